@@ -1,0 +1,2 @@
+//! The `lgreco` command.
+fn main() {}

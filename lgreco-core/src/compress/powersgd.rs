@@ -1,0 +1,1 @@
+//! PowerSGD: a gradient matrix as the product of two thin ones.

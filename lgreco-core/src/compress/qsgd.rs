@@ -1,0 +1,1 @@
+//! QSGD and CGX: bucketed quantisation to a few bits.

@@ -1,0 +1,1 @@
+//! TopK: the largest magnitudes and where they stand.

@@ -1,0 +1,136 @@
+//! The 16-byte header every payload starts with, all fields little-endian:
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0 | magic, `0x4c` (`L`) |
+//! | 1 | version, 1 |
+//! | 2 | [`Method`] |
+//! | 3 | `variant`: the method's small parameters (bit width, scale, value type) |
+//! | 4..8 | `parameter`: bucket size (QSGD), kept values (TopK), rank (PowerSGD), 0 (dense) |
+//! | 8..12 | rows of the tensor |
+//! | 12..16 | columns of the tensor |
+//!
+//! [`Payload::parse`] checks the header; each method checks that the body has exactly the length the header implies
+//! and that nothing in it can lead outside the tensor.
+
+use crate::Error;
+use crate::gradient::Shape;
+
+/// Bytes of the header.
+pub const HEADER_LEN: usize = 16;
+/// First byte of every payload.
+pub const MAGIC: u8 = b'L';
+/// Second byte of every payload.
+pub const VERSION: u8 = 1;
+
+/// The compression method, as it stands in the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Method {
+    /// Uncompressed values.
+    Dense = 0,
+    /// Bucketed quantisation.
+    Qsgd = 1,
+    /// The largest magnitudes with their positions.
+    TopK = 2,
+    /// A product of two thin matrices.
+    PowerSgd = 3,
+}
+
+/// A payload's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What compressed it.
+    pub method: Method,
+    /// The method's small parameters.
+    pub variant: u8,
+    /// The method's large parameter.
+    pub parameter: u32,
+    /// Shape of the tensor.
+    pub shape: Shape,
+}
+
+impl Header {
+    /// Writes the header into the first [`HEADER_LEN`] bytes of `payload`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `payload` is shorter.
+    pub fn write(&self, payload: &mut [u8]) -> Result<(), Error> {
+        crate::error::expect_room("payload bytes", HEADER_LEN, payload.len())?;
+        payload[..4].copy_from_slice(&[MAGIC, VERSION, self.method as u8, self.variant]);
+        payload[4..8].copy_from_slice(&self.parameter.to_le_bytes());
+        payload[8..12].copy_from_slice(&(self.shape.rows() as u32).to_le_bytes());
+        payload[12..16].copy_from_slice(&(self.shape.cols() as u32).to_le_bytes());
+        Ok(())
+    }
+}
+
+/// A payload whose header has been checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Payload<'a> {
+    /// The header.
+    pub header: Header,
+    /// What follows it.
+    pub body: &'a [u8],
+}
+
+impl<'a> Payload<'a> {
+    /// Splits bytes into header and body.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when shorter than a header, [`Error::PayloadHeader`] on a wrong magic, version or method,
+    /// [`Error::TooManyElements`].
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        crate::error::expect_room("payload bytes", HEADER_LEN, bytes.len())?;
+        let (header, body) = bytes.split_at(HEADER_LEN);
+        let expect = |what, expected: u8, found: u8| {
+            if expected == found {
+                Ok(())
+            } else {
+                Err(Error::PayloadHeader { what, expected: expected as u64, found: found as u64 })
+            }
+        };
+        expect("magic", MAGIC, header[0])?;
+        expect("version", VERSION, header[1])?;
+        let method = [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd]
+            .into_iter()
+            .find(|&m| m as u8 == header[2])
+            .ok_or(Error::PayloadHeader {
+                what: "method",
+                expected: Method::PowerSgd as u64,
+                found: header[2] as u64,
+            })?;
+        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let shape = Shape::new(word(8) as usize, word(12) as usize)?;
+        Ok(Payload { header: Header { method, variant: header[3], parameter: word(4), shape }, body })
+    }
+
+    /// The body, when it has exactly `expected` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Length`].
+    pub fn body_of_len(&self, expected: usize) -> Result<&'a [u8], Error> {
+        crate::error::expect_len("payload body bytes", expected, self.body.len())?;
+        Ok(self.body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_round_trips_and_strangers_are_refused() {
+        let header = Header { method: Method::TopK, variant: 3, parameter: 77, shape: Shape::new(5, 9).unwrap() };
+        let mut bytes = [0u8; HEADER_LEN + 2];
+        header.write(&mut bytes).unwrap();
+        let payload = Payload::parse(&bytes).unwrap();
+        assert_eq!((payload.header, payload.body.len()), (header, 2));
+        for (at, value) in [(0, b'M'), (1, 2), (2, 9)] {
+            let mut wrong = bytes;
+            wrong[at] = value;
+            assert!(matches!(Payload::parse(&wrong), Err(Error::PayloadHeader { .. })));
+        }
+        assert!(matches!(Payload::parse(&bytes[..15]), Err(Error::Length { .. })));
+    }
+}

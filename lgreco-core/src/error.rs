@@ -1,0 +1,184 @@
+/// Everything that can go wrong, with the place and the numbers; no strings are built.
+///
+/// Layers and options are named by index, counted from 0; callers that know names add them.
+/// [`Error::code`] is permanent and shared with the C API.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A slice does not have the length the call needs.
+    #[error("{what}: expected {expected}, found {found}")]
+    Length {
+        /// Which argument.
+        what: &'static str,
+        /// The length it must have (for buffers and workspaces: at least).
+        expected: usize,
+        /// The length it has.
+        found: usize,
+    },
+    /// A parameter is outside its range.
+    #[error("{what} is {value}, expected {expected}")]
+    Parameter {
+        /// Which parameter.
+        what: &'static str,
+        /// The value given.
+        value: f64,
+        /// The range it must be in.
+        expected: &'static str,
+    },
+    /// A tensor with 2^32 elements or more.
+    #[error("a {rows} x {cols} tensor has 2^32 elements or more")]
+    TooManyElements {
+        /// First dimension.
+        rows: usize,
+        /// Product of the others.
+        cols: usize,
+    },
+    /// A gradient holds NaN or infinity.
+    #[error("element {index} is {value}: gradients must be finite")]
+    NonFinite {
+        /// Position of the first such element.
+        index: usize,
+        /// The element.
+        value: f32,
+    },
+    /// A result does not fit the number format it is sent in.
+    #[error("{what} overflows f32")]
+    Overflow {
+        /// Which quantity.
+        what: &'static str,
+    },
+
+    /// A table without layers.
+    #[error("the table has no layers")]
+    EmptyTable,
+    /// A layer without options.
+    #[error("layer {layer} has no options")]
+    EmptyLayer {
+        /// Index of the layer.
+        layer: usize,
+    },
+    /// An option's error is NaN, infinite or negative.
+    #[error("layer {layer}, option {option}: error is {value}, expected a finite number >= 0")]
+    OptionError {
+        /// Index of the layer.
+        layer: usize,
+        /// Index of the option in its layer.
+        option: usize,
+        /// The error given.
+        value: f64,
+    },
+    /// The sizes of the largest options, summed over the layers, do not fit 64 bits.
+    #[error("layer {layer}, option {option}: size {size} makes the total overflow 64 bits")]
+    SizeOverflow {
+        /// Index of the layer.
+        layer: usize,
+        /// Index of the option in its layer.
+        option: usize,
+        /// Its size in bits.
+        size: u64,
+    },
+    /// A choice names an option its layer does not have.
+    #[error("layer {layer}: option {option} chosen, but there are {options}")]
+    NoSuchOption {
+        /// Index of the layer.
+        layer: usize,
+        /// The option named.
+        option: usize,
+        /// Number of options of the layer.
+        options: usize,
+    },
+    /// A budget that is NaN, infinite or negative.
+    #[error("the error budget is {value}, expected a finite number >= 0")]
+    Budget {
+        /// The budget given.
+        value: f64,
+    },
+    /// No plan meets the budget.
+    #[error("infeasible: the error budget is {budget}, the smallest achievable error is {smallest}")]
+    Infeasible {
+        /// The budget.
+        budget: f64,
+        /// The error of the plan with every layer's most exact option.
+        smallest: f64,
+    },
+    /// The plan's choices cost more error than its budget.
+    #[error("the plan's error is {error}, its budget {budget}")]
+    OverBudget {
+        /// The error of the choices, summed by the verifier.
+        error: f64,
+        /// The budget the plan was made for.
+        budget: f64,
+    },
+    /// A plan's statement about itself does not hold.
+    #[error("the plan states {what} {stated}, the verifier finds {found}")]
+    PlanMismatch {
+        /// Which statement.
+        what: &'static str,
+        /// What the plan says.
+        stated: f64,
+        /// What the verifier finds.
+        found: f64,
+    },
+
+    /// Bytes that are not a payload of this version.
+    #[error("payload: {what} is {found:#x}, expected {expected:#x}")]
+    PayloadHeader {
+        /// Which header field.
+        what: &'static str,
+        /// The value expected.
+        expected: u64,
+        /// The value found.
+        found: u64,
+    },
+    /// A payload whose body contradicts its header.
+    #[error("payload: {what}")]
+    PayloadBody {
+        /// What is wrong.
+        what: &'static str,
+    },
+}
+
+impl Error {
+    /// The permanent numeric code of this kind of error; never 0, never reused.
+    pub const fn code(&self) -> u32 {
+        match self {
+            Error::Length { .. } => 1,
+            Error::Parameter { .. } => 2,
+            Error::TooManyElements { .. } => 3,
+            Error::NonFinite { .. } => 4,
+            Error::Overflow { .. } => 5,
+            Error::EmptyTable => 20,
+            Error::EmptyLayer { .. } => 21,
+            Error::OptionError { .. } => 22,
+            Error::SizeOverflow { .. } => 23,
+            Error::NoSuchOption { .. } => 24,
+            Error::Budget { .. } => 25,
+            Error::Infeasible { .. } => 26,
+            Error::OverBudget { .. } => 27,
+            Error::PlanMismatch { .. } => 28,
+            Error::PayloadHeader { .. } => 40,
+            Error::PayloadBody { .. } => 41,
+        }
+    }
+
+    /// The layer at fault, for errors that have one.
+    pub const fn layer(&self) -> Option<usize> {
+        match *self {
+            Error::EmptyLayer { layer }
+            | Error::OptionError { layer, .. }
+            | Error::SizeOverflow { layer, .. }
+            | Error::NoSuchOption { layer, .. } => Some(layer),
+            _ => None,
+        }
+    }
+}
+
+/// `Err` unless `found == expected`.
+pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
+
+/// `Err` unless `found >= expected`.
+pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
+    if expected <= found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}

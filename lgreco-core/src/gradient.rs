@@ -1,0 +1,290 @@
+//! Borrowed gradients: f32, f16 or bf16 values with the matrix shape that PowerSGD sees.
+
+use crate::Error;
+use bytemuck::{Pod, Zeroable};
+
+/// An IEEE half-precision number by its bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct F16(pub u16);
+
+/// A bfloat16 number (the upper half of an f32) by its bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct Bf16(pub u16);
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for super::F16 {}
+    impl Sealed for super::Bf16 {}
+}
+
+/// An element type gradients come in. All arithmetic is done on its exact f32 value.
+pub trait Element: Copy + Pod + sealed::Sealed {
+    /// The type's name.
+    const DTYPE: Dtype;
+    /// The exact value.
+    fn to_f32(self) -> f32;
+    /// The nearest representable value, ties to even; overflow becomes infinity.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Element for Bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits((self.0 as u32) << 16)
+    }
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        if value.is_nan() {
+            return Bf16((bits >> 16) as u16 | 0x0040);
+        }
+        Bf16(((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
+    }
+}
+
+impl Element for F16 {
+    const DTYPE: Dtype = Dtype::F16;
+    /// Shifts exponent and mantissa into place and rescales by 2^112, which also makes subnormals exact.
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        let sign = ((self.0 & 0x8000) as u32) << 16;
+        let magnitude = (self.0 & 0x7fff) as u32;
+        let scaled = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
+        let special = if magnitude >= 0x7c00 { 0x7f80_0000 | (magnitude << 13) } else { scaled.to_bits() };
+        f32::from_bits(sign | special)
+    }
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        let sign = ((bits >> 16) & 0x8000) as u16;
+        let magnitude = bits & 0x7fff_ffff;
+        let half = if magnitude > 0x7f80_0000 {
+            0x7e00 | ((magnitude >> 13) & 0x03ff) as u16
+        } else if magnitude >= 0x4780_0000 {
+            0x7c00
+        } else if magnitude < 0x3880_0000 {
+            // Subnormal: adding 0.5 leaves the value, rounded to a multiple of 2^-24, in the low mantissa bits.
+            (f32::from_bits(magnitude) + 0.5).to_bits() as u16
+        } else {
+            let rounded = magnitude + 0x0fff + ((magnitude >> 13) & 1);
+            ((rounded >> 13) - (112 << 10)) as u16
+        };
+        F16(sign | half)
+    }
+}
+
+/// The name of an element type. The discriminants are used in payload headers and never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Dtype {
+    /// IEEE single precision.
+    F32 = 0,
+    /// IEEE half precision.
+    F16 = 1,
+    /// bfloat16.
+    Bf16 = 2,
+}
+
+impl Dtype {
+    /// Bytes per element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+        }
+    }
+}
+
+/// The values of a gradient, borrowed from the trainer.
+#[derive(Clone, Copy, Debug)]
+pub enum Values<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [F16]),
+    /// bfloat16.
+    Bf16(&'a [Bf16]),
+}
+
+/// Runs generic code on the slice inside a [`Values`], whatever its element type.
+macro_rules! with_elements {
+    ($values:expr, $slice:ident => $body:expr) => {
+        match $values {
+            $crate::gradient::Values::F32($slice) => $body,
+            $crate::gradient::Values::F16($slice) => $body,
+            $crate::gradient::Values::Bf16($slice) => $body,
+        }
+    };
+}
+pub(crate) use with_elements;
+
+impl Values<'_> {
+    /// Number of elements.
+    pub const fn len(&self) -> usize {
+        match self {
+            Values::F32(v) => v.len(),
+            Values::F16(v) => v.len(),
+            Values::Bf16(v) => v.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    pub const fn dtype(&self) -> Dtype {
+        match self {
+            Values::F32(_) => Dtype::F32,
+            Values::F16(_) => Dtype::F16,
+            Values::Bf16(_) => Dtype::Bf16,
+        }
+    }
+}
+
+/// The matrix view of a tensor: `rows` = first dimension, `cols` = product of the others (1 for a vector).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    rows: u32,
+    cols: u32,
+}
+
+impl Shape {
+    /// A `rows` × `cols` matrix.
+    ///
+    /// # Errors
+    /// [`Error::TooManyElements`] when `rows · cols` is not below 2^32.
+    pub const fn new(rows: usize, cols: usize) -> Result<Self, Error> {
+        match rows.checked_mul(cols) {
+            Some(n) if n <= u32::MAX as usize && rows <= u32::MAX as usize && cols <= u32::MAX as usize => {
+                Ok(Shape { rows: rows as u32, cols: cols as u32 })
+            }
+            _ => Err(Error::TooManyElements { rows, cols }),
+        }
+    }
+
+    /// The matrix view of a tensor with dimensions `dims` (a scalar, `[]`, is 1 × 1).
+    ///
+    /// # Errors
+    /// [`Error::TooManyElements`] when the product of `dims` is not below 2^32.
+    ///
+    /// ```
+    /// use lgreco_core::gradient::Shape;
+    /// let convolution = Shape::from_dims(&[64, 3, 3, 3])?;
+    /// assert_eq!((convolution.rows(), convolution.cols()), (64, 27));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    pub fn from_dims(dims: &[usize]) -> Result<Self, Error> {
+        let (rows, rest) = dims.split_first().map_or((1, dims), |(&r, rest)| (r, rest));
+        let cols = if rest.contains(&0) { 0 } else { rest.iter().fold(1usize, |a, &b| a.saturating_mul(b)) };
+        Shape::new(rows, cols)
+    }
+
+    /// First dimension.
+    pub const fn rows(self) -> usize {
+        self.rows as usize
+    }
+
+    /// Product of the other dimensions.
+    pub const fn cols(self) -> usize {
+        self.cols as usize
+    }
+
+    /// Number of elements, below 2^32.
+    pub const fn elements(self) -> usize {
+        self.rows() * self.cols()
+    }
+}
+
+/// One layer's gradient: values in row-major order and their matrix shape.
+///
+/// ```
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// let values = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+/// let gradient = Gradient::new(Values::F32(&values), Shape::new(2, 3)?)?;
+/// assert_eq!(gradient.shape().elements(), 6);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Gradient<'a> {
+    values: Values<'a>,
+    shape: Shape,
+}
+
+impl<'a> Gradient<'a> {
+    /// Pairs `values` with `shape`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when the number of values is not `shape.elements()`.
+    pub const fn new(values: Values<'a>, shape: Shape) -> Result<Self, Error> {
+        if values.len() != shape.elements() {
+            return Err(Error::Length { what: "gradient values", expected: shape.elements(), found: values.len() });
+        }
+        Ok(Gradient { values, shape })
+    }
+
+    /// The values.
+    pub const fn values(&self) -> Values<'a> {
+        self.values
+    }
+
+    /// The matrix shape.
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_bit_values_widen_like_the_half_crate() {
+        for bits in 0..=u16::MAX {
+            let (f, b) = (half::f16::from_bits(bits).to_f32(), half::bf16::from_bits(bits).to_f32());
+            assert!(F16(bits).to_f32() == f || f.is_nan() && F16(bits).to_f32().is_nan(), "f16 {bits:#x}");
+            assert!(Bf16(bits).to_f32() == b || b.is_nan() && Bf16(bits).to_f32().is_nan(), "bf16 {bits:#x}");
+        }
+    }
+
+    #[test]
+    fn sixteen_bit_values_narrow_like_the_half_crate() {
+        for high in 0..=u16::MAX {
+            for low in [0u32, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits((high as u32) << 16 | low);
+                let (f, b) = (half::f16::from_f32(value), half::bf16::from_f32(value));
+                let (ours_f, ours_b) = (F16::from_f32(value), Bf16::from_f32(value));
+                if value.is_nan() {
+                    assert!(ours_f.to_f32().is_nan() && ours_b.to_f32().is_nan());
+                } else {
+                    assert_eq!((ours_f.0, ours_b.0), (f.to_bits(), b.to_bits()), "{value:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_refuse_what_indices_cannot_hold() {
+        assert!(Shape::new(1 << 16, 1 << 16).is_err());
+        assert!(Shape::from_dims(&[usize::MAX, usize::MAX]).is_err());
+        assert_eq!(Shape::from_dims(&[]).unwrap().elements(), 1);
+        assert_eq!(Shape::from_dims(&[3, 0, usize::MAX]).unwrap().elements(), 0);
+    }
+}

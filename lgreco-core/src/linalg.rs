@@ -1,0 +1,1 @@
+//! Small dense algebra: tall-skinny products and orthonormal columns.

@@ -1,0 +1,69 @@
+//! The one door to float functions, and sums that do not lose what they add.
+
+/// Square root, the same bits with and without std.
+pub(crate) fn sqrt(x: f64) -> f64 {
+    num_traits::Float::sqrt(x)
+}
+
+/// A sum carried in two f64 (106 bits): error at most 2^-104 of the sum of magnitudes per addition.
+///
+/// Knuth's TwoSum at each step; addends must be finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Sum {
+    high: f64,
+    low: f64,
+}
+
+fn two_sum(a: f64, b: f64) -> (f64, f64) {
+    let sum = a + b;
+    let b_part = sum - a;
+    (sum, (a - (sum - b_part)) + (b - b_part))
+}
+
+impl Sum {
+    pub(crate) fn add(&mut self, x: f64) {
+        let (sum, rest) = two_sum(self.high, x);
+        let (high, low) = two_sum(sum, rest + self.low);
+        (self.high, self.low) = (high, low);
+    }
+
+    /// The sum, rounded to nearest.
+    pub(crate) fn value(self) -> f64 {
+        self.high
+    }
+
+    /// The smallest f64 that is not below the sum.
+    pub(crate) fn rounded_up(self) -> f64 {
+        if self.low > 0.0 { self.high.next_up() } else { self.high }
+    }
+
+    /// Whether the sum is at most `limit`, decided on all 106 bits.
+    pub(crate) fn at_most(self, limit: f64) -> bool {
+        self.high < limit || (self.high == limit && self.low <= 0.0)
+    }
+}
+
+impl FromIterator<f64> for Sum {
+    fn from_iter<I: IntoIterator<Item = f64>>(values: I) -> Self {
+        let mut sum = Sum::default();
+        values.into_iter().for_each(|x| sum.add(x));
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sum;
+
+    #[test]
+    fn nothing_is_lost_between_large_terms() {
+        let sum: Sum = [1e16, 1.0, 1.0, -1e16].into_iter().collect();
+        assert_eq!(sum.value(), 2.0);
+        let mut above: Sum = [1e16, 0.25].into_iter().collect();
+        assert_eq!(above.value(), 1e16);
+        assert!(!above.at_most(1e16) && above.at_most(1e16f64.next_up()));
+        assert_eq!(above.rounded_up(), 1e16f64.next_up());
+        above.add(-0.25);
+        assert!(above.at_most(1e16));
+    }
+}

@@ -1,0 +1,1 @@
+//! Error budgets: absolute, or a multiple of what the default options cost.

@@ -1,0 +1,1 @@
+//! The independent verifier of plans: shares no code with the solvers.

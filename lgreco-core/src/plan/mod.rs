@@ -1,0 +1,36 @@
+//! From an error table and a budget to one option per layer.
+//!
+//! All solvers minimise `Σ size` subject to `Σ error ≤ budget` over the same [`Table`](crate::table::Table):
+//! [`exact`] proves its answer, [`dp`] is the published Algorithm 1, [`baseline`] holds what others do, and [`check`]
+//! verifies any of them without sharing their code.
+
+pub mod baseline;
+pub mod budget;
+pub mod check;
+pub mod dp;
+pub mod exact;
+
+/// What a solver states about the choices it made; [`check`] verifies it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// Bits of the chosen options, summed.
+    pub size: u64,
+    /// No feasible plan is smaller than this many bits.
+    pub lower_bound: u64,
+    /// Error of the chosen options, summed in 106 bits and rounded to nearest.
+    pub error: f64,
+    /// The budget the plan was made for.
+    pub budget: f64,
+}
+
+impl Summary {
+    /// Whether the plan is proved optimal.
+    pub const fn proven(&self) -> bool {
+        self.size <= self.lower_bound
+    }
+
+    /// How much larger than the optimum the plan can be at most, relative to the lower bound.
+    pub fn gap(&self) -> f64 {
+        if self.proven() { 0.0 } else { (self.size - self.lower_bound) as f64 / self.lower_bound.max(1) as f64 }
+    }
+}

@@ -1,0 +1,1 @@
+//! Selection by magnitude: radix histograms over the bits of |x|.

@@ -1,0 +1,116 @@
+//! What there is to choose from: per layer, a ragged list of options with their size and error.
+
+use crate::Error;
+
+/// One option of one layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub struct Choice {
+    /// Bits one worker puts on the wire for this layer under this option.
+    pub size: u64,
+    /// How much the option hurts: finite and not negative, in the caller's metric.
+    pub error: f64,
+}
+
+/// A validated error table, borrowed: layers in order, each with at least one option.
+///
+/// Invariants: every error is finite and not negative; the largest sizes of all layers sum below 2^64.
+///
+/// ```
+/// use lgreco_core::table::{Choice, Table};
+/// let choices = [
+///     Choice { size: 800, error: 0.1 }, Choice { size: 400, error: 0.5 }, // layer 0
+///     Choice { size: 100, error: 0.2 },                                  // layer 1
+/// ];
+/// let table = Table::new(&choices, &[2, 3])?;
+/// assert_eq!(table.layers(), 2);
+/// assert_eq!(table.layer(1), &choices[2..]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Table<'a> {
+    choices: &'a [Choice],
+    ends: &'a [usize],
+}
+
+impl<'a> Table<'a> {
+    /// Validates a table: layer `l` owns `choices[ends[l - 1]..ends[l]]` (from 0 for the first layer).
+    ///
+    /// # Errors
+    /// [`Error::EmptyTable`], [`Error::EmptyLayer`], [`Error::OptionError`], [`Error::SizeOverflow`] name the layer and
+    /// option at fault; [`Error::Length`] when `ends` is not increasing to `choices.len()`.
+    ///
+    /// # Complexity
+    /// O(choices).
+    pub fn new(choices: &'a [Choice], ends: &'a [usize]) -> Result<Self, Error> {
+        let (mut start, mut total) = (0, 0u64);
+        for (layer, &end) in ends.iter().enumerate() {
+            if end == start {
+                return Err(Error::EmptyLayer { layer });
+            }
+            let options = choices.get(start..end).ok_or(Error::Length {
+                what: "end of a layer's options",
+                expected: choices.len(),
+                found: end,
+            })?;
+            let (mut largest, mut at) = (0, 0);
+            for (option, choice) in options.iter().enumerate() {
+                if !(choice.error.is_finite() && choice.error >= 0.0) {
+                    return Err(Error::OptionError { layer, option, value: choice.error });
+                }
+                if choice.size > largest {
+                    (largest, at) = (choice.size, option);
+                }
+            }
+            total = total.checked_add(largest).ok_or(Error::SizeOverflow { layer, option: at, size: largest })?;
+            start = end;
+        }
+        if ends.is_empty() {
+            return Err(Error::EmptyTable);
+        }
+        crate::error::expect_len("choices", start, choices.len())?;
+        Ok(Table { choices, ends })
+    }
+
+    /// Number of layers, at least 1.
+    pub fn layers(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The options of layer `layer`, at least one.
+    ///
+    /// # Panics
+    /// When `layer >= self.layers()`.
+    pub fn layer(&self, layer: usize) -> &'a [Choice] {
+        let start = if layer == 0 { 0 } else { self.ends[layer - 1] };
+        &self.choices[start..self.ends[layer]]
+    }
+
+    /// All options, layer after layer.
+    pub fn choices(&self) -> &'a [Choice] {
+        self.choices
+    }
+
+    /// The layers in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [Choice]> + Clone + use<'a> {
+        let table = *self;
+        (0..table.layers()).map(move |layer| table.layer(layer))
+    }
+
+    /// The option each layer was given.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when there is not one choice per layer; [`Error::NoSuchOption`].
+    pub fn chosen<'b>(
+        &self,
+        options: &'b [u32],
+    ) -> Result<impl ExactSizeIterator<Item = Choice> + Clone + use<'a, 'b>, Error> {
+        crate::error::expect_len("choices, one per layer", self.layers(), options.len())?;
+        for (layer, (choices, &option)) in self.iter().zip(options).enumerate() {
+            if option as usize >= choices.len() {
+                return Err(Error::NoSuchOption { layer, option: option as usize, options: choices.len() });
+            }
+        }
+        Ok(self.iter().zip(options).map(|(choices, &option)| choices[option as usize]))
+    }
+}

@@ -1,0 +1,1 @@
+//! Generators, oracles and property checks that tests, fuzz targets and every backend share.

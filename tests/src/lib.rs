@@ -1,0 +1,1 @@
+//! Cross-crate tests of lgreco; see `tests/run`.
