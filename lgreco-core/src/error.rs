@@ -87,6 +87,14 @@ pub enum Error {
         /// Number of options of the layer.
         options: usize,
     },
+    /// Two layers have one name; state and plans are keyed by name.
+    #[error("layers {first} and {layer} have the same name")]
+    DuplicateName {
+        /// Index of the second layer.
+        layer: usize,
+        /// Index of the first layer.
+        first: usize,
+    },
     /// A budget that is NaN, infinite or negative.
     #[error("the error budget is {value}, expected a finite number >= 0")]
     Budget {
@@ -156,6 +164,7 @@ impl Error {
             Error::Infeasible { .. } => 26,
             Error::OverBudget { .. } => 27,
             Error::PlanMismatch { .. } => 28,
+            Error::DuplicateName { .. } => 29,
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
         }
@@ -167,7 +176,16 @@ impl Error {
             Error::EmptyLayer { layer }
             | Error::OptionError { layer, .. }
             | Error::SizeOverflow { layer, .. }
-            | Error::NoSuchOption { layer, .. } => Some(layer),
+            | Error::NoSuchOption { layer, .. }
+            | Error::DuplicateName { layer, .. } => Some(layer),
+            _ => None,
+        }
+    }
+
+    /// The option at fault, in the layer at fault, for errors that have one.
+    pub const fn option(&self) -> Option<usize> {
+        match *self {
+            Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } => Some(option),
             _ => None,
         }
     }
