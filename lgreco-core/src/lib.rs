@@ -23,6 +23,8 @@ extern crate std;
 
 pub mod compress;
 mod error;
+#[cfg(feature = "json")]
+pub mod file;
 pub mod gradient;
 mod linalg;
 mod num;

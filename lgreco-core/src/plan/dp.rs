@@ -106,8 +106,12 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
 /// let table = Table::new(&choices, &[3, 5])?;
 /// let mut workspace = vec![0; dp::workspace_len(&table, dp::LEVELS)];
 /// let mut options = [0; 2];
-/// let summary = dp::solve(&table, 3.0, dp::LEVELS, &mut workspace, &mut options)?;
+/// let summary = dp::solve(&table, 3.0, 3, &mut workspace, &mut options)?;
 /// assert_eq!((options, summary.size, summary.error), ([1, 1], 70, 3.0));
+///
+/// // Of 10 000 cells the errors 1 and 2 need 3334 and 6667: one too many.
+/// let summary = dp::solve(&table, 3.0, dp::LEVELS, &mut workspace, &mut options)?;
+/// assert_eq!((options, summary.size, summary.error), ([2, 0], 80, 3.0));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///

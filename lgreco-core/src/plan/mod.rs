@@ -9,6 +9,11 @@ pub mod budget;
 pub mod check;
 pub mod dp;
 pub mod exact;
+#[cfg(feature = "alloc")]
+mod owned;
+
+#[cfg(feature = "alloc")]
+pub use owned::Plan;
 
 use crate::{Error, num::Sum, table::Table};
 
