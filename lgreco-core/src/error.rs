@@ -47,6 +47,14 @@ pub enum Error {
         /// Which quantity.
         what: &'static str,
     },
+    /// An element is too large for the format it is to be sent in.
+    #[error("element {index} is {value}: its magnitude does not fit the format it is sent in")]
+    ElementOverflow {
+        /// Position of the element.
+        index: usize,
+        /// The element.
+        value: f32,
+    },
 
     /// A table without layers.
     #[error("the table has no layers")]
@@ -155,6 +163,7 @@ impl Error {
             Error::TooManyElements { .. } => 3,
             Error::NonFinite { .. } => 4,
             Error::Overflow { .. } => 5,
+            Error::ElementOverflow { .. } => 8,
             Error::EmptyTable => 20,
             Error::EmptyLayer { .. } => 21,
             Error::OptionError { .. } => 22,
