@@ -1,1 +1,4 @@
 //! Generators, oracles and property checks that tests, fuzz targets and every backend share.
+
+pub mod models;
+pub mod oracle;
