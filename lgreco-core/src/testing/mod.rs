@@ -1,4 +1,7 @@
 //! Generators, oracles and property checks that tests, fuzz targets and every backend share.
 
-pub mod plans;
-pub mod tables;
+pub mod models;
+pub mod oracle;
+pub mod powersgd;
+pub mod qsgd;
+pub mod topk;

@@ -28,6 +28,8 @@ mod lists;
 mod relax;
 mod repair;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod units;
 
 use core_search::Core;
@@ -35,7 +37,7 @@ use fix::Lattice;
 use lists::{Arena, State};
 use relax::{Edge, Multiplier};
 use rows::{Item, Span};
-use units::Scale;
+use units::{Rounding, Scale};
 
 use super::Summary;
 use crate::error::{expect_len, expect_room};
@@ -133,20 +135,25 @@ pub fn solve(
 ) -> Result<Summary, Error> {
     expect_room("workspace", workspace_len(table, limits), workspace.len())?;
     expect_len("choices, one per layer", table.layers(), choices.len())?;
-    let mut best = Best { table, budget, choices, size: u64::MAX, error: f64::NAN };
-    let mut relaxed = Relaxed::new(table, budget, workspace)?;
-    best.offer_most_exact();
-    relaxed.round(&mut best);
-    let lower_bound = if limits.states == 0 || best.size <= relaxed.bound {
-        relaxed.bound
-    } else {
-        let bound = relaxed.search(states(limits), &mut best);
-        if bound < best.size {
-            compete(&mut best);
-        }
-        bound
-    };
+    let mut best = Best { table, budget, choices, size: u64::MAX, error: f64::NAN, rejected: false };
+    let lower_bound = search(Rounding::Down, limits, workspace, &mut best)?;
+    if lower_bound < best.size && best.rejected {
+        search(Rounding::Up, limits, workspace, &mut best)?;
+    }
+    if lower_bound < best.size && limits.states > 0 {
+        compete(&mut best);
+    }
     Ok(Summary { size: best.size, lower_bound: lower_bound.min(best.size), error: best.error, budget })
+}
+
+/// Relaxation, its roundings and the search within `limits`; returns the bound that is then proved, which holds for the
+/// table only when errors are rounded down.
+fn search(rounding: Rounding, limits: Limits, workspace: &mut [u64], best: &mut Best<'_>) -> Result<u64, Error> {
+    let mut relaxed = Relaxed::new(best.table, best.budget, rounding, workspace)?;
+    best.offer_most_exact();
+    relaxed.round(best);
+    let bound = relaxed.bound;
+    Ok(if limits.states > 0 && bound < best.size { relaxed.search(states(limits), best) } else { bound })
 }
 
 /// A number of bits that no plan within the budget is below: the bound of the linear relaxation.
@@ -160,7 +167,7 @@ pub fn solve(
 /// O(n log n) time for n options, O(n) when rows are monotone.
 pub fn lower_bound(table: &Table<'_>, budget: f64, workspace: &mut [u64]) -> Result<u64, Error> {
     expect_room("workspace", workspace_len(table, Limits { states: 0 }), workspace.len())?;
-    Ok(Relaxed::new(table, budget, workspace)?.bound)
+    Ok(Relaxed::new(table, budget, Rounding::Down, workspace)?.bound)
 }
 
 /// Lets other solvers' plans compete where the optimum is not proved.
@@ -173,22 +180,24 @@ struct Best<'a> {
     choices: &'a mut [u32],
     size: u64,
     error: f64,
+    /// Whether a plan was over the budget after all.
+    rejected: bool,
 }
 
 impl Best<'_> {
-    /// Takes the plan when it is smaller and truly within the budget; whether it is within the budget.
-    fn offer(&mut self, options: impl Iterator<Item = u32> + Clone) -> bool {
+    /// Takes the plan when it is smaller and truly within the budget.
+    fn offer(&mut self, options: impl Iterator<Item = u32> + Clone) {
         let chosen = self.table.iter().zip(options.clone()).map(|(row, option)| row[option as usize]);
         let error: Sum = chosen.clone().map(|choice| choice.error).collect();
         if !error.at_most(self.budget) {
-            return false;
+            self.rejected = true;
+            return;
         }
         let size = chosen.map(|choice| choice.size).sum();
         if size < self.size {
             (self.size, self.error) = (size, error.value());
             self.choices.iter_mut().zip(options).for_each(|(choice, option)| *choice = option);
         }
-        true
     }
 
     fn offer_most_exact(&mut self) {
@@ -213,13 +222,15 @@ struct Relaxed<'w> {
     order: &'w mut [u32],
     cut: Option<(usize, u32)>,
     multiplier: Multiplier,
+    /// Bits of the largest plan of the items.
+    largest: u64,
     least: u128,
     bound: u64,
     rest: &'w mut [u64],
 }
 
 impl<'w> Relaxed<'w> {
-    fn new(table: &Table<'_>, budget: f64, workspace: &'w mut [u64]) -> Result<Self, Error> {
+    fn new(table: &Table<'_>, budget: f64, rounding: Rounding, workspace: &'w mut [u64]) -> Result<Self, Error> {
         if !(budget.is_finite() && budget >= 0.0) {
             return Err(Error::Budget { value: budget });
         }
@@ -229,8 +240,8 @@ impl<'w> Relaxed<'w> {
             let value = smallest.rounded_up();
             return Err(Error::Infeasible { budget, smallest: if value.is_nan() { f64::INFINITY } else { value } });
         }
-        let scale = Scale::new(budget);
-        let capacity = scale.capacity(table.layers());
+        let scale = Scale::new(budget, rounding);
+        let capacity = scale.capacity();
         let mut carver = Carver(workspace);
         let items = carver.take::<Item>(table.choices().len());
         let edges = carver.take::<Edge>(table.choices().len());
@@ -238,13 +249,13 @@ impl<'w> Relaxed<'w> {
         let [plan, trial, order] = core::array::from_fn(|_| carver.take::<u32>(table.layers()));
         rows::prepare(table, scale, capacity, items, spans);
         let cut = relax::integral_part(items, spans, capacity, edges, plan);
-        let largest = spans.iter().map(|span| items[span.start()].size).sum();
+        let largest: u64 = spans.iter().map(|span| items[span.start()].size).sum();
         let multiplier = Multiplier::new(cut.map_or(0.0, |(slope, ..)| slope), largest);
         let least = spans.iter().map(|span| fix::least_value(&items[span.range()], multiplier)).sum();
         let smallest_sizes = spans.iter().map(|span| items[span.range().end - 1].size).sum();
         let bound = multiplier.bound(least, capacity).max(smallest_sizes);
         let cut = cut.map(|(_, layer, item)| (layer, item));
-        Ok(Relaxed { items, spans, capacity, plan, trial, order, cut, multiplier, least, bound, rest: carver.0 })
+        Ok(Relaxed { items, spans, capacity, plan, trial, order, cut, multiplier, largest, least, bound, rest: carver.0 })
     }
 
     /// Offers two roundings of the relaxation: the cut edge left out, and taken with another layer giving way.
@@ -264,40 +275,41 @@ impl<'w> Relaxed<'w> {
 
     /// Searches targets from the bound up to the best plan, which it improves; returns the bound that is then proved.
     fn search(self, states: usize, best: &mut Best<'_>) -> u64 {
-        let Relaxed { items, spans, capacity, plan, order, multiplier, least, bound, rest, .. } = self;
-        fix::fix(items, spans, multiplier, least, capacity, best.size - 1);
+        let Relaxed { items, spans, capacity, plan, order, multiplier, largest, least, bound, rest, .. } = self;
+        let top = largest.min(best.size - 1);
+        fix::fix(items, spans, multiplier, least, capacity, top);
         let lattice = Lattice::new(items, spans);
         let widest = spans.iter().map(|span| span.len()).max().unwrap_or(0);
         let mut carver = Carver(rest);
         let (heads, states) = (carver.take::<State>(widest), carver.take::<State>(states));
         let mut arena = Arena::new(states, heads);
         let core = Core { items, spans, multiplier, capacity, least };
-
-        let mut bound = lattice.at_least(bound).min(best.size);
         let offer = |plan: &[u32], best: &mut Best<'_>| {
-            best.offer(plan.iter().map(|&item| core.items[item as usize].option as u32))
+            best.offer(plan.iter().map(|&item| core.items[item as usize].option as u32));
         };
+
+        let mut bound = lattice.at_least(bound);
         let mut fineness = FINEST;
-        while bound < best.size {
-            let target = |fineness: u32| (bound + (best.size - bound >> fineness)).min(best.size - 1);
+        while bound <= top {
+            let target = |fineness: u32| bound + (top - bound >> fineness);
             while fineness > 0 && core.log_plans(target(fineness - 2)) <= EASY {
                 fineness -= 2;
             }
             let target = target(fineness);
             let outcome = core.search(target, false, &mut arena, order, plan);
             if !outcome.complete {
-                break;
+                if core.search(top, true, &mut arena, order, plan).found {
+                    offer(plan, best);
+                }
+                return bound;
             }
             if outcome.found {
                 offer(plan, best);
                 return plan.iter().map(|&item| core.items[item as usize].size).sum();
             }
-            bound = lattice.at_least(target + 1).min(best.size);
+            bound = lattice.at_least(target + 1);
             fineness = fineness.saturating_sub(2);
         }
-        if bound < best.size && core.search(best.size - 1, true, &mut arena, order, plan).found {
-            offer(plan, best);
-        }
-        bound
+        best.size
     }
 }

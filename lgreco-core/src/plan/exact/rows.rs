@@ -110,15 +110,16 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
+    use super::super::units::Rounding;
     use super::*;
 
     fn kept(row: &[(u64, f64)], budget: f64) -> Vec<u64> {
         let choices: Vec<_> = row.iter().map(|&(size, error)| Choice { size, error }).collect();
         let ends = [row.len()];
         let table = Table::new(&choices, &ends).unwrap();
-        let scale = Scale::new(budget);
+        let scale = Scale::new(budget, Rounding::Down);
         let (mut items, mut spans) = (vec![Item::default(); row.len()], [Span::default()]);
-        prepare(&table, scale, scale.capacity(1), &mut items, &mut spans);
+        prepare(&table, scale, scale.capacity(), &mut items, &mut spans);
         items[spans[0].range()].iter().map(|item| item.option).collect()
     }
 
