@@ -2,6 +2,5 @@
 
 pub mod models;
 pub mod oracle;
-pub mod powersgd;
-pub mod qsgd;
-pub mod topk;
+pub mod plans;
+pub mod tables;

@@ -36,8 +36,8 @@ impl Core<'_> {
     fn options(&self, layer: usize, room: u128) -> core::ops::Range<usize> {
         let range = self.spans[layer].range();
         let ceiling = self.value(range.start) + room;
-        let kept = self.items[range.clone()]
-            .partition_point(|item| self.multiplier.value(item.size, item.units()) <= ceiling);
+        let kept =
+            self.items[range.clone()].partition_point(|item| self.multiplier.value(item.size, item.units()) <= ceiling);
         range.start..range.start + kept
     }
 
@@ -183,7 +183,8 @@ impl Core<'_> {
             let (pair_size, pair_units) = (a.size + b.size, a.units() + b.units());
             if pair_size < size || pair_size == size && pair_units < units {
                 (size, units) = (pair_size, pair_units);
-                best = Some((size + item.size, units + item.units(), [lists[0].start + at, lists[1].start + fitting - 1]));
+                best =
+                    Some((size + item.size, units + item.units(), [lists[0].start + at, lists[1].start + fitting - 1]));
             }
         }
         best

@@ -40,10 +40,10 @@ use rows::{Item, Span};
 use units::{Rounding, Scale};
 
 use super::Summary;
+use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::num::Sum;
 use crate::table::Table;
-use crate::Error;
 
 /// How far the search goes before it settles for an honest gap; counted, never timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +255,20 @@ impl<'w> Relaxed<'w> {
         let smallest_sizes = spans.iter().map(|span| items[span.range().end - 1].size).sum();
         let bound = multiplier.bound(least, capacity).max(smallest_sizes);
         let cut = cut.map(|(_, layer, item)| (layer, item));
-        Ok(Relaxed { items, spans, capacity, plan, trial, order, cut, multiplier, largest, least, bound, rest: carver.0 })
+        Ok(Relaxed {
+            items,
+            spans,
+            capacity,
+            plan,
+            trial,
+            order,
+            cut,
+            multiplier,
+            largest,
+            least,
+            bound,
+            rest: carver.0,
+        })
     }
 
     /// Offers two roundings of the relaxation: the cut edge left out, and taken with another layer giving way.

@@ -74,9 +74,8 @@ pub(super) fn integral_part(
     let (mut taken, mut end) = (0, len);
     while taken < end {
         let middle = taken + (end - taken) / 2;
-        edges[taken..end].select_nth_unstable_by(middle - taken, |a, b| {
-            b.slope.total_cmp(&a.slope).then(a.layer.cmp(&b.layer))
-        });
+        edges[taken..end]
+            .select_nth_unstable_by(middle - taken, |a, b| b.slope.total_cmp(&a.slope).then(a.layer.cmp(&b.layer)));
         let units: u128 = edges[taken..=middle].iter().map(Edge::units).sum();
         if units <= left {
             left -= units;
