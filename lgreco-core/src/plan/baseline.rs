@@ -43,8 +43,8 @@ pub fn two_level(
 ) -> Result<(), Error> {
     expect_len("critical layers", table.layers(), critical.len())?;
     expect_len("choices, one per layer", table.layers(), options.len())?;
-    table.chosen(low)?;
-    table.chosen(high)?;
+    let _ = table.chosen(low)?;
+    let _ = table.chosen(high)?;
     for (layer, option) in options.iter_mut().enumerate() {
         *option = if critical[layer] { low[layer] } else { high[layer] };
     }
