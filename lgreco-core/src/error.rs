@@ -1,3 +1,5 @@
+use crate::num::Sum;
+
 /// Everything that can go wrong, with the place and the numbers; no strings are built.
 ///
 /// Layers and options are named by index, counted from 0; callers that know names add them.
@@ -48,6 +50,12 @@ pub enum Error {
         index: usize,
         /// The element.
         value: f32,
+    },
+    /// The allocator has no room for a workspace.
+    #[error("a workspace of {words} words of 8 bytes cannot be allocated")]
+    OutOfMemory {
+        /// Its length.
+        words: usize,
     },
     /// A result does not fit the number format it is sent in.
     #[error("{what} overflows f32")]
@@ -163,6 +171,13 @@ pub enum Error {
 }
 
 impl Error {
+    /// No plan meets `budget`, since the most exact one has the error `smallest`.
+    pub(crate) fn infeasible(budget: f64, smallest: Sum) -> Error {
+        // Beyond f64::MAX the sum is not a number.
+        let smallest = if smallest.value().is_finite() { smallest.value() } else { f64::INFINITY };
+        Error::Infeasible { budget, smallest }
+    }
+
     /// The permanent numeric code of this kind of error; never 0, never reused.
     pub const fn code(&self) -> u32 {
         match self {
@@ -172,6 +187,7 @@ impl Error {
             Error::NonFinite { .. } => 4,
             Error::Overflow { .. } => 5,
             Error::UnknownName { .. } => 6,
+            Error::OutOfMemory { .. } => 7,
             Error::ElementOverflow { .. } => 8,
             Error::EmptyTable => 20,
             Error::EmptyLayer { .. } => 21,

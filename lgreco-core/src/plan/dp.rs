@@ -181,13 +181,7 @@ fn smallest_error(table: &Table, budget: f64, options: &mut [u32]) -> Result<u64
         sum.add(choices[best].error);
         lower_bound += if smallest == u64::MAX { choices[best].size } else { smallest };
     }
-    if sum.at_most(budget) {
-        Ok(lower_bound)
-    } else {
-        // Beyond f64::MAX the sum is not a number.
-        let smallest = if sum.value().is_finite() { sum.value() } else { f64::INFINITY };
-        Err(Error::Infeasible { budget, smallest })
-    }
+    if sum.at_most(budget) { Ok(lower_bound) } else { Err(Error::infeasible(budget, sum)) }
 }
 
 /// The discretised problem: every layer has an option that costs nothing, and there are `cells` to spend.

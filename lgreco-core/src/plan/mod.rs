@@ -11,9 +11,13 @@ pub mod dp;
 pub mod exact;
 #[cfg(feature = "alloc")]
 mod owned;
+#[cfg(feature = "alloc")]
+mod solve;
 
 #[cfg(feature = "alloc")]
 pub use owned::Plan;
+#[cfg(feature = "alloc")]
+pub use solve::{Solver, solve};
 
 use crate::{Error, num::Sum, table::Table};
 

@@ -59,7 +59,7 @@ impl<'a> Layer<'a> {
 /// ```
 /// use lgreco_core::backend::Portable;
 /// use lgreco_core::gradient::Values;
-/// use lgreco_core::plan::{budget::Budget, exact::{self, Limits}};
+/// use lgreco_core::plan::{self, Solver, budget::Budget};
 /// use lgreco_core::search::{Layer, Method, Search};
 ///
 /// let (w1, w2): (Vec<f32>, Vec<f32>) =
@@ -70,12 +70,10 @@ impl<'a> Layer<'a> {
 /// ];
 /// let measured = Search::new(Method::Qsgd).measure(&layers, &mut Portable)?;
 /// let table = measured.table.view();
-/// let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults }.limit(&table)?;
-/// let mut workspace = vec![0; exact::workspace_len(&table, Limits::default())];
-/// let mut options = [0; 2];
-/// let summary = exact::solve(&table, budget, Limits::default(), &mut workspace, &mut options)?;
-/// assert!(summary.proven());
-/// for (layer, &option) in options.iter().enumerate() {
+/// let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
+/// let plan = plan::solve(&table, budget, Solver::default())?;
+/// assert!(plan.summary().proven());
+/// for (layer, &option) in plan.options().iter().enumerate() {
 ///     println!("{}: {}", measured.table.name(layer), measured.setting(layer, option as usize));
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
