@@ -8,7 +8,7 @@ use lgreco_core::testing::models::{Rows, model};
 fn main() {
     for rows in Rows::ALL {
         for (layers, options) in [(27, 100), (150, 100), (300, 100)] {
-            for seed in 0..4 {
+            for seed in 0..3 {
                 let model = model(rows, layers, options, seed);
                 let table = model.table();
                 for limits in [Limits { states: 0 }, Limits::default()] {
@@ -16,7 +16,7 @@ fn main() {
                     let mut choices = vec![0; layers];
                     let mut best = f64::INFINITY;
                     let mut summary = None;
-                    for _ in 0..3 {
+                    for _ in 0..1 {
                         let start = Instant::now();
                         summary = Some(solve(&table, model.budget, limits, &mut workspace, &mut choices).unwrap());
                         best = best.min(start.elapsed().as_secs_f64());

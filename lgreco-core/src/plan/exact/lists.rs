@@ -35,20 +35,46 @@ impl State {
     }
 }
 
+/// Lagrangian bounds per limit, with prices from half the relaxation's to twice it.
+pub(super) const LINES: usize = 13;
+/// The bound at the relaxation's own price.
+pub(super) const CENTRE: usize = LINES / 2;
+/// The prices, relative to the relaxation's.
+pub(super) const PRICES: [f64; LINES] =
+    [0.5, 0.75, 0.875, 0.9375, 0.97, 0.99, 1.0, 1.01, 1.03, 1.0625, 1.125, 1.333, 2.0];
+
+/// A Lagrangian bound: partial plans whose value exceeds `ceiling` have no completion of the target's size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    pub(super) multiplier: Multiplier,
+    pub(super) ceiling: u128,
+}
+
+impl Line {
+    #[inline(always)]
+    fn admits(&self, size: u64, units: u128) -> bool {
+        self.multiplier.value(size, units) <= self.ceiling
+    }
+
+    /// How far the line is above another line of the same size, for comparison only.
+    #[inline(always)]
+    fn height(&self, units: u128) -> i128 {
+        self.multiplier.value(0, units) as i128 - self.ceiling as i128
+    }
+}
+
 /// What a partial plan must not exceed to be part of a plan worth finding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
-    pub(super) multiplier: Multiplier,
-    /// On the partial plan's value.
-    pub(super) value: u128,
+    /// By rising price; together the upper envelope of the bounds.
+    pub(super) lines: [Line; LINES],
     /// On its units.
     pub(super) units: u128,
 }
 
 impl Limit {
-    #[inline(always)]
     pub(super) fn admits(&self, size: u64, units: u128) -> bool {
-        self.multiplier.value(size, units) <= self.value
+        units <= self.units && self.lines.iter().all(|line| line.admits(size, units))
     }
 }
 
@@ -80,7 +106,7 @@ impl<'w> Arena<'w> {
     /// A list of one state, or of none where the limit or the arena do not admit it.
     pub(super) fn start(&mut self, root: State, limit: &Limit) -> core::ops::Range<usize> {
         let start = self.used;
-        if self.free() > 0 && root.units() <= limit.units && limit.admits(root.size, root.units()) {
+        if self.free() > 0 && limit.admits(root.size, root.units()) {
             self.states[start] = root;
             self.used += 1;
         }
@@ -115,12 +141,18 @@ impl<'w> Arena<'w> {
             }
         }
         let (mut len, mut stride, mut skip) = (0, 1, 0);
-        let mut smallest = u64::MAX;
+        let (mut smallest, mut line) = (u64::MAX, 0);
         while live > 0 {
             let state = heads[0];
             if state.size < smallest {
                 smallest = state.size;
-                if skip > 0 {
+                let units = state.units();
+                while line + 1 < LINES && limit.lines[line + 1].height(units) >= limit.lines[line].height(units) {
+                    line += 1;
+                }
+                if !limit.lines[line].admits(state.size, units) {
+                    // No completion of the target's size.
+                } else if skip > 0 {
                     skip -= 1;
                 } else {
                     if len == cap {
@@ -185,7 +217,7 @@ impl Source<'_> {
             if units > self.limit.units {
                 return None;
             }
-            if size < below && self.limit.admits(size, units) {
+            if size < below && self.limit.lines[CENTRE].admits(size, units) {
                 return Some(State {
                     size,
                     units: [units as u64, (units >> 64) as u64],

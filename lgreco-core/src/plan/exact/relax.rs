@@ -113,6 +113,11 @@ impl Multiplier {
         Multiplier { price: (slope * f64::from_bits(u64::from(1023 + shift) << 52)) as u64, shift }
     }
 
+    /// This multiplier with its price times `factor`, at most 2.
+    pub(super) fn scaled(self, factor: f64) -> Self {
+        Multiplier { price: (self.price as f64 * factor) as u64, ..self }
+    }
+
     /// Size plus priced error.
     #[inline(always)]
     pub(super) fn value(self, size: u64, units: u128) -> u128 {
