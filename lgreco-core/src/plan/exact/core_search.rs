@@ -5,6 +5,9 @@ use super::fix;
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
+/// Extensions tried per layer where lists are thinned out.
+const THIN: usize = 1 << 15;
+
 /// What is left after fixing: per layer the surviving items, by rising value.
 pub(super) struct Core<'w> {
     pub(super) items: &'w [Item],
@@ -84,7 +87,7 @@ impl Core<'_> {
             left = rest;
             let options = self.options(layer as usize, room);
             self.widen(&mut limits[side], options.clone());
-            let cap = if thin { arena.free() / left.len() } else { arena.free() };
+            let cap = if thin { (arena.free() / left.len()).min(THIN / options.len()) } else { arena.free() };
             let (list, whole) =
                 arena.extend(lists[side].clone(), &self.items[options.clone()], options.start, &limits[side], cap);
             complete &= whole;

@@ -36,12 +36,12 @@ impl State {
 }
 
 /// Lagrangian bounds per limit, with prices from half the relaxation's to twice it.
-pub(super) const LINES: usize = 13;
+pub(super) const LINES: usize = 17;
 /// The bound at the relaxation's own price.
 pub(super) const CENTRE: usize = LINES / 2;
 /// The prices, relative to the relaxation's.
 pub(super) const PRICES: [f64; LINES] =
-    [0.5, 0.75, 0.875, 0.9375, 0.97, 0.99, 1.0, 1.01, 1.03, 1.0625, 1.125, 1.333, 2.0];
+    [0.1, 0.3, 0.5, 0.7, 0.84, 0.92, 0.96, 0.985, 1.0, 1.015, 1.04, 1.09, 1.2, 1.4, 2.0, 3.5, 10.0];
 
 /// A Lagrangian bound: partial plans whose value exceeds `ceiling` have no completion of the target's size.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +114,7 @@ impl<'w> Arena<'w> {
     }
 
     /// Extends every state of `list` by each of `options` (whose first is item `first`) and keeps what is admitted and
-    /// undominated. At most `cap` states are kept; with more, every second is dropped, and again.
+    /// undominated. At most `cap` states are kept; with more, those nearest to others are dropped.
     ///
     /// Returns the new list and whether nothing was dropped.
     ///
@@ -140,7 +140,7 @@ impl<'w> Arena<'w> {
                 sift_up(&mut heads[..live]);
             }
         }
-        let (mut len, mut stride, mut skip) = (0, 1, 0);
+        let (mut len, mut spacing, mut next) = (0, 0, 0);
         let (mut smallest, mut line) = (u64::MAX, 0);
         while live > 0 {
             let state = heads[0];
@@ -152,20 +152,18 @@ impl<'w> Arena<'w> {
                 }
                 if !limit.lines[line].admits(state.size, units) {
                     // No completion of the target's size.
-                } else if skip > 0 {
-                    skip -= 1;
-                } else {
+                } else if units >= next {
                     if len == cap {
                         if cap < 2 {
-                            stride = 2;
+                            spacing = 1;
                             break;
                         }
-                        len = thin(&mut fresh[..len]);
-                        stride *= 2;
+                        spacing = ((units - fresh[0].units()) / (cap as u128 / 2)).max(2 * spacing);
+                        len = thin(&mut fresh[..len], spacing);
                     }
                     fresh[len] = state;
                     len += 1;
-                    skip = stride - 1;
+                    next = units + spacing;
                 }
             }
             let (at, option) = (state.parent as usize - list.start, state.item as usize - first);
@@ -180,7 +178,7 @@ impl<'w> Arena<'w> {
         }
         let start = self.used;
         self.used += len;
-        (start..self.used, stride == 1)
+        (start..self.used, spacing == 0)
     }
 
     /// The items that state `at` is made of, last added first.
@@ -190,11 +188,14 @@ impl<'w> Arena<'w> {
     }
 }
 
-/// Keeps every second state, the first included.
-fn thin(states: &mut [State]) -> usize {
-    let kept = states.len().div_ceil(2);
-    for at in 1..kept {
-        states[at] = states[2 * at];
+/// Keeps states that are `spacing` units apart, the first included; returns their number.
+fn thin(states: &mut [State], spacing: u128) -> usize {
+    let mut kept = 1;
+    for at in 1..states.len() {
+        if states[at].units() >= states[kept - 1].units() + spacing {
+            states[kept] = states[at];
+            kept += 1;
+        }
     }
     kept
 }
