@@ -1,8 +1,12 @@
 //! The search of the core: which combination of the options that are left is smallest.
 
-use super::lists::{Arena, Limit, State};
+use super::lists::{Arena, LINES, Limit, Line, PRICES, State};
+use super::fix;
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
+
+/// Extensions tried per layer where lists are thinned out.
+const THIN: usize = 1 << 15;
 
 /// What is left after fixing: per layer the surviving items, by rising value.
 pub(super) struct Core<'w> {
@@ -66,22 +70,24 @@ impl Core<'_> {
     ) -> Outcome {
         let room = self.room(target);
         let open = self.open_layers(room, order);
-        let (middle, grown) = match order[..open].split_last() {
-            Some((&last, rest)) => (Some(last as usize), rest),
-            None => (None, &[][..]),
-        };
+        let mut left = &order[..open];
         arena.clear();
         let Some((mut limits, fixed)) = self.limits(target, room, plan) else {
             return Outcome { found: false, complete: true };
         };
         let mut lists = [arena.start(fixed, &limits[0]), arena.start(State::root(0, 0), &limits[1])];
         let mut complete = true;
-        for (done, &layer) in grown.iter().enumerate() {
+        let middle = loop {
             let side = usize::from(lists[1].len() < lists[0].len());
+            let (&layer, rest) = match if side == 0 { left.split_first() } else { left.split_last() } {
+                Some((&layer, [])) => break Some(layer as usize),
+                Some(split) => split,
+                None => break None,
+            };
+            left = rest;
             let options = self.options(layer as usize, room);
-            limits[side].value += self.value(options.start);
-            limits[side].units += self.least_units(options.clone());
-            let cap = if thin { arena.free() / (grown.len() - done) } else { arena.free() };
+            self.widen(&mut limits[side], options.clone());
+            let cap = if thin { (arena.free() / left.len()).min(THIN / options.len()) } else { arena.free() };
             let (list, whole) =
                 arena.extend(lists[side].clone(), &self.items[options.clone()], options.start, &limits[side], cap);
             complete &= whole;
@@ -89,7 +95,7 @@ impl Core<'_> {
                 return Outcome { found: false, complete };
             }
             lists[side] = list;
-        }
+        };
         let found = match middle {
             Some(layer) => {
                 let mut best: Option<(u64, u128, _, _)> = None;
@@ -113,7 +119,7 @@ impl Core<'_> {
         Outcome { found: found.is_some(), complete }
     }
 
-    /// Writes the layers that have a choice to `order`, those with few options first; returns their number.
+    /// Writes the layers that have a choice to `order`, those whose choice weighs most first; returns their number.
     fn open_layers(&self, room: u128, order: &mut [u32]) -> usize {
         let mut open = 0;
         for layer in 0..self.spans.len() {
@@ -122,35 +128,56 @@ impl Core<'_> {
                 open += 1;
             }
         }
-        order[..open].sort_unstable_by_key(|&layer| (self.options(layer as usize, room).len(), layer));
+        let weight = |&layer: &u32| {
+            let units = self.items[self.options(layer as usize, room)].iter().map(Item::units);
+            (core::cmp::Reverse(units.clone().max().unwrap_or(0) - units.min().unwrap_or(0)), layer)
+        };
+        order[..open].sort_unstable_by_key(weight);
         open
+    }
+
+    /// Takes the least values and units of `options`, no longer among the layers lacking, back into the limit.
+    fn widen(&self, limit: &mut Limit, options: core::ops::Range<usize>) {
+        let options = &self.items[options];
+        for line in &mut limit.lines {
+            line.ceiling += fix::least_value(options, line.multiplier);
+        }
+        limit.units += options.iter().map(Item::units).min().unwrap_or(0);
     }
 
     /// The limits of the two lists before they hold any open layer, and the state of the layers without choice, whose
     /// items are written to `plan`. `None` when nothing fits.
     fn limits(&self, target: u64, room: u128, plan: &mut [u32]) -> Option<([Limit; 2], State)> {
         let (mut size, mut units) = (0, 0);
-        let (mut open_value, mut open_units, mut all_units) = (0, 0, 0u128);
+        let (mut least, mut least_units) = ([0; LINES], 0);
+        let multipliers = PRICES.map(|price| self.multiplier.scaled(price));
         for layer in 0..self.spans.len() {
             let options = self.options(layer, room);
-            let least = self.least_units(options.clone());
-            all_units += least;
             plan[layer] = options.start as u32;
-            if options.len() == 1 {
-                (size, units) = (size + self.items[options.start].size, units + least);
-            } else {
-                (open_value, open_units) = (open_value + self.value(options.start), open_units + least);
+            let items = &self.items[options.clone()];
+            for (sum, &multiplier) in least.iter_mut().zip(&multipliers) {
+                *sum += fix::least_value(items, multiplier);
+            }
+            least_units += self.least_units(options);
+            if let [item] = items {
+                (size, units) = (size + item.size, units + item.units());
             }
         }
-        let ceiling = self.multiplier.ceiling(target, self.capacity);
-        let limit = |value, units| {
-            Some(Limit {
-                multiplier: self.multiplier,
-                value: ceiling.checked_sub(value)?,
-                units: self.capacity.checked_sub(units)?,
-            })
+        let mut empty = Limit {
+            lines: multipliers.map(|multiplier| Line { multiplier, ceiling: 0 }),
+            units: self.capacity.checked_sub(least_units)?,
         };
-        Some(([limit(open_value, open_units)?, limit(self.least, all_units)?], State::root(size, units)))
+        for (line, least) in empty.lines.iter_mut().zip(least) {
+            line.ceiling = line.multiplier.ceiling(target, self.capacity).checked_sub(least)?;
+        }
+        let mut fixed = empty;
+        for layer in 0..self.spans.len() {
+            let options = self.options(layer, room);
+            if options.len() == 1 {
+                self.widen(&mut fixed, options);
+            }
+        }
+        Some(([fixed, empty], State::root(size, units)))
     }
 
     fn least_units(&self, options: core::ops::Range<usize>) -> u128 {

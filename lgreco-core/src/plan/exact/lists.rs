@@ -35,20 +35,46 @@ impl State {
     }
 }
 
+/// Lagrangian bounds per limit, with prices from half the relaxation's to twice it.
+pub(super) const LINES: usize = 17;
+/// The bound at the relaxation's own price.
+pub(super) const CENTRE: usize = LINES / 2;
+/// The prices, relative to the relaxation's.
+pub(super) const PRICES: [f64; LINES] =
+    [0.1, 0.3, 0.5, 0.7, 0.84, 0.92, 0.96, 0.985, 1.0, 1.015, 1.04, 1.09, 1.2, 1.4, 2.0, 3.5, 10.0];
+
+/// A Lagrangian bound: partial plans whose value exceeds `ceiling` have no completion of the target's size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    pub(super) multiplier: Multiplier,
+    pub(super) ceiling: u128,
+}
+
+impl Line {
+    #[inline(always)]
+    fn admits(&self, size: u64, units: u128) -> bool {
+        self.multiplier.value(size, units) <= self.ceiling
+    }
+
+    /// How far the line is above another line of the same size, for comparison only.
+    #[inline(always)]
+    fn height(&self, units: u128) -> i128 {
+        self.multiplier.value(0, units) as i128 - self.ceiling as i128
+    }
+}
+
 /// What a partial plan must not exceed to be part of a plan worth finding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
-    pub(super) multiplier: Multiplier,
-    /// On the partial plan's value.
-    pub(super) value: u128,
+    /// By rising price; together the upper envelope of the bounds.
+    pub(super) lines: [Line; LINES],
     /// On its units.
     pub(super) units: u128,
 }
 
 impl Limit {
-    #[inline(always)]
     pub(super) fn admits(&self, size: u64, units: u128) -> bool {
-        self.multiplier.value(size, units) <= self.value
+        units <= self.units && self.lines.iter().all(|line| line.admits(size, units))
     }
 }
 
@@ -80,7 +106,7 @@ impl<'w> Arena<'w> {
     /// A list of one state, or of none where the limit or the arena do not admit it.
     pub(super) fn start(&mut self, root: State, limit: &Limit) -> core::ops::Range<usize> {
         let start = self.used;
-        if self.free() > 0 && root.units() <= limit.units && limit.admits(root.size, root.units()) {
+        if self.free() > 0 && limit.admits(root.size, root.units()) {
             self.states[start] = root;
             self.used += 1;
         }
@@ -88,7 +114,7 @@ impl<'w> Arena<'w> {
     }
 
     /// Extends every state of `list` by each of `options` (whose first is item `first`) and keeps what is admitted and
-    /// undominated. At most `cap` states are kept; with more, every second is dropped, and again.
+    /// undominated. At most `cap` states are kept; with more, those nearest to others are dropped.
     ///
     /// Returns the new list and whether nothing was dropped.
     ///
@@ -114,26 +140,30 @@ impl<'w> Arena<'w> {
                 sift_up(&mut heads[..live]);
             }
         }
-        let (mut len, mut stride, mut skip) = (0, 1, 0);
-        let mut smallest = u64::MAX;
+        let (mut len, mut spacing, mut next) = (0, 0, 0);
+        let (mut smallest, mut line) = (u64::MAX, 0);
         while live > 0 {
             let state = heads[0];
             if state.size < smallest {
                 smallest = state.size;
-                if skip > 0 {
-                    skip -= 1;
-                } else {
+                let units = state.units();
+                while line + 1 < LINES && limit.lines[line + 1].height(units) >= limit.lines[line].height(units) {
+                    line += 1;
+                }
+                if !limit.lines[line].admits(state.size, units) {
+                    // No completion of the target's size.
+                } else if units >= next {
                     if len == cap {
                         if cap < 2 {
-                            stride = 2;
+                            spacing = 1;
                             break;
                         }
-                        len = thin(&mut fresh[..len]);
-                        stride *= 2;
+                        spacing = ((units - fresh[0].units()) / (cap as u128 / 2)).max(2 * spacing);
+                        len = thin(&mut fresh[..len], spacing);
                     }
                     fresh[len] = state;
                     len += 1;
-                    skip = stride - 1;
+                    next = units + spacing;
                 }
             }
             let (at, option) = (state.parent as usize - list.start, state.item as usize - first);
@@ -148,7 +178,7 @@ impl<'w> Arena<'w> {
         }
         let start = self.used;
         self.used += len;
-        (start..self.used, stride == 1)
+        (start..self.used, spacing == 0)
     }
 
     /// The items that state `at` is made of, last added first.
@@ -158,11 +188,14 @@ impl<'w> Arena<'w> {
     }
 }
 
-/// Keeps every second state, the first included.
-fn thin(states: &mut [State]) -> usize {
-    let kept = states.len().div_ceil(2);
-    for at in 1..kept {
-        states[at] = states[2 * at];
+/// Keeps states that are `spacing` units apart, the first included; returns their number.
+fn thin(states: &mut [State], spacing: u128) -> usize {
+    let mut kept = 1;
+    for at in 1..states.len() {
+        if states[at].units() >= states[kept - 1].units() + spacing {
+            states[kept] = states[at];
+            kept += 1;
+        }
     }
     kept
 }
@@ -185,7 +218,7 @@ impl Source<'_> {
             if units > self.limit.units {
                 return None;
             }
-            if size < below && self.limit.admits(size, units) {
+            if size < below && self.limit.lines[CENTRE].admits(size, units) {
                 return Some(State {
                     size,
                     units: [units as u64, (units >> 64) as u64],

@@ -311,8 +311,11 @@ impl<'w> Relaxed<'w> {
             let target = target(fineness);
             let outcome = core.search(target, false, &mut arena, order, plan);
             if !outcome.complete {
-                if core.search(top, true, &mut arena, order, plan).found {
-                    offer(plan, best);
+                for target in [target, top] {
+                    if core.search(target, true, &mut arena, order, plan).found {
+                        offer(plan, best);
+                        break;
+                    }
                 }
                 return bound;
             }

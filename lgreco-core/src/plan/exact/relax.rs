@@ -112,6 +112,11 @@ impl Multiplier {
         Multiplier { price: (slope * f64::from_bits(u64::from(1023 + shift) << 52)) as u64, shift }
     }
 
+    /// This multiplier with its price times `factor`, as far as the word holds it.
+    pub(super) fn scaled(self, factor: f64) -> Self {
+        Multiplier { price: (self.price as f64 * factor).min((1u64 << 63) as f64) as u64, ..self }
+    }
+
     /// Size plus priced error.
     #[inline(always)]
     pub(super) fn value(self, size: u64, units: u128) -> u128 {
