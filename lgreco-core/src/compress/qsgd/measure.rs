@@ -48,11 +48,11 @@ pub fn measure(gradient: &Gradient<'_>, base: Qsgd, bits: &[u8], squared_errors:
     with_elements!(gradient.values(), values => dispatch(Measure { base, bits, values, squared_errors }))
 }
 
-struct Measure<'a, E> {
-    base: Qsgd,
-    bits: &'a [u8],
-    values: &'a [E],
-    squared_errors: &'a mut [f64],
+pub(super) struct Measure<'a, E> {
+    pub(super) base: Qsgd,
+    pub(super) bits: &'a [u8],
+    pub(super) values: &'a [E],
+    pub(super) squared_errors: &'a mut [f64],
 }
 
 impl<E: Element> Kernel for Measure<'_, E> {
