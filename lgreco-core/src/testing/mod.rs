@@ -3,4 +3,5 @@
 pub mod models;
 pub mod oracle;
 pub mod plans;
+pub mod qsgd;
 pub mod tables;

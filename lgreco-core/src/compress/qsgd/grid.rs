@@ -78,6 +78,12 @@ impl Grid {
         Ok(Grid::new(low, high, largest))
     }
 
+    /// Whether no value of the grid is larger than the grid's length.
+    #[inline(always)]
+    pub(super) fn holds_zero(&self) -> bool {
+        self.low <= 0.0 && self.high >= 0.0
+    }
+
     /// Where `value` (its magnitude, with sign and magnitude) lies between the ends: 0 to 2^23.
     #[inline(always)]
     pub(super) fn position(&self, scaled: f32) -> u32 {
