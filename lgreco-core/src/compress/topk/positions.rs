@@ -156,7 +156,7 @@ pub(super) fn for_each(
                 visit(below(position, elements)?)?;
             }
             let padding = low_bytes * 8 - keep as u64 * low_bits as u64;
-            if low.last().is_some_and(|&last| last >> (8 - padding) != 0) {
+            if low.last().is_some_and(|&last| last as u32 >> (8 - padding) != 0) {
                 return Err(Error::PayloadBody { what: "padding is not zero" });
             }
             Ok(())
