@@ -56,9 +56,7 @@ impl Bracket {
         let stride = values.len() / count;
         let sample = &mut scratch[..count];
         for (i, slot) in sample.iter_mut().enumerate() {
-            // One position in each stretch, scattered so that periodic data cannot hide from it.
-            let scatter = (i as u32).wrapping_mul(0x9E37_79B9) as u64 * stride as u64 >> 32;
-            *slot = magnitude_bits(values[i * stride + scatter as usize]);
+            *slot = magnitude_bits(values[sampled_position(i, stride)]);
         }
         let rank = (k as u64 * count as u64 / values.len() as u64) as usize;
         // Five standard deviations of the number of sampled elements among the k largest.
@@ -74,6 +72,12 @@ impl Bracket {
         bracket.high = bracket.high.clamp(bracket.low, INFINITY - 1);
         bracket
     }
+}
+
+/// The position the sample takes from the `i`-th `stride` elements: scattered, so that periodic data cannot hide from it.
+pub(crate) fn sampled_position(i: usize, stride: usize) -> usize {
+    let scatter = (i as u32).wrapping_mul(0x9E37_79B9) as u64 * stride as u64 >> 32;
+    i * stride + scatter as usize
 }
 
 /// What a pass over all elements finds out about a [`Bracket`].
@@ -253,4 +257,29 @@ impl<T: Element> Kernel for AtLeast<'_, T> {
 /// their number; `indices` has room for one per element.
 pub(crate) fn indices_at_least<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
     dispatch(AtLeast { values, magnitude, indices })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Stream;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn cuts_are_those_of_a_sort() {
+        let stream = Stream { seed: 5, ..Stream::default() };
+        for (n, spread) in [(1u64, 1u32), (17, 3), (8191, 1000), (8192, 4), (8192, 1 << 30), (70_001, 1 << 20)] {
+            let values: Vec<f32> = (0..n).map(|i| (stream.word(i) % spread) as f32 - 1.0).collect();
+            let mut sorted: Vec<f32> = values.iter().map(|x| x.abs()).collect();
+            sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+            let mut workspace = vec![u64::MAX; workspace_len(values.len())];
+            for k in [1, 2, n / 100, n / 3, n - 1, n].map(|k| k.clamp(1, n) as u32) {
+                let magnitude = sorted[k as usize - 1];
+                let larger = sorted.partition_point(|&x| x > magnitude) as u32;
+                let cut = kth_largest_magnitude(&values, k, &mut workspace).unwrap();
+                assert_eq!(cut, Cut { magnitude: magnitude.to_bits(), ties: k - larger }, "{n} {k}");
+            }
+        }
+    }
 }
