@@ -13,7 +13,7 @@ use crate::simd::{Kernel, dispatch};
 /// Elements that are looked at together: one step of the vector loops.
 const LANES: usize = 16;
 /// Below this many elements a sample is not worth its while.
-const SAMPLED_FROM: usize = 1 << 13;
+const SAMPLED_FROM: usize = 1 << 10;
 /// Largest sample: it brackets 1 % of 16 M elements within a tenth.
 const SAMPLE_MAX: usize = 1 << 15;
 /// Bits of f32 infinity; the magnitude bits of finite numbers are smaller.
@@ -34,16 +34,22 @@ pub(crate) struct Cut {
     pub(crate) ties: u32,
 }
 
-/// A half-open bracket of magnitudes, by their bits: above `low`, up to and including `high`.
+/// A bracket of magnitudes, by their bits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bracket {
+    /// Magnitudes inside are above this one,
     pub(crate) low: u32,
+    /// and not above this one.
     pub(crate) high: u32,
+    /// Nearly all magnitudes lie from here on,
+    pub(crate) bottom: u32,
+    /// and up to here.
+    pub(crate) top: u32,
 }
 
 impl Bracket {
     /// All finite magnitudes except 0.
-    pub(crate) const ALL: Bracket = Bracket { low: 0, high: INFINITY - 1 };
+    pub(crate) const ALL: Bracket = Bracket { low: 0, high: INFINITY - 1, bottom: 0, top: INFINITY - 1 };
 
     /// A bracket that almost surely holds the `k`-th largest magnitude, from a sample of fixed positions.
     ///
@@ -52,18 +58,17 @@ impl Bracket {
         if values.len() < SAMPLED_FROM {
             return Bracket::ALL;
         }
-        let count = (values.len() / 32).min(SAMPLE_MAX);
+        let count = (values.len() / 32).clamp(SAMPLED_FROM / 4, SAMPLE_MAX);
         let stride = values.len() / count;
         let sample = &mut scratch[..count];
         for (i, slot) in sample.iter_mut().enumerate() {
-            // One position in each stretch, scattered so that periodic data cannot hide from it.
-            let scatter = (i as u32).wrapping_mul(0x9E37_79B9) as u64 * stride as u64 >> 32;
-            *slot = magnitude_bits(values[i * stride + scatter as usize]);
+            *slot = magnitude_bits(values[sampled_position(i, stride)]);
         }
         let rank = (k as u64 * count as u64 / values.len() as u64) as usize;
         // Five standard deviations of the number of sampled elements among the k largest.
         let margin = (25 * rank as u64 * (count - rank.min(count)) as u64 / count as u64).isqrt() as usize + 8;
         let mut bracket = Bracket::ALL;
+        (bracket.bottom, bracket.top) = sample.iter().fold((INFINITY - 1, 0), |(a, b), &x| (a.min(x), b.max(x)));
         let mut nth_largest = |rank: usize| *sample.select_nth_unstable(count - 1 - rank).1;
         if rank + margin < count {
             bracket.low = nth_largest(rank + margin);
@@ -74,6 +79,12 @@ impl Bracket {
         bracket.high = bracket.high.clamp(bracket.low, INFINITY - 1);
         bracket
     }
+}
+
+/// The position the sample takes from the `i`-th `stride` elements: scattered, so that periodic data cannot hide from it.
+pub(crate) fn sampled_position(i: usize, stride: usize) -> usize {
+    let scatter = (i as u32).wrapping_mul(0x9E37_79B9) as u64 * stride as u64;
+    i * stride + (scatter >> 32) as usize
 }
 
 /// What a pass over all elements finds out about a [`Bracket`].
@@ -138,7 +149,7 @@ fn split_block<T: Element, const ENERGY: bool>(
     lanes: &mut Lanes,
     inside: &mut [u32],
 ) -> usize {
-    let Bracket { low, high } = bracket;
+    let Bracket { low, high, .. } = bracket;
     let mut bits = [0u32; LANES];
     let mut mask = 0u32;
     for i in 0..LANES {
@@ -151,6 +162,10 @@ fn split_block<T: Element, const ENERGY: bool>(
             lanes.energy[i] += below * below;
         }
         mask |= ((bits[i] > low && bits[i] <= high) as u32) << i;
+    }
+    if mask == (1 << LANES) - 1 {
+        inside[..LANES].copy_from_slice(&bits);
+        return LANES;
     }
     let mut count = 0;
     while mask != 0 {
@@ -175,6 +190,12 @@ pub(crate) fn split<T: Element, const ENERGY: bool>(
         return Err(first_non_finite(values));
     }
     Ok(split)
+}
+
+/// `Err` with the first NaN or infinity.
+pub(crate) fn check_finite<T: Element>(values: &[T]) -> Result<(), Error> {
+    let nothing = Bracket { low: Bracket::ALL.high, ..Bracket::ALL };
+    split::<T, false>(values, nothing, &mut []).map(|_| ())
 }
 
 fn first_non_finite<T: Element>(values: &[T]) -> Error {
@@ -230,8 +251,8 @@ impl<T: Element> Kernel for AtLeast<'_, T> {
         let mut count = 0;
         for (b, block) in blocks.iter().enumerate() {
             let mut mask = 0u32;
-            for i in 0..LANES {
-                mask |= ((magnitude_bits(block[i]) >= self.magnitude) as u32) << i;
+            for (i, &x) in block.iter().enumerate() {
+                mask |= ((magnitude_bits(x) >= self.magnitude) as u32) << i;
             }
             while mask != 0 {
                 self.indices[count] = (b * LANES) as u32 + mask.trailing_zeros();
@@ -253,4 +274,29 @@ impl<T: Element> Kernel for AtLeast<'_, T> {
 /// their number; `indices` has room for one per element.
 pub(crate) fn indices_at_least<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
     dispatch(AtLeast { values, magnitude, indices })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Stream;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn cuts_are_those_of_a_sort() {
+        let stream = Stream { seed: 5, ..Stream::default() };
+        for (n, spread) in [(1u64, 1u32), (17, 3), (8191, 1000), (8192, 4), (8192, 1 << 30), (70_001, 1 << 20)] {
+            let values: Vec<f32> = (0..n).map(|i| (stream.word(i) % spread) as f32 - 1.0).collect();
+            let mut sorted: Vec<f32> = values.iter().map(|x| x.abs()).collect();
+            sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+            let mut workspace = vec![u64::MAX; workspace_len(values.len())];
+            for k in [1, 2, n / 100, n / 3, n - 1, n].map(|k| k.clamp(1, n) as u32) {
+                let magnitude = sorted[k as usize - 1];
+                let larger = sorted.partition_point(|&x| x > magnitude) as u32;
+                let cut = kth_largest_magnitude(&values, k, &mut workspace).unwrap();
+                assert_eq!(cut, Cut { magnitude: magnitude.to_bits(), ties: k - larger }, "{n} {k}");
+            }
+        }
+    }
 }

@@ -5,3 +5,4 @@ pub mod oracle;
 pub mod plans;
 pub mod qsgd;
 pub mod tables;
+pub mod topk;

@@ -32,7 +32,10 @@ pub(super) fn encode(
     let positions = Writer::new(layout, positions);
     if top.keep > 0 {
         with_elements!(gradient.values(), v => {
-            let cut = select::kth_largest_magnitude(v, top.keep, workspace)?;
+            let cut = match layout {
+                Layout::All => select::check_finite(v).map(|()| Cut { magnitude: 0, ties: u32::MAX })?,
+                _ => select::kth_largest_magnitude(v, top.keep, workspace)?,
+            };
             with_wire_type!(top.values, V => write::<_, V>(v, cut, bytemuck::cast_slice_mut(workspace), values, positions)?)
         });
     }

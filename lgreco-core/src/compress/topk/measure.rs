@@ -6,6 +6,7 @@ use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{self, Bracket};
+use core::ops::RangeInclusive;
 
 /// Most bins that the candidates' magnitudes are divided into.
 const BINS_MAX: usize = 1 << 14;
@@ -99,6 +100,7 @@ fn row<T: Element, V: WireValue>(
     let largest = keeps.iter().copied().max().unwrap_or(0);
     let mut bracket = Bracket { high: Bracket::ALL.high, ..Bracket::sampled(values, largest, candidates) };
     let mut split = select::split::<T, true>(values, bracket, candidates)?;
+    let scale = bracket.bottom.max(bracket.low + 1)..=bracket.top.min(split.max);
     if split.inside + (split.tied as usize) < largest as usize {
         bracket = Bracket::ALL;
         split = select::split::<T, true>(values, bracket, candidates)?;
@@ -114,7 +116,7 @@ fn row<T: Element, V: WireValue>(
     }
     order.sort_unstable();
     let candidates = &mut candidates[..split.inside];
-    let mut bins = Bins::new(candidates, bracket.low, split.max, bins(values.len()), bins_room);
+    let mut bins = Bins::new(candidates, scale, bins(values.len()), bins_room);
     bins.mark(order);
     let (all_kept, crowded) = bins.sum_energies::<V>(candidates);
 
@@ -132,7 +134,7 @@ fn row<T: Element, V: WireValue>(
 
 /// Candidates divided by magnitude.
 struct Bins<'a> {
-    low: u32,
+    bottom: u32,
     shift: u32,
     /// Number of candidates in this bin and all above; one more than there are bins.
     from: &'a mut [u32],
@@ -143,27 +145,28 @@ struct Bins<'a> {
 }
 
 impl<'a> Bins<'a> {
-    /// Counts `candidates`, which lie in `low + 1 ..= max`.
-    fn new(candidates: &[u32], low: u32, max: u32, bins: usize, room: &'a mut [u64]) -> Self {
+    /// Counts `candidates` in bins that divide `scale` evenly; those outside go to the first and the last.
+    fn new(candidates: &[u32], scale: RangeInclusive<u32>, bins: usize, room: &'a mut [u64]) -> Self {
         let (energies, room) = room.split_at_mut(bins);
         let (marks, from) = room.split_at_mut(bins / 64);
         let from = &mut bytemuck::cast_slice_mut(from)[..bins + 1];
-        let span = max.saturating_sub(low + 1);
+        let span = scale.end().saturating_sub(*scale.start());
         let shift = (32 - span.leading_zeros()).saturating_sub(bins.trailing_zeros());
         energies.fill(0);
         marks.fill(0);
         from.fill(0);
+        let bins = Bins { bottom: *scale.start(), shift, from, energies: bytemuck::cast_slice_mut(energies), marks };
         for &bits in candidates {
-            from[((bits - low - 1) >> shift) as usize] += 1;
+            bins.from[bins.bin(bits)] += 1;
         }
-        for bin in (0..bins).rev() {
-            from[bin] += from[bin + 1];
+        for bin in (0..bins.energies.len()).rev() {
+            bins.from[bin] += bins.from[bin + 1];
         }
-        Bins { low, shift, from, energies: bytemuck::cast_slice_mut(energies), marks }
+        bins
     }
 
     fn bin(&self, bits: u32) -> usize {
-        ((bits - self.low - 1) >> self.shift) as usize
+        ((bits.saturating_sub(self.bottom) >> self.shift) as usize).min(self.energies.len() - 1)
     }
 
     fn marked(&self, bin: usize) -> bool {

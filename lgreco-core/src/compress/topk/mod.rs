@@ -14,8 +14,8 @@
 //! * a bitmap of n bits, element i in bit i mod 8 of byte i div 8 (layout 1),
 //! * Elias–Fano (layout 2): of each position the low `l` bits, packed from bit 0 on and padded to whole bytes; then the
 //!   high bits in unary, a one at bit `(position >> l) + i` for the i-th position, in `k + ((n − 1) >> l)` bits padded
-//!   to whole bytes. `l` is the smallest of those that make the two parts' bits fewest; about
-//!   k · (2 + log2(n / k)) bits in all.
+//!   to whole bytes. `l` is the smallest of those that take the fewest bytes; about k · (2 + log2(n / k)) bits
+//!   in all.
 //!
 //! Padding bits are 0.
 //!
@@ -26,6 +26,8 @@ mod decode;
 mod encode;
 mod measure;
 mod positions;
+#[cfg(test)]
+mod tests;
 mod value;
 
 pub use decode::decode;

@@ -19,13 +19,15 @@ impl Layout {
         if keep == elements {
             return Layout::All;
         }
-        let bits = |low_bits: u32| keep as u64 * (low_bits as u64 + 1) + ((elements - 1) >> low_bits) as u64;
-        let low_bits = (0..32).min_by_key(|&l| bits(l)).unwrap_or(0);
-        let low_bytes = (keep as u64 * low_bits as u64).div_ceil(8);
-        let high_bytes = (keep as u64 + ((elements - 1) >> low_bits) as u64).div_ceil(8);
-        let elias_fano = Layout::EliasFano { keep, low_bits, low_bytes, high_bytes };
+        let elias_fano = (0..32)
+            .map(|low_bits| {
+                let low_bytes = (keep as u64 * low_bits as u64).div_ceil(8);
+                let high_bytes = (keep as u64 + ((elements - 1) >> low_bits) as u64).div_ceil(8);
+                Layout::EliasFano { keep, low_bits, low_bytes, high_bytes }
+            })
+            .min_by_key(|layout| layout.bytes());
         let bitmap = Layout::Bitmap { elements };
-        if bitmap.bytes() <= elias_fano.bytes() { bitmap } else { elias_fano }
+        elias_fano.filter(|fano| fano.bytes() < bitmap.bytes()).unwrap_or(bitmap)
     }
 
     /// Bytes it takes.
@@ -156,7 +158,7 @@ pub(super) fn for_each(
                 visit(below(position, elements)?)?;
             }
             let padding = low_bytes * 8 - keep as u64 * low_bits as u64;
-            if low.last().is_some_and(|&last| last >> (8 - padding) != 0) {
+            if low.last().is_some_and(|&last| last as u32 >> (8 - padding) != 0) {
                 return Err(Error::PayloadBody { what: "padding is not zero" });
             }
             Ok(())
