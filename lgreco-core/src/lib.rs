@@ -31,7 +31,7 @@ pub mod rng;
 mod select;
 mod simd;
 pub mod table;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 pub use error::Error;
