@@ -3,6 +3,7 @@
 pub mod models;
 pub mod oracle;
 pub mod plans;
+pub mod powersgd;
 pub mod qsgd;
 pub mod tables;
 pub mod topk;
