@@ -49,7 +49,7 @@ impl Instance {
                 let size = match kind / 5 % 3 {
                     0 => (b % 8) as u64,
                     1 => 8 * ((1 + scale as u64) * (1 + option as u64) + b as u64),
-                    _ => ((256 * b + a) as u64) << 44,
+                    _ => (((256 * b + a) as u64) << 48) / layers as u64,
                 };
                 instance.choices.push(Choice { size, error });
             }
