@@ -16,7 +16,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "alloc")]
+#[cfg(any(test, feature = "alloc"))]
 extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
