@@ -11,7 +11,7 @@ use std::time::Instant;
 
 const ROWS: usize = 1024;
 const COLS: usize = 4096;
-const REPEATS: usize = 7;
+const REPEATS: usize = 15;
 
 fn main() -> Result<(), Error> {
     let shape = Shape::new(ROWS, COLS)?;

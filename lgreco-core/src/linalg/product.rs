@@ -154,8 +154,8 @@ impl<T: Element> Kernel for BackProject<'_, T> {
     fn run(self) {
         let BackProject { m, p, q, rank, tile } = self;
         q.fill([0.0; LANES]);
-        for col in (0..m.cols).step_by(TILE_COLS) {
-            for row in (0..m.rows).step_by(TILE_ROWS) {
+        for row in (0..m.rows).step_by(TILE_ROWS) {
+            for col in (0..m.cols).step_by(TILE_COLS) {
                 let at = m.place(row, col);
                 m.copy_tile(at, tile);
                 for panel in 0..panels(rank) {

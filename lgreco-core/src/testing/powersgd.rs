@@ -197,8 +197,9 @@ pub fn squared_singular_values(values: &[f32], shape: Shape) -> Vec<f64> {
                 for row in &mut a {
                     (row[i], row[j]) = (cosine * row[i] - sine * row[j], sine * row[i] + cosine * row[j]);
                 }
-                for k in 0..m {
-                    (a[i][k], a[j][k]) = (cosine * a[i][k] - sine * a[j][k], sine * a[i][k] + cosine * a[j][k]);
+                let (upper, lower) = a.split_at_mut(j);
+                for (x, y) in upper[i].iter_mut().zip(&mut lower[0]) {
+                    (*x, *y) = (cosine * *x - sine * *y, sine * *x + cosine * *y);
                 }
             }
         }

@@ -120,6 +120,25 @@ fn ill_conditioned_columns_become_orthonormal() {
     check_orthonormal(&orthonormal_columns(&columns), 40);
 }
 
+/// FNV-1a of payloads and rows, recorded once: builds without `std` use the baseline instructions, others the widest.
+#[test]
+fn the_bits_do_not_depend_on_instructions() {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut add = |bytes: &[u8]| bytes.iter().for_each(|&b| hash = (hash ^ b as u64).wrapping_mul(0x100_0000_01b3));
+    for (rows, cols) in [(70, 270), (270, 70)] {
+        let values = uniform(rows * cols, 3);
+        let g = gradient(&values, shape(rows, cols));
+        let trip = round_trip(&g, PowerSgd { rank: 20, iterations: 2 }, STREAM).unwrap();
+        add(&trip.payload);
+        trip.decoded.iter().for_each(|x| add(&x.to_le_bytes()));
+        let mut workspace = vec![!0; measure_workspace_len(g.shape(), Dtype::F32, 70)];
+        let mut row = [0.0; 3];
+        measure(&g, &[1, 35, 70], 2, STREAM, &mut workspace, &mut row).unwrap();
+        row.iter().for_each(|x: &f64| add(&x.to_le_bytes()));
+    }
+    assert_eq!(hash, 0xf263_cb61_5744_c6e5);
+}
+
 #[test]
 fn zeros_and_nothing_round_trip() {
     for (rows, cols) in [(0, 0), (0, 5), (5, 0), (1, 1), (20, 30)] {
@@ -219,6 +238,10 @@ fn bad_gradients_name_the_first_offender() {
     assert_eq!(round_trip(&g, PowerSgd { rank: 2, iterations: 1 }, STREAM).err(), Some(offender));
     let mut workspace = vec![0; measure_workspace_len(g.shape(), Dtype::F32, 2)];
     assert_eq!(measure(&g, &[2], 1, STREAM, &mut workspace, &mut [0.0]), Err(offender));
+    let mut workspace = vec![0; steps_workspace_len(g.shape(), 2)];
+    let zeros = [0.0; 20];
+    assert_eq!(project(&g, 2, &zeros, &mut workspace, &mut [0.0; 20]), Err(offender));
+    assert_eq!(back_project(&g, 2, &zeros, &mut workspace, &mut [0.0; 20]), Err(offender));
     let huge = vec![f32::MAX; 100];
     let overflow = round_trip(&gradient(&huge, shape(10, 10)), PowerSgd { rank: 2, iterations: 1 }, STREAM).err();
     assert!(matches!(overflow, Some(Error::Overflow { .. })));
