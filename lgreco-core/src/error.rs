@@ -25,6 +25,14 @@ pub enum Error {
         /// The range it must be in.
         expected: &'static str,
     },
+    /// A word that names nothing.
+    #[error("unknown {what}, expected {expected}")]
+    UnknownName {
+        /// What it should name.
+        what: &'static str,
+        /// The names there are.
+        expected: &'static str,
+    },
     /// A tensor with 2^32 elements or more.
     #[error("a {rows} x {cols} tensor has 2^32 elements or more")]
     TooManyElements {
@@ -147,6 +155,7 @@ impl Error {
             Error::TooManyElements { .. } => 3,
             Error::NonFinite { .. } => 4,
             Error::Overflow { .. } => 5,
+            Error::UnknownName { .. } => 6,
             Error::EmptyTable => 20,
             Error::EmptyLayer { .. } => 21,
             Error::OptionError { .. } => 22,

@@ -28,6 +28,29 @@ pub trait Element: Copy + Pod + sealed::Sealed {
     fn to_f32(self) -> f32;
     /// The nearest representable value, ties to even; overflow becomes infinity.
     fn from_f32(value: f32) -> Self;
+
+    /// Writes the value's bytes, little-endian, to the start of `bytes`.
+    #[inline(always)]
+    fn write_le(self, bytes: &mut [u8]) {
+        let own = bytemuck::bytes_of(&self);
+        let bytes = &mut bytes[..own.len()];
+        bytes.copy_from_slice(own);
+        if cfg!(target_endian = "big") {
+            bytes.reverse();
+        }
+    }
+
+    /// Reads a value from the little-endian bytes at the start of `bytes`.
+    #[inline(always)]
+    fn read_le(bytes: &[u8]) -> Self {
+        let mut value = Self::zeroed();
+        let own = bytemuck::bytes_of_mut(&mut value);
+        own.copy_from_slice(&bytes[..own.len()]);
+        if cfg!(target_endian = "big") {
+            own.reverse();
+        }
+        value
+    }
 }
 
 impl Element for f32 {
@@ -102,6 +125,19 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// The element type whose discriminant is `code`.
+    ///
+    /// # Errors
+    /// [`Error::PayloadHeader`].
+    pub const fn from_code(code: u8) -> Result<Self, Error> {
+        match code {
+            0 => Ok(Dtype::F32),
+            1 => Ok(Dtype::F16),
+            2 => Ok(Dtype::Bf16),
+            _ => Err(Error::PayloadHeader { what: "element type", expected: 2, found: code as u64 }),
+        }
+    }
+
     /// Bytes per element.
     pub const fn bytes(self) -> usize {
         match self {

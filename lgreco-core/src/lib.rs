@@ -21,6 +21,7 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod backend;
 pub mod compress;
 mod error;
 pub mod gradient;
@@ -28,6 +29,8 @@ mod linalg;
 mod num;
 pub mod plan;
 pub mod rng;
+#[cfg(feature = "alloc")]
+pub mod search;
 mod select;
 mod simd;
 pub mod table;

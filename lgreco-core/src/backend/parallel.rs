@@ -1,0 +1,60 @@
+//! The CPU, all cores: layers in parallel.
+
+use super::{Backend, Job, JobError, Portable};
+use crate::Error;
+use crate::compress::Setting;
+use crate::error::expect_len;
+use crate::gradient::Gradient;
+use crate::rng::Stream;
+use alloc::vec::Vec;
+use rayon::prelude::*;
+
+/// [`Portable`] over rayon's current thread pool, one job per thread at a time; same results bit for bit.
+///
+/// Each thread allocates the workspace of its largest job; the caller's workspace is not used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parallel;
+
+impl Backend for Parallel {
+    fn workspace_len(&self, _: &[Job<'_>]) -> usize {
+        0
+    }
+
+    fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        let total = jobs.iter().map(|job| job.candidates.len()).sum();
+        expect_len("rows, one place per candidate", total, rows.len()).map_err(|error| JobError { job: 0, error })?;
+        let mut rest = rows;
+        let mut parts = Vec::with_capacity(jobs.len());
+        for (index, job) in jobs.iter().enumerate() {
+            let (row, next) = rest.split_at_mut(job.candidates.len());
+            parts.push((index, job, row));
+            rest = next;
+        }
+        let failed = parts.into_par_iter().map_init(Vec::new, |workspace, (index, job, row)| {
+            let (shape, dtype) = (job.gradient.shape(), job.gradient.values().dtype());
+            let needed = job.candidates.measure_workspace_len(shape, dtype);
+            workspace.resize(needed.max(workspace.len()), 0);
+            let result = job.candidates.measure(&job.gradient, job.stream, workspace, row);
+            result.err().map(|error| JobError { job: index, error })
+        });
+        match failed.flatten().min_by_key(|failure| failure.job) {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
+    }
+
+    fn encode(
+        &mut self,
+        setting: &Setting,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize, Error> {
+        Portable.encode(setting, gradient, stream, workspace, payload)
+    }
+
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+        Portable.decode(payload, values)
+    }
+}

@@ -1,0 +1,188 @@
+//! Any compressor with its parameters, and any row of candidates, as plain values.
+
+use super::Compressor;
+use super::dense::{self, Dense};
+use super::powersgd::{self, PowerSgd};
+use super::qsgd::{self, Qsgd};
+use super::topk::{self, TopK};
+use super::wire::{Header, Method, Payload};
+use crate::Error;
+use crate::error::expect_len;
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
+use core::fmt;
+
+/// One compressor with its parameters: what a plan gives each layer.
+///
+/// ```
+/// use lgreco_core::compress::{Compressor, Setting, decode, topk::TopK};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let values = [0.1f32, -3.0, 0.2, 2.0];
+/// let gradient = Gradient::new(Values::F32(&values), Shape::new(4, 1)?)?;
+/// let setting = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
+/// let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+/// let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32)?];
+/// setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?;
+/// let mut decoded = [0.0; 4];
+/// decode(&payload, &mut decoded)?;
+/// assert_eq!(decoded, [0.0, -3.0, 0.0, 2.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Setting {
+    /// Uncompressed.
+    Dense,
+    /// Quantised.
+    Qsgd(Qsgd),
+    /// Sparsified.
+    TopK(TopK),
+    /// Low rank.
+    PowerSgd(PowerSgd),
+}
+
+impl Setting {
+    fn compressor(&self) -> &dyn Compressor {
+        match self {
+            Setting::Dense => &Dense,
+            Setting::Qsgd(c) => c,
+            Setting::TopK(c) => c,
+            Setting::PowerSgd(c) => c,
+        }
+    }
+}
+
+impl Compressor for Setting {
+    fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error> {
+        self.compressor().payload_len(shape, dtype)
+    }
+
+    fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        self.compressor().encode_workspace_len(shape, dtype)
+    }
+
+    fn encode(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize, Error> {
+        self.compressor().encode(gradient, stream, workspace, payload)
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Setting::Dense => write!(f, "dense"),
+            Setting::Qsgd(c) => write!(f, "qsgd {}", c.bits),
+            Setting::TopK(c) => write!(f, "topk k={}", c.keep),
+            Setting::PowerSgd(c) => write!(f, "powersgd {}", c.rank),
+        }
+    }
+}
+
+/// Decodes any payload into `values` (row-major) and returns its header. The parser is total: truncated, hostile or
+/// wrong-version bytes are an error, and `values` then holds nothing to be used.
+///
+/// # Errors
+/// [`Error::PayloadHeader`], [`Error::PayloadBody`], [`Error::Length`] (body, or `values` not the tensor's length).
+pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
+    let payload = Payload::parse(payload)?;
+    match payload.header.method {
+        Method::Dense => dense::decode(&payload, values)?,
+        Method::Qsgd => qsgd::decode(&payload, values)?,
+        Method::TopK => topk::decode(&payload, values)?,
+        Method::PowerSgd => powersgd::decode(&payload, values)?,
+    }
+    Ok(payload.header)
+}
+
+/// Candidates of one method that share everything but one parameter: one row of the error table, measured in about
+/// one pass over the gradient.
+#[derive(Clone, Copy, Debug)]
+pub enum Candidates<'a> {
+    /// `base` with each of `bits`.
+    Qsgd {
+        /// Bucket size, scale and rounding; its own bit width is not used.
+        base: Qsgd,
+        /// Bit widths, 1 to 8.
+        bits: &'a [u8],
+    },
+    /// TopK keeping each of `keeps` elements.
+    TopK {
+        /// Type of the kept values in the payload.
+        values: Dtype,
+        /// Numbers of kept elements, 1 to the number of elements.
+        keeps: &'a [u32],
+    },
+    /// PowerSGD at each of `ranks`.
+    PowerSgd {
+        /// Power iterations, at least 1.
+        iterations: u32,
+        /// Ranks, at least 1.
+        ranks: &'a [u32],
+    },
+}
+
+impl Candidates<'_> {
+    /// Number of candidates.
+    pub const fn len(&self) -> usize {
+        match self {
+            Candidates::Qsgd { bits, .. } => bits.len(),
+            Candidates::TopK { keeps, .. } => keeps.len(),
+            Candidates::PowerSgd { ranks, .. } => ranks.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Candidate `index` as a setting, or `None` past the end.
+    pub fn setting(&self, index: usize) -> Option<Setting> {
+        match *self {
+            Candidates::Qsgd { base, bits } => bits.get(index).map(|&bits| Setting::Qsgd(Qsgd { bits, ..base })),
+            Candidates::TopK { values, keeps } => keeps.get(index).map(|&keep| Setting::TopK(TopK { keep, values })),
+            Candidates::PowerSgd { iterations, ranks } => {
+                ranks.get(index).map(|&rank| Setting::PowerSgd(PowerSgd { rank, iterations }))
+            }
+        }
+    }
+
+    /// Words of workspace that [`measure`](Candidates::measure) needs.
+    pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
+        match *self {
+            Candidates::Qsgd { .. } => 0,
+            Candidates::TopK { keeps, .. } => topk::measure_workspace_len(shape, keeps.len()),
+            Candidates::PowerSgd { ranks, .. } => {
+                powersgd::measure_workspace_len(shape, dtype, ranks.iter().copied().max().unwrap_or(0))
+            }
+        }
+    }
+
+    /// Measures every candidate: `squared_errors[i]` is ‖gradient − decode(encode(gradient))‖² under candidate `i`; for
+    /// stochastic rounding its expectation over the random bits.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`], [`Error::Parameter`]; [`Error::Length`] when `workspace` is too short or `squared_errors`
+    /// has not one place per candidate.
+    pub fn measure(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        squared_errors: &mut [f64],
+    ) -> Result<(), Error> {
+        expect_len("squared errors, one per candidate", self.len(), squared_errors.len())?;
+        match *self {
+            Candidates::Qsgd { base, bits } => qsgd::measure(gradient, base, bits, squared_errors),
+            Candidates::TopK { values, keeps } => topk::measure(gradient, values, keeps, workspace, squared_errors),
+            Candidates::PowerSgd { iterations, ranks } => {
+                powersgd::measure(gradient, ranks, iterations, stream, workspace, squared_errors)
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The options of one layer: candidates to measure, duplicates and hopeless ones removed.
+
+use super::range::{Family, Method, Metric};
+use crate::Error;
+use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::topk::TopK;
+use crate::compress::{Candidates, Compressor, Setting};
+use crate::gradient::{Dtype, Gradient};
+use crate::table::Choice;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// QSGD as searched: max-norm buckets of 512, stochastic rounding (QSGD §5, the setting that recovered accuracy).
+const QSGD: Qsgd = Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding: Rounding::Stochastic };
+/// Power iterations of the simulation, as in the L-GreCo authors' code.
+const POWER_ITERATIONS: u32 = 5;
+
+enum Row {
+    Qsgd(Vec<u8>),
+    TopK(Dtype, Vec<u32>),
+    PowerSgd(Vec<u32>),
+}
+
+pub(super) struct LayerOptions {
+    rows: Vec<Row>,
+    labels: Vec<String>,
+    default: usize,
+}
+
+/// The options of a layer after measuring: choices with labels, their settings, and the default.
+pub(super) struct Assembled {
+    pub labelled: Vec<(String, Choice)>,
+    pub settings: Vec<Setting>,
+    pub default: u32,
+}
+
+impl LayerOptions {
+    pub(super) fn new(families: &[Family], gradient: Gradient<'_>) -> Result<Self, Error> {
+        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+        let (mut rows, mut labels, mut default) = (Vec::new(), Vec::new(), None);
+        for (index, family) in families.iter().enumerate() {
+            let row_start = labels.len();
+            let mut values: Vec<u32> = Vec::new();
+            let mut last = None;
+            for parameter in family.parameters() {
+                let value = match family.method {
+                    Method::TopK => TopK::with_density(parameter, shape.elements(), dtype)?.keep,
+                    Method::PowerSgd => (parameter as u32).min(shape.rows() as u32).min(shape.cols() as u32),
+                    _ => parameter as u32,
+                };
+                if last != Some(value) {
+                    values.push(value);
+                    labels.push(family.method.label(parameter));
+                    last = Some(value);
+                }
+                if index == 0 && parameter <= family.default * (1.0 + 1e-9) {
+                    default = Some(row_start + values.len() - 1);
+                }
+            }
+            rows.push(match family.method {
+                Method::TopK => Row::TopK(dtype, values),
+                Method::PowerSgd => Row::PowerSgd(values),
+                _ => Row::Qsgd(values.into_iter().map(|bits| bits as u8).collect()),
+            });
+        }
+        let default = default.ok_or(Error::Length { what: "methods to search", expected: 1, found: 0 })?;
+        Ok(LayerOptions { rows, labels, default })
+    }
+
+    pub(super) fn candidates(&self) -> impl Iterator<Item = Candidates<'_>> {
+        self.rows.iter().map(|row| match row {
+            Row::Qsgd(bits) => Candidates::Qsgd { base: QSGD, bits },
+            Row::TopK(values, keeps) => Candidates::TopK { values: *values, keeps },
+            Row::PowerSgd(ranks) => Candidates::PowerSgd { iterations: POWER_ITERATIONS, ranks },
+        })
+    }
+
+    /// Number of measured candidates.
+    pub(super) fn measured(&self) -> usize {
+        self.labels.len()
+    }
+
+    pub(super) fn into_options(
+        self,
+        gradient: Gradient<'_>,
+        squared_errors: &[f64],
+        metric: Metric,
+    ) -> Result<Assembled, Error> {
+        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+        let bits = |setting: &Setting| Ok::<u64, Error>(8 * setting.payload_len(shape, dtype)? as u64);
+        let dense_size = bits(&Setting::Dense)?;
+        let settings =
+            self.candidates().flat_map(|c| (0..c.len()).filter_map(move |i| c.setting(i)).collect::<Vec<_>>());
+        let settings: Vec<Setting> = settings.collect();
+        let mut assembled = Assembled { labelled: Vec::new(), settings: Vec::new(), default: 0 };
+        let mut dense_at = None;
+        for (index, ((setting, label), &squared)) in
+            settings.into_iter().zip(self.labels).zip(squared_errors).enumerate()
+        {
+            let size = bits(&setting)?;
+            let place = if size < dense_size {
+                assembled.labelled.push((label, Choice { size, error: metric.error(squared) }));
+                assembled.settings.push(setting);
+                assembled.settings.len() - 1
+            } else {
+                *dense_at.get_or_insert_with(|| {
+                    assembled.labelled.push(("dense".into(), Choice { size: dense_size, error: 0.0 }));
+                    assembled.settings.push(Setting::Dense);
+                    assembled.settings.len() - 1
+                })
+            };
+            if index == self.default {
+                assembled.default = place as u32;
+            }
+        }
+        Ok(assembled)
+    }
+}

@@ -1,0 +1,247 @@
+//! What to offer each layer of a model, and the model's error table under it.
+//!
+//! A [`Search`] turns a method, its default and its range into candidates per layer; [`Search::measure`] measures them
+//! on real gradients and returns the named table the planner works on, with the [`Setting`] behind every option.
+//!
+//! Layers with one dimension or fewer, or with fewer than `min_elements` elements, stay uncompressed: they are not in
+//! the table.
+
+mod layer;
+mod range;
+
+pub use range::{Family, Method, Metric, Range};
+
+use crate::Error;
+use crate::backend::{Backend, Job};
+use crate::compress::Setting;
+use crate::gradient::{Gradient, Shape, Values};
+use crate::rng::Stream;
+use crate::table::NamedTable;
+use alloc::string::String;
+use alloc::vec::Vec;
+use alloc::{format, vec};
+use layer::LayerOptions;
+
+/// A named gradient tensor of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    name: &'a str,
+    dims: &'a [usize],
+    gradient: Gradient<'a>,
+}
+
+impl<'a> Layer<'a> {
+    /// Pairs a tensor's name and dimensions with its values, in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::TooManyElements`]; [`Error::Length`] when the number of values is not the product of `dims`.
+    pub fn new(name: &'a str, dims: &'a [usize], values: Values<'a>) -> Result<Self, Error> {
+        Ok(Layer { name, dims, gradient: Gradient::new(values, Shape::from_dims(dims)?)? })
+    }
+
+    /// The name.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The tensor's dimensions.
+    pub fn dims(&self) -> &'a [usize] {
+        self.dims
+    }
+
+    /// The values with their matrix shape.
+    pub fn gradient(&self) -> Gradient<'a> {
+        self.gradient
+    }
+}
+
+/// Candidates for every layer, the error metric, and which layers are left alone.
+///
+/// ```
+/// use lgreco_core::backend::Portable;
+/// use lgreco_core::gradient::Values;
+/// use lgreco_core::plan::{Solver, budget::Budget, solve};
+/// use lgreco_core::search::{Layer, Method, Search};
+///
+/// let (w1, w2): (Vec<f32>, Vec<f32>) =
+///     ((0..4096).map(|i| (i as f32).sin()).collect(), (0..4096).map(|i| 0.01 * (i as f32).cos()).collect());
+/// let layers = [
+///     Layer::new("fc1.weight", &[64, 64], Values::F32(&w1))?,
+///     Layer::new("fc2.weight", &[64, 64], Values::F32(&w2))?,
+/// ];
+/// let measured = Search::new(Method::Qsgd).measure(&layers, &mut Portable)?;
+/// let table = measured.table.view();
+/// let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
+/// let plan = solve(&table, budget, Solver::default())?;
+/// assert!(plan.summary.proven());
+/// for (layer, &option) in plan.choices.iter().enumerate() {
+///     println!("{}: {}", measured.table.name(layer), measured.setting(layer, option as usize));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Search {
+    /// Methods with their defaults and ranges; the first one's default is the reference of the error budget.
+    pub families: Vec<Family>,
+    /// What makes an error out of a squared error.
+    pub metric: Metric,
+    /// Layers with fewer elements stay uncompressed; 1024 unless set.
+    pub min_elements: usize,
+    /// Seed of random start matrices.
+    pub seed: u64,
+}
+
+/// A model's table with the compressors behind it.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// The error table; option labels read like the command line's parameters (`topk 1%`, `qsgd 4`, `dense`).
+    pub table: NamedTable,
+    /// Index of each table layer's default option.
+    pub defaults: Vec<u32>,
+    /// Which of the model's layers each table layer is.
+    pub layers: Vec<usize>,
+    /// The model's layers that are not in the table and stay uncompressed.
+    pub uncompressed: Vec<usize>,
+    settings: Vec<Vec<Setting>>,
+}
+
+impl Measured {
+    /// The compressor behind an option.
+    ///
+    /// # Panics
+    /// When the table has no such layer or option.
+    pub fn setting(&self, layer: usize, option: usize) -> Setting {
+        self.settings[layer][option]
+    }
+}
+
+/// Why a model could not be measured, with the layer's name.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}{error}", self.prefix())]
+pub struct MeasureError {
+    /// Name of the layer, when one is at fault.
+    pub layer: Option<String>,
+    /// What went wrong.
+    pub error: Error,
+}
+
+impl MeasureError {
+    fn prefix(&self) -> String {
+        self.layer.as_ref().map_or_else(String::new, |name| format!("layer `{name}`: "))
+    }
+}
+
+impl From<Error> for MeasureError {
+    fn from(error: Error) -> Self {
+        MeasureError { layer: None, error }
+    }
+}
+
+impl Search {
+    /// A method with its defaults: QSGD 4 bits in 2..8, TopK 1 % in 0.1 %..10 %, PowerSGD rank 4 in 2..8 (L-GreCo §4);
+    /// hybrid offers all three (PowerSGD there rank 8 in 4..16) against the budget of uniform 4-bit QSGD.
+    pub fn new(method: Method) -> Self {
+        let families = match method {
+            Method::Hybrid => {
+                vec![
+                    Family::new(Method::Qsgd, 4.0),
+                    Family::new(Method::TopK, 0.01),
+                    Family::new(Method::PowerSgd, 8.0),
+                ]
+            }
+            Method::Qsgd => vec![Family::new(method, 4.0)],
+            Method::TopK => vec![Family::new(method, 0.01)],
+            Method::PowerSgd => vec![Family::new(method, 4.0)],
+        };
+        Search { families, metric: Metric::L2, min_elements: 1024, seed: 0 }
+    }
+
+    /// Replaces the default of the first method (bits, density or rank) and with it the range, L-GreCo's for that
+    /// default.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when outside what the method can do.
+    pub fn with_default(mut self, default: f64) -> Result<Self, Error> {
+        self.families[0] = Family::checked(self.families[0].method, default, None)?;
+        Ok(self)
+    }
+
+    /// Replaces the range of the first method; its default stays and is always among the candidates.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when outside what the method can do.
+    pub fn with_range(mut self, range: Range) -> Result<Self, Error> {
+        self.families[0] = Family::checked(self.families[0].method, self.families[0].default, Some(range))?;
+        Ok(self)
+    }
+
+    fn takes(&self, layer: &Layer<'_>) -> bool {
+        let elements = layer.gradient.shape().elements();
+        layer.dims.len() > 1 && elements > 0 && elements >= self.min_elements
+    }
+
+    /// Measures every layer under every candidate.
+    ///
+    /// Parameters that come to the same on a layer (densities that keep equally many elements, ranks above its smaller
+    /// side) are offered once, under the first label; one `dense` option with error 0 replaces all whose payload would
+    /// not be smaller than the uncompressed one.
+    ///
+    /// # Errors
+    /// The first layer that holds NaN or infinity, by name; [`Error::EmptyTable`] when no layer is left to compress;
+    /// errors of the backend.
+    ///
+    /// # Complexity
+    /// About one pass over the data per method; allocates the rows and the backend's workspace.
+    pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, MeasureError> {
+        let (layers, uncompressed): (Vec<_>, Vec<_>) = (0..model.len()).partition(|&i| self.takes(&model[i]));
+        let named = |index: usize| move |error| MeasureError { layer: Some(model[index].name.into()), error };
+        let offered: Vec<LayerOptions> = layers
+            .iter()
+            .map(|&i| LayerOptions::new(&self.families, model[i].gradient).map_err(named(i)))
+            .collect::<Result<_, _>>()?;
+        let mut jobs = Vec::new();
+        let mut owner = Vec::new();
+        for (&index, options) in layers.iter().zip(&offered) {
+            let stream = Stream { seed: self.seed, layer: index as u32, ..Stream::default() };
+            for candidates in options.candidates() {
+                jobs.push(Job { gradient: model[index].gradient, candidates, stream });
+                owner.push(index);
+            }
+        }
+        let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
+        let mut workspace = vec![0; backend.workspace_len(&jobs)];
+        backend.measure(&jobs, &mut workspace, &mut rows).map_err(|failed| match owner.get(failed.job) {
+            Some(&index) => named(index)(failed.error),
+            None => failed.error.into(),
+        })?;
+        self.assemble(model, layers, uncompressed, offered, &rows)
+    }
+
+    fn assemble(
+        &self,
+        model: &[Layer<'_>],
+        layers: Vec<usize>,
+        uncompressed: Vec<usize>,
+        offered: Vec<LayerOptions>,
+        mut rows: &[f64],
+    ) -> Result<Measured, MeasureError> {
+        let mut builder = NamedTable::builder(self.metric.name());
+        let (mut defaults, mut settings) = (Vec::new(), Vec::new());
+        for (&index, options) in layers.iter().zip(offered) {
+            let (row, rest) = rows.split_at(options.measured());
+            rows = rest;
+            let layer = model[index];
+            let options = options.into_options(layer.gradient, row, self.metric)?;
+            defaults.push(options.default);
+            builder.layer(
+                layer.name,
+                layer.gradient.shape().elements() as u64,
+                Some(options.default),
+                options.labelled,
+            );
+            settings.push(options.settings);
+        }
+        let table = builder.build()?;
+        Ok(Measured { table, defaults, layers, uncompressed, settings })
+    }
+}

@@ -1,0 +1,214 @@
+//! Methods, their parameters and the ranges searched.
+
+use crate::Error;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::str::FromStr;
+use num_traits::Float;
+
+/// A compression method as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Quantisation; the parameter is bits per element, 1 to 8.
+    Qsgd,
+    /// Sparsification; the parameter is the density, above 0 and at most 1.
+    TopK,
+    /// Low rank; the parameter is the rank, at least 1.
+    PowerSgd,
+    /// All three, chosen per layer.
+    Hybrid,
+}
+
+impl Method {
+    /// All methods.
+    pub const ALL: [Method; 4] = [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid];
+
+    /// The name used in labels and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Method::Qsgd => "qsgd",
+            Method::TopK => "topk",
+            Method::PowerSgd => "powersgd",
+            Method::Hybrid => "hybrid",
+        }
+    }
+
+    /// The label of a parameter: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
+    pub fn label(self, parameter: f64) -> String {
+        match self {
+            Method::TopK => format!("topk {}%", tidy(parameter * 100.0)),
+            _ => format!("{} {}", self.name(), parameter),
+        }
+    }
+}
+
+/// Rounds away what binary fractions add to decimal ones (0.1 · 3 · 100 = 30.000000000000004).
+fn tidy(x: f64) -> f64 {
+    Float::round(x * 1e9) / 1e9
+}
+
+impl FromStr for Method {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let expected = "qsgd, topk, powersgd or hybrid";
+        Self::ALL.into_iter().find(|m| m.name() == name).ok_or(Error::UnknownName { what: "method", expected })
+    }
+}
+
+/// What makes an error out of a squared error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// The L2 norm, as in the L-GreCo paper.
+    L2,
+    /// The squared L2 norm, which adds up exactly over layers.
+    SquaredL2,
+}
+
+impl Metric {
+    /// The name used in files and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Metric::L2 => "l2",
+            Metric::SquaredL2 => "squared-l2",
+        }
+    }
+
+    /// The error of a squared L2 error.
+    pub fn error(self, squared: f64) -> f64 {
+        match self {
+            Metric::L2 => crate::num::sqrt(squared),
+            Metric::SquaredL2 => squared,
+        }
+    }
+}
+
+impl FromStr for Metric {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let unknown = Error::UnknownName { what: "metric", expected: "l2 or squared-l2" };
+        [Metric::L2, Metric::SquaredL2].into_iter().find(|m| m.name() == name).ok_or(unknown)
+    }
+}
+
+/// Parameters `first`, `first + step`, … up to `last`, in the method's unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    /// The smallest parameter.
+    pub first: f64,
+    /// The largest parameter, included when a whole number of steps reaches it.
+    pub last: f64,
+    /// The step, above 0.
+    pub step: f64,
+}
+
+/// One method with its default parameter and the range searched around it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Family {
+    /// The method, not [`Method::Hybrid`].
+    pub method: Method,
+    /// The reference parameter.
+    pub default: f64,
+    /// The parameters offered; the default is offered too when it is not among them.
+    pub range: Range,
+}
+
+/// Most parameters one family may offer per layer.
+pub const MAX_OPTIONS: usize = 10_000;
+
+impl Family {
+    /// L-GreCo's range around `default` (§4): bits and rank [D/2, 2D] step 1, density [D/10, 10 D] step D/10.
+    pub(super) fn new(method: Method, default: f64) -> Self {
+        let range = match method {
+            Method::TopK => Range { first: default / 10.0, last: (default * 10.0).min(1.0), step: default / 10.0 },
+            Method::Qsgd => {
+                Range { first: Float::floor(default / 2.0).max(1.0), last: (default * 2.0).min(8.0), step: 1.0 }
+            }
+            _ => Range { first: Float::floor(default / 2.0).max(1.0), last: default * 2.0, step: 1.0 },
+        };
+        Family { method, default, range }
+    }
+
+    pub(super) fn checked(method: Method, default: f64, range: Option<Range>) -> Result<Self, Error> {
+        check_parameter(method, "default", default)?;
+        let mut family = Family::new(method, default);
+        if let Some(range) = range {
+            check_parameter(method, "start of the range", range.first)?;
+            check_parameter(method, "end of the range", range.last)?;
+            let wrong = |what, value, expected| Err(Error::Parameter { what, value, expected });
+            if range.first > range.last {
+                return wrong("end of the range", range.last, "not below its start");
+            }
+            if !(range.step > 0.0 && range.step.is_finite()) {
+                return wrong("step of the range", range.step, "a finite number above 0");
+            }
+            if method != Method::TopK && Float::fract(range.step) != 0.0 {
+                return wrong("step of the range", range.step, "a whole number");
+            }
+            if (range.last - range.first) / range.step >= MAX_OPTIONS as f64 {
+                return wrong("step of the range", range.step, "at most 10000 options");
+            }
+            family.range = range;
+        }
+        Ok(family)
+    }
+
+    /// The parameters offered, ascending, the default among them.
+    pub fn parameters(&self) -> Vec<f64> {
+        let Range { first, last, step } = self.range;
+        let steps = Float::floor((last - first) / step + 1e-9) as usize;
+        let mut parameters: Vec<f64> = (0..=steps).map(|i| tidy((first + i as f64 * step) * 100.0) / 100.0).collect();
+        if !parameters.iter().any(|&p| (p - self.default).abs() <= 1e-9 * self.default) {
+            let at = parameters.partition_point(|&p| p < self.default);
+            parameters.insert(at, self.default);
+        }
+        parameters
+    }
+}
+
+fn check_parameter(method: Method, what: &'static str, value: f64) -> Result<(), Error> {
+    let whole = Float::fract(value) == 0.0;
+    let (fits, expected) = match method {
+        Method::TopK => (value > 0.0 && value <= 1.0, "a density above 0 and at most 1 (100%)"),
+        Method::Qsgd => (whole && (1.0..=8.0).contains(&value), "a whole number of bits, 1 to 8"),
+        _ => (whole && (1.0..=65536.0).contains(&value), "a whole rank, 1 to 65536"),
+    };
+    if fits { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_ranges() {
+        let of = |method, default| Family::new(method, default).parameters();
+        assert_eq!(of(Method::Qsgd, 4.0), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(of(Method::PowerSgd, 4.0), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        let densities = of(Method::TopK, 0.01);
+        assert_eq!((densities.len(), densities[0], densities[9], densities[99]), (100, 0.001, 0.01, 0.1));
+        assert_eq!(Method::TopK.label(densities[2]), "topk 0.3%");
+    }
+
+    #[test]
+    fn the_default_is_always_offered() {
+        let range = Range { first: 2.0, last: 8.0, step: 2.0 };
+        let family = Family::checked(Method::Qsgd, 5.0, Some(range)).unwrap();
+        assert_eq!(family.parameters(), [2.0, 4.0, 5.0, 6.0, 8.0]);
+    }
+
+    #[test]
+    fn impossible_parameters_are_refused() {
+        for (method, value) in [
+            (Method::Qsgd, 9.0),
+            (Method::Qsgd, 2.5),
+            (Method::TopK, 0.0),
+            (Method::TopK, 1.5),
+            (Method::PowerSgd, f64::NAN),
+        ] {
+            assert!(matches!(Family::checked(method, value, None), Err(Error::Parameter { .. })), "{method:?} {value}");
+        }
+        let endless = Range { first: 0.001, last: 1.0, step: 1e-9 };
+        assert!(Family::checked(Method::TopK, 0.01, Some(endless)).is_err());
+    }
+}
