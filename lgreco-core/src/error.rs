@@ -1,3 +1,5 @@
+use crate::num::Sum;
+
 /// Everything that can go wrong, with the place and the numbers; no strings are built.
 ///
 /// Layers and options are named by index, counted from 0; callers that know names add them.
@@ -49,11 +51,25 @@ pub enum Error {
         /// The element.
         value: f32,
     },
+    /// The allocator has no room for a workspace.
+    #[error("a workspace of {words} words of 8 bytes cannot be allocated")]
+    OutOfMemory {
+        /// Its length.
+        words: usize,
+    },
     /// A result does not fit the number format it is sent in.
     #[error("{what} overflows f32")]
     Overflow {
         /// Which quantity.
         what: &'static str,
+    },
+    /// An element is too large for the format it is to be sent in.
+    #[error("element {index} is {value}: its magnitude does not fit the format it is sent in")]
+    ElementOverflow {
+        /// Position of the element.
+        index: usize,
+        /// The element.
+        value: f32,
     },
 
     /// A table without layers.
@@ -94,6 +110,14 @@ pub enum Error {
         option: usize,
         /// Number of options of the layer.
         options: usize,
+    },
+    /// Two layers have one name; state and plans are keyed by name.
+    #[error("layers {first} and {layer} have the same name")]
+    DuplicateName {
+        /// Index of the second layer.
+        layer: usize,
+        /// Index of the first layer.
+        first: usize,
     },
     /// A budget that is NaN, infinite or negative.
     #[error("the error budget is {value}, expected a finite number >= 0")]
@@ -147,6 +171,13 @@ pub enum Error {
 }
 
 impl Error {
+    /// No plan meets `budget`, since the most exact one has the error `smallest`.
+    pub(crate) fn infeasible(budget: f64, smallest: Sum) -> Error {
+        // Beyond f64::MAX the sum is not a number.
+        let smallest = if smallest.value().is_finite() { smallest.value() } else { f64::INFINITY };
+        Error::Infeasible { budget, smallest }
+    }
+
     /// The permanent numeric code of this kind of error; never 0, never reused.
     pub const fn code(&self) -> u32 {
         match self {
@@ -156,6 +187,8 @@ impl Error {
             Error::NonFinite { .. } => 4,
             Error::Overflow { .. } => 5,
             Error::UnknownName { .. } => 6,
+            Error::OutOfMemory { .. } => 7,
+            Error::ElementOverflow { .. } => 8,
             Error::EmptyTable => 20,
             Error::EmptyLayer { .. } => 21,
             Error::OptionError { .. } => 22,
@@ -165,6 +198,7 @@ impl Error {
             Error::Infeasible { .. } => 26,
             Error::OverBudget { .. } => 27,
             Error::PlanMismatch { .. } => 28,
+            Error::DuplicateName { .. } => 29,
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
         }
@@ -176,7 +210,16 @@ impl Error {
             Error::EmptyLayer { layer }
             | Error::OptionError { layer, .. }
             | Error::SizeOverflow { layer, .. }
-            | Error::NoSuchOption { layer, .. } => Some(layer),
+            | Error::NoSuchOption { layer, .. }
+            | Error::DuplicateName { layer, .. } => Some(layer),
+            _ => None,
+        }
+    }
+
+    /// The option at fault, in the layer at fault, for errors that have one.
+    pub const fn option(&self) -> Option<usize> {
+        match *self {
+            Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } => Some(option),
             _ => None,
         }
     }

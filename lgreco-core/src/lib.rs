@@ -16,14 +16,16 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "alloc")]
+#[cfg(any(test, feature = "alloc"))]
 extern crate alloc;
-#[cfg(feature = "std")]
+#[cfg(any(test, feature = "std"))]
 extern crate std;
 
 pub mod backend;
 pub mod compress;
 mod error;
+#[cfg(feature = "json")]
+pub mod file;
 pub mod gradient;
 mod linalg;
 mod num;
@@ -34,7 +36,7 @@ pub mod search;
 mod select;
 mod simd;
 pub mod table;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 pub use error::Error;

@@ -5,9 +5,10 @@ pub(crate) fn sqrt(x: f64) -> f64 {
     num_traits::Float::sqrt(x)
 }
 
-/// A sum carried in two f64 (106 bits): error at most 2^-104 of the sum of magnitudes per addition.
+/// A sum carried in two f64 (106 bits) and never below the true sum: each addition exceeds it by at most 2^-104 of the
+/// sum of magnitudes, and is exact while 106 bits hold the sum.
 ///
-/// Knuth's TwoSum at each step; addends must be finite.
+/// Knuth's TwoSum at each step, the one inexact step rounded up; addends must be finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sum {
     high: f64,
@@ -23,7 +24,8 @@ fn two_sum(a: f64, b: f64) -> (f64, f64) {
 impl Sum {
     pub(crate) fn add(&mut self, x: f64) {
         let (sum, rest) = two_sum(self.high, x);
-        let (high, low) = two_sum(sum, rest + self.low);
+        let (tail, lost) = two_sum(rest, self.low);
+        let (high, low) = two_sum(sum, if lost > 0.0 { tail.next_up() } else { tail });
         (self.high, self.low) = (high, low);
     }
 
@@ -37,7 +39,7 @@ impl Sum {
         if self.low > 0.0 { self.high.next_up() } else { self.high }
     }
 
-    /// Whether the sum is at most `limit`, decided on all 106 bits.
+    /// Whether the sum is at most `limit`, decided on all 106 bits; true only if the exact sum is.
     pub(crate) fn at_most(self, limit: f64) -> bool {
         self.high < limit || (self.high == limit && self.low <= 0.0)
     }
@@ -65,5 +67,15 @@ mod tests {
         assert_eq!(above.rounded_up(), 1e16f64.next_up());
         above.add(-0.25);
         assert!(above.at_most(1e16));
+    }
+
+    #[test]
+    fn what_106_bits_cannot_hold_rounds_up() {
+        let sum: Sum = [1.0, 1e-300].into_iter().collect();
+        assert!(!sum.at_most(1.0) && sum.at_most(1f64.next_up()));
+        let sum: Sum = [1.0, f64::EPSILON / 4.0, 1e-300].into_iter().collect();
+        let mut below = sum;
+        below.add(-1.0);
+        assert!(!below.at_most(f64::EPSILON / 4.0));
     }
 }

@@ -1,1 +1,302 @@
-//! Selection by magnitude: radix histograms over the bits of |x|.
+//! Selection by magnitude: the k-th largest |x| of a slice, and what lies above and below a magnitude.
+//!
+//! Magnitudes are compared by the bits of |x| as an f32 without its sign, which order as the magnitudes do. A sample
+//! brackets the answer, one vectorised pass collects the few magnitudes inside the bracket and counts those outside,
+//! and a selection among the collected ones is exact. A bracket that turns out wrong costs a second pass with
+//! everything inside; the result never depends on the sample.
+
+use crate::Error;
+use crate::error::expect_room;
+use crate::gradient::Element;
+use crate::simd::{Kernel, dispatch};
+
+/// Elements that are looked at together: one step of the vector loops.
+const LANES: usize = 16;
+/// Below this many elements a sample is not worth its while.
+const SAMPLED_FROM: usize = 1 << 10;
+/// Largest sample: it brackets 1 % of 16 M elements within a tenth.
+const SAMPLE_MAX: usize = 1 << 15;
+/// Bits of f32 infinity; the magnitude bits of finite numbers are smaller.
+const INFINITY: u32 = 0x7f80_0000;
+
+/// The bits of |x|.
+#[inline(always)]
+pub(crate) fn magnitude_bits<T: Element>(x: T) -> u32 {
+    x.to_f32().to_bits() & 0x7fff_ffff
+}
+
+/// Where the k largest magnitudes end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Bits of the k-th largest magnitude.
+    pub(crate) magnitude: u32,
+    /// How many elements of exactly this magnitude are among the k largest; at least 1.
+    pub(crate) ties: u32,
+}
+
+/// A bracket of magnitudes, by their bits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bracket {
+    /// Magnitudes inside are above this one,
+    pub(crate) low: u32,
+    /// and not above this one.
+    pub(crate) high: u32,
+    /// Nearly all magnitudes lie from here on,
+    pub(crate) bottom: u32,
+    /// and up to here.
+    pub(crate) top: u32,
+}
+
+impl Bracket {
+    /// All finite magnitudes except 0.
+    pub(crate) const ALL: Bracket = Bracket { low: 0, high: INFINITY - 1, bottom: 0, top: INFINITY - 1 };
+
+    /// A bracket that almost surely holds the `k`-th largest magnitude, from a sample of fixed positions.
+    ///
+    /// `scratch` needs room for [`SAMPLE_MAX`] numbers or one per element, whichever is less.
+    pub(crate) fn sampled<T: Element>(values: &[T], k: u32, scratch: &mut [u32]) -> Bracket {
+        if values.len() < SAMPLED_FROM {
+            return Bracket::ALL;
+        }
+        let count = (values.len() / 32).clamp(SAMPLED_FROM / 4, SAMPLE_MAX);
+        let stride = values.len() / count;
+        let sample = &mut scratch[..count];
+        for (i, slot) in sample.iter_mut().enumerate() {
+            *slot = magnitude_bits(values[sampled_position(i, stride)]);
+        }
+        let rank = (k as u64 * count as u64 / values.len() as u64) as usize;
+        // Five standard deviations of the number of sampled elements among the k largest.
+        let margin = (25 * rank as u64 * (count - rank.min(count)) as u64 / count as u64).isqrt() as usize + 8;
+        let mut bracket = Bracket::ALL;
+        (bracket.bottom, bracket.top) = sample.iter().fold((INFINITY - 1, 0), |(a, b), &x| (a.min(x), b.max(x)));
+        let mut nth_largest = |rank: usize| *sample.select_nth_unstable(count - 1 - rank).1;
+        if rank + margin < count {
+            bracket.low = nth_largest(rank + margin);
+        }
+        if rank > margin {
+            bracket.high = nth_largest(rank - margin);
+        }
+        bracket.high = bracket.high.clamp(bracket.low, INFINITY - 1);
+        bracket
+    }
+}
+
+/// The position the sample takes from the `i`-th `stride` elements: scattered, so that periodic data cannot hide from it.
+pub(crate) fn sampled_position(i: usize, stride: usize) -> usize {
+    let scatter = (i as u32).wrapping_mul(0x9E37_79B9) as u64 * stride as u64;
+    i * stride + (scatter >> 32) as usize
+}
+
+/// What a pass over all elements finds out about a [`Bracket`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Split {
+    /// Elements above the bracket.
+    pub(crate) above: u32,
+    /// Elements inside; their magnitude bits are in the caller's buffer, in order.
+    pub(crate) inside: usize,
+    /// Elements of magnitude `low`.
+    pub(crate) tied: u32,
+    /// Sum of squares of the elements below `low`; 0 unless asked for.
+    pub(crate) energy_below: f64,
+    /// The largest magnitude's bits.
+    pub(crate) max: u32,
+}
+
+/// One pass: counts what lies outside `bracket` and collects what lies inside.
+struct SplitKernel<'a, T, const ENERGY: bool> {
+    values: &'a [T],
+    bracket: Bracket,
+    inside: &'a mut [u32],
+}
+
+#[derive(Default)]
+struct Lanes {
+    max: [u32; LANES],
+    above: [u32; LANES],
+    tied: [u32; LANES],
+    energy: [f64; LANES],
+}
+
+impl<T: Element, const ENERGY: bool> Kernel for SplitKernel<'_, T, ENERGY> {
+    type Output = Split;
+
+    #[inline(always)]
+    fn run(self) -> Split {
+        let mut lanes = Lanes::default();
+        let mut inside = 0;
+        let (blocks, rest) = self.values.as_chunks::<LANES>();
+        for block in blocks {
+            inside += split_block::<T, ENERGY>(block, self.bracket, &mut lanes, &mut self.inside[inside..]);
+        }
+        let mut last = [T::zeroed(); LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        inside += split_block::<T, ENERGY>(&last, self.bracket, &mut lanes, &mut self.inside[inside..]);
+        let padding = if self.bracket.low == 0 { LANES - rest.len() } else { 0 };
+        Split {
+            above: lanes.above.iter().sum(),
+            inside,
+            tied: (lanes.tied.iter().map(|&t| t as u64).sum::<u64>() - padding as u64) as u32,
+            energy_below: lanes.energy.iter().sum(),
+            max: lanes.max.iter().fold(0, |a, &b| a.max(b)),
+        }
+    }
+}
+
+#[inline(always)]
+fn split_block<T: Element, const ENERGY: bool>(
+    block: &[T; LANES],
+    bracket: Bracket,
+    lanes: &mut Lanes,
+    inside: &mut [u32],
+) -> usize {
+    let Bracket { low, high, .. } = bracket;
+    let mut bits = [0u32; LANES];
+    let mut mask = 0u32;
+    for i in 0..LANES {
+        bits[i] = magnitude_bits(block[i]);
+        lanes.max[i] = lanes.max[i].max(bits[i]);
+        lanes.above[i] += (bits[i] > high) as u32;
+        lanes.tied[i] += (bits[i] == low) as u32;
+        if ENERGY {
+            let below = f32::from_bits(if bits[i] < low { bits[i] } else { 0 }) as f64;
+            lanes.energy[i] += below * below;
+        }
+        mask |= ((bits[i] > low && bits[i] <= high) as u32) << i;
+    }
+    if mask == (1 << LANES) - 1 {
+        inside[..LANES].copy_from_slice(&bits);
+        return LANES;
+    }
+    let mut count = 0;
+    while mask != 0 {
+        inside[count] = bits[mask.trailing_zeros() as usize % LANES];
+        count += 1;
+        mask &= mask - 1;
+    }
+    count
+}
+
+/// Splits `values` at `bracket`; the magnitude bits inside it go to the front of `inside`.
+///
+/// # Errors
+/// [`Error::NonFinite`] with the first offender.
+pub(crate) fn split<T: Element, const ENERGY: bool>(
+    values: &[T],
+    bracket: Bracket,
+    inside: &mut [u32],
+) -> Result<Split, Error> {
+    let split = dispatch(SplitKernel::<T, ENERGY> { values, bracket, inside });
+    if split.max >= INFINITY {
+        return Err(first_non_finite(values));
+    }
+    Ok(split)
+}
+
+/// `Err` with the first NaN or infinity.
+pub(crate) fn check_finite<T: Element>(values: &[T]) -> Result<(), Error> {
+    let nothing = Bracket { low: Bracket::ALL.high, ..Bracket::ALL };
+    split::<T, false>(values, nothing, &mut []).map(|_| ())
+}
+
+fn first_non_finite<T: Element>(values: &[T]) -> Error {
+    let index = values.iter().position(|&x| magnitude_bits(x) >= INFINITY).unwrap_or(0);
+    Error::NonFinite { index, value: values[index].to_f32() }
+}
+
+/// Words of workspace for [`kth_largest_magnitude`].
+pub(crate) const fn workspace_len(elements: usize) -> usize {
+    elements.div_ceil(2)
+}
+
+/// The `k`-th largest magnitude of `values`, 1 ≤ k ≤ their number, and how its ties divide.
+///
+/// # Errors
+/// [`Error::NonFinite`] with the first offender; [`Error::Length`] when `workspace` is shorter than
+/// [`workspace_len`].
+///
+/// # Complexity
+/// O(n): one pass over the values, and one more when the sampled bracket misses.
+pub(crate) fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
+    expect_room("workspace words", workspace_len(values.len()), workspace.len())?;
+    debug_assert!(k >= 1 && k as usize <= values.len());
+    let buffer: &mut [u32] = bytemuck::cast_slice_mut(workspace);
+    let mut bracket = Bracket::sampled(values, k, buffer);
+    let mut found = split::<T, false>(values, bracket, buffer)?;
+    if !(found.above..found.above + found.inside as u32 + found.tied).contains(&(k - 1)) {
+        bracket = Bracket::ALL;
+        found = split::<T, false>(values, bracket, buffer)?;
+    }
+    let rank = (k - found.above) as usize;
+    if rank > found.inside {
+        return Ok(Cut { magnitude: bracket.low, ties: (rank - found.inside) as u32 });
+    }
+    let (_, &mut magnitude, larger) = buffer[..found.inside].select_nth_unstable(found.inside - rank);
+    let above = larger.iter().filter(|&&bits| bits > magnitude).count();
+    Ok(Cut { magnitude, ties: (rank - above) as u32 })
+}
+
+/// One pass: collects positions.
+struct AtLeast<'a, T> {
+    values: &'a [T],
+    magnitude: u32,
+    indices: &'a mut [u32],
+}
+
+impl<T: Element> Kernel for AtLeast<'_, T> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        let (blocks, rest) = self.values.as_chunks::<LANES>();
+        let mut count = 0;
+        for (b, block) in blocks.iter().enumerate() {
+            let mut mask = 0u32;
+            for (i, &x) in block.iter().enumerate() {
+                mask |= ((magnitude_bits(x) >= self.magnitude) as u32) << i;
+            }
+            while mask != 0 {
+                self.indices[count] = (b * LANES) as u32 + mask.trailing_zeros();
+                count += 1;
+                mask &= mask - 1;
+            }
+        }
+        for (i, &x) in rest.iter().enumerate() {
+            if magnitude_bits(x) >= self.magnitude {
+                self.indices[count] = (blocks.len() * LANES + i) as u32;
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+/// Writes the positions of the elements of at least `magnitude` to the front of `indices`, ascending, and returns
+/// their number; `indices` has room for one per element.
+pub(crate) fn indices_at_least<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
+    dispatch(AtLeast { values, magnitude, indices })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Stream;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn cuts_are_those_of_a_sort() {
+        let stream = Stream { seed: 5, ..Stream::default() };
+        for (n, spread) in [(1u64, 1u32), (17, 3), (8191, 1000), (8192, 4), (8192, 1 << 30), (70_001, 1 << 20)] {
+            let values: Vec<f32> = (0..n).map(|i| (stream.word(i) % spread) as f32 - 1.0).collect();
+            let mut sorted: Vec<f32> = values.iter().map(|x| x.abs()).collect();
+            sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+            let mut workspace = vec![u64::MAX; workspace_len(values.len())];
+            for k in [1, 2, n / 100, n / 3, n - 1, n].map(|k| k.clamp(1, n) as u32) {
+                let magnitude = sorted[k as usize - 1];
+                let larger = sorted.partition_point(|&x| x > magnitude) as u32;
+                let cut = kth_largest_magnitude(&values, k, &mut workspace).unwrap();
+                assert_eq!(cut, Cut { magnitude: magnitude.to_bits(), ties: k - larger }, "{n} {k}");
+            }
+        }
+    }
+}

@@ -2,6 +2,11 @@
 
 use crate::Error;
 
+#[cfg(feature = "alloc")]
+mod named;
+#[cfg(feature = "alloc")]
+pub use named::{Builder, NamedError, NamedTable};
+
 /// One option of one layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]

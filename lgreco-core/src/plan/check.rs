@@ -1,1 +1,194 @@
 //! The independent verifier of plans: shares no code with the solvers.
+//!
+//! What it decides is decided in exact arithmetic: every finite f64 is an integer multiple of 2^-1074, so the errors
+//! are added, and compared with the budget, as integers of 2176 bits. A plan passes only if the true sum of its
+//! errors, not a rounded one, is within the budget. The solvers' 106-bit sums are never below the true sum, so what
+//! they accept passes here.
+
+use super::Summary;
+use crate::{Error, table::Table};
+
+/// Verifies that `choices` names one option of every layer, that `summary` states their size and error, and that they
+/// keep the budget it states.
+///
+/// The stated error may be off by the rounding of its last bit; the size must be right; the lower bound must not exceed
+/// the size.
+///
+/// ```
+/// use lgreco_core::{Error, plan::{Summary, check}, table::{Choice, Table}};
+/// let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
+/// let table = Table::new(&choices, &[2])?;
+/// let summary = Summary { size: 4, lower_bound: 4, error: 1.5, budget: 1.5 };
+/// assert!(check::verify(&table, &[1], &summary).is_ok());
+/// let short = Summary { budget: 1.25, ..summary };
+/// assert_eq!(check::verify(&table, &[1], &short), Err(Error::OverBudget { error: 1.5, budget: 1.25 }));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Length`], [`Error::NoSuchOption`], [`Error::PlanMismatch`], [`Error::Budget`], [`Error::OverBudget`].
+///
+/// # Complexity
+/// O(layers), without an allocator.
+pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<(), Error> {
+    let Summary { size: stated, lower_bound, error, budget } = *summary;
+    if choices.len() != table.layers() {
+        return Err(Error::Length { what: "choices of the plan", expected: table.layers(), found: choices.len() });
+    }
+    if !(budget.is_finite() && budget >= 0.0) {
+        return Err(Error::Budget { value: budget });
+    }
+    let (mut size, mut sum) = (0u128, ExactSum::default());
+    for (layer, &option) in choices.iter().enumerate() {
+        let options = table.layer(layer);
+        let Some(choice) = options.get(option as usize) else {
+            return Err(Error::NoSuchOption { layer, option: option as usize, options: options.len() });
+        };
+        size += u128::from(choice.size);
+        sum.add(choice.error);
+    }
+    if size != u128::from(stated) {
+        return Err(Error::PlanMismatch { what: "size", stated: stated as f64, found: size as f64 });
+    }
+    if stated < lower_bound {
+        return Err(Error::PlanMismatch { what: "lower bound", stated: lower_bound as f64, found: stated as f64 });
+    }
+    let near = error.is_finite() && error >= 0.0 && {
+        let (below, above) = (error.next_down().max(0.0), error.next_up().min(f64::MAX));
+        ExactSum::from(below) <= sum && sum <= ExactSum::from(above)
+    };
+    if !near {
+        return Err(Error::PlanMismatch { what: "error", stated: error, found: sum.approximate() });
+    }
+    if sum > ExactSum::from(budget) {
+        return Err(Error::OverBudget { error: sum.approximate(), budget });
+    }
+    Ok(())
+}
+
+const WORDS: usize = 34;
+
+/// A sum of finite f64 that are not negative, as an integer in units of 2^-1074, most significant word first so that
+/// the derived order is the order of the numbers. 2176 bits hold 2^78 addends of any magnitude.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ExactSum([u64; WORDS]);
+
+impl Default for ExactSum {
+    fn default() -> Self {
+        ExactSum([0; WORDS])
+    }
+}
+
+impl From<f64> for ExactSum {
+    fn from(x: f64) -> Self {
+        let mut sum = ExactSum::default();
+        sum.add(x);
+        sum
+    }
+}
+
+impl ExactSum {
+    fn add(&mut self, x: f64) {
+        debug_assert!(x.is_finite() && x >= 0.0);
+        let bits = x.abs().to_bits();
+        let (exponent, fraction) = (bits >> 52, bits & ((1 << 52) - 1));
+        let (mantissa, shift) = if exponent == 0 { (fraction, 0) } else { (fraction | 1 << 52, exponent - 1) };
+        let mut word = WORDS - 1 - (shift / 64) as usize;
+        let wide = u128::from(mantissa) << (shift % 64);
+        let (low, mut carry) = self.0[word].overflowing_add(wide as u64);
+        self.0[word] = low;
+        let mut rest = (wide >> 64) as u64;
+        while carry || rest > 0 {
+            word -= 1;
+            let (sum, first) = self.0[word].overflowing_add(rest);
+            let (sum, second) = sum.overflowing_add(u64::from(carry));
+            (self.0[word], carry, rest) = (sum, first | second, 0);
+        }
+    }
+
+    /// The sum in f64, for messages.
+    fn approximate(&self) -> f64 {
+        // Twice 2^32, because 2^64 · 2^1074 has no f64.
+        let fold = |value: f64, &word: &u64| value * 4_294_967_296.0 * 4_294_967_296.0 + word as f64;
+        let lead = self.0.iter().position(|&word| word > 0).unwrap_or(WORDS - 1);
+        let kept = (lead + 3).min(WORDS);
+        let value = self.0[lead..kept].iter().fold(0.0, fold);
+        // value · 2^(64·dropped words − 1074), in steps that neither overflow nor lose bits early.
+        let mut exponent = 64 * (WORDS - kept) as i32 - 1074;
+        let mut value = value;
+        while exponent != 0 {
+            let step = exponent.clamp(-512, 512);
+            value *= f64::from_bits(((1023 + step) as u64) << 52);
+            exponent -= step;
+        }
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{num::Sum, table::Choice};
+    use proptest::prelude::*;
+
+    fn exact(values: &[f64]) -> ExactSum {
+        values.iter().fold(ExactSum::default(), |mut sum, &x| {
+            sum.add(x);
+            sum
+        })
+    }
+
+    #[test]
+    fn sums_across_the_whole_range_are_exact() {
+        let tiny = f64::from_bits(1);
+        assert!(exact(&[f64::MAX, tiny]) > f64::MAX.into());
+        assert!(exact(&[1.0, tiny]) > 1.0.into());
+        assert!(exact(&[1.0, tiny]) < 1f64.next_up().into());
+        assert_eq!(exact(&[0.5, 0.25, 0.25]), 1.0.into());
+        assert_eq!(exact(&[0.1; 3]).cmp(&0.3.into()), core::cmp::Ordering::Greater); // 0.1 is above a tenth
+        assert_eq!(exact(&[f64::MAX, f64::MAX]).approximate(), f64::INFINITY);
+        for x in [0.0, tiny, 1.0, 0.3, 1e300, f64::MAX, f64::MIN_POSITIVE, 12345.678e-200] {
+            assert_eq!(ExactSum::from(x).approximate(), x);
+        }
+    }
+
+    #[test]
+    fn every_false_statement_is_found() {
+        let choices = [(8, 0.5), (4, 1.5), (2, 0.25)].map(|(size, error)| Choice { size, error });
+        let table = Table::new(&choices, &[2, 3]).unwrap();
+        let right = Summary { size: 6, lower_bound: 6, error: 1.75, budget: 1.75 };
+        assert_eq!(verify(&table, &[1, 0], &right), Ok(()));
+        let wrong = |summary: Summary| verify(&table, &[1, 0], &summary).unwrap_err().code();
+        assert_eq!(wrong(Summary { size: 7, ..right }), 28);
+        assert_eq!(wrong(Summary { lower_bound: 7, ..right }), 28);
+        assert_eq!(wrong(Summary { error: 1.75f64.next_up().next_up(), ..right }), 28);
+        assert_eq!(wrong(Summary { error: f64::NAN, ..right }), 28);
+        assert_eq!(wrong(Summary { budget: 1.75f64.next_down(), ..right }), 27);
+        assert_eq!(wrong(Summary { budget: f64::NAN, ..right }), 25);
+        assert_eq!(verify(&table, &[1], &right).unwrap_err().code(), 1);
+        let no_such = Error::NoSuchOption { layer: 1, option: 1, options: 1 };
+        assert_eq!(verify(&table, &[1, 1], &right), Err(no_such));
+    }
+
+    proptest! {
+        /// The solvers' sums never accept what the exact sum refuses, and differ only in the last of 106 bits.
+        #[test]
+        fn solver_sums_are_never_below(
+            values in prop::collection::vec((0u64..1 << 53, -80i32..80), 1..20), nudge in -3i32..3,
+        ) {
+            let values: std::vec::Vec<f64> = values.iter().map(|&(m, e)| m as f64 * 2f64.powi(e)).collect();
+            let (sum, exact) = (values.iter().copied().collect::<Sum>(), exact(&values));
+            let mut limit = sum.value();
+            for _ in 0..nudge.abs() {
+                limit = if nudge > 0 { limit.next_up() } else { limit.next_down().max(0.0) };
+            }
+            let accepted = sum.at_most(limit);
+            prop_assert!(!accepted || exact <= limit.into());
+            prop_assert!(exact <= sum.rounded_up().into());
+            if nudge != 0 {
+                prop_assert_eq!(accepted, exact <= limit.into());
+            }
+            prop_assert!((sum.value() - exact.approximate()).abs() <= sum.value() * 1e-15);
+        }
+    }
+}

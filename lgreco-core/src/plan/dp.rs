@@ -1,1 +1,221 @@
 //! Algorithm 1 of the L-GreCo paper: dynamic programming over a discretised error budget.
+//!
+//! The budget is cut into `levels` cells. An option costs its error in cells, rounded up, so a plan that fits the grid
+//! fits the budget, exactly and whatever the rounding of floats. Row `l` holds, for each number of cells, the smallest
+//! size of the first `l` layers that costs exactly so many; the answer is the smallest entry of the last row.
+//!
+//! **Ties** go to the plan with the fewest cells, then, from the last layer to the first, to the lowest option index.
+//!
+//! # Where this differs from the released NumPy code, and why
+//! * Layer 0 there accepts an option only when `cell > error`, later layers when `cell >= error`; here every layer uses
+//!   `>=`, as Algorithm 1 does: otherwise a plan that uses up the budget exactly is lost.
+//! * There every option costs at least one cell; here an error of zero costs none, so that "do not compress" is free
+//!   and a budget of zero has plans.
+//! * There a last row without a finite entry is traced back from cell 0, and yields a plan over budget; here it is
+//!   [`Error::Infeasible`], with the smallest error there is.
+//! * There NaN flows through (the guard's result is discarded) and a zero reference error divides by zero; here both
+//!   are settled before the grid is built.
+//! * **Deviation from Algorithm 1:** rounding up can make every plan miss the grid although some meet the budget. Then
+//!   the plan of smallest error (smallest size, then lowest index, among equals) is returned if it meets the budget.
+//!
+//! # How it is made fast
+//! * A cell holds one number, `size · 2^k + option`, so that relaxing it is one addition and one minimum, and the
+//!   minimum breaks ties by itself. Sizes are counted in their greatest common divisor. The number is kept in an f64,
+//!   exactly, while the largest is below 2^52, and in 128 bits otherwise, by the same code.
+//! * Options that cost no fewer cells and no fewer bits than another are dropped: neither the optimum nor the tie rule
+//!   can choose them.
+//! * Each layer's cheapest option is paid for in advance, which leaves fewer cells to fill, and cells beyond what the
+//!   layers so far can reach are not visited.
+//! * The trace takes one byte per layer and cell (two or four where a layer has more than 256 or 65536 options). It is
+//!   what takes memory; bit-packing it would save little and cost time in the inner loop.
+
+mod cell;
+mod grid;
+
+use super::Summary;
+use crate::{Error, error::expect_len, error::expect_room, num::Sum, simd, table::Table};
+use cell::{Cell, Fill, LANES, Wide};
+use grid::{Kept, keep_layer};
+
+/// The paper's number of cells.
+pub const LEVELS: u32 = 10_000;
+
+/// What the table alone decides about the number formats.
+struct Layout {
+    /// Greatest common divisor of all sizes.
+    unit: u64,
+    /// Bits that hold an option's index.
+    index_bits: u32,
+    /// Whether every cell fits an f64 exactly.
+    narrow: bool,
+}
+
+impl Layout {
+    fn of(table: &Table) -> Layout {
+        let unit = table.choices().iter().fold(0, |unit, choice| gcd(unit, choice.size)).max(1);
+        let options = table.iter().map(<[_]>::len).max().unwrap_or(1);
+        let index_bits = options.next_power_of_two().trailing_zeros();
+        let total: u64 = table.iter().map(|options| options.iter().map(|choice| choice.size).max().unwrap_or(0)).sum();
+        let narrow = index_bits <= 16 && (u128::from(total / unit) + 1) << index_bits < 1 << 52;
+        Layout { unit, index_bits, narrow }
+    }
+
+    fn workspace_len(&self, table: &Table, levels: u32) -> usize {
+        let rows = stride(levels).saturating_add(2 * LANES).saturating_mul(if self.narrow { 2 } else { 4 });
+        let trace = stride(levels).saturating_mul(table.layers()).saturating_mul(self.trace_bytes()).div_ceil(8);
+        (2 * table.choices().len() + table.layers()).saturating_add(rows).saturating_add(trace)
+    }
+
+    /// Bytes of one trace entry.
+    fn trace_bytes(&self) -> usize {
+        match (self.narrow, self.index_bits) {
+            (true, ..=8) => 1,
+            (true, _) => 2,
+            (false, _) => 4,
+        }
+    }
+}
+
+fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// Cells of a row or trace, in whole blocks.
+fn stride(levels: u32) -> usize {
+    (levels as usize).saturating_add(1).div_ceil(LANES).saturating_mul(LANES)
+}
+
+/// Words of workspace that [`solve`] needs; `usize::MAX` when they cannot be counted.
+///
+/// # Complexity
+/// O(options) time. The result is about 2·options + 2·levels words and layers·levels bytes.
+pub fn workspace_len(table: &Table, levels: u32) -> usize {
+    Layout::of(table).workspace_len(table, levels)
+}
+
+/// Chooses one option per layer by Algorithm 1 on a grid of `levels` cells, at least 1.
+///
+/// `summary.lower_bound` is the sum of each layer's smallest option within the budget.
+///
+/// ```
+/// use lgreco_core::{plan::dp, table::{Choice, Table}};
+/// let choices = [(80, 0.0), (40, 1.0), (20, 3.0), (60, 0.0), (30, 2.0)].map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[3, 5])?;
+/// let mut workspace = vec![0; dp::workspace_len(&table, dp::LEVELS)];
+/// let mut options = [0; 2];
+/// let summary = dp::solve(&table, 3.0, 3, &mut workspace, &mut options)?;
+/// assert_eq!((options, summary.size, summary.error), ([1, 1], 70, 3.0));
+///
+/// // Of 10 000 cells the errors 1 and 2 need 3334 and 6667: one too many.
+/// let summary = dp::solve(&table, 3.0, dp::LEVELS, &mut workspace, &mut options)?;
+/// assert_eq!((options, summary.size, summary.error), ([2, 0], 80, 3.0));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Budget`]; [`Error::Parameter`] for `levels == 0`; [`Error::Length`] for `options` and a short workspace;
+/// [`Error::Infeasible`], with the smallest error there is, when no plan meets the budget.
+///
+/// # Complexity
+/// O(options·levels) time, [`workspace_len`] words; no allocator.
+///
+/// # Source
+/// L-GreCo (MLSys 2024), Algorithm 1; deviations in the [module](self).
+pub fn solve(
+    table: &Table,
+    budget: f64,
+    levels: u32,
+    workspace: &mut [u64],
+    options: &mut [u32],
+) -> Result<Summary, Error> {
+    expect_len("choices, one per layer", table.layers(), options.len())?;
+    if levels == 0 {
+        return Err(Error::Parameter { what: "levels", value: 0.0, expected: "at least 1" });
+    }
+    let budget = super::budget::Budget::Absolute(budget).limit(table)?;
+    let layout = Layout::of(table);
+    expect_room("workspace", layout.workspace_len(table, levels), workspace.len())?;
+
+    let lower_bound = smallest_error(table, budget, options)?;
+    let (kept_words, workspace) = workspace.split_at_mut(2 * table.choices().len());
+    let (ends, workspace) = workspace.split_at_mut(table.layers());
+    let kept: &mut [Kept] = bytemuck::cast_slice_mut(kept_words);
+
+    let (mut start, mut paid) = (0, 0u64);
+    for (end, choices) in ends.iter_mut().zip(table.iter()) {
+        let layer = &mut kept[start..start + choices.len()];
+        let (count, cheapest) = keep_layer(choices, budget, levels, layout.unit, layer);
+        start += count;
+        *end = start as u64;
+        paid += u64::from(cheapest);
+    }
+    if paid <= u64::from(levels) {
+        let grid = Grid { kept: &kept[..start], ends, cells: levels - paid as u32, layout };
+        match (grid.layout.narrow, grid.layout.trace_bytes()) {
+            (true, 1) => grid.solve::<f64, u8>(workspace, options),
+            (true, _) => grid.solve::<f64, u16>(workspace, options),
+            (false, _) => grid.solve::<Wide, u32>(workspace, options),
+        }
+    }
+    Summary::of(table, options, budget, lower_bound)
+}
+
+/// Chooses each layer's most exact option, and returns the smallest size that single options within the budget allow.
+fn smallest_error(table: &Table, budget: f64, options: &mut [u32]) -> Result<u64, Error> {
+    let (mut sum, mut lower_bound) = (Sum::default(), 0);
+    for (option, choices) in options.iter_mut().zip(table.iter()) {
+        let (mut best, mut smallest) = (0, u64::MAX);
+        for (index, choice) in choices.iter().enumerate() {
+            let chosen = &choices[best];
+            if choice.error < chosen.error || (choice.error == chosen.error && choice.size < chosen.size) {
+                best = index;
+            }
+            if choice.error <= budget {
+                smallest = smallest.min(choice.size);
+            }
+        }
+        *option = best as u32;
+        sum.add(choices[best].error);
+        lower_bound += if smallest == u64::MAX { choices[best].size } else { smallest };
+    }
+    if sum.at_most(budget) { Ok(lower_bound) } else { Err(Error::infeasible(budget, sum)) }
+}
+
+/// The discretised problem: every layer has an option that costs nothing, and there are `cells` to spend.
+struct Grid<'a> {
+    kept: &'a [Kept],
+    ends: &'a [u64],
+    cells: u32,
+    layout: Layout,
+}
+
+impl Grid<'_> {
+    fn solve<C: Cell, T: bytemuck::Pod + cell::Trace>(&self, workspace: &mut [u64], options: &mut [u32]) {
+        let stride = stride(self.cells);
+        let row = (stride + 2 * LANES) * size_of::<C>() / 8;
+        let (previous, workspace) = workspace.split_at_mut(row);
+        let (next, trace) = workspace.split_at_mut(row);
+        let fill = Fill {
+            kept: self.kept,
+            ends: self.ends,
+            cells: self.cells,
+            index_bits: self.layout.index_bits,
+            rows: [bytemuck::cast_slice_mut::<u64, C>(previous), bytemuck::cast_slice_mut::<u64, C>(next)],
+            trace: bytemuck::cast_slice_mut::<u64, T>(trace),
+        };
+        let mut cell = simd::dispatch(fill);
+        let trace: &[T] = bytemuck::cast_slice(trace);
+        for layer in (0..options.len()).rev() {
+            let start = if layer == 0 { 0 } else { self.ends[layer - 1] as usize };
+            let kept = &self.kept[start + trace[layer * stride + cell].index()];
+            options[layer] = kept.option;
+            cell -= kept.cells as usize;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,17 @@ pub mod budget;
 pub mod check;
 pub mod dp;
 pub mod exact;
+#[cfg(feature = "alloc")]
+mod owned;
+#[cfg(feature = "alloc")]
+mod solve;
+
+#[cfg(feature = "alloc")]
+pub use owned::Plan;
+#[cfg(feature = "alloc")]
+pub use solve::{Solver, solve};
+
+use crate::{Error, num::Sum, table::Table};
 
 /// What a solver states about the choices it made; [`check`] verifies it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,6 +35,24 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// What `options`, one per layer, cost and achieve.
+    ///
+    /// `lower_bound` is the caller's: no feasible plan may be smaller.
+    ///
+    /// # Errors
+    /// [`Error::OverBudget`] when the errors sum to more than `budget`; [`Error::Length`]; [`Error::NoSuchOption`].
+    ///
+    /// # Complexity
+    /// O(layers), without an allocator.
+    pub fn of(table: &Table, options: &[u32], budget: f64, lower_bound: u64) -> Result<Summary, Error> {
+        let chosen = table.chosen(options)?;
+        let sum: Sum = chosen.clone().map(|choice| choice.error).collect();
+        if !sum.at_most(budget) {
+            return Err(Error::OverBudget { error: sum.value(), budget });
+        }
+        Ok(Summary { size: chosen.map(|choice| choice.size).sum(), lower_bound, error: sum.value(), budget })
+    }
+
     /// Whether the plan is proved optimal.
     pub const fn proven(&self) -> bool {
         self.size <= self.lower_bound

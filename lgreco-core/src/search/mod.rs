@@ -16,10 +16,9 @@ use crate::backend::{Backend, Job};
 use crate::compress::Setting;
 use crate::gradient::{Gradient, Shape, Values};
 use crate::rng::Stream;
-use crate::table::NamedTable;
-use alloc::string::String;
+use crate::table::{NamedError, NamedTable};
+use alloc::vec;
 use alloc::vec::Vec;
-use alloc::{format, vec};
 use layer::LayerOptions;
 
 /// A named gradient tensor of a model.
@@ -60,7 +59,7 @@ impl<'a> Layer<'a> {
 /// ```
 /// use lgreco_core::backend::Portable;
 /// use lgreco_core::gradient::Values;
-/// use lgreco_core::plan::{Solver, budget::Budget, solve};
+/// use lgreco_core::plan::{self, Solver, budget::Budget};
 /// use lgreco_core::search::{Layer, Method, Search};
 ///
 /// let (w1, w2): (Vec<f32>, Vec<f32>) =
@@ -72,9 +71,9 @@ impl<'a> Layer<'a> {
 /// let measured = Search::new(Method::Qsgd).measure(&layers, &mut Portable)?;
 /// let table = measured.table.view();
 /// let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
-/// let plan = solve(&table, budget, Solver::default())?;
-/// assert!(plan.summary.proven());
-/// for (layer, &option) in plan.choices.iter().enumerate() {
+/// let plan = plan::solve(&table, budget, Solver::default())?;
+/// assert!(plan.summary().proven());
+/// for (layer, &option) in plan.options().iter().enumerate() {
 ///     println!("{}: {}", measured.table.name(layer), measured.setting(layer, option as usize));
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -112,28 +111,6 @@ impl Measured {
     /// When the table has no such layer or option.
     pub fn setting(&self, layer: usize, option: usize) -> Setting {
         self.settings[layer][option]
-    }
-}
-
-/// Why a model could not be measured, with the layer's name.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{}{error}", self.prefix())]
-pub struct MeasureError {
-    /// Name of the layer, when one is at fault.
-    pub layer: Option<String>,
-    /// What went wrong.
-    pub error: Error,
-}
-
-impl MeasureError {
-    fn prefix(&self) -> String {
-        self.layer.as_ref().map_or_else(String::new, |name| format!("layer `{name}`: "))
-    }
-}
-
-impl From<Error> for MeasureError {
-    fn from(error: Error) -> Self {
-        MeasureError { layer: None, error }
     }
 }
 
@@ -192,9 +169,10 @@ impl Search {
     ///
     /// # Complexity
     /// About one pass over the data per method; allocates the rows and the backend's workspace.
-    pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, MeasureError> {
+    pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
         let (layers, uncompressed): (Vec<_>, Vec<_>) = (0..model.len()).partition(|&i| self.takes(&model[i]));
-        let named = |index: usize| move |error| MeasureError { layer: Some(model[index].name.into()), error };
+        let named =
+            |index: usize| move |error| NamedError { error, layer: Some(model[index].name.into()), option: None };
         let offered: Vec<LayerOptions> = layers
             .iter()
             .map(|&i| LayerOptions::new(&self.families, model[i].gradient).map_err(named(i)))
@@ -212,7 +190,7 @@ impl Search {
         let mut workspace = vec![0; backend.workspace_len(&jobs)];
         backend.measure(&jobs, &mut workspace, &mut rows).map_err(|failed| match owner.get(failed.job) {
             Some(&index) => named(index)(failed.error),
-            None => failed.error.into(),
+            None => NamedError { error: failed.error, layer: None, option: None },
         })?;
         self.assemble(model, layers, uncompressed, offered, &rows)
     }
@@ -224,14 +202,15 @@ impl Search {
         uncompressed: Vec<usize>,
         offered: Vec<LayerOptions>,
         mut rows: &[f64],
-    ) -> Result<Measured, MeasureError> {
+    ) -> Result<Measured, NamedError> {
         let mut builder = NamedTable::builder(self.metric.name());
         let (mut defaults, mut settings) = (Vec::new(), Vec::new());
         for (&index, options) in layers.iter().zip(offered) {
             let (row, rest) = rows.split_at(options.measured());
             rows = rest;
             let layer = model[index];
-            let options = options.into_options(layer.gradient, row, self.metric)?;
+            let named = |error| NamedError { error, layer: Some(layer.name.into()), option: None };
+            let options = options.into_options(layer.gradient, row, self.metric).map_err(named)?;
             defaults.push(options.default);
             builder.layer(
                 layer.name,

@@ -1,1 +1,8 @@
 //! Generators, oracles and property checks that tests, fuzz targets and every backend share.
+
+pub mod models;
+pub mod oracle;
+pub mod plans;
+pub mod qsgd;
+pub mod tables;
+pub mod topk;

@@ -1,0 +1,131 @@
+//! Codes of a fixed width, packed little-endian: code `i` fills bits `i * width .. (i + 1) * width` of the stream.
+//!
+//! Eight codes make exactly `width` bytes, so groups of eight are packed apart from each other: three rounds of
+//! masked shifts close the gaps inside one 64-bit word.
+
+/// Bytes that `count` codes of `width` bits take.
+pub(crate) const fn packed_len(count: u64, width: u8) -> u64 {
+    (count * width as u64).div_ceil(8)
+}
+
+/// Masks of the fields that hold 1, 2 and 4 codes: the lower of each pair.
+const fn lower_of_pairs<const WIDTH: usize>() -> [u64; 3] {
+    let code = (1u64 << WIDTH) - 1;
+    let two = code | code << WIDTH;
+    let four = two | two << (2 * WIDTH);
+    [code * 0x0001_0001_0001_0001, two * 0x0000_0001_0000_0001, four]
+}
+
+/// Eight codes, one per byte, moved together.
+#[inline(always)]
+fn squeeze<const WIDTH: usize>(spread: u64) -> u64 {
+    let [m1, m2, m4] = const { lower_of_pairs::<WIDTH>() };
+    let gap = 8 - WIDTH;
+    let w = (spread & m1) | ((spread >> gap) & (m1 << WIDTH));
+    let w = (w & m2) | ((w >> (2 * gap)) & (m2 << (2 * WIDTH)));
+    (w & m4) | ((w >> (4 * gap)) & (m4 << (4 * WIDTH)))
+}
+
+/// The inverse of [`squeeze`]; bits above the eight codes are ignored.
+#[inline(always)]
+fn spread<const WIDTH: usize>(squeezed: u64) -> u64 {
+    let [m1, m2, m4] = const { lower_of_pairs::<WIDTH>() };
+    let gap = 8 - WIDTH;
+    let w = (squeezed & m4) | ((squeezed & (m4 << (4 * WIDTH))) << (4 * gap));
+    let w = (w & m2) | ((w & (m2 << (2 * WIDTH))) << (2 * gap));
+    (w & m1) | ((w & (m1 << WIDTH)) << gap)
+}
+
+#[inline(always)]
+fn pack_as<const WIDTH: usize>(codes: &[u8], packed: &mut [u8]) {
+    let (groups, _) = codes.as_chunks::<8>();
+    let (whole, rest) = packed.as_chunks_mut::<WIDTH>();
+    for (group, bytes) in groups.iter().zip(whole.iter_mut()) {
+        let word = squeeze::<WIDTH>(u64::from_le_bytes(*group)).to_le_bytes();
+        bytes.copy_from_slice(&word[..WIDTH]);
+    }
+    if !rest.is_empty() {
+        let word = squeeze::<WIDTH>(u64::from_le_bytes(groups[whole.len()])).to_le_bytes();
+        rest.copy_from_slice(&word[..rest.len()]);
+    }
+}
+
+#[inline(always)]
+fn unpack_as<const WIDTH: usize>(packed: &[u8], codes: &mut [u8]) {
+    let (groups, _) = codes.as_chunks_mut::<8>();
+    let (whole, rest) = packed.as_chunks::<WIDTH>();
+    for (bytes, group) in whole.iter().zip(groups.iter_mut()) {
+        let mut word = [0; 8];
+        word[..WIDTH].copy_from_slice(bytes);
+        *group = spread::<WIDTH>(u64::from_le_bytes(word)).to_le_bytes();
+    }
+    if !rest.is_empty() {
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        groups[whole.len()] = spread::<WIDTH>(u64::from_le_bytes(word)).to_le_bytes();
+    }
+}
+
+/// Calls `$function::<WIDTH>` for a width from 1 to 8.
+macro_rules! with_width {
+    ($width:expr, $function:ident($($argument:expr),*)) => {
+        match $width {
+            1 => $function::<1>($($argument),*),
+            2 => $function::<2>($($argument),*),
+            3 => $function::<3>($($argument),*),
+            4 => $function::<4>($($argument),*),
+            5 => $function::<5>($($argument),*),
+            6 => $function::<6>($($argument),*),
+            7 => $function::<7>($($argument),*),
+            8 => $function::<8>($($argument),*),
+            _ => unreachable!("code widths are 1 to 8 bits"),
+        }
+    };
+}
+
+/// Fills `packed` with the codes, each below `2^width` (1 to 8) and in its own byte. `codes` has a multiple of 8
+/// entries, at least those that `packed` has room for.
+#[inline(always)]
+pub(crate) fn pack(width: u8, codes: &[u8], packed: &mut [u8]) {
+    with_width!(width, pack_as(codes, packed))
+}
+
+/// The inverse of [`pack`]: one code per byte of `codes`, which has a multiple of 8 entries, at least those that
+/// `packed` holds in part.
+#[inline(always)]
+pub(crate) fn unpack(width: u8, packed: &[u8], codes: &mut [u8]) {
+    with_width!(width, unpack_as(packed, codes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Stream;
+
+    /// Bit by bit, as the module's first sentence says it.
+    #[test]
+    fn bit_i_of_code_j_is_bit_i_plus_width_j_of_the_stream() {
+        for width in 1..=8u8 {
+            for count in 0..=40usize {
+                let mut codes = [0u8; 40];
+                for (i, code) in codes[..count].iter_mut().enumerate() {
+                    *code = (Stream::default().word((40 * count + i) as u64) & ((1 << width) - 1)) as u8;
+                }
+                let mut packed = [0xff; 40];
+                let packed = &mut packed[..packed_len(count as u64, width) as usize];
+                pack(width, &codes, packed);
+                for (i, code) in codes.iter().enumerate() {
+                    for bit in 0..width as usize {
+                        let at = i * width as usize + bit;
+                        if at < packed.len() * 8 {
+                            assert_eq!(packed[at / 8] >> (at % 8) & 1, code >> bit & 1, "width {width}, code {i}");
+                        }
+                    }
+                }
+                let mut back = [0xff; 40];
+                unpack(width, packed, &mut back);
+                assert_eq!(codes[..count], back[..count]);
+            }
+        }
+    }
+}

@@ -1,1 +1,0 @@
-//! PowerSGD: a gradient matrix as the product of two thin ones.

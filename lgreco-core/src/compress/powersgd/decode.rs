@@ -1,0 +1,48 @@
+//! From a payload back to a matrix.
+
+use super::{body_len, effective_rank};
+use crate::Error;
+use crate::compress::wire::{Method, Payload};
+use crate::error::expect_len;
+use crate::linalg::{self, Columns};
+
+/// Writes `P̂ Qᵀ` into `values`, row-major, each element summed over the columns in order.
+///
+/// Any bytes may be given: what is not the payload of a finite matrix is an error.
+///
+/// # Errors
+/// [`Error::PayloadHeader`] when another method or variant made the payload, [`Error::PayloadBody`] when its rank does
+/// not fit its shape or a factor is not finite, [`Error::Length`] when the body or `values` do not have the length the
+/// header implies, [`Error::Overflow`] when the product leaves the range of f32 (`values` is then of no use).
+///
+/// # Complexity
+/// O(rows · cols · r), no workspace, 32 KiB of stack.
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    let header = payload.header;
+    let expect = |what, expected: u8, found: u8| {
+        if expected == found {
+            Ok(())
+        } else {
+            Err(Error::PayloadHeader { what, expected: expected as u64, found: found as u64 })
+        }
+    };
+    expect("method", Method::PowerSgd as u8, header.method as u8)?;
+    expect("variant", 0, header.variant)?;
+    let (shape, rank) = (header.shape, header.parameter as usize);
+    if rank != effective_rank(shape, header.parameter) || (rank == 0 && shape.elements() > 0) {
+        return Err(Error::PayloadBody { what: "the rank does not fit the shape" });
+    }
+    expect_len("decoded values", shape.elements(), values.len())?;
+    let words = payload.body_of_len(body_len(shape, rank))?.as_chunks::<4>().0;
+    if !words.iter().all(|&x| f32::from_le_bytes(x).is_finite()) {
+        return Err(Error::PayloadBody { what: "a factor is not finite" });
+    }
+    let (p, q) = words.split_at(rank * shape.rows());
+    let p = Columns { values: p, len: shape.rows() };
+    let q = Columns { values: q, len: shape.cols() };
+    if linalg::reconstruct(p, q, rank, shape.cols(), values) {
+        Ok(())
+    } else {
+        Err(Error::Overflow { what: "the product of the factors" })
+    }
+}

@@ -1,0 +1,241 @@
+//! Power iteration and the payload it ends in.
+
+use super::{PowerSgd, body_len, effective_rank, start::start};
+use crate::Error;
+use crate::compress::wire::{HEADER_LEN, Header, Method};
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Element, Gradient, Shape, with_elements};
+use crate::linalg::{self, LANES, Matrix, Row, TILE_WORDS};
+use crate::rng::Stream;
+use crate::simd::{Kernel, dispatch};
+
+/// Workspace cut into its parts.
+pub(super) struct Work<'a> {
+    /// rows × rank, in panels.
+    pub(super) p: &'a mut [Row],
+    /// cols × rank, in panels.
+    pub(super) q: &'a mut [Row],
+    pub(super) tile: &'a mut [u64],
+    /// What is beyond [`workspace_len`].
+    pub(super) rest: &'a mut [u64],
+}
+
+pub(super) fn workspace_len(shape: Shape, rank: usize) -> usize {
+    linalg::factor_words(shape.rows(), rank) + linalg::factor_words(shape.cols(), rank) + TILE_WORDS
+}
+
+impl<'a> Work<'a> {
+    /// Needs [`workspace_len`] words.
+    pub(super) fn split(shape: Shape, rank: usize, workspace: &'a mut [u64]) -> Self {
+        let (tile, rest) = workspace.split_at_mut(TILE_WORDS);
+        let (p, rest) = rest.split_at_mut(linalg::factor_words(shape.rows(), rank));
+        let (q, rest) = rest.split_at_mut(linalg::factor_words(shape.cols(), rank));
+        Work { p: linalg::rows_mut(p), q: linalg::rows_mut(q), tile, rest }
+    }
+}
+
+/// What one pass over a gradient tells.
+#[derive(Clone, Copy)]
+pub(super) struct Scan {
+    /// ‖M‖².
+    pub(super) squared_norm: f64,
+    /// Largest magnitude.
+    pub(super) largest: f32,
+}
+
+/// Finite or [`Error::NonFinite`].
+pub(super) fn scan<T: Element>(values: &[T]) -> Result<Scan, Error> {
+    let scan = dispatch(ScanKernel { values });
+    if scan.largest.is_finite() {
+        return Ok(scan);
+    }
+    let found = values.iter().map(|x| x.to_f32()).enumerate().find(|(_, x)| !x.is_finite());
+    found.map_or(Ok(scan), |(index, value)| Err(Error::NonFinite { index, value }))
+}
+
+struct ScanKernel<'a, T> {
+    values: &'a [T],
+}
+
+impl<T: Element> Kernel for ScanKernel<'_, T> {
+    type Output = Scan;
+    #[inline(always)]
+    fn run(self) -> Scan {
+        let mut squares = [0.0f64; 2 * LANES];
+        let mut largest = [0u32; 2 * LANES];
+        let (chunks, last) = self.values.as_chunks::<{ 2 * LANES }>();
+        for chunk in chunks {
+            for l in 0..2 * LANES {
+                let x = chunk[l].to_f32();
+                largest[l] = largest[l].max(x.to_bits() & 0x7fff_ffff);
+                squares[l] += x as f64 * x as f64;
+            }
+        }
+        for (l, x) in last.iter().enumerate() {
+            let x = x.to_f32();
+            largest[l] = largest[l].max(x.to_bits() & 0x7fff_ffff);
+            squares[l] += x as f64 * x as f64;
+        }
+        Scan { squared_norm: squares.iter().sum(), largest: f32::from_bits(largest.into_iter().fold(0, u32::max)) }
+    }
+}
+
+/// Scales every column by a power of two, which changes no direction, so that products with numbers up to `largest`
+/// stay in the middle of the range of f32. Values must be finite.
+struct ScaleColumns<'a> {
+    factor: &'a mut [Row],
+    len: usize,
+    largest: f32,
+}
+
+impl Kernel for ScaleColumns<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        /// Largest magnitudes in [2^-40, 2^40] need no help.
+        const SAFE: f32 = (1u64 << 40) as f32;
+        let against = linalg::to_unit(self.largest);
+        let against = if against < 1.0 / SAFE {
+            against * SAFE
+        } else if against > SAFE {
+            against / SAFE
+        } else {
+            1.0
+        };
+        for panel in self.factor.chunks_exact_mut(self.len) {
+            linalg::scale(panel, &linalg::largest(panel).map(linalg::to_unit));
+            linalg::scale(panel, &[against; LANES]);
+        }
+    }
+}
+
+/// Keeps every product of a column with numbers up to `largest` in range; see [`ScaleColumns`].
+pub(super) fn scale_columns(factor: &mut [Row], len: usize, largest: f32) {
+    if len > 0 {
+        dispatch(ScaleColumns { factor, len, largest });
+    }
+}
+
+/// Fills `work.q` with the start matrix.
+pub(super) fn cold_start(stream: Stream, cols: usize, rank: usize, q: &mut [Row]) {
+    q.fill([0.0; LANES]);
+    start(stream, cols * rank, |i, x| {
+        let (c, k) = (i / cols, i % cols);
+        q[c / LANES * cols + k][c % LANES] = x;
+    });
+}
+
+/// `iterations` power iterations from `work.q`: leaves `P̂` and `Q = Mᵀ P̂` in `work`.
+pub(super) fn iterate<T: Element>(
+    m: Matrix<'_, T>,
+    largest: f32,
+    rank: usize,
+    iterations: u32,
+    work: &mut Work<'_>,
+) -> Result<(), Error> {
+    for _ in 0..iterations {
+        scale_columns(work.q, m.cols, largest);
+        linalg::project(m, work.q, work.p, rank, work.tile);
+        linalg::orthonormalise(work.p, m.rows, rank);
+        linalg::back_project(m, work.p, work.q, rank, work.tile);
+        if !finite(work.q) {
+            return Err(Error::Overflow { what: "PowerSGD factor Q" });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn finite(factor: &[Row]) -> bool {
+    let bits = |x: &f32| x.to_bits() & 0x7fff_ffff;
+    factor.as_flattened().iter().map(bits).fold(0, u32::max) < f32::INFINITY.to_bits()
+}
+
+pub(super) fn encode(
+    compressor: PowerSgd,
+    gradient: &Gradient<'_>,
+    stream: Stream,
+    workspace: &mut [u64],
+    payload: &mut [u8],
+) -> Result<usize, Error> {
+    compressor.check()?;
+    let (shape, rank) = (gradient.shape(), effective_rank(gradient.shape(), compressor.rank));
+    let mut work = prepare(shape, rank, workspace, payload.len())?;
+    with_elements!(gradient.values(), values => {
+        let scan = scan(values)?;
+        cold_start(stream, shape.cols(), rank, work.q);
+        let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
+        iterate(m, scan.largest, rank, compressor.iterations, &mut work)?;
+    });
+    write(shape, rank, &work, payload)
+}
+
+/// One power iteration from the caller's `q`, which becomes the new `Mᵀ P̂`: warm start, as published. A column of zeros
+/// is replaced by that of [`start_matrix`](super::start_matrix), so zeros are a cold start, a larger rank begins
+/// with zeros appended, and a rank once lost comes back.
+///
+/// `q` is cols × r, column after column, r = `min(rank, rows, cols)`; it is unchanged when an error is returned. The
+/// payload and the workspace are those of [`PowerSgd::encode`](crate::compress::Compressor::encode) at this rank.
+///
+/// # Errors
+/// Those of [`PowerSgd::encode`](crate::compress::Compressor::encode); [`Error::Length`] when `q` has another length;
+/// [`Error::Parameter`] when `q` holds NaN or infinity.
+///
+/// # Complexity
+/// O(rows · cols · r) time.
+///
+/// # Source
+/// Vogels et al. 2019, Algorithm 1 with warm start (§4.2).
+pub fn encode_warm(
+    rank: u32,
+    gradient: &Gradient<'_>,
+    stream: Stream,
+    q: &mut [f32],
+    workspace: &mut [u64],
+    payload: &mut [u8],
+) -> Result<usize, Error> {
+    PowerSgd { rank, iterations: 1 }.check()?;
+    let (shape, rank) = (gradient.shape(), effective_rank(gradient.shape(), rank));
+    expect_len("warm-start factor", shape.cols() * rank, q.len())?;
+    let mut work = prepare(shape, rank, workspace, payload.len())?;
+    with_elements!(gradient.values(), values => {
+        let scan = scan(values)?;
+        warm_start(stream, shape.cols(), rank, q, work.q)?;
+        let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
+        iterate(m, scan.largest, rank, 1, &mut work)?;
+    });
+    let length = write(shape, rank, &work, payload)?;
+    linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x);
+    Ok(length)
+}
+
+fn warm_start(stream: Stream, cols: usize, rank: usize, q: &[f32], factor: &mut [Row]) -> Result<(), Error> {
+    if let Some(value) = q.iter().find(|x| !x.is_finite()) {
+        return Err(Error::Parameter { what: "warm-start factor", value: *value as f64, expected: "finite" });
+    }
+    let mut columns = q.chunks_exact(cols.max(1));
+    if columns.all(|column| column.iter().any(|&x| x != 0.0)) {
+        linalg::pack(q, cols, factor);
+        return Ok(());
+    }
+    cold_start(stream, cols, rank, factor);
+    for (c, column) in q.chunks_exact(cols.max(1)).enumerate().filter(|(_, column)| column.iter().any(|&x| x != 0.0)) {
+        let panel = &mut factor[c / LANES * cols..][..cols];
+        panel.iter_mut().zip(column).for_each(|(row, &x)| row[c % LANES] = x);
+    }
+    Ok(())
+}
+
+fn prepare(shape: Shape, rank: usize, workspace: &mut [u64], payload_len: usize) -> Result<Work<'_>, Error> {
+    expect_room("payload bytes", HEADER_LEN + body_len(shape, rank), payload_len)?;
+    expect_room("workspace words", workspace_len(shape, rank), workspace.len())?;
+    Ok(Work::split(shape, rank, workspace))
+}
+
+fn write(shape: Shape, rank: usize, work: &Work<'_>, payload: &mut [u8]) -> Result<usize, Error> {
+    Header { method: Method::PowerSgd, variant: 0, parameter: rank as u32, shape }.write(payload)?;
+    let words = payload[HEADER_LEN..].as_chunks_mut::<4>().0;
+    let (p, q) = words.split_at_mut(rank * shape.rows());
+    linalg::unpack(work.p, shape.rows(), rank, |i, x| p[i] = x.to_le_bytes());
+    linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x.to_le_bytes());
+    Ok(HEADER_LEN + body_len(shape, rank))
+}

@@ -1,1 +1,0 @@
-//! QSGD and CGX: bucketed quantisation to a few bits.

@@ -1,0 +1,134 @@
+//! Codes to values.
+
+use super::grid::{inverse_levels, point};
+use super::{BLOCK, Qsgd, Rounding, Scale};
+use crate::Error;
+use crate::compress::bits;
+use crate::compress::wire::{Method, Payload};
+use crate::error::expect_len;
+use crate::simd::{Kernel, dispatch};
+
+impl Qsgd {
+    /// The compressor a header describes, but for the rounding, which does not matter any more.
+    fn from_header(payload: &Payload<'_>) -> Result<Self, Error> {
+        let header = payload.header;
+        if header.method != Method::Qsgd {
+            return Err(Error::PayloadHeader {
+                what: "method",
+                expected: Method::Qsgd as u64,
+                found: header.method as u64,
+            });
+        }
+        let scale = match header.variant >> 3 {
+            0 => Scale::MaxNorm,
+            1 => Scale::MinMax,
+            _ => return Err(Error::PayloadBody { what: "the QSGD variant is unknown" }),
+        };
+        let qsgd =
+            Qsgd { bits: (header.variant & 7) + 1, bucket: header.parameter, scale, rounding: Rounding::Nearest };
+        qsgd.check()?;
+        Ok(qsgd)
+    }
+}
+
+/// Writes the values that `payload`, made by [`Qsgd`], stands for; `values` has one entry per element.
+///
+/// # Errors
+/// [`Error::Length`] when `values` or the payload's body has the wrong length; [`Error::PayloadHeader`],
+/// [`Error::Parameter`] or [`Error::PayloadBody`] when the payload was not made by [`Qsgd`]. Every payload for which no
+/// error is returned decodes to finite values. Nothing of `values` may be used when an error is returned.
+///
+/// # Complexity
+/// O(elements), no workspace.
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    let qsgd = Qsgd::from_header(payload)?;
+    let elements = payload.header.shape.elements();
+    expect_len("decoded values", elements, values.len())?;
+    let (scales_len, codes_len) = qsgd.body_lens(elements)?;
+    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
+    let used = (elements as u64 * qsgd.bits as u64 % 8) as u32;
+    if used != 0 && codes.last().is_some_and(|&last| last >> used != 0) {
+        return Err(Error::PayloadBody { what: "unused bits of the last byte are set" });
+    }
+    dispatch(Decode { qsgd, scales: scales.as_chunks::<4>().0, codes, values })
+}
+
+struct Decode<'a> {
+    qsgd: Qsgd,
+    scales: &'a [[u8; 4]],
+    codes: &'a [u8],
+    values: &'a mut [f32],
+}
+
+impl Kernel for Decode<'_> {
+    type Output = Result<(), Error>;
+
+    #[inline(always)]
+    fn run(self) -> Result<(), Error> {
+        if self.qsgd.sign_magnitude() { self.run_as::<true>() } else { self.run_as::<false>() }
+    }
+}
+
+impl Decode<'_> {
+    #[inline(always)]
+    fn run_as<const SIGN_MAGNITUDE: bool>(self) -> Result<(), Error> {
+        let Decode { qsgd, scales, codes, values } = self;
+        let bucket_len = qsgd.bucket as usize;
+        let (mut low, mut high) = (0.0, 0.0);
+        let mut block_codes = [0u8; BLOCK];
+        let packed_blocks = codes.chunks(BLOCK / 8 * qsgd.bits as usize);
+        for ((block, block_values), packed) in values.chunks_mut(BLOCK).enumerate().zip(packed_blocks) {
+            bits::unpack(qsgd.bits, packed, &mut block_codes);
+            let first = block * BLOCK;
+            let mut at = 0;
+            while at < block_values.len() {
+                let within = (first + at) % bucket_len;
+                if within == 0 {
+                    (low, high) = read_scales(qsgd.scale, (first + at) / bucket_len, scales)?;
+                }
+                let end = block_values.len().min(at.saturating_add(bucket_len - within));
+                dequantise::<SIGN_MAGNITUDE>(
+                    low,
+                    high,
+                    qsgd.log_levels(),
+                    &block_codes[at..end],
+                    &mut block_values[at..end],
+                );
+                at = end;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The two ends of a bucket's interval.
+#[inline(always)]
+fn read_scales(scale: Scale, bucket: usize, scales: &[[u8; 4]]) -> Result<(f32, f32), Error> {
+    let (low, high) = match scale {
+        Scale::MaxNorm => {
+            let norm = f32::from_le_bytes(scales[bucket]);
+            (-norm, norm)
+        }
+        Scale::MinMax => (f32::from_le_bytes(scales[2 * bucket]), f32::from_le_bytes(scales[2 * bucket + 1])),
+    };
+    if low <= high && low > f32::NEG_INFINITY && high < f32::INFINITY {
+        Ok((low, high))
+    } else {
+        Err(Error::PayloadBody { what: "a bucket's scale is not finite or out of order" })
+    }
+}
+
+#[inline(always)]
+fn dequantise<const SIGN_MAGNITUDE: bool>(low: f32, high: f32, log_levels: u32, codes: &[u8], values: &mut [f32]) {
+    let inverse = inverse_levels(log_levels);
+    for (&code, value) in codes.iter().zip(values) {
+        let code = code as i32;
+        let level = if SIGN_MAGNITUDE {
+            let negative = code >> log_levels;
+            ((code & ((1 << log_levels) - 1)) ^ -negative) + negative
+        } else {
+            code
+        };
+        *value = point::<SIGN_MAGNITUDE>(level, inverse, low, high);
+    }
+}

@@ -1,0 +1,98 @@
+//! Values to codes.
+
+use super::grid::{FRACTION_BITS, Grid, HALF, in_levels};
+use super::{BLOCK, Qsgd, Rounding, Scale, random};
+use crate::Error;
+use crate::compress::bits;
+use crate::gradient::Element;
+use crate::rng::Stream;
+use crate::simd::Kernel;
+
+/// Fills `scales` and `codes`, which have exactly the lengths needed.
+pub(super) struct Encode<'a, E> {
+    pub(super) qsgd: Qsgd,
+    pub(super) values: &'a [E],
+    pub(super) stream: Stream,
+    pub(super) scales: &'a mut [u8],
+    pub(super) codes: &'a mut [u8],
+}
+
+impl<E: Element> Kernel for Encode<'_, E> {
+    type Output = Result<(), Error>;
+
+    #[inline(always)]
+    fn run(self) -> Result<(), Error> {
+        if self.qsgd.sign_magnitude() { self.run_as::<true>() } else { self.run_as::<false>() }
+    }
+}
+
+impl<E: Element> Encode<'_, E> {
+    #[inline(always)]
+    fn run_as<const SIGN_MAGNITUDE: bool>(self) -> Result<(), Error> {
+        let Encode { qsgd, values, stream, scales, codes } = self;
+        let bucket_len = qsgd.bucket as usize;
+        let mut grid = Grid::default();
+        let mut addends = [HALF; BLOCK];
+        let mut block_codes = [0u8; BLOCK];
+        let packed_blocks = codes.chunks_mut(BLOCK / 8 * qsgd.bits as usize);
+        for ((block, block_values), packed) in values.chunks(BLOCK).enumerate().zip(packed_blocks) {
+            let first = block * BLOCK;
+            if qsgd.rounding == Rounding::Stochastic {
+                random::fill(&stream, first, &mut addends);
+            }
+            let mut at = 0;
+            while at < block_values.len() {
+                let within = (first + at) % bucket_len;
+                if within == 0 {
+                    grid = qsgd.grid(values, first + at)?;
+                    write_scales(qsgd.scale, &grid, (first + at) / bucket_len, scales);
+                }
+                let end = block_values.len().min(at.saturating_add(bucket_len - within));
+                quantise::<E, SIGN_MAGNITUDE>(
+                    &grid,
+                    qsgd.log_levels(),
+                    &block_values[at..end],
+                    &addends[at..end],
+                    &mut block_codes[at..end],
+                );
+                at = end;
+            }
+            block_codes[at..].fill(0);
+            bits::pack(qsgd.bits, &block_codes, packed);
+        }
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn write_scales(scale: Scale, grid: &Grid, bucket: usize, scales: &mut [u8]) {
+    match scale {
+        Scale::MaxNorm => scales.as_chunks_mut::<4>().0[bucket] = grid.high.to_le_bytes(),
+        Scale::MinMax => {
+            let words = scales.as_chunks_mut::<4>().0;
+            words[2 * bucket] = grid.low.to_le_bytes();
+            words[2 * bucket + 1] = grid.high.to_le_bytes();
+        }
+    }
+}
+
+/// Codes of values of one bucket; each addend is what turns rounding down into the rounding wanted.
+#[inline(always)]
+fn quantise<E: Element, const SIGN_MAGNITUDE: bool>(
+    grid: &Grid,
+    log_levels: u32,
+    values: &[E],
+    addends: &[u32],
+    codes: &mut [u8],
+) {
+    for ((&value, &addend), code) in values.iter().zip(addends).zip(codes) {
+        let value = value.to_f32();
+        let (scaled, sign) = if SIGN_MAGNITUDE {
+            (value.abs() * grid.power, (value.to_bits() >> 31) << log_levels)
+        } else {
+            (value * grid.power, 0)
+        };
+        let level = (in_levels(grid.position(scaled), log_levels) + addend) >> FRACTION_BITS;
+        *code = (level | sign) as u8;
+    }
+}

@@ -1,1 +1,0 @@
-//! TopK: the largest magnitudes and where they stand.

@@ -1,0 +1,138 @@
+//! TopK: the k largest magnitudes of a tensor, with their positions.
+//!
+//! # Payload body
+//! `parameter` is k. `variant` holds the value type in bits 0–1 (a [`Dtype`] discriminant) and the position layout in
+//! bits 2–3; the others are 0.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | k × value bytes | the kept values in order of position, little-endian |
+//! | the rest | their positions |
+//!
+//! Positions below n cost whichever is less, by n and k alone:
+//! * nothing when k = n (layout 0),
+//! * a bitmap of n bits, element i in bit i mod 8 of byte i div 8 (layout 1),
+//! * Elias–Fano (layout 2): of each position the low `l` bits, packed from bit 0 on and padded to whole bytes; then the
+//!   high bits in unary, a one at bit `(position >> l) + i` for the i-th position, in `k + ((n − 1) >> l)` bits padded
+//!   to whole bytes. `l` is the smallest of those that take the fewest bytes; about k · (2 + log2(n / k)) bits
+//!   in all.
+//!
+//! Padding bits are 0.
+//!
+//! # Source
+//! Elias–Fano: P. Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21(2), 1974.
+
+mod decode;
+mod encode;
+mod measure;
+mod positions;
+#[cfg(test)]
+mod tests;
+mod value;
+
+pub use decode::decode;
+pub use measure::{measure, measure_workspace_len};
+
+use super::Compressor;
+use super::wire::HEADER_LEN;
+use crate::Error;
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
+use crate::select;
+use positions::Layout;
+
+/// Keeps the `keep` elements of largest magnitude; of equal magnitudes, those with the lowest positions.
+///
+/// # Complexity
+/// Encoding takes O(n) time and half a word of workspace per element.
+///
+/// ```
+/// use lgreco_core::compress::{Compressor, topk, topk::TopK, wire::Payload};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+///
+/// let gradient = [0.5f32, -3.0, 0.25, 2.0];
+/// let gradient = Gradient::new(Values::F32(&gradient), Shape::new(2, 2)?)?;
+/// let top = TopK { keep: 2, values: Dtype::F16 };
+/// let mut payload = [0; 64];
+/// let mut workspace = vec![0; top.encode_workspace_len(gradient.shape(), Dtype::F32)];
+/// let len = top.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?;
+/// assert_eq!(len, 16 + 2 * 2 + 1);
+///
+/// let mut decoded = [f32::NAN; 4];
+/// topk::decode(&Payload::parse(&payload[..len])?, &mut decoded)?;
+/// assert_eq!(decoded, [0.0, -3.0, 0.0, 2.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TopK {
+    /// Number of elements kept: between 1 and the number of elements, or 0 of a tensor without elements.
+    pub keep: u32,
+    /// The type the kept values are sent in, rounded to nearest.
+    pub values: Dtype,
+}
+
+impl TopK {
+    /// Keeps `density` (in (0, 1]) of `elements`, rounded to nearest, but at least one element of a tensor that has any.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when `density` is outside (0, 1], [`Error::TooManyElements`].
+    ///
+    /// ```
+    /// use lgreco_core::{compress::topk::TopK, gradient::Dtype};
+    /// assert_eq!(TopK::with_density(0.01, 4096, Dtype::F32)?.keep, 41);
+    /// assert_eq!(TopK::with_density(0.01, 10, Dtype::F32)?.keep, 1);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    pub fn with_density(density: f64, elements: usize, values: Dtype) -> Result<TopK, Error> {
+        if !(density > 0.0 && density <= 1.0) {
+            return Err(Error::Parameter { what: "density", value: density, expected: "in (0, 1]" });
+        }
+        let elements = Shape::new(elements, 1)?.elements() as u32;
+        let keep = (density * elements as f64 + 0.5) as u32;
+        Ok(TopK { keep: keep.clamp(elements.min(1), elements), values })
+    }
+}
+
+/// `Err` unless `keep` elements of `elements` can be kept.
+fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
+    if keep as usize <= elements && (keep > 0 || elements == 0) {
+        return Ok(());
+    }
+    Err(Error::Parameter {
+        what: "kept elements",
+        value: keep as f64,
+        expected: "between 1 and the number of elements (0 if there are none)",
+    })
+}
+
+/// Bytes of a payload's body.
+fn body_len(keep: u32, elements: usize, values: Dtype) -> u64 {
+    keep as u64 * values.bytes() as u64 + Layout::new(elements as u32, keep).bytes()
+}
+
+impl Compressor for TopK {
+    fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
+        check_keep(self.keep, shape.elements())?;
+        usize::try_from(HEADER_LEN as u64 + body_len(self.keep, shape.elements(), self.values))
+            .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+    }
+
+    fn encode_workspace_len(&self, shape: Shape, _: Dtype) -> usize {
+        select::workspace_len(shape.elements())
+    }
+
+    /// As [`Compressor::encode`]; uses no random bits.
+    ///
+    /// # Errors
+    /// Also [`Error::ElementOverflow`] when a kept element is too large for [`values`](TopK::values).
+    fn encode(
+        &self,
+        gradient: &Gradient<'_>,
+        _: Stream,
+        workspace: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize, Error> {
+        encode::encode(self, gradient, workspace, payload)
+    }
+}

@@ -1,0 +1,62 @@
+//! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository.
+//!
+//! Readers are total: any bytes give a value or an [`Error`] that says where. Keys that version 1 does not know are
+//! ignored, so that writers may add some. Floats are written with the digits that read back to the same bits.
+
+mod plan;
+mod read;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use plan::{PlanFile, PlanLayer, Seconds};
+pub use table::TableFile;
+
+use crate::table::NamedError;
+use alloc::string::String;
+
+/// The version of both formats.
+pub const VERSION: u64 = 1;
+
+/// Why bytes are not a table or plan file.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Not JSON, or not the JSON expected there.
+    #[error("{}{what}", Prefix(place))]
+    Json {
+        /// Layer and option, as far as they are known; empty at the top.
+        place: String,
+        /// What the parser says, with line and column from the start of that place.
+        what: String,
+    },
+    /// A version this library does not read.
+    #[error("version is {found}, expected 1")]
+    Version {
+        /// The version found.
+        found: u64,
+    },
+    /// A field that is missing or not what it should be.
+    #[error("{}{field} is {found}, expected {expected}", Prefix(place))]
+    Field {
+        /// Layer and option; empty at the top.
+        place: String,
+        /// The field.
+        field: &'static str,
+        /// What it should be.
+        expected: &'static str,
+        /// The JSON found, shortened, or `missing`.
+        found: String,
+    },
+    /// The file is well formed; the table in it is not valid.
+    #[error(transparent)]
+    Table(#[from] NamedError),
+}
+
+struct Prefix<'a>(&'a str);
+
+impl core::fmt::Display for Prefix<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "{}: ", self.0) }
+    }
+}

@@ -1,0 +1,115 @@
+use super::{Error, VERSION, read::Object};
+use crate::plan::budget::Budget;
+use crate::table::{Choice, NamedTable};
+use alloc::{format, string::String, vec::Vec};
+
+const COUNT: &str = "an integer from 0 to 2^64 - 1";
+
+/// A table file: a table with an optional error budget.
+///
+/// ```
+/// use lgreco_core::file::TableFile;
+/// let json = r#"{"version":1, "metric":"l2", "layers":[{"name":"fc1.weight", "elements":262144, "default":1,
+///     "options":[{"label":"topk 0.1%", "size":16768, "error":3.25}, {"label":"topk 0.2%", "size":33536, "error":3.01}]}]}"#;
+/// let file = TableFile::parse(json.as_bytes())?;
+/// assert_eq!(file.table.label(0, 1), "topk 0.2%");
+/// assert_eq!(file.limit().unwrap(), Some(3.01));
+/// assert_eq!(TableFile::parse(file.to_json().as_bytes())?, file);
+///
+/// let typo = json.replace("33536", "-1");
+/// assert_eq!(
+///     TableFile::parse(typo.as_bytes()).unwrap_err().to_string(),
+///     "layer 0 (`fc1.weight`), option 1: size is -1, expected an integer from 0 to 2^64 - 1",
+/// );
+/// # Ok::<(), lgreco_core::file::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableFile {
+    /// The table.
+    pub table: NamedTable,
+    /// The error budget, finite and at least 0; absent, the default options' error is meant.
+    pub budget: Option<f64>,
+}
+
+impl TableFile {
+    /// Reads a table file.
+    ///
+    /// # Errors
+    /// [`Error`] names the layer, the option and the field, what was found there and what was expected.
+    ///
+    /// # Complexity
+    /// O(bytes).
+    pub fn parse(json: &[u8]) -> Result<TableFile, Error> {
+        let file = Object::parse(String::new(), utf8(json)?)?;
+        match file.required("version", "1")? {
+            VERSION => {}
+            found => return Err(Error::Version { found }),
+        }
+        let finite = "a finite number >= 0";
+        let budget: Option<f64> = file.optional("budget", finite)?;
+        if budget.is_some_and(|budget| !(budget.is_finite() && budget >= 0.0)) {
+            return Err(file.wrong("budget", finite));
+        }
+        let mut builder = NamedTable::builder(file.required::<String>("metric", "a string")?);
+        for (index, json) in file.array("layers")?.into_iter().enumerate() {
+            let layer = Object::parse(format!("layer {index}"), json)?;
+            let name: String = layer.required("name", "a string")?;
+            let place = format!("layer {index} (`{name}`)");
+            let layer = Object::parse(place.clone(), json)?;
+            let options = layer.array("options")?.into_iter().enumerate().map(|(index, json)| {
+                let option = Object::parse(format!("{place}, option {index}"), json)?;
+                let error = option.required("error", finite)?;
+                Ok((option.required("label", "a string")?, Choice { size: option.required("size", COUNT)?, error }))
+            });
+            let options: Vec<(String, Choice)> = options.collect::<Result<_, Error>>()?;
+            let default = layer.optional("default", "the index of an option")?;
+            builder.layer(name, layer.required("elements", COUNT)?, default, options);
+        }
+        Ok(TableFile { table: builder.build()?, budget })
+    }
+
+    /// The budget in the file, or else the error of the default options, or `None` when the file has neither.
+    ///
+    /// # Errors
+    /// Those of [`Budget::limit`].
+    pub fn limit(&self) -> Result<Option<f64>, crate::Error> {
+        match (self.budget, self.table.defaults()) {
+            (Some(budget), _) => Budget::Absolute(budget).limit(&self.table.view()).map(Some),
+            (None, Some(options)) => {
+                Budget::Defaults { alpha: 1.0, options: &options }.limit(&self.table.view()).map(Some)
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Writes a table file, one line per layer.
+    pub fn to_json(&self) -> String {
+        let table = &self.table;
+        let text = |text: &str| serde_json::Value::from(text);
+        let mut json = format!("{{\"version\":{VERSION},\"metric\":{}", text(table.metric()));
+        if let Some(budget) = self.budget {
+            json += &format!(",\"budget\":{}", serde_json::Value::from(budget));
+        }
+        json += ",\"layers\":[";
+        for layer in 0..table.layers() {
+            let (name, elements) = (text(table.name(layer)), table.elements(layer));
+            json += &format!("{}\n{{\"name\":{name},\"elements\":{elements}", if layer == 0 { "" } else { "," });
+            if let Some(default) = table.default_option(layer) {
+                json += &format!(",\"default\":{default}");
+            }
+            json += ",\"options\":[";
+            for (option, (choice, label)) in table.view().layer(layer).iter().zip(table.labels(layer)).enumerate() {
+                let (label, error) = (text(label), serde_json::Value::from(choice.error));
+                let comma = if option == 0 { "" } else { "," };
+                json += &format!("{comma}{{\"label\":{label},\"size\":{},\"error\":{error}}}", choice.size);
+            }
+            json += "]}";
+        }
+        json + "\n]}\n"
+    }
+}
+
+pub(super) fn utf8(json: &[u8]) -> Result<&str, Error> {
+    core::str::from_utf8(json)
+        .map_err(|error| Error::Json { place: String::new(), what: format!("not UTF-8: {error}") })
+}

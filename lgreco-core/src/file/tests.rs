@@ -1,0 +1,104 @@
+use super::*;
+use crate::{plan::Plan, plan::Summary, table::Choice, table::NamedTable, testing::tables::Instance};
+use proptest::prelude::*;
+use std::{format, string::String, string::ToString, vec::Vec};
+
+const TABLE: &str = r#"{"version":1, "metric":"l2", "budget":12.5, "note":[{}],
+ "layers":[{"name":"fc1.weight","elements":262144,"default":1,
+            "options":[{"label":"topk 0.1%","size":16768,"error":3.25}, {"label":"topk 0.2%","size":33536,"error":3.01}]},
+           {"name":"fc2 \"é\"","elements":9,
+            "options":[{"label":"dense","size":288,"error":0}]}]}"#;
+
+fn message(from: &str, to: &str) -> String {
+    assert!(TABLE.contains(from));
+    TableFile::parse(TABLE.replacen(from, to, 1).as_bytes()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_table_file_is_read_and_written() {
+    let file = TableFile::parse(TABLE.as_bytes()).unwrap();
+    assert_eq!((file.table.metric(), file.budget, file.table.layers()), ("l2", Some(12.5), 2));
+    assert_eq!((file.table.name(1), file.table.elements(1), file.table.label(1, 0)), ("fc2 \"é\"", 9, "dense"));
+    assert_eq!((file.table.default_option(0), file.table.default_option(1)), (Some(1), None));
+    assert_eq!(file.table.view().layer(0)[1], Choice { size: 33536, error: 3.01 });
+    assert_eq!(TableFile::parse(file.to_json().as_bytes()), Ok(file));
+}
+
+#[test]
+fn errors_name_layer_option_and_field() {
+    let first = "layer 0 (`fc1.weight`)";
+    assert_eq!(message("\"version\":1", "\"version\":2"), "version is 2, expected 1");
+    assert_eq!(message("\"version\":1,", ""), "version is missing, expected 1");
+    assert_eq!(message("\"l2\"", "7"), "metric is 7, expected a string");
+    assert_eq!(message("12.5", "-12.5"), "budget is -12.5, expected a finite number >= 0");
+    assert_eq!(message("12.5", "1e999"), "budget is 1e999, expected a finite number >= 0");
+    assert_eq!(message("\"name\":\"fc1.weight\",", ""), "layer 0: name is missing, expected a string");
+    assert_eq!(message("262144", "1.5"), format!("{first}: elements is 1.5, expected an integer from 0 to 2^64 - 1"));
+    assert_eq!(message("\"default\":1", "\"default\":2"), "layer `fc1.weight`: there is no option 2 of 2");
+    assert_eq!(
+        message("\"default\":1", "\"default\":-1"),
+        format!("{first}: default is -1, expected the index of an option")
+    );
+    assert_eq!(
+        message("33536", "18446744073709551616"),
+        format!("{first}, option 1: size is 18446744073709551616, expected an integer from 0 to 2^64 - 1")
+    );
+    assert_eq!(message("3.25", "1e999"), format!("{first}, option 0: error is 1e999, expected a finite number >= 0"));
+    assert_eq!(message("3.25", "NaN"), "expected value at line 3 column 66");
+    assert_eq!(message("3.25", "\"3\""), format!("{first}, option 0: error is \"3\", expected a finite number >= 0"));
+    assert_eq!(
+        message("3.25", "-3.25"),
+        "layer `fc1.weight`, option 0 (`topk 0.1%`): error is -3.25, expected a finite number >= 0"
+    );
+    assert!(TableFile::parse(b"[1]").unwrap_err().to_string().contains("expected a map"));
+    let doubled = TABLE.replace("fc2 \\\"é\\\"", "fc1.weight");
+    let error = TableFile::parse(doubled.as_bytes()).unwrap_err().to_string();
+    assert_eq!(error, "layer `fc1.weight`: layers 0 and 1 share this name");
+    let long = message("\"l2\"", &format!("[{}]", "1,".repeat(99) + "1"));
+    assert!(long.starts_with("metric is [1,1,") && long.ends_with("…, expected a string"), "{long}");
+    assert_eq!(TableFile::parse(b"\xff").unwrap_err().to_string().split(':').next(), Some("not UTF-8"));
+    assert_eq!(
+        TableFile::parse(br#"{"version":1,"metric":"","layers":[]}"#).unwrap_err().to_string(),
+        "the table has no layers"
+    );
+}
+
+/// Nesting deeper than any stack.
+#[test]
+fn deep_nesting_is_an_error() {
+    for open in ["[", "{\"a\":", "{\"version\":"] {
+        assert!(TableFile::parse(open.repeat(100_000).as_bytes()).is_err());
+        assert!(PlanFile::parse(open.repeat(100_000).as_bytes()).is_err());
+    }
+}
+
+fn named(instance: &Instance) -> TableFile {
+    let mut builder = NamedTable::builder("l2");
+    for (layer, options) in instance.table().iter().enumerate() {
+        let labelled = options.iter().enumerate().map(|(option, &choice)| (format!("option {option}"), choice));
+        builder.layer(format!("layer {layer}"), 7, Some(instance.defaults[layer]), labelled);
+    }
+    TableFile { table: builder.build().unwrap(), budget: Some(instance.budget) }
+}
+
+proptest! {
+    #[test]
+    fn files_read_back_to_the_same_bits(seed in any::<u64>()) {
+        let file = named(&Instance::from_seed(seed, 6, 6));
+        prop_assert_eq!(&TableFile::parse(file.to_json().as_bytes()).unwrap(), &file);
+
+        let (view, options) = (file.table.view(), file.table.defaults().unwrap());
+        if let Ok(summary) = Summary::of(&view, &options, f64::MAX, 0) {
+            let plan = PlanFile::new(&file.table, &Plan::verified(&view, "uniform", options, summary).unwrap());
+            prop_assert_eq!(plan.default_size, Some(plan.size));
+            prop_assert_eq!(PlanFile::parse(plan.to_json().as_bytes()), Ok(plan));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_panic(at in 0usize..TABLE.len(), len in 0usize..9, with in any::<Vec<u8>>()) {
+        let mut bytes = TABLE.as_bytes().to_vec();
+        bytes.splice(at..(at + len).min(TABLE.len()), with.iter().copied());
+        let _ = (TableFile::parse(&bytes), PlanFile::parse(&bytes), TableFile::parse(&with));
+    }
+}

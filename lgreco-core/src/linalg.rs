@@ -1,1 +1,0 @@
-//! Small dense algebra: tall-skinny products and orthonormal columns.

@@ -1,0 +1,260 @@
+//! `P Qᵀ` and how far it is from a matrix.
+//!
+//! Every element is summed in f32 over the columns in order, so the sum after `r` columns is, bit for bit, the element
+//! of the rank-`r` reconstruction.
+
+use super::product::Matrix;
+use super::{LANES, Row};
+use crate::gradient::Element;
+use crate::simd::{Kernel, dispatch};
+
+/// A stored f32.
+pub(crate) trait Scalar: Copy {
+    fn value(self) -> f32;
+}
+
+impl Scalar for f32 {
+    #[inline(always)]
+    fn value(self) -> f32 {
+        self
+    }
+}
+
+/// Little-endian, unaligned.
+impl Scalar for [u8; 4] {
+    #[inline(always)]
+    fn value(self) -> f32 {
+        f32::from_le_bytes(self)
+    }
+}
+
+/// Where a factor's columns come from.
+pub(crate) trait Factor: Copy {
+    /// Rows `start .. start + out.len()` of column `c`.
+    fn load(self, c: usize, start: usize, out: &mut [f32]);
+}
+
+/// Columns of `len` numbers, one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns<'a, S> {
+    pub(crate) values: &'a [S],
+    pub(crate) len: usize,
+}
+
+impl<S: Scalar> Factor for Columns<'_, S> {
+    #[inline(always)]
+    fn load(self, c: usize, start: usize, out: &mut [f32]) {
+        let column = &self.values[c * self.len + start..][..out.len()];
+        out.iter_mut().zip(column).for_each(|(out, x)| *out = x.value());
+    }
+}
+
+/// Panels with `len` rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels<'a> {
+    pub(crate) rows: &'a [Row],
+    pub(crate) len: usize,
+}
+
+impl Factor for Panels<'_> {
+    #[inline(always)]
+    fn load(self, c: usize, start: usize, out: &mut [f32]) {
+        let panel = &self.rows[c / LANES * self.len + start..][..out.len()];
+        out.iter_mut().zip(panel).for_each(|(out, row)| *out = row[c % LANES]);
+    }
+}
+
+/// Tile of the product held at a time, and the columns of the factors it is summed over before the next ones are
+/// fetched: 32 KiB of stack in all.
+const TILE_ROWS: usize = 32;
+const TILE_COLS: usize = 64;
+const DEPTH: usize = 64;
+/// Rows whose sums are held in registers.
+const BLOCK: usize = 4;
+
+/// `values = P Qᵀ` (row-major, `cols` columns), summed over the first `rank` columns of both. Answers whether all of it
+/// is finite.
+pub(crate) fn reconstruct<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
+    cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values })
+}
+
+/// `squares[c] = ‖M − P Qᵀ‖²` with the sum taken over columns `..=c`, for `c` in `from..squares.len()`.
+pub(crate) fn residuals<T: Element, F: Factor>(m: Matrix<'_, T>, p: F, q: F, from: usize, squares: &mut [f64]) {
+    squares[from..].fill(0.0);
+    dispatch(Residuals { m, p, q, from, squares });
+}
+
+struct Reconstruct<'a, F> {
+    p: F,
+    q: F,
+    rank: usize,
+    cols: usize,
+    values: &'a mut [f32],
+}
+
+struct Residuals<'a, T, F> {
+    m: Matrix<'a, T>,
+    p: F,
+    q: F,
+    from: usize,
+    squares: &'a mut [f64],
+}
+
+/// `DEPTH` columns of both factors, the rows a tile needs.
+struct Slab {
+    p: [[f32; TILE_ROWS]; DEPTH],
+    q: [[f32; TILE_COLS]; DEPTH],
+}
+
+impl Slab {
+    const EMPTY: Slab = Slab { p: [[0.0; TILE_ROWS]; DEPTH], q: [[0.0; TILE_COLS]; DEPTH] };
+
+    #[inline(always)]
+    fn load<F: Factor>(&mut self, p: F, q: F, columns: core::ops::Range<usize>, tile: Tile) {
+        for (c, (p_out, q_out)) in columns.zip(self.p.iter_mut().zip(&mut self.q)) {
+            p.load(c, tile.row, &mut p_out[..tile.rows]);
+            q.load(c, tile.col, &mut q_out[..tile.cols]);
+        }
+    }
+
+    /// The numbers that block row `b` and block column `k` are made of, column by column.
+    #[inline(always)]
+    fn terms(&self, depth: usize, b: usize, k: usize) -> impl Iterator<Item = (&[f32; BLOCK], &Row)> {
+        self.p[..depth].iter().zip(&self.q).map(move |(p, q)| (&p.as_chunks().0[b], &q.as_chunks().0[k]))
+    }
+}
+
+#[inline(always)]
+fn add_product(sums: &mut [Row; BLOCK], p: &[f32; BLOCK], q: &Row) {
+    for b in 0..BLOCK {
+        for l in 0..LANES {
+            sums[b][l] += p[b] * q[l];
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Tile {
+    row: usize,
+    rows: usize,
+    col: usize,
+    cols: usize,
+}
+
+impl Tile {
+    /// The tiles of a matrix.
+    #[inline(always)]
+    fn all(rows: usize, cols: usize) -> impl Iterator<Item = Tile> {
+        (0..cols).step_by(TILE_COLS).flat_map(move |col| {
+            (0..rows).step_by(TILE_ROWS).map(move |row| Tile {
+                row,
+                rows: TILE_ROWS.min(rows - row),
+                col,
+                cols: TILE_COLS.min(cols - col),
+            })
+        })
+    }
+
+    /// Numbers of the blocks a tile is made of: rows in steps of [`BLOCK`], columns in steps of [`LANES`].
+    #[inline(always)]
+    fn blocks(self) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.cols.div_ceil(LANES)).flat_map(move |k| (0..self.rows.div_ceil(BLOCK)).map(move |b| (b, k)))
+    }
+}
+
+/// The sums of a tile, block by block.
+type Sums = [[[Row; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
+
+impl<F: Factor> Kernel for Reconstruct<'_, F> {
+    type Output = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        let Reconstruct { p, q, rank, cols, values } = self;
+        let mut slab = Slab::EMPTY;
+        let mut largest = 0;
+        for tile in Tile::all(values.len() / cols, cols) {
+            let mut sums: Sums = [[[[0.0; LANES]; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
+            for from in (0..rank).step_by(DEPTH) {
+                let depth = DEPTH.min(rank - from);
+                slab.load(p, q, from..from + depth, tile);
+                for (b, k) in tile.blocks() {
+                    let mut block = sums[k][b];
+                    slab.terms(depth, b, k).for_each(|(p, q)| add_product(&mut block, p, q));
+                    sums[k][b] = block;
+                }
+            }
+            for i in 0..tile.rows {
+                let out = &mut values[(tile.row + i) * cols + tile.col..][..tile.cols];
+                for (k, out) in out.chunks_mut(LANES).enumerate() {
+                    for (out, &sum) in out.iter_mut().zip(&sums[k][i / BLOCK][i % BLOCK]) {
+                        *out = sum;
+                        largest = largest.max(sum.to_bits() & 0x7fff_ffff);
+                    }
+                }
+            }
+        }
+        largest < f32::INFINITY.to_bits()
+    }
+}
+
+impl<T: Element, F: Factor> Kernel for Residuals<'_, T, F> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Residuals { m, p, q, from, squares } = self;
+        let mut slab = Slab::EMPTY;
+        for tile in Tile::all(m.rows, m.cols) {
+            let mut sums: Sums = [[[[0.0; LANES]; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
+            let mut values = sums;
+            for i in 0..tile.rows {
+                let row = &m.values[(tile.row + i) * m.cols + tile.col..][..tile.cols];
+                for (k, row) in row.chunks(LANES).enumerate() {
+                    let out = &mut values[k][i / BLOCK][i % BLOCK];
+                    out.iter_mut().zip(row).for_each(|(out, x)| *out = x.to_f32());
+                }
+            }
+            for start in (0..squares.len()).step_by(DEPTH) {
+                let squares = &mut squares[start..];
+                let depth = DEPTH.min(squares.len());
+                let plain = from.saturating_sub(start).min(depth);
+                slab.load(p, q, start..start + depth, tile);
+                slab.clear_beyond(tile);
+                let mut partial = [[0.0f64; LANES]; DEPTH];
+                for (b, k) in tile.blocks() {
+                    let mut block = sums[k][b];
+                    let mut terms = slab.terms(depth, b, k);
+                    terms.by_ref().take(plain).for_each(|(p, q)| add_product(&mut block, p, q));
+                    for ((p, q), partial) in terms.zip(&mut partial[plain..]) {
+                        add_product(&mut block, p, q);
+                        add_squared_difference(partial, &values[k][b], &block);
+                    }
+                    sums[k][b] = block;
+                }
+                for (square, lanes) in squares.iter_mut().zip(&partial).take(depth).skip(plain) {
+                    *square += lanes.iter().sum::<f64>();
+                }
+            }
+        }
+    }
+}
+
+impl Slab {
+    /// Zeros where the tile is not full, so that blocks may reach beyond it.
+    #[inline(always)]
+    fn clear_beyond(&mut self, tile: Tile) {
+        self.p.iter_mut().for_each(|p| p[tile.rows..].fill(0.0));
+        self.q.iter_mut().for_each(|q| q[tile.cols..].fill(0.0));
+    }
+}
+
+#[inline(always)]
+fn add_squared_difference(sums: &mut [f64; LANES], values: &[Row; BLOCK], products: &[Row; BLOCK]) {
+    for l in 0..LANES {
+        let mut sum = 0.0;
+        for b in 0..BLOCK {
+            let difference = (values[b][l] - products[b][l]) as f64;
+            sum += difference * difference;
+        }
+        sums[l] += sum;
+    }
+}

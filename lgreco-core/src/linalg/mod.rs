@@ -1,0 +1,82 @@
+//! Small dense algebra: tall-skinny products and orthonormal columns.
+//!
+//! A factor (`len` × `rank`) is kept in *panels* of [`LANES`] columns: panel `p` holds, row after row, columns
+//! `LANES * p ..`, with zeros beyond the rank. Every loop runs over the lanes of a panel, and what happens in a lane
+//! depends on that column and the ones before it alone. So the first `r` columns of any result are, bit for bit, the
+//! result for rank `r`, on every instruction set.
+
+mod low_rank;
+mod orthonormal;
+mod product;
+
+pub(crate) use low_rank::{Columns, Panels, reconstruct, residuals};
+pub(crate) use orthonormal::{orthonormalise, squared_norms};
+pub(crate) use product::{Matrix, TILE_WORDS, back_project, project};
+
+/// Columns of a panel.
+pub(crate) const LANES: usize = 16;
+
+/// One row of a panel.
+pub(crate) type Row = [f32; LANES];
+
+/// Panels that hold `rank` columns.
+pub(crate) const fn panels(rank: usize) -> usize {
+    rank.div_ceil(LANES)
+}
+
+/// Workspace words of a factor with `len` rows and `rank` columns.
+pub(crate) const fn factor_words(len: usize, rank: usize) -> usize {
+    panels(rank) * len * (LANES / 2)
+}
+
+/// Views workspace words as the rows of panels.
+pub(crate) fn rows_mut(words: &mut [u64]) -> &mut [Row] {
+    bytemuck::cast_slice_mut::<u64, f32>(words).as_chunks_mut().0
+}
+
+/// Copies columns, one after the other, into panels.
+pub(crate) fn pack(columns: &[f32], len: usize, factor: &mut [Row]) {
+    factor.fill([0.0; LANES]);
+    for (c, column) in columns.chunks_exact(len.max(1)).enumerate() {
+        let panel = &mut factor[c / LANES * len..][..len];
+        panel.iter_mut().zip(column).for_each(|(row, &x)| row[c % LANES] = x);
+    }
+}
+
+/// Copies the columns out of panels, one after the other; `put` receives each position and value.
+pub(crate) fn unpack(factor: &[Row], len: usize, rank: usize, mut put: impl FnMut(usize, f32)) {
+    for c in 0..rank {
+        let panel = &factor[c / LANES * len..][..len];
+        panel.iter().enumerate().for_each(|(k, row)| put(c * len + k, row[c % LANES]));
+    }
+}
+
+/// The power of two that brings `largest` (a magnitude) into [1, 2); 1 for zero, the nearest f32 has at the ends.
+#[inline(always)]
+pub(crate) fn to_unit(largest: f32) -> f32 {
+    let exponent = largest.to_bits() >> 23;
+    if largest == 0.0 { 1.0 } else { f32::from_bits((254 - exponent.min(253)) << 23) }
+}
+
+/// Largest magnitude in each lane.
+#[inline(always)]
+pub(crate) fn largest(panel: &[Row]) -> Row {
+    let mut largest = [0.0f32; LANES];
+    for row in panel {
+        for l in 0..LANES {
+            let x = row[l].abs();
+            largest[l] = if x > largest[l] { x } else { largest[l] };
+        }
+    }
+    largest
+}
+
+/// Multiplies each lane by its factor.
+#[inline(always)]
+pub(crate) fn scale(panel: &mut [Row], factor: &Row) {
+    for row in panel {
+        for l in 0..LANES {
+            row[l] *= factor[l];
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Orthonormal columns that survive zero and dependent ones.
+//!
+//! Panel by panel, twice ("twice is enough": Giraud, Langou, Rozložník, "The loss of orthogonality in the Gram–Schmidt
+//! orthogonalization process", 2005; blocks as in Barlow and Smoktunowicz, 2013): subtract the projection on all
+//! earlier panels, then modified Gram–Schmidt inside the panel. Columns are first scaled to magnitude 1 by exact powers
+//! of two, so that no square leaves the range of f32.
+
+use super::product::{inner_sums, outer_sums};
+use super::{LANES, Row, largest, panels, scale, to_unit};
+use crate::num::sqrt;
+use crate::simd::{Kernel, dispatch};
+
+/// A column that loses all but this part of its norm to the columns before it is dependent on them: what is left is
+/// rounding (f32 keeps 6e-8 of each of the terms subtracted).
+const DEPENDENT: f64 = 1.0 / (1 << 20) as f64;
+/// In the second pass a column that was orthogonal up to rounding keeps its norm; one that does not was rounding.
+const UNSTABLE: f64 = 0.5;
+/// Rows summed in f32 before the sum goes into f64.
+const CHUNK: usize = 64;
+
+/// Replaces the columns of `factor` (`len` × `rank`, in panels) by orthonormal ones with the same spans: column `i`
+/// stands for columns `..=i`. Dependent and zero columns become exact zeros. Values must be finite.
+pub(crate) fn orthonormalise(factor: &mut [Row], len: usize, rank: usize) {
+    debug_assert_eq!(factor.len(), panels(rank) * len);
+    if len > 0 {
+        dispatch(Orthonormalise { factor, len });
+    }
+}
+
+struct Orthonormalise<'a> {
+    factor: &'a mut [Row],
+    len: usize,
+}
+
+impl Kernel for Orthonormalise<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Orthonormalise { factor, len } = self;
+        for panel in 0..factor.len() / len {
+            let (done, rest) = factor.split_at_mut(panel * len);
+            let current = &mut rest[..len];
+            let mut norms = [0.0; LANES];
+            for threshold in [DEPENDENT, UNSTABLE] {
+                scale(current, &largest(current).map(to_unit));
+                let smallest = squares(current).map(|before| threshold * threshold * before);
+                for earlier in done.chunks_exact(len) {
+                    subtract_projection(current, earlier);
+                }
+                norms = gram_schmidt(current, &smallest);
+            }
+            scale(current, &norms.map(|n: f64| if n > 0.0 { (1.0 / sqrt(n)) as f32 } else { 0.0 }));
+        }
+    }
+}
+
+/// Squared norm of each column of a panel, in f64.
+pub(crate) fn squared_norms(panel: &[Row]) -> [f64; LANES] {
+    dispatch(SquaredNorms { panel })
+}
+
+struct SquaredNorms<'a> {
+    panel: &'a [Row],
+}
+
+impl Kernel for SquaredNorms<'_> {
+    type Output = [f64; LANES];
+    #[inline(always)]
+    fn run(self) -> [f64; LANES] {
+        let mut sums = [0.0; LANES];
+        for row in self.panel {
+            for l in 0..LANES {
+                sums[l] += row[l] as f64 * row[l] as f64;
+            }
+        }
+        sums
+    }
+}
+
+#[inline(always)]
+fn add_to(sums: &mut [f64; LANES], chunk: &[Row; 4]) {
+    for l in 0..LANES {
+        sums[l] += (chunk[0][l] as f64 + chunk[1][l] as f64) + (chunk[2][l] as f64 + chunk[3][l] as f64);
+    }
+}
+
+/// Squared norm of each lane.
+#[inline(always)]
+fn squares(panel: &[Row]) -> [f64; LANES] {
+    let mut sums = [0.0; LANES];
+    for chunk in panel.chunks(CHUNK) {
+        let mut partial = [[0.0f32; LANES]; 4];
+        for (i, row) in chunk.iter().enumerate() {
+            for l in 0..LANES {
+                partial[i % 4][l] += row[l] * row[l];
+            }
+        }
+        add_to(&mut sums, &partial);
+    }
+    sums
+}
+
+/// `current -= earlier · (earlierᵀ current)`.
+#[inline(always)]
+fn subtract_projection(current: &mut [Row], earlier: &[Row]) {
+    let mut products = [[0.0f64; LANES]; LANES];
+    for (a, x) in earlier.chunks(CHUNK).zip(current.chunks(CHUNK)) {
+        for half in 0..2 {
+            let sums = outer_sums(&a.as_flattened()[8 * half..], LANES, x);
+            for (product, sum) in products[8 * half..].iter_mut().zip(&sums) {
+                for l in 0..LANES {
+                    product[l] += sum[l] as f64;
+                }
+            }
+        }
+    }
+    let products = products.map(|row| row.map(|x| x as f32));
+    let (blocks, last) = earlier.as_chunks::<8>();
+    let (outs, last_out) = current.as_chunks_mut::<8>();
+    for (a, out) in blocks.iter().zip(outs) {
+        subtract(out, &inner_sums(a.each_ref().map(|row| &row[..]), &products));
+    }
+    let zeros = [0.0; LANES];
+    let a = core::array::from_fn(|b| last.get(b).map_or(&zeros[..], |row| &row[..]));
+    subtract(last_out, &inner_sums(a, &products));
+}
+
+#[inline(always)]
+fn subtract(rows: &mut [Row], sums: &[Row; 8]) {
+    for (row, sum) in rows.iter_mut().zip(sums) {
+        for l in 0..LANES {
+            row[l] -= sum[l];
+        }
+    }
+}
+
+/// Makes the lanes orthogonal, left to right, and returns their squared norms; a lane whose squared norm does not
+/// exceed `smallest` becomes zero, and so does its norm.
+#[inline(always)]
+fn gram_schmidt(panel: &mut [Row], smallest: &[f64; LANES]) -> [f64; LANES] {
+    let mut norms = [0.0; LANES];
+    let mut factors = [0.0; LANES];
+    for c in 0..LANES {
+        let products = subtract_lane(panel, c.saturating_sub(1), &factors, c);
+        if products[c] > smallest[c] {
+            norms[c] = products[c];
+        }
+        for l in 0..LANES {
+            let factor = if l > c && norms[c] > 0.0 { products[l] / norms[c] } else { 0.0 };
+            factors[l] = factor as f32;
+        }
+    }
+    for row in panel {
+        for l in 0..LANES {
+            row[l] = if norms[l] > 0.0 { row[l] } else { 0.0 };
+        }
+    }
+    norms
+}
+
+/// Subtracts `factors[l]` times lane `done` from every lane `l`, then returns the products of lane `next` with all.
+#[inline(always)]
+fn subtract_lane(panel: &mut [Row], done: usize, factors: &Row, next: usize) -> [f64; LANES] {
+    let mut sums = [0.0; LANES];
+    for chunk in panel.chunks_mut(CHUNK) {
+        let mut partial = [[0.0f32; LANES]; 4];
+        for (i, row) in chunk.iter_mut().enumerate() {
+            let x = row[done];
+            for l in 0..LANES {
+                row[l] -= factors[l] * x;
+            }
+            let y = row[next];
+            for l in 0..LANES {
+                partial[i % 4][l] += y * row[l];
+            }
+        }
+        add_to(&mut sums, &partial);
+    }
+    sums
+}

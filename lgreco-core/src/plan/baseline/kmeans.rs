@@ -1,0 +1,336 @@
+use super::efficient;
+use crate::error::{expect_len, expect_room};
+use crate::{Error, num::Sum, table::Table};
+
+const RESTARTS: usize = 8;
+const ITERATIONS: usize = 100;
+
+type Point = [f64; 2];
+
+/// Words of workspace that [`kmeans`] needs.
+pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
+    let (layers, clusters) = (table.layers(), clusters.min(table.layers()));
+    2 * (layers + clusters) + 2 * layers + clusters + table.choices().len().div_ceil(2)
+}
+
+/// CGX's adaptive setting: layers clustered by size and metric, one compression level per cluster, made to keep a
+/// budget.
+///
+/// A layer is the point (log `elements`, `metric`), each axis divided by its standard deviation over the layers. The
+/// clusters, in order of their centre's metric, get the levels from the smallest option to the most exact one, spread
+/// evenly over each layer's efficient options (those no other beats in size and error). While the errors sum to more
+/// than `budget`, the layer with the largest error per bit gets its next larger efficient option.
+///
+/// `metric` is the layer's sensitivity: CGX uses the norm of the gradient's 100 largest elements, the L-GreCo paper the
+/// error of the default option. `clusters` is the number of levels: CGX has one per bit width, the L-GreCo paper 6 for
+/// ranks 8 to 64. With fewer distinct points than clusters, the levels at the exact end are used.
+///
+/// The result is deterministic: Lloyd's iteration starts from up to 8 farthest-first sets of centres, each from another
+/// layer, and the clustering of lowest inertia counts; among equals the first. An empty cluster restarts at the point
+/// farthest from its centre.
+///
+/// ```
+/// use lgreco_core::{plan::baseline, table::{Choice, Table}};
+/// let choices = [(8, 0.5), (4, 2.0), (80, 5.0), (40, 20.0)].map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[2, 4])?;
+/// let (mut workspace, mut options) = (vec![0; baseline::kmeans_workspace_len(&table, 2)], [0; 2]);
+/// baseline::kmeans(&table, 7.0, &[2, 20], &[0.5, 5.0], 2, &mut workspace, &mut options)?;
+/// assert_eq!(options, [1, 0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Budget`]; [`Error::Length`]; [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
+/// negative; [`Error::Infeasible`] when the smallest errors exceed the budget.
+///
+/// # Complexity
+/// O(8·100·layers·clusters + options·(log(options) + layers)) time at most; no allocator.
+///
+/// # Source
+/// CGX (Middleware 2022), the authors' development code. Deviations: sizes on a log scale, deterministic starts, and
+/// the budget, which CGX's k-means does not have.
+pub fn kmeans(
+    table: &Table,
+    budget: f64,
+    elements: &[u64],
+    metric: &[f64],
+    clusters: usize,
+    workspace: &mut [u64],
+    options: &mut [u32],
+) -> Result<(), Error> {
+    let layers = table.layers();
+    expect_len("choices, one per layer", layers, options.len())?;
+    expect_len("elements, one per layer", layers, elements.len())?;
+    expect_len("metrics, one per layer", layers, metric.len())?;
+    expect_room("workspace", kmeans_workspace_len(table, clusters), workspace.len())?;
+    let budget = crate::plan::budget::Budget::Absolute(budget).limit(table)?;
+    if clusters == 0 {
+        return Err(Error::Parameter { what: "clusters", value: 0.0, expected: "at least 1" });
+    }
+    if let Some(&value) = metric.iter().find(|value| !(value.is_finite() && **value >= 0.0)) {
+        return Err(Error::Parameter { what: "metric", value, expected: "a finite number >= 0" });
+    }
+
+    let centres = clusters.min(layers);
+    let (points, rest) = workspace.split_at_mut(2 * layers);
+    let (centre_words, rest) = rest.split_at_mut(2 * centres);
+    let (assigned, rest) = rest.split_at_mut(layers);
+    let (best, rest) = rest.split_at_mut(layers);
+    let (rank, front) = rest.split_at_mut(centres);
+    let points: &mut [Point] = bytemuck::cast_slice_mut(points);
+    let front: &mut [u32] = bytemuck::cast_slice_mut(front);
+
+    for (layer, point) in points.iter_mut().enumerate() {
+        *point = [log2(elements[layer].max(1)), metric[layer]];
+    }
+    whiten(points);
+    let used = cluster(points, bytemuck::cast_slice_mut(centre_words), assigned, best, rank);
+    let mut start = 0;
+    let mut sum = Sum::default();
+    for (layer, choices) in table.iter().enumerate() {
+        let row = &mut front[start..start + choices.len()];
+        let efficient = efficient(choices, row);
+        let level = clusters - used + rank[best[layer] as usize] as usize;
+        let last = efficient - 1;
+        let at = if clusters == 1 { last } else { (level * last + (clusters - 1) / 2) / (clusters - 1) };
+        let most_exact = row[last];
+        options[layer] = row[at];
+        // From here on `best` is the place on the front, and unused entries repeat its end.
+        best[layer] = at as u64;
+        row[efficient..].fill(most_exact);
+        sum.add(choices[options[layer] as usize].error);
+        start += choices.len();
+    }
+    raise(table, budget, front, best, options)
+}
+
+/// Base-2 logarithm, linear between powers of two: the same bits everywhere.
+fn log2(x: u64) -> f64 {
+    let whole = x.ilog2();
+    f64::from(whole) + (x as f64 / (1u64 << whole) as f64 - 1.0)
+}
+
+/// Divides each axis by its standard deviation, or by its largest value first where squares could overflow.
+fn whiten(points: &mut [Point]) {
+    for axis in 0..2 {
+        let largest = points.iter().fold(0f64, |largest, point| largest.max(point[axis]));
+        if largest == 0.0 {
+            continue;
+        }
+        points.iter_mut().for_each(|point| point[axis] /= largest);
+        let count = points.len() as f64;
+        let mean = points.iter().map(|point| point[axis]).sum::<f64>() / count;
+        let variance = points.iter().map(|point| (point[axis] - mean) * (point[axis] - mean)).sum::<f64>() / count;
+        let deviation = crate::num::sqrt(variance);
+        if deviation > 1e-12 {
+            points.iter_mut().for_each(|point| point[axis] /= deviation);
+        }
+    }
+}
+
+fn distance(a: Point, b: Point) -> f64 {
+    (a[0] - b[0]) * (a[0] - b[0]) + (a[1] - b[1]) * (a[1] - b[1])
+}
+
+/// The nearest centre, the first among equals, and its squared distance.
+fn nearest(point: Point, centres: &[Point]) -> (usize, f64) {
+    let mut nearest = (0, f64::INFINITY);
+    for (index, &centre) in centres.iter().enumerate() {
+        let distance = distance(point, centre);
+        if distance < nearest.1 {
+            nearest = (index, distance);
+        }
+    }
+    nearest
+}
+
+/// The point farthest from its nearest centre, the first among equals, if any is not a centre itself.
+fn farthest(points: &[Point], centres: &[Point]) -> Option<usize> {
+    let mut farthest = (None, 0.0);
+    for (index, &point) in points.iter().enumerate() {
+        let (_, distance) = nearest(point, centres);
+        if distance > farthest.1 {
+            farthest = (Some(index), distance);
+        }
+    }
+    farthest.0
+}
+
+/// Writes each point's cluster into `best` and each cluster's place in the order of metric into `rank`; returns the
+/// number of clusters, at most the number of `centres`.
+fn cluster(points: &[Point], centres: &mut [Point], assigned: &mut [u64], best: &mut [u64], rank: &mut [u64]) -> usize {
+    let (mut used, mut lowest) = (0, f64::INFINITY);
+    let restarts = RESTARTS.min(points.len());
+    for restart in 0..restarts {
+        centres[0] = points[restart * points.len() / restarts];
+        let mut count = 1;
+        while count < centres.len() {
+            let Some(index) = farthest(points, &centres[..count]) else { break };
+            centres[count] = points[index];
+            count += 1;
+        }
+        let inertia = lloyd(points, &mut centres[..count], assigned);
+        if inertia < lowest {
+            (used, lowest) = (count, inertia);
+            best.copy_from_slice(assigned);
+            for index in 0..count {
+                let metric = centres[index][1];
+                let before = centres[..count]
+                    .iter()
+                    .enumerate()
+                    .filter(|&(other, centre)| centre[1] < metric || (centre[1] == metric && other < index));
+                rank[index] = before.count() as u64;
+            }
+        }
+    }
+    used
+}
+
+/// Moves centres to the means of their points until nothing changes; returns the sum of squared distances.
+fn lloyd(points: &[Point], centres: &mut [Point], assigned: &mut [u64]) -> f64 {
+    assigned.fill(u64::MAX);
+    let mut inertia = f64::INFINITY;
+    for _ in 0..ITERATIONS {
+        let mut changed = false;
+        inertia = 0.0;
+        for (point, cluster) in points.iter().zip(assigned.iter_mut()) {
+            let (index, distance) = nearest(*point, centres);
+            changed |= *cluster != index as u64;
+            *cluster = index as u64;
+            inertia += distance;
+        }
+        if !changed {
+            break;
+        }
+        for index in 0..centres.len() {
+            let (mut sum, mut count) = ([0.0; 2], 0.0);
+            for (point, _) in points.iter().zip(assigned.iter()).filter(|&(_, &cluster)| cluster == index as u64) {
+                sum = [sum[0] + point[0], sum[1] + point[1]];
+                count += 1.0;
+            }
+            if count > 0.0 {
+                centres[index] = [sum[0] / count, sum[1] / count];
+            } else if let Some(point) = farthest(points, centres) {
+                centres[index] = points[point];
+            }
+        }
+    }
+    inertia
+}
+
+/// Raises the layer with the largest error per bit along its front until the budget is kept.
+fn raise(table: &Table, budget: f64, front: &[u32], place: &mut [u64], options: &mut [u32]) -> Result<(), Error> {
+    loop {
+        let sum: Sum = table.chosen(options)?.map(|choice| choice.error).collect();
+        if sum.at_most(budget) {
+            return Ok(());
+        }
+        let (mut worst, mut most, mut start) = (None, 0.0, 0);
+        for (layer, choices) in table.iter().enumerate() {
+            let row = &front[start..start + choices.len()];
+            start += choices.len();
+            let at = place[layer] as usize;
+            let chosen = choices[row[at] as usize];
+            let per_bit = chosen.error / chosen.size.max(1) as f64;
+            if let Some(&next) = row.get(at + 1).filter(|&&next| next != row[at])
+                && (worst.is_none() || per_bit > most)
+            {
+                (worst, most) = (Some((layer, next)), per_bit);
+            }
+        }
+        let Some((layer, next)) = worst else { return Err(Error::infeasible(budget, sum)) };
+        place[layer] += 1;
+        options[layer] = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Choice;
+    use crate::testing::tables::Instance;
+    use proptest::prelude::*;
+    use std::{vec, vec::Vec};
+
+    fn run(table: &Table, budget: f64, elements: &[u64], metric: &[f64], clusters: usize) -> Result<Vec<u32>, Error> {
+        let run = |garbage: u64| {
+            let mut workspace = vec![garbage; kmeans_workspace_len(table, clusters)];
+            let mut options = vec![!0; table.layers()];
+            kmeans(table, budget, elements, metric, clusters, &mut workspace, &mut options).map(|()| options)
+        };
+        let options = run(0);
+        assert_eq!(options, run(!0));
+        options
+    }
+
+    /// Layers of four options each: 5, 4, 3, 2 bits, errors halving with every bit.
+    fn widths(scales: &[f64]) -> (Vec<Choice>, Vec<usize>) {
+        let row = |&scale: &f64| {
+            [5u32, 4, 3, 2].map(|bits| Choice { size: 100 * u64::from(bits), error: scale / f64::from(1 << bits) })
+        };
+        (scales.iter().flat_map(row).collect(), (1..=scales.len()).map(|layer| 4 * layer).collect())
+    }
+
+    #[test]
+    fn sensitive_clusters_get_more_bits() {
+        let (choices, ends) = widths(&[1.0; 8]);
+        let table = Table::new(&choices, &ends).unwrap();
+        let metric = [1.0, 90.0, 30.0, 60.0, 31.0, 61.0, 2.0, 91.0];
+        assert_eq!(run(&table, 10.0, &[1000; 8], &metric, 4), Ok(vec![3, 0, 2, 1, 2, 1, 3, 0]));
+        // Two distinct points for four levels: the two most exact levels.
+        assert_eq!(run(&table, 10.0, &[9; 8], &[1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0], 4).unwrap()[..2], [1, 0]);
+        // One point, zero spread.
+        assert_eq!(run(&table, 10.0, &[9; 8], &[0.0; 8], 4), Ok(vec![0; 8]));
+        assert_eq!(run(&table, 10.0, &[9; 8], &[0.0; 8], 1), Ok(vec![0; 8]));
+    }
+
+    #[test]
+    fn sizes_separate_layers_of_equal_metric() {
+        let (choices, ends) = widths(&[1.0; 6]);
+        let table = Table::new(&choices, &ends).unwrap();
+        let found = run(&table, 10.0, &[100, 1 << 20, 110, 1 << 21, 120, 1 << 20], &[3.0, 1.0, 3.0, 1.0, 3.0, 1.0], 2);
+        assert_eq!(found, Ok(vec![0, 3, 0, 3, 0, 3]));
+    }
+
+    #[test]
+    fn the_budget_raises_the_worst_error_per_bit() {
+        let (choices, ends) = widths(&[1.0; 4]);
+        let table = Table::new(&choices, &ends).unwrap();
+        let run = |budget| run(&table, budget, &[9; 4], &[1.0, 2.0, 3.0, 4.0], 4);
+        // Errors 1/4, 1/8, 1/16, 1/32 at 2, 3, 4, 5 bits; the first layer has the most per bit, twice.
+        assert_eq!(run(0.46875), Ok(vec![3, 2, 1, 0]));
+        assert_eq!(run(0.4), Ok(vec![2, 2, 1, 0]));
+        assert_eq!(run(0.3), Ok(vec![1, 2, 1, 0]));
+        assert_eq!(run(0.2), Ok(vec![0, 1, 1, 0]));
+        assert_eq!(run(0.125), Ok(vec![0; 4]));
+        assert_eq!(run(0.1), Err(Error::Infeasible { budget: 0.1, smallest: 0.125 }));
+    }
+
+    #[test]
+    fn what_cannot_be_clustered_is_an_error() {
+        let (choices, ends) = widths(&[1.0, 8.0]);
+        let table = Table::new(&choices, &ends).unwrap();
+        let code = |elements: &[u64], metric: &[f64], clusters| {
+            run(&table, 1.0, elements, metric, clusters).unwrap_err().code()
+        };
+        assert_eq!([code(&[1], &[1.0; 2], 2), code(&[1; 2], &[1.0; 3], 2), code(&[1; 2], &[1.0; 2], 0)], [1, 1, 2]);
+        assert_eq!([code(&[1; 2], &[1.0, f64::INFINITY], 2), code(&[1; 2], &[-1.0, 1.0], 2)], [2, 2]);
+    }
+
+    proptest! {
+        #[test]
+        fn keeps_the_budget_or_tells_the_smallest_error(
+            seed in any::<u64>(), clusters in 1usize..12, elements in prop::collection::vec(any::<u64>(), 8),
+        ) {
+            let instance = Instance::from_seed(seed, 8, 8);
+            let (table, budget) = (instance.table(), instance.budget);
+            let metric: Vec<f64> = table.chosen(&instance.defaults).unwrap().map(|choice| choice.error).collect();
+            let sum = |options: &[u32]| table.chosen(options).unwrap().map(|choice| choice.error).collect::<Sum>();
+            match run(&table, budget, &elements[..table.layers()], &metric, clusters) {
+                Ok(options) => prop_assert!(sum(&options).at_most(budget)),
+                Err(Error::Infeasible { smallest, .. }) => prop_assert!(smallest >= budget),
+                Err(error) => prop_assert!(false, "{error}"),
+            }
+        }
+    }
+}

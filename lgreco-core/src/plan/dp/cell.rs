@@ -1,0 +1,180 @@
+//! The inner loop: one number per cell, relaxed by an addition and a minimum.
+
+use super::grid::Kept;
+use crate::simd::Kernel;
+
+/// Cells computed together, held in registers over all options of a layer.
+pub(super) const LANES: usize = 32;
+
+/// `size · 2^k + option` in one number, ordered.
+pub(super) trait Cell: bytemuck::Pod {
+    /// More than any plan.
+    const UNREACHABLE: Self;
+    /// Cell 0 before the first layer.
+    const ZERO: Self;
+
+    fn option(size: u64, option: usize, index_bits: u32) -> Self;
+
+    /// The smaller of `self` and `previous + option`.
+    fn relax(self, previous: Self, option: Self) -> Self;
+
+    fn less(self, other: Self) -> bool;
+
+    /// The number with its option cleared, and the option.
+    fn split(self, mask: u64) -> (Self, u64);
+}
+
+/// Exact while all numbers stay below 2^52.
+impl Cell for f64 {
+    const UNREACHABLE: f64 = f64::INFINITY;
+    const ZERO: f64 = 0.0;
+
+    fn option(size: u64, option: usize, index_bits: u32) -> f64 {
+        ((size << index_bits) + option as u64) as f64
+    }
+
+    #[inline(always)]
+    fn relax(self, previous: f64, option: f64) -> f64 {
+        let candidate = previous + option;
+        if candidate < self { candidate } else { self }
+    }
+
+    #[inline(always)]
+    fn less(self, other: f64) -> bool {
+        self < other
+    }
+
+    #[inline(always)]
+    fn split(self, mask: u64) -> (f64, u64) {
+        // Adding 2^52 puts the integer into the mantissa; the mantissa of infinity is 0.
+        const MAGIC: f64 = (1u64 << 52) as f64;
+        let bits = (self + MAGIC).to_bits();
+        (f64::from_bits(bits & !mask) - MAGIC, bits & mask)
+    }
+}
+
+/// 128 bits, low word first: 64 of size and 32 of option, with room to add to [`Cell::UNREACHABLE`].
+#[derive(Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Wide([u64; 2]);
+
+impl Wide {
+    #[inline(always)]
+    fn value(self) -> u128 {
+        u128::from(self.0[1]) << 64 | u128::from(self.0[0])
+    }
+
+    #[inline(always)]
+    fn new(value: u128) -> Wide {
+        Wide([value as u64, (value >> 64) as u64])
+    }
+}
+
+impl Cell for Wide {
+    const UNREACHABLE: Wide = Wide([0, 1 << 63]);
+    const ZERO: Wide = Wide([0, 0]);
+
+    fn option(size: u64, option: usize, index_bits: u32) -> Wide {
+        Wide::new((u128::from(size) << index_bits) + option as u128)
+    }
+
+    #[inline(always)]
+    fn relax(self, previous: Wide, option: Wide) -> Wide {
+        let candidate = Wide::new(previous.value() + option.value());
+        if candidate.less(self) { candidate } else { self }
+    }
+
+    #[inline(always)]
+    fn less(self, other: Wide) -> bool {
+        self.value() < other.value()
+    }
+
+    #[inline(always)]
+    fn split(self, mask: u64) -> (Wide, u64) {
+        (Wide([self.0[0] & !mask, self.0[1]]), self.0[0] & mask)
+    }
+}
+
+/// An entry of the trace: the chosen option's place among those kept.
+pub(super) trait Trace: bytemuck::Pod {
+    fn new(option: u64) -> Self;
+    fn index(self) -> usize;
+}
+
+macro_rules! trace {
+    ($($int:ty),*) => {$(
+        impl Trace for $int {
+            #[inline(always)]
+            fn new(option: u64) -> Self {
+                option as $int
+            }
+            fn index(self) -> usize {
+                self as usize
+            }
+        }
+    )*};
+}
+trace!(u8, u16, u32);
+
+/// Fills all rows and the trace; returns the cell of the smallest plan.
+pub(super) struct Fill<'a, C, T> {
+    pub kept: &'a [Kept],
+    pub ends: &'a [u64],
+    /// Cells that may be spent.
+    pub cells: u32,
+    pub index_bits: u32,
+    /// Two rows of `stride` cells with [`LANES`] more on either side.
+    pub rows: [&'a mut [C]; 2],
+    /// `stride` entries per layer.
+    pub trace: &'a mut [T],
+}
+
+impl<C: Cell, T: Trace> Kernel for Fill<'_, C, T> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        let Fill { kept, ends, cells, index_bits, rows: [mut previous, mut next], trace } = self;
+        let stride = previous.len() - 2 * LANES;
+        let mask = (1u64 << index_bits) - 1;
+        let cells = cells as usize;
+        previous[..3 * LANES].fill(C::UNREACHABLE);
+        previous[LANES] = C::ZERO;
+        next[..LANES].fill(C::UNREACHABLE);
+        // Cells the layers so far can spend, and the blocks that hold them.
+        let (mut reach, mut filled, mut start) = (0, LANES, 0);
+        for (&end, trace) in ends.iter().zip(trace.chunks_exact_mut(stride)) {
+            let options = &kept[start..end as usize];
+            start = end as usize;
+            let widest = options.iter().map(|option| option.cells as usize).max().unwrap_or(0);
+            reach = cells.min(reach + widest);
+            let fill = (reach / LANES + 1) * LANES;
+            for base in (0..fill).step_by(LANES) {
+                let mut best = [C::UNREACHABLE; LANES];
+                for (index, option) in options.iter().enumerate() {
+                    let shift = option.cells as usize;
+                    if shift >= base + LANES || base >= filled + shift {
+                        continue;
+                    }
+                    let key = C::option(option.size, index, index_bits);
+                    let window: &[C; LANES] = previous[base + LANES - shift..].first_chunk().expect("rows are padded");
+                    for lane in 0..LANES {
+                        best[lane] = best[lane].relax(window[lane], key);
+                    }
+                }
+                let row: &mut [C; LANES] = next[base + LANES..].first_chunk_mut().expect("rows are padded");
+                let trace: &mut [T; LANES] = trace[base..].first_chunk_mut().expect("traces are whole blocks");
+                for lane in 0..LANES {
+                    let (value, option) = best[lane].split(mask);
+                    row[lane] = value;
+                    trace[lane] = T::new(option);
+                }
+            }
+            filled = fill;
+            next[LANES + filled..][..LANES].fill(C::UNREACHABLE);
+            core::mem::swap(&mut previous, &mut next);
+        }
+        let row = &previous[LANES..][..=reach];
+        (1..=reach).fold(0, |best, cell| if row[cell].less(row[best]) { cell } else { best })
+    }
+}

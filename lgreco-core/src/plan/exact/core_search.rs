@@ -1,0 +1,219 @@
+//! The search of the core: which combination of the options that are left is smallest.
+
+use super::lists::{Arena, LINES, Limit, Line, PRICES, State};
+use super::fix;
+use super::relax::Multiplier;
+use super::rows::{Item, Span};
+
+/// Extensions tried per layer where lists are thinned out.
+const THIN: usize = 1 << 15;
+
+/// What is left after fixing: per layer the surviving items, by rising value.
+pub(super) struct Core<'w> {
+    pub(super) items: &'w [Item],
+    pub(super) spans: &'w [Span],
+    pub(super) multiplier: Multiplier,
+    pub(super) capacity: u128,
+    /// Least values of all layers, summed.
+    pub(super) least: u128,
+}
+
+/// What one search found.
+pub(super) struct Outcome {
+    /// Whether `plan` now holds a plan within the target.
+    pub(super) found: bool,
+    /// Whether nothing within the target was overlooked.
+    pub(super) complete: bool,
+}
+
+impl Core<'_> {
+    fn value(&self, item: usize) -> u128 {
+        self.multiplier.value(self.items[item].size, self.items[item].units())
+    }
+
+    /// How far above the layer's least value an option of a plan of `target` bits can be.
+    fn room(&self, target: u64) -> u128 {
+        self.multiplier.ceiling(target, self.capacity).saturating_sub(self.least)
+    }
+
+    /// The items of `layer` that a plan of at most `target` bits may use.
+    fn options(&self, layer: usize, room: u128) -> core::ops::Range<usize> {
+        let range = self.spans[layer].range();
+        let ceiling = self.value(range.start) + room;
+        let kept =
+            self.items[range.clone()].partition_point(|item| self.multiplier.value(item.size, item.units()) <= ceiling);
+        range.start..range.start + kept
+    }
+
+    /// Twice the binary logarithm, rounded down per layer, of the number of plans that `target` leaves.
+    pub(super) fn log_plans(&self, target: u64) -> u32 {
+        let room = self.room(target);
+        (0..self.spans.len()).map(|layer| (self.options(layer, room).len() as u64).pow(2).ilog2()).sum()
+    }
+
+    /// Finds the smallest plan of at most `target` bits, if there is one, and writes its items to `plan`.
+    ///
+    /// Two Pareto lists grow side by side, each over half of the layers that still have a choice; the layer with most
+    /// options is left to the end, when every option of it is matched against all pairs from the two lists. Partial
+    /// plans go when the least values of the layers they lack prove them too large. `thin` says to thin the lists out
+    /// where they outgrow the arena, which then finds a good plan without proving anything.
+    ///
+    /// # Source
+    /// Two lists: Horowitz and Sahni (1974); states bounded by reduced costs: Pisinger's core search (1995).
+    pub(super) fn search(
+        &self,
+        target: u64,
+        thin: bool,
+        arena: &mut Arena<'_>,
+        order: &mut [u32],
+        plan: &mut [u32],
+    ) -> Outcome {
+        let room = self.room(target);
+        let open = self.open_layers(room, order);
+        let mut left = &order[..open];
+        arena.clear();
+        let Some((mut limits, fixed)) = self.limits(target, room, plan) else {
+            return Outcome { found: false, complete: true };
+        };
+        let mut lists = [arena.start(fixed, &limits[0]), arena.start(State::root(0, 0), &limits[1])];
+        let mut complete = true;
+        let middle = loop {
+            let side = usize::from(lists[1].len() < lists[0].len());
+            let (&layer, rest) = match if side == 0 { left.split_first() } else { left.split_last() } {
+                Some((&layer, [])) => break Some(layer as usize),
+                Some(split) => split,
+                None => break None,
+            };
+            left = rest;
+            let options = self.options(layer as usize, room);
+            self.widen(&mut limits[side], options.clone());
+            let cap = if thin { (arena.free() / left.len()).min(THIN / options.len()) } else { arena.free() };
+            let (list, whole) =
+                arena.extend(lists[side].clone(), &self.items[options.clone()], options.start, &limits[side], cap);
+            complete &= whole;
+            if !(whole || thin) {
+                return Outcome { found: false, complete };
+            }
+            lists[side] = list;
+        };
+        let found = match middle {
+            Some(layer) => {
+                let mut best: Option<(u64, u128, _, _)> = None;
+                for item in self.options(layer, room) {
+                    let bar = best.map_or((target, u128::MAX), |(size, units, ..)| (size, units));
+                    if let Some(pair) = self.best_pair(arena, &lists, &self.items[item], bar) {
+                        best = Some((pair.0, pair.1, pair.2, Some(item as u32)));
+                    }
+                }
+                best
+            }
+            None => self
+                .best_pair(arena, &lists, &Item::new(0, 0, 0), (target, u128::MAX))
+                .map(|(size, units, states)| (size, units, states, None)),
+        };
+        if let Some((_, _, states, item)) = found {
+            for item in states.into_iter().flat_map(|at| arena.trace(at)).chain(item) {
+                plan[self.spans.partition_point(|span| span.range().end <= item as usize)] = item;
+            }
+        }
+        Outcome { found: found.is_some(), complete }
+    }
+
+    /// Writes the layers that have a choice to `order`, those whose choice weighs most first; returns their number.
+    fn open_layers(&self, room: u128, order: &mut [u32]) -> usize {
+        let mut open = 0;
+        for layer in 0..self.spans.len() {
+            if self.options(layer, room).len() > 1 {
+                order[open] = layer as u32;
+                open += 1;
+            }
+        }
+        let weight = |&layer: &u32| {
+            let units = self.items[self.options(layer as usize, room)].iter().map(Item::units);
+            (core::cmp::Reverse(units.clone().max().unwrap_or(0) - units.min().unwrap_or(0)), layer)
+        };
+        order[..open].sort_unstable_by_key(weight);
+        open
+    }
+
+    /// Takes the least values and units of `options`, no longer among the layers lacking, back into the limit.
+    fn widen(&self, limit: &mut Limit, options: core::ops::Range<usize>) {
+        let options = &self.items[options];
+        for line in &mut limit.lines {
+            line.ceiling += fix::least_value(options, line.multiplier);
+        }
+        limit.units += options.iter().map(Item::units).min().unwrap_or(0);
+    }
+
+    /// The limits of the two lists before they hold any open layer, and the state of the layers without choice, whose
+    /// items are written to `plan`. `None` when nothing fits.
+    fn limits(&self, target: u64, room: u128, plan: &mut [u32]) -> Option<([Limit; 2], State)> {
+        let (mut size, mut units) = (0, 0);
+        let (mut least, mut least_units) = ([0; LINES], 0);
+        let multipliers = PRICES.map(|price| self.multiplier.scaled(price));
+        for layer in 0..self.spans.len() {
+            let options = self.options(layer, room);
+            plan[layer] = options.start as u32;
+            let items = &self.items[options.clone()];
+            for (sum, &multiplier) in least.iter_mut().zip(&multipliers) {
+                *sum += fix::least_value(items, multiplier);
+            }
+            least_units += self.least_units(options);
+            if let [item] = items {
+                (size, units) = (size + item.size, units + item.units());
+            }
+        }
+        let mut empty = Limit {
+            lines: multipliers.map(|multiplier| Line { multiplier, ceiling: 0 }),
+            units: self.capacity.checked_sub(least_units)?,
+        };
+        for (line, least) in empty.lines.iter_mut().zip(least) {
+            line.ceiling = line.multiplier.ceiling(target, self.capacity).checked_sub(least)?;
+        }
+        let mut fixed = empty;
+        for layer in 0..self.spans.len() {
+            let options = self.options(layer, room);
+            if options.len() == 1 {
+                self.widen(&mut fixed, options);
+            }
+        }
+        Some(([fixed, empty], State::root(size, units)))
+    }
+
+    fn least_units(&self, options: core::ops::Range<usize>) -> u128 {
+        self.items[options].iter().map(Item::units).min().unwrap_or(0)
+    }
+
+    /// The smallest plan made of `item` and one state of each list, where its (size, units) are below `bar` in that
+    /// order (a size of the bar's is allowed with fewer units).
+    fn best_pair(
+        &self,
+        arena: &Arena<'_>,
+        lists: &[core::ops::Range<usize>; 2],
+        item: &Item,
+        bar: (u64, u128),
+    ) -> Option<(u64, u128, [usize; 2])> {
+        let room = self.capacity.checked_sub(item.units())?;
+        let target = bar.0.checked_sub(item.size)?;
+        let [first, second] = lists.clone().map(|list| arena.list(list));
+        let mut best = None;
+        let (mut size, mut units) = (target, bar.1.saturating_sub(item.units()));
+        let mut fitting = second.len();
+        for (at, a) in first.iter().enumerate() {
+            while fitting > 0 && second[fitting - 1].units() + a.units() > room {
+                fitting -= 1;
+            }
+            if fitting == 0 {
+                break;
+            }
+            let b = &second[fitting - 1];
+            let (pair_size, pair_units) = (a.size + b.size, a.units() + b.units());
+            if pair_size < size || pair_size == size && pair_units < units {
+                (size, units) = (pair_size, pair_units);
+                best =
+                    Some((size + item.size, units + item.units(), [lists[0].start + at, lists[1].start + fitting - 1]));
+            }
+        }
+        best
+    }
+}

@@ -1,0 +1,258 @@
+//! Pareto lists of partial plans, grown one layer at a time in one arena.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::relax::Multiplier;
+use super::rows::Item;
+
+/// A partial plan: bits, units of error, the state it extends and the item it adds.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct State {
+    pub(super) size: u64,
+    units: [u64; 2],
+    parent: u32,
+    item: u32,
+}
+
+/// The parent of a list's first state.
+const ROOT: u32 = u32::MAX;
+
+impl State {
+    pub(super) fn root(size: u64, units: u128) -> Self {
+        State { size, units: [units as u64, (units >> 64) as u64], parent: ROOT, item: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn units(&self) -> u128 {
+        u128::from(self.units[1]) << 64 | u128::from(self.units[0])
+    }
+
+    /// The order of merging: by units, then size, then item.
+    #[inline(always)]
+    fn key(&self) -> (u128, u64, u32) {
+        (self.units(), self.size, self.item)
+    }
+}
+
+/// Lagrangian bounds per limit, with prices from half the relaxation's to twice it.
+pub(super) const LINES: usize = 17;
+/// The bound at the relaxation's own price.
+pub(super) const CENTRE: usize = LINES / 2;
+/// The prices, relative to the relaxation's.
+pub(super) const PRICES: [f64; LINES] =
+    [0.1, 0.3, 0.5, 0.7, 0.84, 0.92, 0.96, 0.985, 1.0, 1.015, 1.04, 1.09, 1.2, 1.4, 2.0, 3.5, 10.0];
+
+/// A Lagrangian bound: partial plans whose value exceeds `ceiling` have no completion of the target's size.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Line {
+    pub(super) multiplier: Multiplier,
+    pub(super) ceiling: u128,
+}
+
+impl Line {
+    #[inline(always)]
+    fn admits(&self, size: u64, units: u128) -> bool {
+        self.multiplier.value(size, units) <= self.ceiling
+    }
+
+    /// How far the line is above another line of the same size, for comparison only.
+    #[inline(always)]
+    fn height(&self, units: u128) -> i128 {
+        self.multiplier.value(0, units) as i128 - self.ceiling as i128
+    }
+}
+
+/// What a partial plan must not exceed to be part of a plan worth finding.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    /// By rising price; together the upper envelope of the bounds.
+    pub(super) lines: [Line; LINES],
+    /// On its units.
+    pub(super) units: u128,
+}
+
+impl Limit {
+    pub(super) fn admits(&self, size: u64, units: u128) -> bool {
+        units <= self.units && self.lines.iter().all(|line| line.admits(size, units))
+    }
+}
+
+/// Sorted lists, one after another: units strictly rise, sizes strictly fall.
+pub(super) struct Arena<'w> {
+    states: &'w mut [State],
+    heads: &'w mut [State],
+    used: usize,
+}
+
+impl<'w> Arena<'w> {
+    /// `heads` has room for the options of the largest layer.
+    pub(super) fn new(states: &'w mut [State], heads: &'w mut [State]) -> Self {
+        Arena { states, heads, used: 0 }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.states.len() - self.used
+    }
+
+    pub(super) fn list(&self, list: core::ops::Range<usize>) -> &[State] {
+        &self.states[list]
+    }
+
+    /// A list of one state, or of none where the limit or the arena do not admit it.
+    pub(super) fn start(&mut self, root: State, limit: &Limit) -> core::ops::Range<usize> {
+        let start = self.used;
+        if self.free() > 0 && limit.admits(root.size, root.units()) {
+            self.states[start] = root;
+            self.used += 1;
+        }
+        start..self.used
+    }
+
+    /// Extends every state of `list` by each of `options` (whose first is item `first`) and keeps what is admitted and
+    /// undominated. At most `cap` states are kept; with more, those nearest to others are dropped.
+    ///
+    /// Returns the new list and whether nothing was dropped.
+    ///
+    /// # Complexity
+    /// O(s k log k) time for s states and k options.
+    pub(super) fn extend(
+        &mut self,
+        list: core::ops::Range<usize>,
+        options: &[Item],
+        first: usize,
+        limit: &Limit,
+        cap: usize,
+    ) -> (core::ops::Range<usize>, bool) {
+        let cap = cap.min(self.free());
+        let (known, fresh) = self.states.split_at_mut(self.used);
+        let source = Source { states: &known[list.clone()], offset: list.start, options, first, limit };
+        let heads = &mut self.heads[..options.len()];
+        let mut live = 0;
+        for option in 0..options.len() {
+            if let Some(state) = source.next(0, option, u64::MAX) {
+                heads[live] = state;
+                live += 1;
+                sift_up(&mut heads[..live]);
+            }
+        }
+        let (mut len, mut spacing, mut next) = (0, 0, 0);
+        let (mut smallest, mut line) = (u64::MAX, 0);
+        while live > 0 {
+            let state = heads[0];
+            if state.size < smallest {
+                smallest = state.size;
+                let units = state.units();
+                while line + 1 < LINES && limit.lines[line + 1].height(units) >= limit.lines[line].height(units) {
+                    line += 1;
+                }
+                if !limit.lines[line].admits(state.size, units) {
+                    // No completion of the target's size.
+                } else if units >= next {
+                    if len == cap {
+                        if cap < 2 {
+                            spacing = 1;
+                            break;
+                        }
+                        spacing = ((units - fresh[0].units()) / (cap as u128 / 2)).max(2 * spacing);
+                        len = thin(&mut fresh[..len], spacing);
+                    }
+                    fresh[len] = state;
+                    len += 1;
+                    next = units + spacing;
+                }
+            }
+            let (at, option) = (state.parent as usize - list.start, state.item as usize - first);
+            match source.next(at + 1, option, smallest) {
+                Some(state) => heads[0] = state,
+                None => {
+                    live -= 1;
+                    heads[0] = heads[live];
+                }
+            }
+            sift_down(&mut heads[..live]);
+        }
+        let start = self.used;
+        self.used += len;
+        (start..self.used, spacing == 0)
+    }
+
+    /// The items that state `at` is made of, last added first.
+    pub(super) fn trace(&self, at: usize) -> impl Iterator<Item = u32> + '_ {
+        let step = move |at: u32| Some(&self.states[at as usize]).filter(|state| state.parent != ROOT);
+        core::iter::successors(step(at as u32), move |state| step(state.parent)).map(|state| state.item)
+    }
+}
+
+/// Keeps states that are `spacing` units apart, the first included; returns their number.
+fn thin(states: &mut [State], spacing: u128) -> usize {
+    let mut kept = 1;
+    for at in 1..states.len() {
+        if states[at].units() >= states[kept - 1].units() + spacing {
+            states[kept] = states[at];
+            kept += 1;
+        }
+    }
+    kept
+}
+
+struct Source<'a> {
+    states: &'a [State],
+    offset: usize,
+    options: &'a [Item],
+    first: usize,
+    limit: &'a Limit,
+}
+
+impl Source<'_> {
+    /// The first admitted extension, from state `at` on, by `option` that is smaller than `below`.
+    #[inline(always)]
+    fn next(&self, at: usize, option: usize, below: u64) -> Option<State> {
+        let (item, item_units) = (&self.options[option], self.options[option].units());
+        for (index, state) in self.states.iter().enumerate().skip(at) {
+            let (size, units) = (state.size + item.size, state.units() + item_units);
+            if units > self.limit.units {
+                return None;
+            }
+            if size < below && self.limit.lines[CENTRE].admits(size, units) {
+                return Some(State {
+                    size,
+                    units: [units as u64, (units >> 64) as u64],
+                    parent: (self.offset + index) as u32,
+                    item: (self.first + option) as u32,
+                });
+            }
+        }
+        None
+    }
+}
+
+fn sift_up(heap: &mut [State]) {
+    let mut at = heap.len() - 1;
+    while at > 0 && heap[at].key() < heap[(at - 1) / 2].key() {
+        heap.swap(at, (at - 1) / 2);
+        at = (at - 1) / 2;
+    }
+}
+
+fn sift_down(heap: &mut [State]) {
+    let mut at = 0;
+    loop {
+        let mut child = 2 * at + 1;
+        if child >= heap.len() {
+            return;
+        }
+        if child + 1 < heap.len() && heap[child + 1].key() < heap[child].key() {
+            child += 1;
+        }
+        if heap[at].key() <= heap[child].key() {
+            return;
+        }
+        heap.swap(at, child);
+        at = child;
+    }
+}

@@ -1,0 +1,137 @@
+//! The solver against enumeration and against dynamic programming over sizes.
+
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::{Limits, solve, workspace_len};
+use crate::Error;
+use crate::table::{Choice, Table};
+use crate::testing::models::{Rows, model};
+use crate::testing::oracle::{by_total_size, check_against, check_exact, exhaustive};
+
+const DEFAULT: Limits = Limits { states: 1 << 14 };
+
+fn table_of(rows: &[Vec<(u64, f64)>]) -> (Vec<Choice>, Vec<usize>) {
+    let choices = rows.iter().flatten().map(|&(size, error)| Choice { size, error }).collect();
+    let ends = rows.iter().scan(0, |end, row| {
+        *end += row.len();
+        Some(*end)
+    });
+    (choices, ends.collect())
+}
+
+/// Sizes and errors from small sets, so that ties, zeros and duplicates are common, and from all magnitudes.
+fn any_rows() -> impl Strategy<Value = Vec<Vec<(u64, f64)>>> {
+    let size = prop_oneof![0u64..6, 0u64..1000, (0u64..50).prop_map(|x| x << 50), (0u32..58).prop_map(|x| 1 << x)];
+    let error = prop_oneof![
+        (0u32..8).prop_map(f64::from),
+        (0u32..20).prop_map(|x| f64::from(x) * 0.1),
+        0.0..1.0,
+        (-320i32..300).prop_map(|x| 10f64.powi(x)),
+        Just(5e-324),
+        Just(-0.0),
+    ];
+    prop::collection::vec(prop::collection::vec((size, error), 1..6), 1..7)
+}
+
+fn any_budget() -> impl Strategy<Value = (f64, f64)> {
+    (prop_oneof![Just(1.0), Just(0.1), Just(0.0), (-320i32..300).prop_map(|x| 10f64.powi(x))], 0.0..1.5)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn agrees_with_enumeration(rows in any_rows(), (unit, part) in any_budget(), relative in any::<bool>()) {
+        let (choices, ends) = table_of(&rows);
+        let table = Table::new(&choices, &ends).unwrap();
+        let largest: f64 = rows.iter().map(|row| row.iter().map(|choice| choice.1).fold(0.0, f64::max)).sum();
+        let budget = if relative { largest * part } else { unit * (part * 10.0).floor() };
+        let optimum = exhaustive(&table, budget);
+        check_against(&table, budget, DEFAULT, optimum);
+        check_against(&table, budget, Limits { states: 7 }, optimum);
+        check_against(&table, budget, Limits { states: 0 }, optimum);
+        let exact = |choice: &Choice| choice.error == 0.0 || choice.error >= budget * 2f64.powi(-66);
+        if optimum.is_some() && choices.iter().all(exact) {
+            prop_assert!(check_exact(&table, budget, DEFAULT).unwrap().proven());
+        }
+    }
+
+    #[test]
+    fn agrees_with_dynamic_programming_over_sizes(
+        rows in prop::collection::vec(prop::collection::vec((0u64..60, 0u32..5000), 1..12), 1..25),
+        part in 0.0..0.6,
+    ) {
+        let rows: Vec<Vec<(u64, f64)>> =
+            rows.into_iter().map(|row| row.into_iter().map(|(s, e)| (s, f64::from(e) / 64.0)).collect()).collect();
+        let (choices, ends) = table_of(&rows);
+        let table = Table::new(&choices, &ends).unwrap();
+        let budget = part * 5000.0 / 64.0 * rows.len() as f64;
+        let optimum = by_total_size(&table, budget);
+        check_against(&table, budget, DEFAULT, optimum);
+        check_against(&table, budget, Limits { states: 40 }, optimum);
+        if optimum.is_some() {
+            prop_assert!(check_exact(&table, budget, DEFAULT).unwrap().proven());
+        }
+    }
+}
+
+#[test]
+fn models_of_every_kind_keep_their_word_and_the_usual_ones_are_proved() {
+    for rows in Rows::ALL {
+        for (layers, options) in [(1, 9), (12, 30), (60, 40)] {
+            let model = model(rows, layers, options, 11);
+            let full = check_exact(&model.table(), model.budget, Limits::default()).unwrap();
+            let none = check_exact(&model.table(), model.budget, Limits { states: 0 }).unwrap();
+            assert!(none.lower_bound <= full.lower_bound && full.size <= none.size);
+            if !matches!(rows, Rows::Correlated | Rows::SubsetSum) {
+                assert!(full.proven(), "{rows:?} {layers} x {options}: {full:?}");
+            }
+        }
+    }
+}
+
+/// Ten times 0.1 exceeds 1 in exact arithmetic though not in rounded sums; nine times does not.
+#[test]
+fn a_sum_that_only_rounds_to_the_budget_is_over_it() {
+    let rows: Vec<Vec<(u64, f64)>> = (0..10).map(|_| [(8, 0.1), (16, 0.0)].to_vec()).collect();
+    let (choices, ends) = table_of(&rows);
+    let table = Table::new(&choices, &ends).unwrap();
+    check_against(&table, 1.0, DEFAULT, Some(88));
+    check_against(&table, 1f64.next_up(), DEFAULT, Some(80));
+    assert!(check_exact(&table, 1.0, DEFAULT).unwrap().proven());
+}
+
+#[test]
+fn impossible_budgets_are_named() {
+    let (choices, ends) = table_of(&[[(8, 0.5), (16, 0.25)].to_vec(), [(1, 0.125)].to_vec()]);
+    let table = Table::new(&choices, &ends).unwrap();
+    assert_eq!(check_exact(&table, 0.3, DEFAULT), Err(Error::Infeasible { budget: 0.3, smallest: 0.375 }));
+    for budget in [f64::NAN, f64::INFINITY, -1.0, f64::NEG_INFINITY] {
+        let found = solve(&table, budget, DEFAULT, &mut std::vec![0; workspace_len(&table, DEFAULT)], &mut [0; 2]);
+        assert!(matches!(found, Err(Error::Budget { .. })), "{found:?}");
+    }
+    assert!(matches!(solve(&table, 1.0, DEFAULT, &mut [], &mut [0; 2]), Err(Error::Length { .. })));
+    let mut workspace = std::vec![0; workspace_len(&table, DEFAULT)];
+    assert!(matches!(solve(&table, 1.0, DEFAULT, &mut workspace, &mut [0; 3]), Err(Error::Length { .. })));
+}
+
+#[test]
+fn of_equal_sizes_the_smaller_error_then_the_lower_index() {
+    let (choices, ends) = table_of(&[[(9, 0.0), (8, 1.0), (8, 0.5), (8, 0.5)].to_vec()]);
+    let table = Table::new(&choices, &ends).unwrap();
+    let mut plan = [0];
+    solve(&table, 2.0, DEFAULT, &mut std::vec![0; workspace_len(&table, DEFAULT)], &mut plan).unwrap();
+    assert_eq!(plan, [2]);
+}
+
+/// Errors too small to tell apart in units: the plan must still be good, and the bound honest.
+#[test]
+fn errors_below_the_resolution_are_rounded_both_ways() {
+    let rows = [[(1 << 50, 1e-54), (363, 1e-38)].to_vec(), [(65, 0.01), (1, 0.1)].to_vec()];
+    let (choices, ends) = table_of(&rows);
+    let table = Table::new(&choices, &ends).unwrap();
+    let summary = check_exact(&table, 0.1, DEFAULT).unwrap();
+    assert_eq!((summary.size, summary.lower_bound), (428, 364));
+}

@@ -1,0 +1,104 @@
+//! Optimal sizes by methods too simple to be wrong, and what every plan that claims optimality must satisfy.
+
+use alloc::{vec, vec::Vec};
+
+use crate::Error;
+use crate::num::Sum;
+use crate::plan::Summary;
+use crate::plan::exact::{Limits, lower_bound, solve, workspace_len};
+use crate::table::{Choice, Table};
+
+/// The fewest bits of any plan within the budget, by trying every plan; `None` when no plan is within it.
+///
+/// # Complexity
+/// O(layers * product of the layers' options).
+pub fn exhaustive(table: &Table<'_>, budget: f64) -> Option<u64> {
+    let mut options = vec![0u32; table.layers()];
+    let mut best: Option<u64> = None;
+    loop {
+        let chosen: Vec<Choice> = table.iter().zip(&options).map(|(row, &option)| row[option as usize]).collect();
+        if chosen.iter().map(|choice| choice.error).collect::<Sum>().at_most(budget) {
+            let size = chosen.iter().map(|choice| choice.size).sum();
+            best = Some(best.map_or(size, |best| best.min(size)));
+        }
+        let Some(layer) = (0..options.len()).find(|&layer| options[layer] as usize + 1 < table.layer(layer).len())
+        else {
+            return best;
+        };
+        options[..layer].fill(0);
+        options[layer] += 1;
+    }
+}
+
+/// The fewest bits of any plan within the budget, from the least error achievable at each total size.
+///
+/// Exact when all errors and their sums are, for example small multiples of a power of two. Sizes must be small.
+///
+/// # Complexity
+/// O(options * largest total size).
+pub fn by_total_size(table: &Table<'_>, budget: f64) -> Option<u64> {
+    let mut least = vec![0.0f64];
+    for row in table.iter() {
+        let largest = row.iter().map(|choice| choice.size).max().unwrap_or(0) as usize;
+        let mut next = vec![f64::INFINITY; least.len() + largest];
+        for choice in row {
+            for (size, &error) in least.iter().enumerate() {
+                let sum = &mut next[size + choice.size as usize];
+                *sum = sum.min(error + choice.error);
+            }
+        }
+        least = next;
+    }
+    least.iter().position(|&error| error <= budget).map(|size| size as u64)
+}
+
+/// Solves twice on workspaces of different garbage and panics unless both agree and the answer keeps its word: choices
+/// within the budget, of the stated size and error, the bounds in order.
+pub fn check_exact(table: &Table<'_>, budget: f64, limits: Limits) -> Result<Summary, Error> {
+    let run = |garbage: u64| {
+        let mut workspace = vec![garbage; workspace_len(table, limits)];
+        let mut choices = vec![garbage as u32; table.layers()];
+        solve(table, budget, limits, &mut workspace, &mut choices).map(|summary| (summary, choices))
+    };
+    let (first, second) = (run(0), run(0xdead_beef_1234_5678));
+    assert_eq!(first, second, "the workspace's old content changed the plan");
+    let bound = lower_bound(table, budget, &mut vec![u64::MAX; workspace_len(table, Limits { states: 0 })]);
+    let (summary, choices) = match first {
+        Ok(found) => found,
+        Err(error) => {
+            assert_eq!(bound, Err(error));
+            if let Error::Infeasible { smallest, .. } = error {
+                assert!(smallest > budget, "{smallest} is within {budget}");
+                if smallest.is_finite() {
+                    let mut workspace = vec![0; workspace_len(table, limits)];
+                    let mut choices = vec![0; table.layers()];
+                    let enough = solve(table, smallest, limits, &mut workspace, &mut choices);
+                    assert!(enough.is_ok(), "{smallest} was said to be enough");
+                }
+            }
+            return Err(error);
+        }
+    };
+    let chosen: Vec<Choice> = table.chosen(&choices).expect("choices name options").collect();
+    let error: Sum = chosen.iter().map(|choice| choice.error).collect();
+    assert!(error.at_most(budget), "over budget: {} > {budget}", error.value());
+    assert_eq!(summary.error.to_bits(), error.value().to_bits());
+    assert_eq!(summary.size, chosen.iter().map(|choice| choice.size).sum::<u64>());
+    assert_eq!(summary.budget, budget);
+    assert!(summary.lower_bound <= summary.size);
+    assert!(bound.expect("a feasible table has a bound") <= summary.size);
+    Ok(summary)
+}
+
+/// [`check_exact`], and panics unless the answer agrees with `optimum`: equal where proved, between the bounds where not.
+pub fn check_against(table: &Table<'_>, budget: f64, limits: Limits, optimum: Option<u64>) {
+    match (check_exact(table, budget, limits), optimum) {
+        (Ok(summary), Some(optimum)) => {
+            assert!(summary.lower_bound <= optimum && optimum <= summary.size, "{optimum} is outside {summary:?}");
+            let bound = lower_bound(table, budget, &mut vec![0; workspace_len(table, Limits { states: 0 })]);
+            assert!(bound.is_ok_and(|bound| bound <= optimum));
+        }
+        (Err(Error::Infeasible { .. }), None) => {}
+        (found, optimum) => panic!("found {found:?}, the optimum is {optimum:?}"),
+    }
+}

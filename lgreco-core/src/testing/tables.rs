@@ -1,0 +1,116 @@
+//! Error tables from bytes: the same bytes give the same instance, and every byte string gives one.
+
+use crate::{plan::budget::Budget, rng::Stream, table::Choice, table::Table};
+use alloc::vec::Vec;
+
+/// A table with a reference plan and a budget.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instance {
+    /// All options, layer after layer.
+    pub choices: Vec<Choice>,
+    /// Where each layer's options end.
+    pub ends: Vec<usize>,
+    /// The reference plan: one option per layer.
+    pub defaults: Vec<u32>,
+    /// The error budget, finite and at least 0.
+    pub budget: f64,
+}
+
+impl Instance {
+    /// The table, borrowed.
+    pub fn table(&self) -> Table<'_> {
+        Table::new(&self.choices, &self.ends).expect("instances are valid tables")
+    }
+
+    /// Reads an instance of 1 to `layers` layers with 1 to `options` options each; missing bytes read as 0.
+    ///
+    /// The first bytes choose the kind of sizes and errors: small integers with many ties, smooth curves, magnitudes
+    /// from subnormal to 2^1000, sizes that need all 64 bits, and the kind of budget: zero, the reference plan's, the
+    /// smallest achievable error, or anything up to the largest.
+    pub fn from_bytes(bytes: &[u8], layers: usize, options: usize) -> Instance {
+        let mut bytes = bytes.iter().copied();
+        let mut byte = move || usize::from(bytes.next().unwrap_or(0));
+        let (kind, budget_kind) = (byte(), byte());
+        let layers = 1 + byte() % layers;
+        let mut instance = Instance { choices: Vec::new(), ends: Vec::new(), defaults: Vec::new(), budget: 0.0 };
+        for _ in 0..layers {
+            let count = 1 + byte() % options;
+            instance.defaults.push((byte() % count) as u32);
+            let scale = byte() as i32;
+            for option in 0..count {
+                let (a, b) = (byte(), byte());
+                let error = match kind % 5 {
+                    0 => (a % 8) as f64,
+                    1 => (scale + 1) as f64 / (1 + option) as f64 + a as f64 / 4096.0,
+                    2 => (256 * a + b) as f64 / 1024.0 * power_of_two(scale % 40 - 20),
+                    3 => (256 * a + b + 1) as f64 * power_of_two(7 * scale - 1074 + 16 * (b as i32 % 14)),
+                    _ => 0.1 * (a as i32 * (1 + scale)) as f64,
+                };
+                let size = match kind / 5 % 3 {
+                    0 => (b % 8) as u64,
+                    1 => 8 * ((1 + scale as u64) * (1 + option as u64) + b as u64),
+                    _ => ((256 * b + a) as u64) << 44,
+                };
+                instance.choices.push(Choice { size, error });
+            }
+            instance.ends.push(instance.choices.len());
+        }
+        let table = instance.table();
+        let sum = |pick: fn(f64, f64) -> f64| -> f64 {
+            table.iter().map(|options| options.iter().map(|choice| choice.error).reduce(pick).unwrap_or(0.0)).sum()
+        };
+        let (smallest, largest) = (sum(f64::min), sum(f64::max));
+        let part = byte() as f64 / 255.0;
+        instance.budget = match budget_kind % 6 {
+            0 => (Budget::Defaults { alpha: 1.0, options: &instance.defaults }).limit(&table).unwrap_or(largest),
+            1 => 0.0,
+            2 => smallest,
+            3 => smallest.next_down().max(0.0),
+            4 => smallest + part * (largest - smallest),
+            _ => part * 2.0 * largest,
+        };
+        instance
+    }
+
+    /// An instance of pseudo-random bytes.
+    pub fn from_seed(seed: u64, layers: usize, options: usize) -> Instance {
+        let stream = Stream { seed, ..Stream::default() };
+        let bytes: Vec<u8> = (0..(2 * layers * (options + 2) + 8) as u64).map(|at| stream.word(at) as u8).collect();
+        Instance::from_bytes(&bytes, layers, options)
+    }
+
+    /// `layers` layers of `options` options whose errors fall as sizes grow, with layer magnitudes spread over
+    /// `decades` powers of ten: what measured tables look like, only harder. The budget is the middle option's error.
+    pub fn spread(seed: u64, layers: usize, options: usize, decades: u32) -> Instance {
+        let stream = Stream { seed, ..Stream::default() };
+        let mut draw = 0;
+        let mut unit = move || {
+            draw += 1;
+            f64::from(stream.word(draw)) / 4_294_967_296.0
+        };
+        let mut instance = Instance { choices: Vec::new(), ends: Vec::new(), defaults: Vec::new(), budget: 0.0 };
+        for _ in 0..layers {
+            let magnitude = (0..decades).fold(1.0, |scale, _| if unit() < 0.5 { scale * 0.1 } else { scale });
+            let elements = 64 + (unit() * unit() * 1e6) as u64;
+            let mut error = magnitude * (1.0 + unit());
+            for option in 0..options as u64 {
+                instance.choices.push(Choice { size: 8 * (elements * (option + 1) / 64 + 2), error });
+                error *= 1.0 - (0.2 + unit()) / (2.0 + option as f64);
+            }
+            instance.ends.push(instance.choices.len());
+            instance.defaults.push(options as u32 / 2);
+        }
+        let reference = Budget::Defaults { alpha: 1.0, options: &instance.defaults };
+        instance.budget = reference.limit(&instance.table()).expect("the reference plan has a finite error");
+        instance
+    }
+}
+
+fn power_of_two(exponent: i32) -> f64 {
+    match exponent {
+        ..-1074 => 0.0,
+        -1074..-1022 => f64::from_bits(1 << (exponent + 1074)),
+        -1022..=1023 => f64::from_bits(((exponent + 1023) as u64) << 52),
+        _ => f64::MAX,
+    }
+}
