@@ -196,4 +196,21 @@ mod tests {
             assert!(Gradients::parse(whole[..len].to_vec()).is_err(), "{len} bytes");
         }
     }
+
+    #[test]
+    fn every_changed_byte_gives_gradients_or_an_error() {
+        let header = r#"{"w":{"dtype":"F16","shape":[2,1],"data_offsets":[0,4]},"e":{"dtype":"F32","shape":[0],"data_offsets":[4,4]}}"#;
+        let whole = file(header, &[0; 4]);
+        let mut taken = 0;
+        for place in 0..whole.len() {
+            for byte in 0..=255 {
+                let mut changed = whole.clone();
+                changed[place] = byte;
+                if let Ok(gradients) = Gradients::parse(changed) {
+                    taken += gradients.layers().len();
+                }
+            }
+        }
+        assert!(taken > 2 * 256 * 4, "the data can be anything");
+    }
 }

@@ -8,6 +8,13 @@ use lgreco_core::plan::Plan;
 use lgreco_core::plan::budget::Budget;
 use lgreco_core::table::NamedTable;
 
+/// What a budget shared by biased and unbiased compressors promises, and what not.
+pub const HYBRID_NOTE: &str = "
+Note: the budget bounds the error of one compression. QSGD's error is unbiased and averages out over workers and
+steps; TopK's and PowerSGD's is biased and does not: without error feedback the same error can hurt more. A hybrid
+within the budget of uniform QSGD has an equal error, which need not mean equal accuracy.
+";
+
 /// What is known about the layers of a table that was measured here.
 #[derive(Clone, Debug)]
 pub struct Facts {
@@ -45,6 +52,8 @@ pub struct Comparison {
     pub uncompressed: u64,
     /// Bits of the default's plan.
     pub uniform: u64,
+    /// Seconds of measuring.
+    pub measure: f64,
     /// The plans.
     pub schemes: Vec<Scheme>,
 }
@@ -58,6 +67,8 @@ pub struct Scheme {
     pub size: u64,
     /// Error of its plan.
     pub error: f64,
+    /// Whether that is within the budget.
+    pub within_budget: bool,
     /// No plan within the budget is smaller; for those who prove anything.
     pub lower_bound: Option<u64>,
     /// Seconds it took, where there was anything to choose.
@@ -255,20 +266,21 @@ pub fn compared(comparisons: &[Comparison]) -> String {
             ]);
         }
     }
-    rows.render()
+    let times: Vec<_> = comparisons.iter().map(|comparison| (comparison.method, comparison.measure)).collect();
+    format!("{}\n{}", rows.render(), aligned(&[("measuring", times_taken(&times))]))
 }
 
 impl Comparison {
     /// How much larger than the best feasible plan a scheme's is: known where that was proved, bounded otherwise.
     fn above_optimum(&self, scheme: &Scheme) -> String {
         let bound = self.schemes.iter().filter_map(|scheme| scheme.lower_bound).max().unwrap_or(0);
-        if scheme.error > self.budget {
+        if !scheme.within_budget {
             return "-".into();
         }
         if scheme.size <= bound {
             return "optimal".into();
         }
-        let proven = self.schemes.iter().any(|scheme| scheme.error <= self.budget && scheme.size <= bound);
+        let proven = self.schemes.iter().any(|scheme| scheme.within_budget && scheme.size <= bound);
         let percent = significant(100.0 * (scheme.size - bound) as f64 / bound.max(1) as f64);
         if proven { format!("{percent} %") } else { format!("at most {percent} %") }
     }

@@ -43,8 +43,8 @@ fn what_names_and_numbers_can_be_at_worst_is_drawn() {
     ];
     for tensors in [&tensors[..2], &tensors] {
         let (folder, _) = file("g.safetensors", &safetensors(tensors));
-        for method in METHODS {
-            let texts = texts(folder.path(), &["plan", "g.safetensors", "--method", method]);
+        for (method, budget) in METHODS.into_iter().flat_map(|method| [(method, "uniform"), (method, "1e3")]) {
+            let texts = texts(folder.path(), &["plan", "g.safetensors", "--method", method, "--budget", budget]);
             assert!(texts.iter().any(|text| text == "<b>&\"\\u{1}"), "{texts:?}");
             assert!(texts.iter().any(|text| text.contains("aaaa…aaaa")), "{texts:?}");
         }

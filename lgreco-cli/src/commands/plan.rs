@@ -8,11 +8,6 @@ use lgreco_core::file::{PlanFile, Seconds};
 use lgreco_core::search::{Method, Metric};
 use std::io::Write;
 
-const HYBRID_NOTE: &str = "\
-Note: the budget bounds the l2 error of one compression. QSGD's error is unbiased and averages out over workers and
-steps; TopK's and PowerSGD's is biased and does not: without error feedback the same l2 error can hurt more. An l2
-budget taken from uniform QSGD promises equal error, not equal accuracy, once biased compressors share it.";
-
 pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {
     let search = model::search(source)?;
     let model = model::Model::load(source.gradients.as_deref())?;
@@ -28,7 +23,7 @@ pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Wri
         let times = [("reading", model.read), ("measuring", measure), ("solving", seconds)];
         let mut text = report::plan(table, &plan, Some(&facts), &times);
         if source.method == MethodArg::Hybrid {
-            text += &format!("\n{HYBRID_NOTE}\n");
+            text += report::HYBRID_NOTE;
         }
         text
     };

@@ -70,11 +70,12 @@ pub fn picture(title: String, table: &NamedTable, plan: &Plan, facts: Option<&Fa
     let view = table.view();
     let chosen = Point { budget: plan.summary().budget, size: plan.summary().size };
     let default = report::default_point(table);
-    let unit = default.map_or(chosen.budget, |point| point.budget);
+    let unit = default.map(|point| point.budget).filter(|&budget| budget > 0.0).unwrap_or(chosen.budget);
     let mut budgets: Vec<f64> = (-8..=8).map(|quarter| unit * f64::from(quarter).exp2().sqrt().sqrt()).collect();
     budgets.push(chosen.budget);
     budgets.sort_by(f64::total_cmp);
     budgets.dedup();
+    budgets.retain(|&budget| budget > 0.0);
     let frontier = budgets.into_iter().filter_map(|budget| {
         let plan = plan::solve(&view, Budget::Absolute(budget), Solver::default()).ok()?;
         Some(Point { budget, size: plan.summary().size })
