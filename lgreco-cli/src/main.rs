@@ -1,2 +1,7 @@
 //! The `lgreco` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    lgreco_cli::run(std::env::args_os())
+}

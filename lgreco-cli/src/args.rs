@@ -1,0 +1,326 @@
+//! The command line's grammar.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use lgreco_core::search::{Method, Metric};
+use std::path::PathBuf;
+
+/// Chooses, layer by layer, how hard to compress each gradient, and proves the choice optimal.
+#[derive(Debug, Parser)]
+#[command(name = "lgreco", version, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  lgreco plan
+  lgreco plan grads.safetensors --method topk --default 1% --range 0.1%..10%:0.1%
+  lgreco plan grads.safetensors --method hybrid --plot plan.svg --json plan.json
+  lgreco measure grads.safetensors --method powersgd --json table.json
+  lgreco solve table.json --budget 12.5 --json -
+  lgreco compare grads.safetensors
+
+Exit codes: 0 done; 1 no result (no plan meets the budget, or a file could not be written); 2 bad usage or bad input.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure the gradients and choose a setting for every layer.
+    Plan {
+        #[command(flatten)]
+        source: Source,
+        #[command(flatten)]
+        solving: Solving,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Measure the gradients: the table of sizes and errors of every option of every layer.
+    Measure {
+        #[command(flatten)]
+        source: Source,
+        /// Write the table as JSON to FILE, or to standard output (and nothing else there) with `-`.
+        #[arg(long, value_name = "FILE")]
+        json: Option<Target>,
+    },
+    /// Choose an option per layer of anybody's table, whatever its metric.
+    Solve {
+        /// A table file, version 1; `measure --json` writes one.
+        table: PathBuf,
+        #[command(flatten)]
+        solving: Solving,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Every way of choosing, side by side: uniform, k-means, Algorithm 1, proved optimum.
+    Compare(Compare),
+    /// The backends of this build and of this machine.
+    Devices,
+}
+
+/// Where gradients come from and what each layer is offered.
+#[derive(Args, Debug)]
+pub struct Source {
+    /// Gradients, one tensor per layer: F32, F16 or BF16 in a safetensors file. Without it a small sample compiled into
+    /// the command is used: a transformer's bf16 gradients.
+    pub gradients: Option<PathBuf>,
+    /// How to compress.
+    #[arg(long, value_enum, default_value_t = MethodArg::Qsgd)]
+    pub method: MethodArg,
+    #[command(flatten)]
+    pub candidates: Candidates,
+    /// The setting whose error is the budget: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
+    /// powersgd 4; hybrid takes bits, as its budget is that of uniform QSGD]
+    #[arg(long, value_name = "PARAMETER", value_parser = parameter)]
+    pub default: Option<f64>,
+    /// The settings offered: FIRST..LAST or FIRST..LAST:STEP. Without a step bits and ranks go by 1, densities by FIRST.
+    /// [default: for bits and ranks half to twice the default, for densities a tenth to ten times]
+    #[arg(long, value_name = "RANGE", value_parser = range)]
+    pub range: Option<RangeArg>,
+}
+
+/// What holds for every method alike.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Candidates {
+    /// What is summed over the layers and kept within the budget.
+    #[arg(long, value_enum, default_value_t = MetricArg::L2)]
+    pub metric: MetricArg,
+    /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub min_elements: usize,
+    /// Where to measure. This build has `cpu` only: all cores of this machine.
+    #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
+    pub backend: BackendArg,
+}
+
+/// How to choose.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Solving {
+    /// `exact` proves its plan optimal, or states how far off it can be; `dp` is Algorithm 1 of the L-GreCo paper.
+    #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
+    pub solver: SolverArg,
+    /// Cells the budget is cut into; for `--solver dp` only. [default: 10000]
+    #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub levels: Option<u32>,
+    /// How much error a plan may have: `uniform` for what the default setting costs, or a number in the metric's unit.
+    /// [default: the table file's own budget if it has one, else uniform]
+    #[arg(long, value_name = "uniform|NUMBER", value_parser = budget)]
+    pub budget: Option<BudgetArg>,
+    /// Multiplies the uniform budget. [default: 1]
+    #[arg(long, value_name = "FACTOR", value_parser = not_negative)]
+    pub alpha: Option<f64>,
+}
+
+/// Where results go, besides the report on standard output.
+#[derive(Args, Clone, Debug)]
+pub struct Output {
+    /// Write the plan as JSON to FILE, or to standard output (and nothing else there) with `-`.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Target>,
+    /// Draw the plan into an SVG file: settings per layer, size before and after, size against error budget.
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// What to compare.
+#[derive(Args, Debug)]
+pub struct Compare {
+    /// Gradients as for `plan`; without them the sample compiled into the command.
+    pub gradients: Option<PathBuf>,
+    /// Only this method. Without it all four, each against the budget of its own default.
+    #[arg(long, value_enum)]
+    pub method: Option<MethodArg>,
+    #[command(flatten)]
+    pub candidates: Candidates,
+    /// The method's default, as for `plan`.
+    #[arg(long, value_name = "PARAMETER", value_parser = parameter, requires = "method")]
+    pub default: Option<f64>,
+    /// The settings offered, as for `plan`.
+    #[arg(long, value_name = "RANGE", value_parser = range, requires = "method")]
+    pub range: Option<RangeArg>,
+    /// Multiplies the uniform budget.
+    #[arg(long, value_name = "FACTOR", value_parser = not_negative, default_value_t = 1.0)]
+    pub alpha: f64,
+    /// Cells of Algorithm 1.
+    #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(1..), default_value_t = 10_000)]
+    pub levels: u32,
+    /// Write the comparison as JSON to FILE, or to standard output (and nothing else there) with `-`.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<Target>,
+}
+
+/// A file, or standard output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// `-`.
+    Stdout,
+    /// A path.
+    File(PathBuf),
+}
+
+impl From<std::ffi::OsString> for Target {
+    fn from(text: std::ffi::OsString) -> Self {
+        if text == "-" { Target::Stdout } else { Target::File(text.into()) }
+    }
+}
+
+/// Methods, as words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MethodArg {
+    /// Quantisation (QSGD) with max-norm buckets of 512 and stochastic rounding; unbiased.
+    Qsgd,
+    /// Sparsification: the largest magnitudes; biased.
+    #[value(name = "topk")]
+    TopK,
+    /// Low rank; biased.
+    #[value(name = "powersgd")]
+    PowerSgd,
+    /// All three, chosen per layer, within the budget of uniform QSGD.
+    Hybrid,
+}
+
+impl From<MethodArg> for Method {
+    fn from(method: MethodArg) -> Self {
+        match method {
+            MethodArg::Qsgd => Method::Qsgd,
+            MethodArg::TopK => Method::TopK,
+            MethodArg::PowerSgd => Method::PowerSgd,
+            MethodArg::Hybrid => Method::Hybrid,
+        }
+    }
+}
+
+/// Metrics, as words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetricArg {
+    /// L2 norms of the layers' compression errors, as in the paper.
+    L2,
+    /// Squared L2 norms, which add up to that of the whole model.
+    SquaredL2,
+}
+
+impl From<MetricArg> for Metric {
+    fn from(metric: MetricArg) -> Self {
+        match metric {
+            MetricArg::L2 => Metric::L2,
+            MetricArg::SquaredL2 => Metric::SquaredL2,
+        }
+    }
+}
+
+/// Solvers, as words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SolverArg {
+    /// Relaxation, fixing and search, with a certificate.
+    Exact,
+    /// Algorithm 1.
+    Dp,
+}
+
+/// Backends of this build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendArg {
+    /// All cores of this machine.
+    Cpu,
+}
+
+/// A budget as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum BudgetArg {
+    /// What the default setting costs.
+    Uniform,
+    /// This much.
+    Absolute(f64),
+}
+
+/// A range as it is asked for, in the method's unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RangeArg {
+    /// The smallest parameter.
+    pub first: f64,
+    /// The largest.
+    pub last: f64,
+    /// The step, when given.
+    pub step: Option<f64>,
+}
+
+fn parameter(text: &str) -> Result<f64, String> {
+    let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    match number.trim().parse::<f64>() {
+        Ok(value) if value.is_finite() => Ok(value / unit),
+        _ => Err("expected a number such as 4, 0.01 or 1%".into()),
+    }
+}
+
+fn range(text: &str) -> Result<RangeArg, String> {
+    let (ends, step) = text.split_once(':').map_or((text, None), |(ends, step)| (ends, Some(step)));
+    let (first, last) = ends.split_once("..").ok_or("expected FIRST..LAST or FIRST..LAST:STEP, as in 2..8")?;
+    Ok(RangeArg { first: parameter(first)?, last: parameter(last)?, step: step.map(parameter).transpose()? })
+}
+
+fn budget(text: &str) -> Result<BudgetArg, String> {
+    if text == "uniform" {
+        return Ok(BudgetArg::Uniform);
+    }
+    let value = not_negative(text).map_err(|_| "expected `uniform` or a number >= 0")?;
+    Ok(BudgetArg::Absolute(value))
+}
+
+fn backend(text: &str) -> Result<BackendArg, String> {
+    match text {
+        "cpu" => Ok(BackendArg::Cpu),
+        "cuda" | "wgpu" => {
+            Err(format!("the {text} backend is not part of this build (`lgreco devices` lists what is)"))
+        }
+        _ => Err("expected cpu".into()),
+    }
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
+        _ => Err("expected a number >= 0".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn percentages_and_fractions_are_the_same() {
+        assert_eq!(parameter("1%"), Ok(0.01));
+        assert_eq!(parameter("0.1%"), Ok(0.001));
+        assert_eq!(parameter("4"), Ok(4.0));
+        for bad in ["", "%", "four", "nan", "inf", "1%%"] {
+            assert!(parameter(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ranges() {
+        let of = |first, last, step| Ok(RangeArg { first, last, step });
+        assert_eq!(range("2..8"), of(2.0, 8.0, None));
+        assert_eq!(range("2..8:2"), of(2.0, 8.0, Some(2.0)));
+        assert_eq!(range("0.1%..10%:0.1%"), of(0.001, 0.1, Some(0.001)));
+        for bad in ["", "2", "2..", "..8", "2..8:", "2-8", "a..b"] {
+            assert!(range(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn budgets() {
+        assert_eq!(budget("uniform"), Ok(BudgetArg::Uniform));
+        assert_eq!(budget("12.5"), Ok(BudgetArg::Absolute(12.5)));
+        for bad in ["", "-1", "nan", "inf", "Uniform"] {
+            assert!(budget(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! One file per command.
+
+mod compare;
+mod devices;
+mod measure;
+mod model;
+mod plan;
+mod solve;
+
+use crate::args::{Command, Target};
+use crate::failure::Failure;
+use indicatif::ProgressBar;
+use std::io::{ErrorKind, Write};
+use std::time::{Duration, Instant};
+
+/// Runs a command whose result goes to `out`.
+pub fn run(command: &Command, out: &mut dyn Write) -> Result<(), Failure> {
+    match command {
+        Command::Plan { source, solving, output } => plan::run(source, *solving, output, out),
+        Command::Measure { source, json } => measure::run(source, json.as_ref(), out),
+        Command::Solve { table, solving, output } => solve::run(table, *solving, output, out),
+        Command::Compare(compare) => compare::run(compare, out),
+        Command::Devices => print(out, &devices::report()),
+    }
+}
+
+/// Writes the report to `out` and the JSON to its target; JSON on standard output replaces the report.
+fn emit(
+    out: &mut dyn Write,
+    report: impl FnOnce() -> String,
+    json: impl FnOnce() -> String,
+    target: Option<&Target>,
+) -> Result<(), Failure> {
+    match target {
+        Some(Target::Stdout) => print(out, &json()),
+        Some(Target::File(path)) => {
+            std::fs::write(path, json())
+                .map_err(|error| Failure::no_result(format_args!("{}: {error}", path.display())))?;
+            print(out, &report())
+        }
+        None => print(out, &report()),
+    }
+}
+
+/// Writes `text`; a reader that has seen enough and closed its end is no failure.
+fn print(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Does `work` and counts its seconds, with a spinner when standard error is a terminal.
+fn timed<T>(doing: String, work: impl FnOnce() -> T) -> (T, f64) {
+    let spinner = ProgressBar::new_spinner().with_message(doing);
+    spinner.enable_steady_tick(Duration::from_millis(100));
+    let start = Instant::now();
+    let result = work();
+    let seconds = start.elapsed().as_secs_f64();
+    spinner.finish_and_clear();
+    (result, seconds)
+}

@@ -1,0 +1,108 @@
+//! `lgreco solve`: a plan for anybody's table; and solving as `plan` does it.
+
+use super::{emit, timed};
+use crate::args::{BudgetArg, Output, SolverArg, Solving};
+use crate::failure::Failure;
+use crate::plot::{Bar, Picture, Point};
+use crate::report::{self, Facts};
+use lgreco_core::file::{PlanFile, TableFile};
+use lgreco_core::plan::budget::Budget;
+use lgreco_core::plan::{self, Plan, Solver, dp};
+use lgreco_core::table::NamedTable;
+use std::io::Write;
+use std::path::Path;
+
+pub fn run(path: &Path, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {
+    let name = path.display().to_string();
+    let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
+    let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
+    let TableFile { table, budget } = TableFile::parse(&bytes).map_err(|error| wrong(&error))?;
+    let (plan, seconds) = solve(&name, &table, budget, solving)?;
+    if let Some(path) = &output.plot {
+        picture(title(&name, table.metric()), &table, &plan, None).write(path)?;
+    }
+    let json = || {
+        let mut file = PlanFile::new(&table, &plan);
+        file.seconds.solve = Some(seconds);
+        file.to_json()
+    };
+    emit(out, || report::plan(&table, &plan, None, &[("solving", seconds)]), json, output.json.as_ref())
+}
+
+/// Solves `table`, which is called `name`, within the budget that `solving` asks for, or else `own`, or else the
+/// defaults' error. Returns the seconds it took as well.
+pub fn solve(name: &str, table: &NamedTable, own: Option<f64>, solving: Solving) -> Result<(Plan, f64), Failure> {
+    let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
+    let solver = solver(solving)?;
+    let defaults = table.defaults();
+    let budget = match (solving.budget, solving.alpha, own) {
+        (Some(BudgetArg::Absolute(_)), Some(_), _) => {
+            return Err(Failure::bad_input("--alpha multiplies the uniform budget: not with --budget NUMBER"));
+        }
+        (Some(BudgetArg::Absolute(value)), None, _) | (None, None, Some(value)) => Budget::Absolute(value),
+        (_, alpha, _) => match &defaults {
+            Some(options) => Budget::Defaults { alpha: alpha.unwrap_or(1.0), options },
+            None => return Err(wrong(&"no budget: give every layer a default, the table a budget, or use --budget")),
+        },
+    };
+    let view = table.view();
+    let (plan, seconds) = timed(format!("solving {} layers", table.layers()), || plan::solve(&view, budget, solver));
+    let named = |error| Failure::from_core(&error, format_args!("{name}: {}", table.name_error(error)));
+    Ok((plan.map_err(named)?, seconds))
+}
+
+fn solver(solving: Solving) -> Result<Solver, Failure> {
+    match (solving.solver, solving.levels) {
+        (SolverArg::Exact, None) => Ok(Solver::default()),
+        (SolverArg::Exact, Some(_)) => Err(Failure::bad_input("--levels is for --solver dp")),
+        (SolverArg::Dp, levels) => Ok(Solver::Dp { levels: levels.unwrap_or(dp::LEVELS) }),
+    }
+}
+
+/// The heading of a picture: the file's name without its folder, and what was done to it.
+pub fn title(name: &str, what: &str) -> String {
+    let file = Path::new(name).file_name().map_or(name.into(), |file| file.to_string_lossy());
+    crate::failure::printable(&format!("{file} · {what}"))
+}
+
+/// The picture of a plan; the frontier around it is solved for.
+pub fn picture(title: String, table: &NamedTable, plan: &Plan, facts: Option<&Facts>) -> Picture {
+    let view = table.view();
+    let chosen = Point { budget: plan.summary().budget, size: plan.summary().size };
+    let default = report::default_point(table);
+    let unit = default.map(|point| point.budget).filter(|&budget| budget > 0.0).unwrap_or(chosen.budget);
+    let mut budgets: Vec<f64> = (-8..=8).map(|quarter| unit * f64::from(quarter).exp2().sqrt().sqrt()).collect();
+    budgets.push(chosen.budget);
+    budgets.sort_by(f64::total_cmp);
+    budgets.dedup();
+    budgets.retain(|&budget| budget > 0.0);
+    let frontier = budgets.into_iter().filter_map(|budget| {
+        let plan = plan::solve(&view, Budget::Absolute(budget), Solver::default()).ok()?;
+        Some(Point { budget, size: plan.summary().size })
+    });
+    let bar = |layer: usize, option: u32| {
+        let per_element =
+            |option: u32| view.layer(layer)[option as usize].size as f64 / table.elements(layer).max(1) as f64;
+        Bar {
+            name: crate::failure::printable(table.name(layer)),
+            label: crate::failure::printable(table.label(layer, option as usize)),
+            chosen: per_element(option),
+            default: table.default_option(layer).map(per_element),
+        }
+    };
+    let summary = plan.summary();
+    Picture {
+        title,
+        default_name: report::default_setting(table)
+            .map_or_else(|| "default setting".into(), |label| format!("{label} everywhere")),
+        notes: vec![
+            report::certificate(summary.size, summary.lower_bound),
+            format!("error budget {}", report::budget_use(summary.error, summary.budget, table.metric())),
+        ],
+        uncompressed: facts.map(|facts| facts.sizes.iter().sum()),
+        default,
+        chosen,
+        frontier: frontier.collect(),
+        layers: plan.options().iter().enumerate().map(|(layer, &option)| bar(layer, option)).collect(),
+    }
+}

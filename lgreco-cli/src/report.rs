@@ -1,0 +1,287 @@
+//! Plans and tables as text.
+
+use crate::failure::printable;
+use crate::plot::Point;
+use crate::units::{bits, grouped, ratio, seconds, shape, significant};
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+use lgreco_core::plan::Plan;
+use lgreco_core::plan::budget::Budget;
+use lgreco_core::table::NamedTable;
+
+/// What a budget shared by biased and unbiased compressors promises, and what not.
+pub const HYBRID_NOTE: &str = "
+Note: the budget bounds the error of one compression. QSGD's error is unbiased and averages out over workers and
+steps; TopK's and PowerSGD's is biased and does not: without error feedback the same error can hurt more. A hybrid
+within the budget of uniform QSGD has an equal error, which need not mean equal accuracy.
+";
+
+/// What is known about the layers of a table that was measured here.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Dimensions per layer.
+    pub shapes: Vec<Vec<usize>>,
+    /// L2 norm per layer.
+    pub norms: Vec<f64>,
+    /// Uncompressed bits per layer.
+    pub sizes: Vec<u64>,
+    /// The tensors that are not in the table.
+    pub left_alone: LeftAlone,
+}
+
+/// The tensors of a model that stay uncompressed.
+#[derive(Clone, Copy, Debug)]
+pub struct LeftAlone {
+    /// How many.
+    pub layers: usize,
+    /// Their elements.
+    pub elements: u64,
+    /// Their bits.
+    pub size: u64,
+}
+
+/// The plans of one method's table.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// The method.
+    pub method: &'static str,
+    /// The metric of the errors.
+    pub metric: &'static str,
+    /// The error budget.
+    pub budget: f64,
+    /// Bits of the layers uncompressed.
+    pub uncompressed: u64,
+    /// Bits of the default's plan.
+    pub uniform: u64,
+    /// Seconds of measuring.
+    pub measure: f64,
+    /// The plans.
+    pub schemes: Vec<Scheme>,
+}
+
+/// One way of choosing, and what came of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Scheme {
+    /// Its name.
+    pub name: &'static str,
+    /// Bits of its plan.
+    pub size: u64,
+    /// Error of its plan.
+    pub error: f64,
+    /// Whether that is within the budget.
+    pub within_budget: bool,
+    /// No plan within the budget is smaller; for those who prove anything.
+    pub lower_bound: Option<u64>,
+    /// Seconds it took, where there was anything to choose.
+    pub seconds: Option<f64>,
+}
+
+/// A plan, layer by layer, with a summary.
+pub fn plan(table: &NamedTable, plan: &Plan, facts: Option<&Facts>, times: &[(&str, f64)]) -> String {
+    let mut rows = Rows::new(&["layer", "shape", "elements", "setting", "error", "relative", "bits", "ratio"]);
+    let (view, summary) = (table.view(), plan.summary());
+    for (layer, &option) in plan.options().iter().enumerate() {
+        let choice = view.layer(layer)[option as usize];
+        let of_facts = |get: &dyn Fn(&Facts) -> String| facts.map_or_else(String::new, get);
+        rows.add([
+            printable(table.name(layer)),
+            of_facts(&|facts| shape(&facts.shapes[layer])),
+            grouped(table.elements(layer)),
+            printable(table.label(layer, option as usize)),
+            significant(choice.error),
+            of_facts(&|facts| relative(table.metric(), choice.error, facts.norms[layer])),
+            grouped(choice.size),
+            of_facts(&|facts| ratio(facts.sizes[layer], choice.size)),
+        ]);
+    }
+    let uncompressed = facts.map(|facts| facts.sizes.iter().sum::<u64>());
+    let mut lines = Vec::new();
+    let sized = |size: u64| {
+        let of_whole = uncompressed.map_or_else(String::new, |whole| format!("{} smaller, ", ratio(whole, size)));
+        format!("{of_whole}{} bits ({})", grouped(size), bits(size))
+    };
+    if let Some(uniform) = default_point(table) {
+        let over = if uniform.budget > summary.budget { ", over this budget" } else { "" };
+        let setting = default_setting(table).map_or_else(String::new, |label| format!(", {label}"));
+        lines.push(("uniform", sized(uniform.size) + &setting + over));
+        lines.push(("this plan", sized(summary.size)));
+        lines.push(("gain", format!("{} smaller than uniform", ratio(uniform.size, summary.size))));
+    } else {
+        lines.push(("this plan", sized(summary.size)));
+    }
+    lines.push(("error budget", budget_use(summary.error, summary.budget, table.metric())));
+    lines.push((
+        "lower bound",
+        format!("{} bits: {}", grouped(summary.lower_bound), certificate(summary.size, summary.lower_bound)),
+    ));
+    if let (Some(LeftAlone { layers, elements, size }), Some(whole)) = (facts.map(|f| f.left_alone), uncompressed)
+        && layers > 0
+    {
+        let (elements, all) = (grouped(elements), ratio(whole + size, summary.size + size));
+        lines.push((
+            "uncompressed",
+            format!("{layers} tensors, {elements} elements, {}; with them the model is {all} smaller", bits(size)),
+        ));
+    }
+    lines.push(("time", times_taken(times)));
+    format!("{}\n{}", rows.render(), aligned(&lines))
+}
+
+/// A table, layer by layer, with its options' ranges.
+pub fn measured(table: &NamedTable, facts: &Facts, times: &[(&str, f64)]) -> String {
+    let mut rows = Rows::new(&["layer", "shape", "elements", "options", "bits", "error", "default"]);
+    let view = table.view();
+    for (layer, options) in view.iter().enumerate() {
+        let span = |get: &dyn Fn(usize) -> f64, write: &dyn Fn(f64) -> String| {
+            let values = (0..options.len()).map(get);
+            let (low, high) = values.fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
+            format!("{} … {}", write(low), write(high))
+        };
+        rows.add([
+            printable(table.name(layer)),
+            shape(&facts.shapes[layer]),
+            grouped(table.elements(layer)),
+            grouped(options.len() as u64),
+            span(&|option| options[option].size as f64, &|size| grouped(size as u64)),
+            span(&|option| options[option].error, &significant),
+            table.default_option(layer).map_or_else(String::new, |option| table.label(layer, option as usize).into()),
+        ]);
+    }
+    let LeftAlone { layers, elements, size } = facts.left_alone;
+    let lines = [
+        ("table", format!("{} layers, {} options, metric {}", table.layers(), view.choices().len(), table.metric())),
+        ("uncompressed", format!("{layers} tensors, {} elements, {}", grouped(elements), bits(size))),
+        ("time", times_taken(times)),
+    ];
+    format!("{}\n{}", rows.render(), aligned(&lines))
+}
+
+/// The label of the default option, if it is the same in every layer.
+pub fn default_setting(table: &NamedTable) -> Option<String> {
+    let labels: Option<Vec<&str>> =
+        (0..table.layers()).map(|layer| Some(table.label(layer, table.default_option(layer)? as usize))).collect();
+    let labels = labels?;
+    labels.windows(2).all(|pair| pair[0] == pair[1]).then(|| printable(labels[0]))
+}
+
+/// Error and bits of the default options, if every layer has one.
+pub fn default_point(table: &NamedTable) -> Option<Point> {
+    let (view, options) = (table.view(), table.defaults()?);
+    let budget = Budget::Defaults { alpha: 1.0, options: &options }.limit(&view).ok()?;
+    Some(Point { budget, size: view.chosen(&options).ok()?.map(|choice| choice.size).sum() })
+}
+
+/// `99.98 %`, never rounded up to 100 unless it is; `over` where it is more.
+pub fn share(error: f64, budget: f64) -> String {
+    if error > budget {
+        return format!("{:.2} % (over)", (100.0 * error / budget * 100.0).ceil() / 100.0);
+    }
+    if error == 0.0 { "0 %".into() } else { format!("{:.2} %", (100.0 * error / budget * 100.0).floor() / 100.0) }
+}
+
+/// What a lower bound says about a plan.
+pub fn certificate(size: u64, lower_bound: u64) -> String {
+    if size <= lower_bound {
+        return "proven optimal".into();
+    }
+    let gap = (size - lower_bound) as f64 / lower_bound.max(1) as f64;
+    format!("at most {} % above the optimum", significant(100.0 * gap))
+}
+
+/// What a plan has of its budget.
+pub fn budget_use(error: f64, budget: f64, metric: &str) -> String {
+    format!("{} ({metric}), {} of it used", significant(budget), share(error, budget))
+}
+
+/// The error of a layer relative to its gradient's norm, for the metrics that say what it is.
+fn relative(metric: &str, error: f64, norm: f64) -> String {
+    let l2 = match metric {
+        "l2" => error,
+        _ => error.sqrt(),
+    };
+    if norm == 0.0 { "0 %".into() } else { format!("{} %", significant(100.0 * l2 / norm)) }
+}
+
+fn times_taken(times: &[(&str, f64)]) -> String {
+    times.iter().map(|(what, s)| format!("{what} {}", seconds(*s))).collect::<Vec<_>>().join(", ")
+}
+
+/// Names and values in two columns.
+fn aligned(lines: &[(&str, String)]) -> String {
+    lines.iter().map(|(name, value)| format!("{name:14}{value}\n")).collect()
+}
+
+/// A table of text whose first column is aligned left and the others right; empty columns are not shown.
+pub struct Rows {
+    head: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Rows {
+    /// A table with these column names.
+    pub fn new(head: &[&'static str]) -> Self {
+        Rows { head: head.to_vec(), rows: Vec::new() }
+    }
+
+    /// Adds a row, one cell per column.
+    pub fn add<const N: usize>(&mut self, cells: [String; N]) {
+        debug_assert_eq!(N, self.head.len());
+        self.rows.push(cells.into());
+    }
+
+    /// The text, each line ended.
+    pub fn render(&self) -> String {
+        let shown: Vec<usize> =
+            (0..self.head.len()).filter(|&column| self.rows.iter().any(|row| !row[column].is_empty())).collect();
+        let mut table = Table::new();
+        table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
+        table.set_header(shown.iter().map(|&column| self.head[column]).collect::<Vec<_>>());
+        for row in &self.rows {
+            table.add_row(shown.iter().map(|&column| &row[column]).collect::<Vec<_>>());
+        }
+        for (place, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((0, 2));
+            if place > 0 {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned() + "\n").collect();
+        lines.concat()
+    }
+}
+
+/// Schemes side by side, method after method.
+pub fn compared(comparisons: &[Comparison]) -> String {
+    let mut rows = Rows::new(&["method", "scheme", "bits", "ratio", "gain", "budget used", "above optimum", "time"]);
+    for comparison in comparisons {
+        for scheme in &comparison.schemes {
+            rows.add([
+                comparison.method.into(),
+                scheme.name.into(),
+                grouped(scheme.size),
+                ratio(comparison.uncompressed, scheme.size),
+                ratio(comparison.uniform, scheme.size),
+                share(scheme.error, comparison.budget),
+                comparison.above_optimum(scheme),
+                scheme.seconds.map_or_else(String::new, seconds),
+            ]);
+        }
+    }
+    let times: Vec<_> = comparisons.iter().map(|comparison| (comparison.method, comparison.measure)).collect();
+    format!("{}\n{}", rows.render(), aligned(&[("measuring", times_taken(&times))]))
+}
+
+impl Comparison {
+    /// How much larger than the best feasible plan a scheme's is: known where that was proved, bounded otherwise.
+    fn above_optimum(&self, scheme: &Scheme) -> String {
+        let bound = self.schemes.iter().filter_map(|scheme| scheme.lower_bound).max().unwrap_or(0);
+        if !scheme.within_budget {
+            return "-".into();
+        }
+        if scheme.size <= bound {
+            return "optimal".into();
+        }
+        let proven = self.schemes.iter().any(|scheme| scheme.within_budget && scheme.size <= bound);
+        let percent = significant(100.0 * (scheme.size - bound) as f64 / bound.max(1) as f64);
+        if proven { format!("{percent} %") } else { format!("at most {percent} %") }
+    }
+}

@@ -1,0 +1,90 @@
+//! Numbers as people read them.
+
+/// `bits` with a decimal prefix and three significant digits: `1.07 Mbit`.
+pub fn bits(bits: u64) -> String {
+    let (scale, unit) = match bits {
+        0..1_000 => return format!("{bits} bit"),
+        1_000..999_500 => (1e3, "kbit"),
+        999_500..999_500_000 => (1e6, "Mbit"),
+        999_500_000..999_500_000_000 => (1e9, "Gbit"),
+        _ => (1e12, "Tbit"),
+    };
+    format!("{} {unit}", significant(bits as f64 / scale))
+}
+
+/// Digits in groups of three: `1,070,112`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// Three significant digits, without an exponent between 0.001 and a million.
+pub fn significant(x: f64) -> String {
+    let magnitude = x.abs();
+    match magnitude {
+        0.0 => "0".into(),
+        m if !(0.000_999_5..999_500.0).contains(&m) => format!("{x:.2e}"),
+        m if m >= 99.95 => format!("{x:.0}"),
+        m if m >= 9.995 => format!("{x:.1}"),
+        m if m >= 0.9995 => format!("{x:.2}"),
+        m if m >= 0.099_95 => format!("{x:.3}"),
+        m if m >= 0.009_995 => format!("{x:.4}"),
+        _ => format!("{x:.5}"),
+    }
+}
+
+/// `whole / part` as a compression ratio: `7.76×`, or a dash without a part.
+pub fn ratio(whole: u64, part: u64) -> String {
+    if part == 0 { "-".into() } else { format!("{}×", significant(whole as f64 / part as f64)) }
+}
+
+/// Seconds with a decimal prefix: `3.2 ms`.
+pub fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s < 0.999_5e-3 => format!("{} µs", significant(s * 1e6)),
+        s if s < 0.999_5 => format!("{} ms", significant(s * 1e3)),
+        s => format!("{} s", significant(s)),
+    }
+}
+
+/// Dimensions: `64×3×3×3`, or `scalar`.
+pub fn shape(dims: &[usize]) -> String {
+    if dims.is_empty() {
+        return "scalar".into();
+    }
+    dims.iter().map(usize::to_string).collect::<Vec<_>>().join("×")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_are_kept_at_every_size() {
+        let written: Vec<_> =
+            [0.0, 1.0, 9.996, 12.34, 99.96, 123.4, 0.5, 0.0999, 0.00123, 1e-5, 1e7].map(significant).into();
+        assert_eq!(
+            written,
+            ["0", "1.00", "10.0", "12.3", "100", "123", "0.500", "0.0999", "0.00123", "1.00e-5", "1.00e7"]
+        );
+    }
+
+    #[test]
+    fn units() {
+        assert_eq!(
+            [0, 999, 1_000, 999_499, 999_500, u64::MAX].map(bits),
+            ["0 bit", "999 bit", "1.00 kbit", "999 kbit", "1.00 Mbit", "1.84e7 Tbit"]
+        );
+        assert_eq!([0, 999, 1_000, 1_070_112].map(grouped), ["0", "999", "1,000", "1,070,112"]);
+        assert_eq!([2e-7, 4.5e-4, 0.0123, 2.0].map(seconds), ["0.200 µs", "450 µs", "12.3 ms", "2.00 s"]);
+        assert_eq!((ratio(32, 4), ratio(1, 0)), ("8.00×".into(), "-".into()));
+        assert_eq!((shape(&[]), shape(&[64, 3, 3])), ("scalar".into(), "64×3×3".into()));
+    }
+}

@@ -1,0 +1,163 @@
+//! plan, measure and solve on good input.
+
+mod common;
+
+use common::{METHODS, Tensor, f32_bytes, file, safetensors, stdout, stdout_in};
+use lgreco_core::file::{PlanFile, TableFile};
+use lgreco_core::plan::{Summary, check};
+
+fn plan(args: &[&str]) -> PlanFile {
+    let json = stdout(&[&["plan"], args, &["--json", "-"]].concat());
+    PlanFile::parse(json.as_bytes()).unwrap()
+}
+
+/// The plan without the times, which differ between runs.
+fn timeless(mut plan: PlanFile) -> PlanFile {
+    plan.seconds = Default::default();
+    plan
+}
+
+#[test]
+fn every_method_plans_and_its_plan_passes_the_verifier() {
+    for method in METHODS {
+        for solver in ["exact", "dp"] {
+            let table = stdout(&["measure", "--method", method, "--json", "-"]);
+            let table = TableFile::parse(table.as_bytes()).unwrap().table;
+            let plan = plan(&["--method", method, "--solver", solver]);
+            let options: Vec<u32> = plan.layers.iter().map(|layer| layer.option).collect();
+            let lower_bound = plan.lower_bound as u64;
+            let summary = Summary { size: plan.size, lower_bound, error: plan.error, budget: plan.budget };
+            check::verify(&table.view(), &options, &summary).unwrap();
+            for (index, layer) in plan.layers.iter().enumerate() {
+                assert_eq!(layer.name, table.name(index));
+                assert_eq!(layer.label, table.label(index, layer.option as usize));
+            }
+            let uniform = plan.default_size.expect("measured tables have defaults");
+            assert!(plan.size <= uniform && uniform < plan.uncompressed_size, "{method} {solver}");
+            assert_eq!(plan.solver, solver);
+        }
+    }
+}
+
+#[test]
+fn exact_is_proven_on_the_sample_and_never_above_dp() {
+    for method in METHODS {
+        let (exact, dp) = (plan(&["--method", method]), plan(&["--method", method, "--solver", "dp"]));
+        assert!(exact.proven && exact.lower_bound <= exact.size as f64, "{method}");
+        assert!(exact.size <= dp.size, "{method}");
+    }
+}
+
+#[test]
+fn measuring_then_solving_is_planning() {
+    let folder = tempfile::tempdir().unwrap();
+    for method in METHODS {
+        stdout_in(folder.path(), &["measure", "--method", method, "--json", "table.json"]);
+        let solved = stdout_in(folder.path(), &["solve", "table.json", "--json", "-"]);
+        let solved = timeless(PlanFile::parse(solved.as_bytes()).unwrap());
+        let mut planned = timeless(plan(&["--method", method]));
+        planned.uncompressed_size = solved.uncompressed_size; // a table file does not say how wide elements are
+        assert_eq!(solved, planned, "{method}");
+    }
+}
+
+#[test]
+fn the_same_input_gives_the_same_plan_on_any_number_of_threads() {
+    for method in METHODS {
+        let on = |threads: &str| {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lgreco"));
+            command.args(["measure", "--method", method, "--json", "-"]).env("RAYON_NUM_THREADS", threads);
+            command.output().unwrap().stdout
+        };
+        assert_eq!(on("1"), on("3"), "{method}");
+        assert_eq!(timeless(plan(&["--method", method])), timeless(plan(&["--method", method])), "{method}");
+    }
+}
+
+#[test]
+fn json_on_standard_output_is_alone_there_and_elsewhere_leaves_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["plan", "measure", "compare"] {
+        let json = stdout(&[command, "--json", "-"]);
+        serde_json::from_str::<serde_json::Value>(&json).unwrap();
+        let report = stdout_in(folder.path(), &[command, "--json", "out.json"]);
+        assert!(serde_json::from_str::<serde_json::Value>(&report).is_err());
+        let written = std::fs::read_to_string(folder.path().join("out.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&written).unwrap();
+    }
+}
+
+#[test]
+fn the_report_names_every_layer_and_the_proof() {
+    let report = stdout(&["plan"]);
+    let plan = plan(&[]);
+    for layer in &plan.layers {
+        let line = report.lines().find(|line| line.trim_start().starts_with(&layer.name)).expect(&layer.name);
+        assert!(line.contains(&layer.label), "{line}");
+    }
+    for word in ["uniform", "this plan", "gain", "error budget", "proven optimal", "uncompressed", "measuring"] {
+        assert!(report.contains(word), "{word}: {report}");
+    }
+    assert!(stdout(&["plan", "--method", "hybrid"]).contains("biased"));
+}
+
+#[test]
+fn every_option_has_an_effect() {
+    let base = timeless(plan(&[]));
+    let labels = |plan: &PlanFile| plan.layers.iter().map(|layer| layer.label.clone()).collect::<Vec<_>>();
+    assert!(base.budget < timeless(plan(&["--alpha", "2"])).budget);
+    assert_eq!(plan(&["--budget", "3.5", "--range", "1..8"]).budget, 3.5);
+    assert_eq!(timeless(plan(&["--budget", "uniform", "--alpha", "1"])), base);
+    assert_ne!(plan(&["--metric", "squared-l2"]).budget, base.budget);
+    assert_ne!(plan(&["--default", "5"]).default_size, base.default_size);
+    assert!(labels(&plan(&["--range", "4..8:4"])).iter().all(|label| label == "qsgd 4" || label == "qsgd 8"));
+    assert!(plan(&["--min-elements", "20000"]).layers.len() < base.layers.len());
+    let coarse = plan(&["--solver", "dp", "--levels", "40"]);
+    assert!(plan(&["--solver", "dp"]).size < coarse.size);
+    let topk = plan(&["--method", "topk", "--default", "2%", "--range", "1%..3%"]);
+    assert!(labels(&topk).iter().all(|label| ["topk 1%", "topk 2%", "topk 3%"].contains(&label.as_str())));
+    assert_eq!(timeless(plan(&["--method", "topk", "--default", "0.02", "--range", "0.01..0.03"])), timeless(topk));
+}
+
+#[test]
+fn half_precision_and_unaligned_files_are_planned() {
+    let half: Vec<u8> = (0..4096u32).flat_map(|i| (0x2c00 + (i * 37 % 0x0fff) as u16).to_le_bytes()).collect();
+    let tensors: [Tensor<'_>; 4] = [
+        ("a.weight", "F16", &[64, 64], half.clone()),
+        ("b.weight", "BF16", &[64, 64], half),
+        ("odd", "F16", &[1], vec![0, 0x3c]),
+        ("c.weight", "F32", &[32, 8, 8], f32_bytes(2048, 1)),
+    ];
+    let (folder, _) = file("mixed.safetensors", &safetensors(&tensors));
+    let json = stdout_in(folder.path(), &["plan", "mixed.safetensors", "--json", "-"]);
+    let plan = PlanFile::parse(json.as_bytes()).unwrap();
+    let names: Vec<_> = plan.layers.iter().map(|layer| layer.name.as_str()).collect();
+    assert_eq!(names, ["a.weight", "b.weight", "c.weight"]);
+    assert_eq!(plan.uncompressed_size, 2 * 4096 * 16 + 2048 * 32);
+}
+
+#[test]
+fn a_table_of_any_metric_is_solved_to_its_own_budget() {
+    let table = r#"{"version":1, "metric":"loss difference", "budget":3.0, "layers":[
+        {"name":"a", "elements":100, "options":[{"label":"fine","size":100,"error":0}, {"label":"coarse","size":10,"error":2}]},
+        {"name":"b", "elements":100, "options":[{"label":"fine","size":50,"error":0}, {"label":"coarse","size":9,"error":2}]}]}"#;
+    let (folder, _) = file("table.json", table.as_bytes());
+    let solve = |more: &[&str]| {
+        let json = stdout_in(folder.path(), &[&["solve", "table.json", "--json", "-"], more].concat());
+        PlanFile::parse(json.as_bytes()).unwrap()
+    };
+    let own = solve(&[]);
+    assert_eq!((own.size, own.error, own.budget, own.proven), (60, 2.0, 3.0, true));
+    assert_eq!(own.default_size, None);
+    assert_eq!(solve(&["--budget", "4"]).size, 19);
+    assert_eq!(solve(&["--budget", "1.5"]).size, 150);
+    assert!(stdout_in(folder.path(), &["solve", "table.json"]).contains("coarse"));
+}
+
+#[test]
+fn devices_lists_what_is_missing_too() {
+    let devices = stdout(&["devices"]);
+    let line = |name: &str| devices.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    assert!(line("cpu").contains(" available: "));
+    assert!(line("wgpu").contains("not available: ") && line("cuda").contains("not available: "));
+}

@@ -1,0 +1,153 @@
+//! Input and usage that is refused: exit code, and one line that names file, layer and problem.
+
+mod common;
+
+use common::{Tensor, f32_bytes, failure_in, file, lgreco, safetensors};
+
+fn weight(name: &str) -> Tensor<'_> {
+    (name, "F32", &[64, 64], f32_bytes(4096, 3))
+}
+
+fn refused(bytes: &[u8], words: &[&str]) {
+    let (folder, _) = file("g.safetensors", bytes);
+    for command in ["plan", "measure", "compare"] {
+        let (code, line) = failure_in(folder.path(), &[command, "g.safetensors"]);
+        assert_eq!(code, 2, "{line}");
+        assert!(line.starts_with("lgreco: g.safetensors: "), "{line}");
+        for word in words {
+            assert!(line.contains(word), "{word}: {line}");
+        }
+    }
+}
+
+#[test]
+fn files_that_are_no_gradients() {
+    let good = safetensors(&[weight("fc.weight")]);
+    refused(b"", &["empty"]);
+    refused(&good[..5], &["not a safetensors file"]);
+    refused(&good[..good.len() - 1], &["truncated"]);
+    refused(b"PK\x03\x04 this is something else entirely", &["not a"]);
+    refused(&safetensors(&[]), &["no tensors"]);
+    let folder = tempfile::tempdir().unwrap();
+    for path in ["missing.safetensors", "."] {
+        let (code, line) = failure_in(folder.path(), &["plan", path]);
+        assert_eq!(code, 2);
+        assert!(line.starts_with(&format!("lgreco: {path}: ")), "{line}");
+    }
+}
+
+#[test]
+fn tensors_that_are_no_gradients() {
+    let double = ("fc.weight", "F64", &[32, 32][..], vec![0; 8192]);
+    refused(&safetensors(&[double]), &["layer `fc.weight`", "F64"]);
+    let steps = ("steps", "I64", &[1][..], vec![0; 8]);
+    refused(&safetensors(&[weight("fc.weight"), steps]), &["layer `steps`", "I64"]);
+    let bias = ("fc.bias", "F32", &[4096][..], f32_bytes(4096, 1));
+    refused(&safetensors(&[bias]), &["no layer to compress"]);
+    refused(&safetensors(&[("w", "F32", &[0, 64][..], Vec::new())]), &["no layer to compress"]);
+}
+
+#[test]
+fn numbers_that_are_not_finite() {
+    for (value, written) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+        let mut bad = weight("b.weight");
+        bad.3[4 * 77..4 * 78].copy_from_slice(&value.to_le_bytes());
+        refused(&safetensors(&[weight("a.weight"), bad]), &["layer `b.weight`", "element 77", written]);
+        let bias = ("a.bias", "F32", &[2][..], [1f32.to_le_bytes(), value.to_le_bytes()].concat());
+        refused(&safetensors(&[weight("a.weight"), bias]), &["layer `a.bias`", "element 1", written]);
+    }
+}
+
+#[test]
+fn control_characters_in_names_stay_on_the_line() {
+    let mut bad = weight("a\nb\u{1b}[31m");
+    bad.3[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    refused(&safetensors(&[bad]), &["a\\nb\\u{1b}[31m"]);
+}
+
+#[test]
+fn tables_that_are_wrong() {
+    let layer = |options: &str| {
+        format!(
+            r#"{{"version":1,"metric":"l2","layers":[{{"name":"fc1","elements":4,"default":0,"options":{options}}}]}}"#
+        )
+    };
+    for (json, words) in [
+        (String::new(), &[][..]),
+        ("[1,2".into(), &[]),
+        (r#"{"version":2,"metric":"l2","layers":[]}"#.into(), &["version"]),
+        (r#"{"version":1,"metric":"l2","layers":[]}"#.into(), &["no layers"]),
+        (layer("[]"), &["fc1"]),
+        (layer(r#"[{"label":"x","size":-8,"error":1}]"#), &["fc1", "option 0", "size"]),
+        (layer(r#"[{"label":"x","size":8,"error":-1}]"#), &["fc1", "option 0", "error"]),
+        (layer(r#"[{"label":"x","size":8}]"#), &["fc1", "option 0", "error"]),
+        (layer(r#"[{"label":"x","size":8,"error":1}]"#).replace(r#""default":0"#, r#""default":7"#), &["fc1"]),
+        (layer(r#"[{"label":"x","size":8,"error":1}]"#).replace(r#""default":0,"#, ""), &["no budget"]),
+    ] {
+        let (folder, _) = file("table.json", json.as_bytes());
+        let (code, line) = failure_in(folder.path(), &["solve", "table.json"]);
+        assert_eq!(code, 2, "{line}");
+        for word in [&["lgreco: table.json: "], words].concat() {
+            assert!(line.contains(word), "{word}: {line}");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (code, line) = failure_in(folder.path(), &["solve", "missing.json"]);
+    assert!(code == 2 && line.contains("missing.json"), "{line}");
+}
+
+#[test]
+fn an_infeasible_budget_is_told_with_the_smallest_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, line) = failure_in(folder.path(), &["plan", "--budget", "0"]);
+    assert_eq!(code, 1);
+    assert!(line.contains("infeasible") && line.contains("smallest achievable error is "), "{line}");
+    let smallest = line.rsplit(' ').next().unwrap();
+    assert_eq!(lgreco(&["plan", "--budget", smallest]).status.code(), Some(0), "{smallest}");
+}
+
+#[test]
+fn results_that_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    for flag in ["--json", "--plot"] {
+        let (code, line) = failure_in(folder.path(), &["plan", flag, "no/such/folder/file"]);
+        assert_eq!(code, 1);
+        assert!(line.contains("no/such/folder/file"), "{line}");
+    }
+}
+
+#[test]
+fn requests_that_make_no_sense() {
+    let folder = tempfile::tempdir().unwrap();
+    for (args, word) in [
+        (&["plan", "--default", "9"][..], "bits"),
+        (&["plan", "--default", "2.5"], "bits"),
+        (&["plan", "--method", "topk", "--default", "150%"], "density"),
+        (&["plan", "--method", "powersgd", "--default", "0"], "rank"),
+        (&["plan", "--range", "8..2"], "range"),
+        (&["plan", "--range", "2..8:0"], "step"),
+        (&["plan", "--levels", "10"], "--solver dp"),
+        (&["plan", "--budget", "3", "--alpha", "2"], "--alpha"),
+    ] {
+        let (code, line) = failure_in(folder.path(), args);
+        assert_eq!(code, 2, "{line}");
+        assert!(line.contains(word), "{word}: {line}");
+    }
+    for args in [
+        &[][..],
+        &["optimise"],
+        &["plan", "--method", "zip"],
+        &["plan", "--backend", "cuda"],
+        &["plan", "--backend", "wgpu"],
+        &["plan", "--budget", "nan"],
+        &["plan", "--alpha", "-1"],
+        &["plan", "--solver", "dp", "--levels", "0"],
+        &["plan", "--range", "2-8"],
+        &["compare", "--default", "4"],
+        &["solve"],
+    ] {
+        let output = lgreco(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{args:?}");
+    }
+}
