@@ -2,11 +2,11 @@
 
 use alloc::{vec, vec::Vec};
 
+use crate::Error;
 use crate::num::Sum;
 use crate::plan::Summary;
 use crate::plan::exact::{Limits, lower_bound, solve, workspace_len};
 use crate::table::{Choice, Table};
-use crate::Error;
 
 /// The fewest bits of any plan within the budget, by trying every plan; `None` when no plan is within it.
 ///

@@ -22,28 +22,28 @@
 //! the end (Horowitz and Sahni, 1974) in place of one; a rising target in place of an expanding core; integer arithmetic
 //! for the certificate.
 
-mod core_search;
 mod fix;
 mod lists;
 mod relax;
 mod repair;
 mod rows;
+mod search;
 #[cfg(test)]
 mod tests;
 mod units;
 
-use core_search::Core;
 use fix::Lattice;
 use lists::{Arena, State};
 use relax::{Edge, Multiplier};
 use rows::{Item, Span};
+use search::Core;
 use units::{Rounding, Scale};
 
 use super::Summary;
+use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::num::Sum;
 use crate::table::Table;
-use crate::Error;
 
 /// How far the search goes before it settles for an honest gap; counted, never timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,9 +139,9 @@ pub fn solve(
     expect_room("workspace", workspace_len(table, limits), workspace.len())?;
     expect_len("choices, one per layer", table.layers(), choices.len())?;
     let mut best = Best { table, budget, choices, size: u64::MAX, error: f64::NAN, rejected: false };
-    let lower_bound = search(Rounding::Down, limits, workspace, &mut best)?;
+    let lower_bound = improve(Rounding::Down, limits, workspace, &mut best)?;
     if lower_bound < best.size && best.rejected {
-        search(Rounding::Up, limits, workspace, &mut best)?;
+        improve(Rounding::Up, limits, workspace, &mut best)?;
     }
     if lower_bound < best.size && limits.states > 0 {
         compete(&mut best);
@@ -151,7 +151,7 @@ pub fn solve(
 
 /// Relaxation, its roundings and the search within `limits`; returns the bound that is then proved, which holds for the
 /// table only when errors are rounded down.
-fn search(rounding: Rounding, limits: Limits, workspace: &mut [u64], best: &mut Best<'_>) -> Result<u64, Error> {
+fn improve(rounding: Rounding, limits: Limits, workspace: &mut [u64], best: &mut Best<'_>) -> Result<u64, Error> {
     let mut relaxed = Relaxed::new(best.table, best.budget, rounding, workspace)?;
     best.offer_most_exact();
     relaxed.round(best);
@@ -258,7 +258,20 @@ impl<'w> Relaxed<'w> {
         let smallest_sizes = spans.iter().map(|span| items[span.range().end - 1].size).sum();
         let bound = multiplier.bound(least, capacity).max(smallest_sizes);
         let cut = cut.map(|(_, layer, item)| (layer, item));
-        Ok(Relaxed { items, spans, capacity, plan, trial, order, cut, multiplier, largest, least, bound, rest: carver.0 })
+        Ok(Relaxed {
+            items,
+            spans,
+            capacity,
+            plan,
+            trial,
+            order,
+            cut,
+            multiplier,
+            largest,
+            least,
+            bound,
+            rest: carver.0,
+        })
     }
 
     /// Offers two roundings of the relaxation: the cut edge left out, and taken with another layer giving way.

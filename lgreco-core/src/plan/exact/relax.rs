@@ -74,9 +74,8 @@ pub(super) fn integral_part(
     let (mut taken, mut end) = (0, len);
     while taken < end {
         let middle = taken + (end - taken) / 2;
-        edges[taken..end].select_nth_unstable_by(middle - taken, |a, b| {
-            b.slope.total_cmp(&a.slope).then(a.layer.cmp(&b.layer))
-        });
+        edges[taken..end]
+            .select_nth_unstable_by(middle - taken, |a, b| b.slope.total_cmp(&a.slope).then(a.layer.cmp(&b.layer)));
         let units: u128 = edges[taken..=middle].iter().map(Edge::units).sum();
         if units <= left {
             left -= units;
@@ -102,6 +101,10 @@ pub(super) struct Multiplier {
 }
 
 impl Multiplier {
+    /// Errors cost nothing.
+    #[cfg(test)]
+    pub(super) const FREE: Multiplier = Multiplier { price: 0, shift: 0 };
+
     /// The multiplier nearest to `slope` for plans of at most `largest` bits.
     pub(super) fn new(slope: f64, largest: u64) -> Self {
         let room = 125 - (64 - largest.leading_zeros());

@@ -1,7 +1,7 @@
 //! The search of the core: which combination of the options that are left is smallest.
 
-use super::lists::{Arena, LINES, Limit, Line, PRICES, State};
 use super::fix;
+use super::lists::{Arena, LINES, Limit, Line, PRICES, State};
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
@@ -42,8 +42,8 @@ impl Core<'_> {
     fn options(&self, layer: usize, room: u128) -> core::ops::Range<usize> {
         let range = self.spans[layer].range();
         let ceiling = self.value(range.start) + room;
-        let kept = self.items[range.clone()]
-            .partition_point(|item| self.multiplier.value(item.size, item.units()) <= ceiling);
+        let kept =
+            self.items[range.clone()].partition_point(|item| self.multiplier.value(item.size, item.units()) <= ceiling);
         range.start..range.start + kept
     }
 
@@ -74,6 +74,9 @@ impl Core<'_> {
         let open = self.open_layers(room, order);
         let mut left = &order[..open];
         arena.clear(if thin { usize::MAX } else { EFFORT });
+        if arena.free() < 2 {
+            return Outcome { found: false, complete: false };
+        }
         let Some((mut limits, fixed)) = self.limits(target, room, plan) else {
             return Outcome { found: false, complete: true };
         };
@@ -89,14 +92,14 @@ impl Core<'_> {
             left = rest;
             let options = self.options(layer as usize, room);
             self.widen(&mut limits[side], options.clone());
-            let cap = if thin { (arena.free() / left.len()).min(THIN / options.len()) } else { arena.free() };
+            let cap = if thin { (arena.free() / left.len()).min((THIN / options.len()).max(16)) } else { arena.free() };
             let items = &self.items[options.clone()];
-            let (list, whole) = arena.extend(lists[side].clone(), items, options.start, &limits[side], cap, thin);
-            complete &= whole;
-            if !(whole || thin) {
-                return Outcome { found: false, complete };
-            }
+            let extended = arena.extend(lists[side].clone(), items, options.start, &limits[side], cap, thin);
+            let Some((list, whole)) = extended else {
+                return Outcome { found: false, complete: false };
+            };
             lists[side] = list;
+            complete &= whole;
         };
         let found = match middle {
             Some(layer) => {
@@ -212,7 +215,8 @@ impl Core<'_> {
             let (pair_size, pair_units) = (a.size + b.size, a.units() + b.units());
             if pair_size < size || pair_size == size && pair_units < units {
                 (size, units) = (pair_size, pair_units);
-                best = Some((size + item.size, units + item.units(), [lists[0].start + at, lists[1].start + fitting - 1]));
+                best =
+                    Some((size + item.size, units + item.units(), [lists[0].start + at, lists[1].start + fitting - 1]));
             }
         }
         best
