@@ -116,7 +116,7 @@ fn states(limits: Limits) -> usize {
 /// let table = Table::new(&choices, &[2, 4])?;
 /// let mut workspace = vec![0; workspace_len(&table, Limits::default())];
 /// let mut plan = [0; 2];
-/// let summary = solve(&table, 0.7, Limits::default(), &mut workspace, &mut plan)?;
+/// let summary = solve(&table, 0.75, Limits::default(), &mut workspace, &mut plan)?;
 /// assert_eq!((summary.size, plan), (500, [1, 0]));
 /// assert!(summary.proven());
 /// # Ok::<(), lgreco_core::Error>(())
@@ -307,7 +307,7 @@ impl<'w> Relaxed<'w> {
         let mut bound = lattice.at_least(bound);
         let (mut top, mut fineness, mut retries) = (top, FINEST, RETRIES);
         while bound <= top {
-            let target = |fineness: u32| bound + (top - bound >> fineness);
+            let target = |fineness: u32| bound + ((top - bound) >> fineness);
             while fineness > 0 && core.log_plans(target(fineness - 2)) <= EASY {
                 fineness -= 2;
             }

@@ -156,9 +156,9 @@ impl Core<'_> {
         let (mut size, mut units) = (0, 0);
         let (mut least, mut least_units) = ([0; LINES], 0);
         let multipliers = PRICES.map(|price| self.multiplier.scaled(price));
-        for layer in 0..self.spans.len() {
+        for (layer, chosen) in plan.iter_mut().enumerate() {
             let options = self.options(layer, room);
-            plan[layer] = options.start as u32;
+            *chosen = options.start as u32;
             let items = &self.items[options.clone()];
             for (sum, &multiplier) in least.iter_mut().zip(&multipliers) {
                 *sum += fix::least_value(items, multiplier);
