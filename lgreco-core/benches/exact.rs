@@ -72,7 +72,9 @@ fn check_against_oracle(rows: Rows) {
 
 fn main() {
     [Rows::TopK, Rows::Spread].into_iter().for_each(check_against_oracle);
-    println!("floor: all options sorted by error once; times are the slowest of {SEEDS} tables, each the least of several runs");
+    println!(
+        "floor: all options sorted by error once; times are the slowest of {SEEDS} tables, each the least of several runs"
+    );
     for rows in [Rows::TopK, Rows::Qsgd, Rows::PowerSgd, Rows::Hybrid] {
         report(rows, 150, Limits::default(), 7, true, "target: proved in 5 ms");
     }

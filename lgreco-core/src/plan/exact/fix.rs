@@ -74,3 +74,35 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     }
     a
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::{Item, Span};
+    use super::*;
+
+    #[test]
+    fn a_lattice_holds_every_size_and_rounds_up_to_one() {
+        let sizes = [[40u64, 16], [9, 33]];
+        let items = sizes.as_flattened().iter().map(|&size| Item::new(size, 0, 0));
+        let mut row = [Item::default(); 4];
+        row.iter_mut().zip(items).for_each(|(slot, item)| *slot = item);
+        let lattice = Lattice::new(&row, &[Span::new(0, 2), Span::new(2, 4)]);
+        for size in 0..100 {
+            assert_eq!(lattice.at_least(size), (size..).find(|size| size % 24 == 1).unwrap());
+        }
+        let single = Lattice::new(&row, &[Span::new(0, 1), Span::new(3, 4)]);
+        assert_eq!([single.at_least(0), single.at_least(73), single.at_least(74)], [73, 73, 74]);
+        assert_eq!(lattice.at_least(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn fixing_keeps_just_what_the_target_allows() {
+        let multiplier = Multiplier::new(0.0, 1 << 20);
+        let mut items = [30, 20, 10, 7, 5].map(|size| Item::new(size, 0, size));
+        let mut spans = [Span::new(0, 3), Span::new(3, 5)];
+        let least = multiplier.value(15, 0);
+        fix(&mut items, &mut spans, multiplier, least, 0, 25);
+        let kept = spans.map(|span| items[span.range()].iter().map(|item| item.size).sum::<u64>());
+        assert_eq!(kept, [30, 12]);
+    }
+}

@@ -106,10 +106,10 @@ impl<'w> Arena<'w> {
         &self.states[list]
     }
 
-    /// A list of one state, or of none where the limit or the arena do not admit it.
+    /// A list of one state, or of none where the limit does not admit it. The arena must have room for it.
     pub(super) fn start(&mut self, root: State, limit: &Limit) -> core::ops::Range<usize> {
         let start = self.used;
-        if self.free() > 0 && limit.admits(root.size, root.units()) {
+        if limit.admits(root.size, root.units()) {
             self.states[start] = root;
             self.used += 1;
         }
@@ -117,10 +117,9 @@ impl<'w> Arena<'w> {
     }
 
     /// Extends every state of `list` by each of `options` (whose first is item `first`) and keeps what is admitted and
-    /// undominated. With more than `cap` states, `thinning` drops those nearest to others; without it, or when the effort is
-    /// spent, the list stays as it is.
+    /// undominated. With more than `cap` states, `thinning` drops those nearest to others.
     ///
-    /// Returns the list and whether it is extended and nothing was dropped.
+    /// Returns the new list and whether nothing was dropped; `None` where there is no room or the effort is spent.
     ///
     /// # Complexity
     /// O(s k log k) time for s states and k options.
@@ -132,7 +131,7 @@ impl<'w> Arena<'w> {
         limit: &Limit,
         cap: usize,
         thinning: bool,
-    ) -> (core::ops::Range<usize>, bool) {
+    ) -> Option<(core::ops::Range<usize>, bool)> {
         let cap = cap.min(self.free());
         let (known, fresh) = self.states.split_at_mut(self.used);
         let source = Source { states: &known[list.clone()], offset: list.start, options, first, limit };
@@ -149,7 +148,7 @@ impl<'w> Arena<'w> {
         let (mut smallest, mut line) = (u64::MAX, 0);
         while live > 0 {
             if self.effort == 0 {
-                return (list, false);
+                return None;
             }
             self.effort -= 1;
             let state = heads[0];
@@ -164,7 +163,7 @@ impl<'w> Arena<'w> {
                 } else if units >= next {
                     if len == cap {
                         if cap < 2 || !thinning {
-                            return (list, false);
+                            return None;
                         }
                         spacing = ((units - fresh[0].units()) / (cap as u128 / 2)).max(2 * spacing);
                         len = thin(&mut fresh[..len], spacing);
@@ -186,7 +185,7 @@ impl<'w> Arena<'w> {
         }
         let start = self.used;
         self.used += len;
-        (start..self.used, spacing == 0)
+        Some((start..self.used, spacing == 0))
     }
 
     /// The items that state `at` is made of, last added first.
@@ -262,5 +261,67 @@ fn sift_down(heap: &mut [State]) {
         }
         heap.swap(at, child);
         at = child;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::*;
+
+    const NO_LIMIT: Limit =
+        Limit { lines: [Line { multiplier: Multiplier::FREE, ceiling: u128::MAX >> 1 }; LINES], units: 1 << 100 };
+
+    /// Size and units of every undominated sum, by trying all.
+    fn undominated(layers: &[Vec<(u64, u128)>]) -> Vec<(u64, u128)> {
+        let mut sums = vec![(0, 0)];
+        for layer in layers {
+            sums = sums.iter().flat_map(|a| layer.iter().map(|b| (a.0 + b.0, a.1 + b.1))).collect();
+        }
+        let mut kept: Vec<_> =
+            sums.iter().copied().filter(|a| !sums.iter().any(|b| b != a && b.0 <= a.0 && b.1 <= a.1)).collect();
+        kept.sort_by_key(|sum| sum.1);
+        kept.dedup();
+        kept
+    }
+
+    #[test]
+    fn lists_hold_every_undominated_sum_once_and_thin_ones_some_of_them() {
+        let draw = |at: u64| u128::from(crate::rng::Stream { seed: 5, ..Default::default() }.word(at) % 50);
+        let layers: Vec<Vec<(u64, u128)>> = (0..5)
+            .map(|layer| (0..6).map(|at| (draw(12 * layer + at) as u64, draw(12 * layer + at + 6))).collect())
+            .collect();
+        let items: Vec<Item> = layers.iter().flatten().map(|&(size, units)| Item::new(size, units, 0)).collect();
+        for (cap, thinning) in [(1 << 12, false), (8, true)] {
+            let (mut states, mut heads) = (vec![State::default(); 1 << 12], vec![State::default(); 6]);
+            let mut arena = Arena::new(&mut states, &mut heads);
+            arena.clear(8);
+            let mut list = arena.start(State::root(0, 0), &NO_LIMIT);
+            let mut whole = true;
+            for layer in 0..5 {
+                let options = &items[6 * layer..6 * layer + 6];
+                let extended = arena.extend(list, options, 6 * layer, &NO_LIMIT, cap, thinning).unwrap();
+                (list, whole) = (extended.0, whole && extended.1);
+            }
+            for at in list.clone() {
+                let chosen: Vec<&Item> = arena.trace(at).map(|item| &items[item as usize]).collect();
+                assert_eq!(chosen.len(), 5);
+                assert_eq!(chosen.iter().map(|item| item.size).sum::<u64>(), arena.list(at..at + 1)[0].size);
+                assert_eq!(chosen.iter().map(|item| item.units()).sum::<u128>(), arena.list(at..at + 1)[0].units());
+            }
+            let found: Vec<_> = arena.list(list).iter().map(|state| (state.size, state.units())).collect();
+            assert_eq!(whole, !thinning);
+            if thinning {
+                assert!(found.len() <= cap && found.is_sorted_by(|a, b| a.0 > b.0 && a.1 < b.1));
+            } else {
+                assert_eq!(found, undominated(&layers));
+            }
+            let last = arena.free();
+            assert!(arena.extend(0..1, &items[..6], 0, &NO_LIMIT, 1, false).is_none());
+            assert_eq!(arena.free(), last);
+        }
     }
 }

@@ -22,21 +22,21 @@
 //! the end (Horowitz and Sahni, 1974) in place of one; a rising target in place of an expanding core; integer arithmetic
 //! for the certificate.
 
-mod core_search;
 mod fix;
 mod lists;
 mod relax;
 mod repair;
 mod rows;
+mod search;
 #[cfg(test)]
 mod tests;
 mod units;
 
-use core_search::Core;
 use fix::Lattice;
 use lists::{Arena, State};
 use relax::{Edge, Multiplier};
 use rows::{Item, Span};
+use search::Core;
 use units::{Rounding, Scale};
 
 use super::Summary;
@@ -116,7 +116,7 @@ fn states(limits: Limits) -> usize {
 /// let table = Table::new(&choices, &[2, 4])?;
 /// let mut workspace = vec![0; workspace_len(&table, Limits::default())];
 /// let mut plan = [0; 2];
-/// let summary = solve(&table, 0.7, Limits::default(), &mut workspace, &mut plan)?;
+/// let summary = solve(&table, 0.75, Limits::default(), &mut workspace, &mut plan)?;
 /// assert_eq!((summary.size, plan), (500, [1, 0]));
 /// assert!(summary.proven());
 /// # Ok::<(), lgreco_core::Error>(())
@@ -139,9 +139,9 @@ pub fn solve(
     expect_room("workspace", workspace_len(table, limits), workspace.len())?;
     expect_len("choices, one per layer", table.layers(), choices.len())?;
     let mut best = Best { table, budget, choices, size: u64::MAX, error: f64::NAN, rejected: false };
-    let lower_bound = search(Rounding::Down, limits, workspace, &mut best)?;
+    let lower_bound = improve(Rounding::Down, limits, workspace, &mut best)?;
     if lower_bound < best.size && best.rejected {
-        search(Rounding::Up, limits, workspace, &mut best)?;
+        improve(Rounding::Up, limits, workspace, &mut best)?;
     }
     if lower_bound < best.size && limits.states > 0 {
         compete(&mut best);
@@ -151,7 +151,7 @@ pub fn solve(
 
 /// Relaxation, its roundings and the search within `limits`; returns the bound that is then proved, which holds for the
 /// table only when errors are rounded down.
-fn search(rounding: Rounding, limits: Limits, workspace: &mut [u64], best: &mut Best<'_>) -> Result<u64, Error> {
+fn improve(rounding: Rounding, limits: Limits, workspace: &mut [u64], best: &mut Best<'_>) -> Result<u64, Error> {
     let mut relaxed = Relaxed::new(best.table, best.budget, rounding, workspace)?;
     best.offer_most_exact();
     relaxed.round(best);
@@ -307,7 +307,7 @@ impl<'w> Relaxed<'w> {
         let mut bound = lattice.at_least(bound);
         let (mut top, mut fineness, mut retries) = (top, FINEST, RETRIES);
         while bound <= top {
-            let target = |fineness: u32| bound + (top - bound >> fineness);
+            let target = |fineness: u32| bound + ((top - bound) >> fineness);
             while fineness > 0 && core.log_plans(target(fineness - 2)) <= EASY {
                 fineness -= 2;
             }

@@ -101,6 +101,10 @@ pub(super) struct Multiplier {
 }
 
 impl Multiplier {
+    /// Errors cost nothing.
+    #[cfg(test)]
+    pub(super) const FREE: Multiplier = Multiplier { price: 0, shift: 0 };
+
     /// The multiplier nearest to `slope` for plans of at most `largest` bits.
     pub(super) fn new(slope: f64, largest: u64) -> Self {
         let room = 125 - (64 - largest.leading_zeros());

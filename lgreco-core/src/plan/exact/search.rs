@@ -1,7 +1,7 @@
 //! The search of the core: which combination of the options that are left is smallest.
 
-use super::lists::{Arena, LINES, Limit, Line, PRICES, State};
 use super::fix;
+use super::lists::{Arena, LINES, Limit, Line, PRICES, State};
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
@@ -74,6 +74,9 @@ impl Core<'_> {
         let open = self.open_layers(room, order);
         let mut left = &order[..open];
         arena.clear(if thin { usize::MAX } else { EFFORT });
+        if arena.free() < 2 {
+            return Outcome { found: false, complete: false };
+        }
         let Some((mut limits, fixed)) = self.limits(target, room, plan) else {
             return Outcome { found: false, complete: true };
         };
@@ -89,14 +92,14 @@ impl Core<'_> {
             left = rest;
             let options = self.options(layer as usize, room);
             self.widen(&mut limits[side], options.clone());
-            let cap = if thin { (arena.free() / left.len()).min(THIN / options.len()) } else { arena.free() };
+            let cap = if thin { (arena.free() / left.len()).min((THIN / options.len()).max(16)) } else { arena.free() };
             let items = &self.items[options.clone()];
-            let (list, whole) = arena.extend(lists[side].clone(), items, options.start, &limits[side], cap, thin);
-            complete &= whole;
-            if !(whole || thin) {
-                return Outcome { found: false, complete };
-            }
+            let extended = arena.extend(lists[side].clone(), items, options.start, &limits[side], cap, thin);
+            let Some((list, whole)) = extended else {
+                return Outcome { found: false, complete: false };
+            };
             lists[side] = list;
+            complete &= whole;
         };
         let found = match middle {
             Some(layer) => {
@@ -153,9 +156,9 @@ impl Core<'_> {
         let (mut size, mut units) = (0, 0);
         let (mut least, mut least_units) = ([0; LINES], 0);
         let multipliers = PRICES.map(|price| self.multiplier.scaled(price));
-        for layer in 0..self.spans.len() {
+        for (layer, chosen) in plan.iter_mut().enumerate() {
             let options = self.options(layer, room);
-            plan[layer] = options.start as u32;
+            *chosen = options.start as u32;
             let items = &self.items[options.clone()];
             for (sum, &multiplier) in least.iter_mut().zip(&multipliers) {
                 *sum += fix::least_value(items, multiplier);
