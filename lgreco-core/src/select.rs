@@ -76,7 +76,6 @@ impl Bracket {
         if rank > margin {
             bracket.high = nth_largest(rank - margin);
         }
-        bracket.high = bracket.high.clamp(bracket.low, INFINITY - 1);
         bracket
     }
 }
@@ -282,6 +281,37 @@ mod tests {
     use crate::rng::Stream;
     use alloc::vec;
     use alloc::vec::Vec;
+
+    #[test]
+    fn a_split_counts_every_element_once() {
+        let values = [0.0f32, 1.0, -2.0, 3.0, -3.0, 3.0, -4.0, 5.0, 0.0, 0.5];
+        let bits = |x: f32| x.to_bits();
+        for (low, high, expected) in
+            [(3.0, 4.0, (1, 1, 3, 5.25)), (0.0, 2.0, (5, 3, 2, 0.0)), (0.7, 9.0, (0, 7, 0, 0.25))]
+        {
+            let mut inside = [0; 10];
+            let bracket = Bracket { low: bits(low), high: bits(high), ..Bracket::ALL };
+            let split = split::<f32, true>(&values, bracket, &mut inside).unwrap();
+            assert_eq!((split.above, split.inside, split.tied, split.energy_below), expected);
+            let collected: Vec<u32> =
+                values.iter().map(|x| bits(x.abs())).filter(|&b| b > bits(low) && b <= bits(high)).collect();
+            assert_eq!(inside[..split.inside], collected);
+            assert_eq!(split.max, bits(5.0));
+        }
+    }
+
+    #[test]
+    fn not_a_number_is_found_wherever_it_is() {
+        let mut workspace = vec![0; 1000];
+        for nans in [0..2000, 1999..2000, 1000..2000] {
+            let first = nans.start;
+            let mut values = vec![1f32; 2000];
+            values[nans].fill(f32::NAN);
+            let found = kth_largest_magnitude(&values, 2, &mut workspace);
+            assert!(matches!(found, Err(Error::NonFinite { index, .. }) if index == first), "{found:?}");
+            assert!(matches!(check_finite(&values), Err(Error::NonFinite { index, .. }) if index == first));
+        }
+    }
 
     #[test]
     fn cuts_are_those_of_a_sort() {

@@ -4,7 +4,7 @@
 //! of the rank-`r` reconstruction.
 
 use super::product::Matrix;
-use super::{LANES, Row};
+use super::{LANES, Row, add_scaled};
 use crate::gradient::Element;
 use crate::simd::{Kernel, dispatch};
 
@@ -125,12 +125,8 @@ impl Slab {
 }
 
 #[inline(always)]
-fn add_product(sums: &mut [Row; BLOCK], p: &[f32; BLOCK], q: &Row) {
-    for b in 0..BLOCK {
-        for l in 0..LANES {
-            sums[b][l] += p[b] * q[l];
-        }
-    }
+fn add_product([a, b, c, d]: [Row; BLOCK], p: &[f32; BLOCK], &q: &Row) -> [Row; BLOCK] {
+    [add_scaled(a, p[0], q), add_scaled(b, p[1], q), add_scaled(c, p[2], q), add_scaled(d, p[3], q)]
 }
 
 #[derive(Clone, Copy)]
@@ -178,9 +174,7 @@ impl<F: Factor> Kernel for Reconstruct<'_, F> {
                 let depth = DEPTH.min(rank - from);
                 slab.load(p, q, from..from + depth, tile);
                 for (b, k) in tile.blocks() {
-                    let mut block = sums[k][b];
-                    slab.terms(depth, b, k).for_each(|(p, q)| add_product(&mut block, p, q));
-                    sums[k][b] = block;
+                    sums[k][b] = slab.terms(depth, b, k).fold(sums[k][b], |sums, (p, q)| add_product(sums, p, q));
                 }
             }
             for i in 0..tile.rows {
@@ -223,9 +217,11 @@ impl<T: Element, F: Factor> Kernel for Residuals<'_, T, F> {
                 for (b, k) in tile.blocks() {
                     let mut block = sums[k][b];
                     let mut terms = slab.terms(depth, b, k);
-                    terms.by_ref().take(plain).for_each(|(p, q)| add_product(&mut block, p, q));
+                    for (p, q) in terms.by_ref().take(plain) {
+                        block = add_product(block, p, q);
+                    }
                     for ((p, q), partial) in terms.zip(&mut partial[plain..]) {
-                        add_product(&mut block, p, q);
+                        block = add_product(block, p, q);
                         add_squared_difference(partial, &values[k][b], &block);
                     }
                     sums[k][b] = block;

@@ -58,6 +58,12 @@ pub(crate) fn to_unit(largest: f32) -> f32 {
     if largest == 0.0 { 1.0 } else { f32::from_bits((254 - exponent.min(253)) << 23) }
 }
 
+/// `sum + a · x`, lane by lane.
+#[inline(always)]
+fn add_scaled(sum: Row, a: f32, x: Row) -> Row {
+    core::array::from_fn(|l| sum[l] + a * x[l])
+}
+
 /// Largest magnitude in each lane.
 #[inline(always)]
 pub(crate) fn largest(panel: &[Row]) -> Row {

@@ -6,7 +6,7 @@
 //! of two, so that no square leaves the range of f32.
 
 use super::product::{inner_sums, outer_sums};
-use super::{LANES, Row, largest, panels, scale, to_unit};
+use super::{LANES, Row, add_scaled, largest, panels, scale, to_unit};
 use crate::num::sqrt;
 use crate::simd::{Kernel, dispatch};
 
@@ -78,9 +78,9 @@ impl Kernel for SquaredNorms<'_> {
 }
 
 #[inline(always)]
-fn add_to(sums: &mut [f64; LANES], chunk: &[Row; 4]) {
+fn add_to(sums: &mut [f64; LANES], [a, b, c, d]: [Row; 4]) {
     for l in 0..LANES {
-        sums[l] += (chunk[0][l] as f64 + chunk[1][l] as f64) + (chunk[2][l] as f64 + chunk[3][l] as f64);
+        sums[l] += (a[l] as f64 + b[l] as f64) + (c[l] as f64 + d[l] as f64);
     }
 }
 
@@ -88,14 +88,20 @@ fn add_to(sums: &mut [f64; LANES], chunk: &[Row; 4]) {
 #[inline(always)]
 fn squares(panel: &[Row]) -> [f64; LANES] {
     let mut sums = [0.0; LANES];
+    let square = |sum: Row, x: Row| core::array::from_fn(|l| sum[l] + x[l] * x[l]);
     for chunk in panel.chunks(CHUNK) {
-        let mut partial = [[0.0f32; LANES]; 4];
-        for (i, row) in chunk.iter().enumerate() {
-            for l in 0..LANES {
-                partial[i % 4][l] += row[l] * row[l];
-            }
+        let [mut a, mut b, mut c, mut d] = [[0.0; LANES]; 4];
+        let (fours, last) = chunk.as_chunks::<4>();
+        for x in fours {
+            a = square(a, x[0]);
+            b = square(b, x[1]);
+            c = square(c, x[2]);
+            d = square(d, x[3]);
         }
-        add_to(&mut sums, &partial);
+        for &x in last {
+            a = square(a, x);
+        }
+        add_to(&mut sums, [a, b, c, d]);
     }
     sums
 }
@@ -162,19 +168,24 @@ fn gram_schmidt(panel: &mut [Row], smallest: &[f64; LANES]) -> [f64; LANES] {
 #[inline(always)]
 fn subtract_lane(panel: &mut [Row], done: usize, factors: &Row, next: usize) -> [f64; LANES] {
     let mut sums = [0.0; LANES];
+    let step = |sum: Row, row: &mut Row| {
+        let x = row[done];
+        *row = core::array::from_fn(|l| row[l] - factors[l] * x);
+        add_scaled(sum, row[next], *row)
+    };
     for chunk in panel.chunks_mut(CHUNK) {
-        let mut partial = [[0.0f32; LANES]; 4];
-        for (i, row) in chunk.iter_mut().enumerate() {
-            let x = row[done];
-            for l in 0..LANES {
-                row[l] -= factors[l] * x;
-            }
-            let y = row[next];
-            for l in 0..LANES {
-                partial[i % 4][l] += y * row[l];
-            }
+        let [mut a, mut b, mut c, mut d] = [[0.0; LANES]; 4];
+        let (fours, last) = chunk.as_chunks_mut::<4>();
+        for rows in fours {
+            a = step(a, &mut rows[0]);
+            b = step(b, &mut rows[1]);
+            c = step(c, &mut rows[2]);
+            d = step(d, &mut rows[3]);
         }
-        add_to(&mut sums, &partial);
+        for row in last {
+            a = step(a, row);
+        }
+        add_to(&mut sums, [a, b, c, d]);
     }
     sums
 }

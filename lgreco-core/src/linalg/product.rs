@@ -4,7 +4,7 @@
 //! the tensor makes cache lines collide. An element of the result is summed in f32 over one tile edge (at most
 //! [`TILE_COLS`] or [`TILE_ROWS`] terms), then tile after tile: short chains keep rounding errors near 1e-7.
 
-use super::{LANES, Row, panels};
+use super::{LANES, Row, add_scaled, panels};
 use crate::gradient::Element;
 use crate::simd::{Kernel, dispatch};
 
@@ -89,34 +89,40 @@ fn add_to(rows: &mut [Row], sums: &[Row; BLOCK]) {
     }
 }
 
-/// Σ over k of `a[b][k] · x[k]`, for each b.
+/// Σ over k of `a[b][k] · x[k]`, for each b. The sums have names because arrays of them do not stay in registers.
 #[inline(always)]
 pub(super) fn inner_sums(a: [&[f32]; BLOCK], x: &[Row]) -> [Row; BLOCK] {
     let a = a.map(|row| &row[..x.len()]);
-    let mut sums = [[0.0; LANES]; BLOCK];
-    for k in 0..x.len() {
-        for b in 0..BLOCK {
-            for l in 0..LANES {
-                sums[b][l] += a[b][k] * x[k][l];
-            }
-        }
+    let [mut s0, mut s1, mut s2, mut s3, mut s4, mut s5, mut s6, mut s7] = [[0.0; LANES]; BLOCK];
+    for (k, &x) in x.iter().enumerate() {
+        s0 = add_scaled(s0, a[0][k], x);
+        s1 = add_scaled(s1, a[1][k], x);
+        s2 = add_scaled(s2, a[2][k], x);
+        s3 = add_scaled(s3, a[3][k], x);
+        s4 = add_scaled(s4, a[4][k], x);
+        s5 = add_scaled(s5, a[5][k], x);
+        s6 = add_scaled(s6, a[6][k], x);
+        s7 = add_scaled(s7, a[7][k], x);
     }
-    sums
+    [s0, s1, s2, s3, s4, s5, s6, s7]
 }
 
 /// Σ over i of `a[i][b] · x[i]`, for each b; `a` has one row every `stride` numbers, the first `BLOCK` of which count.
 #[inline(always)]
 pub(super) fn outer_sums(a: &[f32], stride: usize, x: &[Row]) -> [Row; BLOCK] {
-    let mut sums = [[0.0; LANES]; BLOCK];
-    for (a, x) in a.chunks(stride).zip(x) {
-        let a = &a[..BLOCK];
-        for b in 0..BLOCK {
-            for l in 0..LANES {
-                sums[b][l] += a[b] * x[l];
-            }
-        }
+    let [mut s0, mut s1, mut s2, mut s3, mut s4, mut s5, mut s6, mut s7] = [[0.0; LANES]; BLOCK];
+    for (a, &x) in a.chunks(stride).zip(x) {
+        let Some(&a) = a.first_chunk::<BLOCK>() else { break };
+        s0 = add_scaled(s0, a[0], x);
+        s1 = add_scaled(s1, a[1], x);
+        s2 = add_scaled(s2, a[2], x);
+        s3 = add_scaled(s3, a[3], x);
+        s4 = add_scaled(s4, a[4], x);
+        s5 = add_scaled(s5, a[5], x);
+        s6 = add_scaled(s6, a[6], x);
+        s7 = add_scaled(s7, a[7], x);
     }
-    sums
+    [s0, s1, s2, s3, s4, s5, s6, s7]
 }
 
 impl<T: Element> Kernel for Project<'_, T> {
@@ -148,8 +154,8 @@ impl<T: Element> Kernel for BackProject<'_, T> {
     fn run(self) {
         let BackProject { m, p, q, rank, tile } = self;
         q.fill([0.0; LANES]);
-        for col in (0..m.cols).step_by(TILE_COLS) {
-            for row in (0..m.rows).step_by(TILE_ROWS) {
+        for row in (0..m.rows).step_by(TILE_ROWS) {
+            for col in (0..m.cols).step_by(TILE_COLS) {
                 let at = m.place(row, col);
                 m.copy_tile(at, tile);
                 for panel in 0..panels(rank) {

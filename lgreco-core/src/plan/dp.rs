@@ -22,6 +22,7 @@
 //! * A cell holds one number, `size · 2^k + option`, so that relaxing it is one addition and one minimum, and the
 //!   minimum breaks ties by itself. Sizes are counted in their greatest common divisor. The number is kept in an f64,
 //!   exactly, while the largest is below 2^52, and in 128 bits otherwise, by the same code.
+//! * A tile of cells stays in the first-level cache over all options of a layer; four options are relaxed per pass.
 //! * Options that cost no fewer cells and no fewer bits than another are dropped: neither the optimum nor the tie rule
 //!   can choose them.
 //! * Each layer's cheapest option is paid for in advance, which leaves fewer cells to fill, and cells beyond what the

@@ -1,8 +1,11 @@
 //! Generators, oracles and property checks that tests, fuzz targets and every backend share.
 
+#[cfg(feature = "json")]
+pub mod files;
 pub mod models;
 pub mod oracle;
 pub mod plans;
+pub mod powersgd;
 pub mod qsgd;
 pub mod tables;
 pub mod topk;

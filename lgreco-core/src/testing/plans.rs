@@ -1,7 +1,8 @@
 //! What every planner promises, as checks that panic; and the textbook form of Algorithm 1.
 
 use super::tables::Instance;
-use crate::{Error, plan::check, plan::dp, table::Table};
+use crate::plan::{self, Plan, Solver, Summary, budget::Budget, check, dp, exact};
+use crate::{Error, table::Table};
 use alloc::{vec, vec::Vec};
 
 /// Algorithm 1 as the paper prints it, on integer errors: rows over cells, every option of every cell tried in order,
@@ -39,14 +40,9 @@ pub fn textbook(layers: &[Vec<(u64, usize)>], levels: usize) -> Option<(u64, Vec
 
 /// `solve` runs twice, on workspaces of different garbage, and must give the same plan bit for bit; the verifier must
 /// accept it; infeasible must tell the smallest error there is. Returns what `solve` does.
-pub fn check_solver<S>(
-    table: &Table,
-    budget: f64,
-    workspace_len: usize,
-    solve: S,
-) -> Result<(crate::plan::Summary, Vec<u32>), Error>
+pub fn check_solver<S>(table: &Table, budget: f64, workspace_len: usize, solve: S) -> Result<(Summary, Vec<u32>), Error>
 where
-    S: Fn(&mut [u64], &mut [u32]) -> Result<crate::plan::Summary, Error>,
+    S: Fn(&mut [u64], &mut [u32]) -> Result<Summary, Error>,
 {
     let run = |garbage: u64| {
         let (mut workspace, mut options) = (vec![garbage; workspace_len], vec![garbage as u32; table.layers()]);
@@ -106,4 +102,54 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
         }
         None => assert!(matches!(found, Err(Error::Infeasible { .. }))),
     }
+}
+
+/// Checks [`plan::solve`] with every solver, for the instance's budget and for its reference plan's.
+///
+/// No plan is over budget in exact arithmetic (the verifier's); none is larger than the reference plan where that fits;
+/// no lower bound exceeds the size of any plan found; the same input gives the same plan; all solvers agree on what is
+/// infeasible, and the smallest error they tell is achievable; the exact plan is the smallest, and smaller than nothing
+/// where it is proven.
+pub fn check_solvers(instance: &Instance) {
+    let table = instance.table();
+    let reference = Budget::Defaults { alpha: 1.0, options: &instance.defaults };
+    for budget in [Budget::Absolute(instance.budget), reference] {
+        let Ok(limit) = budget.limit(&table) else { continue };
+        let plans = solve_all(&table, budget);
+        let smallest = plans.iter().flatten().map(|plan| plan.summary().size).min();
+        for plan in plans.iter().flatten() {
+            check::verify(&table, plan.options(), plan.summary()).expect("a solver's plan passes the verifier");
+            assert_eq!(plan.summary().budget, limit);
+            assert!(Some(plan.summary().lower_bound) <= smallest, "a lower bound above a plan: {plan:?}");
+        }
+        if budget == reference {
+            let default_size: u64 = table.chosen(&instance.defaults).expect("options").map(|choice| choice.size).sum();
+            assert!(smallest.is_some(), "the reference plan fits its own budget");
+            assert!(plans.iter().flatten().all(|plan| plan.summary().size <= default_size));
+        }
+        match &plans[0] {
+            Ok(best) => {
+                assert!(plans.iter().all(Result::is_ok), "one solver's plan is infeasible for another: {plans:?}");
+                assert_eq!(Some(best.summary().size), smallest, "the exact plan is not the smallest");
+            }
+            Err(Error::Infeasible { smallest, .. }) => {
+                assert!(plans.iter().all(|plan| matches!(plan, Err(Error::Infeasible { .. }))), "{plans:?}");
+                let enough = Budget::Absolute(smallest.next_up());
+                assert!(*smallest >= limit && solve_all(&table, enough).iter().all(Result::is_ok));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Every solver's plan, the exact one's first.
+fn solve_all(table: &Table, budget: Budget) -> Vec<Result<Plan, Error>> {
+    let limits = [1 << 12, 0].map(|states| Solver::Exact(exact::Limits { states }));
+    let levels = [dp::LEVELS / 10, 37, 1].map(|levels| Solver::Dp { levels });
+    let solve = |&solver: &Solver| {
+        let plan = plan::solve(table, budget, solver);
+        assert_eq!(plan, plan::solve(table, budget, solver), "the same input gave two plans");
+        plan
+    };
+    limits.iter().chain(&levels).map(solve).collect()
 }

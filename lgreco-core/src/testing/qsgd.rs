@@ -133,7 +133,7 @@ pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
                 Rounding::Nearest => residual((position * s + (1 << 22)) >> 23),
                 Rounding::Stochastic => {
                     let part = ((position * s) % (1 << 23)) as f64 / UNIT;
-                    let above = if part > 0.0 { part * residual((position * s >> 23) + 1) } else { 0.0 };
+                    let above = if part > 0.0 { part * residual(((position * s) >> 23) + 1) } else { 0.0 };
                     (1.0 - part) * residual((position * s) >> 23) + above
                 }
             };

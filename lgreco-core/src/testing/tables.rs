@@ -49,7 +49,7 @@ impl Instance {
                 let size = match kind / 5 % 3 {
                     0 => (b % 8) as u64,
                     1 => 8 * ((1 + scale as u64) * (1 + option as u64) + b as u64),
-                    _ => ((256 * b + a) as u64) << 44,
+                    _ => (((256 * b + a) as u64) << 48) / layers as u64,
                 };
                 instance.choices.push(Choice { size, error });
             }
@@ -77,32 +77,6 @@ impl Instance {
         let stream = Stream { seed, ..Stream::default() };
         let bytes: Vec<u8> = (0..(2 * layers * (options + 2) + 8) as u64).map(|at| stream.word(at) as u8).collect();
         Instance::from_bytes(&bytes, layers, options)
-    }
-
-    /// `layers` layers of `options` options whose errors fall as sizes grow, with layer magnitudes spread over
-    /// `decades` powers of ten: what measured tables look like, only harder. The budget is the middle option's error.
-    pub fn spread(seed: u64, layers: usize, options: usize, decades: u32) -> Instance {
-        let stream = Stream { seed, ..Stream::default() };
-        let mut draw = 0;
-        let mut unit = move || {
-            draw += 1;
-            f64::from(stream.word(draw)) / 4_294_967_296.0
-        };
-        let mut instance = Instance { choices: Vec::new(), ends: Vec::new(), defaults: Vec::new(), budget: 0.0 };
-        for _ in 0..layers {
-            let magnitude = (0..decades).fold(1.0, |scale, _| if unit() < 0.5 { scale * 0.1 } else { scale });
-            let elements = 64 + (unit() * unit() * 1e6) as u64;
-            let mut error = magnitude * (1.0 + unit());
-            for option in 0..options as u64 {
-                instance.choices.push(Choice { size: 8 * (elements * (option + 1) / 64 + 2), error });
-                error *= 1.0 - (0.2 + unit()) / (2.0 + option as f64);
-            }
-            instance.ends.push(instance.choices.len());
-            instance.defaults.push(options as u32 / 2);
-        }
-        let reference = Budget::Defaults { alpha: 1.0, options: &instance.defaults };
-        instance.budget = reference.limit(&instance.table()).expect("the reference plan has a finite error");
-        instance
     }
 }
 

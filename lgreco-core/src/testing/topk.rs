@@ -4,7 +4,7 @@ use crate::Error;
 use crate::compress::topk::{self, TopK};
 use crate::compress::wire::{HEADER_LEN, Method, Payload};
 use crate::compress::{Compressor, wire};
-use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
+use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
 use crate::num::Sum;
 use crate::rng::Stream;
 use alloc::vec;
@@ -215,7 +215,6 @@ fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
 /// # Panics
 /// When one of them does.
 pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
-    use crate::gradient::Values;
     let shape = Shape::new(bits.len(), 1).unwrap();
     let single: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
     let half: Vec<F16> = bits.iter().map(|&b| F16((b >> 16) as u16)).collect();
@@ -226,5 +225,17 @@ pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
             check_row(&gradient, dtype, keeps);
             keeps.iter().for_each(|&keep| check_round_trip(&gradient, TopK { keep, values: dtype }));
         }
+    }
+}
+
+/// Asserts [`check_all_types`] on an instance made of arbitrary bytes: two choose k, the others are values.
+///
+/// # Panics
+/// When it does not hold.
+pub fn check_bytes(bytes: &[u8]) {
+    let Some((choice, values)) = bytes.split_first_chunk::<2>() else { return };
+    let bits: Vec<u32> = values.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect();
+    if !bits.is_empty() {
+        check_all_types(&bits, &[1 + u16::from_le_bytes(*choice) as u32 % bits.len() as u32]);
     }
 }

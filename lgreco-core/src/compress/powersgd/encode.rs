@@ -20,14 +20,18 @@ pub(super) struct Work<'a> {
     pub(super) rest: &'a mut [u64],
 }
 
+/// Words that are skipped at most, so that rows of panels do not straddle cache lines.
+const ALIGN: usize = 7;
+
 pub(super) fn workspace_len(shape: Shape, rank: usize) -> usize {
-    linalg::factor_words(shape.rows(), rank) + linalg::factor_words(shape.cols(), rank) + TILE_WORDS
+    ALIGN + TILE_WORDS + linalg::factor_words(shape.rows(), rank) + linalg::factor_words(shape.cols(), rank)
 }
 
 impl<'a> Work<'a> {
     /// Needs [`workspace_len`] words.
     pub(super) fn split(shape: Shape, rank: usize, workspace: &'a mut [u64]) -> Self {
-        let (tile, rest) = workspace.split_at_mut(TILE_WORDS);
+        let aligned = workspace.as_ptr().align_offset(8 * (ALIGN + 1)).min(ALIGN);
+        let (tile, rest) = workspace[aligned..].split_at_mut(TILE_WORDS);
         let (p, rest) = rest.split_at_mut(linalg::factor_words(shape.rows(), rank));
         let (q, rest) = rest.split_at_mut(linalg::factor_words(shape.cols(), rank));
         Work { p: linalg::rows_mut(p), q: linalg::rows_mut(q), tile, rest }
@@ -119,9 +123,10 @@ pub(super) fn scale_columns(factor: &mut [Row], len: usize, largest: f32) {
 /// Fills `work.q` with the start matrix.
 pub(super) fn cold_start(stream: Stream, cols: usize, rank: usize, q: &mut [Row]) {
     q.fill([0.0; LANES]);
-    start(stream, cols * rank, |i, x| {
-        let (c, k) = (i / cols, i % cols);
+    let (mut c, mut k) = (0, 0);
+    start(stream, cols * rank, |_, x| {
         q[c / LANES * cols + k][c % LANES] = x;
+        (c, k) = if k + 1 == cols { (c + 1, 0) } else { (c, k + 1) };
     });
 }
 

@@ -8,9 +8,9 @@ use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::linalg::{self, LANES, Matrix, Panels, Row};
 use crate::rng::Stream;
 
-/// `‖M‖² − Σ ‖qᵢ‖²` is trusted down to this part of `‖M‖²`. It is off by less than 3e-7 of `‖M‖²` (columns of `P̂`
-/// orthonormal to 1e-7, `Q` good to 1e-7 in norm), hence by less than 1e-5 of what is left.
-const TRUSTED: f64 = 1.0 / 32.0;
+/// Errors above this part of `‖M‖²` may be summed from columns of `Q`. Rounding shifts `‖qᵢ‖²` by about
+/// `1e-7 ‖M‖ ‖qᵢ‖`, and `‖qᵢ‖` is at most the error before column i; so an error of `‖M‖/32` is off by 3e-6 of its square.
+const SUMMED: f64 = 1.0 / 1024.0;
 /// Below this magnitude numbers of `Q` may be subnormal, and their relative precision is lost.
 const SMALL: f32 = 1e-30;
 
@@ -23,9 +23,10 @@ pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usiz
 /// Writes the squared error of encode→decode at each rank, with `iterations` power iterations and the same `stream`,
 /// all from one run at the largest rank.
 ///
-/// The first r columns of that run are the factors of rank r, and `P̂` is orthonormal, so the error is
-/// `‖M‖² − Σ_{i≤r} ‖qᵢ‖²`. Where less than 1/32 of `‖M‖²` is left the difference would cancel; those ranks' errors are
-/// summed element by element, with the very numbers that decode yields.
+/// The first r columns of that run are the factors of rank r. The error of the largest rank R is summed element by
+/// element, with the very numbers that decode yields; smaller ranks add to it what the columns they lack would have
+/// taken away: `e²(r) = e²(R) + Σ_{r<i≤R} ‖qᵢ‖²`, for the columns of `P̂` are orthonormal. (`‖M‖² − Σ_{i≤r} ‖qᵢ‖²` is
+/// the same but cancels.) Ranks that leave less than 1/1024 of `‖M‖²` are all summed element by element.
 ///
 /// # Errors
 /// [`Error::NonFinite`]; [`Error::Parameter`] when a rank or `iterations` is 0; [`Error::Length`] when
@@ -33,8 +34,8 @@ pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usiz
 /// largest rank.
 ///
 /// # Complexity
-/// Time of one encode at the largest rank R, and where ranks beyond the 1/32 are asked for, about two and a half decodes
-/// at rank R on top. Workspace: [`measure_workspace_len`].
+/// Time of one encode and decode at the largest rank R; where ranks beyond the 1/1024 are asked for, up to three decodes
+/// in place of one. Workspace: [`measure_workspace_len`].
 ///
 /// # Source
 /// The simulation of L-GreCo (Alimohammadi et al., MLSys 2024, §4), which runs encode and decode for each rank.
@@ -79,16 +80,16 @@ pub fn measure(
         cold_start(stream, m.cols, rank, work.q);
         iterate(m, scan.largest, rank, iterations, &mut work)?;
 
-        let left = &mut bytemuck::cast_slice_mut::<u64, f64>(work.rest)[..rank];
-        what_is_left(scan.squared_norm, work.q, m.cols, left);
-        let trusted = if scan.largest < SMALL { f64::INFINITY } else { TRUSTED * scan.squared_norm };
-        let smallest = ranks.iter().map(|&r| effective_rank(shape, r)).filter(|&r| !(left[r - 1] >= trusted)).min();
-        if let Some(smallest) = smallest {
-            let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
-            linalg::residuals(m, p, q, smallest - 1, left);
-        }
+        let errors = &mut bytemuck::cast_slice_mut::<u64, f64>(work.rest)[..rank];
+        let summed = if scan.largest < SMALL { f64::INFINITY } else { SUMMED * scan.squared_norm };
+        what_is_left(scan.squared_norm, work.q, m.cols, errors);
+        let first = ranks.iter().map(|&r| effective_rank(shape, r)).filter(|&r| errors[r - 1] <= summed).min();
+        let first = first.unwrap_or(rank);
+        let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
+        linalg::residuals(m, p, q, first - 1, errors);
+        add_what_lacks(work.q, m.cols, &mut errors[..first]);
         for (error, &r) in squared_errors.iter_mut().zip(ranks) {
-            *error = left[effective_rank(shape, r) - 1];
+            *error = errors[effective_rank(shape, r) - 1];
         }
     });
     Ok(())
@@ -101,6 +102,18 @@ fn what_is_left(total: f64, q: &[Row], len: usize, left: &mut [f64]) {
         for (left, square) in left.iter_mut().zip(linalg::squared_norms(panel)) {
             rest -= square;
             *left = rest;
+        }
+    }
+}
+
+/// `errors[r - 1] = errors.last() + Σ_{r < i ≤ errors.len()} ‖qᵢ‖²`.
+fn add_what_lacks(q: &[Row], len: usize, errors: &mut [f64]) {
+    let mut error = errors[errors.len() - 1];
+    let panels = q.chunks_exact(len).take(linalg::panels(errors.len()));
+    for (errors, panel) in errors.chunks_mut(LANES).zip(panels).rev() {
+        for (at, square) in errors.iter_mut().zip(linalg::squared_norms(panel)).rev() {
+            *at = error;
+            error += square;
         }
     }
 }

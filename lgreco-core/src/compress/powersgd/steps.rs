@@ -7,8 +7,8 @@ use super::effective_rank;
 use super::encode::{Work, finite, scale_columns, scan, workspace_len};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
-use crate::gradient::{Gradient, Shape, with_elements};
-use crate::linalg::{self, Columns, Matrix};
+use crate::gradient::{Element, Gradient, Shape, with_elements};
+use crate::linalg::{self, Columns, Matrix, Row};
 
 /// Words of workspace that [`project`], [`orthonormalise`] and [`back_project`] need.
 pub fn steps_workspace_len(shape: Shape, rank: u32) -> usize {
@@ -71,15 +71,12 @@ pub fn project(
     let (rank, work) = prepare(shape, rank, p.len(), Some(q.len()), workspace)?;
     check_finite("factor Q", q)?;
     with_elements!(gradient.values(), values => {
-        scan(values)?;
         linalg::pack(q, shape.cols(), work.q);
         scale_columns(work.q, shape.cols(), 1.0);
         let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
         linalg::project(m, work.q, work.p, rank, work.tile);
+        check_product("PowerSGD factor P", work.p, values)?;
     });
-    if !finite(work.p) {
-        return Err(Error::Overflow { what: "PowerSGD factor P" });
-    }
     linalg::unpack(work.p, shape.rows(), rank, |i, x| p[i] = x);
     Ok(())
 }
@@ -126,14 +123,11 @@ pub fn back_project(
     let (rank, work) = prepare(shape, rank, p.len(), Some(q.len()), workspace)?;
     check_finite("factor P", p)?;
     with_elements!(gradient.values(), values => {
-        scan(values)?;
         linalg::pack(p, shape.rows(), work.p);
         let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
         linalg::back_project(m, work.p, work.q, rank, work.tile);
+        check_product("PowerSGD factor Q", work.q, values)?;
     });
-    if !finite(work.q) {
-        return Err(Error::Overflow { what: "PowerSGD factor Q" });
-    }
     linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x);
     Ok(())
 }
@@ -160,6 +154,15 @@ pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [
     } else {
         Err(Error::Overflow { what: "the product of the factors" })
     }
+}
+
+/// NaN and infinity in a gradient always reach the product, be it by way of `infinity · 0`.
+fn check_product<T: Element>(what: &'static str, product: &[Row], values: &[T]) -> Result<(), Error> {
+    if finite(product) {
+        return Ok(());
+    }
+    scan(values)?;
+    Err(Error::Overflow { what })
 }
 
 fn check_finite(what: &'static str, factor: &[f32]) -> Result<(), Error> {

@@ -78,7 +78,7 @@ impl Grid {
         Ok(Grid::new(low, high, largest))
     }
 
-    /// Whether no value of the grid is larger than the grid's length.
+    /// Whether zero lies in the interval, so that no magnitude on the grid exceeds the grid's length.
     #[inline(always)]
     pub(super) fn holds_zero(&self) -> bool {
         self.low <= 0.0 && self.high >= 0.0

@@ -113,7 +113,7 @@ fn decoded(values: &[f32], qsgd: Qsgd) -> Vec<f32> {
     decoded
 }
 
-/// The promise for tensors of ordinary size; the check inside `check_gradient` allows what single values need.
+/// What the documentation promises for more than a few values; `check_gradient` allows what single values need.
 #[test]
 fn rows_are_within_1e_5() {
     for spread in [1e-9, 1.0] {

@@ -5,7 +5,7 @@ use crate::compress::wire::Payload;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
 use crate::select;
-use crate::testing::topk::{check_all_types, check_payload, check_round_trip, check_row};
+use crate::testing::topk::{check_all_types, check_bytes, check_payload, check_round_trip, check_row};
 use alloc::vec;
 use alloc::vec::Vec;
 use proptest::prelude::*;
@@ -84,7 +84,7 @@ fn hard_distributions() {
         |i, word| if i % 64 < 32 { 0 } else { 0x3f80_0000 | word >> 10 },
     ];
     for (seed, make) in makes.into_iter().enumerate() {
-        for n in [1, 15, 16, 17, 1000, 8191, 8192, 20_011] {
+        for n in [1, 15, 16, 17, 1000, 1023, 1024, 20_011] {
             let bits: Vec<u32> = words(seed as u64).take(n).enumerate().map(|(i, word)| make(i, word)).collect();
             let values: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
             let keeps: Vec<u32> =
@@ -184,6 +184,23 @@ fn values_that_do_not_fit_are_named() {
 }
 
 #[test]
+fn positions_must_ascend_inside_the_tensor() {
+    let payload = |low: [u8; 3], high: u8| {
+        let low = low[0] as u16 | (low[1] as u16) << 5 | (low[2] as u16) << 10;
+        let mut bytes = vec![b'L', 1, 2, 10, 3, 0, 0, 0, 100, 0, 0, 0, 1, 0, 0, 0, 0x80, 0x3f, 0x00, 0x40, 0x40, 0x40];
+        bytes.extend([low as u8, (low >> 8) as u8, high]);
+        check_payload(&bytes);
+        decode(&Payload::parse(&bytes).unwrap(), &mut [0.0; 100])
+    };
+    assert_eq!(payload([3, 2, 3], 0b10_1001), Ok(()));
+    assert_eq!(payload([3, 4, 3], 0b10_0011), Ok(()));
+    for (low, high) in [([3, 3, 3], 0b10_0011), ([3, 2, 3], 0b10_0011), ([3, 2, 4], 0b10_1001), ([3, 2, 3], 0b100_1001)]
+    {
+        assert!(matches!(payload(low, high), Err(Error::PayloadBody { .. })), "{low:?} {high:b}");
+    }
+}
+
+#[test]
 fn damaged_payloads_never_panic() {
     let values: Vec<f32> = words(3).take(300).map(|w| w as i32 as f32).collect();
     for (keep, dtype) in [(300, Dtype::F16), (120, Dtype::F32), (9, Dtype::Bf16), (1, Dtype::F32)] {
@@ -209,6 +226,11 @@ proptest! {
     ) {
         let n = bits.len() as u32;
         check_all_types(&bits, &[1, ((n as f64 * part) as u32).max(1), n]);
+    }
+
+    #[test]
+    fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        check_bytes(&bytes);
     }
 
     #[test]

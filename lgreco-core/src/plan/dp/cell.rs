@@ -3,8 +3,11 @@
 use super::grid::Kept;
 use crate::simd::Kernel;
 
-/// Cells computed together, held in registers over all options of a layer.
-pub(super) const LANES: usize = 32;
+/// Cells computed together, held in the first-level cache over all options of a layer.
+pub(super) const LANES: usize = 256;
+
+/// Options relaxed in one pass over these cells.
+const GROUP: usize = 4;
 
 /// `size · 2^k + option` in one number, ordered.
 pub(super) trait Cell: bytemuck::Pod {
@@ -116,6 +119,16 @@ macro_rules! trace {
 }
 trace!(u8, u16, u32);
 
+#[inline(always)]
+fn relax_group<C: Cell>(best: &mut [C; LANES], previous: &[C], starts: [usize; GROUP], keys: [C; GROUP]) {
+    let window = |start: usize| -> &[C; LANES] { previous[start..].first_chunk().expect("rows are padded") };
+    let [a, b, c, d] = starts.map(window);
+    for (lane, best) in best.iter_mut().enumerate() {
+        let first = best.relax(a[lane], keys[0]).relax(b[lane], keys[1]);
+        *best = first.relax(c[lane], keys[2]).relax(d[lane], keys[3]);
+    }
+}
+
 /// Fills all rows and the trace; returns the cell of the smallest plan.
 pub(super) struct Fill<'a, C, T> {
     pub kept: &'a [Kept],
@@ -151,15 +164,18 @@ impl<C: Cell, T: Trace> Kernel for Fill<'_, C, T> {
             let fill = (reach / LANES + 1) * LANES;
             for base in (0..fill).step_by(LANES) {
                 let mut best = [C::UNREACHABLE; LANES];
-                for (index, option) in options.iter().enumerate() {
-                    let shift = option.cells as usize;
-                    if shift >= base + LANES || base >= filled + shift {
-                        continue;
+                for (group, options) in options.chunks(GROUP).enumerate() {
+                    // The row's left padding stands in for options that reach none of these cells.
+                    let (mut starts, mut keys) = ([0; GROUP], [C::ZERO; GROUP]);
+                    for (place, option) in options.iter().enumerate() {
+                        let shift = option.cells as usize;
+                        if shift < base + LANES && base < filled + shift {
+                            starts[place] = base + LANES - shift;
+                            keys[place] = C::option(option.size, group * GROUP + place, index_bits);
+                        }
                     }
-                    let key = C::option(option.size, index, index_bits);
-                    let window: &[C; LANES] = previous[base + LANES - shift..].first_chunk().expect("rows are padded");
-                    for lane in 0..LANES {
-                        best[lane] = best[lane].relax(window[lane], key);
+                    if starts != [0; GROUP] {
+                        relax_group(&mut best, previous, starts, keys);
                     }
                 }
                 let row: &mut [C; LANES] = next[base + LANES..].first_chunk_mut().expect("rows are padded");

@@ -5,8 +5,10 @@ use super::fix;
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
-/// Extensions tried per layer where lists are thinned out.
-const THIN: usize = 1 << 15;
+/// Extensions merged per state of the arena before a search without thinning gives up.
+const EFFORT: usize = 8;
+/// Extensions merged per layer where lists are thinned out.
+const THIN: usize = 1 << 14;
 
 /// What is left after fixing: per layer the surviving items, by rising value.
 pub(super) struct Core<'w> {
@@ -71,7 +73,7 @@ impl Core<'_> {
         let room = self.room(target);
         let open = self.open_layers(room, order);
         let mut left = &order[..open];
-        arena.clear();
+        arena.clear(if thin { usize::MAX } else { EFFORT });
         let Some((mut limits, fixed)) = self.limits(target, room, plan) else {
             return Outcome { found: false, complete: true };
         };
@@ -88,8 +90,8 @@ impl Core<'_> {
             let options = self.options(layer as usize, room);
             self.widen(&mut limits[side], options.clone());
             let cap = if thin { (arena.free() / left.len()).min(THIN / options.len()) } else { arena.free() };
-            let (list, whole) =
-                arena.extend(lists[side].clone(), &self.items[options.clone()], options.start, &limits[side], cap);
+            let items = &self.items[options.clone()];
+            let (list, whole) = arena.extend(lists[side].clone(), items, options.start, &limits[side], cap, thin);
             complete &= whole;
             if !(whole || thin) {
                 return Outcome { found: false, complete };

@@ -83,16 +83,19 @@ pub(super) struct Arena<'w> {
     states: &'w mut [State],
     heads: &'w mut [State],
     used: usize,
+    /// Extensions that may still be merged.
+    effort: usize,
 }
 
 impl<'w> Arena<'w> {
     /// `heads` has room for the options of the largest layer.
     pub(super) fn new(states: &'w mut [State], heads: &'w mut [State]) -> Self {
-        Arena { states, heads, used: 0 }
+        Arena { states, heads, used: 0, effort: 0 }
     }
 
-    pub(super) fn clear(&mut self) {
-        self.used = 0;
+    /// Forgets all lists; merges may then take `effort` extensions per state of the arena.
+    pub(super) fn clear(&mut self, effort: usize) {
+        (self.used, self.effort) = (0, self.states.len().saturating_mul(effort));
     }
 
     pub(super) fn free(&self) -> usize {
@@ -114,9 +117,10 @@ impl<'w> Arena<'w> {
     }
 
     /// Extends every state of `list` by each of `options` (whose first is item `first`) and keeps what is admitted and
-    /// undominated. At most `cap` states are kept; with more, those nearest to others are dropped.
+    /// undominated. With more than `cap` states, `thinning` drops those nearest to others; without it, or when the effort is
+    /// spent, the list stays as it is.
     ///
-    /// Returns the new list and whether nothing was dropped.
+    /// Returns the list and whether it is extended and nothing was dropped.
     ///
     /// # Complexity
     /// O(s k log k) time for s states and k options.
@@ -127,6 +131,7 @@ impl<'w> Arena<'w> {
         first: usize,
         limit: &Limit,
         cap: usize,
+        thinning: bool,
     ) -> (core::ops::Range<usize>, bool) {
         let cap = cap.min(self.free());
         let (known, fresh) = self.states.split_at_mut(self.used);
@@ -143,6 +148,10 @@ impl<'w> Arena<'w> {
         let (mut len, mut spacing, mut next) = (0, 0, 0);
         let (mut smallest, mut line) = (u64::MAX, 0);
         while live > 0 {
+            if self.effort == 0 {
+                return (list, false);
+            }
+            self.effort -= 1;
             let state = heads[0];
             if state.size < smallest {
                 smallest = state.size;
@@ -154,9 +163,8 @@ impl<'w> Arena<'w> {
                     // No completion of the target's size.
                 } else if units >= next {
                     if len == cap {
-                        if cap < 2 {
-                            spacing = 1;
-                            break;
+                        if cap < 2 || !thinning {
+                            return (list, false);
                         }
                         spacing = ((units - fresh[0].units()) / (cap as u128 / 2)).max(2 * spacing);
                         len = thin(&mut fresh[..len], spacing);

@@ -54,9 +54,9 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 2^18 states, 8 MiB.
+    /// 2^19 states, 16 MiB.
     fn default() -> Self {
-        Limits { states: 1 << 18 }
+        Limits { states: 1 << 19 }
     }
 }
 
@@ -64,6 +64,9 @@ impl Default for Limits {
 const EASY: u32 = 40;
 /// The first target lies this fraction of the gap (as a power of two) above the bound, the next ones 4 times further.
 const FINEST: u32 = 10;
+
+/// How often a search that outgrew the limits is tried again below the better plan it found.
+const RETRIES: u32 = 3;
 
 /// Splits a workspace into typed buffers.
 struct Carver<'w>(&'w mut [u64]);
@@ -302,7 +305,7 @@ impl<'w> Relaxed<'w> {
         };
 
         let mut bound = lattice.at_least(bound);
-        let mut fineness = FINEST;
+        let (mut top, mut fineness, mut retries) = (top, FINEST, RETRIES);
         while bound <= top {
             let target = |fineness: u32| bound + (top - bound >> fineness);
             while fineness > 0 && core.log_plans(target(fineness - 2)) <= EASY {
@@ -310,21 +313,25 @@ impl<'w> Relaxed<'w> {
             }
             let target = target(fineness);
             let outcome = core.search(target, false, &mut arena, order, plan);
-            if !outcome.complete {
-                for target in [target, top] {
-                    if core.search(target, true, &mut arena, order, plan).found {
-                        offer(plan, best);
-                        break;
-                    }
-                }
-                return bound;
-            }
-            if outcome.found {
+            if outcome.complete && outcome.found {
                 offer(plan, best);
                 return plan.iter().map(|&item| core.items[item as usize].size).sum();
             }
-            bound = lattice.at_least(target + 1);
-            fineness = fineness.saturating_sub(2);
+            if outcome.complete {
+                bound = lattice.at_least(target + 1);
+                fineness = fineness.saturating_sub(2);
+                continue;
+            }
+            for target in [target, top] {
+                if core.search(target, true, &mut arena, order, plan).found {
+                    offer(plan, best);
+                    break;
+                }
+            }
+            if best.size > target || retries == 0 {
+                return bound;
+            }
+            (top, fineness, retries) = (best.size - 1, 0, retries - 1);
         }
         best.size
     }

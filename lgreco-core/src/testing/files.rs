@@ -1,0 +1,23 @@
+//! What the readers of files promise for any bytes.
+
+use crate::file::{PlanFile, TableFile};
+use crate::plan::{Plan, budget::Budget};
+
+/// Reads `bytes` as a table and as a plan; what can be read is written and read back to the same, and a table's default
+/// plan makes a plan file.
+pub fn check_files(bytes: &[u8]) {
+    if let Ok(file) = TableFile::parse(bytes) {
+        assert_eq!(TableFile::parse(file.to_json().as_bytes()).as_ref(), Ok(&file));
+        let view = file.table.view();
+        if let Some(options) = file.table.defaults()
+            && let Ok(plan) = Plan::from_options(&view, Budget::Absolute(f64::MAX), "uniform", options)
+        {
+            let plan = PlanFile::new(&file.table, &plan);
+            assert_eq!(plan.default_size, Some(plan.size));
+            assert_eq!(PlanFile::parse(plan.to_json().as_bytes()), Ok(plan));
+        }
+    }
+    if let Ok(file) = PlanFile::parse(bytes) {
+        assert_eq!(PlanFile::parse(file.to_json().as_bytes()), Ok(file));
+    }
+}
