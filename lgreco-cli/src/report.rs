@@ -170,12 +170,14 @@ pub fn default_point(table: &NamedTable) -> Option<Point> {
     Some(Point { budget, size: view.chosen(&options).ok()?.map(|choice| choice.size).sum() })
 }
 
-/// `99.98 %`, never rounded up to 100 unless it is; `over` where it is more.
+/// `99.98 %`, rounded down and never up to 100 unless it is but for float rounding; `over` where it is more.
 pub fn share(error: f64, budget: f64) -> String {
-    if error > budget {
-        return format!("{:.2} % (over)", (100.0 * error / budget * 100.0).ceil() / 100.0);
+    let percent = |round: fn(f64) -> f64| round(1e4 * error / budget) / 100.0;
+    match error {
+        0.0 => "0 %".into(),
+        _ if error > budget => format!("{:.2} % (over)", percent(f64::ceil)),
+        _ => format!("{:.2} %", percent(|x| (x + 1e-8).floor())),
     }
-    if error == 0.0 { "0 %".into() } else { format!("{:.2} %", (100.0 * error / budget * 100.0).floor() / 100.0) }
 }
 
 /// What a lower bound says about a plan.
@@ -283,5 +285,46 @@ impl Comparison {
         let proven = self.schemes.iter().any(|scheme| scheme.within_budget && scheme.size <= bound);
         let percent = significant(100.0 * (scheme.size - bound) as f64 / bound.max(1) as f64);
         if proven { format!("{percent} %") } else { format!("at most {percent} %") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_the_budget_is_told_from_what_uses_it_up() {
+        let third = 1.0 / 3.0;
+        assert_eq!(share(3.0 * third, 1.0), "100.00 %");
+        assert_eq!(share(1f64.next_down(), 1.0), "100.00 %");
+        assert_eq!(share(0.99999, 1.0), "99.99 %");
+        assert_eq!(share(1.00001, 1.0), "100.01 % (over)");
+        assert_eq!((share(0.0, 0.0), share(0.0, 1.0)), ("0 %".into(), "0 %".into()));
+        assert_eq!(share(1.0, 0.0), "inf % (over)");
+    }
+
+    #[test]
+    fn schemes_are_measured_against_the_largest_proved_bound() {
+        let scheme = |size, within_budget, lower_bound| Scheme {
+            name: "s",
+            size,
+            error: 1.0,
+            within_budget,
+            lower_bound,
+            seconds: None,
+        };
+        let mut comparison = Comparison {
+            method: "qsgd",
+            metric: "l2",
+            budget: 1.0,
+            uncompressed: 1,
+            uniform: 1,
+            measure: 0.0,
+            schemes: vec![scheme(150, true, None), scheme(90, false, None), scheme(110, true, Some(100))],
+        };
+        let told = |c: &Comparison| c.schemes.iter().map(|s| c.above_optimum(s)).collect::<Vec<_>>();
+        assert_eq!(told(&comparison), ["at most 50.0 %", "-", "at most 10.0 %"]);
+        comparison.schemes.push(scheme(100, true, Some(100)));
+        assert_eq!(told(&comparison), ["50.0 %", "-", "10.0 %", "optimal"]);
     }
 }

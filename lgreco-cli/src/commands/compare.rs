@@ -43,7 +43,6 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
 }
 
 /// The error budget, and what every scheme makes of it; uniform first.
-
 fn schemes(
     method: Method,
     metric: Metric,
