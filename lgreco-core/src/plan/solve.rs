@@ -103,11 +103,11 @@ fn relaxed(table: &Table, limit: f64) -> Result<u64, Error> {
     exact::lower_bound(table, limit, &mut workspace)
 }
 
+/// Zeroed memory that is not touched: a solver that needs little of it pays for little. `vec!` aborts where there is none,
+/// so the room is asked for first.
 fn workspace(words: usize) -> Result<Vec<u64>, Error> {
-    let mut workspace = Vec::new();
-    workspace.try_reserve_exact(words).map_err(|_| Error::OutOfMemory { words })?;
-    workspace.resize(words, 0);
-    Ok(workspace)
+    Vec::<u64>::new().try_reserve_exact(words).map_err(|_| Error::OutOfMemory { words })?;
+    Ok(vec![0; words])
 }
 
 #[cfg(test)]
