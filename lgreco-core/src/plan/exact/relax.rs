@@ -76,7 +76,7 @@ pub(super) fn integral_part(
         let middle = taken + (end - taken) / 2;
         edges[taken..end]
             .select_nth_unstable_by(middle - taken, |a, b| b.slope.total_cmp(&a.slope).then(a.layer.cmp(&b.layer)));
-        let units: u128 = edges[taken..=middle].iter().map(Edge::units).sum();
+        let units = edges[taken..=middle].iter().fold(0u128, |sum, edge| sum.saturating_add(edge.units()));
         if units <= left {
             left -= units;
             taken = middle + 1;
@@ -136,7 +136,7 @@ impl Multiplier {
     /// The fewest bits a plan within `capacity` can have when the least values of its layers sum to `least`.
     pub(super) fn bound(self, least: u128, capacity: u128) -> u64 {
         let excess = least.saturating_sub(self.value(0, capacity));
-        excess.div_ceil(1 << self.shift) as u64
+        u64::try_from(excess.div_ceil(1 << self.shift)).unwrap_or(u64::MAX)
     }
 }
 

@@ -161,11 +161,11 @@ impl Core<'_> {
             *chosen = options.start as u32;
             let items = &self.items[options.clone()];
             for (sum, &multiplier) in least.iter_mut().zip(&multipliers) {
-                *sum += fix::least_value(items, multiplier);
+                *sum = u128::saturating_add(*sum, fix::least_value(items, multiplier));
             }
-            least_units += self.least_units(options);
+            least_units = u128::saturating_add(least_units, self.least_units(options));
             if let [item] = items {
-                (size, units) = (size + item.size, units + item.units());
+                (size, units) = (size + item.size, u128::saturating_add(units, item.units()));
             }
         }
         let mut empty = Limit {

@@ -139,3 +139,30 @@ fn errors_below_the_resolution_are_rounded_both_ways() {
     let summary = check_exact(&table, 0.1, DEFAULT).unwrap();
     assert_eq!((summary.size, summary.lower_bound), (428, 364));
 }
+
+/// Sums of units over more than 256 layers, each as wide as the budget, do not fit 128 bits.
+#[test]
+fn many_layers_as_wide_as_the_budget() {
+    for layers in [255, 400, 1000] {
+        let rows: Vec<Vec<(u64, f64)>> = (0..layers)
+            .map(|at| [(20, 0.0), (10 - at as u64 % 7, 0.875), (3, 1.0 - at as f64 / 1024.0)].to_vec())
+            .collect();
+        let (choices, ends) = table_of(&rows);
+        let table = Table::new(&choices, &ends).unwrap();
+        for budget in [0.5, 0.9375, 1.0, 3.0, 100.0] {
+            check_against(&table, budget, DEFAULT, by_total_size(&table, budget));
+            assert!(check_exact(&table, budget, DEFAULT).unwrap().proven());
+        }
+    }
+}
+
+#[test]
+fn sizes_up_to_the_last_bit() {
+    let (choices, ends) =
+        table_of(&[[(u64::MAX - 9, 0.0), (u64::MAX - 10, 1.0)].to_vec(), [(9, 0.0), (7, 1.0)].to_vec()]);
+    let table = Table::new(&choices, &ends).unwrap();
+    for (budget, optimum) in [(0.0, u64::MAX), (1.0, u64::MAX - 2), (2.0, u64::MAX - 3)] {
+        assert_eq!(check_exact(&table, budget, DEFAULT).unwrap().size, optimum);
+        check_against(&table, budget, DEFAULT, Some(optimum));
+    }
+}
