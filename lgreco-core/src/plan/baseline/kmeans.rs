@@ -10,16 +10,17 @@ type Point = [f64; 2];
 /// Words of workspace that [`kmeans`] needs.
 pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
     let (layers, clusters) = (table.layers(), clusters.min(table.layers()));
-    2 * (layers + clusters) + 2 * layers + clusters + table.choices().len().div_ceil(2)
+    2 * (layers + clusters) + 3 * layers + clusters + table.choices().len().div_ceil(2)
 }
 
 /// CGX's adaptive setting: layers clustered by size and metric, one compression level per cluster, made to keep a
 /// budget.
 ///
 /// A layer is the point (log `elements`, `metric`), each axis divided by its standard deviation over the layers. The
-/// clusters, in order of their centre's metric, get the levels from the smallest option to the most exact one, spread
-/// evenly over each layer's efficient options (those no other beats in size and error). While the errors sum to more
-/// than `budget`, the layer with the largest error per bit gets its next larger efficient option.
+/// clusters, in order of their centre's metric, get the levels from the smallest option to the finest one, spread evenly
+/// over each layer's efficient options (those no other beats in size and error). The finest level, which CGX fixes by
+/// hand, is the coarsest that keeps the budget. If none does, the layer with the largest error per bit gets its next
+/// larger efficient option until the budget is kept.
 ///
 /// `metric` is the layer's sensitivity: CGX uses the norm of the gradient's 100 largest elements, the L-GreCo paper the
 /// error of the default option. `clusters` is the number of levels: CGX has one per bit width, the L-GreCo paper 6 for
@@ -76,7 +77,8 @@ pub fn kmeans(
     let (centre_words, rest) = rest.split_at_mut(2 * centres);
     let (assigned, rest) = rest.split_at_mut(layers);
     let (best, rest) = rest.split_at_mut(layers);
-    let (rank, front) = rest.split_at_mut(centres);
+    let (rank, rest) = rest.split_at_mut(centres);
+    let (places, front) = rest.split_at_mut(layers);
     let points: &mut [Point] = bytemuck::cast_slice_mut(points);
     let front: &mut [u32] = bytemuck::cast_slice_mut(front);
 
@@ -85,23 +87,41 @@ pub fn kmeans(
     }
     whiten(points);
     let used = cluster(points, bytemuck::cast_slice_mut(centre_words), assigned, best, rank);
-    let mut start = 0;
-    let mut sum = Sum::default();
-    for (layer, choices) in table.iter().enumerate() {
+    // From here on `assigned` is each layer's last place on its front, and unused entries of the front repeat its end.
+    let (mut start, mut widest) = (0, 0);
+    for (choices, last) in table.iter().zip(assigned.iter_mut()) {
         let row = &mut front[start..start + choices.len()];
         let efficient = efficient(choices, row);
-        let level = clusters - used + rank[best[layer] as usize] as usize;
-        let last = efficient - 1;
-        let at = if clusters == 1 { last } else { (level * last + (clusters - 1) / 2) / (clusters - 1) };
-        let most_exact = row[last];
-        options[layer] = row[at];
-        // From here on `best` is the place on the front, and unused entries repeat its end.
-        best[layer] = at as u64;
+        let most_exact = row[efficient - 1];
         row[efficient..].fill(most_exact);
-        sum.add(choices[options[layer] as usize].error);
+        *last = efficient as u64 - 1;
+        widest = widest.max(efficient - 1);
         start += choices.len();
     }
-    raise(table, budget, front, best, options)
+    let (lowest, steps) = (clusters - used, (clusters - 1).max(1));
+    let place = |layer: usize, cap: usize| -> u64 {
+        let level = if clusters == 1 { 1 } else { lowest + rank[best[layer] as usize] as usize };
+        let top = (assigned[layer] as u128 * cap as u128 / widest.max(1) as u128) as usize;
+        ((level * top + steps / 2) / steps) as u64
+    };
+    let mut take = |cap: usize| -> Result<Sum, Error> {
+        let mut start = 0;
+        for (layer, choices) in table.iter().enumerate() {
+            options[layer] = front[start + place(layer, cap) as usize];
+            start += choices.len();
+        }
+        Ok(table.chosen(options)?.map(|choice| choice.error).collect())
+    };
+    let (mut few, mut enough) = (0, widest);
+    while few < enough {
+        let middle = few + (enough - few) / 2;
+        if take(middle)?.at_most(budget) { enough = middle } else { few = middle + 1 }
+    }
+    take(enough)?;
+    for (layer, place_of_layer) in places.iter_mut().enumerate() {
+        *place_of_layer = place(layer, enough);
+    }
+    raise(table, budget, front, places, options)
 }
 
 /// Base-2 logarithm, linear between powers of two: the same bits everywhere.
@@ -276,19 +296,24 @@ mod tests {
         let (choices, ends) = widths(&[1.0; 8]);
         let table = Table::new(&choices, &ends).unwrap();
         let metric = [1.0, 90.0, 30.0, 60.0, 31.0, 61.0, 2.0, 91.0];
-        assert_eq!(run(&table, 10.0, &[1000; 8], &metric, 4), Ok(vec![3, 0, 2, 1, 2, 1, 3, 0]));
+        assert_eq!(run(&table, 0.9375, &[1000; 8], &metric, 4), Ok(vec![3, 0, 2, 1, 2, 1, 3, 0]));
+        // A larger budget needs no fifth bit: the four levels share three widths, then two, then one.
+        assert_eq!(run(&table, 1.125, &[1000; 8], &metric, 4), Ok(vec![3, 1, 2, 2, 2, 2, 3, 1]));
+        assert_eq!(run(&table, 1.5, &[1000; 8], &metric, 4), Ok(vec![3, 2, 3, 2, 3, 2, 3, 2]));
+        assert_eq!(run(&table, 2.0, &[1000; 8], &metric, 4), Ok(vec![3; 8]));
         // Two distinct points for four levels: the two most exact levels.
-        assert_eq!(run(&table, 10.0, &[9; 8], &[1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0], 4).unwrap()[..2], [1, 0]);
+        assert_eq!(run(&table, 0.375, &[9; 8], &[1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0], 4).unwrap()[..2], [1, 0]);
         // One point, zero spread.
-        assert_eq!(run(&table, 10.0, &[9; 8], &[0.0; 8], 4), Ok(vec![0; 8]));
-        assert_eq!(run(&table, 10.0, &[9; 8], &[0.0; 8], 1), Ok(vec![0; 8]));
+        assert_eq!(run(&table, 0.25, &[9; 8], &[0.0; 8], 4), Ok(vec![0; 8]));
+        assert_eq!(run(&table, 0.25, &[9; 8], &[0.0; 8], 1), Ok(vec![0; 8]));
     }
 
     #[test]
     fn sizes_separate_layers_of_equal_metric() {
         let (choices, ends) = widths(&[1.0; 6]);
         let table = Table::new(&choices, &ends).unwrap();
-        let found = run(&table, 10.0, &[100, 1 << 20, 110, 1 << 21, 120, 1 << 20], &[3.0, 1.0, 3.0, 1.0, 3.0, 1.0], 2);
+        let found =
+            run(&table, 0.84375, &[100, 1 << 20, 110, 1 << 21, 120, 1 << 20], &[3.0, 1.0, 3.0, 1.0, 3.0, 1.0], 2);
         assert_eq!(found, Ok(vec![0, 3, 0, 3, 0, 3]));
     }
 
