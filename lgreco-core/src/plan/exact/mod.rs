@@ -40,7 +40,7 @@ use rows::{Item, Span};
 use search::Core;
 use units::{Rounding, Scale};
 
-use super::Summary;
+use super::{Summary, dp};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::num::Sum;
@@ -86,15 +86,17 @@ const fn words<T>(count: usize) -> usize {
 /// Words of workspace that [`solve`] needs.
 ///
 /// # Complexity
-/// 8 words per option, 2 1/2 per layer, 4 per state.
+/// O(options) time. 8 words per option, 2 1/2 per layer, 4 per state; at least what [`dp`] needs.
 pub fn workspace_len(table: &Table<'_>, limits: Limits) -> usize {
     let (layers, options) = (table.layers(), table.choices().len());
     let widest = table.iter().map(<[_]>::len).max().unwrap_or(0);
-    words::<Item>(options)
+    let dp = if limits.states > 0 { dp::workspace_len(table, dp::LEVELS) } else { 0 };
+    let own = words::<Item>(options)
         + words::<Edge>(options)
         + words::<Span>(layers)
         + 3 * words::<u32>(layers)
-        + words::<State>(widest + states(limits))
+        + words::<State>(widest + states(limits));
+    own.max(dp.saturating_add(words::<u32>(layers)))
 }
 
 fn states(limits: Limits) -> usize {
@@ -104,7 +106,8 @@ fn states(limits: Limits) -> usize {
 /// The smallest plan within the error budget, with its proof.
 ///
 /// Writes one option index per layer to `choices`. [`Summary::proven`] holds unless the search outgrew `limits`; then
-/// the best plan found comes with the largest proved lower bound.
+/// the best plan found comes with the largest proved lower bound, and is no larger than Algorithm 1's ([`dp`] at its
+/// default levels) unless `limits.states` is 0.
 ///
 /// ```
 /// use lgreco_core::plan::exact::{Limits, solve, workspace_len};
@@ -144,7 +147,7 @@ pub fn solve(
         improve(Rounding::Up, limits, workspace, &mut best)?;
     }
     if lower_bound < best.size && limits.states > 0 {
-        compete(&mut best);
+        compete(&mut best, workspace);
     }
     Ok(Summary { size: best.size, lower_bound: lower_bound.min(best.size), error: best.error, budget })
 }
@@ -173,8 +176,14 @@ pub fn lower_bound(table: &Table<'_>, budget: f64, workspace: &mut [u64]) -> Res
     Ok(Relaxed::new(table, budget, Rounding::Down, workspace)?.bound)
 }
 
-/// Lets other solvers' plans compete where the optimum is not proved.
-fn compete(_best: &mut Best<'_>) {}
+/// Lets the plan of Algorithm 1 compete where the optimum is not proved.
+fn compete(best: &mut Best<'_>, workspace: &mut [u64]) {
+    let mut carver = Carver(workspace);
+    let options = carver.take::<u32>(best.table.layers());
+    if dp::solve(best.table, best.budget, dp::LEVELS, carver.0, options).is_ok() {
+        best.offer(options.iter().copied());
+    }
+}
 
 /// The smallest plan so far, in the caller's terms.
 struct Best<'a> {

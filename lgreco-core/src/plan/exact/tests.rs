@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::{Limits, solve, workspace_len};
 use crate::Error;
+use crate::plan::dp;
 use crate::table::{Choice, Table};
 use crate::testing::models::{Rows, model};
 use crate::testing::oracle::{by_total_size, check_against, check_exact, exhaustive};
@@ -165,4 +166,23 @@ fn sizes_up_to_the_last_bit() {
         assert_eq!(check_exact(&table, budget, DEFAULT).unwrap().size, optimum);
         check_against(&table, budget, DEFAULT, Some(optimum));
     }
+}
+
+#[test]
+fn never_larger_than_the_plan_of_algorithm_1() {
+    let mut unproved = 0;
+    for rows in Rows::ALL {
+        for seed in 0..3 {
+            let model = model(rows, 20, 30, seed);
+            let table = model.table();
+            let mut workspace = std::vec![0; dp::workspace_len(&table, dp::LEVELS)];
+            let dp = dp::solve(&table, model.budget, dp::LEVELS, &mut workspace, &mut [0; 20]).unwrap();
+            for states in [1, 50, 1 << 12] {
+                let exact = check_exact(&table, model.budget, Limits { states }).unwrap();
+                assert!(exact.size <= dp.size, "{rows:?} seed {seed}: {exact:?}, {dp:?}");
+                unproved += usize::from(!exact.proven());
+            }
+        }
+    }
+    assert!(unproved > 5);
 }
