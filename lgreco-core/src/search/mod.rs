@@ -9,7 +9,7 @@
 mod layer;
 mod range;
 
-pub use range::{Family, Method, Metric, Range};
+pub use range::{MAX_OPTIONS, Method, Metric, Range};
 
 use crate::Error;
 use crate::backend::{Backend, Job};
@@ -20,6 +20,7 @@ use crate::table::{NamedError, NamedTable};
 use alloc::vec;
 use alloc::vec::Vec;
 use layer::LayerOptions;
+use range::Family;
 
 /// A named gradient tensor of a model.
 #[derive(Clone, Copy, Debug)]
@@ -80,8 +81,8 @@ impl<'a> Layer<'a> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Search {
-    /// Methods with their defaults and ranges; the first one's default is the reference of the error budget.
-    pub families: Vec<Family>,
+    /// Never empty; the first one's default is the reference of the error budget.
+    families: Vec<Family>,
     /// What makes an error out of a squared error.
     pub metric: Metric,
     /// Layers with fewer elements stay uncompressed; 1024 unless set.

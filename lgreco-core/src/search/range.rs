@@ -102,18 +102,15 @@ pub struct Range {
     pub step: f64,
 }
 
-/// One method with its default parameter and the range searched around it.
+/// One method, not [`Method::Hybrid`], with its default parameter and the range searched around it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Family {
-    /// The method, not [`Method::Hybrid`].
+pub(super) struct Family {
     pub method: Method,
-    /// The reference parameter.
     pub default: f64,
-    /// The parameters offered; the default is offered too when it is not among them.
     pub range: Range,
 }
 
-/// Most parameters one family may offer per layer.
+/// Most parameters one method may offer per layer.
 pub const MAX_OPTIONS: usize = 10_000;
 
 impl Family {
@@ -154,7 +151,7 @@ impl Family {
     }
 
     /// The parameters offered, ascending, the default among them.
-    pub fn parameters(&self) -> Vec<f64> {
+    pub(super) fn parameters(&self) -> Vec<f64> {
         let Range { first, last, step } = self.range;
         let steps = Float::floor((last - first) / step + 1e-9) as usize;
         let mut parameters: Vec<f64> = (0..=steps).map(|i| tidy((first + i as f64 * step) * 100.0) / 100.0).collect();
