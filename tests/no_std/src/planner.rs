@@ -25,7 +25,7 @@ pub fn plans() -> Result<u64, Error> {
     let table = Table::new(&choices, &ends)?;
 
     let limits = exact::Limits { states: 1 << 10 };
-    let mut workspace = [!0u64; 16 << 10];
+    let mut workspace = [!0u64; 64 << 10];
     let mut options = [!0u32; LAYERS];
     let mut digest = Digest::new();
     for alpha in [0.5, 1.0, 2.0] {
