@@ -1,11 +1,12 @@
 //! No compression: the values as they are, behind the payload header.
 
+use super::Compressor;
 use super::wire::{HEADER_LEN, Header, Method, Payload};
-use super::{Compressor, check_finite};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
 use crate::rng::Stream;
+use crate::select::check_finite;
 
 /// Sends every value in the gradient's own type: error 0, the option where compression does not pay.
 ///
@@ -34,7 +35,7 @@ impl Compressor for Dense {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
         let len = self.payload_len(shape, dtype)?;
         expect_room("payload bytes", len, payload.len())?;
-        check_finite(gradient)?;
+        with_elements!(gradient.values(), values => check_finite(values))?;
         Header { method: Method::Dense, variant: dtype as u8, parameter: 0, shape }.write(payload)?;
         let body = &mut payload[HEADER_LEN..len];
         with_elements!(gradient.values(), values => write_values(values, body));
@@ -73,5 +74,59 @@ fn read_values<T: Element>(body: &[u8], values: &mut [f32]) -> Result<(), Error>
         Ok(())
     } else {
         Err(Error::PayloadBody { what: "a value is not finite" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gradient::Values;
+    use std::vec;
+    use std::vec::Vec;
+
+    fn encode(values: Values<'_>, rows: usize, cols: usize) -> Result<Vec<u8>, Error> {
+        let gradient = Gradient::new(values, Shape::new(rows, cols)?)?;
+        let mut payload = vec![0xaa; Dense.payload_len(gradient.shape(), values.dtype())?];
+        Dense.encode(&gradient, Stream::default(), &mut [], &mut payload)?;
+        Ok(payload)
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let header = [b'L', 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0];
+        let body = [0, 0, 0x80, 0x3f, 0, 0, 0, 0x80]; // 1.0 and -0.0
+        assert_eq!(encode(Values::F32(&[1.0, -0.0]), 1, 2).unwrap(), [header.as_slice(), &body].concat());
+        let halves = encode(Values::Bf16(&[Bf16(0x3f80), Bf16(0xc000)]), 1, 2).unwrap();
+        assert_eq!((halves[3], &halves[16..]), (2, [0x80, 0x3f, 0x00, 0xc0].as_slice()));
+    }
+
+    #[test]
+    fn every_finite_value_comes_back() {
+        let all: Vec<u16> = (0..=u16::MAX).collect();
+        let halves: Vec<F16> = all.iter().map(|&b| F16(b)).filter(|h| h.to_f32().is_finite()).collect();
+        let payload = encode(Values::F16(&halves), halves.len(), 1).unwrap();
+        let mut decoded = vec![f32::NAN; halves.len()];
+        decode(&Payload::parse(&payload).unwrap(), &mut decoded).unwrap();
+        assert!(halves.iter().zip(&decoded).all(|(h, d)| h.to_f32().to_bits() == d.to_bits()));
+    }
+
+    #[test]
+    fn strangers_and_non_finite_values_are_refused() {
+        let refused = encode(Values::F32(&[0.0, f32::INFINITY, f32::NAN]), 3, 1);
+        assert_eq!(refused, Err(Error::NonFinite { index: 1, value: f32::INFINITY }));
+        let payload = encode(Values::F32(&[1.0, 2.0]), 2, 1).unwrap();
+        let decode = |bytes: &[u8], room: usize| decode(&Payload::parse(bytes)?, &mut vec![0.0; room]);
+        assert_eq!(decode(&payload, 2), Ok(()));
+        assert!(matches!(decode(&payload, 3), Err(Error::Length { .. })));
+        assert!(matches!(decode(&payload[..23], 2), Err(Error::Length { .. })));
+        let with = |at: usize, byte: u8| {
+            let mut bytes = payload.clone();
+            bytes[at] = byte;
+            decode(&bytes, 2)
+        };
+        assert!(matches!(with(3, 7), Err(Error::PayloadHeader { .. })));
+        let mut infinite = payload.clone();
+        infinite[16..20].copy_from_slice(&f32::INFINITY.to_le_bytes());
+        assert!(matches!(decode(&infinite, 2), Err(Error::PayloadBody { .. })));
     }
 }

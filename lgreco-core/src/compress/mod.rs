@@ -14,7 +14,7 @@ pub mod wire;
 pub use setting::{Candidates, Setting, decode};
 
 use crate::Error;
-use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
+use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
 /// A lossy compressor with all its parameters fixed.
@@ -42,16 +42,4 @@ pub trait Compressor {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, Error>;
-}
-
-/// `Err` with the first NaN or infinity of a gradient.
-pub(crate) fn check_finite(gradient: &Gradient<'_>) -> Result<(), Error> {
-    with_elements!(gradient.values(), values => check_finite_values(values))
-}
-
-fn check_finite_values<T: Element>(values: &[T]) -> Result<(), Error> {
-    match values.iter().position(|v| !v.to_f32().is_finite()) {
-        Some(index) => Err(Error::NonFinite { index, value: values[index].to_f32() }),
-        None => Ok(()),
-    }
 }

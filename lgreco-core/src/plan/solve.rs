@@ -33,6 +33,15 @@ impl Solver {
     }
 }
 
+/// States of the exact solver's first attempt. Tables from real gradients need fewer; clearing the workspace of the full
+/// limit would take many times longer than solving them.
+const FIRST_STATES: usize = 1 << 14;
+
+fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, options: &mut [u32]) -> Result<Summary, Error> {
+    let mut workspace = workspace(exact::workspace_len(table, limits))?;
+    exact::solve(table, limit, limits, &mut workspace, options)
+}
+
 /// Chooses one option per layer.
 ///
 /// The plan is within the budget, is verified by [`check`](super::check), is the same for the same input bit for bit,
@@ -62,8 +71,13 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan, Erro
     let mut options = vec![0; table.layers()];
     let mut summary = match solver {
         Solver::Exact(limits) => {
-            let mut workspace = workspace(exact::workspace_len(table, limits))?;
-            exact::solve(table, limit, limits, &mut workspace, &mut options)?
+            let first = exact::Limits { states: limits.states.min(FIRST_STATES) };
+            let summary = solve_exactly(table, limit, first, &mut options)?;
+            if summary.proven() || first == limits {
+                summary
+            } else {
+                solve_exactly(table, limit, limits, &mut options)?
+            }
         }
         Solver::Dp { levels } => {
             let mut workspace = workspace(dp::workspace_len(table, levels))?;
