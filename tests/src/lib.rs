@@ -1,1 +1,3 @@
 //! Cross-crate tests of lgreco; see `tests/run`.
+
+pub mod fuzz;

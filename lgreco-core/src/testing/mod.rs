@@ -2,6 +2,7 @@
 
 #[cfg(feature = "json")]
 pub mod files;
+pub mod fuzz;
 pub mod models;
 pub mod oracle;
 pub mod plans;

@@ -1,0 +1,73 @@
+//! Everything lgreco-core does without features, on buffers of the stack: budgets, both solvers and the verifier, and
+//! every compressor's encode, decode and row. The results are digests, so that a program that can only return an exit
+//! code can compare them; [`EXPECTED`] holds them for little-endian machines of any kind.
+#![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+
+mod compressors;
+mod planner;
+
+use lgreco_core::Error;
+
+/// The name of every digest and its value.
+pub const EXPECTED: [(&str, u64); 8] = [
+    ("plans", 0xfa74_7f8f_54dd_838f),
+    ("dense", 0xf10f_394c_a14e_caba),
+    ("qsgd max-norm", 0x9329_1a49_021f_ddc2),
+    ("qsgd min-max", 0xdd5b_1b35_ab1f_709f),
+    ("topk", 0x39e5_2e46_de42_b0bc),
+    ("powersgd", 0x41e3_5261_f655_588d),
+    ("rows", 0xd9af_220c_11db_e57f),
+    ("hostile payloads", 0xffc9_2b8c_2aab_5f05),
+];
+
+/// Computes the digests, in the order of [`EXPECTED`].
+///
+/// # Errors
+/// The first error of any call that must succeed.
+pub fn run() -> Result<[u64; EXPECTED.len()], Error> {
+    Ok([
+        planner::plans()?,
+        compressors::dense()?,
+        compressors::max_norm()?,
+        compressors::min_max()?,
+        compressors::topk()?,
+        compressors::powersgd()?,
+        compressors::rows()?,
+        compressors::hostile()?,
+    ])
+}
+
+/// FNV-1a, 64 bits.
+struct Digest(u64);
+
+impl Digest {
+    fn new() -> Self {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    fn f32s(&mut self, values: &[f32]) {
+        values.iter().for_each(|value| self.bytes(&value.to_bits().to_le_bytes()));
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.bytes(&value.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn digests_do_not_depend_on_features_or_instruction_sets() {
+        let found = super::run().unwrap();
+        let wrong: Vec<_> =
+            super::EXPECTED.into_iter().zip(found).filter(|((_, expected), found)| expected != found).collect();
+        assert!(wrong.is_empty(), "((name, expected), found): {wrong:#018x?}");
+    }
+}

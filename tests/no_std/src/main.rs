@@ -1,0 +1,19 @@
+//! Runs [`lgreco_no_std::run`] without std and without an allocator. Exit code 0: every digest is the expected one;
+//! 1 to 99: the number of the first that is not; 100 and up: 100 + the code of the error that ended the run; 255: panic.
+#![no_std]
+#![no_main]
+
+mod start;
+
+/// The exit code.
+fn outcome() -> i32 {
+    match lgreco_no_std::run() {
+        Ok(digests) => {
+            match digests.iter().zip(lgreco_no_std::EXPECTED).position(|(found, (_, expected))| *found != expected) {
+                None => 0,
+                Some(index) => index as i32 + 1,
+            }
+        }
+        Err(error) => 100 + error.code() as i32,
+    }
+}

@@ -1,0 +1,55 @@
+//! Budgets, solvers and the verifier.
+
+use crate::Digest;
+use lgreco_core::Error;
+use lgreco_core::plan::{Summary, budget::Budget, check, dp, exact};
+use lgreco_core::rng::Stream;
+use lgreco_core::table::{Choice, Table};
+
+const LAYERS: usize = 12;
+const OPTIONS: usize = 9;
+const LEVELS: u32 = 500;
+
+/// Solves one table at several budgets by both methods; a forged plan must be refused, and a budget that cannot be met.
+pub fn plans() -> Result<u64, Error> {
+    let stream = Stream { seed: 5, ..Stream::default() };
+    let mut choices = [Choice { size: 0, error: 0.0 }; LAYERS * OPTIONS];
+    for (index, choice) in choices.iter_mut().enumerate() {
+        let option = (index % OPTIONS) as u64;
+        let word = u64::from(stream.word(index as u64));
+        *choice =
+            Choice { size: 64 * (option + 1) + word % 50, error: (word >> 8) as f64 / (1 << (20 + option)) as f64 };
+    }
+    let mut ends = [0; LAYERS];
+    ends.iter_mut().enumerate().for_each(|(layer, end)| *end = (layer + 1) * OPTIONS);
+    let table = Table::new(&choices, &ends)?;
+
+    let limits = exact::Limits { states: 1 << 10 };
+    let mut workspace = [!0u64; 64 << 10];
+    let mut options = [!0u32; LAYERS];
+    let mut digest = Digest::new();
+    for alpha in [0.5, 1.0, 2.0] {
+        let budget = Budget::Defaults { alpha, options: &[OPTIONS as u32 / 2; LAYERS] }.limit(&table)?;
+        let proved = exact::solve(&table, budget, limits, &mut workspace, &mut options)?;
+        check::verify(&table, &options, &proved)?;
+        add(&mut digest, &proved, &options);
+        let forged = Summary { size: proved.size - 1, lower_bound: 0, ..proved };
+        digest.u64(u64::from(check::verify(&table, &options, &forged).is_err()));
+
+        let published = dp::solve(&table, budget, LEVELS, &mut workspace, &mut options)?;
+        check::verify(&table, &options, &published)?;
+        add(&mut digest, &published, &options);
+        digest.u64(u64::from(proved.proven() && proved.size <= published.size));
+    }
+    match exact::solve(&table, 0.0, limits, &mut workspace, &mut options) {
+        Err(Error::Infeasible { smallest, .. }) => digest.u64(smallest.to_bits()),
+        _ => digest.u64(0),
+    }
+    Ok(digest.0)
+}
+
+fn add(digest: &mut Digest, summary: &Summary, options: &[u32]) {
+    digest.u64(summary.size);
+    digest.u64(summary.error.to_bits());
+    options.iter().for_each(|&option| digest.u64(u64::from(option)));
+}

@@ -1,0 +1,84 @@
+//! The JSON Schemas in `schemas/` and the readers and writers of `lgreco_core::file` agree.
+
+use jsonschema::Validator;
+use lgreco_cli::gradients::Gradients;
+use lgreco_core::backend::Portable;
+use lgreco_core::file::{PlanFile, Seconds, TableFile};
+use lgreco_core::plan::{self, Solver, budget::Budget};
+use lgreco_core::search::{Method, Search};
+use serde_json::{Value, json};
+
+fn schema(name: &str) -> Validator {
+    let path = format!("{}/../schemas/{name}.schema.json", env!("CARGO_MANIFEST_DIR"));
+    let schema: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    jsonschema::meta::validate(&schema).unwrap();
+    jsonschema::validator_for(&schema).unwrap()
+}
+
+#[track_caller]
+fn assert_valid(schema: &Validator, json: &str) {
+    let value: Value = serde_json::from_str(json).unwrap();
+    let errors: Vec<String> =
+        schema.iter_errors(&value).map(|error| format!("{}: {error}", error.instance_path())).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+}
+
+#[test]
+fn files_of_every_method_are_valid() {
+    let (table_schema, plan_schema) = (schema("table"), schema("plan"));
+    let gradients = Gradients::sample();
+    for method in Method::ALL {
+        let measured = Search::new(method).measure(&gradients.layers(), &mut Portable).unwrap();
+        let file = TableFile { table: measured.table, budget: None };
+        assert_valid(&table_schema, &file.to_json());
+        let budgeted = TableFile { budget: Some(12.5), ..file.clone() };
+        assert_valid(&table_schema, &budgeted.to_json());
+
+        let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
+        let plan = plan::solve(&file.table.view(), budget, Solver::default()).unwrap();
+        let mut plan = PlanFile::new(&file.table, &plan);
+        assert_valid(&plan_schema, &plan.to_json());
+        plan.seconds = Seconds { measure: Some(0.25), solve: Some(1e-6) };
+        assert_valid(&plan_schema, &plan.to_json());
+    }
+}
+
+#[test]
+fn what_the_table_schema_refuses_the_reader_refuses() {
+    let schema = schema("table");
+    let good = json!({"version": 1, "metric": "l2", "budget": 12.5, "note": "unknown keys are ignored", "layers": [
+        {"name": "fc1.weight", "elements": 262144, "default": 1,
+         "options": [{"label": "a", "size": 16768, "error": 3.25}, {"label": "b", "size": 33536, "error": 3}]}]});
+    assert!(schema.is_valid(&good));
+    assert!(TableFile::parse(good.to_string().as_bytes()).is_ok());
+    let changes: [(&str, Value); 16] = [
+        ("/version", json!(2)),
+        ("/version", json!("1")),
+        ("/metric", json!(7)),
+        ("/budget", json!(-1)),
+        ("/budget", json!("12.5")),
+        ("/layers", json!([])),
+        ("/layers", json!({})),
+        ("/layers/0/name", json!(null)),
+        ("/layers/0/elements", json!(-3)),
+        ("/layers/0/elements", json!(0.5)),
+        ("/layers/0/default", json!(-1)),
+        ("/layers/0/options", json!([])),
+        ("/layers/0/options/0/label", json!(1)),
+        ("/layers/0/options/0/size", json!(-1)),
+        ("/layers/0/options/0/size", json!(1.5)),
+        ("/layers/0/options/1/error", json!(-0.25)),
+    ];
+    for (place, wrong) in changes {
+        let mut bad = good.clone();
+        *bad.pointer_mut(place).unwrap() = wrong.clone();
+        assert!(!schema.is_valid(&bad), "{place} {wrong} passes the schema");
+        assert!(TableFile::parse(bad.to_string().as_bytes()).is_err(), "{place} {wrong} passes the reader");
+    }
+    for (place, key) in [("", "version"), ("", "metric"), ("", "layers"), ("/layers/0", "name"), ("/layers/0", "options")] {
+        let mut bad = good.clone();
+        bad.pointer_mut(place).unwrap().as_object_mut().unwrap().remove(key);
+        assert!(!schema.is_valid(&bad), "without {key} it passes the schema");
+        assert!(TableFile::parse(bad.to_string().as_bytes()).is_err(), "without {key} it passes the reader");
+    }
+}

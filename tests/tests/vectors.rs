@@ -1,0 +1,110 @@
+//! Golden payloads: `vectors/payloads.json` holds inputs, settings, payload bytes and decoded values, numbers as the hex
+//! digits of their bits, for implementations in any language.
+//!
+//! With `LGRECO_BLESS=1` the test writes what this implementation makes of the inputs in the file instead of comparing;
+//! payload formats are permanent, so that is for added cases only.
+
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::{Compressor, Setting, decode};
+use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+use serde::{Deserialize, Serialize};
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors/payloads.json");
+
+#[derive(Deserialize, Serialize)]
+struct Case {
+    name: String,
+    dtype: String,
+    rows: usize,
+    cols: usize,
+    values: Vec<String>,
+    setting: SettingForm,
+    stream: StreamForm,
+    payload: String,
+    decoded: Vec<String>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(tag = "method", rename_all = "lowercase")]
+enum SettingForm {
+    Dense,
+    Qsgd { bits: u8, bucket: u32, scale: String, rounding: String },
+    TopK { keep: u32, values: String },
+    PowerSgd { rank: u32, iterations: u32 },
+}
+
+#[derive(Deserialize, Serialize)]
+struct StreamForm {
+    seed: u64,
+    step: u32,
+    layer: u32,
+    rank: u32,
+}
+
+fn dtype(name: &str) -> Dtype {
+    match name {
+        "f32" => Dtype::F32,
+        "f16" => Dtype::F16,
+        "bf16" => Dtype::Bf16,
+        other => panic!("{other}"),
+    }
+}
+
+fn setting(form: &SettingForm) -> Setting {
+    match form {
+        SettingForm::Dense => Setting::Dense,
+        SettingForm::Qsgd { bits, bucket, scale, rounding } => Setting::Qsgd(Qsgd {
+            bits: *bits,
+            bucket: *bucket,
+            scale: if scale == "min-max" { Scale::MinMax } else { Scale::MaxNorm },
+            rounding: if rounding == "nearest" { Rounding::Nearest } else { Rounding::Stochastic },
+        }),
+        SettingForm::TopK { keep, values } => Setting::TopK(TopK { keep: *keep, values: dtype(values) }),
+        SettingForm::PowerSgd { rank, iterations } => {
+            Setting::PowerSgd(PowerSgd { rank: *rank, iterations: *iterations })
+        }
+    }
+}
+
+/// The payload as hex digits and the bits of the decoded values.
+fn outcome(case: &Case) -> (String, Vec<String>) {
+    let words: Vec<u32> = case.values.iter().map(|hex| u32::from_str_radix(hex, 16).unwrap()).collect();
+    let single: Vec<f32> = words.iter().map(|&word| f32::from_bits(word)).collect();
+    let half: Vec<F16> = words.iter().map(|&word| F16(word as u16)).collect();
+    let brain: Vec<Bf16> = words.iter().map(|&word| Bf16(word as u16)).collect();
+    let values = match dtype(&case.dtype) {
+        Dtype::F32 => Values::F32(&single),
+        Dtype::F16 => Values::F16(&half),
+        Dtype::Bf16 => Values::Bf16(&brain),
+    };
+    let gradient = Gradient::new(values, Shape::new(case.rows, case.cols).unwrap()).unwrap();
+    let (shape, dtype, setting) = (gradient.shape(), values.dtype(), setting(&case.setting));
+    let StreamForm { seed, step, layer, rank } = case.stream;
+    let mut workspace = vec![!0; setting.encode_workspace_len(shape, dtype)];
+    let mut payload = vec![0xff; setting.payload_len(shape, dtype).unwrap()];
+    let stream = Stream { seed, step, layer, rank };
+    assert_eq!(setting.encode(&gradient, stream, &mut workspace, &mut payload), Ok(payload.len()));
+    let mut decoded = vec![f32::NAN; shape.elements()];
+    decode(&payload, &mut decoded).unwrap();
+    let bits = decoded.iter().map(|value| format!("{:08x}", value.to_bits())).collect();
+    (payload.iter().map(|byte| format!("{byte:02x}")).collect(), bits)
+}
+
+#[test]
+fn payloads_are_what_they_always_were() {
+    let mut cases: Vec<Case> = serde_json::from_slice(&std::fs::read(FILE).unwrap()).unwrap();
+    assert!(cases.len() >= 20);
+    if std::env::var("LGRECO_BLESS").is_ok_and(|value| value == "1") {
+        cases.iter_mut().for_each(|case| (case.payload, case.decoded) = outcome(case));
+        let lines: Vec<String> = cases.iter().map(|case| serde_json::to_string(case).unwrap()).collect();
+        return std::fs::write(FILE, format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+    }
+    for case in &cases {
+        let (payload, decoded) = outcome(case);
+        assert_eq!(payload, case.payload, "payload of {}", case.name);
+        assert_eq!(decoded, case.decoded, "decoded values of {}", case.name);
+    }
+}
