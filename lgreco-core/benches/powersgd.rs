@@ -1,11 +1,25 @@
-//! PowerSGD: the row of all ranks against one simulation, and the products against GEMM crates.
+//! PowerSGD: the row of all ranks against one simulation, the products and whole encodes against `matrixmultiply`.
 //!
-//! `cargo bench -p lgreco-core --bench powersgd`. Answers are asserted; times are minima over interleaved runs.
+//! `cargo bench -p lgreco-core --bench powersgd`, once as it is for our own products and once with `--features gemm`.
+//! Answers are asserted; times are minima over interleaved runs.
+//!
+//! On one core of a Sapphire Rapids Xeon, GFLOP/s for `M Q` and `Mᵀ P` at 1024 × 4096:
+//!
+//! | rank | our own | `matrixmultiply` | with the feature |
+//! |---|---|---|---|
+//! | 8 | 28, 25 | 31, 31 | 30, 30 |
+//! | 16 | 51, 51 | 63, 64 | 58, 61 |
+//! | 32 | 61, 57 | 90, 90 | 79, 84 |
+//! | 64 | 66, 61 | 113, 113 | 96, 100 |
+//!
+//! With the feature the row of ranks 16..=64 takes 27 ms in place of 33 after one iteration, where half the time goes
+//! into reconstructing, and 72 in place of 102 after five. The crate `gemm` (0.19) is the fastest at rank 1 (13, 13; the
+//! others 4), and for `Mᵀ P` at ranks 4 and 8 (37, 44); for `M Q` it stays behind from rank 4 on (7 to 70).
 
 use lgreco_core::Error;
 use lgreco_core::compress::powersgd::{self, PowerSgd, decode, measure, measure_workspace_len, start_matrix};
 use lgreco_core::compress::{Compressor, wire::Payload};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use std::time::Instant;
 
@@ -18,6 +32,9 @@ fn main() -> Result<(), Error> {
     let noise = uniform(ROWS * COLS, 1);
     for rank in [1, 4, 8, 16, 32, 64] {
         products(shape, &noise, rank)?;
+    }
+    for rank in [16, 32, 64] {
+        encode(shape, &noise, rank)?;
     }
     // Noise keeps most of its norm beyond rank 64; the second matrix keeps less than 1/32 of it.
     for (name, values) in [("noise", &noise), ("nearly low rank", &nearly_low_rank(&noise))] {
@@ -58,30 +75,24 @@ fn assert_close(a: &[f32], b: &[f32]) {
     assert!(a.iter().zip(b).all(|(x, y)| (x - y).abs() <= 1e-4 * largest));
 }
 
-/// `M Q` and `Mᵀ P` against the crates, which are given M as it lies in memory too.
+/// `M Q` and `Mᵀ P` against `matrixmultiply`, which is given M as it lies in memory too.
 fn products(shape: Shape, values: &[f32], rank: usize) -> Result<(), Error> {
     let gradient = Gradient::new(Values::F32(values), shape)?;
     let (q, p) = (unit_columns(uniform(COLS * rank, 4), COLS), uniform(ROWS * rank, 5));
     let mut workspace = vec![0; powersgd::steps_workspace_len(shape, rank as u32)];
-    let mut ps: [_; 3] = core::array::from_fn(|_| vec![0.0; ROWS * rank]);
-    let mut qs: [_; 3] = core::array::from_fn(|_| vec![0.0; COLS * rank]);
-    let [p_ours, p_gemm, p_mm] = &mut ps;
+    let [mut p_ours, mut p_theirs] = [0; 2].map(|_| vec![0.0; ROWS * rank]);
     let seconds = race([
-        &mut || powersgd::project(&gradient, rank as u32, &q, &mut workspace, p_ours).unwrap(),
-        &mut || gemm_crate([ROWS, COLS, rank], values, [COLS, 1], &q, p_gemm),
-        &mut || matrixmultiply_crate([ROWS, COLS, rank], values, [COLS, 1], &q, p_mm),
+        &mut || powersgd::project(&gradient, rank as u32, &q, &mut workspace, &mut p_ours).unwrap(),
+        &mut || sgemm([ROWS, COLS, rank], values, [COLS, 1], &q, &mut p_theirs),
     ]);
-    assert_close(&ps[0], &ps[1]);
-    assert_close(&ps[0], &ps[2]);
+    assert_close(&p_ours, &p_theirs);
     report("M Q", rank, seconds);
-    let [q_ours, q_gemm, q_mm] = &mut qs;
+    let [mut q_ours, mut q_theirs] = [0; 2].map(|_| vec![0.0; COLS * rank]);
     let seconds = race([
-        &mut || powersgd::back_project(&gradient, rank as u32, &p, &mut workspace, q_ours).unwrap(),
-        &mut || gemm_crate([COLS, ROWS, rank], values, [1, COLS], &p, q_gemm),
-        &mut || matrixmultiply_crate([COLS, ROWS, rank], values, [1, COLS], &p, q_mm),
+        &mut || powersgd::back_project(&gradient, rank as u32, &p, &mut workspace, &mut q_ours).unwrap(),
+        &mut || sgemm([COLS, ROWS, rank], values, [1, COLS], &p, &mut q_theirs),
     ]);
-    assert_close(&qs[0], &qs[1]);
-    assert_close(&qs[0], &qs[2]);
+    assert_close(&q_ours, &q_theirs);
     report("Mᵀ P", rank, seconds);
     Ok(())
 }
@@ -92,39 +103,61 @@ fn unit_columns(mut q: Vec<f32>, len: usize) -> Vec<f32> {
     q
 }
 
-fn report(product: &str, rank: usize, [ours, gemm, matrixmultiply]: [f64; 3]) {
+fn report(product: &str, rank: usize, [ours, theirs]: [f64; 2]) {
     let flops = 2e-9 * (ROWS * COLS * rank) as f64;
     println!(
-        "{product:5} {ROWS}x{COLS} rank {rank:2}: {:5.1} GFLOP/s, gemm {:5.1}, matrixmultiply {:5.1}; \
-         time over the better crate's {:.2}",
+        "{product:5} {ROWS}x{COLS} rank {rank:2}: {:5.1} GFLOP/s, matrixmultiply {:5.1}; time over its {:.2}",
         flops / ours,
-        flops / gemm,
-        flops / matrixmultiply,
-        ours / gemm.min(matrixmultiply)
+        flops / theirs,
+        ours / theirs
     );
 }
 
 /// `out = A B`, A [m, k] with the given strides, B and out column after column.
-fn gemm_crate([m, k, n]: [usize; 3], a: &[f32], strides: [usize; 2], b: &[f32], out: &mut [f32]) {
-    assert!(a.len() == m * k && b.len() == k * n && out.len() == m * n);
-    let [rs, cs] = strides.map(|s| s as isize);
-    let (a, b, out, m_stride, k_stride) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr(), m as isize, k as isize);
-    let one_thread = gemm::Parallelism::None;
-    // SAFETY: with these strides the matrices span exactly the slices, whose lengths are checked above.
-    unsafe {
-        gemm::gemm(
-            m, n, k, out, m_stride, 1, false, a, cs, rs, b, k_stride, 1, 0.0, 1.0, false, false, false, one_thread,
-        )
-    }
-}
-
-/// As [`gemm_crate`].
-fn matrixmultiply_crate([m, k, n]: [usize; 3], a: &[f32], strides: [usize; 2], b: &[f32], out: &mut [f32]) {
+fn sgemm([m, k, n]: [usize; 3], a: &[f32], strides: [usize; 2], b: &[f32], out: &mut [f32]) {
     assert!(a.len() == m * k && b.len() == k * n && out.len() == m * n);
     let [rs, cs] = strides.map(|s| s as isize);
     let (a, b, out, m_stride, k_stride) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr(), m as isize, k as isize);
     // SAFETY: with these strides the matrices span exactly the slices, whose lengths are checked above.
     unsafe { matrixmultiply::sgemm(m, k, n, 1.0, a, rs, cs, b, 1, k_stride, 0.0, out, 1, m_stride) }
+}
+
+/// Whole encodes, one iteration, of f32 and bf16 gradients against the two products by `matrixmultiply` alone.
+fn encode(shape: Shape, values: &[f32], rank: usize) -> Result<(), Error> {
+    let narrow: Vec<Bf16> = values.iter().map(|&x| Bf16::from_f32(x)).collect();
+    let compressor = PowerSgd { rank: rank as u32, iterations: 1 };
+    let [mut wide_workspace, mut workspace] =
+        [0; 2].map(|_| vec![0; compressor.encode_workspace_len(shape, Dtype::F32)]);
+    let [mut wide_payload, mut payload] = [0; 2].map(|_| vec![0; compressor.payload_len(shape, Dtype::F32).unwrap()]);
+    let (wide, narrow) = (Gradient::new(Values::F32(values), shape)?, Gradient::new(Values::Bf16(&narrow), shape)?);
+    let encode = |gradient: &Gradient<'_>, workspace: &mut [u64], payload: &mut [u8]| {
+        compressor.encode(gradient, Stream::default(), workspace, payload).unwrap();
+    };
+    let (mut p, mut q) = (vec![0.0; ROWS * rank], uniform(COLS * rank, 4));
+    let [wide, narrow, products] = race([
+        &mut || encode(&wide, &mut wide_workspace, &mut wide_payload),
+        &mut || encode(&narrow, &mut workspace, &mut payload),
+        &mut || {
+            sgemm([ROWS, COLS, rank], values, [COLS, 1], &q, &mut p);
+            sgemm([COLS, ROWS, rank], values, [1, COLS], &p, &mut q);
+        },
+    ]);
+    let kept = [&wide_payload, &payload].map(|payload| squared_norm_of_q(payload, rank));
+    assert!((kept[0] - kept[1]).abs() <= 1e-3 * kept[0], "{kept:?}");
+    for (dtype, seconds) in [("f32", wide), ("bf16", narrow)] {
+        println!(
+            "encode {dtype:4} rank {rank:2}: {:.1} ms, {:.2} of its two products by matrixmultiply",
+            1e3 * seconds,
+            seconds / products
+        );
+    }
+    Ok(())
+}
+
+/// `‖Q‖²`, which is the part of `‖M‖²` that a payload keeps.
+fn squared_norm_of_q(payload: &[u8], rank: usize) -> f64 {
+    let numbers = payload[16 + 4 * ROWS * rank..].as_chunks().0;
+    numbers.iter().map(|&x| (f32::from_le_bytes(x) as f64).powi(2)).sum()
 }
 
 /// The row for ranks 16..=64 against one simulation at rank 64.

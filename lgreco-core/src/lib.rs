@@ -10,7 +10,8 @@
 //!
 //! # Features
 //! With none the crate is `no_std` without an allocator: every planner, compressor and measurement works on caller
-//! buffers. `alloc` adds owned tables and plans; `std` (default) adds run-time choice of vector instructions; `rayon`
+//! buffers. `alloc` adds owned tables and plans; `std` (default) adds run-time choice of vector instructions; `gemm`
+//! speeds up [PowerSGD](compress::powersgd) at high ranks and gives up its equality of bits between processors; `rayon`
 //! measures layers in parallel; `json` reads and writes table and plan files; `testing` exports generators, oracles
 //! and property checks.
 #![no_std]

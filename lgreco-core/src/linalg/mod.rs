@@ -3,7 +3,7 @@
 //! A factor (`len` × `rank`) is kept in *panels* of [`LANES`] columns: panel `p` holds, row after row, columns
 //! `LANES * p ..`, with zeros beyond the rank. Every loop runs over the lanes of a panel, and what happens in a lane
 //! depends on that column and the ones before it alone. So the first `r` columns of any result are, bit for bit, the
-//! result for rank `r`, on every instruction set.
+//! result for rank `r`, on every instruction set (with the feature `gemm`, on one instruction set).
 
 mod low_rank;
 mod orthonormal;
@@ -11,7 +11,7 @@ mod product;
 
 pub(crate) use low_rank::{Columns, Panels, reconstruct, residuals};
 pub(crate) use orthonormal::{orthonormalise, squared_norms};
-pub(crate) use product::{Matrix, TILE_WORDS, back_project, project};
+pub(crate) use product::{Matrix, back_project, project, scratch_words};
 
 /// Columns of a panel.
 pub(crate) const LANES: usize = 16;

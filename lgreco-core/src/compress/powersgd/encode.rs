@@ -5,7 +5,7 @@ use crate::Error;
 use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
-use crate::linalg::{self, LANES, Matrix, Row, TILE_WORDS};
+use crate::linalg::{self, LANES, Matrix, Row};
 use crate::rng::Stream;
 use crate::simd::{Kernel, dispatch};
 
@@ -15,7 +15,8 @@ pub(super) struct Work<'a> {
     pub(super) p: &'a mut [Row],
     /// cols × rank, in panels.
     pub(super) q: &'a mut [Row],
-    pub(super) tile: &'a mut [u64],
+    /// What a product needs.
+    pub(super) scratch: &'a mut [u64],
     /// What is beyond [`workspace_len`].
     pub(super) rest: &'a mut [u64],
 }
@@ -24,17 +25,18 @@ pub(super) struct Work<'a> {
 const ALIGN: usize = 7;
 
 pub(super) fn workspace_len(shape: Shape, rank: usize) -> usize {
-    ALIGN + TILE_WORDS + linalg::factor_words(shape.rows(), rank) + linalg::factor_words(shape.cols(), rank)
+    let factors = linalg::factor_words(shape.rows(), rank) + linalg::factor_words(shape.cols(), rank);
+    ALIGN + linalg::scratch_words(rank) + factors
 }
 
 impl<'a> Work<'a> {
     /// Needs [`workspace_len`] words.
     pub(super) fn split(shape: Shape, rank: usize, workspace: &'a mut [u64]) -> Self {
         let aligned = workspace.as_ptr().align_offset(8 * (ALIGN + 1)).min(ALIGN);
-        let (tile, rest) = workspace[aligned..].split_at_mut(TILE_WORDS);
+        let (scratch, rest) = workspace[aligned..].split_at_mut(linalg::scratch_words(rank));
         let (p, rest) = rest.split_at_mut(linalg::factor_words(shape.rows(), rank));
         let (q, rest) = rest.split_at_mut(linalg::factor_words(shape.cols(), rank));
-        Work { p: linalg::rows_mut(p), q: linalg::rows_mut(q), tile, rest }
+        Work { p: linalg::rows_mut(p), q: linalg::rows_mut(q), scratch, rest }
     }
 }
 
@@ -140,9 +142,9 @@ pub(super) fn iterate<T: Element>(
 ) -> Result<(), Error> {
     for _ in 0..iterations {
         scale_columns(work.q, m.cols, largest);
-        linalg::project(m, work.q, work.p, rank, work.tile);
+        linalg::project(m, work.q, work.p, rank, work.scratch);
         linalg::orthonormalise(work.p, m.rows, rank);
-        linalg::back_project(m, work.p, work.q, rank, work.tile);
+        linalg::back_project(m, work.p, work.q, rank, work.scratch);
         if !finite(work.q) {
             return Err(Error::Overflow { what: "PowerSGD factor Q" });
         }

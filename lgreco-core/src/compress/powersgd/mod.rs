@@ -7,8 +7,14 @@
 //! The payload, after the header (`variant` 0, `parameter` = rank in effect): the columns of `P̂` one after the other,
 //! then the columns of `Q`, all f32 little-endian whatever the gradient's element type.
 //!
-//! Columns never depend on later ones: the rank-r factors are, bit for bit, the first r columns of any larger rank's,
-//! on every instruction set. A dependent or zero column is sent as zeros; the rank falls, nothing else happens.
+//! Columns never depend on later ones: the rank-r factors are, bit for bit, the first r columns of any larger rank's.
+//! A dependent or zero column is sent as zeros; the rank falls, nothing else happens.
+//!
+//! Factors are the same bits on every processor. Not so with the feature `gemm`, which leaves the products `M Q` and
+//! `Mᵀ P̂` to `matrixmultiply`: the last bits of factors, and so of payloads and rows, then depend on the processor's
+//! instructions, and differ from those without the feature; one processor repeats its own. All else above holds, rows
+//! are still the errors of that processor's payloads, and decode never differs. Products then allocate packing buffers of
+//! about 1 KiB per column, and workspaces are longer.
 //!
 //! # Source
 //! Vogels, Karimireddy, Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization",

@@ -74,7 +74,7 @@ pub fn project(
         linalg::pack(q, shape.cols(), work.q);
         scale_columns(work.q, shape.cols(), 1.0);
         let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
-        linalg::project(m, work.q, work.p, rank, work.tile);
+        linalg::project(m, work.q, work.p, rank, work.scratch);
         check_product("PowerSGD factor P", work.p, values)?;
     });
     linalg::unpack(work.p, shape.rows(), rank, |i, x| p[i] = x);
@@ -125,7 +125,7 @@ pub fn back_project(
     with_elements!(gradient.values(), values => {
         linalg::pack(p, shape.rows(), work.p);
         let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
-        linalg::back_project(m, work.p, work.q, rank, work.tile);
+        linalg::back_project(m, work.p, work.q, rank, work.scratch);
         check_product("PowerSGD factor Q", work.q, values)?;
     });
     linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x);

@@ -121,6 +121,7 @@ fn ill_conditioned_columns_become_orthonormal() {
 }
 
 /// FNV-1a of payloads and rows, recorded once: builds without `std` use the baseline instructions, others the widest.
+#[cfg(not(feature = "gemm"))]
 #[test]
 fn the_bits_do_not_depend_on_instructions() {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;

@@ -1,41 +1,33 @@
-//! The two products of PowerSGD, `M Q` and `Mᵀ P`, without transposing `M`.
+//! The products in plain loops: the same bits on every processor, without an allocator.
 //!
-//! `M` is read once per product, in tiles that are widened to f32 and copied next to each other, so that no stride of
-//! the tensor makes cache lines collide. An element of the result is summed in f32 over one tile edge (at most
-//! [`TILE_COLS`] or [`TILE_ROWS`] terms), then tile after tile: short chains keep rounding errors near 1e-7.
+//! `M` is read in tiles that are widened to f32 and copied next to each other, so that no stride of the tensor makes
+//! cache lines collide. An element of the result is summed in f32 over one tile edge (at most [`TILE_COLS`] or
+//! [`TILE_ROWS`] terms), then tile after tile: short chains keep rounding errors near 1e-7.
 
-use super::{LANES, Row, add_scaled, panels};
+use super::{BLOCK, Matrix, inner_sums, outer_sums};
 use crate::gradient::Element;
+use crate::linalg::{LANES, Row, panels};
 use crate::simd::{Kernel, dispatch};
 
 const TILE_ROWS: usize = 64;
 const TILE_COLS: usize = 256;
 /// Padded, so that rows of a tile fall into different cache sets.
 const STRIDE: usize = TILE_COLS + 16;
-/// Rows (of the result) whose sums are held in registers.
-const BLOCK: usize = 8;
-
-/// Workspace words for one tile.
-pub(crate) const TILE_WORDS: usize = TILE_ROWS * STRIDE / 2;
-
-/// A row-major matrix of any element type.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a, T> {
-    pub(crate) values: &'a [T],
-    pub(crate) rows: usize,
-    pub(crate) cols: usize,
+/// Scratch words of a product.
+pub(crate) const fn scratch_words(_rank: usize) -> usize {
+    TILE_ROWS * STRIDE / 2
 }
 
-/// `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels; `tile` is scratch of [`TILE_WORDS`].
-pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, tile: &mut [u64]) {
+/// `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels; `scratch` of [`scratch_words`].
+pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
-    dispatch(Project { m, q, p, rank, tile: bytemuck::cast_slice_mut(tile) });
+    dispatch(Project { m, q, p, rank, tile: bytemuck::cast_slice_mut(scratch) });
 }
 
-/// `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels; `tile` is scratch of [`TILE_WORDS`].
-pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, tile: &mut [u64]) {
+/// `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels; `scratch` of [`scratch_words`].
+pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
-    dispatch(BackProject { m, p, q, rank, tile: bytemuck::cast_slice_mut(tile) });
+    dispatch(BackProject { m, p, q, rank, tile: bytemuck::cast_slice_mut(scratch) });
 }
 
 struct Project<'a, T> {
@@ -87,42 +79,6 @@ fn add_to(rows: &mut [Row], sums: &[Row; BLOCK]) {
             row[l] += sum[l];
         }
     }
-}
-
-/// Σ over k of `a[b][k] · x[k]`, for each b. The sums have names because arrays of them do not stay in registers.
-#[inline(always)]
-pub(super) fn inner_sums(a: [&[f32]; BLOCK], x: &[Row]) -> [Row; BLOCK] {
-    let a = a.map(|row| &row[..x.len()]);
-    let [mut s0, mut s1, mut s2, mut s3, mut s4, mut s5, mut s6, mut s7] = [[0.0; LANES]; BLOCK];
-    for (k, &x) in x.iter().enumerate() {
-        s0 = add_scaled(s0, a[0][k], x);
-        s1 = add_scaled(s1, a[1][k], x);
-        s2 = add_scaled(s2, a[2][k], x);
-        s3 = add_scaled(s3, a[3][k], x);
-        s4 = add_scaled(s4, a[4][k], x);
-        s5 = add_scaled(s5, a[5][k], x);
-        s6 = add_scaled(s6, a[6][k], x);
-        s7 = add_scaled(s7, a[7][k], x);
-    }
-    [s0, s1, s2, s3, s4, s5, s6, s7]
-}
-
-/// Σ over i of `a[i][b] · x[i]`, for each b; `a` has one row every `stride` numbers, the first `BLOCK` of which count.
-#[inline(always)]
-pub(super) fn outer_sums(a: &[f32], stride: usize, x: &[Row]) -> [Row; BLOCK] {
-    let [mut s0, mut s1, mut s2, mut s3, mut s4, mut s5, mut s6, mut s7] = [[0.0; LANES]; BLOCK];
-    for (a, &x) in a.chunks(stride).zip(x) {
-        let Some(&a) = a.first_chunk::<BLOCK>() else { break };
-        s0 = add_scaled(s0, a[0], x);
-        s1 = add_scaled(s1, a[1], x);
-        s2 = add_scaled(s2, a[2], x);
-        s3 = add_scaled(s3, a[3], x);
-        s4 = add_scaled(s4, a[4], x);
-        s5 = add_scaled(s5, a[5], x);
-        s6 = add_scaled(s6, a[6], x);
-        s7 = add_scaled(s7, a[7], x);
-    }
-    [s0, s1, s2, s3, s4, s5, s6, s7]
 }
 
 impl<T: Element> Kernel for Project<'_, T> {

@@ -1,0 +1,143 @@
+//! The products by `matrixmultiply`, through the safe interface of `ndarray`: with fused multiply-add where the
+//! processor has it, so last bits differ between processors.
+//!
+//! `M` is read in tiles of at most [`EDGE`] × [`EDGE`], each multiplied with all columns of a factor at once. An element
+//! of a result is summed in f32 over at most 256 terms (the depth of a block of `matrixmultiply`), then block after
+//! block; the depth does not depend on the rank, so neither do the bits.
+
+use super::Matrix;
+use crate::gradient::{Dtype, Element};
+use crate::linalg::{LANES, Row, panels};
+use crate::simd::{Kernel, dispatch};
+use core::ops::Range;
+use ndarray::linalg::general_mat_mul;
+use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
+
+const EDGE: usize = 512;
+
+/// Scratch words of a product: a widened tile and [`EDGE`] rows of both factors.
+pub(crate) const fn scratch_words(rank: usize) -> usize {
+    (EDGE + 2 * panels(rank) * LANES) * EDGE / 2
+}
+
+/// `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels; `scratch` of [`scratch_words`].
+pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, scratch: &mut [u64]) {
+    debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
+    let mut scratch = Scratch::split(scratch, rank);
+    for rows in ranges(m.rows) {
+        scratch.clear();
+        for cols in ranges(m.cols) {
+            scratch.add_product(q, m.cols, cols.clone(), |wide| m.view(rows.clone(), cols, wide));
+        }
+        scratch.store(p, m.rows, rows);
+    }
+}
+
+/// `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels; `scratch` of [`scratch_words`].
+pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, scratch: &mut [u64]) {
+    debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
+    let mut scratch = Scratch::split(scratch, rank);
+    for cols in ranges(m.cols) {
+        scratch.clear();
+        for rows in ranges(m.rows) {
+            scratch.add_product(p, m.rows, rows.clone(), |wide| m.view(rows, cols.clone(), wide).reversed_axes());
+        }
+        scratch.store(q, m.cols, cols);
+    }
+}
+
+/// `0 .. len` cut at the multiples of [`EDGE`].
+fn ranges(len: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(EDGE).map(move |start| start..len.min(start + EDGE))
+}
+
+impl<T: Element> Matrix<'_, T> {
+    /// A tile as f32: where it lies, or widened into `wide`.
+    fn view<'a>(&'a self, rows: Range<usize>, cols: Range<usize>, wide: &'a mut [f32]) -> ArrayView2<'a, f32> {
+        let place = rows.start * self.cols + cols.start;
+        if T::DTYPE == Dtype::F32 {
+            return matrix(&bytemuck::cast_slice(self.values)[place..], rows.len(), cols.len(), self.cols);
+        }
+        dispatch(Widen {
+            values: &self.values[place..],
+            stride: self.cols,
+            out: wide,
+            rows: rows.len(),
+            cols: cols.len(),
+        });
+        matrix(wide, rows.len(), cols.len(), cols.len())
+    }
+}
+
+struct Widen<'a, T> {
+    values: &'a [T],
+    stride: usize,
+    out: &'a mut [f32],
+    rows: usize,
+    cols: usize,
+}
+
+impl<T: Element> Kernel for Widen<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let rows = self.values.chunks(self.stride).zip(self.out.chunks_exact_mut(self.cols));
+        for (values, out) in rows.take(self.rows) {
+            out.iter_mut().zip(values).for_each(|(out, x)| *out = x.to_f32());
+        }
+    }
+}
+
+/// What one product needs. Rows of both factors lie next to each other, as `matrixmultiply` wants them.
+struct Scratch<'a> {
+    wide: &'a mut [f32],
+    factor: &'a mut [Row],
+    sums: &'a mut [Row],
+    rank: usize,
+}
+
+impl<'a> Scratch<'a> {
+    fn split(words: &'a mut [u64], rank: usize) -> Self {
+        let (wide, rest) = bytemuck::cast_slice_mut(words).split_at_mut(EDGE * EDGE);
+        let (factor, sums) = rest.as_chunks_mut().0.split_at_mut(EDGE * panels(rank));
+        Scratch { wide, factor, sums, rank }
+    }
+
+    fn clear(&mut self) {
+        self.sums.fill([0.0; LANES]);
+    }
+
+    /// Adds the product of a tile and the rows `range` of `factor`, which has `len` of them.
+    fn add_product<'b>(
+        &'b mut self,
+        factor: &[Row],
+        len: usize,
+        range: Range<usize>,
+        tile: impl FnOnce(&'b mut [f32]) -> ArrayView2<'b, f32>,
+    ) {
+        let tile = tile(self.wide);
+        let width = panels(self.rank);
+        for (panel, rows) in factor.chunks_exact(len).enumerate() {
+            let out = self.factor[panel..].iter_mut().step_by(width);
+            out.zip(&rows[range.clone()]).for_each(|(out, row)| *out = *row);
+        }
+        let factor = matrix(self.factor.as_flattened(), range.len(), self.rank, width * LANES);
+        let shape = (tile.nrows(), self.rank).strides((width * LANES, 1));
+        let mut sums = ArrayViewMut2::from_shape(shape, self.sums.as_flattened_mut()).expect("a tile has EDGE rows");
+        general_mat_mul(1.0, &tile, &factor, 1.0, &mut sums);
+    }
+
+    /// Copies the sums into the rows `range` of `factor`, which has `len` of them.
+    fn store(&self, factor: &mut [Row], len: usize, range: Range<usize>) {
+        let width = panels(self.rank);
+        for (panel, rows) in factor.chunks_exact_mut(len).enumerate() {
+            let sums = self.sums[panel..].iter().step_by(width);
+            rows[range.clone()].iter_mut().zip(sums).for_each(|(row, sum)| *row = *sum);
+        }
+    }
+}
+
+/// Rows of `cols` numbers, one every `stride` numbers.
+fn matrix(values: &[f32], rows: usize, cols: usize, stride: usize) -> ArrayView2<'_, f32> {
+    ArrayView2::from_shape((rows, cols).strides((stride, 1)), values).expect("the tile lies within the matrix")
+}
