@@ -60,7 +60,7 @@ pub trait Element: Copy + Pod + sealed::Sealed {
     /// ```
     fn from_f32(value: f32) -> Self;
 
-    /// Writes the value's bytes, little-endian, to the start of `bytes`.
+    /// Writes the value's 2 or 4 bytes, little-endian, to the start of `bytes`.
     ///
     /// ```
     /// # use lgreco_core::gradient::{Bf16, Element};
@@ -68,6 +68,9 @@ pub trait Element: Copy + Pod + sealed::Sealed {
     /// Bf16(0x3f80).write_le(&mut bytes);
     /// assert_eq!(bytes, [0x80, 0x3f, 0]);
     /// ```
+    ///
+    /// # Panics
+    /// When `bytes` is shorter than the value.
     #[inline(always)]
     fn write_le(self, bytes: &mut [u8]) {
         let own = bytemuck::bytes_of(&self);
@@ -84,6 +87,9 @@ pub trait Element: Copy + Pod + sealed::Sealed {
     /// # use lgreco_core::gradient::{Bf16, Element};
     /// assert_eq!(Bf16::read_le(&[0x80, 0x3f, 0]), Bf16(0x3f80));
     /// ```
+    ///
+    /// # Panics
+    /// When `bytes` is shorter than a value.
     #[inline(always)]
     fn read_le(bytes: &[u8]) -> Self {
         let mut value = Self::zeroed();
@@ -183,7 +189,7 @@ impl Dtype {
     /// ```
     ///
     /// # Errors
-    /// [`Error::PayloadHeader`].
+    /// [`Error::PayloadHeader`] when there is none.
     pub const fn from_code(code: u8) -> Result<Self, Error> {
         match code {
             0 => Ok(Dtype::F32),

@@ -38,7 +38,7 @@ impl Stream {
         philox([index, self.step, self.layer, self.rank], [self.seed as u32, (self.seed >> 32) as u32])
     }
 
-    /// Word `index` of the sequence.
+    /// Word `index` of the sequence, which has 2^34 words and then repeats.
     ///
     /// ```
     /// # use lgreco_core::rng::Stream;

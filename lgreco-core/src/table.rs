@@ -157,7 +157,8 @@ impl<'a> Table<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when there is not one choice per layer; [`Error::NoSuchOption`].
+    /// [`Error::Length`] when there is not one choice per layer; [`Error::NoSuchOption`] for the first layer that does not
+    /// have the option.
     pub fn chosen<'b>(
         &self,
         options: &'b [u32],

@@ -104,7 +104,8 @@ pub trait Backend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason; [`Error::Length`] when `rows` has not one place per candidate.
+    /// The first job that fails, with its reason; [`Error::Length`] when `rows` has not one place per candidate or
+    /// `workspace` is shorter than [`workspace_len`](Backend::workspace_len).
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
     /// Compresses `gradient` under `setting`; see [`Compressor::encode`].

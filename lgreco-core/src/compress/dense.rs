@@ -66,6 +66,9 @@ fn write_values<T: Element>(values: &[T], body: &mut [u8]) {
 /// # Errors
 /// [`Error::Length`] when body or `values` do not fit the shape, [`Error::PayloadHeader`] on an unknown element type,
 /// [`Error::PayloadBody`] on a value that is not finite.
+///
+/// # Complexity
+/// O(elements), no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     let elements = payload.header.shape.elements();
     expect_len("decoded values", elements, values.len())?;

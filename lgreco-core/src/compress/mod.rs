@@ -78,7 +78,8 @@ pub trait Compressor {
     ///
     /// # Errors
     /// [`Error::NonFinite`] on NaN or infinity; [`Error::Length`] when `payload` or `workspace` is too short;
-    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len).
+    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len); [`Error::ElementOverflow`] (TopK) and
+    /// [`Error::Overflow`] (PowerSGD) when a number is too large for the type it is sent in.
     fn encode(
         &self,
         gradient: &Gradient<'_>,

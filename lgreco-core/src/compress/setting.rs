@@ -100,7 +100,12 @@ impl fmt::Display for Setting {
 /// ```
 ///
 /// # Errors
-/// [`Error::PayloadHeader`], [`Error::PayloadBody`], [`Error::Length`] (body, or `values` not the tensor's length).
+/// [`Error::PayloadHeader`], [`Error::TooManyElements`] and [`Error::Parameter`] on a header that no encoder writes;
+/// [`Error::PayloadBody`] on a body that none writes; [`Error::Overflow`] when PowerSGD's factors multiply to what is
+/// not finite; [`Error::Length`] when the body or `values` has not the length the header implies.
+///
+/// # Complexity
+/// O(elements), for PowerSGD O(elements · rank); no workspace.
 pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     let payload = Payload::parse(payload)?;
     match payload.header.method {
@@ -112,8 +117,7 @@ pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     Ok(payload.header)
 }
 
-/// Candidates of one method that share everything but one parameter: one row of the error table, measured in about
-/// one pass over the gradient.
+/// Candidates of one method that share everything but one parameter: one row of the error table, measured together.
 ///
 /// ```
 /// use lgreco_core::compress::Candidates;
@@ -230,8 +234,14 @@ impl Candidates<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NonFinite`], [`Error::Parameter`]; [`Error::Length`] when `workspace` is too short or `squared_errors`
-    /// has not one place per candidate.
+    /// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] when a candidate does not fit the method or
+    /// the shape; [`Error::Length`] when `workspace` is too short or `squared_errors` has not one place per candidate;
+    /// [`Error::ElementOverflow`] (TopK) and [`Error::Overflow`] (PowerSGD) when a number is too large for the type it
+    /// is sent in.
+    ///
+    /// # Complexity
+    /// For QSGD O(elements · candidates) in one pass; for TopK about one pass whatever the number of candidates; for
+    /// PowerSGD one encode and decode at the largest rank. See each method's `measure`.
     pub fn measure(
         &self,
         gradient: &Gradient<'_>,

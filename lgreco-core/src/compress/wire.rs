@@ -115,8 +115,8 @@ impl<'a> Payload<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when shorter than a header, [`Error::PayloadHeader`] on a wrong magic, version or method,
-    /// [`Error::TooManyElements`].
+    /// [`Error::Length`] when shorter than a header; [`Error::PayloadHeader`] on a wrong magic, version or method;
+    /// [`Error::TooManyElements`] on a shape of 2^32 elements or more.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         crate::error::expect_room("payload bytes", HEADER_LEN, bytes.len())?;
         let (header, body) = bytes.split_at(HEADER_LEN);
@@ -154,7 +154,7 @@ impl<'a> Payload<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`].
+    /// [`Error::Length`] when it has more or fewer.
     pub fn body_of_len(&self, expected: usize) -> Result<&'a [u8], Error> {
         crate::error::expect_len("payload body bytes", expected, self.body.len())?;
         Ok(self.body)

@@ -51,7 +51,8 @@ pub struct PlanFile {
 /// ```
 /// use lgreco_core::file::PlanFile;
 /// let json = r#"{"version":1, "solver":"exact", "size":4192, "lower_bound":4192, "proven":true, "error":0.5,
-///     "budget":0.5, "uncompressed_size":32000, "layers":[{"name":"fc1.weight", "option":0, "label":"qsgd 4", "size":4192, "error":0.5}]}"#;
+///     "budget":0.5, "uncompressed_size":32000,
+///     "layers":[{"name":"fc1.weight", "option":0, "label":"qsgd 4", "size":4192, "error":0.5}]}"#;
 /// let layer = &PlanFile::parse(json.as_bytes())?.layers[0];
 /// assert_eq!((layer.name.as_str(), layer.label.as_str(), layer.size), ("fc1.weight", "qsgd 4", 4192));
 /// # Ok::<(), lgreco_core::file::Error>(())
@@ -143,7 +144,8 @@ impl PlanFile {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Version`], or [`Error::Json`] with line and column.
+    /// [`Error::Version`]; [`Error::Field`] when there is no readable version; else [`Error::Json`] with line and
+    /// column.
     ///
     /// # Complexity
     /// O(bytes).

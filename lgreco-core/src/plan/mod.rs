@@ -1,6 +1,6 @@
 //! From an error table and a budget to one option per layer.
 //!
-//! All solvers minimise `Σ size` subject to `Σ error ≤ budget` over the same [`Table`](crate::table::Table):
+//! All solvers minimise `Σ size` subject to `Σ error ≤ budget` over the same [`Table`]:
 //! [`exact`] proves its answer, [`dp`] is the published Algorithm 1, [`baseline`] holds what others do, and [`check`]
 //! verifies any of them without sharing their code.
 
@@ -56,7 +56,8 @@ impl Summary {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OverBudget`] when the errors sum to more than `budget`; [`Error::Length`]; [`Error::NoSuchOption`].
+    /// [`Error::OverBudget`] when the errors sum to more than `budget`; [`Error::Length`] unless `options` has one entry
+    /// per layer; [`Error::NoSuchOption`].
     ///
     /// # Complexity
     /// O(layers), without an allocator.
@@ -79,7 +80,7 @@ impl Summary {
         self.size <= self.lower_bound
     }
 
-    /// How much larger than the optimum the plan can be at most, relative to the lower bound.
+    /// How much larger than the optimum the plan can be at most, relative to the lower bound: 0 when proved.
     ///
     /// ```
     /// # use lgreco_core::plan::Summary;

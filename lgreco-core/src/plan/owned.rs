@@ -38,6 +38,9 @@ impl Plan {
     ///
     /// # Errors
     /// Those of [`check::verify`].
+    ///
+    /// # Complexity
+    /// O(layers).
     pub fn verified(table: &Table, solver: &'static str, options: Vec<u32>, summary: Summary) -> Result<Plan, Error> {
         check::verify(table, &options, &summary)?;
         Ok(Plan { options, summary, solver })

@@ -46,7 +46,8 @@ impl<'a> Layer<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooManyElements`]; [`Error::Length`] when the number of values is not the product of `dims`.
+    /// [`Error::TooManyElements`] from 2^32 elements on; [`Error::Length`] when the number of values is not the product
+    /// of `dims`.
     pub fn new(name: &'a str, dims: &'a [usize], values: Values<'a>) -> Result<Self, Error> {
         Ok(Layer { name, dims, gradient: Gradient::new(values, Shape::from_dims(dims)?)? })
     }
@@ -253,10 +254,12 @@ impl Search {
     ///
     /// # Errors
     /// The first layer that holds NaN or infinity, by name; [`Error::EmptyTable`] when no layer is left to compress;
-    /// errors of the backend.
+    /// [`Error::Length`] without families; [`Error::DuplicateName`]; errors of the backend and of [`NamedTable`]'s
+    /// [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
-    /// About one pass over the data per method; allocates the rows and the backend's workspace.
+    /// Per method and layer that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
+    /// for PowerSGD; allocates the rows and the backend's workspace.
     pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
         let (layers, uncompressed): (Vec<_>, Vec<_>) = (0..model.len()).partition(|&i| self.takes(&model[i]));
         let named =

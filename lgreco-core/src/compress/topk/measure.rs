@@ -23,7 +23,8 @@ const fn bins(elements: usize) -> usize {
     }
 }
 
-/// Words of workspace that [`measure`] needs for a row of `keeps` entries.
+/// Words of workspace that [`measure`] needs for a row of `keeps` entries: half a word per element and at most 24 833
+/// more beside one per entry.
 ///
 /// ```
 /// use lgreco_core::{compress::topk::measure_workspace_len, gradient::Shape};

@@ -48,11 +48,13 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`]; [`Error::Length`]; [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
+/// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Length`] when a slice has not one entry per
+/// layer or `workspace` is too short; [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
 /// negative; [`Error::Infeasible`] when the smallest errors exceed the budget.
 ///
 /// # Complexity
-/// O(8·100·layers·clusters + options·(log(options) + layers)) time at most; no allocator.
+/// O(8·100·layers·clusters + options·(log(options) + layers)) time at most; [`kmeans_workspace_len`] words; no
+/// allocator.
 ///
 /// # Source
 /// CGX (Middleware 2022), the authors' development code. Deviations: sizes on a log scale, deterministic starts, and

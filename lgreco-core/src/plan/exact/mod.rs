@@ -190,7 +190,7 @@ fn improve(rounding: Rounding, limits: Limits, workspace: &mut [u64], best: &mut
 /// ```
 ///
 /// # Errors
-/// As [`solve`].
+/// [`Error::Budget`], [`Error::Infeasible`] and [`Error::Length`] as [`solve`].
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.
