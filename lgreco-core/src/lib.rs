@@ -52,8 +52,8 @@
 //! buffers.
 //! * `std` (default): run-time choice of vector instructions; without it, loops use those the target is compiled for.
 //!   Results are the same bits. Implies `alloc`.
-//! * `alloc`: owned tables and plans, the planner that allocates its workspace, and [`search`].
-//! * `rayon`: [`backend::Parallel`](backend), which measures layers in parallel. Implies `std`.
+//! * `alloc`: owned tables and plans, the planner that allocates its workspace, and the module `search`.
+//! * `rayon`: `backend::Parallel`, which measures layers in parallel. Implies `std`.
 //! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
 //! * `testing`: the module `testing`: generators, oracles and property checks. Implies `alloc`.
 #![no_std]
