@@ -46,7 +46,9 @@ pub fn solve(name: &str, table: &NamedTable, own: Option<f64>, solving: Solving)
         },
     };
     let view = table.view();
-    let (plan, seconds) = timed(format!("solving {} layers", table.layers()), || plan::solve(&view, budget, solver));
+    let (plan, seconds) = timed(format!("solving {} layers", table.layers()), || {
+        plan::solve_against(&view, budget, defaults.as_deref(), solver)
+    });
     let named = |error| Failure::from_core(&error, format_args!("{name}: {}", table.name_error(error)));
     Ok((plan.map_err(named)?, seconds))
 }

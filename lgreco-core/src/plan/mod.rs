@@ -17,7 +17,7 @@ mod solve;
 #[cfg(feature = "alloc")]
 pub use owned::Plan;
 #[cfg(feature = "alloc")]
-pub use solve::{Solver, solve};
+pub use solve::{Solver, solve, solve_against};
 
 use crate::{Error, num::Sum, table::Table};
 

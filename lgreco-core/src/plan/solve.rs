@@ -53,17 +53,44 @@ impl Solver {
 /// limit would take many times longer than solving them.
 const FIRST_STATES: usize = 1 << 14;
 
-fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, options: &mut [u32]) -> Result<Summary, Error> {
-    let mut workspace = workspace(exact::workspace_len(table, limits))?;
-    exact::solve(table, limit, limits, &mut workspace, options)
+/// Tries with few states, then lets Algorithm 1 compete, then tries with all states; keeps the smallest plan and the
+/// largest bound of the three.
+fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut Vec<u32>) -> Result<Summary, Error> {
+    let attempt = |states, options: &mut [u32]| {
+        let limits = exact::Limits { states };
+        let mut workspace = workspace(exact::attempt_workspace_len(table, limits))?;
+        exact::attempt(table, limit, limits, &mut workspace, options)
+    };
+    let first = limits.states.min(FIRST_STATES);
+    let mut summary = attempt(first, best)?;
+    if summary.proven() || limits.states == 0 {
+        return Ok(summary);
+    }
+    let mut rival = vec![0; table.layers()];
+    let mut keep = |summary: &mut Summary, next: Summary, options: &[u32]| {
+        let lower_bound = summary.lower_bound.max(next.lower_bound);
+        if next.size < summary.size {
+            best.copy_from_slice(options);
+            *summary = next;
+        }
+        summary.lower_bound = lower_bound;
+    };
+    let mut dp_workspace = workspace(dp::workspace_len(table, dp::LEVELS))?;
+    if let Ok(next) = dp::solve(table, limit, dp::LEVELS, &mut dp_workspace, &mut rival) {
+        keep(&mut summary, next, &rival);
+    }
+    drop(dp_workspace);
+    if !summary.proven() && first < limits.states {
+        let next = attempt(limits.states, &mut rival)?;
+        keep(&mut summary, next, &rival);
+    }
+    Ok(summary)
 }
 
-/// Chooses one option per layer.
+/// Chooses one option per layer; the reference plan is the budget's, if it names one.
 ///
-/// The plan is within the budget, is verified by [`check`](super::check), is the same for the same input bit for bit,
-/// and is never larger than the reference plan when that fits the budget: where a solver's own plan is larger (Algorithm
-/// 1 rounds errors up and can be), the reference plan takes its place. The lower bound is the relaxation's, for every
-/// solver.
+/// As [`solve_against`]. The plan is within the budget, is verified by [`check`](super::check), and is the same for the
+/// same input bit for bit. The lower bound is at least the relaxation's, for every solver.
 ///
 /// ```
 /// use lgreco_core::plan::{self, Solver, budget::Budget};
@@ -77,36 +104,63 @@ fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, options: &mut
 /// ```
 ///
 /// # Errors
-/// Those of [`Budget::limit`] and of the solver; [`Error::Infeasible`] tells the smallest achievable error;
-/// [`Error::OutOfMemory`] when the solver's workspace cannot be had.
+/// As [`solve_against`].
 ///
 /// # Complexity
-/// That of the solver; allocates its workspace and one word per layer.
+/// As [`solve_against`].
 pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan, Error> {
+    let reference = match budget {
+        Budget::Defaults { options, .. } => Some(options),
+        Budget::Absolute(_) => None,
+    };
+    solve_against(table, budget, reference, solver)
+}
+
+/// Chooses one option per layer, never more bits than the `reference` plan where that is within the budget.
+///
+/// Algorithm 1 rounds errors up, and its plan can be larger than the reference plan; then the reference plan is
+/// returned.
+///
+/// ```
+/// use lgreco_core::plan::{self, Solver, budget::Budget};
+/// use lgreco_core::table::{Choice, Table};
+/// let choices = [(100, 0.0), (50, 1.0), (100, 0.0), (50, 1.0), (100, 0.0), (50, 1.0)];
+/// let choices = choices.map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[2, 4, 6])?;
+/// let (budget, solver) = (Budget::Absolute(3.0), Solver::Dp { levels: 10 });
+/// assert_eq!(plan::solve(&table, budget, solver)?.summary().size, 200); // a third is 4 cells of 10, rounded up
+/// let reference = Some([1, 1, 1].as_slice());
+/// assert_eq!(plan::solve_against(&table, budget, reference, solver)?.summary().size, 150);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Budget::limit`] and of the solver; [`Error::Infeasible`] tells the smallest achievable error;
+/// [`Error::Length`] and [`Error::NoSuchOption`] when the reference does not fit the table; [`Error::OutOfMemory`] when
+/// the solver's workspace cannot be had.
+///
+/// # Complexity
+/// That of the solver; allocates its workspace and two words per layer.
+pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, solver: Solver) -> Result<Plan, Error> {
     let limit = budget.limit(table)?;
     let mut options = vec![0; table.layers()];
     let mut summary = match solver {
-        Solver::Exact(limits) => {
-            let first = exact::Limits { states: limits.states.min(FIRST_STATES) };
-            let summary = solve_exactly(table, limit, first, &mut options)?;
-            if summary.proven() || first == limits {
-                summary
-            } else {
-                solve_exactly(table, limit, limits, &mut options)?
-            }
-        }
+        Solver::Exact(limits) => solve_exactly(table, limit, limits, &mut options)?,
         Solver::Dp { levels } => {
             let mut workspace = workspace(dp::workspace_len(table, levels))?;
             let summary = dp::solve(table, limit, levels, &mut workspace, &mut options)?;
             Summary { lower_bound: summary.lower_bound.max(relaxed(table, limit)?), ..summary }
         }
     };
-    if let Budget::Defaults { options: reference, .. } = budget
-        && let Ok(fits) = Summary::of(table, reference, limit, summary.lower_bound)
-        && fits.size < summary.size
-    {
-        options.copy_from_slice(reference);
-        summary = fits;
+    if let Some(reference) = reference {
+        match Summary::of(table, reference, limit, summary.lower_bound) {
+            Ok(fits) if fits.size < summary.size => {
+                options.copy_from_slice(reference);
+                summary = fits;
+            }
+            Ok(_) | Err(Error::OverBudget { .. }) => {}
+            Err(unfit) => return Err(unfit),
+        }
     }
     Plan::verified(table, solver.name(), options, summary)
 }
@@ -155,6 +209,7 @@ fn workspace(words: usize) -> Result<Vec<u64>, Error> {
 mod tests {
     use super::*;
     use crate::table::Choice;
+    use crate::testing::models::{Rows, model};
     use crate::testing::{plans, tables::Instance};
     use proptest::prelude::*;
 
@@ -220,5 +275,37 @@ mod tests {
         let solver = Solver::Dp { levels: u32::MAX };
         let found = solve(&instance.table(), Budget::Absolute(1e9), solver).unwrap_err();
         assert!(matches!(found, Error::OutOfMemory { words } if words > 1 << 40));
+    }
+
+    fn sizes(rows: Rows, layers: usize, options: usize, seed: u64, states: usize) -> Summary {
+        let model = model(rows, layers, options, seed);
+        let solver = Solver::Exact(exact::Limits { states });
+        *solve(&model.table(), Budget::Absolute(model.budget), solver).unwrap().summary()
+    }
+
+    #[test]
+    fn more_states_never_give_a_larger_plan_or_a_weaker_bound() {
+        let mut retried = 0;
+        for (rows, seed) in [(Rows::Correlated, 5), (Rows::Correlated, 6), (Rows::SubsetSum, 1), (Rows::Spread, 2)] {
+            let (few, many) = (sizes(rows, 60, 40, seed, FIRST_STATES), sizes(rows, 60, 40, seed, 2 * FIRST_STATES));
+            retried += usize::from(!few.proven());
+            assert!(many.size <= few.size && many.lower_bound >= few.lower_bound, "{rows:?} {seed}");
+        }
+        assert!(retried > 0, "no instance needs a second attempt");
+    }
+
+    #[test]
+    fn a_reference_that_fits_bounds_every_budget() {
+        let choices = [(100, 0.0), (50, 1.0), (100, 0.0), (50, 1.0), (100, 0.0), (50, 1.0)];
+        let choices = choices.map(|(size, error)| Choice { size, error });
+        let table = Table::new(&choices, &[2, 4, 6]).unwrap();
+        let against = |budget, reference: &[u32]| {
+            solve_against(&table, Budget::Absolute(budget), Some(reference), Solver::Dp { levels: 10 })
+                .map(|plan| plan.summary().size)
+        };
+        assert_eq!(against(3.0, &[1, 1, 1]), Ok(150));
+        assert_eq!(against(2.5, &[1, 1, 1]), Ok(200), "a reference over the budget does not count");
+        assert_eq!(against(3.0, &[1, 1]), Err(Error::Length { what: "choices, one per layer", expected: 3, found: 2 }));
+        assert_eq!(against(3.0, &[1, 1, 2]), Err(Error::NoSuchOption { layer: 2, option: 2, options: 2 }));
     }
 }

@@ -98,6 +98,10 @@ impl<'w> Arena<'w> {
         (self.used, self.effort) = (0, self.states.len().saturating_mul(effort));
     }
 
+    pub(super) fn capacity(&self) -> usize {
+        self.states.len()
+    }
+
     pub(super) fn free(&self) -> usize {
         self.states.len() - self.used
     }

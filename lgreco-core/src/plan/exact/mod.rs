@@ -92,24 +92,28 @@ const fn words<T>(count: usize) -> usize {
 ///
 /// ```
 /// # use lgreco_core::{plan::exact::{Limits, workspace_len}, table::{Choice, Table}};
-/// let choices = [Choice { size: 8, error: 0.1 }; 40];
-/// let table = Table::new(&choices, &[10, 20, 30, 40])?;
-/// assert_eq!(workspace_len(&table, Limits { states: 0 }), 8 * 40 + 10 + 40);
+/// let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
+/// let table = Table::new(&choices, &[2])?;
+/// assert!(workspace_len(&table, Limits { states: 0 }) < workspace_len(&table, Limits::default()));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
 /// # Complexity
 /// O(options) time. 8 words per option, 2 1/2 per layer, 4 per state; at least what [`dp`] needs.
 pub fn workspace_len(table: &Table<'_>, limits: Limits) -> usize {
+    let dp = if limits.states > 0 { dp::workspace_len(table, dp::LEVELS) } else { 0 };
+    attempt_workspace_len(table, limits).max(dp.saturating_add(words::<u32>(table.layers())))
+}
+
+/// Words of workspace that [`attempt`] needs.
+pub(super) fn attempt_workspace_len(table: &Table<'_>, limits: Limits) -> usize {
     let (layers, options) = (table.layers(), table.choices().len());
     let widest = table.iter().map(<[_]>::len).max().unwrap_or(0);
-    let dp = if limits.states > 0 { dp::workspace_len(table, dp::LEVELS) } else { 0 };
-    let own = words::<Item>(options)
+    words::<Item>(options)
         + words::<Edge>(options)
         + words::<Span>(layers)
         + 3 * words::<u32>(layers)
-        + words::<State>(widest + states(limits));
-    own.max(dp.saturating_add(words::<u32>(layers)))
+        + words::<State>(widest + states(limits))
 }
 
 fn states(limits: Limits) -> usize {
@@ -144,7 +148,8 @@ fn states(limits: Limits) -> usize {
 ///
 /// # Complexity
 /// O(n log n) time for n options (O(n) when rows are monotone), then O(states * options of the largest layer) for each of
-/// at most 17 searches; on measured tables one or two of a few thousand states. [`workspace_len`] words.
+/// at most 34 searches; on measured tables one or two of a few thousand states. Where nothing is proved, also that of
+/// [`dp`]. [`workspace_len`] words.
 pub fn solve(
     table: &Table<'_>,
     budget: f64,
@@ -153,14 +158,35 @@ pub fn solve(
     choices: &mut [u32],
 ) -> Result<Summary, Error> {
     expect_room("workspace", workspace_len(table, limits), workspace.len())?;
+    let summary = attempt(table, budget, limits, workspace, choices)?;
+    if summary.proven() || limits.states == 0 {
+        return Ok(summary);
+    }
+    let mut carver = Carver(workspace);
+    let rival = carver.take::<u32>(table.layers());
+    match dp::solve(table, budget, dp::LEVELS, carver.0, rival) {
+        Ok(dp) if dp.size < summary.size => {
+            choices.copy_from_slice(rival);
+            Ok(Summary { lower_bound: summary.lower_bound, ..dp })
+        }
+        _ => Ok(summary),
+    }
+}
+
+/// [`solve`] without the plan of Algorithm 1, and without its workspace.
+pub(super) fn attempt(
+    table: &Table<'_>,
+    budget: f64,
+    limits: Limits,
+    workspace: &mut [u64],
+    choices: &mut [u32],
+) -> Result<Summary, Error> {
+    expect_room("workspace", attempt_workspace_len(table, limits), workspace.len())?;
     expect_len("choices, one per layer", table.layers(), choices.len())?;
     let mut best = Best { table, budget, choices, size: u64::MAX, error: f64::NAN, rejected: false };
     let lower_bound = improve(Rounding::Down, limits, workspace, &mut best)?;
     if lower_bound < best.size && best.rejected {
         improve(Rounding::Up, limits, workspace, &mut best)?;
-    }
-    if lower_bound < best.size && limits.states > 0 {
-        compete(&mut best, workspace);
     }
     Ok(Summary { size: best.size, lower_bound: lower_bound.min(best.size), error: best.error, budget })
 }
@@ -197,15 +223,6 @@ fn improve(rounding: Rounding, limits: Limits, workspace: &mut [u64], best: &mut
 pub fn lower_bound(table: &Table<'_>, budget: f64, workspace: &mut [u64]) -> Result<u64, Error> {
     expect_room("workspace", workspace_len(table, Limits { states: 0 }), workspace.len())?;
     Ok(Relaxed::new(table, budget, Rounding::Down, workspace)?.bound)
-}
-
-/// Lets the plan of Algorithm 1 compete where the optimum is not proved.
-fn compete(best: &mut Best<'_>, workspace: &mut [u64]) {
-    let mut carver = Carver(workspace);
-    let options = carver.take::<u32>(best.table.layers());
-    if dp::solve(best.table, best.budget, dp::LEVELS, carver.0, options).is_ok() {
-        best.offer(options.iter().copied());
-    }
 }
 
 /// The smallest plan so far, in the caller's terms.

@@ -7,6 +7,8 @@ use super::rows::{Item, Span};
 
 /// Extensions merged per state of the arena before a search without thinning gives up.
 const EFFORT: usize = 8;
+/// Steps of the final matching per state of the arena before a search without thinning gives up.
+const PAIRS: usize = 128;
 /// Extensions merged per layer where lists are thinned out.
 const THIN: usize = 1 << 14;
 
@@ -104,7 +106,10 @@ impl Core<'_> {
         let found = match middle {
             Some(layer) => {
                 let mut best: Option<(u64, u128, _, _)> = None;
-                for item in self.options(layer, room) {
+                let options = self.options(layer, room);
+                let affordable = arena.capacity().saturating_mul(PAIRS) / (lists[0].len() + lists[1].len()).max(1);
+                complete &= thin || options.len() <= affordable;
+                for item in options.take(if thin { usize::MAX } else { affordable }) {
                     let bar = best.map_or((target, u128::MAX), |(size, units, ..)| (size, units));
                     if let Some(pair) = self.best_pair(arena, &lists, &self.items[item], bar) {
                         best = Some((pair.0, pair.1, pair.2, Some(item as u32)));
