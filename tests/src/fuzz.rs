@@ -40,7 +40,8 @@ pub fn safetensors(bytes: &[u8]) {
         return;
     }
     for method in Method::ALL {
-        let search = Search { min_elements: 2, ..Search::new(method) };
+        let mut search = Search::new(method);
+        search.min_elements = 2;
         let Ok(measured) = search.measure(&layers, &mut Portable) else { continue };
         let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
         let solver = Solver::Exact(Limits { states: 1 << 8 });

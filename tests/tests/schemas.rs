@@ -75,7 +75,9 @@ fn what_the_table_schema_refuses_the_reader_refuses() {
         assert!(!schema.is_valid(&bad), "{place} {wrong} passes the schema");
         assert!(TableFile::parse(bad.to_string().as_bytes()).is_err(), "{place} {wrong} passes the reader");
     }
-    for (place, key) in [("", "version"), ("", "metric"), ("", "layers"), ("/layers/0", "name"), ("/layers/0", "options")] {
+    for (place, key) in
+        [("", "version"), ("", "metric"), ("", "layers"), ("/layers/0", "name"), ("/layers/0", "options")]
+    {
         let mut bad = good.clone();
         bad.pointer_mut(place).unwrap().as_object_mut().unwrap().remove(key);
         assert!(!schema.is_valid(&bad), "without {key} it passes the schema");
