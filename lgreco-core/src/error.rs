@@ -4,6 +4,13 @@ use crate::num::Sum;
 ///
 /// Layers and options are named by index, counted from 0; callers that know names add them.
 /// [`Error::code`] is permanent and shared with the C API.
+///
+/// ```
+/// use lgreco_core::{Error, gradient::Shape};
+/// let error = Shape::new(1 << 20, 1 << 12).unwrap_err();
+/// assert_eq!(error, Error::TooManyElements { rows: 1 << 20, cols: 1 << 12 });
+/// assert_eq!(error.to_string(), "a 1048576 x 4096 tensor has 2^32 elements or more");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -179,6 +186,11 @@ impl Error {
     }
 
     /// The permanent numeric code of this kind of error; never 0, never reused.
+    ///
+    /// ```
+    /// # use lgreco_core::Error;
+    /// assert_eq!(Error::Infeasible { budget: 1.0, smallest: 1.5 }.code(), 26);
+    /// ```
     pub const fn code(&self) -> u32 {
         match self {
             Error::Length { .. } => 1,
@@ -205,6 +217,12 @@ impl Error {
     }
 
     /// The layer at fault, for errors that have one.
+    ///
+    /// ```
+    /// # use lgreco_core::Error;
+    /// assert_eq!(Error::EmptyLayer { layer: 3 }.layer(), Some(3));
+    /// assert_eq!(Error::Budget { value: -1.0 }.layer(), None);
+    /// ```
     pub const fn layer(&self) -> Option<usize> {
         match *self {
             Error::EmptyLayer { layer }
@@ -217,6 +235,12 @@ impl Error {
     }
 
     /// The option at fault, in the layer at fault, for errors that have one.
+    ///
+    /// ```
+    /// # use lgreco_core::Error;
+    /// let error = Error::OptionError { layer: 3, option: 1, value: f64::NAN };
+    /// assert_eq!((error.layer(), error.option()), (Some(3), Some(1)));
+    /// ```
     pub const fn option(&self) -> Option<usize> {
         match *self {
             Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } => Some(option),

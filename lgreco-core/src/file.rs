@@ -19,6 +19,13 @@ use alloc::string::String;
 pub const VERSION: u64 = 1;
 
 /// Why bytes are not a table or plan file.
+///
+/// ```
+/// use lgreco_core::file::{Error, TableFile};
+/// assert_eq!(TableFile::parse(br#"{"version": 2}"#), Err(Error::Version { found: 2 }));
+/// let message = TableFile::parse(br#"{"version": 1, "metric": 3}"#).unwrap_err().to_string();
+/// assert_eq!(message, "metric is 3, expected a string");
+/// ```
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

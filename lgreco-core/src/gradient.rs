@@ -4,11 +4,23 @@ use crate::Error;
 use bytemuck::{Pod, Zeroable};
 
 /// An IEEE half-precision number by its bits.
+///
+/// ```
+/// use lgreco_core::gradient::{Element, F16};
+/// assert_eq!(F16(0x3c00).to_f32(), 1.0);
+/// assert_eq!(F16::from_f32(65520.0).to_f32(), f32::INFINITY); // the largest is 65504
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct F16(pub u16);
 
 /// A bfloat16 number (the upper half of an f32) by its bits.
+///
+/// ```
+/// use lgreco_core::gradient::{Bf16, Element};
+/// assert_eq!(Bf16(0x3f80).to_f32(), 1.0);
+/// assert_eq!(Bf16::from_f32(1.0 + 1.0 / 256.0), Bf16(0x3f80)); // 8 significant bits, ties to even
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
@@ -21,15 +33,44 @@ mod sealed {
 }
 
 /// An element type gradients come in. All arithmetic is done on its exact f32 value.
+///
+/// ```
+/// use lgreco_core::gradient::{Bf16, Element, F16};
+/// fn energy<T: Element>(values: &[T]) -> f64 {
+///     values.iter().map(|&value| f64::from(value.to_f32()).powi(2)).sum()
+/// }
+/// assert_eq!(energy(&[3.0f32, 4.0]), 25.0);
+/// assert_eq!(energy(&[3.0, 4.0].map(F16::from_f32)), energy(&[3.0, 4.0].map(Bf16::from_f32)));
+/// ```
 pub trait Element: Copy + Pod + sealed::Sealed {
     /// The type's name.
     const DTYPE: Dtype;
     /// The exact value.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Bf16, Element};
+    /// assert_eq!(Bf16(0xc049).to_f32(), -3.140625);
+    /// ```
     fn to_f32(self) -> f32;
     /// The nearest representable value, ties to even; overflow becomes infinity.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Bf16, Element};
+    /// assert_eq!(Bf16::from_f32(-std::f32::consts::PI), Bf16(0xc049));
+    /// ```
     fn from_f32(value: f32) -> Self;
 
-    /// Writes the value's bytes, little-endian, to the start of `bytes`.
+    /// Writes the value's 2 or 4 bytes, little-endian, to the start of `bytes`.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Bf16, Element};
+    /// let mut bytes = [0; 3];
+    /// Bf16(0x3f80).write_le(&mut bytes);
+    /// assert_eq!(bytes, [0x80, 0x3f, 0]);
+    /// ```
+    ///
+    /// # Panics
+    /// When `bytes` is shorter than the value.
     #[inline(always)]
     fn write_le(self, bytes: &mut [u8]) {
         let own = bytemuck::bytes_of(&self);
@@ -41,6 +82,14 @@ pub trait Element: Copy + Pod + sealed::Sealed {
     }
 
     /// Reads a value from the little-endian bytes at the start of `bytes`.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Bf16, Element};
+    /// assert_eq!(Bf16::read_le(&[0x80, 0x3f, 0]), Bf16(0x3f80));
+    /// ```
+    ///
+    /// # Panics
+    /// When `bytes` is shorter than a value.
     #[inline(always)]
     fn read_le(bytes: &[u8]) -> Self {
         let mut value = Self::zeroed();
@@ -113,6 +162,11 @@ impl Element for F16 {
 }
 
 /// The name of an element type. The discriminants are used in payload headers and never change.
+///
+/// ```
+/// use lgreco_core::gradient::{Dtype, Element, F16};
+/// assert_eq!((F16::DTYPE, F16::DTYPE as u8, F16::DTYPE.bytes()), (Dtype::F16, 1, 2));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Dtype {
@@ -127,8 +181,15 @@ pub enum Dtype {
 impl Dtype {
     /// The element type whose discriminant is `code`.
     ///
+    /// ```
+    /// # use lgreco_core::gradient::Dtype;
+    /// assert_eq!(Dtype::from_code(2)?, Dtype::Bf16);
+    /// assert!(Dtype::from_code(3).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::PayloadHeader`].
+    /// [`Error::PayloadHeader`] when there is none.
     pub const fn from_code(code: u8) -> Result<Self, Error> {
         match code {
             0 => Ok(Dtype::F32),
@@ -139,6 +200,11 @@ impl Dtype {
     }
 
     /// Bytes per element.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::Dtype;
+    /// assert_eq!([Dtype::F32, Dtype::F16, Dtype::Bf16].map(Dtype::bytes), [4, 2, 2]);
+    /// ```
     pub const fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -148,6 +214,13 @@ impl Dtype {
 }
 
 /// The values of a gradient, borrowed from the trainer.
+///
+/// ```
+/// use lgreco_core::gradient::{Bf16, Dtype, Values};
+/// let raw = [0x3f80u16, 0xbf80]; // as the trainer keeps them
+/// let values = Values::Bf16(bytemuck::cast_slice::<u16, Bf16>(&raw));
+/// assert_eq!((values.len(), values.dtype()), (2, Dtype::Bf16));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Values<'a> {
     /// Single precision.
@@ -172,6 +245,11 @@ pub(crate) use with_elements;
 
 impl Values<'_> {
     /// Number of elements.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::Values;
+    /// assert_eq!(Values::F32(&[1.0, 2.0]).len(), 2);
+    /// ```
     pub const fn len(&self) -> usize {
         match self {
             Values::F32(v) => v.len(),
@@ -181,11 +259,21 @@ impl Values<'_> {
     }
 
     /// Whether there are no elements.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::Values;
+    /// assert!(Values::F32(&[]).is_empty());
+    /// ```
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The element type.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Dtype, Values};
+    /// assert_eq!(Values::F16(&[]).dtype(), Dtype::F16);
+    /// ```
     pub const fn dtype(&self) -> Dtype {
         match self {
             Values::F32(_) => Dtype::F32,
@@ -196,6 +284,13 @@ impl Values<'_> {
 }
 
 /// The matrix view of a tensor: `rows` = first dimension, `cols` = product of the others (1 for a vector).
+///
+/// ```
+/// use lgreco_core::gradient::Shape;
+/// let bias = Shape::from_dims(&[512])?;
+/// assert_eq!((bias.rows(), bias.cols(), bias.elements()), (512, 1, 512));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     rows: u32,
@@ -204,6 +299,13 @@ pub struct Shape {
 
 impl Shape {
     /// A `rows` × `cols` matrix.
+    ///
+    /// ```
+    /// # use lgreco_core::{Error, gradient::Shape};
+    /// assert_eq!(Shape::new(2, 3)?.elements(), 6);
+    /// assert_eq!(Shape::new(1 << 16, 1 << 16), Err(Error::TooManyElements { rows: 1 << 16, cols: 1 << 16 }));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::TooManyElements`] when `rows · cols` is not below 2^32.
@@ -234,16 +336,34 @@ impl Shape {
     }
 
     /// First dimension.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::Shape;
+    /// assert_eq!(Shape::from_dims(&[64, 3, 3, 3])?.rows(), 64);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn rows(self) -> usize {
         self.rows as usize
     }
 
     /// Product of the other dimensions.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::Shape;
+    /// assert_eq!(Shape::from_dims(&[64, 3, 3, 3])?.cols(), 27);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn cols(self) -> usize {
         self.cols as usize
     }
 
     /// Number of elements, below 2^32.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::Shape;
+    /// assert_eq!(Shape::from_dims(&[64, 3, 3, 3])?.elements(), 1728);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn elements(self) -> usize {
         self.rows() * self.cols()
     }
@@ -267,6 +387,13 @@ pub struct Gradient<'a> {
 impl<'a> Gradient<'a> {
     /// Pairs `values` with `shape`.
     ///
+    /// ```
+    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
+    /// assert!(Gradient::new(Values::F32(&[1.0; 6]), Shape::new(2, 3)?).is_ok());
+    /// assert!(Gradient::new(Values::F32(&[1.0; 5]), Shape::new(2, 3)?).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`] when the number of values is not `shape.elements()`.
     pub const fn new(values: Values<'a>, shape: Shape) -> Result<Self, Error> {
@@ -277,11 +404,25 @@ impl<'a> Gradient<'a> {
     }
 
     /// The values.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// let gradient = Gradient::new(Values::F32(&[1.0; 6]), Shape::new(2, 3)?)?;
+    /// assert_eq!((gradient.values().len(), gradient.values().dtype()), (6, Dtype::F32));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn values(&self) -> Values<'a> {
         self.values
     }
 
     /// The matrix shape.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
+    /// let gradient = Gradient::new(Values::F32(&[1.0; 6]), Shape::new(2, 3)?)?;
+    /// assert_eq!(gradient.shape(), Shape::new(2, 3)?);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn shape(&self) -> Shape {
         self.shape
     }

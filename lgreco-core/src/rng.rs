@@ -27,12 +27,25 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 impl Stream {
     /// Words `4 * index .. 4 * index + 4` of the sequence.
+    ///
+    /// ```
+    /// # use lgreco_core::rng::Stream;
+    /// let stream = Stream { seed: 7, ..Stream::default() };
+    /// assert_eq!(stream.block(2), [8, 9, 10, 11].map(|index| stream.word(index)));
+    /// ```
     #[inline(always)]
     pub const fn block(&self, index: u32) -> [u32; 4] {
         philox([index, self.step, self.layer, self.rank], [self.seed as u32, (self.seed >> 32) as u32])
     }
 
-    /// Word `index` of the sequence.
+    /// Word `index` of the sequence, which has 2^34 words and then repeats.
+    ///
+    /// ```
+    /// # use lgreco_core::rng::Stream;
+    /// let worker = |rank| Stream { seed: 7, step: 3, layer: 1, rank };
+    /// assert_eq!(worker(0).word(99), worker(0).word(99));
+    /// assert_ne!(worker(0).word(99), worker(1).word(99));
+    /// ```
     #[inline(always)]
     pub const fn word(&self, index: u64) -> u32 {
         self.block((index / 4) as u32)[(index % 4) as usize]
@@ -40,6 +53,12 @@ impl Stream {
 }
 
 /// Ten rounds of Philox4x32 on `counter` under `key`.
+///
+/// ```
+/// # use lgreco_core::rng::philox;
+/// // The first known answer of the Random123 library.
+/// assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+/// ```
 #[inline(always)]
 pub const fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let (mut c, mut k) = (counter, key);

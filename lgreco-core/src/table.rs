@@ -8,6 +8,12 @@ mod named;
 pub use named::{Builder, NamedError, NamedTable};
 
 /// One option of one layer.
+///
+/// ```
+/// use lgreco_core::table::Choice;
+/// let four_bits = Choice { size: 8 * 22, error: 0.31 };
+/// assert!(four_bits.size < 32 * 16); // 16 elements as f32
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Choice {
@@ -40,6 +46,13 @@ pub struct Table<'a> {
 
 impl<'a> Table<'a> {
     /// Validates a table: layer `l` owns `choices[ends[l - 1]..ends[l]]` (from 0 for the first layer).
+    ///
+    /// ```
+    /// use lgreco_core::{Error, table::{Choice, Table}};
+    /// let choices = [(8, 0.5), (4, 1.5), (9, -0.5)].map(|(size, error)| Choice { size, error });
+    /// assert!(Table::new(&choices[..2], &[2]).is_ok());
+    /// assert_eq!(Table::new(&choices, &[2, 3]).unwrap_err(), Error::OptionError { layer: 1, option: 0, value: -0.5 });
+    /// ```
     ///
     /// # Errors
     /// [`Error::EmptyTable`], [`Error::EmptyLayer`], [`Error::OptionError`], [`Error::SizeOverflow`] name the layer and
@@ -78,11 +91,25 @@ impl<'a> Table<'a> {
     }
 
     /// Number of layers, at least 1.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, Table};
+    /// let choices = [Choice { size: 8, error: 0.5 }; 5];
+    /// assert_eq!(Table::new(&choices, &[2, 3, 5])?.layers(), 3);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn layers(&self) -> usize {
         self.ends.len()
     }
 
     /// The options of layer `layer`, at least one.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, Table};
+    /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25)].map(|(size, error)| Choice { size, error });
+    /// assert_eq!(Table::new(&choices, &[2, 3])?.layer(0), &choices[..2]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Panics
     /// When `layer >= self.layers()`.
@@ -92,11 +119,27 @@ impl<'a> Table<'a> {
     }
 
     /// All options, layer after layer.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, Table};
+    /// let choices = [Choice { size: 8, error: 0.5 }; 5];
+    /// assert_eq!(Table::new(&choices, &[2, 3, 5])?.choices().len(), 5);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn choices(&self) -> &'a [Choice] {
         self.choices
     }
 
     /// The layers in order.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, Table};
+    /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25)].map(|(size, error)| Choice { size, error });
+    /// let table = Table::new(&choices, &[2, 3])?;
+    /// let largest: u64 = table.iter().map(|layer| layer.iter().map(|choice| choice.size).max().unwrap_or(0)).sum();
+    /// assert_eq!(largest, 17);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [Choice]> + Clone + use<'a> {
         let table = *self;
         (0..table.layers()).map(move |layer| table.layer(layer))
@@ -104,8 +147,18 @@ impl<'a> Table<'a> {
 
     /// The option each layer was given.
     ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, Table};
+    /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25)].map(|(size, error)| Choice { size, error });
+    /// let table = Table::new(&choices, &[2, 3])?;
+    /// assert_eq!(table.chosen(&[1, 0])?.map(|choice| choice.size).sum::<u64>(), 13);
+    /// assert!(table.chosen(&[1, 1]).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Length`] when there is not one choice per layer; [`Error::NoSuchOption`].
+    /// [`Error::Length`] when there is not one choice per layer; [`Error::NoSuchOption`] for the first layer that does not
+    /// have the option.
     pub fn chosen<'b>(
         &self,
         options: &'b [u32],

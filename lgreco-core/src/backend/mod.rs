@@ -13,6 +13,18 @@ use crate::gradient::Gradient;
 use crate::rng::Stream;
 
 /// One row to measure.
+///
+/// ```
+/// use lgreco_core::backend::Job;
+/// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(2, 1)?)?;
+/// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4] };
+/// let job = Job { gradient, candidates, stream: Stream::default() };
+/// assert_eq!(job.candidates.len(), 3); // places in the row
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// The layer's gradient.
@@ -24,6 +36,12 @@ pub struct Job<'a> {
 }
 
 /// An error and the job of the batch it happened in.
+///
+/// ```
+/// use lgreco_core::{Error, backend::JobError};
+/// let failed = JobError { job: 2, error: Error::NonFinite { index: 7, value: f32::NAN } };
+/// assert_eq!(failed.to_string(), "job 2: element 7 is NaN: gradients must be finite");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("job {job}: {error}")]
 pub struct JobError {
@@ -35,18 +53,74 @@ pub struct JobError {
 
 /// Something that measures rows, encodes and decodes. Integer results (codes, indices, payload bytes of QSGD and TopK)
 /// are equal bit for bit on every backend; measured errors agree within the bound each backend documents.
+///
+/// ```
+/// use lgreco_core::backend::{Backend, Job, JobError, Portable};
+/// /// Works with any backend.
+/// fn rows(backend: &mut dyn Backend, jobs: &[Job<'_>]) -> Result<Vec<f64>, JobError> {
+///     let mut workspace = vec![0; backend.workspace_len(jobs)];
+///     let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
+///     backend.measure(jobs, &mut workspace, &mut rows)?;
+///     Ok(rows)
+/// }
+/// assert_eq!(rows(&mut Portable, &[]), Ok(vec![]));
+/// ```
 pub trait Backend {
     /// Words of workspace that [`measure`](Backend::measure) needs for `jobs`.
+    ///
+    /// ```
+    /// # use lgreco_core::backend::{Backend, Job, Portable};
+    /// # use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// # use lgreco_core::rng::Stream;
+    /// # let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(2, 1)?)?;
+    /// # let job = |candidates| Job { gradient, candidates, stream: Stream::default() };
+    /// let qsgd = job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] });
+    /// let topk = job(Candidates::TopK { values: Dtype::F32, keeps: &[1] });
+    /// assert_eq!(Portable.workspace_len(&[qsgd]), 0);
+    /// assert_eq!(Portable.workspace_len(&[qsgd, topk]), Portable.workspace_len(&[topk])); // used job after job
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize;
 
     /// Measures all `jobs` as one batch and writes their rows one after another into `rows` (see
     /// [`Candidates::measure`]).
     ///
+    /// ```
+    /// # use lgreco_core::backend::{Backend, Job, Portable};
+    /// # use lgreco_core::compress::{Candidates, qsgd::{Qsgd, Rounding}};
+    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
+    /// # use lgreco_core::rng::Stream;
+    /// # let base = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
+    /// # let shape = Shape::new(2, 1)?;
+    /// # let stream = Stream::default();
+    /// # let job = |gradient, bits| Job { gradient, candidates: Candidates::Qsgd { base, bits }, stream };
+    /// let (small, large) = ([1.0f32, 0.25], [8.0f32, 2.0]);
+    /// let (small, large) = (Gradient::new(Values::F32(&small), shape)?, Gradient::new(Values::F32(&large), shape)?);
+    /// let mut rows = [0.0; 3];
+    /// Portable.measure(&[job(small, &[2]), job(large, &[1, 2])], &mut [], &mut rows)?;
+    /// assert_eq!(rows, [0.0625, 36.0, 4.0]); // one place for the first job, two for the second
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
-    /// The first job that fails, with its reason; [`Error::Length`] when `rows` has not one place per candidate.
+    /// The first job that fails, with its reason; [`Error::Length`] when `rows` has not one place per candidate or
+    /// `workspace` is shorter than [`workspace_len`](Backend::workspace_len).
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
     /// Compresses `gradient` under `setting`; see [`Compressor::encode`].
+    ///
+    /// ```
+    /// # use lgreco_core::backend::{Backend, Portable};
+    /// # use lgreco_core::compress::Setting;
+    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
+    /// # use lgreco_core::rng::Stream;
+    /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+    /// let mut payload = [0; 32];
+    /// let length = Portable.encode(&Setting::Dense, &gradient, Stream::default(), &mut [], &mut payload)?;
+    /// assert_eq!(length, 16 + 4 * 4);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Compressor::encode`].
@@ -60,6 +134,20 @@ pub trait Backend {
     ) -> Result<usize, Error>;
 
     /// Decodes any payload into `values`; see [`decode`].
+    ///
+    /// ```
+    /// # use lgreco_core::backend::{Backend, Portable};
+    /// # use lgreco_core::compress::Setting;
+    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
+    /// # use lgreco_core::rng::Stream;
+    /// # let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+    /// # let mut payload = [0; 32];
+    /// # Portable.encode(&Setting::Dense, &gradient, Stream::default(), &mut [], &mut payload)?;
+    /// let mut values = [f32::NAN; 4];
+    /// Portable.decode(&payload, &mut values)?;
+    /// assert_eq!(values, [3.0, 0.0, -1.0, 2.0]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`decode`].

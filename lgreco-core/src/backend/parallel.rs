@@ -12,6 +12,22 @@ use rayon::prelude::*;
 /// [`Portable`] over rayon's current thread pool, one job per thread at a time; same results bit for bit.
 ///
 /// Each thread allocates the workspace of its largest job; the caller's workspace is not used.
+///
+/// ```
+/// use lgreco_core::backend::{Backend, Job, Parallel, Portable};
+/// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let values: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+/// let gradient = Gradient::new(Values::F32(&values), Shape::new(64, 64)?)?;
+/// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+/// let jobs = [Job { gradient, candidates, stream: Stream::default() }; 3];
+/// let (mut here, mut spread) = ([0.0; 6], [0.0; 6]);
+/// Portable.measure(&jobs, &mut [], &mut here)?;
+/// Parallel.measure(&jobs, &mut [], &mut spread)?;
+/// assert_eq!(here, spread);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parallel;
 

@@ -51,9 +51,25 @@ fn write_values<T: Element>(values: &[T], body: &mut [u8]) {
 
 /// Writes the values of a dense payload into `values`.
 ///
+/// ```
+/// use lgreco_core::compress::{Compressor, dense::{self, Dense}, wire::Payload};
+/// use lgreco_core::gradient::{Bf16, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::Bf16(&[Bf16(0x3fc0), Bf16(0xc000)]), Shape::new(1, 2)?)?;
+/// let mut payload = [0; 20];
+/// Dense.encode(&gradient, Stream::default(), &mut [], &mut payload)?;
+/// let mut values = [f32::NAN; 2];
+/// dense::decode(&Payload::parse(&payload)?, &mut values)?;
+/// assert_eq!(values, [1.5, -2.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Length`] when body or `values` do not fit the shape, [`Error::PayloadHeader`] on an unknown element type,
 /// [`Error::PayloadBody`] on a value that is not finite.
+///
+/// # Complexity
+/// O(elements), no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     let elements = payload.header.shape.elements();
     expect_len("decoded values", elements, values.len())?;

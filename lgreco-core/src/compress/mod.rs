@@ -18,23 +18,68 @@ use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
 /// A lossy compressor with all its parameters fixed.
+///
+/// ```
+/// use lgreco_core::compress::{Compressor, powersgd::PowerSgd, qsgd::Qsgd};
+/// use lgreco_core::gradient::{Dtype, Shape};
+/// /// How many times smaller than f32 a compressor makes a tensor.
+/// fn ratio(compressor: &dyn Compressor, shape: Shape) -> Result<f64, lgreco_core::Error> {
+///     Ok(4.0 * shape.elements() as f64 / compressor.payload_len(shape, Dtype::F32)? as f64)
+/// }
+/// let shape = Shape::new(1024, 1024)?;
+/// assert_eq!(ratio(&Qsgd::default(), shape)?.round(), 8.0);
+/// assert_eq!(ratio(&PowerSgd { rank: 4, iterations: 1 }, shape)?.round(), 128.0);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub trait Compressor {
     /// Exact number of bytes [`encode`](Compressor::encode) writes for any gradient of this shape and element type,
     /// header included.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd};
+    /// # use lgreco_core::gradient::{Dtype, Shape};
+    /// let bytes = Qsgd { bits: 4, bucket: 512, ..Qsgd::default() }.payload_len(Shape::new(1024, 1024)?, Dtype::F32)?;
+    /// assert_eq!(bytes, 16 + 2048 * 4 + 524_288); // header, a scale per bucket, half a byte per element
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`] when the compressor's parameters do not fit the shape.
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error>;
 
     /// Words of workspace that [`encode`](Compressor::encode) needs for this shape and element type.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd, topk::TopK};
+    /// # use lgreco_core::gradient::{Dtype, Shape};
+    /// let shape = Shape::new(10, 10)?;
+    /// assert_eq!(Qsgd::default().encode_workspace_len(shape, Dtype::F32), 0);
+    /// assert_eq!(TopK { keep: 5, values: Dtype::F32 }.encode_workspace_len(shape, Dtype::F32), 50);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize;
 
     /// Compresses `gradient` into `payload[..payload_len]` and returns that length. Random bits, where the method uses
     /// any, are those of `stream`. Nothing of `payload` may be used when an error is returned.
     ///
+    /// ```
+    /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd};
+    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
+    /// # use lgreco_core::rng::Stream;
+    /// let gradient = Gradient::new(Values::F32(&[0.5, -1.0, 0.0, 0.25]), Shape::new(2, 2)?)?;
+    /// let worker = |rank| Stream { seed: 1, step: 0, layer: 0, rank };
+    /// let mut payloads = [[0; 22]; 2];
+    /// for (rank, payload) in payloads.iter_mut().enumerate() {
+    ///     assert_eq!(Qsgd::default().encode(&gradient, worker(rank as u32), &mut [], payload)?, 22);
+    /// }
+    /// assert_eq!(payloads[0][..20], payloads[1][..20]); // header and scale; the random bits are each worker's own
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NonFinite`] on NaN or infinity; [`Error::Length`] when `payload` or `workspace` is too short;
-    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len).
+    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len); [`Error::ElementOverflow`] (TopK) and
+    /// [`Error::Overflow`] (PowerSGD) when a number is too large for the type it is sent in.
     fn encode(
         &self,
         gradient: &Gradient<'_>,

@@ -86,8 +86,26 @@ impl fmt::Display for Setting {
 /// Decodes any payload into `values` (row-major) and returns its header. The parser is total: truncated, hostile or
 /// wrong-version bytes are an error, and `values` then holds nothing to be used.
 ///
+/// ```
+/// use lgreco_core::compress::{Compressor, Setting, decode, wire::Method};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(1, 2)?)?;
+/// let mut payload = [0; 24];
+/// Setting::Dense.encode(&gradient, Stream::default(), &mut [], &mut payload)?;
+/// let mut values = [0.0; 2];
+/// assert_eq!(decode(&payload, &mut values)?.method, Method::Dense);
+/// assert!(decode(&payload[..23], &mut values).is_err());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Errors
-/// [`Error::PayloadHeader`], [`Error::PayloadBody`], [`Error::Length`] (body, or `values` not the tensor's length).
+/// [`Error::PayloadHeader`], [`Error::TooManyElements`] and [`Error::Parameter`] on a header that no encoder writes;
+/// [`Error::PayloadBody`] on a body that none writes; [`Error::Overflow`] when PowerSGD's factors multiply to what is
+/// not finite; [`Error::Length`] when the body or `values` has not the length the header implies.
+///
+/// # Complexity
+/// O(elements), for PowerSGD O(elements · rank); no workspace.
 pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     let payload = Payload::parse(payload)?;
     match payload.header.method {
@@ -99,8 +117,20 @@ pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     Ok(payload.header)
 }
 
-/// Candidates of one method that share everything but one parameter: one row of the error table, measured in about
-/// one pass over the gradient.
+/// Candidates of one method that share everything but one parameter: one row of the error table, measured together.
+///
+/// ```
+/// use lgreco_core::compress::Candidates;
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+/// let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[1, 2, 3] };
+/// let mut workspace = vec![0; candidates.measure_workspace_len(gradient.shape(), Dtype::F32)];
+/// let mut row = [0.0; 3];
+/// candidates.measure(&gradient, Stream::default(), &mut workspace, &mut row)?;
+/// assert_eq!(row, [5.0, 1.0, 0.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Candidates<'a> {
     /// `base` with each of `bits`.
@@ -128,6 +158,11 @@ pub enum Candidates<'a> {
 
 impl Candidates<'_> {
     /// Number of candidates.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::Candidates;
+    /// assert_eq!(Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8] }.len(), 4);
+    /// ```
     pub const fn len(&self) -> usize {
         match self {
             Candidates::Qsgd { bits, .. } => bits.len(),
@@ -137,11 +172,23 @@ impl Candidates<'_> {
     }
 
     /// Whether there are none.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::Candidates;
+    /// assert!(Candidates::PowerSgd { iterations: 5, ranks: &[] }.is_empty());
+    /// ```
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Candidate `index` as a setting, or `None` past the end.
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 8] };
+    /// assert_eq!(candidates.setting(1).map(|setting| setting.to_string()), Some("qsgd 8".into()));
+    /// assert_eq!(candidates.setting(2), None);
+    /// ```
     pub fn setting(&self, index: usize) -> Option<Setting> {
         match *self {
             Candidates::Qsgd { base, bits } => bits.get(index).map(|&bits| Setting::Qsgd(Qsgd { bits, ..base })),
@@ -153,6 +200,16 @@ impl Candidates<'_> {
     }
 
     /// Words of workspace that [`measure`](Candidates::measure) needs.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::{Candidates, powersgd};
+    /// # use lgreco_core::gradient::{Dtype, Shape};
+    /// let shape = Shape::new(256, 64)?;
+    /// let candidates = Candidates::PowerSgd { iterations: 5, ranks: &[2, 8, 4] };
+    /// let words = candidates.measure_workspace_len(shape, Dtype::F32);
+    /// assert_eq!(words, powersgd::measure_workspace_len(shape, Dtype::F32, 8)); // that of the largest rank
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         match *self {
             Candidates::Qsgd { .. } => 0,
@@ -166,9 +223,25 @@ impl Candidates<'_> {
     /// Measures every candidate: `squared_errors[i]` is ‖gradient − decode(encode(gradient))‖² under candidate `i`; for
     /// stochastic rounding its expectation over the random bits.
     ///
+    /// ```
+    /// # use lgreco_core::{Error, compress::{Candidates, qsgd::Qsgd}, rng::Stream};
+    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    /// let gradient = Gradient::new(Values::F32(&[1.0, f32::INFINITY, 3.0]), Shape::new(3, 1)?)?;
+    /// let found = candidates.measure(&gradient, Stream::default(), &mut [], &mut [0.0; 2]);
+    /// assert_eq!(found, Err(Error::NonFinite { index: 1, value: f32::INFINITY }));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::NonFinite`], [`Error::Parameter`]; [`Error::Length`] when `workspace` is too short or `squared_errors`
-    /// has not one place per candidate.
+    /// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] when a candidate does not fit the method or
+    /// the shape; [`Error::Length`] when `workspace` is too short or `squared_errors` has not one place per candidate;
+    /// [`Error::ElementOverflow`] (TopK) and [`Error::Overflow`] (PowerSGD) when a number is too large for the type it
+    /// is sent in.
+    ///
+    /// # Complexity
+    /// For QSGD O(elements · candidates) in one pass; for TopK about one pass whatever the number of candidates; for
+    /// PowerSGD one encode and decode at the largest rank. See each method's `measure`.
     pub fn measure(
         &self,
         gradient: &Gradient<'_>,

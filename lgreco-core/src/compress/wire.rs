@@ -24,6 +24,11 @@ pub const MAGIC: u8 = b'L';
 pub const VERSION: u8 = 1;
 
 /// The compression method, as it stands in the header.
+///
+/// ```
+/// # use lgreco_core::compress::wire::Method;
+/// assert_eq!([Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd].map(|m| m as u8), [0, 1, 2, 3]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Method {
@@ -38,6 +43,16 @@ pub enum Method {
 }
 
 /// A payload's header.
+///
+/// ```
+/// use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
+/// use lgreco_core::gradient::Shape;
+/// let header = Header { method: Method::TopK, variant: 0, parameter: 41, shape: Shape::new(64, 64)? };
+/// let mut payload = [0; HEADER_LEN];
+/// header.write(&mut payload)?;
+/// assert_eq!(Payload::parse(&payload)?.header, header);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What compressed it.
@@ -53,6 +68,14 @@ pub struct Header {
 impl Header {
     /// Writes the header into the first [`HEADER_LEN`] bytes of `payload`.
     ///
+    /// ```
+    /// # use lgreco_core::{compress::wire::{Header, Method}, gradient::Shape};
+    /// let mut payload = [0; 16];
+    /// Header { method: Method::Qsgd, variant: 3, parameter: 512, shape: Shape::new(7, 5)? }.write(&mut payload)?;
+    /// assert_eq!(payload, [b'L', 1, 1, 3, 0, 2, 0, 0, 7, 0, 0, 0, 5, 0, 0, 0]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`] when `payload` is shorter.
     pub fn write(&self, payload: &mut [u8]) -> Result<(), Error> {
@@ -66,6 +89,14 @@ impl Header {
 }
 
 /// A payload whose header has been checked.
+///
+/// ```
+/// use lgreco_core::compress::wire::Payload;
+/// let bytes = [b'L', 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0x00, 0x3c]; // one dense f16
+/// let payload = Payload::parse(&bytes)?;
+/// assert_eq!((payload.header.shape.elements(), payload.body), (1, [0x00, 0x3c].as_slice()));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
     /// The header.
@@ -77,9 +108,15 @@ pub struct Payload<'a> {
 impl<'a> Payload<'a> {
     /// Splits bytes into header and body.
     ///
+    /// ```
+    /// # use lgreco_core::{Error, compress::wire::Payload};
+    /// let newer = Payload::parse(b"L\x02 and whatever a later version writes");
+    /// assert!(matches!(newer, Err(Error::PayloadHeader { what: "version", expected: 1, found: 2 })));
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Length`] when shorter than a header, [`Error::PayloadHeader`] on a wrong magic, version or method,
-    /// [`Error::TooManyElements`].
+    /// [`Error::Length`] when shorter than a header; [`Error::PayloadHeader`] on a wrong magic, version or method;
+    /// [`Error::TooManyElements`] on a shape of 2^32 elements or more.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         crate::error::expect_room("payload bytes", HEADER_LEN, bytes.len())?;
         let (header, body) = bytes.split_at(HEADER_LEN);
@@ -107,8 +144,17 @@ impl<'a> Payload<'a> {
 
     /// The body, when it has exactly `expected` bytes.
     ///
+    /// ```
+    /// # use lgreco_core::compress::wire::Payload;
+    /// let bytes = [b'L', 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0x00, 0x3c];
+    /// let payload = Payload::parse(&bytes)?;
+    /// assert_eq!(payload.body_of_len(2)?, [0x00, 0x3c]);
+    /// assert!(payload.body_of_len(4).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Length`].
+    /// [`Error::Length`] when it has more or fewer.
     pub fn body_of_len(&self, expected: usize) -> Result<&'a [u8], Error> {
         crate::error::expect_len("payload body bytes", expected, self.body.len())?;
         Ok(self.body)

@@ -47,6 +47,16 @@ pub struct PlanFile {
 }
 
 /// One layer of a plan file.
+///
+/// ```
+/// use lgreco_core::file::PlanFile;
+/// let json = r#"{"version":1, "solver":"exact", "size":4192, "lower_bound":4192, "proven":true, "error":0.5,
+///     "budget":0.5, "uncompressed_size":32000,
+///     "layers":[{"name":"fc1.weight", "option":0, "label":"qsgd 4", "size":4192, "error":0.5}]}"#;
+/// let layer = &PlanFile::parse(json.as_bytes())?.layers[0];
+/// assert_eq!((layer.name.as_str(), layer.label.as_str(), layer.size), ("fc1.weight", "qsgd 4", 4192));
+/// # Ok::<(), lgreco_core::file::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanLayer {
     /// Name of the layer.
@@ -62,6 +72,12 @@ pub struct PlanLayer {
 }
 
 /// Wall-clock times in seconds.
+///
+/// ```
+/// use lgreco_core::file::Seconds;
+/// let only_solved = Seconds { solve: Some(0.0004), ..Seconds::default() };
+/// assert_eq!(only_solved.measure, None);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seconds {
     /// Measuring the error table.
@@ -80,6 +96,18 @@ impl Seconds {
 
 impl PlanFile {
     /// The file form of a plan for `table`.
+    ///
+    /// ```
+    /// # use lgreco_core::{file::PlanFile, plan::{Plan, budget::Budget}, table::{Choice, NamedTable}};
+    /// let option = |label: &str, size, error| (label.to_string(), Choice { size, error });
+    /// let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, Some(0), [option("qsgd 4", 4192, 0.5), option("qsgd 2", 2192, 2.0)]);
+    /// let table = builder.build()?;
+    /// let plan = Plan::from_options(&table.view(), Budget::Absolute(2.0), "by hand", vec![1])?;
+    /// let file = PlanFile::new(&table, &plan);
+    /// assert_eq!((file.size, file.default_size, file.uncompressed_size), (2192, Some(4192), 32000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Panics
     /// When the plan was made for another table and names layers or options that this one does not have.
@@ -109,8 +137,15 @@ impl PlanFile {
 
     /// Reads a plan file. It is not verified against any table.
     ///
+    /// ```
+    /// # use lgreco_core::file::PlanFile;
+    /// let message = PlanFile::parse(br#"{"version":1, "solver":"exact"}"#).unwrap_err().to_string();
+    /// assert_eq!(message, "missing field `size` at line 1 column 31");
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Version`], or [`Error::Json`] with line and column.
+    /// [`Error::Version`]; [`Error::Field`] when there is no readable version; else [`Error::Json`] with line and
+    /// column.
     ///
     /// # Complexity
     /// O(bytes).
@@ -124,6 +159,15 @@ impl PlanFile {
     }
 
     /// Writes a plan file.
+    ///
+    /// ```
+    /// # use lgreco_core::file::PlanFile;
+    /// let json = r#"{"version":1, "solver":"exact", "size":0, "lower_bound":0, "proven":true, "error":0, "budget":0.1,
+    ///     "uncompressed_size":0, "layers":[]}"#;
+    /// let json = PlanFile::parse(json.as_bytes())?.to_json();
+    /// assert!(json.contains("\"budget\": 0.1,\n"));
+    /// # Ok::<(), lgreco_core::file::Error>(())
+    /// ```
     pub fn to_json(&self) -> String {
         let mut json = serde_json::to_string_pretty(self).expect("a struct of strings and numbers");
         json.push('\n');

@@ -34,6 +34,12 @@ pub struct TableFile {
 impl TableFile {
     /// Reads a table file.
     ///
+    /// ```
+    /// # use lgreco_core::file::TableFile;
+    /// let error = TableFile::parse(br#"{"version":1, "metric":"l2", "layers":[{"name":"fc1"}]}"#).unwrap_err();
+    /// assert_eq!(error.to_string(), "layer 0 (`fc1`): options is missing, expected an array");
+    /// ```
+    ///
     /// # Errors
     /// [`Error`] names the layer, the option and the field, what was found there and what was expected.
     ///
@@ -70,6 +76,17 @@ impl TableFile {
 
     /// The budget in the file, or else the error of the default options, or `None` when the file has neither.
     ///
+    /// ```
+    /// # use lgreco_core::file::TableFile;
+    /// let json = r#"{"version":1, "metric":"l2", "layers":[{"name":"fc1", "elements":9, "default":0,
+    ///     "options":[{"label":"qsgd 4", "size":200, "error":0.5}]}]}"#;
+    /// let mut file = TableFile::parse(json.as_bytes())?;
+    /// assert_eq!(file.limit()?, Some(0.5)); // the default's error
+    /// file.budget = Some(2.0);
+    /// assert_eq!(file.limit()?, Some(2.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`Budget::limit`].
     pub fn limit(&self) -> Result<Option<f64>, crate::Error> {
@@ -83,6 +100,18 @@ impl TableFile {
     }
 
     /// Writes a table file, one line per layer.
+    ///
+    /// ```
+    /// # use lgreco_core::{file::TableFile, table::{Choice, NamedTable}};
+    /// let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1", 9, None, [("qsgd 4".to_string(), Choice { size: 200, error: 0.5 })]);
+    /// let lines = r#"{"version":1,"metric":"l2","layers":[
+    /// {"name":"fc1","elements":9,"options":[{"label":"qsgd 4","size":200,"error":0.5}]}
+    /// ]}
+    /// "#;
+    /// assert_eq!(TableFile { table: builder.build()?, budget: None }.to_json(), lines);
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn to_json(&self) -> String {
         let table = &self.table;
         let text = |text: &str| serde_json::Value::from(text);

@@ -28,6 +28,16 @@ pub enum Budget<'a> {
 impl Budget<'_> {
     /// The largest error a plan for `table` may have: finite, at least 0, rounded up.
     ///
+    /// ```
+    /// # use lgreco_core::{Error, plan::budget::Budget, table::{Choice, Table}};
+    /// let choices = [Choice { size: 8, error: 0.1 }; 3];
+    /// let table = Table::new(&choices, &[1, 2, 3])?;
+    /// let limit = Budget::Defaults { alpha: 1.0, options: &[0; 3] }.limit(&table)?;
+    /// assert!(limit > 0.3); // the f64 nearest to 0.1 is above 1/10, and the sum is rounded up
+    /// assert_eq!(Budget::Absolute(-1.0).limit(&table), Err(Error::Budget { value: -1.0 }));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Parameter`] when `alpha` is NaN, infinite or negative; [`Error::Budget`] when the budget is;
     /// [`Error::Length`] and [`Error::NoSuchOption`] when the reference plan does not fit the table.

@@ -26,7 +26,9 @@ use crate::{Error, table::Table};
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::NoSuchOption`], [`Error::PlanMismatch`], [`Error::Budget`], [`Error::OverBudget`].
+/// [`Error::Length`] unless there is one choice per layer; [`Error::NoSuchOption`]; [`Error::Budget`] when the budget
+/// is NaN, infinite or negative; [`Error::PlanMismatch`] when size, lower bound or error are not as stated;
+/// [`Error::OverBudget`].
 ///
 /// # Complexity
 /// O(layers), without an allocator.

@@ -91,6 +91,15 @@ fn stride(levels: u32) -> usize {
 
 /// Words of workspace that [`solve`] needs; `usize::MAX` when they cannot be counted.
 ///
+/// ```
+/// # use lgreco_core::{plan::dp, table::{Choice, Table}};
+/// let choices = [Choice { size: 8, error: 0.1 }; 40];
+/// let table = Table::new(&choices, &[10, 20, 30, 40])?;
+/// let bytes = 8 * dp::workspace_len(&table, dp::LEVELS);
+/// assert!((200_000..220_000).contains(&bytes)); // two rows of f64 and a byte per layer and cell
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Complexity
 /// O(options) time. The result is about 2·options + 2·levels words and layers·levels bytes.
 pub fn workspace_len(table: &Table, levels: u32) -> usize {
@@ -117,7 +126,8 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`]; [`Error::Parameter`] for `levels == 0`; [`Error::Length`] for `options` and a short workspace;
+/// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Parameter`] for `levels == 0`;
+/// [`Error::Length`] when `options` has not one entry per layer or `workspace` is too short;
 /// [`Error::Infeasible`], with the smallest error there is, when no plan meets the budget.
 ///
 /// # Complexity

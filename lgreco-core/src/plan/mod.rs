@@ -1,6 +1,6 @@
 //! From an error table and a budget to one option per layer.
 //!
-//! All solvers minimise `Σ size` subject to `Σ error ≤ budget` over the same [`Table`](crate::table::Table):
+//! All solvers minimise `Σ size` subject to `Σ error ≤ budget` over the same [`Table`]:
 //! [`exact`] proves its answer, [`dp`] is the published Algorithm 1, [`baseline`] holds what others do, and [`check`]
 //! verifies any of them without sharing their code.
 
@@ -22,6 +22,12 @@ pub use solve::{Solver, solve};
 use crate::{Error, num::Sum, table::Table};
 
 /// What a solver states about the choices it made; [`check`] verifies it.
+///
+/// ```
+/// use lgreco_core::plan::Summary;
+/// let summary = Summary { size: 1010, lower_bound: 1000, error: 0.9, budget: 1.0 };
+/// assert_eq!((summary.proven(), summary.gap()), (false, 0.01)); // at most 1 % above the optimum
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// Bits of the chosen options, summed.
@@ -39,8 +45,19 @@ impl Summary {
     ///
     /// `lower_bound` is the caller's: no feasible plan may be smaller.
     ///
+    /// ```
+    /// # use lgreco_core::{Error, plan::Summary, table::{Choice, Table}};
+    /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25)].map(|(size, error)| Choice { size, error });
+    /// let table = Table::new(&choices, &[2, 3])?;
+    /// let summary = Summary::of(&table, &[1, 0], 2.0, 0)?;
+    /// assert_eq!((summary.size, summary.error), (13, 1.75));
+    /// assert_eq!(Summary::of(&table, &[1, 0], 1.0, 0), Err(Error::OverBudget { error: 1.75, budget: 1.0 }));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::OverBudget`] when the errors sum to more than `budget`; [`Error::Length`]; [`Error::NoSuchOption`].
+    /// [`Error::OverBudget`] when the errors sum to more than `budget`; [`Error::Length`] unless `options` has one entry
+    /// per layer; [`Error::NoSuchOption`].
     ///
     /// # Complexity
     /// O(layers), without an allocator.
@@ -54,11 +71,21 @@ impl Summary {
     }
 
     /// Whether the plan is proved optimal.
+    ///
+    /// ```
+    /// # use lgreco_core::plan::Summary;
+    /// assert!(Summary { size: 1000, lower_bound: 1000, error: 0.9, budget: 1.0 }.proven());
+    /// ```
     pub const fn proven(&self) -> bool {
         self.size <= self.lower_bound
     }
 
-    /// How much larger than the optimum the plan can be at most, relative to the lower bound.
+    /// How much larger than the optimum the plan can be at most, relative to the lower bound: 0 when proved.
+    ///
+    /// ```
+    /// # use lgreco_core::plan::Summary;
+    /// assert_eq!(Summary { size: 1250, lower_bound: 1000, error: 0.9, budget: 1.0 }.gap(), 0.25);
+    /// ```
     pub fn gap(&self) -> f64 {
         if self.proven() { 0.0 } else { (self.size - self.lower_bound) as f64 / self.lower_bound.max(1) as f64 }
     }

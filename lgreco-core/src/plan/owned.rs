@@ -5,6 +5,16 @@ use crate::{Error, table::Table};
 use alloc::vec::Vec;
 
 /// One option per layer, with what it was solved for; exists only if [`check::verify`] accepts it.
+///
+/// ```
+/// use lgreco_core::plan::{self, Plan, Solver, budget::Budget};
+/// use lgreco_core::table::{Choice, Table};
+/// let choices = [(8, 0.5), (4, 1.5), (9, 0.25)].map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[2, 3])?;
+/// let plan: Plan = plan::solve(&table, Budget::Absolute(1.0), Solver::default())?;
+/// assert_eq!((plan.options(), plan.summary().size, plan.solver()), ([0, 0].as_slice(), 17, "exact"));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     options: Vec<u32>,
@@ -15,24 +25,65 @@ pub struct Plan {
 impl Plan {
     /// Takes over choices that `solver`, a name for people, made for `table`.
     ///
+    /// ```
+    /// # use lgreco_core::{Error, plan::{Plan, Summary}, table::{Choice, Table}};
+    /// let choices = [(8, 0.5), (4, 1.5)].map(|(size, error)| Choice { size, error });
+    /// let table = Table::new(&choices, &[2])?;
+    /// let summary = Summary { size: 4, lower_bound: 4, error: 1.5, budget: 2.0 };
+    /// assert!(Plan::verified(&table, "by hand", vec![1], summary).is_ok());
+    /// let wrong = Plan::verified(&table, "by hand", vec![0], summary).unwrap_err();
+    /// assert_eq!(wrong, Error::PlanMismatch { what: "size", stated: 4.0, found: 8.0 });
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`check::verify`].
+    ///
+    /// # Complexity
+    /// O(layers).
     pub fn verified(table: &Table, solver: &'static str, options: Vec<u32>, summary: Summary) -> Result<Plan, Error> {
         check::verify(table, &options, &summary)?;
         Ok(Plan { options, summary, solver })
     }
 
     /// The option of each layer.
+    ///
+    /// ```
+    /// # use lgreco_core::{plan::{Plan, budget::Budget}, table::{Choice, Table}};
+    /// # let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
+    /// # let table = Table::new(&choices, &[2])?;
+    /// let plan = Plan::from_options(&table, Budget::Absolute(2.0), "uniform", vec![1])?;
+    /// assert_eq!(plan.options(), [1]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn options(&self) -> &[u32] {
         &self.options
     }
 
     /// Size, error, budget and lower bound.
+    ///
+    /// ```
+    /// # use lgreco_core::{plan::{Plan, budget::Budget}, table::{Choice, Table}};
+    /// # let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
+    /// # let table = Table::new(&choices, &[2])?;
+    /// let plan = Plan::from_options(&table, Budget::Absolute(2.0), "uniform", vec![1])?;
+    /// assert_eq!((plan.summary().error, plan.summary().budget), (1.5, 2.0));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
 
     /// Who made the plan: `exact`, `dp`, `uniform`, …
+    ///
+    /// ```
+    /// # use lgreco_core::{plan::{Plan, budget::Budget}, table::{Choice, Table}};
+    /// # let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
+    /// # let table = Table::new(&choices, &[2])?;
+    /// let plan = Plan::from_options(&table, Budget::Absolute(2.0), "uniform", vec![1])?;
+    /// assert_eq!(plan.solver(), "uniform");
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn solver(&self) -> &'static str {
         self.solver
     }

@@ -5,6 +5,17 @@ use crate::{Error, table::Table};
 use alloc::{vec, vec::Vec};
 
 /// How to choose.
+///
+/// ```
+/// use lgreco_core::plan::{self, Solver, budget::Budget, dp};
+/// use lgreco_core::table::{Choice, Table};
+/// let choices = [(80, 0.0), (40, 1.0), (20, 3.0), (60, 0.0), (30, 2.0)].map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[3, 5])?;
+/// let size = |solver| plan::solve(&table, Budget::Absolute(3.0), solver).map(|plan| plan.summary().size);
+/// assert_eq!(size(Solver::default())?, 70);
+/// assert_eq!(size(Solver::Dp { levels: dp::LEVELS })?, 80); // what rounding errors up to a grid costs here
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Solver {
@@ -25,6 +36,11 @@ impl Default for Solver {
 
 impl Solver {
     /// `exact` or `dp`.
+    ///
+    /// ```
+    /// # use lgreco_core::plan::Solver;
+    /// assert_eq!((Solver::default().name(), Solver::Dp { levels: 100 }.name()), ("exact", "dp"));
+    /// ```
     pub const fn name(&self) -> &'static str {
         match self {
             Solver::Exact(_) => "exact",
@@ -98,6 +114,17 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan, Erro
 impl Plan {
     /// Makes a plan of given options, such as a [`baseline`](super::baseline)'s or the reference plan itself, with the
     /// relaxation's lower bound; `solver` is a name for people.
+    ///
+    /// ```
+    /// # use lgreco_core::{plan::{Plan, budget::Budget}, table::{Choice, Table}};
+    /// let choices = [(80, 0.5), (40, 1.0), (60, 0.5), (30, 2.0)].map(|(size, error)| Choice { size, error });
+    /// let table = Table::new(&choices, &[2, 4])?;
+    /// let budget = Budget::Defaults { alpha: 1.0, options: &[1, 0] };
+    /// let uniform = Plan::from_options(&table, budget, "uniform", vec![1, 0])?;
+    /// assert_eq!((uniform.summary().size, uniform.summary().budget), (100, 1.5));
+    /// assert!(Plan::from_options(&table, budget, "all small", vec![1, 1]).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::OverBudget`], with their error, when the options cost more than the budget; those of [`Budget::limit`];

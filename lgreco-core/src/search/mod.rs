@@ -23,6 +23,13 @@ use layer::LayerOptions;
 use range::Family;
 
 /// A named gradient tensor of a model.
+///
+/// ```
+/// use lgreco_core::{gradient::Values, search::Layer};
+/// let layer = Layer::new("conv1.weight", &[4, 3, 3, 3], Values::F32(&[0.5; 108]))?;
+/// assert_eq!((layer.gradient().shape().rows(), layer.gradient().shape().cols()), (4, 27));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a> {
     name: &'a str,
@@ -33,23 +40,49 @@ pub struct Layer<'a> {
 impl<'a> Layer<'a> {
     /// Pairs a tensor's name and dimensions with its values, in row-major order.
     ///
+    /// ```
+    /// # use lgreco_core::{gradient::Values, search::Layer};
+    /// assert!(Layer::new("bias", &[4], Values::F32(&[0.5; 4])).is_ok());
+    /// assert!(Layer::new("bias", &[4], Values::F32(&[0.5; 5])).is_err());
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::TooManyElements`]; [`Error::Length`] when the number of values is not the product of `dims`.
+    /// [`Error::TooManyElements`] from 2^32 elements on; [`Error::Length`] when the number of values is not the product
+    /// of `dims`.
     pub fn new(name: &'a str, dims: &'a [usize], values: Values<'a>) -> Result<Self, Error> {
         Ok(Layer { name, dims, gradient: Gradient::new(values, Shape::from_dims(dims)?)? })
     }
 
     /// The name.
+    ///
+    /// ```
+    /// # use lgreco_core::{gradient::Values, search::Layer};
+    /// assert_eq!(Layer::new("bias", &[4], Values::F32(&[0.5; 4]))?.name(), "bias");
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn name(&self) -> &'a str {
         self.name
     }
 
     /// The tensor's dimensions.
+    ///
+    /// ```
+    /// # use lgreco_core::{gradient::Values, search::Layer};
+    /// assert_eq!(Layer::new("conv1.weight", &[2, 2, 1], Values::F32(&[0.5; 4]))?.dims(), [2, 2, 1]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn dims(&self) -> &'a [usize] {
         self.dims
     }
 
     /// The values with their matrix shape.
+    ///
+    /// ```
+    /// # use lgreco_core::{gradient::Values, search::Layer};
+    /// let layer = Layer::new("conv1.weight", &[2, 2, 1], Values::F32(&[0.5; 4]))?;
+    /// assert_eq!(layer.gradient().shape().elements(), 4);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn gradient(&self) -> Gradient<'a> {
         self.gradient
     }
@@ -92,6 +125,18 @@ pub struct Search {
 }
 
 /// A model's table with the compressors behind it.
+///
+/// ```
+/// use lgreco_core::{backend::Portable, gradient::Values};
+/// use lgreco_core::search::{Layer, Method, Search};
+/// let (weight, bias): (Vec<f32>, _) = ((0..4096).map(|i| (i as f32).sin()).collect(), [0.5; 64]);
+/// let model =
+///     [Layer::new("bias", &[64], Values::F32(&bias))?, Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+/// let measured = Search::new(Method::Qsgd).measure(&model, &mut Portable)?;
+/// assert_eq!((measured.layers, measured.uncompressed), (vec![1], vec![0]));
+/// assert_eq!(measured.table.label(0, measured.defaults[0] as usize), "qsgd 4");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// The error table; option labels read like the command line's parameters (`topk 1%`, `qsgd 4`, `dense`).
@@ -108,6 +153,17 @@ pub struct Measured {
 impl Measured {
     /// The compressor behind an option.
     ///
+    /// ```
+    /// # use lgreco_core::{backend::Portable, compress::Setting, gradient::Values};
+    /// # use lgreco_core::search::{Layer, Method, Search};
+    /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+    /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let measured = Search::new(Method::TopK).measure(&model, &mut Portable)?;
+    /// let default = measured.setting(0, measured.defaults[0] as usize);
+    /// assert!(matches!(default, Setting::TopK(top) if top.keep == 41)); // 1 % of 4096
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Panics
     /// When the table has no such layer or option.
     pub fn setting(&self, layer: usize, option: usize) -> Setting {
@@ -118,6 +174,11 @@ impl Measured {
 impl Search {
     /// A method with its defaults: QSGD 4 bits in 2..8, TopK 1 % in 0.1 %..10 %, PowerSGD rank 4 in 2..8 (L-GreCo §4);
     /// hybrid offers all three (PowerSGD there rank 8 in 4..16) against the budget of uniform 4-bit QSGD.
+    ///
+    /// ```
+    /// # use lgreco_core::search::{Method, Search};
+    /// let search = Search::new(Method::PowerSgd);
+    /// ```
     pub fn new(method: Method) -> Self {
         let families = match method {
             Method::Hybrid => {
@@ -137,6 +198,14 @@ impl Search {
     /// Replaces the default of the first method (bits, density or rank) and with it the range, L-GreCo's for that
     /// default.
     ///
+    /// ```
+    /// # use lgreco_core::search::{Method, Search};
+    /// let search = Search::new(Method::PowerSgd).with_default(8.0)?;
+    /// assert_eq!((search.families[0].range.first, search.families[0].range.last), (4.0, 16.0));
+    /// assert!(Search::new(Method::Qsgd).with_default(9.0).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Parameter`] when outside what the method can do.
     pub fn with_default(mut self, default: f64) -> Result<Self, Error> {
@@ -145,6 +214,13 @@ impl Search {
     }
 
     /// Replaces the range of the first method; its default stays and is always among the candidates.
+    ///
+    /// ```
+    /// # use lgreco_core::search::{Method, Range, Search};
+    /// let search = Search::new(Method::Qsgd).with_range(Range { first: 3.0, last: 7.0, step: 2.0 })?;
+    /// assert_eq!(search.families[0].parameters(), [3.0, 4.0, 5.0, 7.0]); // 4 is the default
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`] when outside what the method can do.
@@ -164,12 +240,25 @@ impl Search {
     /// side) are offered once, under the first label; one `dense` option with error 0 replaces all whose payload would
     /// not be smaller than the uncompressed one.
     ///
+    /// ```
+    /// # use lgreco_core::{backend::Portable, gradient::Values};
+    /// # use lgreco_core::search::{Layer, Method, Search};
+    /// let mut weight = vec![0.25; 4096];
+    /// weight[77] = f32::NAN;
+    /// let model = [Layer::new("fc1.weight", &[64, 64], Values::F32(&weight))?];
+    /// let failed = Search::new(Method::Qsgd).measure(&model, &mut Portable).unwrap_err();
+    /// assert_eq!(failed.to_string(), "layer `fc1.weight`: element 77 is NaN: gradients must be finite");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// The first layer that holds NaN or infinity, by name; [`Error::EmptyTable`] when no layer is left to compress;
-    /// errors of the backend.
+    /// [`Error::Length`] without families; [`Error::DuplicateName`]; errors of the backend and of [`NamedTable`]'s
+    /// [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
-    /// About one pass over the data per method; allocates the rows and the backend's workspace.
+    /// Per method and layer that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
+    /// for PowerSGD; allocates the rows and the backend's workspace.
     pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
         let (layers, uncompressed): (Vec<_>, Vec<_>) = (0..model.len()).partition(|&i| self.takes(&model[i]));
         let named =

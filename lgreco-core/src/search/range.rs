@@ -8,6 +8,12 @@ use core::str::FromStr;
 use num_traits::Float;
 
 /// A compression method as it is asked for.
+///
+/// ```
+/// use lgreco_core::search::Method;
+/// assert_eq!("topk".parse(), Ok(Method::TopK));
+/// assert!("top-k".parse::<Method>().is_err());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// Quantisation; the parameter is bits per element, 1 to 8.
@@ -25,6 +31,11 @@ impl Method {
     pub const ALL: [Method; 4] = [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid];
 
     /// The name used in labels and on the command line.
+    ///
+    /// ```
+    /// # use lgreco_core::search::Method;
+    /// assert_eq!(Method::ALL.map(Method::name), ["qsgd", "topk", "powersgd", "hybrid"]);
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Method::Qsgd => "qsgd",
@@ -35,6 +46,11 @@ impl Method {
     }
 
     /// The label of a parameter: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
+    ///
+    /// ```
+    /// # use lgreco_core::search::Method;
+    /// assert_eq!(Method::TopK.label(0.003), "topk 0.3%");
+    /// ```
     pub fn label(self, parameter: f64) -> String {
         match self {
             Method::TopK => format!("topk {}%", tidy(parameter * 100.0)),
@@ -57,6 +73,11 @@ impl FromStr for Method {
 }
 
 /// What makes an error out of a squared error.
+///
+/// ```
+/// use lgreco_core::search::Metric;
+/// assert_eq!("squared-l2".parse(), Ok(Metric::SquaredL2));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     /// The L2 norm, as in the L-GreCo paper.
@@ -67,6 +88,11 @@ pub enum Metric {
 
 impl Metric {
     /// The name used in files and on the command line.
+    ///
+    /// ```
+    /// # use lgreco_core::search::Metric;
+    /// assert_eq!(Metric::L2.name(), "l2");
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Metric::L2 => "l2",
@@ -75,6 +101,11 @@ impl Metric {
     }
 
     /// The error of a squared L2 error.
+    ///
+    /// ```
+    /// # use lgreco_core::search::Metric;
+    /// assert_eq!((Metric::L2.error(9.0), Metric::SquaredL2.error(9.0)), (3.0, 9.0));
+    /// ```
     pub fn error(self, squared: f64) -> f64 {
         match self {
             Metric::L2 => crate::num::sqrt(squared),
@@ -92,6 +123,14 @@ impl FromStr for Metric {
 }
 
 /// Parameters `first`, `first + step`, … up to `last`, in the method's unit.
+///
+/// ```
+/// use lgreco_core::search::{Method, Range, Search};
+/// let every_third = Range { first: 1.0, last: 8.0, step: 3.0 };
+/// let search = Search::new(Method::PowerSgd).with_range(every_third)?;
+/// assert_eq!(search.families[0].parameters(), [1.0, 4.0, 7.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
     /// The smallest parameter.

@@ -36,6 +36,14 @@ struct NamedLayer {
 
 impl NamedTable {
     /// Starts a table whose errors are measured in `metric`, which is a name for people.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
+    /// assert_eq!(builder.build()?.metric(), "l2");
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn builder(metric: impl Into<String>) -> Builder {
         Builder(NamedTable {
             metric: metric.into(),
@@ -47,21 +55,55 @@ impl NamedTable {
     }
 
     /// The table without names, for the planner.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// let only = Choice { size: 32000, error: 0.0 };
+    /// let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), only)]);
+    /// assert_eq!(builder.build()?.view().choices(), [only]);
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn view(&self) -> Table<'_> {
         Table { choices: &self.choices, ends: &self.ends }
     }
 
     /// The metric of the errors.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// let mut builder = NamedTable::builder("perplexity");
+    /// # builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
+    /// assert_eq!(builder.build()?.metric(), "perplexity");
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn metric(&self) -> &str {
         &self.metric
     }
 
     /// Number of layers, at least 1.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// let dense = ("dense".to_string(), Choice { size: 32000, error: 0.0 });
+    /// let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [dense.clone()]).layer("fc2.weight", 1000, None, [dense]);
+    /// assert_eq!(builder.build()?.layers(), 2);
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn layers(&self) -> usize {
         self.layers.len()
     }
 
     /// The name of a layer.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
+    /// assert_eq!(builder.build()?.name(0), "fc1.weight");
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     ///
     /// # Panics
     /// When `layer >= self.layers()`, as do all calls that take a layer or option.
@@ -70,37 +112,101 @@ impl NamedTable {
     }
 
     /// Number of elements of a layer's gradient.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
+    /// assert_eq!(builder.build()?.elements(0), 1000);
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn elements(&self, layer: usize) -> u64 {
         self.layers[layer].elements
     }
 
     /// Number of elements of all layers.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let dense = ("dense".to_string(), Choice { size: 32000, error: 0.0 });
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", u64::MAX, None, [dense.clone()]).layer("fc2.weight", 1, None, [dense]);
+    /// assert_eq!(builder.build()?.total_elements(), 1 << 64);
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn total_elements(&self) -> u128 {
         self.layers.iter().map(|layer| u128::from(layer.elements)).sum()
     }
 
     /// The layer's default option, if it has one.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, Some(0), [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
+    /// assert_eq!(builder.build()?.default_option(0), Some(0));
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn default_option(&self, layer: usize) -> Option<u32> {
         self.layers[layer].default
     }
 
     /// The default plan: one option per layer, if every layer has a default.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let dense = ("dense".to_string(), Choice { size: 32000, error: 0.0 });
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, Some(0), [dense.clone()]);
+    /// assert_eq!(builder.clone().build()?.defaults(), Some(vec![0]));
+    /// builder.layer("fc2.weight", 1000, None, [dense]);
+    /// assert_eq!(builder.build()?.defaults(), None);
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn defaults(&self) -> Option<Vec<u32>> {
         self.layers.iter().map(|layer| layer.default).collect()
     }
 
     /// The labels of a layer's options.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// let option = |label: &str, size, error| (label.to_string(), Choice { size, error });
+    /// builder.layer("fc1.weight", 1000, None, [option("qsgd 4", 4192, 0.5), option("dense", 32128, 0.0)]);
+    /// assert_eq!(builder.build()?.labels(0), ["qsgd 4", "dense"]);
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn labels(&self, layer: usize) -> &[String] {
         let start = if layer == 0 { 0 } else { self.ends[layer - 1] };
         &self.labels[start..self.ends[layer]]
     }
 
     /// The label of an option.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// let option = |label: &str, size, error| (label.to_string(), Choice { size, error });
+    /// builder.layer("fc1.weight", 1000, None, [option("qsgd 4", 4192, 0.5), option("dense", 32128, 0.0)]);
+    /// assert_eq!(builder.build()?.label(0, 1), "dense");
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn label(&self, layer: usize, option: usize) -> &str {
         &self.labels(layer)[option]
     }
 
     /// Adds names to an error about this table.
+    ///
+    /// ```
+    /// # use lgreco_core::{Error, table::{Choice, NamedTable}};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
+    /// let table = builder.build()?;
+    /// let error = table.view().chosen(&[3]).err().unwrap();
+    /// assert_eq!(table.name_error(error).to_string(), "layer `fc1.weight`: there is no option 3 of 1");
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn name_error(&self, error: Error) -> NamedError {
         let layer = error.layer().filter(|&layer| layer < self.layers());
         let option = layer.zip(error.option()).and_then(|(layer, option)| self.labels(layer).get(option));
@@ -109,11 +215,32 @@ impl NamedTable {
 }
 
 /// Collects the layers of a [`NamedTable`].
+///
+/// ```
+/// use lgreco_core::table::{Choice, NamedTable};
+/// let mut builder = NamedTable::builder("l2");
+/// for (name, elements) in [("fc1.weight", 1000), ("fc2.weight", 10)] {
+///     let dense = Choice { size: 128 + 32 * elements, error: 0.0 };
+///     builder.layer(name, elements, Some(0), [("dense".to_string(), dense)]);
+/// }
+/// assert_eq!(builder.build()?.total_elements(), 1010);
+/// # Ok::<(), lgreco_core::table::NamedError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Builder(NamedTable);
 
 impl Builder {
     /// Adds a layer: its name, number of elements, default option (an index into `options`), labelled options.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// let mut builder = NamedTable::builder("l2");
+    /// let option = |bits: u64, error| (format!("qsgd {bits}"), Choice { size: 192 + 1000 * bits, error });
+    /// builder.layer("fc1.weight", 1000, Some(1), [option(2, 2.0), option(4, 0.5), option(8, 0.03)]);
+    /// let table = builder.build()?;
+    /// assert_eq!((table.label(0, 1), table.defaults()), ("qsgd 4", Some(vec![1])));
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
     pub fn layer(
         &mut self,
         name: impl Into<String>,
@@ -132,6 +259,14 @@ impl Builder {
     }
 
     /// Validates the table.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("qsgd 4".to_string(), Choice { size: 4192, error: f64::NAN })]);
+    /// let message = "layer `fc1.weight`, option 0 (`qsgd 4`): error is NaN, expected a finite number >= 0";
+    /// assert_eq!(builder.build().unwrap_err().to_string(), message);
+    /// ```
     ///
     /// # Errors
     /// Those of [`Table::new`]; [`Error::NoSuchOption`] for a default that its layer does not have;
@@ -166,6 +301,13 @@ impl NamedTable {
 }
 
 /// An [`Error`] with the names of the layer and the option at fault.
+///
+/// ```
+/// use lgreco_core::{Error, table::NamedError};
+/// let error = Error::NonFinite { index: 17, value: f32::INFINITY };
+/// let named = NamedError { error, layer: Some("fc1.weight".into()), option: None };
+/// assert_eq!(named.to_string(), "layer `fc1.weight`: element 17 is inf: gradients must be finite");
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedError {
     /// What went wrong.

@@ -1,4 +1,6 @@
 //! Generators, oracles and property checks that tests, fuzz targets and every backend share.
+//!
+//! Every `check_*` function panics when what it checks does not hold, and says what was found.
 
 #[cfg(feature = "json")]
 pub mod files;

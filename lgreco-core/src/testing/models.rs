@@ -6,6 +6,15 @@ use crate::rng::Stream;
 use crate::table::{Choice, Table};
 
 /// A table with the budget that its default options cost.
+///
+/// ```
+/// use lgreco_core::plan::{self, Solver, budget::Budget};
+/// use lgreco_core::testing::models::{Rows, model};
+/// let model = model(Rows::Hybrid, 4, 20, 1);
+/// let plan = plan::solve(&model.table(), Budget::Absolute(model.budget), Solver::default())?;
+/// assert!(plan.summary().proven());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     /// All options, layer after layer.
@@ -17,6 +26,13 @@ pub struct Model {
 }
 
 /// What a [`Model`]'s rows look like.
+///
+/// ```
+/// use lgreco_core::testing::models::{Rows, model};
+/// for rows in Rows::ALL {
+///     assert_eq!(model(rows, 3, 10, 0).table().layers(), 3);
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
     /// Sparsification: the error falls smoothly, without a bend, as the size grows.
@@ -76,6 +92,12 @@ impl Draws {
 
 /// The model of `layers` layers whose rows have about `options` options (the quantisers 7) and whose budget is the error
 /// of an option in the middle of each row.
+///
+/// ```
+/// use lgreco_core::testing::models::{Rows, model};
+/// assert_eq!(model(Rows::Spread, 3, 10, 7), model(Rows::Spread, 3, 10, 7));
+/// assert_ne!(model(Rows::Spread, 3, 10, 7), model(Rows::Spread, 3, 10, 8));
+/// ```
 pub fn model(rows: Rows, layers: usize, options: usize, seed: u64) -> Model {
     let mut draws = Draws(Stream { seed, ..Stream::default() }, 0);
     let mut model = Model { choices: Vec::new(), ends: Vec::new(), budget: 0.0 };
@@ -159,6 +181,11 @@ fn row(rows: Rows, options: usize, draws: &mut Draws, out: &mut Vec<Choice>) {
 
 impl Model {
     /// The table, borrowed.
+    ///
+    /// ```
+    /// # use lgreco_core::testing::models::{Rows, model};
+    /// assert_eq!(model(Rows::Equal, 3, 10, 0).table().choices().len(), 30);
+    /// ```
     pub fn table(&self) -> Table<'_> {
         Table::new(&self.choices, &self.ends).expect("models are valid tables")
     }

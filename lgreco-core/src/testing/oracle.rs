@@ -10,6 +10,14 @@ use crate::table::{Choice, Table};
 
 /// The fewest bits of any plan within the budget, by trying every plan; `None` when no plan is within it.
 ///
+/// ```
+/// use lgreco_core::{table::{Choice, Table}, testing::oracle::exhaustive};
+/// let choices = [(8, 0.5), (4, 1.5), (9, 0.25), (3, 1.0)].map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[2, 4])?;
+/// assert_eq!((exhaustive(&table, 1.75), exhaustive(&table, 0.5)), (Some(11), None));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Complexity
 /// O(layers * product of the layers' options).
 pub fn exhaustive(table: &Table<'_>, budget: f64) -> Option<u64> {
@@ -34,6 +42,14 @@ pub fn exhaustive(table: &Table<'_>, budget: f64) -> Option<u64> {
 ///
 /// Exact when all errors and their sums are, for example small multiples of a power of two. Sizes must be small.
 ///
+/// ```
+/// use lgreco_core::{table::{Choice, Table}, testing::oracle::{by_total_size, exhaustive}};
+/// let choices = [(8, 0.5), (4, 1.5), (9, 0.25), (3, 1.0)].map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[2, 4])?;
+/// assert_eq!(by_total_size(&table, 1.75), exhaustive(&table, 1.75));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Complexity
 /// O(options * largest total size).
 pub fn by_total_size(table: &Table<'_>, budget: f64) -> Option<u64> {
@@ -53,7 +69,14 @@ pub fn by_total_size(table: &Table<'_>, budget: f64) -> Option<u64> {
 }
 
 /// Solves twice on workspaces of different garbage and panics unless both agree and the answer keeps its word: choices
-/// within the budget, of the stated size and error, the bounds in order.
+/// within the budget, of the stated size and error, the bounds in order. Returns what the solver does.
+///
+/// ```
+/// use lgreco_core::{plan::exact::Limits, testing::{models::{Rows, model}, oracle::check_exact}};
+/// let model = model(Rows::Qsgd, 5, 7, 1);
+/// assert!(check_exact(&model.table(), model.budget, Limits::default())?.proven());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn check_exact(table: &Table<'_>, budget: f64, limits: Limits) -> Result<Summary, Error> {
     let run = |garbage: u64| {
         let mut workspace = vec![garbage; workspace_len(table, limits)];
@@ -91,6 +114,13 @@ pub fn check_exact(table: &Table<'_>, budget: f64, limits: Limits) -> Result<Sum
 }
 
 /// [`check_exact`], and panics unless the answer agrees with `optimum`: equal where proved, between the bounds where not.
+///
+/// ```
+/// use lgreco_core::{plan::exact::Limits, testing::{models::{Rows, model}, oracle::{check_against, exhaustive}}};
+/// let model = model(Rows::Correlated, 4, 5, 1);
+/// let optimum = exhaustive(&model.table(), model.budget);
+/// check_against(&model.table(), model.budget, Limits::default(), optimum);
+/// ```
 pub fn check_against(table: &Table<'_>, budget: f64, limits: Limits, optimum: Option<u64>) {
     match (check_exact(table, budget, limits), optimum) {
         (Ok(summary), Some(optimum)) => {

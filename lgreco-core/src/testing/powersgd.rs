@@ -12,6 +12,15 @@ use crate::rng::Stream;
 use alloc::{vec, vec::Vec};
 
 /// A payload and the values it decodes to.
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
+/// use lgreco_core::testing::powersgd::{gradient, round_trip};
+/// let gradient = gradient(&[3.0, 0.0, 0.0, 4.0], Shape::new(2, 2)?);
+/// let trip = round_trip(&gradient, PowerSgd { rank: 1, iterations: 1 }, Stream::default())?;
+/// assert_eq!((trip.payload.len(), trip.decoded.len()), (16 + 4 * 4, 4));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub struct RoundTrip {
     /// The payload.
     pub payload: Vec<u8>,
@@ -20,6 +29,15 @@ pub struct RoundTrip {
 }
 
 /// Encodes and decodes with stale buffers.
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
+/// use lgreco_core::testing::powersgd::{gradient, round_trip, squared_error};
+/// let gradient = gradient(&[3.0, 0.0, 0.0, 4.0], Shape::new(2, 2)?);
+/// let trip = round_trip(&gradient, PowerSgd { rank: 2, iterations: 1 }, Stream::default())?;
+/// assert!(squared_error(&gradient, &trip.decoded) < 1e-9); // full rank
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// Those of encode and decode.
@@ -35,6 +53,12 @@ pub fn round_trip(gradient: &Gradient<'_>, compressor: PowerSgd, stream: Stream)
 }
 
 /// ‖gradient − decoded‖², summed in f64.
+///
+/// ```
+/// # use lgreco_core::{gradient::Shape, testing::powersgd::{gradient, squared_error}};
+/// assert_eq!(squared_error(&gradient(&[3.0, 4.0], Shape::new(2, 1)?), &[0.0, 0.0]), 25.0);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn squared_error(gradient: &Gradient<'_>, decoded: &[f32]) -> f64 {
     let square = |x: f32, y: &f32| (x as f64 - *y as f64) * (x as f64 - *y as f64);
     with_elements!(gradient.values(), v => v.iter().zip(decoded).map(|(x, y)| square(widen(*x), y)).sum())
@@ -45,6 +69,13 @@ fn widen(x: impl crate::gradient::Element) -> f32 {
 }
 
 /// Asserts that the row of ranks is the squared error of an encode and decode at each rank, within 1e-5.
+///
+/// ```
+/// use lgreco_core::{gradient::Shape, rng::Stream, testing::powersgd::{check_row, gradient, uniform}};
+/// let values = uniform(12 * 8, 1);
+/// check_row(&gradient(&values, Shape::new(12, 8)?), &[1, 2, 4], 2, Stream::default());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn check_row(gradient: &Gradient<'_>, ranks: &[u32], iterations: u32, stream: Stream) {
     let shape = gradient.shape();
     let max_rank = ranks.iter().copied().max().unwrap_or(0);
@@ -59,6 +90,17 @@ pub fn check_row(gradient: &Gradient<'_>, ranks: &[u32], iterations: u32, stream
 }
 
 /// The columns of a payload's factors: of `P̂`, then of `Q`.
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
+/// use lgreco_core::testing::powersgd::{check_orthonormal, factors, gradient, round_trip, uniform};
+/// let (values, shape) = (uniform(12 * 8, 1), Shape::new(12, 8)?);
+/// let trip = round_trip(&gradient(&values, shape), PowerSgd { rank: 3, iterations: 1 }, Stream::default())?;
+/// let (p, q) = factors(&trip.payload, shape);
+/// check_orthonormal(&p, 3);
+/// assert_eq!((q.len(), q[0].len()), (3, 8));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn factors(payload: &[u8], shape: Shape) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let numbers: Vec<f32> =
         payload[HEADER_LEN..].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect();
@@ -69,6 +111,13 @@ pub fn factors(payload: &[u8], shape: Shape) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
 }
 
 /// Asserts that a smaller rank's factors are the first columns of a larger one's, bit for bit.
+///
+/// ```
+/// use lgreco_core::{gradient::Shape, rng::Stream, testing::powersgd::{check_nested, gradient, uniform}};
+/// let values = uniform(12 * 8, 1);
+/// check_nested(&gradient(&values, Shape::new(12, 8)?), 2, 5, 1, Stream::default());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn check_nested(gradient: &Gradient<'_>, small: u32, large: u32, iterations: u32, stream: Stream) {
     let trip = |rank| round_trip(gradient, PowerSgd { rank, iterations }, stream).expect("a finite gradient");
     let (p, q) = factors(&trip(small.min(large)).payload, gradient.shape());
@@ -79,6 +128,11 @@ pub fn check_nested(gradient: &Gradient<'_>, small: u32, large: u32, iterations:
 }
 
 /// Asserts that nonzero columns are orthonormal to 2e-6 and that there are `rank` of them.
+///
+/// ```
+/// use lgreco_core::testing::powersgd::check_orthonormal;
+/// check_orthonormal(&[vec![0.6, 0.8], vec![0.8, -0.6], vec![0.0, 0.0]], 2);
+/// ```
 pub fn check_orthonormal(columns: &[Vec<f32>], rank: usize) {
     let nonzero: Vec<_> = columns.iter().filter(|c| c.iter().any(|&x| x != 0.0)).collect();
     assert_eq!(nonzero.len(), rank, "columns that are not zero");
@@ -92,6 +146,11 @@ pub fn check_orthonormal(columns: &[Vec<f32>], rank: usize) {
 }
 
 /// Orthonormalises columns and returns them.
+///
+/// ```
+/// use lgreco_core::testing::powersgd::{check_orthonormal, orthonormal_columns};
+/// check_orthonormal(&orthonormal_columns(&[vec![3.0, 4.0], vec![1.0, 0.0]]), 2);
+/// ```
 pub fn orthonormal_columns(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let (len, rank) = (columns.first().map_or(0, Vec::len), columns.len());
     let shape = Shape::new(len, len.max(rank)).expect("a small matrix");
@@ -102,6 +161,11 @@ pub fn orthonormal_columns(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {
 }
 
 /// Asserts that no payload bytes make decode panic or yield a number that is not finite.
+///
+/// ```
+/// use lgreco_core::testing::powersgd::check_hostile;
+/// check_hostile(&[b'L', 1, 3, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f]);
+/// ```
 pub fn check_hostile(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -115,6 +179,14 @@ pub fn check_hostile(bytes: &[u8]) {
 }
 
 /// Squared errors of warm-started steps on one and the same gradient.
+///
+/// ```
+/// use lgreco_core::{gradient::Shape, rng::Stream, testing::powersgd::{gradient, uniform, warm_errors}};
+/// let values = uniform(12 * 8, 1);
+/// let errors = warm_errors(&gradient(&values, Shape::new(12, 8)?), 2, 20, Stream::default());
+/// assert!(errors[19] < errors[0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn warm_errors(gradient: &Gradient<'_>, rank: u32, steps: usize, stream: Stream) -> Vec<f64> {
     let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
     let compressor = PowerSgd { rank, iterations: 1 };
@@ -131,6 +203,11 @@ pub fn warm_errors(gradient: &Gradient<'_>, rank: u32, steps: usize, stream: Str
 }
 
 /// A gradient's values from the start-matrix generator: uniform on (−1, 1).
+///
+/// ```
+/// # use lgreco_core::testing::powersgd::uniform;
+/// assert!(uniform(100, 1).iter().all(|x| x.abs() < 1.0));
+/// ```
 pub fn uniform(n: usize, seed: u64) -> Vec<f32> {
     let mut values = vec![0.0; n];
     start_matrix(Stream { seed, ..Default::default() }, n, 1, &mut values).expect("n values");
@@ -138,6 +215,14 @@ pub fn uniform(n: usize, seed: u64) -> Vec<f32> {
 }
 
 /// `Σ_c scales[c] · a_c b_cᵀ` with uniform random columns.
+///
+/// ```
+/// use lgreco_core::{gradient::Shape, testing::powersgd::{low_rank, squared_singular_values}};
+/// let shape = Shape::new(12, 8)?;
+/// let spectrum = squared_singular_values(&low_rank(shape, &[1.0, 0.5], 1), shape);
+/// assert!(spectrum[1] > 1e-3 && spectrum[2] < 1e-9);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn low_rank(shape: Shape, scales: &[f64], seed: u64) -> Vec<f32> {
     let (n, m) = (shape.rows(), shape.cols());
     let (a, b) = (uniform(n * scales.len(), seed), uniform(m * scales.len(), seed + 1));
@@ -147,6 +232,13 @@ pub fn low_rank(shape: Shape, scales: &[f64], seed: u64) -> Vec<f32> {
 }
 
 /// The textbook: naive products and modified Gram–Schmidt in f64. Returns the squared error of rank `rank`.
+///
+/// ```
+/// use lgreco_core::{gradient::Shape, rng::Stream, testing::powersgd::textbook_squared_error};
+/// let error = textbook_squared_error(&[3.0, 0.0, 0.0, 4.0], Shape::new(2, 2)?, 1, 50, Stream::default());
+/// assert!((error - 9.0).abs() < 1e-6); // all but the largest singular value
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn textbook_squared_error(values: &[f32], shape: Shape, rank: usize, iterations: u32, stream: Stream) -> f64 {
     let (n, m) = (shape.rows(), shape.cols());
     let rank = rank.min(n).min(m);
@@ -179,6 +271,12 @@ pub fn textbook_squared_error(values: &[f32], shape: Shape, rank: usize, iterati
 }
 
 /// Squared singular values, largest first: Jacobi's eigenvalue method on `MᵀM` in f64.
+///
+/// ```
+/// use lgreco_core::{gradient::Shape, testing::powersgd::squared_singular_values};
+/// assert_eq!(squared_singular_values(&[3.0, 0.0, 0.0, -4.0], Shape::new(2, 2)?), [16.0, 9.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn squared_singular_values(values: &[f32], shape: Shape) -> Vec<f64> {
     let (n, m) = (shape.rows(), shape.cols());
     let at = |i: usize, k: usize| values[i * m + k] as f64;
@@ -210,6 +308,13 @@ pub fn squared_singular_values(values: &[f32], shape: Shape) -> Vec<f64> {
 }
 
 /// Asserts that the public steps, on one worker, make what decode makes of encode's payload.
+///
+/// ```
+/// use lgreco_core::{gradient::Shape, rng::Stream, testing::powersgd::{check_steps, gradient, uniform}};
+/// let values = uniform(12 * 8, 1);
+/// check_steps(&gradient(&values, Shape::new(12, 8)?), 3, Stream::default());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn check_steps(gradient: &Gradient<'_>, rank: u32, stream: Stream) {
     let shape = gradient.shape();
     let r = (rank as usize).min(shape.rows()).min(shape.cols());
@@ -226,6 +331,12 @@ pub fn check_steps(gradient: &Gradient<'_>, rank: u32, stream: Stream) {
 }
 
 /// Wraps f32 values.
+///
+/// ```
+/// # use lgreco_core::{gradient::Shape, testing::powersgd::gradient};
+/// assert_eq!(gradient(&[1.0, 2.0], Shape::new(1, 2)?).values().len(), 2);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 ///
 /// # Panics
 /// When the number of values is not that of the shape.

@@ -58,6 +58,18 @@ fn bucket(values: &[f32], qsgd: Qsgd) -> Bucket {
 }
 
 /// The payload of finite `values`, bit by bit.
+///
+/// ```
+/// use lgreco_core::compress::{Compressor, qsgd::Qsgd};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::{rng::Stream, testing::qsgd::encode};
+/// let (values, shape) = ([0.5, -1.0, 0.0, 0.25], Shape::new(2, 2)?);
+/// let mut payload = [0; 22];
+/// let gradient = Gradient::new(Values::F32(&values), shape)?;
+/// Qsgd::default().encode(&gradient, Stream::default(), &mut [], &mut payload)?;
+/// assert_eq!(encode(&values, shape, Qsgd::default(), Stream::default()), payload);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn encode(values: &[f32], shape: Shape, qsgd: Qsgd, stream: Stream) -> Vec<u8> {
     let mut bytes = Vec::from([b'L', 1, 1, (qsgd.bits - 1) + if qsgd.scale == Scale::MinMax { 8 } else { 0 }]);
     for word in [qsgd.bucket, shape.rows() as u32, shape.cols() as u32] {
@@ -93,6 +105,14 @@ fn point(level: u64, low: f32, high: f32, qsgd: Qsgd) -> f32 {
 }
 
 /// The values that the codes of a well-formed payload stand for.
+///
+/// ```
+/// use lgreco_core::{compress::qsgd::{Qsgd, Scale}, gradient::Shape, rng::Stream, testing::qsgd};
+/// let one_bit = Qsgd { bits: 1, scale: Scale::MinMax, ..Qsgd::default() };
+/// let payload = qsgd::encode(&[3.0, -1.0], Shape::new(2, 1)?, one_bit, Stream::default());
+/// assert_eq!(qsgd::decode(&payload, 2, one_bit), [3.0, -1.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn decode(bytes: &[u8], elements: usize, qsgd: Qsgd) -> Vec<f32> {
     let float = |at: usize| f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     let per_bucket = if qsgd.scale == Scale::MinMax { 8 } else { 4 };
@@ -120,6 +140,12 @@ pub fn decode(bytes: &[u8], elements: usize, qsgd: Qsgd) -> Vec<f32> {
 /// The expected squared error of the encoder's decisions and the decoder's values, and how far f32 arithmetic may move
 /// the measured row from it: the decoder's rounding, relative to the distance of two levels; the encoder's position
 /// on the grid; and the rounding of subnormal results.
+///
+/// ```
+/// use lgreco_core::{compress::qsgd::Qsgd, testing::qsgd::squared_error};
+/// let (error, tolerance) = squared_error(&[1.0, 0.25], Qsgd { bits: 2, ..Qsgd::default() });
+/// assert!((error - 0.25 * 0.75).abs() <= tolerance && tolerance < 1e-5);
+/// ```
 pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
     let (mut error, mut tolerance) = (0.0, 0.0);
     let s = last_level(qsgd);
@@ -149,6 +175,14 @@ pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
 
 /// Checks a gradient of finite values against the functions above: payload bytes and their number, decoded values, and
 /// the row of all eight widths. Bytes after the payload stay as they are.
+///
+/// ```
+/// use lgreco_core::{compress::qsgd::Qsgd, rng::Stream, testing::qsgd::check_gradient};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// let gradient = Gradient::new(Values::F32(&[0.5, -1.0, 0.0, 0.25]), Shape::new(2, 2)?)?;
+/// check_gradient(&gradient, Qsgd { bucket: 3, ..Qsgd::default() }, Stream::default());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 ///
 /// # Panics
 /// When something does not hold.
@@ -200,6 +234,11 @@ fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
 /// Checks that over `trials` random streams the squared error of encode → decode averages to the measured one, and the
 /// error itself to zero, each within five standard deviations of its average.
 ///
+/// ```
+/// use lgreco_core::{compress::qsgd::Qsgd, testing::qsgd::check_averages};
+/// check_averages(&[0.5, -1.0, 0.1, 0.25], Qsgd { bits: 2, ..Qsgd::default() }, 500);
+/// ```
+///
 /// # Panics
 /// When something does not hold.
 pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
@@ -232,6 +271,11 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
 
 /// Decodes arbitrary bytes: an error or finite values, never a panic.
 ///
+/// ```
+/// use lgreco_core::testing::qsgd::check_payload;
+/// check_payload(&[b'L', 1, 1, 0, 4, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]);
+/// ```
+///
 /// # Panics
 /// When something does not hold.
 pub fn check_payload(bytes: &[u8]) {
@@ -246,6 +290,11 @@ pub fn check_payload(bytes: &[u8]) {
 
 /// Takes parameters and values from arbitrary bytes and does [`check_gradient`]; with NaN or infinity among the values
 /// the first such must be named instead.
+///
+/// ```
+/// use lgreco_core::testing::qsgd::check_round_trip;
+/// check_round_trip(b"four bytes of parameters, the rest are values");
+/// ```
 ///
 /// # Panics
 /// When something does not hold.

@@ -4,6 +4,13 @@ use crate::{plan::budget::Budget, rng::Stream, table::Choice, table::Table};
 use alloc::vec::Vec;
 
 /// A table with a reference plan and a budget.
+///
+/// ```
+/// use lgreco_core::{plan::budget::Budget, testing::tables::Instance};
+/// let instance = Instance::from_seed(3, 8, 5);
+/// let reference = Budget::Defaults { alpha: 1.0, options: &instance.defaults };
+/// assert!(reference.limit(&instance.table()).is_ok());
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instance {
     /// All options, layer after layer.
@@ -18,6 +25,12 @@ pub struct Instance {
 
 impl Instance {
     /// The table, borrowed.
+    ///
+    /// ```
+    /// # use lgreco_core::testing::tables::Instance;
+    /// let instance = Instance::from_seed(3, 8, 5);
+    /// assert_eq!(instance.table().layers(), instance.ends.len());
+    /// ```
     pub fn table(&self) -> Table<'_> {
         Table::new(&self.choices, &self.ends).expect("instances are valid tables")
     }
@@ -27,6 +40,12 @@ impl Instance {
     /// The first bytes choose the kind of sizes and errors: small integers with many ties, smooth curves, magnitudes
     /// from subnormal to 2^1000, sizes that need all 64 bits, and the kind of budget: zero, the reference plan's, the
     /// smallest achievable error, or anything up to the largest.
+    ///
+    /// ```
+    /// use lgreco_core::testing::tables::Instance;
+    /// let instance = Instance::from_bytes(b"", 8, 5);
+    /// assert_eq!((instance.choices.len(), instance.budget), (1, 0.0));
+    /// ```
     pub fn from_bytes(bytes: &[u8], layers: usize, options: usize) -> Instance {
         let mut bytes = bytes.iter().copied();
         let mut byte = move || usize::from(bytes.next().unwrap_or(0));
@@ -73,6 +92,11 @@ impl Instance {
     }
 
     /// An instance of pseudo-random bytes.
+    ///
+    /// ```
+    /// # use lgreco_core::testing::tables::Instance;
+    /// assert_eq!(Instance::from_seed(3, 8, 5), Instance::from_seed(3, 8, 5));
+    /// ```
     pub fn from_seed(seed: u64, layers: usize, options: usize) -> Instance {
         let stream = Stream { seed, ..Stream::default() };
         let bytes: Vec<u8> = (0..(2 * layers * (options + 2) + 8) as u64).map(|at| stream.word(at) as u8).collect();

@@ -10,6 +10,21 @@ use crate::linalg::{self, Columns};
 ///
 /// Any bytes may be given: what is not the payload of a finite matrix is an error.
 ///
+/// ```
+/// use lgreco_core::compress::{Compressor, powersgd::{PowerSgd, decode}, wire::Payload};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[0.0; 6]), Shape::new(2, 3)?)?;
+/// let compressor = PowerSgd { rank: 1, iterations: 1 };
+/// let mut workspace = vec![0; compressor.encode_workspace_len(gradient.shape(), gradient.values().dtype())];
+/// let mut payload = [0; 16 + 4 * (2 + 3)];
+/// compressor.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?;
+/// let mut values = [f32::NAN; 6];
+/// decode(&Payload::parse(&payload)?, &mut values)?;
+/// assert_eq!(values, [0.0; 6]); // a zero tensor stays exactly zero
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::PayloadHeader`] when another method or variant made the payload, [`Error::PayloadBody`] when its rank does
 /// not fit its shape or a factor is not finite, [`Error::Length`] when the body or `values` do not have the length the

@@ -183,6 +183,21 @@ pub(super) fn encode(
 /// `q` is cols × r, column after column, r = `min(rank, rows, cols)`; it is unchanged when an error is returned. The
 /// payload and the workspace are those of [`PowerSgd::encode`](crate::compress::Compressor::encode) at this rank.
 ///
+/// ```
+/// use lgreco_core::compress::{Compressor, powersgd::{PowerSgd, encode_warm}};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, 0.0, 4.0]), Shape::new(2, 2)?)?;
+/// let words = PowerSgd { rank: 1, iterations: 1 }.encode_workspace_len(gradient.shape(), Dtype::F32);
+/// let (mut q, mut workspace, mut payload) = ([0.0; 2], vec![0; words], [0; 16 + 4 * 4]);
+/// for step in 0..30 {
+///     let stream = Stream { step, ..Stream::default() };
+///     encode_warm(1, &gradient, stream, &mut q, &mut workspace, &mut payload)?;
+/// }
+/// assert!((q[0].hypot(q[1]) - 4.0).abs() < 1e-5); // over the steps, the largest singular value
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Errors
 /// Those of [`PowerSgd::encode`](crate::compress::Compressor::encode); [`Error::Length`] when `q` has another length;
 /// [`Error::Parameter`] when `q` holds NaN or infinity.

@@ -11,6 +11,13 @@ use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::linalg::{self, Columns, Matrix, Row};
 
 /// Words of workspace that [`project`], [`orthonormalise`] and [`back_project`] need.
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::steps_workspace_len, gradient::Shape};
+/// let words = |rank| Ok::<_, lgreco_core::Error>(steps_workspace_len(Shape::new(256, 64)?, rank));
+/// assert_eq!(words(64)?, words(1000)?); // no rank exceeds the smaller side
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn steps_workspace_len(shape: Shape, rank: u32) -> usize {
     workspace_len(shape, effective_rank(shape, rank))
 }
@@ -84,6 +91,17 @@ pub fn project(
 /// Replaces the columns of `p` (rows × r) by orthonormal ones: column `i` depends on columns `..=i` alone. Columns that
 /// are zero, or dependent on those before them up to 1e-6 of their norm, become exact zeros.
 ///
+/// ```
+/// use lgreco_core::{compress::powersgd::{orthonormalise, steps_workspace_len}, gradient::Shape};
+/// let shape = Shape::new(2, 2)?;
+/// let mut workspace = vec![0; steps_workspace_len(shape, 2)];
+/// let mut p = [3.0, 4.0, 6.0, 8.0]; // the second column is twice the first
+/// orthonormalise(shape, 2, &mut workspace, &mut p)?;
+/// assert!((p[0] - 0.6).abs() < 1e-6 && (p[1] - 0.8).abs() < 1e-6);
+/// assert_eq!(p[2..], [0.0, 0.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Length`]; [`Error::Parameter`] when `p` is not finite.
 ///
@@ -102,6 +120,17 @@ pub fn orthonormalise(shape: Shape, rank: u32, workspace: &mut [u64], p: &mut [f
 }
 
 /// `q = Mᵀ P` (cols × r) from `p` (rows × r).
+///
+/// ```
+/// use lgreco_core::compress::powersgd::{back_project, steps_workspace_len};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// let gradient = Gradient::new(Values::F32(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), Shape::new(2, 3)?)?;
+/// let mut workspace = vec![0; steps_workspace_len(gradient.shape(), 1)];
+/// let mut q = [0.0; 3];
+/// back_project(&gradient, 1, &[0.0, 1.0], &mut workspace, &mut q)?;
+/// assert_eq!(q, [4.0, 5.0, 6.0]); // the part of M in the direction of p: its second row
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::NonFinite`], [`Error::Length`]; [`Error::Parameter`] when `p` is not finite; [`Error::Overflow`] when `q`
@@ -133,6 +162,14 @@ pub fn back_project(
 }
 
 /// `values = P Qᵀ`, row-major, each element summed over the columns in order: what decode makes of a payload.
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::reconstruct, gradient::Shape};
+/// let mut values = [0.0; 6];
+/// reconstruct(Shape::new(2, 3)?, 1, &[1.0, 2.0], &[1.0, 10.0, 100.0], &mut values)?;
+/// assert_eq!(values, [1.0, 10.0, 100.0, 2.0, 20.0, 200.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Length`]; [`Error::Overflow`] when a value is not finite.

@@ -33,6 +33,20 @@ impl Qsgd {
 
 /// Writes the values that `payload`, made by [`Qsgd`], stands for; `values` has one entry per element.
 ///
+/// ```
+/// use lgreco_core::compress::{Compressor, qsgd::{self, Qsgd, Scale}, wire::Payload};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[3.0, -1.0, -1.0, 3.0]), Shape::new(2, 2)?)?;
+/// let one_bit = Qsgd { bits: 1, scale: Scale::MinMax, ..Qsgd::default() };
+/// let mut payload = [0; 16 + 8 + 1];
+/// one_bit.encode(&gradient, Stream::default(), &mut [], &mut payload)?;
+/// let mut values = [f32::NAN; 4];
+/// qsgd::decode(&Payload::parse(&payload)?, &mut values)?;
+/// assert_eq!(values, [3.0, -1.0, -1.0, 3.0]); // the ends of a bucket's interval are exact
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Length`] when `values` or the payload's body has the wrong length; [`Error::PayloadHeader`],
 /// [`Error::Parameter`] or [`Error::PayloadBody`] when the payload was not made by [`Qsgd`]. Every payload for which no

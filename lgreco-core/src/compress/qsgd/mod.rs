@@ -53,6 +53,19 @@ use crate::simd::dispatch;
 const BLOCK: usize = 512;
 
 /// Which interval a bucket's levels divide. The discriminants stand in payload headers and never change.
+///
+/// ```
+/// use lgreco_core::compress::qsgd::{self, Qsgd, Rounding, Scale};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// let gradient = Gradient::new(Values::F32(&[1.0, 2.0, 3.0, 4.0]), Shape::new(4, 1)?)?;
+/// let mut error = [0.0];
+/// for (scale, expected) in [(Scale::MaxNorm, 6.0), (Scale::MinMax, 0.0)] {
+///     let base = Qsgd { scale, rounding: Rounding::Nearest, ..Qsgd::default() };
+///     qsgd::measure(&gradient, base, &[2], &mut error)?; // levels -4, 0, 4 and 1, 2, 3, 4
+///     assert!((error[0] - expected).abs() < 1e-9);
+/// }
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Scale {
@@ -64,6 +77,18 @@ pub enum Scale {
 }
 
 /// How a value between two levels is rounded.
+///
+/// ```
+/// use lgreco_core::compress::qsgd::{self, Qsgd, Rounding};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// let gradient = Gradient::new(Values::F32(&[1.0, 0.25]), Shape::new(2, 1)?)?;
+/// let mut error = [0.0];
+/// for (rounding, expected) in [(Rounding::Nearest, 0.25 * 0.25), (Rounding::Stochastic, 0.25 * 0.75)] {
+///     qsgd::measure(&gradient, Qsgd { rounding, ..Qsgd::default() }, &[2], &mut error)?; // levels -1, 0, 1
+///     assert_eq!(error, [expected]);
+/// }
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
     /// To the nearer level, halves to the level with the larger number: smallest error, biased.

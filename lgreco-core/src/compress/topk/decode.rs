@@ -10,6 +10,19 @@ use crate::gradient::Dtype;
 
 /// Writes what a TopK payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
 ///
+/// ```
+/// use lgreco_core::compress::{Compressor, topk::{self, TopK}, wire::Payload};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[1.0, -1.0, 1.0]), Shape::new(3, 1)?)?;
+/// let mut payload = [0; 16 + 2 * 4 + 1];
+/// TopK { keep: 2, values: Dtype::F32 }.encode(&gradient, Stream::default(), &mut [0; 2], &mut payload)?;
+/// let mut values = [f32::NAN; 3];
+/// topk::decode(&Payload::parse(&payload)?, &mut values)?;
+/// assert_eq!(values, [1.0, -1.0, 0.0]); // of equal magnitudes the first are kept
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Length`] when `values` has not the tensor's length or the body not the header's;
 /// [`Error::PayloadHeader`] when the payload is not TopK's or its variant is not the one its numbers imply;

@@ -76,7 +76,7 @@ impl TopK {
     /// Keeps `density` (in (0, 1]) of `elements`, rounded to nearest, but at least one element of a tensor that has any.
     ///
     /// # Errors
-    /// [`Error::Parameter`] when `density` is outside (0, 1], [`Error::TooManyElements`].
+    /// [`Error::Parameter`] when `density` is outside (0, 1]; [`Error::TooManyElements`] from 2^32 elements on.
     ///
     /// ```
     /// use lgreco_core::{compress::topk::TopK, gradient::Dtype};

@@ -13,6 +13,13 @@ struct Step {
 }
 
 /// Words of workspace that [`global_topk`] needs.
+///
+/// ```
+/// # use lgreco_core::{plan::baseline::global_topk_workspace_len, table::{Choice, Table}};
+/// let choices = [Choice { size: 8, error: 0.1 }; 40];
+/// assert_eq!(global_topk_workspace_len(&Table::new(&choices, &[20, 40])?), 100);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn global_topk_workspace_len(table: &Table) -> usize {
     2 * table.choices().len() + table.choices().len().div_ceil(2)
 }
@@ -36,10 +43,15 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`]; [`Error::Length`]; [`Error::Infeasible`] when the smallest errors exceed the budget.
+/// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Length`] when `options` has not one entry
+/// per layer or `workspace` is too short; [`Error::Infeasible`] when the smallest errors exceed the budget.
 ///
 /// # Complexity
-/// O(options·log(options)) time; no allocator.
+/// O(options·log(options)) time; [`global_topk_workspace_len`] words; no allocator.
+///
+/// # Source
+/// One threshold for the whole model: Sahu et al., "Rethinking gradient sparsification as total error minimization"
+/// (NeurIPS 2021). Deviation: the threshold follows from the budget, and steps between the densities of a table.
 pub fn global_topk(
     table: &Table,
     budget: f64,

@@ -8,6 +8,13 @@ const ITERATIONS: usize = 100;
 type Point = [f64; 2];
 
 /// Words of workspace that [`kmeans`] needs.
+///
+/// ```
+/// # use lgreco_core::{plan::baseline::kmeans_workspace_len, table::{Choice, Table}};
+/// let choices = [Choice { size: 8, error: 0.1 }; 40];
+/// assert_eq!(kmeans_workspace_len(&Table::new(&choices, &[10, 20, 30, 40])?, 3), 5 * 4 + 3 * 3 + 20);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
     let (layers, clusters) = (table.layers(), clusters.min(table.layers()));
     2 * (layers + clusters) + 3 * layers + clusters + table.choices().len().div_ceil(2)
@@ -41,11 +48,13 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`]; [`Error::Length`]; [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
+/// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Length`] when a slice has not one entry per
+/// layer or `workspace` is too short; [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
 /// negative; [`Error::Infeasible`] when the smallest errors exceed the budget.
 ///
 /// # Complexity
-/// O(8·100·layers·clusters + options·(log(options) + layers)) time at most; no allocator.
+/// O(8·100·layers·clusters + options·(log(options) + layers)) time at most; [`kmeans_workspace_len`] words; no
+/// allocator.
 ///
 /// # Source
 /// CGX (Middleware 2022), the authors' development code. Deviations: sizes on a log scale, deterministic starts, and

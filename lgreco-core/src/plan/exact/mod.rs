@@ -47,6 +47,11 @@ use crate::num::Sum;
 use crate::table::Table;
 
 /// How far the search goes before it settles for an honest gap; counted, never timed.
+///
+/// ```
+/// use lgreco_core::plan::exact::Limits;
+/// assert_eq!(Limits::default(), Limits { states: 1 << 19 });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Partial plans kept at once, 32 bytes of workspace each. With 0 there is no search: the rounded relaxation is
@@ -84,6 +89,14 @@ const fn words<T>(count: usize) -> usize {
 }
 
 /// Words of workspace that [`solve`] needs.
+///
+/// ```
+/// # use lgreco_core::{plan::exact::{Limits, workspace_len}, table::{Choice, Table}};
+/// let choices = [Choice { size: 8, error: 0.1 }; 40];
+/// let table = Table::new(&choices, &[10, 20, 30, 40])?;
+/// assert_eq!(workspace_len(&table, Limits { states: 0 }), 8 * 40 + 10 + 40);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 ///
 /// # Complexity
 /// O(options) time. 8 words per option, 2 1/2 per layer, 4 per state; at least what [`dp`] needs.
@@ -166,8 +179,18 @@ fn improve(rounding: Rounding, limits: Limits, workspace: &mut [u64], best: &mut
 ///
 /// `workspace` has the length that [`workspace_len`] gives for `Limits { states: 0 }`.
 ///
+/// ```
+/// # use lgreco_core::{plan::exact::{Limits, lower_bound, workspace_len}, table::{Choice, Table}};
+/// let choices = [(80, 0.0), (40, 1.0), (60, 0.0), (30, 2.0)].map(|(size, error)| Choice { size, error });
+/// let table = Table::new(&choices, &[2, 4])?;
+/// let mut workspace = vec![0; workspace_len(&table, Limits { states: 0 })];
+/// // Layer 0 takes its second option; half of layer 1's saving is bought with the budget that is left.
+/// assert_eq!(lower_bound(&table, 2.0, &mut workspace)?, 40 + (60 + 30) / 2);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 /// # Errors
-/// As [`solve`].
+/// [`Error::Budget`], [`Error::Infeasible`] and [`Error::Length`] as [`solve`].
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.

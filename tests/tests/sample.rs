@@ -1,0 +1,100 @@
+//! On the shipped gradients: every entry of every method's table is what a real encode and decode gives.
+
+use lgreco_cli::gradients::Gradients;
+use lgreco_core::backend::{Parallel, Portable};
+use lgreco_core::compress::{Compressor, Setting, decode};
+use lgreco_core::gradient::{Gradient, Values};
+use lgreco_core::plan::{self, Solver, budget::Budget, exact::Limits};
+use lgreco_core::rng::Stream;
+use lgreco_core::search::{Measured, Method, Metric, Search};
+
+/// Draws per stochastic option.
+const DRAWS: u32 = 12;
+
+fn widened(gradient: &Gradient<'_>) -> Vec<f64> {
+    match gradient.values() {
+        Values::Bf16(v) => v.iter().map(|x| f32::from_bits((x.0 as u32) << 16) as f64).collect(),
+        _ => panic!("the sample is bf16"),
+    }
+}
+
+fn squared_distance(truth: &[f64], decoded: &[f32]) -> f64 {
+    truth.iter().zip(decoded).map(|(t, &d)| (t - d as f64) * (t - d as f64)).sum()
+}
+
+/// Every option of every layer: its size in bytes times eight, and its error.
+#[test]
+fn tables_are_true() {
+    let gradients = Gradients::sample();
+    let model = gradients.layers();
+    for method in [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid] {
+        let mut search = Search::new(method);
+        search.metric = Metric::SquaredL2;
+        let measured = search.measure(&model, &mut Parallel).unwrap();
+        assert_eq!(measured.layers.len() + measured.uncompressed.len(), model.len());
+        for (layer, choices) in measured.table.view().iter().enumerate() {
+            let index = measured.layers[layer];
+            let gradient = model[index].gradient();
+            let truth = widened(&gradient);
+            let mut decoded = vec![0f32; truth.len()];
+            // Hybrid tables repeat the others' densities: every seventh is enough there.
+            let stride = if method == Method::Hybrid { 7 } else { 1 };
+            for (option, choice) in choices.iter().enumerate().step_by(stride) {
+                let setting = measured.setting(layer, option);
+                let stochastic = matches!(setting, Setting::Qsgd(_));
+                let draws = if stochastic { DRAWS } else { 1 };
+                let mut mean = 0.0;
+                for draw in 0..draws {
+                    // The table's own stream differs by rank alone, which moves rounding but not start matrices.
+                    let stream = Stream { layer: index as u32, rank: draw, ..Stream::default() };
+                    let dtype = gradient.values().dtype();
+                    let mut workspace = vec![!0; setting.encode_workspace_len(gradient.shape(), dtype)];
+                    let mut payload = vec![0; setting.payload_len(gradient.shape(), dtype).unwrap()];
+                    let written = setting.encode(&gradient, stream, &mut workspace, &mut payload).unwrap();
+                    assert_eq!(choice.size, 8 * written as u64);
+                    decode(&payload, &mut decoded).unwrap();
+                    mean += squared_distance(&truth, &decoded) / draws as f64;
+                }
+                // A single draw's relative spread is below 2/sqrt(n); n is at least 9216.
+                let spread = if stochastic { 5.0 * 2.0 / (truth.len() as f64 * draws as f64).sqrt() } else { 1e-5 };
+                let name = format!("{} {setting}", model[index].name());
+                assert!((mean - choice.error).abs() <= spread * choice.error, "{name}: {} {mean}", choice.error);
+            }
+        }
+    }
+}
+
+fn same(a: &Measured, b: &Measured) -> bool {
+    a.table == b.table && a.defaults == b.defaults
+}
+
+#[test]
+fn parallel_measuring_gives_the_same_bits() {
+    let gradients = Gradients::sample();
+    let model = gradients.layers();
+    let search = Search::new(Method::Hybrid);
+    assert!(same(&search.measure(&model, &mut Portable).unwrap(), &search.measure(&model, &mut Parallel).unwrap()));
+}
+
+/// The promises about the three solvers, on tables from real gradients.
+#[test]
+fn exact_is_proved_and_never_larger_than_the_others() {
+    let gradients = Gradients::sample();
+    let model = gradients.layers();
+    for method in Method::ALL {
+        for metric in [Metric::L2, Metric::SquaredL2] {
+            let mut search = Search::new(method);
+            search.metric = metric;
+            let measured = search.measure(&model, &mut Parallel).unwrap();
+            let table = measured.table.view();
+            let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
+            let size = |solver| *plan::solve(&table, budget, solver).unwrap().summary();
+            let uniform: u64 = table.chosen(&measured.defaults).unwrap().map(|c| c.size).sum();
+            let exact = size(Solver::default());
+            let (dp, rounded) = (size(Solver::Dp { levels: 10_000 }), size(Solver::Exact(Limits { states: 0 })));
+            assert!(exact.proven(), "{} {}", method.name(), metric.name());
+            assert!(exact.size <= dp.size && dp.size <= uniform);
+            assert!(rounded.lower_bound <= exact.size && exact.size <= rounded.size && dp.lower_bound <= exact.size);
+        }
+    }
+}
