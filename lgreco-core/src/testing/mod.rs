@@ -1,5 +1,7 @@
 //! Generators, oracles and property checks that tests, fuzz targets and every backend share.
 
+#[cfg(any(test, feature = "std"))]
+pub mod exchange;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod models;
