@@ -36,14 +36,13 @@ pub(super) fn finish<C: Collective + ?Sized>(
         let payload_len = layer.setting.payload_len(shape, layer.gradient.values().dtype())?;
         let decoded = &mut room.decoded[..shape.elements()];
         for (rank, message) in (0..).zip(room.received.chunks_exact(len)) {
-            decode_from(rank, &message[at..at + payload_len], &layer.setting, shape, decoded)?;
-            if rank == 0 {
-                layer.mean.copy_from_slice(decoded);
-            } else {
-                add(layer.mean, decoded);
-            }
+            let values = if rank == 0 { &mut *layer.mean } else { &mut *decoded };
+            decode_from(rank, &message[at..at + payload_len], &layer.setting, shape, values)?;
             if let (true, Some(own)) = (rank == place.rank, &mut layer.own) {
-                own.copy_from_slice(decoded);
+                own.copy_from_slice(values);
+            }
+            if rank > 0 {
+                add(layer.mean, decoded);
             }
         }
         average(layer.mean, place.world)?;

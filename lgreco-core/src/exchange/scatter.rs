@@ -159,16 +159,15 @@ fn reduce(
         let mean = &mut layer.mean[piece.range.clone()];
         let decoded = &mut room.decoded[..mean.len()];
         for peer in 0..world {
+            let values = if peer == 0 { &mut *mean } else { &mut *decoded };
             if peer == rank {
-                widen(&gradient, decoded);
+                widen(&gradient, values);
             } else {
                 let message = peer as usize - (peer > rank) as usize;
                 let payload = &room.received[message * share + at..][..piece.payload_len];
-                decode_from(peer, payload, &piece.setting, piece.shape, decoded)?;
+                decode_from(peer, payload, &piece.setting, piece.shape, values)?;
             }
-            if peer == 0 {
-                mean.copy_from_slice(decoded);
-            } else {
+            if peer > 0 {
                 add(mean, decoded);
             }
         }
