@@ -366,10 +366,9 @@ fn messages_that_cannot_be_decoded_name_their_sender() {
             assert_eq!(results[0], Err(Error::PeerMessage { rank: 1, code }));
         }
     }
-    // Transposed: as long, but not this tensor.
-    let square = case(&[(qsgd(4, 16, Rounding::Nearest), shape(2, 1))], 2, Route::AllGather);
-    let results = tamper(&square, 1, 8, 3);
-    assert!(results.iter().all(|r| *r == Err(Error::PeerMessage { rank: 1, code: 1 })), "{results:?}");
+    // 0 x 2 instead of 0 x 3: decodes to as many values, but is not this tensor.
+    let results = tamper(&case(&[(topk(0), shape(0, 3))], 2, Route::AllGather), 1, 12, 1);
+    assert_eq!(results, vec![Err(Error::PeerMessage { rank: 1, code: 41 }); 2]);
 
     // Rank 0 cannot read what rank 1 sends it, and cannot serve the others.
     let scatter = case(&layers, 3, Route::ScatterReduce);
@@ -409,6 +408,22 @@ fn sums_that_leave_f32_are_errors_on_all() {
         assert!(results.iter().all(told), "{setting}: {results:?}");
         assert!(results.iter().any(|r| matches!(r, Err(Error::Overflow { .. }))), "{setting}: {results:?}");
     }
+}
+
+/// Cut where the quantiser's buckets end, a tensor is quantised as if it were whole; but for the owner's own piece.
+#[test]
+fn cutting_a_tensor_changes_no_quantiser_bucket() {
+    let layers = [(qsgd(4, 64, Rounding::Nearest), shape(50, 20)), (qsgd(8, 7, Rounding::Nearest), shape(30, 3))];
+    let whole = case(&layers, 3, Route::AllGather).run();
+    let pieces = case(&layers, 3, Route::ScatterReduce).run();
+    let mut differing = vec![0; 1000 + 90];
+    for (whole, pieces) in whole.iter().zip(&pieces) {
+        let flat = |r: &Result<Outcome, Error>| r.as_ref().unwrap().own.concat();
+        for ((count, x), y) in differing.iter_mut().zip(flat(whole)).zip(flat(pieces)) {
+            *count += (x != y) as u32;
+        }
+    }
+    assert!(differing.iter().all(|&count| count <= 1) && differing.contains(&1));
 }
 
 /// Only rank 0 overflows, between the two all-reduces: 16 · 1.6e38 / 4 is too large for its `Q`.
