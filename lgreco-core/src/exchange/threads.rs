@@ -238,3 +238,6 @@ fn take(room: &mut &mut [u8], len: usize, bytes: &[u8]) -> Result<(), Collective
     *room = rest;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
