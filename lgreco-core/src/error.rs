@@ -175,6 +175,35 @@ pub enum Error {
         /// What is wrong.
         what: &'static str,
     },
+
+    /// The embedder's collective call failed.
+    #[error("a collective call failed with the embedder's code {code}")]
+    Collective {
+        /// The embedder's code.
+        code: i32,
+    },
+    /// Another worker could not take part.
+    #[error("rank {rank} failed with error code {code}")]
+    Peer {
+        /// Its rank.
+        rank: u32,
+        /// The [`code`](Error::code) of its error.
+        code: u32,
+    },
+    /// Workers want to exchange different things.
+    #[error("rank {rank} and rank 0 differ in layers, shapes, settings, route, seed, step or warm-start factors")]
+    PeerPlan {
+        /// The first rank that differs from rank 0.
+        rank: u32,
+    },
+    /// What another worker sent cannot be decoded.
+    #[error("the message of rank {rank} cannot be decoded, error code {code}")]
+    PeerMessage {
+        /// Its rank.
+        rank: u32,
+        /// The [`code`](Error::code) of the decoder's error.
+        code: u32,
+    },
 }
 
 impl Error {
@@ -213,6 +242,10 @@ impl Error {
             Error::DuplicateName { .. } => 29,
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
+            Error::Collective { .. } => 80,
+            Error::Peer { .. } => 81,
+            Error::PeerPlan { .. } => 82,
+            Error::PeerMessage { .. } => 83,
         }
     }
 

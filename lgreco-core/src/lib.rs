@@ -69,6 +69,7 @@ extern crate std;
 pub mod backend;
 pub mod compress;
 mod error;
+pub mod exchange;
 #[cfg(feature = "json")]
 pub mod file;
 pub mod gradient;

@@ -2,6 +2,8 @@
 //!
 //! Every `check_*` function panics when what it checks does not hold, and says what was found.
 
+#[cfg(any(test, feature = "std"))]
+pub mod exchange;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod fuzz;

@@ -1,0 +1,305 @@
+//! A bucket of layers, from gradients to means.
+
+use super::collective::{Collective, Place};
+use super::division::Division;
+use super::{gather, greeting, reduce, scatter};
+use crate::Error;
+use crate::compress::{Compressor, Setting};
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Dtype, Gradient, Shape};
+use crate::rng::Stream;
+
+/// How payloads that cannot be summed on the wire (QSGD, TopK) reach everybody.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// Everybody gets everybody's payloads: one compression, traffic grows with the number of workers.
+    #[default]
+    AllGather,
+    /// Each rank averages a part and compresses the mean again: two compressions, traffic does not grow. Needs
+    /// [`Collective::all_to_all`].
+    ScatterReduce,
+}
+
+/// How a compressor's outputs are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Aggregation {
+    /// Values are summed on the wire.
+    AllReduce,
+    /// Two all-reduces, one per factor, the second of which needs the result of the first.
+    FactorAllReduce,
+    /// Payloads travel by a [`Route`] and are summed where they arrive.
+    Payloads,
+}
+
+impl Aggregation {
+    /// The one that `setting` needs.
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Setting, qsgd::Qsgd};
+    /// use lgreco_core::exchange::Aggregation;
+    /// assert_eq!(Aggregation::of(&Setting::Dense), Aggregation::AllReduce);
+    /// assert_eq!(Aggregation::of(&Setting::Qsgd(Qsgd::default())), Aggregation::Payloads);
+    /// ```
+    pub const fn of(setting: &Setting) -> Aggregation {
+        match setting {
+            Setting::Dense => Aggregation::AllReduce,
+            Setting::PowerSgd(_) => Aggregation::FactorAllReduce,
+            Setting::Qsgd(_) | Setting::TopK(_) => Aggregation::Payloads,
+        }
+    }
+}
+
+/// One layer of a bucket. All but the values of the gradient is the same on every rank.
+#[derive(Debug)]
+pub struct Layer<'a> {
+    /// Index of the layer in the model; with seed, step and rank it names the random bits.
+    pub index: u32,
+    /// How to compress it.
+    pub setting: Setting,
+    /// What to compress: the gradient, plus the residual where there is one.
+    pub gradient: Gradient<'a>,
+    /// Gets the mean over the workers; one place per element.
+    pub mean: &'a mut [f32],
+    /// Gets this worker's own contribution to the mean, to be taken off its residual; one place per element.
+    pub own: Option<&'a mut [f32]>,
+    /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column; becomes this
+    /// step's. Columns of zeros, as at the first step, start afresh. Empty for other settings.
+    pub factor: &'a mut [f32],
+}
+
+impl Layer<'_> {
+    /// Columns of PowerSGD's factors; 0 for other settings.
+    pub(super) fn rank(&self) -> usize {
+        factor_rank(&self.setting, self.gradient.shape())
+    }
+
+    /// Whether it travels as payloads.
+    pub(super) fn is_message(&self) -> bool {
+        Aggregation::of(&self.setting) == Aggregation::Payloads
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let shape = self.gradient.shape();
+        expect_len("mean values", shape.elements(), self.mean.len())?;
+        if let Some(own) = &self.own {
+            expect_len("own values", shape.elements(), own.len())?;
+        }
+        expect_len("warm-start factor", shape.cols() * self.rank(), self.factor.len())
+    }
+}
+
+fn factor_rank(setting: &Setting, shape: Shape) -> usize {
+    match setting {
+        Setting::PowerSgd(c) => (c.rank as usize).min(shape.rows()).min(shape.cols()),
+        _ => 0,
+    }
+}
+
+/// Lengths of the parts of a workspace, but for the greeting.
+#[derive(Clone, Copy, Default)]
+struct Lens {
+    /// f32: dense values and `P` factors.
+    left: usize,
+    /// f32: `Q` factors.
+    right: usize,
+    /// Bytes.
+    send: usize,
+    /// Bytes.
+    received: usize,
+    /// f32: one decoded payload.
+    decoded: usize,
+    /// Words: what compressors need.
+    encode: usize,
+}
+
+impl Lens {
+    fn new(
+        layers: impl Iterator<Item = (Setting, Shape, Dtype)> + Clone,
+        route: Route,
+        world: u32,
+    ) -> Result<Lens, Error> {
+        let mut lens = Lens::default();
+        for (setting, shape, dtype) in layers.clone() {
+            let payload = setting.payload_len(shape, dtype)?;
+            let mut encode = setting.encode_workspace_len(shape, dtype);
+            match setting {
+                Setting::Dense => lens.left += shape.elements(),
+                Setting::PowerSgd(c) => {
+                    let rank = factor_rank(&setting, shape);
+                    lens.left += shape.rows() * rank;
+                    lens.right += shape.cols() * rank;
+                    encode = crate::compress::powersgd::steps_workspace_len(shape, c.rank);
+                }
+                Setting::Qsgd(_) | Setting::TopK(_) => {
+                    lens.send += payload;
+                    lens.decoded = lens.decoded.max(shape.elements());
+                    // The mean that scatter-reduce compresses again is f32.
+                    encode = encode.max(setting.encode_workspace_len(shape, Dtype::F32));
+                }
+            }
+            lens.encode = lens.encode.max(encode);
+        }
+        match route {
+            Route::AllGather => lens.received = lens.send.saturating_mul(world as usize),
+            Route::ScatterReduce => {
+                let layers = layers.map(|(setting, shape, _)| (setting, shape));
+                (lens.send, lens.received) = Division::new(layers.clone(), world).buffer_lens(layers)?;
+            }
+        }
+        Ok(lens)
+    }
+
+    fn words(&self) -> usize {
+        self.left.div_ceil(2)
+            + self.right.div_ceil(2)
+            + self.send.div_ceil(8)
+            + self.received.div_ceil(8)
+            + self.decoded.div_ceil(2)
+            + self.encode
+    }
+}
+
+/// A workspace cut into its parts.
+pub(super) struct Room<'a> {
+    pub(super) left: &'a mut [f32],
+    pub(super) right: &'a mut [f32],
+    pub(super) send: &'a mut [u8],
+    pub(super) received: &'a mut [u8],
+    pub(super) decoded: &'a mut [f32],
+    pub(super) encode: &'a mut [u64],
+}
+
+impl<'a> Room<'a> {
+    fn new(lens: Lens, mut words: &'a mut [u64]) -> Result<Self, Error> {
+        expect_room("workspace words after the greeting", lens.words(), words.len())?;
+        fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
+            words: &mut &'a mut [u64],
+            len: usize,
+        ) -> &'a mut [T] {
+            let (part, rest) = core::mem::take(words).split_at_mut((len * size_of::<T>()).div_ceil(8));
+            *words = rest;
+            &mut bytemuck::cast_slice_mut(part)[..len]
+        }
+        Ok(Room {
+            left: take(&mut words, lens.left),
+            right: take(&mut words, lens.right),
+            send: take(&mut words, lens.send),
+            received: take(&mut words, lens.received),
+            decoded: take(&mut words, lens.decoded),
+            encode: words,
+        })
+    }
+}
+
+/// Where in a run an exchange happens, seen from one rank.
+#[derive(Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) place: Place,
+    pub(super) seed: u64,
+    pub(super) step: u32,
+}
+
+impl Moment {
+    /// The random bits of layer `layer` on rank `rank`.
+    pub(super) fn stream(&self, layer: u32, rank: u32) -> Stream {
+        Stream { seed: self.seed, step: self.step, layer, rank }
+    }
+}
+
+/// Words of workspace that [`aggregate`] needs for layers of these settings, shapes and element types.
+///
+/// # Errors
+/// [`Error::Parameter`] when a setting does not fit its shape.
+pub fn workspace_len(
+    layers: impl Iterator<Item = (Setting, Shape, Dtype)> + Clone,
+    route: Route,
+    world_size: u32,
+) -> Result<usize, Error> {
+    Ok(greeting::words(world_size as usize) + Lens::new(layers, route, world_size)?.words())
+}
+
+/// Averages a bucket of layers over the workers; see the [module](crate::exchange) for what is sent and what mean and
+/// own contribution are. All workers call it with the same layers, settings, `route`, `seed` and `step`; `step` is the
+/// optimiser's, so that no two calls share random bits. PowerSGD does one power iteration per call, whatever its
+/// setting says, and relies on `factor` for accuracy.
+///
+/// When it fails on one worker it fails on all, at the same point of the sequence of collectives, and the next call
+/// finds them in step; unless the network itself fails or changes bytes. `mean` and `own` are then of no use; `factor`
+/// is unchanged.
+///
+/// # Errors
+/// This rank's: those of the compressors, [`Error::Length`], [`Error::Overflow`] when a sum over the workers leaves f32.
+/// Of others: [`Error::Peer`] names a rank that failed and the code of its error, [`Error::PeerPlan`] a rank with other
+/// layers, [`Error::PeerMessage`] one whose payloads cannot be decoded. [`Error::Collective`] when the embedder's call
+/// failed. A workspace too short even for the greeting, 4 words per worker, is found on this rank alone.
+///
+/// # Complexity
+/// Encoding once, and for payloads decoding once per worker ([`Route::AllGather`]) or about twice in all
+/// ([`Route::ScatterReduce`]). Workspace: [`workspace_len`].
+///
+/// ```
+/// use lgreco_core::compress::{Setting, topk::TopK};
+/// use lgreco_core::exchange::{self, Layer, Route, threads};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+///
+/// let shape = Shape::new(4, 1)?;
+/// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
+/// let gradients = [[0.0f32, 4.0, 0.0, 1.0], [0.0, 1.0, -2.0, 0.0]];
+/// let means = threads::run(2, |mut worker| {
+///     let values = &gradients[exchange::Collective::rank(&worker) as usize];
+///     let gradient = Gradient::new(Values::F32(values), shape)?;
+///     let (mut mean, mut own) = ([0.0; 4], [0.0; 4]);
+///     let words = exchange::workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?;
+///     let layer = Layer { index: 0, setting, gradient, mean: &mut mean, own: Some(&mut own), factor: &mut [] };
+///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
+///     Ok::<_, lgreco_core::Error>(mean)
+/// });
+/// assert_eq!(means, [Ok([0.0, 2.0, -1.0, 0.0]), Ok([0.0, 2.0, -1.0, 0.0])]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+pub fn aggregate<C: Collective + ?Sized>(
+    collective: &mut C,
+    layers: &mut [Layer<'_>],
+    route: Route,
+    seed: u64,
+    step: u32,
+    workspace: &mut [u64],
+) -> Result<(), Error> {
+    let place = Place::of(collective)?;
+    let moment = Moment { place, seed, step };
+    let greeting = greeting::words(place.world as usize);
+    expect_room("workspace words", greeting, workspace.len())?;
+    let (greeting, rest) = workspace.split_at_mut(greeting);
+
+    let prepared = prepare(layers, route, moment, rest);
+    let local = prepared.as_ref().map(|room| room.send.len()).map_err(|error| *error);
+    greeting::exchange(collective, local, greeting::fingerprint(place, layers, route, seed, step), greeting)?;
+    let mut room = prepared?;
+
+    reduce::finish(collective, layers, place, &mut room)?;
+    match route {
+        _ if !layers.iter().any(Layer::is_message) => {}
+        Route::AllGather => gather::finish(collective, layers, place, greeting, &mut room)?,
+        Route::ScatterReduce => scatter::finish(collective, layers, moment, greeting, &mut room)?,
+    }
+    reduce::keep_factors(layers, room.right);
+    Ok(())
+}
+
+/// All that can be done without the others.
+fn prepare<'a>(
+    layers: &mut [Layer<'_>],
+    route: Route,
+    moment: Moment,
+    workspace: &'a mut [u64],
+) -> Result<Room<'a>, Error> {
+    let kinds = layers.iter().map(|layer| (layer.setting, layer.gradient.shape(), layer.gradient.values().dtype()));
+    let mut room = Room::new(Lens::new(kinds, route, moment.place.world)?, workspace)?;
+    layers.iter().try_for_each(Layer::check)?;
+    reduce::begin(layers, moment, &mut room)?;
+    match route {
+        Route::AllGather => gather::begin(layers, moment, &mut room)?,
+        Route::ScatterReduce => scatter::begin(layers, moment, &mut room)?,
+    }
+    Ok(room)
+}

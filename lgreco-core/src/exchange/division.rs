@@ -1,0 +1,99 @@
+//! Which rank averages which part of a bucket.
+
+use crate::Error;
+use crate::compress::{Compressor, Setting};
+use crate::gradient::{Dtype, Shape};
+use core::ops::Range;
+
+/// Equal shares of all elements that travel as payloads, their boundaries moved to where tensors can be cut.
+#[derive(Clone, Copy)]
+pub(super) struct Division {
+    elements: u64,
+    world: u32,
+}
+
+/// One owner's part of one layer; never empty.
+pub(super) struct Piece {
+    pub(super) range: Range<usize>,
+    pub(super) setting: Setting,
+    pub(super) shape: Shape,
+    pub(super) payload_len: usize,
+}
+
+impl Division {
+    pub(super) fn new(layers: impl Iterator<Item = (Setting, Shape)>, world: u32) -> Self {
+        let elements = layers.filter(|(setting, _)| unit(setting).is_some()).map(|(_, shape)| shape.elements() as u64);
+        Division { elements: elements.sum(), world }
+    }
+
+    /// The first element of `owner`'s equal share.
+    fn boundary(&self, owner: u32) -> u64 {
+        let (world, owner) = (self.world as u64, owner as u64);
+        self.elements / world * owner + owner.min(self.elements % world)
+    }
+
+    pub(super) fn cursor(&self, owner: u32) -> Cursor {
+        Cursor { share: self.boundary(owner)..self.boundary(owner + 1), first: 0 }
+    }
+
+    /// Bytes of all shares together, and of the most that a rank receives at a time.
+    pub(super) fn buffer_lens(
+        &self,
+        layers: impl Iterator<Item = (Setting, Shape)> + Clone,
+    ) -> Result<(usize, usize), Error> {
+        let (mut all, mut largest) = (0, 0);
+        for owner in 0..self.world {
+            let (mut cursor, mut share) = (self.cursor(owner), 0);
+            for (setting, shape) in layers.clone() {
+                share += cursor.next(setting, shape)?.map_or(0, |piece| piece.payload_len);
+            }
+            all += share;
+            largest = largest.max(share);
+        }
+        Ok((all, all.max(largest * (self.world as usize).saturating_sub(1))))
+    }
+}
+
+/// Goes through the layers of a bucket in order, looking for one owner's pieces.
+pub(super) struct Cursor {
+    share: Range<u64>,
+    /// Number of elements that travel as payloads in the layers before.
+    first: u64,
+}
+
+impl Cursor {
+    /// The owner's piece of the next layer.
+    pub(super) fn next(&mut self, setting: Setting, shape: Shape) -> Result<Option<Piece>, Error> {
+        let Some(unit) = unit(&setting) else { return Ok(None) };
+        let elements = shape.elements();
+        let cut = |boundary: u64| match boundary.saturating_sub(self.first) {
+            local if local >= elements as u64 => elements,
+            local => local as usize / unit * unit,
+        };
+        let range = cut(self.share.start)..cut(self.share.end);
+        self.first += elements as u64;
+        if range.is_empty() { Ok(None) } else { Piece::new(range, setting, elements).map(Some) }
+    }
+}
+
+impl Piece {
+    fn new(range: Range<usize>, mut setting: Setting, elements: usize) -> Result<Piece, Error> {
+        if let Setting::TopK(top) = &mut setting {
+            let before = |end: usize| (top.keep as u64 * end as u64 / elements as u64) as u32;
+            top.keep = (before(range.end) - before(range.start)).max(1);
+        }
+        let shape = Shape::new(range.len(), 1)?;
+        // No payload that is sent in pieces depends on the element type.
+        let payload_len = setting.payload_len(shape, Dtype::F32)?;
+        Ok(Piece { range, setting, shape, payload_len })
+    }
+}
+
+/// Tensors are cut at multiples of this many elements; `None`: they do not travel as payloads.
+fn unit(setting: &Setting) -> Option<usize> {
+    match setting {
+        Setting::Qsgd(c) => Some(c.bucket.max(1) as usize),
+        Setting::TopK(_) => Some(1),
+        Setting::Dense | Setting::PowerSgd(_) => None,
+    }
+}

@@ -1,0 +1,80 @@
+//! The short message every aggregation begins with: ranks that failed or disagree are found before anybody waits.
+
+use super::collective::{Collective, Place};
+use super::{Layer, Route};
+use crate::Error;
+use crate::compress::Setting;
+
+/// Words of one greeting: error code or 0, fingerprint, message length.
+const WORDS: usize = 3;
+
+/// Words of workspace: everybody's greeting and their lengths.
+pub(super) const fn words(world: usize) -> usize {
+    (WORDS + 1) * world
+}
+
+/// Tells everybody how this rank fared (`local`: the length of its message) and what it is about to do.
+///
+/// All ranks decide alike. [`Error::Peer`] names the first rank that failed, [`Error::PeerPlan`] the first one that
+/// disagrees with rank 0; a rank that failed itself gets its own error.
+pub(super) fn exchange<C: Collective + ?Sized>(
+    collective: &mut C,
+    local: Result<usize, Error>,
+    fingerprint: u64,
+    words: &mut [u64],
+) -> Result<(), Error> {
+    let world = words.len() / (WORDS + 1);
+    let (greetings, lens) = words.split_at_mut(WORDS * world);
+    lens.fill(8 * WORDS as u64);
+    let own = match local {
+        Ok(len) => [0, fingerprint, len as u64],
+        Err(error) => [error.code() as u64, fingerprint, 0],
+    };
+    collective.all_gather(bytemuck::bytes_of(&own.map(u64::to_le)), lens, bytemuck::cast_slice_mut(greetings))?;
+    let greetings = greetings.as_chunks::<WORDS>().0.iter().map(|greeting| greeting.map(u64::from_le));
+    local?;
+    for (rank, [code, ..]) in greetings.clone().enumerate() {
+        if code != 0 {
+            return Err(Error::Peer { rank: rank as u32, code: u32::try_from(code).unwrap_or(u32::MAX) });
+        }
+    }
+    let first = greetings.clone().next();
+    match greetings.enumerate().find(|(_, greeting)| Some(*greeting) != first) {
+        Some((rank, _)) => Err(Error::PeerPlan { rank: rank as u32 }),
+        None => Ok(()),
+    }
+}
+
+/// 64-bit FNV-1a, a word at a time.
+struct Hash(u64);
+
+impl Hash {
+    fn add(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        self.0 ^= self.0 >> 29;
+    }
+}
+
+/// What all ranks must agree on. Equal on different machines; changes with anything that changes the exchange.
+pub(super) fn fingerprint(place: Place, layers: &[Layer<'_>], route: Route, seed: u64, step: u32) -> u64 {
+    let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+    for word in [place.world as u64, route as u64, seed, step as u64, layers.len() as u64] {
+        hash.add(word);
+    }
+    for layer in layers {
+        let shape = layer.gradient.shape();
+        let setting = match layer.setting {
+            Setting::Dense => [0; 5],
+            Setting::Qsgd(c) => [1, c.bits as u64, c.bucket as u64, c.scale as u64, c.rounding as u64],
+            Setting::TopK(c) => [2, c.keep as u64, c.values as u64, 0, 0],
+            Setting::PowerSgd(c) => [3, c.rank as u64, 0, 0, 0],
+        };
+        for word in [layer.index as u64, shape.rows() as u64, shape.cols() as u64].into_iter().chain(setting) {
+            hash.add(word);
+        }
+        for pair in layer.factor.chunks(2) {
+            hash.add(pair.iter().fold(0, |word, x| word << 32 | x.to_bits() as u64));
+        }
+    }
+    hash.0
+}

@@ -1,0 +1,51 @@
+//! Sums over workers and the one place where they become means.
+
+use crate::Error;
+use crate::simd::{Kernel, dispatch};
+
+struct Add<'a> {
+    sum: &'a mut [f32],
+    addend: &'a [f32],
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        self.sum.iter_mut().zip(self.addend).for_each(|(sum, x)| *sum += x);
+    }
+}
+
+/// `sum += addend`.
+pub(super) fn add(sum: &mut [f32], addend: &[f32]) {
+    dispatch(Add { sum, addend });
+}
+
+struct Average<'a> {
+    sum: &'a mut [f32],
+    world: f32,
+}
+
+impl Kernel for Average<'_> {
+    type Output = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut largest = 0;
+        for x in self.sum {
+            *x /= self.world;
+            largest = largest.max(x.to_bits() & 0x7fff_ffff);
+        }
+        f32::from_bits(largest).is_finite()
+    }
+}
+
+/// Turns a sum over `world` workers into their mean.
+///
+/// # Errors
+/// [`Error::Overflow`] when the sum was not finite.
+pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
+    if dispatch(Average { sum, world: world as f32 }) {
+        return Ok(());
+    }
+    Err(Error::Overflow { what: "the sum over the workers" })
+}

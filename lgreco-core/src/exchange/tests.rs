@@ -1,0 +1,279 @@
+use super::threads::{self, ThreadCollective};
+use super::*;
+use crate::Error;
+use crate::compress::powersgd::{PowerSgd, start_matrix};
+use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::topk::TopK;
+use crate::compress::{Candidates, Setting};
+use crate::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
+use crate::rng::Stream;
+use crate::testing::exchange::{Case, Outcome, check, check_failure};
+use proptest::prelude::*;
+use std::{vec, vec::Vec};
+
+/// Uniform on (−1, 1), from named random words.
+fn noise(seed: u64, layer: u32, rank: u32, len: usize) -> Vec<f32> {
+    let stream = Stream { seed, step: 77, layer, rank };
+    (0..len as u64).map(|i| (stream.word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+fn case(layers: &[(Setting, Shape)], world: u32, route: Route) -> Case {
+    let worker = |rank| (0..).zip(layers).map(|(l, (_, shape))| noise(9, l, rank, shape.elements())).collect();
+    Case { layers: layers.to_vec(), gradients: (0..world).map(worker).collect(), route, seed: 5, step: 3 }
+}
+
+fn shape(rows: usize, cols: usize) -> Shape {
+    Shape::new(rows, cols).unwrap()
+}
+
+fn qsgd(bits: u8, bucket: u32, rounding: Rounding) -> Setting {
+    Setting::Qsgd(Qsgd { bits, bucket, rounding, scale: Scale::MaxNorm })
+}
+
+fn topk(keep: u32) -> Setting {
+    Setting::TopK(TopK { keep, values: Dtype::F32 })
+}
+
+const LOW_RANK: Setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
+
+/// A bucket of everything, with layers smaller than a piece, empty ones, and tensors that are cut.
+fn hybrid() -> Vec<(Setting, Shape)> {
+    vec![
+        (Setting::Dense, shape(7, 1)),
+        (qsgd(4, 16, Rounding::Stochastic), shape(9, 31)),
+        (LOW_RANK, shape(12, 10)),
+        (topk(5), shape(50, 2)),
+        (topk(0), shape(0, 3)),
+        (Setting::Dense, shape(0, 0)),
+        (LOW_RANK, shape(5, 1)),
+        (Setting::Qsgd(Qsgd { bits: 3, bucket: 100, scale: Scale::MinMax, rounding: Rounding::Nearest }), shape(3, 1)),
+        (topk(40), shape(40, 1)),
+        (Setting::Dense, shape(3, 5)),
+    ]
+}
+
+mod failures;
+
+const ROUTES: [Route; 2] = [Route::AllGather, Route::ScatterReduce];
+
+#[test]
+fn means_hold_for_1_2_3_and_8_workers() {
+    for world in [1, 2, 3, 8] {
+        for route in ROUTES {
+            check(&case(&hybrid(), world, route));
+        }
+    }
+}
+
+#[test]
+fn a_failing_worker_is_named_on_all_and_the_next_exchange_works() {
+    for route in ROUTES {
+        check_failure(&case(&hybrid(), 3, route));
+        for setting in [qsgd(4, 16, Rounding::Stochastic), topk(30), LOW_RANK, Setting::Dense] {
+            check_failure(&case(&[(setting, shape(10, 20))], 4, route));
+        }
+    }
+}
+
+fn settings() -> impl Strategy<Value = (Setting, Shape)> {
+    (0usize..4, 1usize..12, 1usize..12, 1u8..=8, 1u32..40, any::<bool>(), any::<bool>()).prop_map(
+        |(method, rows, cols, bits, number, flag, other)| {
+            let shape = shape(rows, cols);
+            let setting = match method {
+                0 => Setting::Dense,
+                1 => Setting::Qsgd(Qsgd {
+                    bits,
+                    bucket: number,
+                    scale: if flag { Scale::MinMax } else { Scale::MaxNorm },
+                    rounding: if other { Rounding::Nearest } else { Rounding::Stochastic },
+                }),
+                2 if flag => topk(shape.elements() as u32),
+                2 => topk(number.min(shape.elements() as u32)),
+                _ => Setting::PowerSgd(PowerSgd { rank: 1 + number % 5, iterations: 1 }),
+            };
+            (setting, shape)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn means_hold_for_any_bucket(
+        layers in proptest::collection::vec(settings(), 1..6),
+        world in 1u32..6,
+        scatter: bool,
+        seed: u64,
+        scale in -30i32..30,
+        sparse in 1u32..4,
+    ) {
+        let mut case = case(&layers, world, ROUTES[scatter as usize]);
+        case.seed = seed;
+        let factor = 2f32.powi(scale);
+        for (i, x) in case.gradients.iter_mut().flatten().flatten().enumerate() {
+            *x *= if (i as u32).is_multiple_of(sparse) { factor } else { 0.0 };
+        }
+        check(&case);
+    }
+}
+
+/// Independent random bits average out; workers that shared them would keep the error of one.
+#[test]
+fn the_error_of_the_mean_falls_with_the_number_of_workers() {
+    const STEPS: u32 = 60;
+    let shape = shape(64, 32);
+    let base = Qsgd { bits: 3, bucket: 128, ..Qsgd::default() };
+    let values = noise(1, 0, 0, shape.elements());
+    let gradient = Gradient::new(Values::F32(&values), shape).unwrap();
+    let mut expected = [0.0];
+    let candidates = Candidates::Qsgd { base, bits: &[3] };
+    candidates.measure(&gradient, Stream::default(), &mut [], &mut expected).unwrap();
+    for world in [2, 3, 8] {
+        for route in ROUTES {
+            let layers = vec![(Setting::Qsgd(base), shape)];
+            let gradients = vec![vec![values.clone()]; world];
+            let mut case = Case { layers, gradients, route, seed: 11, step: 0 };
+            let (mut squared, mut sum) = (0.0, vec![0.0; values.len()]);
+            for step in 0..STEPS {
+                case.step = step;
+                let outcome = case.run().swap_remove(0).unwrap();
+                for ((sum, &mean), &x) in sum.iter_mut().zip(&outcome.mean[0]).zip(&values) {
+                    let error = mean as f64 - x as f64;
+                    squared += error * error / STEPS as f64;
+                    *sum += error / STEPS as f64;
+                }
+            }
+            let world = world as f64;
+            let one = expected[0] / world;
+            match route {
+                Route::AllGather => assert!((squared / one - 1.0).abs() < 0.1, "{world}: {squared} {one}"),
+                // All but the owner's part, and the second compression.
+                Route::ScatterReduce => {
+                    let two = one * (world - 1.0) / world + expected[0];
+                    assert!(squared > 0.6 * two && squared < 1.2 * two, "{world}: {squared} {two}");
+                }
+            }
+            let bias: f64 = sum.iter().map(|x| x * x).sum();
+            assert!(bias < 1.3 * squared / STEPS as f64, "{world}: {bias} {squared}");
+        }
+    }
+}
+
+/// Algorithm 1 in f64, from the same start matrix: P̂ P̂ᵀ M of the mean M.
+fn textbook(case: &Case, rank: usize) -> Vec<f64> {
+    let (rows, cols) = (case.layers[0].1.rows(), case.layers[0].1.cols());
+    let mut q = vec![0.0; cols * rank];
+    start_matrix(Stream { seed: case.seed, ..Stream::default() }, cols, rank as u32, &mut q).unwrap();
+    let mean = |i: usize| case.gradients.iter().map(|w| w[0][i] as f64).sum::<f64>() / case.gradients.len() as f64;
+    let mean: Vec<f64> = (0..rows * cols).map(mean).collect();
+    let mut basis: Vec<Vec<f64>> = Vec::new();
+    for column in q.chunks(cols) {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+        let column: Vec<f64> = column.iter().map(|&x| x as f64).collect();
+        let mut p: Vec<f64> = mean.chunks(cols).map(|row| dot(row, &column)).collect();
+        for _ in 0..2 {
+            for b in &basis {
+                let along = dot(b, &p);
+                p.iter_mut().zip(b).for_each(|(p, b)| *p -= along * b);
+            }
+        }
+        let norm = dot(&p, &p).sqrt();
+        basis.push(p.iter().map(|x| x / norm).collect());
+    }
+    let mut result = vec![0.0; rows * cols];
+    for p in &basis {
+        for c in 0..cols {
+            let q: f64 = (0..rows).map(|r| mean[r * cols + c] * p[r]).sum();
+            (0..rows).for_each(|r| result[r * cols + c] += p[r] * q);
+        }
+    }
+    result
+}
+
+#[test]
+fn powersgd_projects_the_mean() {
+    for world in [1, 2, 3, 8] {
+        for rank in [1, 3] {
+            let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+            let case = case(&[(setting, shape(20, 14))], world, Route::AllGather);
+            let expected = textbook(&case, rank as usize);
+            for outcome in case.run() {
+                let mean = &outcome.unwrap().mean[0];
+                let off = mean.iter().zip(&expected).fold(0.0f64, |a, (&x, y)| a.max((x as f64 - y).abs()));
+                assert!(off < 2e-5, "{world} workers, rank {rank}: {off}");
+            }
+        }
+    }
+}
+
+/// The workers' parts that cancel leave no trace in the mean, and the warm start finds the largest direction.
+#[test]
+fn powersgd_warm_start_converges_to_the_best_approximation_of_the_mean() {
+    let (rows, cols) = (6, 5);
+    let mut mean = vec![0.0f32; rows * cols];
+    (mean[7], mean[24]) = (2.0, 1.0);
+    let odd = noise(4, 0, 0, rows * cols);
+    let worker = |sign: f32| vec![mean.iter().zip(&odd).map(|(m, o)| m + sign * o).collect()];
+    let setting = Setting::PowerSgd(PowerSgd { rank: 1, iterations: 1 });
+    let case = Case {
+        layers: vec![(setting, shape(rows, cols))],
+        gradients: vec![worker(1.0), worker(-1.0)],
+        route: Route::AllGather,
+        seed: 1,
+        step: 0,
+    };
+    let outcomes = threads::run(2, |mut worker| {
+        let mut outcome: Option<Outcome> = None;
+        for _ in 0..30 {
+            outcome = Some(case.exchange(&mut worker, outcome.map(|o| o.factors)).unwrap());
+        }
+        outcome.unwrap()
+    });
+    assert_ne!(outcomes[0].own, outcomes[1].own);
+    for outcome in outcomes {
+        for (i, x) in outcome.mean[0].iter().enumerate() {
+            assert!((x - if i == 7 { 2.0 } else { 0.0 }).abs() < 1e-5, "element {i}: {x}");
+        }
+    }
+}
+
+#[test]
+fn sixteen_bit_gradients_are_summed_as_f32() {
+    let shape = shape(33, 3);
+    for setting in [Setting::Dense, topk(99), topk(10), qsgd(8, 16, Rounding::Nearest), LOW_RANK] {
+        for route in ROUTES {
+            let wide = |rank| noise(2, 0, rank, 99).iter().map(|&x| Bf16::from_f32(x).to_f32()).collect::<Vec<_>>();
+            let gradients = vec![vec![wide(0)], vec![wide(1)]];
+            let expected = Case { layers: vec![(setting, shape)], gradients, route, seed: 5, step: 0 }.run();
+            let means = threads::run(2, |mut worker| {
+                let values: Vec<Bf16> = noise(2, 0, worker.rank(), 99).into_iter().map(Bf16::from_f32).collect();
+                let gradient = Gradient::new(Values::Bf16(&values), shape).unwrap();
+                let words = workspace_len([(setting, shape, Dtype::Bf16)].into_iter(), route, 2).unwrap();
+                let mut factor = vec![0.0; if setting == LOW_RANK { 6 } else { 0 }];
+                let mut mean = vec![0.0; 99];
+                let layer = Layer { index: 0, setting, gradient, mean: &mut mean, own: None, factor: &mut factor };
+                aggregate(&mut worker, &mut [layer], route, 5, 0, &mut vec![0; words]).unwrap();
+                mean
+            });
+            for (mean, expected) in means.iter().zip(expected) {
+                assert_eq!(*mean, expected.unwrap().mean[0], "{setting}");
+            }
+        }
+    }
+}
+
+/// Cut where the quantiser's buckets end, a tensor is quantised as if it were whole; but for the owner's own piece.
+#[test]
+fn cutting_a_tensor_changes_no_quantiser_bucket() {
+    let layers = [(qsgd(4, 64, Rounding::Nearest), shape(50, 20)), (qsgd(8, 7, Rounding::Nearest), shape(30, 3))];
+    let whole = case(&layers, 3, Route::AllGather).run();
+    let pieces = case(&layers, 3, Route::ScatterReduce).run();
+    let mut differing = vec![0; 1000 + 90];
+    for (whole, pieces) in whole.iter().zip(&pieces) {
+        let flat = |r: &Result<Outcome, Error>| r.as_ref().unwrap().own.concat();
+        for ((count, x), y) in differing.iter_mut().zip(flat(whole)).zip(flat(pieces)) {
+            *count += (x != y) as u32;
+        }
+    }
+    assert!(differing.iter().all(|&count| count <= 1) && differing.contains(&1));
+}

@@ -1,0 +1,236 @@
+//! Aggregation against exact means: workers are threads, every property holds for every setting and route.
+
+use crate::Error;
+use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::{Setting, topk::TopK};
+use crate::exchange::threads::{self, ThreadCollective};
+use crate::exchange::{Collective, Layer, Route, aggregate, workspace_len};
+use crate::gradient::{Dtype, Gradient, Shape, Values};
+use crate::testing::topk::order;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// What a workspace holds before a call that must not care.
+const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
+
+/// A bucket and what every worker brings to it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The layers.
+    pub layers: Vec<(Setting, Shape)>,
+    /// Values by worker and layer.
+    pub gradients: Vec<Vec<Vec<f32>>>,
+    /// How payloads travel.
+    pub route: Route,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Optimiser step.
+    pub step: u32,
+}
+
+/// What a worker gets, by layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The mean.
+    pub mean: Vec<Vec<f32>>,
+    /// Its own contribution.
+    pub own: Vec<Vec<f32>>,
+    /// PowerSGD's factors for the next step.
+    pub factors: Vec<Vec<f32>>,
+}
+
+impl Case {
+    /// Number of workers.
+    pub fn world(&self) -> u32 {
+        self.gradients.len() as u32
+    }
+
+    /// The exchange as `collective`'s rank sees it, from the warm-start factors `factors` (none: a cold start).
+    ///
+    /// # Errors
+    /// Those of [`aggregate`].
+    pub fn exchange(&self, collective: &mut impl Collective, factors: Option<Vec<Vec<f32>>>) -> Result<Outcome, Error> {
+        let zeros = || self.layers.iter().map(|(_, shape)| vec![0.0; shape.elements()]).collect::<Vec<_>>();
+        let mut outcome = Outcome { mean: zeros(), own: zeros(), factors: vec![] };
+        outcome.factors = factors.unwrap_or_else(|| {
+            let zeros = self.layers.iter().map(|(setting, shape)| match setting {
+                Setting::PowerSgd(c) => vec![0.0; shape.cols() * (c.rank as usize).min(shape.rows()).min(shape.cols())],
+                _ => vec![],
+            });
+            zeros.collect()
+        });
+        let mut layers = Vec::new();
+        let buffers = outcome.mean.iter_mut().zip(&mut outcome.own).zip(&mut outcome.factors);
+        let gradients = &self.gradients[collective.rank() as usize];
+        for (((mean, own), factor), (&(setting, shape), values)) in buffers.zip(self.layers.iter().zip(gradients)) {
+            let gradient = Gradient::new(Values::F32(values), shape)?;
+            layers.push(Layer { index: layers.len() as u32, setting, gradient, mean, own: Some(own), factor });
+        }
+        let kinds = self.layers.iter().map(|&(setting, shape)| (setting, shape, Dtype::F32));
+        let words = workspace_len(kinds, self.route, collective.world_size())?;
+        let mut workspace = vec![STALE; words];
+        aggregate(collective, &mut layers, self.route, self.seed, self.step, &mut workspace)?;
+        Ok(outcome)
+    }
+
+    /// The exchange on threads, by rank.
+    pub fn run(&self) -> Vec<Result<Outcome, Error>> {
+        threads::run(self.world(), |mut worker: ThreadCollective| self.exchange(&mut worker, None))
+    }
+}
+
+/// Exact up to the rounding of f64.
+fn mean_of<'a>(values: impl Iterator<Item = &'a [f32]> + Clone) -> Vec<f64> {
+    let world = values.clone().count() as f64;
+    let len = values.clone().next().map_or(0, <[f32]>::len);
+    (0..len).map(|i| values.clone().map(|v| v[i] as f64).sum::<f64>() / world).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Largest magnitude of each element's quantiser bucket on one worker, and the distance of two levels there.
+fn grid(qsgd: Qsgd, values: &[f32]) -> Vec<(f64, f64)> {
+    let mut grid = Vec::new();
+    for bucket in values.chunks(qsgd.bucket as usize) {
+        let low = bucket.iter().fold(f64::INFINITY, |a, &x| a.min(x as f64));
+        let high = bucket.iter().fold(f64::NEG_INFINITY, |a, &x| a.max(x as f64));
+        let norm = high.max(-low);
+        let step = match qsgd.scale {
+            Scale::MinMax => (high - low) / ((1u32 << qsgd.bits) - 1) as f64,
+            Scale::MaxNorm if qsgd.bits == 1 => 2.0 * norm,
+            Scale::MaxNorm => norm / ((1u32 << (qsgd.bits - 1)) - 1) as f64,
+        };
+        grid.extend(bucket.iter().map(|_| (norm, step)));
+    }
+    grid
+}
+
+/// Runs the case and checks all that holds whatever the values: all ranks end with the same bits; the mean of the
+/// contributions is the mean; dense layers and TopK that keeps everything are exact up to rounding, TopK contributes
+/// the largest elements, QSGD errs by no more than its levels are apart; and without random bits the order of the
+/// ranks does not matter.
+///
+/// # Panics
+/// When something does not hold, or a gradient is not finite.
+pub fn check(case: &Case) {
+    let outcomes: Vec<Outcome> = case.run().into_iter().map(|outcome| outcome.unwrap()).collect();
+    let mut rotated = case.clone();
+    rotated.gradients.rotate_left(1);
+    let rotated = rotated.run().swap_remove(0).unwrap();
+    for (l, &(setting, _)) in case.layers.iter().enumerate() {
+        let mean = &outcomes[0].mean[l];
+        for outcome in &outcomes {
+            assert_eq!(bits(mean), bits(&outcome.mean[l]), "{setting}: ranks differ");
+            assert_eq!(bits(&outcomes[0].factors[l]), bits(&outcome.factors[l]), "{setting}: factors differ");
+        }
+        let rounding = rounding(case, l, &outcomes);
+        let contributed = mean_of(outcomes.iter().map(|outcome| &outcome.own[l][..]));
+        for i in 0..mean.len() {
+            let off = (mean[i] as f64 - contributed[i]).abs();
+            assert!(off <= rounding[i], "{setting}: element {i} of the mean is {off} off the contributions");
+        }
+        check_errors(case, l, &outcomes, &rounding);
+        let random = matches!(setting, Setting::Qsgd(Qsgd { rounding: Rounding::Stochastic, .. }));
+        let stable = !matches!(setting, Setting::PowerSgd(_)) && !random;
+        if stable && (case.route == Route::AllGather || setting == Setting::Dense) {
+            for i in 0..mean.len() {
+                let off = (mean[i] as f64 - rotated.mean[l][i] as f64).abs();
+                assert!(off <= 2.0 * rounding[i], "{setting}: element {i} depends on the order of ranks by {off}");
+            }
+        }
+    }
+}
+
+/// How far sums over workers may be off by rounding: each of the additions, the division and what precedes them err by
+/// 2^-24 of the magnitudes summed.
+fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
+    let world = case.world() as f64;
+    let unit = f32::EPSILON as f64;
+    let rank = match case.layers[layer].0 {
+        Setting::PowerSgd(c) => c.rank as f64,
+        _ => 0.0,
+    };
+    // Of a product of factors an element may err by as much as the largest can be.
+    let norms = |values: &[f32]| crate::num::sqrt(values.iter().map(|&x| x as f64 * x as f64).sum());
+    let product: f64 = case.gradients.iter().map(|worker| rank * norms(&worker[layer])).sum();
+    let magnitude = |i: usize| {
+        let sum = case.gradients.iter().map(|worker| worker[layer][i].abs() as f64).sum::<f64>();
+        let own = outcomes.iter().map(|outcome| outcome.own[layer][i].abs() as f64).sum::<f64>();
+        sum + own + world * outcomes[0].mean[layer][i].abs() as f64 + product
+    };
+    let len = outcomes[0].mean[layer].len();
+    (0..len).map(|i| (world + 4.0) * unit * magnitude(i) + world * 1e-44).collect()
+}
+
+/// Contributions and mean against the gradients.
+fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
+    let (setting, shape) = case.layers[l];
+    let gradients = || case.gradients.iter().map(|worker| &worker[l][..]);
+    let (mean, exact) = (&outcomes[0].mean[l], mean_of(gradients()));
+    let off = |i: usize| (mean[i] as f64 - exact[i]).abs();
+    match setting {
+        Setting::Dense => {
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                assert_eq!(bits(&outcome.own[l]), bits(gradient), "dense layers contribute their gradients");
+            }
+            (0..mean.len()).for_each(|i| assert!(off(i) <= rounding[i], "dense: element {i} is {} off", off(i)));
+        }
+        Setting::TopK(TopK { keep, values: Dtype::F32 }) if keep as usize == shape.elements() => {
+            (0..mean.len()).for_each(|i| assert!(off(i) <= rounding[i], "topk of all: element {i} is {} off", off(i)));
+        }
+        Setting::TopK(TopK { keep, values: Dtype::F32 }) if case.route == Route::AllGather => {
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                let mut kept = vec![0.0; gradient.len()];
+                order(gradient)[..keep as usize].iter().for_each(|&i| kept[i] = gradient[i]);
+                assert_eq!(bits(&outcome.own[l]), bits(&kept), "topk contributes the largest elements");
+            }
+        }
+        Setting::Qsgd(qsgd) => {
+            let grids: Vec<_> = gradients().map(|gradient| grid(qsgd, gradient)).collect();
+            let world = case.world() as f64;
+            for (i, rounding) in rounding.iter().enumerate() {
+                let mut allowed = grids.iter().map(|grid| grid[i].1).sum::<f64>() / world;
+                if case.route == Route::ScatterReduce {
+                    let norm = grids.iter().map(|grid| grid[i].0 + grid[i].1).sum::<f64>() / world;
+                    // The grid of a mean of norm 1, of whatever scale.
+                    allowed += grid(qsgd, &[-1.0, 1.0])[0].1 * norm;
+                }
+                let room = grids.iter().map(|grid| grid[i].0).sum::<f64>() * 1e-6;
+                assert!(
+                    off(i) <= allowed + room + rounding,
+                    "{setting}: element {i} is {} off, {allowed} allowed",
+                    off(i)
+                );
+            }
+        }
+        Setting::TopK(_) | Setting::PowerSgd(_) => {}
+    }
+}
+
+/// Puts a NaN into the last worker's first non-empty layer: that worker gets [`Error::NonFinite`], the others are told,
+/// and the same workers then exchange the sound case as if nothing had happened.
+///
+/// # Panics
+/// When that is not so, or the case has no elements.
+pub fn check_failure(case: &Case) {
+    let (last, layer) = (case.gradients.len() - 1, case.layers.iter().position(|(_, s)| s.elements() > 0));
+    let layer = layer.expect("a case with elements");
+    let mut broken = case.clone();
+    let index = broken.gradients[last][layer].len() / 2;
+    broken.gradients[last][layer][index] = f32::NAN;
+    let results =
+        threads::run(case.world(), |mut worker| (broken.exchange(&mut worker, None), case.exchange(&mut worker, None)));
+    let sound = case.run();
+    for (rank, (failed, after)) in results.into_iter().enumerate() {
+        match failed {
+            Err(Error::NonFinite { index: found, value }) if rank == last => {
+                assert!(found == index && value.is_nan());
+            }
+            Err(Error::Peer { rank: named, code: 4 }) if rank != last => assert_eq!(named as usize, last),
+            other => panic!("rank {rank}: {other:?}"),
+        }
+        assert_eq!(after, sound[rank]);
+    }
+}
