@@ -24,6 +24,7 @@ extern crate std;
 pub mod backend;
 pub mod compress;
 mod error;
+pub mod feedback;
 #[cfg(feature = "json")]
 pub mod file;
 pub mod gradient;

@@ -1,5 +1,6 @@
 //! Generators, oracles and property checks that tests, fuzz targets and every backend share.
 
+pub mod feedback;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod models;
