@@ -45,8 +45,16 @@ impl<T: Element> Kernel for Offer<'_, T> {
             load(self.storage, self.words, n, block * GROUP, &mut m);
             widen(part(self.gradient, block * GROUP), &mut g);
             match self.law {
-                Law::Residual { .. } => (0..GROUP).for_each(|i| g[i] += m[i]),
-                Law::Correct => (0..GROUP).for_each(|i| g[i] -= m[i]),
+                Law::Residual { .. } => {
+                    for i in 0..GROUP {
+                        g[i] += m[i];
+                    }
+                }
+                Law::Correct => {
+                    for i in 0..GROUP {
+                        g[i] -= m[i];
+                    }
+                }
                 Law::Replace | Law::Scale { .. } => {}
             }
             largest = largest.max(largest_bits(&g));
@@ -85,9 +93,17 @@ impl<T: Element> Kernel for Commit<'_, T> {
                         m[i] = (1.0 - gain) * m[i] + gain * ((m[i] + g[i]) - d[i]);
                     }
                 }
-                Law::Correct => (0..GROUP).for_each(|i| m[i] += d[i]),
+                Law::Correct => {
+                    for i in 0..GROUP {
+                        m[i] += d[i];
+                    }
+                }
                 Law::Replace => m = d,
-                Law::Scale { factor } => m.iter_mut().for_each(|x| *x *= factor),
+                Law::Scale { factor } => {
+                    for x in &mut m {
+                        *x *= factor;
+                    }
+                }
             }
             match &self.store {
                 Some(stream) => store(self.storage, self.words, n, start, &m, stream),
@@ -120,7 +136,9 @@ impl<T: Element> Kernel for Distance<'_, T> {
             }
             widen(part(self.gradient, start), &mut g);
             widen(part(self.decoded, start), &mut d);
-            (0..GROUP).for_each(|i| g[i] -= m[i] + d[i]);
+            for i in 0..GROUP {
+                g[i] -= m[i] + d[i];
+            }
             add_squares(&g, &mut squares);
         }
         squares.iter().sum()
