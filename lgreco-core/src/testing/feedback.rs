@@ -161,8 +161,7 @@ pub fn check_resumes(rule: Rule, setting: Setting, steps: &[Vec<f32>], shape: Sh
     }
 }
 
-/// Asserts that the receiver of EF21 or EF21+ messages holds the sender's estimate after each, bit for bit, and that
-/// EF21+ never lets it be farther from the gradient than the payload alone is.
+/// Asserts that the receiver of EF21 or EF21+ messages holds the sender's estimate after each, bit for bit.
 pub fn check_both_ends(rule: Rule, setting: Setting, steps: &[Vec<f32>], shape: Shape) {
     let mut sender = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");
     let mut receiver = Worker::new(rule, setting, shape, Stream::default()).expect("parameters in range");

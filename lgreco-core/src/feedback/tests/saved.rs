@@ -53,9 +53,8 @@ fn strange_bytes_are_refused() {
     assert!(matches!(refused(loco, 11, 0xbf), Some(Error::Parameter { .. })));
     assert!(matches!(refused(loco, 16, 3), Some(Error::Length { .. })));
     assert!(matches!(refused(loco, 23, 3), Some(Error::TooManyElements { .. })));
-    for (at, byte) in [(4, 1), (10, 0), (12, 1), (35, 0x7f)] {
-        let outcome = refused(Rule::Ef21, at, byte);
-        assert!(outcome.is_some() || at == 35, "byte {at}");
+    for (at, byte) in [(4, 1), (10, 0), (12, 1)] {
+        assert!(refused(Rule::Ef21, at, byte).is_some(), "byte {at}");
     }
     let mut bytes = Worker::new(loco, Setting::Dense, vector(600), Stream::default()).unwrap().save();
     assert!((0..bytes.len()).all(|len| SavedState::parse(&bytes[..len]).is_err()));
