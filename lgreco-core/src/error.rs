@@ -176,6 +176,31 @@ pub enum Error {
         what: &'static str,
     },
 
+    /// A compressor under which feedback may amplify errors instead of repaying them.
+    #[error(
+        "the compressor's squared error is {relative} of the gradient's squared norm: feedback needs less than 1, or \
+         what it remembers outgrows the gradients; compress more mildly or do without feedback"
+    )]
+    NotContractive {
+        /// Squared error by squared norm.
+        relative: f64,
+    },
+    /// A feedback rule used where it does not work.
+    #[error("feedback by {rule} needs {needs}")]
+    FeedbackRule {
+        /// The rule.
+        rule: &'static str,
+        /// What it needs.
+        needs: &'static str,
+    },
+    /// Bytes that are not a saved state of this version.
+    #[error("saved state: {what} is {found:#x}")]
+    SavedState {
+        /// Which field.
+        what: &'static str,
+        /// The value found.
+        found: u64,
+    },
     /// The embedder's collective call failed.
     #[error("a collective call failed with the embedder's code {code}")]
     Collective {
@@ -242,6 +267,9 @@ impl Error {
             Error::DuplicateName { .. } => 29,
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
+            Error::NotContractive { .. } => 60,
+            Error::FeedbackRule { .. } => 61,
+            Error::SavedState { .. } => 62,
             Error::Collective { .. } => 80,
             Error::Peer { .. } => 81,
             Error::PeerPlan { .. } => 82,

@@ -70,6 +70,7 @@ pub mod backend;
 pub mod compress;
 mod error;
 pub mod exchange;
+pub mod feedback;
 #[cfg(feature = "json")]
 pub mod file;
 pub mod gradient;

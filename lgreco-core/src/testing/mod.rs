@@ -4,6 +4,7 @@
 
 #[cfg(any(test, feature = "std"))]
 pub mod exchange;
+pub mod feedback;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod fuzz;

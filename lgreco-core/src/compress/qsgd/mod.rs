@@ -35,7 +35,7 @@ mod decode;
 mod encode;
 mod grid;
 mod measure;
-mod random;
+pub(crate) mod random;
 
 pub use decode::decode;
 pub use measure::measure;
@@ -50,7 +50,7 @@ use crate::simd::dispatch;
 
 /// Elements per block: what is worked on while it lies in the first-level cache. A multiple of 8, so that blocks start
 /// on byte boundaries of the codes, and of the elements one step of the random generator makes.
-const BLOCK: usize = 512;
+pub(crate) const BLOCK: usize = 512;
 
 /// Which interval a bucket's levels divide. The discriminants stand in payload headers and never change.
 ///

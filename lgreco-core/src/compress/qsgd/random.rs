@@ -8,7 +8,7 @@ use crate::rng::Stream;
 /// Compiles to one counter per 64-bit lane: each 32-bit word of the state lies in the low half of a lane, whose upper
 /// half is never read, so that a round needs one widening multiplication per product and no shuffles.
 #[inline(always)]
-pub(super) fn fill(stream: &Stream, first: usize, words: &mut [u32; BLOCK]) {
+pub(crate) fn fill(stream: &Stream, first: usize, words: &mut [u32; BLOCK]) {
     const LOW: u64 = 0xffff_ffff;
     let first_counter = (first / 4) as u32;
     for (lane, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {

@@ -1,0 +1,157 @@
+//! The passes over a memory, a block at a time.
+
+use super::storage::{Block, GROUP, Storage, largest_bits, load, store, widen};
+use crate::gradient::Element;
+use crate::rng::Stream;
+use crate::simd::Kernel;
+
+/// What is compressed, and what becomes of the memory `m` once the receiver has `d`, for a gradient `g`.
+#[derive(Clone, Copy)]
+pub(super) enum Law {
+    /// Compresses `p = m + g`; then `m ← (1 − gain) m + gain (p − d)`.
+    Residual { gain: f32 },
+    /// Compresses `g − m`; then `m ← m + d`.
+    Correct,
+    /// Compresses `g`; then `m ← d`.
+    Replace,
+    /// Compresses `g`; then `m ← factor m`.
+    Scale { factor: f32 },
+}
+
+/// Up to a block of `values` from `start` on; what is missing counts as 0.
+#[inline(always)]
+fn part<T>(values: &[T], start: usize) -> &[T] {
+    &values[start.min(values.len())..values.len().min(start + GROUP)]
+}
+
+/// Writes what is to be compressed to `offered`; returns the bits of its largest magnitude.
+pub(super) struct Offer<'a, T> {
+    pub(super) law: Law,
+    pub(super) storage: Storage,
+    pub(super) words: &'a [u64],
+    pub(super) gradient: &'a [T],
+    pub(super) offered: &'a mut [f32],
+}
+
+impl<T: Element> Kernel for Offer<'_, T> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run(self) -> u32 {
+        let (mut m, mut g) = ([0.0; GROUP], [0.0; GROUP]);
+        let n = self.offered.len();
+        let mut largest = 0;
+        for (block, offered) in self.offered.chunks_mut(GROUP).enumerate() {
+            load(self.storage, self.words, n, block * GROUP, &mut m);
+            widen(part(self.gradient, block * GROUP), &mut g);
+            match self.law {
+                Law::Residual { .. } => {
+                    for i in 0..GROUP {
+                        g[i] += m[i];
+                    }
+                }
+                Law::Correct => {
+                    for i in 0..GROUP {
+                        g[i] -= m[i];
+                    }
+                }
+                Law::Replace | Law::Scale { .. } => {}
+            }
+            largest = largest.max(largest_bits(&g));
+            offered.copy_from_slice(&g[..offered.len()]);
+        }
+        largest
+    }
+}
+
+/// The memory after a step. With `store`, keeps it; returns the bits of its largest magnitude.
+pub(super) struct Commit<'a, T> {
+    pub(super) law: Law,
+    pub(super) storage: Storage,
+    pub(super) words: &'a mut [u64],
+    pub(super) elements: usize,
+    pub(super) gradient: &'a [T],
+    pub(super) decoded: &'a [f32],
+    pub(super) store: Option<Stream>,
+}
+
+impl<T: Element> Kernel for Commit<'_, T> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run(self) -> u32 {
+        let (mut m, mut g, mut d) = ([0.0; GROUP], [0.0; GROUP], [0.0; GROUP]);
+        let n = self.elements;
+        let mut largest = 0;
+        for start in (0..n).step_by(GROUP) {
+            load(self.storage, self.words, n, start, &mut m);
+            widen(part(self.decoded, start), &mut d);
+            match self.law {
+                Law::Residual { gain } => {
+                    widen(part(self.gradient, start), &mut g);
+                    for i in 0..GROUP {
+                        m[i] = (1.0 - gain) * m[i] + gain * ((m[i] + g[i]) - d[i]);
+                    }
+                }
+                Law::Correct => {
+                    for i in 0..GROUP {
+                        m[i] += d[i];
+                    }
+                }
+                Law::Replace => m = d,
+                Law::Scale { factor } => {
+                    for x in &mut m {
+                        *x *= factor;
+                    }
+                }
+            }
+            match &self.store {
+                Some(stream) => store(self.storage, self.words, n, start, &m, stream),
+                None => largest = largest.max(largest_bits(&m)),
+            }
+        }
+        largest
+    }
+}
+
+/// The squared norm of the gradient less `decoded` less, with `words`, the memory.
+pub(super) struct Distance<'a, T> {
+    pub(super) elements: usize,
+    pub(super) words: Option<&'a [u64]>,
+    pub(super) storage: Storage,
+    pub(super) gradient: &'a [T],
+    pub(super) decoded: &'a [f32],
+}
+
+impl<T: Element> Kernel for Distance<'_, T> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let (mut m, mut g, mut d) = ([0.0; GROUP], [0.0; GROUP], [0.0; GROUP]);
+        let mut squares = [0.0; LANES];
+        for start in (0..self.elements).step_by(GROUP) {
+            if let Some(words) = self.words {
+                load(self.storage, words, self.elements, start, &mut m);
+            }
+            widen(part(self.gradient, start), &mut g);
+            widen(part(self.decoded, start), &mut d);
+            for i in 0..GROUP {
+                g[i] -= m[i] + d[i];
+            }
+            add_squares(&g, &mut squares);
+        }
+        squares.iter().sum()
+    }
+}
+
+const LANES: usize = 16;
+
+#[inline(always)]
+fn add_squares(block: &Block, squares: &mut [f64; LANES]) {
+    for chunk in block.as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            squares[l] += chunk[l] as f64 * chunk[l] as f64;
+        }
+    }
+}
