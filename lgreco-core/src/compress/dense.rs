@@ -1,12 +1,11 @@
 //! No compression: the values as they are, behind the payload header.
 
-use super::Compressor;
+use super::{Compressor, check_finite};
 use super::wire::{HEADER_LEN, Header, Method, Payload};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
 use crate::rng::Stream;
-use crate::select::check_finite;
 
 /// Sends every value in the gradient's own type: error 0, the option where compression does not pay.
 ///
@@ -35,7 +34,7 @@ impl Compressor for Dense {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
         let len = self.payload_len(shape, dtype)?;
         expect_room("payload bytes", len, payload.len())?;
-        with_elements!(gradient.values(), values => check_finite(values))?;
+        check_finite(gradient)?;
         Header { method: Method::Dense, variant: dtype as u8, parameter: 0, shape }.write(payload)?;
         let body = &mut payload[HEADER_LEN..len];
         with_elements!(gradient.values(), values => write_values(values, body));

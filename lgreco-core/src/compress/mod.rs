@@ -14,7 +14,7 @@ pub mod wire;
 pub use setting::{Candidates, Setting, decode};
 
 use crate::Error;
-use crate::gradient::{Dtype, Gradient, Shape};
+use crate::gradient::{Dtype, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 
 /// A lossy compressor with all its parameters fixed.
@@ -87,4 +87,9 @@ pub trait Compressor {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, Error>;
+}
+
+/// `Err` with the first NaN or infinity of a gradient.
+pub(crate) fn check_finite(gradient: &Gradient<'_>) -> Result<(), Error> {
+    with_elements!(gradient.values(), values => crate::select::check_finite(values))
 }
