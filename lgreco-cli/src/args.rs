@@ -76,7 +76,7 @@ pub struct Source {
     pub candidates: Candidates,
     /// The setting whose error is the budget: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
     /// powersgd 4; hybrid takes bits, as its budget is that of uniform QSGD]
-    #[arg(long, value_name = "PARAMETER", value_parser = parameter)]
+    #[arg(long, value_name = "PARAMETER", allow_negative_numbers = true, value_parser = parameter)]
     pub default: Option<f64>,
     /// The settings offered: FIRST..LAST or FIRST..LAST:STEP, and always the default. Without a step bits and ranks go by
     /// 1, densities by FIRST.
@@ -92,7 +92,7 @@ pub struct Candidates {
     #[arg(long, value_enum, default_value_t = MetricArg::L2)]
     pub metric: MetricArg,
     /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1024)]
     pub min_elements: usize,
     /// Where to measure. This build has `cpu` only: all cores of this machine.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
@@ -106,14 +106,14 @@ pub struct Solving {
     #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
     pub solver: SolverArg,
     /// Cells the budget is cut into; for `--solver dp` only. [default: 10000]
-    #[arg(long, value_name = "CELLS", value_parser = levels())]
+    #[arg(long, value_name = "CELLS", allow_negative_numbers = true, value_parser = levels())]
     pub levels: Option<u32>,
     /// How much error a plan may have: `uniform` for what the default setting costs, or a number in the metric's unit.
     /// [default: the table file's own budget if it has one, else uniform]
-    #[arg(long, value_name = "uniform|NUMBER", value_parser = budget)]
+    #[arg(long, value_name = "uniform|NUMBER", allow_negative_numbers = true, value_parser = budget)]
     pub budget: Option<BudgetArg>,
     /// Multiplies the uniform budget. [default: 1]
-    #[arg(long, value_name = "FACTOR", value_parser = not_negative)]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = not_negative)]
     pub alpha: Option<f64>,
 }
 
@@ -139,16 +139,16 @@ pub struct Compare {
     #[command(flatten)]
     pub candidates: Candidates,
     /// The method's default, as for `plan`.
-    #[arg(long, value_name = "PARAMETER", value_parser = parameter, requires = "method")]
+    #[arg(long, value_name = "PARAMETER", allow_negative_numbers = true, value_parser = parameter, requires = "method")]
     pub default: Option<f64>,
     /// The settings offered besides the default, as for `plan`.
     #[arg(long, value_name = "RANGE", value_parser = range, requires = "method")]
     pub range: Option<RangeArg>,
     /// Multiplies the uniform budget.
-    #[arg(long, value_name = "FACTOR", value_parser = not_negative, default_value_t = 1.0)]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = not_negative, default_value_t = 1.0)]
     pub alpha: f64,
     /// Cells of Algorithm 1.
-    #[arg(long, value_name = "CELLS", value_parser = levels(), default_value_t = 10_000)]
+    #[arg(long, value_name = "CELLS", allow_negative_numbers = true, value_parser = levels(), default_value_t = 10_000)]
     pub levels: u32,
     /// Write the comparison as JSON to FILE, or to standard output (and nothing else there) with `-`.
     #[arg(long, value_name = "FILE")]

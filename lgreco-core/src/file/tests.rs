@@ -69,7 +69,7 @@ fn errors_name_layer_option_and_field() {
 fn keys_that_are_there_twice_are_named() {
     assert_eq!(
         message("\"metric\":\"l2\"", "\"metric\":\"l2\",\"metric\":\"l3\""),
-        "key `metric` is there twice at line 1 column 40"
+        "key `metric` is there twice at line 1 column 36"
     );
     let option = message("\"size\":16768", "\"size\":16768,\"size\":2");
     assert!(option.starts_with("layer 0 (`fc1.weight`), option 0: key `size` is there twice"), "{option}");
