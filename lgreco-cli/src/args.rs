@@ -1,8 +1,9 @@
 //! The command line's grammar.
 
+use clap::builder::{PathBufValueParser, RangedI64ValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lgreco_core::search::{Method, Metric};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Chooses, layer by layer, how hard to compress each gradient, and proves the choice optimal.
 #[derive(Debug, Parser)]
@@ -22,7 +23,7 @@ Examples:
   lgreco solve table.json --budget 12.5 --json -
   lgreco compare grads.safetensors
 
-Exit codes: 0 done; 1 no result (no plan meets the budget, or a file could not be written); 2 bad usage or bad input.";
+Exit codes: 0 done; 1 no result (no plan meets the budget, memory ran out, or a file could not be written); 2 bad usage or bad input.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -46,7 +47,7 @@ pub enum Command {
     },
     /// Choose an option per layer of anybody's table, whatever its metric.
     Solve {
-        /// A table file, version 1; `measure --json` writes one.
+        /// A table file, version 1, or `-` for standard input; `measure --json` writes one.
         table: PathBuf,
         #[command(flatten)]
         solving: Solving,
@@ -54,6 +55,9 @@ pub enum Command {
         output: Output,
     },
     /// Every way of choosing, side by side: uniform, k-means, Algorithm 1, proved optimum.
+    ///
+    /// Accordion's two levels are not among them: which layers are critical it learns from how gradients change between
+    /// two moments of training, and a file of gradients holds one.
     Compare(Compare),
     /// The backends of this build and of this machine.
     Devices,
@@ -72,9 +76,10 @@ pub struct Source {
     pub candidates: Candidates,
     /// The setting whose error is the budget: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
     /// powersgd 4; hybrid takes bits, as its budget is that of uniform QSGD]
-    #[arg(long, value_name = "PARAMETER", value_parser = parameter)]
+    #[arg(long, value_name = "PARAMETER", allow_negative_numbers = true, value_parser = parameter)]
     pub default: Option<f64>,
-    /// The settings offered: FIRST..LAST or FIRST..LAST:STEP. Without a step bits and ranks go by 1, densities by FIRST.
+    /// The settings offered: FIRST..LAST or FIRST..LAST:STEP, and always the default. Without a step bits and ranks go by
+    /// 1, densities by FIRST.
     /// [default: for bits and ranks half to twice the default, for densities a tenth to ten times]
     #[arg(long, value_name = "RANGE", value_parser = range)]
     pub range: Option<RangeArg>,
@@ -87,7 +92,7 @@ pub struct Candidates {
     #[arg(long, value_enum, default_value_t = MetricArg::L2)]
     pub metric: MetricArg,
     /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1024)]
     pub min_elements: usize,
     /// Where to measure. This build has `cpu` only: all cores of this machine.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
@@ -101,14 +106,14 @@ pub struct Solving {
     #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
     pub solver: SolverArg,
     /// Cells the budget is cut into; for `--solver dp` only. [default: 10000]
-    #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "CELLS", allow_negative_numbers = true, value_parser = levels())]
     pub levels: Option<u32>,
     /// How much error a plan may have: `uniform` for what the default setting costs, or a number in the metric's unit.
     /// [default: the table file's own budget if it has one, else uniform]
-    #[arg(long, value_name = "uniform|NUMBER", value_parser = budget)]
+    #[arg(long, value_name = "uniform|NUMBER", allow_negative_numbers = true, value_parser = budget)]
     pub budget: Option<BudgetArg>,
     /// Multiplies the uniform budget. [default: 1]
-    #[arg(long, value_name = "FACTOR", value_parser = not_negative)]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = not_negative)]
     pub alpha: Option<f64>,
 }
 
@@ -119,7 +124,7 @@ pub struct Output {
     #[arg(long, value_name = "FILE")]
     pub json: Option<Target>,
     /// Draw the plan into an SVG file: settings per layer, size before and after, size against error budget.
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = plot())]
     pub plot: Option<PathBuf>,
 }
 
@@ -134,16 +139,16 @@ pub struct Compare {
     #[command(flatten)]
     pub candidates: Candidates,
     /// The method's default, as for `plan`.
-    #[arg(long, value_name = "PARAMETER", value_parser = parameter, requires = "method")]
+    #[arg(long, value_name = "PARAMETER", allow_negative_numbers = true, value_parser = parameter, requires = "method")]
     pub default: Option<f64>,
-    /// The settings offered, as for `plan`.
+    /// The settings offered besides the default, as for `plan`.
     #[arg(long, value_name = "RANGE", value_parser = range, requires = "method")]
     pub range: Option<RangeArg>,
     /// Multiplies the uniform budget.
-    #[arg(long, value_name = "FACTOR", value_parser = not_negative, default_value_t = 1.0)]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = not_negative, default_value_t = 1.0)]
     pub alpha: f64,
     /// Cells of Algorithm 1.
-    #[arg(long, value_name = "CELLS", value_parser = clap::value_parser!(u32).range(1..), default_value_t = 10_000)]
+    #[arg(long, value_name = "CELLS", allow_negative_numbers = true, value_parser = levels(), default_value_t = 10_000)]
     pub levels: u32,
     /// Write the comparison as JSON to FILE, or to standard output (and nothing else there) with `-`.
     #[arg(long, value_name = "FILE")]
@@ -243,6 +248,19 @@ pub struct RangeArg {
     pub last: f64,
     /// The step, when given.
     pub step: Option<f64>,
+}
+
+/// Cells of Algorithm 1. Time and memory are proportional to them; the paper has 10,000.
+fn levels() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=10_000_000)
+}
+
+/// A file to draw into.
+fn plot() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path == Path::new("-") {
+        true => Err("a picture is not drawn to standard output: name a file"),
+        false => Ok(path),
+    })
 }
 
 fn parameter(text: &str) -> Result<f64, String> {

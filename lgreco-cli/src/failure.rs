@@ -8,7 +8,7 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Nothing is wrong with the input, but there is no result: infeasible, or it could not be written.
+    /// Nothing is wrong with the input, but there is no result: infeasible, memory ran out, or it could not be written.
     NoResult = 1,
     /// The input or the request is wrong.
     BadInput = 2,
@@ -37,9 +37,10 @@ impl Failure {
     /// A failure that `error` describes, in the words of `message`.
     pub fn from_core(error: &Error, message: impl fmt::Display) -> Self {
         match error {
-            Error::Infeasible { .. } | Error::OverBudget { .. } | Error::PlanMismatch { .. } => {
-                Failure::no_result(message)
-            }
+            Error::Infeasible { .. }
+            | Error::OverBudget { .. }
+            | Error::PlanMismatch { .. }
+            | Error::OutOfMemory { .. } => Failure::no_result(message),
             _ => Failure::bad_input(message),
         }
     }
@@ -59,13 +60,15 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// `text` with control characters (a layer's name may hold any) escaped, so that it stays on its line.
+/// `text` with what does not print escaped (a layer's name may hold anything): control characters, so that it stays on
+/// its line, and those that reorder or hide text.
 pub fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut line, c| {
-        if c.is_control() {
-            line.extend(c.escape_default())
+        if matches!(c, '\'' | '"' | '\\') {
+            line.push(c);
         } else {
-            line.push(c)
+            // After another character combining ones stay as they are.
+            line.extend(format!("a{c}").escape_debug().skip(1));
         }
         line
     })
@@ -81,9 +84,20 @@ mod tests {
     }
 
     #[test]
+    fn what_reorders_or_hides_text_is_escaped() {
+        assert_eq!(
+            printable("a\u{202e}b\u{200b}c\u{2067}\u{feff}\u{7f}"),
+            "a\\u{202e}b\\u{200b}c\\u{2067}\\u{feff}\\u{7f}"
+        );
+        let plain = "fc1.weight 'é' e\u{301} \"层\" \\ 1×2";
+        assert_eq!(printable(plain), plain);
+    }
+
+    #[test]
     fn infeasible_is_no_fault_of_the_input() {
         let kind = |error: Error| Failure::from_core(&error, error).kind;
         assert_eq!(kind(Error::Infeasible { budget: 1.0, smallest: 2.0 }), Kind::NoResult);
+        assert_eq!(kind(Error::OutOfMemory { words: 1 << 60 }), Kind::NoResult);
         assert_eq!(kind(Error::NonFinite { index: 0, value: f32::NAN }), Kind::BadInput);
     }
 }

@@ -10,7 +10,9 @@ use lgreco_core::gradient::{Bf16, Element, F16, Shape, Values};
 use lgreco_core::search::Layer;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
@@ -65,10 +67,13 @@ impl Gradients {
     /// ```
     ///
     /// # Errors
-    /// Bytes that are not a safetensors file; files without tensors; tensors of other types, or with 2^32 elements or
+    /// Bytes that are not a safetensors file; files without tensors; two tensors of one name; tensors of other types, or with 2^32 elements or
     /// more, by name.
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         let bytes = bytes.into();
+        if let Some(name) = duplicate_name(&bytes) {
+            return Err(Failure::bad_input(format_args!("`{name}` is in the header twice")));
+        }
         let file = SafeTensors::deserialize(&bytes).map_err(|error| Failure::bad_input(explain(&error, &bytes)))?;
         let mut views: Vec<(&str, TensorView<'_>)> = file.iter().collect();
         if views.is_empty() {
@@ -129,6 +134,43 @@ fn copy_unless_aligned<T: Element>(bytes: &[u8]) -> Option<Vec<T>> {
     (!usable).then(|| bytes.chunks_exact(size_of::<T>()).map(T::read_le).collect())
 }
 
+/// The first key that a safetensors header has twice, which the format's own reader passes over in silence.
+fn duplicate_name(file: &[u8]) -> Option<String> {
+    let (len, rest) = file.split_first_chunk()?;
+    let header = rest.get(..usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
+    let Names { twice } = serde_json::from_slice(header).ok()?;
+    twice
+}
+
+/// The keys of an object, as far as they are there twice.
+struct Names {
+    twice: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Names;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+                let (mut seen, mut twice) = (HashSet::new(), None);
+                while let Some((name, IgnoredAny)) = map.next_entry::<String, _>()? {
+                    if twice.is_none() && !seen.insert(name.clone()) {
+                        twice = Some(name);
+                    }
+                }
+                Ok(Names { twice })
+            }
+        }
+        deserializer.deserialize_map(Keys)
+    }
+}
+
 fn explain(error: &SafeTensorError, bytes: &[u8]) -> String {
     match error {
         _ if bytes.is_empty() => "the file is empty".into(),
@@ -183,6 +225,8 @@ mod tests {
         assert_eq!(message(double, &[0; 8]), "layer `fc.weight`: element type is F64, expected F32, F16 or BF16");
         let huge = r#"{"huge":{"dtype":"F32","shape":[4294967296,0,1],"data_offsets":[0,0]}}"#;
         assert!(message(huge, &[]).starts_with("layer `huge`: "));
+        let twice = r#"{"fc":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"fc":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+        assert_eq!(message(twice, &[0; 4]), "`fc` is in the header twice");
         assert_eq!(message("{}", &[]), "the file holds no tensors");
         assert_eq!(Gradients::parse(Vec::new()).unwrap_err().message, "the file is empty");
     }

@@ -2,7 +2,7 @@
 
 use crate::failure::printable;
 use crate::plot::Point;
-use crate::units::{bits, grouped, ratio, seconds, shape, significant};
+use crate::units::{bits, bits_both, exact_bits, grouped, ratio, seconds, shape, significant};
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use lgreco_core::plan::Plan;
 use lgreco_core::plan::budget::Budget;
@@ -54,8 +54,10 @@ pub struct Comparison {
     pub uniform: u64,
     /// Seconds of measuring.
     pub measure: f64,
-    /// The plans.
+    /// The plans; that of the default alone where nothing is within the budget.
     pub schemes: Vec<Scheme>,
+    /// The smallest error there is, where that is over the budget.
+    pub smallest_error: Option<f64>,
 }
 
 /// One way of choosing, and what came of it.
@@ -75,8 +77,20 @@ pub struct Scheme {
     pub seconds: Option<f64>,
 }
 
+/// A plan and how it came about.
+#[derive(Clone, Debug)]
+pub struct Solved {
+    /// The plan.
+    pub plan: Plan,
+    /// Where its error budget is from.
+    pub origin: String,
+    /// Seconds of solving.
+    pub seconds: f64,
+}
+
 /// A plan, layer by layer, with a summary.
-pub fn plan(table: &NamedTable, plan: &Plan, facts: Option<&Facts>, times: &[(&str, f64)]) -> String {
+pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &[(&str, f64)]) -> String {
+    let plan = &solved.plan;
     let mut rows = Rows::new(&["layer", "shape", "elements", "setting", "error", "relative", "bits", "ratio"]);
     let (view, summary) = (table.view(), plan.summary());
     for (layer, &option) in plan.options().iter().enumerate() {
@@ -97,7 +111,7 @@ pub fn plan(table: &NamedTable, plan: &Plan, facts: Option<&Facts>, times: &[(&s
     let mut lines = Vec::new();
     let sized = |size: u64| {
         let of_whole = uncompressed.map_or_else(String::new, |whole| format!("{} smaller, ", ratio(whole, size)));
-        format!("{of_whole}{} bits ({})", grouped(size), bits(size))
+        of_whole + &bits_both(size)
     };
     if let Some(uniform) = default_point(table) {
         let over = if uniform.budget > summary.budget { ", over this budget" } else { "" };
@@ -108,10 +122,11 @@ pub fn plan(table: &NamedTable, plan: &Plan, facts: Option<&Facts>, times: &[(&s
     } else {
         lines.push(("this plan", sized(summary.size)));
     }
-    lines.push(("error budget", budget_use(summary.error, summary.budget, table.metric())));
+    let used = budget_use(summary.error, summary.budget, table.metric());
+    lines.push(("error budget", format!("{used}; {}", solved.origin)));
     lines.push((
         "lower bound",
-        format!("{} bits: {}", grouped(summary.lower_bound), certificate(summary.size, summary.lower_bound)),
+        format!("{}: {}", exact_bits(summary.lower_bound), certificate(summary.size, summary.lower_bound)),
     ));
     if let (Some(LeftAlone { layers, elements, size }), Some(whole)) = (facts.map(|f| f.left_alone), uncompressed)
         && layers > 0
@@ -143,7 +158,9 @@ pub fn measured(table: &NamedTable, facts: &Facts, times: &[(&str, f64)]) -> Str
             grouped(options.len() as u64),
             span(&|option| options[option].size as f64, &|size| grouped(size as u64)),
             span(&|option| options[option].error, &significant),
-            table.default_option(layer).map_or_else(String::new, |option| table.label(layer, option as usize).into()),
+            table
+                .default_option(layer)
+                .map_or_else(String::new, |option| printable(table.label(layer, option as usize))),
         ]);
     }
     let LeftAlone { layers, elements, size } = facts.left_alone;
@@ -172,7 +189,7 @@ pub fn default_point(table: &NamedTable) -> Option<Point> {
 
 /// `99.98 %`, rounded down and never up to 100 unless it is but for float rounding; `over` where it is more.
 pub fn share(error: f64, budget: f64) -> String {
-    let percent = |round: fn(f64) -> f64| round(1e4 * error / budget) / 100.0;
+    let percent = |round: fn(f64) -> f64| round(1e4 * (error / budget)) / 100.0;
     match error {
         0.0 => "0 %".into(),
         _ if error > budget => format!("{:.2} % (over)", percent(f64::ceil)),
@@ -191,7 +208,7 @@ pub fn certificate(size: u64, lower_bound: u64) -> String {
 
 /// What a plan has of its budget.
 pub fn budget_use(error: f64, budget: f64, metric: &str) -> String {
-    format!("{} ({metric}), {} of it used", significant(budget), share(error, budget))
+    format!("{} ({}), {} of it used", significant(budget), printable(metric), share(error, budget))
 }
 
 /// The error of a layer relative to its gradient's norm, for the metrics that say what it is.
@@ -267,6 +284,11 @@ pub fn compared(comparisons: &[Comparison]) -> String {
                 scheme.seconds.map_or_else(String::new, seconds),
             ]);
         }
+        if let Some(smallest) = comparison.smallest_error {
+            let dash = || "-".to_owned();
+            let told = format!("infeasible (smallest error {smallest})");
+            rows.add([comparison.method.into(), told, dash(), dash(), dash(), dash(), dash(), String::new()]);
+        }
     }
     let times: Vec<_> = comparisons.iter().map(|comparison| (comparison.method, comparison.measure)).collect();
     format!("{}\n{}", rows.render(), aligned(&[("measuring", times_taken(&times))]))
@@ -301,6 +323,7 @@ mod tests {
         assert_eq!(share(1.00001, 1.0), "100.01 % (over)");
         assert_eq!((share(0.0, 0.0), share(0.0, 1.0)), ("0 %".into(), "0 %".into()));
         assert_eq!(share(1.0, 0.0), "inf % (over)");
+        assert_eq!((share(1e305, 1e305), share(f64::MAX, 1e308)), ("100.00 %".into(), "179.77 % (over)".into()));
     }
 
     #[test]
@@ -320,6 +343,7 @@ mod tests {
             uncompressed: 1,
             uniform: 1,
             measure: 0.0,
+            smallest_error: None,
             schemes: vec![scheme(150, true, None), scheme(90, false, None), scheme(110, true, Some(100))],
         };
         let told = |c: &Comparison| c.schemes.iter().map(|s| c.above_optimum(s)).collect::<Vec<_>>();

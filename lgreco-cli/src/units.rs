@@ -2,14 +2,25 @@
 
 /// `bits` with a decimal prefix and three significant digits: `1.07 Mbit`.
 pub fn bits(bits: u64) -> String {
-    let (scale, unit) = match bits {
-        0..1_000 => return format!("{bits} bit"),
-        1_000..999_500 => (1e3, "kbit"),
-        999_500..999_500_000 => (1e6, "Mbit"),
-        999_500_000..999_500_000_000 => (1e9, "Gbit"),
-        _ => (1e12, "Tbit"),
-    };
-    format!("{} {unit}", significant(bits as f64 / scale))
+    const UNITS: [&str; 6] = ["kbit", "Mbit", "Gbit", "Tbit", "Pbit", "Ebit"];
+    let (mut scaled, mut unit) = (bits as f64 / 1e3, 0);
+    if bits < 1_000 {
+        return exact_bits(bits);
+    }
+    while scaled >= 999.5 {
+        (scaled, unit) = (scaled / 1e3, unit + 1);
+    }
+    format!("{} {}", significant(scaled), UNITS[unit])
+}
+
+/// All digits: `1,070,112 bits`.
+pub fn exact_bits(bits: u64) -> String {
+    format!("{} {}", grouped(bits), if bits == 1 { "bit" } else { "bits" })
+}
+
+/// All digits, and with a prefix where that is shorter: `1,070,112 bits (1.07 Mbit)`.
+pub fn bits_both(number: u64) -> String {
+    if number < 1_000 { exact_bits(number) } else { format!("{} ({})", exact_bits(number), bits(number)) }
 }
 
 /// Digits in groups of three: `1,070,112`.
@@ -79,9 +90,10 @@ mod tests {
     #[test]
     fn units() {
         assert_eq!(
-            [0, 999, 1_000, 999_499, 999_500, u64::MAX].map(bits),
-            ["0 bit", "999 bit", "1.00 kbit", "999 kbit", "1.00 Mbit", "1.84e7 Tbit"]
+            [0, 1, 999, 1_000, 999_499, 999_500, u64::MAX].map(bits),
+            ["0 bits", "1 bit", "999 bits", "1.00 kbit", "999 kbit", "1.00 Mbit", "18.4 Ebit"]
         );
+        assert_eq!([1, 100, 1_070_112].map(bits_both), ["1 bit", "100 bits", "1,070,112 bits (1.07 Mbit)"]);
         assert_eq!([0, 999, 1_000, 1_070_112].map(grouped), ["0", "999", "1,000", "1,070,112"]);
         assert_eq!([2e-7, 4.5e-4, 0.0123, 2.0].map(seconds), ["0.200 µs", "450 µs", "12.3 ms", "2.00 s"]);
         assert_eq!((ratio(32, 4), ratio(1, 0)), ("8.00×".into(), "-".into()));

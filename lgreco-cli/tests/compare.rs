@@ -73,8 +73,28 @@ fn one_method_alone_takes_its_options() {
 }
 
 #[test]
-fn an_infeasible_method_is_named() {
+fn an_infeasible_method_does_not_hide_the_others() {
+    let args = ["--alpha", "0.1"];
+    let comparisons = compare(&args);
+    assert_eq!(comparisons.len(), METHODS.len());
+    let (feasible, infeasible): (Vec<_>, Vec<_>) = comparisons.iter().partition(|c| c["feasible"] == true);
+    assert!(!feasible.is_empty() && !infeasible.is_empty());
+    assert!(feasible.iter().all(|c| c["smallest_error"].is_null() && c["schemes"].as_array().unwrap().len() > 2));
+    let report = stdout(&[&["compare"][..], &args].concat());
+    for comparison in infeasible {
+        let (method, smallest) = (comparison["method"].as_str().unwrap(), comparison["smallest_error"].to_string());
+        assert!(comparison["smallest_error"].as_f64() > comparison["budget"].as_f64());
+        assert_eq!(comparison["schemes"].as_array().unwrap().len(), 1);
+        let words = ["infeasible", "smallest error", &smallest];
+        let line = report.lines().find(|line| line.starts_with(method) && line.contains("infeasible")).unwrap();
+        assert!(words.iter().all(|word| line.contains(word)), "{line}");
+        stdout(&["plan", "--method", method, "--budget", &smallest]);
+    }
+}
+
+#[test]
+fn with_nothing_feasible_there_is_no_result() {
     let folder = tempfile::tempdir().unwrap();
     let (code, line) = failure_in(folder.path(), &["compare", "--alpha", "0"]);
-    assert!(code == 1 && line.contains("qsgd: infeasible"), "{line}");
+    assert!(code == 1 && line.contains("qsgd: infeasible") && line.contains("topk: infeasible"), "{line}");
 }

@@ -55,9 +55,7 @@ fn measuring_then_solving_is_planning() {
         stdout_in(folder.path(), &["measure", "--method", method, "--json", "table.json"]);
         let solved = stdout_in(folder.path(), &["solve", "table.json", "--json", "-"]);
         let solved = timeless(PlanFile::parse(solved.as_bytes()).unwrap());
-        let mut planned = timeless(plan(&["--method", method]));
-        planned.uncompressed_size = solved.uncompressed_size; // a table file does not say how wide elements are
-        assert_eq!(solved, planned, "{method}");
+        assert_eq!(solved, timeless(plan(&["--method", method])), "{method}");
     }
 }
 
@@ -146,12 +144,49 @@ fn a_table_of_any_metric_is_solved_to_its_own_budget() {
         let json = stdout_in(folder.path(), &[&["solve", "table.json", "--json", "-"], more].concat());
         PlanFile::parse(json.as_bytes()).unwrap()
     };
+    let report = |more: &[&str]| stdout_in(folder.path(), &[&["solve", "table.json"], more].concat());
+    assert!(report(&[]).contains("of it used; the table file's own") && report(&[]).contains("60 bits\n"));
+    assert!(report(&["--budget", "4"]).contains("of it used; from --budget"));
     let own = solve(&[]);
     assert_eq!((own.size, own.error, own.budget, own.proven), (60, 2.0, 3.0, true));
     assert_eq!(own.default_size, None);
     assert_eq!(solve(&["--budget", "4"]).size, 19);
     assert_eq!(solve(&["--budget", "1.5"]).size, 150);
     assert!(stdout_in(folder.path(), &["solve", "table.json"]).contains("coarse"));
+}
+
+#[test]
+fn the_report_tells_where_the_budget_is_from() {
+    assert!(stdout(&["plan"]).contains("used; the default setting's error"));
+    assert!(stdout(&["plan", "--alpha", "2"]).contains("used; 2 times the default setting's error"));
+}
+
+#[test]
+fn a_table_is_read_from_standard_input() {
+    let folder = tempfile::tempdir().unwrap();
+    stdout_in(folder.path(), &["measure", "--json", "table.json"]);
+    let from_file = stdout_in(folder.path(), &["solve", "table.json", "--json", "-"]);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lgreco"));
+    let table = std::fs::File::open(folder.path().join("table.json")).unwrap();
+    let output = command.args(["solve", "-", "--json", "-"]).stdin(table).output().unwrap();
+    let read = |json: &[u8]| timeless(PlanFile::parse(json).unwrap());
+    assert_eq!(read(&output.stdout), read(from_file.as_bytes()));
+}
+
+#[test]
+#[cfg(unix)]
+fn results_take_the_place_of_older_ones_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("old.json"), "x".repeat(1 << 20)).unwrap();
+    std::os::unix::fs::symlink("old.json", path("link.json")).unwrap();
+    stdout_in(folder.path(), &["plan", "--json", "link.json", "--plot", "new.svg"]);
+    PlanFile::parse(&std::fs::read(path("old.json")).unwrap()).unwrap();
+    assert!(std::fs::symlink_metadata(path("link.json")).unwrap().is_symlink());
+    let mut names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["link.json", "new.svg", "old.json"]);
+    stdout_in(folder.path(), &["plan", "--json", "/dev/null", "--plot", "/dev/null"]);
 }
 
 #[test]

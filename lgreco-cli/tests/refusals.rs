@@ -117,6 +117,38 @@ fn results_that_cannot_be_written() {
 }
 
 #[test]
+#[cfg(unix)]
+fn nothing_is_written_over_the_input_or_another_result() {
+    let gradients = safetensors(&[weight("fc.weight")]);
+    let (folder, path) = file("g.safetensors", &gradients);
+    std::os::unix::fs::symlink("g.safetensors", folder.path().join("link")).unwrap();
+    for (args, flag) in [
+        (&["plan", "g.safetensors", "--json", "./g.safetensors"][..], "--json"),
+        (&["plan", "g.safetensors", "--plot", "link"], "--plot"),
+        (&["plan", "g.safetensors", "--json", "out", "--plot", "./out"], "--plot"),
+        (&["measure", "link", "--json", "g.safetensors"], "--json"),
+        (&["compare", "g.safetensors", "--json", "g.safetensors"], "--json"),
+        (&["solve", "g.safetensors", "--json", "g.safetensors"], "--json"),
+    ] {
+        let (code, line) = failure_in(folder.path(), args);
+        assert!(code == 2 && line.contains(flag) && line.contains("overwrite"), "{line}");
+        assert_eq!(std::fs::read(&path).unwrap(), gradients);
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn alpha_needs_defaults_even_where_the_table_has_a_budget() {
+    let table = r#"{"version":1,"metric":"l2","budget":1,"layers":[{"name":"a","elements":4,"options":
+        [{"label":"x","size":8,"error":1}]}]}"#;
+    let (folder, _) = file("table.json", table.as_bytes());
+    for (flag, value) in [("--alpha", "2"), ("--budget", "uniform")] {
+        let (code, line) = failure_in(folder.path(), &["solve", "table.json", flag, value]);
+        assert!(code == 2 && line.contains(flag) && line.contains("default in every layer"), "{line}");
+    }
+}
+
+#[test]
 fn requests_that_make_no_sense() {
     let folder = tempfile::tempdir().unwrap();
     for (args, word) in [
@@ -133,21 +165,29 @@ fn requests_that_make_no_sense() {
         assert_eq!(code, 2, "{line}");
         assert!(line.contains(word), "{word}: {line}");
     }
-    for args in [
-        &[][..],
-        &["optimise"],
-        &["plan", "--method", "zip"],
-        &["plan", "--backend", "cuda"],
-        &["plan", "--backend", "wgpu"],
-        &["plan", "--budget", "nan"],
-        &["plan", "--alpha", "-1"],
-        &["plan", "--solver", "dp", "--levels", "0"],
-        &["plan", "--range", "2-8"],
-        &["compare", "--default", "4"],
-        &["solve"],
+    for (args, words) in [
+        (&["optimise"][..], &["optimise"][..]),
+        (&["plan", "--method", "zip"], &["--method", "zip", "topk"]),
+        (&["plan", "--backend", "cuda"], &["--backend", "cuda"]),
+        (&["plan", "--backend", "wgpu"], &["--backend", "wgpu"]),
+        (&["plan", "--budget", "nan"], &["--budget", "nan"]),
+        (&["plan", "--alpha", "-1"], &["--alpha", "-1"]),
+        (&["plan", "--budget", "-3.5"], &["--budget", "-3.5"]),
+        (&["plan", "--min-elements", "-1"], &["--min-elements", "-1"]),
+        (&["plan", "--solver", "dp", "--levels", "0"], &["--levels", "0"]),
+        (&["plan", "--solver", "dp", "--levels", "4000000000"], &["--levels", "4000000000", "10000000"]),
+        (&["compare", "--levels", "10000001"], &["--levels"]),
+        (&["plan", "--range", "2-8"], &["--range", "2-8"]),
+        (&["plan", "--plot", "-"], &["--plot", "standard output"]),
+        (&["plan", "--method", "a\nb\u{1b}"], &["--method"]),
+        (&["compare", "--default", "4"], &["--method"]),
+        (&["solve"], &["TABLE"]),
     ] {
-        let output = lgreco(args);
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{args:?}");
+        let (code, line) = failure_in(folder.path(), args);
+        assert!(code == 2 && line.starts_with("lgreco: ") && !line.contains("error:"), "{line}");
+        assert!(words.iter().all(|word| line.contains(word)) && !line.contains('\u{1b}'), "{line}");
     }
+    let without_command = lgreco(&[]);
+    assert_eq!(without_command.status.code(), Some(2));
+    assert!(without_command.stdout.is_empty() && String::from_utf8_lossy(&without_command.stderr).contains("Usage"));
 }

@@ -9,7 +9,7 @@ use crate::num::Sum;
 /// use lgreco_core::{Error, gradient::Shape};
 /// let error = Shape::new(1 << 20, 1 << 12).unwrap_err();
 /// assert_eq!(error, Error::TooManyElements { rows: 1 << 20, cols: 1 << 12 });
-/// assert_eq!(error.to_string(), "a 1048576 x 4096 tensor has 2^32 elements or more");
+/// assert_eq!(error.to_string(), "a 1048576 x 4096 tensor: rows, columns and elements must be below 2^32");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -42,8 +42,8 @@ pub enum Error {
         /// The names there are.
         expected: &'static str,
     },
-    /// A tensor with 2^32 elements or more.
-    #[error("a {rows} x {cols} tensor has 2^32 elements or more")]
+    /// A tensor with 2^32 rows, columns or elements, or more.
+    #[error("a {rows} x {cols} tensor: rows, columns and elements must be below 2^32")]
     TooManyElements {
         /// First dimension.
         rows: usize,
@@ -137,7 +137,7 @@ pub enum Error {
     Infeasible {
         /// The budget.
         budget: f64,
-        /// The error of the plan with every layer's most exact option.
+        /// The error of the plan with every layer's most exact option, rounded up: as a budget it is enough.
         smallest: f64,
     },
     /// The plan's choices cost more error than its budget.
@@ -166,6 +166,16 @@ pub enum Error {
         what: &'static str,
         /// The value expected.
         expected: u64,
+        /// The value found.
+        found: u64,
+    },
+    /// A header field of a payload that is beyond what this version defines.
+    #[error("payload: {what} is {found:#x}, expected at most {largest:#x}")]
+    PayloadField {
+        /// Which header field.
+        what: &'static str,
+        /// The largest value there is.
+        largest: u64,
         /// The value found.
         found: u64,
     },
@@ -234,9 +244,9 @@ pub enum Error {
 impl Error {
     /// No plan meets `budget`, since the most exact one has the error `smallest`.
     pub(crate) fn infeasible(budget: f64, smallest: Sum) -> Error {
+        let smallest = smallest.rounded_up();
         // Beyond f64::MAX the sum is not a number.
-        let smallest = if smallest.value().is_finite() { smallest.value() } else { f64::INFINITY };
-        Error::Infeasible { budget, smallest }
+        Error::Infeasible { budget, smallest: if smallest.is_nan() { f64::INFINITY } else { smallest } }
     }
 
     /// The permanent numeric code of this kind of error; never 0, never reused.
@@ -267,6 +277,7 @@ impl Error {
             Error::DuplicateName { .. } => 29,
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
+            Error::PayloadField { .. } => 42,
             Error::NotContractive { .. } => 60,
             Error::FeedbackRule { .. } => 61,
             Error::SavedState { .. } => 62,

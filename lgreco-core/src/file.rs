@@ -1,7 +1,7 @@
 //! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository.
 //!
 //! Readers are total: any bytes give a value or an [`Error`] that says where. Keys that version 1 does not know are
-//! ignored, so that writers may add some. Floats are written with the digits that read back to the same bits.
+//! ignored, so that writers may add some; a key that an object has twice is an error. Floats are written with the digits that read back to the same bits.
 
 mod plan;
 mod read;

@@ -1,217 +1,10 @@
 //! Borrowed gradients: f32, f16 or bf16 values with the matrix shape that PowerSGD sees.
 
+mod element;
+
+pub use element::{Bf16, Dtype, Element, F16};
+
 use crate::Error;
-use bytemuck::{Pod, Zeroable};
-
-/// An IEEE half-precision number by its bits.
-///
-/// ```
-/// use lgreco_core::gradient::{Element, F16};
-/// assert_eq!(F16(0x3c00).to_f32(), 1.0);
-/// assert_eq!(F16::from_f32(65520.0).to_f32(), f32::INFINITY); // the largest is 65504
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(transparent)]
-pub struct F16(pub u16);
-
-/// A bfloat16 number (the upper half of an f32) by its bits.
-///
-/// ```
-/// use lgreco_core::gradient::{Bf16, Element};
-/// assert_eq!(Bf16(0x3f80).to_f32(), 1.0);
-/// assert_eq!(Bf16::from_f32(1.0 + 1.0 / 256.0), Bf16(0x3f80)); // 8 significant bits, ties to even
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(transparent)]
-pub struct Bf16(pub u16);
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for super::F16 {}
-    impl Sealed for super::Bf16 {}
-}
-
-/// An element type gradients come in. All arithmetic is done on its exact f32 value.
-///
-/// ```
-/// use lgreco_core::gradient::{Bf16, Element, F16};
-/// fn energy<T: Element>(values: &[T]) -> f64 {
-///     values.iter().map(|&value| f64::from(value.to_f32()).powi(2)).sum()
-/// }
-/// assert_eq!(energy(&[3.0f32, 4.0]), 25.0);
-/// assert_eq!(energy(&[3.0, 4.0].map(F16::from_f32)), energy(&[3.0, 4.0].map(Bf16::from_f32)));
-/// ```
-pub trait Element: Copy + Pod + sealed::Sealed {
-    /// The type's name.
-    const DTYPE: Dtype;
-    /// The exact value.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Bf16, Element};
-    /// assert_eq!(Bf16(0xc049).to_f32(), -3.140625);
-    /// ```
-    fn to_f32(self) -> f32;
-    /// The nearest representable value, ties to even; overflow becomes infinity.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Bf16, Element};
-    /// assert_eq!(Bf16::from_f32(-std::f32::consts::PI), Bf16(0xc049));
-    /// ```
-    fn from_f32(value: f32) -> Self;
-
-    /// Writes the value's 2 or 4 bytes, little-endian, to the start of `bytes`.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Bf16, Element};
-    /// let mut bytes = [0; 3];
-    /// Bf16(0x3f80).write_le(&mut bytes);
-    /// assert_eq!(bytes, [0x80, 0x3f, 0]);
-    /// ```
-    ///
-    /// # Panics
-    /// When `bytes` is shorter than the value.
-    #[inline(always)]
-    fn write_le(self, bytes: &mut [u8]) {
-        let own = bytemuck::bytes_of(&self);
-        let bytes = &mut bytes[..own.len()];
-        bytes.copy_from_slice(own);
-        if cfg!(target_endian = "big") {
-            bytes.reverse();
-        }
-    }
-
-    /// Reads a value from the little-endian bytes at the start of `bytes`.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Bf16, Element};
-    /// assert_eq!(Bf16::read_le(&[0x80, 0x3f, 0]), Bf16(0x3f80));
-    /// ```
-    ///
-    /// # Panics
-    /// When `bytes` is shorter than a value.
-    #[inline(always)]
-    fn read_le(bytes: &[u8]) -> Self {
-        let mut value = Self::zeroed();
-        let own = bytemuck::bytes_of_mut(&mut value);
-        own.copy_from_slice(&bytes[..own.len()]);
-        if cfg!(target_endian = "big") {
-            own.reverse();
-        }
-        value
-    }
-}
-
-impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-}
-
-impl Element for Bf16 {
-    const DTYPE: Dtype = Dtype::Bf16;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f32::from_bits((self.0 as u32) << 16)
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        let bits = value.to_bits();
-        if value.is_nan() {
-            return Bf16((bits >> 16) as u16 | 0x0040);
-        }
-        Bf16(((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
-    }
-}
-
-impl Element for F16 {
-    const DTYPE: Dtype = Dtype::F16;
-    /// Shifts exponent and mantissa into place and rescales by 2^112, which also makes subnormals exact.
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        let sign = ((self.0 & 0x8000) as u32) << 16;
-        let magnitude = (self.0 & 0x7fff) as u32;
-        let scaled = f32::from_bits(magnitude << 13) * f32::from_bits(0x7780_0000);
-        let special = if magnitude >= 0x7c00 { 0x7f80_0000 | (magnitude << 13) } else { scaled.to_bits() };
-        f32::from_bits(sign | special)
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        let bits = value.to_bits();
-        let sign = ((bits >> 16) & 0x8000) as u16;
-        let magnitude = bits & 0x7fff_ffff;
-        let half = if magnitude > 0x7f80_0000 {
-            0x7e00 | ((magnitude >> 13) & 0x03ff) as u16
-        } else if magnitude >= 0x4780_0000 {
-            0x7c00
-        } else if magnitude < 0x3880_0000 {
-            // Subnormal: adding 0.5 leaves the value, rounded to a multiple of 2^-24, in the low mantissa bits.
-            (f32::from_bits(magnitude) + 0.5).to_bits() as u16
-        } else {
-            let rounded = magnitude + 0x0fff + ((magnitude >> 13) & 1);
-            ((rounded >> 13) - (112 << 10)) as u16
-        };
-        F16(sign | half)
-    }
-}
-
-/// The name of an element type. The discriminants are used in payload headers and never change.
-///
-/// ```
-/// use lgreco_core::gradient::{Dtype, Element, F16};
-/// assert_eq!((F16::DTYPE, F16::DTYPE as u8, F16::DTYPE.bytes()), (Dtype::F16, 1, 2));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Dtype {
-    /// IEEE single precision.
-    F32 = 0,
-    /// IEEE half precision.
-    F16 = 1,
-    /// bfloat16.
-    Bf16 = 2,
-}
-
-impl Dtype {
-    /// The element type whose discriminant is `code`.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::Dtype;
-    /// assert_eq!(Dtype::from_code(2)?, Dtype::Bf16);
-    /// assert!(Dtype::from_code(3).is_err());
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::PayloadHeader`] when there is none.
-    pub const fn from_code(code: u8) -> Result<Self, Error> {
-        match code {
-            0 => Ok(Dtype::F32),
-            1 => Ok(Dtype::F16),
-            2 => Ok(Dtype::Bf16),
-            _ => Err(Error::PayloadHeader { what: "element type", expected: 2, found: code as u64 }),
-        }
-    }
-
-    /// Bytes per element.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::Dtype;
-    /// assert_eq!([Dtype::F32, Dtype::F16, Dtype::Bf16].map(Dtype::bytes), [4, 2, 2]);
-    /// ```
-    pub const fn bytes(self) -> usize {
-        match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::Bf16 => 2,
-        }
-    }
-}
 
 /// The values of a gradient, borrowed from the trainer.
 ///
@@ -308,7 +101,7 @@ impl Shape {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooManyElements`] when `rows · cols` is not below 2^32.
+    /// [`Error::TooManyElements`] unless `rows`, `cols` and `rows · cols` are below 2^32.
     pub const fn new(rows: usize, cols: usize) -> Result<Self, Error> {
         match rows.checked_mul(cols) {
             Some(n) if n <= u32::MAX as usize && rows <= u32::MAX as usize && cols <= u32::MAX as usize => {
@@ -321,7 +114,7 @@ impl Shape {
     /// The matrix view of a tensor with dimensions `dims` (a scalar, `[]`, is 1 × 1).
     ///
     /// # Errors
-    /// [`Error::TooManyElements`] when the product of `dims` is not below 2^32.
+    /// [`Error::TooManyElements`] unless rows, columns and their product are below 2^32.
     ///
     /// ```
     /// use lgreco_core::gradient::Shape;
@@ -431,31 +224,6 @@ impl<'a> Gradient<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sixteen_bit_values_widen_like_the_half_crate() {
-        for bits in 0..=u16::MAX {
-            let (f, b) = (half::f16::from_bits(bits).to_f32(), half::bf16::from_bits(bits).to_f32());
-            assert!(F16(bits).to_f32() == f || f.is_nan() && F16(bits).to_f32().is_nan(), "f16 {bits:#x}");
-            assert!(Bf16(bits).to_f32() == b || b.is_nan() && Bf16(bits).to_f32().is_nan(), "bf16 {bits:#x}");
-        }
-    }
-
-    #[test]
-    fn sixteen_bit_values_narrow_like_the_half_crate() {
-        for high in 0..=u16::MAX {
-            for low in [0u32, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff] {
-                let value = f32::from_bits((high as u32) << 16 | low);
-                let (f, b) = (half::f16::from_f32(value), half::bf16::from_f32(value));
-                let (ours_f, ours_b) = (F16::from_f32(value), Bf16::from_f32(value));
-                if value.is_nan() {
-                    assert!(ours_f.to_f32().is_nan() && ours_b.to_f32().is_nan());
-                } else {
-                    assert_eq!((ours_f.0, ours_b.0), (f.to_bits(), b.to_bits()), "{value:e}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn shapes_refuse_what_indices_cannot_hold() {

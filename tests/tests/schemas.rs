@@ -84,3 +84,20 @@ fn what_the_table_schema_refuses_the_reader_refuses() {
         assert!(TableFile::parse(bad.to_string().as_bytes()).is_err(), "without {key} it passes the reader");
     }
 }
+
+/// A schema's integers may be written 3.0, and what may be missing may be null.
+#[test]
+fn what_the_schemas_take_the_readers_take() {
+    let table = r#"{"version": 1.0, "metric": "l2", "budget": null, "layers": [
+        {"name": "fc1.weight", "elements": 2.5e3, "uncompressed_size": 4e4, "default": 0.0,
+         "options": [{"label": "a", "size": 16768.0, "error": 3}]},
+        {"name": "fc2.weight", "elements": 7, "uncompressed_size": null, "default": null,
+         "options": [{"label": "a", "size": 1, "error": 0}]}]}"#;
+    assert_valid(&schema("table"), table);
+    assert_valid(&schema("table"), &TableFile::parse(table.as_bytes()).unwrap().to_json());
+    let plan = r#"{"version": 1.0, "solver": "exact", "size": 1e3, "lower_bound": 4.5, "proven": false, "error": 0,
+        "budget": 1, "uncompressed_size": 2.0, "default_size": null, "seconds": {"measure": null, "solve": null},
+        "layers": [{"name": "a", "option": 0.0, "label": "b", "size": 1e3, "error": 0}]}"#;
+    assert_valid(&schema("plan"), plan);
+    assert_valid(&schema("plan"), &PlanFile::parse(plan.as_bytes()).unwrap().to_json());
+}

@@ -1,6 +1,6 @@
 //! `lgreco compare`: every way of choosing, on the same tables.
 
-use super::{emit, model, timed};
+use super::{emit, model, timed, write};
 use crate::args::{Compare, MethodArg};
 use crate::failure::Failure;
 use crate::report::{Comparison, HYBRID_NOTE, Scheme, compared};
@@ -14,26 +14,46 @@ use serde_json::{Value, json};
 use std::io::Write;
 
 pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
+    write::distinct(compare.gradients.as_deref(), compare.json.as_ref(), None)?;
     let model = model::Model::load(compare.gradients.as_deref())?;
     let methods = compare.method.map_or_else(|| MethodArg::value_variants().to_vec(), |method| vec![method]);
-    let mut comparisons = Vec::new();
+    let (mut comparisons, mut infeasible) = (Vec::new(), Vec::new());
     for method in methods {
         let search = model::build_search(method, &compare.candidates, compare.default, compare.range)?;
         let (measured, facts, measure) = model.measure(&search, compare.candidates.backend)?;
         let (method, metric) = (Method::from(method), search.metric);
-        let (budget, schemes) = schemes(method, metric, &measured, compare).map_err(|error| {
+        let failed = |error| {
             let named = measured.table.name_error(error);
             Failure::from_core(&error, format_args!("{}: {}: {named}", model.name, method.name()))
-        })?;
+        };
+        let budget = Budget::Defaults { alpha: compare.alpha, options: &measured.defaults };
+        let limit = budget.limit(&measured.table.view()).map_err(failed)?;
+        let uniform = chosen(&measured.table.view(), limit, "uniform", || Ok(measured.defaults.clone()));
+        let mut schemes = vec![Scheme { seconds: None, ..uniform.map_err(failed)? }];
+        let smallest_error = match choosers(method, metric, &measured, compare, limit) {
+            Ok(others) => {
+                schemes.extend(others);
+                None
+            }
+            Err(error @ Error::Infeasible { smallest, .. }) => {
+                infeasible.push(format!("{}: {error}", method.name()));
+                Some(smallest)
+            }
+            Err(error) => return Err(failed(error)),
+        };
         comparisons.push(Comparison {
             method: method.name(),
             metric: metric.name(),
-            budget,
+            budget: limit,
             uncompressed: facts.sizes.iter().sum(),
             uniform: schemes[0].size,
             measure,
             schemes,
+            smallest_error,
         });
+    }
+    if infeasible.len() == comparisons.len() {
+        return Err(Failure::no_result(format_args!("{}: {}", model.name, infeasible.join("; "))));
     }
     let report = || {
         let hybrid = comparisons.iter().any(|comparison| comparison.method == Method::Hybrid.name());
@@ -42,21 +62,20 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     emit(out, report, || json(&comparisons), compare.json.as_ref())
 }
 
-/// The error budget, and what every scheme makes of it; uniform first.
-fn schemes(
+/// What everything but the uniform setting makes of the error budget `limit`.
+fn choosers(
     method: Method,
     metric: Metric,
     measured: &Measured,
     compare: &Compare,
-) -> Result<(f64, Vec<Scheme>), Error> {
+    limit: f64,
+) -> Result<Vec<Scheme>, Error> {
     let (table, defaults) = (&measured.table.view(), &measured.defaults);
-    let budget = Budget::Defaults { alpha: compare.alpha, options: defaults };
-    let limit = budget.limit(table)?;
     let elements: Vec<u64> = (0..table.layers()).map(|layer| measured.table.elements(layer)).collect();
     let default_errors: Vec<f64> = table.chosen(defaults)?.map(|choice| choice.error).collect();
     let clusters = table.iter().map(<[_]>::len).max().unwrap_or(1).min(MOST_CLUSTERS);
 
-    let mut schemes = vec![Scheme { seconds: None, ..chosen(table, limit, "uniform", || Ok(defaults.clone()))? }];
+    let mut schemes = Vec::new();
     if method != Method::Hybrid {
         schemes.push(chosen(table, limit, "k-means", || {
             let mut workspace = vec![0; baseline::kmeans_workspace_len(table, clusters)];
@@ -73,13 +92,14 @@ fn schemes(
             Ok(options)
         })?);
     }
+    let budget = Budget::Defaults { alpha: compare.alpha, options: defaults };
     for solver in [Solver::Dp { levels: compare.levels }, Solver::default()] {
         let (plan, seconds) = timed(format!("solving ({})", solver.name()), || plan::solve(table, budget, solver));
         let plan = plan?;
         let lower_bound = Some(plan.summary().lower_bound);
         schemes.push(Scheme { lower_bound, ..scheme(&plan, solver.name(), true, seconds) });
     }
-    Ok((limit, schemes))
+    Ok(schemes)
 }
 
 /// CGX and the L-GreCo paper cluster layers into no more groups than there are bit widths.
@@ -112,7 +132,8 @@ fn json(comparisons: &[Comparison]) -> String {
     let comparison = |c: &Comparison| {
         let schemes: Vec<Value> = c.schemes.iter().map(scheme).collect();
         json!({"method": c.method, "metric": c.metric, "budget": c.budget, "uncompressed_size": c.uncompressed,
-            "default_size": c.uniform, "seconds": {"measure": c.measure}, "schemes": schemes})
+            "default_size": c.uniform, "seconds": {"measure": c.measure}, "schemes": schemes, "feasible": c.smallest_error.is_none(),
+            "smallest_error": c.smallest_error})
     };
     let comparisons: Vec<Value> = comparisons.iter().map(comparison).collect();
     format!("{:#}\n", json!({"version": 1, "comparisons": comparisons}))

@@ -6,6 +6,7 @@ mod measure;
 mod model;
 mod plan;
 mod solve;
+mod write;
 
 use crate::args::{Command, Target};
 use crate::failure::Failure;
@@ -34,8 +35,7 @@ fn emit(
     match target {
         Some(Target::Stdout) => print(out, &json()),
         Some(Target::File(path)) => {
-            std::fs::write(path, json())
-                .map_err(|error| Failure::no_result(format_args!("{}: {error}", path.display())))?;
+            write::file(path, &json())?;
             print(out, &report())
         }
         None => print(out, &report()),

@@ -40,7 +40,7 @@ impl Model {
             BackendArg::Cpu => Parallel,
         };
         let (measured, seconds) = timed(doing, || search.measure(&layers, &mut backend));
-        let measured = measured.map_err(|failed| match failed.error {
+        let mut measured = measured.map_err(|failed| match failed.error {
             Error::EmptyTable => self.wrong(format_args!(
                 "no layer to compress: all {} tensors have one dimension or fewer than {} elements",
                 layers.len(),
@@ -54,6 +54,9 @@ impl Model {
             }
         }
         let facts = facts(&layers, &measured);
+        for (layer, &bits) in facts.sizes.iter().enumerate() {
+            measured.table.set_uncompressed_size(layer, bits);
+        }
         Ok((measured, facts, seconds))
     }
 

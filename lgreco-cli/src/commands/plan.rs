@@ -1,6 +1,6 @@
 //! `lgreco plan`: measure, choose, show.
 
-use super::{emit, model, solve};
+use super::{emit, model, solve, write};
 use crate::args::{MethodArg, Output, Solving, Source};
 use crate::failure::Failure;
 use crate::report;
@@ -9,28 +9,28 @@ use lgreco_core::search::{Method, Metric};
 use std::io::Write;
 
 pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {
+    write::distinct(source.gradients.as_deref(), output.json.as_ref(), output.plot.as_deref())?;
     let search = model::search(source)?;
     let model = model::Model::load(source.gradients.as_deref())?;
     let (measured, facts, measure) = model.measure(&search, source.candidates.backend)?;
     let table = &measured.table;
-    let (plan, seconds) = solve::solve(&model.name, table, None, solving)?;
+    let solved = solve::solve(&model.name, table, None, solving)?;
     if let Some(path) = &output.plot {
         let (method, metric) = (Method::from(source.method), Metric::from(source.candidates.metric));
         let title = solve::title(&model.name, &format!("{}, {}", method.name(), metric.name()));
-        solve::picture(title, table, &plan, Some(&facts)).write(path)?;
+        write::file(path, &solve::picture(title, table, &solved.plan, Some(&facts)).svg())?;
     }
     let report = || {
-        let times = [("reading", model.read), ("measuring", measure), ("solving", seconds)];
-        let mut text = report::plan(table, &plan, Some(&facts), &times);
+        let times = [("reading", model.read), ("measuring", measure), ("solving", solved.seconds)];
+        let mut text = report::plan(table, &solved, Some(&facts), &times);
         if source.method == MethodArg::Hybrid {
             text += report::HYBRID_NOTE;
         }
         text
     };
     let json = || {
-        let mut file = PlanFile::new(table, &plan);
-        file.uncompressed_size = facts.sizes.iter().sum();
-        file.seconds = Seconds { measure: Some(measure), solve: Some(seconds) };
+        let mut file = PlanFile::new(table, &solved.plan);
+        file.seconds = Seconds { measure: Some(measure), solve: Some(solved.seconds) };
         file.to_json()
     };
     emit(out, report, json, output.json.as_ref())

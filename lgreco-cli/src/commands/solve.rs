@@ -1,56 +1,74 @@
 //! `lgreco solve`: a plan for anybody's table; and solving as `plan` does it.
 
-use super::{emit, timed};
+use super::{emit, timed, write};
 use crate::args::{BudgetArg, Output, SolverArg, Solving};
 use crate::failure::Failure;
 use crate::plot::{Bar, Picture, Point};
-use crate::report::{self, Facts};
+use crate::report::{self, Facts, Solved};
 use lgreco_core::file::{PlanFile, TableFile};
 use lgreco_core::plan::budget::Budget;
 use lgreco_core::plan::{self, Plan, Solver, dp};
 use lgreco_core::table::NamedTable;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 pub fn run(path: &Path, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {
-    let name = path.display().to_string();
+    let from_stdin = path == Path::new("-");
+    let name = if from_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
-    let bytes = std::fs::read(path).map_err(|error| wrong(&error))?;
+    write::distinct((!from_stdin).then_some(path), output.json.as_ref(), output.plot.as_deref())?;
+    let bytes = if from_stdin {
+        let mut bytes = Vec::new();
+        std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
+    } else {
+        std::fs::read(path)
+    };
+    let bytes = bytes.map_err(|error| wrong(&error))?;
     let TableFile { table, budget } = TableFile::parse(&bytes).map_err(|error| wrong(&error))?;
-    let (plan, seconds) = solve(&name, &table, budget, solving)?;
+    let solved = solve(&name, &table, budget, solving)?;
     if let Some(path) = &output.plot {
-        picture(title(&name, table.metric()), &table, &plan, None).write(path)?;
+        write::file(path, &picture(title(&name, table.metric()), &table, &solved.plan, None).svg())?;
     }
     let json = || {
-        let mut file = PlanFile::new(&table, &plan);
-        file.seconds.solve = Some(seconds);
+        let mut file = PlanFile::new(&table, &solved.plan);
+        file.seconds.solve = Some(solved.seconds);
         file.to_json()
     };
-    emit(out, || report::plan(&table, &plan, None, &[("solving", seconds)]), json, output.json.as_ref())
+    let times = [("solving", solved.seconds)];
+    emit(out, || report::plan(&table, &solved, None, &times), json, output.json.as_ref())
 }
 
 /// Solves `table`, which is called `name`, within the budget that `solving` asks for, or else `own`, or else the
-/// defaults' error. Returns the seconds it took as well.
-pub fn solve(name: &str, table: &NamedTable, own: Option<f64>, solving: Solving) -> Result<(Plan, f64), Failure> {
+/// defaults' error.
+pub fn solve(name: &str, table: &NamedTable, own: Option<f64>, solving: Solving) -> Result<Solved, Failure> {
     let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
     let solver = solver(solving)?;
     let defaults = table.defaults();
-    let budget = match (solving.budget, solving.alpha, own) {
-        (Some(BudgetArg::Absolute(_)), Some(_), _) => {
+    let (budget, origin) = match (solving.budget, solving.alpha, own, &defaults) {
+        (Some(BudgetArg::Absolute(_)), Some(_), ..) => {
             return Err(Failure::bad_input("--alpha multiplies the uniform budget: not with --budget NUMBER"));
         }
-        (Some(BudgetArg::Absolute(value)), None, _) | (None, None, Some(value)) => Budget::Absolute(value),
-        (_, alpha, _) => match &defaults {
-            Some(options) => Budget::Defaults { alpha: alpha.unwrap_or(1.0), options },
-            None => return Err(wrong(&"no budget: give every layer a default, the table a budget, or use --budget")),
-        },
+        (Some(BudgetArg::Absolute(value)), None, ..) => (Budget::Absolute(value), "from --budget".to_owned()),
+        (None, None, Some(value), _) => (Budget::Absolute(value), "the table file's own".to_owned()),
+        (_, alpha, _, Some(options)) => {
+            let origin = match alpha {
+                Some(factor) => format!("{factor} times the default setting's error"),
+                None => "the default setting's error".to_owned(),
+            };
+            (Budget::Defaults { alpha: alpha.unwrap_or(1.0), options }, origin)
+        }
+        (_, Some(_), ..) => {
+            return Err(wrong(&"--alpha multiplies the uniform budget: it needs a default in every layer"));
+        }
+        (Some(BudgetArg::Uniform), ..) => return Err(wrong(&"--budget uniform needs a default in every layer")),
+        _ => return Err(wrong(&"no budget: give every layer a default, the table a budget, or use --budget")),
     };
     let view = table.view();
     let (plan, seconds) = timed(format!("solving {} layers", table.layers()), || {
         plan::solve_against(&view, budget, defaults.as_deref(), solver)
     });
     let named = |error| Failure::from_core(&error, format_args!("{name}: {}", table.name_error(error)));
-    Ok((plan.map_err(named)?, seconds))
+    Ok(Solved { plan: plan.map_err(named)?, origin, seconds })
 }
 
 fn solver(solving: Solving) -> Result<Solver, Failure> {

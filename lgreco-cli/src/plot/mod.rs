@@ -4,10 +4,8 @@ mod frontier;
 mod layers;
 mod totals;
 
-use crate::failure::Failure;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use std::path::Path;
 
 /// What is drawn.
 #[derive(Clone, Debug)]
@@ -70,15 +68,6 @@ impl Picture {
         let mut svg = String::new();
         self.draw(&mut svg).expect("drawing into a string cannot fail");
         svg
-    }
-
-    /// Draws the picture into the file at `path`.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), Failure> {
-        std::fs::write(path, self.svg())
-            .map_err(|error| Failure::no_result(format_args!("{}: {error}", path.display())))
     }
 
     fn draw(&self, svg: &mut String) -> Drawn {

@@ -64,7 +64,7 @@ fn write_values<T: Element>(values: &[T], body: &mut [u8]) {
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when body or `values` do not fit the shape, [`Error::PayloadHeader`] on an unknown element type,
+/// [`Error::Length`] when body or `values` do not fit the shape, [`Error::PayloadField`] on an unknown element type,
 /// [`Error::PayloadBody`] on a value that is not finite.
 ///
 /// # Complexity
@@ -139,7 +139,7 @@ mod tests {
             bytes[at] = byte;
             decode(&bytes, 2)
         };
-        assert!(matches!(with(3, 7), Err(Error::PayloadHeader { .. })));
+        assert!(matches!(with(3, 7), Err(Error::PayloadField { .. })));
         let mut infinite = payload.clone();
         infinite[16..20].copy_from_slice(&f32::INFINITY.to_le_bytes());
         assert!(matches!(decode(&infinite, 2), Err(Error::PayloadBody { .. })));

@@ -115,7 +115,8 @@ impl<'a> Payload<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when shorter than a header; [`Error::PayloadHeader`] on a wrong magic, version or method;
+    /// [`Error::Length`] when shorter than a header; [`Error::PayloadHeader`] on a wrong magic or version;
+    /// [`Error::PayloadField`] on an unknown method;
     /// [`Error::TooManyElements`] on a shape of 2^32 elements or more.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         crate::error::expect_room("payload bytes", HEADER_LEN, bytes.len())?;
@@ -132,11 +133,7 @@ impl<'a> Payload<'a> {
         let method = [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd]
             .into_iter()
             .find(|&m| m as u8 == header[2])
-            .ok_or(Error::PayloadHeader {
-                what: "method",
-                expected: Method::PowerSgd as u64,
-                found: header[2] as u64,
-            })?;
+            .ok_or(Error::PayloadField { what: "method", largest: Method::PowerSgd as u64, found: header[2] as u64 })?;
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let shape = Shape::new(word(8) as usize, word(12) as usize)?;
         Ok(Payload { header: Header { method, variant: header[3], parameter: word(4), shape }, body })
@@ -175,7 +172,10 @@ mod tests {
         for (at, value) in [(0, b'M'), (1, 2), (2, 9)] {
             let mut wrong = bytes;
             wrong[at] = value;
-            assert!(matches!(Payload::parse(&wrong), Err(Error::PayloadHeader { .. })));
+            assert!(matches!(
+                Payload::parse(&wrong),
+                Err(Error::PayloadHeader { .. } | Error::PayloadField { what: "method", largest: 3, found: 9 })
+            ));
         }
         assert!(matches!(Payload::parse(&bytes[..15]), Err(Error::Length { .. })));
     }

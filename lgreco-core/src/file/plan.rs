@@ -1,4 +1,4 @@
-use super::{Error, VERSION, read::Object, table::utf8};
+use super::{Error, VERSION, read, read::Object};
 use crate::{plan::Plan, table::NamedTable};
 use alloc::{format, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
@@ -21,10 +21,12 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanFile {
+    #[serde(deserialize_with = "read::count")]
     version: u64,
     /// Who made the plan: `exact`, `dp`, `uniform`, …
     pub solver: String,
     /// Bits of the chosen options, summed.
+    #[serde(deserialize_with = "read::count")]
     pub size: u64,
     /// No feasible plan is smaller than this many bits; rounded down where f64 cannot hold it.
     pub lower_bound: f64,
@@ -34,10 +36,11 @@ pub struct PlanFile {
     pub error: f64,
     /// The budget the plan was made for.
     pub budget: f64,
-    /// Bits of the gradients as they are; [`PlanFile::new`] counts 32 per element.
+    /// Bits of the gradients as they are; [`PlanFile::new`] counts 32 per element where the table does not say.
+    #[serde(deserialize_with = "read::count")]
     pub uncompressed_size: u64,
     /// Bits of the default options, if every layer has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "read::optional_count", skip_serializing_if = "Option::is_none")]
     pub default_size: Option<u64>,
     /// The layers in the order of the table.
     pub layers: Vec<PlanLayer>,
@@ -62,10 +65,12 @@ pub struct PlanLayer {
     /// Name of the layer.
     pub name: String,
     /// Index of the chosen option.
+    #[serde(deserialize_with = "read::count")]
     pub option: u32,
     /// Its label.
     pub label: String,
     /// Its size in bits.
+    #[serde(deserialize_with = "read::count")]
     pub size: u64,
     /// Its error.
     pub error: f64,
@@ -120,6 +125,8 @@ impl PlanFile {
         };
         let default_size =
             |options: Vec<u32>| view.iter().zip(options).map(|(layer, option)| layer[option as usize].size).sum();
+        let uncompressed = (0..table.layers())
+            .map(|layer| table.uncompressed_size(layer).map_or(32 * u128::from(table.elements(layer)), u128::from));
         PlanFile {
             version: VERSION,
             solver: plan.solver().into(),
@@ -128,7 +135,7 @@ impl PlanFile {
             proven: summary.proven(),
             error: summary.error,
             budget: summary.budget,
-            uncompressed_size: u64::try_from(32 * table.total_elements()).unwrap_or(u64::MAX),
+            uncompressed_size: u64::try_from(uncompressed.sum::<u128>()).unwrap_or(u64::MAX),
             default_size: table.defaults().map(default_size),
             layers: plan.options().iter().enumerate().map(layer).collect(),
             seconds: Seconds::default(),
@@ -150,11 +157,8 @@ impl PlanFile {
     /// # Complexity
     /// O(bytes).
     pub fn parse(json: &[u8]) -> Result<PlanFile, Error> {
-        let json = utf8(json)?;
-        match Object::parse(String::new(), json)?.required("version", "1")? {
-            VERSION => {}
-            found => return Err(Error::Version { found }),
-        }
+        let json = read::text(json)?;
+        Object::parse(String::new(), json)?.version()?;
         serde_json::from_str(json).map_err(|error| Error::Json { place: String::new(), what: format!("{error}") })
     }
 

@@ -1,6 +1,6 @@
 //! Objects read field by field, so that errors name the place.
 
-use super::Error;
+use super::{Error, VERSION};
 use alloc::{
     borrow::ToOwned,
     collections::BTreeMap,
@@ -8,8 +8,67 @@ use alloc::{
     string::{String, ToString},
     vec::Vec,
 };
-use serde::Deserialize;
+use core::fmt;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
+
+/// What a [`Count`] is, for messages.
+pub(super) const COUNT: &str = "an integer from 0 to 2^64 - 1";
+
+/// The text of a file.
+pub(super) fn text(json: &[u8]) -> Result<&str, Error> {
+    let wrong = |what| Error::Json { place: String::new(), what };
+    let text = core::str::from_utf8(json).map_err(|error| wrong(format!("not UTF-8: {error}")))?;
+    match text.starts_with('\u{feff}') {
+        true => Err(wrong("a byte order mark in front: JSON has none".to_owned())),
+        false => Ok(text),
+    }
+}
+
+/// An integer that is not negative. As in JSON Schema `3.0` and `1e3` are integers too; written so, up to 2^53, beyond
+/// which f64 no longer tells neighbours apart.
+pub(super) struct Count<T>(pub(super) T);
+
+impl<'de, T: TryFrom<u64>> Deserialize<'de> for Count<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        count(deserializer).map(Count)
+    }
+}
+
+/// Reads the value of a [`Count`].
+pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<T, D::Error> {
+    let count = deserializer.deserialize_u64(Integer)?;
+    T::try_from(count).map_err(|_| D::Error::custom(format_args!("integer {count} is too large")))
+}
+
+/// Reads the value of a [`Count`] or null.
+pub(super) fn optional_count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    Ok(Option::<Count<u64>>::deserialize(deserializer)?.map(|Count(count)| count))
+}
+
+struct Integer;
+
+impl Visitor<'_> for Integer {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(COUNT)
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<u64, E> {
+        Ok(value)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<u64, E> {
+        const LARGEST: f64 = (1u64 << 53) as f64;
+        let integer = value as u64;
+        if (0.0..=LARGEST).contains(&value) && integer as f64 == value {
+            Ok(integer)
+        } else {
+            Err(E::invalid_value(serde::de::Unexpected::Float(value), &self))
+        }
+    }
+}
 
 /// A JSON object whose values are read one by one.
 pub(super) struct Object<'a> {
@@ -17,12 +76,53 @@ pub(super) struct Object<'a> {
     fields: BTreeMap<String, &'a RawValue>,
 }
 
+/// The fields of an object, each key once.
+struct Fields<'a>(BTreeMap<String, &'a RawValue>);
+
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = BTreeMap::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    if fields.contains_key(&key) {
+                        return Err(A::Error::custom(format_args!("key `{key}` is there twice")));
+                    }
+                    fields.insert(key, map.next_value()?);
+                }
+                Ok(Fields(fields))
+            }
+        }
+        deserializer.deserialize_map(Keys)
+    }
+}
+
 impl<'a> Object<'a> {
     pub(super) fn parse(place: String, json: &'a str) -> Result<Object<'a>, Error> {
         match serde_json::from_str(json) {
-            Ok(fields) => Ok(Object { place, fields }),
+            Ok(Fields(fields)) => Ok(Object { place, fields }),
             Err(error) => Err(Error::Json { place, what: error.to_string() }),
         }
+    }
+
+    /// Checks the version.
+    pub(super) fn version(&self) -> Result<(), Error> {
+        match self.required("version", "1")? {
+            Count(VERSION) => Ok(()),
+            Count(found) => Err(Error::Version { found }),
+        }
+    }
+
+    /// A count that must be there.
+    pub(super) fn count(&self, field: &'static str) -> Result<u64, Error> {
+        self.required(field, COUNT).map(|Count(count)| count)
     }
 
     /// A field that must be there.

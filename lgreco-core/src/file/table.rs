@@ -1,9 +1,8 @@
-use super::{Error, VERSION, read::Object};
+use super::read::{self, COUNT, Count, Object};
+use super::{Error, VERSION};
 use crate::plan::budget::Budget;
 use crate::table::{Choice, NamedTable};
 use alloc::{format, string::String, vec::Vec};
-
-const COUNT: &str = "an integer from 0 to 2^64 - 1";
 
 /// A table file: a table with an optional error budget.
 ///
@@ -46,17 +45,15 @@ impl TableFile {
     /// # Complexity
     /// O(bytes).
     pub fn parse(json: &[u8]) -> Result<TableFile, Error> {
-        let file = Object::parse(String::new(), utf8(json)?)?;
-        match file.required("version", "1")? {
-            VERSION => {}
-            found => return Err(Error::Version { found }),
-        }
+        let file = Object::parse(String::new(), read::text(json)?)?;
+        file.version()?;
         let finite = "a finite number >= 0";
         let budget: Option<f64> = file.optional("budget", finite)?;
         if budget.is_some_and(|budget| !(budget.is_finite() && budget >= 0.0)) {
             return Err(file.wrong("budget", finite));
         }
         let mut builder = NamedTable::builder(file.required::<String>("metric", "a string")?);
+        let mut sizes = Vec::new();
         for (index, json) in file.array("layers")?.into_iter().enumerate() {
             let layer = Object::parse(format!("layer {index}"), json)?;
             let name: String = layer.required("name", "a string")?;
@@ -65,13 +62,18 @@ impl TableFile {
             let options = layer.array("options")?.into_iter().enumerate().map(|(index, json)| {
                 let option = Object::parse(format!("{place}, option {index}"), json)?;
                 let error = option.required("error", finite)?;
-                Ok((option.required("label", "a string")?, Choice { size: option.required("size", COUNT)?, error }))
+                Ok((option.required("label", "a string")?, Choice { size: option.count("size")?, error }))
             });
             let options: Vec<(String, Choice)> = options.collect::<Result<_, Error>>()?;
-            let default = layer.optional("default", "the index of an option")?;
-            builder.layer(name, layer.required("elements", COUNT)?, default, options);
+            let default = layer.optional("default", "the index of an option")?.map(|Count(option)| option);
+            builder.layer(name, layer.count("elements")?, default, options);
+            sizes.push(layer.optional("uncompressed_size", COUNT)?.map(|Count(bits)| bits));
         }
-        Ok(TableFile { table: builder.build()?, budget })
+        let mut table = builder.build()?;
+        for (layer, bits) in sizes.into_iter().enumerate() {
+            bits.into_iter().for_each(|bits| table.set_uncompressed_size(layer, bits));
+        }
+        Ok(TableFile { table, budget })
     }
 
     /// The budget in the file, or else the error of the default options, or `None` when the file has neither.
@@ -123,6 +125,9 @@ impl TableFile {
         for layer in 0..table.layers() {
             let (name, elements) = (text(table.name(layer)), table.elements(layer));
             json += &format!("{}\n{{\"name\":{name},\"elements\":{elements}", if layer == 0 { "" } else { "," });
+            if let Some(bits) = table.uncompressed_size(layer) {
+                json += &format!(",\"uncompressed_size\":{bits}");
+            }
             if let Some(default) = table.default_option(layer) {
                 json += &format!(",\"default\":{default}");
             }
@@ -136,9 +141,4 @@ impl TableFile {
         }
         json + "\n]}\n"
     }
-}
-
-pub(super) fn utf8(json: &[u8]) -> Result<&str, Error> {
-    core::str::from_utf8(json)
-        .map_err(|error| Error::Json { place: String::new(), what: format!("not UTF-8: {error}") })
 }

@@ -1,8 +1,9 @@
 use super::*;
+use crate::plan::{Plan, budget::Budget};
 use crate::table::{Choice, NamedTable};
 use crate::testing::{files::check_files, tables::Instance};
 use proptest::prelude::*;
-use std::{format, string::String, string::ToString, vec::Vec};
+use std::{format, string::String, string::ToString, vec, vec::Vec};
 
 const TABLE: &str = r#"{"version":1, "metric":"l2", "budget":12.5, "note":[{}],
  "layers":[{"name":"fc1.weight","elements":262144,"default":1,
@@ -61,6 +62,76 @@ fn errors_name_layer_option_and_field() {
     assert_eq!(
         TableFile::parse(br#"{"version":1,"metric":"","layers":[]}"#).unwrap_err().to_string(),
         "the table has no layers"
+    );
+}
+
+#[test]
+fn keys_that_are_there_twice_are_named() {
+    assert_eq!(
+        message("\"metric\":\"l2\"", "\"metric\":\"l2\",\"metric\":\"l3\""),
+        "key `metric` is there twice at line 1 column 36"
+    );
+    let option = message("\"size\":16768", "\"size\":16768,\"size\":2");
+    assert!(option.starts_with("layer 0 (`fc1.weight`), option 0: key `size` is there twice"), "{option}");
+    let layer = message("\"elements\":9", "\"elements\":9,\"name\":\"x\"");
+    assert!(layer.starts_with("layer 1: key `name` is there twice"), "{layer}");
+    for twice in [r#"{"version":1,"version":1}"#, r#"{"version":1,"solver":"a","solver":"b"}"#] {
+        assert!(PlanFile::parse(twice.as_bytes()).unwrap_err().to_string().contains("is there twice"));
+    }
+}
+
+#[test]
+fn integers_may_be_written_as_floats_up_to_2_to_the_53() {
+    let parse = |from: &str, to: &str| TableFile::parse(TABLE.replacen(from, to, 1).as_bytes());
+    let plain = parse("262144", "262144").unwrap();
+    for (from, to) in [
+        ("\"version\":1", "\"version\":1.0"),
+        ("262144", "2.62144e5"),
+        ("16768", "16768.0"),
+        ("default\":1", "default\":1e0"),
+    ] {
+        assert_eq!(parse(from, to).as_ref(), Ok(&plain), "{to}");
+    }
+    assert_eq!(parse("16768", "9007199254740992.0").unwrap().table.view().layer(0)[0].size, 1 << 53);
+    for wrong in ["9007199254740994.0", "-1.0", "0.5", "1e300", "true"] {
+        assert!(parse("16768", wrong).is_err(), "{wrong}");
+    }
+    assert!(parse("default\":1", "default\":4294967296").is_err());
+    let plan = r#"{"version":1.0, "solver":"exact", "size":1e3, "lower_bound":4, "proven":true, "error":0, "budget":1,
+        "uncompressed_size":2.0, "default_size":null, "layers":[{"name":"a", "option":0.0, "label":"b", "size":1e3, "error":0}]}"#;
+    let plan = PlanFile::parse(plan.as_bytes()).unwrap();
+    assert_eq!((plan.size, plan.uncompressed_size, plan.default_size, plan.layers[0].option), (1000, 2, None, 0));
+}
+
+#[test]
+fn null_is_as_good_as_missing_where_a_field_may_be_missing() {
+    let nulls =
+        TABLE.replacen("12.5", "null", 1).replacen("\"default\":1", "\"default\":null,\"uncompressed_size\":null", 1);
+    let file = TableFile::parse(nulls.as_bytes()).unwrap();
+    assert_eq!((file.budget, file.table.default_option(0), file.table.uncompressed_size(0)), (None, None, None));
+}
+
+#[test]
+fn a_byte_order_mark_is_named() {
+    for error in [
+        TableFile::parse(format!("\u{feff}{TABLE}").as_bytes()).unwrap_err(),
+        PlanFile::parse("\u{feff}{}".as_bytes()).unwrap_err(),
+    ] {
+        assert_eq!(error.to_string(), "a byte order mark in front: JSON has none");
+    }
+}
+
+#[test]
+fn the_uncompressed_size_is_kept_and_counted() {
+    let file = TABLE.replacen("\"elements\":262144", "\"elements\":262144,\"uncompressed_size\":4194304", 1);
+    let file = TableFile::parse(file.as_bytes()).unwrap();
+    assert_eq!((file.table.uncompressed_size(0), file.table.uncompressed_size(1)), (Some(16 * 262144), None));
+    assert_eq!(TableFile::parse(file.to_json().as_bytes()).as_ref(), Ok(&file));
+    let plan = Plan::from_options(&file.table.view(), Budget::Absolute(9.0), "by hand", vec![0, 0]).unwrap();
+    assert_eq!(PlanFile::new(&file.table, &plan).uncompressed_size, 16 * 262144 + 32 * 9);
+    assert_eq!(
+        message("262144", "262144,\"uncompressed_size\":-1"),
+        "layer 0 (`fc1.weight`): uncompressed_size is -1, expected an integer from 0 to 2^64 - 1"
     );
 }
 

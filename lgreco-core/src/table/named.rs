@@ -31,6 +31,7 @@ pub struct NamedTable {
 struct NamedLayer {
     name: String,
     elements: u64,
+    uncompressed_size: Option<u64>,
     default: Option<u32>,
 }
 
@@ -122,6 +123,34 @@ impl NamedTable {
     /// ```
     pub fn elements(&self, layer: usize) -> u64 {
         self.layers[layer].elements
+    }
+
+    /// Bits of a layer's gradient as it is, if they were stated.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
+    /// assert_eq!(builder.build()?.uncompressed_size(0), None);
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
+    pub fn uncompressed_size(&self, layer: usize) -> Option<u64> {
+        self.layers[layer].uncompressed_size
+    }
+
+    /// States the bits of a layer's gradient as it is; without, 32 bits per element are meant.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("qsgd 4".to_string(), Choice { size: 4192, error: 0.5 })]);
+    /// let mut table = builder.build()?;
+    /// table.set_uncompressed_size(0, 16000); // bf16
+    /// assert_eq!(table.uncompressed_size(0), Some(16000));
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
+    pub fn set_uncompressed_size(&mut self, layer: usize, bits: u64) {
+        self.layers[layer].uncompressed_size = Some(bits);
     }
 
     /// Number of elements of all layers.
@@ -249,7 +278,7 @@ impl Builder {
         options: impl IntoIterator<Item = (String, Choice)>,
     ) -> &mut Self {
         let table = &mut self.0;
-        table.layers.push(NamedLayer { name: name.into(), elements, default });
+        table.layers.push(NamedLayer { name: name.into(), elements, uncompressed_size: None, default });
         for (label, choice) in options {
             table.labels.push(label);
             table.choices.push(choice);

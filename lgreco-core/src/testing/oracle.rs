@@ -1,12 +1,12 @@
 //! Optimal sizes by methods too simple to be wrong, and what every plan that claims optimality must satisfy.
 
-use alloc::{vec, vec::Vec};
+use alloc::vec;
 
 use crate::Error;
 use crate::num::Sum;
-use crate::plan::Summary;
 use crate::plan::exact::{Limits, lower_bound, solve, workspace_len};
-use crate::table::{Choice, Table};
+use crate::plan::{Summary, check};
+use crate::table::Table;
 
 /// The fewest bits of any plan within the budget, by trying every plan; `None` when no plan is within it.
 ///
@@ -24,9 +24,7 @@ pub fn exhaustive(table: &Table<'_>, budget: f64) -> Option<u64> {
     let mut options = vec![0u32; table.layers()];
     let mut best: Option<u64> = None;
     loop {
-        let chosen: Vec<Choice> = table.iter().zip(&options).map(|(row, &option)| row[option as usize]).collect();
-        if chosen.iter().map(|choice| choice.error).collect::<Sum>().at_most(budget) {
-            let size = chosen.iter().map(|choice| choice.size).sum();
+        if let Some(size) = size_within(table, &options, budget) {
             best = Some(best.map_or(size, |best| best.min(size)));
         }
         let Some(layer) = (0..options.len()).find(|&layer| options[layer] as usize + 1 < table.layer(layer).len())
@@ -35,6 +33,21 @@ pub fn exhaustive(table: &Table<'_>, budget: f64) -> Option<u64> {
         };
         options[..layer].fill(0);
         options[layer] += 1;
+    }
+}
+
+/// The size of a plan, if its errors sum to at most `budget` in the verifier's exact arithmetic.
+fn size_within(table: &Table<'_>, options: &[u32], budget: f64) -> Option<u64> {
+    let chosen = table.chosen(options).expect("choices name options");
+    let error = chosen.clone().map(|choice| choice.error).collect::<Sum>().value();
+    if !error.is_finite() {
+        return None;
+    }
+    let size = chosen.map(|choice| choice.size).sum();
+    match check::verify(table, options, &Summary { size, lower_bound: 0, error, budget }) {
+        Ok(()) => Some(size),
+        Err(Error::OverBudget { .. }) => None,
+        Err(error) => panic!("{error}"),
     }
 }
 
@@ -102,13 +115,10 @@ pub fn check_exact(table: &Table<'_>, budget: f64, limits: Limits) -> Result<Sum
             return Err(error);
         }
     };
-    let chosen: Vec<Choice> = table.chosen(&choices).expect("choices name options").collect();
-    let error: Sum = chosen.iter().map(|choice| choice.error).collect();
-    assert!(error.at_most(budget), "over budget: {} > {budget}", error.value());
+    check::verify(table, &choices, &summary).expect("a solver's plan passes the verifier");
+    let error: Sum = table.chosen(&choices).expect("choices name options").map(|choice| choice.error).collect();
     assert_eq!(summary.error.to_bits(), error.value().to_bits());
-    assert_eq!(summary.size, chosen.iter().map(|choice| choice.size).sum::<u64>());
     assert_eq!(summary.budget, budget);
-    assert!(summary.lower_bound <= summary.size);
     assert!(bound.expect("a feasible table has a bound") <= summary.size);
     Ok(summary)
 }

@@ -107,10 +107,10 @@ pub fn kmeans(
         widest = widest.max(efficient - 1);
         start += choices.len();
     }
-    let (lowest, steps) = (clusters - used, (clusters - 1).max(1));
+    let (lowest, steps) = (clusters - used, (clusters - 1).max(1) as u128);
     let place = |layer: usize, cap: usize| -> u64 {
-        let level = if clusters == 1 { 1 } else { lowest + rank[best[layer] as usize] as usize };
-        let top = (assigned[layer] as u128 * cap as u128 / widest.max(1) as u128) as usize;
+        let level = if clusters == 1 { 1 } else { lowest as u128 + u128::from(rank[best[layer] as usize]) };
+        let top = u128::from(assigned[layer]) * cap as u128 / widest.max(1) as u128;
         ((level * top + steps / 2) / steps) as u64
     };
     let mut take = |cap: usize| -> Result<Sum, Error> {
@@ -312,6 +312,8 @@ mod tests {
         assert_eq!(run(&table, 2.0, &[1000; 8], &metric, 4), Ok(vec![3; 8]));
         // Two distinct points for four levels: the two most exact levels.
         assert_eq!(run(&table, 0.375, &[9; 8], &[1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0, 5.0], 4).unwrap()[..2], [1, 0]);
+        // Far more levels than clusters: all are near the exact end.
+        assert_eq!(run(&table, 0.25, &[9; 8], &metric, usize::MAX), Ok(vec![0; 8]));
         // One point, zero spread.
         assert_eq!(run(&table, 0.25, &[9; 8], &[0.0; 8], 4), Ok(vec![0; 8]));
         assert_eq!(run(&table, 0.25, &[9; 8], &[0.0; 8], 1), Ok(vec![0; 8]));
@@ -362,7 +364,11 @@ mod tests {
             let sum = |options: &[u32]| table.chosen(options).unwrap().map(|choice| choice.error).collect::<Sum>();
             match run(&table, budget, &elements[..table.layers()], &metric, clusters) {
                 Ok(options) => prop_assert!(sum(&options).at_most(budget)),
-                Err(Error::Infeasible { smallest, .. }) => prop_assert!(smallest >= budget),
+                Err(Error::Infeasible { smallest, .. }) => {
+                    prop_assert!(smallest > budget);
+                    prop_assume!(smallest.is_finite());
+                    prop_assert!(run(&table, smallest, &elements[..table.layers()], &metric, clusters).is_ok());
+                }
                 Err(error) => prop_assert!(false, "{error}"),
             }
         }
