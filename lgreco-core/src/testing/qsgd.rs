@@ -11,6 +11,15 @@ use alloc::vec::Vec;
 /// 2^23, the fixed-point one.
 const UNIT: f64 = 8388608.0;
 
+/// 2^`exponent`, for a normal number.
+const fn power_of_two(exponent: i64) -> f64 {
+    f64::from_bits(((1023 + exponent) as u64) << 52)
+}
+
+fn square(x: f64) -> f64 {
+    x * x
+}
+
 /// A bucket: its ends, and the grid positions of its values in units of 2^-23 grid lengths.
 struct Bucket {
     low: f32,
@@ -40,10 +49,10 @@ fn bucket(values: &[f32], qsgd: Qsgd) -> Bucket {
         ),
     };
     let mut power = 1f64;
-    while norm as f64 * power >= 2.0 && power > 2f64.powi(-126) {
+    while norm as f64 * power >= 2.0 && power > power_of_two(-126) {
         power /= 2.0;
     }
-    while (norm as f64 * power) < 1.0 && power < 2f64.powi(127) {
+    while (norm as f64 * power) < 1.0 && power < power_of_two(127) {
         power *= 2.0;
     }
     let scaled = |x: f32| (x as f64 * power) as f32;
@@ -52,7 +61,8 @@ fn bucket(values: &[f32], qsgd: Qsgd) -> Bucket {
     let positions = values.iter().map(|&value| {
         let value = if sign_magnitude(qsgd) { value.abs() } else { value };
         let part = (scaled(value) - scaled(low)) * reciprocal;
-        (part as f64 * UNIT).round_ties_even() as u64
+        // Where neighbours are 1 apart, the sum is rounded to a whole number, ties to even.
+        (part as f64 * UNIT + power_of_two(52) - power_of_two(52)) as u64
     });
     Bucket { low, high, positions: positions.collect() }
 }
@@ -154,7 +164,7 @@ pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
         let length = bucket.high as f64 - bucket.low as f64;
         for (&value, &position) in chunk.iter().zip(&bucket.positions) {
             let value = (if sign_magnitude(qsgd) { value.abs() } else { value }) as f64;
-            let residual = |level| (point(level, bucket.low, bucket.high, qsgd) as f64 - value).powi(2);
+            let residual = |level| square(point(level, bucket.low, bucket.high, qsgd) as f64 - value);
             error += match qsgd.rounding {
                 Rounding::Nearest => residual((position * s + (1 << 22)) >> 23),
                 Rounding::Stochastic => {
@@ -163,12 +173,12 @@ pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
                     (1.0 - part) * residual((position * s) >> 23) + above
                 }
             };
-            tolerance += (length * 2f64.powi(-22)).powi(2) + length / s as f64 * 2f64.powi(-148);
+            tolerance += square(length * power_of_two(-22)) + length / s as f64 * power_of_two(-148);
         }
     }
     let relative = match qsgd.rounding {
         Rounding::Nearest => 2e-6,
-        Rounding::Stochastic => 2e-6 + s as f64 * 2f64.powi(-21),
+        Rounding::Stochastic => 2e-6 + s as f64 * power_of_two(-21),
     };
     (error, tolerance + relative * error)
 }
@@ -224,7 +234,8 @@ fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
                 Scale::MaxNorm => value.abs() == bucket.high,
                 Scale::MinMax => value == bucket.low || value == bucket.high,
             };
-            let limit = if is_end { 0.0 } else { reach * (1.0 + 1e-4) + largest * 2f64.powi(-22) + 2f64.powi(-149) };
+            let limit =
+                if is_end { 0.0 } else { reach * (1.0 + 1e-4) + largest * power_of_two(-22) + power_of_two(-149) };
             let moved = (value as f64 - decoded as f64).abs();
             assert!(moved <= limit, "{value:e} became {decoded:e}, {qsgd:?}");
         }
@@ -263,7 +274,7 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
     {
         let n = samples.len() as f64;
         let mean = samples.iter().sum::<f64>() / n;
-        let variance = samples.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0);
+        let variance = samples.iter().map(|x| square(x - mean)).sum::<f64>() / (n - 1.0);
         let sigmas = (mean - expected) / crate::num::sqrt(variance / n);
         assert!(sigmas.abs() < 5.0, "{what} of {qsgd:?}: mean {mean:e}, expected {expected:e}, {sigmas} sigma");
     }
