@@ -1,7 +1,7 @@
 //! No compression: the values as they are, behind the payload header.
 
-use super::{Compressor, check_finite};
 use super::wire::{HEADER_LEN, Header, Method, Payload};
+use super::{Compressor, check_finite};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, with_elements};
@@ -23,7 +23,9 @@ pub struct Dense;
 
 impl Compressor for Dense {
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error> {
-        Ok(HEADER_LEN + shape.elements() * dtype.bytes())
+        let body = shape.elements().checked_mul(dtype.bytes());
+        body.and_then(|body| body.checked_add(HEADER_LEN))
+            .ok_or(Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
     }
 
     fn encode_workspace_len(&self, _: Shape, _: Dtype) -> usize {
@@ -64,16 +66,25 @@ fn write_values<T: Element>(values: &[T], body: &mut [u8]) {
 /// ```
 ///
 /// # Errors
-/// [`Error::Length`] when body or `values` do not fit the shape, [`Error::PayloadField`] on an unknown element type,
-/// [`Error::PayloadBody`] on a value that is not finite.
+/// [`Error::Length`] when body or `values` do not fit the shape, [`Error::PayloadHeader`] when another method made the
+/// payload and on a parameter, [`Error::PayloadField`] on an unknown element type; [`Error::PayloadBody`] on a value that
+/// is not finite.
 ///
 /// # Complexity
 /// O(elements), no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    let elements = payload.header.shape.elements();
+    let header = payload.header;
+    for (what, expected, found) in
+        [("method", Method::Dense as u32, header.method as u32), ("parameter", 0, header.parameter)]
+    {
+        if found != expected {
+            return Err(Error::PayloadHeader { what, expected: expected as u64, found: found as u64 });
+        }
+    }
+    let elements = header.shape.elements();
     expect_len("decoded values", elements, values.len())?;
-    let dtype = Dtype::from_code(payload.header.variant)?;
-    let body = payload.body_of_len(elements * dtype.bytes())?;
+    let dtype = Dtype::from_code(header.variant)?;
+    let body = payload.body_of_len(Dense.payload_len(header.shape, dtype)? - HEADER_LEN)?;
     match dtype {
         Dtype::F32 => read_values::<f32>(body, values),
         Dtype::F16 => read_values::<F16>(body, values),
@@ -140,6 +151,9 @@ mod tests {
             decode(&bytes, 2)
         };
         assert!(matches!(with(3, 7), Err(Error::PayloadField { .. })));
+        for (at, byte) in [(2, 2), (4, 77), (7, 1)] {
+            assert!(matches!(with(at, byte), Err(Error::PayloadHeader { .. })), "byte {at}");
+        }
         let mut infinite = payload.clone();
         infinite[16..20].copy_from_slice(&f32::INFINITY.to_le_bytes());
         assert!(matches!(decode(&infinite, 2), Err(Error::PayloadBody { .. })));

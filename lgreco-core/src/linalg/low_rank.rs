@@ -248,7 +248,7 @@ fn add_squared_difference(sums: &mut [f64; LANES], values: &[Row; BLOCK], produc
     for l in 0..LANES {
         let mut sum = 0.0;
         for b in 0..BLOCK {
-            let difference = (values[b][l] - products[b][l]) as f64;
+            let difference = values[b][l] as f64 - products[b][l] as f64;
             sum += difference * difference;
         }
         sums[l] += sum;

@@ -24,9 +24,9 @@ pub(crate) const fn panels(rank: usize) -> usize {
     rank.div_ceil(LANES)
 }
 
-/// Workspace words of a factor with `len` rows and `rank` columns.
+/// Workspace words of a factor with `len` rows and `rank` columns; beyond `usize` the largest, which no workspace has.
 pub(crate) const fn factor_words(len: usize, rank: usize) -> usize {
-    panels(rank) * len * (LANES / 2)
+    panels(rank).saturating_mul(len).saturating_mul(LANES / 2)
 }
 
 /// Views workspace words as the rows of panels.

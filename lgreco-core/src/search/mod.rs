@@ -120,7 +120,8 @@ pub struct Search {
     pub metric: Metric,
     /// Layers with fewer elements stay uncompressed; 1024 unless set.
     pub min_elements: usize,
-    /// Seed of random start matrices.
+    /// Seed of random start matrices: rows are measured with the stream of this seed and of the layer's index in the
+    /// model (see [`Measured::stream`]).
     pub seed: u64,
 }
 
@@ -148,6 +149,7 @@ pub struct Measured {
     /// The model's layers that are not in the table and stay uncompressed.
     pub uncompressed: Vec<usize>,
     settings: Vec<Vec<Setting>>,
+    seed: u64,
 }
 
 impl Measured {
@@ -168,6 +170,27 @@ impl Measured {
     /// When the table has no such layer or option.
     pub fn setting(&self, layer: usize, option: usize) -> Setting {
         self.settings[layer][option]
+    }
+
+    /// The stream a table layer's row was measured with: the search's seed, the layer's index in the model, step and rank
+    /// 0. An encoder with this seed and layer, at any step and on any rank, starts PowerSGD from the same matrix, so that
+    /// the table's errors are those of its payloads.
+    ///
+    /// ```
+    /// # use lgreco_core::{backend::Portable, gradient::Values};
+    /// # use lgreco_core::search::{Layer, Method, Search};
+    /// # let (weight, bias): (Vec<f32>, _) = ((0..4096).map(|i| (i as f32).sin()).collect(), [0.5; 64]);
+    /// # let model =
+    /// #     [Layer::new("bias", &[64], Values::F32(&bias))?, Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let measured = Search { seed: 7, ..Search::new(Method::PowerSgd) }.measure(&model, &mut Portable)?;
+    /// assert_eq!((measured.stream(0).seed, measured.stream(0).layer), (7, 1)); // `bias` is the model's layer 0
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When the table has no such layer.
+    pub fn stream(&self, layer: usize) -> Stream {
+        stream(self.seed, self.layers[layer])
     }
 }
 
@@ -196,7 +219,8 @@ impl Search {
     }
 
     /// Replaces the default of the first method (bits, density or rank) and with it the range, L-GreCo's for that
-    /// default.
+    /// default: bits and ranks from half of it, rounded up, to twice it, densities from a tenth of it to ten times it, as
+    /// far as the method goes.
     ///
     /// ```
     /// # use lgreco_core::search::{Method, Search};
@@ -270,7 +294,7 @@ impl Search {
         let mut jobs = Vec::new();
         let mut owner = Vec::new();
         for (&index, options) in layers.iter().zip(&offered) {
-            let stream = Stream { seed: self.seed, layer: index as u32, ..Stream::default() };
+            let stream = stream(self.seed, index);
             for candidates in options.candidates() {
                 jobs.push(Job { gradient: model[index].gradient, candidates, stream });
                 owner.push(index);
@@ -311,6 +335,14 @@ impl Search {
             settings.push(options.settings);
         }
         let table = builder.build()?;
-        Ok(Measured { table, defaults, layers, uncompressed, settings })
+        Ok(Measured { table, defaults, layers, uncompressed, settings, seed: self.seed })
     }
 }
+
+/// The stream of layer `index` of the model.
+fn stream(seed: u64, index: usize) -> Stream {
+    Stream { seed, layer: index as u32, ..Stream::default() }
+}
+
+#[cfg(test)]
+mod tests;

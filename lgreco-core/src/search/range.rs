@@ -18,9 +18,9 @@ use num_traits::Float;
 pub enum Method {
     /// Quantisation; the parameter is bits per element, 1 to 8.
     Qsgd,
-    /// Sparsification; the parameter is the density, above 0 and at most 1.
+    /// Sparsification; the parameter is the density, from 2^-32 to 1.
     TopK,
-    /// Low rank; the parameter is the rank, at least 1.
+    /// Low rank; the parameter is the rank, 1 to 65536.
     PowerSgd,
     /// All three, chosen per layer.
     Hybrid,
@@ -153,14 +153,16 @@ pub(super) struct Family {
 pub const MAX_OPTIONS: usize = 10_000;
 
 impl Family {
-    /// L-GreCo's range around `default` (§4): bits and rank [D/2, 2D] step 1, density [D/10, 10 D] step D/10.
+    /// L-GreCo's range around `default` (§4): bits and rank [D/2, 2D] step 1, density [D/10, 10 D] step D/10. Within
+    /// what the method can do, D/2 rounded up; beyond [`MAX_OPTIONS`] ranks the smallest step that offers no more.
     pub(super) fn new(method: Method, default: f64) -> Self {
         let range = match method {
             Method::TopK => Range { first: default / 10.0, last: (default * 10.0).min(1.0), step: default / 10.0 },
-            Method::Qsgd => {
-                Range { first: Float::floor(default / 2.0).max(1.0), last: (default * 2.0).min(8.0), step: 1.0 }
+            Method::Qsgd => Range { first: Float::ceil(default / 2.0), last: (default * 2.0).min(MAX_BITS), step: 1.0 },
+            _ => {
+                let (first, last) = (Float::ceil(default / 2.0), (default * 2.0).min(MAX_RANK));
+                Range { first, last, step: Float::ceil((last - first + 1.0) / (MAX_OPTIONS - 1) as f64) }
             }
-            _ => Range { first: Float::floor(default / 2.0).max(1.0), last: default * 2.0, step: 1.0 },
         };
         Family { method, default, range }
     }
@@ -185,6 +187,9 @@ impl Family {
                 return wrong("step of the range", range.step, "at most 10000 options");
             }
             family.range = range;
+            if family.parameters().len() > MAX_OPTIONS {
+                return wrong("step of the range", range.step, "at most 10000 options with the default");
+            }
         }
         Ok(family)
     }
@@ -202,12 +207,17 @@ impl Family {
     }
 }
 
+const MAX_BITS: f64 = 8.0;
+const MAX_RANK: f64 = 65536.0;
+/// 2^-32, below which no tensor keeps an element.
+const MIN_DENSITY: f64 = 1.0 / (1u64 << 32) as f64;
+
 fn check_parameter(method: Method, what: &'static str, value: f64) -> Result<(), Error> {
     let whole = Float::fract(value) == 0.0;
     let (fits, expected) = match method {
-        Method::TopK => (value > 0.0 && value <= 1.0, "a density above 0 and at most 1 (100%)"),
-        Method::Qsgd => (whole && (1.0..=8.0).contains(&value), "a whole number of bits, 1 to 8"),
-        _ => (whole && (1.0..=65536.0).contains(&value), "a whole rank, 1 to 65536"),
+        Method::TopK => ((MIN_DENSITY..=1.0).contains(&value), "a density of at least 2^-32 and at most 1 (100%)"),
+        Method::Qsgd => (whole && (1.0..=MAX_BITS).contains(&value), "a whole number of bits, 1 to 8"),
+        _ => (whole && (1.0..=MAX_RANK).contains(&value), "a whole rank, 1 to 65536"),
     };
     if fits { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
 }
@@ -221,9 +231,28 @@ mod tests {
         let of = |method, default| Family::new(method, default).parameters();
         assert_eq!(of(Method::Qsgd, 4.0), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         assert_eq!(of(Method::PowerSgd, 4.0), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        for method in [Method::Qsgd, Method::PowerSgd] {
+            assert_eq!(of(method, 3.0), [2.0, 3.0, 4.0, 5.0, 6.0]);
+            assert_eq!(of(method, 1.0), [1.0, 2.0]);
+        }
         let densities = of(Method::TopK, 0.01);
         assert_eq!((densities.len(), densities[0], densities[9], densities[99]), (100, 0.001, 0.01, 0.1));
         assert_eq!(Method::TopK.label(densities[2]), "topk 0.3%");
+    }
+
+    #[test]
+    fn no_range_is_too_long_or_leaves_the_method() {
+        for default in [65536.0, 65535.0, 40000.0, 6668.0, 6667.0, 6666.0, 6665.0] {
+            let family = Family::checked(Method::PowerSgd, default, None).unwrap();
+            let ranks = family.parameters();
+            assert!(ranks.len() <= MAX_OPTIONS && ranks.contains(&default), "{default}: {}", ranks.len());
+            assert!(ranks[0] >= default / 2.0 && ranks.iter().all(|&rank| rank <= 65536.0));
+        }
+        let smallest = Family::checked(Method::TopK, MIN_DENSITY, None).unwrap().parameters();
+        assert!(smallest.iter().all(|&density| density > 0.0));
+        let full = Range { first: 1.0, last: 19999.0, step: 2.0 };
+        assert_eq!(Family::checked(Method::PowerSgd, 3.0, Some(full)).unwrap().parameters().len(), MAX_OPTIONS);
+        assert!(Family::checked(Method::PowerSgd, 4.0, Some(full)).is_err());
     }
 
     #[test]
@@ -240,6 +269,8 @@ mod tests {
             (Method::Qsgd, 2.5),
             (Method::TopK, 0.0),
             (Method::TopK, 1.5),
+            (Method::TopK, 1e-12),
+            (Method::TopK, 2e-10),
             (Method::PowerSgd, f64::NAN),
         ] {
             assert!(matches!(Family::checked(method, value, None), Err(Error::Parameter { .. })), "{method:?} {value}");

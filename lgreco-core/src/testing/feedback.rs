@@ -1,5 +1,6 @@
 //! What memories promise, checked on any compressor and any gradients.
 
+use super::qsgd::power_of_two;
 use crate::Error;
 use crate::compress::{Setting, decode};
 use crate::feedback::{Aggregation, Memory, Residual, Rule, SavedState, Storage};
@@ -103,7 +104,7 @@ pub fn check_mass_balance(setting: Setting, mixed: bool, steps: &[Vec<f32>], sha
                     let (p, d) = (before[i] as f64 + values[i] as f64, sent.decoded[i] as f64);
                     owed[i] += values[i] as f64 - d;
                     // Half a unit in the last place each, and of p once more inside p − d.
-                    allowed[i] += (p.abs() + (p - d).abs()) * 1.001 * 2f64.powi(-24) + 2f64.powi(-148);
+                    allowed[i] += (p.abs() + (p - d).abs()) * 1.001 * power_of_two(-24) + power_of_two(-148);
                 }
             }
             Err(error) => result = Err(error),

@@ -11,27 +11,20 @@ use alloc::vec::Vec;
 /// 2^23, the fixed-point one.
 const UNIT: f64 = 8388608.0;
 
-/// A bucket: its ends, and the grid positions of its values in units of 2^-23 grid lengths.
-struct Bucket {
-    low: f32,
-    high: f32,
-    positions: Vec<u64>,
-}
-
-// These are methods of f64 only where std is.
-
-fn power_of_two(exponent: i32) -> f64 {
-    num_traits::Float::powi(2.0, exponent)
+/// 2^`exponent`, for a normal number.
+pub(super) const fn power_of_two(exponent: i64) -> f64 {
+    f64::from_bits(((1023 + exponent) as u64) << 52)
 }
 
 fn square(x: f64) -> f64 {
     x * x
 }
 
-/// To the nearest integer, of `0 <= x < 2^51`: there f64 holds no fractions beside 2^52.
-fn round_ties_even(x: f64) -> f64 {
-    const SHIFT: f64 = 4_503_599_627_370_496.0;
-    (x + SHIFT) - SHIFT
+/// A bucket: its ends, and the grid positions of its values in units of 2^-23 grid lengths.
+struct Bucket {
+    low: f32,
+    high: f32,
+    positions: Vec<u64>,
 }
 
 fn sign_magnitude(qsgd: Qsgd) -> bool {
@@ -68,7 +61,8 @@ fn bucket(values: &[f32], qsgd: Qsgd) -> Bucket {
     let positions = values.iter().map(|&value| {
         let value = if sign_magnitude(qsgd) { value.abs() } else { value };
         let part = (scaled(value) - scaled(low)) * reciprocal;
-        round_ties_even(part as f64 * UNIT) as u64
+        // Where neighbours are 1 apart, the sum is rounded to a whole number, ties to even.
+        (part as f64 * UNIT + power_of_two(52) - power_of_two(52)) as u64
     });
     Bucket { low, high, positions: positions.collect() }
 }

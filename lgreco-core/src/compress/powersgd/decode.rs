@@ -48,7 +48,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
         return Err(Error::PayloadBody { what: "the rank does not fit the shape" });
     }
     expect_len("decoded values", shape.elements(), values.len())?;
-    let words = payload.body_of_len(body_len(shape, rank))?.as_chunks::<4>().0;
+    let words = payload.body_of_len(body_len(shape, rank)?)?.as_chunks::<4>().0;
     if !words.iter().all(|&x| f32::from_le_bytes(x).is_finite()) {
         return Err(Error::PayloadBody { what: "a factor is not finite" });
     }

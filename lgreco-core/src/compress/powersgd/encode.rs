@@ -5,7 +5,7 @@ use crate::Error;
 use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
-use crate::linalg::{self, LANES, Matrix, Row};
+use crate::linalg::{self, LANES, Matrix, Panels, Row};
 use crate::rng::Stream;
 use crate::simd::{Kernel, dispatch};
 
@@ -25,8 +25,8 @@ pub(super) struct Work<'a> {
 const ALIGN: usize = 7;
 
 pub(super) fn workspace_len(shape: Shape, rank: usize) -> usize {
-    let factors = linalg::factor_words(shape.rows(), rank) + linalg::factor_words(shape.cols(), rank);
-    ALIGN + linalg::scratch_words(rank) + factors
+    let factors = [shape.rows(), shape.cols()].map(|len| linalg::factor_words(len, rank));
+    factors.into_iter().fold(ALIGN + linalg::scratch_words(rank), usize::saturating_add)
 }
 
 impl<'a> Work<'a> {
@@ -152,6 +152,19 @@ pub(super) fn iterate<T: Element>(
     Ok(())
 }
 
+/// `Err` when decode would refuse the factors, because their product or a partial sum of it is not finite.
+fn check_product<T: Element>(m: Matrix<'_, T>, scan: Scan, rank: usize, work: &mut Work<'_>) -> Result<(), Error> {
+    /// No sum exceeds `‖M‖` by more than rounding: `P̂` is orthonormal.
+    const SAFE: f64 = f32::MAX as f64 / 2.0;
+    if rank == 0 || scan.squared_norm < SAFE * SAFE {
+        return Ok(());
+    }
+    let squares = &mut bytemuck::cast_slice_mut::<u64, f64>(work.scratch)[..rank];
+    let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
+    linalg::residuals(m, p, q, rank - 1, squares);
+    if squares[rank - 1].is_finite() { Ok(()) } else { Err(Error::Overflow { what: "the product of the factors" }) }
+}
+
 pub(super) fn finite(factor: &[Row]) -> bool {
     let bits = |x: &f32| x.to_bits() & 0x7fff_ffff;
     factor.as_flattened().iter().map(bits).fold(0, u32::max) < f32::INFINITY.to_bits()
@@ -172,6 +185,7 @@ pub(super) fn encode(
         cold_start(stream, shape.cols(), rank, work.q);
         let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
         iterate(m, scan.largest, rank, compressor.iterations, &mut work)?;
+        check_product(m, scan, rank, &mut work)?;
     });
     write(shape, rank, &work, payload)
 }
@@ -224,6 +238,7 @@ pub fn encode_warm(
         warm_start(stream, shape.cols(), rank, q, work.q)?;
         let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
         iterate(m, scan.largest, rank, 1, &mut work)?;
+        check_product(m, scan, rank, &mut work)?;
     });
     let length = write(shape, rank, &work, payload)?;
     linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x);
@@ -248,7 +263,7 @@ fn warm_start(stream: Stream, cols: usize, rank: usize, q: &[f32], factor: &mut 
 }
 
 fn prepare(shape: Shape, rank: usize, workspace: &mut [u64], payload_len: usize) -> Result<Work<'_>, Error> {
-    expect_room("payload bytes", HEADER_LEN + body_len(shape, rank), payload_len)?;
+    expect_room("payload bytes", HEADER_LEN + body_len(shape, rank)?, payload_len)?;
     expect_room("workspace words", workspace_len(shape, rank), workspace.len())?;
     Ok(Work::split(shape, rank, workspace))
 }
@@ -259,5 +274,5 @@ fn write(shape: Shape, rank: usize, work: &Work<'_>, payload: &mut [u8]) -> Resu
     let (p, q) = words.split_at_mut(rank * shape.rows());
     linalg::unpack(work.p, shape.rows(), rank, |i, x| p[i] = x.to_le_bytes());
     linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x.to_le_bytes());
-    Ok(HEADER_LEN + body_len(shape, rank))
+    Ok(HEADER_LEN + body_len(shape, rank)?)
 }

@@ -24,7 +24,7 @@ const SMALL: f32 = 1e-30;
 /// ```
 pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usize {
     let rank = effective_rank(shape, max_rank);
-    workspace_len(shape, rank) + rank
+    workspace_len(shape, rank).saturating_add(rank)
 }
 
 /// Writes the squared error of encode→decode at each rank, with `iterations` power iterations and the same `stream`,
@@ -94,6 +94,10 @@ pub fn measure(
         let first = first.unwrap_or(rank);
         let (p, q) = (Panels { rows: work.p, len: m.rows }, Panels { rows: work.q, len: m.cols });
         linalg::residuals(m, p, q, first - 1, errors);
+        // What is not finite at a rank is not at any larger one.
+        if !errors[rank - 1].is_finite() {
+            return Err(Error::Overflow { what: "the product of the factors" });
+        }
         add_what_lacks(work.q, m.cols, &mut errors[..first]);
         for (error, &r) in squared_errors.iter_mut().zip(ranks) {
             *error = errors[effective_rank(shape, r) - 1];

@@ -73,7 +73,7 @@ impl Compressor for PowerSgd {
     /// `16 + 4 r (rows + cols)` with `r = min(rank, rows, cols)`.
     fn payload_len(&self, shape: Shape, _dtype: Dtype) -> Result<usize, Error> {
         self.check()?;
-        Ok(HEADER_LEN + body_len(shape, effective_rank(shape, self.rank)))
+        Ok(HEADER_LEN + body_len(shape, effective_rank(shape, self.rank))?)
     }
 
     fn encode_workspace_len(&self, shape: Shape, _dtype: Dtype) -> usize {
@@ -83,7 +83,7 @@ impl Compressor for PowerSgd {
     /// The start matrix is [`start_matrix`] of `stream`: the same for every step and rank of a run.
     ///
     /// # Errors
-    /// Also [`Error::Overflow`] when `Mᵀ P̂` leaves the range of f32.
+    /// Also [`Error::Overflow`] when `Mᵀ P̂`, or the product of the factors that decode forms, leaves the range of f32.
     fn encode(
         &self,
         gradient: &Gradient<'_>,
@@ -111,8 +111,11 @@ fn effective_rank(shape: Shape, rank: u32) -> usize {
 }
 
 /// Bytes of both factors.
-fn body_len(shape: Shape, rank: usize) -> usize {
-    4 * rank * (shape.rows() + shape.cols())
+fn body_len(shape: Shape, rank: usize) -> Result<usize, Error> {
+    let bytes = 4 * rank as u64 * (shape.rows() as u64 + shape.cols() as u64);
+    // Whatever room the header takes, a payload that fits memory does not reach beyond isize.
+    let fits = usize::try_from(bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize);
+    fits.ok_or(Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
 }
 
 #[cfg(test)]

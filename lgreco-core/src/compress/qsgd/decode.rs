@@ -22,7 +22,7 @@ impl Qsgd {
         let scale = match header.variant >> 3 {
             0 => Scale::MaxNorm,
             1 => Scale::MinMax,
-            _ => return Err(Error::PayloadBody { what: "the QSGD variant is unknown" }),
+            _ => return Err(Error::PayloadHeader { what: "variant", expected: 15, found: header.variant as u64 }),
         };
         let qsgd =
             Qsgd { bits: (header.variant & 7) + 1, bucket: header.parameter, scale, rounding: Rounding::Nearest };

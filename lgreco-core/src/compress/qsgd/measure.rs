@@ -5,6 +5,7 @@ use super::{BLOCK, Qsgd, Rounding};
 use crate::Error;
 use crate::error::expect_len;
 use crate::gradient::{Element, Gradient, with_elements};
+use crate::select::check_finite;
 use crate::simd::{Kernel, dispatch};
 
 const LANES: usize = 32;
@@ -47,6 +48,9 @@ pub fn measure(gradient: &Gradient<'_>, base: Qsgd, bits: &[u8], squared_errors:
         Qsgd { bits, ..base }.check()?;
     }
     squared_errors.fill(0.0);
+    if bits.is_empty() {
+        return with_elements!(gradient.values(), values => check_finite(values));
+    }
     with_elements!(gradient.values(), values => dispatch(Measure { base, bits, values, squared_errors }))
 }
 

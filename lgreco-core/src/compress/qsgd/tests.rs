@@ -175,6 +175,13 @@ fn bad_parameters_and_lengths_are_errors() {
 }
 
 #[test]
+fn a_row_without_places_still_names_the_offender() {
+    let gradient = Gradient::new(Values::F32(&[1.0, f32::NEG_INFINITY, 2.0]), Shape::new(3, 1).unwrap()).unwrap();
+    let offender = Error::NonFinite { index: 1, value: f32::NEG_INFINITY };
+    assert_eq!(measure(&gradient, Qsgd::default(), &[], &mut []), Err(offender));
+}
+
+#[test]
 fn hostile_payloads_are_errors() {
     let values = bells(37, 1.0);
     for qsgd in settings() {
@@ -203,7 +210,7 @@ fn hostile_payloads_are_errors() {
             assert!(matches!(refused(&with(16, &1e9f32.to_le_bytes())), Error::PayloadBody { .. }));
         }
         assert!(matches!(refused(&with(2, &[2])), Error::PayloadHeader { what: "method", .. }));
-        assert!(matches!(refused(&with(3, &[0x10])), Error::PayloadBody { .. }));
+        assert!(matches!(refused(&with(3, &[0x10])), Error::PayloadHeader { what: "variant", .. }));
         assert!(matches!(refused(&with(4, &[0; 4])), Error::Parameter { .. }));
         if qsgd.bits != 8 {
             let last = payload[payload.len() - 1] | 0x80;

@@ -2,8 +2,8 @@
 //! processor has it, so last bits differ between processors.
 //!
 //! `M` is read in tiles of at most [`EDGE`] × [`EDGE`], each multiplied with all columns of a factor at once. An element
-//! of a result is summed in f32 over at most 256 terms (the depth of a block of `matrixmultiply`), then block after
-//! block; the depth does not depend on the rank, so neither do the bits.
+//! of a result is summed in f32 over at most 256 terms (the depth of a block of `matrixmultiply`), the blocks of a
+//! tile in f32 too, the tiles in f64; none of it depends on the rank, so neither do the bits.
 
 use super::Matrix;
 use crate::gradient::{Dtype, Element};
@@ -15,9 +15,9 @@ use ndarray::{ArrayView2, ArrayViewMut2, ShapeBuilder};
 
 const EDGE: usize = 512;
 
-/// Scratch words of a product: a widened tile and [`EDGE`] rows of both factors.
+/// Scratch words of a product: a widened tile, [`EDGE`] rows of both factors, and sums of as many.
 pub(crate) const fn scratch_words(rank: usize) -> usize {
-    (EDGE + 2 * panels(rank) * LANES) * EDGE / 2
+    (EDGE + 4 * panels(rank) * LANES) * EDGE / 2
 }
 
 /// `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels; `scratch` of [`scratch_words`].
@@ -92,15 +92,20 @@ impl<T: Element> Kernel for Widen<'_, T> {
 struct Scratch<'a> {
     wide: &'a mut [f32],
     factor: &'a mut [Row],
-    sums: &'a mut [Row],
+    product: &'a mut [Row],
+    sums: &'a mut [[f64; LANES]],
     rank: usize,
 }
 
 impl<'a> Scratch<'a> {
     fn split(words: &'a mut [u64], rank: usize) -> Self {
         let (wide, rest) = bytemuck::cast_slice_mut(words).split_at_mut(EDGE * EDGE);
-        let (factor, sums) = rest.as_chunks_mut().0.split_at_mut(EDGE * panels(rank));
-        Scratch { wide, factor, sums, rank }
+        let rows = EDGE * panels(rank);
+        let (factors, sums) = rest.split_at_mut(2 * rows * LANES);
+        let (factor, product) = factors.as_chunks_mut().0.split_at_mut(rows);
+        product.fill([0.0; LANES]);
+        let sums = bytemuck::cast_slice_mut::<f32, f64>(sums).as_chunks_mut().0;
+        Scratch { wide, factor, product, sums: &mut sums[..rows], rank }
     }
 
     fn clear(&mut self) {
@@ -123,16 +128,21 @@ impl<'a> Scratch<'a> {
         }
         let factor = matrix(self.factor.as_flattened(), range.len(), self.rank, width * LANES);
         let shape = (tile.nrows(), self.rank).strides((width * LANES, 1));
-        let mut sums = ArrayViewMut2::from_shape(shape, self.sums.as_flattened_mut()).expect("a tile has EDGE rows");
-        general_mat_mul(1.0, &tile, &factor, 1.0, &mut sums);
+        let mut product =
+            ArrayViewMut2::from_shape(shape, self.product.as_flattened_mut()).expect("a tile has EDGE rows");
+        general_mat_mul(1.0, &tile, &factor, 0.0, &mut product);
+        let rows = tile.nrows() * width;
+        for (sums, product) in self.sums[..rows].iter_mut().zip(&self.product[..rows]) {
+            sums.iter_mut().zip(product).for_each(|(sum, &x)| *sum += x as f64);
+        }
     }
 
-    /// Copies the sums into the rows `range` of `factor`, which has `len` of them.
+    /// Rounds the sums into the rows `range` of `factor`, which has `len` of them.
     fn store(&self, factor: &mut [Row], len: usize, range: Range<usize>) {
         let width = panels(self.rank);
         for (panel, rows) in factor.chunks_exact_mut(len).enumerate() {
             let sums = self.sums[panel..].iter().step_by(width);
-            rows[range.clone()].iter_mut().zip(sums).for_each(|(row, sum)| *row = *sum);
+            rows[range.clone()].iter_mut().zip(sums).for_each(|(row, sums)| *row = sums.map(|sum| sum as f32));
         }
     }
 }

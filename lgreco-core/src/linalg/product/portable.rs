@@ -2,7 +2,8 @@
 //!
 //! `M` is read in tiles that are widened to f32 and copied next to each other, so that no stride of the tensor makes
 //! cache lines collide. An element of the result is summed in f32 over one tile edge (at most [`TILE_COLS`] or
-//! [`TILE_ROWS`] terms), then tile after tile: short chains keep rounding errors near 1e-7.
+//! [`TILE_ROWS`] terms), tile after tile in f64, and rounded once: however long a side is, rounding errors stay those of
+//! the short chains.
 
 use super::{BLOCK, Matrix, inner_sums, outer_sums};
 use crate::gradient::Element;
@@ -13,37 +14,36 @@ const TILE_ROWS: usize = 64;
 const TILE_COLS: usize = 256;
 /// Padded, so that rows of a tile fall into different cache sets.
 const STRIDE: usize = TILE_COLS + 16;
-/// Scratch words of a product.
-pub(crate) const fn scratch_words(_rank: usize) -> usize {
-    TILE_ROWS * STRIDE / 2
+
+/// Scratch words of a product: a tile, and sums for each of its columns or rows.
+pub(crate) const fn scratch_words(rank: usize) -> usize {
+    TILE_ROWS * STRIDE / 2 + panels(rank) * TILE_COLS * LANES
 }
 
 /// `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels; `scratch` of [`scratch_words`].
 pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
-    dispatch(Project { m, q, p, rank, tile: bytemuck::cast_slice_mut(scratch) });
+    dispatch(Project { m, q, p, scratch: Scratch::split(scratch, rank) });
 }
 
 /// `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels; `scratch` of [`scratch_words`].
 pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
-    dispatch(BackProject { m, p, q, rank, tile: bytemuck::cast_slice_mut(scratch) });
+    dispatch(BackProject { m, p, q, scratch: Scratch::split(scratch, rank) });
 }
 
 struct Project<'a, T> {
     m: Matrix<'a, T>,
     q: &'a [Row],
     p: &'a mut [Row],
-    rank: usize,
-    tile: &'a mut [f32],
+    scratch: Scratch<'a>,
 }
 
 struct BackProject<'a, T> {
     m: Matrix<'a, T>,
     p: &'a [Row],
     q: &'a mut [Row],
-    rank: usize,
-    tile: &'a mut [f32],
+    scratch: Scratch<'a>,
 }
 
 /// A tile's place in the matrix.
@@ -72,11 +72,43 @@ impl<T: Element> Matrix<'_, T> {
     }
 }
 
+/// What one product needs: a tile of `M`, and the sums of `TILE_COLS` rows of a result, panel after panel.
+struct Scratch<'a> {
+    tile: &'a mut [f32],
+    sums: &'a mut [[f64; LANES]],
+}
+
+impl<'a> Scratch<'a> {
+    fn split(words: &'a mut [u64], rank: usize) -> Self {
+        let (tile, sums) = words.split_at_mut(TILE_ROWS * STRIDE / 2);
+        let sums = bytemuck::cast_slice_mut::<u64, f64>(sums).as_chunks_mut().0;
+        Scratch { tile: bytemuck::cast_slice_mut(tile), sums: &mut sums[..panels(rank) * TILE_COLS] }
+    }
+
+    /// Zeros for `rows` rows.
+    #[inline(always)]
+    fn clear(&mut self, rows: usize) {
+        self.sums.chunks_exact_mut(TILE_COLS).for_each(|sums| sums[..rows].fill([0.0; LANES]));
+    }
+
+    /// Rounds the sums into the rows `start .. start + rows` of `factor`, which has `len` of them.
+    #[inline(always)]
+    fn store(&self, factor: &mut [Row], len: usize, start: usize, rows: usize) {
+        for (panel, sums) in self.sums.chunks_exact(TILE_COLS).enumerate() {
+            for (row, sums) in factor[panel * len + start..][..rows].iter_mut().zip(sums) {
+                for l in 0..LANES {
+                    row[l] = sums[l] as f32;
+                }
+            }
+        }
+    }
+}
+
 #[inline(always)]
-fn add_to(rows: &mut [Row], sums: &[Row; BLOCK]) {
+fn add_to(rows: &mut [[f64; LANES]], sums: &[Row; BLOCK]) {
     for (row, sum) in rows.iter_mut().zip(sums) {
         for l in 0..LANES {
-            row[l] += sum[l];
+            row[l] += sum[l] as f64;
         }
     }
 }
@@ -85,21 +117,22 @@ impl<T: Element> Kernel for Project<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let Project { m, q, p, rank, tile } = self;
-        p.fill([0.0; LANES]);
+        let Project { m, q, p, mut scratch } = self;
         for row in (0..m.rows).step_by(TILE_ROWS) {
+            let rows = TILE_ROWS.min(m.rows - row);
+            scratch.clear(rows);
             for col in (0..m.cols).step_by(TILE_COLS) {
                 let at = m.place(row, col);
-                m.copy_tile(at, tile);
-                for panel in 0..panels(rank) {
+                m.copy_tile(at, scratch.tile);
+                for (panel, sums) in scratch.sums.chunks_exact_mut(TILE_COLS).enumerate() {
                     let q = &q[panel * m.cols + at.col..][..at.cols];
-                    let p = &mut p[panel * m.rows + at.row..][..at.rows];
-                    for (out, block) in p.chunks_mut(BLOCK).zip(tile.chunks_exact(BLOCK * STRIDE)) {
+                    for (out, block) in sums[..rows].chunks_mut(BLOCK).zip(scratch.tile.chunks_exact(BLOCK * STRIDE)) {
                         let a: [&[f32]; BLOCK] = core::array::from_fn(|b| &block[b * STRIDE..][..STRIDE]);
                         add_to(out, &inner_sums(a, q));
                     }
                 }
             }
+            scratch.store(p, m.rows, row, rows);
         }
     }
 }
@@ -108,20 +141,21 @@ impl<T: Element> Kernel for BackProject<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let BackProject { m, p, q, rank, tile } = self;
-        q.fill([0.0; LANES]);
-        for row in (0..m.rows).step_by(TILE_ROWS) {
-            for col in (0..m.cols).step_by(TILE_COLS) {
+        let BackProject { m, p, q, mut scratch } = self;
+        for col in (0..m.cols).step_by(TILE_COLS) {
+            let cols = TILE_COLS.min(m.cols - col);
+            scratch.clear(cols);
+            for row in (0..m.rows).step_by(TILE_ROWS) {
                 let at = m.place(row, col);
-                m.copy_tile(at, tile);
-                for panel in 0..panels(rank) {
+                m.copy_tile(at, scratch.tile);
+                for (panel, sums) in scratch.sums.chunks_exact_mut(TILE_COLS).enumerate() {
                     let p = &p[panel * m.rows + at.row..][..at.rows];
-                    let q = &mut q[panel * m.cols + at.col..][..at.cols];
-                    for (block, out) in q.chunks_mut(BLOCK).enumerate() {
-                        add_to(out, &outer_sums(&tile[block * BLOCK..], STRIDE, p));
+                    for (block, out) in sums[..cols].chunks_mut(BLOCK).enumerate() {
+                        add_to(out, &outer_sums(&scratch.tile[block * BLOCK..], STRIDE, p));
                     }
                 }
             }
+            scratch.store(q, m.cols, col, cols);
         }
     }
 }
