@@ -182,7 +182,9 @@ impl Measured {
     /// # let (weight, bias): (Vec<f32>, _) = ((0..4096).map(|i| (i as f32).sin()).collect(), [0.5; 64]);
     /// # let model =
     /// #     [Layer::new("bias", &[64], Values::F32(&bias))?, Layer::new("weight", &[64, 64], Values::F32(&weight))?];
-    /// let measured = Search { seed: 7, ..Search::new(Method::PowerSgd) }.measure(&model, &mut Portable)?;
+    /// let mut search = Search::new(Method::PowerSgd);
+    /// search.seed = 7;
+    /// let measured = search.measure(&model, &mut Portable)?;
     /// assert_eq!((measured.stream(0).seed, measured.stream(0).layer), (7, 1)); // `bias` is the model's layer 0
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -224,10 +226,13 @@ impl Search {
     ///
     /// ```
     /// # use lgreco_core::search::{Method, Search};
-    /// let search = Search::new(Method::PowerSgd).with_default(8.0)?;
-    /// assert_eq!((search.families[0].range.first, search.families[0].range.last), (4.0, 16.0));
+    /// # use lgreco_core::{backend::Portable, gradient::Values, search::Layer};
+    /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+    /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let table = Search::new(Method::PowerSgd).with_default(8.0)?.measure(&model, &mut Portable)?.table;
+    /// assert!(matches!(table.labels(0), [first, .., last] if first == "powersgd 4" && last == "powersgd 16"));
     /// assert!(Search::new(Method::Qsgd).with_default(9.0).is_err());
-    /// # Ok::<(), lgreco_core::Error>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -241,9 +246,13 @@ impl Search {
     ///
     /// ```
     /// # use lgreco_core::search::{Method, Range, Search};
+    /// # use lgreco_core::{backend::Portable, gradient::Values, search::Layer};
+    /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+    /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
     /// let search = Search::new(Method::Qsgd).with_range(Range { first: 3.0, last: 7.0, step: 2.0 })?;
-    /// assert_eq!(search.families[0].parameters(), [3.0, 4.0, 5.0, 7.0]); // 4 is the default
-    /// # Ok::<(), lgreco_core::Error>(())
+    /// let table = search.measure(&model, &mut Portable)?.table;
+    /// assert_eq!(table.labels(0), ["qsgd 3", "qsgd 4", "qsgd 5", "qsgd 7"]); // 4 is the default
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors

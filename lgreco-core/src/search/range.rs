@@ -127,9 +127,12 @@ impl FromStr for Metric {
 /// ```
 /// use lgreco_core::search::{Method, Range, Search};
 /// let every_third = Range { first: 1.0, last: 8.0, step: 3.0 };
-/// let search = Search::new(Method::PowerSgd).with_range(every_third)?;
-/// assert_eq!(search.families[0].parameters(), [1.0, 4.0, 7.0]);
-/// # Ok::<(), lgreco_core::Error>(())
+/// # use lgreco_core::{backend::Portable, gradient::Values, search::Layer};
+/// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+/// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+/// let table = Search::new(Method::PowerSgd).with_range(every_third)?.measure(&model, &mut Portable)?.table;
+/// assert_eq!(table.labels(0), ["powersgd 1", "powersgd 4", "powersgd 7"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
