@@ -55,7 +55,7 @@ const FIRST_STATES: usize = 1 << 14;
 
 /// Tries with few states, then lets Algorithm 1 compete, then tries with all states; keeps the smallest plan and the
 /// largest bound of the three.
-fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut Vec<u32>) -> Result<Summary, Error> {
+fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u32]) -> Result<Summary, Error> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
         let mut workspace = workspace(exact::attempt_workspace_len(table, limits))?;
