@@ -35,7 +35,7 @@ fn with_gradients(mut each: impl FnMut(&Gradient<'_>) -> Result<(), Error>) -> R
 fn round_trips(digest: &mut Digest, setting: Setting) -> Result<(), Error> {
     with_gradients(|gradient| {
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
-        let (mut workspace, mut payload, mut values) = ([!0u64; 32 << 10], [0xffu8; 16 << 10], [f32::NAN; ELEMENTS]);
+        let (mut workspace, mut payload, mut values) = ([!0u64; 64 << 10], [0xffu8; 16 << 10], [f32::NAN; ELEMENTS]);
         let workspace = &mut workspace[..setting.encode_workspace_len(shape, dtype)];
         let len = setting.encode(gradient, STREAM, workspace, &mut payload)?;
         digest.u64(u64::from(len == setting.payload_len(shape, dtype)?));
@@ -101,7 +101,7 @@ pub fn rows() -> Result<u64, Error> {
     let mut digest = Digest::new();
     for candidates in candidates {
         with_gradients(|gradient| {
-            let (mut workspace, mut row) = ([!0u64; 32 << 10], [f64::NAN; 8]);
+            let (mut workspace, mut row) = ([!0u64; 64 << 10], [f64::NAN; 8]);
             let len = candidates.measure_workspace_len(gradient.shape(), gradient.values().dtype());
             let row = &mut row[..candidates.len()];
             candidates.measure(gradient, STREAM, &mut workspace[..len], row)?;
@@ -124,7 +124,7 @@ pub fn hostile() -> Result<u64, Error> {
     let gradient = Gradient::new(Values::F32(&values), Shape::new(3, 4)?)?;
     let mut digest = Digest::new();
     for setting in settings {
-        let (mut workspace, mut payload) = ([0u64; 32 << 10], [0u8; 128]);
+        let (mut workspace, mut payload) = ([0u64; 16 << 10], [0u8; 128]);
         let len = setting.encode(&gradient, STREAM, &mut workspace, &mut payload)?;
         let mut outcome = |bytes: &[u8]| {
             let result = decode(bytes, &mut [0.0; 12]);
