@@ -1,3 +1,8 @@
 //! Cross-crate tests of lgreco; see `tests/run`.
 
 pub mod fuzz;
+
+/// The README's examples, as doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
