@@ -20,8 +20,8 @@
 //!     let layers = vec![Tensor::new("x", &[64, 64], Dtype::F32)?];
 //!     let mut controller = Controller::new(config, layers, &worker)?;
 //!
-//!     let (mut x, learning_rate, mut sent) = (vec![0.0f32; 4096], 0.1, 0);
-//!     for _ in 0..200 {
+//!     let (mut x, learning_rate, mut sent) = (vec![0.0f32; 4096], 0.03, 0);
+//!     for _ in 0..300 {
 //!         let mut gradient: Vec<f32> = x.iter().zip(target).map(|(x, target)| x - target).collect();
 //!         let report = controller.step(&mut worker, &mut [ValuesMut::F32(&mut gradient)], learning_rate)?;
 //!         x.iter_mut().zip(&gradient).for_each(|(x, mean)| *x -= learning_rate as f32 * mean);
@@ -30,7 +30,7 @@
 //!     Ok::<_, lgreco_core::Error>((x, sent))
 //! });
 //! let [(x, sent), (y, _)] = <[_; 2]>::try_from(trained.into_iter().collect::<Result<Vec<_>, _>>()?).unwrap();
-//! assert!(x == y && sent < 200 * 4 * 4096 / 5);
+//! assert!(x == y && sent < 300 * 4 * 4096 / 5);
 //! assert!((0..4096).all(|i| (x[i] - (a[i] + b[i]) / 2.0).abs() < 0.1));
 //! # Ok::<(), lgreco_core::Error>(())
 //! ```
