@@ -7,11 +7,10 @@ use super::codes::Choice;
 use super::decide::{Answer, Question, uniform};
 use super::layer::{LayerState, Switch, bytes_out};
 use super::window::Window;
-use super::{Cause, Config, Decision, Metrics, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel};
-use super::{decision, metrics};
+use super::{Cause, Config, Decision, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel, decision};
 use crate::Error;
 use crate::backend::{Backend, Portable};
-use crate::compress::{Compressor, Setting, check_finite};
+use crate::compress::{Setting, check_finite};
 use crate::error::expect_len;
 use crate::exchange::Collective;
 use crate::gradient::{Gradient, ValuesMut};
@@ -22,7 +21,14 @@ use alloc::vec::Vec;
 
 /// One worker's end of the training loop: decides when and how hard to compress, compresses, exchanges, and remembers.
 ///
-/// See the [module](crate::adapt) for the order of a step and an example.
+/// See the [module](crate::adapt) for the order of a step and an example that trains.
+///
+/// ```
+/// # use lgreco_core::{search::Method, testing::adapt::alone};
+/// # let (controller, _) = alone(Method::TopK)?;
+/// assert_eq!((controller.steps(), controller.decision()), (0, None));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub struct Controller {
     pub(super) config: Config,
     pub(super) tensors: Vec<Tensor>,
@@ -42,7 +48,7 @@ pub struct Controller {
     pub(super) non_finite: u64,
     /// An error of this rank alone that the others have not been told yet.
     pub(super) late: Option<Error>,
-    buckets: Buckets,
+    pub(super) buckets: Buckets,
     /// Room for agreements.
     words: Vec<u64>,
     /// Of the configuration and the model.
@@ -55,6 +61,18 @@ pub struct Controller {
 impl Controller {
     /// A controller for a model whose layers are `tensors`, at `collective`'s rank. All ranks must give the same
     /// configuration and layers; the first step finds out if they do not.
+    ///
+    /// ```
+    /// # use lgreco_core::{adapt::{Config, Controller, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
+    /// # use lgreco_core::search::{Method, Search};
+    /// # let worker = ThreadCollective::group(1).remove(0);
+    /// let tensors = vec![Tensor::new("weight", &[64, 64], Dtype::F32)?];
+    /// let mut config = Config::new(Search::new(Method::PowerSgd));
+    /// config.schedule.warmup = 1;
+    /// let refused = Controller::new(config, tensors, &worker).err().unwrap();
+    /// assert_eq!(refused.to_string(), "warm-up is 1, expected at least 2 steps");
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`], [`Error::Length`] for what makes no sense in the configuration; [`Error::DuplicateName`];
@@ -106,6 +124,14 @@ impl Controller {
     }
 
     /// Measures on another backend than the portable one.
+    ///
+    /// ```
+    /// # use lgreco_core::{adapt::{Config, Controller, Tensor}, backend::Portable, exchange::threads::ThreadCollective};
+    /// # use lgreco_core::search::{Method, Search};
+    /// # let (config, tensors, worker) = (Config::new(Search::new(Method::TopK)), vec![], ThreadCollective::group(1).remove(0));
+    /// let controller = Controller::new(config, tensors, &worker)?.with_backend(Box::new(Portable));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn with_backend(mut self, backend: Box<dyn Backend + Send>) -> Self {
         self.backend = backend;
         self
@@ -113,6 +139,17 @@ impl Controller {
 
     /// Takes a step: `gradients`, one per layer, become their means over the workers. All ranks call it, at every step,
     /// with the same `learning_rate` (only Accordion looks at it).
+    ///
+    /// ```
+    /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # use lgreco_core::gradient::ValuesMut;
+    /// let (mut weight, mut bias) = (vec![1.0; 4096], vec![0.5; 64]); // from the backward pass
+    /// let gradients = &mut [&mut weight[..], &mut bias[..]].map(ValuesMut::from);
+    /// let report = controller.step(&mut worker, gradients, 0.1)?;
+    /// assert_eq!((report.step, report.bytes_in, bias[0]), (0, 4 * (4096 + 64), 0.5)); // now the means
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Whatever fails on one rank fails on all: there with the error itself, elsewhere with [`Error::Peer`] and its code.
@@ -358,94 +395,6 @@ impl Controller {
     fn bytes(&self) -> (u64, u64) {
         let out = |(state, tensor): (&LayerState, &Tensor)| bytes_out(&state.choice.setting, tensor).unwrap_or(0);
         (self.tensors.iter().map(Tensor::bytes).sum(), self.states.iter().zip(&self.tensors).map(out).sum())
-    }
-
-    /// The layers, as they were given.
-    pub fn tensors(&self) -> &[Tensor] {
-        &self.tensors
-    }
-
-    /// Steps taken, skipped ones included; the number of the next step.
-    pub fn steps(&self) -> u64 {
-        self.step
-    }
-
-    /// The setting of layer `layer` at the last step.
-    ///
-    /// # Panics
-    /// When there is no such layer.
-    pub fn setting(&self, layer: usize) -> Setting {
-        self.states[layer].choice.setting
-    }
-
-    /// The last decision; `None` before the first.
-    pub fn decision(&self) -> Option<&Decision> {
-        self.decision.as_ref()
-    }
-
-    /// Steps in which some rank's gradient was not finite.
-    pub fn non_finite_steps(&self) -> u64 {
-        self.non_finite
-    }
-
-    /// What is known about layer `layer` on this rank.
-    ///
-    /// # Panics
-    /// When there is no such layer.
-    ///
-    /// # Complexity
-    /// A pass over the layer's residual.
-    pub fn metrics(&self, layer: usize) -> Metrics<'_> {
-        metrics::of(&self.tensors[layer], &self.states[layer])
-    }
-
-    /// Writes layer `layer`'s residual on this rank to `values`, row-major; zeros without one.
-    ///
-    /// # Errors
-    /// [`Error::Length`] when `values` has not one place per element.
-    ///
-    /// # Panics
-    /// When there is no such layer.
-    pub fn residual(&self, layer: usize, values: &mut [f32]) -> Result<(), Error> {
-        match &self.states[layer].memory {
-            Some(memory) => memory.values(values),
-            None => {
-                expect_len("residual values", self.tensors[layer].shape.elements(), values.len())?;
-                values.fill(0.0);
-                Ok(())
-            }
-        }
-    }
-
-    /// Number of buckets; the same at all times.
-    pub fn buckets(&self) -> usize {
-        self.buckets.len()
-    }
-
-    /// Bytes that this worker sends per bucket under the present settings: what a sample of synchronisation time
-    /// belongs to.
-    pub fn bucket_bytes(&self) -> Vec<u64> {
-        let mut bytes = vec![0; self.buckets.len()];
-        for ((state, tensor), &bucket) in self.states.iter().zip(&self.tensors).zip(&self.buckets.of) {
-            let sent = state.choice.setting.payload_len(tensor.shape, tensor.dtype);
-            bytes[bucket] += sent.map_or(0, |sent| sent as u64);
-        }
-        bytes
-    }
-
-    /// Adds a sample to the [`TimeModel`]: `bytes` by bucket, such as [`bucket_bytes`](Controller::bucket_bytes), were
-    /// exchanged in `seconds`. The measuring rank's samples decide. The collective calls of a step are where the
-    /// time goes: let the embedder's [`Collective`] add theirs up.
-    ///
-    /// # Errors
-    /// Those of [`TimeModel::record`].
-    pub fn record_sync(&mut self, bytes: &[u64], seconds: f64) -> Result<(), Error> {
-        self.time.record(bytes, seconds)
-    }
-
-    /// The samples so far.
-    pub fn time_model(&self) -> &TimeModel {
-        &self.time
     }
 }
 

@@ -8,6 +8,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// Why a layer is sent uncompressed.
+/// ```
+/// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # use lgreco_core::adapt::Uncompressed;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// assert_eq!(controller.metrics(1).uncompressed, Some(Uncompressed::Small)); // the bias
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Uncompressed {
@@ -55,6 +64,15 @@ impl Uncompressed {
 }
 
 /// What made the settings change.
+/// ```
+/// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # use lgreco_core::adapt::Cause;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// assert_eq!(controller.decision().map(|decision| decision.cause), Some(Cause::Schedule));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The schedule.
@@ -64,6 +82,15 @@ pub enum Cause {
 }
 
 /// The last decision; the same on every rank.
+/// ```
+/// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// let decision = controller.decision().unwrap();
+/// assert_eq!((decision.step, decision.uncompressed_size), (2, 8 * (16 + 4 * 4096)));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// The first step under it.

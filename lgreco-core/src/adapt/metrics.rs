@@ -6,6 +6,14 @@ use crate::compress::Setting;
 use crate::num::sqrt;
 
 /// What a step did; all but `seconds` is the same on every rank.
+/// ```
+/// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// let report = step_alone(&mut controller, &mut worker)?;
+/// assert_eq!((report.step, report.bytes_in, report.bytes_out), (0, 16640, 16640)); // warm-up
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
     /// Its number, from 0.
@@ -23,6 +31,15 @@ pub struct Report {
 }
 
 /// What became of a step's gradients.
+/// ```
+/// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # use lgreco_core::adapt::Outcome;
+/// let report = step_alone(&mut controller, &mut worker)?;
+/// assert_eq!(report.outcome, Outcome::Exchanged);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// They are the means of all workers' gradients, compressed as was decided.
@@ -34,6 +51,12 @@ pub enum Outcome {
 }
 
 /// Where a step's time went.
+/// ```
+/// use lgreco_core::adapt::Seconds;
+/// let share = |seconds: Seconds| seconds.planning / (seconds.planning + seconds.exchange);
+/// assert_eq!(share(Seconds { planning: 1.0, exchange: 3.0 }), 0.25);
+/// ```
+///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seconds {
     /// Checking gradients and waiting for the others; at a decision measuring, planning and switching too.
@@ -43,6 +66,15 @@ pub struct Seconds {
 }
 
 /// What is known about one layer on one rank.
+/// ```
+/// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// let ratio = |layer| controller.metrics(layer).bytes_in as f64 / controller.metrics(layer).bytes_out as f64;
+/// assert!(ratio(0) > 1.0 && ratio(1) == 1.0);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Metrics<'a> {
     /// The layer's name.

@@ -85,6 +85,7 @@ mod config;
 mod controller;
 mod decide;
 mod decision;
+mod inspect;
 mod layer;
 mod metrics;
 mod restore;

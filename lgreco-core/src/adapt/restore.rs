@@ -12,6 +12,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// What [`Controller::load`] found, by layer name.
+/// ```
+/// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// let loaded = controller.load(&controller.save()?, &[])?;
+/// assert_eq!((loaded.missing.len(), loaded.rank, loaded.world_size), (0, 0, 1));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     /// Layers of the model that the state does not have: they start without residual, uncompressed until the next
@@ -30,6 +38,14 @@ pub struct Loaded {
 impl Controller {
     /// This rank's state as bytes, the same on every machine; every rank saves its own. A controller that
     /// [loads](Controller::load) it continues bit for bit. The configuration is not in it.
+    ///
+    /// ```
+    /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// let saved = controller.save()?;
+    /// assert_eq!(saved[..8], *b"lgreco-c");
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// This rank's overflow of a residual, if that was to be told by the next step.
@@ -90,6 +106,17 @@ impl Controller {
     ///
     /// Settings stay as saved until the next decision, whatever the configuration now says, but for
     /// [`Policy::Uncompressed`].
+    ///
+    /// ```
+    /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let saved = controller.save()?;
+    /// let (mut continued, _) = alone(Method::TopK)?;
+    /// continued.load(&saved, &[&saved])?;
+    /// assert_eq!((continued.steps(), continued.setting(0)), (4, controller.setting(0)));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::SavedState`], [`Error::Length`], [`Error::DuplicateName`] and those of settings, shapes and residuals for

@@ -34,21 +34,49 @@ impl Tensor {
     }
 
     /// The name.
+    ///
+    /// ```
+    /// # use lgreco_core::{adapt::Tensor, gradient::Dtype};
+    /// let tensor = Tensor::new("conv1.weight", &[64, 3, 3, 3], Dtype::F32)?;
+    /// assert_eq!(tensor.name(), "conv1.weight");
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The dimensions.
+    ///
+    /// ```
+    /// # use lgreco_core::{adapt::Tensor, gradient::Dtype};
+    /// let tensor = Tensor::new("conv1.weight", &[64, 3, 3, 3], Dtype::F32)?;
+    /// assert_eq!(tensor.dims(), [64, 3, 3, 3]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn dims(&self) -> &[usize] {
         &self.dims
     }
 
     /// The matrix view of the dimensions.
+    ///
+    /// ```
+    /// # use lgreco_core::{adapt::Tensor, gradient::Dtype};
+    /// let tensor = Tensor::new("conv1.weight", &[64, 3, 3, 3], Dtype::F32)?;
+    /// assert_eq!((tensor.shape().rows(), tensor.shape().cols()), (64, 27));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
     /// The element type.
+    ///
+    /// ```
+    /// # use lgreco_core::{adapt::Tensor, gradient::Dtype};
+    /// let tensor = Tensor::new("conv1.weight", &[64, 3, 3, 3], Dtype::F32)?;
+    /// assert_eq!(tensor.dtype(), Dtype::F32);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn dtype(&self) -> Dtype {
         self.dtype
     }

@@ -36,6 +36,12 @@ pub struct TimeModel {
 }
 
 /// Seconds per byte.
+/// ```
+/// use lgreco_core::adapt::{Fit, FitKind};
+/// let fit = Fit { kind: FitKind::Pooled, seconds_per_byte: vec![1e-9; 2], constant: 1e-4 };
+/// assert!(fit.constant + 1e6 * fit.seconds_per_byte[0] < 2e-3);
+/// ```
+///
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// How they were found.
@@ -47,6 +53,16 @@ pub struct Fit {
 }
 
 /// How a [`Fit`] was found.
+/// ```
+/// use lgreco_core::adapt::{FitKind, TimeModel};
+/// let mut model = TimeModel::new(1);
+/// model.record(&[100], 2.0)?;
+/// assert_eq!(model.fit().kind, FitKind::None);
+/// model.record(&[200], 3.0)?;
+/// assert_eq!(model.fit().kind, FitKind::PerBucket);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitKind {
     /// A slope per bucket.
@@ -63,22 +79,44 @@ const INDEPENDENT: f64 = 1e-9;
 
 impl TimeModel {
     /// Without samples, for so many buckets.
+    ///
+    /// ```
+    /// # use lgreco_core::adapt::{FitKind, TimeModel};
+    /// assert_eq!(TimeModel::new(3).fit().kind, FitKind::None);
+    /// ```
     pub fn new(buckets: usize) -> Self {
         let columns = buckets + 1;
         TimeModel { samples: 0, means: vec![0.0; columns], products: vec![0.0; columns * columns] }
     }
 
     /// Number of buckets.
+    ///
+    /// ```
+    /// # use lgreco_core::adapt::TimeModel;
+    /// assert_eq!(TimeModel::new(3).buckets(), 3);
+    /// ```
     pub fn buckets(&self) -> usize {
         self.means.len() - 1
     }
 
     /// Number of samples.
+    ///
+    /// ```
+    /// # use lgreco_core::adapt::TimeModel;
+    /// assert_eq!(TimeModel::new(3).samples(), 0);
+    /// ```
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
     /// Adds one step's bytes by bucket and how long their exchange took.
+    ///
+    /// ```
+    /// # use lgreco_core::adapt::TimeModel;
+    /// let mut model = TimeModel::new(2);
+    /// assert!(model.record(&[4096, 256], 0.003).is_ok());
+    /// assert!(model.record(&[4096], 0.003).is_err());
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`] unless there is one entry per bucket; [`Error::Parameter`] when `seconds` is NaN, infinite or
@@ -107,6 +145,16 @@ impl TimeModel {
     }
 
     /// The fit of all samples so far; see [`FitKind`] for what happens where they do not suffice.
+    ///
+    /// ```
+    /// # use lgreco_core::adapt::{FitKind, TimeModel};
+    /// let mut model = TimeModel::new(2);
+    /// model.record(&[100, 100], 2.0)?;
+    /// model.record(&[200, 200], 3.0)?;
+    /// let fit = model.fit();
+    /// assert_eq!((fit.kind, fit.constant, &fit.seconds_per_byte[..]), (FitKind::Pooled, 1.0, &[0.005; 2][..]));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Complexity
     /// O(buckets³), allocates O(buckets²).

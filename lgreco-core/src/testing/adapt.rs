@@ -1,7 +1,7 @@
 //! Any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
 
 use crate::Error;
-use crate::adapt::{Accordion, Config, Controller, NonFinite, Objective, Outcome, Policy, Tensor};
+use crate::adapt::{Accordion, Config, Controller, NonFinite, Objective, Outcome, Policy, Report, Tensor};
 use crate::compress::Setting;
 use crate::compress::topk::TopK;
 use crate::exchange::threads::{self, ThreadCollective};
@@ -72,6 +72,28 @@ pub fn model() -> Vec<Tensor> {
         ("none", &[0, 3], Dtype::F32),
     ];
     layers.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).expect("a small tensor")).into()
+}
+
+/// A controller alone in its group, for a matrix `weight` and a `bias`: two steps of warm-up, then a decision every
+/// three. For examples.
+///
+/// # Errors
+/// Those of [`Controller::new`].
+pub fn alone(method: Method) -> Result<(Controller, ThreadCollective), Error> {
+    let worker = ThreadCollective::group(1).remove(0);
+    let mut config = Config::new(Search::new(method));
+    (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 3, 2);
+    let layers = vec![Tensor::new("weight", &[64, 64], Dtype::F32)?, Tensor::new("bias", &[64], Dtype::F32)?];
+    Ok((Controller::new(config, layers, &worker)?, worker))
+}
+
+/// A step of [`alone`] on some gradients.
+///
+/// # Errors
+/// Those of [`Controller::step`].
+pub fn step_alone(controller: &mut Controller, worker: &mut ThreadCollective) -> Result<Report, Error> {
+    let mut gradients = [4096, 64].map(|len| uniform(0, controller.steps() as u32, 0, len, 1.0));
+    controller.step(worker, &mut gradients.each_mut().map(|gradient| ValuesMut::F32(gradient)), 0.1)
 }
 
 impl Script {
@@ -230,14 +252,17 @@ impl Dtype {
     }
 }
 
+/// Uniform on [-1, 1) times `scale`.
+fn uniform(rank: u32, step: u32, layer: u32, len: usize, scale: f32) -> Vec<f32> {
+    let stream = Stream { seed: 3, step, layer, rank };
+    (0..len as u64).map(|i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale).collect()
+}
+
 /// The gradients of the small model, the 16-bit one last but one.
 struct Gradients([Vec<f32>; 4], Vec<Bf16>);
 
 fn gradients(rank: u32, step: u32, scale: f32) -> Gradients {
-    let layer = |layer: u32, len: usize| -> Vec<f32> {
-        let stream = Stream { seed: 3, step, layer, rank };
-        (0..len as u64).map(|i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale).collect()
-    };
+    let layer = |layer: u32, len: usize| uniform(rank, step, layer, len, scale);
     Gradients(
         [layer(0, 120), layer(1, 20), layer(2, 48), vec![]],
         layer(3, 72).iter().map(|&x| Bf16::from_f32(x)).collect(),
