@@ -158,8 +158,11 @@ pub enum Objective {
     /// Seconds: `bytes · T(bucket)` by the [`TimeModel`](super::TimeModel), plus the seconds that one worker computes to
     /// compress, exchange and decompress a layer of this shape under this setting, which the embedder has measured.
     /// Sending a layer uncompressed is then an option everywhere.
-    Seconds(Arc<dyn Fn(&Setting, Shape) -> f64 + Send + Sync>),
+    Seconds(Arc<ComputeSeconds>),
 }
+
+/// Seconds of computation that a layer of this shape takes under this setting.
+pub type ComputeSeconds = dyn Fn(&Setting, Shape) -> f64 + Send + Sync;
 
 /// What happens to a step in which some rank's gradient holds NaN or infinity. All ranks do the same.
 /// ```
