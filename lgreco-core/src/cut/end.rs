@@ -72,7 +72,11 @@ impl End {
             return Err(Error::FeedbackRule { rule: "a forward memory by position", needs });
         }
         if ticket < self.first_of_step {
-            return Err(Error::OutOfStep { what: "ticket of an earlier step", expected: self.first_of_step, found: ticket });
+            return Err(Error::OutOfStep {
+                what: "ticket of an earlier step",
+                expected: self.first_of_step,
+                found: ticket,
+            });
         }
         Ok(())
     }

@@ -349,7 +349,9 @@ pub fn check_program(bytes: &[u8]) {
                 for (sent, batch, message) in &flying {
                     match pair.repeat(sent.ticket, batch.values(), &batch.samples) {
                         Ok((again, _)) => assert_eq!(again, *message),
-                        Err(Error::FeedbackRule { .. }) => assert!(position_memories().contains(&setting.forward.memory)),
+                        Err(Error::FeedbackRule { .. }) => {
+                            assert!(position_memories().contains(&setting.forward.memory))
+                        }
                         Err(error) => assert!(sent.ticket < first_of_step, "{error}"),
                     }
                 }
