@@ -221,6 +221,11 @@ impl Codec {
     }
 
     /// Words of workspace that [`encode`](Codec::encode) needs, for any number of samples.
+    ///
+    /// ```
+    /// # use lgreco_core::{cut::Codec, gradient::Dtype};
+    /// assert_eq!(Codec::TopK { keep: 3, values: Dtype::F32 }.workspace_len(100), 50);
+    /// ```
     pub fn workspace_len(&self, features: usize) -> usize {
         match *self {
             Codec::TopK { .. } => select::workspace_len(features),
@@ -323,6 +328,14 @@ impl Codec {
     }
 
     /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, if any; its parameters are not checked yet.
+    ///
+    /// ```
+    /// # use lgreco_core::{cut::Codec, gradient::Dtype};
+    /// let codec = Codec::TopK { keep: 3, values: Dtype::Bf16 };
+    /// assert_eq!(codec.to_bytes(), [3, 0, 2, 0, 3, 0, 0, 0]);
+    /// assert_eq!(Codec::from_bytes(codec.to_bytes()), Some(codec));
+    /// assert_eq!(Codec::from_bytes([9; 8]), None);
+    /// ```
     pub fn from_bytes(bytes: [u8; Codec::BYTES]) -> Option<Codec> {
         let [kind, bits, dtype, scope, parameter @ ..] = bytes;
         let parameter = u32::from_le_bytes(parameter);

@@ -1,6 +1,24 @@
 //! What one direction of a cut has done, for telemetry.
 
 /// Counts of one end for one direction, in training; evaluation leaves no trace.
+///
+/// ```
+/// use lgreco_core::cut::{CutSetting, Direction, LinkMemory, RowStorage, Upstream};
+/// use lgreco_core::gradient::Values;
+/// let mut setting = CutSetting::new(0, 1, 100);
+/// setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+/// let mut upstream = Upstream::new(setting, 0)?;
+/// let (mut workspace, mut message) = (vec![0; upstream.workspace_len()], vec![0; upstream.message_len()]);
+/// for activation in [1.0, 1.5] {
+///     upstream.send(Values::F32(&[activation; 100]), &[Some(9)], &mut workspace, &mut message)?;
+///     upstream.commit_step()?;
+/// }
+/// let counters = upstream.counters(Direction::Forward);
+/// assert_eq!((counters.messages, counters.hit_rate()), (2, 0.5));
+/// assert_eq!(counters.change_ratio(), 0.25 / 2.25);
+/// assert_eq!((counters.uncompressed_bytes, counters.bytes), (800, 2 * (64 + 16) + 400 + 58));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
     /// Messages compressed or decompressed. Zero after a step means that the cut is configured but not in use.

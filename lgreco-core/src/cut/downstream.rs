@@ -8,7 +8,26 @@ use super::upstream::Evaluation;
 use crate::Error;
 use crate::gradient::Values;
 
-/// The stage below a cut. An example stands at the [module](super).
+/// The stage below a cut. How it works together with the one above stands at the [module](super).
+///
+/// ```
+/// use lgreco_core::Error;
+/// use lgreco_core::cut::{CutSetting, Downstream, Upstream};
+/// use lgreco_core::gradient::Values;
+/// let setting = CutSetting::new(0, 1, 2);
+/// let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+/// let (mut workspace, mut message) = (vec![0; above.workspace_len()], vec![0; above.message_len()]);
+/// let mut values = [0.0; 2];
+/// above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut message)?; // and is lost
+/// let sent = above.send(Values::F32(&[3.0, 4.0]), &[], &mut workspace, &mut message)?;
+/// let found = below.receive(&message[..sent.len], &mut workspace, &mut values);
+/// assert_eq!(found, Err(Error::OutOfStep { what: "sequence number", expected: 0, found: 1 }));
+/// // The first can be made again.
+/// let len = above.repeat(0, Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut message)?;
+/// assert_eq!(below.receive(&message[..len], &mut workspace, &mut values), Ok(0));
+/// assert_eq!(values, [1.0, 2.0]);
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Downstream(End);
 
@@ -37,7 +56,7 @@ impl Downstream {
     }
 
     /// Decompresses a message of activations into `activations`, which the stage is to compute with, and returns its
-    /// ticket. [`Message::parse`] tells how many there are, and rereads nothing.
+    /// ticket. [`Message::parse`] tells how many there are.
     ///
     /// # Errors
     /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another

@@ -32,6 +32,16 @@ pub(super) struct Clock {
     pub(super) step: u64,
 }
 
+/// The parts of a workspace.
+pub(super) struct Scratch<'a> {
+    /// What is compressed.
+    pub(super) offered: &'a mut [f32],
+    /// What that decodes to.
+    pub(super) decoded: &'a mut [f32],
+    /// For codecs, selections and ids.
+    pub(super) rest: &'a mut [u64],
+}
+
 /// Sender or receiver of one direction.
 #[derive(Clone, Debug)]
 pub(super) struct Half {
@@ -82,18 +92,14 @@ impl Half {
         2 * (batch * self.features()).div_ceil(2) + codec.max(batch)
     }
 
-    /// The words as two batches of `elements` values and the rest.
-    pub(super) fn split<'a>(
-        &self,
-        workspace: &'a mut [u64],
-        elements: usize,
-    ) -> Result<(&'a mut [f32], &'a mut [f32], &'a mut [u64]), Error> {
+    /// The workspace of a message of `elements` values.
+    pub(super) fn scratch<'a>(&self, workspace: &'a mut [u64], elements: usize) -> Result<Scratch<'a>, Error> {
         expect_room("workspace words", self.workspace_len(), workspace.len())?;
         let words = elements.div_ceil(2);
         let (first, rest) = workspace.split_at_mut(words);
         let (second, rest) = rest.split_at_mut(words);
         let values = |words| &mut bytemuck::cast_slice_mut::<u64, f32>(words)[..elements];
-        Ok((values(first), values(second), rest))
+        Ok(Scratch { offered: values(first), decoded: values(second), rest })
     }
 
     /// The samples in so many values.

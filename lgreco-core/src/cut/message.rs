@@ -105,8 +105,44 @@ impl Header {
         self.memory == 4 && self.mode == Mode::Train
     }
 
-    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`, which are there.
-    pub(super) fn write(&self, message: &mut [u8]) {
+    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`. With a [`Codec`], which fills the rest, it makes
+    /// messages of a cut without memory where there is no allocator; the ends write it themselves.
+    ///
+    /// ```
+    /// use lgreco_core::cut::{CutSetting, Direction, Evaluation, HEADER_LEN, Header, Message, Mode, Upstream};
+    /// use lgreco_core::gradient::{Dtype, Shape, Values};
+    /// let (setting, values) = (CutSetting::new(0, 1, 4), [1.0, 2.0, 3.0, 4.0]);
+    /// let codec = setting.forward.codec;
+    /// let header = Header {
+    ///     direction: Direction::Forward,
+    ///     mode: Mode::EvalCompressed,
+    ///     memory: 0,
+    ///     values: Dtype::F32,
+    ///     codec,
+    ///     cut: 0,
+    ///     shape: Shape::new(1, 4)?,
+    ///     generation: 0,
+    ///     sequence: 0,
+    ///     ticket: 0,
+    ///     step: 0,
+    ///     checksum: 0,
+    /// };
+    /// let mut message = vec![0; HEADER_LEN + codec.body_len(1, 4)?];
+    /// header.write(&mut message)?;
+    /// codec.encode(&values, 4, &[], &mut [], &mut message[HEADER_LEN..])?;
+    /// assert_eq!(Message::parse(&message)?.header, header);
+    ///
+    /// let above = Upstream::new(setting, 0)?;
+    /// let (mut workspace, mut same) = (vec![0; above.workspace_len()], vec![0; above.message_len()]);
+    /// let len = above.evaluate(Evaluation::Compressed, Values::F32(&values), &mut workspace, &mut same)?;
+    /// assert_eq!(same[..len], message);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `message` is shorter.
+    pub fn write(&self, message: &mut [u8]) -> Result<(), Error> {
+        expect_room("message bytes", HEADER_LEN, message.len())?;
         let header = &mut message[..HEADER_LEN];
         header.fill(0);
         header[..2].copy_from_slice(&MAGIC.to_le_bytes());
@@ -121,6 +157,7 @@ impl Header {
             header[32 + 8 * at..40 + 8 * at].copy_from_slice(&word.to_le_bytes());
         }
         header[56..60].copy_from_slice(&self.checksum.to_le_bytes());
+        Ok(())
     }
 }
 
@@ -242,6 +279,7 @@ impl<'a> Message<'a> {
     }
 
     /// The bytes of uncompressed rows and those of the codec.
+    #[cfg(feature = "alloc")]
     pub(super) fn parts(&self) -> (&'a [u8], &'a [u8]) {
         let shape = self.header.shape;
         let row = shape.cols() * self.header.values.bytes();
@@ -257,6 +295,7 @@ impl<'a> Message<'a> {
 }
 
 /// Writes a sample's entry.
+#[cfg(feature = "alloc")]
 pub(super) fn write_entry(id: u64, visit: Visit, entry: &mut [u8]) {
     let (kind, checksum) = match visit {
         Visit::First => (0, 0),

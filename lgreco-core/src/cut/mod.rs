@@ -2,7 +2,8 @@
 //!
 //! A cut has two ends, in two processes: [`Upstream`] sends activations and receives gradients, [`Downstream`] the
 //! reverse. They exchange self-contained messages ([`Message`]) over any transport that neither loses nor reorders them;
-//! if it does, the next call says so before anything has changed. Both directions have a [`Codec`] and a
+//! if it does, the next call says so before anything has changed, and [`Upstream::repeat`] can make a lost message again
+//! (not under a memory by position: keep it until it has arrived). Both directions have a [`Codec`] and a
 //! [`LinkMemory`] of their own; together with batch and features they make the [`CutSetting`].
 //!
 //! ```

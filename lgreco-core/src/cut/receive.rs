@@ -2,7 +2,7 @@
 
 use super::checksum::checksum_values;
 use super::codec::Codec;
-use super::half::{Clock, Half, State, in_step};
+use super::half::{Clock, Half, Scratch, State, in_step};
 use super::message::{HEADER_LEN, Message, Mode, Visit};
 use super::send::check_unique;
 use super::store::Store;
@@ -61,7 +61,7 @@ impl Half {
         values: &mut [f32],
     ) -> Result<(), Error> {
         let (features, shape) = (self.features(), message.header.shape);
-        let (decoded, _, rest) = self.split(workspace, values.len())?;
+        let Scratch { decoded, rest, .. } = self.scratch(workspace, values.len())?;
         let visits = || message.visits().filter_map(Result::ok);
         check_unique(visits().filter(|(_, visit)| *visit != Visit::Unremembered).map(|(id, _)| id), rest)?;
         for (id, visit) in visits() {

@@ -2,7 +2,7 @@
 
 use super::checksum::checksum_values;
 use super::codec::Codec;
-use super::half::{Clock, Half, State};
+use super::half::{Clock, Half, Scratch, State};
 use super::message::{HEADER_LEN, Header, Mode, SAMPLE_ENTRY_LEN, Visit, write_entry};
 use super::setting::LinkMemory;
 use super::store::Store;
@@ -40,8 +40,8 @@ impl Half {
         let codec = if mode == Mode::EvalPlain { Codec::Dense { values: values.dtype() } } else { self.link.codec };
         let len = HEADER_LEN + codec.body_len(shape.rows(), self.features())?;
         expect_room("message bytes", len, message.len())?;
-        let (offered, _, rest) = self.split(workspace, values.len())?;
-        self.header(mode, shape, values.dtype(), clock).write(message);
+        let Scratch { offered, rest, .. } = self.scratch(workspace, values.len())?;
+        self.header(mode, shape, values.dtype(), clock).write(message)?;
         widen(values, 0, offered);
         codec.encode(offered, self.features(), &[], rest, &mut message[HEADER_LEN..len])?;
         Ok(len)
@@ -68,7 +68,7 @@ impl Half {
         if let State::Samples(store) = &self.state {
             return self.write_samples(store, header, values, samples, workspace, message);
         }
-        let (offered, decoded, rest) = self.split(workspace, values.len())?;
+        let Scratch { offered, decoded, rest } = self.scratch(workspace, values.len())?;
         let len = HEADER_LEN + codec.body_len(shape.rows(), features)?;
         let body = &mut message[HEADER_LEN..len];
         match &self.state {
@@ -93,7 +93,7 @@ impl Half {
                 codec.encode(offered, features, indices, rest, body)?;
             }
         }
-        header.write(message);
+        header.write(message)?;
         Ok(Written { len, header, change_energy: 0.0, hit_energy: 0.0 })
     }
 
@@ -108,7 +108,7 @@ impl Half {
     ) -> Result<Written, Error> {
         let (features, codec, dtype) = (self.features(), self.link.codec, values.dtype());
         expect_len("sample ids, one per sample", header.shape.rows(), samples.len())?;
-        let (offered, decoded, rest) = self.split(workspace, values.len())?;
+        let Scratch { offered, decoded, rest } = self.scratch(workspace, values.len())?;
         check_unique(samples.iter().flatten().copied(), rest)?;
         with_elements!(values, v => check_finite(v))?;
         let (mut change_energy, mut hit_energy) = (0.0, 0.0);
@@ -161,7 +161,7 @@ impl Half {
                 }
             }
         }
-        header.write(message);
+        header.write(message)?;
         Ok(Written { len, header, change_energy, hit_energy })
     }
 
@@ -173,7 +173,7 @@ impl Half {
         samples: &[Option<u64>],
         workspace: &mut [u64],
     ) -> Result<(), Error> {
-        let (offered, decoded, _) = self.split(workspace, values.len())?;
+        let Scratch { offered, decoded, .. } = self.scratch(workspace, values.len())?;
         let (features, stream) = (self.features(), self.stream());
         match &mut self.state {
             State::Nothing => {}

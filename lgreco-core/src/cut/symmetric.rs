@@ -19,6 +19,24 @@ const BLOCK: usize = 512;
 const ROUND: f32 = 12_582_912.0;
 
 /// Which values share a scale.
+///
+/// ```
+/// use lgreco_core::cut::{Codec, Scope};
+/// use lgreco_core::gradient::Dtype;
+/// let small_and_large = [0.01, 10.0, -0.02, -20.0]; // two samples of two channels
+/// for (scope, expected) in [
+///     (Scope::Sample, [0.0, 8.75, 0.0, -20.0]),
+///     (Scope::Channel { channels: 2 }, [0.01, 10.0, -0.02, -20.0]),
+/// ] {
+///     let codec = Codec::Symmetric { bits: 4, scope, scale: Dtype::F32 };
+///     let mut body = vec![0; codec.body_len(2, 2)?];
+///     codec.encode(&small_and_large, 2, &[], &mut [0; 1], &mut body)?;
+///     let mut decoded = [f32::NAN; 4];
+///     codec.decode(&body, 2, &[], &mut decoded)?;
+///     assert_eq!(decoded, expected);
+/// }
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// Those of a sample.

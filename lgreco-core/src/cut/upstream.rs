@@ -36,7 +36,35 @@ pub struct Sent {
     pub len: usize,
 }
 
-/// The stage above a cut. An example stands at the [module](super).
+/// The stage above a cut. How it works together with the one below stands at the [module](super).
+///
+/// ```
+/// use lgreco_core::Error;
+/// use lgreco_core::cut::{CutSetting, LinkMemory, RowStorage, Upstream};
+/// use lgreco_core::gradient::Values;
+/// let mut setting = CutSetting::new(0, 1, 4);
+/// setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+/// let mut upstream = Upstream::new(setting, 0)?;
+/// let (mut workspace, mut message) = (vec![0; upstream.workspace_len()], vec![0; upstream.message_len()]);
+/// let activations = Values::F32(&[1.0, 2.0, 3.0, 4.0]);
+/// let sent = upstream.send(activations, &[Some(9)], &mut workspace, &mut message)?;
+///
+/// // Another pass of the step makes the same message.
+/// let mut again = vec![0; upstream.message_len()];
+/// assert_eq!(upstream.repeat(sent.ticket, activations, &[Some(9)], &mut workspace, &mut again)?, sent.len);
+/// assert_eq!(again, message);
+///
+/// // Saved after the step, when no gradients are outstanding.
+/// let mut saved = vec![0; upstream.saved_len()];
+/// assert_eq!(upstream.save(&mut saved), Err(Error::MidStep { what: "saving", pending: 2 }));
+/// upstream.forget(sent.ticket)?;
+/// upstream.commit_step()?;
+/// saved.resize(upstream.saved_len(), 0);
+/// upstream.save(&mut saved)?;
+/// let restored = Upstream::restore(setting, &saved)?;
+/// assert_eq!(restored.remembered_samples().collect::<Vec<_>>(), [9]);
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Upstream(End);
 
@@ -94,8 +122,8 @@ impl Upstream {
         Ok(Sent { ticket, len: written.len })
     }
 
-    /// Writes the message of a micro-batch in flight once more, for another forward pass of the same step over the same
-    /// values: the same bytes, however many passes there are. Nothing changes.
+    /// Writes the message of a micro-batch in flight once more, when it was lost or for another forward pass
+    /// of the same step over the same values: the same bytes, however many passes there are. Nothing changes.
     ///
     /// # Errors
     /// Those of [`send`](Upstream::send); [`Error::NotInFlight`]; [`Error::OutOfStep`] when the step has been committed
@@ -128,8 +156,7 @@ impl Upstream {
         self.0.forward.evaluate(self.0.clock, evaluation.mode(), activations, workspace, message)
     }
 
-    /// The shape of a micro-batch in flight has so many samples: room for that many times the features is needed to
-    /// receive its gradients.
+    /// Number of samples of a micro-batch in flight: its gradients are as many times the features.
     ///
     /// # Errors
     /// [`Error::NotInFlight`].

@@ -1,12 +1,18 @@
 //! What the two ends of a cut promise, checked on any setting, any values and any order of calls.
 
+mod bytes;
+mod program;
+
+pub use bytes::{check_bytes, check_message, check_saved};
+pub use program::check_program;
+
 use crate::Error;
 use crate::cut::{
-    Codec, CutSetting, Direction, Downstream, Evaluation, Header, Link, LinkMemory, Message, Mode, RowStorage, Scope,
-    Sent, Tile, Upstream,
+    Codec, CutSetting, Direction, Downstream, Evaluation, LinkMemory, Message, Mode, RowStorage, Scope, Sent, Tile,
+    Upstream,
 };
 use crate::feedback::{Residual, Storage};
-use crate::gradient::{Bf16, Dtype, Element, F16, Values};
+use crate::gradient::{Dtype, Values};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec;
@@ -86,11 +92,11 @@ impl Pair {
         Ok((sent, self.deliver(&message)?))
     }
 
-    /// Sends gradients and delivers them. Asserts that an error changes nothing.
+    /// A message of gradients that stays at the sender. Asserts that an error changes nothing.
     ///
     /// # Errors
-    /// Those of both ends.
-    pub fn backward(&mut self, ticket: u64, gradients: Values<'_>) -> Result<Vec<f32>, Error> {
+    /// Those of [`Downstream::send`].
+    pub fn reply(&mut self, ticket: u64, gradients: Values<'_>) -> Result<Vec<u8>, Error> {
         let before = snapshot(&self.below);
         let mut message = vec![0xa5; self.below.message_len()];
         let len = self.below.send(ticket, gradients, &mut self.workspace(), &mut message);
@@ -98,14 +104,33 @@ impl Pair {
             assert_eq!(snapshot(&self.below), before, "an error changed the sender");
         }
         message.truncate(len?);
+        Ok(message)
+    }
+
+    /// Delivers a message of gradients; also returns their ticket. Asserts that an error changes nothing.
+    ///
+    /// # Errors
+    /// Those of [`Upstream::receive`].
+    pub fn deliver_back(&mut self, message: &[u8]) -> Result<(u64, Vec<f32>), Error> {
         let before = snapshot(&self.above);
-        let mut values = vec![f32::NAN; gradients.len()];
-        let received = self.above.receive(&message, &mut self.workspace(), &mut values);
+        let elements = Message::parse(message)?.header.shape.elements();
+        let mut values = vec![f32::NAN; elements];
+        let received = self.above.receive(message, &mut self.workspace(), &mut values);
         if received.is_err() {
             assert_eq!(snapshot(&self.above), before, "an error changed the receiver");
         }
-        assert_eq!(received?, ticket);
-        assert!(self.above.receive(&message, &mut self.workspace(), &mut values).is_err(), "gradients taken twice");
+        received.map(|ticket| (ticket, values))
+    }
+
+    /// Sends gradients and delivers them.
+    ///
+    /// # Errors
+    /// Those of both ends.
+    pub fn backward(&mut self, ticket: u64, gradients: Values<'_>) -> Result<Vec<f32>, Error> {
+        let message = self.reply(ticket, gradients)?;
+        let (answered, values) = self.deliver_back(&message)?;
+        assert_eq!(answered, ticket);
+        assert!(self.deliver_back(&message).is_err(), "gradients taken twice");
         Ok(values)
     }
 
@@ -231,221 +256,4 @@ pub fn position_memories() -> Vec<LinkMemory> {
         LinkMemory::Mixed(Residual::CLASSIC),
         LinkMemory::Ef21,
     ]
-}
-
-/// Bytes as choices, zeros when they run out.
-struct Choices<'a>(core::slice::Iter<'a, u8>);
-
-impl Choices<'_> {
-    fn next(&mut self) -> u8 {
-        self.0.next().copied().unwrap_or(0)
-    }
-
-    fn of<T: Copy>(&mut self, options: &[T]) -> T {
-        options[self.next() as usize % options.len()]
-    }
-}
-
-/// A setting made of bytes; often one that the ends refuse.
-fn setting(choices: &mut Choices<'_>) -> CutSetting {
-    let (batch, features) = (1 + choices.next() as u32 % 4, 1 + choices.next() as u32 % 9);
-    let mut memories = vec![LinkMemory::None];
-    memories.extend(position_memories());
-    memories.extend(sample_memories(1 + choices.next() as u32 % 5));
-    let mut link = || Link { codec: choices.of(&codecs(features)), memory: choices.of(&memories) };
-    let (forward, mut backward) = (link(), link());
-    if let (Codec::TopK { keep, .. }, true) = (forward.codec, choices.next().is_multiple_of(2)) {
-        backward.codec = Codec::SharedIndex { keep, values: Dtype::Bf16 };
-    }
-    CutSetting { cut: 5, batch, features, in_flight: 1 + choices.next() as u32 % 3, forward, backward }
-}
-
-/// A micro-batch made of bytes.
-struct Batch {
-    values: Vec<f32>,
-    samples: Vec<Option<u64>>,
-    dtype: Dtype,
-    half: Vec<F16>,
-    brain: Vec<Bf16>,
-}
-
-impl Batch {
-    fn new(choices: &mut Choices<'_>, setting: &CutSetting) -> Batch {
-        let samples = match choices.next() % 4 {
-            0 => 1 + choices.next() as u32 % setting.batch,
-            _ => setting.batch,
-        };
-        let dtype = choices.of(&[Dtype::F32, Dtype::F32, Dtype::F16, Dtype::Bf16]);
-        let scale = choices.of(&[1.0, 1.0, 0.01, f32::MAX / 128.0, 1e-40]);
-        let scale = if dtype == Dtype::F16 { scale.min(64.0) } else { scale };
-        let wide: Vec<f32> = (0..samples * setting.features).map(|_| choices.next() as i8 as f32 * scale).collect();
-        let half: Vec<F16> = wide.iter().map(|&x| F16::from_f32(x)).collect();
-        let brain: Vec<Bf16> = wide.iter().map(|&x| Bf16::from_f32(x)).collect();
-        let values = match dtype {
-            Dtype::F32 => wide,
-            Dtype::F16 => half.iter().map(|x| x.to_f32()).collect(),
-            Dtype::Bf16 => brain.iter().map(|x| x.to_f32()).collect(),
-        };
-        let ids = (0..samples).map(|_| Some(choices.next() as u64 % 8).filter(|&id| id < 7)).collect();
-        Batch { values, samples: ids, dtype, half, brain }
-    }
-
-    fn values(&self) -> Values<'_> {
-        match self.dtype {
-            Dtype::F32 => Values::F32(&self.values),
-            Dtype::F16 => Values::F16(&self.half),
-            Dtype::Bf16 => Values::Bf16(&self.brain),
-        }
-    }
-}
-
-/// Any sequence of calls on both ends of a cut of any setting: micro-batches in flight in any order, passes repeated,
-/// evaluation, steps, ends saved and restored, messages lost, repeated and damaged.
-///
-/// # Panics
-/// When the ends part, when something that must not change a state does, or a repetition gives other bytes.
-pub fn check_program(bytes: &[u8]) {
-    let mut choices = Choices(bytes.iter());
-    let setting = setting(&mut choices);
-    let Ok(mut pair) = Pair::new(setting) else {
-        return assert!(setting.check().is_err());
-    };
-    assert_eq!(CutSetting::from_bytes(&setting.to_bytes()), Ok(setting));
-    let mut flying: Vec<(Sent, Batch, Vec<u8>)> = Vec::new();
-    let mut first_of_step = 0;
-    while choices.0.len() > 0 {
-        match choices.next() % 9 {
-            0..=2 => {
-                let batch = Batch::new(&mut choices, &setting);
-                let Ok((sent, message)) = pair.send(batch.values(), &batch.samples) else { continue };
-                check_damage(&pair, &message, &mut choices);
-                let received = pair.deliver(&message).expect("the next message");
-                assert!(received.iter().all(|x| x.is_finite()));
-                let again = pair.deliver(&message);
-                assert!(matches!(again, Err(Error::OutOfStep { what: "sequence number", .. })), "{again:?}");
-                flying.push((sent, batch, message));
-            }
-            3 | 4 if !flying.is_empty() => {
-                let (sent, batch, _) = flying.remove(choices.next() as usize % flying.len());
-                let gradients = Batch::new(&mut choices, &setting).values;
-                let gradients: Vec<f32> = gradients.iter().copied().cycle().take(batch.values.len()).collect();
-                if pair.backward(sent.ticket, Values::F32(&gradients)).is_err() {
-                    pair.above.forget(sent.ticket).expect("in flight");
-                    pair.below.forget(sent.ticket).expect("in flight");
-                }
-            }
-            5 => {
-                let sent = pair.above.counters(Direction::Forward).messages;
-                assert_eq!(pair.commit().is_ok(), sent > first_of_step);
-                first_of_step = sent;
-            }
-            6 => {
-                let batch = Batch::new(&mut choices, &setting);
-                let plain = pair.evaluate(Evaluation::Plain, batch.values());
-                assert!(plain.is_ok_and(|plain| bits(&plain) == bits(&batch.values)) || setting_needs(&pair, &batch));
-                let _ = pair.evaluate(Evaluation::Compressed, batch.values());
-            }
-            7 => {
-                for (sent, batch, message) in &flying {
-                    match pair.repeat(sent.ticket, batch.values(), &batch.samples) {
-                        Ok((again, _)) => assert_eq!(again, *message),
-                        Err(Error::FeedbackRule { .. }) => {
-                            assert!(position_memories().contains(&setting.forward.memory))
-                        }
-                        Err(error) => assert!(sent.ticket < first_of_step, "{error}"),
-                    }
-                }
-            }
-            _ => match pair.save() {
-                Ok(saved) => {
-                    pair = Pair::restore(setting, &saved).expect("just saved");
-                    assert_eq!(pair.save(), Ok(saved));
-                }
-                Err(error) => assert!(matches!(error, Error::MidStep { pending, .. } if pending >= flying.len())),
-            },
-        }
-        pair.check_in_step();
-    }
-}
-
-/// Whether a batch is of another size than a memory by position allows.
-fn setting_needs(pair: &Pair, batch: &Batch) -> bool {
-    let setting = pair.above.setting();
-    batch.values.len() < setting.batch as usize * setting.features as usize
-}
-
-/// Delivers a message lost, late and damaged to copies of the receiver.
-fn check_damage(pair: &Pair, message: &[u8], choices: &mut Choices<'_>) {
-    let mut late = pair.clone();
-    late.deliver(message).expect("the next message");
-    let mut damaged = message.to_vec();
-    let at = choices.next() as usize % damaged.len();
-    damaged[at] ^= 1 << (choices.next() % 8);
-    if let Ok(values) = pair.clone().deliver(&damaged) {
-        assert!(values.iter().all(|x| x.is_finite()));
-    }
-    assert!(pair.clone().deliver(&message[..message.len() - 1]).is_err());
-}
-
-/// Any bytes as a message: refused, or decoded to finite values by an end that waits for just this one; and refused
-/// with a byte less.
-///
-/// # Panics
-/// When a property does not hold.
-pub fn check_message(bytes: &[u8]) {
-    let Ok(Message { header, .. }) = Message::parse(bytes) else { return };
-    assert!(Message::parse(&bytes[..bytes.len() - 1]).is_err());
-    let Header { shape, codec, .. } = header;
-    if shape.elements() > 1 << 14 || header.direction == Direction::Backward {
-        return;
-    }
-    let memory = match header.memory {
-        0 => LinkMemory::None,
-        1 => LinkMemory::Residual(Residual::CLASSIC),
-        2 => LinkMemory::Mixed(Residual::CLASSIC),
-        3 => LinkMemory::Ef21,
-        _ => LinkMemory::Samples { capacity: 100, storage: RowStorage::F32 },
-    };
-    let setting = CutSetting {
-        forward: Link { codec, memory },
-        ..CutSetting::new(header.cut, shape.rows() as u32, shape.cols() as u32)
-    };
-    let Ok(mut below) = Downstream::new(setting, header.generation) else { return };
-    let mut workspace = vec![!0; below.workspace_len()];
-    let mut values = vec![f32::NAN; shape.elements()];
-    let before = snapshot(&below);
-    if below.evaluate(bytes, &mut values).is_ok() || below.receive(bytes, &mut workspace, &mut values).is_ok() {
-        assert!(values.iter().all(|x| x.is_finite()));
-    } else {
-        assert_eq!(snapshot(&below), before);
-    }
-}
-
-/// Any bytes as saved ends: refused, or an end that saves to the same bytes.
-///
-/// # Panics
-/// When a property does not hold.
-pub fn check_saved(bytes: &[u8]) {
-    let Some(Ok(setting)) = bytes.get(28..28 + CutSetting::BYTES).map(CutSetting::from_bytes) else { return };
-    assert_eq!(setting.to_bytes(), bytes[28..28 + CutSetting::BYTES]);
-    if setting.batch as u64 * setting.features as u64 > 1 << 14 || setting.in_flight > 16 {
-        return;
-    }
-    if let Ok(above) = Upstream::restore(setting, bytes) {
-        let mut again = vec![0xa5; above.saved_len()];
-        assert_eq!((above.save(&mut again), &again[..]), (Ok(bytes.len()), bytes));
-    }
-    if let Ok(below) = Downstream::restore(setting, bytes) {
-        let mut again = vec![0xa5; below.saved_len()];
-        assert_eq!((below.save(&mut again), &again[..]), (Ok(bytes.len()), bytes));
-    }
-}
-
-/// Any bytes as a message and as saved ends.
-///
-/// # Panics
-/// When a property does not hold.
-pub fn check_bytes(bytes: &[u8]) {
-    check_message(bytes);
-    check_saved(bytes);
 }

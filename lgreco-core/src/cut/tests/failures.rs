@@ -163,8 +163,7 @@ fn case_07_samples_without_ids_are_refused() {
     assert_ne!(token_id(tokens[..3].iter().copied().map(Some)), id);
 }
 
-/// 8. Remembering unrelated activations is worse than not remembering: telemetry shows it, and rows that do not repeat
-/// can be left out.
+/// 8. Remembering unrelated activations is worse than not remembering: telemetry shows it, and they can be left out.
 #[test]
 fn case_08_memory_is_kept_to_what_repeats() {
     let n = 512;
@@ -228,8 +227,7 @@ fn case_09_capacity_is_kept_and_evictions_are_counted() {
     assert_eq!(pair.above.memory_bytes(), 7 * 256, "rows are used again");
 }
 
-/// 10. A codec that sends the same few entries at every visit leaves an error floor; TopK of the change moves on, and
-/// reaches every entry.
+/// 10. A codec that sends the same few entries at every visit leaves an error floor; TopK of the change moves on.
 #[test]
 fn case_10_no_entry_is_left_out_for_ever() {
     let (n, keep) = (60usize, 10usize);

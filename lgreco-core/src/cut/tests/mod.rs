@@ -1,6 +1,7 @@
 mod codecs;
 mod failures;
 mod links;
+mod refusals;
 mod saved;
 mod steps;
 
@@ -32,4 +33,8 @@ fn noise(n: usize, seed: u64) -> Vec<f32> {
 /// Ids of consecutive samples.
 fn ids(range: core::ops::Range<u64>) -> Vec<Option<u64>> {
     range.map(Some).collect()
+}
+
+fn top(keep: u32) -> Codec {
+    Codec::TopK { keep, values: Dtype::F32 }
 }

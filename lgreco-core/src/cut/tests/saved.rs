@@ -45,6 +45,28 @@ fn saved_ends_continue_to_the_bit() {
 }
 
 #[test]
+fn settings_that_differ_are_compared_field_by_field() {
+    let trained = CutSetting::new(1, 4, 6);
+    let codec = Codec::Dense { values: Dtype::F32 };
+    let compare = |change: &dyn Fn(&mut CutSetting)| {
+        let mut other = trained;
+        change(&mut other);
+        other.compare(&trained)
+    };
+    assert_eq!(compare(&|_| ()), Compatibility::Same);
+    let evaluates = |what| Compatibility::EvaluatesDifferently { what };
+    assert_eq!(compare(&|s| s.cut = 2), evaluates("cut"));
+    assert_eq!(compare(&|s| s.features = 7), evaluates("features"));
+    assert_eq!(compare(&|s| (s.forward.codec, s.batch) = (codec, 9)), evaluates("forward codec"));
+    let trains = |what| Compatibility::TrainsDifferently { what };
+    assert_eq!(compare(&|s| s.forward.memory = LinkMemory::Ef21), trains("forward memory"));
+    assert_eq!(compare(&|s| s.backward.codec = codec), trains("backward codec"));
+    assert_eq!(compare(&|s| s.backward.memory = LinkMemory::Ef21), trains("backward memory"));
+    assert_eq!(compare(&|s| s.batch = 5), trains("batch"));
+    assert_eq!(compare(&|s| s.in_flight = 5), trains("micro-batches in flight"));
+}
+
+#[test]
 fn ends_are_saved_between_steps_only() {
     let mut pair = Pair::new(samples(1, 3, TILES, 3, RowStorage::F32)).unwrap();
     let (sent, _) = pair.forward(Values::F32(&[1.0; 3]), &[Some(1)]).unwrap();
