@@ -68,6 +68,7 @@ extern crate std;
 
 pub mod backend;
 pub mod compress;
+pub mod cut;
 mod error;
 pub mod exchange;
 pub mod feedback;
