@@ -6,6 +6,7 @@
 mod bits;
 pub mod clt;
 pub mod dense;
+pub mod hard_threshold;
 mod positions;
 pub mod powersgd;
 pub mod qsgd;

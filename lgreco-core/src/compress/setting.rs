@@ -3,6 +3,7 @@
 use super::Compressor;
 use super::clt::CltK;
 use super::dense::{self, Dense};
+use super::hard_threshold::{self, HardThreshold};
 use super::powersgd::{self, PowerSgd};
 use super::qsgd::{self, Qsgd};
 use super::topk::{self, TopK};
@@ -42,6 +43,8 @@ pub enum Setting {
     PowerSgd(PowerSgd),
     /// Sparsified at positions that all workers share.
     CltK(CltK),
+    /// Sparsified by magnitude, as many elements as there are.
+    HardThreshold(HardThreshold),
 }
 
 impl Setting {
@@ -52,6 +55,7 @@ impl Setting {
             Setting::TopK(c) => c,
             Setting::PowerSgd(c) => c,
             Setting::CltK(c) => c,
+            Setting::HardThreshold(c) => c,
         }
     }
 }
@@ -88,6 +92,7 @@ impl fmt::Display for Setting {
             Setting::TopK(c) => write!(f, "topk k={}", c.keep),
             Setting::PowerSgd(c) => write!(f, "powersgd {}", c.rank),
             Setting::CltK(c) => write!(f, "clt-k k={}", c.keep),
+            Setting::HardThreshold(c) => write!(f, "threshold {}", c.lambda),
         }
     }
 }
@@ -203,6 +208,13 @@ pub enum Candidates<'a> {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
     },
+    /// All elements of each of these magnitudes at least.
+    HardThreshold {
+        /// Type of the values in the payload.
+        values: Dtype,
+        /// Least magnitudes, positive and finite.
+        lambdas: &'a [f32],
+    },
 }
 
 impl Candidates<'_> {
@@ -217,6 +229,7 @@ impl Candidates<'_> {
             Candidates::Qsgd { bits, .. } => bits.len(),
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => keeps.len(),
             Candidates::PowerSgd { ranks, .. } => ranks.len(),
+            Candidates::HardThreshold { lambdas, .. } => lambdas.len(),
         }
     }
 
@@ -246,6 +259,9 @@ impl Candidates<'_> {
                 ranks.get(index).map(|&rank| Setting::PowerSgd(PowerSgd { rank, iterations }))
             }
             Candidates::CltK { keeps } => keeps.get(index).map(|&keep| Setting::CltK(CltK { keep })),
+            Candidates::HardThreshold { values, lambdas } => {
+                lambdas.get(index).map(|&lambda| Setting::HardThreshold(HardThreshold { lambda, values }))
+            }
         }
     }
 
@@ -269,6 +285,7 @@ impl Candidates<'_> {
             Candidates::PowerSgd { ranks, .. } => {
                 powersgd::measure_workspace_len(shape, dtype, ranks.iter().copied().max().unwrap_or(0))
             }
+            Candidates::HardThreshold { lambdas, .. } => hard_threshold::measure_workspace_len(lambdas.len()),
         }
     }
 
@@ -304,6 +321,52 @@ impl Candidates<'_> {
         squared_errors: &mut [f64],
     ) -> Result<(), Error> {
         expect_len("squared errors, one per candidate", self.len(), squared_errors.len())?;
+        self.each(gradient, stream, workspace, squared_errors, |_, _| {})
+    }
+
+    /// As [`measure`](Candidates::measure), and the length of each candidate's payload in bytes: `payload_lens[i]` is what
+    /// [`encode`](Compressor::encode) writes for this gradient. Tables need it of methods without a fixed length.
+    ///
+    /// ```
+    /// # use lgreco_core::{compress::Candidates, rng::Stream};
+    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+    /// let candidates = Candidates::HardThreshold { values: Dtype::F32, lambdas: &[1.5, 2.5] };
+    /// let mut workspace = vec![0; candidates.measure_workspace_len(gradient.shape(), Dtype::F32)];
+    /// let (mut row, mut lens) = ([0.0; 2], [0; 2]);
+    /// candidates.measure_with_lens(&gradient, Stream::default(), &mut workspace, &mut row, &mut lens)?;
+    /// assert_eq!((row, lens), ([1.0, 5.0], [16 + 2 * 4 + 1, 16 + 4 + 1]));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`measure`](Candidates::measure).
+    pub fn measure_with_lens(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        squared_errors: &mut [f64],
+        payload_lens: &mut [usize],
+    ) -> Result<(), Error> {
+        expect_len("squared errors, one per candidate", self.len(), squared_errors.len())?;
+        expect_len("payload lengths, one per candidate", self.len(), payload_lens.len())?;
+        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+        for (index, len) in payload_lens.iter_mut().enumerate() {
+            *len = self.setting(index).map_or(Ok(0), |setting| setting.payload_len(shape, dtype))?;
+        }
+        self.each(gradient, stream, workspace, squared_errors, |index, len| payload_lens[index] = len)
+    }
+
+    /// Measures; hands `found` the lengths of payloads whose values decide them.
+    fn each(
+        &self,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        workspace: &mut [u64],
+        squared_errors: &mut [f64],
+        mut found: impl FnMut(usize, usize),
+    ) -> Result<(), Error> {
         match *self {
             Candidates::Qsgd { base, bits } => qsgd::measure(gradient, base, bits, squared_errors),
             Candidates::TopK { values, keeps } => topk::measure(gradient, values, keeps, workspace, squared_errors),
@@ -311,6 +374,12 @@ impl Candidates<'_> {
                 powersgd::measure(gradient, ranks, iterations, stream, workspace, squared_errors)
             }
             Candidates::CltK { keeps } => topk::measure(gradient, Dtype::F32, keeps, workspace, squared_errors),
+            Candidates::HardThreshold { values, lambdas } => {
+                hard_threshold::each(gradient, values, lambdas, workspace, |index, squared_error, len| {
+                    squared_errors[index] = squared_error;
+                    found(index, len);
+                })
+            }
         }
     }
 }

@@ -51,6 +51,7 @@ impl Aggregation {
             Setting::PowerSgd(_) => Aggregation::FactorAllReduce,
             Setting::CltK(_) => Aggregation::SharedPositions,
             Setting::Qsgd(_) | Setting::TopK(_) => Aggregation::Payloads,
+            Setting::HardThreshold(_) => Aggregation::VariablePayloads,
         }
     }
 }

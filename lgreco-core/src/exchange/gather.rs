@@ -90,7 +90,7 @@ const fn method(setting: &Setting) -> Method {
     match setting {
         Setting::Dense => Method::Dense,
         Setting::Qsgd(_) => Method::Qsgd,
-        Setting::TopK(_) | Setting::CltK(_) => Method::TopK,
+        Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) => Method::TopK,
         Setting::PowerSgd(_) => Method::PowerSgd,
     }
 }

@@ -17,10 +17,15 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// EF21+. Exact or a bound as [`Compressor::payload_len`].
     ///
     /// # Errors
-    /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK.
+    /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for
+    /// EF21 and EF21+ with methods that are no contractions whatever the values.
     pub fn message_len(&self, setting: &Setting, dtype: Dtype) -> Result<usize, Error> {
         if let (Rule::Mixed(_), false) = (self.rule, matches!(setting, Setting::TopK(_))) {
             return Err(Error::FeedbackRule { rule: self.rule.name(), needs: "TopK" });
+        }
+        if let (Rule::Ef21 | Rule::Ef21Plus, Setting::HardThreshold(_)) = (self.rule, setting) {
+            let needs = "a contraction: what stays below a fixed threshold would never be corrected";
+            return Err(Error::FeedbackRule { rule: self.rule.name(), needs });
         }
         Ok(setting.payload_len(self.shape, dtype)? + matches!(self.rule, Rule::Ef21Plus) as usize)
     }
@@ -51,7 +56,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// # Errors
     /// [`Error::NonFinite`] with the gradient's first offender; [`Error::Overflow`] when the gradient with what is
     /// remembered, or what would be remembered, leaves the range of its format; [`Error::ElementOverflow`] when a value
-    /// does not fit the payload's; [`Error::FeedbackRule`] for EF-mixed with another method than TopK;
+    /// does not fit the payload's; [`Error::FeedbackRule`] as for [`message_len`](Memory::message_len);
     /// [`Error::Length`] and those of [`Compressor::encode`]. The memory is then unchanged.
     ///
     /// # Complexity

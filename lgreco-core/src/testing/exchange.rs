@@ -6,7 +6,7 @@ use crate::compress::{Setting, clt::CltK, topk::TopK};
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Layer, Route, aggregate, workspace_len};
 use crate::gradient::{Dtype, Gradient, Shape, Values};
-use crate::testing::topk::order;
+use crate::testing::{hard_threshold::expected, topk::order};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -185,6 +185,12 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 let mut kept = vec![0.0; gradient.len()];
                 order(gradient)[..keep as usize].iter().for_each(|&i| kept[i] = gradient[i]);
                 assert_eq!(bits(&outcome.own[l]), bits(&kept), "topk contributes the largest elements");
+            }
+        }
+        Setting::HardThreshold(hard) => {
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                let (sent, _) = expected(gradient, hard).expect("finite gradients");
+                assert_eq!(bits(&outcome.own[l]), bits(&sent), "hard thresholds contribute what reaches them");
             }
         }
         Setting::CltK(CltK { keep }) => {

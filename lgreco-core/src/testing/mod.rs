@@ -8,6 +8,7 @@ pub mod feedback;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod fuzz;
+pub mod hard_threshold;
 pub mod models;
 pub mod oracle;
 pub mod plans;

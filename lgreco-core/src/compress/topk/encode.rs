@@ -1,16 +1,13 @@
 //! Encoding: find the k-th largest magnitude, then write what reaches it.
 
-use super::{TopK, body_len, check_keep};
+use super::{STRETCH, TopK, check_keep, payload_len};
 use crate::Error;
 use crate::compress::positions::{Layout, Writer};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::error::expect_room;
-use crate::gradient::{Element, Gradient, with_elements};
+use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{self, Cut};
-
-/// Elements whose positions are collected at a time.
-const STRETCH: usize = 1 << 13;
 
 pub(super) fn encode(
     top: &TopK,
@@ -21,16 +18,13 @@ pub(super) fn encode(
     let shape = gradient.shape();
     let elements = shape.elements();
     check_keep(top.keep, elements)?;
-    let len = HEADER_LEN as u64 + body_len(top.keep, elements, top.values);
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let len = payload_len(top.keep, shape, top.values)?;
     expect_room("payload bytes", len, payload.len())?;
     expect_room("workspace words", select::workspace_len(elements), workspace.len())?;
-    let layout = Layout::new(elements as u32, top.keep);
-    let variant = top.values as u8 | layout.code() << 2;
-    Header { method: Method::TopK, variant, parameter: top.keep, shape }.write(payload)?;
-    let (values, positions) = payload[HEADER_LEN..len].split_at_mut(top.keep as usize * top.values.bytes());
-    let positions = Writer::new(layout, positions);
+
+    let Body { values, positions } = Body::begin(top.keep, top.values, shape, &mut payload[..len])?;
     if top.keep > 0 {
+        let layout = Layout::new(elements as u32, top.keep);
         with_elements!(gradient.values(), v => {
             let cut = cut(v, layout, top.keep, workspace)?;
             let indices = bytemuck::cast_slice_mut(workspace);
@@ -38,6 +32,23 @@ pub(super) fn encode(
         });
     }
     Ok(len)
+}
+
+/// Where values and positions of a payload go.
+pub(super) struct Body<'a> {
+    pub(super) values: &'a mut [u8],
+    pub(super) positions: Writer<'a>,
+}
+
+impl<'a> Body<'a> {
+    /// Writes the header of a payload with `keep` elements, which has exactly its length.
+    pub(super) fn begin(keep: u32, dtype: Dtype, shape: Shape, payload: &'a mut [u8]) -> Result<Self, Error> {
+        let layout = Layout::new(shape.elements() as u32, keep);
+        let variant = dtype as u8 | layout.code() << 2;
+        Header { method: Method::TopK, variant, parameter: keep, shape }.write(payload)?;
+        let (values, positions) = payload[HEADER_LEN..].split_at_mut(keep as usize * dtype.bytes());
+        Ok(Body { values, positions: Writer::new(layout, positions) })
+    }
 }
 
 /// Writes the positions of the `keep` largest magnitudes, `keep` at least 1.
@@ -61,7 +72,7 @@ fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64
 }
 
 /// Writes the elements above `cut` and the first of its ties, and their positions.
-fn write<T: Element, V: WireValue>(
+pub(super) fn write<T: Element, V: WireValue>(
     elements: &[T],
     cut: Cut,
     indices: &mut [u32],

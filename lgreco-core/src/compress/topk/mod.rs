@@ -22,12 +22,14 @@
 //! # Source
 //! Elias–Fano: P. Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21(2), 1974.
 
+mod at_least;
 mod decode;
 mod encode;
 mod measure;
 #[cfg(test)]
 mod tests;
 
+pub(super) use at_least::{AtLeast, sent, write_workspace_len};
 pub(crate) use decode::add;
 pub use decode::decode;
 pub(super) use decode::stated;
@@ -41,6 +43,9 @@ use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use crate::select;
+
+/// Elements whose positions are collected at a time.
+const STRETCH: usize = 1 << 13;
 
 /// Keeps the `keep` elements of largest magnitude; of equal magnitudes, those with the lowest positions.
 ///
@@ -112,11 +117,16 @@ fn body_len(keep: u32, elements: usize, values: Dtype) -> u64 {
     keep as u64 * values.bytes() as u64 + Layout::new(elements as u32, keep).bytes()
 }
 
+/// Bytes of a payload with `keep` of the elements.
+pub(super) fn payload_len(keep: u32, shape: Shape, values: Dtype) -> Result<usize, Error> {
+    usize::try_from(HEADER_LEN as u64 + body_len(keep, shape.elements(), values))
+        .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+}
+
 impl Compressor for TopK {
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
         check_keep(self.keep, shape.elements())?;
-        usize::try_from(HEADER_LEN as u64 + body_len(self.keep, shape.elements(), self.values))
-            .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+        payload_len(self.keep, shape, self.values)
     }
 
     fn encode_workspace_len(&self, shape: Shape, _: Dtype) -> usize {

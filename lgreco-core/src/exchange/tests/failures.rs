@@ -105,6 +105,12 @@ fn messages_that_cannot_be_decoded_name_their_sender() {
     for (at, code) in [(0, 40), (2, 41), (8, 41)] {
         assert_eq!(tamper(&gather, 1, at, 3), vec![Err(Error::PeerMessage { rank: 1, code }); 3]);
     }
+    // Announced lengths that are not the message's, or beyond all payloads can take; payloads that state another k.
+    let variable = case(&[(hard(0.7), shape(40, 1)), (hard(0.1), shape(40, 1))], 3, Route::ScatterReduce);
+    for (call, at, with) in [(0, 16, 1), (0, 16, 2), (0, 17, 0x40), (0, 23, 0x80), (1, 4, 1), (1, 4, 64), (1, 0, 1)] {
+        let results = tamper(&variable, call, at, with);
+        assert!(results.iter().all(|r| matches!(r, Err(Error::PeerMessage { rank: 1, .. }))), "{at}: {results:?}");
+    }
     // 0 x 2 instead of 0 x 3: decodes to as many values, but is not this tensor.
     let results = tamper(&case(&[(topk(0), shape(0, 3))], 2, Route::AllGather), 1, 12, 1);
     assert_eq!(results, vec![Err(Error::PeerMessage { rank: 1, code: 41 }); 2]);
@@ -139,7 +145,7 @@ proptest! {
 #[test]
 fn sums_that_leave_f32_are_errors_on_all() {
     let shape = shape(4, 4);
-    let per_setting = [Setting::Dense, topk(16), clt(16), clt(3), qsgd(8, 16, Rounding::Nearest), LOW_RANK];
+    let per_setting = [Setting::Dense, topk(16), clt(16), clt(3), hard(1.0), qsgd(8, 16, Rounding::Nearest), LOW_RANK];
     for (setting, route) in per_setting.into_iter().flat_map(|s| ROUTES.map(|r| (s, r))) {
         let gradients = vec![vec![vec![3e38; 16]]; 3];
         let results = Case { layers: vec![(setting, shape)], gradients, route, seed: 5, step: 0 }.run();
