@@ -10,14 +10,18 @@ use lgreco_core::testing;
 pub type Check = fn(&[u8]);
 
 /// Every target in `fuzz/fuzz_targets` and its check.
-pub const TARGETS: [(&str, Check); 8] = [
+pub const TARGETS: [(&str, Check); 12] = [
+    ("adacomp", testing::adacomp::check_bytes),
     ("dense", testing::fuzz::dense),
     ("files", testing::files::check_files),
+    ("hard_threshold", testing::hard_threshold::check_bytes),
+    ("loco", testing::loco::check_bytes),
     ("payload", testing::fuzz::payload),
     ("planner", testing::fuzz::planner),
     ("powersgd", testing::fuzz::powersgd),
     ("qsgd", testing::qsgd::check_round_trip),
     ("safetensors", safetensors),
+    ("sidco", testing::sidco::check_bytes),
     ("topk", testing::fuzz::topk),
 ];
 

@@ -3,14 +3,17 @@
 //! Every payload starts with the header of [`wire`], so it can be decoded without knowing what made it.
 //! Gradients must be finite: encode and measure answer [`Error::NonFinite`] with the first offender.
 
+pub mod adacomp;
 mod bits;
 pub mod clt;
 pub mod dense;
 pub mod hard_threshold;
+pub mod loco;
 mod positions;
 pub mod powersgd;
 pub mod qsgd;
 mod setting;
+pub mod sidco;
 pub mod topk;
 mod value;
 pub mod wire;

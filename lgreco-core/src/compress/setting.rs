@@ -1,11 +1,14 @@
 //! Any compressor with its parameters, and any row of candidates, as plain values.
 
 use super::Compressor;
+use super::adacomp::{self, AdaComp};
 use super::clt::CltK;
 use super::dense::{self, Dense};
 use super::hard_threshold::{self, HardThreshold};
+use super::loco::{self, LoCo};
 use super::powersgd::{self, PowerSgd};
 use super::qsgd::{self, Qsgd};
+use super::sidco::{self, Sidco};
 use super::topk::{self, TopK};
 use super::wire::{HEADER_LEN, Header, Method, Payload};
 use crate::Error;
@@ -45,6 +48,12 @@ pub enum Setting {
     CltK(CltK),
     /// Sparsified by magnitude, as many elements as there are.
     HardThreshold(HardThreshold),
+    /// What stands out of its bin, as plus or minus one magnitude.
+    AdaComp(AdaComp),
+    /// Quantised to 4 bits, to nearest.
+    LoCo(LoCo),
+    /// Sparsified by an estimated magnitude.
+    Sidco(Sidco),
 }
 
 impl Setting {
@@ -56,6 +65,9 @@ impl Setting {
             Setting::PowerSgd(c) => c,
             Setting::CltK(c) => c,
             Setting::HardThreshold(c) => c,
+            Setting::AdaComp(c) => c,
+            Setting::LoCo(c) => c,
+            Setting::Sidco(c) => c,
         }
     }
 }
@@ -93,6 +105,9 @@ impl fmt::Display for Setting {
             Setting::PowerSgd(c) => write!(f, "powersgd {}", c.rank),
             Setting::CltK(c) => write!(f, "clt-k k={}", c.keep),
             Setting::HardThreshold(c) => write!(f, "threshold {}", c.lambda),
+            Setting::AdaComp(c) => write!(f, "adacomp {}", c.bin),
+            Setting::LoCo(c) => write!(f, "loco {}", c.group),
+            Setting::Sidco(c) => write!(f, "sidco {}", c.density),
         }
     }
 }
@@ -132,6 +147,8 @@ pub(crate) fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result
         Method::Qsgd => qsgd::decode(payload, values),
         Method::TopK => topk::decode(payload, values),
         Method::PowerSgd => powersgd::decode(payload, values),
+        Method::AdaComp => adacomp::decode(payload, values),
+        Method::LoCo => loco::decode(payload, values),
     }
 }
 
@@ -159,6 +176,8 @@ pub fn stated_len(bytes: &[u8]) -> Result<usize, Error> {
         Method::Qsgd => qsgd::stated(&header)?,
         Method::TopK => topk::stated(&header)?.0,
         Method::PowerSgd => powersgd::stated(&header)?,
+        Method::AdaComp => adacomp::stated(&header)?.0,
+        Method::LoCo => loco::stated(&header)?,
     };
     let len = body.saturating_add(HEADER_LEN);
     expect_room("payload bytes", len, bytes.len())?;
@@ -215,6 +234,23 @@ pub enum Candidates<'a> {
         /// Least magnitudes, positive and finite.
         lambdas: &'a [f32],
     },
+    /// AdaComp with each of `bins`, as without a residue.
+    AdaComp {
+        /// Elements per bin, at least 1.
+        bins: &'a [u32],
+    },
+    /// LoCo with each of `groups`.
+    LoCo {
+        /// Elements per group, at least 1.
+        groups: &'a [u32],
+    },
+    /// `base` at each of `densities`.
+    Sidco {
+        /// Fit, stages and value type; its own density is not used.
+        base: Sidco,
+        /// Wanted shares of elements, in (0, 1].
+        densities: &'a [f64],
+    },
 }
 
 impl Candidates<'_> {
@@ -230,6 +266,9 @@ impl Candidates<'_> {
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => keeps.len(),
             Candidates::PowerSgd { ranks, .. } => ranks.len(),
             Candidates::HardThreshold { lambdas, .. } => lambdas.len(),
+            Candidates::AdaComp { bins } => bins.len(),
+            Candidates::LoCo { groups } => groups.len(),
+            Candidates::Sidco { densities, .. } => densities.len(),
         }
     }
 
@@ -262,6 +301,11 @@ impl Candidates<'_> {
             Candidates::HardThreshold { values, lambdas } => {
                 lambdas.get(index).map(|&lambda| Setting::HardThreshold(HardThreshold { lambda, values }))
             }
+            Candidates::AdaComp { bins } => bins.get(index).map(|&bin| Setting::AdaComp(AdaComp { bin })),
+            Candidates::LoCo { groups } => groups.get(index).map(|&group| Setting::LoCo(LoCo { group })),
+            Candidates::Sidco { base, densities } => {
+                densities.get(index).map(|&density| Setting::Sidco(Sidco { density, ..base }))
+            }
         }
     }
 
@@ -278,7 +322,7 @@ impl Candidates<'_> {
     /// ```
     pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         match *self {
-            Candidates::Qsgd { .. } => 0,
+            Candidates::Qsgd { .. } | Candidates::AdaComp { .. } | Candidates::LoCo { .. } => 0,
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => {
                 topk::measure_workspace_len(shape, keeps.len())
             }
@@ -286,6 +330,7 @@ impl Candidates<'_> {
                 powersgd::measure_workspace_len(shape, dtype, ranks.iter().copied().max().unwrap_or(0))
             }
             Candidates::HardThreshold { lambdas, .. } => hard_threshold::measure_workspace_len(lambdas.len()),
+            Candidates::Sidco { .. } => sidco::measure_workspace_len(shape),
         }
     }
 
@@ -376,6 +421,17 @@ impl Candidates<'_> {
             Candidates::CltK { keeps } => topk::measure(gradient, Dtype::F32, keeps, workspace, squared_errors),
             Candidates::HardThreshold { values, lambdas } => {
                 hard_threshold::each(gradient, values, lambdas, workspace, |index, squared_error, len| {
+                    squared_errors[index] = squared_error;
+                    found(index, len);
+                })
+            }
+            Candidates::AdaComp { bins } => adacomp::each(gradient, bins, |index, squared_error, len| {
+                squared_errors[index] = squared_error;
+                found(index, len);
+            }),
+            Candidates::LoCo { groups } => loco::measure(gradient, groups, squared_errors),
+            Candidates::Sidco { base, densities } => {
+                sidco::each(gradient, base, densities, workspace, |index, squared_error, len| {
                     squared_errors[index] = squared_error;
                     found(index, len);
                 })

@@ -9,7 +9,7 @@ use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
-/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK). Others are
+/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo). Others are
 /// always gathered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Route {
@@ -50,8 +50,8 @@ impl Aggregation {
             Setting::Dense => Aggregation::AllReduce,
             Setting::PowerSgd(_) => Aggregation::FactorAllReduce,
             Setting::CltK(_) => Aggregation::SharedPositions,
-            Setting::Qsgd(_) | Setting::TopK(_) => Aggregation::Payloads,
-            Setting::HardThreshold(_) => Aggregation::VariablePayloads,
+            Setting::Qsgd(_) | Setting::TopK(_) | Setting::LoCo(_) => Aggregation::Payloads,
+            Setting::HardThreshold(_) | Setting::AdaComp(_) | Setting::Sidco(_) => Aggregation::VariablePayloads,
         }
     }
 }
@@ -65,6 +65,9 @@ pub struct Layer<'a> {
     pub setting: Setting,
     /// What to compress: the gradient, plus the residual where there is one.
     pub gradient: Gradient<'a>,
+    /// AdaComp with a memory: the gradient of this step alone, which counts twice. `None` for other settings, and without
+    /// a memory.
+    pub fresh: Option<Gradient<'a>>,
     /// Gets the mean over the workers; one place per element.
     pub mean: &'a mut [f32],
     /// Gets this worker's own contribution to the mean, to be taken off its residual; one place per element.
@@ -87,6 +90,10 @@ impl Layer<'_> {
 
     fn check(&self) -> Result<(), Error> {
         let shape = self.gradient.shape();
+        if let Some(fresh) = &self.fresh {
+            expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
+            expect_len("columns of the fresh gradient", shape.cols(), fresh.shape().cols())?;
+        }
         expect_len("mean values", shape.elements(), self.mean.len())?;
         if let Some(own) = &self.own {
             expect_len("own values", shape.elements(), own.len())?;
@@ -176,7 +183,8 @@ pub fn workspace_len(
 ///     let gradient = Gradient::new(Values::F32(values), shape)?;
 ///     let (mut mean, mut own) = ([0.0; 4], [0.0; 4]);
 ///     let words = exchange::workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?;
-///     let layer = Layer { index: 0, setting, gradient, mean: &mut mean, own: Some(&mut own), factor: &mut [] };
+///     let (own, factor) = (Some(&mut own[..]), &mut [][..]);
+///     let layer = Layer { index: 0, setting, gradient, fresh: None, mean: &mut mean, own, factor };
 ///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
 ///     Ok::<_, lgreco_core::Error>(mean)
 /// });

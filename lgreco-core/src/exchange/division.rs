@@ -94,6 +94,7 @@ fn unit(setting: &Setting) -> Option<usize> {
     match setting {
         Setting::Qsgd(c) => Some(c.bucket.max(1) as usize),
         Setting::TopK(_) => Some(1),
+        Setting::LoCo(c) => Some(c.group.max(1) as usize),
         _ => None,
     }
 }

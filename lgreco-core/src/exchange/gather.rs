@@ -7,7 +7,7 @@ use super::mean::{add, average};
 use super::workspace::Room;
 use crate::Error;
 use crate::compress::wire::{Method, Payload};
-use crate::compress::{Compressor, Setting, decode, decode_parsed, stated_len, topk};
+use crate::compress::{Compressor, Setting, adacomp, decode, decode_parsed, stated_len, topk};
 use crate::error::expect_room;
 use crate::gradient::Shape;
 
@@ -16,7 +16,11 @@ pub(super) fn begin(layers: &[Layer<'_>], route: Route, moment: Moment, room: &m
     let mut at = 0;
     for layer in layers.iter().filter(|layer| layer.is_gathered(route)) {
         let stream = moment.stream(layer.index, moment.place.rank);
-        at += layer.setting.encode(&layer.gradient, stream, room.encode, &mut room.message[at..])?;
+        let payload = &mut room.message[at..];
+        at += match (layer.setting, &layer.fresh) {
+            (Setting::AdaComp(ada), Some(fresh)) => ada.encode_compensated(&layer.gradient, fresh, payload)?,
+            _ => layer.setting.encode(&layer.gradient, stream, room.encode, payload)?,
+        };
     }
     Ok(at)
 }
@@ -70,11 +74,16 @@ fn split<'a>(message: &'a [u8], layer: &Layer<'_>) -> Result<(&'a [u8], &'a [u8]
 /// Adds what `rank` contributes to the sum, which rank 0 begins.
 fn sum_from(rank: u32, payload: &[u8], layer: &mut Layer<'_>, decoded: &mut [f32]) -> Result<(), Error> {
     let shape = layer.gradient.shape();
-    if method(&layer.setting) == Method::TopK {
+    let add_sparse = match method(&layer.setting) {
+        Method::TopK => Some(topk::add as fn(&Payload<'_>, &mut [f32]) -> _),
+        Method::AdaComp => Some(adacomp::add as _),
+        _ => None,
+    };
+    if let Some(add_sparse) = add_sparse {
         if rank == 0 {
             layer.mean.fill(0.0);
         }
-        return read_from(rank, payload, &layer.setting, shape, |payload| topk::add(payload, layer.mean));
+        return read_from(rank, payload, &layer.setting, shape, |payload| add_sparse(payload, layer.mean));
     }
     if rank == 0 {
         return decode_from(rank, payload, &layer.setting, shape, layer.mean);
@@ -90,8 +99,10 @@ const fn method(setting: &Setting) -> Method {
     match setting {
         Setting::Dense => Method::Dense,
         Setting::Qsgd(_) => Method::Qsgd,
-        Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) => Method::TopK,
+        Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) => Method::TopK,
         Setting::PowerSgd(_) => Method::PowerSgd,
+        Setting::AdaComp(_) => Method::AdaComp,
+        Setting::LoCo(_) => Method::LoCo,
     }
 }
 

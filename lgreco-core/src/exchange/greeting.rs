@@ -78,6 +78,10 @@ pub(super) fn fingerprint(place: Place, layers: &[Layer<'_>], route: Route, seed
             Setting::TopK(c) => [2, c.keep as u64, c.values as u64, 0, 0],
             Setting::PowerSgd(c) => [3, c.rank as u64, 0, 0, 0],
             Setting::CltK(c) => [4, c.keep as u64, 0, 0, 0],
+            Setting::AdaComp(c) => [6, c.bin as u64, layer.fresh.is_some() as u64, 0, 0],
+            // Of the stages each rank has its own number.
+            Setting::Sidco(c) => [8, c.density.to_bits(), c.fit as u64, c.values as u64, 0],
+            Setting::LoCo(c) => [7, c.group as u64, 0, 0, 0],
             Setting::HardThreshold(c) => [5, c.lambda.to_bits() as u64, c.values as u64, 0, 0],
         };
         for word in [layer.index as u64, shape.rows() as u64, shape.cols() as u64].into_iter().chain(setting) {

@@ -14,6 +14,9 @@ fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>
         Setting::HardThreshold(hard) => {
             then(Some(Candidates::HardThreshold { values: hard.values, lambdas: &[hard.lambda] }))
         }
+        Setting::AdaComp(ada) => then(Some(Candidates::AdaComp { bins: &[ada.bin] })),
+        Setting::Sidco(base) => then(Some(Candidates::Sidco { base, densities: &[base.density] })),
+        Setting::LoCo(loco) => then(Some(Candidates::LoCo { groups: &[loco.group] })),
         Setting::CltK(clt) => then(Some(Candidates::CltK { keeps: &[clt.keep] })),
         Setting::PowerSgd(power) => {
             then(Some(Candidates::PowerSgd { iterations: power.iterations, ranks: &[power.rank] }))

@@ -23,8 +23,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         if let (Rule::Mixed(_), false) = (self.rule, matches!(setting, Setting::TopK(_))) {
             return Err(Error::FeedbackRule { rule: self.rule.name(), needs: "TopK" });
         }
-        if let (Rule::Ef21 | Rule::Ef21Plus, Setting::HardThreshold(_)) = (self.rule, setting) {
-            let needs = "a contraction: what stays below a fixed threshold would never be corrected";
+        let refused = match setting {
+            Setting::HardThreshold(_) => Some("a contraction: what stays below a fixed threshold is never corrected"),
+            Setting::AdaComp(_) => Some("a contraction: one magnitude for all bins may add more than it takes away"),
+            _ => None,
+        };
+        if let (Rule::Ef21 | Rule::Ef21Plus, Some(needs)) = (self.rule, refused) {
             return Err(Error::FeedbackRule { rule: self.rule.name(), needs });
         }
         Ok(setting.payload_len(self.shape, dtype)? + matches!(self.rule, Rule::Ef21Plus) as usize)
@@ -50,7 +54,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// message's length. `decoded` receives what the message decodes to. For EF21+ a message is one byte (0: corrects,
     /// 1: replaces) before the payload, else it is the payload.
     ///
-    /// An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as it has without memory: what
+    /// AdaComp sees the gradient as well as what it is compensated to. An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as it has without memory: what
     /// f16 or bf16 round off is remembered.
     ///
     /// # Errors
@@ -84,7 +88,13 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         if let (Rule::Mixed(_), Setting::TopK(top)) = (self.rule, setting) {
             mixed::restrict(self, top.keep, gradient, workspace, decoded)?;
         }
-        let len = encode(setting, self.shape, decoded, dtype, stream, workspace, message)?;
+        let len = match setting {
+            Setting::AdaComp(ada) => {
+                let compensated = Gradient::new(Values::F32(decoded), self.shape)?;
+                ada.encode_compensated(&compensated, gradient, message)?
+            }
+            _ => encode(setting, self.shape, decoded, dtype, stream, workspace, message)?,
+        };
         decode(&message[..len], decoded)?;
         self.advance(self.rule.law(), gradient, decoded, stream)?;
         Ok(len)

@@ -181,7 +181,7 @@ pub fn check_payload(bytes: &[u8]) {
 }
 
 /// The payload format read literally; `None` for anything that is not exactly what an encoder may write.
-fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
+pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (keep, elements) = (word(4), word(8) * word(12));
     let value_bytes = *[4, 2, 2].get(bytes[3] as usize & 3)?;

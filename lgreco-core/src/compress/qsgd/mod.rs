@@ -33,7 +33,7 @@
 
 mod decode;
 mod encode;
-mod grid;
+pub(super) mod grid;
 mod measure;
 pub(crate) mod random;
 

@@ -145,7 +145,18 @@ proptest! {
 #[test]
 fn sums_that_leave_f32_are_errors_on_all() {
     let shape = shape(4, 4);
-    let per_setting = [Setting::Dense, topk(16), clt(16), clt(3), hard(1.0), qsgd(8, 16, Rounding::Nearest), LOW_RANK];
+    let per_setting = [
+        Setting::Dense,
+        topk(16),
+        clt(16),
+        clt(3),
+        hard(1.0),
+        adacomp(16),
+        sidco(1.0, 1),
+        loco(16),
+        qsgd(8, 16, Rounding::Nearest),
+        LOW_RANK,
+    ];
     for (setting, route) in per_setting.into_iter().flat_map(|s| ROUTES.map(|r| (s, r))) {
         let gradients = vec![vec![vec![3e38; 16]]; 3];
         let results = Case { layers: vec![(setting, shape)], gradients, route, seed: 5, step: 0 }.run();
@@ -178,7 +189,15 @@ fn a_short_workspace_on_one_worker_is_an_error_on_all() {
     let results = threads::run(2, |mut worker| {
         let gradient = Gradient::new(Values::F32(&case.gradients[0][0]), shape(7, 1)).unwrap();
         let mut mean = [0.0; 7];
-        let layer = Layer { index: 0, setting: Setting::Dense, gradient, mean: &mut mean, own: None, factor: &mut [] };
+        let layer = Layer {
+            index: 0,
+            setting: Setting::Dense,
+            gradient,
+            fresh: None,
+            mean: &mut mean,
+            own: None,
+            factor: &mut [],
+        };
         let words = if worker.rank() == 0 { 8 } else { 100 };
         aggregate(&mut worker, &mut [layer], Route::AllGather, 5, 3, &mut vec![0; words])
     });
