@@ -1,10 +1,23 @@
-//! Compressors: each file holds one method's encode, decode, exact payload size and its row of the error table.
+//! Compressors: each file holds one method's encode, decode, payload size and its row of the error table.
 //!
 //! Every payload starts with the header of [`wire`], so it can be decoded without knowing what made it.
 //! Gradients must be finite: encode and measure answer [`Error::NonFinite`] with the first offender.
+//!
+//! | method | sends | payload | length decided by |
+//! |---|---|---|---|
+//! | [`dense`] | everything | its own | shape and element type |
+//! | [`qsgd`] (also CGX) | 1 to 8 bits per element | its own | shape |
+//! | [`loco`] | 4 bits per element | its own | shape |
+//! | [`powersgd`] | two thin matrices | its own | shape |
+//! | [`topk`] | the k largest | its own | shape |
+//! | [`clt`] | what stands where one worker's k largest do | TopK's | shape |
+//! | [`hard_threshold`] | what reaches λ | TopK's | the values |
+//! | [`sidco`] | what reaches an estimate of the k-th largest | TopK's | the values |
+//! | [`adacomp`] | what stands out of its bin, as one magnitude | its own | the values |
 
 pub mod adacomp;
 mod bits;
+mod candidates;
 pub mod clt;
 pub mod dense;
 pub mod hard_threshold;
@@ -18,8 +31,9 @@ pub mod topk;
 mod value;
 pub mod wire;
 
+pub use candidates::Candidates;
 pub(crate) use setting::decode_parsed;
-pub use setting::{Candidates, Setting, decode, stated_len};
+pub use setting::{Setting, decode, stated_len};
 
 use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
@@ -98,8 +112,8 @@ pub trait Compressor {
     ///
     /// # Errors
     /// [`Error::NonFinite`] on NaN or infinity; [`Error::Length`] when `payload` or `workspace` is too short;
-    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len); [`Error::ElementOverflow`] (TopK) and
-    /// [`Error::Overflow`] (PowerSGD) when a number is too large for the type it is sent in.
+    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len); [`Error::ElementOverflow`] (sparsifiers)
+    /// and [`Error::Overflow`] (PowerSGD) when a number is too large for the type it is sent in.
     fn encode(
         &self,
         gradient: &Gradient<'_>,

@@ -9,8 +9,8 @@ use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
-/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo). Others are
-/// always gathered.
+/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo). Others
+/// are always gathered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Route {
     /// Everybody gets everybody's payloads: one compression, traffic grows with the number of workers.

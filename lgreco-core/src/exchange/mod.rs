@@ -8,9 +8,9 @@
 //! | dense | all-reduce | its gradient |
 //! | PowerSGD | all-reduce of `P`, all-reduce of `Q` | `P̂ Q_iᵀ`, its own `Q_i` before averaging |
 //! | CLT-k | broadcast of the leader's positions, all-reduce of the values there | its values at these positions |
-//! | QSGD, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
-//! | QSGD, TopK by [`Route::ScatterReduce`] | all-to-all, all-gather of payloads | its decoded payload, see below |
-//! | payloads whose length depends on the values | all-gather of payloads, whatever the route | its decoded payload |
+//! | QSGD, LoCo, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
+//! | QSGD, LoCo, TopK by [`Route::ScatterReduce`] | all-to-all, all-gather of payloads | its decoded payload, see below |
+//! | hard threshold, SIDCo, AdaComp: the length depends on the values | all-gather of payloads, whatever the route | its decoded payload |
 //!
 //! Dense values, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
 //! layers one broadcast; payloads of all layers share one message: the payloads one after the other, in layer order.
@@ -29,7 +29,7 @@
 //! gradient is lost, whatever the residuals keep.
 //!
 //! # Scatter-reduce
-//! The elements of a bucket are divided among the ranks (QSGD: at bucket boundaries of the quantiser; TopK: `keep`
+//! The elements of a bucket are divided among the ranks (QSGD, LoCo: at bucket boundaries of the quantiser; TopK: `keep`
 //! is divided in proportion, at least one per piece). Everybody sends each owner its piece, compressed; the owner adds
 //! its own piece uncompressed, compresses the mean, and all-gathers it. The owner contributes its piece plus the error
 //! of the second compression times the number of workers, so that its residual makes up for it at the next step.

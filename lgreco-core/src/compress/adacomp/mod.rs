@@ -46,7 +46,7 @@ use choose::Choice;
 /// Sends a few elements of each bin as plus or minus one magnitude.
 ///
 /// # Complexity
-/// Encoding reads the gradient four times and needs no workspace.
+/// Encoding reads the gradient five times and needs no workspace.
 ///
 /// ```
 /// use lgreco_core::compress::{Compressor, adacomp::AdaComp, decode};
