@@ -66,7 +66,7 @@ fn scatter(count: u32, layout: Layout, body: &[u8], values: &mut [f32]) -> Resul
     if !sound {
         return refused("the magnitude is not positive and finite");
     }
-    if count % 8 != 0 && signs.last().is_some_and(|&last| last >> (count % 8) != 0) {
+    if !count.is_multiple_of(8) && signs.last().is_some_and(|&last| last >> (count % 8) != 0) {
         return refused("padding is not zero");
     }
     let mut found = 0;
