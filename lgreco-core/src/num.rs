@@ -5,6 +5,16 @@ pub(crate) fn sqrt(x: f64) -> f64 {
     num_traits::Float::sqrt(x)
 }
 
+/// Natural logarithm; the last bits may differ with and without std.
+pub(crate) fn ln(x: f64) -> f64 {
+    num_traits::Float::ln(x)
+}
+
+/// Exponential function; the last bits may differ with and without std.
+pub(crate) fn exp(x: f64) -> f64 {
+    num_traits::Float::exp(x)
+}
+
 /// A sum carried in two f64 (106 bits) and never below the true sum: each addition exceeds it by at most 2^-104 of the
 /// sum of magnitudes, and is exact while 106 bits hold the sum.
 ///

@@ -234,6 +234,15 @@ pub(crate) fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace:
     Ok(Cut { magnitude, ties: (rank - above) as u32 })
 }
 
+/// The number of elements whose magnitude has at least the bits `magnitude`, which is not 0.
+///
+/// # Errors
+/// [`Error::NonFinite`] with the first offender.
+pub(crate) fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32, Error> {
+    let bracket = Bracket { low: magnitude - 1, high: magnitude - 1, ..Bracket::ALL };
+    split::<T, false>(values, bracket, &mut []).map(|split| split.above)
+}
+
 /// One pass: collects positions.
 struct AtLeast<'a, T> {
     values: &'a [T],

@@ -10,17 +10,21 @@ use lgreco_core::testing;
 pub type Check = fn(&[u8]);
 
 /// Every target in `fuzz/fuzz_targets` and its check.
-pub const TARGETS: [(&str, Check); 11] = [
+pub const TARGETS: [(&str, Check); 15] = [
+    ("adacomp", testing::adacomp::check_bytes),
     ("adapt", testing::adapt::check_bytes),
     ("cut", testing::cut::check_program),
     ("cut_bytes", testing::cut::check_bytes),
     ("dense", testing::fuzz::dense),
     ("files", testing::files::check_files),
+    ("hard_threshold", testing::hard_threshold::check_bytes),
+    ("loco", testing::loco::check_bytes),
     ("payload", testing::fuzz::payload),
     ("planner", testing::fuzz::planner),
     ("powersgd", testing::fuzz::powersgd),
     ("qsgd", testing::qsgd::check_round_trip),
     ("safetensors", safetensors),
+    ("sidco", testing::sidco::check_bytes),
     ("topk", testing::fuzz::topk),
 ];
 

@@ -3,6 +3,7 @@
 use super::Tensor;
 use super::layer::{LayerState, bytes_out};
 use crate::Error;
+use crate::compress::{Compressor, Setting};
 use crate::exchange::{self, Collective, Layer, Route};
 use crate::gradient::{Dtype, Element, Gradient, Values, ValuesMut, first_too_large, with_elements};
 use crate::rng::Stream;
@@ -19,6 +20,8 @@ pub(super) struct Buckets {
     mean: Vec<f32>,
     offered: Vec<f32>,
     own: Vec<f32>,
+    /// Bytes of this rank's payloads, by layer of the bucket.
+    sent: Vec<u64>,
     workspace: Vec<u64>,
     /// Empty between exchanges; kept for its room.
     list: Vec<Layer<'static>>,
@@ -70,6 +73,7 @@ impl Buckets {
             mean: vec![0.0; room],
             offered: vec![0.0; room],
             own: vec![0.0; room],
+            sent: Vec::with_capacity(longest),
             workspace: vec![],
             list: Vec::with_capacity(longest),
         }
@@ -83,7 +87,7 @@ impl Buckets {
     pub(super) fn workspace_len(
         &self,
         tensors: &[Tensor],
-        settings: impl Fn(usize) -> crate::compress::Setting + Clone,
+        settings: impl Fn(usize) -> Setting + Clone,
         route: Route,
         world: u32,
     ) -> Result<usize, Error> {
@@ -102,7 +106,7 @@ impl Buckets {
         self.workspace = workspace;
     }
 
-    /// Exchanges bucket `bucket`: gradients become means, residuals take note. A rank whose gradient and residual
+    /// Exchanges bucket `bucket`: gradients become means, residuals take note; returns the bytes sent. A rank whose gradient and residual
     /// overflow together fails in the exchange, and with it all others.
     ///
     /// `late` gets an error that this rank alone has met after the exchange; its residual is then unchanged.
@@ -120,7 +124,7 @@ impl Buckets {
         gradients: &mut [ValuesMut<'_>],
         moment: Moment,
         late: &mut Option<Error>,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         let range = self.ranges[bucket].clone();
         let (tensors, states, gradients) =
             (&tensors[range.clone()], &mut states[range.clone()], &mut gradients[range.clone()]);
@@ -133,8 +137,9 @@ impl Buckets {
                 return Err(Error::ElementOverflow { index, value: self.mean[part][index] });
             }
         }
-        let layers = states.iter_mut().zip(tensors).zip(gradients).zip(parts(tensors));
-        for (index, (((state, tensor), gradient), part)) in (range.start..).zip(layers) {
+        let mut bytes = 0;
+        let layers = states.iter_mut().zip(tensors).zip(gradients).zip(parts(tensors)).zip(&self.sent);
+        for (index, ((((state, tensor), gradient), part), &sent)) in (range.start..).zip(layers) {
             let stream = Stream { seed: moment.seed, step: moment.step, layer: index as u32, rank: moment.rank };
             let own = &self.own[part.clone()];
             if moment.measured && owns(state, moment) {
@@ -151,10 +156,13 @@ impl Buckets {
             }
             state.counts.steps += 1;
             state.counts.bytes_in += tensor.bytes();
-            state.counts.bytes_out += bytes_out(&state.choice.setting, tensor)?;
+            let sent =
+                if state.choice.setting.has_fixed_len() { bytes_out(&state.choice.setting, tensor)? } else { sent };
+            state.counts.bytes_out += sent;
+            bytes += sent;
             gradient.write(self.mean[part].iter().copied());
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// The exchange itself. Returns this rank's overflow, with which the exchange failed.
@@ -174,6 +182,7 @@ impl Buckets {
             let elements = tensor.shape.elements();
             let owned = owns(state, moment);
             let mut gradient = Gradient::new(gradient.values(), tensor.shape)?;
+            let mut fresh = None;
             let offered = take(&mut offered, elements);
             if let Some(memory) = &state.memory {
                 if let Err(error) = memory.compensate(&gradient, offered) {
@@ -181,6 +190,7 @@ impl Buckets {
                     offered.fill(f32::NAN);
                     overflow = overflow.or(Some(error));
                 }
+                fresh = matches!(state.choice.setting, Setting::AdaComp(_)).then_some(gradient);
                 gradient = Gradient::new(Values::F32(offered), tensor.shape)?;
             }
             let own = take(&mut own, elements);
@@ -188,6 +198,8 @@ impl Buckets {
                 index: index as u32,
                 setting: state.choice.setting,
                 gradient,
+                fresh,
+                sent: 0,
                 mean: take(&mut mean, elements),
                 own: owned.then_some(own),
                 factor: &mut state.factor,
@@ -195,6 +207,8 @@ impl Buckets {
         }
         let Moment { route, seed, step, .. } = moment;
         let outcome = exchange::aggregate(collective, &mut list, route, seed, step, &mut self.workspace);
+        self.sent.clear();
+        self.sent.extend(list.iter().map(|layer| layer.sent));
         self.list = recycled(list);
         match overflow {
             Some(error) => Ok(Some(error)),

@@ -3,8 +3,13 @@
 use super::Uncompressed;
 use crate::Error;
 use crate::compress::Setting;
+use crate::compress::adacomp::AdaComp;
+use crate::compress::clt::CltK;
+use crate::compress::hard_threshold::HardThreshold;
+use crate::compress::loco::LoCo;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::gradient::Dtype;
 
@@ -36,6 +41,13 @@ impl Choice {
             }
             Setting::TopK(c) => [2, c.values as u64, c.keep as u64],
             Setting::PowerSgd(c) => [3, c.iterations as u64, c.rank as u64],
+            Setting::CltK(c) => [4, 0, c.keep as u64],
+            Setting::HardThreshold(c) => [5, c.values as u64, c.lambda.to_bits() as u64],
+            Setting::Sidco(c) => {
+                [6, c.values as u64 | (c.fit as u64) << 8 | (c.stages as u64) << 16, c.density.to_bits()]
+            }
+            Setting::AdaComp(c) => [7, 0, c.bin as u64],
+            Setting::LoCo(c) => [8, 0, c.group as u64],
         };
         let reason = self.uncompressed.map_or(0, |why| why as u64 + 1);
         [method | reason << 8 | parameters << 16, number]
@@ -46,6 +58,7 @@ impl Choice {
         let wrong = Error::SavedState { what: "a layer's setting", found: words[0] };
         let (parameters, number) = (words[0] >> 16, words[1] as u32);
         let byte = |shift: u32| (parameters >> shift) as u8;
+        let values = || Dtype::from_code(byte(0)).map_err(|_| wrong);
         let setting = match words[0] as u8 {
             0 => Setting::Dense,
             1 => Setting::Qsgd(Qsgd {
@@ -54,8 +67,17 @@ impl Choice {
                 scale: if byte(8) == 0 { Scale::MaxNorm } else { Scale::MinMax },
                 rounding: if byte(16) == 0 { Rounding::Nearest } else { Rounding::Stochastic },
             }),
-            2 => Setting::TopK(TopK { keep: number, values: Dtype::from_code(byte(0)).map_err(|_| wrong)? }),
+            2 => Setting::TopK(TopK { keep: number, values: values()? }),
             3 => Setting::PowerSgd(PowerSgd { rank: number, iterations: parameters as u32 }),
+            4 => Setting::CltK(CltK { keep: number }),
+            5 => Setting::HardThreshold(HardThreshold { lambda: f32::from_bits(number), values: values()? }),
+            6 => {
+                let fit = Fit::ALL.into_iter().find(|&fit| fit as u8 == byte(8)).ok_or(wrong)?;
+                let (density, stages) = (f64::from_bits(words[1]), (parameters >> 16) as u32);
+                Setting::Sidco(Sidco { density, fit, stages, values: values()? })
+            }
+            7 => Setting::AdaComp(AdaComp { bin: number }),
+            8 => Setting::LoCo(LoCo { group: number }),
             _ => return Err(wrong),
         };
         let uncompressed = match (words[0] >> 8) as u8 {

@@ -5,7 +5,7 @@ use super::agreement::{self, Hash, agree};
 use super::buckets::{Buckets, Moment, workspace};
 use super::codes::Choice;
 use super::decide::{Answer, Question, uniform};
-use super::layer::{LayerState, Switch, bytes_out};
+use super::layer::{LayerState, Switch};
 use super::window::Window;
 use super::{Cause, Config, Decision, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel, decision};
 use crate::Error;
@@ -199,13 +199,13 @@ impl Controller {
 
         let step = self.step;
         self.step += 1;
-        let (bytes_in, bytes_out) = self.bytes();
-        let mut report = Report { step, outcome: Outcome::Exchanged, switched, bytes_in, bytes_out, seconds: None };
+        let bytes_in = self.tensors.iter().map(Tensor::bytes).sum();
+        let mut report = Report { step, outcome: Outcome::Exchanged, switched, bytes_in, bytes_out: 0, seconds: None };
         if !broken {
             if self.due.is_some_and(|due| step.saturating_add(self.config.schedule.window) >= due) {
                 self.window.add(gradients);
             }
-            self.exchange(collective, gradients, step)?;
+            report.bytes_out = self.exchange(collective, gradients, step)?;
         } else {
             self.non_finite += 1;
             self.without_compression(collective, gradients, &mut report)?;
@@ -346,7 +346,7 @@ impl Controller {
         collective: &mut C,
         gradients: &mut [ValuesMut<'_>],
         step: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         let moment = Moment {
             route: self.config.route,
             seed: self.config.search.seed,
@@ -354,11 +354,12 @@ impl Controller {
             rank: self.rank,
             measured: self.config.metrics_every > 0 && step.is_multiple_of(self.config.metrics_every),
         };
+        let mut bytes = 0;
         for bucket in 0..self.buckets.len() {
             let (tensors, states) = (&self.tensors, &mut self.states);
-            self.buckets.exchange(bucket, collective, tensors, states, gradients, moment, &mut self.late)?;
+            bytes += self.buckets.exchange(bucket, collective, tensors, states, gradients, moment, &mut self.late)?;
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// A step in which some rank's gradient is not finite.
@@ -372,15 +373,9 @@ impl Controller {
             (report.outcome, report.bytes_out) = (Outcome::PassedThrough, report.bytes_in);
             return (0..self.buckets.len()).try_for_each(|bucket| self.buckets.pass(bucket, collective, gradients));
         }
-        (report.outcome, report.bytes_out) = (Outcome::Skipped, 0);
+        report.outcome = Outcome::Skipped;
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(0.0)));
         Ok(())
-    }
-
-    /// Bytes of all gradients, and bytes this worker sends for them.
-    fn bytes(&self) -> (u64, u64) {
-        let out = |(state, tensor): (&LayerState, &Tensor)| bytes_out(&state.choice.setting, tensor).unwrap_or(0);
-        (self.tensors.iter().map(Tensor::bytes).sum(), self.states.iter().zip(&self.tensors).map(out).sum())
     }
 }
 

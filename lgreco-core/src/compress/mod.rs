@@ -1,17 +1,39 @@
-//! Compressors: each file holds one method's encode, decode, exact payload size and its row of the error table.
+//! Compressors: each file holds one method's encode, decode, payload size and its row of the error table.
 //!
 //! Every payload starts with the header of [`wire`], so it can be decoded without knowing what made it.
 //! Gradients must be finite: encode and measure answer [`Error::NonFinite`] with the first offender.
+//!
+//! | method | sends | payload | length decided by |
+//! |---|---|---|---|
+//! | [`dense`] | everything | its own | shape and element type |
+//! | [`qsgd`] (also CGX) | 1 to 8 bits per element | its own | shape |
+//! | [`loco`] | 4 bits per element | its own | shape |
+//! | [`powersgd`] | two thin matrices | its own | shape |
+//! | [`topk`] | the k largest | its own | shape |
+//! | [`clt`] | what stands where one worker's k largest do | TopK's | shape |
+//! | [`hard_threshold`] | what reaches λ | TopK's | the values |
+//! | [`sidco`] | what reaches an estimate of the k-th largest | TopK's | the values |
+//! | [`adacomp`] | what stands out of its bin, as one magnitude | its own | the values |
 
+pub mod adacomp;
 pub(crate) mod bits;
+mod candidates;
+pub mod clt;
 pub mod dense;
+pub mod hard_threshold;
+pub mod loco;
+mod positions;
 pub mod powersgd;
 pub mod qsgd;
 mod setting;
+pub mod sidco;
 pub mod topk;
+mod value;
 pub mod wire;
 
-pub use setting::{Candidates, Setting, decode};
+pub use candidates::Candidates;
+pub(crate) use setting::decode_parsed;
+pub use setting::{Setting, decode, stated_len};
 
 use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
@@ -32,8 +54,8 @@ use crate::rng::Stream;
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 pub trait Compressor {
-    /// Exact number of bytes [`encode`](Compressor::encode) writes for any gradient of this shape and element type,
-    /// header included.
+    /// Number of bytes [`encode`](Compressor::encode) writes for any gradient of this shape and element type, header
+    /// included: exactly, if [`has_fixed_len`](Compressor::has_fixed_len); else at most.
     ///
     /// ```
     /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd};
@@ -47,6 +69,17 @@ pub trait Compressor {
     /// [`Error::Parameter`] when the compressor's parameters do not fit the shape.
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error>;
 
+    /// Whether shape and element type alone decide the length of a payload. Where the values do too, tables hold measured
+    /// lengths ([`Candidates::measure_with_lens`]), and payloads travel by all-gather with lengths of their own.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::{Compressor, powersgd::PowerSgd};
+    /// assert!(PowerSgd { rank: 4, iterations: 1 }.has_fixed_len());
+    /// ```
+    fn has_fixed_len(&self) -> bool {
+        true
+    }
+
     /// Words of workspace that [`encode`](Compressor::encode) needs for this shape and element type.
     ///
     /// ```
@@ -59,8 +92,9 @@ pub trait Compressor {
     /// ```
     fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize;
 
-    /// Compresses `gradient` into `payload[..payload_len]` and returns that length. Random bits, where the method uses
-    /// any, are those of `stream`. Nothing of `payload` may be used when an error is returned.
+    /// Compresses `gradient` into the front of `payload`, which has room for [`payload_len`](Compressor::payload_len)
+    /// bytes, and returns the number of bytes written. Random bits, where the method uses any, are those of `stream`.
+    /// Nothing of `payload` may be used when an error is returned.
     ///
     /// ```
     /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd};
@@ -78,8 +112,8 @@ pub trait Compressor {
     ///
     /// # Errors
     /// [`Error::NonFinite`] on NaN or infinity; [`Error::Length`] when `payload` or `workspace` is too short;
-    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len); [`Error::ElementOverflow`] (TopK) and
-    /// [`Error::Overflow`] (PowerSGD) when a number is too large for the type it is sent in.
+    /// [`Error::Parameter`] as for [`payload_len`](Compressor::payload_len); [`Error::ElementOverflow`] (sparsifiers)
+    /// and [`Error::Overflow`] (PowerSGD) when a number is too large for the type it is sent in.
     fn encode(
         &self,
         gradient: &Gradient<'_>,

@@ -6,12 +6,13 @@
 //! | 1 | version, 1 |
 //! | 2 | [`Method`] |
 //! | 3 | `variant`: the method's small parameters (bit width, scale, value type) |
-//! | 4..8 | `parameter`: bucket size (QSGD), kept values (TopK), rank (PowerSGD), 0 (dense) |
+//! | 4..8 | `parameter`: bucket size (QSGD), kept values (TopK), rank (PowerSGD), values sent (AdaComp), group size (LoCo), 0 (dense) |
 //! | 8..12 | rows of the tensor |
 //! | 12..16 | columns of the tensor |
 //!
 //! [`Payload::parse`] checks the header; each method checks that the body has exactly the length the header implies
-//! and that nothing in it can lead outside the tensor.
+//! and that nothing in it can lead outside the tensor. The header alone implies the length, so payloads can stand one after
+//! the other ([`stated_len`](super::stated_len)).
 
 use crate::Error;
 use crate::gradient::Shape;
@@ -28,6 +29,7 @@ pub const VERSION: u8 = 1;
 /// ```
 /// # use lgreco_core::compress::wire::Method;
 /// assert_eq!([Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd].map(|m| m as u8), [0, 1, 2, 3]);
+/// assert_eq!([Method::AdaComp, Method::LoCo].map(|m| m as u8), [4, 5]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -40,7 +42,14 @@ pub enum Method {
     TopK = 2,
     /// A product of two thin matrices.
     PowerSgd = 3,
+    /// One magnitude with signs at positions.
+    AdaComp = 4,
+    /// 4-bit codes in groups.
+    LoCo = 5,
 }
+
+const METHODS: [Method; 6] =
+    [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd, Method::AdaComp, Method::LoCo];
 
 /// A payload's header.
 ///
@@ -130,10 +139,11 @@ impl<'a> Payload<'a> {
         };
         expect("magic", MAGIC, header[0])?;
         expect("version", VERSION, header[1])?;
-        let method = [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd]
-            .into_iter()
-            .find(|&m| m as u8 == header[2])
-            .ok_or(Error::PayloadField { what: "method", largest: Method::PowerSgd as u64, found: header[2] as u64 })?;
+        let method = METHODS.into_iter().find(|&m| m as u8 == header[2]).ok_or(Error::PayloadField {
+            what: "method",
+            largest: Method::LoCo as u64,
+            found: header[2] as u64,
+        })?;
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let shape = Shape::new(word(8) as usize, word(12) as usize)?;
         Ok(Payload { header: Header { method, variant: header[3], parameter: word(4), shape }, body })
@@ -174,7 +184,7 @@ mod tests {
             wrong[at] = value;
             assert!(matches!(
                 Payload::parse(&wrong),
-                Err(Error::PayloadHeader { .. } | Error::PayloadField { what: "method", largest: 3, found: 9 })
+                Err(Error::PayloadHeader { .. } | Error::PayloadField { what: "method", largest: 5, found: 9 })
             ));
         }
         assert!(matches!(Payload::parse(&bytes[..15]), Err(Error::Length { .. })));

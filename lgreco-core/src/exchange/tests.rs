@@ -1,8 +1,13 @@
 use super::threads::{self, ThreadCollective};
 use super::*;
 use crate::Error;
+use crate::compress::adacomp::AdaComp;
+use crate::compress::clt::CltK;
+use crate::compress::hard_threshold::HardThreshold;
+use crate::compress::loco::LoCo;
 use crate::compress::powersgd::{PowerSgd, start_matrix};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Setting};
 use crate::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
@@ -34,6 +39,26 @@ fn topk(keep: u32) -> Setting {
     Setting::TopK(TopK { keep, values: Dtype::F32 })
 }
 
+fn clt(keep: u32) -> Setting {
+    Setting::CltK(CltK { keep })
+}
+
+fn hard(lambda: f32) -> Setting {
+    Setting::HardThreshold(HardThreshold { lambda, values: Dtype::F32 })
+}
+
+fn adacomp(bin: u32) -> Setting {
+    Setting::AdaComp(AdaComp { bin })
+}
+
+fn loco(group: u32) -> Setting {
+    Setting::LoCo(LoCo { group })
+}
+
+fn sidco(density: f64, stages: u32) -> Setting {
+    Setting::Sidco(Sidco { density, fit: Fit::Exponential, stages, values: Dtype::F32 })
+}
+
 const LOW_RANK: Setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
 
 /// A bucket of everything, with layers smaller than a piece, empty ones, and tensors that are cut.
@@ -47,12 +72,26 @@ fn hybrid() -> Vec<(Setting, Shape)> {
         (Setting::Dense, shape(0, 0)),
         (LOW_RANK, shape(5, 1)),
         (Setting::Qsgd(Qsgd { bits: 3, bucket: 100, scale: Scale::MinMax, rounding: Rounding::Nearest }), shape(3, 1)),
+        (clt(7), shape(20, 4)),
         (topk(40), shape(40, 1)),
+        (clt(0), shape(3, 0)),
+        (hard(0.9), shape(11, 6)),
+        (hard(0.3), shape(0, 6)),
+        (hard(2.0), shape(8, 1)),
+        (adacomp(9), shape(10, 7)),
+        (loco(16), shape(15, 7)),
+        (sidco(0.1, 2), shape(9, 9)),
+        (adacomp(3), shape(2, 0)),
+        (loco(5), shape(0, 1)),
+        (sidco(0.3, 1), shape(0, 1)),
+        (clt(9), shape(3, 3)),
         (Setting::Dense, shape(3, 5)),
     ]
 }
 
 mod failures;
+mod leader;
+mod variable;
 
 const ROUTES: [Route; 2] = [Route::AllGather, Route::ScatterReduce];
 
@@ -69,14 +108,24 @@ fn means_hold_for_1_2_3_and_8_workers() {
 fn a_failing_worker_is_named_on_all_and_the_next_exchange_works() {
     for route in ROUTES {
         check_failure(&case(&hybrid(), 3, route));
-        for setting in [qsgd(4, 16, Rounding::Stochastic), topk(30), LOW_RANK, Setting::Dense] {
+        for setting in [
+            qsgd(4, 16, Rounding::Stochastic),
+            topk(30),
+            LOW_RANK,
+            clt(30),
+            hard(0.5),
+            adacomp(7),
+            loco(8),
+            sidco(0.2, 1),
+            Setting::Dense,
+        ] {
             check_failure(&case(&[(setting, shape(10, 20))], 4, route));
         }
     }
 }
 
 fn settings() -> impl Strategy<Value = (Setting, Shape)> {
-    (0usize..4, 1usize..12, 1usize..12, 1u8..=8, 1u32..40, any::<bool>(), any::<bool>()).prop_map(
+    (0usize..9, 1usize..12, 1usize..12, 1u8..=8, 1u32..40, any::<bool>(), any::<bool>()).prop_map(
         |(method, rows, cols, bits, number, flag, other)| {
             let shape = shape(rows, cols);
             let setting = match method {
@@ -89,6 +138,11 @@ fn settings() -> impl Strategy<Value = (Setting, Shape)> {
                 }),
                 2 if flag => topk(shape.elements() as u32),
                 2 => topk(number.min(shape.elements() as u32)),
+                3 => hard(number as f32 / 40.0),
+                5 => adacomp(number),
+                6 => loco(number),
+                7 => sidco(number as f64 / 40.0, bits as u32),
+                4 => clt(number.min(shape.elements() as u32)),
                 _ => Setting::PowerSgd(PowerSgd { rank: 1 + number % 5, iterations: 1 }),
             };
             (setting, shape)
@@ -240,7 +294,18 @@ fn powersgd_warm_start_converges_to_the_best_approximation_of_the_mean() {
 #[test]
 fn sixteen_bit_gradients_are_summed_as_f32() {
     let shape = shape(33, 3);
-    for setting in [Setting::Dense, topk(99), topk(10), qsgd(8, 16, Rounding::Nearest), LOW_RANK] {
+    for setting in [
+        Setting::Dense,
+        topk(99),
+        topk(10),
+        clt(10),
+        hard(0.5),
+        adacomp(7),
+        loco(8),
+        sidco(0.2, 1),
+        qsgd(8, 16, Rounding::Nearest),
+        LOW_RANK,
+    ] {
         for route in ROUTES {
             let wide = |rank| noise(2, 0, rank, 99).iter().map(|&x| Bf16::from_f32(x).to_f32()).collect::<Vec<_>>();
             let gradients = vec![vec![wide(0)], vec![wide(1)]];
@@ -251,7 +316,16 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
                 let words = workspace_len([(setting, shape, Dtype::Bf16)].into_iter(), route, 2).unwrap();
                 let mut factor = vec![0.0; if setting == LOW_RANK { 6 } else { 0 }];
                 let mut mean = vec![0.0; 99];
-                let layer = Layer { index: 0, setting, gradient, mean: &mut mean, own: None, factor: &mut factor };
+                let layer = Layer {
+                    index: 0,
+                    setting,
+                    gradient,
+                    fresh: None,
+                    sent: 0,
+                    mean: &mut mean,
+                    own: None,
+                    factor: &mut factor,
+                };
                 aggregate(&mut worker, &mut [layer], route, 5, 0, &mut vec![0; words]).unwrap();
                 mean
             });

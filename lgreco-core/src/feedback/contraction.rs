@@ -11,6 +11,13 @@ fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>
         Setting::Dense => then(None),
         Setting::Qsgd(base) => then(Some(Candidates::Qsgd { base, bits: &[base.bits] })),
         Setting::TopK(top) => then(Some(Candidates::TopK { values: top.values, keeps: &[top.keep] })),
+        Setting::HardThreshold(hard) => {
+            then(Some(Candidates::HardThreshold { values: hard.values, lambdas: &[hard.lambda] }))
+        }
+        Setting::AdaComp(ada) => then(Some(Candidates::AdaComp { bins: &[ada.bin] })),
+        Setting::Sidco(base) => then(Some(Candidates::Sidco { base, densities: &[base.density] })),
+        Setting::LoCo(loco) => then(Some(Candidates::LoCo { groups: &[loco.group] })),
+        Setting::CltK(clt) => then(Some(Candidates::CltK { keeps: &[clt.keep] })),
         Setting::PowerSgd(power) => {
             then(Some(Candidates::PowerSgd { iterations: power.iterations, ranks: &[power.rank] }))
         }
@@ -25,7 +32,7 @@ pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) 
 /// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², for stochastic rounding its expectation; 0 for a
 /// gradient of zeros. Below 1, `setting` is a contraction on this gradient.
 ///
-/// Never above 1 for TopK (with values in f32) and PowerSGD; but QSGD with few bits and wide buckets can be anywhere: a
+/// Never above 1 for TopK, CLT-k's leader and hard thresholds (with values in f32) and PowerSGD; but QSGD with few bits and wide buckets can be anywhere: a
 /// step of the grid must not be much wider than a typical value.
 ///
 /// # Errors
@@ -69,7 +76,9 @@ pub fn contraction(
 /// `Err` unless `relative`, a squared error over the gradient's squared norm, is below 1.
 ///
 /// Error feedback and EF21 are proven to converge under contractions only. Above 1 the memory grows from step to step
-/// (to more than 100 times the gradient's squared norm within 60 steps of 2-bit QSGD in buckets of 2048).
+/// (to more than 100 times the gradient's squared norm within 60 steps of 2-bit QSGD in buckets of 2048). A hard threshold
+/// needs no contraction for error feedback: a gradient all below λ is left out whole, relative error 1, and the memory
+/// stays below λ per element all the same.
 ///
 /// # Errors
 /// [`Error::NotContractive`].

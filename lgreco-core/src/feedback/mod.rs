@@ -10,6 +10,9 @@
 //! | [`Ef21`](Rule::Ef21) | `g − e`, decodes to `c` | `e + c`, at both ends |
 //! | [`Ef21Plus`](Rule::Ef21Plus) | `g − e` or `g`, whichever brings `e` closer to `g` | `e + c`, or `c` |
 //!
+//! AdaComp ([`adacomp`](crate::compress::adacomp)) is the one method that looks at `g` beside `p`: [`Memory::step`] hands it
+//! both under error feedback. EF21 and EF21+ refuse it, and hard thresholds, which are no contractions whatever the values.
+//!
 //! [`Memory::step`] does the whole of it for one payload. Where collectives come between compressing and decoding
 //! (PowerSGD's two all-reduces, the leader's indices of ScaleCom), [`Memory::compensate`] and [`Memory::update`] are
 //! its two halves.

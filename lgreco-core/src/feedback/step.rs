@@ -13,14 +13,23 @@ const CORRECTS: u8 = 0;
 const REPLACES: u8 = 1;
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
-    /// Exact number of bytes of a message: the payload under `setting` for gradients of this element type, and one more
-    /// for EF21+.
+    /// Number of bytes of a message: the payload under `setting` for gradients of this element type, and one more for
+    /// EF21+. Exact or a bound as [`Compressor::payload_len`].
     ///
     /// # Errors
-    /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK.
+    /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for
+    /// EF21 and EF21+ with methods that are no contractions whatever the values.
     pub fn message_len(&self, setting: &Setting, dtype: Dtype) -> Result<usize, Error> {
         if let (Rule::Mixed(_), false) = (self.rule, matches!(setting, Setting::TopK(_))) {
             return Err(Error::FeedbackRule { rule: self.rule.name(), needs: "TopK" });
+        }
+        let refused = match setting {
+            Setting::HardThreshold(_) => Some("a contraction: what stays below a fixed threshold is never corrected"),
+            Setting::AdaComp(_) => Some("a contraction: one magnitude for all bins may add more than it takes away"),
+            _ => None,
+        };
+        if let (Rule::Ef21 | Rule::Ef21Plus, Some(needs)) = (self.rule, refused) {
+            return Err(Error::FeedbackRule { rule: self.rule.name(), needs });
         }
         Ok(setting.payload_len(self.shape, dtype)? + matches!(self.rule, Rule::Ef21Plus) as usize)
     }
@@ -45,13 +54,13 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// message's length. `decoded` receives what the message decodes to. For EF21+ a message is one byte (0: corrects,
     /// 1: replaces) before the payload, else it is the payload.
     ///
-    /// An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as it has without memory: what
+    /// AdaComp sees the gradient as well as what it is compensated to. An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as it has without memory: what
     /// f16 or bf16 round off is remembered.
     ///
     /// # Errors
     /// [`Error::NonFinite`] with the gradient's first offender; [`Error::Overflow`] when the gradient with what is
     /// remembered, or what would be remembered, leaves the range of its format; [`Error::ElementOverflow`] when a value
-    /// does not fit the payload's; [`Error::FeedbackRule`] for EF-mixed with another method than TopK;
+    /// does not fit the payload's; [`Error::FeedbackRule`] as for [`message_len`](Memory::message_len);
     /// [`Error::Length`] and those of [`Compressor::encode`]. The memory is then unchanged.
     ///
     /// # Complexity
@@ -67,21 +76,26 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ) -> Result<usize, Error> {
         let dtype = gradient.values().dtype();
         self.check_shape(gradient.shape())?;
-        let len = self.message_len(setting, dtype)?;
-        expect_room("message bytes", len, message.len())?;
+        let room = self.message_len(setting, dtype)?;
+        expect_room("message bytes", room, message.len())?;
         expect_room("workspace words", self.workspace_len(setting, dtype)?, workspace.len())?;
         expect_len("decoded values", self.shape.elements(), decoded.len())?;
-        let message = &mut message[..len];
+        let message = &mut message[..room];
         if let Rule::Ef21Plus = self.rule {
-            self.step_plus(setting, gradient, stream, workspace, message, decoded)?;
-            return Ok(len);
+            return self.step_plus(setting, gradient, stream, workspace, message, decoded);
         }
         self.offer(gradient, decoded)?;
         if let (Rule::Mixed(_), Setting::TopK(top)) = (self.rule, setting) {
             mixed::restrict(self, top.keep, gradient, workspace, decoded)?;
         }
-        encode(setting, self.shape, decoded, dtype, stream, workspace, message)?;
-        decode(message, decoded)?;
+        let len = match setting {
+            Setting::AdaComp(ada) => {
+                let compensated = Gradient::new(Values::F32(decoded), self.shape)?;
+                ada.encode_compensated(&compensated, gradient, message)?
+            }
+            _ => encode(setting, self.shape, decoded, dtype, stream, workspace, message)?,
+        };
+        decode(&message[..len], decoded)?;
         self.advance(self.rule.law(), gradient, decoded, stream)?;
         Ok(len)
     }
@@ -95,28 +109,30 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         workspace: &mut [u64],
         message: &mut [u8],
         decoded: &mut [f32],
-    ) -> Result<(), Error> {
+    ) -> Result<usize, Error> {
         let (flag, payload) = message.split_at_mut(1);
         let (replacement, workspace) = workspace.split_at_mut(payload.len().div_ceil(8));
         let replacement = &mut bytemuck::cast_slice_mut::<u64, u8>(replacement)[..payload.len()];
         let distance = |memory: &Self, decoded: &[f32], from_memory| with_elements!(gradient.values(), g => memory.squared_distance(g, decoded, from_memory));
 
-        setting.encode(gradient, payload_stream(setting, stream), workspace, replacement)?;
-        decode(replacement, decoded)?;
+        let replacement_len = setting.encode(gradient, payload_stream(setting, stream), workspace, replacement)?;
+        decode(&replacement[..replacement_len], decoded)?;
         let replaced = distance(self, decoded, false);
         self.offer(gradient, decoded)?;
-        encode(setting, self.shape, decoded, gradient.values().dtype(), stream, workspace, payload)?;
-        decode(payload, decoded)?;
+        let mut len = encode(setting, self.shape, decoded, gradient.values().dtype(), stream, workspace, payload)?;
+        decode(&payload[..len], decoded)?;
         let law = if replaced < distance(self, decoded, true) {
-            payload.copy_from_slice(replacement);
-            decode(payload, decoded)?;
+            len = replacement_len;
+            payload[..len].copy_from_slice(&replacement[..len]);
+            decode(&payload[..len], decoded)?;
             flag[0] = REPLACES;
             Law::Replace
         } else {
             flag[0] = CORRECTS;
             Law::Correct
         };
-        self.advance(law, gradient, decoded, stream)
+        self.advance(law, gradient, decoded, stream)?;
+        Ok(1 + len)
     }
 
     /// The receiving end of EF21 and EF21+: applies a sender's message to the copy of its estimate, which both ends

@@ -3,6 +3,13 @@
 use crate::Error;
 use crate::adapt::{Accordion, Config, Controller, NonFinite, Objective, Outcome, Policy, Report, Tensor};
 use crate::compress::Setting;
+use crate::compress::adacomp::AdaComp;
+use crate::compress::clt::CltK;
+use crate::compress::hard_threshold::HardThreshold;
+use crate::compress::loco::LoCo;
+use crate::compress::powersgd::PowerSgd;
+use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Route};
@@ -64,6 +71,19 @@ pub struct Taken {
     /// The bits of the means.
     pub means: Vec<u32>,
 }
+
+/// One setting of every compressor, for layers of at least three elements.
+pub const SETTINGS: [Setting; 9] = [
+    Setting::Dense,
+    Setting::Qsgd(Qsgd { bits: 4, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
+    Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
+    Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 }),
+    Setting::CltK(CltK { keep: 3 }),
+    Setting::HardThreshold(HardThreshold { lambda: 0.75, values: Dtype::F32 }),
+    Setting::Sidco(Sidco { density: 0.1, fit: Fit::Pareto, stages: 2, values: Dtype::F32 }),
+    Setting::AdaComp(AdaComp { bin: 16 }),
+    Setting::LoCo(LoCo { group: 32 }),
+];
 
 /// Remembers everything for every lossy setting.
 pub fn feedback_always(setting: &Setting) -> Option<Residual> {
@@ -131,7 +151,7 @@ impl Script {
                     .iter()
                     .map(|tensor| match tensor.shape().elements() {
                         0 => Setting::Dense,
-                        _ => Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
+                        _ => SETTINGS[next() as usize % SETTINGS.len()],
                     })
                     .collect(),
             ),

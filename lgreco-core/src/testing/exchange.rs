@@ -2,11 +2,12 @@
 
 use crate::Error;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
-use crate::compress::{Setting, topk::TopK};
+use crate::compress::sidco::SMALLEST;
+use crate::compress::{Setting, adacomp::AdaComp, clt::CltK, topk::TopK};
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Layer, Route, aggregate, workspace_len};
 use crate::gradient::{Dtype, Gradient, Shape, Values};
-use crate::testing::topk::order;
+use crate::testing::{adacomp, hard_threshold::expected, topk::order};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -64,7 +65,16 @@ impl Case {
         let gradients = &self.gradients[collective.rank() as usize];
         for (((mean, own), factor), (&(setting, shape), values)) in buffers.zip(self.layers.iter().zip(gradients)) {
             let gradient = Gradient::new(Values::F32(values), shape)?;
-            layers.push(Layer { index: layers.len() as u32, setting, gradient, mean, own: Some(own), factor });
+            layers.push(Layer {
+                index: layers.len() as u32,
+                setting,
+                gradient,
+                fresh: None,
+                sent: 0,
+                mean,
+                own: Some(own),
+                factor,
+            });
         }
         let kinds = self.layers.iter().map(|&(setting, shape)| (setting, shape, Dtype::F32));
         let words = workspace_len(kinds, self.route, collective.world_size())?;
@@ -90,27 +100,37 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
+/// Elements per bucket and the distance of two levels in a bucket of these smallest and largest values.
+fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
+    let bucket = match setting {
+        Setting::Qsgd(c) => c.bucket,
+        Setting::LoCo(c) => c.group,
+        _ => return None,
+    };
+    let step = move |low: f64, high: f64| match setting {
+        Setting::Qsgd(c) if c.scale == Scale::MinMax => (high - low) / ((1u32 << c.bits) - 1) as f64,
+        Setting::Qsgd(c) if c.bits == 1 => 2.0 * high.max(-low),
+        Setting::Qsgd(c) => high.max(-low) / ((1u32 << (c.bits - 1)) - 1) as f64,
+        _ => high.max(-low) / 8.0,
+    };
+    Some((bucket, step))
+}
+
 /// Largest magnitude of each element's quantiser bucket on one worker, and the distance of two levels there.
-fn grid(qsgd: Qsgd, values: &[f32]) -> Vec<(f64, f64)> {
+fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32]) -> Vec<(f64, f64)> {
     let mut grid = Vec::new();
-    for bucket in values.chunks(qsgd.bucket as usize) {
+    for bucket in values.chunks(*bucket as usize) {
         let low = bucket.iter().fold(f64::INFINITY, |a, &x| a.min(x as f64));
         let high = bucket.iter().fold(f64::NEG_INFINITY, |a, &x| a.max(x as f64));
-        let norm = high.max(-low);
-        let step = match qsgd.scale {
-            Scale::MinMax => (high - low) / ((1u32 << qsgd.bits) - 1) as f64,
-            Scale::MaxNorm if qsgd.bits == 1 => 2.0 * norm,
-            Scale::MaxNorm => norm / ((1u32 << (qsgd.bits - 1)) - 1) as f64,
-        };
-        grid.extend(bucket.iter().map(|_| (norm, step)));
+        grid.extend(bucket.iter().map(|_| (high.max(-low), step(low, high))));
     }
     grid
 }
 
 /// Runs the case and checks all that holds whatever the values: all ranks end with the same bits; the mean of the
 /// contributions is the mean; dense layers and TopK that keeps everything are exact up to rounding, TopK contributes
-/// the largest elements, QSGD errs by no more than its levels are apart; and without random bits the order of the
-/// ranks does not matter.
+/// the largest elements, CLT-k those at the positions of the leader's largest, and so on; quantisers err by no more than their
+/// levels are apart; and without random bits and leaders the order of the ranks does not matter.
 ///
 /// # Panics
 /// When something does not hold, or a gradient is not finite.
@@ -133,7 +153,7 @@ pub fn check(case: &Case) {
         }
         check_errors(case, l, &outcomes, &rounding);
         let random = matches!(setting, Setting::Qsgd(Qsgd { rounding: Rounding::Stochastic, .. }));
-        let stable = !matches!(setting, Setting::PowerSgd(_)) && !random;
+        let stable = !matches!(setting, Setting::PowerSgd(_) | Setting::CltK(_)) && !random;
         if stable && (case.route == Route::AllGather || setting == Setting::Dense) {
             for i in 0..mean.len() {
                 let off = (mean[i] as f64 - rotated.mean[l][i] as f64).abs();
@@ -187,15 +207,54 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 assert_eq!(bits(&outcome.own[l]), bits(&kept), "topk contributes the largest elements");
             }
         }
-        Setting::Qsgd(qsgd) => {
-            let grids: Vec<_> = gradients().map(|gradient| grid(qsgd, gradient)).collect();
+        Setting::HardThreshold(hard) => {
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                let (sent, _) = expected(gradient, hard).expect("finite gradients");
+                assert_eq!(bits(&outcome.own[l]), bits(&sent), "hard thresholds contribute what reaches them");
+            }
+        }
+        Setting::CltK(CltK { keep }) => {
+            let leader = &case.gradients[(case.step % case.world()) as usize][l];
+            let mut chosen = vec![false; leader.len()];
+            order(leader)[..keep as usize].iter().for_each(|&i| chosen[i] = true);
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                let there: Vec<f32> = gradient.iter().zip(&chosen).map(|(&x, &c)| if c { x } else { 0.0 }).collect();
+                assert_eq!(bits(&outcome.own[l]), bits(&there), "clt-k contributes values at the leader's positions");
+            }
+            for i in 0..mean.len() {
+                // Selecting commutes with averaging.
+                let expected = if chosen[i] { exact[i] } else { 0.0 };
+                assert!((mean[i] as f64 - expected).abs() <= rounding[i], "clt-k: element {i} is {}", mean[i]);
+            }
+        }
+        Setting::AdaComp(AdaComp { bin }) => {
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                let sent = adacomp::expected(bin as usize, gradient, gradient);
+                assert_eq!(bits(&outcome.own[l]), bits(&sent), "adacomp contributes what stands out of its bins");
+            }
+        }
+        Setting::Sidco(sidco) if shape.elements() < SMALLEST => {
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                let keep = TopK::with_density(sidco.density, gradient.len(), Dtype::F32).expect("a density").keep;
+                let mut kept = vec![0.0; gradient.len()];
+                order(gradient)[..keep as usize].iter().for_each(|&i| kept[i] = gradient[i]);
+                assert_eq!(
+                    bits(&outcome.own[l]),
+                    bits(&kept),
+                    "sidco contributes the largest elements of a small layer"
+                );
+            }
+        }
+        Setting::Qsgd(_) | Setting::LoCo(_) => {
+            let quantiser = quantiser(setting).expect("a quantiser");
+            let grids: Vec<_> = gradients().map(|gradient| grid(&quantiser, gradient)).collect();
             let world = case.world() as f64;
             for (i, rounding) in rounding.iter().enumerate() {
                 let mut allowed = grids.iter().map(|grid| grid[i].1).sum::<f64>() / world;
                 if case.route == Route::ScatterReduce {
                     let norm = grids.iter().map(|grid| grid[i].0 + grid[i].1).sum::<f64>() / world;
                     // The grid of a mean of norm 1, of whatever scale.
-                    allowed += grid(qsgd, &[-1.0, 1.0])[0].1 * norm;
+                    allowed += quantiser.1(-1.0, 1.0) * norm;
                 }
                 let room = grids.iter().map(|grid| grid[i].0).sum::<f64>() * 1e-6;
                 assert!(
@@ -205,7 +264,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 );
             }
         }
-        Setting::TopK(_) | Setting::PowerSgd(_) => {}
+        Setting::TopK(_) | Setting::PowerSgd(_) | Setting::Sidco(_) => {}
     }
 }
 

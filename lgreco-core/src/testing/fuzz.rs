@@ -3,11 +3,11 @@
 //! Plain tests replay committed bytes through the same functions.
 
 use super::tables::Instance;
-use super::{oracle, plans, powersgd, qsgd, topk};
+use super::{adacomp, loco, oracle, plans, powersgd, qsgd, topk};
 use crate::Error;
 use crate::compress::dense::Dense;
 use crate::compress::wire::Payload;
-use crate::compress::{Compressor, decode};
+use crate::compress::{Compressor, decode, stated_len};
 use crate::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
 use crate::plan::exact::Limits;
 use crate::rng::Stream;
@@ -38,6 +38,8 @@ pub fn planner(bytes: &[u8]) {
 pub fn payload(bytes: &[u8]) {
     qsgd::check_payload(bytes);
     topk::check_payload(bytes);
+    adacomp::check_payload(bytes);
+    loco::check_payload(bytes);
     powersgd::check_hostile(bytes);
     let Ok(payload) = Payload::parse(bytes) else {
         return assert!(decode(bytes, &mut []).is_err());
@@ -49,6 +51,7 @@ pub fn payload(bytes: &[u8]) {
     let mut values = vec![f32::NAN; elements];
     if let Ok(header) = decode(bytes, &mut values) {
         assert_eq!(header, payload.header);
+        assert_eq!(stated_len(bytes), Ok(bytes.len()), "the header states the length");
         assert!(values.iter().all(|value| value.is_finite()));
         assert!(matches!(decode(&bytes[..bytes.len() - 1], &mut values), Err(Error::Length { .. })));
     }

@@ -2,6 +2,7 @@
 //!
 //! Every `check_*` function panics when what it checks does not hold, and says what was found.
 
+pub mod adacomp;
 #[cfg(any(test, feature = "std"))]
 pub mod adapt;
 pub mod cut;
@@ -11,10 +12,13 @@ pub mod feedback;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod fuzz;
+pub mod hard_threshold;
+pub mod loco;
 pub mod models;
 pub mod oracle;
 pub mod plans;
 pub mod powersgd;
 pub mod qsgd;
+pub mod sidco;
 pub mod tables;
 pub mod topk;

@@ -11,15 +11,15 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// What a workspace holds before a call that must not care.
-const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
+pub(super) const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;
 
 /// The exact f32 values of a gradient.
-fn widened(gradient: &Gradient<'_>) -> Vec<f32> {
+pub(super) fn widened(gradient: &Gradient<'_>) -> Vec<f32> {
     with_elements!(gradient.values(), v => v.iter().map(|x| x.to_f32()).collect())
 }
 
 /// `value` as it arrives when sent as `dtype`.
-fn rounded(value: f32, dtype: Dtype) -> f32 {
+pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F32 => value,
         Dtype::F16 => F16::from_f32(value).to_f32(),
@@ -56,12 +56,12 @@ fn expected(values: &[f32], keep: usize, dtype: Dtype) -> Result<Vec<f32>, Error
     Ok(decoded)
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Whether two errors are the same; NaN equals NaN.
-fn same_error(a: Error, b: Error) -> bool {
+pub(super) fn same_error(a: Error, b: Error) -> bool {
     match (a, b) {
         (Error::NonFinite { index: i, value: x }, Error::NonFinite { index: j, value: y }) => {
             i == j && x.to_bits() == y.to_bits()
@@ -181,14 +181,11 @@ pub fn check_payload(bytes: &[u8]) {
 }
 
 /// The payload format read literally; `None` for anything that is not exactly what an encoder may write.
-fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
+pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let (keep, elements) = (word(4), word(8) * word(12));
     let value_bytes = *[4, 2, 2].get(bytes[3] as usize & 3)?;
-    if bytes[..3] != [wire::MAGIC, wire::VERSION, Method::TopK as u8]
-        || keep > elements
-        || (keep == 0) != (elements == 0)
-    {
+    if bytes[..3] != [wire::MAGIC, wire::VERSION, Method::TopK as u8] || keep > elements {
         return None;
     }
     let kept = bytes[HEADER_LEN..].get(..keep * value_bytes)?;

@@ -17,6 +17,7 @@ mod failures;
 mod policies;
 mod saved;
 mod schedule;
+mod settings;
 mod time;
 
 proptest! {

@@ -25,10 +25,10 @@ pub(super) fn inverse_levels(log_levels: u32) -> f32 {
 
 /// A bucket's grid, and what brings values onto it. With sign and magnitude, the grid is that of magnitudes.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Grid {
+pub(in crate::compress) struct Grid {
     /// First and last point.
     pub(super) low: f32,
-    pub(super) high: f32,
+    pub(in crate::compress) high: f32,
     /// The power of two that brings the largest magnitude near 1.
     pub(super) power: f32,
     /// `low` and `high` times `power`.
@@ -54,7 +54,7 @@ impl Grid {
     /// # Errors
     /// [`Error::NonFinite`] with the first offender.
     #[inline(always)]
-    pub(super) fn of<E: Element>(
+    pub(in crate::compress) fn of<E: Element>(
         values: &[E],
         start: usize,
         scale: Scale,
@@ -76,6 +76,13 @@ impl Grid {
             return Err(first_offender(values, start));
         }
         Ok(Grid::new(low, high, largest))
+    }
+
+    /// `value` as a fraction of the largest magnitude, of a grid of magnitudes: between −1 and 1, up to the rounding of a
+    /// product and a reciprocal; 0 where all values are.
+    #[inline(always)]
+    pub(in crate::compress) fn fraction(&self, value: f32) -> f32 {
+        value * self.power * self.inverse
     }
 
     /// Whether zero lies in the interval, so that no magnitude on the grid exceeds the grid's length.

@@ -33,11 +33,12 @@
 
 mod decode;
 mod encode;
-mod grid;
+pub(super) mod grid;
 mod measure;
 pub(crate) mod random;
 
 pub use decode::decode;
+pub(super) use decode::stated;
 pub use measure::measure;
 
 use super::wire::{HEADER_LEN, Header, Method};

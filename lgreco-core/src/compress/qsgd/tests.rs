@@ -113,6 +113,26 @@ fn decoded(values: &[f32], qsgd: Qsgd) -> Vec<f32> {
     decoded
 }
 
+/// CGX sends a bucket whose unit is below 1e-10 as its minimum. Here units count only relative to the values: sixteen
+/// levels arrive as sixteen, at any magnitude, and when they are neighbouring f32 numbers.
+#[test]
+fn units_are_not_too_small_to_matter() {
+    let cgx = Qsgd { bits: 4, bucket: 16, scale: Scale::MinMax, rounding: Rounding::Nearest };
+    for unit in [1e-9f32, 1e-12, 1e-30, 1e-37, 2e37] {
+        let values: Vec<f32> = (-8..8).map(|i| i as f32 * unit).collect();
+        for (x, y) in values.iter().zip(decoded(&values, cgx)) {
+            assert!((x - y).abs() <= unit * 1e-4, "unit {unit:e}: {x:e} arrives as {y:e}");
+        }
+    }
+    for first in [1.0f32, -1.0 - 15.0 * f32::EPSILON, 2f32.powi(-100)] {
+        let ulp = (first.abs().next_up() - first.abs()).max(f32::MIN_POSITIVE * f32::EPSILON);
+        let values: Vec<f32> = (0..16).map(|i| first + i as f32 * ulp).collect();
+        for (x, y) in values.iter().zip(decoded(&values, cgx)) {
+            assert!((x - y).abs() <= ulp, "from {first:e} on: {x:e} arrives as {y:e}");
+        }
+    }
+}
+
 /// What the documentation promises for more than a few values; `check_gradient` allows what single values need.
 #[test]
 fn rows_are_within_1e_5() {

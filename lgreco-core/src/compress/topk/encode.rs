@@ -1,16 +1,13 @@
 //! Encoding: find the k-th largest magnitude, then write what reaches it.
 
-use super::positions::{Layout, Writer};
-use super::value::{WireValue, with_wire_type};
-use super::{TopK, body_len, check_keep};
+use super::{STRETCH, TopK, check_keep, payload_len};
 use crate::Error;
+use crate::compress::positions::{Layout, Writer};
+use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::error::expect_room;
-use crate::gradient::{Element, Gradient, with_elements};
+use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{self, Cut};
-
-/// Elements whose positions are collected at a time.
-const STRETCH: usize = 1 << 13;
 
 pub(super) fn encode(
     top: &TopK,
@@ -21,14 +18,11 @@ pub(super) fn encode(
     let shape = gradient.shape();
     let elements = shape.elements();
     check_keep(top.keep, elements)?;
-    let len = HEADER_LEN as u64 + body_len(top.keep, elements, top.values);
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let len = payload_len(top.keep, shape, top.values)?;
     expect_room("payload bytes", len, payload.len())?;
     expect_room("workspace words", select::workspace_len(elements), workspace.len())?;
-    let variant = top.values as u8 | Layout::new(elements as u32, top.keep).code() << 2;
-    Header { method: Method::TopK, variant, parameter: top.keep, shape }.write(payload)?;
-    let body = &mut payload[HEADER_LEN..len];
-    with_elements!(gradient.values(), v => encode_body(top, v, workspace, body))?;
+    let body = Body::begin(top.keep, top.values, shape, &mut payload[..len])?;
+    with_elements!(gradient.values(), v => fill(top, v, workspace, body))?;
     Ok(len)
 }
 
@@ -39,29 +33,87 @@ pub(crate) fn encode_body<T: Element>(
     workspace: &mut [u64],
     body: &mut [u8],
 ) -> Result<(), Error> {
-    let layout = Layout::new(elements.len() as u32, top.keep);
-    let (values, positions) = body.split_at_mut(top.keep as usize * top.values.bytes());
-    let positions = Writer::new(layout, positions);
+    fill(top, elements, workspace, Body::of(top.keep, top.values, elements.len(), body))
+}
+
+fn fill<T: Element>(top: &TopK, elements: &[T], workspace: &mut [u64], body: Body<'_>) -> Result<(), Error> {
     if top.keep == 0 {
         return Ok(());
     }
-    let cut = match layout {
-        Layout::All => select::check_finite(elements).map(|()| Cut { magnitude: 0, ties: u32::MAX })?,
-        _ => select::kth_largest_magnitude(elements, top.keep, workspace)?,
-    };
+    let cut = cut(elements, Layout::new(elements.len() as u32, top.keep), top.keep, workspace)?;
     let indices = bytemuck::cast_slice_mut(workspace);
-    with_wire_type!(top.values, V => write::<_, V>(elements, cut, indices, values, positions))
+    with_wire_type!(top.values, V => write::<_, V>(elements, cut, indices, body.values, body.positions))
 }
 
-/// Writes the elements above `cut` and the first of its ties.
-fn write<T: Element, V: WireValue>(
+/// Where values and positions of a payload go.
+pub(super) struct Body<'a> {
+    pub(super) values: &'a mut [u8],
+    pub(super) positions: Writer<'a>,
+}
+
+impl<'a> Body<'a> {
+    /// Writes the header of a payload with `keep` elements, which has exactly its length.
+    pub(super) fn begin(keep: u32, dtype: Dtype, shape: Shape, payload: &'a mut [u8]) -> Result<Self, Error> {
+        let layout = Layout::new(shape.elements() as u32, keep);
+        let variant = dtype as u8 | layout.code() << 2;
+        Header { method: Method::TopK, variant, parameter: keep, shape }.write(payload)?;
+        Ok(Body::of(keep, dtype, shape.elements(), &mut payload[HEADER_LEN..]))
+    }
+
+    fn of(keep: u32, dtype: Dtype, elements: usize, body: &'a mut [u8]) -> Self {
+        let (values, positions) = body.split_at_mut(keep as usize * dtype.bytes());
+        Body { values, positions: Writer::new(Layout::new(elements as u32, keep), positions) }
+    }
+}
+
+/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1.
+pub(in crate::compress) fn write_positions<T: Element>(
+    elements: &[T],
+    layout: Layout,
+    keep: u32,
+    workspace: &mut [u64],
+    positions: Writer<'_>,
+) -> Result<(), Error> {
+    let cut = cut(elements, layout, keep, workspace)?;
+    choose(elements, cut, bytemuck::cast_slice_mut(workspace), positions, |_, _| Ok(()))
+}
+
+/// Where the kept elements end; `Err` with the first that is not finite.
+fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
+    match layout {
+        Layout::All => select::check_finite(values).map(|()| Cut { magnitude: 0, ties: u32::MAX }),
+        _ => select::kth_largest_magnitude(values, keep, workspace),
+    }
+}
+
+/// Writes the elements above `cut` and the first of its ties, and their positions.
+pub(super) fn write<T: Element, V: WireValue>(
     elements: &[T],
     cut: Cut,
     indices: &mut [u32],
     values: &mut [u8],
-    mut positions: Writer<'_>,
+    positions: Writer<'_>,
 ) -> Result<(), Error> {
     let mut slots = values.chunks_exact_mut(size_of::<V>());
+    choose(elements, cut, indices, positions, |index, value| {
+        if V::put(value, slots.next().unwrap_or_default()) {
+            return Ok(());
+        }
+        Err(Error::ElementOverflow { index, value })
+    })
+}
+
+/// Writes the positions of the elements above `cut` and of the first of its ties, and hands each to `take`.
+///
+/// `indices` has room for one per element, [`STRETCH`] at most.
+#[inline(always)]
+fn choose<T: Element>(
+    elements: &[T],
+    cut: Cut,
+    indices: &mut [u32],
+    mut positions: Writer<'_>,
+    mut take: impl FnMut(usize, f32) -> Result<(), Error>,
+) -> Result<(), Error> {
     let Cut { magnitude, mut ties } = cut;
     for (at, stretch) in (0..).step_by(STRETCH).zip(elements.chunks(STRETCH)) {
         // When the ties are used up, only larger magnitudes remain to be found.
@@ -76,10 +128,7 @@ fn write<T: Element, V: WireValue>(
                 }
                 ties -= 1;
             }
-            let slot = slots.next().unwrap_or_default();
-            if !V::put(value, slot) {
-                return Err(Error::ElementOverflow { index: at + index as usize, value });
-            }
+            take(at + index as usize, value)?;
             indices[kept] = at as u32 + index;
             kept += 1;
         }

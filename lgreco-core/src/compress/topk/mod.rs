@@ -1,7 +1,7 @@
 //! TopK: the k largest magnitudes of a tensor, with their positions.
 //!
 //! # Payload body
-//! `parameter` is k. `variant` holds the value type in bits 0–1 (a [`Dtype`] discriminant) and the position layout in
+//! `parameter` is k, 0 where nothing is sent ([`TopK`] itself sends at least one). `variant` holds the value type in bits 0–1 (a [`Dtype`] discriminant) and the position layout in
 //! bits 2–3; the others are 0.
 //!
 //! | bytes | content |
@@ -22,26 +22,32 @@
 //! # Source
 //! Elias–Fano: P. Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21(2), 1974.
 
+mod at_least;
 mod decode;
 mod encode;
 mod measure;
-mod positions;
 #[cfg(test)]
 mod tests;
-mod value;
 
+pub(super) use at_least::{AtLeast, sent, write_workspace_len};
+pub(crate) use decode::add;
 pub use decode::decode;
 pub(crate) use decode::decode_body;
+pub(super) use decode::stated;
 pub(crate) use encode::encode_body;
+pub(super) use encode::write_positions;
 pub use measure::{measure, measure_workspace_len};
 
 use super::Compressor;
+use super::positions::Layout;
 use super::wire::HEADER_LEN;
 use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use crate::select;
-use positions::Layout;
+
+/// Elements whose positions are collected at a time.
+const STRETCH: usize = 1 << 13;
 
 /// Keeps the `keep` elements of largest magnitude; of equal magnitudes, those with the lowest positions.
 ///
@@ -125,14 +131,19 @@ pub(crate) fn for_each_position(
     bytes: &[u8],
     visit: impl FnMut(u32) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    positions::for_each(Layout::new(elements as u32, keep), elements as u32, bytes, visit)
+    super::positions::for_each(Layout::new(elements as u32, keep), elements as u32, bytes, visit)
+}
+
+/// Bytes of a payload with `keep` of the elements.
+pub(super) fn payload_len(keep: u32, shape: Shape, values: Dtype) -> Result<usize, Error> {
+    usize::try_from(HEADER_LEN as u64 + body_len(keep, shape.elements(), values))
+        .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
 }
 
 impl Compressor for TopK {
     fn payload_len(&self, shape: Shape, _: Dtype) -> Result<usize, Error> {
         check_keep(self.keep, shape.elements())?;
-        usize::try_from(HEADER_LEN as u64 + body_len(self.keep, shape.elements(), self.values))
-            .map_err(|_| Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })
+        payload_len(self.keep, shape, self.values)
     }
 
     fn encode_workspace_len(&self, shape: Shape, _: Dtype) -> usize {

@@ -3,10 +3,14 @@ mod powersgd;
 mod refusals;
 mod rules;
 mod saved;
+mod variable;
 
 use super::*;
+use crate::compress::clt::CltK;
+use crate::compress::loco::LoCo;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::{Setting, topk::TopK};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
@@ -30,7 +34,9 @@ fn settings(n: u32) -> Vec<Setting> {
     let nearest = Qsgd { bits: 3, bucket: 64, scale: Scale::MinMax, rounding: Rounding::Nearest };
     [Setting::Dense, top(n.div_ceil(5)), quantised(4, 100), Setting::Qsgd(nearest)]
         .into_iter()
-        .chain([Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 })])
+        .chain([Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 }), Setting::LoCo(LoCo { group: 32 })])
+        .chain([Setting::CltK(CltK { keep: n.div_ceil(5) })])
+        .chain([Setting::Sidco(Sidco { density: 0.2, fit: Fit::Exponential, stages: 1, values: Dtype::F32 })])
         .collect()
 }
 

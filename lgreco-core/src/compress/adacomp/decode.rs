@@ -1,0 +1,83 @@
+//! Decoding: one magnitude, with signs, among zeros.
+
+use crate::Error;
+use crate::compress::positions::{self, Layout};
+use crate::compress::wire::{HEADER_LEN, Header, Method, Payload};
+use crate::error::expect_len;
+
+/// Writes what an AdaComp payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
+///
+/// ```
+/// use lgreco_core::compress::{adacomp, wire::Payload};
+/// let bytes = [b'L', 1, 4, 0, 2, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x3f, 0b101, 0b10];
+/// let mut values = [f32::NAN; 3];
+/// adacomp::decode(&Payload::parse(&bytes)?, &mut values)?;
+/// assert_eq!(values, [0.5, 0.0, -0.5]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Length`] when `values` has not the tensor's length or the body not the header's; [`Error::PayloadHeader`] when
+/// the payload is not AdaComp's; [`Error::Parameter`] when it holds more elements than there are; [`Error::PayloadBody`]
+/// when positions do not ascend, leave the tensor or are not as many as stated, the magnitude is not positive and finite
+/// (0 without elements), or padding is not zero.
+///
+/// # Complexity
+/// O(n) time, no workspace.
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    let (len, layout) = stated(&payload.header)?;
+    expect_len("values", payload.header.shape.elements(), values.len())?;
+    let body = payload.body_of_len(len)?;
+    values.fill(0.0);
+    scatter(payload.header.parameter, layout, body, values)
+}
+
+/// Adds what an AdaComp payload holds to `values`, in time that grows with what it holds. Same errors as [`decode`].
+pub(crate) fn add(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    let (len, layout) = stated(&payload.header)?;
+    expect_len("values", payload.header.shape.elements(), values.len())?;
+    scatter(payload.header.parameter, layout, payload.body_of_len(len)?, values)
+}
+
+/// Bytes of the body that a header implies, and its layout of positions.
+pub(in crate::compress) fn stated(header: &Header) -> Result<(usize, Layout), Error> {
+    let expect = |what, expected: u8, found: u8| {
+        let (expected, found) = (expected as u64, found as u64);
+        if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
+    };
+    expect("method", Method::AdaComp as u8, header.method as u8)?;
+    expect("variant", 0, header.variant)?;
+    let (count, elements) = (header.parameter, header.shape.elements());
+    if count as usize > elements {
+        let expected = "at most the number of elements";
+        return Err(Error::Parameter { what: "elements sent", value: count as f64, expected });
+    }
+    Ok((super::payload_len(count, header.shape)? - HEADER_LEN, Layout::new(elements as u32, count)))
+}
+
+/// Adds the elements of a body, which has its stated length, to `values`.
+fn scatter(count: u32, layout: Layout, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    let refused = |what| Err(Error::PayloadBody { what });
+    let (magnitude, rest) = body.split_at(4);
+    let (positions, signs) = rest.split_at(layout.bytes() as usize);
+    let bits = u32::from_le_bytes([magnitude[0], magnitude[1], magnitude[2], magnitude[3]]);
+    let magnitude = f32::from_bits(bits);
+    let sound = if count > 0 { magnitude > 0.0 && magnitude.is_finite() } else { bits == 0 };
+    if !sound {
+        return refused("the magnitude is not positive and finite");
+    }
+    if !count.is_multiple_of(8) && signs.last().is_some_and(|&last| last >> (count % 8) != 0) {
+        return refused("padding is not zero");
+    }
+    let mut found = 0;
+    positions::for_each(layout, values.len() as u32, positions, |position| {
+        if found == count {
+            return refused("more positions than elements sent");
+        }
+        let sign = (signs[found as usize / 8] >> (found % 8) & 1) as u32;
+        values[position as usize] += f32::from_bits(bits | sign << 31);
+        found += 1;
+        Ok(())
+    })?;
+    if found < count { refused("fewer positions than elements sent") } else { Ok(()) }
+}

@@ -1,0 +1,88 @@
+//! Codes to values.
+
+use super::LoCo;
+use super::encode::value;
+use crate::Error;
+use crate::compress::bits;
+use crate::compress::qsgd::BLOCK;
+use crate::compress::wire::{Header, Method, Payload};
+use crate::error::expect_len;
+use crate::simd::{Kernel, dispatch};
+
+/// Writes the values that `payload`, made by [`LoCo`], stands for; `values` has one entry per element.
+///
+/// ```
+/// use lgreco_core::compress::{loco, wire::Payload};
+/// let bytes = [b'L', 1, 5, 0, 9, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x41, 0x87]; // M = 8, codes 7 and −8
+/// let mut values = [f32::NAN; 2];
+/// loco::decode(&Payload::parse(&bytes)?, &mut values)?;
+/// assert_eq!(values, [7.0, -8.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Length`] when `values` or the body do not have the length the header implies; [`Error::PayloadHeader`] when the
+/// payload is not LoCo's; [`Error::Parameter`] on a group size of 0; [`Error::PayloadBody`] when a scale is not finite and
+/// ≥ 0 or padding is not zero.
+///
+/// # Complexity
+/// O(elements), no workspace.
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    let header = payload.header;
+    let len = stated(&header)?;
+    let elements = header.shape.elements();
+    expect_len("decoded values", elements, values.len())?;
+    let loco = LoCo { group: header.parameter };
+    let (scales, codes) = payload.body_of_len(len)?.split_at(loco.body_lens(elements)?.0);
+    if elements % 2 == 1 && codes.last().is_some_and(|&last| last >> 4 != 0) {
+        return Err(Error::PayloadBody { what: "padding is not zero" });
+    }
+    let scales = scales.as_chunks::<4>().0;
+    // Anything above the bits of the largest finite number is infinite, NaN or negative.
+    if scales.iter().any(|&scale| u32::from_le_bytes(scale) > f32::MAX.to_bits()) {
+        return Err(Error::PayloadBody { what: "a scale is not finite and positive" });
+    }
+    dispatch(Decode { group: loco.group as usize, scales, codes, values });
+    Ok(())
+}
+
+/// Bytes of the body that a header implies.
+pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
+    let expect = |what, expected: u8, found: u8| {
+        let (expected, found) = (expected as u64, found as u64);
+        if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
+    };
+    expect("method", Method::LoCo as u8, header.method as u8)?;
+    expect("variant", 0, header.variant)?;
+    let (scales, codes) = LoCo { group: header.parameter }.body_lens(header.shape.elements())?;
+    Ok(scales + codes)
+}
+
+struct Decode<'a> {
+    group: usize,
+    scales: &'a [[u8; 4]],
+    codes: &'a [u8],
+    values: &'a mut [f32],
+}
+
+impl Kernel for Decode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut block_codes = [0u8; BLOCK];
+        for ((block, values), packed) in self.values.chunks_mut(BLOCK).enumerate().zip(self.codes.chunks(BLOCK / 2)) {
+            bits::unpack(4, packed, &mut block_codes);
+            let mut at = 0;
+            while at < values.len() {
+                let start = block * BLOCK + at;
+                let end = values.len().min(at.saturating_add(self.group - start % self.group));
+                let largest = f32::from_le_bytes(self.scales[start / self.group]);
+                for (to, &code) in values[at..end].iter_mut().zip(&block_codes[at..end]) {
+                    *to = value((code as i32 ^ 8) - 8, largest);
+                }
+                at = end;
+            }
+        }
+    }
+}

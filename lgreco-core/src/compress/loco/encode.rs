@@ -1,0 +1,94 @@
+//! Values to codes, and the errors that makes.
+
+use crate::Error;
+use crate::compress::bits;
+use crate::compress::qsgd::{BLOCK, Scale, grid::Grid};
+use crate::gradient::Element;
+use crate::simd::Kernel;
+
+/// The code of a value, −8 to 7.
+#[inline(always)]
+fn code(grid: &Grid, value: f32) -> i32 {
+    // 1.5 · 2^23 brings the rounded number, halves to even, into the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let scaled = grid.fraction(value) * 8.0;
+    let scaled = if scaled > 7.0 { 7.0 } else { scaled };
+    ((scaled + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32)
+}
+
+/// What a code stands for.
+#[inline(always)]
+pub(super) fn value(code: i32, largest: f32) -> f32 {
+    code as f32 * 0.125 * largest
+}
+
+/// The grid of the group that begins at element `start`; `Err` with the first that is not finite.
+#[inline(always)]
+fn grid<E: Element>(values: &[E], start: usize, group: usize) -> Result<Grid, Error> {
+    let end = values.len().min(start.saturating_add(group));
+    Grid::of(&values[start..end], start, Scale::MaxNorm, true)
+}
+
+/// Fills `scales` and `codes`, which have exactly the lengths needed.
+pub(super) struct Encode<'a, E> {
+    pub(super) group: usize,
+    pub(super) values: &'a [E],
+    pub(super) scales: &'a mut [[u8; 4]],
+    pub(super) codes: &'a mut [u8],
+}
+
+impl<E: Element> Kernel for Encode<'_, E> {
+    type Output = Result<(), Error>;
+
+    #[inline(always)]
+    fn run(self) -> Result<(), Error> {
+        let mut found = Grid::default();
+        let mut block_codes = [0u8; BLOCK];
+        let packed = self.codes.chunks_mut(BLOCK / 2);
+        for ((block, values), packed) in self.values.chunks(BLOCK).enumerate().zip(packed) {
+            let mut at = 0;
+            while at < values.len() {
+                let start = block * BLOCK + at;
+                let within = start % self.group;
+                if within == 0 {
+                    found = grid(self.values, start, self.group)?;
+                    self.scales[start / self.group] = found.high.to_le_bytes();
+                }
+                let end = values.len().min(at.saturating_add(self.group - within));
+                for (&x, to) in values[at..end].iter().zip(&mut block_codes[at..end]) {
+                    *to = (code(&found, x.to_f32()) & 15) as u8;
+                }
+                at = end;
+            }
+            block_codes[at..].fill(0);
+            bits::pack(4, &block_codes, packed);
+        }
+        Ok(())
+    }
+}
+
+/// The squared error.
+pub(super) struct Measure<'a, E> {
+    pub(super) group: usize,
+    pub(super) values: &'a [E],
+}
+
+impl<E: Element> Kernel for Measure<'_, E> {
+    type Output = Result<f64, Error>;
+
+    #[inline(always)]
+    fn run(self) -> Result<f64, Error> {
+        const LANES: usize = 16;
+        let mut sums = [0.0; LANES];
+        for (index, group) in self.values.chunks(self.group).enumerate() {
+            let grid = grid(self.values, index * self.group, self.group)?;
+            for chunk in group.chunks(LANES) {
+                for (sum, &x) in sums.iter_mut().zip(chunk) {
+                    let error = x.to_f32() as f64 - value(code(&grid, x.to_f32()), grid.high) as f64;
+                    *sum += error * error;
+                }
+            }
+        }
+        Ok(sums.iter().sum())
+    }
+}
