@@ -32,7 +32,7 @@ use crate::rng::Stream;
 /// use lgreco_core::compress::{Compressor, clt::CltK};
 /// use lgreco_core::gradient::{Dtype, Shape};
 /// let bytes = CltK { keep: 10_000 }.payload_len(Shape::new(1000, 1000)?, Dtype::F32)?;
-/// assert_eq!(bytes, 16 + 4 * 10_000 + 10_079); // 8.1 bits for each position
+/// assert_eq!(bytes, 16 + 4 * 10_000 + 10_703); // 8.6 bits for each position
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

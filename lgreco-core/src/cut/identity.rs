@@ -11,13 +11,7 @@
 /// assert_ne!(token_id([Some(17), Some(4)]), token_id([Some(4), Some(17)]));
 /// ```
 pub fn token_id(tokens: impl IntoIterator<Item = Option<u32>>) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325;
-    let mut position = 0u64;
-    for token in tokens.into_iter().flatten() {
-        hash = mix(hash ^ mix(position << 32 | token as u64));
-        position += 1;
-    }
-    mix(hash ^ position)
+    tokens.into_iter().flatten().fold(0xcbf2_9ce4_8422_2325, |hash, token| mix(hash ^ token as u64))
 }
 
 /// The finaliser of SplitMix64: invertible, and every bit of the input moves about half of the output's.

@@ -39,7 +39,7 @@ pub const fn measure_workspace_len(lambdas: usize) -> usize {
 /// let mut workspace = [0; measure_workspace_len(2)];
 /// let (mut squared_errors, mut lens) = ([0.0; 2], [0; 2]);
 /// measure(&gradient, Dtype::F32, &[1.0, 9.0], &mut workspace, &mut squared_errors, &mut lens)?;
-/// assert_eq!((squared_errors, lens), ([15.75, 24.75], [16 + 4 + 1, 16]));
+/// assert_eq!((squared_errors, lens), ([15.75, 24.75], [16 + 4 + 2, 16]));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 pub fn measure(

@@ -1,7 +1,7 @@
 //! What the two ends make of a sequence of batches.
 
 use super::*;
-use crate::feedback::Residual;
+use crate::feedback::{Residual, Storage};
 use crate::testing::topk::order;
 use alloc::vec;
 use proptest::prelude::*;
@@ -86,6 +86,28 @@ fn what_top_k_leaves_out_comes_later_to_the_bit() {
         }
         assert!(y.chunks(20).all(|sample| sample.iter().filter(|&&x| x != 0.0).count() == 5));
     }
+}
+
+/// A residual in bf16 is rounded with other random bits for every message: a small value, which waits for hundreds of
+/// messages to outgrow the large one, arrives in the end as often as it should.
+#[test]
+fn small_values_are_not_lost_to_rounding() {
+    let residual = Residual { gain: 1.0, reset_every: 0, storage: Storage::Bf16 };
+    let link = Link { codec: top(1), memory: LinkMemory::Residual(residual) };
+    let mut pair = Pair::new(CutSetting { forward: link, ..plain(1, 2, top(1)) }).unwrap();
+    let mut workspace = vec![0; pair.above.workspace_len()];
+    let mut message = vec![0; pair.above.message_len()];
+    let (mut received, mut sum) = ([0.0; 2], 0.0);
+    for _ in 0..30_000 {
+        let values = Values::F32(&[1.0, 1.0 / 1500.0]);
+        let sent = pair.above.send(values, &[], &mut workspace, &mut message).unwrap();
+        pair.below.receive(&message[..sent.len], &mut workspace, &mut received).unwrap();
+        pair.above.forget(sent.ticket).unwrap();
+        pair.below.forget(sent.ticket).unwrap();
+        sum += received[1];
+    }
+    // 20 in all, about 1 to 2 at a time.
+    assert!((16.0..24.0).contains(&sum), "{sum}");
 }
 
 /// EF-mixed of each sample by full sorts.

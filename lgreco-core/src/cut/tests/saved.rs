@@ -144,6 +144,16 @@ fn strange_saved_ends_are_refused() {
         }
         check_saved(&below);
     }
+    // Three bf16 values take six bytes of eight.
+    let setting = samples(1, 3, TILES, 3, RowStorage::Bf16);
+    let mut pair = Pair::new(setting).unwrap();
+    pair.step(&[1.0; 3], &[Some(1)]).unwrap();
+    let mut padded = pair.save().unwrap()[0].clone();
+    let last = padded.len() - (16 + 80) - 1;
+    padded[last] = 1;
+    let found = Upstream::restore(setting, &padded).err();
+    assert!(matches!(found, Some(Error::SavedState { what: "row of a sample, id", found: 1 })), "{found:?}");
+
     let setting = samples(1, 2, TILES, 3, RowStorage::F32);
     let mut pair = Pair::new(setting).unwrap();
     pair.step(&[1.0, 2.0], &[Some(1)]).unwrap();
@@ -266,6 +276,13 @@ fn strange_messages_are_refused() {
     }
     assert!(matches!(with(64 + 12, 1), Some(Error::Length { .. })), "one first visit fewer");
     assert!(matches!(with(64 + 32 + 3, 0x7f), Some(Error::PayloadBody { .. }) | None));
+    // A change that takes a sample out of f32.
+    let mut large = Pair::new(samples(1, 1, Codec::Dense { values: Dtype::F32 }, 9, RowStorage::F32)).unwrap();
+    large.step(&[f32::MAX], &[Some(1)]).unwrap();
+    let (_, mut change) = large.send(Values::F32(&[1.0]), &[Some(1)]).unwrap();
+    change[80..84].copy_from_slice(&f32::MAX.to_le_bytes());
+    let what = "a sample with its change is not finite";
+    assert_eq!(large.deliver(&change), Err(Error::PayloadBody { what }));
     // The same sample twice.
     let (_, message) = pair.send(Values::F32(&[1.0; 4]), &[Some(1), Some(2)]).unwrap();
     let mut below = Pair::new(*pair.above.setting()).unwrap();
