@@ -73,7 +73,18 @@ fn write_values<T: Element>(values: &[T], body: &mut [u8]) {
 /// # Complexity
 /// O(elements), no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    let header = payload.header;
+    let (len, dtype) = stated(&payload.header)?;
+    expect_len("decoded values", payload.header.shape.elements(), values.len())?;
+    let body = payload.body_of_len(len)?;
+    match dtype {
+        Dtype::F32 => read_values::<f32>(body, values),
+        Dtype::F16 => read_values::<F16>(body, values),
+        Dtype::Bf16 => read_values::<Bf16>(body, values),
+    }
+}
+
+/// Bytes of the body that a header implies, and the type of its values.
+pub(super) fn stated(header: &Header) -> Result<(usize, Dtype), Error> {
     for (what, expected, found) in
         [("method", Method::Dense as u32, header.method as u32), ("parameter", 0, header.parameter)]
     {
@@ -81,15 +92,8 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
             return Err(Error::PayloadHeader { what, expected: expected as u64, found: found as u64 });
         }
     }
-    let elements = header.shape.elements();
-    expect_len("decoded values", elements, values.len())?;
     let dtype = Dtype::from_code(header.variant)?;
-    let body = payload.body_of_len(Dense.payload_len(header.shape, dtype)? - HEADER_LEN)?;
-    match dtype {
-        Dtype::F32 => read_values::<f32>(body, values),
-        Dtype::F16 => read_values::<F16>(body, values),
-        Dtype::Bf16 => read_values::<Bf16>(body, values),
-    }
+    Ok((Dense.payload_len(header.shape, dtype)? - HEADER_LEN, dtype))
 }
 
 fn read_values<T: Element>(body: &[u8], values: &mut [f32]) -> Result<(), Error> {

@@ -4,14 +4,18 @@
 //! Gradients must be finite: encode and measure answer [`Error::NonFinite`] with the first offender.
 
 mod bits;
+pub mod clt;
 pub mod dense;
+mod positions;
 pub mod powersgd;
 pub mod qsgd;
 mod setting;
 pub mod topk;
+mod value;
 pub mod wire;
 
-pub use setting::{Candidates, Setting, decode};
+pub(crate) use setting::decode_parsed;
+pub use setting::{Candidates, Setting, decode, stated_len};
 
 use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape, with_elements};
@@ -32,8 +36,8 @@ use crate::rng::Stream;
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 pub trait Compressor {
-    /// Exact number of bytes [`encode`](Compressor::encode) writes for any gradient of this shape and element type,
-    /// header included.
+    /// Number of bytes [`encode`](Compressor::encode) writes for any gradient of this shape and element type, header
+    /// included: exactly, if [`has_fixed_len`](Compressor::has_fixed_len); else at most.
     ///
     /// ```
     /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd};
@@ -47,6 +51,17 @@ pub trait Compressor {
     /// [`Error::Parameter`] when the compressor's parameters do not fit the shape.
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error>;
 
+    /// Whether shape and element type alone decide the length of a payload. Where the values do too, tables hold measured
+    /// lengths ([`Candidates::measure_with_lens`]), and payloads travel by all-gather with lengths of their own.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::{Compressor, powersgd::PowerSgd};
+    /// assert!(PowerSgd { rank: 4, iterations: 1 }.has_fixed_len());
+    /// ```
+    fn has_fixed_len(&self) -> bool {
+        true
+    }
+
     /// Words of workspace that [`encode`](Compressor::encode) needs for this shape and element type.
     ///
     /// ```
@@ -59,8 +74,9 @@ pub trait Compressor {
     /// ```
     fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize;
 
-    /// Compresses `gradient` into `payload[..payload_len]` and returns that length. Random bits, where the method uses
-    /// any, are those of `stream`. Nothing of `payload` may be used when an error is returned.
+    /// Compresses `gradient` into the front of `payload`, which has room for [`payload_len`](Compressor::payload_len)
+    /// bytes, and returns the number of bytes written. Random bits, where the method uses any, are those of `stream`.
+    /// Nothing of `payload` may be used when an error is returned.
     ///
     /// ```
     /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd};

@@ -1,13 +1,14 @@
 //! Any compressor with its parameters, and any row of candidates, as plain values.
 
 use super::Compressor;
+use super::clt::CltK;
 use super::dense::{self, Dense};
 use super::powersgd::{self, PowerSgd};
 use super::qsgd::{self, Qsgd};
 use super::topk::{self, TopK};
-use super::wire::{Header, Method, Payload};
+use super::wire::{HEADER_LEN, Header, Method, Payload};
 use crate::Error;
-use crate::error::expect_len;
+use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use core::fmt;
@@ -39,6 +40,8 @@ pub enum Setting {
     TopK(TopK),
     /// Low rank.
     PowerSgd(PowerSgd),
+    /// Sparsified at positions that all workers share.
+    CltK(CltK),
 }
 
 impl Setting {
@@ -48,6 +51,7 @@ impl Setting {
             Setting::Qsgd(c) => c,
             Setting::TopK(c) => c,
             Setting::PowerSgd(c) => c,
+            Setting::CltK(c) => c,
         }
     }
 }
@@ -55,6 +59,10 @@ impl Setting {
 impl Compressor for Setting {
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error> {
         self.compressor().payload_len(shape, dtype)
+    }
+
+    fn has_fixed_len(&self) -> bool {
+        self.compressor().has_fixed_len()
     }
 
     fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
@@ -79,6 +87,7 @@ impl fmt::Display for Setting {
             Setting::Qsgd(c) => write!(f, "qsgd {}", c.bits),
             Setting::TopK(c) => write!(f, "topk k={}", c.keep),
             Setting::PowerSgd(c) => write!(f, "powersgd {}", c.rank),
+            Setting::CltK(c) => write!(f, "clt-k k={}", c.keep),
         }
     }
 }
@@ -108,13 +117,47 @@ impl fmt::Display for Setting {
 /// O(elements), for PowerSGD O(elements · rank); no workspace.
 pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     let payload = Payload::parse(payload)?;
-    match payload.header.method {
-        Method::Dense => dense::decode(&payload, values)?,
-        Method::Qsgd => qsgd::decode(&payload, values)?,
-        Method::TopK => topk::decode(&payload, values)?,
-        Method::PowerSgd => powersgd::decode(&payload, values)?,
-    }
+    decode_parsed(&payload, values)?;
     Ok(payload.header)
+}
+
+pub(crate) fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    match payload.header.method {
+        Method::Dense => dense::decode(payload, values),
+        Method::Qsgd => qsgd::decode(payload, values),
+        Method::TopK => topk::decode(payload, values),
+        Method::PowerSgd => powersgd::decode(payload, values),
+    }
+}
+
+/// Length of the payload that `bytes` begin with. Its header states it, so payloads may stand one after the other; of
+/// what follows the header only the length is looked at, and [`decode`] wants exactly that many bytes.
+///
+/// ```
+/// use lgreco_core::compress::{Compressor, Setting, decode, stated_len};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(1, 2)?)?;
+/// let mut message = [0; 100];
+/// Setting::Dense.encode(&gradient, Stream::default(), &mut [], &mut message)?;
+/// assert_eq!(stated_len(&message)?, 24);
+/// assert!(stated_len(&message[..23]).is_err());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`decode`] that concern the header; [`Error::Length`] when there are fewer bytes.
+pub fn stated_len(bytes: &[u8]) -> Result<usize, Error> {
+    let Payload { header, .. } = Payload::parse(bytes)?;
+    let body = match header.method {
+        Method::Dense => dense::stated(&header)?.0,
+        Method::Qsgd => qsgd::stated(&header)?,
+        Method::TopK => topk::stated(&header)?.0,
+        Method::PowerSgd => powersgd::stated(&header)?,
+    };
+    let len = body.saturating_add(HEADER_LEN);
+    expect_room("payload bytes", len, bytes.len())?;
+    Ok(len)
 }
 
 /// Candidates of one method that share everything but one parameter: one row of the error table, measured together.
@@ -154,6 +197,12 @@ pub enum Candidates<'a> {
         /// Ranks, at least 1.
         ranks: &'a [u32],
     },
+    /// CLT-k keeping each of `keeps` elements, as a leader selects them. On the mean gradient this is the least error
+    /// that the mean may have, since no rank's own largest elements are those of the mean.
+    CltK {
+        /// Numbers of kept elements, 1 to the number of elements.
+        keeps: &'a [u32],
+    },
 }
 
 impl Candidates<'_> {
@@ -166,7 +215,7 @@ impl Candidates<'_> {
     pub const fn len(&self) -> usize {
         match self {
             Candidates::Qsgd { bits, .. } => bits.len(),
-            Candidates::TopK { keeps, .. } => keeps.len(),
+            Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => keeps.len(),
             Candidates::PowerSgd { ranks, .. } => ranks.len(),
         }
     }
@@ -196,6 +245,7 @@ impl Candidates<'_> {
             Candidates::PowerSgd { iterations, ranks } => {
                 ranks.get(index).map(|&rank| Setting::PowerSgd(PowerSgd { rank, iterations }))
             }
+            Candidates::CltK { keeps } => keeps.get(index).map(|&keep| Setting::CltK(CltK { keep })),
         }
     }
 
@@ -213,7 +263,9 @@ impl Candidates<'_> {
     pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         match *self {
             Candidates::Qsgd { .. } => 0,
-            Candidates::TopK { keeps, .. } => topk::measure_workspace_len(shape, keeps.len()),
+            Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => {
+                topk::measure_workspace_len(shape, keeps.len())
+            }
             Candidates::PowerSgd { ranks, .. } => {
                 powersgd::measure_workspace_len(shape, dtype, ranks.iter().copied().max().unwrap_or(0))
             }
@@ -258,6 +310,7 @@ impl Candidates<'_> {
             Candidates::PowerSgd { iterations, ranks } => {
                 powersgd::measure(gradient, ranks, iterations, stream, workspace, squared_errors)
             }
+            Candidates::CltK { keeps } => topk::measure(gradient, Dtype::F32, keeps, workspace, squared_errors),
         }
     }
 }

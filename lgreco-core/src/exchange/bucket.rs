@@ -1,15 +1,16 @@
 //! A bucket of layers, from gradients to means.
 
 use super::collective::{Collective, Place};
-use super::division::Division;
+use super::workspace::{Lens, Room};
 use super::{gather, greeting, reduce, scatter};
 use crate::Error;
-use crate::compress::{Compressor, Setting};
+use crate::compress::Setting;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
-/// How payloads that cannot be summed on the wire (QSGD, TopK) reach everybody.
+/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK). Others are
+/// always gathered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Route {
     /// Everybody gets everybody's payloads: one compression, traffic grows with the number of workers.
@@ -27,8 +28,12 @@ pub enum Aggregation {
     AllReduce,
     /// Two all-reduces, one per factor, the second of which needs the result of the first.
     FactorAllReduce,
+    /// The positions of one leader's largest values by broadcast; everybody's values there are summed on the wire.
+    SharedPositions,
     /// Payloads travel by a [`Route`] and are summed where they arrive.
     Payloads,
+    /// Payloads whose length depends on the values travel by all-gather and are summed where they arrive.
+    VariablePayloads,
 }
 
 impl Aggregation {
@@ -44,6 +49,7 @@ impl Aggregation {
         match setting {
             Setting::Dense => Aggregation::AllReduce,
             Setting::PowerSgd(_) => Aggregation::FactorAllReduce,
+            Setting::CltK(_) => Aggregation::SharedPositions,
             Setting::Qsgd(_) | Setting::TopK(_) => Aggregation::Payloads,
         }
     }
@@ -73,9 +79,9 @@ impl Layer<'_> {
         factor_rank(&self.setting, self.gradient.shape())
     }
 
-    /// Whether it travels as payloads.
-    pub(super) fn is_message(&self) -> bool {
-        Aggregation::of(&self.setting) == Aggregation::Payloads
+    /// Whether everybody gets its whole payload from everybody.
+    pub(super) fn is_gathered(&self, route: Route) -> bool {
+        is_gathered(&self.setting, route)
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -88,106 +94,20 @@ impl Layer<'_> {
     }
 }
 
-fn factor_rank(setting: &Setting, shape: Shape) -> usize {
+/// Whether payloads of `setting` are gathered whole.
+pub(super) fn is_gathered(setting: &Setting, route: Route) -> bool {
+    match Aggregation::of(setting) {
+        Aggregation::Payloads => route == Route::AllGather,
+        Aggregation::VariablePayloads => true,
+        Aggregation::AllReduce | Aggregation::FactorAllReduce | Aggregation::SharedPositions => false,
+    }
+}
+
+/// Columns of PowerSGD's factors; 0 for other settings.
+pub(super) fn factor_rank(setting: &Setting, shape: Shape) -> usize {
     match setting {
         Setting::PowerSgd(c) => (c.rank as usize).min(shape.rows()).min(shape.cols()),
         _ => 0,
-    }
-}
-
-/// Lengths of the parts of a workspace, but for the greeting.
-#[derive(Clone, Copy, Default)]
-struct Lens {
-    /// f32: dense values and `P` factors.
-    left: usize,
-    /// f32: `Q` factors.
-    right: usize,
-    /// Bytes.
-    send: usize,
-    /// Bytes.
-    received: usize,
-    /// f32: one decoded payload.
-    decoded: usize,
-    /// Words: what compressors need.
-    encode: usize,
-}
-
-impl Lens {
-    fn new(
-        layers: impl Iterator<Item = (Setting, Shape, Dtype)> + Clone,
-        route: Route,
-        world: u32,
-    ) -> Result<Lens, Error> {
-        let mut lens = Lens::default();
-        for (setting, shape, dtype) in layers.clone() {
-            let payload = setting.payload_len(shape, dtype)?;
-            let mut encode = setting.encode_workspace_len(shape, dtype);
-            match setting {
-                Setting::Dense => lens.left += shape.elements(),
-                Setting::PowerSgd(c) => {
-                    let rank = factor_rank(&setting, shape);
-                    lens.left += shape.rows() * rank;
-                    lens.right += shape.cols() * rank;
-                    encode = crate::compress::powersgd::steps_workspace_len(shape, c.rank);
-                }
-                Setting::Qsgd(_) | Setting::TopK(_) => {
-                    lens.send += payload;
-                    lens.decoded = lens.decoded.max(shape.elements());
-                    // The mean that scatter-reduce compresses again is f32.
-                    encode = encode.max(setting.encode_workspace_len(shape, Dtype::F32));
-                }
-            }
-            lens.encode = lens.encode.max(encode);
-        }
-        match route {
-            Route::AllGather => lens.received = lens.send.saturating_mul(world as usize),
-            Route::ScatterReduce => {
-                let layers = layers.map(|(setting, shape, _)| (setting, shape));
-                (lens.send, lens.received) = Division::new(layers.clone(), world).buffer_lens(layers)?;
-            }
-        }
-        Ok(lens)
-    }
-
-    fn words(&self) -> usize {
-        self.left.div_ceil(2)
-            + self.right.div_ceil(2)
-            + self.send.div_ceil(8)
-            + self.received.div_ceil(8)
-            + self.decoded.div_ceil(2)
-            + self.encode
-    }
-}
-
-/// A workspace cut into its parts.
-pub(super) struct Room<'a> {
-    pub(super) left: &'a mut [f32],
-    pub(super) right: &'a mut [f32],
-    pub(super) send: &'a mut [u8],
-    pub(super) received: &'a mut [u8],
-    pub(super) decoded: &'a mut [f32],
-    pub(super) encode: &'a mut [u64],
-}
-
-impl<'a> Room<'a> {
-    fn new(lens: Lens, mut words: &'a mut [u64]) -> Result<Self, Error> {
-        expect_room("workspace words after the greeting", lens.words(), words.len())?;
-        fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
-            words: &mut &'a mut [u64],
-            len: usize,
-        ) -> &'a mut [T] {
-            let (part, rest) = core::mem::take(words).split_at_mut((len * size_of::<T>()).div_ceil(8));
-            *words = rest;
-            &mut bytemuck::cast_slice_mut(part)[..len]
-        }
-        Ok(Room {
-            left: take(&mut words, lens.left),
-            right: take(&mut words, lens.right),
-            send: take(&mut words, lens.send),
-            received: take(&mut words, lens.received),
-            decoded: take(&mut words, lens.decoded),
-            encode: words,
-        })
     }
 }
 
@@ -200,6 +120,11 @@ pub(super) struct Moment {
 }
 
 impl Moment {
+    /// The rank whose positions the settings with shared positions use.
+    pub(super) fn leader(&self) -> u32 {
+        self.step % self.place.world
+    }
+
     /// The random bits of layer `layer` on rank `rank`.
     pub(super) fn stream(&self, layer: u32, rank: u32) -> Stream {
         Stream { seed: self.seed, step: self.step, layer, rank }
@@ -272,34 +197,34 @@ pub fn aggregate<C: Collective + ?Sized>(
     let (greeting, rest) = workspace.split_at_mut(greeting);
 
     let prepared = prepare(layers, route, moment, rest);
-    let local = prepared.as_ref().map(|room| room.send.len()).map_err(|error| *error);
-    greeting::exchange(collective, local, greeting::fingerprint(place, layers, route, seed, step), greeting)?;
-    let mut room = prepared?;
+    let local = prepared.as_ref().map(|(room, len)| (*len, room.message.len())).map_err(|error| *error);
+    let fingerprint = greeting::fingerprint(place, layers, route, seed, step);
+    let (words, lens) = greeting::exchange(collective, local, fingerprint, greeting)?;
+    let (mut room, _) = prepared?;
 
-    reduce::finish(collective, layers, place, &mut room)?;
-    match route {
-        _ if !layers.iter().any(Layer::is_message) => {}
-        Route::AllGather => gather::finish(collective, layers, place, greeting, &mut room)?,
-        Route::ScatterReduce => scatter::finish(collective, layers, moment, greeting, &mut room)?,
+    reduce::finish(collective, layers, moment, &mut room)?;
+    gather::finish(collective, layers, route, place, lens, &mut room)?;
+    if !room.shares.is_empty() {
+        scatter::finish(collective, layers, moment, words, &mut room)?;
     }
     reduce::keep_factors(layers, room.right);
     Ok(())
 }
 
-/// All that can be done without the others.
+/// All that can be done without the others; also the length of what is to be gathered from this rank.
 fn prepare<'a>(
     layers: &mut [Layer<'_>],
     route: Route,
     moment: Moment,
     workspace: &'a mut [u64],
-) -> Result<Room<'a>, Error> {
+) -> Result<(Room<'a>, usize), Error> {
     let kinds = layers.iter().map(|layer| (layer.setting, layer.gradient.shape(), layer.gradient.values().dtype()));
     let mut room = Room::new(Lens::new(kinds, route, moment.place.world)?, workspace)?;
     layers.iter().try_for_each(Layer::check)?;
     reduce::begin(layers, moment, &mut room)?;
-    match route {
-        Route::AllGather => gather::begin(layers, moment, &mut room)?,
-        Route::ScatterReduce => scatter::begin(layers, moment, &mut room)?,
+    let len = gather::begin(layers, route, moment, &mut room)?;
+    if route == Route::ScatterReduce {
+        scatter::begin(layers, moment, &mut room)?;
     }
-    Ok(room)
+    Ok((room, len))
 }

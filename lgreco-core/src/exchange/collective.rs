@@ -32,7 +32,7 @@ impl From<CollectiveError> for Error {
 /// [`threads`](crate::exchange::threads).
 ///
 /// All workers make the same calls in the same order with the same lengths; which calls, depends on settings and shapes
-/// alone, never on values. A worker that cannot go on must make the others' calls fail rather than wait for ever.
+/// alone, never on values. Only the lengths of an all-gather may depend on values; all workers then know everybody's. A worker that cannot go on must make the others' calls fail rather than wait for ever.
 pub trait Collective {
     /// This worker's number, below [`world_size`](Collective::world_size).
     fn rank(&self) -> u32;

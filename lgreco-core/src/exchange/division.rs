@@ -22,7 +22,7 @@ pub(super) struct Piece {
 
 impl Division {
     pub(super) fn new(layers: impl Iterator<Item = (Setting, Shape)>, world: u32) -> Self {
-        let elements = layers.filter(|(setting, _)| unit(setting).is_some()).map(|(_, shape)| shape.elements() as u64);
+        let elements = layers.filter(|(setting, _)| is_scattered(setting)).map(|(_, shape)| shape.elements() as u64);
         Division { elements: elements.sum(), world }
     }
 
@@ -89,11 +89,16 @@ impl Piece {
     }
 }
 
-/// Tensors are cut at multiples of this many elements; `None`: they do not travel as payloads.
+/// Tensors are cut at multiples of this many elements; `None`: they do not travel in pieces.
 fn unit(setting: &Setting) -> Option<usize> {
     match setting {
         Setting::Qsgd(c) => Some(c.bucket.max(1) as usize),
         Setting::TopK(_) => Some(1),
-        Setting::Dense | Setting::PowerSgd(_) => None,
+        _ => None,
     }
+}
+
+/// Whether it travels in pieces.
+pub(super) fn is_scattered(setting: &Setting) -> bool {
+    unit(setting).is_some()
 }

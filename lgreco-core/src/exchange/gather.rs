@@ -1,54 +1,98 @@
 //! Payloads to everybody.
 
-use super::bucket::{Layer, Moment, Room};
+use super::Route;
+use super::bucket::{Layer, Moment};
 use super::collective::{Collective, Place};
 use super::mean::{add, average};
+use super::workspace::Room;
 use crate::Error;
-use crate::compress::wire::Method;
-use crate::compress::{Compressor, Setting, decode};
+use crate::compress::wire::{Method, Payload};
+use crate::compress::{Compressor, Setting, decode, decode_parsed, stated_len, topk};
+use crate::error::expect_room;
 use crate::gradient::Shape;
 
-/// Writes this rank's message.
-pub(super) fn begin(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+/// Writes this rank's message and returns its length.
+pub(super) fn begin(layers: &[Layer<'_>], route: Route, moment: Moment, room: &mut Room<'_>) -> Result<usize, Error> {
     let mut at = 0;
-    for layer in layers.iter().filter(|layer| layer.is_message()) {
+    for layer in layers.iter().filter(|layer| layer.is_gathered(route)) {
         let stream = moment.stream(layer.index, moment.place.rank);
-        at += layer.setting.encode(&layer.gradient, stream, room.encode, &mut room.send[at..])?;
+        at += layer.setting.encode(&layer.gradient, stream, room.encode, &mut room.message[at..])?;
     }
-    Ok(())
+    Ok(at)
 }
 
-/// Exchanges the messages and sums what they hold, in rank order.
+/// Exchanges the messages, which have these lengths, and sums what they hold, in rank order.
 pub(super) fn finish<C: Collective + ?Sized>(
     collective: &mut C,
     layers: &mut [Layer<'_>],
+    route: Route,
     place: Place,
-    words: &mut [u64],
+    lens: &[u64],
     room: &mut Room<'_>,
 ) -> Result<(), Error> {
-    let len = room.send.len();
-    let lens = &mut words[..place.world as usize];
-    lens.fill(len as u64);
-    collective.all_gather(room.send, lens, room.received)?;
-    let mut at = 0;
-    for layer in layers.iter_mut().filter(|layer| layer.is_message()) {
-        let shape = layer.gradient.shape();
-        let payload_len = layer.setting.payload_len(shape, layer.gradient.values().dtype())?;
-        let decoded = &mut room.decoded[..shape.elements()];
-        for (rank, message) in (0..).zip(room.received.chunks_exact(len)) {
-            let values = if rank == 0 { &mut *layer.mean } else { &mut *decoded };
-            decode_from(rank, &message[at..at + payload_len], &layer.setting, shape, values)?;
+    if room.message.is_empty() {
+        return Ok(());
+    }
+    // Everybody's greeting was checked to announce no more than there is room for.
+    let own = lens[place.rank as usize] as usize;
+    let mut rest = &mut room.received[..lens.iter().sum::<u64>() as usize];
+    collective.all_gather(&room.message[..own], lens, rest)?;
+    for (rank, &len) in (0..).zip(lens) {
+        let message;
+        (message, rest) = rest.split_at_mut(len as usize);
+        let mut unread = &*message;
+        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
+            let failed = |error: Error| Error::PeerMessage { rank, code: error.code() };
+            let payload;
+            (payload, unread) = split(unread, layer).map_err(failed)?;
+            sum_from(rank, payload, layer, room.decoded)?;
             if let (true, Some(own)) = (rank == place.rank, &mut layer.own) {
-                own.copy_from_slice(values);
-            }
-            if rank > 0 {
-                add(layer.mean, decoded);
+                decode(payload, own)?;
             }
         }
-        average(layer.mean, place.world)?;
-        at += payload_len;
+        if !unread.is_empty() {
+            return Err(Error::PeerMessage { rank, code: Error::PayloadBody { what: "" }.code() });
+        }
     }
+    layers.iter_mut().filter(|layer| layer.is_gathered(route)).try_for_each(|layer| average(layer.mean, place.world))
+}
+
+/// Cuts a layer's payload off a message.
+fn split<'a>(message: &'a [u8], layer: &Layer<'_>) -> Result<(&'a [u8], &'a [u8]), Error> {
+    let len = match layer.setting.has_fixed_len() {
+        true => layer.setting.payload_len(layer.gradient.shape(), layer.gradient.values().dtype())?,
+        false => stated_len(message)?,
+    };
+    expect_room("payload bytes", len, message.len())?;
+    Ok(message.split_at(len))
+}
+
+/// Adds what `rank` contributes to the sum, which rank 0 begins.
+fn sum_from(rank: u32, payload: &[u8], layer: &mut Layer<'_>, decoded: &mut [f32]) -> Result<(), Error> {
+    let shape = layer.gradient.shape();
+    if method(&layer.setting) == Method::TopK {
+        if rank == 0 {
+            layer.mean.fill(0.0);
+        }
+        return read_from(rank, payload, &layer.setting, shape, |payload| topk::add(payload, layer.mean));
+    }
+    if rank == 0 {
+        return decode_from(rank, payload, &layer.setting, shape, layer.mean);
+    }
+    let decoded = &mut decoded[..shape.elements()];
+    decode_from(rank, payload, &layer.setting, shape, decoded)?;
+    add(layer.mean, decoded);
     Ok(())
+}
+
+/// What payloads of `setting` say they are.
+const fn method(setting: &Setting) -> Method {
+    match setting {
+        Setting::Dense => Method::Dense,
+        Setting::Qsgd(_) => Method::Qsgd,
+        Setting::TopK(_) | Setting::CltK(_) => Method::TopK,
+        Setting::PowerSgd(_) => Method::PowerSgd,
+    }
 }
 
 /// Decodes a payload that `rank` sent for a tensor of this setting and shape.
@@ -59,15 +103,23 @@ pub(super) fn decode_from(
     shape: Shape,
     values: &mut [f32],
 ) -> Result<(), Error> {
-    let method = match setting {
-        Setting::Dense => Method::Dense,
-        Setting::Qsgd(_) => Method::Qsgd,
-        Setting::TopK(_) => Method::TopK,
-        Setting::PowerSgd(_) => Method::PowerSgd,
+    read_from(rank, payload, setting, shape, |payload| decode_parsed(payload, values))
+}
+
+/// Lets `read` read a payload that `rank` sent for a tensor of this setting and shape.
+fn read_from(
+    rank: u32,
+    payload: &[u8],
+    setting: &Setting,
+    shape: Shape,
+    read: impl FnOnce(&Payload<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let checked = || {
+        let payload = Payload::parse(payload)?;
+        if (payload.header.method, payload.header.shape) != (method(setting), shape) {
+            return Err(Error::PayloadBody { what: "its method or shape is not that of the layer" });
+        }
+        read(&payload)
     };
-    let header = decode(payload, values).map_err(|error| Error::PeerMessage { rank, code: error.code() })?;
-    if (header.method, header.shape) == (method, shape) {
-        return Ok(());
-    }
-    Err(Error::PeerMessage { rank, code: Error::PayloadBody { what: "" }.code() })
+    checked().map_err(|error| Error::PeerMessage { rank, code: error.code() })
 }

@@ -13,36 +13,45 @@ pub(super) const fn words(world: usize) -> usize {
     (WORDS + 1) * world
 }
 
-/// Tells everybody how this rank fared (`local`: the length of its message) and what it is about to do.
+/// Tells everybody how this rank fared (`local`: the length of its message, and the most that any may have) and what it
+/// is about to do. Returns words that are free again, and the lengths of all messages.
 ///
 /// All ranks decide alike. [`Error::Peer`] names the first rank that failed, [`Error::PeerPlan`] the first one that
-/// disagrees with rank 0; a rank that failed itself gets its own error.
-pub(super) fn exchange<C: Collective + ?Sized>(
+/// disagrees with rank 0, [`Error::PeerMessage`] the first that announces too long a message; a rank that failed itself
+/// gets its own error.
+pub(super) fn exchange<'w, C: Collective + ?Sized>(
     collective: &mut C,
-    local: Result<usize, Error>,
+    local: Result<(usize, usize), Error>,
     fingerprint: u64,
-    words: &mut [u64],
-) -> Result<(), Error> {
+    words: &'w mut [u64],
+) -> Result<(&'w mut [u64], &'w mut [u64]), Error> {
     let world = words.len() / (WORDS + 1);
     let (greetings, lens) = words.split_at_mut(WORDS * world);
     lens.fill(8 * WORDS as u64);
     let own = match local {
-        Ok(len) => [0, fingerprint, len as u64],
+        Ok((len, _)) => [0, fingerprint, len as u64],
         Err(error) => [error.code() as u64, fingerprint, 0],
     };
     collective.all_gather(bytemuck::bytes_of(&own.map(u64::to_le)), lens, bytemuck::cast_slice_mut(greetings))?;
-    let greetings = greetings.as_chunks::<WORDS>().0.iter().map(|greeting| greeting.map(u64::from_le));
-    local?;
-    for (rank, [code, ..]) in greetings.clone().enumerate() {
+    let (_, most) = local?;
+    let told = greetings.as_chunks::<WORDS>().0.iter().map(|greeting| greeting.map(u64::from_le));
+    for (rank, [code, ..]) in (0..).zip(told.clone()) {
         if code != 0 {
-            return Err(Error::Peer { rank: rank as u32, code: u32::try_from(code).unwrap_or(u32::MAX) });
+            return Err(Error::Peer { rank, code: u32::try_from(code).unwrap_or(u32::MAX) });
         }
     }
-    let first = greetings.clone().next();
-    match greetings.enumerate().find(|(_, greeting)| Some(*greeting) != first) {
-        Some((rank, _)) => Err(Error::PeerPlan { rank: rank as u32 }),
-        None => Ok(()),
+    let first = told.clone().next().map(|[_, fingerprint, _]| fingerprint);
+    for ((rank, [_, fingerprint, len]), to) in (0..).zip(told).zip(&mut *lens) {
+        if Some(fingerprint) != first {
+            return Err(Error::PeerPlan { rank });
+        }
+        *to = len;
     }
+    if let Some((rank, &len)) = (0..).zip(&*lens).find(|(_, len)| **len > most as u64) {
+        let error = Error::Length { what: "message bytes", expected: most, found: len as usize };
+        return Err(Error::PeerMessage { rank, code: error.code() });
+    }
+    Ok((greetings, lens))
 }
 
 /// 64-bit FNV-1a, a word at a time.
@@ -68,6 +77,7 @@ pub(super) fn fingerprint(place: Place, layers: &[Layer<'_>], route: Route, seed
             Setting::Qsgd(c) => [1, c.bits as u64, c.bucket as u64, c.scale as u64, c.rounding as u64],
             Setting::TopK(c) => [2, c.keep as u64, c.values as u64, 0, 0],
             Setting::PowerSgd(c) => [3, c.rank as u64, 0, 0, 0],
+            Setting::CltK(c) => [4, c.keep as u64, 0, 0, 0],
         };
         for word in [layer.index as u64, shape.rows() as u64, shape.cols() as u64].into_iter().chain(setting) {
             hash.add(word);

@@ -7,13 +7,20 @@
 //! |---|---|---|
 //! | dense | all-reduce | its gradient |
 //! | PowerSGD | all-reduce of `P`, all-reduce of `Q` | `P̂ Q_iᵀ`, its own `Q_i` before averaging |
+//! | CLT-k | broadcast of the leader's positions, all-reduce of the values there | its values at these positions |
 //! | QSGD, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
 //! | QSGD, TopK by [`Route::ScatterReduce`] | all-to-all, all-gather of payloads | its decoded payload, see below |
+//! | payloads whose length depends on the values | all-gather of payloads, whatever the route | its decoded payload |
 //!
-//! Dense values and the `P` of all layers share one all-reduce, payloads of all layers share one message: the payloads
-//! one after the other, in layer order. Before any of them goes one all-gather of 24 bytes per rank: whether the rank's
-//! part went well, a fingerprint of its layers, settings, seed, step and warm-start factors, and its message's length.
-//! A rank that fails (a gradient holds NaN, say) or disagrees is thus named on every rank, and nobody waits for it.
+//! Dense values, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
+//! layers one broadcast; payloads of all layers share one message: the payloads one after the other, in layer order.
+//! Before any of them goes one all-gather of 24 bytes per rank: whether the rank's part went well, a fingerprint of its
+//! layers, settings, seed, step and warm-start factors, and its message's length. A rank that fails (a gradient holds
+//! NaN, say) or disagrees is thus named on every rank, and nobody waits for it. A length is believed only up to the most
+//! that the layers' payloads may take together, and each payload only if it is as long as its header implies.
+//!
+//! An all-reduce moves f32: dense layers of 16-bit gradients travel as 4 bytes per element, twice what their payload
+//! length and so an error table says.
 //!
 //! # The mean
 //! The decoded contributions are summed in f32 and the sum is divided by the number of workers, once, at the end.
@@ -30,18 +37,21 @@
 //! # Source
 //! Vogels et al., "PowerSGD", NeurIPS 2019, Algorithm 1, with the residual of the authors' later code (own `Q`);
 //! Alistarh et al., "QSGD", NeurIPS 2017 (all-gather); Markov et al., "CGX", Middleware 2022 (scatter-reduce); Tang
-//! et al., "DoubleSqueeze", ICML 2019 (error feedback of the second compression).
+//! et al., "DoubleSqueeze", ICML 2019 (error feedback of the second compression); Chen et al., "ScaleCom", NeurIPS 2020
+//! (CLT-k; all layers of a step have one leader).
 
 mod bucket;
 mod collective;
 mod division;
 mod gather;
 mod greeting;
+mod leader;
 mod mean;
 mod reduce;
 mod scatter;
 #[cfg(any(test, feature = "std"))]
 pub mod threads;
+mod workspace;
 
 pub use bucket::{Aggregation, Layer, Route, aggregate, workspace_len};
 pub use collective::{Collective, CollectiveError};

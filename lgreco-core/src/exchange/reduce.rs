@@ -1,8 +1,10 @@
-//! Dense layers and PowerSGD: sums on the wire.
+//! Dense layers, PowerSGD and CLT-k: sums on the wire.
 
-use super::bucket::{Layer, Moment, Room};
-use super::collective::{Collective, Place};
+use super::bucket::{Layer, Moment};
+use super::collective::Collective;
+use super::leader;
 use super::mean::average;
+use super::workspace::Room;
 use crate::Error;
 use crate::compress::Setting;
 use crate::compress::powersgd::{back_project, orthonormalise, project, reconstruct, start_matrix};
@@ -11,17 +13,18 @@ use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
 
 /// Cuts the first `len` values off.
-fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (part, rest) = core::mem::take(values).split_at_mut(len);
     *values = rest;
     part
 }
 
 /// Lengths of a layer's parts of the two buffers.
-fn part_lens(layer: &Layer<'_>) -> (usize, usize) {
+pub(super) fn part_lens(layer: &Layer<'_>) -> (usize, usize) {
     let (shape, rank) = (layer.gradient.shape(), layer.rank());
     match layer.setting {
         Setting::Dense => (shape.elements(), 0),
+        Setting::CltK(clt) => (clt.keep as usize, 0),
         _ => (shape.rows() * rank, shape.cols() * rank),
     }
 }
@@ -33,6 +36,7 @@ pub(super) fn widen(gradient: &Gradient<'_>, values: &mut [f32]) {
 
 /// Fills the buffers with what the first all-reduce sums.
 pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+    leader::begin(layers, moment, room)?;
     let (mut left, mut right) = (&mut *room.left, &mut *room.right);
     for layer in layers {
         let (left_len, right_len) = part_lens(layer);
@@ -49,7 +53,7 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
                 warm_start(layer, moment.stream(layer.index, 0), q)?;
                 project(&layer.gradient, rank, q, room.encode, p)?;
             }
-            Setting::Qsgd(_) | Setting::TopK(_) => {}
+            _ => {}
         }
     }
     Ok(())
@@ -67,37 +71,49 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
     Ok(())
 }
 
-/// Both all-reduces and what comes between and after them. Fails on all ranks or on none.
+/// The broadcast, both all-reduces, and what comes between and after them. Fails on all ranks or on none.
 pub(super) fn finish<C: Collective + ?Sized>(
     collective: &mut C,
     layers: &mut [Layer<'_>],
-    place: Place,
+    moment: Moment,
     room: &mut Room<'_>,
 ) -> Result<(), Error> {
+    let world = moment.place.world;
+    if !room.positions.is_empty() {
+        collective.broadcast(moment.leader(), room.positions)?;
+    }
+    let mut local = leader::fill(layers, moment, room);
+    if local.is_err() {
+        // Tells the others, in the only place they look at.
+        room.left.fill(f32::NAN);
+    }
     if !room.left.is_empty() {
         collective.all_reduce_sum(room.left)?;
     }
     if !room.right.is_empty() {
-        let local = between(layers, room);
+        local = local.and_then(|()| between(layers, room));
         if local.is_err() {
-            // Tells the others, in the only place they look at.
             room.right.fill(f32::NAN);
         }
         collective.all_reduce_sum(room.right)?;
-        local?;
-        average(room.right, place.world)?;
     }
-    let (mut left, mut right) = (&mut *room.left, &mut *room.right);
+    local?;
+    average(room.right, world)?;
+    let (mut left, mut right, mut positions) = (&mut *room.left, &mut *room.right, &mut *room.positions);
     for layer in layers {
         let (left_len, right_len) = part_lens(layer);
         let (p, q) = (take(&mut left, left_len), take(&mut right, right_len));
         match layer.setting {
             Setting::Dense => {
                 layer.mean.copy_from_slice(p);
-                average(layer.mean, place.world)?;
+                average(layer.mean, world)?;
             }
             Setting::PowerSgd(PowerSgd { rank, .. }) => reconstruct(layer.gradient.shape(), rank, p, q, layer.mean)?,
-            Setting::Qsgd(_) | Setting::TopK(_) => {}
+            Setting::CltK(clt) => {
+                average(p, world)?;
+                leader::scatter(&clt, layer, &mut positions, p)?;
+            }
+            _ => {}
         }
     }
     Ok(())

@@ -1,11 +1,12 @@
 //! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
 
-use super::bucket::{Layer, Moment, Room};
+use super::bucket::{Layer, Moment};
 use super::collective::{Collective, Place};
-use super::division::{Division, Piece};
+use super::division::{Division, Piece, is_scattered};
 use super::gather::decode_from;
 use super::mean::{add, average};
 use super::reduce::widen;
+use super::workspace::Room;
 use crate::Error;
 use crate::compress::{Compressor, check_finite, decode};
 use crate::gradient::{Gradient, Values};
@@ -64,14 +65,14 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     let Place { rank, world } = moment.place;
     let division = division(layers, moment.place);
     // Of the whole tensors: this rank's share is not encoded yet, and positions are to be those in the tensor.
-    layers.iter().filter(|layer| layer.is_message()).try_for_each(|layer| check_finite(&layer.gradient))?;
+    layers.iter().filter(|layer| is_scattered(&layer.setting)).try_for_each(|layer| check_finite(&layer.gradient))?;
     let mut first = 0;
     for owner in (0..world).filter(|&owner| owner != rank) {
         let mut end = first;
         for_each(division, owner, layers, |piece, layer, at| {
             let gradient = cut(&layer.gradient, &piece)?;
             end = first + at + piece.payload_len;
-            let payload = &mut room.send[first + at..end];
+            let payload = &mut room.shares[first + at..end];
             piece.setting.encode(&gradient, stream(moment, layer.index, rank, owner), room.encode, payload)?;
             if let Some(own) = &mut layer.own {
                 decode(payload, &mut own[piece.range])?;
@@ -98,21 +99,21 @@ pub(super) fn finish<C: Collective + ?Sized>(
         *len = share_len(division, owner, layers)? as u64;
     }
     let share = lens[rank as usize] as usize;
-    let all = room.send.len();
+    let all = room.shares.len();
 
     let received_lens = &mut words[..world as usize];
     received_lens.fill(share as u64);
     received_lens[rank as usize] = 0;
     lens[rank as usize] = 0;
     let received = &mut room.received[..share * (world as usize - 1)];
-    collective.all_to_all(&room.send[..all - share], lens, received, received_lens)?;
+    collective.all_to_all(&room.shares[..all - share], lens, received, received_lens)?;
     lens[rank as usize] = share as u64;
 
     let local = reduce(division, layers, moment, share, room);
     if let Err(error) = local {
-        refuse(&mut room.send[..share], error);
+        refuse(&mut room.shares[..share], error);
     }
-    collective.all_gather(&room.send[..share], lens, &mut room.received[..all])?;
+    collective.all_gather(&room.shares[..share], lens, &mut room.received[..all])?;
     local?;
 
     let mut first = 0;
@@ -145,7 +146,7 @@ fn check_refusal(owner: u32, share: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// Averages this rank's share, compresses the mean into the front of `room.send` and keeps what that decodes to.
+/// Averages this rank's share, compresses the mean into the front of `room.shares` and keeps what that decodes to.
 fn reduce(
     division: Division,
     layers: &mut [Layer<'_>],
@@ -172,7 +173,7 @@ fn reduce(
             }
         }
         average(mean, world)?;
-        let payload = &mut room.send[at..at + piece.payload_len];
+        let payload = &mut room.shares[at..at + piece.payload_len];
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
         piece.setting.encode(&exact, stream(moment, layer.index, rank, rank), room.encode, payload)?;
         decode(payload, decoded)?;

@@ -1,6 +1,7 @@
 use super::threads::{self, ThreadCollective};
 use super::*;
 use crate::Error;
+use crate::compress::clt::CltK;
 use crate::compress::powersgd::{PowerSgd, start_matrix};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::topk::TopK;
@@ -34,6 +35,10 @@ fn topk(keep: u32) -> Setting {
     Setting::TopK(TopK { keep, values: Dtype::F32 })
 }
 
+fn clt(keep: u32) -> Setting {
+    Setting::CltK(CltK { keep })
+}
+
 const LOW_RANK: Setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
 
 /// A bucket of everything, with layers smaller than a piece, empty ones, and tensors that are cut.
@@ -47,12 +52,16 @@ fn hybrid() -> Vec<(Setting, Shape)> {
         (Setting::Dense, shape(0, 0)),
         (LOW_RANK, shape(5, 1)),
         (Setting::Qsgd(Qsgd { bits: 3, bucket: 100, scale: Scale::MinMax, rounding: Rounding::Nearest }), shape(3, 1)),
+        (clt(7), shape(20, 4)),
         (topk(40), shape(40, 1)),
+        (clt(0), shape(3, 0)),
+        (clt(9), shape(3, 3)),
         (Setting::Dense, shape(3, 5)),
     ]
 }
 
 mod failures;
+mod leader;
 
 const ROUTES: [Route; 2] = [Route::AllGather, Route::ScatterReduce];
 
@@ -69,14 +78,14 @@ fn means_hold_for_1_2_3_and_8_workers() {
 fn a_failing_worker_is_named_on_all_and_the_next_exchange_works() {
     for route in ROUTES {
         check_failure(&case(&hybrid(), 3, route));
-        for setting in [qsgd(4, 16, Rounding::Stochastic), topk(30), LOW_RANK, Setting::Dense] {
+        for setting in [qsgd(4, 16, Rounding::Stochastic), topk(30), LOW_RANK, clt(30), Setting::Dense] {
             check_failure(&case(&[(setting, shape(10, 20))], 4, route));
         }
     }
 }
 
 fn settings() -> impl Strategy<Value = (Setting, Shape)> {
-    (0usize..4, 1usize..12, 1usize..12, 1u8..=8, 1u32..40, any::<bool>(), any::<bool>()).prop_map(
+    (0usize..5, 1usize..12, 1usize..12, 1u8..=8, 1u32..40, any::<bool>(), any::<bool>()).prop_map(
         |(method, rows, cols, bits, number, flag, other)| {
             let shape = shape(rows, cols);
             let setting = match method {
@@ -89,6 +98,7 @@ fn settings() -> impl Strategy<Value = (Setting, Shape)> {
                 }),
                 2 if flag => topk(shape.elements() as u32),
                 2 => topk(number.min(shape.elements() as u32)),
+                3 => clt(number.min(shape.elements() as u32)),
                 _ => Setting::PowerSgd(PowerSgd { rank: 1 + number % 5, iterations: 1 }),
             };
             (setting, shape)
@@ -240,7 +250,7 @@ fn powersgd_warm_start_converges_to_the_best_approximation_of_the_mean() {
 #[test]
 fn sixteen_bit_gradients_are_summed_as_f32() {
     let shape = shape(33, 3);
-    for setting in [Setting::Dense, topk(99), topk(10), qsgd(8, 16, Rounding::Nearest), LOW_RANK] {
+    for setting in [Setting::Dense, topk(99), topk(10), clt(10), qsgd(8, 16, Rounding::Nearest), LOW_RANK] {
         for route in ROUTES {
             let wide = |rank| noise(2, 0, rank, 99).iter().map(|&x| Bf16::from_f32(x).to_f32()).collect::<Vec<_>>();
             let gradients = vec![vec![wide(0)], vec![wide(1)]];

@@ -11,6 +11,7 @@ fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>
         Setting::Dense => then(None),
         Setting::Qsgd(base) => then(Some(Candidates::Qsgd { base, bits: &[base.bits] })),
         Setting::TopK(top) => then(Some(Candidates::TopK { values: top.values, keeps: &[top.keep] })),
+        Setting::CltK(clt) => then(Some(Candidates::CltK { keeps: &[clt.keep] })),
         Setting::PowerSgd(power) => {
             then(Some(Candidates::PowerSgd { iterations: power.iterations, ranks: &[power.rank] }))
         }

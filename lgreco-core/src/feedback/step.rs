@@ -13,8 +13,8 @@ const CORRECTS: u8 = 0;
 const REPLACES: u8 = 1;
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
-    /// Exact number of bytes of a message: the payload under `setting` for gradients of this element type, and one more
-    /// for EF21+.
+    /// Number of bytes of a message: the payload under `setting` for gradients of this element type, and one more for
+    /// EF21+. Exact or a bound as [`Compressor::payload_len`].
     ///
     /// # Errors
     /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK.
@@ -67,21 +67,20 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ) -> Result<usize, Error> {
         let dtype = gradient.values().dtype();
         self.check_shape(gradient.shape())?;
-        let len = self.message_len(setting, dtype)?;
-        expect_room("message bytes", len, message.len())?;
+        let room = self.message_len(setting, dtype)?;
+        expect_room("message bytes", room, message.len())?;
         expect_room("workspace words", self.workspace_len(setting, dtype)?, workspace.len())?;
         expect_len("decoded values", self.shape.elements(), decoded.len())?;
-        let message = &mut message[..len];
+        let message = &mut message[..room];
         if let Rule::Ef21Plus = self.rule {
-            self.step_plus(setting, gradient, stream, workspace, message, decoded)?;
-            return Ok(len);
+            return self.step_plus(setting, gradient, stream, workspace, message, decoded);
         }
         self.offer(gradient, decoded)?;
         if let (Rule::Mixed(_), Setting::TopK(top)) = (self.rule, setting) {
             mixed::restrict(self, top.keep, gradient, workspace, decoded)?;
         }
-        encode(setting, self.shape, decoded, dtype, stream, workspace, message)?;
-        decode(message, decoded)?;
+        let len = encode(setting, self.shape, decoded, dtype, stream, workspace, message)?;
+        decode(&message[..len], decoded)?;
         self.advance(self.rule.law(), gradient, decoded, stream)?;
         Ok(len)
     }
@@ -95,28 +94,30 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         workspace: &mut [u64],
         message: &mut [u8],
         decoded: &mut [f32],
-    ) -> Result<(), Error> {
+    ) -> Result<usize, Error> {
         let (flag, payload) = message.split_at_mut(1);
         let (replacement, workspace) = workspace.split_at_mut(payload.len().div_ceil(8));
         let replacement = &mut bytemuck::cast_slice_mut::<u64, u8>(replacement)[..payload.len()];
         let distance = |memory: &Self, decoded: &[f32], from_memory| with_elements!(gradient.values(), g => memory.squared_distance(g, decoded, from_memory));
 
-        setting.encode(gradient, payload_stream(setting, stream), workspace, replacement)?;
-        decode(replacement, decoded)?;
+        let replacement_len = setting.encode(gradient, payload_stream(setting, stream), workspace, replacement)?;
+        decode(&replacement[..replacement_len], decoded)?;
         let replaced = distance(self, decoded, false);
         self.offer(gradient, decoded)?;
-        encode(setting, self.shape, decoded, gradient.values().dtype(), stream, workspace, payload)?;
-        decode(payload, decoded)?;
+        let mut len = encode(setting, self.shape, decoded, gradient.values().dtype(), stream, workspace, payload)?;
+        decode(&payload[..len], decoded)?;
         let law = if replaced < distance(self, decoded, true) {
-            payload.copy_from_slice(replacement);
-            decode(payload, decoded)?;
+            len = replacement_len;
+            payload[..len].copy_from_slice(&replacement[..len]);
+            decode(&payload[..len], decoded)?;
             flag[0] = REPLACES;
             Law::Replace
         } else {
             flag[0] = CORRECTS;
             Law::Correct
         };
-        self.advance(law, gradient, decoded, stream)
+        self.advance(law, gradient, decoded, stream)?;
+        Ok(1 + len)
     }
 
     /// The receiving end of EF21 and EF21+: applies a sender's message to the copy of its estimate, which both ends

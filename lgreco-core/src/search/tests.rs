@@ -29,6 +29,7 @@ fn labels_settings_and_sizes_belong_together() {
             Setting::Qsgd(_) => 1,
             Setting::TopK(_) => 2,
             Setting::PowerSgd(_) => 3,
+            other => panic!("{other} is not searched"),
         }] += 1;
         match setting {
             Setting::TopK(top) => {

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
-use crate::compress::{Setting, topk::TopK};
+use crate::compress::{Setting, clt::CltK, topk::TopK};
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Layer, Route, aggregate, workspace_len};
 use crate::gradient::{Dtype, Gradient, Shape, Values};
@@ -109,8 +109,8 @@ fn grid(qsgd: Qsgd, values: &[f32]) -> Vec<(f64, f64)> {
 
 /// Runs the case and checks all that holds whatever the values: all ranks end with the same bits; the mean of the
 /// contributions is the mean; dense layers and TopK that keeps everything are exact up to rounding, TopK contributes
-/// the largest elements, QSGD errs by no more than its levels are apart; and without random bits the order of the
-/// ranks does not matter.
+/// the largest elements, CLT-k those at the positions of the leader's largest, QSGD errs by no more than its levels are
+/// apart; and without random bits and leaders the order of the ranks does not matter.
 ///
 /// # Panics
 /// When something does not hold, or a gradient is not finite.
@@ -133,7 +133,7 @@ pub fn check(case: &Case) {
         }
         check_errors(case, l, &outcomes, &rounding);
         let random = matches!(setting, Setting::Qsgd(Qsgd { rounding: Rounding::Stochastic, .. }));
-        let stable = !matches!(setting, Setting::PowerSgd(_)) && !random;
+        let stable = !matches!(setting, Setting::PowerSgd(_) | Setting::CltK(_)) && !random;
         if stable && (case.route == Route::AllGather || setting == Setting::Dense) {
             for i in 0..mean.len() {
                 let off = (mean[i] as f64 - rotated.mean[l][i] as f64).abs();
@@ -185,6 +185,20 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 let mut kept = vec![0.0; gradient.len()];
                 order(gradient)[..keep as usize].iter().for_each(|&i| kept[i] = gradient[i]);
                 assert_eq!(bits(&outcome.own[l]), bits(&kept), "topk contributes the largest elements");
+            }
+        }
+        Setting::CltK(CltK { keep }) => {
+            let leader = &case.gradients[(case.step % case.world()) as usize][l];
+            let mut chosen = vec![false; leader.len()];
+            order(leader)[..keep as usize].iter().for_each(|&i| chosen[i] = true);
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                let there: Vec<f32> = gradient.iter().zip(&chosen).map(|(&x, &c)| if c { x } else { 0.0 }).collect();
+                assert_eq!(bits(&outcome.own[l]), bits(&there), "clt-k contributes values at the leader's positions");
+            }
+            for i in 0..mean.len() {
+                // Selecting commutes with averaging.
+                let expected = if chosen[i] { exact[i] } else { 0.0 };
+                assert!((mean[i] as f64 - expected).abs() <= rounding[i], "clt-k: element {i} is {}", mean[i]);
             }
         }
         Setting::Qsgd(qsgd) => {

@@ -2,7 +2,7 @@
 
 use super::{body_len, effective_rank};
 use crate::Error;
-use crate::compress::wire::{Method, Payload};
+use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::linalg::{self, Columns};
 
@@ -33,7 +33,25 @@ use crate::linalg::{self, Columns};
 /// # Complexity
 /// O(rows · cols · r), no workspace, 32 KiB of stack.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    let header = payload.header;
+    let len = stated(&payload.header)?;
+    let (shape, rank) = (payload.header.shape, payload.header.parameter as usize);
+    expect_len("decoded values", shape.elements(), values.len())?;
+    let words = payload.body_of_len(len)?.as_chunks::<4>().0;
+    if !words.iter().all(|&x| f32::from_le_bytes(x).is_finite()) {
+        return Err(Error::PayloadBody { what: "a factor is not finite" });
+    }
+    let (p, q) = words.split_at(rank * shape.rows());
+    let p = Columns { values: p, len: shape.rows() };
+    let q = Columns { values: q, len: shape.cols() };
+    if linalg::reconstruct(p, q, rank, shape.cols(), values) {
+        Ok(())
+    } else {
+        Err(Error::Overflow { what: "the product of the factors" })
+    }
+}
+
+/// Bytes of the body that a header implies.
+pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
     let expect = |what, expected: u8, found: u8| {
         if expected == found {
             Ok(())
@@ -47,17 +65,5 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     if rank != effective_rank(shape, header.parameter) || (rank == 0 && shape.elements() > 0) {
         return Err(Error::PayloadBody { what: "the rank does not fit the shape" });
     }
-    expect_len("decoded values", shape.elements(), values.len())?;
-    let words = payload.body_of_len(body_len(shape, rank)?)?.as_chunks::<4>().0;
-    if !words.iter().all(|&x| f32::from_le_bytes(x).is_finite()) {
-        return Err(Error::PayloadBody { what: "a factor is not finite" });
-    }
-    let (p, q) = words.split_at(rank * shape.rows());
-    let p = Columns { values: p, len: shape.rows() };
-    let q = Columns { values: q, len: shape.cols() };
-    if linalg::reconstruct(p, q, rank, shape.cols(), values) {
-        Ok(())
-    } else {
-        Err(Error::Overflow { what: "the product of the factors" })
-    }
+    body_len(shape, rank)
 }

@@ -29,6 +29,7 @@ mod start;
 mod steps;
 
 pub use decode::decode;
+pub(super) use decode::stated;
 pub use encode::encode_warm;
 pub use measure::{measure, measure_workspace_len};
 pub use start::start_matrix;

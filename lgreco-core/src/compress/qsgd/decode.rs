@@ -4,14 +4,13 @@ use super::grid::{inverse_levels, point};
 use super::{BLOCK, Qsgd, Rounding, Scale};
 use crate::Error;
 use crate::compress::bits;
-use crate::compress::wire::{Method, Payload};
+use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::simd::{Kernel, dispatch};
 
 impl Qsgd {
     /// The compressor a header describes, but for the rounding, which does not matter any more.
-    fn from_header(payload: &Payload<'_>) -> Result<Self, Error> {
-        let header = payload.header;
+    fn from_header(header: &Header) -> Result<Self, Error> {
         if header.method != Method::Qsgd {
             return Err(Error::PayloadHeader {
                 what: "method",
@@ -55,7 +54,7 @@ impl Qsgd {
 /// # Complexity
 /// O(elements), no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    let qsgd = Qsgd::from_header(payload)?;
+    let qsgd = Qsgd::from_header(&payload.header)?;
     let elements = payload.header.shape.elements();
     expect_len("decoded values", elements, values.len())?;
     let (scales_len, codes_len) = qsgd.body_lens(elements)?;
@@ -65,6 +64,12 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
         return Err(Error::PayloadBody { what: "unused bits of the last byte are set" });
     }
     dispatch(Decode { qsgd, scales: scales.as_chunks::<4>().0, codes, values })
+}
+
+/// Bytes of the body that a header implies.
+pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
+    let (scales, codes) = Qsgd::from_header(header)?.body_lens(header.shape.elements())?;
+    Ok(scales + codes)
 }
 
 struct Decode<'a> {

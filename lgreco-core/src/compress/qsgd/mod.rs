@@ -38,6 +38,7 @@ mod measure;
 pub(crate) mod random;
 
 pub use decode::decode;
+pub(super) use decode::stated;
 pub use measure::measure;
 
 use super::wire::{HEADER_LEN, Header, Method};

@@ -1,9 +1,9 @@
 //! Encoding: find the k-th largest magnitude, then write what reaches it.
 
-use super::positions::{Layout, Writer};
-use super::value::{WireValue, with_wire_type};
 use super::{TopK, body_len, check_keep};
 use crate::Error;
+use crate::compress::positions::{Layout, Writer};
+use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::error::expect_room;
 use crate::gradient::{Element, Gradient, with_elements};
@@ -32,25 +32,62 @@ pub(super) fn encode(
     let positions = Writer::new(layout, positions);
     if top.keep > 0 {
         with_elements!(gradient.values(), v => {
-            let cut = match layout {
-                Layout::All => select::check_finite(v).map(|()| Cut { magnitude: 0, ties: u32::MAX })?,
-                _ => select::kth_largest_magnitude(v, top.keep, workspace)?,
-            };
-            with_wire_type!(top.values, V => write::<_, V>(v, cut, bytemuck::cast_slice_mut(workspace), values, positions)?)
+            let cut = cut(v, layout, top.keep, workspace)?;
+            let indices = bytemuck::cast_slice_mut(workspace);
+            with_wire_type!(top.values, V => write::<_, V>(v, cut, indices, values, positions)?)
         });
     }
     Ok(len)
 }
 
-/// Writes the elements above `cut` and the first of its ties.
+/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1.
+pub(in crate::compress) fn write_positions<T: Element>(
+    elements: &[T],
+    layout: Layout,
+    keep: u32,
+    workspace: &mut [u64],
+    positions: Writer<'_>,
+) -> Result<(), Error> {
+    let cut = cut(elements, layout, keep, workspace)?;
+    choose(elements, cut, bytemuck::cast_slice_mut(workspace), positions, |_, _| Ok(()))
+}
+
+/// Where the kept elements end; `Err` with the first that is not finite.
+fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
+    match layout {
+        Layout::All => select::check_finite(values).map(|()| Cut { magnitude: 0, ties: u32::MAX }),
+        _ => select::kth_largest_magnitude(values, keep, workspace),
+    }
+}
+
+/// Writes the elements above `cut` and the first of its ties, and their positions.
 fn write<T: Element, V: WireValue>(
     elements: &[T],
     cut: Cut,
     indices: &mut [u32],
     values: &mut [u8],
-    mut positions: Writer<'_>,
+    positions: Writer<'_>,
 ) -> Result<(), Error> {
     let mut slots = values.chunks_exact_mut(size_of::<V>());
+    choose(elements, cut, indices, positions, |index, value| {
+        if V::put(value, slots.next().unwrap_or_default()) {
+            return Ok(());
+        }
+        Err(Error::ElementOverflow { index, value })
+    })
+}
+
+/// Writes the positions of the elements above `cut` and of the first of its ties, and hands each to `take`.
+///
+/// `indices` has room for one per element, [`STRETCH`] at most.
+#[inline(always)]
+fn choose<T: Element>(
+    elements: &[T],
+    cut: Cut,
+    indices: &mut [u32],
+    mut positions: Writer<'_>,
+    mut take: impl FnMut(usize, f32) -> Result<(), Error>,
+) -> Result<(), Error> {
     let Cut { magnitude, mut ties } = cut;
     for (at, stretch) in (0..).step_by(STRETCH).zip(elements.chunks(STRETCH)) {
         // When the ties are used up, only larger magnitudes remain to be found.
@@ -65,10 +102,7 @@ fn write<T: Element, V: WireValue>(
                 }
                 ties -= 1;
             }
-            let slot = slots.next().unwrap_or_default();
-            if !V::put(value, slot) {
-                return Err(Error::ElementOverflow { index: at + index as usize, value });
-            }
+            take(at + index as usize, value)?;
             indices[kept] = at as u32 + index;
             kept += 1;
         }

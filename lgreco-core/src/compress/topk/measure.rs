@@ -1,8 +1,8 @@
 //! The row of the error table: the squared error of every k in about one pass.
 
 use super::check_keep;
-use super::value::{WireValue, with_wire_type};
 use crate::Error;
+use crate::compress::value::{WireValue, with_wire_type};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{self, Bracket};

@@ -1,7 +1,7 @@
 //! TopK: the k largest magnitudes of a tensor, with their positions.
 //!
 //! # Payload body
-//! `parameter` is k. `variant` holds the value type in bits 0–1 (a [`Dtype`] discriminant) and the position layout in
+//! `parameter` is k, 0 where nothing is sent ([`TopK`] itself sends at least one). `variant` holds the value type in bits 0–1 (a [`Dtype`] discriminant) and the position layout in
 //! bits 2–3; the others are 0.
 //!
 //! | bytes | content |
@@ -25,21 +25,22 @@
 mod decode;
 mod encode;
 mod measure;
-mod positions;
 #[cfg(test)]
 mod tests;
-mod value;
 
+pub(crate) use decode::add;
 pub use decode::decode;
+pub(super) use decode::stated;
+pub(super) use encode::write_positions;
 pub use measure::{measure, measure_workspace_len};
 
 use super::Compressor;
+use super::positions::Layout;
 use super::wire::HEADER_LEN;
 use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 use crate::select;
-use positions::Layout;
 
 /// Keeps the `keep` elements of largest magnitude; of equal magnitudes, those with the lowest positions.
 ///
@@ -95,7 +96,7 @@ impl TopK {
 }
 
 /// `Err` unless `keep` elements of `elements` can be kept.
-fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
+pub(super) fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
     if keep as usize <= elements && (keep > 0 || elements == 0) {
         return Ok(());
     }
