@@ -11,7 +11,7 @@ pub struct Batch {
     pub targets: Tensor,
 }
 
-/// Which part of the random numbers of a batch: apart from those of compression, which `lgreco_core` draws.
+/// Numbers below a bound for a batch; other random bits than those of compression, noise and starting values.
 fn draw(seed: u64, step: u32, rank: u32) -> impl Fn(usize, usize) -> usize {
     let stream = Stream { seed: seed ^ u64::from_le_bytes(*b"batches "), step, layer: 0, rank };
     move |index, below| (stream.word(index as u64) as u64 * below as u64 >> 32) as usize
@@ -75,8 +75,14 @@ impl Text {
 }
 
 const PIXELS: usize = 64;
+const NOISE: f32 = 2.0;
 
-/// UCI's digits; every fifth image is for validation.
+fn noise(seed: u64, step: u32, rank: u32) -> Stream {
+    Stream { seed: seed ^ u64::from_le_bytes(*b"noise   "), step, layer: 0, rank }
+}
+
+/// UCI's digits under noise, without which a network soon makes no more mistakes to compare; every fifth image is for
+/// validation.
 pub struct Digits {
     images: &'static [[u8; PIXELS + 1]],
 }
@@ -87,27 +93,32 @@ impl Digits {
         Digits { images: include_bytes!("../data/digits.bin").as_chunks().0 }
     }
 
-    fn batch<'a>(images: impl ExactSizeIterator<Item = &'a [u8; PIXELS + 1]> + Clone) -> Result<Batch> {
+    /// With noise uniform in ± [`NOISE`], paper and ink being −1 and 1.
+    fn batch<'a>(images: impl ExactSizeIterator<Item = &'a [u8; PIXELS + 1]> + Clone, noise: Stream) -> Result<Batch> {
         let count = images.len();
-        let pixels: Vec<f32> =
-            images.clone().flat_map(|image| &image[..PIXELS]).map(|&ink| ink as f32 / 8.0 - 1.0).collect();
-        let labels: Vec<u32> = images.map(|image| image[PIXELS] as u32).collect();
+        let pixels = images.clone().flat_map(|image| &image[..PIXELS]).zip(0..).map(|(&ink, index)| {
+            let unit = noise.word(index) as f32 / u32::MAX as f32;
+            ink as f32 / 8.0 - 1.0 + NOISE * (2.0 * unit - 1.0)
+        });
+        let labels: Vec<u32> = images.clone().map(|image| image[PIXELS] as u32).collect();
         Ok(Batch {
-            inputs: Tensor::from_vec(pixels, (count, 1, 8, 8), &Device::Cpu)?,
+            inputs: Tensor::from_vec(pixels.collect(), (count, 1, 8, 8), &Device::Cpu)?,
             targets: Tensor::from_vec(labels, count, &Device::Cpu)?,
         })
     }
 
     /// Random images of worker `rank`'s own share.
     pub fn training(&self, size: usize, seed: u64, step: u32, rank: u32, world: u32) -> Result<Batch> {
-        let images: Vec<_> = self.images.iter().enumerate().filter(|(i, _)| i % 5 != 0).map(|(_, image)| image).collect();
+        let images: Vec<_> =
+            self.images.iter().enumerate().filter(|(i, _)| i % 5 != 0).map(|(_, image)| image).collect();
         let shard = images.len() / world as usize;
         let draw = draw(seed, step, rank);
-        Digits::batch((0..size).map(|i| images[shard * rank as usize + draw(i, shard)]))
+        let chosen: Vec<_> = (0..size).map(|i| images[shard * rank as usize + draw(i, shard)]).collect();
+        Digits::batch(chosen.into_iter(), noise(seed, step, rank))
     }
 
-    /// All images that are never trained on.
-    pub fn validation(&self) -> Result<Vec<Batch>> {
-        Ok(vec![Digits::batch(self.images.iter().step_by(5))?])
+    /// All images that are never trained on, each `count` times under the same noise in every run.
+    pub fn validation(&self, count: u32) -> Result<Vec<Batch>> {
+        (0..count).map(|index| Digits::batch(self.images.iter().step_by(5), noise(0, index, u32::MAX))).collect()
     }
 }

@@ -92,7 +92,7 @@ impl Task {
     pub fn validation(&self) -> Result<Vec<Batch>> {
         match &self.data {
             Data::Text { text, size, .. } => text.validation(16, 16, size.context),
-            Data::Digits { digits, .. } => digits.validation(),
+            Data::Digits { digits, .. } => digits.validation(4),
         }
     }
 }
