@@ -3,6 +3,7 @@
 use super::Uncompressed;
 use crate::Error;
 use crate::compress::Setting;
+use crate::compress::clt::CltK;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::topk::TopK;
@@ -36,6 +37,7 @@ impl Choice {
             }
             Setting::TopK(c) => [2, c.values as u64, c.keep as u64],
             Setting::PowerSgd(c) => [3, c.iterations as u64, c.rank as u64],
+            Setting::CltK(c) => [4, 0, c.keep as u64],
         };
         let reason = self.uncompressed.map_or(0, |why| why as u64 + 1);
         [method | reason << 8 | parameters << 16, number]
@@ -56,6 +58,7 @@ impl Choice {
             }),
             2 => Setting::TopK(TopK { keep: number, values: Dtype::from_code(byte(0)).map_err(|_| wrong)? }),
             3 => Setting::PowerSgd(PowerSgd { rank: number, iterations: parameters as u32 }),
+            4 => Setting::CltK(CltK { keep: number }),
             _ => return Err(wrong),
         };
         let uncompressed = match (words[0] >> 8) as u8 {
