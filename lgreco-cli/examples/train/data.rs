@@ -75,7 +75,7 @@ impl Text {
 }
 
 const PIXELS: usize = 64;
-const NOISE: f32 = 2.0;
+const NOISE: f32 = 1.5;
 
 fn noise(seed: u64, step: u32, rank: u32) -> Stream {
     Stream { seed: seed ^ u64::from_le_bytes(*b"noise   "), step, layer: 0, rank }

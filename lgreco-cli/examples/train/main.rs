@@ -15,8 +15,6 @@ mod picture;
 mod report;
 mod schemes;
 mod task;
-#[cfg(test)]
-mod tests;
 mod transformer;
 mod worker;
 

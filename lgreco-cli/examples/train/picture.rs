@@ -2,6 +2,7 @@
 
 use crate::report::Row;
 use crate::schemes::METHODS;
+use crate::worker::Failure;
 use plotters::prelude::*;
 
 const PANEL: (u32, u32) = (460, 360);
@@ -22,10 +23,10 @@ const COLOURS: [(&str, RGBColor); 9] = [
     ("scalecom", RGBColor(0xd9, 0x53, 0x3c)),
 ];
 
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 /// Draws all runs.
-pub fn svg(rows: &[Row]) -> Result<String, Box<dyn std::error::Error>> {
+pub fn svg(rows: &[Row]) -> Result<String, Failure> {
     let mut models: Vec<&str> = rows.iter().map(|row| row.model).collect();
     models.dedup();
     let size = (PANEL.0 * METHODS.len() as u32, PANEL.1 * models.len() as u32 + LEGEND);
@@ -60,10 +61,7 @@ fn colour(scheme: &str) -> RGBColor {
     COLOURS.iter().find(|(name, _)| *name == scheme).map_or(INK, |(_, colour)| *colour)
 }
 
-fn legend<DB: DrawingBackend>(area: &DrawingArea<DB, plotters::coord::Shift>) -> Drawn
-where
-    DB::ErrorType: 'static,
-{
+fn legend(area: &Area<'_>) -> Result<(), Failure> {
     for (index, (name, colour)) in COLOURS.iter().enumerate() {
         let x = 24 + 150 * index as i32;
         area.draw(&PathElement::new([(x, 28), (x + 20, 28)], colour.stroke_width(3)))?;
@@ -72,11 +70,7 @@ where
     Ok(())
 }
 
-fn panel<DB: DrawingBackend>(area: &DrawingArea<DB, plotters::coord::Shift>, title: &str, rows: &[&Row]) -> Drawn
-where
-    DB::ErrorType: 'static,
-{
-    // Before compression begins all runs are the same.
+fn panel(area: &Area<'_>, title: &str, rows: &[&Row]) -> Result<(), Failure> {
     let points = |row: &Row| -> Vec<(f64, f64)> { row.curve.iter().map(|&(x, y)| (x as f64, y as f64)).collect() };
     let all = || rows.iter().flat_map(|row| points(row));
     let span = |values: &mut dyn Iterator<Item = f64>| {

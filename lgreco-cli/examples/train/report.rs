@@ -1,6 +1,5 @@
 //! Results as a table and as JSON.
 
-use crate::schemes::Scheme;
 use serde::Serialize;
 
 /// One run.

@@ -2,9 +2,8 @@
 
 use crate::task::Task;
 use lgreco_core::adapt::{Accordion, Config, Policy, Schedule, Tensor};
-use lgreco_core::compress::{Setting, cltk::CltK};
+use lgreco_core::compress::{Setting, clt::CltK};
 use lgreco_core::feedback::Residual;
-use lgreco_core::gradient::Dtype;
 use lgreco_core::plan::Solver;
 use lgreco_core::search::{Method, Search};
 use std::sync::LazyLock;
@@ -75,7 +74,9 @@ impl Scheme {
             "uniform" => Policy::Uniform,
             "k-means" => Policy::KMeans { clusters: 6 },
             "accordion" => Policy::Accordion(accordion),
-            "scalecom" => Policy::Fixed(tensors.iter().map(|tensor| scalecom(tensor, &config.search)).collect()),
+            "scalecom" => {
+                Policy::Fixed(tensors.iter().map(|tensor| scalecom(tensor, &config.search)).collect::<Result<_, _>>()?)
+            }
             "l-greco+accordion" => Policy::LGreco { solver, accordion: Some(accordion) },
             _ => Policy::LGreco { solver, accordion: None },
         };
@@ -87,6 +88,14 @@ impl Scheme {
         config.clock = Some(seconds);
         Ok(config)
     }
+}
+
+/// As many elements as TopK would keep, chosen by a leader.
+fn scalecom(tensor: &Tensor, search: &Search) -> Result<Setting, lgreco_core::Error> {
+    Ok(match search.uniform(tensor.dims(), tensor.dtype())? {
+        Setting::TopK(top) => Setting::CltK(CltK { keep: top.keep }),
+        dense => dense,
+    })
 }
 
 fn seconds() -> f64 {

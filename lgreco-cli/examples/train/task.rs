@@ -48,7 +48,7 @@ impl Task {
         let (context, width, depth) = if quick { (64, 64, 2) } else { (64, 96, 3) };
         let size = Size { vocabulary: text.vocabulary, context, width, heads: HEADS, depth };
         let steps = if quick { 300 } else { 1200 };
-        let data = Data::Text { text, size, windows: 4 };
+        let data = Data::Text { text, size, windows: 2 };
         Task { name: "transformer", steps, rule: Rule::AdamW, peak: 3e-3, data }
     }
 
@@ -92,7 +92,7 @@ impl Task {
     pub fn validation(&self) -> Result<Vec<Batch>> {
         match &self.data {
             Data::Text { text, size, .. } => text.validation(16, 16, size.context),
-            Data::Digits { digits, .. } => digits.validation(4),
+            Data::Digits { digits, .. } => digits.validation(2),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::optimiser::Optimiser;
 use crate::schemes::Scheme;
 use crate::task::{Model, Task};
-use lgreco_core::adapt::{Controller, Tensor};
+use lgreco_core::adapt::{Controller, Report, Tensor};
 use lgreco_core::exchange::Collective;
 use lgreco_core::gradient::{Dtype, ValuesMut};
 use std::error::Error;
@@ -38,13 +38,12 @@ pub struct Totals {
     pub planning: f64,
 }
 
-/// All that a stopped worker needs to go on.
-#[derive(Clone)]
-pub struct Checkpoint {
-    step: u32,
-    parameters: Vec<Vec<f32>>,
-    optimiser: Optimiser,
-    controller: Vec<u8>,
+impl Totals {
+    fn add(&mut self, report: &Report) {
+        self.bytes += report.bytes_out;
+        self.uncompressed += report.bytes_in;
+        self.planning += report.seconds.filter(|_| report.switched).map_or(0.0, |seconds| seconds.planning);
+    }
 }
 
 impl<'a, C: Collective> Worker<'a, C> {
@@ -69,11 +68,11 @@ impl<'a, C: Collective> Worker<'a, C> {
             let mut gradients = self.model.parameters.gradients(&self.model.loss(&batch)?)?;
             let rate = self.task.rate(self.step);
 
+            // So that waiting for the slowest worker does not pass for planning.
+            self.collective.all_reduce_sum(&mut [])?;
             let mut views: Vec<ValuesMut> = gradients.iter_mut().map(|g| ValuesMut::from(&mut g[..])).collect();
-            let report = self.controller.step(&mut self.collective, &mut views, rate as f64)?;
-            self.totals.bytes += report.bytes_sent;
-            self.totals.uncompressed += report.uncompressed_bytes;
-            self.totals.planning += report.planning_seconds;
+            let report = self.controller.step(&mut self.collective, &mut views, rate.into())?;
+            self.totals.add(&report);
 
             let mut values = self.model.parameters.values()?;
             self.optimiser.step(&mut values, &gradients, rate);
