@@ -66,6 +66,7 @@ impl Choice {
             reason => Some(*Uncompressed::ALL.get(reason as usize - 1).ok_or(wrong)?),
         };
         let choice = Choice { setting, uncompressed };
-        if choice.encode() == words { Ok(choice) } else { Err(wrong) }
+        let told = uncompressed.is_some() == (setting == Setting::Dense);
+        if told && choice.encode() == words { Ok(choice) } else { Err(wrong) }
     }
 }

@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 /// config.schedule.warmup = 500;
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Who decides how hard each layer is compressed; L-GreCo with the exact solver unless set.
     pub policy: Policy,

@@ -5,7 +5,7 @@ use super::agreement::{self, Hash, agree};
 use super::buckets::{Buckets, Moment, workspace};
 use super::codes::Choice;
 use super::decide::{Answer, Question, uniform};
-use super::layer::{LayerState, bytes_out};
+use super::layer::{LayerState, Switch, bytes_out};
 use super::window::Window;
 use super::{Cause, Config, Decision, Metrics, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel};
 use super::{decision, metrics};
@@ -83,7 +83,7 @@ impl Controller {
         let mut controller = Controller {
             rank,
             world,
-            states: tensors.iter().map(|_| LayerState::new()).collect(),
+            states: tensors.iter().map(|_| LayerState::new(&config.policy)).collect(),
             step: 0,
             due: adapts.then_some(config.schedule.warmup),
             window: Window { steps: 0, means },
@@ -205,7 +205,8 @@ impl Controller {
     /// What all ranks must agree on at this step.
     fn fingerprint(&self, learning_rate: f64) -> u64 {
         let rate = if self.config.accordion().is_some() { learning_rate } else { 0.0 };
-        [self.plan, self.step, rate.to_bits()].into_iter().fold(Hash(self.identity), Hash::add).0
+        let schedule = [self.step, self.due.unwrap_or(u64::MAX), self.window.steps];
+        [self.plan, rate.to_bits()].into_iter().chain(schedule).fold(Hash(self.identity), Hash::add).0
     }
 
     fn plan_hash(&self) -> u64 {
@@ -282,7 +283,7 @@ impl Controller {
 
     /// Gives every layer its new setting, on all ranks or on none.
     fn switch<C: Collective + ?Sized>(&mut self, collective: &mut C, choices: &[Choice]) -> Result<(), Error> {
-        let prepared = self.prepare(choices);
+        let prepared = self.prepare(&self.states, choices, self.step);
         let ready = prepared.as_ref().map(|_| false).map_err(|error| *error);
         agree(collective, ready, self.step, &mut self.words)?;
         let (switches, room) = prepared?;
@@ -292,16 +293,29 @@ impl Controller {
         Ok(())
     }
 
-    pub(super) fn prepare(&self, choices: &[Choice]) -> Result<(Vec<super::layer::Switch>, Vec<u64>), Error> {
-        let layers = self.states.iter().zip(&self.tensors).zip(choices).enumerate();
+    /// What giving `states` the settings `choices` at `step` needs: the parts that change, and the workspace.
+    pub(super) fn prepare(
+        &self,
+        states: &[LayerState],
+        choices: &[Choice],
+        step: u64,
+    ) -> Result<(Vec<Switch>, Vec<u64>), Error> {
+        let layers = states.iter().zip(&self.tensors).zip(choices).enumerate();
         let switches = layers.map(|(layer, ((state, tensor), &choice))| {
-            let (seed, step) = (self.config.search.seed, self.step as u32);
+            let (seed, step) = (self.config.search.seed, step as u32);
             state.prepare(choice, &self.config, tensor, Stream { seed, step, layer: layer as u32, rank: self.rank })
         });
         let switches = switches.collect::<Result<Vec<_>, _>>()?;
         let setting = |layer: usize| choices[layer].setting;
         let words = self.buckets.workspace_len(&self.tensors, setting, self.config.route, self.world)?;
         Ok((switches, workspace(words)?))
+    }
+
+    /// Takes over layers that were loaded.
+    pub(super) fn install(&mut self, states: Vec<LayerState>, room: Vec<u64>) {
+        self.states = states;
+        self.buckets.resize(room);
+        self.plan = self.plan_hash();
     }
 
     fn exchange<C: Collective + ?Sized>(
@@ -383,6 +397,24 @@ impl Controller {
     /// A pass over the layer's residual.
     pub fn metrics(&self, layer: usize) -> Metrics<'_> {
         metrics::of(&self.tensors[layer], &self.states[layer])
+    }
+
+    /// Writes layer `layer`'s residual on this rank to `values`, row-major; zeros without one.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `values` has not one place per element.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn residual(&self, layer: usize, values: &mut [f32]) -> Result<(), Error> {
+        match &self.states[layer].memory {
+            Some(memory) => memory.values(values),
+            None => {
+                expect_len("residual values", self.tensors[layer].shape.elements(), values.len())?;
+                values.fill(0.0);
+                Ok(())
+            }
+        }
     }
 
     /// Number of buckets; the same at all times.

@@ -107,7 +107,7 @@ impl Decision {
         Decision { step, cause, plan: None, default_size, uncompressed_size, fit: None, slower: 0, not_contractive: 0 }
     }
 
-    const WORDS: usize = 10;
+    pub(super) const WORDS: usize = 10;
 
     pub(super) fn encode(&self) -> [u64; Self::WORDS] {
         let plan = self.plan.unwrap_or(Summary { size: 0, lower_bound: 0, error: 0.0, budget: 0.0 });

@@ -1,7 +1,7 @@
 //! What one rank keeps of one layer, and what survives a new setting.
 
 use super::codes::Choice;
-use super::{Config, Tensor, Uncompressed};
+use super::{Config, Policy, Tensor, Uncompressed};
 use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::feedback::{Aggregation, Memory, Rule};
@@ -61,9 +61,11 @@ pub(super) fn bytes_out(setting: &Setting, tensor: &Tensor) -> Result<u64, Error
 }
 
 impl LayerState {
-    pub(super) fn new() -> Self {
+    /// A layer before the first decision.
+    pub(super) fn new(policy: &Policy) -> Self {
+        let why = if *policy == Policy::Uncompressed { Uncompressed::Chosen } else { Uncompressed::WarmUp };
         LayerState {
-            choice: Choice::dense(Uncompressed::WarmUp),
+            choice: Choice::dense(why),
             memory: None,
             feedback: false,
             factor: vec![],

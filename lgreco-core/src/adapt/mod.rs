@@ -87,6 +87,8 @@ mod decide;
 mod decision;
 mod layer;
 mod metrics;
+mod restore;
+mod saved;
 mod tensor;
 mod time;
 mod window;
@@ -95,5 +97,9 @@ pub use config::{Accordion, Config, NonFinite, Objective, Policy, Schedule, defa
 pub use controller::Controller;
 pub use decision::{Cause, Decision, Uncompressed};
 pub use metrics::{Metrics, Outcome, Report, Seconds};
+pub use restore::Loaded;
 pub use tensor::Tensor;
 pub use time::{Fit, FitKind, TimeModel};
+
+#[cfg(test)]
+mod tests;
