@@ -1,5 +1,6 @@
 //! A model's parameters: named variables with reproducible starting values.
 
+use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
 use lgreco_core::rng::Stream;
 
@@ -68,9 +69,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// The gradients of `loss`, tensor by tensor.
-    pub fn gradients(&self, loss: &Tensor) -> Result<Vec<Vec<f32>>> {
-        let store = loss.backward()?;
+    /// Their gradients, tensor by tensor.
+    pub fn gradients(&self, store: &GradStore) -> Result<Vec<Vec<f32>>> {
         let gradient = |parameter: &Parameter| match store.get(&parameter.var) {
             Some(gradient) => gradient.flatten_all()?.to_vec1(),
             None => candle_core::bail!("`{}` does not contribute to the loss", parameter.name),

@@ -41,7 +41,7 @@ fn levels(method: Method) -> Levels {
     }
 }
 
-const DENSITY: f64 = 0.02;
+const DENSITY: f64 = 0.1;
 /// ScaleCom's low-pass filter.
 const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 
@@ -83,7 +83,7 @@ impl Scheme {
         if self.name == "scalecom" {
             config.feedback = |setting| matches!(setting, Setting::CltK(_)).then_some(FILTER);
         }
-        let period = u64::from(task.steps / 8).max(1);
+        let period = u64::from(task.steps / 8).max(4);
         config.schedule = Schedule { warmup: task.warmup().into(), period, window: period.min(10) };
         config.clock = Some(seconds);
         Ok(config)

@@ -1,11 +1,12 @@
 //! What is trained on what, how, and for how long.
 
+use crate::batch::Batch;
 use crate::convnet::Convnet;
-use crate::data::{Batch, Digits, Text};
-use crate::optimiser::Rule;
+use crate::digits::Digits;
 use crate::parameters::Parameters;
+use crate::text::Text;
 use crate::transformer::{Size, Transformer};
-use candle_core::{D, Result, Tensor};
+use candle_core::{Result, Tensor};
 
 /// A model, its data, and one way of training it, the same for all compression schemes.
 pub struct Task {
@@ -13,8 +14,8 @@ pub struct Task {
     pub name: &'static str,
     /// Steps of training.
     pub steps: u32,
-    /// The optimiser.
-    pub rule: Rule,
+    /// Validations in the course of training.
+    pub validations: u32,
     /// The learning rate after its warm-up.
     peak: f32,
     data: Data,
@@ -39,29 +40,26 @@ enum Network {
     Convnet(Convnet),
 }
 
-const HEADS: usize = 4;
-
 impl Task {
     /// A transformer that predicts the next character of a novel.
     pub fn transformer(quick: bool) -> Task {
         let text = Text::load();
-        let (context, width, depth) = if quick { (64, 64, 2) } else { (64, 96, 3) };
-        let size = Size { vocabulary: text.vocabulary, context, width, heads: HEADS, depth };
-        let steps = if quick { 300 } else { 1200 };
+        let size = Size { vocabulary: text.vocabulary, context: 64, width: 96, heads: 4, depth: 2 };
+        let steps = if quick { 200 } else { 800 };
         let data = Data::Text { text, size, windows: 2 };
-        Task { name: "transformer", steps, rule: Rule::AdamW, peak: 3e-3, data }
+        Task { name: "transformer", steps, validations: 10, peak: 0.3, data }
     }
 
     /// A convolutional network that recognises digits.
     pub fn convnet(quick: bool) -> Task {
-        let steps = if quick { 200 } else { 800 };
+        let steps = if quick { 150 } else { 600 };
         let data = Data::Digits { digits: Digits::load(), images: 16 };
-        Task { name: "convnet", steps, rule: Rule::Momentum, peak: 0.03, data }
+        Task { name: "convnet", steps, validations: 10, peak: 0.05, data }
     }
 
     /// Steps over which the learning rate rises; nothing is compressed meanwhile.
     pub fn warmup(&self) -> u32 {
-        (self.steps / 20).max(2)
+        (self.steps / 40).max(2)
     }
 
     /// The learning rate of a step: a linear rise, then a linear fall to a tenth.
@@ -104,12 +102,6 @@ impl Model {
             Network::Transformer(transformer) => transformer.scores(&batch.inputs)?,
             Network::Convnet(convnet) => convnet.scores(&batch.inputs)?,
         };
-        cross_entropy(&scores, &batch.targets)
+        batch.loss(&scores)
     }
-}
-
-/// `scores`: predictions × classes; `targets`: one class per prediction.
-fn cross_entropy(scores: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    let right = scores.gather(&targets.unsqueeze(1)?, 1)?.squeeze(1)?;
-    (scores.log_sum_exp(D::Minus1)? - right)?.mean_all()
 }

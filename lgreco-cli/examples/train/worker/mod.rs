@@ -1,5 +1,8 @@
 //! One worker: a replica of the model that learns from its own data and exchanges gradients with the others.
 
+#[cfg(test)]
+pub mod checkpoint;
+
 use crate::optimiser::Optimiser;
 use crate::schemes::Scheme;
 use crate::task::{Model, Task};
@@ -51,7 +54,7 @@ impl<'a, C: Collective> Worker<'a, C> {
     pub fn new(task: &'a Task, seed: u64, scheme: Scheme, collective: C) -> Result<Self, Failure> {
         let model = task.model(seed)?;
         let parameters = model.parameters.all();
-        let optimiser = Optimiser::new(task.rule, parameters.iter().map(|p| p.dims.iter().product()));
+        let optimiser = Optimiser::new(parameters.iter().map(|p| p.dims.iter().product()));
         let tensors: Result<Vec<_>, _> =
             parameters.iter().map(|parameter| Tensor::new(&parameter.name, &parameter.dims, Dtype::F32)).collect();
         let tensors = tensors?;
@@ -65,7 +68,7 @@ impl<'a, C: Collective> Worker<'a, C> {
         while self.step < end {
             let (rank, world) = (self.collective.rank(), self.collective.world_size());
             let batch = self.task.training(self.seed, self.step, rank, world)?;
-            let mut gradients = self.model.parameters.gradients(&self.model.loss(&batch)?)?;
+            let mut gradients = self.model.parameters.gradients(&self.model.loss(&batch)?.backward()?)?;
             let rate = self.task.rate(self.step);
 
             // So that waiting for the slowest worker does not pass for planning.
