@@ -1,0 +1,54 @@
+//! UCI's images of handwritten digits.
+
+use crate::batch::{Batch, draw};
+use candle_core::{Device, Result, Tensor};
+use lgreco_core::rng::Stream;
+
+const PIXELS: usize = 64;
+const NOISE: f32 = 1.5;
+
+fn noise(seed: u64, step: u32, rank: u32) -> Stream {
+    Stream { seed: seed ^ u64::from_le_bytes(*b"noise   "), step, layer: 0, rank }
+}
+
+/// The images under noise, without which a network soon makes no more mistakes to compare; every fifth is for
+/// validation.
+pub struct Digits {
+    images: &'static [[u8; PIXELS + 1]],
+}
+
+impl Digits {
+    /// The images that ship with the project.
+    pub fn load() -> Digits {
+        Digits { images: include_bytes!("../data/digits.bin").as_chunks().0 }
+    }
+
+    /// With noise uniform in ± [`NOISE`], paper and ink being −1 and 1.
+    fn batch<'a>(images: impl ExactSizeIterator<Item = &'a [u8; PIXELS + 1]> + Clone, noise: Stream) -> Result<Batch> {
+        let count = images.len();
+        let pixels = images.clone().flat_map(|image| &image[..PIXELS]).zip(0..).map(|(&ink, index)| {
+            let unit = noise.word(index) as f32 / u32::MAX as f32;
+            ink as f32 / 8.0 - 1.0 + NOISE * (2.0 * unit - 1.0)
+        });
+        let labels: Vec<u32> = images.clone().map(|image| image[PIXELS] as u32).collect();
+        Ok(Batch {
+            inputs: Tensor::from_vec(pixels.collect(), (count, 1, 8, 8), &Device::Cpu)?,
+            targets: Tensor::from_vec(labels, count, &Device::Cpu)?,
+        })
+    }
+
+    /// Random images of worker `rank`'s own share.
+    pub fn training(&self, size: usize, seed: u64, step: u32, rank: u32, world: u32) -> Result<Batch> {
+        let images: Vec<_> =
+            self.images.iter().enumerate().filter(|(i, _)| i % 5 != 0).map(|(_, image)| image).collect();
+        let shard = images.len() / world as usize;
+        let draw = draw(seed, step, rank);
+        let chosen: Vec<_> = (0..size).map(|i| images[shard * rank as usize + draw(i, shard)]).collect();
+        Digits::batch(chosen.into_iter(), noise(seed, step, rank))
+    }
+
+    /// All images that are never trained on, each `count` times under the same noise in every run.
+    pub fn validation(&self, count: u32) -> Result<Vec<Batch>> {
+        (0..count).map(|index| Digits::batch(self.images.iter().step_by(5), noise(0, index, u32::MAX))).collect()
+    }
+}

@@ -1,0 +1,104 @@
+//! The ways of compressing that are compared.
+
+use crate::task::Task;
+use lgreco_core::adapt::{Accordion, Config, Policy, Schedule, Tensor};
+use lgreco_core::compress::{Setting, clt::CltK};
+use lgreco_core::feedback::Residual;
+use lgreco_core::plan::Solver;
+use lgreco_core::search::{Method, Search};
+use std::sync::LazyLock;
+use std::time::Instant;
+
+/// A way of compressing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scheme {
+    /// The compressor: `none`, `qsgd`, `topk`, `powersgd`, `hybrid` (all three) or `clt-k`.
+    pub method: &'static str,
+    /// Who chooses its parameters.
+    pub name: &'static str,
+}
+
+/// The schemes that every method is tried with.
+pub const NAMES: [&str; 6] = ["uniform", "k-means", "accordion", "l-greco-dp", "l-greco", "l-greco+accordion"];
+/// The methods.
+pub const METHODS: [&str; 3] = ["qsgd", "topk", "powersgd"];
+
+/// What a method's schemes work with.
+struct Levels {
+    /// The uniform setting, whose error is the budget.
+    default: f64,
+    /// Accordion's two levels.
+    low: f64,
+    high: f64,
+}
+
+/// Bits, densities and ranks.
+fn levels(method: Method) -> Levels {
+    match method {
+        Method::TopK => Levels { default: DENSITY, low: 2.0 * DENSITY, high: DENSITY / 2.0 },
+        Method::PowerSgd => Levels { default: 4.0, low: 8.0, high: 2.0 },
+        _ => Levels { default: 4.0, low: 8.0, high: 2.0 },
+    }
+}
+
+const DENSITY: f64 = 0.1;
+/// ScaleCom's low-pass filter.
+const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
+
+/// All schemes, the uncompressed one first.
+pub fn all() -> Vec<Scheme> {
+    let mut all = vec![Scheme { method: "none", name: "uncompressed" }];
+    all.extend(METHODS.iter().flat_map(|method| NAMES.map(|name| Scheme { method, name })));
+    all.push(Scheme { method: "hybrid", name: "hybrid" });
+    all.push(Scheme { method: "clt-k", name: "scalecom" });
+    all
+}
+
+impl Scheme {
+    /// What a controller is told for `task`, whose model has these tensors.
+    pub fn config(&self, task: &Task, seed: u64, tensors: &[Tensor]) -> Result<Config, lgreco_core::Error> {
+        let method = match self.method {
+            "topk" | "clt-k" => Method::TopK,
+            "powersgd" => Method::PowerSgd,
+            "hybrid" => Method::Hybrid,
+            _ => Method::Qsgd,
+        };
+        let Levels { default, low, high } = levels(method);
+        let accordion = Accordion::new(low, high);
+        let mut search = Search::new(method).with_default(default)?;
+        search.seed = seed;
+        let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
+        let mut config = Config::new(search);
+        config.policy = match self.name {
+            "uncompressed" => Policy::Uncompressed,
+            "uniform" => Policy::Uniform,
+            "k-means" => Policy::KMeans { clusters: 6 },
+            "accordion" => Policy::Accordion(accordion),
+            "scalecom" => {
+                Policy::Fixed(tensors.iter().map(|tensor| scalecom(tensor, &config.search)).collect::<Result<_, _>>()?)
+            }
+            "l-greco+accordion" => Policy::LGreco { solver, accordion: Some(accordion) },
+            _ => Policy::LGreco { solver, accordion: None },
+        };
+        if self.name == "scalecom" {
+            config.feedback = |setting| matches!(setting, Setting::CltK(_)).then_some(FILTER);
+        }
+        let period = u64::from(task.steps / 8).max(4);
+        config.schedule = Schedule { warmup: task.warmup().into(), period, window: period.min(10) };
+        config.clock = Some(seconds);
+        Ok(config)
+    }
+}
+
+/// As many elements as TopK would keep, chosen by a leader.
+fn scalecom(tensor: &Tensor, search: &Search) -> Result<Setting, lgreco_core::Error> {
+    Ok(match search.uniform(tensor.dims(), tensor.dtype())? {
+        Setting::TopK(top) => Setting::CltK(CltK { keep: top.keep }),
+        dense => dense,
+    })
+}
+
+fn seconds() -> f64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed().as_secs_f64()
+}

@@ -1,0 +1,107 @@
+//! What is trained on what, how, and for how long.
+
+use crate::batch::Batch;
+use crate::convnet::Convnet;
+use crate::digits::Digits;
+use crate::parameters::Parameters;
+use crate::text::Text;
+use crate::transformer::{Size, Transformer};
+use candle_core::{Result, Tensor};
+
+/// A model, its data, and one way of training it, the same for all compression schemes.
+pub struct Task {
+    /// The model's name.
+    pub name: &'static str,
+    /// Steps of training.
+    pub steps: u32,
+    /// Validations in the course of training.
+    pub validations: u32,
+    /// The learning rate after its warm-up.
+    peak: f32,
+    data: Data,
+}
+
+enum Data {
+    /// `windows` per worker and step.
+    Text { text: Text, size: Size, windows: usize },
+    /// `images` per worker and step.
+    Digits { digits: Digits, images: usize },
+}
+
+/// A network with its parameters.
+pub struct Model {
+    /// All of them.
+    pub parameters: Parameters,
+    network: Network,
+}
+
+enum Network {
+    Transformer(Transformer),
+    Convnet(Convnet),
+}
+
+impl Task {
+    /// A transformer that predicts the next character of a novel.
+    pub fn transformer(quick: bool) -> Task {
+        let text = Text::load();
+        let size = Size { vocabulary: text.vocabulary, context: 64, width: 96, heads: 4, depth: 2 };
+        let steps = if quick { 200 } else { 800 };
+        let data = Data::Text { text, size, windows: 2 };
+        Task { name: "transformer", steps, validations: 10, peak: 0.3, data }
+    }
+
+    /// A convolutional network that recognises digits.
+    pub fn convnet(quick: bool) -> Task {
+        let steps = if quick { 150 } else { 600 };
+        let data = Data::Digits { digits: Digits::load(), images: 16 };
+        Task { name: "convnet", steps, validations: 10, peak: 0.05, data }
+    }
+
+    /// Steps over which the learning rate rises; nothing is compressed meanwhile.
+    pub fn warmup(&self) -> u32 {
+        (self.steps / 40).max(2)
+    }
+
+    /// The learning rate of a step: a linear rise, then a linear fall to a tenth.
+    pub fn rate(&self, step: u32) -> f32 {
+        let (step, steps, warmup) = (step as f32, self.steps as f32, self.warmup() as f32);
+        self.peak * ((step + 1.0) / warmup).min(1.0 - 0.9 * (step - warmup) / (steps - warmup))
+    }
+
+    /// The model before training, the same on all workers.
+    pub fn model(&self, seed: u64) -> Result<Model> {
+        let mut parameters = Parameters::new(seed);
+        let network = match &self.data {
+            Data::Text { size, .. } => Network::Transformer(Transformer::new(*size, &mut parameters)?),
+            Data::Digits { .. } => Network::Convnet(Convnet::new(&mut parameters)?),
+        };
+        Ok(Model { parameters, network })
+    }
+
+    /// What worker `rank` of `world` learns from at a step; no two workers share data.
+    pub fn training(&self, seed: u64, step: u32, rank: u32, world: u32) -> Result<Batch> {
+        match &self.data {
+            Data::Text { text, size, windows } => text.training(*windows, size.context, seed, step, rank, world),
+            Data::Digits { digits, images } => digits.training(*images, seed, step, rank, world),
+        }
+    }
+
+    /// What no worker learns from.
+    pub fn validation(&self) -> Result<Vec<Batch>> {
+        match &self.data {
+            Data::Text { text, size, .. } => text.validation(16, 16, size.context),
+            Data::Digits { digits, .. } => digits.validation(2),
+        }
+    }
+}
+
+impl Model {
+    /// Mean cross-entropy in nats per prediction.
+    pub fn loss(&self, batch: &Batch) -> Result<Tensor> {
+        let scores = match &self.network {
+            Network::Transformer(transformer) => transformer.scores(&batch.inputs)?,
+            Network::Convnet(convnet) => convnet.scores(&batch.inputs)?,
+        };
+        batch.loss(&scores)
+    }
+}

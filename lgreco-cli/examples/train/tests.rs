@@ -1,0 +1,96 @@
+//! Tiny runs of what the example does.
+
+use crate::report::Row;
+use crate::schemes::{METHODS, NAMES, Scheme};
+use crate::task::Task;
+use crate::worker::checkpoint::Checkpoint;
+use crate::worker::{Failure, Worker};
+use crate::{run, schemes};
+use indicatif::ProgressBar;
+use lgreco_core::exchange::threads;
+
+/// Long enough for a warm-up of 2 steps and several decisions.
+fn tiny(mut task: Task) -> Task {
+    (task.steps, task.validations) = (10, 2);
+    task
+}
+
+fn scheme(method: &'static str, name: &'static str) -> Scheme {
+    Scheme { method, name }
+}
+
+#[test]
+fn a_stopped_and_restored_run_is_the_same_run() {
+    for (task, scheme) in [
+        (Task::transformer(true), scheme("powersgd", "l-greco+accordion")),
+        (Task::convnet(true), scheme("topk", "l-greco")),
+        (Task::convnet(true), scheme("clt-k", "scalecom")),
+    ] {
+        let task = tiny(task);
+        let train = |from: Option<Vec<Checkpoint>>, until: u32| {
+            threads::run(2, |collective| {
+                let rank = lgreco_core::exchange::Collective::rank(&collective) as usize;
+                let mut worker = Worker::new(&task, 7, scheme, collective)?;
+                if let Some(checkpoints) = &from {
+                    worker.restore(&checkpoints[rank])?;
+                }
+                worker.train(until, || ())?;
+                let loss = worker.validate()?.to_bits();
+                Ok::<_, Failure>((loss, worker.totals.bytes, worker.parameter_bits()?, worker.save()?))
+            })
+            .into_iter()
+            .collect::<Result<Vec<_>, Failure>>()
+            .unwrap()
+        };
+        let whole = train(None, 10);
+        let half = train(None, 5).into_iter().map(|(.., checkpoint)| checkpoint).collect();
+        let resumed = train(Some(half), 10);
+        for (whole, resumed) in whole.iter().zip(&resumed) {
+            assert_eq!((whole.0, whole.1), (resumed.0, resumed.1), "{scheme:?}");
+            assert!(whole.2 == resumed.2, "{scheme:?}");
+        }
+    }
+}
+
+#[test]
+fn every_scheme_runs_and_the_json_says_what_it_sent() {
+    let task = tiny(Task::convnet(true));
+    let bar = ProgressBar::hidden();
+    let rows: Vec<Row> = schemes::all().iter().map(|&scheme| run(&task, scheme, &bar).unwrap()).collect();
+    let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
+    let json = json.as_array().unwrap();
+    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 1);
+    for (row, value) in rows.iter().zip(json) {
+        let object = value.as_object().unwrap();
+        let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["bytes", "final_loss", "method", "model", "ratio", "scheme", "seconds"]);
+        let number = |key: &str| object[key].as_f64().unwrap();
+        let word = |key: &str| object[key].as_str().unwrap();
+        assert_eq!((word("model"), word("method"), word("scheme")), ("convnet", row.method, row.scheme));
+        assert_eq!((number("bytes"), number("final_loss") as f32), (row.bytes as f64, row.final_loss));
+        assert!(row.final_loss.is_finite() && row.final_loss > 0.0, "{value}");
+        let compressed = row.scheme != "uncompressed";
+        assert_eq!(number("bytes") < rows[0].bytes as f64, compressed, "{value}");
+        assert!((number("ratio") - rows[0].bytes as f64 / number("bytes")).abs() < 1e-12, "{value}");
+        assert_eq!((row.curve.len(), row.curve[1]), (2, (row.bytes, row.final_loss)));
+    }
+}
+
+/// Up to the second decision both solvers see the same gradients.
+#[test]
+fn exact_plans_are_no_larger_than_those_of_the_dynamic_program() {
+    for method in METHODS {
+        let task = tiny(Task::convnet(true));
+        let sent = |name| {
+            let sent = threads::run(2, |collective| {
+                let mut worker = Worker::new(&task, 7, scheme(method, name), collective)?;
+                worker.train(task.warmup() + 1, || ())?;
+                Ok::<_, Failure>(worker.totals.bytes)
+            });
+            sent.into_iter().collect::<Result<Vec<_>, Failure>>().unwrap()[0]
+        };
+        let (uniform, dp, exact) = (sent("uniform"), sent("l-greco-dp"), sent("l-greco"));
+        assert!(exact <= dp && dp <= uniform, "{method}: {exact}, {dp}, {uniform}");
+    }
+}

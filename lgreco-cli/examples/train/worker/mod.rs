@@ -1,0 +1,106 @@
+//! One worker: a replica of the model that learns from its own data and exchanges gradients with the others.
+
+#[cfg(test)]
+pub mod checkpoint;
+
+use crate::optimiser::Optimiser;
+use crate::schemes::Scheme;
+use crate::task::{Model, Task};
+use lgreco_core::adapt::{Controller, Report, Tensor};
+use lgreco_core::exchange::Collective;
+use lgreco_core::gradient::{Dtype, ValuesMut};
+use std::error::Error;
+use std::time::Instant;
+
+/// An error that may come from another thread.
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// A worker between two steps.
+pub struct Worker<'a, C> {
+    task: &'a Task,
+    seed: u64,
+    collective: C,
+    model: Model,
+    optimiser: Optimiser,
+    controller: Controller,
+    step: u32,
+    /// What it has sent and how long that took.
+    pub totals: Totals,
+}
+
+/// Sums over all steps so far.
+#[derive(Clone, Copy, Default)]
+pub struct Totals {
+    /// Bytes that this worker sent.
+    pub bytes: u64,
+    /// Bytes of its gradients uncompressed.
+    pub uncompressed: u64,
+    /// Seconds of training.
+    pub seconds: f64,
+    /// Seconds of planning, measuring included; part of the above.
+    pub planning: f64,
+}
+
+impl Totals {
+    fn add(&mut self, report: &Report) {
+        self.bytes += report.bytes_out;
+        self.uncompressed += report.bytes_in;
+        self.planning += report.seconds.filter(|_| report.switched).map_or(0.0, |seconds| seconds.planning);
+    }
+}
+
+impl<'a, C: Collective> Worker<'a, C> {
+    /// A worker before the first step.
+    pub fn new(task: &'a Task, seed: u64, scheme: Scheme, collective: C) -> Result<Self, Failure> {
+        let model = task.model(seed)?;
+        let parameters = model.parameters.all();
+        let optimiser = Optimiser::new(parameters.iter().map(|p| p.dims.iter().product()));
+        let tensors: Result<Vec<_>, _> =
+            parameters.iter().map(|parameter| Tensor::new(&parameter.name, &parameter.dims, Dtype::F32)).collect();
+        let tensors = tensors?;
+        let controller = Controller::new(scheme.config(task, seed, &tensors)?, tensors, &collective)?;
+        Ok(Worker { task, seed, collective, model, optimiser, controller, step: 0, totals: Totals::default() })
+    }
+
+    /// Trains until `end` steps are done, calling `progress` after each.
+    pub fn train(&mut self, end: u32, progress: impl Fn()) -> Result<(), Failure> {
+        let start = Instant::now();
+        while self.step < end {
+            let (rank, world) = (self.collective.rank(), self.collective.world_size());
+            let batch = self.task.training(self.seed, self.step, rank, world)?;
+            let mut gradients = self.model.parameters.gradients(&self.model.loss(&batch)?.backward()?)?;
+            let rate = self.task.rate(self.step);
+
+            // So that waiting for the slowest worker does not pass for planning.
+            self.collective.all_reduce_sum(&mut [])?;
+            let mut views: Vec<ValuesMut> = gradients.iter_mut().map(|g| ValuesMut::from(&mut g[..])).collect();
+            let report = self.controller.step(&mut self.collective, &mut views, rate.into())?;
+            self.totals.add(&report);
+
+            let mut values = self.model.parameters.values()?;
+            self.optimiser.step(&mut values, &gradients, rate);
+            self.model.parameters.set(&values)?;
+            self.step += 1;
+            progress();
+        }
+        self.totals.seconds += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// The mean loss on data that nobody trains on, in nats; the workers share the effort.
+    pub fn validate(&mut self) -> Result<f32, Failure> {
+        let batches = self.task.validation()?;
+        let (rank, world) = (self.collective.rank() as usize, self.collective.world_size() as usize);
+        let mut sum = [0.0];
+        for batch in batches.iter().skip(rank).step_by(world) {
+            sum[0] += self.model.loss(batch)?.to_scalar::<f32>()?;
+        }
+        self.collective.all_reduce_sum(&mut sum)?;
+        Ok(sum[0] / batches.len() as f32)
+    }
+
+    /// The bits of all parameters.
+    pub fn parameter_bits(&self) -> Result<Vec<u32>, Failure> {
+        Ok(self.model.parameters.values()?.iter().flatten().map(|x| x.to_bits()).collect())
+    }
+}
