@@ -51,6 +51,7 @@ pub struct Config {
 }
 
 /// Who decides.
+///
 /// ```
 /// use lgreco_core::adapt::{Config, Policy};
 /// use lgreco_core::search::{Method, Search};
@@ -58,7 +59,6 @@ pub struct Config {
 /// assert!(matches!(config.policy, Policy::LGreco { accordion: None, .. }));
 /// config.policy = Policy::KMeans { clusters: 7 };
 /// ```
-///
 #[derive(Clone, Debug, PartialEq)]
 pub enum Policy {
     /// Nothing is ever compressed.
@@ -92,12 +92,12 @@ pub enum Policy {
 ///
 /// Deviations: the norm is that of the window's mean, not of an epoch's sum; the threshold `drop` (the authors react to
 /// any decrease, which a schedule that decays at every step would cause all the time).
+///
 /// ```
 /// use lgreco_core::adapt::{Accordion, Policy};
 /// let any_decrease = Accordion { drop: 1.0, ..Accordion::new(4.0, 1.0) };
 /// let policy = Policy::Accordion(any_decrease);
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Accordion {
     /// The parameter of critical layers: many bits, a high density or rank.
@@ -123,11 +123,11 @@ impl Accordion {
 }
 
 /// When it is decided, in steps.
+///
 /// ```
 /// use lgreco_core::adapt::Schedule;
 /// let per_epoch = Schedule { warmup: 5 * 391, period: 391, window: 10 };
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Steps before the first decision, all of them uncompressed; at least 2. Cover the learning rate's warm-up.
@@ -139,6 +139,7 @@ pub struct Schedule {
 }
 
 /// What a plan minimises.
+///
 /// ```
 /// use lgreco_core::adapt::Objective;
 /// use lgreco_core::compress::Setting;
@@ -149,7 +150,6 @@ pub struct Schedule {
 /// };
 /// let objective = Objective::Seconds(std::sync::Arc::new(compute));
 /// ```
-///
 #[derive(Clone, Default)]
 pub enum Objective {
     /// Bits on the wire.
@@ -167,6 +167,7 @@ pub enum Objective {
 pub type ComputeSeconds = dyn Fn(&Setting, Shape) -> f64 + Send + Sync;
 
 /// What happens to a step in which some rank's gradient holds NaN or infinity. All ranks do the same.
+///
 /// ```
 /// use lgreco_core::adapt::{Config, NonFinite};
 /// use lgreco_core::search::{Method, Search};
@@ -174,7 +175,6 @@ pub type ComputeSeconds = dyn Fn(&Setting, Shape) -> f64 + Send + Sync;
 /// assert_eq!(config.non_finite, NonFinite::Error);
 /// config.non_finite = NonFinite::Skip;
 /// ```
-///
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
     /// The step fails on every rank before anything is exchanged, and may be repeated with other gradients.

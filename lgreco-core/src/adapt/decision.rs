@@ -9,6 +9,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// Why a layer is sent uncompressed.
+///
 /// ```
 /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
@@ -17,7 +18,6 @@ use alloc::vec::Vec;
 /// assert_eq!(controller.metrics(1).uncompressed, Some(Uncompressed::Small)); // the bias
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Uncompressed {
@@ -65,6 +65,7 @@ impl Uncompressed {
 }
 
 /// What made the settings change.
+///
 /// ```
 /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
@@ -73,7 +74,6 @@ impl Uncompressed {
 /// assert_eq!(controller.decision().map(|decision| decision.cause), Some(Cause::Schedule));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The schedule.
@@ -83,6 +83,7 @@ pub enum Cause {
 }
 
 /// The last decision; the same on every rank.
+///
 /// ```
 /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
@@ -91,7 +92,6 @@ pub enum Cause {
 /// assert_eq!((decision.step, decision.uncompressed_size), (2, 8 * (16 + 4 * 4096)));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// The first step under it.

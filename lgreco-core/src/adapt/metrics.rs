@@ -5,7 +5,8 @@ use super::{Tensor, Uncompressed};
 use crate::compress::Setting;
 use crate::num::sqrt;
 
-/// What a step did; all but `seconds` is the same on every rank.
+/// What a step did. All but `seconds` is the same on every rank, and so is `bytes_out` unless the values decide lengths.
+///
 /// ```
 /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
@@ -13,7 +14,6 @@ use crate::num::sqrt;
 /// assert_eq!((report.step, report.bytes_in, report.bytes_out), (0, 16640, 16640)); // warm-up
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
     /// Its number, from 0.
@@ -31,6 +31,7 @@ pub struct Report {
 }
 
 /// What became of a step's gradients.
+///
 /// ```
 /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
@@ -39,7 +40,6 @@ pub struct Report {
 /// assert_eq!(report.outcome, Outcome::Exchanged);
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// They are the means of all workers' gradients, compressed as was decided.
@@ -51,12 +51,12 @@ pub enum Outcome {
 }
 
 /// Where a step's time went.
+///
 /// ```
 /// use lgreco_core::adapt::Seconds;
 /// let share = |seconds: Seconds| seconds.planning / (seconds.planning + seconds.exchange);
 /// assert_eq!(share(Seconds { planning: 1.0, exchange: 3.0 }), 0.25);
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seconds {
     /// Checking gradients and waiting for the others; at a decision measuring, planning and switching too.
@@ -66,6 +66,7 @@ pub struct Seconds {
 }
 
 /// What is known about one layer on one rank.
+///
 /// ```
 /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
@@ -74,7 +75,6 @@ pub struct Seconds {
 /// assert!(ratio(0) > 1.0 && ratio(1) == 1.0);
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Metrics<'a> {
     /// The layer's name.

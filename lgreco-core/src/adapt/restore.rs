@@ -12,6 +12,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// What [`Controller::load`] found, by layer name.
+///
 /// ```
 /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
@@ -19,7 +20,6 @@ use alloc::vec::Vec;
 /// assert_eq!((loaded.missing.len(), loaded.rank, loaded.world_size), (0, 0, 1));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-///
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     /// Layers of the model that the state does not have: they start without residual, uncompressed until the next

@@ -36,12 +36,12 @@ pub struct TimeModel {
 }
 
 /// Seconds per byte.
+///
 /// ```
 /// use lgreco_core::adapt::{Fit, FitKind};
 /// let fit = Fit { kind: FitKind::Pooled, seconds_per_byte: vec![1e-9; 2], constant: 1e-4 };
 /// assert!(fit.constant + 1e6 * fit.seconds_per_byte[0] < 2e-3);
 /// ```
-///
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// How they were found.
@@ -53,6 +53,7 @@ pub struct Fit {
 }
 
 /// How a [`Fit`] was found.
+///
 /// ```
 /// use lgreco_core::adapt::{FitKind, TimeModel};
 /// let mut model = TimeModel::new(1);
@@ -62,7 +63,6 @@ pub struct Fit {
 /// assert_eq!(model.fit().kind, FitKind::PerBucket);
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-///
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitKind {
     /// A slope per bucket.
