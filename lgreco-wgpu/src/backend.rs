@@ -4,10 +4,10 @@ use crate::gpu::{Batch, Gpu, Part, Scratch};
 use crate::magnitude::{self, INFINITY};
 use crate::sums::RECORD;
 use crate::tensor::{BufferGradient, Input, Tensor};
-use crate::{Error, payload, qsgd, topk};
+use crate::{Error, payload, powersgd, qsgd, topk};
 use lgreco_core::backend::{Backend, Job, JobError};
 use lgreco_core::compress::wire::{Header, Method, Payload};
-use lgreco_core::compress::{Candidates, Compressor, Setting, dense::Dense, topk::TopK};
+use lgreco_core::compress::{Candidates, Compressor, Setting, dense::Dense, powersgd::PowerSgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
@@ -45,6 +45,13 @@ pub struct WgpuBackend {
 struct Work<'a> {
     input: Input<'a>,
     candidates: Candidates<'a>,
+    stream: Stream,
+}
+
+impl<'a> Work<'a> {
+    fn new(input: Input<'a>, candidates: Candidates<'a>, stream: Stream) -> Self {
+        Work { input, candidates, stream }
+    }
 }
 
 impl WgpuBackend {
@@ -109,7 +116,7 @@ impl WgpuBackend {
     /// The first job that fails, with its reason.
     pub fn measure_buffers(&mut self, jobs: &[BufferJob<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
         let work: Vec<Work<'_>> =
-            jobs.iter().map(|job| Work { input: Input::Device(job.gradient), candidates: job.candidates }).collect();
+            jobs.iter().map(|job| Work::new(Input::Device(job.gradient), job.candidates, job.stream)).collect();
         measure(&mut self.gpu, &work, rows).map_err(|(job, error)| BufferJobError { job, error })
     }
 
@@ -145,18 +152,16 @@ impl WgpuBackend {
             return Err(Error::Buffer { what: "ends before the values do" });
         }
         let elements = parsed.header.shape.elements();
-        if elements == 0 || parsed.header.method == Method::Dense {
-            let mut values = vec![0.0f32; elements];
-            lgreco_core::compress::decode(payload, &mut values)?;
-            let mut batch = Batch::new(&mut self.gpu)?;
-            batch.write(buffer, offset, bytemuck::cast_slice(&values));
-            return batch.read(&[]).map(|_| ());
+        if elements > 0
+            && decode(&mut self.gpu, payload, &parsed, Some(Tensor::of_buffer(buffer, offset, elements)))?.is_some()
+        {
+            return Ok(());
         }
-        let target = Tensor::of_buffer(buffer, offset, elements);
-        match decode(&mut self.gpu, payload, &parsed, Some(target))? {
-            Some(_) => Ok(()),
-            None => refused_by_core(payload, &mut vec![0.0; elements]),
-        }
+        let mut values = vec![0.0f32; elements];
+        lgreco_core::compress::decode(payload, &mut values)?;
+        let mut batch = Batch::new(&mut self.gpu)?;
+        batch.write(buffer, offset, bytemuck::cast_slice(&values));
+        batch.read(&[]).map(|_| ())
     }
 
     fn told(&mut self, error: Error) -> lgreco_core::Error {
@@ -176,7 +181,7 @@ impl Backend for WgpuBackend {
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let work: Vec<Work<'_>> =
-            jobs.iter().map(|job| Work { input: Input::Host(job.gradient), candidates: job.candidates }).collect();
+            jobs.iter().map(|job| Work::new(Input::Host(job.gradient), job.candidates, job.stream)).collect();
         measure(&mut self.gpu, &work, rows).map_err(|(job, error)| JobError { job, error: self.told(error) })
     }
 
@@ -194,17 +199,14 @@ impl Backend for WgpuBackend {
     fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), lgreco_core::Error> {
         let parsed = Payload::parse(payload)?;
         let elements = parsed.header.shape.elements();
-        if values.len() != elements || elements == 0 || parsed.header.method == Method::Dense {
-            return lgreco_core::compress::decode(payload, values).map(|_| ());
+        if values.len() == elements
+            && elements > 0
+            && let Some(bytes) = decode(&mut self.gpu, payload, &parsed, None).map_err(|error| self.told(error))?
+        {
+            values.copy_from_slice(&bytemuck::pod_collect_to_vec::<u8, f32>(&bytes));
+            return Ok(());
         }
-        let decoded = decode(&mut self.gpu, payload, &parsed, None).and_then(|bytes| match bytes {
-            Some(bytes) => {
-                values.copy_from_slice(&bytemuck::pod_collect_to_vec::<u8, f32>(&bytes));
-                Ok(())
-            }
-            None => refused_by_core(payload, values),
-        });
-        decoded.map_err(|error| self.told(error))
+        lgreco_core::compress::decode(payload, values).map(|_| ())
     }
 }
 
@@ -213,7 +215,7 @@ fn result_words(work: &Work<'_>) -> usize {
     let words = match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
         Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
-        Candidates::PowerSgd { .. } => RECORD,
+        Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
     };
     words.next_multiple_of(RECORD)
 }
@@ -291,7 +293,10 @@ fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer,
     match job.candidates {
         Candidates::Qsgd { base, bits } => qsgd::measure(batch, tensor, base, bits, results, at),
         Candidates::TopK { values, keeps } => topk::measure(batch, tensor, values, keeps, results, at),
-        Candidates::PowerSgd { .. } => Err(Error::Method("PowerSGD")),
+        Candidates::PowerSgd { iterations, ranks } => {
+            let shape = job.input.shape();
+            powersgd::measure(batch, tensor, shape, (iterations, ranks), job.stream, results, at)
+        }
     }
 }
 
@@ -308,7 +313,16 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
             }
             topk::errors(keeps, words, row);
         }
-        Candidates::PowerSgd { .. } => {}
+        Candidates::PowerSgd { iterations, ranks } => {
+            let largest = ranks.iter().copied().max().unwrap_or(0);
+            if words[0] >= NEAR_OVERFLOW && largest > 0 {
+                // Encoding says whether anything overflows.
+                let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
+                let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
+                encode(gpu, &setting, &job.input, job.stream, &mut payload)?;
+            }
+            powersgd::errors(job.input.shape(), ranks, words, row);
+        }
     }
     Ok(())
 }
@@ -355,7 +369,10 @@ fn encode(
             let variant = topk::variant(c, shape.elements());
             Header { method: Method::TopK, variant, parameter: c.keep, shape }
         }
-        Setting::PowerSgd(_) => return Err(Error::Method("PowerSGD")),
+        Setting::PowerSgd(c) => {
+            let rank = powersgd::effective(shape, c.rank) as u32;
+            Header { method: Method::PowerSgd, variant: 0, parameter: rank, shape }
+        }
     };
     header.write(payload)?;
     if shape.elements() == 0 {
@@ -365,12 +382,17 @@ fn encode(
     let results = batch.scratch(Scratch::Results, 16)?;
     batch.clear(&results, 16);
     let tensor = input.tensor(&mut batch)?;
-    let buffer = match *setting {
-        Setting::Qsgd(c) => qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?,
-        Setting::TopK(c) => topk::encode(&mut batch, &tensor, c, len, &results)?,
-        _ => return Err(Error::Method("this setting")),
-    };
-    let parts = [Part { buffer: results, offset: 0, size: 16 }, (&buffer).into()];
+    let mut parts = vec![Part { buffer: results.clone(), offset: 0, size: 16 }];
+    let body_at = |buffer: Buffer| Part { offset: HEADER as u64, size: buffer.size() - HEADER as u64, buffer };
+    match *setting {
+        Setting::Dense => return Err(Error::Method("this setting")),
+        Setting::Qsgd(c) => parts.push(body_at(qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
+        Setting::TopK(c) => parts.push(body_at(topk::encode(&mut batch, &tensor, c, len, &results)?)),
+        Setting::PowerSgd(c) => {
+            let rank = powersgd::effective(shape, c.rank);
+            parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
+        }
+    }
     let bytes = batch.read(&parts)?;
     let (words, body) = bytes.split_at(16);
     let word = |i: usize| bytemuck::pod_read_unaligned::<u32>(&words[4 * i..4 * i + 4]);
@@ -380,11 +402,27 @@ fn encode(
     {
         return Err(overflow(gpu, input, word(1).max(topk::overflow(values)))?);
     }
-    payload[HEADER..len].copy_from_slice(&body[HEADER..len]);
+    payload[HEADER..len].copy_from_slice(&body[..len - HEADER]);
+    if matches!(setting, Setting::PowerSgd(_)) && word(0) >= NEAR_OVERFLOW {
+        check_product(&payload[..len], shape.elements())?;
+    }
     Ok(len)
 }
 
 const HEADER: usize = lgreco_core::compress::wire::HEADER_LEN;
+
+/// From this magnitude on products of factors may leave the range of f32.
+const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
+
+/// `Err` when a factor of a PowerSGD payload or the product of both is not finite.
+fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
+    let body = payload[HEADER..].as_chunks::<4>().0;
+    if !body.iter().all(|&bytes| f32::from_le_bytes(bytes).is_finite()) {
+        return Err(lgreco_core::Error::Overflow { what: "PowerSGD factor Q" }.into());
+    }
+    lgreco_core::compress::decode(payload, &mut vec![0.0; elements])?;
+    Ok(())
+}
 
 /// The values as they are, which the core writes behind a header.
 fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut [u8]) -> Result<usize, Error> {
@@ -416,8 +454,8 @@ fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut 
     Ok(Dense.encode(&Gradient::new(values, gradient.shape)?, stream, &mut [], payload)?)
 }
 
-/// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when the payload is not what an encoder
-/// writes.
+/// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when that is left to the core: dense
+/// payloads, those that no encoder writes, and PowerSGD at the ends of the range of f32.
 fn decode(
     gpu: &mut Gpu,
     bytes: &[u8],
@@ -446,16 +484,14 @@ fn decode(
             Some(top) => ones = topk::decode(&mut batch, top, bytes, &target, &results)?,
             None => return Ok(None),
         },
-        Method::Dense | Method::PowerSgd => return Err(Error::Method("this payload")),
+        Method::PowerSgd => match powersgd::of_payload(payload) {
+            Some(factors) => powersgd::decode(&mut batch, &factors, payload.header.shape, &target)?,
+            None => return Ok(None),
+        },
+        Method::Dense => return Ok(None),
     }
     let mut read = batch.read(&parts)?;
     let values = read.split_off(16);
     let word = |i: usize| bytemuck::pod_read_unaligned::<u32>(&read[4 * i..4 * i + 4]);
     Ok((word(0) == 0 && word(1) == ones).then_some(values))
-}
-
-/// The core's error for a payload that is not what an encoder writes.
-fn refused_by_core(payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
-    lgreco_core::compress::decode(payload, values)?;
-    Err(Error::Refused("it found fault with a payload in which there is none".into()))
 }

@@ -14,7 +14,7 @@ pub(crate) const PER_GROUP: usize = 2048;
 /// Least binding that every kernel's tables fit; the default of WebGPU is 128 MiB.
 const LEAST_BINDING: u64 = 2 << 20;
 /// Least workgroups per dimension, likewise; the default is 65,535.
-const LEAST_GROUPS: u32 = 64;
+const LEAST_GROUPS: u64 = 64;
 
 /// Bytes of a dispatch's parameters, as uniform bindings must be aligned.
 const SLOT: usize = 256;
@@ -38,6 +38,9 @@ pub(crate) enum Scratch {
     State,
     Blocks,
     Positions,
+    P,
+    Q,
+    Partial,
 }
 
 pub(crate) struct Gpu {
@@ -50,19 +53,24 @@ pub(crate) struct Gpu {
     lost: Arc<Mutex<Option<String>>>,
 }
 
+/// `Err` unless the kernels can do with `limits`.
+pub(crate) fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
+    let at_least = |what, needed: u64, found: u64| {
+        if found >= needed { Ok(()) } else { Err(Error::Limit { what, needed, found }) }
+    };
+    let groups = limits.max_compute_workgroups_per_dimension.into();
+    at_least("max_storage_buffer_binding_size", LEAST_BINDING, limits.max_storage_buffer_binding_size)?;
+    at_least("max_compute_workgroups_per_dimension", LEAST_GROUPS, groups)?;
+    at_least("max_compute_invocations_per_workgroup", 256, limits.max_compute_invocations_per_workgroup.into())?;
+    at_least("max_compute_workgroup_size_x", 256, limits.max_compute_workgroup_size_x.into())?;
+    at_least("max_compute_workgroup_storage_size", 16384, limits.max_compute_workgroup_storage_size.into())?;
+    at_least("max_storage_buffers_per_shader_stage", 8, limits.max_storage_buffers_per_shader_stage.into())
+}
+
 impl Gpu {
     pub(crate) fn new(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, Error> {
         let limits = device.limits();
-        let at_least = |what, needed: u64, found: u64| {
-            if found >= needed { Ok(()) } else { Err(Error::Limit { what, needed, found }) }
-        };
-        at_least("max_storage_buffer_binding_size", LEAST_BINDING, limits.max_storage_buffer_binding_size)?;
-        at_least("max_compute_workgroups_per_dimension", 64, limits.max_compute_workgroups_per_dimension.into())?;
-        at_least("max_compute_invocations_per_workgroup", 256, limits.max_compute_invocations_per_workgroup.into())?;
-        at_least("max_compute_workgroup_size_x", 256, limits.max_compute_workgroup_size_x.into())?;
-        at_least("max_compute_workgroup_storage_size", 16384, limits.max_compute_workgroup_storage_size.into())?;
-        at_least("max_storage_buffers_per_shader_stage", 8, limits.max_storage_buffers_per_shader_stage.into())?;
-        debug_assert!(LEAST_GROUPS <= limits.max_compute_workgroups_per_dimension);
+        check_limits(&limits)?;
         let lost = Arc::new(Mutex::new(None));
         let told = Arc::clone(&lost);
         device.set_device_lost_callback(move |_, message| {
@@ -196,7 +204,17 @@ impl<'g> Batch<'g> {
     }
 
     pub(crate) fn dispatch<P: Pod>(&mut self, kernel: Kernel, parameters: P, bindings: &[(u32, Part)], groups: usize) {
-        if groups == 0 {
+        self.dispatch_3d(kernel, parameters, bindings, [groups, 1, 1]);
+    }
+
+    pub(crate) fn dispatch_3d<P: Pod>(
+        &mut self,
+        kernel: Kernel,
+        parameters: P,
+        bindings: &[(u32, Part)],
+        groups: [usize; 3],
+    ) {
+        if groups.contains(&0) {
             return;
         }
         if self.parameters.len() == SLOT * SLOTS {
@@ -225,7 +243,8 @@ impl<'g> Batch<'g> {
         let mut pass = self.encoder.begin_compute_pass(&Default::default());
         pass.set_pipeline(pipeline);
         pass.set_bind_group(0, &group, &[]);
-        pass.dispatch_workgroups(groups as u32, 1, 1);
+        let [x, y, z] = groups.map(|count| count as u32);
+        pass.dispatch_workgroups(x, y, z);
     }
 
     /// Hands over what is recorded.

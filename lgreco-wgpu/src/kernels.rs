@@ -9,6 +9,7 @@ pub(crate) enum Shader {
     Sums,
     Qsgd,
     TopK,
+    PowerSgd,
 }
 
 impl Shader {
@@ -23,11 +24,12 @@ impl Shader {
             Shader::Sums => [FLOAT, WIDE, include_str!("shaders/sums.wgsl")].concat(),
             Shader::Qsgd => [FLOAT, WIDE, VALUES, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
             Shader::TopK => [FLOAT, WIDE, VALUES, include_str!("shaders/topk.wgsl")].concat(),
+            Shader::PowerSgd => [FLOAT, WIDE, VALUES, PHILOX, include_str!("shaders/powersgd.wgsl")].concat(),
         }
     }
 
     #[cfg(test)]
-    pub(crate) const ALL: [Shader; 4] = [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK];
+    pub(crate) const ALL: [Shader; 5] = [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd];
 }
 
 /// An entry point of a module.

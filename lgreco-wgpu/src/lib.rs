@@ -14,12 +14,14 @@
 //! fit a buffer, and one of TopK that is to be decoded a binding.
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod backend;
 mod error;
 mod gpu;
 mod kernels;
 mod magnitude;
 mod payload;
+mod powersgd;
 mod qsgd;
 mod sums;
 mod tensor;
@@ -27,6 +29,7 @@ mod tensor;
 mod tests;
 mod topk;
 
+pub use adapters::{Adapter, adapters};
 pub use backend::{BufferJob, BufferJobError, WgpuBackend};
 pub use error::Error;
 pub use tensor::BufferGradient;

@@ -38,6 +38,11 @@ pub(crate) fn total_records(batch: &mut Batch<'_>, elements: usize) -> Result<Bu
     batch.scratch(Scratch::Totals, bytes(pieces + elements.div_ceil(PER_GROUP * PER_WORKGROUP)))
 }
 
+/// Records that [`add`] leaves of `count`.
+pub(crate) fn left_of(count: usize) -> usize {
+    count.div_ceil(PER_WORKGROUP)
+}
+
 /// Adds `count` records up to a few, put at record `at` of `totals`; returns their number.
 pub(crate) fn add(batch: &mut Batch<'_>, records: &Buffer, count: usize, totals: &Buffer, at: usize) -> usize {
     let groups = count.div_ceil(PER_WORKGROUP);

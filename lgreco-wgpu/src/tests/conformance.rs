@@ -1,7 +1,7 @@
 //! The core's conformance suite, at the adapter's limits and at small ones.
 
 use super::{ROWS, backend, backend_with, small};
-use lgreco_core::testing::backend::{check_batches, check_dense, check_qsgd, check_topk};
+use lgreco_core::testing::backend::{check_batches, check_dense, check_powersgd, check_qsgd, check_topk};
 
 #[test]
 fn dense() {
@@ -22,9 +22,15 @@ fn topk() {
 }
 
 #[test]
+fn powersgd() {
+    let Some(mut backend) = backend() else { return };
+    check_powersgd(&mut backend, ROWS);
+}
+
+#[test]
 fn batches() {
     let Some(mut backend) = backend() else { return };
-    check_batches(&mut backend, ROWS, false);
+    check_batches(&mut backend, ROWS, true);
 }
 
 #[test]
@@ -32,4 +38,5 @@ fn small_limits() {
     let Some(mut backend) = backend_with(small) else { return };
     check_qsgd(&mut backend, ROWS);
     check_topk(&mut backend, ROWS);
+    check_powersgd(&mut backend, ROWS);
 }
