@@ -13,6 +13,16 @@ use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
 /// A row to measure of a gradient that lies on the device; see [`Job`].
+///
+/// ```
+/// use lgreco_core::compress::Candidates;
+/// use lgreco_core::{gradient::Dtype, rng::Stream};
+/// use lgreco_wgpu::{BufferGradient, BufferJob};
+/// fn densities(gradient: BufferGradient<'_>) -> BufferJob<'_> {
+///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };
+///     BufferJob { gradient, candidates, stream: Stream::default() }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BufferJob<'a> {
     /// The layer's gradient.
@@ -24,6 +34,12 @@ pub struct BufferJob<'a> {
 }
 
 /// An error and the job of the batch it happened in.
+///
+/// ```
+/// use lgreco_wgpu::{BufferJobError, Error};
+/// let failed = BufferJobError { job: 2, error: Error::Lost("reset".into()) };
+/// assert_eq!(failed.to_string(), "job 2: the device is lost: reset");
+/// ```
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("job {job}: {error}")]
 pub struct BufferJobError {
@@ -37,6 +53,24 @@ pub struct BufferJobError {
 const UPLOADS: u64 = 256 << 20;
 
 /// Any GPU that wgpu can drive.
+///
+/// ```
+/// use lgreco_core::backend::{Backend, Job};
+/// use lgreco_core::compress::Candidates;
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// use lgreco_wgpu::WgpuBackend;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let Ok(_) = WgpuBackend::new() else { return Ok(()) };
+/// let mut backend = WgpuBackend::new()?;
+/// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
+/// let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[1, 2, 3] };
+/// let mut row = [0.0; 3];
+/// backend.measure(&[Job { gradient, candidates, stream: Stream::default() }], &mut [], &mut row)?;
+/// assert_eq!(row, [5.0, 1.0, 0.0]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct WgpuBackend {
     gpu: Gpu,
     failure: Option<Error>,
@@ -56,6 +90,13 @@ impl<'a> Work<'a> {
 
 impl WgpuBackend {
     /// The fastest adapter there is: WebGPU's own choice of high performance.
+    ///
+    /// ```
+    /// match lgreco_wgpu::WgpuBackend::new() {
+    ///     Ok(backend) => println!("{:?}", backend.device().limits()),
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`Error::NoAdapter`] with the reason; [`Error::Limit`] when it cannot do what the kernels need.
@@ -83,6 +124,13 @@ impl WgpuBackend {
 
     /// The embedder's device, whose buffers it can then work on. Takes the device's lost callback.
     ///
+    /// ```no_run
+    /// use lgreco_wgpu::{WgpuBackend, wgpu};
+    /// fn beside_a_renderer(device: &wgpu::Device, queue: &wgpu::Queue) -> Result<WgpuBackend, lgreco_wgpu::Error> {
+    ///     WgpuBackend::with_device(device.clone(), queue.clone()) // handles of the same device
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Limit`] when a limit is below what the kernels need; the defaults of WebGPU are enough.
     pub fn with_device(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, Error> {
@@ -99,18 +147,47 @@ impl WgpuBackend {
         &self.gpu.queue
     }
 
-    /// Bytes of device memory held between calls; uploads and payloads come on top while a call runs.
+    /// Bytes of device memory held between calls: tables and workspace, which grow with the largest layer. Uploads (of at
+    /// most about 256 MiB at a time) and payloads come on top while a call runs.
+    ///
+    /// ```
+    /// # let Ok(backend) = lgreco_wgpu::WgpuBackend::new() else { return };
+    /// assert_eq!(backend.held_bytes(), 0); // before any work
+    /// ```
     pub fn held_bytes(&self) -> u64 {
         self.gpu.held()
     }
 
-    /// What the device said when a call through [`Backend`] last answered
+    /// What the device said, in full, when a call through [`Backend`] last answered
     /// [`Device`](lgreco_core::Error::Device), whose text is shorter.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
 
     /// [`Backend::measure`] for gradients on the device: only the rows come back.
+    ///
+    /// ```
+    /// use lgreco_core::backend::Backend;
+    /// use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco_core::gradient::{Dtype, Shape};
+    /// use lgreco_core::rng::Stream;
+    /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ok(mut backend) = WgpuBackend::new() else { return Ok(()) };
+    /// let buffer = backend.device().create_buffer(&wgpu::BufferDescriptor {
+    ///     label: None,
+    ///     size: 4 * 4096,
+    ///     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+    ///     mapped_at_creation: false,
+    /// }); // zeros; a trainer's kernels would fill it
+    /// let gradient = BufferGradient { buffer: &buffer, offset: 0, dtype: Dtype::F32, shape: Shape::new(64, 64)? };
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    /// let mut row = [f64::NAN; 2];
+    /// backend.measure_buffers(&[BufferJob { gradient, candidates, stream: Stream::default() }], &mut row)?;
+    /// assert_eq!(row, [0.0; 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The first job that fails, with its reason.
@@ -121,6 +198,29 @@ impl WgpuBackend {
     }
 
     /// [`Backend::encode`] for a gradient on the device: only the payload comes back.
+    ///
+    /// ```
+    /// use lgreco_core::backend::Backend;
+    /// use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco_core::gradient::{Dtype, Shape};
+    /// use lgreco_core::rng::Stream;
+    /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ok(mut backend) = WgpuBackend::new() else { return Ok(()) };
+    /// let buffer = backend.device().create_buffer(&wgpu::BufferDescriptor {
+    ///     label: None,
+    ///     size: 4 * 4096,
+    ///     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+    ///     mapped_at_creation: false,
+    /// }); // zeros; a trainer's kernels would fill it
+    /// let gradient = BufferGradient { buffer: &buffer, offset: 0, dtype: Dtype::F32, shape: Shape::new(64, 64)? };
+    /// let setting = Setting::Qsgd(Qsgd::default());
+    /// let mut payload = vec![0; setting.payload_len(gradient.shape, gradient.dtype)?];
+    /// backend.encode_buffer(&setting, &gradient, Stream::default(), &mut payload)?;
+    /// backend.decode_to_buffer(&payload, &buffer, 0)?; // what the receivers will have
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Compressor::encode`], and those of the device.
@@ -134,8 +234,8 @@ impl WgpuBackend {
         encode(&mut self.gpu, setting, &Input::Device(*gradient), stream, payload)
     }
 
-    /// Decodes a payload into f32 values of `buffer` (usage `COPY_DST`) from byte `offset`, a multiple of 4, on. Nothing of them may be
-    /// used when an error is returned.
+    /// Decodes a payload into f32 values of `buffer` (usage `COPY_DST`) from byte `offset`, a multiple of 4, on. Nothing
+    /// of them may be used when an error is returned. [`encode_buffer`](WgpuBackend::encode_buffer) has an example.
     ///
     /// # Errors
     /// As [`decode`](lgreco_core::compress::decode), and those of the device.
@@ -162,6 +262,10 @@ impl WgpuBackend {
         let mut batch = Batch::new(&mut self.gpu)?;
         batch.write(buffer, offset, bytemuck::cast_slice(&values));
         batch.read(&[]).map(|_| ())
+    }
+
+    pub(crate) fn gpu(&mut self) -> &mut Gpu {
+        &mut self.gpu
     }
 
     fn told(&mut self, error: Error) -> lgreco_core::Error {
@@ -328,7 +432,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
 }
 
 /// `Err` with the first offender when the largest magnitude is not finite.
-fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<(), Error> {
+pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<(), Error> {
     if largest < INFINITY {
         return Ok(());
     }

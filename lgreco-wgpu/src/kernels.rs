@@ -10,6 +10,7 @@ pub(crate) enum Shader {
     Qsgd,
     TopK,
     PowerSgd,
+    Feedback,
 }
 
 impl Shader {
@@ -24,12 +25,14 @@ impl Shader {
             Shader::Sums => [FLOAT, WIDE, include_str!("shaders/sums.wgsl")].concat(),
             Shader::Qsgd => [FLOAT, WIDE, VALUES, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
             Shader::TopK => [FLOAT, WIDE, VALUES, include_str!("shaders/topk.wgsl")].concat(),
+            Shader::Feedback => [FLOAT, VALUES, include_str!("shaders/feedback.wgsl")].concat(),
             Shader::PowerSgd => [FLOAT, WIDE, VALUES, PHILOX, include_str!("shaders/powersgd.wgsl")].concat(),
         }
     }
 
     #[cfg(test)]
-    pub(crate) const ALL: [Shader; 5] = [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd];
+    pub(crate) const ALL: [Shader; 6] =
+        [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd, Shader::Feedback];
 }
 
 /// An entry point of a module.

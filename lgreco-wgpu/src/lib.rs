@@ -17,6 +17,7 @@
 mod adapters;
 mod backend;
 mod error;
+mod feedback;
 mod gpu;
 mod kernels;
 mod magnitude;

@@ -171,9 +171,12 @@ pub(crate) fn measure(
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let qsgd = Qsgd { bits: first, ..base };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
-        let totals = sums::total_records(batch, tensor.elements)?;
+        let stretches = stretches(batch, tensor.elements, base.bucket);
+        let pieces = stretches.iter().flat_map(|stretch| tensor.pieces(batch, stretch.elements.clone()));
+        let left: usize = pieces.map(|piece| sums::left_of(piece.groups())).sum();
+        let totals = batch.scratch(Scratch::Totals, sums::bytes(left))?;
         let mut count = 0;
-        for stretch in stretches(batch, tensor.elements, base.bucket) {
+        for stretch in stretches {
             let grids = grids(batch, tensor, qsgd, &stretch, results, result as u32)?;
             for piece in tensor.pieces(batch, stretch.elements.clone()) {
                 let output = batch.scratch(Scratch::Output, sums::bytes(piece.groups()))?;

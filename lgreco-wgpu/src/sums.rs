@@ -1,7 +1,7 @@
 //! Records of eight sums, added up on the device: `sums.wgsl`.
 
 use crate::Error;
-use crate::gpu::{Batch, PER_GROUP, Part, Scratch};
+use crate::gpu::{Batch, Part, Scratch};
 use crate::kernels::{Kernel, Shader};
 use bytemuck::{Pod, Zeroable};
 use wgpu::Buffer;
@@ -30,12 +30,6 @@ impl Params {
 /// Bytes of `records` records.
 pub(crate) fn bytes(records: usize) -> u64 {
     (4 * RECORD * records) as u64
-}
-
-/// Room for what [`add`] leaves of a tensor's records, however it is cut into pieces.
-pub(crate) fn total_records(batch: &mut Batch<'_>, elements: usize) -> Result<Buffer, Error> {
-    let pieces = 2 * elements.div_ceil(batch.gpu.piece_len()) + 2;
-    batch.scratch(Scratch::Totals, bytes(pieces + elements.div_ceil(PER_GROUP * PER_WORKGROUP)))
 }
 
 /// Records that [`add`] leaves of `count`.

@@ -1,7 +1,7 @@
 //! Every shader, without a device.
 
 use crate::kernels::Shader;
-use crate::{magnitude, powersgd, qsgd, sums, topk};
+use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 fn module(shader: Shader) -> (naga::Module, naga::valid::ModuleInfo) {
@@ -31,7 +31,8 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
 
 #[test]
 fn parameters_are_laid_out_as_in_the_shaders() {
-    let fields: [(Shader, &[&str], usize); 5] = [
+    let fields: [(Shader, &[&str], usize); 6] = [
+        (Shader::Feedback, &feedback::Params::FIELDS, size_of::<feedback::Params>()),
         (Shader::Magnitude, &magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
         (Shader::Sums, &sums::Params::FIELDS, size_of::<sums::Params>()),
         (Shader::Qsgd, &qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
