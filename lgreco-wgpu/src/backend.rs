@@ -245,7 +245,7 @@ impl WgpuBackend {
         if !buffer.usage().contains(BufferUsages::COPY_DST) {
             return Err(Error::Buffer { what: "needs the usage COPY_DST" });
         }
-        if offset % 4 != 0 {
+        if !offset.is_multiple_of(4) {
             return Err(Error::Buffer { what: "is to be written at an offset that is no multiple of 4" });
         }
         if offset.checked_add(bytes).is_none_or(|end| end > buffer.size()) {

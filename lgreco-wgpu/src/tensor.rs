@@ -94,7 +94,7 @@ impl Input<'_> {
                 if !gradient.buffer.usage().contains(BufferUsages::STORAGE | BufferUsages::COPY_SRC) {
                     return Err(Error::Buffer { what: "needs the usages STORAGE and COPY_SRC" });
                 }
-                if gradient.offset % 4 != 0 {
+                if !gradient.offset.is_multiple_of(4) {
                     return Err(Error::Buffer { what: "holds the gradient at an offset that is no multiple of 4" });
                 }
                 if gradient.offset.checked_add(bytes).is_none_or(|end| end > gradient.buffer.size()) {

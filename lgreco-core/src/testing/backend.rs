@@ -261,7 +261,8 @@ pub fn check_decode(backend: &mut dyn Backend, bytes: &[u8], elements: usize) {
 fn check_damaged(backend: &mut dyn Backend, payload: &[u8], elements: usize) {
     check_decode(backend, &payload[..payload.len() - 1], elements);
     check_decode(backend, payload, elements + 1);
-    for at in (0..12).map(|i| i * (payload.len() - 1) / 11).chain(2..8) {
+    let step = (payload.len() / 40).max(1);
+    for at in (0..payload.len()).step_by(step).chain(2..8) {
         for damage in [0x01, 0x80, 0xff] {
             let mut bytes = payload.to_vec();
             bytes[at] ^= damage;
@@ -364,6 +365,10 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     });
     let tensor = Tensor::new(&values(3000, |i| bell(12, i)), 3000, 1);
     let gradient = tensor.gradients()[0];
+    // Neighbours, so that one bit makes their positions equal.
+    let neighbours = Tensor::new(&values(1000, |i| if i / 2 == 50 { 1.0 } else { 0.0 }), 1000, 1);
+    let two = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
+    check_damaged(backend, &payload(&two, &neighbours.gradients()[0]).expect("a finite gradient"), 1000);
     let many: Vec<u32> = (1..=700).map(|i| 3000 - 4 * i).collect();
     for keeps in [&many[..], &[0], &[3001], &[]] {
         let candidates = Candidates::TopK { values: Dtype::F32, keeps };
@@ -380,9 +385,23 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
 /// # Panics
 /// When `backend` does not do as [`Portable`].
 pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
-    for (rows, cols) in [(1, 1), (5, 3), (3, 40), (64, 64), (130, 33), (33, 300)] {
-        let tensor = Tensor::new(&values(rows * cols, |i| bell(13, i)), rows, cols);
-        for (gradient, iterations) in tensor.gradients().into_iter().zip([1, 2, 5]) {
+    for (rows, cols, scale) in [
+        (1, 1, 1.0),
+        (5, 3, 100.0),
+        (3, 40, 1e-3),
+        (64, 64, 1.0),
+        (130, 33, 1e-2),
+        (33, 300, 1000.0),
+        (40, 50, 1e-30),
+        (50, 40, 1e30),
+    ] {
+        let tensor = Tensor::new(&values(rows * cols, |i| scale * bell(13, i)), rows, cols);
+        // Numbers that f16 does not have are left to the others.
+        let gradients = tensor
+            .gradients()
+            .into_iter()
+            .filter(|gradient| (1e-10..1e10).contains(&scale) || gradient.values().dtype() != Dtype::F16);
+        for (gradient, iterations) in gradients.zip([1, 2, 5]) {
             let stream = Stream { seed: 5, layer: cols as u32, ..Stream::default() };
             let candidates = Candidates::PowerSgd { iterations, ranks: &[4, 1, 20, 2] };
             let ranks = rows.min(cols) as u32;
