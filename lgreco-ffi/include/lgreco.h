@@ -1,0 +1,747 @@
+/*
+ * lgreco: layer-wise adaptive gradient compression.
+ *
+ * What holds for every call here (order of arguments, NULL, ownership, threads, errors, versions) stands in
+ * lgreco-ffi/README.md. In short: every call returns a status, outputs count only after LGRECO_OK, handles are freed
+ * by their destroy call and nothing else, different handles may be used by different threads at the same time.
+ *
+ * Generated from the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
+ */
+#ifndef LGRECO_H
+#define LGRECO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// The version this header belongs to; lgreco_version() is that of the library.
+#define LGRECO_VERSION_MAJOR 0
+#define LGRECO_VERSION_MINOR 1
+#define LGRECO_VERSION_PATCH 0
+#define LGRECO_VERSION_STRING "0.1.0"
+#define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
+
+// The compressor of one layer on one worker, with what it remembers and the memory it works in.
+typedef struct lgreco_compressor lgreco_compressor;
+
+// A device, and the message about the last failed call that was given the context.
+//
+// Other handles are made with a context, but do not need it afterwards.
+typedef struct lgreco_context lgreco_context;
+
+// One option per layer, verified. It never changes.
+typedef struct lgreco_plan lgreco_plan;
+
+// An error table with names, owned by the library. It never changes.
+typedef struct lgreco_table lgreco_table;
+
+// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
+typedef uint32_t lgreco_status;
+
+// A device: LGRECO_DEVICE_...
+typedef uint32_t lgreco_device;
+
+// Where a context works. Begin with LGRECO_CONTEXT_OPTIONS_INIT.
+typedef struct lgreco_context_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_DEVICE_CPU, the default.
+    lgreco_device device;
+    // Which device of that kind, from 0.
+    uint32_t device_index;
+} lgreco_context_options;
+
+// An element type: LGRECO_DTYPE_...
+typedef uint32_t lgreco_dtype;
+
+// A named tensor of the model. Begin with LGRECO_LAYER_INIT.
+typedef struct lgreco_layer {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Its name, UTF-8; state and plans are keyed by it.
+    const char *name;
+    // Its dimensions; PowerSGD sees a matrix of the first by the product of the others.
+    const size_t *dims;
+    // Their number; 0 for a scalar.
+    size_t dims_len;
+    // Its gradient, row-major, as many elements as the product of `dims`. Only read; not needed to make a compressor.
+    const void *values;
+    // Type of its elements.
+    lgreco_dtype dtype;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_layer;
+
+// A compression method: LGRECO_METHOD_...; those of settings are the ones in payload headers.
+typedef uint32_t lgreco_method;
+
+// What errors of tables are measured in: LGRECO_METRIC_...
+typedef uint32_t lgreco_metric;
+
+// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
+//
+// Parameters are bits per element for QSGD (1 to 8; 4 by default), the density for TopK (above 0, to 1; 0.01) and the rank
+// for PowerSGD (1 to 65536; 4). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
+// and the range are then those of QSGD.
+typedef struct lgreco_search_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD or HYBRID.
+    lgreco_method method;
+    // LGRECO_METRIC_L2, the default, or LGRECO_METRIC_SQUARED_L2.
+    lgreco_metric metric;
+    // The uniform setting that the error budget is taken from; 0, the default, for the method's.
+    double parameter;
+    // Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`.
+    double first;
+    // Largest parameter offered.
+    double last;
+    // Distance of two parameters.
+    double step;
+    // Layers with fewer elements stay uncompressed and are not in the table; 1024 by default.
+    size_t min_elements;
+    // Seed of random start matrices: give compressors the same; 0 by default.
+    uint64_t seed;
+} lgreco_search_options;
+
+// Which interval the levels of a QSGD bucket divide: LGRECO_SCALE_...
+typedef uint32_t lgreco_scale;
+
+// How QSGD rounds between two levels: LGRECO_ROUNDING_...
+typedef uint32_t lgreco_rounding;
+
+// A compressor with its parameters. Begin with LGRECO_SETTING_INIT; fields of other methods are not looked at.
+typedef struct lgreco_setting {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
+    lgreco_method method;
+    // QSGD: bits per element, 1 to 8; 4 by default.
+    uint32_t bits;
+    // QSGD: elements per bucket, at least 1; 512 by default.
+    uint32_t bucket;
+    // QSGD: LGRECO_SCALE_MAX_NORM by default.
+    lgreco_scale scale;
+    // QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
+    lgreco_rounding rounding;
+    // TopK: number of elements sent, 1 to all; 1 by default.
+    uint32_t keep;
+    // TopK: type the values are sent in; LGRECO_DTYPE_F32 by default.
+    lgreco_dtype values;
+    // PowerSGD: rank, at least 1; 4 by default.
+    uint32_t rank;
+    // PowerSGD: power iterations, at least 1; 1 by default.
+    uint32_t iterations;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_setting;
+
+// One option of one layer. This struct never changes.
+typedef struct lgreco_choice {
+    // Bits one worker sends for the layer under this option.
+    uint64_t size;
+    // How much the option hurts: finite, not negative, in any one metric.
+    double error;
+} lgreco_choice;
+
+// An error table in arrays: the caller's own, or what is in a table handle. Begin with LGRECO_TABLE_VIEW_INIT, all NULL.
+typedef struct lgreco_table_view {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Number of layers, at least 1.
+    size_t layers;
+    // Per layer, where its options end in `choices`: layer l has ends[l - 1] .. ends[l], layer 0 begins at 0.
+    const size_t *ends;
+    // All options, layer after layer.
+    const struct lgreco_choice *choices;
+    // Per layer, the option the error budget is taken from; may be NULL.
+    const uint32_t *defaults;
+    // The error budget; NULL when it is the error of `defaults`.
+    const double *budget;
+    // Per layer, its name, UTF-8; NULL for names like "0", "1".
+    const char *const *names;
+    // Per option, its label, UTF-8; NULL for labels like "0", "1".
+    const char *const *labels;
+    // Per layer, the number of elements of its gradient; NULL for 0.
+    const uint64_t *elements;
+    // Per layer, the bits of its gradient as it is; NULL for 32 per element.
+    const uint64_t *uncompressed_sizes;
+    // What errors are measured in, such as "l2"; NULL for "".
+    const char *metric;
+    // Filled by the library for measured tables: which of the model's layers each layer of the table is; else NULL.
+    const size_t *model_layers;
+} lgreco_table_view;
+
+// How to choose: LGRECO_SOLVER_...
+typedef uint32_t lgreco_solver;
+
+// How to plan. Begin with LGRECO_PLAN_OPTIONS_INIT.
+typedef struct lgreco_plan_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_SOLVER_EXACT, the default, or LGRECO_SOLVER_DP.
+    lgreco_solver solver;
+    // DP: cells of the grid, at least 1; 10000 by default.
+    uint32_t levels;
+    // Exact: partial plans kept at once, 32 bytes each; 2^19 by default; with 0 the relaxation is rounded.
+    uint64_t states;
+    // The error budget is multiplied by this, finite and not negative; 1 by default.
+    double alpha;
+} lgreco_plan_options;
+
+// A plan in arrays: what is in a plan handle, or the caller's own. Begin with LGRECO_PLAN_VIEW_INIT.
+typedef struct lgreco_plan_view {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Number of layers.
+    size_t layers;
+    // Per layer, the index of the chosen option among the layer's options.
+    const uint32_t *options;
+    // Bits of the chosen options in all.
+    uint64_t size;
+    // No plan within the budget is smaller than this many bits; the plan is proved optimal when `size` equals it.
+    uint64_t lower_bound;
+    // Error of the chosen options in all.
+    double error;
+    // The error budget the plan was made for.
+    double budget;
+    // Who made it, such as "exact"; filled by the library, not read.
+    const char *solver;
+    // 1 when the plan is proved optimal, else 0; filled by the library, not read.
+    uint32_t proven;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_plan_view;
+
+// What a compressor remembers between steps: LGRECO_FEEDBACK_...
+typedef uint32_t lgreco_feedback;
+
+// What a residual is kept in: LGRECO_STORAGE_...
+typedef uint32_t lgreco_storage;
+
+// What happens to payloads on their way: LGRECO_AGGREGATION_...
+typedef uint32_t lgreco_aggregation;
+
+// Whose compressor it is, and what it remembers. Begin with LGRECO_COMPRESSOR_OPTIONS_INIT.
+typedef struct lgreco_compressor_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Seed of the run, the same on every rank; 0 by default.
+    uint64_t seed;
+    // Index of the layer in the model; with `seed` it names PowerSGD's start matrix; 0 by default.
+    uint32_t layer_index;
+    // Number of this worker. Workers must differ here, or their rounding errors do not average out; 0 by default.
+    uint32_t rank;
+    // LGRECO_FEEDBACK_NONE by default.
+    lgreco_feedback feedback;
+    // Residuals: how much of an error is remembered, in (0, 1]; 1 by default.
+    float gain;
+    // Residuals: zeroed after every so many steps; 0, the default, for never.
+    uint32_t reset_every;
+    // Residuals: LGRECO_STORAGE_F32 by default.
+    lgreco_storage storage;
+    // LGRECO_AGGREGATION_SUMMED by default.
+    lgreco_aggregation aggregation;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_compressor_options;
+
+// Done.
+#define LGRECO_OK 0
+
+// An array or buffer has not the length the call needs.
+#define LGRECO_LENGTH 1
+
+// A parameter is outside its range.
+#define LGRECO_PARAMETER 2
+
+// A tensor with 2^32 rows, columns or elements, or more.
+#define LGRECO_TOO_MANY_ELEMENTS 3
+
+// A gradient holds NaN or infinity.
+#define LGRECO_NON_FINITE 4
+
+// A result does not fit the number format it is sent in.
+#define LGRECO_OVERFLOW 5
+
+// A word that names nothing.
+#define LGRECO_UNKNOWN_NAME 6
+
+// There is no memory for a workspace.
+#define LGRECO_OUT_OF_MEMORY 7
+
+// An element is too large for the format it is to be sent in.
+#define LGRECO_ELEMENT_OVERFLOW 8
+
+// A table without layers.
+#define LGRECO_EMPTY_TABLE 20
+
+// A layer without options.
+#define LGRECO_EMPTY_LAYER 21
+
+// An option's error is NaN, infinite or negative.
+#define LGRECO_OPTION_ERROR 22
+
+// The sizes of the largest options do not fit 64 bits in all.
+#define LGRECO_SIZE_OVERFLOW 23
+
+// A choice names an option its layer does not have.
+#define LGRECO_NO_SUCH_OPTION 24
+
+// A budget that is NaN, infinite or negative.
+#define LGRECO_BUDGET 25
+
+// No plan meets the budget.
+#define LGRECO_INFEASIBLE 26
+
+// A plan's choices cost more error than its budget.
+#define LGRECO_OVER_BUDGET 27
+
+// A plan's statement about itself does not hold.
+#define LGRECO_PLAN_MISMATCH 28
+
+// Two layers have one name.
+#define LGRECO_DUPLICATE_NAME 29
+
+// Bytes that are not a payload of this version.
+#define LGRECO_PAYLOAD_HEADER 40
+
+// A payload whose body contradicts its header.
+#define LGRECO_PAYLOAD_BODY 41
+
+// A header field of a payload beyond what this version defines.
+#define LGRECO_PAYLOAD_FIELD 42
+
+// A compressor under which feedback may amplify errors.
+#define LGRECO_NOT_CONTRACTIVE 60
+
+// A feedback rule used where it does not work.
+#define LGRECO_FEEDBACK_RULE 61
+
+// Bytes that are not a saved state of this version.
+#define LGRECO_SAVED_STATE 62
+
+// A collective callback failed.
+#define LGRECO_COLLECTIVE 80
+
+// Another worker could not take part.
+#define LGRECO_PEER 81
+
+// Workers want to exchange different things.
+#define LGRECO_PEER_PLAN 82
+
+// What another worker sent cannot be decoded.
+#define LGRECO_PEER_MESSAGE 83
+
+// A pointer is NULL that must not be.
+#define LGRECO_NULL_POINTER 200
+
+// A pointer is not aligned for its type.
+#define LGRECO_ALIGNMENT 201
+
+// An output overlaps an input or another output.
+#define LGRECO_OVERLAP 202
+
+// A struct's struct_size is too small, or fields this version does not know are not zero.
+#define LGRECO_STRUCT_SIZE 203
+
+// A number that should be one of a list of constants is none of them.
+#define LGRECO_UNKNOWN_CONSTANT 204
+
+// Text is not UTF-8, or holds a NUL.
+#define LGRECO_TEXT 205
+
+// Not JSON, or not the JSON expected there.
+#define LGRECO_JSON 206
+
+// A table or plan file of a version this library does not read.
+#define LGRECO_JSON_VERSION 207
+
+// Not a handle, or one of another kind.
+#define LGRECO_HANDLE 208
+
+// The handle is in use by another call.
+#define LGRECO_BUSY 209
+
+// The device, or what is asked of it, does not exist in this build.
+#define LGRECO_UNAVAILABLE 210
+
+// The table was not measured by the library: it has no compressor settings.
+#define LGRECO_NO_SETTINGS 211
+
+// A bug in the library. The handle it happened in can only be destroyed.
+#define LGRECO_PANIC 255
+
+// The CPU.
+#define LGRECO_DEVICE_CPU 0
+
+// An NVIDIA GPU; not available yet.
+#define LGRECO_DEVICE_CUDA 1
+
+// IEEE single precision.
+#define LGRECO_DTYPE_F32 0
+
+// IEEE half precision, by its bits.
+#define LGRECO_DTYPE_F16 1
+
+// bfloat16, by its bits.
+#define LGRECO_DTYPE_BF16 2
+
+// Uncompressed.
+#define LGRECO_METHOD_DENSE 0
+
+// Bucketed quantisation: `bits`, `bucket`, `scale`, `rounding`.
+#define LGRECO_METHOD_QSGD 1
+
+// The largest magnitudes: `keep`, `values`.
+#define LGRECO_METHOD_TOPK 2
+
+// A product of two thin matrices: `rank`, `iterations`.
+#define LGRECO_METHOD_POWERSGD 3
+
+// All of them, chosen per layer; for lgreco_search_options only.
+#define LGRECO_METHOD_HYBRID 256
+
+// Plus and minus the largest magnitude.
+#define LGRECO_SCALE_MAX_NORM 0
+
+// From the smallest to the largest value (CGX).
+#define LGRECO_SCALE_MIN_MAX 1
+
+// At random, right on average.
+#define LGRECO_ROUNDING_STOCHASTIC 0
+
+// To the nearer one.
+#define LGRECO_ROUNDING_NEAREST 1
+
+// The L2 norm, as in the L-GreCo paper.
+#define LGRECO_METRIC_L2 0
+
+// The squared L2 norm, which adds up over layers.
+#define LGRECO_METRIC_SQUARED_L2 1
+
+// The proved optimum, or the best plan and an honest bound where `states` end the search.
+#define LGRECO_SOLVER_EXACT 0
+
+// Algorithm 1 of the L-GreCo paper on a grid of `levels` cells.
+#define LGRECO_SOLVER_DP 1
+
+// Nothing.
+#define LGRECO_FEEDBACK_NONE 0
+
+// Error feedback: what was not sent; `gain`, `reset_every`, `storage`.
+#define LGRECO_FEEDBACK_RESIDUAL 1
+
+// Error feedback through TopK, half the entries those of the largest memory; `gain`, `reset_every`, `storage`.
+#define LGRECO_FEEDBACK_MIXED 2
+
+// EF21: the receivers' estimate, which payloads correct.
+#define LGRECO_FEEDBACK_EF21 3
+
+// EF21+: payloads correct or replace the estimate; needs LGRECO_AGGREGATION_POINT_TO_POINT.
+#define LGRECO_FEEDBACK_EF21_PLUS 4
+
+// 4 bytes per element, exact.
+#define LGRECO_STORAGE_F32 0
+
+// 2 bytes per element, stochastically rounded.
+#define LGRECO_STORAGE_BF16 1
+
+// About 1 byte per element, stochastically rounded.
+#define LGRECO_STORAGE_INT8 2
+
+// Payloads of several workers are summed or averaged.
+#define LGRECO_AGGREGATION_SUMMED 0
+
+// Each payload reaches a receiver that keeps one estimate per sender.
+#define LGRECO_AGGREGATION_POINT_TO_POINT 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The name of the constant, such as "LGRECO_INFEASIBLE"; of other numbers "unknown status". Static text.
+const char *lgreco_status_name(lgreco_status status);
+
+// Version of the library in use, as LGRECO_VERSION is of the header: major * 10000 + minor * 100 + patch.
+uint32_t lgreco_version(void);
+
+// Version of the library in use, as LGRECO_VERSION_STRING is of the header. Static text.
+const char *lgreco_version_string(void);
+
+// Makes a context. `options` may be NULL: the CPU.
+//
+// LGRECO_UNAVAILABLE when the device does not exist in this build or on this machine.
+lgreco_status lgreco_context_create(const struct lgreco_context_options *options,
+                                    struct lgreco_context **context);
+
+// Frees a context and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_context_destroy(struct lgreco_context **context);
+
+// What went wrong in the last failed call that was given the context; empty if none has failed. Valid until the next
+// such call.
+const char *lgreco_context_message(const struct lgreco_context *context);
+
+// Measures every layer of a model on its gradient under every candidate: the error table to plan on, each option with
+// its setting (lgreco_table_setting). Layers with one dimension or fewer, or few elements, are left out: `model_layers`
+// of the view tells which are in. `options` may be NULL. Allocates.
+//
+// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME, LGRECO_PARAMETER.
+lgreco_status lgreco_table_measure(struct lgreco_context *context,
+                                   const struct lgreco_layer *layers,
+                                   size_t layers_len,
+                                   const struct lgreco_search_options *options,
+                                   struct lgreco_table **table,
+                                   void *stream);
+
+// Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
+// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of the payload; `sizes` may be NULL,
+// else it has `settings_len` places too. Settings next to each other that differ in `bits`, `keep` or `rank` alone are
+// measured together, in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
+// lgreco_compressor_options. Allocates.
+//
+// LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
+lgreco_status lgreco_measure(struct lgreco_context *context,
+                             const struct lgreco_layer *layer,
+                             const struct lgreco_setting *settings,
+                             size_t settings_len,
+                             uint64_t seed,
+                             uint32_t layer_index,
+                             double *squared_errors,
+                             uint64_t *sizes,
+                             void *stream);
+
+// Copies a table into a handle and checks it whole: names and labels too.
+lgreco_status lgreco_table_create(struct lgreco_context *context,
+                                  const struct lgreco_table_view *view,
+                                  struct lgreco_table **table);
+
+// Frees a table and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_table_destroy(struct lgreco_table **table);
+
+// Fills `view` with pointers into the table, valid until it is destroyed. `names`, `labels`, `elements`,
+// `uncompressed_sizes` and `metric` are then never NULL.
+lgreco_status lgreco_table_get(const struct lgreco_table *table, struct lgreco_table_view *view);
+
+// Fills `setting` with the compressor behind an option of a measured table.
+//
+// LGRECO_NO_SETTINGS for tables that were not measured by the library; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there
+// is no such layer.
+lgreco_status lgreco_table_setting(const struct lgreco_table *table,
+                                   size_t layer,
+                                   uint32_t option,
+                                   struct lgreco_setting *setting);
+
+// Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
+//
+// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create; the message names layer, option and field.
+lgreco_status lgreco_table_from_json(struct lgreco_context *context,
+                                     const char *json,
+                                     size_t length,
+                                     struct lgreco_table **table);
+
+// Writes the table as JSON with a NUL after it; `length`, which must not be NULL, receives the number of bytes before
+// the NUL.
+//
+// LGRECO_LENGTH when `capacity` is not above that number: `length` is then set all the same, and `json` may be NULL.
+// Allocates.
+lgreco_status lgreco_table_to_json(const struct lgreco_table *table,
+                                   char *json,
+                                   size_t capacity,
+                                   size_t *length);
+
+// Chooses one option per layer: the fewest bits within the error budget, and never more than the defaults of the table
+// take, where those are within it. `options` may be NULL. The same input gives the same plan.
+//
+// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; codes from 20 on about the
+// table. Allocates its workspace.
+lgreco_status lgreco_plan_solve(struct lgreco_context *context,
+                                const struct lgreco_table_view *table,
+                                const struct lgreco_plan_options *options,
+                                struct lgreco_plan **plan);
+
+// Tells the words of workspace that lgreco_plan_solve_into needs for this table. `options` may be NULL.
+lgreco_status lgreco_plan_workspace_len(struct lgreco_context *context,
+                                        const struct lgreco_table_view *table,
+                                        const struct lgreco_plan_options *options,
+                                        size_t *words);
+
+// As lgreco_plan_solve, without an allocation: writes the choices to `choices`, one per layer, and fills `plan`, whose
+// `options` then point to them. The defaults of the table give the budget, but are not competed with.
+//
+// Also LGRECO_LENGTH when `workspace` is shorter than lgreco_plan_workspace_len, or `choices_len` is not the number of
+// layers.
+lgreco_status lgreco_plan_solve_into(struct lgreco_context *context,
+                                     const struct lgreco_table_view *table,
+                                     const struct lgreco_plan_options *options,
+                                     uint64_t *workspace,
+                                     size_t workspace_len,
+                                     uint32_t *choices,
+                                     size_t choices_len,
+                                     struct lgreco_plan_view *plan);
+
+// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget.
+// What is checked is decided in exact arithmetic; `lower_bound` is only compared with the size.
+//
+// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
+lgreco_status lgreco_plan_check(struct lgreco_context *context,
+                                const struct lgreco_table_view *table,
+                                const struct lgreco_plan_view *plan);
+
+// Fills `view` with the plan and a pointer to its choices, valid until the plan is destroyed.
+lgreco_status lgreco_plan_get(const struct lgreco_plan *plan, struct lgreco_plan_view *view);
+
+// Frees a plan and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_plan_destroy(struct lgreco_plan **plan);
+
+// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it; `length` as for lgreco_table_to_json.
+//
+// Also LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check when the plan is not one for this table. Allocates.
+lgreco_status lgreco_plan_to_json(const struct lgreco_plan *plan,
+                                  const struct lgreco_table *table,
+                                  char *json,
+                                  size_t capacity,
+                                  size_t *length);
+
+// Reads a plan file for `table`, `length` bytes of JSON, and verifies it: layers may stand in another order, but each
+// must name a layer of the table and its option by index and label. That no plan is smaller than the bound in the file is
+// taken on trust.
+//
+// LGRECO_JSON, LGRECO_JSON_VERSION; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
+// layer or label that is not the table's, LGRECO_DUPLICATE_NAME; LGRECO_PLAN_MISMATCH and the other codes of
+// lgreco_plan_check. The message names the layer.
+lgreco_status lgreco_plan_from_json(struct lgreco_context *context,
+                                    const struct lgreco_table *table,
+                                    const char *json,
+                                    size_t length,
+                                    struct lgreco_plan **plan);
+
+// Makes the compressor of `layer`, whose `values` are not looked at. `options` may be NULL. Allocates all that later
+// calls work in.
+//
+// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_FEEDBACK_RULE when it does not fit the feedback.
+lgreco_status lgreco_compressor_create(struct lgreco_context *context,
+                                       const struct lgreco_layer *layer,
+                                       const struct lgreco_setting *setting,
+                                       const struct lgreco_compressor_options *options,
+                                       struct lgreco_compressor **compressor);
+
+// Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_compressor_destroy(struct lgreco_compressor **compressor);
+
+// What went wrong in the last failed call on the compressor, beginning with the layer's name; empty if none has failed.
+// Valid until the next call on it.
+const char *lgreco_compressor_message(const struct lgreco_compressor *compressor);
+
+// Changes the setting between two steps, as when plans change; what is remembered stays. Allocates when the new setting
+// needs a larger workspace than any before.
+lgreco_status lgreco_compressor_set_setting(struct lgreco_compressor *compressor,
+                                            const struct lgreco_setting *setting);
+
+// Tells the most bytes that lgreco_compressor_encode writes under the present setting.
+lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor, size_t *bytes);
+
+// Compresses the layer's gradient of step `step`: `values` has the layer's type and number of elements. With feedback,
+// what is remembered is added before, and what is left out is remembered. `length` receives the bytes written to
+// `payload`. Does not allocate.
+//
+// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is below lgreco_compressor_bound; LGRECO_OVERFLOW,
+// LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
+lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
+                                       uint32_t step,
+                                       const void *values,
+                                       uint8_t *payload,
+                                       size_t capacity,
+                                       size_t *length,
+                                       void *stream);
+
+// Decodes any payload of this layer, whatever setting made it, into `values`, `values_len` = the layer's number of
+// elements. With feedback by EF21 or EF21+ use lgreco_compressor_receive. Changes nothing; does not allocate.
+//
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes.
+lgreco_status lgreco_compressor_decode(struct lgreco_compressor *compressor,
+                                       const uint8_t *payload,
+                                       size_t length,
+                                       float *values,
+                                       size_t values_len,
+                                       void *stream);
+
+// The receiving end of EF21 and EF21+: applies a sender's message to this compressor's estimate and writes the new
+// estimate to `values`. A compressor is the sending or the receiving end, not both; messages must come once each, in order.
+// Does not allocate.
+//
+// As lgreco_compressor_decode, and LGRECO_FEEDBACK_RULE with other feedback. The estimate is then unchanged.
+lgreco_status lgreco_compressor_receive(struct lgreco_compressor *compressor,
+                                        const uint8_t *message,
+                                        size_t length,
+                                        float *values,
+                                        size_t values_len,
+                                        void *stream);
+
+// Writes what the compressor remembers, the residual or the estimate, to `values`; `values_len` = the layer's number of
+// elements.
+//
+// LGRECO_FEEDBACK_RULE without feedback, as for the calls below.
+lgreco_status lgreco_compressor_memory(struct lgreco_compressor *compressor,
+                                       float *values,
+                                       size_t values_len);
+
+// Replaces what the compressor remembers, for instance by the residual of a worker that left; `step` as for encoding.
+//
+// LGRECO_OVERFLOW when a value is not finite or too large for the storage. The memory is then unchanged.
+lgreco_status lgreco_compressor_set_memory(struct lgreco_compressor *compressor,
+                                           uint32_t step,
+                                           const float *values,
+                                           size_t values_len);
+
+// Multiplies what the compressor remembers by `factor`, new over old loss scale; `step` as for encoding.
+//
+// LGRECO_PARAMETER unless `factor` is positive and finite; LGRECO_OVERFLOW. The memory is then unchanged.
+lgreco_status lgreco_compressor_rescale_memory(struct lgreco_compressor *compressor,
+                                               uint32_t step,
+                                               float factor);
+
+// Tells the squared L2 norm of what the compressor remembers, and how many steps it has seen.
+lgreco_status lgreco_compressor_memory_norm(struct lgreco_compressor *compressor,
+                                            double *squared_norm,
+                                            uint64_t *steps);
+
+// Tells how many bytes lgreco_compressor_save writes, always the same.
+lgreco_status lgreco_compressor_saved_len(struct lgreco_compressor *compressor, size_t *bytes);
+
+// Writes what the compressor remembers, versioned and the same on every machine, to saved[0 .. lgreco_compressor_saved_len].
+// Layer and rank are for the caller to note.
+//
+// LGRECO_LENGTH when `capacity` is less.
+lgreco_status lgreco_compressor_save(struct lgreco_compressor *compressor,
+                                     uint8_t *saved,
+                                     size_t capacity);
+
+// Restores what another compressor of the same layer and options saved; it continues bit for bit. Any bytes may be given.
+//
+// LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or other feedback; LGRECO_LENGTH. The
+// memory is then unchanged. Allocates.
+lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
+                                     const uint8_t *saved,
+                                     size_t length);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+// Structs as calls expect them: struct_size set, options at their defaults.
+#define LGRECO_CONTEXT_OPTIONS_INIT {sizeof(lgreco_context_options), LGRECO_DEVICE_CPU, 0}
+#define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32, 0}
+#define LGRECO_SETTING_INIT                                                                                            \
+    {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
+     LGRECO_DTYPE_F32, 4, 1, 0}
+#define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
+    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0}
+#define LGRECO_TABLE_VIEW_INIT                                                                                         \
+    {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1}
+#define LGRECO_PLAN_VIEW_INIT {sizeof(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, 0}
+#define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
+    {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32,                       \
+     LGRECO_AGGREGATION_SUMMED, 0}
+
+#endif // LGRECO_H

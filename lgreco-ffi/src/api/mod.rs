@@ -1,0 +1,41 @@
+//! The exported functions, one file per noun.
+
+// The order of the header, kept by the empty lines.
+mod version;
+
+mod context;
+
+mod gradient;
+
+mod setting;
+
+mod measure;
+
+mod table;
+
+mod table_file;
+
+mod plan;
+
+mod plan_file;
+
+mod compressor;
+
+mod memory;
+
+#[cfg(feature = "testing")]
+mod testing;
+
+pub use compressor::*;
+pub use context::*;
+pub use gradient::*;
+pub use measure::*;
+pub use memory::*;
+pub use plan::*;
+pub use plan_file::*;
+pub use setting::*;
+pub use table::*;
+pub use table_file::*;
+#[cfg(feature = "testing")]
+pub use testing::*;
+pub use version::*;
