@@ -149,7 +149,7 @@ fn budget<'a>(view: &TableView<'a>, alpha: f64) -> Result<Budget<'a>, Failure> {
         (Some(value), _) if alpha.is_finite() && alpha >= 0.0 => Ok(Budget::Absolute(alpha * value)),
         (Some(_), _) => Err(Error::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into()),
         (None, Some(options)) => Ok(Budget::Defaults { alpha, options }),
-        (None, None) => Err(Failure::Null { what: "both budget and defaults of the table" }),
+        (None, None) => Err(Failure::Null { what: "the array of defaults of a table without budget" }),
     }
 }
 
