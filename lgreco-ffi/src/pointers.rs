@@ -249,8 +249,9 @@ mod tests {
     fn callers_of_every_age_are_understood() {
         let old = [16u64, 7];
         assert_eq!(read_of(old.as_ptr().cast()), Ok(Grown { struct_size: 16, old: 7, new: 2 }));
-        assert_eq!(read_of(&raw const larger(0).known), Ok(Grown { struct_size: 32, old: 7, new: 8 }));
-        assert_eq!(read_of(&raw const larger(1 << 60).known), Err(LGRECO_STRUCT_SIZE));
+        let (zero, set) = (larger(0), larger(1 << 60));
+        assert_eq!(read_of((&raw const zero).cast()), Ok(Grown { struct_size: 32, old: 7, new: 8 }));
+        assert_eq!(read_of((&raw const set).cast()), Err(LGRECO_STRUCT_SIZE));
         assert_eq!(read_of([15u64, 7].as_ptr().cast()), Err(LGRECO_STRUCT_SIZE));
         assert_eq!(read_of(core::ptr::null()), Err(LGRECO_NULL_POINTER));
         assert_eq!(read_of(core::ptr::without_provenance(4)), Err(LGRECO_ALIGNMENT));

@@ -10,7 +10,7 @@ use std::ffi::CString;
 
 /// One option of one layer. This struct never changes.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct lgreco_choice {
     /// Bits one worker sends for the layer under this option.
     pub size: u64,
