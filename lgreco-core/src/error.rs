@@ -231,6 +231,28 @@ pub enum Error {
         /// The first rank that differs from rank 0.
         rank: u32,
     },
+    /// What a trainer hands over is not the layer the controller was made for.
+    #[error("layer {layer}: {what} is {found}, expected {expected}")]
+    LayerMismatch {
+        /// Index of the layer.
+        layer: usize,
+        /// What does not fit.
+        what: &'static str,
+        /// What it must be.
+        expected: usize,
+        /// What it is.
+        found: usize,
+    },
+    /// A layer's gradient holds NaN or infinity.
+    #[error("layer {layer}, element {index} is {value}: gradients must be finite")]
+    NonFiniteGradient {
+        /// Index of the layer.
+        layer: usize,
+        /// Position of the first such element.
+        index: usize,
+        /// The element.
+        value: f32,
+    },
     /// What another worker sent cannot be decoded.
     #[error("the message of rank {rank} cannot be decoded, error code {code}")]
     PeerMessage {
@@ -242,6 +264,9 @@ pub enum Error {
 }
 
 impl Error {
+    /// Code of [`Error::NonFiniteGradient`].
+    pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
+
     /// No plan meets `budget`, since the most exact one has the error `smallest`.
     pub(crate) fn infeasible(budget: f64, smallest: Sum) -> Error {
         let smallest = smallest.rounded_up();
@@ -285,6 +310,8 @@ impl Error {
             Error::Peer { .. } => 81,
             Error::PeerPlan { .. } => 82,
             Error::PeerMessage { .. } => 83,
+            Error::LayerMismatch { .. } => 100,
+            Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
         }
     }
 
@@ -301,7 +328,9 @@ impl Error {
             | Error::OptionError { layer, .. }
             | Error::SizeOverflow { layer, .. }
             | Error::NoSuchOption { layer, .. }
-            | Error::DuplicateName { layer, .. } => Some(layer),
+            | Error::DuplicateName { layer, .. }
+            | Error::LayerMismatch { layer, .. }
+            | Error::NonFiniteGradient { layer, .. } => Some(layer),
             _ => None,
         }
     }

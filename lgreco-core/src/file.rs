@@ -1,14 +1,17 @@
-//! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository.
+//! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository; and metrics of a run as lines of
+//! JSON.
 //!
 //! Readers are total: any bytes give a value or an [`Error`] that says where. Keys that version 1 does not know are
 //! ignored, so that writers may add some; a key that an object has twice is an error. Floats are written with the digits that read back to the same bits.
 
+mod metrics;
 mod plan;
 mod read;
 mod table;
 #[cfg(test)]
 mod tests;
 
+pub use metrics::metrics_line;
 pub use plan::{PlanFile, PlanLayer, Seconds};
 pub use table::TableFile;
 

@@ -10,7 +10,8 @@ use lgreco_core::testing;
 pub type Check = fn(&[u8]);
 
 /// Every target in `fuzz/fuzz_targets` and its check.
-pub const TARGETS: [(&str, Check); 8] = [
+pub const TARGETS: [(&str, Check); 9] = [
+    ("adapt", testing::adapt::check_bytes),
     ("dense", testing::fuzz::dense),
     ("files", testing::files::check_files),
     ("payload", testing::fuzz::payload),

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Compressor, Setting};
-use crate::gradient::{Dtype, Gradient};
+use crate::gradient::{Dtype, Shape};
 use crate::table::Choice;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -35,8 +35,7 @@ pub(super) struct Assembled {
 }
 
 impl LayerOptions {
-    pub(super) fn new(families: &[Family], gradient: Gradient<'_>) -> Result<Self, Error> {
-        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+    pub(super) fn new(families: &[Family], shape: Shape, dtype: Dtype) -> Result<Self, Error> {
         let (mut rows, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
             let row_start = labels.len();
@@ -82,11 +81,11 @@ impl LayerOptions {
 
     pub(super) fn into_options(
         self,
-        gradient: Gradient<'_>,
+        shape: Shape,
+        dtype: Dtype,
         squared_errors: &[f64],
         metric: Metric,
     ) -> Result<Assembled, Error> {
-        let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
         let bits = |setting: &Setting| Ok::<u64, Error>(8 * setting.payload_len(shape, dtype)? as u64);
         let dense_size = bits(&Setting::Dense)?;
         let settings =

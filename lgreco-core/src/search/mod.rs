@@ -14,7 +14,7 @@ pub use range::{MAX_OPTIONS, Method, Metric, Range};
 use crate::Error;
 use crate::backend::{Backend, Job};
 use crate::compress::Setting;
-use crate::gradient::{Gradient, Shape, Values};
+use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
 use crate::table::{NamedError, NamedTable};
 use alloc::vec;
@@ -85,6 +85,14 @@ impl<'a> Layer<'a> {
     /// ```
     pub fn gradient(&self) -> Gradient<'a> {
         self.gradient
+    }
+
+    fn shape(&self) -> Shape {
+        self.gradient.shape()
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.gradient.values().dtype()
     }
 }
 
@@ -262,9 +270,53 @@ impl Search {
         Ok(self)
     }
 
-    fn takes(&self, layer: &Layer<'_>) -> bool {
-        let elements = layer.gradient.shape().elements();
-        layer.dims.len() > 1 && elements > 0 && elements >= self.min_elements
+    /// Whether a tensor of these dimensions is compressed at all.
+    ///
+    /// ```
+    /// # use lgreco_core::search::{Method, Search};
+    /// let search = Search::new(Method::Qsgd);
+    /// assert_eq!([&[64, 64][..], &[4096], &[31, 33]].map(|dims| search.takes(dims)), [true, false, false]);
+    /// ```
+    pub fn takes(&self, dims: &[usize]) -> bool {
+        let elements = if dims.contains(&0) { 0 } else { dims.iter().fold(1usize, |n, &dim| n.saturating_mul(dim)) };
+        dims.len() > 1 && elements > 0 && elements >= self.min_elements
+    }
+
+    /// What the default of the first method comes to on one tensor, without measuring it: the uniform setting.
+    /// Uncompressed where the search [leaves a tensor alone](Search::takes) or compressing it would save nothing.
+    ///
+    /// ```
+    /// # use lgreco_core::search::{Method, Search};
+    /// # use lgreco_core::gradient::Dtype;
+    /// let search = Search::new(Method::PowerSgd).with_default(8.0)?;
+    /// assert_eq!(search.uniform(&[512, 256], Dtype::F32)?.to_string(), "powersgd 8");
+    /// assert_eq!(search.uniform(&[512], Dtype::F32)?.to_string(), "dense");
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::TooManyElements`].
+    pub fn uniform(&self, dims: &[usize], dtype: Dtype) -> Result<Setting, Error> {
+        let shape = Shape::from_dims(dims)?;
+        if !self.takes(dims) {
+            return Ok(Setting::Dense);
+        }
+        let Family { method, default, .. } = self.families[0];
+        let range = Range { first: default, last: default, step: 1.0 };
+        let options = LayerOptions::new(&[Family { method, default, range }], shape, dtype)?;
+        Ok(options.into_options(shape, dtype, &[0.0], self.metric)?.settings[0])
+    }
+
+    /// Whether `parameter` (bits, density or rank) is one of those searched for the first method.
+    ///
+    /// ```
+    /// # use lgreco_core::search::{Method, Search};
+    /// let search = Search::new(Method::PowerSgd); // ranks 2 to 8
+    /// assert_eq!([2.0, 8.0, 9.0, 2.5].map(|rank| search.offers(rank)), [true, true, false, false]);
+    /// ```
+    pub fn offers(&self, parameter: f64) -> bool {
+        let close = |offered: f64| (offered - parameter).abs() <= 1e-9 * parameter;
+        self.families[0].parameters().into_iter().any(close)
     }
 
     /// Measures every layer under every candidate.
@@ -293,12 +345,12 @@ impl Search {
     /// Per method and layer that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
     /// for PowerSGD; allocates the rows and the backend's workspace.
     pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
-        let (layers, uncompressed): (Vec<_>, Vec<_>) = (0..model.len()).partition(|&i| self.takes(&model[i]));
+        let (layers, uncompressed): (Vec<_>, Vec<_>) = (0..model.len()).partition(|&i| self.takes(model[i].dims));
         let named =
             |index: usize| move |error| NamedError { error, layer: Some(model[index].name.into()), option: None };
         let offered: Vec<LayerOptions> = layers
             .iter()
-            .map(|&i| LayerOptions::new(&self.families, model[i].gradient).map_err(named(i)))
+            .map(|&i| LayerOptions::new(&self.families, model[i].shape(), model[i].dtype()).map_err(named(i)))
             .collect::<Result<_, _>>()?;
         let mut jobs = Vec::new();
         let mut owner = Vec::new();
@@ -333,7 +385,7 @@ impl Search {
             rows = rest;
             let layer = model[index];
             let named = |error| NamedError { error, layer: Some(layer.name.into()), option: None };
-            let options = options.into_options(layer.gradient, row, self.metric).map_err(named)?;
+            let options = options.into_options(layer.shape(), layer.dtype(), row, self.metric).map_err(named)?;
             defaults.push(options.default);
             builder.layer(
                 layer.name,

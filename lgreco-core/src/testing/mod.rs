@@ -3,6 +3,8 @@
 //! Every `check_*` function panics when what it checks does not hold, and says what was found.
 
 #[cfg(any(test, feature = "std"))]
+pub mod adapt;
+#[cfg(any(test, feature = "std"))]
 pub mod exchange;
 pub mod feedback;
 #[cfg(feature = "json")]

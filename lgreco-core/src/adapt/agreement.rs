@@ -1,0 +1,60 @@
+//! The short message by which ranks find out, before anything is exchanged, whether all of them can take the step and
+//! want the same one.
+
+use crate::Error;
+use crate::exchange::Collective;
+
+/// Words of one rank's message: error code or 0, fingerprint, and the answer to one question.
+const WORDS: usize = 3;
+
+/// Words of room for the messages of `world` ranks and their lengths.
+pub(super) const fn words(world: usize) -> usize {
+    (WORDS + 1) * world
+}
+
+/// Tells all ranks how this one fared, and returns whether any rank answered yes.
+///
+/// # Errors
+/// This rank's own; else [`Error::Peer`] with the first rank that failed, [`Error::PeerPlan`] with the first whose
+/// fingerprint is not rank 0's; [`Error::Collective`].
+pub(super) fn agree<C: Collective + ?Sized>(
+    collective: &mut C,
+    local: Result<bool, Error>,
+    fingerprint: u64,
+    words: &mut [u64],
+) -> Result<bool, Error> {
+    let world = words.len() / (WORDS + 1);
+    let (messages, lens) = words.split_at_mut(WORDS * world);
+    lens.fill(8 * WORDS as u64);
+    let own = match local {
+        Ok(yes) => [0, fingerprint, yes as u64],
+        Err(error) => [error.code() as u64, fingerprint, 0],
+    };
+    collective.all_gather(bytemuck::bytes_of(&own.map(u64::to_le)), lens, bytemuck::cast_slice_mut(messages))?;
+    let messages = messages.as_chunks::<WORDS>().0.iter().map(|message| message.map(u64::from_le));
+    local?;
+    for (rank, [code, ..]) in messages.clone().enumerate() {
+        if code != 0 {
+            return Err(Error::Peer { rank: rank as u32, code: u32::try_from(code).unwrap_or(u32::MAX) });
+        }
+    }
+    let first = messages.clone().next().map(|[_, fingerprint, _]| fingerprint);
+    if let Some((rank, _)) = messages.clone().enumerate().find(|(_, [_, fingerprint, _])| Some(*fingerprint) != first) {
+        return Err(Error::PeerPlan { rank: rank as u32 });
+    }
+    Ok(messages.into_iter().any(|[.., yes]| yes != 0))
+}
+
+/// 64-bit FNV-1a, a word at a time, with a shift that brings high bits down.
+#[derive(Clone, Copy)]
+pub(super) struct Hash(pub u64);
+
+impl Hash {
+    pub(super) const START: Hash = Hash(0xcbf2_9ce4_8422_2325);
+
+    pub(super) fn add(mut self, word: u64) -> Self {
+        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        self.0 ^= self.0 >> 29;
+        self
+    }
+}

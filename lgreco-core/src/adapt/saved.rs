@@ -1,0 +1,227 @@
+//! The format of a saved controller.
+//!
+//! All fields are little-endian; numbers are u64 or f64, lists are preceded by nothing where their length is known from
+//! what came before, and padded with zeros to a multiple of 8 bytes.
+//!
+//! | field | |
+//! |---|---|
+//! | `lgreco-c`, version 1 | 8 bytes each |
+//! | rank, world size, steps taken, step of the next decision (2^64 − 1: none) | |
+//! | steps in the window, highest learning rate, steps that were not finite | |
+//! | 0 or 1, then the last decision, 10 numbers | |
+//! | buckets, samples and `(b + 1)(b + 2)` sums of the time model | |
+//! | number of layers; of each: | |
+//! | length of its name, the name, rows, columns, code of the element type | |
+//! | setting, 2 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
+//! | PowerSGD's factor, f32 | cols × rank |
+//! | 0 or 1, then the window's mean, f32 | one per element |
+//! | length of the residual's state, the state as of [`Memory::save`](crate::feedback::Memory::save) | |
+
+use super::codes::Choice;
+use super::layer::{Counts, rank};
+use super::{Decision, Tensor, TimeModel, accordion::Highest};
+use crate::Error;
+use crate::compress::Compressor;
+use crate::error::expect_len;
+use crate::feedback::{Rule, SavedState};
+use crate::gradient::{Dtype, Shape};
+use alloc::vec;
+use alloc::vec::Vec;
+
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
+pub(super) const VERSION: u64 = 1;
+pub(super) const NONE: u64 = u64::MAX;
+
+/// Writes the fields.
+pub(super) struct Writer(pub Vec<u8>);
+
+impl Writer {
+    pub(super) fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        numbers.into_iter().for_each(|number| self.0.extend(number.to_le_bytes()));
+    }
+
+    pub(super) fn pad(&mut self) {
+        self.0.resize(self.0.len().next_multiple_of(8), 0);
+    }
+
+    pub(super) fn values(&mut self, values: &[f32]) {
+        values.iter().for_each(|value| self.0.extend(value.to_le_bytes()));
+        self.pad();
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, len: u64) -> Result<&'a [u8], Error> {
+        let found = self.0.len();
+        let cut = || Error::Length { what: "saved state bytes", expected: len.try_into().unwrap_or(usize::MAX), found };
+        let len = usize::try_from(len).map_err(|_| cut())?;
+        let padded = len.checked_next_multiple_of(8).ok_or_else(cut)?;
+        let (bytes, rest) = self.0.split_at_checked(padded).ok_or_else(cut)?;
+        self.0 = rest;
+        let (bytes, padding) = bytes.split_at(len);
+        check("padding", padding.iter().all(|&byte| byte == 0), len as u64)?;
+        Ok(bytes)
+    }
+
+    fn number(&mut self) -> Result<u64, Error> {
+        let bytes = self.bytes(8)?.first_chunk();
+        Ok(bytes.map_or(0, |&bytes| u64::from_le_bytes(bytes)))
+    }
+
+    fn word(&mut self, what: &'static str) -> Result<u32, Error> {
+        let found = self.number()?;
+        u32::try_from(found).map_err(|_| Error::SavedState { what, found })
+    }
+
+    fn flag(&mut self, what: &'static str) -> Result<bool, Error> {
+        let found = self.number()?;
+        check(what, found < 2, found)?;
+        Ok(found == 1)
+    }
+
+    fn values(&mut self, len: usize) -> Result<Vec<f32>, Error> {
+        let bytes = self.bytes(4 * len as u64)?;
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        match values.iter().find(|value| !value.is_finite()) {
+            Some(value) => Err(Error::SavedState { what: "a value", found: value.to_bits() as u64 }),
+            None => Ok(values),
+        }
+    }
+
+    /// A finite number of at least 0, or none.
+    fn measured(&mut self, what: &'static str) -> Result<Option<f64>, Error> {
+        let found = self.number()?;
+        let value = f64::from_bits(found);
+        check(what, found == f64::NAN.to_bits() || value.is_finite() && value.is_sign_positive(), found)?;
+        Ok((!value.is_nan()).then_some(value))
+    }
+}
+
+pub(super) fn check(what: &'static str, holds: bool, found: u64) -> Result<(), Error> {
+    if holds { Ok(()) } else { Err(Error::SavedState { what, found }) }
+}
+
+/// A state whose bytes have been checked.
+pub(super) struct State<'a> {
+    pub rank: u32,
+    pub world: u32,
+    pub step: u64,
+    pub due: Option<u64>,
+    pub window_steps: u64,
+    pub learning_rate: Highest,
+    pub non_finite: u64,
+    pub decision: Option<Decision>,
+    pub time: TimeModel,
+    pub layers: Vec<Layer<'a>>,
+}
+
+pub(super) struct Layer<'a> {
+    pub name: &'a str,
+    pub shape: Shape,
+    pub dtype: Dtype,
+    pub choice: Choice,
+    pub counts: Counts,
+    pub relative_error: Option<f64>,
+    pub norm: Option<f64>,
+    pub factor: Vec<f32>,
+    pub mean: Option<Vec<f32>>,
+    pub memory: Option<SavedState<'a>>,
+}
+
+impl<'a> State<'a> {
+    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        let mut reader = Reader(bytes);
+        let magic = reader.number()?;
+        check("magic", magic == MAGIC, magic)?;
+        let version = reader.number()?;
+        check("version", version == VERSION, version)?;
+        let (rank, world) = (reader.word("rank")?, reader.word("world size")?);
+        check("rank", rank < world, rank as u64)?;
+        let (step, due) = (reader.number()?, reader.number()?);
+        let window_steps = reader.number()?;
+        let learning_rate = reader.measured("learning rate")?.unwrap_or(0.0);
+        let non_finite = reader.number()?;
+        let decided = reader.flag("decision")?;
+        let mut decision = [0; Decision::WORDS];
+        for word in &mut decision {
+            *word = reader.number()?;
+        }
+        let decision = Decision::decode(&decision)?;
+        let time = Self::time(&mut reader)?;
+        let mut layers: Vec<Layer<'a>> = vec![];
+        for _ in 0..reader.number()? {
+            layers.push(Layer::parse(&mut reader)?);
+        }
+        expect_len("saved state bytes after the last layer", 0, reader.0.len())?;
+        let mut names: Vec<_> = layers.iter().map(|layer| layer.name).zip(0..).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            Some(pair) => Err(Error::DuplicateName { layer: pair[1].1, first: pair[0].1 }),
+            None => Ok(State {
+                rank,
+                world,
+                step,
+                due: (due != NONE).then_some(due),
+                window_steps,
+                learning_rate: Highest(learning_rate),
+                non_finite,
+                decision: decided.then_some(decision),
+                time,
+                layers,
+            }),
+        }
+    }
+
+    fn time(reader: &mut Reader<'_>) -> Result<TimeModel, Error> {
+        let (buckets, samples) = (reader.word("buckets")? as u64, reader.number()?);
+        // 2^32 squared fits, eight times that does not.
+        let numbers = (buckets + 1).checked_mul(8 * (buckets + 2));
+        let numbers = reader.bytes(numbers.ok_or(Error::SavedState { what: "buckets", found: buckets })?)?;
+        let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();
+        let time = TimeModel::from_numbers(buckets as usize, samples, &numbers);
+        time.ok_or(Error::SavedState { what: "a sum of the time model", found: samples })
+    }
+
+    pub(super) fn layer(&self, name: &str) -> Option<&Layer<'a>> {
+        self.layers.iter().find(|layer| layer.name == name)
+    }
+
+    /// The layer of this name, shape and element type.
+    pub(super) fn fitting(&self, tensor: &Tensor) -> Option<&Layer<'a>> {
+        self.layer(&tensor.name).filter(|layer| (layer.shape, layer.dtype) == (tensor.shape, tensor.dtype))
+    }
+}
+
+impl<'a> Layer<'a> {
+    fn parse(reader: &mut Reader<'a>) -> Result<Self, Error> {
+        let len = reader.number()?;
+        let name = core::str::from_utf8(reader.bytes(len)?);
+        let name = name.map_err(|_| Error::SavedState { what: "a layer's name, not UTF-8, of length", found: len })?;
+        let shape = Shape::new(reader.word("rows")? as usize, reader.word("columns")? as usize)?;
+        let dtype = reader.number()?;
+        let wrong = Error::SavedState { what: "element type", found: dtype };
+        let dtype = u8::try_from(dtype).ok().and_then(|code| Dtype::from_code(code).ok()).ok_or(wrong)?;
+        let choice = Choice::decode([reader.number()?, reader.number()?])?;
+        choice.setting.payload_len(shape, dtype)?;
+        let counts = Counts {
+            steps: reader.number()?,
+            bytes_in: reader.number()?,
+            bytes_out: reader.number()?,
+            not_contractive: reader.number()?,
+        };
+        let (relative_error, norm) = (reader.measured("relative error")?, reader.measured("norm")?);
+        let factor = reader.values(shape.cols() * rank(&choice.setting, shape))?;
+        let mean = if reader.flag("window")? { Some(reader.values(shape.elements())?) } else { None };
+        let memory = match reader.number()? {
+            0 => None,
+            len => Some(SavedState::parse(reader.bytes(len)?)?),
+        };
+        if let Some(memory) = &memory {
+            let fits = memory.shape() == shape && matches!(memory.rule(), Rule::Residual(_));
+            check("a residual of another shape or rule, elements", fits, memory.shape().elements() as u64)?;
+        }
+        Ok(Layer { name, shape, dtype, choice, counts, relative_error, norm, factor, mean, memory })
+    }
+}

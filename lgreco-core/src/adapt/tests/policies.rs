@@ -1,0 +1,176 @@
+//! Who decides what.
+
+use super::*;
+use crate::compress::qsgd::Qsgd;
+use crate::feedback::Residual;
+
+/// Accordion's rule from its paper, on norms: low compression first, after zero, and after a change by half.
+#[test]
+fn accordion_follows_its_rule() {
+    let accordion = Accordion::new(4.0, 2.0);
+    let critical = |before, now| accordion::critical(&accordion, before, now);
+    assert!(critical(None, 1.0));
+    assert!(critical(Some(0.0), 1.0));
+    assert!(critical(Some(0.0), 0.0));
+    assert!(critical(Some(1.0), 1.5) && critical(Some(1.0), 0.5));
+    assert!(!critical(Some(1.0), 1.499) && !critical(Some(1.0), 0.501));
+
+    let mut highest = accordion::Highest::default();
+    let falls = [0.1, 0.3, 0.21, 0.2, 0.19, 0.4].map(|rate| highest.falls(&accordion, rate));
+    assert_eq!(falls, [false, false, false, false, true, false]);
+}
+
+#[test]
+fn a_falling_learning_rate_lowers_compression_until_the_next_decision() {
+    for policy in [
+        Policy::Accordion(Accordion::new(8.0, 4.0)),
+        Policy::LGreco { solver: Default::default(), accordion: Some(Accordion::new(8.0, 4.0)) },
+    ] {
+        let seen = on_all(2, |mut worker| {
+            let mut controller = Controller::new(config(Method::PowerSgd, policy.clone()), model(), &worker).unwrap();
+            let rates = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5];
+            let mut seen = vec![];
+            for rate in rates {
+                let (report, _) = take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
+                let cause = controller.decision().map(|decision| decision.cause);
+                seen.push((report.switched, cause, controller.setting(0).to_string() == "powersgd 8"));
+            }
+            seen
+        });
+        let (schedule, rate) = (Some(Cause::Schedule), Some(Cause::LearningRate));
+        assert_eq!(seen[5].1, schedule);
+        assert_eq!(seen[6], (true, rate, true), "{policy:?}");
+        assert_eq!(seen[7], (false, rate, true));
+        assert_eq!((seen[8].0, seen[8].1), (true, schedule));
+        if let Policy::Accordion(_) = policy {
+            assert_eq!((seen[5].2, seen[8].2), (false, false));
+        }
+    }
+}
+
+/// L-GreCo within the budget of Accordion's levels: never larger than these, and the budget is theirs.
+#[test]
+fn accordions_levels_are_the_budget() {
+    let sizes = on_all(2, |mut worker| {
+        let policy = Policy::LGreco { solver: Default::default(), accordion: Some(Accordion::new(8.0, 3.0)) };
+        let mut controller = Controller::new(config(Method::PowerSgd, policy), model(), &worker).unwrap();
+        let mut seen = vec![];
+        for _ in 0..6 {
+            take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+            if let Some(Decision { plan: Some(plan), default_size, .. }) = controller.decision() {
+                assert!(plan.size <= *default_size && plan.error <= plan.budget);
+                seen.push(*default_size);
+            }
+        }
+        seen
+    });
+    // All layers at rank 8, then all at rank 3.
+    let size = |rank: u64| 8 * (2 * 16 + 4 * rank * (16 + 24) + 4 * rank * (20 + 16));
+    assert_eq!(sizes, [size(8), size(8), size(8), size(3)]);
+}
+
+#[test]
+fn by_default_biased_compressors_remember_and_qsgd_does_not() {
+    for (method, remembers) in [(Method::TopK, true), (Method::PowerSgd, true), (Method::Qsgd, false)] {
+        on_all(2, |mut worker| {
+            let mut controller = Controller::new(config(method, Policy::Uniform), model(), &worker).unwrap();
+            (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+            let metrics = controller.metrics(0);
+            assert_eq!(metrics.residual_norm.is_some_and(|norm| norm > 0.0), remembers, "{method:?}");
+            assert_eq!(controller.metrics(1).residual_norm, None); // a bias is sent as it is
+            assert_eq!(controller.metrics(1).uncompressed, Some(Uncompressed::Small));
+        });
+    }
+}
+
+/// One outlier per bucket: two bits of QSGD lose more than they are given.
+#[test]
+fn feedback_is_refused_where_it_would_amplify() {
+    let spiky = |step: u32| {
+        let mut values = noise(0, 0, step, 16 * 24).iter().map(|x| x / 64.0).collect::<Vec<_>>();
+        values[5] = 1.0;
+        vec![values, vec![0.0; 24], noise(2, 0, step, 320)]
+    };
+    let two_bits = Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() });
+    let policy = Policy::Fixed(vec![two_bits, Setting::Dense, two_bits]);
+    let run = |feedback: fn(&Setting) -> Option<Residual>| {
+        let mut worker = ThreadCollective::group(1).remove(0);
+        let mut config = config(Method::Qsgd, policy.clone());
+        config.feedback = feedback;
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        for step in 0..3 {
+            controller.step(&mut worker, &mut views(&mut spiky(step)), 1.0).unwrap();
+        }
+        (controller.metrics(0).uncompressed, settings(&controller), controller.decision().unwrap().not_contractive)
+    };
+    let refused = Some(Uncompressed::NotContractive);
+    assert_eq!(run(feedback_always), (refused, vec![Setting::Dense, Setting::Dense, two_bits], 1));
+    assert_eq!(run(default_feedback), (None, vec![two_bits, Setting::Dense, two_bits], 0));
+}
+
+#[test]
+fn buckets_change_the_number_of_exchanges_and_nothing_else() {
+    let run = |bucket_bytes| {
+        on_all(2, |mut worker| {
+            let mut config = config(Method::Hybrid, LGRECO);
+            config.bucket_bytes = bucket_bytes;
+            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            let means: Vec<_> = (0..6).map(|_| take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap().1).collect();
+            (controller.buckets(), means)
+        })
+    };
+    let (one, means) = run(1 << 20);
+    let (two, same) = run(1632); // fc1 and the bias fill it exactly
+    let (three, again) = run(0);
+    assert_eq!((one, two, three), (1, 2, 3));
+    assert!(means == same && means == again);
+}
+
+#[test]
+fn metrics_count_bytes_and_measure_errors() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let keep = Setting::TopK(TopK { keep: 2, values: Dtype::F32 });
+    let mut config = config(Method::TopK, Policy::Fixed(vec![keep]));
+    config.metrics_every = 1;
+    config.clock = Some(|| 7.0);
+    let tensors = vec![Tensor::new("w", &[2, 2], Dtype::F32).unwrap()];
+    let mut controller = Controller::new(config, tensors, &worker).unwrap();
+    let mut payload = 0;
+    for step in 0..4 {
+        let mut gradient = [3.0, 0.0, 4.0, 12.0];
+        let report = controller.step(&mut worker, &mut [ValuesMut::F32(&mut gradient)], 1.0).unwrap();
+        assert_eq!(report.seconds, Some(Seconds { planning: 0.0, exchange: 0.0 }));
+        assert_eq!((report.bytes_in, report.bytes_out == 16), (16, step < 2));
+        payload = report.bytes_out;
+    }
+    let metrics = controller.metrics(0);
+    assert_eq!((metrics.steps, metrics.bytes_in, metrics.bytes_out), (4, 64, 32 + 2 * payload));
+    // Step 2 sends 4 and 12; step 3 has 6, 0, 4, 12 and sends 6 and 12.
+    assert_eq!((metrics.relative_error, metrics.residual_norm), (Some(16.0 / 196.0), Some(4.0)));
+}
+
+#[test]
+fn sixteen_bit_layers_get_sixteen_bit_means() {
+    use crate::gradient::{Bf16, Element, F16};
+    on_all(2, |mut worker| {
+        let tensors = [Dtype::F16, Dtype::Bf16]
+            .map(|dtype| Tensor::new(["a", "b"][(dtype == Dtype::F16) as usize], &[16, 8], dtype).unwrap());
+        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), tensors.into(), &worker).unwrap();
+        for step in 0..4 {
+            let values = noise(0, worker.rank(), step, 128);
+            let mut half: Vec<F16> = values.iter().map(|&x| F16::from_f32(x)).collect();
+            let mut brain: Vec<Bf16> = values.iter().map(|&x| Bf16::from_f32(x)).collect();
+            let report =
+                controller.step(&mut worker, &mut [ValuesMut::F16(&mut half), ValuesMut::Bf16(&mut brain)], 1.0);
+            assert_eq!(report.unwrap().bytes_in, 512);
+            let (a, b) = (noise(0, 0, step, 128), noise(0, 1, step, 128));
+            let mean = a.iter().zip(&b).map(|(a, b)| (a + b) / 2.0);
+            if step < 2 {
+                assert!(half.iter().zip(mean).all(|(half, mean)| half.to_f32() == mean)); // multiples of 1/128 fit
+            } else {
+                assert!(half.iter().filter(|x| x.to_f32() != 0.0).count() <= 4);
+            }
+        }
+        assert!(matches!(controller.setting(1), Setting::TopK(TopK { values: Dtype::Bf16, .. })));
+    });
+}

@@ -1,0 +1,155 @@
+//! Stopping and continuing.
+
+use super::*;
+
+fn steps(controller: &mut Controller, worker: &mut ThreadCollective, count: usize) -> Vec<(Report, Vec<Vec<f32>>)> {
+    (0..count).map(|_| take_step(controller, worker, 1.0, 1.0).unwrap()).collect()
+}
+
+/// Stopped at every step of a run with several decisions: the same bits as without stopping.
+#[test]
+fn a_run_that_was_stopped_continues_bit_for_bit() {
+    for (method, policy) in [
+        (Method::Hybrid, LGRECO),
+        (Method::PowerSgd, Policy::Accordion(Accordion::new(6.0, 2.0))),
+        (Method::TopK, Policy::Uniform),
+    ] {
+        on_all(2, |mut worker| {
+            let mut config = config(method, policy.clone());
+            config.feedback = feedback_always;
+            let new = |worker: &ThreadCollective| Controller::new(config.clone(), model(), worker).unwrap();
+            let mut controller = new(&worker);
+            let whole = steps(&mut controller, &mut worker, 10);
+            let end = controller.save().unwrap();
+            for stop in 0..10 {
+                let mut controller = new(&worker);
+                steps(&mut controller, &mut worker, stop);
+                let saved = controller.save().unwrap();
+                let mut controller = new(&worker);
+                let loaded = controller.load(&saved, &[&saved]).unwrap();
+                let (rank, world_size) = (worker.rank(), 2);
+                assert_eq!(loaded, Loaded { rank, world_size, ..Loaded::default() });
+                assert!(steps(&mut controller, &mut worker, 10 - stop) == whole[stop..], "stopped at {stop}");
+                assert!(controller.save().unwrap() == end);
+            }
+        });
+    }
+}
+
+/// All ranks' states after some steps of TopK.
+fn states(world: u32) -> Vec<(Vec<u8>, Vec<f32>)> {
+    threads::run(world, |mut worker| {
+        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        steps(&mut controller, &mut worker, 5);
+        (controller.save().unwrap(), residual(&controller, 0))
+    })
+}
+
+fn mean(residuals: impl ExactSizeIterator<Item = Vec<f32>>) -> Vec<f64> {
+    let world = residuals.len() as f64;
+    let mut mean = vec![0.0; 384];
+    residuals.for_each(|values| mean.iter_mut().zip(values).for_each(|(sum, x)| *sum += x as f64 / world));
+    mean
+}
+
+#[test]
+fn the_mean_residual_survives_fewer_and_more_workers() {
+    for (before, after) in [(3, 2), (3, 1), (2, 3), (1, 3)] {
+        let saved = states(before);
+        let residuals = threads::run(after, |mut worker| {
+            let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+            let rank = worker.rank() as usize;
+            let plan = &saved[rank.min(saved.len() - 1)].0;
+            let taken: Vec<&[u8]> = saved
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| i % after as usize == rank)
+                .map(|(_, (s, _))| &s[..])
+                .collect();
+            controller.load(plan, &taken).unwrap();
+            let residual = residual(&controller, 0);
+            assert!(matches!(controller.setting(0), Setting::TopK(_)));
+            steps(&mut controller, &mut worker, 3); // ranks agree
+            residual
+        });
+        if after > before {
+            assert_eq!(residuals[before as usize], vec![0.0; 384], "a new rank starts without");
+        }
+        let (old, new) = (mean(saved.into_iter().map(|(_, residual)| residual)), mean(residuals.into_iter()));
+        assert!(old.iter().any(|x| x.abs() > 0.1));
+        old.iter().zip(&new).for_each(|(old, new)| assert!((old - new).abs() < 1e-6, "{old} became {new}"));
+    }
+}
+
+#[test]
+fn layers_are_found_by_name() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    steps(&mut controller, &mut worker, 5);
+    let saved = controller.save().unwrap();
+    let kept = residual(&controller, 2);
+
+    let layers: [(&str, &[usize]); 4] = [("fc2", &[20, 16]), ("new", &[16, 16]), ("fc1", &[24, 16]), ("x", &[2])];
+    let layers = layers.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
+    let mut other = Controller::new(config(Method::TopK, Policy::Uniform), layers.to_vec(), &worker).unwrap();
+    let loaded = other.load(&saved, &[&saved]).unwrap();
+    assert_eq!(loaded.missing, ["new", "x"]);
+    assert_eq!(loaded.extra, ["bias"]);
+    assert_eq!(loaded.misshaped, ["fc1"]);
+    assert_eq!(residual(&other, 0), kept);
+    assert_eq!((other.steps(), other.metrics(1).uncompressed), (5, Some(Uncompressed::WarmUp)));
+    // The decision comes as soon as there is a gradient to decide by.
+    let mut values: Vec<Vec<f32>> = layers.iter().map(|t| noise(9, 0, 5, t.shape().elements())).collect();
+    assert!(!other.step(&mut worker, &mut views(&mut values), 1.0).unwrap().switched);
+    assert!(other.step(&mut worker, &mut views(&mut values), 1.0).unwrap().switched);
+    assert!(matches!(other.setting(1), Setting::TopK(_)));
+}
+
+#[test]
+fn states_of_different_steps_or_worlds_are_not_mixed() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let new =
+        |worker: &ThreadCollective| Controller::new(config(Method::TopK, Policy::Uniform), model(), worker).unwrap();
+    let mut controller = new(&worker);
+    let early = controller.save().unwrap();
+    steps(&mut controller, &mut worker, 3);
+    let late = controller.save().unwrap();
+    let of_two = states(2).remove(0).0;
+    let mut fresh = new(&worker);
+    let step = Err(Error::SavedState { what: "a residual's step", found: 0 });
+    assert_eq!(fresh.load(&late, &[&late, &early]), step);
+    let mut controller = new(&worker);
+    steps(&mut controller, &mut worker, 5);
+    let five = controller.save().unwrap();
+    let world = Err(Error::SavedState { what: "a residual's number of workers", found: 2 });
+    assert_eq!(fresh.load(&five, &[&of_two]), world);
+    assert!(fresh.save().unwrap() == early, "a refusal changed the controller");
+}
+
+/// Every byte of a real state, changed and cut.
+#[test]
+fn damaged_states_are_refused_or_restored() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut config = Config::new(Search::new(Method::Hybrid));
+    config.search.min_elements = 16;
+    config.schedule = Schedule { warmup: 2, period: 2, window: 1 };
+    config.feedback = feedback_always;
+    let tensors =
+        vec![Tensor::new("half", &[8, 9], Dtype::Bf16).unwrap(), Tensor::new("bias", &[20], Dtype::F32).unwrap()];
+    let mut controller = Controller::new(config, tensors, &worker).unwrap();
+    for step in 0..4 {
+        let mut half: Vec<_> = noise(0, 0, step, 72).into_iter().map(crate::gradient::Element::from_f32).collect();
+        let mut views = [ValuesMut::Bf16(&mut half), ValuesMut::F32(&mut [0.5; 20])];
+        controller.step(&mut worker, &mut views, 1.0).unwrap();
+    }
+    let sound = controller.save().unwrap();
+    check_state(&sound);
+    for at in 0..sound.len() {
+        check_state(&sound[..at]);
+        for change in [1, 0x80, 0xff] {
+            let mut damaged = sound.clone();
+            damaged[at] ^= change;
+            check_state(&damaged);
+        }
+    }
+}
