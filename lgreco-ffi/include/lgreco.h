@@ -28,6 +28,10 @@ typedef struct lgreco_compressor lgreco_compressor;
 // Other handles are made with a context, but do not need it afterwards.
 typedef struct lgreco_context lgreco_context;
 
+// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
+// remembers.
+typedef struct lgreco_controller lgreco_controller;
+
 // One option per layer, verified. It never changes.
 typedef struct lgreco_plan lgreco_plan;
 
@@ -245,6 +249,212 @@ typedef struct lgreco_compressor_options {
     uint32_t reserved;
 } lgreco_compressor_options;
 
+// The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
+// sockets. Begin with LGRECO_COLLECTIVE_INIT.
+//
+// All workers make the same calls in the same order with the same lengths. Every callback gets `user` and returns 0, or
+// an error code of the embedder's: the call that made it then fails with LGRECO_COLLECTIVE. A worker that cannot go on
+// must make the others' calls fail rather than wait for ever. Callbacks are made in the calling thread, during the call,
+// and `stream` is what that call was given. They must not throw, nor use the handle of the call (LGRECO_BUSY).
+typedef struct lgreco_collective {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // This worker's number, below `world_size`.
+    uint32_t rank;
+    // Number of workers, at least 1; 1 by default.
+    uint32_t world_size;
+    // Given to every callback.
+    void *user;
+    // Replaces `values` by their sums over the workers: the same bits on each, NaN stays NaN.
+    int32_t (*all_reduce_sum)(void *user, float *values, size_t count, void *stream);
+    // Writes every worker's bytes to `received`, in rank order: worker i brings lens[i], this one `own`.
+    int32_t (*all_gather)(void *user,
+                          const uint8_t *own,
+                          const uint64_t *lens,
+                          uint8_t *received,
+                          void *stream);
+    // Replaces `length` bytes by those of worker `root`.
+    int32_t (*broadcast)(void *user, uint32_t root, uint8_t *bytes, size_t length, void *stream);
+    // Sends worker i the next send_lens[i] bytes of `send`, and receives the next received_lens[i] of `received` from
+    // it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; else NULL.
+    int32_t (*all_to_all)(void *user,
+                          const uint8_t *send,
+                          const uint64_t *send_lens,
+                          uint8_t *received,
+                          const uint64_t *received_lens,
+                          void *stream);
+} lgreco_collective;
+
+// Who decides how hard each layer is compressed: LGRECO_POLICY_...
+typedef uint32_t lgreco_policy;
+
+// What happens to a step in which some rank's gradient holds NaN or infinity: LGRECO_NON_FINITE_STEP_...
+typedef uint32_t lgreco_non_finite_step;
+
+// How payloads that cannot be summed on the wire travel: LGRECO_ROUTE_...
+typedef uint32_t lgreco_route;
+
+// What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.
+typedef struct lgreco_controller_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // What is offered to the layers; its seed is that of all random bits; NULL for QSGD. Not kept.
+    const struct lgreco_search_options *search;
+    // Solver, its limits, and the factor on the error budget; NULL for the defaults. Not kept.
+    const struct lgreco_plan_options *plan;
+    // LGRECO_POLICY_FIXED: one setting per layer. Not kept.
+    const struct lgreco_setting *fixed;
+    // LGRECO_POLICY_K_MEANS: at least 1; 6 by default.
+    size_t clusters;
+    // Accordion: the parameter (bits, density or rank) of critical layers; 0 for none, the default.
+    double accordion_low;
+    // Accordion: the parameter of the others, below `accordion_low`.
+    double accordion_high;
+    // Accordion: relative change of a gradient's norm from which on a layer is critical; 0.5 by default.
+    double accordion_eta;
+    // Accordion: factor by which the learning rate must fall to make all layers critical; 1.5 by default.
+    double accordion_drop;
+    // Steps before the first decision, uncompressed; at least 2; 100 by default.
+    uint64_t warmup;
+    // Steps from one decision to the next, at least 1; 1000 by default.
+    uint64_t period;
+    // A decision sees the mean gradient of so many steps before it, at least 1; 10 by default.
+    uint64_t window;
+    // LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
+    lgreco_policy policy;
+    // LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD; LGRECO_FEEDBACK_NONE.
+    lgreco_feedback feedback;
+    // What residuals are kept in; LGRECO_STORAGE_F32 by default.
+    lgreco_storage storage;
+    // LGRECO_NON_FINITE_STEP_ERROR by default.
+    lgreco_non_finite_step non_finite;
+    // LGRECO_ROUTE_ALL_GATHER by default.
+    lgreco_route route;
+    // The rank that measures and plans for all; 0 by default.
+    uint32_t measuring_rank;
+    // Layers are exchanged together until their uncompressed gradients exceed so many bytes; 4 MiB by default.
+    size_t bucket_bytes;
+    // Relative errors are measured every so many steps, 0 for never; 10 by default.
+    uint64_t metrics_every;
+    // Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
+    // worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
+    // bits with NULL, the default. Kept, with `compute_user`, until the controller is destroyed; called by
+    // lgreco_controller_step.
+    double (*compute_seconds)(void *user, const struct lgreco_setting *setting, size_t rows, size_t cols);
+    // Given to `compute_seconds`.
+    void *compute_user;
+} lgreco_controller_options;
+
+// What became of a step's gradients: LGRECO_OUTCOME_...
+typedef uint32_t lgreco_outcome;
+
+// What a step did; all but the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
+typedef struct lgreco_report {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Its number, from 0.
+    uint64_t step;
+    // LGRECO_OUTCOME_...
+    lgreco_outcome outcome;
+    // 1 when it was the first under new settings, else 0.
+    uint32_t switched;
+    // Bytes of one worker's gradients.
+    uint64_t bytes_in;
+    // Bytes that one worker sent for them.
+    uint64_t bytes_out;
+    // Seconds for checking gradients and waiting for the others; at a decision for measuring, planning and switching too.
+    double planning_seconds;
+    // Seconds for compressing and exchanging.
+    double exchange_seconds;
+} lgreco_report;
+
+// Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
+typedef uint32_t lgreco_uncompressed;
+
+// What is known about one layer on one rank. Begin with LGRECO_METRICS_INIT.
+typedef struct lgreco_metrics {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Steps in which it was exchanged.
+    uint64_t steps;
+    // Bytes of its gradients in these steps.
+    uint64_t bytes_in;
+    // Bytes sent for them.
+    uint64_t bytes_out;
+    // Squared error of what was sent, by the squared norm of what was compressed, when last measured; -1 before.
+    double relative_error;
+    // L2 norm of the residual; -1 without one.
+    double residual_norm;
+    // Decisions whose setting was refused because feedback would not have worked with it.
+    uint64_t not_contractive;
+    // LGRECO_UNCOMPRESSED_...
+    lgreco_uncompressed uncompressed;
+    // 0.
+    uint32_t reserved;
+} lgreco_metrics;
+
+// What made the settings change: LGRECO_CAUSE_...
+typedef uint32_t lgreco_cause;
+
+// How seconds per byte were found: LGRECO_FIT_...
+typedef uint32_t lgreco_fit;
+
+// The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
+typedef struct lgreco_decision {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // The first step under it.
+    uint64_t step;
+    // LGRECO_CAUSE_...
+    lgreco_cause cause;
+    // LGRECO_FIT_...
+    lgreco_fit fit;
+    // 1 when the policy planned, else 0; the numbers below are then 0.
+    uint32_t planned;
+    // 1 when the plan is proved optimal, else 0.
+    uint32_t proven;
+    // Size of the layers that may be compressed; bits, or picoseconds (`fit`).
+    uint64_t size;
+    // No plan within the budget is smaller.
+    uint64_t lower_bound;
+    // Size of the same layers under the settings that the budget comes from.
+    uint64_t default_size;
+    // Size of the same layers uncompressed: where `size` is not less, compression does not pay.
+    uint64_t uncompressed_size;
+    // Error of the plan.
+    double error;
+    // Its budget.
+    double budget;
+    // Layers that are sent uncompressed because that is faster.
+    uint32_t slower;
+    // Layers that are sent uncompressed because feedback would not work with what was chosen.
+    uint32_t not_contractive;
+} lgreco_decision;
+
+// What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
+// controller is destroyed.
+typedef struct lgreco_loaded {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Layers of the model that the state does not have: they start without residual, uncompressed until the next
+    // decision, which then comes at once.
+    const char *const *missing;
+    // Their number.
+    size_t missing_len;
+    // Layers of the state that the model does not have: they are ignored.
+    const char *const *extra;
+    // Their number.
+    size_t extra_len;
+    // Layers whose shape or element type is not that of the state: they are missing and extra at once.
+    const char *const *misshaped;
+    // Their number.
+    size_t misshaped_len;
+    // The rank that saved the plan.
+    uint32_t rank;
+    // The number of workers then.
+    uint32_t world_size;
+} lgreco_loaded;
+
 // Done.
 #define LGRECO_OK 0
 
@@ -331,6 +541,12 @@ typedef struct lgreco_compressor_options {
 
 // What another worker sent cannot be decoded.
 #define LGRECO_PEER_MESSAGE 83
+
+// What is handed to a controller is not the layer it was made for.
+#define LGRECO_LAYER_MISMATCH 100
+
+// A layer's gradient holds NaN or infinity.
+#define LGRECO_NON_FINITE_GRADIENT 101
 
 // A pointer is NULL that must not be.
 #define LGRECO_NULL_POINTER 200
@@ -454,6 +670,90 @@ typedef struct lgreco_compressor_options {
 
 // Each payload reaches a receiver that keeps one estimate per sender.
 #define LGRECO_AGGREGATION_POINT_TO_POINT 1
+
+// The cheapest plan within the error budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
+#define LGRECO_POLICY_L_GRECO 0
+
+// Nothing is ever compressed.
+#define LGRECO_POLICY_UNCOMPRESSED 1
+
+// The search's default everywhere.
+#define LGRECO_POLICY_UNIFORM 2
+
+// The settings of `fixed`.
+#define LGRECO_POLICY_FIXED 3
+
+// CGX: layers in `clusters` by size and error, within the error budget.
+#define LGRECO_POLICY_K_MEANS 4
+
+// Two levels, by Accordion's detector.
+#define LGRECO_POLICY_ACCORDION 5
+
+// The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
+#define LGRECO_NON_FINITE_STEP_ERROR 0
+
+// Nothing is exchanged: gradients become zeros, residuals stay.
+#define LGRECO_NON_FINITE_STEP_SKIP 1
+
+// The step is exchanged uncompressed, NaN and infinity with it; residuals stay.
+#define LGRECO_NON_FINITE_STEP_PASS_THROUGH 2
+
+// Everybody gets everybody's payloads.
+#define LGRECO_ROUTE_ALL_GATHER 0
+
+// Each rank averages a part and compresses the mean again; needs the collective's `all_to_all`.
+#define LGRECO_ROUTE_SCATTER_REDUCE 1
+
+// They are the means of all workers' gradients, compressed as was decided.
+#define LGRECO_OUTCOME_EXCHANGED 0
+
+// Some rank's were not finite; they are zeros. Do not update the parameters.
+#define LGRECO_OUTCOME_SKIPPED 1
+
+// Some rank's were not finite; they are the plain means, not finite either.
+#define LGRECO_OUTCOME_PASSED_THROUGH 2
+
+// It is compressed.
+#define LGRECO_UNCOMPRESSED_NOT 0
+
+// Nothing has been decided yet, or the layer was not in the state loaded.
+#define LGRECO_UNCOMPRESSED_WARM_UP 1
+
+// It has one dimension or fewer, or too few elements.
+#define LGRECO_UNCOMPRESSED_SMALL 2
+
+// The setting would have saved no bytes.
+#define LGRECO_UNCOMPRESSED_NO_SAVING 3
+
+// It was chosen, by the plan or in `fixed`.
+#define LGRECO_UNCOMPRESSED_CHOSEN 4
+
+// Compressing it would take longer than sending it does.
+#define LGRECO_UNCOMPRESSED_SLOWER 5
+
+// Feedback would not work with what was chosen.
+#define LGRECO_UNCOMPRESSED_NOT_CONTRACTIVE 6
+
+// Nothing yet: there was no decision.
+#define LGRECO_CAUSE_NONE 0
+
+// The schedule.
+#define LGRECO_CAUSE_SCHEDULE 1
+
+// The learning rate fell, and Accordion put all layers to low compression.
+#define LGRECO_CAUSE_LEARNING_RATE 2
+
+// They were not asked for: sizes are bits.
+#define LGRECO_FIT_BITS 0
+
+// One number per bucket; sizes are picoseconds.
+#define LGRECO_FIT_PER_BUCKET 1
+
+// One number for all buckets, since there was too little to go by for more; sizes are picoseconds.
+#define LGRECO_FIT_POOLED 2
+
+// Not at all, for lack of samples that differ; sizes are bits.
+#define LGRECO_FIT_NONE 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -724,6 +1024,118 @@ lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
                                      const uint8_t *saved,
                                      size_t length);
 
+// Makes a controller for a model of these layers, whose `values` are not looked at, at the collective's rank. All ranks
+// must give the same layers and options; `options` may be NULL. No collective call is made.
+//
+// LGRECO_PARAMETER, LGRECO_LENGTH for what makes no sense in the options, LGRECO_DUPLICATE_NAME.
+lgreco_status lgreco_controller_create(struct lgreco_context *context,
+                                       const struct lgreco_collective *collective,
+                                       const struct lgreco_layer *layers,
+                                       size_t layers_len,
+                                       const struct lgreco_controller_options *options,
+                                       struct lgreco_controller **controller);
+
+// Frees a controller and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_controller_destroy(struct lgreco_controller **controller);
+
+// What went wrong in the last failed call on the controller, with the layer's name if one is at fault; empty if none has
+// failed. Valid until the next call on it.
+const char *lgreco_controller_message(const struct lgreco_controller *controller);
+
+// Takes a step, on every rank after every backward pass: gradients[l], of layer l's type and number of elements, becomes
+// its mean over the workers. `learning_rate`, the same on all ranks, matters to Accordion alone. `report` may be NULL.
+// Allocates at decisions only.
+//
+// Whatever fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
+// and code. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options or layers, LGRECO_PARAMETER, and
+// codes of planning come before anything has changed: the step may be repeated. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
+// and LGRECO_PEER_MESSAGE end the step without its gradients being of use; the next one works. After LGRECO_COLLECTIVE
+// ranks may differ: load a saved state.
+lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
+                                     const struct lgreco_collective *collective,
+                                     void *const *gradients,
+                                     size_t gradients_len,
+                                     double learning_rate,
+                                     struct lgreco_report *report,
+                                     void *stream);
+
+// Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LENGTH when there is no such layer, as
+// for the calls below.
+lgreco_status lgreco_controller_setting(struct lgreco_controller *controller,
+                                        size_t layer,
+                                        struct lgreco_setting *setting);
+
+// Fills `metrics` with what is known about layer `layer` on this rank; looks at all of its residual.
+lgreco_status lgreco_controller_metrics(struct lgreco_controller *controller,
+                                        size_t layer,
+                                        struct lgreco_metrics *metrics);
+
+// Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements.
+lgreco_status lgreco_controller_residual(struct lgreco_controller *controller,
+                                         size_t layer,
+                                         float *values,
+                                         size_t values_len);
+
+// Fills `decision` with the last decision; LGRECO_CAUSE_NONE before the first.
+lgreco_status lgreco_controller_decision(struct lgreco_controller *controller,
+                                         struct lgreco_decision *decision);
+
+// Tells the number of steps taken, skipped ones included, and of those in which some rank's gradient was not finite.
+lgreco_status lgreco_controller_steps(struct lgreco_controller *controller,
+                                      uint64_t *steps,
+                                      uint64_t *non_finite);
+
+// Writes the last step's report with the last decision and the metrics of all layers as one line of JSON, without the
+// line's end, and a NUL after it; `length` as for lgreco_table_to_json. Allocates.
+//
+// LGRECO_UNAVAILABLE before the first step.
+lgreco_status lgreco_controller_metrics_json(struct lgreco_controller *controller,
+                                             char *json,
+                                             size_t capacity,
+                                             size_t *length);
+
+// Writes the bytes that this worker sends per bucket of layers under the present settings to bytes[0 .. buckets], as
+// lgreco_controller_record_sync takes them; `buckets`, which must not be NULL, receives their number, always the same.
+//
+// LGRECO_LENGTH when `capacity` is less: `buckets` is then set all the same, and `bytes` may be NULL. Allocates.
+lgreco_status lgreco_controller_bucket_bytes(struct lgreco_controller *controller,
+                                             uint64_t *bytes,
+                                             size_t capacity,
+                                             size_t *buckets);
+
+// Tells the time model of plans in seconds that a step which sent bytes[i] in bucket i took `seconds` to synchronise. The
+// measuring rank's samples decide.
+//
+// LGRECO_LENGTH unless there is one number per bucket; LGRECO_PARAMETER for seconds that are not finite or negative.
+lgreco_status lgreco_controller_record_sync(struct lgreco_controller *controller,
+                                            const uint64_t *bytes,
+                                            size_t bytes_len,
+                                            double seconds);
+
+// Writes this rank's state, versioned and the same on every machine: residuals, factors, settings, schedule, but not the
+// options. Every rank saves its own, between the same two steps. `length`, which must not be NULL, receives the number of
+// bytes.
+//
+// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. Allocates.
+lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
+                                     uint8_t *saved,
+                                     size_t capacity,
+                                     size_t *length);
+
+// Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
+// same step with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
+// workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
+// Any bytes may be given. `loaded` may be NULL. Allocates.
+//
+// LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The controller is then unchanged.
+lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
+                                     const uint8_t *plan,
+                                     size_t plan_len,
+                                     const uint8_t *const *residuals,
+                                     const size_t *residual_lens,
+                                     size_t residuals_len,
+                                     struct lgreco_loaded *loaded);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -743,5 +1155,15 @@ lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32,                       \
      LGRECO_AGGREGATION_SUMMED, 0}
+#define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
+    {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, LGRECO_POLICY_L_GRECO,     \
+     LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, LGRECO_NON_FINITE_STEP_ERROR, LGRECO_ROUTE_ALL_GATHER, 0,           \
+     4 << 20, 10, NULL, NULL}
+#define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
+#define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
+#define LGRECO_DECISION_INIT                                                                                           \
+    {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define LGRECO_LOADED_INIT {sizeof(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0}
 
 #endif // LGRECO_H

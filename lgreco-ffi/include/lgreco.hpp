@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -45,6 +46,7 @@ inline lgreco_search_options search_options() { return LGRECO_SEARCH_OPTIONS_INI
 inline lgreco_table_view table_view() { return LGRECO_TABLE_VIEW_INIT; }
 inline lgreco_plan_options plan_options() { return LGRECO_PLAN_OPTIONS_INIT; }
 inline lgreco_compressor_options compressor_options() { return LGRECO_COMPRESSOR_OPTIONS_INIT; }
+inline lgreco_controller_options controller_options() { return LGRECO_CONTROLLER_OPTIONS_INIT; }
 
 // A tensor of the model; name, dims and values stay the caller's and must outlive the struct.
 inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims, const void *values = nullptr,
@@ -247,6 +249,152 @@ private:
     void check(lgreco_status status) const { lgreco::check(status, lgreco_compressor_message(get())); }
 
     detail::Handle<lgreco_compressor, lgreco_compressor_destroy> handle_;
+};
+
+// The network, to be derived from. An exception that a call throws comes out of the Controller's call that made it.
+class Collective {
+public:
+    virtual ~Collective() = default;
+
+    virtual std::uint32_t rank() const = 0;
+    virtual std::uint32_t world_size() const = 0;
+    // As the callbacks of lgreco_collective.
+    virtual void all_reduce_sum(float *values, std::size_t count) = 0;
+    virtual void all_gather(const std::uint8_t *own, const std::uint64_t *lens, std::uint8_t *received) = 0;
+    virtual void broadcast(std::uint32_t root, std::uint8_t *bytes, std::size_t length) = 0;
+    virtual void all_to_all(const std::uint8_t *, const std::uint64_t *, std::uint8_t *, const std::uint64_t *) {
+        throw Error(LGRECO_UNAVAILABLE, "this collective has no all_to_all");
+    }
+
+protected:
+    Collective() = default;
+    Collective(const Collective &) = default;
+    Collective &operator=(const Collective &) = default;
+};
+
+namespace detail {
+
+// A collective during one call, and what it threw.
+struct Calls {
+    Collective &collective;
+    std::exception_ptr thrown = nullptr;
+
+    lgreco_collective callbacks() {
+        lgreco_collective callbacks = LGRECO_COLLECTIVE_INIT;
+        callbacks.rank = collective.rank();
+        callbacks.world_size = collective.world_size();
+        callbacks.user = this;
+        callbacks.all_reduce_sum = [](void *user, float *values, std::size_t count, void *) {
+            return guarded(user, [&](Collective &own) { own.all_reduce_sum(values, count); });
+        };
+        callbacks.all_gather = [](void *user, const std::uint8_t *bytes, const std::uint64_t *lens,
+                                  std::uint8_t *received, void *) {
+            return guarded(user, [&](Collective &own) { own.all_gather(bytes, lens, received); });
+        };
+        callbacks.broadcast = [](void *user, std::uint32_t root, std::uint8_t *bytes, std::size_t length, void *) {
+            return guarded(user, [&](Collective &own) { own.broadcast(root, bytes, length); });
+        };
+        callbacks.all_to_all = [](void *user, const std::uint8_t *send, const std::uint64_t *send_lens,
+                                  std::uint8_t *received, const std::uint64_t *received_lens, void *) {
+            return guarded(user, [&](Collective &own) { own.all_to_all(send, send_lens, received, received_lens); });
+        };
+        return callbacks;
+    }
+
+    template <typename Call> static std::int32_t guarded(void *user, Call call) noexcept {
+        Calls &calls = *static_cast<Calls *>(user);
+        try {
+            call(calls.collective);
+            return 0;
+        } catch (...) {
+            calls.thrown = std::current_exception();
+            return 1;
+        }
+    }
+};
+
+} // namespace detail
+
+// One worker's end of the training loop.
+class Controller {
+public:
+    Controller(const Context &context, Collective &collective, const std::vector<lgreco_layer> &layers,
+               const lgreco_controller_options &options = controller_options()) {
+        detail::Calls calls{collective};
+        const lgreco_collective callbacks = calls.callbacks();
+        lgreco_controller *made = nullptr;
+        context.check(lgreco_controller_create(context.get(), &callbacks, layers.data(), layers.size(), &options, &made));
+        handle_.reset(made);
+    }
+
+    // Replaces gradients, one pointer per layer, by their means.
+    lgreco_report step(Collective &collective, const std::vector<void *> &gradients, double learning_rate,
+                       void *stream = nullptr) {
+        detail::Calls calls{collective};
+        const lgreco_collective callbacks = calls.callbacks();
+        lgreco_report report = LGRECO_REPORT_INIT;
+        const lgreco_status status = lgreco_controller_step(get(), &callbacks, gradients.data(), gradients.size(),
+                                                            learning_rate, &report, stream);
+        if (calls.thrown) std::rethrow_exception(calls.thrown);
+        check(status);
+        return report;
+    }
+
+    lgreco_setting setting(std::size_t layer) const {
+        lgreco_setting setting = lgreco::setting();
+        check(lgreco_controller_setting(get(), layer, &setting));
+        return setting;
+    }
+
+    lgreco_metrics metrics(std::size_t layer) const {
+        lgreco_metrics metrics = LGRECO_METRICS_INIT;
+        check(lgreco_controller_metrics(get(), layer, &metrics));
+        return metrics;
+    }
+
+    lgreco_decision decision() const {
+        lgreco_decision decision = LGRECO_DECISION_INIT;
+        check(lgreco_controller_decision(get(), &decision));
+        return decision;
+    }
+
+    std::string metrics_json() const {
+        return detail::text([this](char *json, std::size_t capacity, std::size_t *length) {
+            return lgreco_controller_metrics_json(get(), json, capacity, length);
+        });
+    }
+
+    std::vector<std::uint8_t> save() const {
+        std::size_t length = 0;
+        const lgreco_status status = lgreco_controller_save(get(), nullptr, 0, &length);
+        if (status != LGRECO_LENGTH) check(status);
+        std::vector<std::uint8_t> saved(length);
+        check(lgreco_controller_save(get(), saved.data(), saved.size(), &length));
+        return saved;
+    }
+
+    // The names in the result are valid until the next load.
+    lgreco_loaded load(const std::vector<std::uint8_t> &plan, const std::vector<std::vector<std::uint8_t>> &residuals) {
+        std::vector<const std::uint8_t *> pointers;
+        std::vector<std::size_t> lens;
+        for (const auto &residual : residuals) {
+            pointers.push_back(residual.data());
+            lens.push_back(residual.size());
+        }
+        lgreco_loaded loaded = LGRECO_LOADED_INIT;
+        check(lgreco_controller_load(get(), plan.data(), plan.size(), pointers.data(), lens.data(), lens.size(), &loaded));
+        return loaded;
+    }
+
+    // Continues where this rank's state was saved.
+    lgreco_loaded resume(const std::vector<std::uint8_t> &saved) { return load(saved, {saved}); }
+
+    lgreco_controller *get() const noexcept { return handle_.get(); }
+
+private:
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_controller_message(get())); }
+
+    detail::Handle<lgreco_controller, lgreco_controller_destroy> handle_;
 };
 
 } // namespace lgreco

@@ -97,6 +97,18 @@ pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<(), Failure> {
     }
 }
 
+/// `Err` when two of the ranges share memory. Sorts them.
+pub(crate) fn all_disjoint(ranges: &mut [Range]) -> Result<(), Failure> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut rest = ranges.iter().filter(|range| range.bytes > 0);
+    let Some(mut last) = rest.next() else { return Ok(()) };
+    for range in rest {
+        disjoint(*range, &[*last])?;
+        last = range;
+    }
+    Ok(())
+}
+
 /// A struct that starts with `struct_size` and may get further fields.
 ///
 /// # Safety
@@ -113,6 +125,7 @@ pub(crate) unsafe trait Versioned: Copy + Default {
 /// # Safety
 /// `pointer` is null, misaligned, or points to as many readable bytes as the `usize` there says.
 pub(crate) unsafe fn versioned<T: Versioned>(pointer: *const T) -> Result<T, Failure> {
+    const { assert!(T::FIRST_SIZE <= size_of::<T>()) };
     check(pointer, T::WHAT)?;
     // SAFETY: not null and aligned; the first field is readable by the caller's promise.
     let found = unsafe { pointer.cast::<usize>().read() };
@@ -183,6 +196,7 @@ pub(crate) struct Filled<T> {
 /// `pointer` is null, misaligned, or points to as many bytes as the `usize` there says, valid for writes until
 /// [`Filled::fill`] has been called.
 pub(crate) unsafe fn filled<T: Versioned>(pointer: *mut T) -> Result<Filled<T>, Failure> {
+    const { assert!(T::FIRST_SIZE <= size_of::<T>()) };
     check(pointer, T::WHAT)?;
     // SAFETY: not null and aligned; the first field is readable by the caller's promise.
     let size = unsafe { pointer.cast::<usize>().read() };
@@ -307,5 +321,9 @@ mod tests {
         assert_eq!(status(range(4, 4), range(0, 5)), Err(LGRECO_OVERLAP));
         assert_eq!(status(range(2, 1), range(0, 8)), Err(LGRECO_OVERLAP));
         assert_eq!(status(range(2, 0), range(0, 8)), Ok(()));
+        let all = |ranges: &mut [Range]| all_disjoint(ranges).map_err(|failure| failure.status());
+        assert_eq!(all(&mut [range(6, 2), range(0, 3), range(4, 0), range(3, 3)]), Ok(()));
+        assert_eq!(all(&mut [range(6, 2), range(0, 3), range(3, 4)]), Err(LGRECO_OVERLAP));
+        assert_eq!(all(&mut []), Ok(()));
     }
 }

@@ -66,6 +66,10 @@ pub const LGRECO_PEER: lgreco_status = 81;
 pub const LGRECO_PEER_PLAN: lgreco_status = 82;
 /// What another worker sent cannot be decoded.
 pub const LGRECO_PEER_MESSAGE: lgreco_status = 83;
+/// What is handed to a controller is not the layer it was made for.
+pub const LGRECO_LAYER_MISMATCH: lgreco_status = 100;
+/// A layer's gradient holds NaN or infinity.
+pub const LGRECO_NON_FINITE_GRADIENT: lgreco_status = 101;
 /// A pointer is NULL that must not be.
 pub const LGRECO_NULL_POINTER: lgreco_status = 200;
 /// A pointer is not aligned for its type.
@@ -130,6 +134,8 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_PEER => c"LGRECO_PEER",
         LGRECO_PEER_PLAN => c"LGRECO_PEER_PLAN",
         LGRECO_PEER_MESSAGE => c"LGRECO_PEER_MESSAGE",
+        LGRECO_LAYER_MISMATCH => c"LGRECO_LAYER_MISMATCH",
+        LGRECO_NON_FINITE_GRADIENT => c"LGRECO_NON_FINITE_GRADIENT",
         LGRECO_NULL_POINTER => c"LGRECO_NULL_POINTER",
         LGRECO_ALIGNMENT => c"LGRECO_ALIGNMENT",
         LGRECO_OVERLAP => c"LGRECO_OVERLAP",
@@ -252,11 +258,16 @@ mod tests {
             .lines()
             .filter_map(|line| {
                 let (variant, code) = line.trim().strip_prefix("Error::")?.split_once("=>")?;
-                let code = code.trim().strip_suffix(',')?.parse().ok()?;
+                let code = match code.trim().strip_suffix(',')? {
+                    "Error::NON_FINITE_GRADIENT" => LGRECO_NON_FINITE_GRADIENT,
+                    code => code.parse().ok()?,
+                };
                 Some((variant.split([' ', '{']).next()?, code))
             })
             .collect();
-        assert!(codes.len() >= 28, "{codes:?}");
+        let of_gradient = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN }.code();
+        assert_eq!(of_gradient, LGRECO_NON_FINITE_GRADIENT);
+        assert!(codes.len() >= 30, "{codes:?}");
         for (variant, code) in codes {
             let words = variant.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
                 true => format!("_{c}"),

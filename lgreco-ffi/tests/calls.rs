@@ -8,6 +8,7 @@ use lgreco_core::rng::Stream;
 use serde::Deserialize;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
 /// The system's allocator, with a count of this thread's calls.
@@ -288,5 +289,75 @@ fn receiving_and_planning_into_a_workspace_do_not_allocate() {
             })
         };
         assert_eq!((count, plan.size), (0, size));
+    }
+}
+
+unsafe extern "C" fn reduce_one(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
+    0
+}
+
+unsafe extern "C" fn gather_one(
+    _: *mut c_void,
+    own: *const u8,
+    lens: *const u64,
+    received: *mut u8,
+    _: *mut c_void,
+) -> i32 {
+    // SAFETY: a group of one: `lens` has one entry, and both arrays are as long as it says.
+    unsafe { own.copy_to(received, *lens as usize) };
+    0
+}
+
+unsafe extern "C" fn broadcast_one(_: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+    0
+}
+
+/// A group of one trains: steps allocate when they decide, and never else.
+#[test]
+fn controller_steps_allocate_at_decisions_only() {
+    let collective = lgreco_collective {
+        all_reduce_sum: Some(reduce_one),
+        all_gather: Some(gather_one),
+        broadcast: Some(broadcast_one),
+        ..Default::default()
+    };
+    let (dims, bias) = ([64usize, 48], [48usize]);
+    let layer = |name: &'static std::ffi::CStr, dims: &[usize]| lgreco_layer {
+        name: name.as_ptr(),
+        dims: dims.as_ptr(),
+        dims_len: dims.len(),
+        ..Default::default()
+    };
+    let layers = [layer(c"fc1", &dims), layer(c"bias", &bias), layer(c"fc2", &dims)];
+    for method in [LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK] {
+        let search = lgreco_search_options { method, ..Default::default() };
+        let options = lgreco_controller_options { search: &search, warmup: 3, period: 4, ..Default::default() };
+        let (mut context, mut controller) = (null_mut(), null_mut());
+        // SAFETY: all point to values that live.
+        unsafe {
+            assert_eq!(lgreco_context_create(null(), &raw mut context), LGRECO_OK);
+            let status = lgreco_controller_create(context, &collective, layers.as_ptr(), 3, &options, &mut controller);
+            assert_eq!(status, LGRECO_OK);
+        }
+        for step in 0..12 {
+            let (mut fc1, mut bias, mut fc2) = (gradient(step), vec![0.5f32; 48], gradient(step + 100));
+            let gradients = [fc1.as_mut_ptr(), bias.as_mut_ptr(), fc2.as_mut_ptr()].map(<*mut f32>::cast::<c_void>);
+            let mut report = lgreco_report::default();
+            let count = allocations(|| {
+                // SAFETY: as many values as the layers have.
+                let status = unsafe {
+                    let gradients = gradients.as_ptr();
+                    lgreco_controller_step(controller, &collective, gradients, 3, 0.1, &mut report, null_mut())
+                };
+                assert_eq!(status, LGRECO_OK);
+            });
+            assert_eq!(report.switched == 1, [3, 7, 11].contains(&step));
+            assert_eq!(count > 0, report.switched == 1, "step {step} allocates {count} times");
+        }
+        // SAFETY: live handles.
+        unsafe {
+            assert_eq!(lgreco_controller_destroy(&raw mut controller), LGRECO_OK);
+            assert_eq!(lgreco_context_destroy(&raw mut context), LGRECO_OK);
+        }
     }
 }

@@ -1,7 +1,7 @@
-use crate::pointers::{Range, Versioned, slice, text};
+use crate::pointers::{Range, Versioned, slice, slice_mut, text};
 use crate::status::Failure;
 use core::ffi::{c_char, c_void};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 
 /// An element type: LGRECO_DTYPE_...
 pub type lgreco_dtype = u32;
@@ -114,6 +114,25 @@ pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: 
             Dtype::F32 => Values::F32(slice(pointer.cast(), elements, "values")?),
             Dtype::F16 => Values::F16(slice(pointer.cast(), elements, "values")?),
             Dtype::Bf16 => Values::Bf16(slice(pointer.cast(), elements, "values")?),
+        })
+    }
+}
+
+/// The caller's gradient, to be replaced.
+///
+/// # Safety
+/// As for `values`; also valid for writes, and nothing else uses it during `'a`.
+pub(crate) unsafe fn values_mut<'a>(
+    pointer: *mut c_void,
+    dtype: Dtype,
+    elements: usize,
+) -> Result<ValuesMut<'a>, Failure> {
+    // SAFETY: passed on; F16 and Bf16 are transparent over u16.
+    unsafe {
+        Ok(match dtype {
+            Dtype::F32 => ValuesMut::F32(slice_mut(pointer.cast(), elements, "gradient")?),
+            Dtype::F16 => ValuesMut::F16(slice_mut(pointer.cast(), elements, "gradient")?),
+            Dtype::Bf16 => ValuesMut::Bf16(slice_mut(pointer.cast(), elements, "gradient")?),
         })
     }
 }

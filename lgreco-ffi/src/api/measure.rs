@@ -75,7 +75,7 @@ unsafe impl Versioned for lgreco_search_options {
 }
 
 impl lgreco_search_options {
-    fn search(&self) -> Result<Search, Failure> {
+    pub(super) fn search(&self) -> Result<Search, Failure> {
         let mut search = Search::new(match self.method {
             LGRECO_METHOD_QSGD => Method::Qsgd,
             LGRECO_METHOD_TOPK => Method::TopK,

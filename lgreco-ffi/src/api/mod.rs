@@ -23,16 +23,31 @@ mod compressor;
 
 mod memory;
 
+mod collective;
+
+mod controller_options;
+
+mod controller;
+
+mod inspect;
+
+mod saved;
+
 #[cfg(feature = "testing")]
 mod testing;
 
+pub use collective::*;
 pub use compressor::*;
 pub use context::*;
+pub use controller::*;
+pub use controller_options::*;
 pub use gradient::*;
+pub use inspect::*;
 pub use measure::*;
 pub use memory::*;
 pub use plan::*;
 pub use plan_file::*;
+pub use saved::*;
 pub use setting::*;
 pub use table::*;
 pub use table_file::*;

@@ -51,7 +51,7 @@ unsafe impl Versioned for lgreco_plan_options {
 }
 
 impl lgreco_plan_options {
-    fn solver(&self) -> Result<Solver, Failure> {
+    pub(super) fn solver(&self) -> Result<Solver, Failure> {
         match self.solver {
             LGRECO_SOLVER_EXACT => {
                 Ok(Solver::Exact(exact::Limits { states: usize::try_from(self.states).unwrap_or(usize::MAX) }))

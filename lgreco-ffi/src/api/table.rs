@@ -219,7 +219,8 @@ pub(crate) struct TableState {
 }
 
 /// Texts as C wants them.
-struct Texts {
+#[derive(Default)]
+pub(super) struct Texts {
     pointers: Vec<*const c_char>,
     _owned: Vec<CString>,
 }
@@ -228,9 +229,14 @@ struct Texts {
 unsafe impl Sync for Texts {}
 
 impl Texts {
-    fn new<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Texts, Failure> {
+    pub(super) fn new<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Texts, Failure> {
         let owned = texts.map(|text| c_text(text, what)).collect::<Result<Vec<_>, _>>()?;
         Ok(Texts { pointers: owned.iter().map(|text| text.as_ptr()).collect(), _owned: owned })
+    }
+
+    /// Valid as long as the texts.
+    pub(super) fn pointers(&self) -> &[*const c_char] {
+        &self.pointers
     }
 }
 
@@ -289,8 +295,8 @@ impl TableState {
             choices: self.table().view().choices().as_ptr().cast(),
             defaults: pointer(self.defaults.as_deref()),
             budget: pointer(self.budget.as_ref().map(core::slice::from_ref)),
-            names: self.names.pointers.as_ptr(),
-            labels: self.labels.pointers.as_ptr(),
+            names: self.names.pointers().as_ptr(),
+            labels: self.labels.pointers().as_ptr(),
             elements: self.elements.as_ptr(),
             uncompressed_sizes: self.uncompressed_sizes.as_ptr(),
             metric: self.metric.as_ptr(),

@@ -19,11 +19,27 @@ static lgreco_setting setting = LGRECO_SETTING_INIT;
 static lgreco_table *table;
 static lgreco_plan *plan;
 static lgreco_compressor *compressor;
+static lgreco_controller *controller;
+static lgreco_collective collective = LGRECO_COLLECTIVE_INIT;
 static uint64_t workspace[1 << 17];
 static uint8_t bytes[256];
 static float floats[ELEMENTS];
 static char text[256];
 static size_t length;
+
+// A group of one.
+static int32_t reduce_one(void *user, float *values, size_t count, void *stream) {
+    return user != NULL || stream != NULL || (count > 0 && values == NULL);
+}
+
+static int32_t gather_one(void *user, const uint8_t *own, const uint64_t *lens, uint8_t *received, void *stream) {
+    if (lens[0] > 0) memcpy(received, own, lens[0]);
+    return user != NULL || stream != NULL;
+}
+
+static int32_t broadcast_one(void *user, uint32_t root, uint8_t *bytes_of_root, size_t count, void *stream) {
+    return user != NULL || stream != NULL || root != 0 || (count > 0 && bytes_of_root == NULL);
+}
 
 static void prepare(void) {
     context = new_context();
@@ -41,6 +57,10 @@ static void prepare(void) {
     OK(lgreco_plan_solve(context, &view, NULL, &plan));
     OK(lgreco_plan_get(plan, &plan_view));
     OK(lgreco_compressor_create(context, &layer, &setting, &options, &compressor));
+    collective.all_reduce_sum = reduce_one;
+    collective.all_gather = gather_one;
+    collective.broadcast = broadcast_one;
+    OK(lgreco_controller_create(context, &collective, &layer, 1, NULL, &controller));
 }
 
 #define NULL_(call) STATUS(LGRECO_NULL_POINTER, call)
@@ -140,13 +160,59 @@ static void null_pointers(void) {
     NULL_(lgreco_compressor_load(NULL, bytes, sizeof bytes));
     NULL_(lgreco_compressor_load(compressor, NULL, sizeof bytes));
 
+    lgreco_controller *no_controller = NULL;
+    lgreco_metrics metrics = LGRECO_METRICS_INIT;
+    lgreco_decision decision = LGRECO_DECISION_INIT;
+    uint64_t non_finite, bucket[1];
+    float own[ELEMENTS] = {0};
+    void *gradients[] = {own}, *null_gradients[] = {NULL};
+    NULL_(lgreco_controller_create(NULL, &collective, &layer, 1, NULL, &no_controller));
+    NULL_(lgreco_controller_create(context, NULL, &layer, 1, NULL, &no_controller));
+    NULL_(lgreco_controller_create(context, &collective, NULL, 1, NULL, &no_controller));
+    NULL_(lgreco_controller_create(context, &collective, &layer, 1, NULL, NULL));
+    NULL_(lgreco_controller_step(NULL, &collective, gradients, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_step(controller, NULL, gradients, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_step(controller, &collective, NULL, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_step(controller, &collective, null_gradients, 1, 0.1, NULL, NULL));
+    OK(lgreco_controller_step(controller, &collective, gradients, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_setting(NULL, 0, &setting));
+    NULL_(lgreco_controller_setting(controller, 0, NULL));
+    NULL_(lgreco_controller_metrics(NULL, 0, &metrics));
+    NULL_(lgreco_controller_metrics(controller, 0, NULL));
+    NULL_(lgreco_controller_residual(NULL, 0, floats, ELEMENTS));
+    NULL_(lgreco_controller_residual(controller, 0, NULL, ELEMENTS));
+    NULL_(lgreco_controller_decision(NULL, &decision));
+    NULL_(lgreco_controller_decision(controller, NULL));
+    NULL_(lgreco_controller_steps(NULL, &steps, &non_finite));
+    NULL_(lgreco_controller_steps(controller, NULL, &non_finite));
+    NULL_(lgreco_controller_steps(controller, &steps, NULL));
+    NULL_(lgreco_controller_metrics_json(NULL, text, sizeof text, &length));
+    NULL_(lgreco_controller_metrics_json(controller, NULL, 10000, &length));
+    NULL_(lgreco_controller_metrics_json(controller, text, sizeof text, NULL));
+    NULL_(lgreco_controller_bucket_bytes(NULL, bucket, 1, &length));
+    NULL_(lgreco_controller_bucket_bytes(controller, NULL, 1, &length));
+    NULL_(lgreco_controller_bucket_bytes(controller, bucket, 1, NULL));
+    NULL_(lgreco_controller_record_sync(NULL, bucket, 1, 0.1));
+    NULL_(lgreco_controller_record_sync(controller, NULL, 1, 0.1));
+    NULL_(lgreco_controller_save(NULL, bytes, sizeof bytes, &length));
+    NULL_(lgreco_controller_save(controller, NULL, 10000, &length));
+    NULL_(lgreco_controller_save(controller, bytes, sizeof bytes, NULL));
+    NULL_(lgreco_controller_load(NULL, bytes, 1, NULL, NULL, 0, NULL));
+    NULL_(lgreco_controller_load(controller, NULL, 1, NULL, NULL, 0, NULL));
+    const uint8_t *const states[] = {NULL};
+    NULL_(lgreco_controller_load(controller, bytes, 1, NULL, &length, 1, NULL));
+    NULL_(lgreco_controller_load(controller, bytes, 1, states, NULL, 1, NULL));
+    NULL_(lgreco_controller_load(controller, bytes, 1, states, &length, 1, NULL));
+
     // Destroying nothing is allowed, and texts are never NULL.
     OK(lgreco_context_destroy(NULL));
     OK(lgreco_table_destroy(NULL));
     OK(lgreco_plan_destroy(NULL));
     OK(lgreco_compressor_destroy(NULL));
+    OK(lgreco_controller_destroy(NULL));
     TEXT("the handle is NULL", lgreco_context_message(NULL));
     TEXT("the handle is NULL", lgreco_compressor_message(NULL));
+    TEXT("the handle is NULL", lgreco_controller_message(NULL));
     TEXT("unknown status", lgreco_status_name(12345));
     // Empty arrays may be NULL.
     STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS, NULL));
@@ -257,6 +323,27 @@ static void versions_of_structs(void) {
     STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &layer, 1, &no_search, &made, NULL));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_measure(context, &layer, &no_setting, 1, 0, 0, &error, NULL, NULL));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_compressor_create(context, &layer, &setting, &no_compressor, &none));
+    lgreco_controller *no_controller = NULL;
+    lgreco_collective no_collective;
+    lgreco_controller_options no_controls;
+    lgreco_report no_report;
+    lgreco_metrics no_metrics;
+    lgreco_decision no_decision;
+    lgreco_loaded no_loaded;
+    memset(&no_collective, 0, sizeof no_collective);
+    memset(&no_controls, 0, sizeof no_controls);
+    memset(&no_report, 0, sizeof no_report);
+    memset(&no_metrics, 0, sizeof no_metrics);
+    memset(&no_decision, 0, sizeof no_decision);
+    memset(&no_loaded, 0, sizeof no_loaded);
+    float own[ELEMENTS] = {0};
+    void *gradients[] = {own};
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &no_collective, &layer, 1, NULL, &no_controller));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &collective, &layer, 1, &no_controls, &no_controller));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_step(controller, &collective, gradients, 1, 0.1, &no_report, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_metrics(controller, 0, &no_metrics));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_decision(controller, &no_decision));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load(controller, bytes, 1, NULL, NULL, 0, &no_loaded));
 
     // A caller with a later header: unknown fields must be 0.
     struct {
@@ -366,6 +453,8 @@ int main(void) {
     OK(lgreco_compressor_destroy(&compressor));
     OK(lgreco_plan_destroy(&plan));
     OK(lgreco_table_destroy(&table));
+    OK(lgreco_controller_destroy(&controller));
+    OK(lgreco_controller_destroy(&controller));
     OK(lgreco_compressor_destroy(&compressor));
     OK(lgreco_plan_destroy(&plan));
     OK(lgreco_table_destroy(&table));

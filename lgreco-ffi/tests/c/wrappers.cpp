@@ -21,8 +21,75 @@ template <typename Call> static void throws(lgreco_status status, const std::str
     failures++;
 }
 
+// A group of one, whose network breaks when it is told to.
+class Alone : public lgreco::Collective {
+public:
+    bool broken = false;
+
+    std::uint32_t rank() const override { return 0; }
+    std::uint32_t world_size() const override { return 1; }
+    void all_reduce_sum(float *, std::size_t) override {}
+    void all_gather(const std::uint8_t *own, const std::uint64_t *lens, std::uint8_t *received) override {
+        if (broken) throw std::out_of_range("the network is down");
+        if (lens[0] > 0) memcpy(received, own, lens[0]);
+    }
+    void broadcast(std::uint32_t, std::uint8_t *, std::size_t) override {}
+};
+
+static void controllers(const lgreco::Context &context) {
+    Alone alone;
+    const std::vector<std::size_t> dims{64, 48};
+    const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims), lgreco::layer("fc2", dims)};
+    lgreco_controller_options options = lgreco::controller_options();
+    options.warmup = 2;
+    options.period = 2;
+    lgreco::Controller controller(context, alone, model, options);
+    std::vector<float> fc1(64 * 48), fc2(64 * 48);
+    const std::vector<void *> gradients{fc1.data(), fc2.data()};
+    const auto step = [&](lgreco::Controller &of, std::uint32_t number) {
+        fill(fc1.data(), fc1.size(), number);
+        fill(fc2.data(), fc2.size(), number + 1000);
+        return of.step(alone, gradients, 0.1);
+    };
+    CHECK(step(controller, 0).bytes_out == 2 * 64 * 48 * 4);
+    CHECK(step(controller, 1).switched == 0);
+    CHECK(step(controller, 2).switched == 1);
+    CHECK(controller.decision().planned == 1 && controller.setting(0).method == LGRECO_METHOD_QSGD);
+    CHECK(controller.metrics(1).steps == 3 && controller.metrics_json().front() == '{');
+
+    lgreco::Controller resumed(context, alone, model, options);
+    CHECK(resumed.resume(controller.save()).missing_len == 0);
+    step(controller, 3);
+    const std::vector<float> one = fc1;
+    step(resumed, 3);
+    CHECK(one == fc1);
+
+    alone.broken = true;
+    bool thrown = false;
+    try {
+        step(controller, 4);
+    } catch (const std::out_of_range &error) {
+        thrown = strcmp(error.what(), "the network is down") == 0;
+    }
+    CHECK(thrown);
+    alone.broken = false;
+    CHECK(step(controller, 4).step == 4);
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: ", [&] { controller.step(alone, {fc1.data()}, 0.1); });
+    throws(LGRECO_SAVED_STATE, "LGRECO_SAVED_STATE: ", [&] {
+        std::vector<std::uint8_t> saved = controller.save();
+        saved[0] ^= 1;
+        controller.resume(saved);
+    });
+    options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+    lgreco::Controller scatter(context, alone, model, options);
+    step(scatter, 0);
+    step(scatter, 1);
+    throws(LGRECO_UNAVAILABLE, "this collective has no all_to_all", [&] { step(scatter, 2); });
+}
+
 int main() {
     const lgreco::Context context;
+    controllers(context);
     std::vector<float> fc1(64 * 48), fc2(64 * 48);
     fill(fc1.data(), fc1.size(), 1);
     fill(fc2.data(), fc2.size(), 2);
