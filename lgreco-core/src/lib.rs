@@ -70,6 +70,7 @@ extern crate std;
 pub mod adapt;
 pub mod backend;
 pub mod compress;
+pub mod cut;
 mod error;
 pub mod exchange;
 pub mod feedback;

@@ -10,8 +10,10 @@ use lgreco_core::testing;
 pub type Check = fn(&[u8]);
 
 /// Every target in `fuzz/fuzz_targets` and its check.
-pub const TARGETS: [(&str, Check); 9] = [
+pub const TARGETS: [(&str, Check); 11] = [
     ("adapt", testing::adapt::check_bytes),
+    ("cut", testing::cut::check_program),
+    ("cut_bytes", testing::cut::check_bytes),
     ("dense", testing::fuzz::dense),
     ("files", testing::files::check_files),
     ("payload", testing::fuzz::payload),

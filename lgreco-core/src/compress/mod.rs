@@ -3,7 +3,7 @@
 //! Every payload starts with the header of [`wire`], so it can be decoded without knowing what made it.
 //! Gradients must be finite: encode and measure answer [`Error::NonFinite`] with the first offender.
 
-mod bits;
+pub(crate) mod bits;
 pub mod dense;
 pub mod powersgd;
 pub mod qsgd;

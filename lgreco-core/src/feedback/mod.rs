@@ -56,6 +56,8 @@ mod tests;
 
 pub use contraction::{contraction, contraction_workspace_len, require_contraction};
 pub use memory::Memory;
+#[cfg(feature = "alloc")]
+pub(crate) use mixed::restrict_values;
 pub use rule::{Aggregation, Residual, Rule};
 pub use saved::{SAVED_HEADER_LEN, SavedState};
 pub use step::payload_stream;

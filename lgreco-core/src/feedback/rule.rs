@@ -21,6 +21,13 @@ impl Residual {
     pub const CLASSIC: Residual = Residual { gain: 1.0, reset_every: 0, storage: Storage::F32 };
     /// LoCo: a moving average of errors in 8 bits, forgotten every 512 steps.
     pub const LOCO: Residual = Residual { gain: 0.2, reset_every: 512, storage: Storage::Int8 };
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if !(self.gain > 0.0 && self.gain <= 1.0) {
+            return Err(Error::Parameter { what: "residual gain", value: self.gain as f64, expected: "in (0, 1]" });
+        }
+        Ok(())
+    }
 }
 
 impl Default for Residual {
@@ -98,10 +105,7 @@ impl Rule {
     }
 
     pub(super) fn check(&self, aggregation: Aggregation) -> Result<(), Error> {
-        let gain = self.residual().gain;
-        if !(gain > 0.0 && gain <= 1.0) {
-            return Err(Error::Parameter { what: "residual gain", value: gain as f64, expected: "in (0, 1]" });
-        }
+        self.residual().check()?;
         if matches!((self, aggregation), (Rule::Ef21Plus, Aggregation::Summed)) {
             let needs = "point-to-point payloads, since one that replaces an estimate cannot be summed";
             return Err(Error::FeedbackRule { rule: self.name(), needs });

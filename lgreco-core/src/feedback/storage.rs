@@ -29,7 +29,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    pub(super) const ALL: [Storage; 3] = [Storage::F32, Storage::Bf16, Storage::Int8];
+    pub(crate) const ALL: [Storage; 3] = [Storage::F32, Storage::Bf16, Storage::Int8];
 
     /// Bytes for `elements` elements.
     pub const fn bytes(self, elements: usize) -> u64 {

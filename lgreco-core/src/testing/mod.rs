@@ -2,6 +2,7 @@
 //!
 //! Every `check_*` function panics when what it checks does not hold, and says what was found.
 
+pub mod cut;
 #[cfg(any(test, feature = "std"))]
 pub mod adapt;
 #[cfg(any(test, feature = "std"))]

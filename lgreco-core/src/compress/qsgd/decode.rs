@@ -59,12 +59,19 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     let elements = payload.header.shape.elements();
     expect_len("decoded values", elements, values.len())?;
     let (scales_len, codes_len) = qsgd.body_lens(elements)?;
-    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
-    let used = (elements as u64 * qsgd.bits as u64 % 8) as u32;
-    if used != 0 && codes.last().is_some_and(|&last| last >> used != 0) {
-        return Err(Error::PayloadBody { what: "unused bits of the last byte are set" });
+    qsgd.decode_body(payload.body_of_len(scales_len + codes_len)?, values)
+}
+
+impl Qsgd {
+    /// The inverse of [`encode_body`](Qsgd::encode_body); `body` has exactly the length it has for these values.
+    pub(crate) fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+        let (scales, codes) = body.split_at(self.body_lens(values.len())?.0);
+        let used = (values.len() as u64 * self.bits as u64 % 8) as u32;
+        if used != 0 && codes.last().is_some_and(|&last| last >> used != 0) {
+            return Err(Error::PayloadBody { what: "unused bits of the last byte are set" });
+        }
+        dispatch(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, values })
     }
-    dispatch(Decode { qsgd, scales: scales.as_chunks::<4>().0, codes, values })
 }
 
 struct Decode<'a> {

@@ -44,7 +44,7 @@ use super::wire::{HEADER_LEN, Header, Method};
 use super::{Compressor, bits};
 use crate::Error;
 use crate::error::expect_room;
-use crate::gradient::{Dtype, Gradient, Shape, with_elements};
+use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::simd::dispatch;
 
@@ -141,7 +141,7 @@ impl Default for Qsgd {
 }
 
 impl Qsgd {
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         if !(1..=8).contains(&self.bits) {
             return Err(Error::Parameter { what: "bits", value: self.bits as f64, expected: "1 to 8" });
         }
@@ -164,6 +164,18 @@ impl Qsgd {
     /// The header's `variant`.
     const fn variant(&self) -> u8 {
         (self.bits - 1) | (self.scale as u8) << 3
+    }
+
+    /// Bytes of a payload's body, which a message may hold without its header.
+    pub(crate) fn body_len(&self, elements: usize) -> Result<usize, Error> {
+        self.check()?;
+        self.body_lens(elements).map(|(scales, codes)| scales + codes)
+    }
+
+    /// Fills a payload's body.
+    pub(crate) fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
+        let (scales, codes) = body.split_at_mut(self.body_lens(values.len())?.0);
+        dispatch(encode::Encode { qsgd: *self, values, stream, scales, codes })
     }
 
     /// Bytes of the scales and of the codes of `elements` elements.
@@ -208,10 +220,8 @@ impl Compressor for Qsgd {
         let length = self.payload_len(shape, gradient.values().dtype())?;
         expect_room("payload bytes", length, payload.len())?;
         Header { method: Method::Qsgd, variant: self.variant(), parameter: self.bucket, shape }.write(payload)?;
-        let (scales, codes) = payload[HEADER_LEN..length].split_at_mut(self.body_lens(shape.elements())?.0);
-        with_elements!(gradient.values(), values => {
-            dispatch(encode::Encode { qsgd: *self, values, stream, scales, codes })
-        })?;
+        let body = &mut payload[HEADER_LEN..length];
+        with_elements!(gradient.values(), values => self.encode_body(values, stream, body))?;
         Ok(length)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::positions::{self, Layout};
 use super::value::{WireValue, with_wire_type};
-use super::{body_len, check_keep};
+use super::{TopK, body_len, check_keep};
 use crate::Error;
 use crate::compress::wire::{Method, Payload};
 use crate::error::expect_len;
@@ -46,8 +46,14 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     let dtype = dtype.unwrap_or(Dtype::F32);
     expect("variant", dtype as u8 | layout.code() << 2, header.variant)?;
     let body = usize::try_from(body_len(header.parameter, elements, dtype)).unwrap_or(usize::MAX);
-    let (kept, positions) = payload.body_of_len(body)?.split_at(header.parameter as usize * dtype.bytes());
-    with_wire_type!(dtype, V => scatter::<V>(kept, layout, positions, values))
+    decode_body(&TopK { keep: header.parameter, values: dtype }, payload.body_of_len(body)?, values)
+}
+
+/// The inverse of [`encode_body`](super::encode_body); `body` has exactly the length it has for these values.
+pub(crate) fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    let layout = Layout::new(values.len() as u32, top.keep);
+    let (kept, positions) = body.split_at(top.keep as usize * top.values.bytes());
+    with_wire_type!(top.values, V => scatter::<V>(kept, layout, positions, values))
 }
 
 fn scatter<V: WireValue>(kept: &[u8], layout: Layout, bytes: &[u8], values: &mut [f32]) -> Result<(), Error> {

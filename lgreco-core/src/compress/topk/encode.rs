@@ -25,21 +25,32 @@ pub(super) fn encode(
     let len = usize::try_from(len).unwrap_or(usize::MAX);
     expect_room("payload bytes", len, payload.len())?;
     expect_room("workspace words", select::workspace_len(elements), workspace.len())?;
-    let layout = Layout::new(elements as u32, top.keep);
-    let variant = top.values as u8 | layout.code() << 2;
+    let variant = top.values as u8 | Layout::new(elements as u32, top.keep).code() << 2;
     Header { method: Method::TopK, variant, parameter: top.keep, shape }.write(payload)?;
-    let (values, positions) = payload[HEADER_LEN..len].split_at_mut(top.keep as usize * top.values.bytes());
-    let positions = Writer::new(layout, positions);
-    if top.keep > 0 {
-        with_elements!(gradient.values(), v => {
-            let cut = match layout {
-                Layout::All => select::check_finite(v).map(|()| Cut { magnitude: 0, ties: u32::MAX })?,
-                _ => select::kth_largest_magnitude(v, top.keep, workspace)?,
-            };
-            with_wire_type!(top.values, V => write::<_, V>(v, cut, bytemuck::cast_slice_mut(workspace), values, positions)?)
-        });
-    }
+    let body = &mut payload[HEADER_LEN..len];
+    with_elements!(gradient.values(), v => encode_body(top, v, workspace, body))?;
     Ok(len)
+}
+
+/// Fills a payload's body, which a message may hold without its header; everything has the length it needs.
+pub(crate) fn encode_body<T: Element>(
+    top: &TopK,
+    elements: &[T],
+    workspace: &mut [u64],
+    body: &mut [u8],
+) -> Result<(), Error> {
+    let layout = Layout::new(elements.len() as u32, top.keep);
+    let (values, positions) = body.split_at_mut(top.keep as usize * top.values.bytes());
+    let positions = Writer::new(layout, positions);
+    if top.keep == 0 {
+        return Ok(());
+    }
+    let cut = match layout {
+        Layout::All => select::check_finite(elements).map(|()| Cut { magnitude: 0, ties: u32::MAX })?,
+        _ => select::kth_largest_magnitude(elements, top.keep, workspace)?,
+    };
+    let indices = bytemuck::cast_slice_mut(workspace);
+    with_wire_type!(top.values, V => write::<_, V>(elements, cut, indices, values, positions))
 }
 
 /// Writes the elements above `cut` and the first of its ties.

@@ -31,6 +31,8 @@ mod tests;
 mod value;
 
 pub use decode::decode;
+pub(crate) use decode::decode_body;
+pub(crate) use encode::encode_body;
 pub use measure::{measure, measure_workspace_len};
 
 use super::Compressor;
@@ -95,7 +97,7 @@ impl TopK {
 }
 
 /// `Err` unless `keep` elements of `elements` can be kept.
-fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
+pub(crate) fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
     if keep as usize <= elements && (keep > 0 || elements == 0) {
         return Ok(());
     }
@@ -107,8 +109,23 @@ fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
 }
 
 /// Bytes of a payload's body.
-fn body_len(keep: u32, elements: usize, values: Dtype) -> u64 {
-    keep as u64 * values.bytes() as u64 + Layout::new(elements as u32, keep).bytes()
+pub(crate) fn body_len(keep: u32, elements: usize, values: Dtype) -> u64 {
+    keep as u64 * values.bytes() as u64 + positions_len(keep, elements)
+}
+
+/// Bytes of the positions, which end a payload's body.
+pub(crate) fn positions_len(keep: u32, elements: usize) -> u64 {
+    Layout::new(elements as u32, keep).bytes()
+}
+
+/// Calls `visit` with each of the `keep` positions that end a payload's body.
+pub(crate) fn for_each_position(
+    keep: u32,
+    elements: usize,
+    bytes: &[u8],
+    visit: impl FnMut(u32) -> Result<(), Error>,
+) -> Result<(), Error> {
+    positions::for_each(Layout::new(elements as u32, keep), elements as u32, bytes, visit)
 }
 
 impl Compressor for TopK {

@@ -1,0 +1,287 @@
+//! One direction at one end: what it remembers, how far it is, what it has done.
+
+use super::codec::Codec;
+use super::counters::{COUNT_LIMIT, Counters};
+use super::message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN};
+use super::setting::{CutSetting, Link, LinkMemory};
+use super::store::Store;
+use crate::Error;
+use crate::error::{expect_len, expect_room};
+use crate::feedback::{Aggregation, Memory, Rule, SavedState};
+use crate::gradient::{Dtype, Shape};
+use crate::rng::Stream;
+use crate::select;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// What an end remembers of one direction.
+#[derive(Clone, Debug)]
+pub(super) enum State {
+    Nothing,
+    /// Of each position in the batch.
+    Positions(Memory<Vec<u64>>),
+    /// Of each sample.
+    Samples(Store),
+}
+
+/// Where an end is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Clock {
+    pub(super) generation: u32,
+    /// Steps committed.
+    pub(super) step: u64,
+}
+
+/// The parts of a workspace.
+pub(super) struct Scratch<'a> {
+    /// What is compressed.
+    pub(super) offered: &'a mut [f32],
+    /// What that decodes to.
+    pub(super) decoded: &'a mut [f32],
+    /// For codecs, selections and ids.
+    pub(super) rest: &'a mut [u64],
+}
+
+/// Sender or receiver of one direction.
+#[derive(Clone, Debug)]
+pub(super) struct Half {
+    pub(super) setting: CutSetting,
+    pub(super) direction: Direction,
+    pub(super) link: Link,
+    pub(super) state: State,
+    /// Messages so far.
+    pub(super) sequence: u64,
+    pub(super) counters: Counters,
+    message_len: usize,
+}
+
+impl Half {
+    pub(super) fn new(setting: CutSetting, direction: Direction, sends: bool) -> Result<Half, Error> {
+        let link = match direction {
+            Direction::Forward => setting.forward,
+            Direction::Backward => setting.backward,
+        };
+        let shape = Shape::new(setting.batch as usize, setting.features as usize)?;
+        let positions = |rule| Memory::owned(rule, Aggregation::PointToPoint, shape).map(State::Positions);
+        let state = match link.memory {
+            LinkMemory::Residual(residual) if sends => positions(Rule::Residual(residual))?,
+            LinkMemory::Mixed(residual) if sends => positions(Rule::Mixed(residual))?,
+            LinkMemory::Ef21 => positions(Rule::Ef21)?,
+            LinkMemory::Samples { capacity, storage } => {
+                State::Samples(Store::new(capacity, storage, setting.features as usize)?)
+            }
+            LinkMemory::None | LinkMemory::Residual(_) | LinkMemory::Mixed(_) => State::Nothing,
+        };
+        let message_len = longest_message(&setting, direction, &link)?;
+        Ok(Half { setting, direction, link, state, sequence: 0, counters: Counters::default(), message_len })
+    }
+
+    pub(super) fn features(&self) -> usize {
+        self.setting.features as usize
+    }
+
+    /// Bytes of the longest message.
+    pub(super) fn message_len(&self) -> usize {
+        self.message_len
+    }
+
+    /// Words of workspace for sending or receiving: two batches, and what codecs, selections and ids take.
+    pub(super) fn workspace_len(&self) -> usize {
+        let batch = self.setting.batch as usize;
+        let codec = self.link.codec.workspace_len(self.features()).max(select::workspace_len(self.features()));
+        2 * (batch * self.features()).div_ceil(2) + codec.max(batch)
+    }
+
+    /// The workspace of a message of `elements` values.
+    pub(super) fn scratch<'a>(&self, workspace: &'a mut [u64], elements: usize) -> Result<Scratch<'a>, Error> {
+        expect_room("workspace words", self.workspace_len(), workspace.len())?;
+        let words = elements.div_ceil(2);
+        let (first, rest) = workspace.split_at_mut(words);
+        let (second, rest) = rest.split_at_mut(words);
+        let values = |words| &mut bytemuck::cast_slice_mut::<u64, f32>(words)[..elements];
+        Ok(Scratch { offered: values(first), decoded: values(second), rest })
+    }
+
+    /// The samples in so many values.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless they are whole samples, and as many as the setting allows.
+    pub(super) fn shape_of(&self, values: usize) -> Result<Shape, Error> {
+        let samples = values / self.features();
+        expect_len("values, whole samples", samples * self.features(), values)?;
+        self.check_samples(samples)?;
+        Shape::new(samples, self.features())
+    }
+
+    pub(super) fn check_samples(&self, samples: usize) -> Result<(), Error> {
+        let batch = self.setting.batch as usize;
+        if self.setting.by_position() {
+            return expect_len("samples, the same for every message under a memory by position", batch, samples);
+        }
+        expect_room("samples, at least 1", 1, samples)?;
+        expect_room("samples that a message may have, against those there are", samples, batch)
+    }
+
+    /// The header of a message with these numbers.
+    pub(super) fn header(&self, mode: Mode, shape: Shape, values: Dtype, clock: Clock) -> Header {
+        Header {
+            direction: self.direction,
+            mode,
+            memory: self.link.memory.code(),
+            values,
+            codec: self.link.codec,
+            cut: self.setting.cut,
+            shape,
+            generation: clock.generation,
+            sequence: 0,
+            ticket: 0,
+            step: 0,
+            checksum: 0,
+        }
+    }
+
+    /// The header of training message `sequence`.
+    pub(super) fn training_header(
+        &self,
+        shape: Shape,
+        values: Dtype,
+        clock: Clock,
+        sequence: u64,
+        ticket: u64,
+    ) -> Header {
+        let step = match self.direction {
+            Direction::Forward => clock.step,
+            Direction::Backward => 0,
+        };
+        Header { sequence, ticket, step, ..self.header(Mode::Train, shape, values, clock) }
+    }
+
+    /// The random bits that round what is remembered.
+    pub(super) fn stream(&self) -> Stream {
+        Stream { seed: 0, step: self.sequence as u32, layer: self.setting.cut, rank: self.direction as u32 }
+    }
+
+    /// Updates that wait for the end of the step.
+    pub(super) fn pending(&self) -> usize {
+        match &self.state {
+            State::Samples(store) => store.pending(),
+            _ => 0,
+        }
+    }
+
+    /// Counts a training message and goes on to the next.
+    pub(super) fn count(&mut self, len: usize, header: &Header) {
+        self.sequence += 1;
+        self.counters.messages += 1;
+        self.counters.bytes += len as u64;
+        self.counters.uncompressed_bytes += header.shape.elements() as u64 * header.values.bytes() as u64;
+    }
+
+    /// Puts the step's updates in force.
+    pub(super) fn publish(&mut self) {
+        if let State::Samples(store) = &mut self.state {
+            let published = store.publish();
+            self.counters.evictions += published.evictions;
+            self.counters.non_finite += published.non_finite;
+        }
+    }
+
+    /// Bytes of [`save`](Half::save).
+    pub(super) fn saved_len(&self) -> usize {
+        let memory = match &self.state {
+            State::Nothing => 0,
+            State::Positions(memory) => memory.saved_len(),
+            State::Samples(store) => store.saved_len(),
+        };
+        8 + Counters::BYTES + 8 + memory
+    }
+
+    /// Writes sequence number, counters, the memory's length and the memory.
+    pub(super) fn save(&self, bytes: &mut [u8]) -> Result<(), Error> {
+        let (head, memory) = bytes.split_at_mut(16 + Counters::BYTES);
+        head[..8].copy_from_slice(&self.sequence.to_le_bytes());
+        head[8..8 + Counters::BYTES].copy_from_slice(&self.counters.to_bytes());
+        head[8 + Counters::BYTES..].copy_from_slice(&(memory.len() as u64).to_le_bytes());
+        match &self.state {
+            State::Nothing => {}
+            State::Positions(state) => {
+                state.save(memory)?;
+            }
+            State::Samples(store) => store.save(memory),
+        }
+        Ok(())
+    }
+
+    /// Takes over what [`save`](Half::save) wrote, and returns the bytes that follow. On an error the half holds
+    /// nothing of use.
+    pub(super) fn restore<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Error> {
+        expect_room("bytes of a saved cut", 16 + Counters::BYTES, bytes.len())?;
+        let (head, rest) = bytes.split_at(16 + Counters::BYTES);
+        let long = |at: usize| head[at..].first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes));
+        let memory_len = usize::try_from(long(8 + Counters::BYTES)).unwrap_or(usize::MAX);
+        expect_room("bytes of a saved cut", memory_len, rest.len())?;
+        let (memory, rest) = rest.split_at(memory_len);
+        match &mut self.state {
+            State::Nothing => expect_len("bytes of a saved memory", 0, memory_len)?,
+            State::Positions(state) => {
+                let saved = SavedState::parse(memory)?;
+                if saved.rule() != state.rule() || saved.shape() != state.shape() {
+                    return Err(Error::SavedState {
+                        what: "memory of another rule or shape, updates",
+                        found: saved.steps(),
+                    });
+                }
+                *state = saved.restore(Aggregation::PointToPoint, vec![0; saved.rule().state_len(saved.shape())])?;
+            }
+            State::Samples(store) => store.restore(memory)?,
+        }
+        self.sequence = long(0);
+        if self.sequence >= COUNT_LIMIT {
+            return Err(Error::SavedState { what: "sequence number", found: self.sequence });
+        }
+        let counters = head[8..].first_chunk().and_then(Counters::from_bytes);
+        self.counters = counters.ok_or(Error::SavedState { what: "one of the counters, messages", found: long(8) })?;
+        Ok(rest)
+    }
+
+    /// `Err` unless a message is this direction's, for this cut, in this mode, of this generation.
+    pub(super) fn check_message(&self, message: &Message<'_>, training: bool, clock: Clock) -> Result<(), Error> {
+        let header = &message.header;
+        let expect = |what, expected: u64, found: u64| {
+            if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
+        };
+        let codec = |codec: &Codec| u64::from_be_bytes(codec.to_bytes());
+        expect("direction", self.direction as u64, header.direction as u64)?;
+        expect("mode other than training", !training as u64, (header.mode != Mode::Train) as u64)?;
+        expect("cut", self.setting.cut as u64, header.cut as u64)?;
+        expect("features", self.setting.features as u64, header.shape.cols() as u64)?;
+        expect("codec", codec(&self.link.codec), codec(&header.codec))?;
+        expect("memory", self.link.memory.code() as u64, header.memory as u64)?;
+        in_step("generation", clock.generation as u64, header.generation as u64)?;
+        self.check_samples(header.shape.rows())
+    }
+}
+
+/// `Err` unless both ends are at the same number.
+pub(super) fn in_step(what: &'static str, expected: u64, found: u64) -> Result<(), Error> {
+    if expected == found { Ok(()) } else { Err(Error::OutOfStep { what, expected, found }) }
+}
+
+/// Bytes of the longest message in any mode.
+fn longest_message(setting: &CutSetting, direction: Direction, link: &Link) -> Result<usize, Error> {
+    let (batch, features) = (setting.batch as usize, setting.features as usize);
+    let plain = |samples| Codec::Dense { values: Dtype::F32 }.body_len(samples, features);
+    let mut longest = link.codec.body_len(batch, features)?;
+    if direction == Direction::Forward {
+        longest = longest.max(plain(batch)?);
+    }
+    if let LinkMemory::Samples { .. } = link.memory {
+        let entries = batch.saturating_mul(SAMPLE_ENTRY_LEN);
+        // Lengths grow evenly with the number of first visits, but for the codec's last sample.
+        for first in [0, batch - 1, batch] {
+            let values = plain(first)?.saturating_add(link.codec.body_len(batch - first, features)?);
+            longest = longest.max(entries.saturating_add(values));
+        }
+    }
+    Ok(HEADER_LEN.saturating_add(longest))
+}

@@ -1,0 +1,84 @@
+//! The micro-batches whose gradients have not come back.
+
+use super::setting::CutSetting;
+use crate::Error;
+use crate::gradient::Shape;
+use alloc::vec::Vec;
+
+/// One micro-batch: its number, its samples, and with shared-index the indices that TopK kept of its activations.
+#[derive(Clone, Debug)]
+struct Ticket {
+    /// `None` when the place is free.
+    number: Option<u64>,
+    samples: usize,
+    indices: Vec<u8>,
+    indices_len: usize,
+}
+
+/// A fixed number of places for tickets, with all their memory.
+#[derive(Clone, Debug)]
+pub(super) struct Tickets {
+    places: Vec<Ticket>,
+}
+
+impl Tickets {
+    pub(super) fn new(setting: &CutSetting) -> Result<Tickets, Error> {
+        let (batch, features) = (setting.batch as usize, setting.features as usize);
+        let shared = matches!(setting.backward.codec, super::Codec::SharedIndex { .. });
+        let len = if shared { setting.forward.codec.indices_len(batch, features)? } else { 0 };
+        let out_of_memory = Error::OutOfMemory { words: len.div_ceil(8) };
+        let mut places = Vec::new();
+        places.try_reserve_exact(setting.in_flight as usize).map_err(|_| out_of_memory)?;
+        for _ in 0..setting.in_flight {
+            let mut indices = Vec::new();
+            indices.try_reserve_exact(len).map_err(|_| out_of_memory)?;
+            indices.resize(len, 0);
+            places.push(Ticket { number: None, samples: 0, indices, indices_len: 0 });
+        }
+        Ok(Tickets { places })
+    }
+
+    /// Micro-batches in flight.
+    pub(super) fn pending(&self) -> usize {
+        self.places.iter().filter(|place| place.number.is_some()).count()
+    }
+
+    /// `Err` when no place is free.
+    pub(super) fn check_room(&self) -> Result<(), Error> {
+        match self.pending() < self.places.len() {
+            true => Ok(()),
+            false => Err(Error::TooManyInFlight { limit: self.places.len() as u32 }),
+        }
+    }
+
+    /// Keeps a ticket, and the indices in `body` if gradients will need them.
+    pub(super) fn open(&mut self, number: u64, setting: &CutSetting, samples: usize, body: &[u8]) -> Result<(), Error> {
+        self.check_room()?;
+        let (codec, features) = (setting.forward.codec, setting.features as usize);
+        for place in &mut self.places {
+            if place.number.is_none() {
+                if !place.indices.is_empty() {
+                    place.indices_len = codec.indices_len(samples, features)?;
+                    codec.indices(body, features, &mut place.indices[..place.indices_len])?;
+                }
+                (place.number, place.samples) = (Some(number), samples);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shape and indices of a micro-batch in flight.
+    pub(super) fn get(&self, number: u64, features: usize) -> Result<(Shape, &[u8]), Error> {
+        let place = self.places.iter().find(|place| place.number == Some(number));
+        let place = place.ok_or(Error::NotInFlight { ticket: number })?;
+        Ok((Shape::new(place.samples, features)?, &place.indices[..place.indices_len]))
+    }
+
+    /// Gives a ticket back.
+    pub(super) fn close(&mut self, number: u64) -> Result<(), Error> {
+        let place = self.places.iter_mut().find(|place| place.number == Some(number));
+        place.ok_or(Error::NotInFlight { ticket: number })?.number = None;
+        Ok(())
+    }
+}

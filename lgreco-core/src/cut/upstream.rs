@@ -1,0 +1,251 @@
+//! The end of a cut that sends activations and receives gradients.
+
+use super::counters::Counters;
+use super::end::{End, Role};
+use super::half::in_step;
+use super::message::{Direction, HEADER_LEN, Message, Mode};
+use super::setting::CutSetting;
+use crate::Error;
+use crate::gradient::Values;
+
+/// How activations are sent when nothing is to be learnt from them. Neither way reads or changes a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Evaluation {
+    /// By the forward codec, without memory. A model trained with TopK only works like this: the codec has become part
+    /// of it.
+    Compressed,
+    /// Uncompressed.
+    Plain,
+}
+
+impl Evaluation {
+    const fn mode(self) -> Mode {
+        match self {
+            Evaluation::Compressed => Mode::EvalCompressed,
+            Evaluation::Plain => Mode::EvalPlain,
+        }
+    }
+}
+
+/// An activation message that has been written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// The micro-batch's number; its gradients come back under it.
+    pub ticket: u64,
+    /// Bytes of the message.
+    pub len: usize,
+}
+
+/// The stage above a cut. How it works together with the one below stands at the [module](super).
+///
+/// ```
+/// use lgreco_core::Error;
+/// use lgreco_core::cut::{CutSetting, LinkMemory, RowStorage, Upstream};
+/// use lgreco_core::gradient::Values;
+/// let mut setting = CutSetting::new(0, 1, 4);
+/// setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+/// let mut upstream = Upstream::new(setting, 0)?;
+/// let (mut workspace, mut message) = (vec![0; upstream.workspace_len()], vec![0; upstream.message_len()]);
+/// let activations = Values::F32(&[1.0, 2.0, 3.0, 4.0]);
+/// let sent = upstream.send(activations, &[Some(9)], &mut workspace, &mut message)?;
+///
+/// // Another pass of the step makes the same message.
+/// let mut again = vec![0; upstream.message_len()];
+/// assert_eq!(upstream.repeat(sent.ticket, activations, &[Some(9)], &mut workspace, &mut again)?, sent.len);
+/// assert_eq!(again, message);
+///
+/// // Saved after the step, when no gradients are outstanding.
+/// let mut saved = vec![0; upstream.saved_len()];
+/// assert_eq!(upstream.save(&mut saved), Err(Error::MidStep { what: "saving", pending: 2 }));
+/// upstream.forget(sent.ticket)?;
+/// upstream.commit_step()?;
+/// saved.resize(upstream.saved_len(), 0);
+/// upstream.save(&mut saved)?;
+/// let restored = Upstream::restore(setting, &saved)?;
+/// assert_eq!(restored.remembered_samples().collect::<Vec<_>>(), [9]);
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Upstream(End);
+
+impl Upstream {
+    /// An end without a past. Both ends must be made with the same setting and `generation`; a run that resumes without
+    /// [saved](Upstream::save) ends takes a generation it has not used, so that an old end is noticed.
+    ///
+    /// # Errors
+    /// Those of [`CutSetting::check`]; [`Error::OutOfMemory`].
+    pub fn new(setting: CutSetting, generation: u32) -> Result<Upstream, Error> {
+        End::new(setting, generation, Role::Upstream).map(Upstream)
+    }
+
+    /// The setting.
+    pub const fn setting(&self) -> &CutSetting {
+        &self.0.setting
+    }
+
+    /// Words of workspace that any call needs.
+    pub fn workspace_len(&self) -> usize {
+        self.0.workspace_len()
+    }
+
+    /// Bytes of the longest message that this end writes.
+    pub fn message_len(&self) -> usize {
+        self.0.forward.message_len()
+    }
+
+    /// Compresses the activations of a micro-batch (whole samples, row-major) into `message`, of at least
+    /// [`message_len`](Upstream::message_len) bytes. Under [`LinkMemory::Samples`](super::LinkMemory::Samples) every
+    /// sample has an id, or `None` if it is deliberately not remembered; otherwise `samples` is not used.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] with the first NaN or infinity; [`Error::Overflow`] and [`Error::ElementOverflow`] when values
+    /// leave the range of a format; [`Error::Length`] on activations that are not whole samples or not as many as the
+    /// setting says, on missing ids and short buffers; [`Error::DuplicateSample`]; [`Error::TooManyInFlight`];
+    /// [`Error::OutOfMemory`]. Nothing has changed then.
+    ///
+    /// # Complexity
+    /// Encode; with a memory also decode and about four passes. Allocates only while a memory of samples grows.
+    pub fn send(
+        &mut self,
+        activations: Values<'_>,
+        samples: &[Option<u64>],
+        workspace: &mut [u64],
+        message: &mut [u8],
+    ) -> Result<Sent, Error> {
+        let end = &mut self.0;
+        end.tickets.check_room()?;
+        let ticket = end.forward.sequence;
+        let written = end.forward.write(end.clock, ticket, ticket, activations, samples, &[], workspace, message)?;
+        end.forward.remember(&written, activations, samples, workspace)?;
+        let body = &message[HEADER_LEN..written.len];
+        end.tickets.open(ticket, &end.setting, written.header.shape.rows(), body)?;
+        Ok(Sent { ticket, len: written.len })
+    }
+
+    /// Writes the message of a micro-batch in flight once more, when it was lost or for another forward pass
+    /// of the same step over the same values: the same bytes, however many passes there are. Nothing changes.
+    ///
+    /// # Errors
+    /// Those of [`send`](Upstream::send); [`Error::NotInFlight`]; [`Error::OutOfStep`] when the step has been committed
+    /// since; [`Error::FeedbackRule`] under a memory by position, which does not keep what it was.
+    pub fn repeat(
+        &self,
+        ticket: u64,
+        activations: Values<'_>,
+        samples: &[Option<u64>],
+        workspace: &mut [u64],
+        message: &mut [u8],
+    ) -> Result<usize, Error> {
+        let end = &self.0;
+        end.check_repeat(ticket)?;
+        let written = end.forward.write(end.clock, ticket, ticket, activations, samples, &[], workspace, message)?;
+        Ok(written.len)
+    }
+
+    /// Writes a message of evaluation and returns its length. Nothing changes.
+    ///
+    /// # Errors
+    /// Those of [`send`](Upstream::send) on values and buffers.
+    pub fn evaluate(
+        &self,
+        evaluation: Evaluation,
+        activations: Values<'_>,
+        workspace: &mut [u64],
+        message: &mut [u8],
+    ) -> Result<usize, Error> {
+        self.0.forward.evaluate(self.0.clock, evaluation.mode(), activations, workspace, message)
+    }
+
+    /// Number of samples of a micro-batch in flight: its gradients are as many times the features.
+    ///
+    /// # Errors
+    /// [`Error::NotInFlight`].
+    pub fn samples(&self, ticket: u64) -> Result<usize, Error> {
+        self.0.tickets.get(ticket, self.0.forward.features()).map(|(shape, _)| shape.rows())
+    }
+
+    /// Decompresses a message of gradients into `gradients`, and returns its ticket, which is then given back.
+    ///
+    /// # Errors
+    /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
+    /// setting; [`Error::OutOfStep`] when it is not the next one of this generation, or EF21's ends differ;
+    /// [`Error::NotInFlight`]; [`Error::PayloadBody`] on a body that no cut writes; [`Error::Length`];
+    /// [`Error::Overflow`]. Nothing has changed then, and `gradients` holds nothing of use.
+    pub fn receive(&mut self, message: &[u8], workspace: &mut [u64], gradients: &mut [f32]) -> Result<u64, Error> {
+        let end = &mut self.0;
+        let message = Message::parse(message)?;
+        end.backward.check_numbers(end.clock, end.backward.sequence, &message)?;
+        let ticket = message.header.ticket;
+        let (shape, indices) = end.tickets.get(ticket, end.backward.features())?;
+        in_step("number of samples", shape.rows() as u64, message.header.shape.rows() as u64)?;
+        end.backward.read(&message, indices, workspace, gradients)?;
+        end.backward.take_note(&message, gradients)?;
+        end.tickets.close(ticket)?;
+        Ok(ticket)
+    }
+
+    /// Gives back the ticket of a micro-batch whose gradients will never come. The other end must do the same.
+    ///
+    /// # Errors
+    /// [`Error::NotInFlight`].
+    pub fn forget(&mut self, ticket: u64) -> Result<(), Error> {
+        self.0.tickets.close(ticket)
+    }
+
+    /// Ends an optimiser step: what the step's messages made of the samples is remembered from now on. Both ends must
+    /// commit between the same two activation messages.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when no activations went through the cut in this step: it is configured, but not in use.
+    pub fn commit_step(&mut self) -> Result<(), Error> {
+        self.0.commit_step()
+    }
+
+    /// Reads what is remembered of a sample into `values`; false, and `values` untouched, when nothing is.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `values` has not one place per feature.
+    pub fn remembered(&self, sample: u64, values: &mut [f32]) -> Result<bool, Error> {
+        self.0.remembered(sample, values)
+    }
+
+    /// Ids of the samples remembered, least recently updated first.
+    pub fn remembered_samples(&self) -> impl Iterator<Item = u64> {
+        self.0.remembered_samples()
+    }
+
+    /// What this end has done in one direction.
+    pub fn counters(&self, direction: Direction) -> &Counters {
+        self.0.counters(direction)
+    }
+
+    /// Bytes of what this end remembers, without tickets.
+    pub fn memory_bytes(&self) -> u64 {
+        self.0.memory_bytes()
+    }
+
+    /// Exact number of bytes that [`save`](Upstream::save) writes now.
+    pub fn saved_len(&self) -> usize {
+        self.0.saved_len()
+    }
+
+    /// Writes the whole end to `bytes[..saved_len]` and returns that length. Both ends must be saved after the same
+    /// step.
+    ///
+    /// # Errors
+    /// [`Error::MidStep`] when updates wait for [`commit_step`](Upstream::commit_step) or tickets are in flight;
+    /// [`Error::Length`].
+    pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
+        self.0.save(bytes)
+    }
+
+    /// The end that [`save`](Upstream::save) wrote, continuing bit for bit; any bytes may be given.
+    ///
+    /// # Errors
+    /// [`Error::OtherSetting`] when it was saved under another setting; [`Error::SavedState`], [`Error::Length`],
+    /// [`Error::Parameter`], [`Error::FeedbackRule`] and [`Error::TooManyElements`] on bytes that no end writes;
+    /// [`Error::OutOfMemory`].
+    pub fn restore(setting: CutSetting, bytes: &[u8]) -> Result<Upstream, Error> {
+        End::restore(setting, bytes, Role::Upstream).map(Upstream)
+    }
+}
