@@ -20,6 +20,9 @@
 #define LGRECO_VERSION_STRING "0.1.0"
 #define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
 
+// The id of samples that are not to be remembered.
+#define LGRECO_UNREMEMBERED UINT64_MAX
+
 // The compressor of one layer on one worker, with what it remembers and the memory it works in.
 typedef struct lgreco_compressor lgreco_compressor;
 
@@ -31,6 +34,10 @@ typedef struct lgreco_context lgreco_context;
 // One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
 // remembers.
 typedef struct lgreco_controller lgreco_controller;
+
+// One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
+// must neither be lost nor change their order.
+typedef struct lgreco_cut lgreco_cut;
 
 // One option per layer, verified. It never changes.
 typedef struct lgreco_plan lgreco_plan;
@@ -455,6 +462,98 @@ typedef struct lgreco_loaded {
     uint32_t world_size;
 } lgreco_loaded;
 
+// How one direction of a cut is compressed: LGRECO_CODEC_...
+typedef uint32_t lgreco_codec;
+
+// What one direction of a cut remembers: LGRECO_LINK_MEMORY_...
+typedef uint32_t lgreco_link_memory;
+
+// What AQ-SGD's rows are kept in: LGRECO_ROWS_...
+typedef uint32_t lgreco_rows;
+
+// Codec and memory of one direction of a cut. Begin with LGRECO_LINK_INIT; fields of other codecs and memories are not
+// looked at.
+typedef struct lgreco_link {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_CODEC_MIN_MAX by default.
+    lgreco_codec codec;
+    // Bits per value; 4 by default.
+    uint32_t bits;
+    // Min-max: so many consecutive values of a sample share a grid, 0 for the whole batch; 128 by default.
+    uint32_t tile;
+    // Symmetric: samples consist of so many channels, each with a scale of its own; 0, the default, for one per sample.
+    uint32_t channels;
+    // Symmetric: type of the scales; LGRECO_DTYPE_F32, the default, or BF16.
+    lgreco_dtype scale;
+    // TopK: values sent per sample; 1 by default.
+    uint32_t keep;
+    // Dense, TopK, shared indices: type of the values sent; LGRECO_DTYPE_F32 by default.
+    lgreco_dtype values;
+    // LGRECO_LINK_MEMORY_NONE by default.
+    lgreco_link_memory memory;
+    // Residuals: how much of an error is remembered, in (0, 1]; 1 by default.
+    float gain;
+    // Residuals: zeroed after every so many messages; 0, the default, for never.
+    uint32_t reset_every;
+    // Residuals: LGRECO_STORAGE_F32 by default.
+    lgreco_storage storage;
+    // AQ-SGD: samples remembered at most, at least 1; 1024 by default.
+    uint32_t capacity;
+    // AQ-SGD: LGRECO_ROWS_BF16 by default.
+    lgreco_rows rows;
+    // AQ-SGD, quantised rows: 2 to 8; 8 by default.
+    uint32_t row_bits;
+} lgreco_link;
+
+// Everything about a cut that both ends must agree on. Begin with LGRECO_CUT_SETTING_INIT; `batch` and `features` must
+// be set.
+typedef struct lgreco_cut_setting {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Activations; NULL for LGRECO_LINK_INIT. Not kept.
+    const struct lgreco_link *forward;
+    // Gradients, which need milder compression; NULL for LGRECO_LINK_INIT with 8 bits. Not kept.
+    const struct lgreco_link *backward;
+    // Which cut of the model; 0 by default.
+    uint32_t cut;
+    // Samples per message: exactly so many with a memory by position, at most otherwise; at least 1.
+    uint32_t batch;
+    // Values per sample, at least 1.
+    uint32_t features;
+    // Micro-batches that may be on their way forward and back at a time, at least 1; 8 by default.
+    uint32_t in_flight;
+} lgreco_cut_setting;
+
+// Which end of a cut: LGRECO_END_...
+typedef uint32_t lgreco_end;
+
+// What an end has done in one direction, evaluation aside. Begin with LGRECO_CUT_COUNTERS_INIT.
+typedef struct lgreco_cut_counters {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Messages. None after a step: the cut is configured, but not in use.
+    uint64_t messages;
+    // Their bytes.
+    uint64_t bytes;
+    // Bytes of their values uncompressed.
+    uint64_t uncompressed_bytes;
+    // AQ-SGD: samples sent as a change.
+    uint64_t hits;
+    // AQ-SGD: samples sent uncompressed, as they were not remembered.
+    uint64_t misses;
+    // AQ-SGD: samples without id.
+    uint64_t unremembered;
+    // AQ-SGD: samples forgotten for want of capacity.
+    uint64_t evictions;
+    // AQ-SGD: samples forgotten because their values do not fit the storage.
+    uint64_t non_finite;
+    // AQ-SGD, sending end: sum over hits of the change's squared norm.
+    double change_energy;
+    // AQ-SGD, sending end: sum over hits of the activations' squared norm.
+    double hit_energy;
+} lgreco_cut_counters;
+
 // Done.
 #define LGRECO_OK 0
 
@@ -548,6 +647,27 @@ typedef struct lgreco_loaded {
 // A layer's gradient holds NaN or infinity.
 #define LGRECO_NON_FINITE_GRADIENT 101
 
+// A message of a cut is not the one that comes next.
+#define LGRECO_OUT_OF_STEP 120
+
+// The two ends of a cut remember different things of a sample.
+#define LGRECO_SAMPLE_OUT_OF_STEP 121
+
+// A batch holds a sample twice.
+#define LGRECO_DUPLICATE_SAMPLE 122
+
+// More micro-batches on their way than a cut keeps tickets for.
+#define LGRECO_TOO_MANY_IN_FLIGHT 123
+
+// A ticket that no micro-batch in flight has.
+#define LGRECO_NOT_IN_FLIGHT 124
+
+// A call that has to wait for the end of the step.
+#define LGRECO_MID_STEP 125
+
+// A saved cut that was set otherwise.
+#define LGRECO_OTHER_SETTING 126
+
 // A pointer is NULL that must not be.
 #define LGRECO_NULL_POINTER 200
 
@@ -583,6 +703,9 @@ typedef struct lgreco_loaded {
 
 // The table was not measured by the library: it has no compressor settings.
 #define LGRECO_NO_SETTINGS 211
+
+// The call is for the other end of a cut.
+#define LGRECO_OTHER_END 212
 
 // A bug in the library. The handle it happened in can only be destroyed.
 #define LGRECO_PANIC 255
@@ -754,6 +877,51 @@ typedef struct lgreco_loaded {
 
 // Not at all, for lack of samples that differ; sizes are bits.
 #define LGRECO_FIT_NONE 3
+
+// The values as `values`.
+#define LGRECO_CODEC_DENSE 0
+
+// Codes from the smallest to the largest value: `bits` 1 to 8, `tile`.
+#define LGRECO_CODEC_MIN_MAX 1
+
+// Codes on a grid symmetric about zero: `bits` 2 to 8, `channels`, `scale`.
+#define LGRECO_CODEC_SYMMETRIC 2
+
+// The largest magnitudes of each sample: `keep`, `values`.
+#define LGRECO_CODEC_TOPK 3
+
+// Gradients where the forward TopK of the same micro-batch kept activations: `keep` as forward, `values`.
+#define LGRECO_CODEC_SHARED_INDEX 4
+
+// Nothing.
+#define LGRECO_LINK_MEMORY_NONE 0
+
+// Error feedback by position in the batch: `gain`, `reset_every`, `storage`.
+#define LGRECO_LINK_MEMORY_RESIDUAL 1
+
+// EF-mixed by position, for TopK: `gain`, `reset_every`, `storage`.
+#define LGRECO_LINK_MEMORY_MIXED 2
+
+// EF21 by position.
+#define LGRECO_LINK_MEMORY_EF21 3
+
+// AQ-SGD: what was last made of each sample, by its id; forward only: `capacity`, `rows`, `row_bits`.
+#define LGRECO_LINK_MEMORY_SAMPLES 4
+
+// 4 bytes per value.
+#define LGRECO_ROWS_F32 0
+
+// 2 bytes per value.
+#define LGRECO_ROWS_BF16 1
+
+// `row_bits` per value.
+#define LGRECO_ROWS_QUANTISED 2
+
+// The stage above: sends activations, receives gradients.
+#define LGRECO_END_UPSTREAM 0
+
+// The stage below: receives activations, sends gradients.
+#define LGRECO_END_DOWNSTREAM 1
 
 #ifdef __cplusplus
 extern "C" {
@@ -1136,6 +1304,176 @@ lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
                                      size_t residuals_len,
                                      struct lgreco_loaded *loaded);
 
+// Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
+// takes a generation it has not used, so that an old end is noticed.
+//
+// LGRECO_PARAMETER, LGRECO_FEEDBACK_RULE for what makes no sense in the setting.
+lgreco_status lgreco_cut_create(struct lgreco_context *context,
+                                const struct lgreco_cut_setting *setting,
+                                lgreco_end end,
+                                uint32_t generation,
+                                struct lgreco_cut **cut);
+
+// Frees an end and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
+
+// What went wrong in the last failed call on the end; empty if none has failed. Valid until the next call on it.
+const char *lgreco_cut_message(const struct lgreco_cut *cut);
+
+// Tells the most bytes of a message that this end writes.
+lgreco_status lgreco_cut_bound(struct lgreco_cut *cut, size_t *bytes);
+
+// Tells of how many samples a message is: the values that its receiver gets are as many times the features.
+//
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message.
+lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
+                                 const uint8_t *message,
+                                 size_t length,
+                                 size_t *samples);
+
+// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
+// receives its bytes, `ticket` the number under which its gradients come back. `ids`, one per sample, name the samples to
+// AQ-SGD (LGRECO_UNREMEMBERED: not this one); NULL otherwise. Allocates only while a memory of samples grows.
+//
+// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
+// LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
+lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
+                                          const void *values,
+                                          lgreco_dtype dtype,
+                                          size_t samples,
+                                          const uint64_t *ids,
+                                          uint8_t *message,
+                                          size_t capacity,
+                                          size_t *length,
+                                          uint64_t *ticket,
+                                          void *stream);
+
+// Upstream: writes the message of a micro-batch in flight once more, when it was lost or for another forward pass of the
+// same step over the same values. Changes nothing.
+//
+// As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
+// LGRECO_FEEDBACK_RULE under a memory by position.
+lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
+                                            uint64_t ticket,
+                                            const void *values,
+                                            lgreco_dtype dtype,
+                                            size_t samples,
+                                            const uint64_t *ids,
+                                            uint8_t *message,
+                                            size_t capacity,
+                                            size_t *length,
+                                            void *stream);
+
+// Downstream: decompresses a message of activations into `values`, `values_len` = its samples times the features; `ticket`
+// receives the micro-batch's number.
+//
+// LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different things;
+// LGRECO_PAYLOAD_HEADER when it is another cut's; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH;
+// LGRECO_OTHER_END upstream.
+lgreco_status lgreco_cut_receive_activations(struct lgreco_cut *cut,
+                                             const uint8_t *message,
+                                             size_t length,
+                                             float *values,
+                                             size_t values_len,
+                                             uint64_t *ticket,
+                                             void *stream);
+
+// Downstream: decompresses a message that lgreco_cut_repeat_activations wrote, or the first one again. Changes nothing.
+//
+// As lgreco_cut_receive_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
+lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
+                                          const uint8_t *message,
+                                          size_t length,
+                                          float *values,
+                                          size_t values_len,
+                                          void *stream);
+
+// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and gives its ticket
+// back. The micro-batches' gradients may go back in any order.
+//
+// LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
+// upstream.
+lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
+                                        uint64_t ticket,
+                                        const void *values,
+                                        lgreco_dtype dtype,
+                                        size_t samples,
+                                        uint8_t *message,
+                                        size_t capacity,
+                                        size_t *length,
+                                        void *stream);
+
+// Upstream: decompresses a message of gradients into `values`, `values_len` = its samples times the features; `ticket`
+// receives the micro-batch's number, which is given back.
+//
+// As lgreco_cut_receive_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OTHER_END downstream.
+lgreco_status lgreco_cut_receive_gradients(struct lgreco_cut *cut,
+                                           const uint8_t *message,
+                                           size_t length,
+                                           float *values,
+                                           size_t values_len,
+                                           uint64_t *ticket,
+                                           void *stream);
+
+// Upstream: writes a message of evaluation, by the forward codec without memory if `compressed` is not 0, else
+// uncompressed. Changes nothing.
+//
+// As lgreco_cut_send_activations on values and buffers.
+lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
+                                  uint32_t compressed,
+                                  const void *values,
+                                  lgreco_dtype dtype,
+                                  size_t samples,
+                                  uint8_t *message,
+                                  size_t capacity,
+                                  size_t *length,
+                                  void *stream);
+
+// Downstream: decompresses a message of evaluation. Changes nothing.
+//
+// As lgreco_cut_receive_activations on messages and buffers.
+lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
+                                            const uint8_t *message,
+                                            size_t length,
+                                            float *values,
+                                            size_t values_len,
+                                            void *stream);
+
+// Ends an optimiser step: what its messages made of the samples is remembered from now on. Both ends must commit between
+// the same two activation messages.
+//
+// LGRECO_PARAMETER when no activations went through the cut in this step.
+lgreco_status lgreco_cut_commit_step(struct lgreco_cut *cut);
+
+// Gives back the ticket of a micro-batch whose gradients will never travel. The other end must do the same.
+//
+// LGRECO_NOT_IN_FLIGHT.
+lgreco_status lgreco_cut_forget(struct lgreco_cut *cut, uint64_t ticket);
+
+// Fills `forward` and `backward` with what the end has done with activations and with gradients.
+lgreco_status lgreco_cut_get_counters(struct lgreco_cut *cut,
+                                      struct lgreco_cut_counters *forward,
+                                      struct lgreco_cut_counters *backward);
+
+// Tells how many bytes lgreco_cut_save writes now.
+lgreco_status lgreco_cut_saved_len(struct lgreco_cut *cut, size_t *bytes);
+
+// Writes the whole end to saved[0 .. lgreco_cut_saved_len]. Both ends must be saved after the same step.
+//
+// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH.
+lgreco_status lgreco_cut_save(struct lgreco_cut *cut, uint8_t *saved, size_t capacity);
+
+// Makes the end that was saved, which continues bit for bit. Any bytes may be given.
+//
+// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_SAVED_STATE and others for bytes that no such end
+// writes.
+lgreco_status lgreco_cut_restore(struct lgreco_context *context,
+                                 const struct lgreco_cut_setting *setting,
+                                 lgreco_end end,
+                                 const uint8_t *saved,
+                                 size_t length,
+                                 struct lgreco_cut **cut);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
@@ -1164,6 +1502,11 @@ lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
 #define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
 #define LGRECO_DECISION_INIT                                                                                           \
     {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define LGRECO_LINK_INIT                                                                                               \
+    {sizeof(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
+     LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}
+#define LGRECO_CUT_SETTING_INIT {sizeof(lgreco_cut_setting), NULL, NULL, 0, 0, 0, 8}
+#define LGRECO_CUT_COUNTERS_INIT {sizeof(lgreco_cut_counters), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define LGRECO_LOADED_INIT {sizeof(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0}
 
 #endif // LGRECO_H

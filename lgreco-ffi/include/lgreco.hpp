@@ -46,6 +46,8 @@ inline lgreco_search_options search_options() { return LGRECO_SEARCH_OPTIONS_INI
 inline lgreco_table_view table_view() { return LGRECO_TABLE_VIEW_INIT; }
 inline lgreco_plan_options plan_options() { return LGRECO_PLAN_OPTIONS_INIT; }
 inline lgreco_compressor_options compressor_options() { return LGRECO_COMPRESSOR_OPTIONS_INIT; }
+inline lgreco_link link() { return LGRECO_LINK_INIT; }
+inline lgreco_cut_setting cut_setting() { return LGRECO_CUT_SETTING_INIT; }
 inline lgreco_controller_options controller_options() { return LGRECO_CONTROLLER_OPTIONS_INIT; }
 
 // A tensor of the model; name, dims and values stay the caller's and must outlive the struct.
@@ -395,6 +397,90 @@ private:
     void check(lgreco_status status) const { lgreco::check(status, lgreco_controller_message(get())); }
 
     detail::Handle<lgreco_controller, lgreco_controller_destroy> handle_;
+};
+
+// One end of a cut between two pipeline stages.
+class Cut {
+public:
+    Cut(const Context &context, const lgreco_cut_setting &setting, lgreco_end end, std::uint32_t generation) {
+        lgreco_cut *made = nullptr;
+        context.check(lgreco_cut_create(context.get(), &setting, end, generation, &made));
+        handle_.reset(made);
+    }
+
+    static Cut restore(const Context &context, const lgreco_cut_setting &setting, lgreco_end end,
+                       const std::vector<std::uint8_t> &saved) {
+        lgreco_cut *made = nullptr;
+        context.check(lgreco_cut_restore(context.get(), &setting, end, saved.data(), saved.size(), &made));
+        return Cut(made);
+    }
+
+    // Upstream. Returns the micro-batch's ticket; `ids` is empty or has one id per sample.
+    std::uint64_t send_activations(const float *values, std::size_t samples, const std::vector<std::uint64_t> &ids,
+                                   std::vector<std::uint8_t> &message, void *stream = nullptr) {
+        if (!ids.empty() && ids.size() != samples) lgreco::check(LGRECO_LENGTH, "ids, one per sample");
+        std::size_t length = 0;
+        std::uint64_t ticket = 0;
+        message.resize(bound());
+        check(lgreco_cut_send_activations(get(), values, LGRECO_DTYPE_F32, samples, ids.empty() ? nullptr : ids.data(),
+                                          message.data(), message.size(), &length, &ticket, stream));
+        message.resize(length);
+        return ticket;
+    }
+
+    // Downstream. `values` has the message's samples times the features; returns the ticket.
+    std::uint64_t receive_activations(const std::vector<std::uint8_t> &message, std::vector<float> &values,
+                                      void *stream = nullptr) {
+        std::uint64_t ticket = 0;
+        check(lgreco_cut_receive_activations(get(), message.data(), message.size(), values.data(), values.size(), &ticket,
+                                             stream));
+        return ticket;
+    }
+
+    // Downstream.
+    void send_gradients(std::uint64_t ticket, const float *values, std::size_t samples,
+                        std::vector<std::uint8_t> &message, void *stream = nullptr) {
+        std::size_t length = 0;
+        message.resize(bound());
+        check(lgreco_cut_send_gradients(get(), ticket, values, LGRECO_DTYPE_F32, samples, message.data(), message.size(),
+                                        &length, stream));
+        message.resize(length);
+    }
+
+    // Upstream. Returns the ticket.
+    std::uint64_t receive_gradients(const std::vector<std::uint8_t> &message, std::vector<float> &values,
+                                    void *stream = nullptr) {
+        std::uint64_t ticket = 0;
+        check(lgreco_cut_receive_gradients(get(), message.data(), message.size(), values.data(), values.size(), &ticket,
+                                           stream));
+        return ticket;
+    }
+
+    void commit_step() { check(lgreco_cut_commit_step(get())); }
+
+    std::vector<std::uint8_t> save() const {
+        std::size_t length = 0;
+        check(lgreco_cut_saved_len(get(), &length));
+        std::vector<std::uint8_t> saved(length);
+        check(lgreco_cut_save(get(), saved.data(), saved.size()));
+        return saved;
+    }
+
+    // Most bytes of a message that this end writes.
+    std::size_t bound() const {
+        std::size_t bytes = 0;
+        check(lgreco_cut_bound(get(), &bytes));
+        return bytes;
+    }
+
+    lgreco_cut *get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Cut(lgreco_cut *made) : handle_(made) {}
+
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_cut_message(get())); }
+
+    detail::Handle<lgreco_cut, lgreco_cut_destroy> handle_;
 };
 
 } // namespace lgreco

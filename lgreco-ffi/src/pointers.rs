@@ -69,7 +69,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &'static str) -> Res
     text.to_str().map_err(|_| Failure::Text { what, why: "is not UTF-8" })
 }
 
-/// Where an array lies in memory.
+/// Where an array lies in memory; NULL lies nowhere.
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     what: &'static str,
@@ -79,7 +79,8 @@ pub(crate) struct Range {
 
 impl Range {
     pub(crate) fn of<T>(pointer: *const T, len: usize, what: &'static str) -> Range {
-        Range { what, start: pointer.addr(), bytes: len.saturating_mul(size_of::<T>()) }
+        let bytes = if pointer.is_null() { 0 } else { len.saturating_mul(size_of::<T>()) };
+        Range { what, start: pointer.addr(), bytes }
     }
 }
 

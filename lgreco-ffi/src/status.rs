@@ -70,6 +70,20 @@ pub const LGRECO_PEER_MESSAGE: lgreco_status = 83;
 pub const LGRECO_LAYER_MISMATCH: lgreco_status = 100;
 /// A layer's gradient holds NaN or infinity.
 pub const LGRECO_NON_FINITE_GRADIENT: lgreco_status = 101;
+/// A message of a cut is not the one that comes next.
+pub const LGRECO_OUT_OF_STEP: lgreco_status = 120;
+/// The two ends of a cut remember different things of a sample.
+pub const LGRECO_SAMPLE_OUT_OF_STEP: lgreco_status = 121;
+/// A batch holds a sample twice.
+pub const LGRECO_DUPLICATE_SAMPLE: lgreco_status = 122;
+/// More micro-batches on their way than a cut keeps tickets for.
+pub const LGRECO_TOO_MANY_IN_FLIGHT: lgreco_status = 123;
+/// A ticket that no micro-batch in flight has.
+pub const LGRECO_NOT_IN_FLIGHT: lgreco_status = 124;
+/// A call that has to wait for the end of the step.
+pub const LGRECO_MID_STEP: lgreco_status = 125;
+/// A saved cut that was set otherwise.
+pub const LGRECO_OTHER_SETTING: lgreco_status = 126;
 /// A pointer is NULL that must not be.
 pub const LGRECO_NULL_POINTER: lgreco_status = 200;
 /// A pointer is not aligned for its type.
@@ -94,6 +108,8 @@ pub const LGRECO_BUSY: lgreco_status = 209;
 pub const LGRECO_UNAVAILABLE: lgreco_status = 210;
 /// The table was not measured by the library: it has no compressor settings.
 pub const LGRECO_NO_SETTINGS: lgreco_status = 211;
+/// The call is for the other end of a cut.
+pub const LGRECO_OTHER_END: lgreco_status = 212;
 /// A bug in the library. The handle it happened in can only be destroyed.
 pub const LGRECO_PANIC: lgreco_status = 255;
 
@@ -136,6 +152,13 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_PEER_MESSAGE => c"LGRECO_PEER_MESSAGE",
         LGRECO_LAYER_MISMATCH => c"LGRECO_LAYER_MISMATCH",
         LGRECO_NON_FINITE_GRADIENT => c"LGRECO_NON_FINITE_GRADIENT",
+        LGRECO_OUT_OF_STEP => c"LGRECO_OUT_OF_STEP",
+        LGRECO_SAMPLE_OUT_OF_STEP => c"LGRECO_SAMPLE_OUT_OF_STEP",
+        LGRECO_DUPLICATE_SAMPLE => c"LGRECO_DUPLICATE_SAMPLE",
+        LGRECO_TOO_MANY_IN_FLIGHT => c"LGRECO_TOO_MANY_IN_FLIGHT",
+        LGRECO_NOT_IN_FLIGHT => c"LGRECO_NOT_IN_FLIGHT",
+        LGRECO_MID_STEP => c"LGRECO_MID_STEP",
+        LGRECO_OTHER_SETTING => c"LGRECO_OTHER_SETTING",
         LGRECO_NULL_POINTER => c"LGRECO_NULL_POINTER",
         LGRECO_ALIGNMENT => c"LGRECO_ALIGNMENT",
         LGRECO_OVERLAP => c"LGRECO_OVERLAP",
@@ -148,6 +171,7 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_BUSY => c"LGRECO_BUSY",
         LGRECO_UNAVAILABLE => c"LGRECO_UNAVAILABLE",
         LGRECO_NO_SETTINGS => c"LGRECO_NO_SETTINGS",
+        LGRECO_OTHER_END => c"LGRECO_OTHER_END",
         LGRECO_PANIC => c"LGRECO_PANIC",
         _ => return None,
     })
@@ -172,6 +196,7 @@ pub(crate) enum Failure {
     NoSettings,
     NoFeedback,
     OtherFeedback,
+    OtherEnd,
     Panicked,
 }
 
@@ -195,6 +220,7 @@ impl Failure {
             Failure::NoSettings => LGRECO_NO_SETTINGS,
             Failure::NoFeedback => LGRECO_FEEDBACK_RULE,
             Failure::OtherFeedback => LGRECO_SAVED_STATE,
+            Failure::OtherEnd => LGRECO_OTHER_END,
             Failure::Panicked => LGRECO_PANIC,
         }
     }
@@ -223,6 +249,7 @@ impl fmt::Display for Failure {
             Failure::NoSettings => f.write_str("the table was not measured: its options have no compressor settings"),
             Failure::NoFeedback => f.write_str("the compressor has no feedback, and so no memory"),
             Failure::OtherFeedback => f.write_str("the saved state is that of other feedback options"),
+            Failure::OtherEnd => f.write_str("the call is for the other end of the cut"),
             Failure::Panicked => f.write_str("an earlier call panicked: the handle can only be destroyed"),
         }
     }
@@ -267,7 +294,7 @@ mod tests {
             .collect();
         let of_gradient = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN }.code();
         assert_eq!(of_gradient, LGRECO_NON_FINITE_GRADIENT);
-        assert!(codes.len() >= 30, "{codes:?}");
+        assert!(codes.len() >= 37, "{codes:?}");
         for (variant, code) in codes {
             let words = variant.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
                 true => format!("_{c}"),

@@ -240,6 +240,54 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         rank,
         world_size
     );
+    struct_of!(
+        p,
+        lgreco_link,
+        "LGRECO_LINK_INIT",
+        struct_size,
+        codec,
+        bits,
+        tile,
+        channels,
+        scale,
+        keep,
+        values,
+        memory,
+        gain,
+        reset_every,
+        storage,
+        capacity,
+        rows,
+        row_bits
+    );
+    struct_of!(
+        p,
+        lgreco_cut_setting,
+        "LGRECO_CUT_SETTING_INIT",
+        struct_size,
+        forward,
+        backward,
+        cut,
+        batch,
+        features,
+        in_flight
+    );
+    struct_of!(
+        p,
+        lgreco_cut_counters,
+        "LGRECO_CUT_COUNTERS_INIT",
+        struct_size,
+        messages,
+        bytes,
+        uncompressed_bytes,
+        hits,
+        misses,
+        unremembered,
+        evictions,
+        non_finite,
+        change_energy,
+        hit_energy
+    );
     struct_of!(p, lgreco_choice, "", size, error);
     let header = include_str!("../include/lgreco.h");
     for line in header.lines() {

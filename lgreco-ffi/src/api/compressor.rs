@@ -99,12 +99,7 @@ impl lgreco_compressor_options {
             let found = self.reserved;
             return Err(Failure::UnknownConstant { what: "reserved field of the compressor options", found });
         }
-        let storage = match self.storage {
-            LGRECO_STORAGE_F32 => Storage::F32,
-            LGRECO_STORAGE_BF16 => Storage::Bf16,
-            LGRECO_STORAGE_INT8 => Storage::Int8,
-            found => return Err(Failure::UnknownConstant { what: "storage", found }),
-        };
+        let storage = storage(self.storage)?;
         let residual = Residual { gain: self.gain, reset_every: self.reset_every, storage };
         Ok(match self.feedback {
             LGRECO_FEEDBACK_NONE => None,
@@ -122,6 +117,15 @@ impl lgreco_compressor_options {
             LGRECO_AGGREGATION_POINT_TO_POINT => Ok(Aggregation::PointToPoint),
             found => Err(Failure::UnknownConstant { what: "aggregation", found }),
         }
+    }
+}
+
+pub(super) fn storage(code: lgreco_storage) -> Result<Storage, Failure> {
+    match code {
+        LGRECO_STORAGE_F32 => Ok(Storage::F32),
+        LGRECO_STORAGE_BF16 => Ok(Storage::Bf16),
+        LGRECO_STORAGE_INT8 => Ok(Storage::Int8),
+        found => Err(Failure::UnknownConstant { what: "storage", found }),
     }
 }
 
@@ -154,7 +158,7 @@ pub(crate) struct Compressor {
 }
 
 /// Zeros, or an error where memory for them cannot be had.
-fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, Error> {
+pub(super) fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, Error> {
     let mut values = Vec::new();
     let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
     values.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { words })?;

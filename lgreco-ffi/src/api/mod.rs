@@ -33,6 +33,12 @@ mod inspect;
 
 mod saved;
 
+mod cut_setting;
+
+mod cut;
+
+mod cut_state;
+
 #[cfg(feature = "testing")]
 mod testing;
 
@@ -41,6 +47,9 @@ pub use compressor::*;
 pub use context::*;
 pub use controller::*;
 pub use controller_options::*;
+pub use cut::*;
+pub use cut_setting::*;
+pub use cut_state::*;
 pub use gradient::*;
 pub use inspect::*;
 pub use measure::*;

@@ -91,6 +91,11 @@ unsafe impl Versioned for lgreco_setting {
     const FIRST_SIZE: usize = 48;
 }
 
+/// A number of bits that fits core's type; core says whether it makes sense.
+pub(super) fn bits(bits: u32) -> Result<u8, Error> {
+    u8::try_from(bits).map_err(|_| Error::Parameter { what: "bits", value: bits.into(), expected: "1 to 8" })
+}
+
 impl lgreco_setting {
     pub(crate) fn to_core(self) -> Result<Setting, Failure> {
         if self.reserved != 0 {
@@ -99,11 +104,7 @@ impl lgreco_setting {
         Ok(match self.method {
             LGRECO_METHOD_DENSE => Setting::Dense,
             LGRECO_METHOD_QSGD => Setting::Qsgd(Qsgd {
-                bits: u8::try_from(self.bits).map_err(|_| Error::Parameter {
-                    what: "bits",
-                    value: self.bits.into(),
-                    expected: "1 to 8",
-                })?,
+                bits: bits(self.bits)?,
                 bucket: self.bucket,
                 scale: match self.scale {
                     LGRECO_SCALE_MAX_NORM => Scale::MaxNorm,

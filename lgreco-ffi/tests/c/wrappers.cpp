@@ -87,9 +87,39 @@ static void controllers(const lgreco::Context &context) {
     throws(LGRECO_UNAVAILABLE, "this collective has no all_to_all", [&] { step(scatter, 2); });
 }
 
+static void cuts(const lgreco::Context &context) {
+    lgreco_link forward = lgreco::link();
+    forward.memory = LGRECO_LINK_MEMORY_SAMPLES;
+    lgreco_cut_setting setting = lgreco::cut_setting();
+    setting.forward = &forward;
+    setting.batch = 2;
+    setting.features = 64;
+    lgreco::Cut above(context, setting, LGRECO_END_UPSTREAM, 1), below(context, setting, LGRECO_END_DOWNSTREAM, 1);
+    std::vector<float> activations(128), received(128);
+    std::vector<std::uint8_t> message;
+    fill(activations.data(), activations.size(), 1);
+    const std::vector<std::uint64_t> ids{7, 8};
+    const std::uint64_t ticket = above.send_activations(activations.data(), 2, ids, message);
+    CHECK(below.receive_activations(message, received) == ticket);
+    CHECK(received == activations);  // the first visit is not compressed
+    below.send_gradients(ticket, activations.data(), 2, message);
+    CHECK(above.receive_gradients(message, received) == ticket && received != activations);
+    above.commit_step();
+    below.commit_step();
+    lgreco::Cut restored = lgreco::Cut::restore(context, setting, LGRECO_END_UPSTREAM, above.save());
+    std::vector<std::uint8_t> one, two;
+    above.send_activations(activations.data(), 2, ids, one);
+    restored.send_activations(activations.data(), 2, ids, two);
+    CHECK(one == two);
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: ids, one per sample",
+           [&] { above.send_activations(activations.data(), 2, {7}, message); });
+    throws(LGRECO_OTHER_END, "LGRECO_OTHER_END: ", [&] { below.send_activations(activations.data(), 2, ids, message); });
+}
+
 int main() {
     const lgreco::Context context;
     controllers(context);
+    cuts(context);
     std::vector<float> fc1(64 * 48), fc2(64 * 48);
     fill(fc1.data(), fc1.size(), 1);
     fill(fc2.data(), fc2.size(), 2);
