@@ -2,9 +2,9 @@
 //!
 //! Every `check_*` function panics when what it checks does not hold, and says what was found.
 
-pub mod cut;
 #[cfg(any(test, feature = "std"))]
 pub mod adapt;
+pub mod cut;
 #[cfg(any(test, feature = "std"))]
 pub mod exchange;
 pub mod feedback;
