@@ -112,6 +112,27 @@ pub(crate) unsafe fn call<K: Kind>(
     status
 }
 
+/// Makes a handle of what `make` returns in a call on another one. Whatever fails, `place` holds NULL.
+///
+/// # Safety
+/// `pointer` as for [`call`]; `place` is null, misaligned, or valid for writes.
+pub(crate) unsafe fn create<K: Kind, N: Kind>(
+    pointer: *mut K,
+    place: *mut *mut N,
+    make: impl FnOnce(&mut K::State) -> Result<N::State, Failure>,
+) -> lgreco_status {
+    // SAFETY: passed on; the place stays valid.
+    unsafe {
+        if let Ok(place) = crate::pointers::place(place, N::WHAT) {
+            place.write(core::ptr::null_mut());
+        }
+        call(pointer, |state| {
+            crate::pointers::place(place, N::WHAT)?.write(new::<N>(make(state)?));
+            Ok(())
+        })
+    }
+}
+
 struct OfLayer<'a>(Option<&'a str>);
 
 impl fmt::Display for OfLayer<'_> {

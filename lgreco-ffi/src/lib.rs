@@ -8,7 +8,7 @@
 //! | `pointers` | the caller's pointers as references, after the checks that can be made |
 //! | `status` | codes and the text of failures |
 //!
-//! `unsafe` blocks stand in `handle`, `pointers` and `api` alone. What the exported functions demand of their callers is
+//! `unsafe` blocks stand in `handle`, `pointers` and `api` alone, and in `sequences`, which calls `api` for tests. What the exported functions demand of their callers is
 //! what `README.md` promises C callers: pointers are null or valid for what the header says, handles null or live.
 #![allow(non_camel_case_types, reason = "the names of C types")]
 #![allow(clippy::missing_safety_doc, reason = "one contract holds for every function: README.md")]
@@ -22,6 +22,8 @@ mod api;
 mod handle;
 mod message;
 mod pointers;
+#[cfg(any(test, feature = "testing"))]
+pub mod sequences;
 
 pub use api::*;
 pub use status::*;

@@ -247,9 +247,7 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(context, |_| {
-            let place = place(compressor, "compressor")?;
-            place.write(core::ptr::null_mut());
+        handle::create::<_, lgreco_compressor>(context, compressor, |_| {
             let tensor = versioned(layer)?.tensor()?;
             let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
             let (rule, aggregation) = (options.rule()?, options.aggregation()?);
@@ -268,8 +266,7 @@ pub unsafe extern "C" fn lgreco_compressor_create(
                 decoded: zeros(decoded).map_err(named)?,
             };
             compressor.set(setting).map_err(named)?;
-            place.write(handle::new::<lgreco_compressor>(compressor));
-            Ok(())
+            Ok(compressor)
         })
     }
 }

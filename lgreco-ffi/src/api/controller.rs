@@ -5,7 +5,7 @@ use super::gradient::{lgreco_layer, values_mut, values_range};
 use super::table::Texts;
 use crate::handle::{self, Kind};
 use crate::pointers::{
-    Range, Versioned, all_disjoint, filled, place, slice, versioned, versioned_array, versioned_or_default,
+    Range, Versioned, all_disjoint, filled, slice, versioned, versioned_array, versioned_or_default,
 };
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
@@ -140,9 +140,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(context, |_| {
-            let place = place(controller, "controller")?;
-            place.write(core::ptr::null_mut());
+        handle::create::<_, lgreco_controller>(context, controller, |_| {
             let collective = versioned(collective)?.callbacks(core::ptr::null_mut())?;
             let mut tensors = Vec::new();
             for layer in versioned_array(layers, layers_len)? {
@@ -155,14 +153,13 @@ pub unsafe extern "C" fn lgreco_controller_create(
                 let layer = error.layer().and_then(|layer| names.get(layer)).cloned();
                 NamedError { error, layer, option: None }
             })?;
-            place.write(handle::new::<lgreco_controller>(ControllerState {
+            Ok(ControllerState {
                 controller,
                 report: None,
                 loaded: Default::default(),
                 gradients: Vec::with_capacity(names.len()),
                 ranges: Vec::with_capacity(names.len()),
-            }));
-            Ok(())
+            })
         })
     }
 }

@@ -168,12 +168,9 @@ pub(super) unsafe fn make(
 ) -> lgreco_status {
     // SAFETY: passed on.
     unsafe {
-        handle::call(context, |_| {
-            let place = place(cut, "cut")?;
-            place.write(core::ptr::null_mut());
+        handle::create::<_, lgreco_cut>(context, cut, |_| {
             let setting = versioned(setting)?.to_core()?;
-            place.write(handle::new::<lgreco_cut>(CutState::new(make(setting)?)?));
-            Ok(())
+            Ok(CutState::new(make(setting)?)?)
         })
     }
 }

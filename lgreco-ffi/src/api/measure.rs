@@ -1,7 +1,7 @@
 use super::context::{check_stream, lgreco_context};
 use super::gradient::lgreco_layer;
 use super::setting::*;
-use super::table::{Source, TableState, create, lgreco_table};
+use super::table::{Source, TableState, lgreco_table};
 use crate::handle;
 use crate::pointers::{Range, Versioned, disjoint, slice_mut, versioned_array, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn lgreco_table_measure(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        create(context, table, |context| {
+        handle::create::<_, lgreco_table>(context, table, |context| {
             check_stream(stream)?;
             let search = versioned_or_default(options)?.search()?;
             let mut model = Vec::new();

@@ -167,16 +167,13 @@ pub unsafe extern "C" fn lgreco_plan_solve(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(context, |_| {
-            let place = place(plan, "plan")?;
-            place.write(core::ptr::null_mut());
+        handle::create::<_, lgreco_plan>(context, plan, |_| {
             let (view, options) = (TableView::read(table)?, versioned_or_default(options)?);
             let (table, solver) = (view.table()?, options.solver()?);
             let plan = solve_against(&table, budget(&view, options.alpha)?, view.defaults, solver);
             let plan = plan.map_err(|error| view.named(error))?;
             let solver = CString::new(plan.solver()).map_err(|_| Failure::Panicked)?;
-            place.write(handle::new::<lgreco_plan>(PlanState { plan, solver }));
-            Ok(())
+            Ok(PlanState { plan, solver })
         })
     }
 }

@@ -3,7 +3,7 @@ use super::plan::{PlanState, lgreco_plan};
 use super::table::{c_text, lgreco_table};
 use super::table_file::write_text;
 use crate::handle;
-use crate::pointers::{place, slice};
+use crate::pointers::slice;
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_core::Error;
@@ -51,13 +51,10 @@ pub unsafe extern "C" fn lgreco_plan_from_json(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(context, |_| {
-            let place = place(plan, "plan")?;
-            place.write(core::ptr::null_mut());
+        handle::create::<_, lgreco_plan>(context, plan, |_| {
             let table = handle::shared(table)?.table();
             let file = PlanFile::parse(slice(json.cast(), length, "json")?)?;
-            place.write(handle::new::<lgreco_plan>(verified(table, &file)?));
-            Ok(())
+            verified(table, &file)
         })
     }
 }

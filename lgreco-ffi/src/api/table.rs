@@ -1,7 +1,7 @@
-use super::context::{Context, lgreco_context};
+use super::context::lgreco_context;
 use super::setting::lgreco_setting;
 use crate::handle::{self, Immutable, Kind};
-use crate::pointers::{Range, Versioned, filled, place, slice, text, versioned};
+use crate::pointers::{Range, Versioned, filled, slice, text, versioned};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_core::table::{Choice, NamedError, NamedTable, Table};
@@ -314,29 +314,9 @@ pub unsafe extern "C" fn lgreco_table_create(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        create(context, table, |_| {
+        handle::create::<_, lgreco_table>(context, table, |_| {
             let view = TableView::read(view)?;
             TableState::new(Source::Given(view.to_named_table()?), view.budget)
-        })
-    }
-}
-
-/// Makes a table handle of what `make` returns.
-///
-/// # Safety
-/// README.md, handles and pointers.
-pub(super) unsafe fn create(
-    context: *mut lgreco_context,
-    table: *mut *mut lgreco_table,
-    make: impl FnOnce(&mut Context) -> Result<TableState, Failure>,
-) -> lgreco_status {
-    // SAFETY: passed on.
-    unsafe {
-        handle::call(context, |context| {
-            let table = place(table, "table")?;
-            table.write(core::ptr::null_mut());
-            table.write(handle::new::<lgreco_table>(make(context)?));
-            Ok(())
         })
     }
 }

@@ -1,5 +1,5 @@
 use super::context::lgreco_context;
-use super::table::{Source, TableState, create, lgreco_table};
+use super::table::{Source, TableState, lgreco_table};
 use crate::handle;
 use crate::pointers::{Range, disjoint, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
@@ -19,7 +19,7 @@ pub unsafe extern "C" fn lgreco_table_from_json(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        create(context, table, |_| {
+        handle::create::<_, lgreco_table>(context, table, |_| {
             let file = TableFile::parse(slice(json.cast(), length, "json")?)?;
             TableState::new(Source::Given(file.table), file.budget)
         })

@@ -288,6 +288,21 @@ static void null_pointers(void) {
     STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS, NULL));
 }
 
+// Whatever is wrong, a handle output is NULL afterwards.
+static void handle_outputs(void) {
+    lgreco_table *no_table = (lgreco_table *)bytes;
+    lgreco_plan *no_plan = (lgreco_plan *)bytes;
+    lgreco_compressor *no_compressor = (lgreco_compressor *)bytes;
+    lgreco_controller *no_controller = (lgreco_controller *)bytes;
+    lgreco_cut *no_cut = (lgreco_cut *)bytes;
+    NULL_(lgreco_table_create(NULL, &view, &no_table));
+    NULL_(lgreco_plan_solve(NULL, &view, NULL, &no_plan));
+    NULL_(lgreco_compressor_create(NULL, &layer, &setting, NULL, &no_compressor));
+    NULL_(lgreco_controller_create(NULL, &collective, &layer, 1, NULL, &no_controller));
+    NULL_(lgreco_cut_create(NULL, &cut_setting, 0, 0, &no_cut));
+    CHECK(!no_table && !no_plan && !no_compressor && !no_controller && !no_cut);
+}
+
 // Pointers inside of structs.
 static void null_fields(void) {
     lgreco_table *made = NULL;
@@ -521,6 +536,7 @@ static void versions(void) {
 int main(void) {
     prepare();
     null_pointers();
+    handle_outputs();
     null_fields();
     misaligned_and_overlapping();
     wrong_handles();
