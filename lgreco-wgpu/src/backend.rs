@@ -113,6 +113,14 @@ impl WgpuBackend {
 
     /// A device of its own on `adapter`, with all of its limits.
     ///
+    /// ```no_run
+    /// use lgreco_wgpu::{WgpuBackend, wgpu};
+    /// fn on(adapter: &wgpu::Adapter) -> Result<WgpuBackend, lgreco_wgpu::Error> {
+    ///     println!("{}", adapter.get_info().name);
+    ///     WgpuBackend::with_adapter(adapter)
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// As [`new`](WgpuBackend::new).
     pub fn with_adapter(adapter: &wgpu::Adapter) -> Result<Self, Error> {
@@ -138,11 +146,29 @@ impl WgpuBackend {
     }
 
     /// The device.
+    ///
+    /// ```
+    /// # let Ok(backend) = lgreco_wgpu::WgpuBackend::new() else { return };
+    /// assert!(backend.device().limits().max_storage_buffer_binding_size >= 2 << 20);
+    /// ```
     pub fn device(&self) -> &wgpu::Device {
         &self.gpu.device
     }
 
     /// The queue all work is submitted to.
+    ///
+    /// ```
+    /// # use lgreco_wgpu::wgpu;
+    /// # let Ok(backend) = lgreco_wgpu::WgpuBackend::new() else { return };
+    /// # let descriptor = wgpu::BufferDescriptor {
+    /// #     label: None,
+    /// #     size: 16,
+    /// #     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST,
+    /// #     mapped_at_creation: false,
+    /// # };
+    /// let buffer = backend.device().create_buffer(&descriptor);
+    /// backend.queue().write_buffer(&buffer, 0, &[0; 16]);
+    /// ```
     pub fn queue(&self) -> &wgpu::Queue {
         &self.gpu.queue
     }
@@ -160,6 +186,11 @@ impl WgpuBackend {
 
     /// What the device said, in full, when a call through [`Backend`] last answered
     /// [`Device`](lgreco_core::Error::Device), whose text is shorter.
+    ///
+    /// ```
+    /// # let Ok(backend) = lgreco_wgpu::WgpuBackend::new() else { return };
+    /// assert_eq!(backend.failure(), None); // so far
+    /// ```
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
