@@ -239,7 +239,7 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`Compressor::encode`], and those of the device.
+    /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), and those of the device.
     pub fn encode_buffer(
         &mut self,
         setting: &Setting,
