@@ -10,6 +10,8 @@ use lgreco_core::testing::models::{Model, Rows, model};
 use lgreco_core::testing::oracle::by_total_size;
 
 const ROUNDING_ONLY: Limits = Limits { states: 0 };
+/// States with which tables of 300 x 100 take 2 ms at most.
+const BRANCHING: Limits = Limits { states: 256 };
 const SEEDS: u64 = 5;
 
 fn seconds<T>(work: impl FnOnce() -> T) -> (f64, T) {
@@ -38,12 +40,12 @@ fn measure(model: &Model, limits: Limits, rounds: usize) -> (f64, f64, Summary) 
     (floor, least, answer.unwrap())
 }
 
-/// Prints the slowest of several seeds; asserts that all are proved when `must_prove`.
-fn report(rows: Rows, layers: usize, limits: Limits, rounds: usize, must_prove: bool, target: &str) {
+/// Prints the slowest of several seeds; asserts that no gap exceeds `largest_gap`.
+fn report(rows: Rows, layers: usize, limits: Limits, rounds: usize, largest_gap: f64, target: &str) {
     let runs = (0..SEEDS).map(|seed| measure(&model(rows, layers, 100, seed), limits, rounds));
     let (mut slowest, mut gap, mut proved) = ((0.0, 0.0), 0.0f64, 0);
     for (floor, time, summary) in runs {
-        assert!(summary.proven() || !must_prove, "{rows:?} x {layers} is not proved: {summary:?}");
+        assert!(summary.gap() <= largest_gap, "{rows:?} x {layers}: gap above {largest_gap}: {summary:?}");
         proved += u32::from(summary.proven());
         gap = gap.max(summary.gap());
         if time > slowest.1 {
@@ -70,17 +72,24 @@ fn check_against_oracle(rows: Rows) {
 }
 
 fn main() {
-    [Rows::TopK, Rows::Spread].into_iter().for_each(check_against_oracle);
+    [Rows::TopK, Rows::Spread, Rows::Scattered].into_iter().for_each(check_against_oracle);
     println!(
         "floor: all options sorted by error once; times are the slowest of {SEEDS} tables, each the least of several runs"
     );
     for rows in [Rows::TopK, Rows::Qsgd, Rows::PowerSgd, Rows::Hybrid] {
-        report(rows, 150, Limits::default(), 7, true, "target: proved in 5 ms");
+        report(rows, 150, Limits::default(), 7, 0.0, "target: proved in 5 ms");
     }
-    report(Rows::TopK, 300, ROUNDING_ONLY, 7, false, "target: gap 1e-4 in 2 ms");
-    report(Rows::Spread, 300, ROUNDING_ONLY, 7, false, "rows with few hull points: the relaxation is loose");
-    report(Rows::Spread, 300, Limits::default(), 2, true, "target: proved in 250 ms");
+    let magnitudes = [Rows::TopK, Rows::Spread, Rows::Scales, Rows::Scattered, Rows::Exponential];
+    for rows in magnitudes {
+        report(rows, 300, ROUNDING_ONLY, 7, 1.0, "the relaxation and its roundings alone");
+    }
+    for rows in magnitudes {
+        report(rows, 300, BRANCHING, 7, 1e-4, "target: gap 1e-4 in 2 ms");
+    }
+    for rows in magnitudes {
+        report(rows, 300, Limits::default(), 7, 0.0, "target: proved in 250 ms");
+    }
     for rows in [Rows::Correlated, Rows::SubsetSum, Rows::Equal, Rows::Multiples, Rows::HugeSizes] {
-        report(rows, 150, Limits::default(), 1, false, "hard: bounded by the limit");
+        report(rows, 150, Limits::default(), 1, 1e-4, "hard: bounded by the limit");
     }
 }

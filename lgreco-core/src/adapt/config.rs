@@ -157,9 +157,14 @@ pub enum Objective {
     Bits,
     /// Seconds: `bytes · T(bucket)` by the [`TimeModel`](super::TimeModel), plus the seconds that one worker computes to
     /// compress, exchange and decompress a layer of this shape under this setting, which the embedder has measured.
-    /// Sending a layer uncompressed is then an option everywhere.
-    Seconds(Arc<dyn Fn(&Setting, Shape) -> f64 + Send + Sync>),
+    /// Sending a layer uncompressed is then an option everywhere. Bytes are those of one worker's payload, whatever
+    /// collective carries them; where that matters (an all-gather's traffic grows with the number of workers, an
+    /// all-reduce's hardly does), it belongs into these seconds.
+    Seconds(Arc<ComputeSeconds>),
 }
+
+/// Seconds of computation that a layer of this shape takes under this setting.
+pub type ComputeSeconds = dyn Fn(&Setting, Shape) -> f64 + Send + Sync;
 
 /// What happens to a step in which some rank's gradient holds NaN or infinity. All ranks do the same.
 /// ```

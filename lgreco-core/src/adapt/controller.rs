@@ -257,12 +257,12 @@ impl Controller {
         let accordion = self.config.accordion().filter(|_| self.step >= self.config.schedule.warmup);
         let fell = accordion.is_some_and(|accordion| highest.falls(&accordion, learning_rate));
         let due = self.due.is_some_and(|due| self.step >= due && self.window.steps > 0);
-        let (decision, choices, norms) = if due {
+        let Answer { decision, choices, norms } = if due {
             self.decide(collective, fell)?
         } else if let (true, Some(accordion)) = (fell, accordion) {
             let low = vec![accordion.low; self.tensors.len()];
             let choices = uniform(&self.config, &self.tensors, Some(&low))?;
-            (Decision::without_plan(self.step, Cause::LearningRate), choices, None)
+            Answer { decision: Decision::without_plan(self.step, Cause::LearningRate), choices, norms: vec![] }
         } else {
             self.learning_rate = highest;
             return Ok(false);
@@ -273,20 +273,15 @@ impl Controller {
         if due {
             self.due = self.config.next_decision(self.step);
             self.window.clear();
-            self.norms = norms.unwrap_or_default();
+            self.norms = norms;
         }
         Ok(true)
     }
 
-    /// Measures and plans on one rank, for all; the norms stay there.
-    fn decide<C: Collective + ?Sized>(
-        &mut self,
-        collective: &mut C,
-        fell: bool,
-    ) -> Result<(Decision, Vec<Choice>, Option<Vec<f64>>), Error> {
+    /// Measures and plans on one rank, for all.
+    fn decide<C: Collective + ?Sized>(&mut self, collective: &mut C, fell: bool) -> Result<Answer, Error> {
         let root = self.config.measuring_rank;
-        let (mut norms, mut failed) = (None, None);
-        let mut words = if self.rank == root {
+        let answer = if self.rank == root {
             let question = Question {
                 config: &self.config,
                 tensors: &self.tensors,
@@ -298,24 +293,15 @@ impl Controller {
                 bucket_of: &self.buckets.of,
                 backend: &mut *self.backend,
             };
-            let answer = question.answer().map(|answer| {
-                let Answer { decision, choices, norms: found } = answer;
-                norms = Some(found);
-                (decision, choices)
-            });
-            failed = answer.as_ref().err().copied();
-            decision::message(self.tensors.len(), &answer)
+            question.answer()
         } else {
-            let nothing = Err(Error::Peer { rank: root, code: 0 });
-            decision::message(self.tensors.len(), &nothing)
+            Err(Error::Peer { rank: root, code: 0 })
         };
+        let mut words = decision::message(self.tensors.len(), answer.as_ref());
         words.iter_mut().for_each(|word| *word = word.to_le());
         collective.broadcast(root, bytemuck::cast_slice_mut(&mut words))?;
         words.iter_mut().for_each(|word| *word = u64::from_le(*word));
-        match failed {
-            Some(error) => Err(error),
-            None => decision::read(root, &words).map(|(decision, choices)| (decision, choices, norms)),
-        }
+        if self.rank == root { answer } else { decision::read(root, &words) }
     }
 
     /// Gives every layer its new setting, on all ranks or on none.

@@ -124,6 +124,8 @@ impl Question<'_> {
             relative[layer] = Some(if norms[layer] > 0.0 { squared / (norms[layer] * norms[layer]) } else { 0.0 });
             choices[layer] = match offers.settings[at] {
                 Setting::Dense if offers.added[place] => Choice::dense(Uncompressed::Slower),
+                // The default saves nothing either.
+                Setting::Dense if choices[layer].setting == Setting::Dense => choices[layer],
                 setting => chosen(setting),
             };
         }

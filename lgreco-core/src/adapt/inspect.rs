@@ -160,7 +160,7 @@ impl Controller {
 
     /// Adds a sample to the [`TimeModel`]: `bytes` by bucket, such as [`bucket_bytes`](Controller::bucket_bytes), were
     /// exchanged in `seconds`. The measuring rank's samples decide. The collective calls of a step are where the
-    /// time goes: let the embedder's [`Collective`] add theirs up.
+    /// time goes: let the embedder's [`Collective`](crate::exchange::Collective) add theirs up.
     ///
     /// ```
     /// # use lgreco_core::{search::Method, testing::adapt::{alone, step_alone}};

@@ -94,7 +94,7 @@ mod tensor;
 mod time;
 mod window;
 
-pub use config::{Accordion, Config, NonFinite, Objective, Policy, Schedule, default_feedback};
+pub use config::{Accordion, ComputeSeconds, Config, NonFinite, Objective, Policy, Schedule, default_feedback};
 pub use controller::Controller;
 pub use decision::{Cause, Decision, Uncompressed};
 pub use metrics::{Metrics, Outcome, Report, Seconds};

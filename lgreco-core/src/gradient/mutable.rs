@@ -1,4 +1,6 @@
-use super::{Bf16, Dtype, Element, F16, Values};
+use super::{Bf16, F16, Values};
+#[cfg(feature = "alloc")]
+use super::{Dtype, Element};
 
 /// The values of a gradient, borrowed from the trainer to be replaced.
 ///

@@ -36,6 +36,7 @@ mod grid;
 use super::Summary;
 use crate::{Error, error::expect_len, error::expect_room, num::Sum, simd, table::Table};
 use cell::{Cell, Fill, LANES, Wide};
+pub(super) use grid::cells;
 use grid::{Kept, keep_layer};
 
 /// The paper's number of cells.
@@ -53,7 +54,7 @@ struct Layout {
 
 impl Layout {
     fn of(table: &Table) -> Layout {
-        let unit = table.choices().iter().fold(0, |unit, choice| gcd(unit, choice.size)).max(1);
+        let unit = table.choices().iter().fold(0, |unit, choice| gcd(choice.size, unit)).max(1);
         let options = table.iter().map(<[_]>::len).max().unwrap_or(1);
         let index_bits = options.next_power_of_two().trailing_zeros();
         let total: u64 = table.iter().map(|options| options.iter().map(|choice| choice.size).max().unwrap_or(0)).sum();

@@ -1,6 +1,6 @@
 //! The planner for callers with an allocator.
 
-use super::{Plan, Summary, budget::Budget, dp, exact};
+use super::{Plan, Summary, budget::Budget, dp, exact, exact::Attempt};
 use crate::{Error, table::Table};
 use alloc::{vec, vec::Vec};
 
@@ -53,8 +53,8 @@ impl Solver {
 /// limit would take many times longer than solving them.
 const FIRST_STATES: usize = 1 << 14;
 
-/// Tries with few states, then lets Algorithm 1 compete, then tries with all states; keeps the smallest plan and the
-/// largest bound of the three.
+/// Tries with few states, then lets Algorithm 1 compete where it might win, then tries with all states; keeps the
+/// smallest plan and the largest bound of the three.
 fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u32]) -> Result<Summary, Error> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
@@ -62,10 +62,7 @@ fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u
         exact::attempt(table, limit, limits, &mut workspace, options)
     };
     let first = limits.states.min(FIRST_STATES);
-    let mut summary = attempt(first, best)?;
-    if summary.proven() || limits.states == 0 {
-        return Ok(summary);
-    }
+    let Attempt { mut summary, rival: asked } = attempt(first, best)?;
     let mut rival = vec![0; table.layers()];
     let mut keep = |summary: &mut Summary, next: Summary, options: &[u32]| {
         let lower_bound = summary.lower_bound.max(next.lower_bound);
@@ -75,13 +72,14 @@ fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u
         }
         summary.lower_bound = lower_bound;
     };
-    let mut dp_workspace = workspace(dp::workspace_len(table, dp::LEVELS))?;
-    if let Ok(next) = dp::solve(table, limit, dp::LEVELS, &mut dp_workspace, &mut rival) {
-        keep(&mut summary, next, &rival);
+    if asked {
+        let mut workspace = workspace(dp::workspace_len(table, dp::LEVELS))?;
+        if let Ok(next) = dp::solve(table, limit, dp::LEVELS, &mut workspace, &mut rival) {
+            keep(&mut summary, next, &rival);
+        }
     }
-    drop(dp_workspace);
     if !summary.proven() && first < limits.states {
-        let next = attempt(limits.states, &mut rival)?;
+        let next = attempt(limits.states, &mut rival)?.summary;
         keep(&mut summary, next, &rival);
     }
     Ok(summary)

@@ -44,14 +44,25 @@ pub enum Event {
 /// What a rank saw.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Log {
-    /// Per step: the outcome, the settings in words, and the bits of the means, or the code of the error.
-    pub steps: Vec<Result<(Outcome, Vec<String>, Vec<u32>), u32>>,
+    /// Per step what came of it, or the code of the error.
+    pub steps: Vec<Result<Taken, u32>>,
     /// Means minus gradients, summed over the exchanged steps.
     pub balance: Vec<f64>,
     /// The residuals at the end.
     pub residual: Vec<f32>,
     /// How much rounding may have moved any element of a layer, by layer.
     pub rounding: Vec<f64>,
+}
+
+/// What came of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Taken {
+    /// What became of the gradients.
+    pub outcome: Outcome,
+    /// The settings, in words.
+    pub settings: Vec<String>,
+    /// The bits of the means.
+    pub means: Vec<u32>,
 }
 
 /// Remembers everything for every lossy setting.
@@ -143,7 +154,7 @@ impl Script {
             config.objective = Objective::Seconds(Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
         }
         let event = |byte: u8, scale: u8| match byte % 16 {
-            0 => Event::NonFinite(scale as u32 % world, if scale % 2 == 0 { f32::NAN } else { f32::INFINITY }),
+            0 => Event::NonFinite(scale as u32 % world, if scale.is_multiple_of(2) { f32::NAN } else { f32::INFINITY }),
             1 => Event::Misshaped(scale as u32 % world),
             2 => Event::SlowDown,
             3 | 4 => Event::Restart,
@@ -222,7 +233,7 @@ impl Script {
         let settings = (0..norms.len()).map(|layer| alloc::format!("{}", controller.setting(layer)));
         log.steps.push(match result {
             Ok(report) => {
-                let bits = after.concat().iter().map(|x| x.to_bits()).collect();
+                let means = after.concat().iter().map(|x| x.to_bits()).collect();
                 if report.outcome == Outcome::Exchanged {
                     let moved = after.concat().into_iter().zip(before.concat());
                     log.balance.iter_mut().zip(moved).for_each(|(sum, (to, from))| *sum += to as f64 - from as f64);
@@ -232,7 +243,7 @@ impl Script {
                         *rounding += size * controller.tensors()[layer].dtype().rounding();
                     }
                 }
-                Ok((report.outcome, settings.collect(), bits))
+                Ok(Taken { outcome: report.outcome, settings: settings.collect(), means })
             }
             Err(error) => Err(match error {
                 Error::Peer { code, .. } => code,
@@ -314,7 +325,7 @@ pub fn check(script: &Script) {
     }
     let warmup = script.config.schedule.warmup as usize;
     let exchanged = logs[0].steps.iter().flatten().take(warmup);
-    exchanged.for_each(|(_, settings, _)| assert!(settings.iter().all(|setting| setting == "dense")));
+    exchanged.for_each(|taken| assert!(taken.settings.iter().all(|setting| setting == "dense")));
 }
 
 /// Any bytes as a script, and as a saved state: loaded or refused, and what is loaded is saved as it was.

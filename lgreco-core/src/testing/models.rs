@@ -45,6 +45,12 @@ pub enum Rows {
     Hybrid,
     /// Errors that fall in random steps, of layers whose sizes and errors span many magnitudes.
     Spread,
+    /// Errors that fall smoothly from a scale between 10^-6 and 10^3, sizes as for sparsification.
+    Scales,
+    /// Errors drawn log-uniformly from nine decades and sizes uniformly, each sorted: few options are on the hull.
+    Scattered,
+    /// Errors that fall exponentially, each layer's from its own scale at its own rate.
+    Exponential,
     /// Size and error nearly on one line, the same for all layers.
     Correlated,
     /// Size and error exactly on one line: a subset-sum problem.
@@ -59,12 +65,15 @@ pub enum Rows {
 
 impl Rows {
     /// Every kind.
-    pub const ALL: [Rows; 10] = [
+    pub const ALL: [Rows; 13] = [
         Rows::TopK,
         Rows::Qsgd,
         Rows::PowerSgd,
         Rows::Hybrid,
         Rows::Spread,
+        Rows::Scales,
+        Rows::Scattered,
+        Rows::Exponential,
         Rows::Correlated,
         Rows::SubsetSum,
         Rows::Equal,
@@ -147,6 +156,30 @@ fn row(rows: Rows, options: usize, draws: &mut Draws, out: &mut Vec<Choice>) {
             for step in 1..=options {
                 push(8.0 * (elements * (step as f64 + 0.5 * draws.next()) / 64.0) as u64 as f64, error);
                 error *= 1.0 - (0.2 + draws.next()) / (1.0 + step as f64);
+            }
+        }
+        Rows::Scales => {
+            let (elements, scale, decay) = (draws.magnitude(14) * 64.0, draws.magnitude(30) / 1e6, 0.5 + draws.next());
+            for step in 1..=options {
+                let part = step as f64 / options as f64;
+                let error = scale * (1.001 - part) / (1.0 + 20.0 * decay * part);
+                push(64.0 + 8.0 * (part * elements) as u64 as f64, error * (1.0 + 1e-4 * draws.next()));
+            }
+        }
+        Rows::Scattered => {
+            let elements = draws.magnitude(14) * 64.0;
+            let mut sizes: Vec<f64> = (0..options).map(|_| 8.0 * (draws.next() * elements) as u64 as f64).collect();
+            let mut errors: Vec<f64> = (0..options).map(|_| draws.magnitude(30) / 1e6).collect();
+            sizes.sort_by(f64::total_cmp);
+            errors.sort_by(|a, b| b.total_cmp(a));
+            sizes.into_iter().zip(errors).for_each(|(size, error)| push(size, error));
+        }
+        Rows::Exponential => {
+            let (elements, mut error) = (draws.magnitude(14) * 64.0, draws.magnitude(30) / 1e6);
+            let kept = 1.0 - 0.5 / draws.magnitude(6);
+            for step in 1..=options {
+                push(8.0 * (elements * step as f64 / 64.0) as u64 as f64, error);
+                error *= kept;
             }
         }
         Rows::Correlated | Rows::SubsetSum => {

@@ -33,14 +33,13 @@ fn failing(config: &Config, broken: impl Fn(u32, &mut Vec<Vec<f32>>) + Sync) -> 
     })
 }
 
-fn nan_on_rank_1(rank: u32, gradients: &mut Vec<Vec<f32>>) {
-    if rank == 1 {
-        gradients[0][4] = f32::NAN;
-    }
-}
-
 #[test]
 fn gradients_that_are_not_finite_are_treated_alike_on_all_ranks() {
+    let nan_on_rank_1 = |rank: u32, gradients: &mut Vec<Vec<f32>>| {
+        if rank == 1 {
+            gradients[0][4] = f32::NAN;
+        }
+    };
     let mut config = config(Method::TopK, Policy::Uniform);
     let named = failing(&config, nan_on_rank_1);
     assert!(matches!(named[1], Err(Error::NonFiniteGradient { layer: 0, index: 4, value }) if value.is_nan()));

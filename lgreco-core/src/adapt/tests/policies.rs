@@ -1,8 +1,11 @@
 //! Who decides what.
 
 use super::*;
+use crate::backend::{Backend, Job, JobError};
 use crate::compress::qsgd::Qsgd;
 use crate::feedback::Residual;
+use crate::gradient::Gradient;
+use std::boxed::Box;
 
 /// Accordion's rule from its paper, on norms: low compression first, after zero, and after a change by half.
 #[test]
@@ -124,6 +127,81 @@ fn buckets_change_the_number_of_exchanges_and_nothing_else() {
     let (three, again) = run(0);
     assert_eq!((one, two, three), (1, 2, 3));
     assert!(means == same && means == again);
+}
+
+/// One element: 8 bits and a scale are more than it is.
+#[test]
+fn layers_on_which_nothing_saves_are_told_apart() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut config = config(Method::Qsgd, LGRECO);
+    config.search = Search::new(Method::Qsgd).with_default(8.0).unwrap();
+    config.search.min_elements = 1;
+    let tensors = [("tiny", &[1, 1][..]), ("large", &[40, 40])];
+    let tensors = tensors.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32).unwrap());
+    let mut controller = Controller::new(config, tensors.to_vec(), &worker).unwrap();
+    for step in 0..3 {
+        let mut values = [noise(0, 0, step, 1), noise(1, 0, step, 1600)];
+        controller.step(&mut worker, &mut views(&mut values), 1.0).unwrap();
+    }
+    let reasons = [0, 1].map(|layer| controller.metrics(layer).uncompressed);
+    assert_eq!(reasons, [Some(Uncompressed::NoSaving), None]);
+}
+
+#[test]
+fn rows_are_measured_on_the_backend_it_is_given() {
+    struct Refusing;
+    impl Backend for Refusing {
+        fn workspace_len(&self, _: &[Job<'_>]) -> usize {
+            0
+        }
+        fn measure(&mut self, _: &[Job<'_>], _: &mut [u64], _: &mut [f64]) -> Result<(), JobError> {
+            Err(JobError { job: 1, error: Error::OutOfMemory { words: 77 } })
+        }
+        fn encode(
+            &mut self,
+            _: &Setting,
+            _: &Gradient<'_>,
+            _: Stream,
+            _: &mut [u64],
+            _: &mut [u8],
+        ) -> Result<usize, Error> {
+            Err(Error::OutOfMemory { words: 0 })
+        }
+        fn decode(&mut self, _: &[u8], _: &mut [f32]) -> Result<(), Error> {
+            Err(Error::OutOfMemory { words: 0 })
+        }
+    }
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+    let mut controller = controller.with_backend(Box::new(Refusing));
+    (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+    let refused = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err();
+    assert_eq!(refused, Error::OutOfMemory { words: 77 });
+}
+
+#[test]
+fn relative_errors_are_measured_as_often_as_asked() {
+    let measured = |metrics_every| {
+        let mut worker = ThreadCollective::group(1).remove(0);
+        let mut config = config(Method::Qsgd, Policy::Uniform);
+        config.metrics_every = metrics_every;
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let steps = (0..8).map(|_| {
+            take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+            controller.metrics(0).relative_error
+        });
+        steps.collect::<Vec<_>>()
+    };
+    assert!(measured(0).iter().all(Option::is_none));
+    let (each, third) = (measured(1), measured(3));
+    assert!(each[2..].iter().all(|error| error.is_some_and(|error| error > 1e-4 && error < 0.1)));
+    assert_eq!(third, [None, None, None, each[3], each[3], each[3], each[6], each[6]]);
+}
+
+#[test]
+fn controllers_go_to_other_threads() {
+    fn sent<T: Send>() {}
+    sent::<Controller>();
 }
 
 #[test]

@@ -3,11 +3,16 @@
 use super::*;
 use crate::backend::Portable;
 use crate::gradient::Values;
-use crate::plan::{self, Solver, baseline, budget::Budget};
+use crate::plan::{self, Plan, Solver, Summary, baseline, budget::Budget};
 use crate::search::{self, Measured};
 
-/// The settings that `plan` chooses by hand on the mean of rank `rank`'s gradients at `steps`.
-fn by_hand(method: Method, rank: u32, steps: &[u32], plan: impl FnOnce(&Measured) -> Vec<u32>) -> Vec<Setting> {
+/// The plan and settings that `plan` makes by hand from the mean of rank `rank`'s gradients at `steps`.
+fn by_hand(
+    method: Method,
+    rank: u32,
+    steps: &[u32],
+    plan: impl FnOnce(&Measured) -> Plan,
+) -> (Option<Summary>, Vec<Setting>) {
     let means: Vec<Vec<f32>> = (0..3)
         .map(|layer| {
             let all: Vec<_> = steps.iter().map(|&step| gradients(rank, step, 1.0).swap_remove(layer)).collect();
@@ -20,30 +25,31 @@ fn by_hand(method: Method, rank: u32, steps: &[u32], plan: impl FnOnce(&Measured
     let layers = layers.collect::<Result<Vec<_>, _>>().unwrap();
     let measured = super::search(method).measure(&layers, &mut Portable).unwrap();
     let mut settings = vec![Setting::Dense; 3];
-    for ((place, &layer), option) in measured.layers.iter().enumerate().zip(plan(&measured)) {
+    let plan = plan(&measured);
+    for ((place, &layer), &option) in measured.layers.iter().enumerate().zip(plan.options()) {
         settings[layer] = measured.setting(place, option as usize);
     }
-    settings
+    (Some(*plan.summary()), settings)
 }
 
-fn l_greco(method: Method, rank: u32, steps: &[u32]) -> Vec<Setting> {
+fn l_greco(method: Method, rank: u32, steps: &[u32]) -> (Option<Summary>, Vec<Setting>) {
     by_hand(method, rank, steps, |measured| {
         let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
-        plan::solve(&measured.table.view(), budget, Solver::Dp { levels: 10_000 }).unwrap().options().into()
+        plan::solve(&measured.table.view(), budget, Solver::Dp { levels: 10_000 }).unwrap()
     })
 }
 
 #[test]
 fn k_means_sees_the_same_table() {
     let clusters = 3;
-    let expected = by_hand(Method::Qsgd, 0, &[0, 1], |measured| {
+    let (plan, expected) = by_hand(Method::Qsgd, 0, &[0, 1], |measured| {
         let table = measured.table.view();
         let metric: Vec<f64> = table.chosen(&measured.defaults).unwrap().map(|choice| choice.error).collect();
         let budget = Budget::Defaults { alpha: 1.5, options: &measured.defaults }.limit(&table).unwrap();
         let mut workspace = vec![0; baseline::kmeans_workspace_len(&table, clusters)];
         let mut options = vec![0; 2];
         baseline::kmeans(&table, budget, &[384, 320], &metric, clusters, &mut workspace, &mut options).unwrap();
-        options
+        Plan::from_options(&table, Budget::Absolute(budget), "k-means", options).unwrap()
     });
     on_all(2, |mut worker| {
         let mut config = config(Method::Qsgd, Policy::KMeans { clusters });
@@ -52,8 +58,7 @@ fn k_means_sees_the_same_table() {
         (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         assert_eq!(settings(&controller), expected);
         assert_ne!(expected[0], expected[2]);
-        let plan = controller.decision().unwrap().plan.unwrap();
-        assert!(plan.error <= plan.budget && plan.lower_bound <= plan.size);
+        assert_eq!(controller.decision().unwrap().plan, plan);
     });
 }
 
@@ -68,13 +73,14 @@ fn warm_up_is_exact_and_decisions_see_the_measuring_ranks_last_gradients() {
             for step in 0..9 {
                 let (report, means) = take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap();
                 assert_eq!((report.step, report.bytes_in), (step as u64, 4 * (16 * 24 + 24 + 20 * 16)));
-                let expected = match step {
-                    0..2 => vec![Setting::Dense; 3],
+                let (plan, expected) = match step {
+                    0..2 => (None, vec![Setting::Dense; 3]),
                     2..5 => l_greco(method, measuring, &[0, 1]),
                     5..8 => l_greco(method, measuring, &[3, 4]),
                     _ => l_greco(method, measuring, &[6, 7]),
                 };
                 assert_eq!(settings(&controller), expected, "{method:?}, step {step}");
+                assert_eq!(controller.decision().and_then(|decision| decision.plan), plan);
                 for (layer, mean) in means.iter().enumerate() {
                     if expected[layer] == Setting::Dense {
                         assert_eq!(*mean, exact_mean(2, step, layer), "uncompressed layers get the exact mean");
@@ -85,7 +91,6 @@ fn warm_up_is_exact_and_decisions_see_the_measuring_ranks_last_gradients() {
                     switched.push(step);
                 }
             }
-            assert!(controller.decision().unwrap().plan.is_some());
             switched
         });
         assert_eq!(switched, [2, 5, 8]);

@@ -92,8 +92,8 @@ fn samples_that_are_none_are_refused() {
     assert_eq!(model, TimeModel::new(1));
 }
 
-/// A network of so many bytes per second, and compressors that take a microsecond per layer.
-fn plan_over(bytes_per_second: f64) -> (Decision, Vec<Option<Uncompressed>>) {
+/// Buckets of one layer each, exchanged at so many bytes per second, and compressors that take a microsecond per layer.
+fn plan_over(bytes_per_second: [f64; 3]) -> (Decision, Vec<Option<Uncompressed>>) {
     on_all(2, |mut worker| {
         let mut config = config(Method::Qsgd, LGRECO);
         config.objective =
@@ -103,7 +103,7 @@ fn plan_over(bytes_per_second: f64) -> (Decision, Vec<Option<Uncompressed>>) {
         // Only the measuring rank's samples count.
         if worker.rank() == 0 {
             for bytes in [[1000, 0, 0], [0, 1000, 0], [0, 0, 1000], [0, 0, 0], [1000, 1000, 0]] {
-                let seconds = bytes.iter().sum::<u64>() as f64 / bytes_per_second;
+                let seconds = bytes.iter().zip(bytes_per_second).map(|(&bytes, speed)| bytes as f64 / speed).sum();
                 controller.record_sync(&bytes, seconds).unwrap();
             }
         }
@@ -116,14 +116,17 @@ fn plan_over(bytes_per_second: f64) -> (Decision, Vec<Option<Uncompressed>>) {
 #[test]
 fn a_plan_turns_itself_off_where_compression_does_not_pay_and_says_so() {
     let small = Some(Uncompressed::Small);
-    let (slow, reasons) = plan_over(1e6);
+    let (slow, reasons) = plan_over([1e6; 3]);
     assert_eq!((slow.fit, slow.pays(), slow.slower), (Some(FitKind::PerBucket), Some(true), 0));
     assert_eq!(reasons, [None, small, None]);
 
-    let (fast, reasons) = plan_over(1e12);
+    let (fast, reasons) = plan_over([1e12; 3]);
     let slower = Some(Uncompressed::Slower);
     assert_eq!((fast.fit, fast.pays(), fast.slower), (Some(FitKind::PerBucket), Some(false), 2));
     assert_eq!(reasons, [slower, small, slower]);
+    let (mixed, reasons) = plan_over([1e12, 1e12, 1e6]);
+    assert_eq!((mixed.pays(), mixed.slower), (Some(true), 1));
+    assert_eq!(reasons, [slower, small, None]);
     // Picoseconds for 16 + 4 · (384 + 320) bytes and another header.
     let plan = fast.plan.unwrap();
     assert!(plan.size.abs_diff(32 + 4 * (384 + 320)) <= 2 && plan.size == fast.uncompressed_size, "{fast:?}");

@@ -21,7 +21,7 @@ fn split(x: f64) -> (u64, u64) {
 }
 
 /// The smallest `k` with `error <= k · budget / levels`, in exact arithmetic; needs `0 <= error <= budget`.
-pub(super) fn cells(error: f64, budget: f64, levels: u32) -> u32 {
+pub(in crate::plan) fn cells(error: f64, budget: f64, levels: u32) -> u32 {
     if error == 0.0 {
         return 0;
     }

@@ -8,12 +8,12 @@ pub(super) fn least_value(items: &[Item], multiplier: Multiplier) -> u128 {
     items.iter().map(|item| multiplier.value(item.size, item.units())).min().unwrap_or(0)
 }
 
-/// Keeps, in place and by rising value, the items that a plan of at most `target` bits may use.
+/// Keeps, in place, the items that a plan of at most `target` bits may use.
 ///
 /// `least` is the sum of the layers' least values.
 ///
 /// # Complexity
-/// O(n) time for n items, and the sorting of those kept.
+/// O(n) time for n items.
 pub(super) fn fix(
     items: &mut [Item],
     spans: &mut [Span],
@@ -33,8 +33,15 @@ pub(super) fn fix(
                 kept += 1;
             }
         }
-        row[..kept].sort_unstable_by_key(|item| (multiplier.value(item.size, item.units()), item.option));
         *span = Span::new(span.start(), span.start() + kept);
+    }
+}
+
+/// Sorts each layer's items by rising value, then option.
+pub(super) fn sort_by_value(items: &mut [Item], spans: &[Span], multiplier: Multiplier) {
+    for span in spans {
+        let key = |item: &Item| (multiplier.value(item.size, item.units()), item.option);
+        items[span.range()].sort_unstable_by_key(key);
     }
 }
 
@@ -102,6 +109,8 @@ mod tests {
         let mut spans = [Span::new(0, 3), Span::new(3, 5)];
         let least = multiplier.value(15, 0);
         fix(&mut items, &mut spans, multiplier, least, 0, 25);
+        sort_by_value(&mut items, &spans, multiplier);
+        assert!(items[spans[0].range()].is_sorted_by_key(|item| item.size));
         let kept = spans.map(|span| items[span.range()].iter().map(|item| item.size).sum::<u64>());
         assert_eq!(kept, [30, 12]);
     }

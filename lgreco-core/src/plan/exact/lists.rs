@@ -52,7 +52,7 @@ pub(super) struct Line {
 
 impl Line {
     #[inline(always)]
-    fn admits(&self, size: u64, units: u128) -> bool {
+    pub(super) fn admits(&self, size: u64, units: u128) -> bool {
         self.multiplier.value(size, units) <= self.ceiling
     }
 
@@ -63,7 +63,20 @@ impl Line {
     }
 }
 
-/// What a partial plan must not exceed to be part of a plan worth finding.
+/// Which partial plans can be part of a plan worth finding.
+pub(super) trait Bound {
+    /// The most units of one.
+    fn most_units(&self) -> u128;
+
+    /// False only for partial plans that are not admitted; a quick test.
+    fn may_admit(&self, size: u64, units: u128) -> bool;
+
+    /// Whether one is admitted, of at most [`most_units`](Bound::most_units). `cursor` is 0 at first; with the same
+    /// cursor, units may only rise and sizes only fall.
+    fn admits_next(&self, cursor: &mut usize, size: u64, units: u128) -> bool;
+}
+
+/// What a partial plan must not exceed to be part of a plan worth finding: a bound by Lagrange multipliers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     /// By rising price; together the upper envelope of the bounds.
@@ -72,9 +85,21 @@ pub(super) struct Limit {
     pub(super) units: u128,
 }
 
-impl Limit {
-    pub(super) fn admits(&self, size: u64, units: u128) -> bool {
-        units <= self.units && self.lines.iter().all(|line| line.admits(size, units))
+impl Bound for Limit {
+    fn most_units(&self) -> u128 {
+        self.units
+    }
+
+    #[inline(always)]
+    fn may_admit(&self, size: u64, units: u128) -> bool {
+        self.lines[CENTRE].admits(size, units)
+    }
+
+    fn admits_next(&self, line: &mut usize, size: u64, units: u128) -> bool {
+        while *line + 1 < LINES && self.lines[*line + 1].height(units) >= self.lines[*line].height(units) {
+            *line += 1;
+        }
+        self.lines[*line].admits(size, units)
     }
 }
 
@@ -110,10 +135,10 @@ impl<'w> Arena<'w> {
         &self.states[list]
     }
 
-    /// A list of one state, or of none where the limit does not admit it. The arena must have room for it.
-    pub(super) fn start(&mut self, root: State, limit: &Limit) -> core::ops::Range<usize> {
+    /// A list of one state, or of none where the bound does not admit it. The arena must have room for it.
+    pub(super) fn start(&mut self, root: State, bound: &impl Bound) -> core::ops::Range<usize> {
         let start = self.used;
-        if limit.admits(root.size, root.units()) {
+        if root.units() <= bound.most_units() && bound.admits_next(&mut 0, root.size, root.units()) {
             self.states[start] = root;
             self.used += 1;
         }
@@ -132,13 +157,13 @@ impl<'w> Arena<'w> {
         list: core::ops::Range<usize>,
         options: &[Item],
         first: usize,
-        limit: &Limit,
+        bound: &impl Bound,
         cap: usize,
         thinning: bool,
     ) -> Option<(core::ops::Range<usize>, bool)> {
         let cap = cap.min(self.free());
         let (known, fresh) = self.states.split_at_mut(self.used);
-        let source = Source { states: &known[list.clone()], offset: list.start, options, first, limit };
+        let source = Source { states: &known[list.clone()], offset: list.start, options, first, bound };
         let heads = &mut self.heads[..options.len()];
         let mut live = 0;
         for option in 0..options.len() {
@@ -149,7 +174,7 @@ impl<'w> Arena<'w> {
             }
         }
         let (mut len, mut spacing, mut next) = (0, 0, 0);
-        let (mut smallest, mut line) = (u64::MAX, 0);
+        let (mut smallest, mut cursor) = (u64::MAX, 0);
         while live > 0 {
             if self.effort == 0 {
                 return None;
@@ -159,10 +184,7 @@ impl<'w> Arena<'w> {
             if state.size < smallest {
                 smallest = state.size;
                 let units = state.units();
-                while line + 1 < LINES && limit.lines[line + 1].height(units) >= limit.lines[line].height(units) {
-                    line += 1;
-                }
-                if !limit.lines[line].admits(state.size, units) {
+                if !bound.admits_next(&mut cursor, state.size, units) {
                     // No completion of the target's size.
                 } else if units >= next {
                     if len == cap {
@@ -211,25 +233,25 @@ fn thin(states: &mut [State], spacing: u128) -> usize {
     kept
 }
 
-struct Source<'a> {
+struct Source<'a, B> {
     states: &'a [State],
     offset: usize,
     options: &'a [Item],
     first: usize,
-    limit: &'a Limit,
+    bound: &'a B,
 }
 
-impl Source<'_> {
+impl<B: Bound> Source<'_, B> {
     /// The first admitted extension, from state `at` on, by `option` that is smaller than `below`.
     #[inline(always)]
     fn next(&self, at: usize, option: usize, below: u64) -> Option<State> {
         let (item, item_units) = (&self.options[option], self.options[option].units());
         for (index, state) in self.states.iter().enumerate().skip(at) {
             let (size, units) = (state.size + item.size, state.units() + item_units);
-            if units > self.limit.units {
+            if units > self.bound.most_units() {
                 return None;
             }
-            if size < below && self.limit.lines[CENTRE].admits(size, units) {
+            if size < below && self.bound.may_admit(size, units) {
                 return Some(State {
                     size,
                     units: [units as u64, (units >> 64) as u64],

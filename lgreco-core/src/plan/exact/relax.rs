@@ -1,5 +1,7 @@
 //! The linear relaxation: which hull edges the budget buys, and the multiplier that proves a bound.
 
+use core::cmp::Ordering;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::rows::{Item, Span};
@@ -11,62 +13,109 @@ const COARSE: u32 = 57;
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Edge {
-    /// Bits saved per coarse unit of error.
-    slope: f64,
+    /// Bits saved.
+    pub(super) saved: u64,
+    /// Coarse units that it costs.
+    pub(super) coarse: u64,
     units: [u64; 2],
-    layer: u32,
-    to: u32,
+    pub(super) layer: u32,
+    pub(super) to: u32,
 }
 
 impl Edge {
+    fn new(items: &[Item], layer: usize, from: usize, to: usize) -> Self {
+        let units = items[to].units() - items[from].units();
+        Edge {
+            saved: items[from].size - items[to].size,
+            coarse: coarse(items[to].units()) - coarse(items[from].units()),
+            units: [units as u64, (units >> 64) as u64],
+            layer: layer as u32,
+            to: to as u32,
+        }
+    }
+
     fn units(&self) -> u128 {
         u128::from(self.units[1]) << 64 | u128::from(self.units[0])
     }
+
+    /// Bits saved per coarse unit.
+    pub(super) fn slope(&self) -> f64 {
+        self.saved as f64 / self.coarse as f64
+    }
+
+    /// The steeper edge first, then the earlier layer: exact, and never equal for two edges of one layer.
+    pub(super) fn order(&self, other: &Self) -> Ordering {
+        let [left, right] = [(self, other), (other, self)].map(|(a, b)| u128::from(a.saved) * u128::from(b.coarse));
+        right.cmp(&left).then(self.layer.cmp(&other.layer))
+    }
+}
+
+/// The units that a multiplier sees.
+pub(super) fn coarse(units: u128) -> u64 {
+    (units >> COARSE) as u64
+}
+
+/// The units that `coarse` ones stand for.
+pub(super) fn fine(coarse: u128) -> u128 {
+    coarse << COARSE
 }
 
 /// Fills `edges` with all layers' hull edges, each layer's by strictly falling slope; returns their number.
+///
+/// The hulls are exact in coarse units: no item lies below them.
 fn hull_edges(items: &[Item], spans: &[Span], edges: &mut [Edge]) -> usize {
     let mut len = 0;
     for (layer, span) in spans.iter().enumerate() {
         let first = len;
         for to in span.range().skip(1) {
-            loop {
-                let from = if len == first { span.start() } else { edges[len - 1].to as usize };
-                let units = items[to].units() - items[from].units();
-                let coarse = (items[to].units() >> COARSE) as i64 - (items[from].units() >> COARSE) as i64;
-                let slope = (items[from].size - items[to].size) as f64 / coarse as f64;
-                if len > first && edges[len - 1].slope <= slope {
-                    len -= 1;
-                    continue;
+            let mut edge = Edge::new(items, layer, span.start(), to);
+            while len > first {
+                let last = edges[len - 1];
+                edge = Edge::new(items, layer, last.to as usize, to);
+                if last.order(&edge).is_lt() {
+                    break;
                 }
-                edges[len] =
-                    Edge { slope, units: [units as u64, (units >> 64) as u64], layer: layer as u32, to: to as u32 };
-                len += 1;
-                break;
+                len -= 1;
+                edge =
+                    Edge::new(items, layer, if len == first { span.start() } else { edges[len - 1].to as usize }, to);
             }
+            edges[len] = edge;
+            len += 1;
         }
     }
     len
 }
 
-/// Solves the relaxation: sets `plan` to its integral part, one item per layer, and returns the edge that the budget
-/// cuts, if any: its slope, layer and item.
+/// The solution of the linear relaxation: hull edges, of which those before `taken` fit the budget whole.
+pub(super) struct Solution<'w> {
+    /// Every edge before `taken` precedes, in [`Edge::order`], every edge from there on.
+    pub(super) edges: &'w mut [Edge],
+    pub(super) taken: usize,
+}
+
+impl Solution<'_> {
+    /// The edge that the budget cuts, if any.
+    pub(super) fn cut(&self) -> Option<&Edge> {
+        self.edges.get(self.taken)
+    }
+}
+
+/// Solves the relaxation and sets `plan` to its integral part, one item per layer.
 ///
 /// # Source
 /// Dyer (1984) and Zemel (1984): the hull edges taken are those above the weighted median of slopes at the capacity.
 ///
 /// # Complexity
 /// O(n) expected time for n items.
-pub(super) fn integral_part(
+pub(super) fn solve<'w>(
     items: &[Item],
     spans: &[Span],
     capacity: u128,
-    edges: &mut [Edge],
+    edges: &'w mut [Edge],
     plan: &mut [u32],
-) -> Option<(f64, usize, u32)> {
+) -> Solution<'w> {
     let mut left = capacity;
-    for (span, item) in spans.iter().zip(plan.iter_mut()) {
-        *item = span.start() as u32;
+    for span in spans {
         left = left.saturating_sub(items[span.start()].units());
     }
     let len = hull_edges(items, spans, edges);
@@ -74,8 +123,7 @@ pub(super) fn integral_part(
     let (mut taken, mut end) = (0, len);
     while taken < end {
         let middle = taken + (end - taken) / 2;
-        edges[taken..end]
-            .select_nth_unstable_by(middle - taken, |a, b| b.slope.total_cmp(&a.slope).then(a.layer.cmp(&b.layer)));
+        edges[taken..end].select_nth_unstable_by(middle - taken, Edge::order);
         let units = edges[taken..=middle].iter().fold(0u128, |sum, edge| sum.saturating_add(edge.units()));
         if units <= left {
             left -= units;
@@ -84,11 +132,19 @@ pub(super) fn integral_part(
             end = middle;
         }
     }
-    for edge in &edges[..taken] {
+    take(spans, &edges[..taken], plan);
+    Solution { edges, taken }
+}
+
+/// Sets `plan` to the items that the edges lead to.
+pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
+    for (span, item) in spans.iter().zip(plan.iter_mut()) {
+        *item = span.start() as u32;
+    }
+    for edge in edges {
         let item = &mut plan[edge.layer as usize];
         *item = (*item).max(edge.to);
     }
-    edges.get(taken).map(|edge| (edge.slope, edge.layer as usize, edge.to))
 }
 
 /// A Lagrange multiplier: `price / 2^shift` bits per coarse unit of error.
@@ -124,7 +180,7 @@ impl Multiplier {
     /// Size plus priced error.
     #[inline(always)]
     pub(super) fn value(self, size: u64, units: u128) -> u128 {
-        (u128::from(size) << self.shift) + u128::from(self.price) * u128::from((units >> COARSE) as u64)
+        (u128::from(size) << self.shift) + u128::from(self.price) * u128::from(coarse(units))
     }
 
     /// The largest value a plan of `size` bits within `capacity` can have: one whose value must exceed this is larger.

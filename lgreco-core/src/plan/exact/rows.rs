@@ -45,10 +45,6 @@ impl Span {
     pub(super) fn start(self) -> usize {
         self.start as usize
     }
-
-    pub(super) fn len(self) -> usize {
-        (self.end - self.start) as usize
-    }
 }
 
 /// Fills `items` and one span per layer with the undominated options that can be part of a plan within `capacity`.

@@ -12,7 +12,7 @@ const PAIRS: usize = 128;
 /// Extensions merged per layer where lists are thinned out.
 const THIN: usize = 1 << 14;
 
-/// What is left after fixing: per layer the surviving items, by rising value.
+/// What is left after fixing: per layer the surviving items; a search needs them by rising value.
 pub(super) struct Core<'w> {
     pub(super) items: &'w [Item],
     pub(super) spans: &'w [Span],

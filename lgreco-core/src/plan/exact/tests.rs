@@ -4,7 +4,10 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::{Limits, solve, workspace_len};
+use super::best::Best;
+use super::relaxed::Relaxed;
+use super::units::Rounding;
+use super::{Attempt, Limits, attempt, attempt_workspace_len, solve, workspace_len};
 use crate::Error;
 use crate::plan::dp;
 use crate::table::{Choice, Table};
@@ -170,7 +173,7 @@ fn sizes_up_to_the_last_bit() {
 
 #[test]
 fn never_larger_than_the_plan_of_algorithm_1() {
-    let mut unproved = 0;
+    let (mut unproved, mut asked, mut won, mut excluded) = (0, 0, 0, 0);
     for rows in Rows::ALL {
         for seed in 0..3 {
             let model = model(rows, 20, 30, seed);
@@ -180,9 +183,65 @@ fn never_larger_than_the_plan_of_algorithm_1() {
             for states in [1, 50, 1 << 12] {
                 let exact = check_exact(&table, model.budget, Limits { states }).unwrap();
                 assert!(exact.size <= dp.size, "{rows:?} seed {seed}: {exact:?}, {dp:?}");
+                let mut workspace = std::vec![0; attempt_workspace_len(&table, Limits { states })];
+                let Attempt { summary, rival } =
+                    attempt(&table, model.budget, Limits { states }, &mut workspace, &mut [0; 20]).unwrap();
+                assert!(rival || summary.size <= dp.size, "{rows:?} seed {seed}: {summary:?}, {dp:?}");
+                excluded += usize::from(!rival && !exact.proven());
+                asked += usize::from(rival);
+                won += usize::from(exact.size < summary.size);
                 unproved += usize::from(!exact.proven());
             }
         }
     }
-    assert!(unproved > 5);
+    assert!(unproved > 5 && asked > 0 && won > 0 && excluded > 5, "{unproved}, {asked}, {won}, {excluded}");
+}
+
+/// Branching proves most tables: here the search must do it alone.
+#[test]
+fn the_search_proves_what_branching_proves() {
+    let mut searched = 0;
+    for rows in Rows::ALL {
+        for (layers, options, seed) in [(1, 9, 1), (5, 6, 2), (12, 30, 3), (40, 20, 4)] {
+            let model = model(rows, layers, options, seed);
+            let (table, states) = (model.table(), 1 << 14);
+            let summary = check_exact(&table, model.budget, Limits { states }).unwrap();
+            let (budget, mut choices) = (model.budget, std::vec![0; layers]);
+            let mut best =
+                Best { table: &table, budget, choices: &mut choices, size: u64::MAX, error: f64::NAN, rejected: false };
+            let mut workspace = std::vec![0; attempt_workspace_len(&table, Limits { states })];
+            let mut relaxed = Relaxed::new(&table, budget, Rounding::Down, states, &mut workspace).unwrap();
+            best.offer_most_exact();
+            searched += usize::from(relaxed.bound < best.size);
+            relaxed.search(&mut best);
+            let optimum = summary.lower_bound..=summary.size;
+            assert!(optimum.contains(&best.size) || best.size > relaxed.bound, "{rows:?} {layers} x {options}");
+            assert!(relaxed.bound <= summary.size);
+            if !matches!(rows, Rows::Correlated | Rows::SubsetSum) {
+                assert_eq!((relaxed.bound, summary.lower_bound), (best.size, summary.size), "{rows:?} {layers}");
+            }
+        }
+    }
+    assert!(searched > 35, "{searched} searches");
+}
+
+/// With the states that two milliseconds allow for.
+#[test]
+fn few_states_certify_one_part_in_ten_thousand_on_errors_of_many_magnitudes() {
+    let mut branched = 0;
+    for rows in [Rows::TopK, Rows::Spread, Rows::Scales, Rows::Scattered, Rows::Exponential] {
+        for seed in 0..4 {
+            let model = model(rows, 300, 100, seed);
+            let (table, limits) = (model.table(), Limits { states: 256 });
+            let mut workspace = std::vec![0; attempt_workspace_len(&table, limits)];
+            let Attempt { summary, rival } =
+                attempt(&table, model.budget, limits, &mut workspace, &mut [0; 300]).unwrap();
+            assert!(summary.gap() <= 2e-5 && !rival, "{rows:?} seed {seed}: {summary:?}");
+            let rounded =
+                attempt(&table, model.budget, Limits { states: 0 }, &mut workspace, &mut [0; 300]).unwrap().summary;
+            assert!(rounded.lower_bound <= summary.size && summary.lower_bound <= rounded.size);
+            branched += usize::from(rounded.gap() > 1e-4);
+        }
+    }
+    assert!(branched > 4, "rounding alone was enough but for {branched}");
 }

@@ -1,0 +1,167 @@
+//! One pass over a table: relaxation, its roundings, branching and search.
+
+use super::best::Best;
+use super::branch::branch;
+use super::fix;
+use super::lists::{Arena, Line, State};
+use super::relax::{self, Edge, Multiplier, Solution};
+use super::repair;
+use super::rival;
+use super::rows::{self, Item, Span};
+use super::search::Core;
+use super::tail::{self, Step, Tail};
+use super::targets;
+use super::units::{Rounding, Scale};
+use super::workspace::{Carver, words};
+use crate::Error;
+use crate::num::Sum;
+use crate::table::Table;
+
+/// The most states that branching uses.
+pub(super) const BRANCHING: usize = 1 << 10;
+
+/// The relaxation of a table under a budget.
+pub(super) struct Relaxed<'w> {
+    items: &'w mut [Item],
+    spans: &'w mut [Span],
+    capacity: u128,
+    solution: Solution<'w>,
+    /// The integral part of the relaxation's plan, as items.
+    plan: &'w mut [u32],
+    trial: &'w mut [u32],
+    order: &'w mut [u32],
+    multiplier: Multiplier,
+    /// Bits of the largest plan of the items.
+    largest: u64,
+    least: u128,
+    pub(super) bound: u64,
+    steps: &'w mut [Step],
+    heads: &'w mut [State],
+    states: &'w mut [State],
+}
+
+/// Words of workspace for `layers` layers with `options` options, of which the largest layer has `widest`.
+pub(super) fn workspace_len(layers: usize, options: usize, widest: usize, states: usize) -> usize {
+    words::<Item>(options)
+        + words::<Edge>(options)
+        + words::<Span>(layers)
+        + 3 * words::<u32>(layers)
+        + if states > 0 { words::<Step>(tail::steps(options)) } else { 0 }
+        + words::<State>(widest + states)
+}
+
+impl<'w> Relaxed<'w> {
+    pub(super) fn new(
+        table: &Table<'_>,
+        budget: f64,
+        rounding: Rounding,
+        states: usize,
+        workspace: &'w mut [u64],
+    ) -> Result<Self, Error> {
+        if !(budget.is_finite() && budget >= 0.0) {
+            return Err(Error::Budget { value: budget });
+        }
+        let least_errors = table.iter().map(|row| row.iter().map(|choice| choice.error).fold(f64::INFINITY, f64::min));
+        let smallest: Sum = least_errors.collect();
+        if !smallest.at_most(budget) {
+            let value = smallest.rounded_up();
+            return Err(Error::Infeasible { budget, smallest: if value.is_nan() { f64::INFINITY } else { value } });
+        }
+        let scale = Scale::new(budget, rounding);
+        let capacity = scale.capacity();
+        let mut carver = Carver(workspace);
+        let items = carver.take::<Item>(table.choices().len());
+        let edges = carver.take::<Edge>(table.choices().len());
+        let spans = carver.take::<Span>(table.layers());
+        let [plan, trial, order] = core::array::from_fn(|_| carver.take::<u32>(table.layers()));
+        let widest = table.iter().map(<[_]>::len).max().unwrap_or(0);
+        let steps = carver.take::<Step>(if states > 0 { tail::steps(items.len()) } else { 0 });
+        let (heads, states) = (carver.take::<State>(widest), carver.take::<State>(states));
+        rows::prepare(table, scale, capacity, items, spans);
+        let solution = relax::solve(items, spans, capacity, edges, plan);
+        let largest: u64 = spans.iter().map(|span| items[span.start()].size).sum();
+        let multiplier = Multiplier::new(solution.cut().map_or(0.0, Edge::slope), largest);
+        let least = spans.iter().map(|span| fix::least_value(&items[span.range()], multiplier)).sum();
+        let smallest_sizes = spans.iter().map(|span| items[span.range().end - 1].size).sum();
+        let bound = multiplier.bound(least, capacity).max(smallest_sizes);
+        Ok(Relaxed {
+            items,
+            spans,
+            capacity,
+            solution,
+            plan,
+            trial,
+            order,
+            multiplier,
+            largest,
+            least,
+            bound,
+            steps,
+            heads,
+            states,
+        })
+    }
+
+    /// Offers two roundings of the relaxation: the cut edge left out, and taken with another layer giving way.
+    pub(super) fn round(&mut self, best: &mut Best<'_>) {
+        let (items, spans) = (&*self.items, &*self.spans);
+        self.trial.copy_from_slice(self.plan);
+        repair::spend(items, spans, self.capacity, self.trial);
+        best.offer(self.trial.iter().map(|&item| items[item as usize].option as u32));
+        if let Some(cut) = self.solution.cut() {
+            self.plan[cut.layer as usize] = cut.to;
+            if repair::retreat(items, spans, self.capacity, self.plan) {
+                repair::spend(items, spans, self.capacity, self.plan);
+                best.offer(self.plan.iter().map(|&item| items[item as usize].option as u32));
+            }
+        }
+    }
+
+    /// Branches on the layers that the relaxation cuts, which improves the bound and the best plan.
+    pub(super) fn branch(&mut self, best: &mut Best<'_>) {
+        if self.bound >= best.size {
+            return;
+        }
+        let (items, spans, few) = (&*self.items, &*self.spans, self.states.len().min(BRANCHING));
+        let line = Line { multiplier: self.multiplier, ceiling: 0 };
+        let table = (items, spans, self.capacity);
+        let tail = Tail::new(table, &mut self.solution, (line, self.least), self.trial, self.steps);
+        let mut arena = Arena::new(&mut self.states[..few], self.heads);
+        let bound = branch(items, spans, self.capacity, tail, &mut arena, self.plan, best);
+        self.bound = bound.max(self.bound);
+    }
+
+    /// Drops the options that no plan smaller than the best one can use.
+    fn fix(&mut self, best: &Best<'_>) {
+        let target = self.largest.min(best.size - 1);
+        fix::fix(self.items, self.spans, self.multiplier, self.least, self.capacity, target);
+    }
+
+    /// Searches targets from the bound up to the best plan, which improves both.
+    pub(super) fn search(&mut self, best: &mut Best<'_>) {
+        if self.bound >= best.size {
+            return;
+        }
+        self.fix(best);
+        fix::sort_by_value(self.items, self.spans, self.multiplier);
+        let core = Core {
+            items: self.items,
+            spans: self.spans,
+            multiplier: self.multiplier,
+            capacity: self.capacity,
+            least: self.least,
+        };
+        let range = self.bound..=self.largest.min(best.size - 1);
+        let mut arena = Arena::new(self.states, self.heads);
+        self.bound = targets::search(&core, range, &mut arena, self.order, self.plan, best);
+    }
+
+    /// Whether the plan of Algorithm 1 may be smaller than the best one.
+    pub(super) fn has_rival(&mut self, best: &Best<'_>) -> bool {
+        if self.bound >= best.size {
+            return false;
+        }
+        self.fix(best);
+        rival::lower_bound(self.items, self.spans, self.multiplier, self.capacity, best) < best.size
+    }
+}

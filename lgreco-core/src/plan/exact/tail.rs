@@ -1,0 +1,290 @@
+//! The linear relaxation of the layers that a list lacks, as a function of the budget left to them.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::fix;
+use super::lists::{Bound, Line};
+use super::relax::{self, Edge, Solution, coarse};
+use super::repair;
+use super::rows::{Item, Span};
+
+/// Most edges kept around the one that the budget cuts.
+const STEPS: usize = 1 << 10;
+
+/// An edge of the tail: what it and the steps before it save and cost together.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Step {
+    saved: u64,
+    coarse: u64,
+    layer: u32,
+    to: u32,
+}
+
+/// Steps to make room for in a table of `options` options.
+pub(super) fn steps(options: usize) -> usize {
+    options.min(STEPS)
+}
+
+/// Bits per coarse unit, as a fraction.
+type Slope = (u64, u64);
+
+/// Layers that a list lacks: each at its base item, from which the steps lead on.
+pub(super) struct Tail<'w> {
+    items: &'w [Item],
+    spans: &'w [Span],
+    capacity: u128,
+    /// One item per layer of the table.
+    base: &'w mut [u32],
+    steps: &'w mut [Step],
+    /// No edge before the steps is flatter.
+    steep: Slope,
+    /// No edge behind the steps is steeper.
+    flat: Slope,
+    /// Bits and coarse units of the base items.
+    size: u64,
+    coarse: u64,
+    /// Units that the tail needs at least.
+    least_units: u128,
+    /// The tail's least values, summed, at the price of `line`.
+    least: u128,
+    target: u64,
+    line: Line,
+}
+
+impl<'w> Tail<'w> {
+    /// All layers; as many edges become steps as `steps` has room for, half of them on either side of the cut.
+    pub(super) fn new(
+        (items, spans, capacity): (&'w [Item], &'w [Span], u128),
+        solution: &mut Solution<'_>,
+        (line, least): (Line, u128),
+        base: &'w mut [u32],
+        steps: &'w mut [Step],
+    ) -> Self {
+        let Solution { edges, taken } = solution;
+        let start = taken.saturating_sub(steps.len() / 2);
+        let end = edges.len().min(start + steps.len());
+        if start > 0 {
+            edges[..*taken].select_nth_unstable_by(start, Edge::order);
+        }
+        if end < edges.len() {
+            edges[start..].select_nth_unstable_by(end - start, Edge::order);
+        }
+        edges[start..end].sort_unstable_by(Edge::order);
+        relax::take(spans, &edges[..start], base);
+        let (mut saved, mut cost) = (0, 0u64);
+        for (step, edge) in steps.iter_mut().zip(&edges[start..end]) {
+            (saved, cost) = (saved + edge.saved, cost.saturating_add(edge.coarse));
+            *step = Step { saved, coarse: cost, layer: edge.layer, to: edge.to };
+        }
+        let steepest = edges[..start].iter().max_by(|a, b| a.order(b));
+        let flattest = edges[end..].iter().min_by(|a, b| a.order(b));
+        let chosen = || base.iter().map(|&item| &items[item as usize]);
+        Tail {
+            capacity,
+            steep: steepest.map_or((1, 0), |edge| (edge.saved, edge.coarse)),
+            flat: flattest.map_or((0, 1), |edge| (edge.saved, edge.coarse)),
+            size: chosen().map(|item| item.size).sum(),
+            coarse: chosen().map(|item| coarse(item.units())).sum(),
+            least_units: spans.iter().map(|span| items[span.start()].units()).sum(),
+            least,
+            target: 0,
+            line,
+            steps: &mut steps[..end - start],
+            base,
+            items,
+            spans,
+        }
+    }
+
+    /// Admits from now on only partial plans that may have a completion of at most `target` bits.
+    pub(super) fn aim(&mut self, target: u64) {
+        self.target = target;
+        self.line.ceiling = self.line.multiplier.ceiling(target, self.capacity).saturating_sub(self.least);
+    }
+
+    /// Takes `layer` out.
+    pub(super) fn remove(&mut self, layer: usize) {
+        let (row, base) = (&self.items[self.spans[layer].range()], &self.items[self.base[layer] as usize]);
+        self.size -= base.size;
+        self.coarse -= coarse(base.units());
+        self.least_units -= row[0].units();
+        self.least -= fix::least_value(row, self.line.multiplier);
+        self.aim(self.target);
+        let (mut kept, mut before, mut last) = (0, Step::default(), Step::default());
+        for at in 0..self.steps.len() {
+            let step = self.steps[at];
+            if step.layer as usize != layer {
+                let saved = last.saved + (step.saved - before.saved);
+                last = Step { saved, coarse: last.coarse.saturating_add(step.coarse - before.coarse), ..step };
+                self.steps[kept] = last;
+                kept += 1;
+            }
+            before = step;
+        }
+        let steps = core::mem::take(&mut self.steps);
+        self.steps = &mut steps[..kept];
+    }
+
+    /// The first step that a partial plan of `units` leaves no room for, counted from the last; at least `cursor`.
+    fn cut(&self, units: u128, cursor: usize) -> usize {
+        let room = coarse(self.capacity - units).saturating_sub(self.coarse);
+        let over = self.steps.iter().rev().skip(cursor).take_while(|step| step.coarse > room).count();
+        cursor + over
+    }
+
+    /// The fewest bits of a plan that completes a partial one, by the relaxation; `cursor` as in [`Bound::admits_next`].
+    pub(super) fn lower_bound(&self, cursor: &mut usize, size: u64, units: u128) -> u64 {
+        let share = |(saved, cost): Slope, part: u64| {
+            let bits = (u128::from(saved) * u128::from(part)).checked_div(u128::from(cost));
+            bits.map_or(u64::MAX, |bits| u64::try_from(bits).unwrap_or(u64::MAX))
+        };
+        let room = coarse(self.capacity - units);
+        let size = size + self.size;
+        let Some(left) = room.checked_sub(self.coarse) else {
+            return size.saturating_add(share(self.steep, self.coarse - room));
+        };
+        *cursor = self.cut(units, *cursor);
+        let whole = self.steps.len() - *cursor;
+        let taken = whole.checked_sub(1).map_or(Step::default(), |last| self.steps[last]);
+        let next =
+            self.steps.get(whole).map_or(self.flat, |step| (step.saved - taken.saved, step.coarse - taken.coarse));
+        (size - taken.saved).saturating_sub(share(next, left - taken.coarse))
+    }
+
+    /// Completes `plan`, whose layers outside the tail are set, by steps while they fit; returns the layer that the
+    /// relaxation cuts, if the steps reach so far. `plan` may be over the capacity.
+    pub(super) fn complete(&self, units: u128, plan: &mut [u32]) -> Option<usize> {
+        let used = repair::total_units(self.items, plan);
+        let mut left = self.capacity.checked_sub(used)?;
+        for step in self.steps.iter() {
+            let item = &mut plan[step.layer as usize];
+            let cost = self.items[step.to as usize].units() - self.items[*item as usize].units();
+            if cost <= left {
+                left -= cost;
+                *item = step.to;
+            }
+        }
+        let whole = self.steps.len() - self.cut(units, 0);
+        self.steps.get(whole).map(|step| step.layer as usize)
+    }
+
+    /// The base items of all layers.
+    pub(super) fn base(&self) -> &[u32] {
+        self.base
+    }
+}
+
+impl Bound for Tail<'_> {
+    fn most_units(&self) -> u128 {
+        self.capacity.saturating_sub(self.least_units)
+    }
+
+    #[inline(always)]
+    fn may_admit(&self, size: u64, units: u128) -> bool {
+        self.line.admits(size, units)
+    }
+
+    fn admits_next(&self, cursor: &mut usize, size: u64, units: u128) -> bool {
+        self.lower_bound(cursor, size, units) <= self.target
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::super::relax::{Multiplier, fine};
+    use super::*;
+    use crate::rng::Stream;
+
+    const OPTIONS: usize = 5;
+    const CAPACITY: u64 = 240;
+
+    /// Layers of undominated options whose sizes and coarse units are small integers.
+    fn layers(seed: u64) -> (Vec<Item>, Vec<Span>) {
+        let mut at = 0;
+        let mut draw = |below: u32| {
+            at += 1;
+            u64::from(Stream { seed, ..Stream::default() }.word(at) % below)
+        };
+        let mut items = Vec::new();
+        for _ in 0..4 {
+            let (mut size, mut units) = (1000, draw(20));
+            for option in 0..OPTIONS as u64 {
+                items.push(Item::new(size, fine(u128::from(units)) + u128::from(draw(1 << 20)), option));
+                (size, units) = (size - 1 - draw(200), units + 1 + draw(40));
+            }
+        }
+        (items, (0..4).map(|layer| Span::new(OPTIONS * layer, OPTIONS * (layer + 1))).collect())
+    }
+
+    /// The relaxation of some layers with `room` coarse units, rounded up to whole bits: the least mean of two sums of
+    /// options that together fit.
+    fn relaxation(layers: &[&[Item]], room: u64) -> Option<u64> {
+        let mut sums = vec![(0, 0)];
+        for layer in layers {
+            let options = || layer.iter().map(|item| (item.size, coarse(item.units())));
+            sums = sums.iter().flat_map(|a: &(u64, u64)| options().map(|b| (a.0 + b.0, a.1 + b.1))).collect();
+        }
+        let (fitting, over): (Vec<_>, Vec<_>) = sums.into_iter().partition(|sum| sum.1 <= room);
+        let least = fitting.iter().map(|a| a.0).min()?;
+        let means = fitting
+            .iter()
+            .flat_map(|a| over.iter().filter(|b| b.0 < a.0).map(|b| a.0 - (a.0 - b.0) * (room - a.1) / (b.1 - a.1)));
+        Some(means.min().unwrap_or(least).min(least))
+    }
+
+    #[test]
+    fn bounds_are_the_relaxation_of_the_layers_left_and_plans_keep_within_the_capacity() {
+        let (mut exact, mut cut) = (0, 0);
+        for seed in 0..40 {
+            let (items, spans) = layers(seed);
+            let capacity = fine(u128::from(CAPACITY));
+            for room_for in [2, 5, 4 * OPTIONS] {
+                let (mut edges, mut plan) = (vec![Edge::default(); items.len()], vec![0; 4]);
+                let mut solution = relax::solve(&items, &spans, capacity, &mut edges, &mut plan);
+                let multiplier = Multiplier::new(solution.cut().map_or(0.0, Edge::slope), 4000);
+                let least = spans.iter().map(|span| fix::least_value(&items[span.range()], multiplier)).sum();
+                let (mut base, mut steps) = (vec![0; 4], vec![Step::default(); room_for]);
+                let line = Line { multiplier, ceiling: 0 };
+                let problem = (&*items, &*spans, capacity);
+                let mut tail = Tail::new(problem, &mut solution, (line, least), &mut base, &mut steps);
+                for removed in 0..3 {
+                    let left: Vec<&[Item]> = spans[removed..].iter().map(|span| &items[span.range()]).collect();
+                    let mut cursor = 0;
+                    for used in 0..=CAPACITY {
+                        let (units, size) = (fine(u128::from(used)), 2 * CAPACITY - used);
+                        let bound = tail.lower_bound(&mut cursor, size, units);
+                        assert_eq!(bound, tail.lower_bound(&mut 0, size, units));
+                        match relaxation(&left, CAPACITY - used) {
+                            Some(relaxed) if room_for < 4 * OPTIONS => assert!(bound <= size + relaxed),
+                            Some(relaxed) => assert_eq!(bound, size + relaxed),
+                            None => assert!(room_for < 4 * OPTIONS || bound == u64::MAX),
+                        }
+                        exact += usize::from(relaxation(&left, CAPACITY - used).is_some_and(|all| bound == size + all));
+                        for target in [bound - 1, bound, bound.saturating_add(1)] {
+                            tail.aim(target);
+                            assert_eq!(tail.admits_next(&mut 0, size, units), bound <= target);
+                            let exact = room_for == 4 * OPTIONS && bound < u64::MAX;
+                            assert!(tail.may_admit(size, units) || bound > target || !exact);
+                        }
+                    }
+                    plan[removed..].copy_from_slice(&tail.base()[removed..]);
+                    let spent = repair::total_units(&items, &plan[..removed]);
+                    if repair::total_units(&items, &plan) <= capacity {
+                        cut += usize::from(tail.complete(spent, &mut plan).is_some_and(|layer| layer >= removed));
+                        assert!(repair::total_units(&items, &plan) <= capacity);
+                        let [size, rest] = [&plan[..removed], &plan[removed..]]
+                            .map(|part| part.iter().map(|&item| items[item as usize].size).sum::<u64>());
+                        assert!(size + rest >= tail.lower_bound(&mut 0, size, spent));
+                    }
+                    tail.remove(removed);
+                }
+            }
+        }
+        assert!(exact > 40_000 && cut > 200, "{exact} bounds are exact, {cut} plans were cut");
+    }
+}
