@@ -10,9 +10,10 @@ use lgreco_core::testing;
 pub type Check = fn(&[u8]);
 
 /// Every target in `fuzz/fuzz_targets` and its check.
-pub const TARGETS: [(&str, Check); 15] = [
+pub const TARGETS: [(&str, Check); 16] = [
     ("adacomp", testing::adacomp::check_bytes),
     ("adapt", testing::adapt::check_bytes),
+    ("c_api", c_api),
     ("cut", testing::cut::check_program),
     ("cut_bytes", testing::cut::check_bytes),
     ("dense", testing::fuzz::dense),
@@ -27,6 +28,14 @@ pub const TARGETS: [(&str, Check); 15] = [
     ("sidco", testing::sidco::check_bytes),
     ("topk", testing::fuzz::topk),
 ];
+
+/// Calls of the C API in any order, with NULLs, destroyed handles and wrong numbers.
+///
+/// # Panics
+/// When the contract does not hold.
+pub fn c_api(bytes: &[u8]) {
+    lgreco::sequences::check(bytes);
+}
 
 /// Reads `bytes` as a safetensors file. What can be read has gradients as long as their shapes say, under names that
 /// differ; of small models the table is measured and planned, and the plan verified, or an error says why not.
