@@ -19,7 +19,7 @@ pub const EXPECTED: [(&str, u64); 9] = [
     ("topk", 0x39e5_2e46_de42_b0bc),
     ("powersgd", 0x41e3_5261_f655_588d),
     ("rows", 0xd837_5b07_5538_ed5a),
-    ("hostile payloads", 0x0a48_106f_7ea6_8d6c),
+    ("hostile payloads", 0xe4ed_35b0_3714_5446),
     ("cut messages", 0x6840_0bc0_ca5d_5ac4),
 ];
 
