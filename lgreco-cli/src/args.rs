@@ -94,7 +94,7 @@ pub struct Candidates {
     /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1024)]
     pub min_elements: usize,
-    /// Where to measure. This build has `cpu` only: all cores of this machine.
+    /// Where to measure: `cpu`, all cores of this machine, or `wgpu`, its fastest GPU. `lgreco devices` lists them.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
     pub backend: BackendArg,
 }
@@ -228,6 +228,9 @@ pub enum SolverArg {
 pub enum BackendArg {
     /// All cores of this machine.
     Cpu,
+    /// The fastest adapter wgpu finds.
+    #[cfg(feature = "wgpu")]
+    Wgpu,
 }
 
 /// A budget as it is asked for.
@@ -285,13 +288,17 @@ fn budget(text: &str) -> Result<BudgetArg, String> {
     Ok(BudgetArg::Absolute(value))
 }
 
+const NOT_IN_BUILD: &str = "this backend is not part of this build (`lgreco devices` lists what is)";
+
 fn backend(text: &str) -> Result<BackendArg, String> {
     match text {
         "cpu" => Ok(BackendArg::Cpu),
-        "cuda" | "wgpu" => {
-            Err(format!("the {text} backend is not part of this build (`lgreco devices` lists what is)"))
-        }
-        _ => Err("expected cpu".into()),
+        #[cfg(feature = "wgpu")]
+        "wgpu" => Ok(BackendArg::Wgpu),
+        #[cfg(not(feature = "wgpu"))]
+        "wgpu" => Err(NOT_IN_BUILD.into()),
+        "cuda" => Err(NOT_IN_BUILD.into()),
+        _ => Err("expected cpu or wgpu".into()),
     }
 }
 

@@ -40,7 +40,8 @@ impl Failure {
             Error::Infeasible { .. }
             | Error::OverBudget { .. }
             | Error::PlanMismatch { .. }
-            | Error::OutOfMemory { .. } => Failure::no_result(message),
+            | Error::OutOfMemory { .. }
+            | Error::Device { .. } => Failure::no_result(message),
             _ => Failure::bad_input(message),
         }
     }

@@ -169,6 +169,7 @@ fn requests_that_make_no_sense() {
         (&["optimise"][..], &["optimise"][..]),
         (&["plan", "--method", "zip"], &["--method", "zip", "topk"]),
         (&["plan", "--backend", "cuda"], &["--backend", "cuda"]),
+        #[cfg(not(feature = "wgpu"))]
         (&["plan", "--backend", "wgpu"], &["--backend", "wgpu"]),
         (&["plan", "--budget", "nan"], &["--budget", "nan"]),
         (&["plan", "--alpha", "-1"], &["--alpha", "-1"]),

@@ -79,6 +79,13 @@ pub enum Error {
         value: f32,
     },
 
+    /// A backend's device failed; the backend's own error says more.
+    #[error("the device failed: {what}")]
+    Device {
+        /// In what way.
+        what: &'static str,
+    },
+
     /// A table without layers.
     #[error("the table has no layers")]
     EmptyTable,
@@ -341,6 +348,7 @@ impl Error {
             Error::UnknownName { .. } => 6,
             Error::OutOfMemory { .. } => 7,
             Error::ElementOverflow { .. } => 8,
+            Error::Device { .. } => 9,
             Error::EmptyTable => 20,
             Error::EmptyLayer { .. } => 21,
             Error::OptionError { .. } => 22,

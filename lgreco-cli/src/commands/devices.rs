@@ -13,8 +13,44 @@ pub fn report() -> String {
     };
     format!(
         "cpu    available: {cores}, {}, vector instructions: {instructions}\n\
-         wgpu   not available: not part of this build\n\
+         {}\
          cuda   not available: not part of this build\n",
-        std::env::consts::ARCH
+        std::env::consts::ARCH,
+        wgpu()
     )
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> String {
+    "wgpu   not available: not part of this build\n".into()
+}
+
+/// A line per adapter.
+#[cfg(feature = "wgpu")]
+fn wgpu() -> String {
+    let line = |adapter: lgreco_wgpu::Adapter| {
+        let usable = match &adapter.usable {
+            Ok(()) => "available:".into(),
+            Err(error) => format!("not available: {error}:"),
+        };
+        let mib = |bytes: u64| bytes >> 20;
+        let (info, limits) = (adapter.info, adapter.limits);
+        let line = format!(
+            "wgpu   {usable} {} ({}, {:?}, driver {} {}); bindings up to {} MiB, buffers up to {} MiB, {} workgroups",
+            info.name,
+            info.backend,
+            info.device_type,
+            info.driver,
+            info.driver_info,
+            mib(limits.max_storage_buffer_binding_size),
+            mib(limits.max_buffer_size),
+            limits.max_compute_workgroups_per_dimension
+        );
+        crate::failure::printable(&line) + "\n"
+    };
+    let lines: String = lgreco_wgpu::adapters().into_iter().map(line).collect();
+    if lines.is_empty() {
+        return "wgpu   not available: no adapter found; is a Vulkan, Metal or DirectX 12 driver installed?\n".into();
+    }
+    lines
 }

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod backend;
 mod compare;
 mod devices;
 mod measure;

@@ -1,12 +1,12 @@
 //! From gradients to a measured model.
 
+use super::backend::Opened;
 use super::timed;
 use crate::args::{BackendArg, Candidates, MethodArg, RangeArg, Source};
 use crate::failure::Failure;
 use crate::gradients::Gradients;
 use crate::report::{Facts, LeftAlone};
 use lgreco_core::Error;
-use lgreco_core::backend::Parallel;
 use lgreco_core::gradient::{Element, Values};
 use lgreco_core::search::{Layer, Measured, Method, Range, Search};
 use std::path::Path;
@@ -36,16 +36,18 @@ impl Model {
     pub fn measure(&self, search: &Search, on: BackendArg) -> Result<(Measured, Facts, f64), Failure> {
         let layers = self.gradients.layers();
         let doing = format!("measuring {} tensors of {}", layers.len(), self.name);
-        let mut backend = match on {
-            BackendArg::Cpu => Parallel,
-        };
-        let (measured, seconds) = timed(doing, || search.measure(&layers, &mut backend));
+        let mut opened = Opened::new(on)?;
+        let (measured, seconds) = timed(doing, || search.measure(&layers, opened.backend()));
         let mut measured = measured.map_err(|failed| match failed.error {
             Error::EmptyTable => self.wrong(format_args!(
                 "no layer to compress: all {} tensors have one dimension or fewer than {} elements",
                 layers.len(),
                 search.min_elements
             )),
+            Error::Device { .. } => {
+                let told = opened.failure().unwrap_or_else(|| failed.to_string());
+                Failure::no_result(format_args!("{}: {told}", self.name))
+            }
             error => Failure::from_core(&error, format_args!("{}: {failed}", self.name)),
         })?;
         for &index in &measured.uncompressed {

@@ -187,7 +187,7 @@ pub enum NonFinite {
     PassThrough,
 }
 
-/// Classic error feedback for all lossy compressors but QSGD, which is unbiased.
+/// Classic error feedback for all lossy compressors but QSGD, which is unbiased, and LoCo, which has a moving average.
 ///
 /// ```
 /// use lgreco_core::adapt::default_feedback;
@@ -198,6 +198,7 @@ pub enum NonFinite {
 pub fn default_feedback(setting: &Setting) -> Option<Residual> {
     match setting {
         Setting::Dense | Setting::Qsgd(_) => None,
+        Setting::LoCo(_) => Some(Residual::LOCO),
         _ => Some(Residual::CLASSIC),
     }
 }

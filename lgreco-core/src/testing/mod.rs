@@ -5,6 +5,7 @@
 pub mod adacomp;
 #[cfg(any(test, feature = "std"))]
 pub mod adapt;
+pub mod backend;
 pub mod cut;
 #[cfg(any(test, feature = "std"))]
 pub mod exchange;

@@ -107,7 +107,9 @@ fn messages_that_cannot_be_decoded_name_their_sender() {
     }
     // Announced lengths that are not the message's, or beyond all payloads can take; payloads that state another k.
     let variable = case(&[(hard(0.7), shape(40, 1)), (hard(0.1), shape(40, 1))], 3, Route::ScatterReduce);
-    for (call, at, with) in [(0, 16, 1), (0, 16, 2), (0, 17, 0x40), (0, 23, 0x80), (1, 4, 1), (1, 4, 64), (1, 0, 1)] {
+    for (call, at, with) in
+        [(0, 16, 1), (0, 16, 2), (0, 17, 1), (0, 17, 0x40), (0, 23, 0x80), (1, 4, 1), (1, 4, 64), (1, 0, 1)]
+    {
         let results = tamper(&variable, call, at, with);
         assert!(results.iter().all(|r| matches!(r, Err(Error::PeerMessage { rank: 1, .. }))), "{at}: {results:?}");
     }

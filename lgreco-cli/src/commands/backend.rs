@@ -1,0 +1,42 @@
+//! The backends of this build.
+
+use crate::args::BackendArg;
+use crate::failure::Failure;
+use lgreco_core::backend::{Backend, Parallel};
+
+/// A backend ready for work.
+pub enum Opened {
+    Cpu(Parallel),
+    #[cfg(feature = "wgpu")]
+    Wgpu(Box<lgreco_wgpu::WgpuBackend>),
+}
+
+impl Opened {
+    pub fn new(backend: BackendArg) -> Result<Opened, Failure> {
+        match backend {
+            BackendArg::Cpu => Ok(Opened::Cpu(Parallel)),
+            #[cfg(feature = "wgpu")]
+            BackendArg::Wgpu => match lgreco_wgpu::WgpuBackend::new() {
+                Ok(backend) => Ok(Opened::Wgpu(Box::new(backend))),
+                Err(error) => Err(Failure::no_result(format_args!("--backend wgpu: {error}"))),
+            },
+        }
+    }
+
+    pub fn backend(&mut self) -> &mut dyn Backend {
+        match self {
+            Opened::Cpu(backend) => backend,
+            #[cfg(feature = "wgpu")]
+            Opened::Wgpu(backend) => backend.as_mut(),
+        }
+    }
+
+    /// What the device said of its last failure.
+    pub fn failure(&self) -> Option<String> {
+        match self {
+            Opened::Cpu(_) => None,
+            #[cfg(feature = "wgpu")]
+            Opened::Wgpu(backend) => backend.failure().map(ToString::to_string),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `--backend wgpu`: the CPU's table and plan, or one line that says why not.
+#![cfg(feature = "wgpu")]
+
+mod common;
+
+use common::{lgreco, stdout};
+use serde_json::Value;
+use std::process::Command;
+
+/// Whether there is an adapter; says so when there is none, and fails when `LGRECO_REQUIRE` names wgpu.
+fn adapter() -> bool {
+    let devices = stdout(&["devices"]);
+    let found = devices.lines().any(|line| line.starts_with("wgpu   available: "));
+    if !found {
+        let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|name| name == "wgpu"), "LGRECO_REQUIRE, but {devices}");
+        eprintln!("SKIP: {devices}");
+    }
+    found
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(args)).unwrap()
+}
+
+#[test]
+fn tables_are_those_of_the_cpu() {
+    if !adapter() {
+        return;
+    }
+    for method in common::METHODS {
+        let table = |backend| json(&["measure", "--method", method, "--backend", backend, "--json", "-"]);
+        let (mut found, mut expected) = (table("wgpu"), table("cpu"));
+        let errors = |table: &mut Value| -> Vec<f64> {
+            let layers = table["layers"].as_array_mut().unwrap().iter_mut();
+            let options = layers.flat_map(|layer| layer["options"].as_array_mut().unwrap());
+            options.map(|option| option["error"].take().as_f64().unwrap()).collect()
+        };
+        let (errors, right) = (errors(&mut found), errors(&mut expected));
+        assert_eq!(found, expected, "{method}: all but the errors");
+        assert!(errors.iter().zip(&right).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{method}");
+    }
+}
+
+#[test]
+fn plans_are_made_and_compared() {
+    if !adapter() {
+        return;
+    }
+    let size = |backend| json(&["plan", "--method", "hybrid", "--backend", backend, "--json", "-"])["size"].clone();
+    let (found, expected) = (size("wgpu").as_f64().unwrap(), size("cpu").as_f64().unwrap());
+    assert!((found - expected).abs() <= 1e-3 * expected, "{found} bits, {expected} on the cpu");
+    assert!(stdout(&["compare", "--method", "topk", "--backend", "wgpu"]).contains("exact"));
+}
+
+#[test]
+fn without_a_driver_there_is_a_reason() {
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lgreco"));
+        command.args(args).env("WGPU_BACKEND", "vulkan").env("VK_ICD_FILENAMES", "/nowhere.json");
+        command.env("VK_DRIVER_FILES", "/nowhere.json").output().unwrap()
+    };
+    let output = run(&["plan", "--backend", "wgpu"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(output.stdout.is_empty() && stderr.contains("--backend wgpu: no GPU to be used"), "{stderr}");
+    let devices = String::from_utf8(run(&["devices"]).stdout).unwrap();
+    assert!(devices.contains("wgpu   not available: no adapter found"), "{devices}");
+    assert!(lgreco(&["plan", "--backend", "cpu"]).status.success());
+}

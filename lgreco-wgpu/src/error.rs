@@ -1,0 +1,88 @@
+//! What can go wrong on a device.
+
+/// Why a call failed: bad input, in the core's words, or the device.
+///
+/// ```
+/// use lgreco_wgpu::Error;
+/// let error = Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN });
+/// assert_eq!(error.to_string(), "element 3 is NaN: gradients must be finite");
+/// ```
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The input is at fault.
+    #[error(transparent)]
+    Core(#[from] lgreco_core::Error),
+    /// There is no adapter, or none that can be used.
+    #[error("no GPU to be used: {0}")]
+    NoAdapter(String),
+    /// A device's limits are below what the kernels need.
+    #[error("the device's {what} is {found}, at least {needed} is needed")]
+    Limit {
+        /// Which limit, by WebGPU's name.
+        what: &'static str,
+        /// What is needed.
+        needed: u64,
+        /// What the device has.
+        found: u64,
+    },
+    /// A buffer of the embedder cannot be used.
+    #[error("the buffer {what}")]
+    Buffer {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// Something does not fit the device.
+    #[error("{what} of {bytes} bytes is more than the device's {limit} of {largest}")]
+    TooLarge {
+        /// What does not fit.
+        what: &'static str,
+        /// Its size.
+        bytes: u64,
+        /// The limit, by WebGPU's name.
+        limit: &'static str,
+        /// The device's limit.
+        largest: u64,
+    },
+    /// The device is out of memory.
+    #[error("the device is out of memory: {0}")]
+    OutOfMemory(String),
+    /// The device is gone: removed, reset or destroyed. A new backend is needed.
+    #[error("the device is lost: {0}")]
+    Lost(String),
+    /// The driver refused a call.
+    #[error("the device refused a call: {0}")]
+    Refused(String),
+    /// The device does not have this method.
+    #[error("{0} does not run on wgpu devices")]
+    Method(&'static str),
+}
+
+impl Error {
+    /// The core's error of the same kind, without the text only this crate's has.
+    pub(crate) fn to_core(&self) -> lgreco_core::Error {
+        let what = match self {
+            Error::Core(error) => return *error,
+            Error::NoAdapter(_) => "there is no GPU to be used",
+            Error::Limit { .. } => "its limits are too low",
+            Error::Buffer { .. } => "a buffer cannot be used",
+            Error::TooLarge { .. } => "something is too large for it",
+            Error::OutOfMemory(_) => "it is out of memory",
+            Error::Lost(_) => "it is lost",
+            Error::Refused(_) => "it refused a call",
+            Error::Method(_) => "it does not have this method",
+        };
+        lgreco_core::Error::Device { what }
+    }
+}
+
+impl From<wgpu::Error> for Error {
+    fn from(error: wgpu::Error) -> Self {
+        match error {
+            wgpu::Error::OutOfMemory { source } => Error::OutOfMemory(source.to_string()),
+            wgpu::Error::Validation { description, .. } | wgpu::Error::Internal { description, .. } => {
+                Error::Refused(description)
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The kernels: WGSL compiled once per device, and on first use.
+
+use std::collections::HashMap;
+
+/// A WGSL module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Shader {
+    Magnitude,
+    Sums,
+    Qsgd,
+    TopK,
+    PowerSgd,
+    Feedback,
+}
+
+impl Shader {
+    /// The module's text: what it is made of, then its own.
+    pub(crate) fn source(self) -> String {
+        const FLOAT: &str = include_str!("shaders/float.wgsl");
+        const VALUES: &str = include_str!("shaders/values.wgsl");
+        const WIDE: &str = include_str!("shaders/wide.wgsl");
+        const PHILOX: &str = include_str!("shaders/philox.wgsl");
+        match self {
+            Shader::Magnitude => [FLOAT, VALUES, include_str!("shaders/magnitude.wgsl")].concat(),
+            Shader::Sums => [FLOAT, WIDE, include_str!("shaders/sums.wgsl")].concat(),
+            Shader::Qsgd => [FLOAT, WIDE, VALUES, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
+            Shader::TopK => [FLOAT, WIDE, VALUES, include_str!("shaders/topk.wgsl")].concat(),
+            Shader::Feedback => [FLOAT, VALUES, include_str!("shaders/feedback.wgsl")].concat(),
+            Shader::PowerSgd => [FLOAT, WIDE, VALUES, PHILOX, include_str!("shaders/powersgd.wgsl")].concat(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) const ALL: [Shader; 6] =
+        [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd, Shader::Feedback];
+}
+
+/// An entry point of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kernel {
+    pub(crate) shader: Shader,
+    pub(crate) entry: &'static str,
+}
+
+/// What has been compiled.
+#[derive(Default)]
+pub(crate) struct Kernels {
+    modules: HashMap<Shader, wgpu::ShaderModule>,
+    pipelines: HashMap<Kernel, wgpu::ComputePipeline>,
+}
+
+impl Kernels {
+    pub(crate) fn get(&mut self, device: &wgpu::Device, kernel: Kernel) -> &wgpu::ComputePipeline {
+        self.pipelines.entry(kernel).or_insert_with(|| {
+            let module = self.modules.entry(kernel.shader).or_insert_with(|| {
+                device.create_shader_module(wgpu::ShaderModuleDescriptor {
+                    label: None,
+                    source: wgpu::ShaderSource::Wgsl(kernel.shader.source().into()),
+                })
+            });
+            device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(kernel.entry),
+                layout: None,
+                module,
+                entry_point: Some(kernel.entry),
+                compilation_options: Default::default(),
+                cache: None,
+            })
+        })
+    }
+}

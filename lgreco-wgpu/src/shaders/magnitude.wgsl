@@ -1,0 +1,44 @@
+// The largest magnitude of a tensor, and where the first at least as large as a given one is.
+
+struct Params {
+    offset: u32,
+    dtype: u32,
+    first: u32,
+    count: u32,
+    least: u32,
+    result: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(2) var<storage, read_write> results: array<atomic<u32>>;
+
+var<workgroup> best: atomic<u32>;
+
+// results[result] becomes at least the bits of the largest magnitude.
+@compute @workgroup_size(64)
+fn largest(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    var found = 0u;
+    for (var j = 0u; j < 32u; j++) {
+        let i = group.x * 2048u + j * 64u + lane;
+        if (i < params.count) {
+            found = max(found, value(i) & MAGNITUDE);
+        }
+    }
+    atomicMax(&best, found);
+    workgroupBarrier();
+    if (lane == 0u) {
+        atomicMax(&results[params.result], atomicLoad(&best));
+    }
+}
+
+// results[result] becomes at least the complement of the position of the first magnitude not below `least`.
+@compute @workgroup_size(64)
+fn position(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    for (var j = 0u; j < 32u; j++) {
+        let i = group.x * 2048u + j * 64u + lane;
+        if (i < params.count && (value(i) & MAGNITUDE) >= params.least) {
+            atomicMax(&results[params.result], ~(params.first + i));
+            return;
+        }
+    }
+}

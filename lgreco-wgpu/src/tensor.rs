@@ -1,0 +1,225 @@
+//! A tensor on the device, in pieces that a dispatch can work on.
+
+use crate::Error;
+use crate::gpu::{Batch, PER_GROUP, Part};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use std::ops::Range;
+use wgpu::{Buffer, BufferUsages};
+
+/// A gradient that lies in a buffer of the device.
+///
+/// ```no_run
+/// use lgreco_core::gradient::{Dtype, Shape};
+/// use lgreco_wgpu::{BufferGradient, wgpu};
+/// # fn get() -> wgpu::Buffer { unimplemented!() }
+/// let weights: wgpu::Buffer = get(); // 4 × 1024 bf16 values, the first at byte 512
+/// let gradient = BufferGradient { buffer: &weights, offset: 512, dtype: Dtype::Bf16, shape: Shape::new(4, 1024)? };
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct BufferGradient<'a> {
+    /// The buffer, of usages `STORAGE` and `COPY_SRC`.
+    pub buffer: &'a Buffer,
+    /// Byte the first value begins at; a multiple of 4.
+    pub offset: u64,
+    /// Type of the values; 16-bit ones lie two to a word, the first in the lower half.
+    pub dtype: Dtype,
+    /// Matrix shape; values are in row-major order.
+    pub shape: Shape,
+}
+
+/// A gradient on either side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Input<'a> {
+    Host(Gradient<'a>),
+    Device(BufferGradient<'a>),
+}
+
+impl Input<'_> {
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Input::Host(gradient) => gradient.shape(),
+            Input::Device(gradient) => gradient.shape,
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self {
+            Input::Host(gradient) => gradient.values().dtype(),
+            Input::Device(gradient) => gradient.dtype,
+        }
+    }
+
+    /// Whether both are the same values in the same place.
+    pub(crate) fn is(&self, other: &Input<'_>) -> bool {
+        let place = |input: &Input<'_>| match input {
+            Input::Host(gradient) => match gradient.values() {
+                Values::F32(v) => v.as_ptr().addr(),
+                Values::F16(v) => v.as_ptr().addr(),
+                Values::Bf16(v) => v.as_ptr().addr(),
+            },
+            Input::Device(_) => 0,
+        };
+        let same_side = match (self, other) {
+            (Input::Host(_), Input::Host(_)) => true,
+            (Input::Device(a), Input::Device(b)) => a.buffer == b.buffer && a.offset == b.offset,
+            _ => false,
+        };
+        same_side
+            && place(self) == place(other)
+            && self.shape().elements() == other.shape().elements()
+            && self.dtype() == other.dtype()
+    }
+
+    /// Its values on the device: uploaded, or where they are.
+    pub(crate) fn tensor(&self, batch: &mut Batch<'_>) -> Result<Tensor, Error> {
+        let elements = self.shape().elements();
+        let dtype = self.dtype();
+        let chunks = match self {
+            Input::Host(gradient) => {
+                let bytes: &[u8] = match gradient.values() {
+                    Values::F32(v) => bytemuck::cast_slice(v),
+                    Values::F16(v) => bytemuck::cast_slice(v),
+                    Values::Bf16(v) => bytemuck::cast_slice(v),
+                };
+                let len = batch.gpu.piece_len();
+                let chunks = bytes.chunks(len * dtype.bytes()).enumerate().map(|(i, bytes)| {
+                    let count = bytes.len() / dtype.bytes();
+                    Ok(Chunk { buffer: batch.upload(bytes)?, offset: 0, first: i * len, count })
+                });
+                chunks.collect::<Result<_, Error>>()?
+            }
+            Input::Device(gradient) => {
+                let bytes = (elements * dtype.bytes()).next_multiple_of(4) as u64;
+                if !gradient.buffer.usage().contains(BufferUsages::STORAGE | BufferUsages::COPY_SRC) {
+                    return Err(Error::Buffer { what: "needs the usages STORAGE and COPY_SRC" });
+                }
+                if !gradient.offset.is_multiple_of(4) {
+                    return Err(Error::Buffer { what: "holds the gradient at an offset that is no multiple of 4" });
+                }
+                if gradient.offset.checked_add(bytes).is_none_or(|end| end > gradient.buffer.size()) {
+                    return Err(Error::Buffer { what: "ends before the gradient does" });
+                }
+                vec![Chunk { buffer: gradient.buffer.clone(), offset: gradient.offset, first: 0, count: elements }]
+            }
+        };
+        Ok(Tensor { chunks, dtype, elements })
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Chunk {
+    buffer: Buffer,
+    offset: u64,
+    first: usize,
+    count: usize,
+}
+
+/// Values on the device.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    chunks: Vec<Chunk>,
+    pub(crate) dtype: Dtype,
+    pub(crate) elements: usize,
+}
+
+/// Consecutive values that one dispatch can work on.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    /// Where they are.
+    pub(crate) part: Part,
+    /// Values of the binding before the piece.
+    pub(crate) skip: u32,
+    /// Position of the first in the tensor.
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+}
+
+impl Piece {
+    /// Workgroups that work on it.
+    pub(crate) fn groups(&self) -> usize {
+        self.count.div_ceil(PER_GROUP)
+    }
+}
+
+impl Tensor {
+    /// Room on the device for `elements` f32 values.
+    pub(crate) fn room(batch: &mut Batch<'_>, elements: usize) -> Result<Tensor, Error> {
+        let len = batch.gpu.piece_len();
+        let chunk = |first: usize| {
+            let count = len.min(elements - first);
+            let buffer = batch.buffer(4 * count as u64, BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
+            Ok(Chunk { buffer, offset: 0, first, count })
+        };
+        let chunks = (0..elements).step_by(len).map(chunk).collect::<Result<_, Error>>()?;
+        Ok(Tensor { chunks, dtype: Dtype::F32, elements })
+    }
+
+    /// `elements` f32 values of `buffer`, from byte `offset` on.
+    pub(crate) fn of_buffer(buffer: &Buffer, offset: u64, elements: usize) -> Tensor {
+        let chunk = Chunk { buffer: buffer.clone(), offset, first: 0, count: elements };
+        Tensor { chunks: vec![chunk], dtype: Dtype::F32, elements }
+    }
+
+    /// Records the copying of `count` f32 values from the start of `from` to the values from `first` on.
+    pub(crate) fn take(&self, batch: &mut Batch<'_>, from: &Buffer, first: usize, count: usize) {
+        for chunk in &self.chunks {
+            let (start, end) = (first.max(chunk.first), (first + count).min(chunk.first + chunk.count));
+            if start < end {
+                let to = chunk.offset + 4 * (start - chunk.first) as u64;
+                batch.copy(from, 4 * (start - first) as u64, &chunk.buffer, to, 4 * (end - start) as u64);
+            }
+        }
+    }
+
+    /// Where its f32 values are.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Part> + '_ {
+        self.chunks.iter().map(|chunk| Part {
+            buffer: chunk.buffer.clone(),
+            offset: chunk.offset,
+            size: 4 * chunk.count as u64,
+        })
+    }
+
+    /// The pieces of a range, which begins at a multiple of 32; so do they.
+    pub(crate) fn pieces(&self, batch: &Batch<'_>, range: Range<usize>) -> Vec<Piece> {
+        let (len, bytes) = (batch.gpu.piece_len(), self.dtype.bytes());
+        let mut pieces = Vec::new();
+        for chunk in &self.chunks {
+            let end = range.end.min(chunk.first + chunk.count);
+            let mut first = range.start.max(chunk.first);
+            while first < end {
+                let count = len.min(end - first);
+                let at = chunk.offset + ((first - chunk.first) * bytes) as u64;
+                let aligned = at / 256 * 256;
+                let size = (at + (count * bytes) as u64 - aligned).next_multiple_of(4);
+                let part = Part { buffer: chunk.buffer.clone(), offset: aligned, size };
+                pieces.push(Piece { part, skip: ((at - aligned) as usize / bytes) as u32, first, count });
+                first += count;
+            }
+        }
+        pieces
+    }
+
+    /// All of it in pieces.
+    pub(crate) fn all(&self, batch: &Batch<'_>) -> Vec<Piece> {
+        self.pieces(batch, 0..self.elements)
+    }
+
+    /// The word that element `index` lies in.
+    pub(crate) fn word_of(&self, index: usize) -> Part {
+        let chunk = &self.chunks[self.chunks.partition_point(|chunk| chunk.first + chunk.count <= index)];
+        let at = chunk.offset + ((index - chunk.first) * self.dtype.bytes()) as u64;
+        Part { buffer: chunk.buffer.clone(), offset: at / 4 * 4, size: 4 }
+    }
+
+    /// The value of element `index`, which lies in `word`.
+    pub(crate) fn value_in(&self, word: u32, index: usize) -> f32 {
+        let half = (word >> (16 * (index % 2))) as u16;
+        match self.dtype {
+            Dtype::F32 => f32::from_bits(word),
+            Dtype::F16 => F16(half).to_f32(),
+            Dtype::Bf16 => Bf16(half).to_f32(),
+        }
+    }
+}

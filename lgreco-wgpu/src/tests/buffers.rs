@@ -1,0 +1,212 @@
+//! Gradients that lie in the embedder's buffers.
+
+use super::{ROWS, backend};
+use crate::{BufferGradient, BufferJob, Error, WgpuBackend};
+use lgreco_core::backend::{Backend, Portable};
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::Tensor;
+use lgreco_core::testing::powersgd::uniform;
+use wgpu::{Buffer, BufferDescriptor, BufferUsages};
+
+fn bytes<'a>(gradient: &'a Gradient<'a>) -> &'a [u8] {
+    match gradient.values() {
+        Values::F32(v) => bytemuck::cast_slice(v),
+        Values::F16(v) => bytemuck::cast_slice(v),
+        Values::Bf16(v) => bytemuck::cast_slice(v),
+    }
+}
+
+fn buffer(backend: &WgpuBackend, size: u64, usage: BufferUsages) -> Buffer {
+    backend.device().create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+}
+
+/// A buffer that holds the gradient from byte `offset` on, in the middle of NaN.
+fn holding(backend: &WgpuBackend, gradient: &Gradient<'_>, offset: usize) -> Buffer {
+    let mut content = vec![0xff; (offset + bytes(gradient).len() + 512).next_multiple_of(4)];
+    content[offset..offset + bytes(gradient).len()].copy_from_slice(bytes(gradient));
+    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+    let buffer = buffer(backend, content.len() as u64, usage);
+    backend.queue().write_buffer(&buffer, 0, &content);
+    buffer
+}
+
+fn settings() -> [Setting; 4] {
+    [
+        Setting::Dense,
+        Setting::Qsgd(Qsgd::default()),
+        Setting::TopK(TopK { keep: 55, values: Dtype::F16 }),
+        Setting::PowerSgd(PowerSgd { rank: 3, iterations: 2 }),
+    ]
+}
+
+#[test]
+fn gradients_are_compressed_where_they_are() {
+    let Some(mut backend) = backend() else { return };
+    let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
+    let stream = Stream { seed: 2, ..Stream::default() };
+    for gradient in tensor.gradients() {
+        for offset in [0, 4, 252, 256, 1028] {
+            let held = holding(&backend, &gradient, offset);
+            let on_device = BufferGradient {
+                buffer: &held,
+                offset: offset as u64,
+                dtype: gradient.values().dtype(),
+                shape: gradient.shape(),
+            };
+            for setting in settings() {
+                let len = setting.payload_len(gradient.shape(), on_device.dtype).unwrap();
+                let (mut found, mut expected) = (vec![0; len], vec![0; len]);
+                backend.encode_buffer(&setting, &on_device, stream, &mut found).unwrap();
+                backend.encode(&setting, &gradient, stream, &mut [], &mut expected).unwrap();
+                assert_eq!(found, expected, "{setting:?} at {offset}");
+            }
+            let job = |candidates| BufferJob { gradient: on_device, candidates, stream };
+            let jobs = [
+                job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] }),
+                job(Candidates::TopK { values: Dtype::F32, keeps: &[9, 99] }),
+                job(Candidates::PowerSgd { iterations: 1, ranks: &[2, 4] }),
+            ];
+            let mut rows = [f64::NAN; 6];
+            backend.measure_buffers(&jobs, &mut rows).unwrap();
+            let mut expected = [0.0; 6];
+            for (job, row) in jobs.iter().zip(expected.chunks_mut(2)) {
+                let mut workspace = vec![0; job.candidates.measure_workspace_len(gradient.shape(), on_device.dtype)];
+                job.candidates.measure(&gradient, stream, &mut workspace, row).unwrap();
+            }
+            assert!(rows.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b), "{rows:?}, not {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn payloads_are_decoded_into_buffers() {
+    let Some(mut backend) = backend() else { return };
+    let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
+    let gradient = tensor.gradients()[0];
+    for setting in settings() {
+        let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+        backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
+        let mut expected = vec![0.0; 61 * 47];
+        backend.decode(&payload, &mut expected).unwrap();
+        let held = holding(&backend, &gradient, 36);
+        backend.decode_to_buffer(&payload, &held, 36).unwrap();
+        // Read back as what a dense payload of the buffer holds.
+        let on_device = BufferGradient { buffer: &held, offset: 36, dtype: Dtype::F32, shape: gradient.shape() };
+        let mut dense = vec![0; 16 + 4 * expected.len()];
+        backend.encode_buffer(&Setting::Dense, &on_device, Stream::default(), &mut dense).unwrap();
+        let mut found = vec![f32::NAN; expected.len()];
+        Portable.decode(&dense, &mut found).unwrap();
+        assert_eq!(found, expected, "{setting:?}");
+        let damaged = [&payload[..20], &[0x7f; 8], &payload[28..]].concat();
+        assert_eq!(
+            backend.decode_to_buffer(&damaged, &held, 36).is_ok(),
+            Portable.decode(&damaged, &mut found).is_ok()
+        );
+    }
+}
+
+/// What a buffer holds of f32 values.
+fn content(backend: &mut WgpuBackend, buffer: &Buffer, shape: Shape) -> Vec<f32> {
+    let on_device = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape };
+    let mut dense = vec![0; 16 + 4 * shape.elements()];
+    backend.encode_buffer(&Setting::Dense, &on_device, Stream::default(), &mut dense).unwrap();
+    let mut values = vec![f32::NAN; shape.elements()];
+    Portable.decode(&dense, &mut values).unwrap();
+    values
+}
+
+#[test]
+fn error_feedback_is_that_of_the_core() {
+    let Some(mut backend) = backend() else { return };
+    let shape = Shape::new(61, 47).unwrap();
+    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+    for (setting, gain) in [
+        (Setting::Qsgd(Qsgd::default()), 1.0),
+        (Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() }), 0.2),
+        (Setting::TopK(TopK { keep: 55, values: Dtype::F16 }), 1.0),
+        (Setting::TopK(TopK { keep: 55, values: Dtype::F32 }), 0.3),
+    ] {
+        let residual = buffer(&backend, 4 * 61 * 47, usage);
+        let rule = Rule::Residual(Residual { gain, ..Residual::CLASSIC });
+        let words = vec![0; rule.state_len(shape)];
+        let mut memory = Memory::new(rule, Aggregation::Summed, shape, words).unwrap();
+        for step in 0..4 {
+            // Subnormal numbers among them.
+            let scale = if step == 2 { 1e-38 } else { 1.0 };
+            let values: Vec<f32> = uniform(61 * 47, u64::from(step)).into_iter().map(|x| x * scale).collect();
+            let tensor = Tensor::new(&values, 61, 47);
+            let gradient = tensor.gradients()[2];
+            let held = holding(&backend, &gradient, 132);
+            let on_device = BufferGradient { buffer: &held, offset: 132, dtype: Dtype::Bf16, shape };
+            let stream = Stream { seed: 3, step, ..Stream::default() };
+            let len = setting.payload_len(shape, Dtype::Bf16).unwrap();
+            let (mut found, mut expected) = (vec![0; len], vec![0; len]);
+            backend.encode_with_feedback(&setting, &on_device, &residual, gain, stream, &mut found).unwrap();
+            let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::Bf16).unwrap()];
+            let mut decoded = vec![0.0; 61 * 47];
+            memory.step(&setting, &gradient, stream, &mut workspace, &mut expected, &mut decoded).unwrap();
+            assert!(found == expected, "payload of step {step}, {setting:?}");
+            memory.values(&mut decoded).unwrap();
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            let kept = content(&mut backend, &residual, shape);
+            assert!(bits(&kept) == bits(&decoded), "residual after step {step}, {setting:?}");
+        }
+        let before = content(&mut backend, &residual, shape);
+        let mut spoiled = uniform(61 * 47, 1);
+        spoiled[99] = f32::NAN;
+        let tensor = Tensor::new(&spoiled, 61, 47);
+        let held = holding(&backend, &tensor.gradients()[0], 0);
+        let on_device = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+        let mut payload = vec![0; 20_000];
+        let stream = Stream::default();
+        let failed = backend.encode_with_feedback(&setting, &on_device, &residual, gain, stream, &mut payload);
+        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::NonFinite { index: 99, .. }))), "{failed:?}");
+        let failed = backend.encode_with_feedback(&setting, &on_device, &residual, 1.5, stream, &mut payload);
+        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::Parameter { .. }))), "{failed:?}");
+        assert_eq!(content(&mut backend, &residual, shape), before);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let Some(mut backend) = backend() else { return };
+    let mut values = uniform(600, 1);
+    values[433] = f32::NEG_INFINITY;
+    let tensor = Tensor::new(&values, 20, 30);
+    for gradient in tensor.gradients() {
+        let held = holding(&backend, &gradient, 20);
+        let dtype = gradient.values().dtype();
+        let on_device = BufferGradient { buffer: &held, offset: 20, dtype, shape: gradient.shape() };
+        let expected = Error::Core(lgreco_core::Error::NonFinite { index: 433, value: f32::NEG_INFINITY });
+        for setting in settings() {
+            let mut payload = vec![0; setting.payload_len(gradient.shape(), dtype).unwrap()];
+            let found = backend.encode_buffer(&setting, &on_device, Stream::default(), &mut payload);
+            assert_eq!(found, Err(expected.clone()), "{setting:?}");
+        }
+        let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[9] };
+        let job = |gradient| BufferJob { gradient, candidates, stream: Stream::default() };
+        let failed = backend.measure_buffers(&[job(on_device)], &mut [0.0]).unwrap_err();
+        assert_eq!((failed.job, failed.error), (0, expected));
+        let odd = BufferGradient { offset: 18, ..on_device };
+        let beyond = BufferGradient { offset: 4096, ..on_device };
+        let unreadable = buffer(&backend, 4096, BufferUsages::STORAGE);
+        let unreadable = BufferGradient { buffer: &unreadable, offset: 0, ..on_device };
+        for wrong in [odd, beyond, unreadable] {
+            let failed = backend.measure_buffers(&[job(wrong)], &mut [0.0]).unwrap_err();
+            assert!(matches!(failed.error, Error::Buffer { .. }), "{failed}");
+        }
+    }
+    let mut payload = [0; 16 + 8];
+    let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(2, 1).unwrap()).unwrap();
+    Portable.encode(&Setting::Dense, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
+    let held = buffer(&backend, 16, BufferUsages::COPY_DST);
+    for (buffer_is, offset, fine) in [(&held, 8, true), (&held, 12, false), (&held, 2, false)] {
+        assert_eq!(backend.decode_to_buffer(&payload, buffer_is, offset).is_ok(), fine, "at {offset}");
+    }
+    let unwritable = buffer(&backend, 16, BufferUsages::STORAGE);
+    assert!(matches!(backend.decode_to_buffer(&payload, &unwritable, 0), Err(Error::Buffer { .. })));
+}

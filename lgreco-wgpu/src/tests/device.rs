@@ -1,0 +1,183 @@
+//! Devices that fail, devices that do nothing, and what is promised of good ones.
+
+use super::{ROWS, backend};
+use crate::gpu::PER_GROUP;
+use crate::kernels::{Kernel, Kernels, Shader};
+use crate::{Error, WgpuBackend};
+use lgreco_core::backend::{Backend, Job};
+use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+use lgreco_core::gradient::Dtype;
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_rows};
+use lgreco_core::testing::powersgd::uniform;
+
+fn rows(backend: &mut WgpuBackend, tensor: &Tensor) -> Result<Vec<f64>, lgreco_core::Error> {
+    let gradient = tensor.gradients()[0];
+    let job = |candidates| Job { gradient, candidates, stream: Stream::default() };
+    let jobs = [
+        job(Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 3, 4, 5, 6, 7, 8] }),
+        job(Candidates::TopK { values: Dtype::Bf16, keeps: &[1, 10, 100, 1000] }),
+        job(Candidates::PowerSgd { iterations: 1, ranks: &[1, 2, 3] }),
+    ];
+    let mut rows = vec![f64::NAN; 15];
+    backend.measure(&jobs, &mut [], &mut rows).map(|()| rows).map_err(|failed| failed.error)
+}
+
+#[test]
+fn the_same_input_gives_the_same_bits() {
+    let Some(mut backend) = backend() else { return };
+    let tensor = Tensor::new(&uniform(300 * 200, 1), 300, 200);
+    let first: Vec<u64> = rows(&mut backend, &tensor).unwrap().into_iter().map(f64::to_bits).collect();
+    rows(&mut backend, &Tensor::new(&uniform(500 * 200, 2), 500, 200)).unwrap();
+    let second: Vec<u64> = rows(&mut backend, &tensor).unwrap().into_iter().map(f64::to_bits).collect();
+    assert_eq!(first, second);
+}
+
+#[test]
+fn a_lost_device_is_an_error() {
+    let Some(mut backend) = backend() else { return };
+    let tensor = Tensor::new(&uniform(3000, 1), 60, 50);
+    rows(&mut backend, &tensor).unwrap();
+    backend.device().destroy();
+    assert!(matches!(rows(&mut backend, &tensor), Err(lgreco_core::Error::Device { .. })));
+    assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
+}
+
+#[test]
+fn a_device_below_what_kernels_need_is_refused() {
+    let limits = wgpu::Limits { max_compute_workgroup_storage_size: 8192, ..wgpu::Limits::default() };
+    let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
+    let (device, queue) = wgpu::Device::noop(&descriptor);
+    let refused = WgpuBackend::with_device(device, queue).err();
+    let expected = Error::Limit { what: "max_compute_workgroup_storage_size", needed: 16384, found: 8192 };
+    assert_eq!(refused, Some(expected));
+}
+
+/// wgpu's own validation of every kernel, binding and dispatch at WebGPU's default limits, where no driver exists.
+#[test]
+fn a_device_that_does_nothing_accepts_every_call() {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let tensor = Tensor::new(&uniform(3000, 1), 60, 50);
+    assert_eq!(rows(&mut backend, &tensor), Ok(vec![0.0; 15]));
+    assert!(backend.held_bytes() > 0);
+}
+
+/// A call that the driver refuses is an error of that call: nothing is logged and forgotten.
+#[test]
+fn what_the_driver_refuses_reaches_the_caller() {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let gpu = backend.gpu();
+    let mut batch = crate::gpu::Batch::new(gpu).unwrap();
+    let small = batch.buffer(16, wgpu::BufferUsages::COPY_SRC).unwrap();
+    batch.copy(&small, 0, &small, 1 << 20, 16);
+    let refused = batch.read(&[]);
+    assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+}
+
+/// llvmpipe ends loops after 65,535 iterations, all loops of an invocation together, without a word. Here is the most
+/// that each kernel runs for the largest tensor.
+#[test]
+fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
+    const CUT: u64 = 65_535;
+    let elements = u64::from(u32::MAX);
+    let blocks = elements.div_ceil(PER_GROUP as u64);
+    let (rank, tiles) = (1024, 16);
+    let most = [
+        ("qsgd: 32 values, 8 widths, twice for buckets of one", 32 * (1 + 8 + 8 + 8)),
+        ("qsgd: 25 steps of division per bucket", 25),
+        ("topk prefixes: 70 bins three times, 256 shares twice", 3 * 70 + 2 * 256),
+        ("topk total: two levels", 512 + 512 + 256),
+        ("topk scan: a share of the blocks twice", 2 * blocks.div_ceil(256) + 256),
+        ("sums: 64 records of 8", 8 * 64 + 6 * 8),
+        ("powersgd: a chunk in tiles of 32, two loads each", 4096 / 32 * (32 + 2 + 1)),
+        ("powersgd: tiles by columns, eight sums", tiles * (rank + rank / 16 + 8) + 100),
+        ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
+        ("powersgd: projections on 1023 columns, of 32 stretches", 1023 * 33),
+    ];
+    for (what, iterations) in most {
+        assert!(iterations < CUT - 10_000, "{what}: {iterations}");
+    }
+    // The canary: when the trap is gone, this says so, and the bounds above may go too.
+    let Some(mut backend) = backend() else { return };
+    let counted = counted_iterations(&mut backend, 70_000);
+    assert!(counted == 70_000 || counted == 65_535, "{counted}");
+}
+
+/// How often a loop of `wanted` iterations runs.
+fn counted_iterations(backend: &mut WgpuBackend, wanted: u32) -> u32 {
+    let device = backend.device().clone();
+    let source = format!(
+        "@group(0) @binding(0) var<storage, read_write> count: array<u32>;
+         @compute @workgroup_size(1) fn main() {{
+             var n = 0u;
+             while (n < {wanted}u + count[1]) {{ n++; }}
+             count[0] = n;
+         }}"
+    );
+    let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+        label: None,
+        source: wgpu::ShaderSource::Wgsl(source.into()),
+    });
+    let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        label: None,
+        layout: None,
+        module: &module,
+        entry_point: None,
+        compilation_options: Default::default(),
+        cache: None,
+    });
+    let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC;
+    let count =
+        device.create_buffer(&wgpu::BufferDescriptor { label: None, size: 16, usage, mapped_at_creation: false });
+    let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: None,
+        layout: &pipeline.get_bind_group_layout(0),
+        entries: &[wgpu::BindGroupEntry { binding: 0, resource: count.as_entire_binding() }],
+    });
+    let mut encoder = device.create_command_encoder(&Default::default());
+    let mut pass = encoder.begin_compute_pass(&Default::default());
+    pass.set_pipeline(&pipeline);
+    pass.set_bind_group(0, &group, &[]);
+    pass.dispatch_workgroups(1, 1, 1);
+    drop(pass);
+    backend.queue().submit([encoder.finish()]);
+    let batch = crate::gpu::Batch::new(backend.gpu()).unwrap();
+    bytemuck::pod_read_unaligned(&batch.read(&[crate::gpu::Part::from(&count)]).unwrap()[..4])
+}
+
+/// Every entry point becomes a pipeline of the device.
+#[test]
+fn every_kernel_compiles() {
+    let Some(mut backend) = backend() else { return };
+    let device = backend.gpu().device.clone();
+    let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let mut kernels = Kernels::default();
+    for shader in Shader::ALL {
+        let source = shader.source();
+        let module = naga::front::wgsl::parse_str(&source).unwrap();
+        for entry in &module.entry_points {
+            kernels.get(&device, Kernel { shader, entry: entry.name.clone().leak() });
+        }
+    }
+    assert!(pollster::block_on(scope.pop()).is_none());
+}
+
+#[test]
+fn rows_of_sixteen_million_values() {
+    let Some(mut backend) = backend() else { return };
+    let elements = 1 << 24;
+    let values: Vec<f32> = uniform(elements, 8).into_iter().map(|x| x * x * x).collect();
+    let tensor = Tensor::new(&values, 4096, 4096);
+    let gradient = tensor.gradients()[0];
+    let job = |candidates| Job { gradient, candidates, stream: Stream::default() };
+    let keeps: Vec<u32> = (1..=100).map(|i| i * (elements as u32 / 1000)).collect();
+    check_rows(&mut backend, &[job(Candidates::TopK { values: Dtype::F32, keeps: &keeps })], ROWS);
+    // QSGD's own bound is beside the point here: 2^24 roundings average out.
+    let jobs = [job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] })];
+    let (mut found, mut expected) = ([0.0; 7], [0.0; 7]);
+    backend.measure(&jobs, &mut [], &mut found).unwrap();
+    lgreco_core::backend::Portable.measure(&jobs, &mut [], &mut expected).unwrap();
+    assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b), "{found:?}, not {expected:?}");
+}
