@@ -21,6 +21,11 @@ pub struct Adapter {
 }
 
 /// All adapters that wgpu finds, in its order; none without a driver.
+///
+/// ```
+/// let usable = lgreco_wgpu::adapters().iter().filter(|adapter| adapter.usable.is_ok()).count();
+/// println!("{usable} adapters can be used");
+/// ```
 pub fn adapters() -> Vec<Adapter> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));

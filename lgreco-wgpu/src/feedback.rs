@@ -1,10 +1,10 @@
 //! Error feedback on the device: what `feedback.wgsl` is asked to do.
 
 use crate::Error;
-use crate::backend::{WgpuBackend, check_finite};
+use crate::backend::WgpuBackend;
 use crate::gpu::{Batch, Part, Scratch};
 use crate::kernels::{Kernel, Shader};
-use crate::magnitude::{self, INFINITY};
+use crate::magnitude::{self, INFINITY, check_finite};
 use crate::tensor::{BufferGradient, Input, Tensor};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;

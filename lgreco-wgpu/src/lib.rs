@@ -16,6 +16,7 @@
 
 mod adapters;
 mod backend;
+mod codec;
 mod error;
 mod feedback;
 mod gpu;
@@ -24,6 +25,7 @@ mod magnitude;
 mod payload;
 mod powersgd;
 mod qsgd;
+mod rows;
 mod sums;
 mod tensor;
 #[cfg(test)]

@@ -64,3 +64,22 @@ pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result
     let word: u32 = bytemuck::pod_read_unaligned(&bytes);
     Ok(Some((found as usize, tensor.value_in(word, found as usize))))
 }
+
+/// `Err` with the first offender when the largest magnitude is not finite.
+pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<(), Error> {
+    if largest < INFINITY {
+        return Ok(());
+    }
+    match first_from(gpu, input, INFINITY)? {
+        Some((index, value)) => Err(lgreco_core::Error::NonFinite { index, value }.into()),
+        None => Err(Error::Refused("it found a value that is not finite, then found none".into())),
+    }
+}
+
+/// What is wrong with the first element from `least` on: it is too large for the type it is sent in.
+pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error, Error> {
+    match first_from(gpu, input, least)? {
+        Some((index, value)) => Ok(lgreco_core::Error::ElementOverflow { index, value }.into()),
+        None => Err(Error::Refused("it found a value that is too large, then found none".into())),
+    }
+}

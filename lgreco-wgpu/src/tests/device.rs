@@ -5,7 +5,7 @@ use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Kernels, Shader};
 use crate::{Error, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+use lgreco_core::compress::{Candidates, Setting, loco::LoCo, qsgd::Qsgd};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_rows};
@@ -31,6 +31,22 @@ fn the_same_input_gives_the_same_bits() {
     rows(&mut backend, &Tensor::new(&uniform(500 * 200, 2), 500, 200)).unwrap();
     let second: Vec<u64> = rows(&mut backend, &tensor).unwrap().into_iter().map(f64::to_bits).collect();
     assert_eq!(first, second);
+}
+
+#[test]
+fn methods_without_kernels_are_refused() {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let (full, empty) = (Tensor::new(&uniform(60, 1), 6, 10), Tensor::new(&[], 0, 10));
+    for gradient in [full.gradients()[0], empty.gradients()[0]] {
+        let job = Job { gradient, candidates: Candidates::LoCo { groups: &[8] }, stream: Stream::default() };
+        let failed = backend.measure(&[job], &mut [], &mut [0.0]).unwrap_err();
+        assert!(matches!(failed.error, lgreco_core::Error::Device { .. }), "{failed:?}");
+        let setting = Setting::LoCo(LoCo { group: 8 });
+        let refused = backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut [0; 200]);
+        assert!(matches!(refused, Err(lgreco_core::Error::Device { .. })), "{refused:?}");
+        assert_eq!(backend.failure(), Some(&Error::Method("this setting")));
+    }
 }
 
 #[test]

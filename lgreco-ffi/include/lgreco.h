@@ -1,0 +1,1515 @@
+/*
+ * lgreco: layer-wise adaptive gradient compression.
+ *
+ * What holds for every call here (order of arguments, NULL, ownership, threads, errors, versions) stands in
+ * lgreco-ffi/README.md. In short: every call returns a status, outputs count only after LGRECO_OK, handles are freed
+ * by their destroy call and nothing else, different handles may be used by different threads at the same time.
+ *
+ * Generated from the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
+ */
+#ifndef LGRECO_H
+#define LGRECO_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// The version this header belongs to; lgreco_version() is that of the library.
+#define LGRECO_VERSION_MAJOR 0
+#define LGRECO_VERSION_MINOR 1
+#define LGRECO_VERSION_PATCH 0
+#define LGRECO_VERSION_STRING "0.1.0"
+#define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
+
+// The id of samples that are not to be remembered.
+#define LGRECO_UNREMEMBERED UINT64_MAX
+
+// The compressor of one layer on one worker, with what it remembers and the memory it works in.
+typedef struct lgreco_compressor lgreco_compressor;
+
+// A device, and the message about the last failed call that was given the context.
+//
+// Other handles are made with a context, but do not need it afterwards.
+typedef struct lgreco_context lgreco_context;
+
+// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
+// remembers.
+typedef struct lgreco_controller lgreco_controller;
+
+// One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
+// must neither be lost nor change their order.
+typedef struct lgreco_cut lgreco_cut;
+
+// One option per layer, verified. It never changes.
+typedef struct lgreco_plan lgreco_plan;
+
+// An error table with names, owned by the library. It never changes.
+typedef struct lgreco_table lgreco_table;
+
+// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
+typedef uint32_t lgreco_status;
+
+// A device: LGRECO_DEVICE_...
+typedef uint32_t lgreco_device;
+
+// Where a context works. Begin with LGRECO_CONTEXT_OPTIONS_INIT.
+typedef struct lgreco_context_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_DEVICE_CPU, the default.
+    lgreco_device device;
+    // Which device of that kind, from 0.
+    uint32_t device_index;
+} lgreco_context_options;
+
+// An element type: LGRECO_DTYPE_...
+typedef uint32_t lgreco_dtype;
+
+// A named tensor of the model. Begin with LGRECO_LAYER_INIT.
+typedef struct lgreco_layer {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Its name, UTF-8; state and plans are keyed by it.
+    const char *name;
+    // Its dimensions; PowerSGD sees a matrix of the first by the product of the others.
+    const size_t *dims;
+    // Their number; 0 for a scalar.
+    size_t dims_len;
+    // Its gradient, row-major, as many elements as the product of `dims`. Only read; not needed to make a compressor.
+    const void *values;
+    // Type of its elements.
+    lgreco_dtype dtype;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_layer;
+
+// A compression method: LGRECO_METHOD_...; those of settings are the ones in payload headers.
+typedef uint32_t lgreco_method;
+
+// What errors of tables are measured in: LGRECO_METRIC_...
+typedef uint32_t lgreco_metric;
+
+// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
+//
+// Parameters are bits per element for QSGD (1 to 8; 4 by default), the density for TopK (above 0, to 1; 0.01) and the rank
+// for PowerSGD (1 to 65536; 4). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
+// and the range are then those of QSGD.
+typedef struct lgreco_search_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD or HYBRID.
+    lgreco_method method;
+    // LGRECO_METRIC_L2, the default, or LGRECO_METRIC_SQUARED_L2.
+    lgreco_metric metric;
+    // The uniform setting that the error budget is taken from; 0, the default, for the method's.
+    double parameter;
+    // Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`.
+    double first;
+    // Largest parameter offered.
+    double last;
+    // Distance of two parameters.
+    double step;
+    // Layers with fewer elements stay uncompressed and are not in the table; 1024 by default.
+    size_t min_elements;
+    // Seed of random start matrices: give compressors the same; 0 by default.
+    uint64_t seed;
+} lgreco_search_options;
+
+// Which interval the levels of a QSGD bucket divide: LGRECO_SCALE_...
+typedef uint32_t lgreco_scale;
+
+// How QSGD rounds between two levels: LGRECO_ROUNDING_...
+typedef uint32_t lgreco_rounding;
+
+// A compressor with its parameters. Begin with LGRECO_SETTING_INIT; fields of other methods are not looked at.
+typedef struct lgreco_setting {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID or LGRECO_METHOD_OTHER.
+    lgreco_method method;
+    // QSGD: bits per element, 1 to 8; 4 by default.
+    uint32_t bits;
+    // QSGD: elements per bucket, at least 1; 512 by default.
+    uint32_t bucket;
+    // QSGD: LGRECO_SCALE_MAX_NORM by default.
+    lgreco_scale scale;
+    // QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
+    lgreco_rounding rounding;
+    // TopK: number of elements sent, 1 to all; 1 by default.
+    uint32_t keep;
+    // TopK: type the values are sent in; LGRECO_DTYPE_F32 by default.
+    lgreco_dtype values;
+    // PowerSGD: rank, at least 1; 4 by default.
+    uint32_t rank;
+    // PowerSGD: power iterations, at least 1; 1 by default.
+    uint32_t iterations;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_setting;
+
+// One option of one layer. This struct never changes.
+typedef struct lgreco_choice {
+    // Bits one worker sends for the layer under this option.
+    uint64_t size;
+    // How much the option hurts: finite, not negative, in any one metric.
+    double error;
+} lgreco_choice;
+
+// An error table in arrays: the caller's own, or what is in a table handle. Begin with LGRECO_TABLE_VIEW_INIT, all NULL.
+typedef struct lgreco_table_view {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Number of layers, at least 1.
+    size_t layers;
+    // Per layer, where its options end in `choices`: layer l has ends[l - 1] .. ends[l], layer 0 begins at 0.
+    const size_t *ends;
+    // All options, layer after layer.
+    const struct lgreco_choice *choices;
+    // Per layer, the option the error budget is taken from; may be NULL.
+    const uint32_t *defaults;
+    // The error budget; NULL when it is the error of `defaults`.
+    const double *budget;
+    // Per layer, its name, UTF-8; NULL for names like "0", "1".
+    const char *const *names;
+    // Per option, its label, UTF-8; NULL for labels like "0", "1".
+    const char *const *labels;
+    // Per layer, the number of elements of its gradient; NULL for 0.
+    const uint64_t *elements;
+    // Per layer, the bits of its gradient as it is; NULL for 32 per element.
+    const uint64_t *uncompressed_sizes;
+    // What errors are measured in, such as "l2"; NULL for "".
+    const char *metric;
+    // Filled by the library for measured tables: which of the model's layers each layer of the table is; else NULL.
+    const size_t *model_layers;
+} lgreco_table_view;
+
+// How to choose: LGRECO_SOLVER_...
+typedef uint32_t lgreco_solver;
+
+// How to plan. Begin with LGRECO_PLAN_OPTIONS_INIT.
+typedef struct lgreco_plan_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_SOLVER_EXACT, the default, or LGRECO_SOLVER_DP.
+    lgreco_solver solver;
+    // DP: cells of the grid, at least 1; 10000 by default.
+    uint32_t levels;
+    // Exact: partial plans kept at once, 32 bytes each; 2^19 by default; with 0 the relaxation is rounded.
+    uint64_t states;
+    // The error budget is multiplied by this, finite and not negative; 1 by default.
+    double alpha;
+} lgreco_plan_options;
+
+// A plan in arrays: what is in a plan handle, or the caller's own. Begin with LGRECO_PLAN_VIEW_INIT.
+typedef struct lgreco_plan_view {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Number of layers.
+    size_t layers;
+    // Per layer, the index of the chosen option among the layer's options.
+    const uint32_t *options;
+    // Bits of the chosen options in all.
+    uint64_t size;
+    // No plan within the budget is smaller than this many bits; the plan is proved optimal when `size` equals it.
+    uint64_t lower_bound;
+    // Error of the chosen options in all.
+    double error;
+    // The error budget the plan was made for.
+    double budget;
+    // Who made it, such as "exact"; filled by the library, not read.
+    const char *solver;
+    // 1 when the plan is proved optimal, else 0; filled by the library, not read.
+    uint32_t proven;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_plan_view;
+
+// What a compressor remembers between steps: LGRECO_FEEDBACK_...
+typedef uint32_t lgreco_feedback;
+
+// What a residual is kept in: LGRECO_STORAGE_...
+typedef uint32_t lgreco_storage;
+
+// What happens to payloads on their way: LGRECO_AGGREGATION_...
+typedef uint32_t lgreco_aggregation;
+
+// Whose compressor it is, and what it remembers. Begin with LGRECO_COMPRESSOR_OPTIONS_INIT.
+typedef struct lgreco_compressor_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Seed of the run, the same on every rank; 0 by default.
+    uint64_t seed;
+    // Index of the layer in the model; with `seed` it names PowerSGD's start matrix; 0 by default.
+    uint32_t layer_index;
+    // Number of this worker. Workers must differ here, or their rounding errors do not average out; 0 by default.
+    uint32_t rank;
+    // LGRECO_FEEDBACK_NONE by default.
+    lgreco_feedback feedback;
+    // Residuals: how much of an error is remembered, in (0, 1]; 1 by default.
+    float gain;
+    // Residuals: zeroed after every so many steps; 0, the default, for never.
+    uint32_t reset_every;
+    // Residuals: LGRECO_STORAGE_F32 by default.
+    lgreco_storage storage;
+    // LGRECO_AGGREGATION_SUMMED by default.
+    lgreco_aggregation aggregation;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_compressor_options;
+
+// The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
+// sockets. Begin with LGRECO_COLLECTIVE_INIT.
+//
+// All workers make the same calls in the same order with the same lengths. Every callback gets `user` and returns 0, or
+// an error code of the embedder's: the call that made it then fails with LGRECO_COLLECTIVE. A worker that cannot go on
+// must make the others' calls fail rather than wait for ever. Callbacks are made in the calling thread, during the call,
+// and `stream` is what that call was given. They must not throw, nor use the handle of the call (LGRECO_BUSY).
+typedef struct lgreco_collective {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // This worker's number, below `world_size`.
+    uint32_t rank;
+    // Number of workers, at least 1; 1 by default.
+    uint32_t world_size;
+    // Given to every callback.
+    void *user;
+    // Replaces `values` by their sums over the workers: the same bits on each, NaN stays NaN.
+    int32_t (*all_reduce_sum)(void *user, float *values, size_t count, void *stream);
+    // Writes every worker's bytes to `received`, in rank order: worker i brings lens[i], this one `own`.
+    int32_t (*all_gather)(void *user,
+                          const uint8_t *own,
+                          const uint64_t *lens,
+                          uint8_t *received,
+                          void *stream);
+    // Replaces `length` bytes by those of worker `root`.
+    int32_t (*broadcast)(void *user, uint32_t root, uint8_t *bytes, size_t length, void *stream);
+    // Sends worker i the next send_lens[i] bytes of `send`, and receives the next received_lens[i] of `received` from
+    // it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; else NULL.
+    int32_t (*all_to_all)(void *user,
+                          const uint8_t *send,
+                          const uint64_t *send_lens,
+                          uint8_t *received,
+                          const uint64_t *received_lens,
+                          void *stream);
+} lgreco_collective;
+
+// Who decides how hard each layer is compressed: LGRECO_POLICY_...
+typedef uint32_t lgreco_policy;
+
+// What happens to a step in which some rank's gradient holds NaN or infinity: LGRECO_NON_FINITE_STEP_...
+typedef uint32_t lgreco_non_finite_step;
+
+// How payloads that cannot be summed on the wire travel: LGRECO_ROUTE_...
+typedef uint32_t lgreco_route;
+
+// What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.
+typedef struct lgreco_controller_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // What is offered to the layers; its seed is that of all random bits; NULL for QSGD. Not kept.
+    const struct lgreco_search_options *search;
+    // Solver, its limits, and the factor on the error budget; NULL for the defaults. Not kept.
+    const struct lgreco_plan_options *plan;
+    // LGRECO_POLICY_FIXED: one setting per layer. Not kept.
+    const struct lgreco_setting *fixed;
+    // LGRECO_POLICY_K_MEANS: at least 1; 6 by default.
+    size_t clusters;
+    // Accordion: the parameter (bits, density or rank) of critical layers; 0 for none, the default.
+    double accordion_low;
+    // Accordion: the parameter of the others, below `accordion_low`.
+    double accordion_high;
+    // Accordion: relative change of a gradient's norm from which on a layer is critical; 0.5 by default.
+    double accordion_eta;
+    // Accordion: factor by which the learning rate must fall to make all layers critical; 1.5 by default.
+    double accordion_drop;
+    // Steps before the first decision, uncompressed; at least 2; 100 by default.
+    uint64_t warmup;
+    // Steps from one decision to the next, at least 1; 1000 by default.
+    uint64_t period;
+    // A decision sees the mean gradient of so many steps before it, at least 1; 10 by default.
+    uint64_t window;
+    // LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
+    lgreco_policy policy;
+    // LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD; LGRECO_FEEDBACK_NONE.
+    lgreco_feedback feedback;
+    // What residuals are kept in; LGRECO_STORAGE_F32 by default.
+    lgreco_storage storage;
+    // LGRECO_NON_FINITE_STEP_ERROR by default.
+    lgreco_non_finite_step non_finite;
+    // LGRECO_ROUTE_ALL_GATHER by default.
+    lgreco_route route;
+    // The rank that measures and plans for all; 0 by default.
+    uint32_t measuring_rank;
+    // Layers are exchanged together until their uncompressed gradients exceed so many bytes; 4 MiB by default.
+    size_t bucket_bytes;
+    // Relative errors are measured every so many steps, 0 for never; 10 by default.
+    uint64_t metrics_every;
+    // Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
+    // worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
+    // bits with NULL, the default. Kept, with `compute_user`, until the controller is destroyed; called by
+    // lgreco_controller_step.
+    double (*compute_seconds)(void *user, const struct lgreco_setting *setting, size_t rows, size_t cols);
+    // Given to `compute_seconds`.
+    void *compute_user;
+} lgreco_controller_options;
+
+// What became of a step's gradients: LGRECO_OUTCOME_...
+typedef uint32_t lgreco_outcome;
+
+// What a step did; all but the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
+typedef struct lgreco_report {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Its number, from 0.
+    uint64_t step;
+    // LGRECO_OUTCOME_...
+    lgreco_outcome outcome;
+    // 1 when it was the first under new settings, else 0.
+    uint32_t switched;
+    // Bytes of one worker's gradients.
+    uint64_t bytes_in;
+    // Bytes that one worker sent for them.
+    uint64_t bytes_out;
+    // Seconds for checking gradients and waiting for the others; at a decision for measuring, planning and switching too.
+    double planning_seconds;
+    // Seconds for compressing and exchanging.
+    double exchange_seconds;
+} lgreco_report;
+
+// Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
+typedef uint32_t lgreco_uncompressed;
+
+// What is known about one layer on one rank. Begin with LGRECO_METRICS_INIT.
+typedef struct lgreco_metrics {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Steps in which it was exchanged.
+    uint64_t steps;
+    // Bytes of its gradients in these steps.
+    uint64_t bytes_in;
+    // Bytes sent for them.
+    uint64_t bytes_out;
+    // Squared error of what was sent, by the squared norm of what was compressed, when last measured; -1 before.
+    double relative_error;
+    // L2 norm of the residual; -1 without one.
+    double residual_norm;
+    // Decisions whose setting was refused because feedback would not have worked with it.
+    uint64_t not_contractive;
+    // LGRECO_UNCOMPRESSED_...
+    lgreco_uncompressed uncompressed;
+    // 0.
+    uint32_t reserved;
+} lgreco_metrics;
+
+// What made the settings change: LGRECO_CAUSE_...
+typedef uint32_t lgreco_cause;
+
+// How seconds per byte were found: LGRECO_FIT_...
+typedef uint32_t lgreco_fit;
+
+// The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
+typedef struct lgreco_decision {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // The first step under it.
+    uint64_t step;
+    // LGRECO_CAUSE_...
+    lgreco_cause cause;
+    // LGRECO_FIT_...
+    lgreco_fit fit;
+    // 1 when the policy planned, else 0; the numbers below are then 0.
+    uint32_t planned;
+    // 1 when the plan is proved optimal, else 0.
+    uint32_t proven;
+    // Size of the layers that may be compressed; bits, or picoseconds (`fit`).
+    uint64_t size;
+    // No plan within the budget is smaller.
+    uint64_t lower_bound;
+    // Size of the same layers under the settings that the budget comes from.
+    uint64_t default_size;
+    // Size of the same layers uncompressed: where `size` is not less, compression does not pay.
+    uint64_t uncompressed_size;
+    // Error of the plan.
+    double error;
+    // Its budget.
+    double budget;
+    // Layers that are sent uncompressed because that is faster.
+    uint32_t slower;
+    // Layers that are sent uncompressed because feedback would not work with what was chosen.
+    uint32_t not_contractive;
+} lgreco_decision;
+
+// What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
+// controller is destroyed.
+typedef struct lgreco_loaded {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Layers of the model that the state does not have: they start without residual, uncompressed until the next
+    // decision, which then comes at once.
+    const char *const *missing;
+    // Their number.
+    size_t missing_len;
+    // Layers of the state that the model does not have: they are ignored.
+    const char *const *extra;
+    // Their number.
+    size_t extra_len;
+    // Layers whose shape or element type is not that of the state: they are missing and extra at once.
+    const char *const *misshaped;
+    // Their number.
+    size_t misshaped_len;
+    // The rank that saved the plan.
+    uint32_t rank;
+    // The number of workers then.
+    uint32_t world_size;
+} lgreco_loaded;
+
+// How one direction of a cut is compressed: LGRECO_CODEC_...
+typedef uint32_t lgreco_codec;
+
+// What one direction of a cut remembers: LGRECO_LINK_MEMORY_...
+typedef uint32_t lgreco_link_memory;
+
+// What AQ-SGD's rows are kept in: LGRECO_ROWS_...
+typedef uint32_t lgreco_rows;
+
+// Codec and memory of one direction of a cut. Begin with LGRECO_LINK_INIT; fields of other codecs and memories are not
+// looked at.
+typedef struct lgreco_link {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_CODEC_MIN_MAX by default.
+    lgreco_codec codec;
+    // Bits per value; 4 by default.
+    uint32_t bits;
+    // Min-max: so many consecutive values of a sample share a grid, 0 for the whole batch; 128 by default.
+    uint32_t tile;
+    // Symmetric: samples consist of so many channels, each with a scale of its own; 0, the default, for one per sample.
+    uint32_t channels;
+    // Symmetric: type of the scales; LGRECO_DTYPE_F32, the default, or BF16.
+    lgreco_dtype scale;
+    // TopK: values sent per sample; 1 by default.
+    uint32_t keep;
+    // Dense, TopK, shared indices: type of the values sent; LGRECO_DTYPE_F32 by default.
+    lgreco_dtype values;
+    // LGRECO_LINK_MEMORY_NONE by default.
+    lgreco_link_memory memory;
+    // Residuals: how much of an error is remembered, in (0, 1]; 1 by default.
+    float gain;
+    // Residuals: zeroed after every so many messages; 0, the default, for never.
+    uint32_t reset_every;
+    // Residuals: LGRECO_STORAGE_F32 by default.
+    lgreco_storage storage;
+    // AQ-SGD: samples remembered at most, at least 1; 1024 by default.
+    uint32_t capacity;
+    // AQ-SGD: LGRECO_ROWS_BF16 by default.
+    lgreco_rows rows;
+    // AQ-SGD, quantised rows: 2 to 8; 8 by default.
+    uint32_t row_bits;
+} lgreco_link;
+
+// Everything about a cut that both ends must agree on. Begin with LGRECO_CUT_SETTING_INIT; `batch` and `features` must
+// be set.
+typedef struct lgreco_cut_setting {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Activations; NULL for LGRECO_LINK_INIT. Not kept.
+    const struct lgreco_link *forward;
+    // Gradients, which need milder compression; NULL for LGRECO_LINK_INIT with 8 bits. Not kept.
+    const struct lgreco_link *backward;
+    // Which cut of the model; 0 by default.
+    uint32_t cut;
+    // Samples per message: exactly so many with a memory by position, at most otherwise; at least 1.
+    uint32_t batch;
+    // Values per sample, at least 1.
+    uint32_t features;
+    // Micro-batches that may be on their way forward and back at a time, at least 1; 8 by default.
+    uint32_t in_flight;
+} lgreco_cut_setting;
+
+// Which end of a cut: LGRECO_END_...
+typedef uint32_t lgreco_end;
+
+// What an end has done in one direction, evaluation aside. Begin with LGRECO_CUT_COUNTERS_INIT.
+typedef struct lgreco_cut_counters {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Messages. None after a step: the cut is configured, but not in use.
+    uint64_t messages;
+    // Their bytes.
+    uint64_t bytes;
+    // Bytes of their values uncompressed.
+    uint64_t uncompressed_bytes;
+    // AQ-SGD: samples sent as a change.
+    uint64_t hits;
+    // AQ-SGD: samples sent uncompressed, as they were not remembered.
+    uint64_t misses;
+    // AQ-SGD: samples without id.
+    uint64_t unremembered;
+    // AQ-SGD: samples forgotten for want of capacity.
+    uint64_t evictions;
+    // AQ-SGD: samples forgotten because their values do not fit the storage.
+    uint64_t non_finite;
+    // AQ-SGD, sending end: sum over hits of the change's squared norm.
+    double change_energy;
+    // AQ-SGD, sending end: sum over hits of the activations' squared norm.
+    double hit_energy;
+} lgreco_cut_counters;
+
+// Done.
+#define LGRECO_OK 0
+
+// An array or buffer has not the length the call needs.
+#define LGRECO_LENGTH 1
+
+// A parameter is outside its range.
+#define LGRECO_PARAMETER 2
+
+// A tensor with 2^32 rows, columns or elements, or more.
+#define LGRECO_TOO_MANY_ELEMENTS 3
+
+// A gradient holds NaN or infinity.
+#define LGRECO_NON_FINITE 4
+
+// A result does not fit the number format it is sent in.
+#define LGRECO_OVERFLOW 5
+
+// A word that names nothing.
+#define LGRECO_UNKNOWN_NAME 6
+
+// There is no memory for a workspace.
+#define LGRECO_OUT_OF_MEMORY 7
+
+// An element is too large for the format it is to be sent in.
+#define LGRECO_ELEMENT_OVERFLOW 8
+
+// A table without layers.
+#define LGRECO_EMPTY_TABLE 20
+
+// A layer without options.
+#define LGRECO_EMPTY_LAYER 21
+
+// An option's error is NaN, infinite or negative.
+#define LGRECO_OPTION_ERROR 22
+
+// The sizes of the largest options do not fit 64 bits in all.
+#define LGRECO_SIZE_OVERFLOW 23
+
+// A choice names an option its layer does not have.
+#define LGRECO_NO_SUCH_OPTION 24
+
+// A budget that is NaN, infinite or negative.
+#define LGRECO_BUDGET 25
+
+// No plan meets the budget.
+#define LGRECO_INFEASIBLE 26
+
+// A plan's choices cost more error than its budget.
+#define LGRECO_OVER_BUDGET 27
+
+// A plan's statement about itself does not hold.
+#define LGRECO_PLAN_MISMATCH 28
+
+// Two layers have one name.
+#define LGRECO_DUPLICATE_NAME 29
+
+// Bytes that are not a payload of this version.
+#define LGRECO_PAYLOAD_HEADER 40
+
+// A payload whose body contradicts its header.
+#define LGRECO_PAYLOAD_BODY 41
+
+// A header field of a payload beyond what this version defines.
+#define LGRECO_PAYLOAD_FIELD 42
+
+// A compressor under which feedback may amplify errors.
+#define LGRECO_NOT_CONTRACTIVE 60
+
+// A feedback rule used where it does not work.
+#define LGRECO_FEEDBACK_RULE 61
+
+// Bytes that are not a saved state of this version.
+#define LGRECO_SAVED_STATE 62
+
+// A collective callback failed.
+#define LGRECO_COLLECTIVE 80
+
+// Another worker could not take part.
+#define LGRECO_PEER 81
+
+// Workers want to exchange different things.
+#define LGRECO_PEER_PLAN 82
+
+// What another worker sent cannot be decoded.
+#define LGRECO_PEER_MESSAGE 83
+
+// What is handed to a controller is not the layer it was made for.
+#define LGRECO_LAYER_MISMATCH 100
+
+// A layer's gradient holds NaN or infinity.
+#define LGRECO_NON_FINITE_GRADIENT 101
+
+// A message of a cut is not the one that comes next.
+#define LGRECO_OUT_OF_STEP 120
+
+// The two ends of a cut remember different things of a sample.
+#define LGRECO_SAMPLE_OUT_OF_STEP 121
+
+// A batch holds a sample twice.
+#define LGRECO_DUPLICATE_SAMPLE 122
+
+// More micro-batches on their way than a cut keeps tickets for.
+#define LGRECO_TOO_MANY_IN_FLIGHT 123
+
+// A ticket that no micro-batch in flight has.
+#define LGRECO_NOT_IN_FLIGHT 124
+
+// A call that has to wait for the end of the step.
+#define LGRECO_MID_STEP 125
+
+// A saved cut that was set otherwise.
+#define LGRECO_OTHER_SETTING 126
+
+// A pointer is NULL that must not be.
+#define LGRECO_NULL_POINTER 200
+
+// A pointer is not aligned for its type.
+#define LGRECO_ALIGNMENT 201
+
+// An output overlaps an input or another output.
+#define LGRECO_OVERLAP 202
+
+// A struct's struct_size is too small, or fields this version does not know are not zero.
+#define LGRECO_STRUCT_SIZE 203
+
+// A number that should be one of a list of constants is none of them.
+#define LGRECO_UNKNOWN_CONSTANT 204
+
+// Text is not UTF-8, or holds a NUL.
+#define LGRECO_TEXT 205
+
+// Not JSON, or not the JSON expected there.
+#define LGRECO_JSON 206
+
+// A table or plan file of a version this library does not read.
+#define LGRECO_JSON_VERSION 207
+
+// Not a handle, or one of another kind.
+#define LGRECO_HANDLE 208
+
+// The handle is in use by another call.
+#define LGRECO_BUSY 209
+
+// The device, or what is asked of it, does not exist in this build.
+#define LGRECO_UNAVAILABLE 210
+
+// The table was not measured by the library: it has no compressor settings.
+#define LGRECO_NO_SETTINGS 211
+
+// The call is for the other end of a cut.
+#define LGRECO_OTHER_END 212
+
+// A bug in the library. The handle it happened in can only be destroyed.
+#define LGRECO_PANIC 255
+
+// The CPU.
+#define LGRECO_DEVICE_CPU 0
+
+// An NVIDIA GPU; not available yet.
+#define LGRECO_DEVICE_CUDA 1
+
+// IEEE single precision.
+#define LGRECO_DTYPE_F32 0
+
+// IEEE half precision, by its bits.
+#define LGRECO_DTYPE_F16 1
+
+// bfloat16, by its bits.
+#define LGRECO_DTYPE_BF16 2
+
+// Uncompressed.
+#define LGRECO_METHOD_DENSE 0
+
+// Bucketed quantisation: `bits`, `bucket`, `scale`, `rounding`.
+#define LGRECO_METHOD_QSGD 1
+
+// The largest magnitudes: `keep`, `values`.
+#define LGRECO_METHOD_TOPK 2
+
+// A product of two thin matrices: `rank`, `iterations`.
+#define LGRECO_METHOD_POWERSGD 3
+
+// All of them, chosen per layer; for lgreco_search_options only.
+#define LGRECO_METHOD_HYBRID 256
+
+// A method this version of the C API has no fields for; only read, of states that Rust programs saved.
+#define LGRECO_METHOD_OTHER 257
+
+// Plus and minus the largest magnitude.
+#define LGRECO_SCALE_MAX_NORM 0
+
+// From the smallest to the largest value (CGX).
+#define LGRECO_SCALE_MIN_MAX 1
+
+// At random, right on average.
+#define LGRECO_ROUNDING_STOCHASTIC 0
+
+// To the nearer one.
+#define LGRECO_ROUNDING_NEAREST 1
+
+// The L2 norm, as in the L-GreCo paper.
+#define LGRECO_METRIC_L2 0
+
+// The squared L2 norm, which adds up over layers.
+#define LGRECO_METRIC_SQUARED_L2 1
+
+// The proved optimum, or the best plan and an honest bound where `states` end the search.
+#define LGRECO_SOLVER_EXACT 0
+
+// Algorithm 1 of the L-GreCo paper on a grid of `levels` cells.
+#define LGRECO_SOLVER_DP 1
+
+// Nothing.
+#define LGRECO_FEEDBACK_NONE 0
+
+// Error feedback: what was not sent; `gain`, `reset_every`, `storage`.
+#define LGRECO_FEEDBACK_RESIDUAL 1
+
+// Error feedback through TopK, half the entries those of the largest memory; `gain`, `reset_every`, `storage`.
+#define LGRECO_FEEDBACK_MIXED 2
+
+// EF21: the receivers' estimate, which payloads correct.
+#define LGRECO_FEEDBACK_EF21 3
+
+// EF21+: payloads correct or replace the estimate; needs LGRECO_AGGREGATION_POINT_TO_POINT.
+#define LGRECO_FEEDBACK_EF21_PLUS 4
+
+// 4 bytes per element, exact.
+#define LGRECO_STORAGE_F32 0
+
+// 2 bytes per element, stochastically rounded.
+#define LGRECO_STORAGE_BF16 1
+
+// About 1 byte per element, stochastically rounded.
+#define LGRECO_STORAGE_INT8 2
+
+// Payloads of several workers are summed or averaged.
+#define LGRECO_AGGREGATION_SUMMED 0
+
+// Each payload reaches a receiver that keeps one estimate per sender.
+#define LGRECO_AGGREGATION_POINT_TO_POINT 1
+
+// The cheapest plan within the error budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
+#define LGRECO_POLICY_L_GRECO 0
+
+// Nothing is ever compressed.
+#define LGRECO_POLICY_UNCOMPRESSED 1
+
+// The search's default everywhere.
+#define LGRECO_POLICY_UNIFORM 2
+
+// The settings of `fixed`.
+#define LGRECO_POLICY_FIXED 3
+
+// CGX: layers in `clusters` by size and error, within the error budget.
+#define LGRECO_POLICY_K_MEANS 4
+
+// Two levels, by Accordion's detector.
+#define LGRECO_POLICY_ACCORDION 5
+
+// The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
+#define LGRECO_NON_FINITE_STEP_ERROR 0
+
+// Nothing is exchanged: gradients become zeros, residuals stay.
+#define LGRECO_NON_FINITE_STEP_SKIP 1
+
+// The step is exchanged uncompressed, NaN and infinity with it; residuals stay.
+#define LGRECO_NON_FINITE_STEP_PASS_THROUGH 2
+
+// Everybody gets everybody's payloads.
+#define LGRECO_ROUTE_ALL_GATHER 0
+
+// Each rank averages a part and compresses the mean again; needs the collective's `all_to_all`.
+#define LGRECO_ROUTE_SCATTER_REDUCE 1
+
+// They are the means of all workers' gradients, compressed as was decided.
+#define LGRECO_OUTCOME_EXCHANGED 0
+
+// Some rank's were not finite; they are zeros. Do not update the parameters.
+#define LGRECO_OUTCOME_SKIPPED 1
+
+// Some rank's were not finite; they are the plain means, not finite either.
+#define LGRECO_OUTCOME_PASSED_THROUGH 2
+
+// It is compressed.
+#define LGRECO_UNCOMPRESSED_NOT 0
+
+// Nothing has been decided yet, or the layer was not in the state loaded.
+#define LGRECO_UNCOMPRESSED_WARM_UP 1
+
+// It has one dimension or fewer, or too few elements.
+#define LGRECO_UNCOMPRESSED_SMALL 2
+
+// The setting would have saved no bytes.
+#define LGRECO_UNCOMPRESSED_NO_SAVING 3
+
+// It was chosen, by the plan or in `fixed`.
+#define LGRECO_UNCOMPRESSED_CHOSEN 4
+
+// Compressing it would take longer than sending it does.
+#define LGRECO_UNCOMPRESSED_SLOWER 5
+
+// Feedback would not work with what was chosen.
+#define LGRECO_UNCOMPRESSED_NOT_CONTRACTIVE 6
+
+// Nothing yet: there was no decision.
+#define LGRECO_CAUSE_NONE 0
+
+// The schedule.
+#define LGRECO_CAUSE_SCHEDULE 1
+
+// The learning rate fell, and Accordion put all layers to low compression.
+#define LGRECO_CAUSE_LEARNING_RATE 2
+
+// They were not asked for: sizes are bits.
+#define LGRECO_FIT_BITS 0
+
+// One number per bucket; sizes are picoseconds.
+#define LGRECO_FIT_PER_BUCKET 1
+
+// One number for all buckets, since there was too little to go by for more; sizes are picoseconds.
+#define LGRECO_FIT_POOLED 2
+
+// Not at all, for lack of samples that differ; sizes are bits.
+#define LGRECO_FIT_NONE 3
+
+// The values as `values`.
+#define LGRECO_CODEC_DENSE 0
+
+// Codes from the smallest to the largest value: `bits` 1 to 8, `tile`.
+#define LGRECO_CODEC_MIN_MAX 1
+
+// Codes on a grid symmetric about zero: `bits` 2 to 8, `channels`, `scale`.
+#define LGRECO_CODEC_SYMMETRIC 2
+
+// The largest magnitudes of each sample: `keep`, `values`.
+#define LGRECO_CODEC_TOPK 3
+
+// Gradients where the forward TopK of the same micro-batch kept activations: `keep` as forward, `values`.
+#define LGRECO_CODEC_SHARED_INDEX 4
+
+// Nothing.
+#define LGRECO_LINK_MEMORY_NONE 0
+
+// Error feedback by position in the batch: `gain`, `reset_every`, `storage`.
+#define LGRECO_LINK_MEMORY_RESIDUAL 1
+
+// EF-mixed by position, for TopK: `gain`, `reset_every`, `storage`.
+#define LGRECO_LINK_MEMORY_MIXED 2
+
+// EF21 by position.
+#define LGRECO_LINK_MEMORY_EF21 3
+
+// AQ-SGD: what was last made of each sample, by its id; forward only: `capacity`, `rows`, `row_bits`.
+#define LGRECO_LINK_MEMORY_SAMPLES 4
+
+// 4 bytes per value.
+#define LGRECO_ROWS_F32 0
+
+// 2 bytes per value.
+#define LGRECO_ROWS_BF16 1
+
+// `row_bits` per value.
+#define LGRECO_ROWS_QUANTISED 2
+
+// The stage above: sends activations, receives gradients.
+#define LGRECO_END_UPSTREAM 0
+
+// The stage below: receives activations, sends gradients.
+#define LGRECO_END_DOWNSTREAM 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The name of the constant, such as "LGRECO_INFEASIBLE"; of other numbers "unknown status". Static text.
+const char *lgreco_status_name(lgreco_status status);
+
+// Version of the library in use, as LGRECO_VERSION is of the header: major * 10000 + minor * 100 + patch.
+uint32_t lgreco_version(void);
+
+// Version of the library in use, as LGRECO_VERSION_STRING is of the header. Static text.
+const char *lgreco_version_string(void);
+
+// Makes a context. `options` may be NULL: the CPU.
+//
+// LGRECO_UNAVAILABLE when the device does not exist in this build or on this machine.
+lgreco_status lgreco_context_create(const struct lgreco_context_options *options,
+                                    struct lgreco_context **context);
+
+// Frees a context and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_context_destroy(struct lgreco_context **context);
+
+// What went wrong in the last failed call that was given the context; empty if none has failed. Valid until the next
+// such call.
+const char *lgreco_context_message(const struct lgreco_context *context);
+
+// Measures every layer of a model on its gradient under every candidate: the error table to plan on, each option with
+// its setting (lgreco_table_setting). Layers with one dimension or fewer, or few elements, are left out: `model_layers`
+// of the view tells which are in. `options` may be NULL. Allocates.
+//
+// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME, LGRECO_PARAMETER.
+lgreco_status lgreco_table_measure(struct lgreco_context *context,
+                                   const struct lgreco_layer *layers,
+                                   size_t layers_len,
+                                   const struct lgreco_search_options *options,
+                                   struct lgreco_table **table,
+                                   void *stream);
+
+// Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
+// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of the payload; `sizes` may be NULL,
+// else it has `settings_len` places too. Settings next to each other that differ in `bits`, `keep` or `rank` alone are
+// measured together, in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
+// lgreco_compressor_options. Allocates.
+//
+// LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
+lgreco_status lgreco_measure(struct lgreco_context *context,
+                             const struct lgreco_layer *layer,
+                             const struct lgreco_setting *settings,
+                             size_t settings_len,
+                             uint64_t seed,
+                             uint32_t layer_index,
+                             double *squared_errors,
+                             uint64_t *sizes,
+                             void *stream);
+
+// Copies a table into a handle and checks it whole: names and labels too.
+lgreco_status lgreco_table_create(struct lgreco_context *context,
+                                  const struct lgreco_table_view *view,
+                                  struct lgreco_table **table);
+
+// Frees a table and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_table_destroy(struct lgreco_table **table);
+
+// Fills `view` with pointers into the table, valid until it is destroyed. `names`, `labels`, `elements`,
+// `uncompressed_sizes` and `metric` are then never NULL.
+lgreco_status lgreco_table_get(const struct lgreco_table *table, struct lgreco_table_view *view);
+
+// Fills `setting` with the compressor behind an option of a measured table.
+//
+// LGRECO_NO_SETTINGS for tables that were not measured by the library; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there
+// is no such layer.
+lgreco_status lgreco_table_setting(const struct lgreco_table *table,
+                                   size_t layer,
+                                   uint32_t option,
+                                   struct lgreco_setting *setting);
+
+// Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
+//
+// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create; the message names layer, option and field.
+lgreco_status lgreco_table_from_json(struct lgreco_context *context,
+                                     const char *json,
+                                     size_t length,
+                                     struct lgreco_table **table);
+
+// Writes the table as JSON with a NUL after it; `length`, which must not be NULL, receives the number of bytes before
+// the NUL.
+//
+// LGRECO_LENGTH when `capacity` is not above that number: `length` is then set all the same, and `json` may be NULL.
+// Allocates.
+lgreco_status lgreco_table_to_json(const struct lgreco_table *table,
+                                   char *json,
+                                   size_t capacity,
+                                   size_t *length);
+
+// Chooses one option per layer: the fewest bits within the error budget, and never more than the defaults of the table
+// take, where those are within it. `options` may be NULL. The same input gives the same plan.
+//
+// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; codes from 20 on about the
+// table. Allocates its workspace.
+lgreco_status lgreco_plan_solve(struct lgreco_context *context,
+                                const struct lgreco_table_view *table,
+                                const struct lgreco_plan_options *options,
+                                struct lgreco_plan **plan);
+
+// Tells the words of workspace that lgreco_plan_solve_into needs for this table. `options` may be NULL.
+lgreco_status lgreco_plan_workspace_len(struct lgreco_context *context,
+                                        const struct lgreco_table_view *table,
+                                        const struct lgreco_plan_options *options,
+                                        size_t *words);
+
+// As lgreco_plan_solve, without an allocation: writes the choices to `choices`, one per layer, and fills `plan`, whose
+// `options` then point to them. The defaults of the table give the budget, but are not competed with.
+//
+// Also LGRECO_LENGTH when `workspace` is shorter than lgreco_plan_workspace_len, or `choices_len` is not the number of
+// layers.
+lgreco_status lgreco_plan_solve_into(struct lgreco_context *context,
+                                     const struct lgreco_table_view *table,
+                                     const struct lgreco_plan_options *options,
+                                     uint64_t *workspace,
+                                     size_t workspace_len,
+                                     uint32_t *choices,
+                                     size_t choices_len,
+                                     struct lgreco_plan_view *plan);
+
+// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget.
+// What is checked is decided in exact arithmetic; `lower_bound` is only compared with the size.
+//
+// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
+lgreco_status lgreco_plan_check(struct lgreco_context *context,
+                                const struct lgreco_table_view *table,
+                                const struct lgreco_plan_view *plan);
+
+// Fills `view` with the plan and a pointer to its choices, valid until the plan is destroyed.
+lgreco_status lgreco_plan_get(const struct lgreco_plan *plan, struct lgreco_plan_view *view);
+
+// Frees a plan and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_plan_destroy(struct lgreco_plan **plan);
+
+// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it; `length` as for lgreco_table_to_json.
+//
+// Also LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check when the plan is not one for this table. Allocates.
+lgreco_status lgreco_plan_to_json(const struct lgreco_plan *plan,
+                                  const struct lgreco_table *table,
+                                  char *json,
+                                  size_t capacity,
+                                  size_t *length);
+
+// Reads a plan file for `table`, `length` bytes of JSON, and verifies it: layers may stand in another order, but each
+// must name a layer of the table and its option by index and label. That no plan is smaller than the bound in the file is
+// taken on trust.
+//
+// LGRECO_JSON, LGRECO_JSON_VERSION; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
+// layer or label that is not the table's, LGRECO_DUPLICATE_NAME; LGRECO_PLAN_MISMATCH and the other codes of
+// lgreco_plan_check. The message names the layer.
+lgreco_status lgreco_plan_from_json(struct lgreco_context *context,
+                                    const struct lgreco_table *table,
+                                    const char *json,
+                                    size_t length,
+                                    struct lgreco_plan **plan);
+
+// Makes the compressor of `layer`, whose `values` are not looked at. `options` may be NULL. Allocates all that later
+// calls work in.
+//
+// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_FEEDBACK_RULE when it does not fit the feedback.
+lgreco_status lgreco_compressor_create(struct lgreco_context *context,
+                                       const struct lgreco_layer *layer,
+                                       const struct lgreco_setting *setting,
+                                       const struct lgreco_compressor_options *options,
+                                       struct lgreco_compressor **compressor);
+
+// Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_compressor_destroy(struct lgreco_compressor **compressor);
+
+// What went wrong in the last failed call on the compressor, beginning with the layer's name; empty if none has failed.
+// Valid until the next call on it.
+const char *lgreco_compressor_message(const struct lgreco_compressor *compressor);
+
+// Changes the setting between two steps, as when plans change; what is remembered stays. Allocates when the new setting
+// needs a larger workspace than any before.
+lgreco_status lgreco_compressor_set_setting(struct lgreco_compressor *compressor,
+                                            const struct lgreco_setting *setting);
+
+// Tells the most bytes that lgreco_compressor_encode writes under the present setting.
+lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor, size_t *bytes);
+
+// Compresses the layer's gradient of step `step`: `values` has the layer's type and number of elements. With feedback,
+// what is remembered is added before, and what is left out is remembered. `length` receives the bytes written to
+// `payload`. Does not allocate.
+//
+// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is below lgreco_compressor_bound; LGRECO_OVERFLOW,
+// LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
+lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
+                                       uint32_t step,
+                                       const void *values,
+                                       uint8_t *payload,
+                                       size_t capacity,
+                                       size_t *length,
+                                       void *stream);
+
+// Decodes any payload of this layer, whatever setting made it, into `values`, `values_len` = the layer's number of
+// elements. With feedback by EF21 or EF21+ use lgreco_compressor_receive. Changes nothing; does not allocate.
+//
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes.
+lgreco_status lgreco_compressor_decode(struct lgreco_compressor *compressor,
+                                       const uint8_t *payload,
+                                       size_t length,
+                                       float *values,
+                                       size_t values_len,
+                                       void *stream);
+
+// The receiving end of EF21 and EF21+: applies a sender's message to this compressor's estimate and writes the new
+// estimate to `values`. A compressor is the sending or the receiving end, not both; messages must come once each, in order.
+// Does not allocate.
+//
+// As lgreco_compressor_decode, and LGRECO_FEEDBACK_RULE with other feedback. The estimate is then unchanged.
+lgreco_status lgreco_compressor_receive(struct lgreco_compressor *compressor,
+                                        const uint8_t *message,
+                                        size_t length,
+                                        float *values,
+                                        size_t values_len,
+                                        void *stream);
+
+// Writes what the compressor remembers, the residual or the estimate, to `values`; `values_len` = the layer's number of
+// elements.
+//
+// LGRECO_FEEDBACK_RULE without feedback, as for the calls below.
+lgreco_status lgreco_compressor_memory(struct lgreco_compressor *compressor,
+                                       float *values,
+                                       size_t values_len);
+
+// Replaces what the compressor remembers, for instance by the residual of a worker that left; `step` as for encoding.
+//
+// LGRECO_OVERFLOW when a value is not finite or too large for the storage. The memory is then unchanged.
+lgreco_status lgreco_compressor_set_memory(struct lgreco_compressor *compressor,
+                                           uint32_t step,
+                                           const float *values,
+                                           size_t values_len);
+
+// Multiplies what the compressor remembers by `factor`, new over old loss scale; `step` as for encoding.
+//
+// LGRECO_PARAMETER unless `factor` is positive and finite; LGRECO_OVERFLOW. The memory is then unchanged.
+lgreco_status lgreco_compressor_rescale_memory(struct lgreco_compressor *compressor,
+                                               uint32_t step,
+                                               float factor);
+
+// Tells the squared L2 norm of what the compressor remembers, and how many steps it has seen.
+lgreco_status lgreco_compressor_memory_norm(struct lgreco_compressor *compressor,
+                                            double *squared_norm,
+                                            uint64_t *steps);
+
+// Tells how many bytes lgreco_compressor_save writes, always the same.
+lgreco_status lgreco_compressor_saved_len(struct lgreco_compressor *compressor, size_t *bytes);
+
+// Writes what the compressor remembers, versioned and the same on every machine, to saved[0 .. lgreco_compressor_saved_len].
+// Layer and rank are for the caller to note.
+//
+// LGRECO_LENGTH when `capacity` is less.
+lgreco_status lgreco_compressor_save(struct lgreco_compressor *compressor,
+                                     uint8_t *saved,
+                                     size_t capacity);
+
+// Restores what another compressor of the same layer and options saved; it continues bit for bit. Any bytes may be given.
+//
+// LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or other feedback; LGRECO_LENGTH. The
+// memory is then unchanged. Allocates.
+lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
+                                     const uint8_t *saved,
+                                     size_t length);
+
+// Makes a controller for a model of these layers, whose `values` are not looked at, at the collective's rank. All ranks
+// must give the same layers and options; `options` may be NULL. No collective call is made.
+//
+// LGRECO_PARAMETER, LGRECO_LENGTH for what makes no sense in the options, LGRECO_DUPLICATE_NAME.
+lgreco_status lgreco_controller_create(struct lgreco_context *context,
+                                       const struct lgreco_collective *collective,
+                                       const struct lgreco_layer *layers,
+                                       size_t layers_len,
+                                       const struct lgreco_controller_options *options,
+                                       struct lgreco_controller **controller);
+
+// Frees a controller and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_controller_destroy(struct lgreco_controller **controller);
+
+// What went wrong in the last failed call on the controller, with the layer's name if one is at fault; empty if none has
+// failed. Valid until the next call on it.
+const char *lgreco_controller_message(const struct lgreco_controller *controller);
+
+// Takes a step, on every rank after every backward pass: gradients[l], of layer l's type and number of elements, becomes
+// its mean over the workers. `learning_rate`, the same on all ranks, matters to Accordion alone. `report` may be NULL.
+// Allocates at decisions only.
+//
+// Whatever fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
+// and code. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options or layers, LGRECO_PARAMETER, and
+// codes of planning come before anything has changed: the step may be repeated. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
+// and LGRECO_PEER_MESSAGE end the step without its gradients being of use; the next one works. After LGRECO_COLLECTIVE
+// ranks may differ: load a saved state.
+lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
+                                     const struct lgreco_collective *collective,
+                                     void *const *gradients,
+                                     size_t gradients_len,
+                                     double learning_rate,
+                                     struct lgreco_report *report,
+                                     void *stream);
+
+// Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LENGTH when there is no such layer, as
+// for the calls below.
+lgreco_status lgreco_controller_setting(struct lgreco_controller *controller,
+                                        size_t layer,
+                                        struct lgreco_setting *setting);
+
+// Fills `metrics` with what is known about layer `layer` on this rank; looks at all of its residual.
+lgreco_status lgreco_controller_metrics(struct lgreco_controller *controller,
+                                        size_t layer,
+                                        struct lgreco_metrics *metrics);
+
+// Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements.
+lgreco_status lgreco_controller_residual(struct lgreco_controller *controller,
+                                         size_t layer,
+                                         float *values,
+                                         size_t values_len);
+
+// Fills `decision` with the last decision; LGRECO_CAUSE_NONE before the first.
+lgreco_status lgreco_controller_decision(struct lgreco_controller *controller,
+                                         struct lgreco_decision *decision);
+
+// Tells the number of steps taken, skipped ones included, and of those in which some rank's gradient was not finite.
+lgreco_status lgreco_controller_steps(struct lgreco_controller *controller,
+                                      uint64_t *steps,
+                                      uint64_t *non_finite);
+
+// Writes the last step's report with the last decision and the metrics of all layers as one line of JSON, without the
+// line's end, and a NUL after it; `length` as for lgreco_table_to_json. Allocates.
+//
+// LGRECO_UNAVAILABLE before the first step.
+lgreco_status lgreco_controller_metrics_json(struct lgreco_controller *controller,
+                                             char *json,
+                                             size_t capacity,
+                                             size_t *length);
+
+// Writes the bytes that this worker sends per bucket of layers under the present settings to bytes[0 .. buckets], as
+// lgreco_controller_record_sync takes them; `buckets`, which must not be NULL, receives their number, always the same.
+//
+// LGRECO_LENGTH when `capacity` is less: `buckets` is then set all the same, and `bytes` may be NULL. Allocates.
+lgreco_status lgreco_controller_bucket_bytes(struct lgreco_controller *controller,
+                                             uint64_t *bytes,
+                                             size_t capacity,
+                                             size_t *buckets);
+
+// Tells the time model of plans in seconds that a step which sent bytes[i] in bucket i took `seconds` to synchronise. The
+// measuring rank's samples decide.
+//
+// LGRECO_LENGTH unless there is one number per bucket; LGRECO_PARAMETER for seconds that are not finite or negative.
+lgreco_status lgreco_controller_record_sync(struct lgreco_controller *controller,
+                                            const uint64_t *bytes,
+                                            size_t bytes_len,
+                                            double seconds);
+
+// Writes this rank's state, versioned and the same on every machine: residuals, factors, settings, schedule, but not the
+// options. Every rank saves its own, between the same two steps. `length`, which must not be NULL, receives the number of
+// bytes.
+//
+// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. Allocates.
+lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
+                                     uint8_t *saved,
+                                     size_t capacity,
+                                     size_t *length);
+
+// Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
+// same step with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
+// workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
+// Any bytes may be given. `loaded` may be NULL. Allocates.
+//
+// LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The controller is then unchanged.
+lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
+                                     const uint8_t *plan,
+                                     size_t plan_len,
+                                     const uint8_t *const *residuals,
+                                     const size_t *residual_lens,
+                                     size_t residuals_len,
+                                     struct lgreco_loaded *loaded);
+
+// Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
+// takes a generation it has not used, so that an old end is noticed.
+//
+// LGRECO_PARAMETER, LGRECO_FEEDBACK_RULE for what makes no sense in the setting.
+lgreco_status lgreco_cut_create(struct lgreco_context *context,
+                                const struct lgreco_cut_setting *setting,
+                                lgreco_end end,
+                                uint32_t generation,
+                                struct lgreco_cut **cut);
+
+// Frees an end and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+lgreco_status lgreco_cut_destroy(struct lgreco_cut **cut);
+
+// What went wrong in the last failed call on the end; empty if none has failed. Valid until the next call on it.
+const char *lgreco_cut_message(const struct lgreco_cut *cut);
+
+// Tells the most bytes of a message that this end writes.
+lgreco_status lgreco_cut_bound(struct lgreco_cut *cut, size_t *bytes);
+
+// Tells of how many samples a message is: the values that its receiver gets are as many times the features.
+//
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message.
+lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
+                                 const uint8_t *message,
+                                 size_t length,
+                                 size_t *samples);
+
+// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
+// receives its bytes, `ticket` the number under which its gradients come back. `ids`, one per sample, name the samples to
+// AQ-SGD (LGRECO_UNREMEMBERED: not this one); NULL otherwise. Allocates only while a memory of samples grows.
+//
+// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
+// LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
+lgreco_status lgreco_cut_send_activations(struct lgreco_cut *cut,
+                                          const void *values,
+                                          lgreco_dtype dtype,
+                                          size_t samples,
+                                          const uint64_t *ids,
+                                          uint8_t *message,
+                                          size_t capacity,
+                                          size_t *length,
+                                          uint64_t *ticket,
+                                          void *stream);
+
+// Upstream: writes the message of a micro-batch in flight once more, when it was lost or for another forward pass of the
+// same step over the same values. Changes nothing.
+//
+// As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
+// LGRECO_FEEDBACK_RULE under a memory by position.
+lgreco_status lgreco_cut_repeat_activations(struct lgreco_cut *cut,
+                                            uint64_t ticket,
+                                            const void *values,
+                                            lgreco_dtype dtype,
+                                            size_t samples,
+                                            const uint64_t *ids,
+                                            uint8_t *message,
+                                            size_t capacity,
+                                            size_t *length,
+                                            void *stream);
+
+// Downstream: decompresses a message of activations into `values`, `values_len` = its samples times the features; `ticket`
+// receives the micro-batch's number.
+//
+// LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different things;
+// LGRECO_PAYLOAD_HEADER when it is another cut's; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH;
+// LGRECO_OTHER_END upstream.
+lgreco_status lgreco_cut_receive_activations(struct lgreco_cut *cut,
+                                             const uint8_t *message,
+                                             size_t length,
+                                             float *values,
+                                             size_t values_len,
+                                             uint64_t *ticket,
+                                             void *stream);
+
+// Downstream: decompresses a message that lgreco_cut_repeat_activations wrote, or the first one again. Changes nothing.
+//
+// As lgreco_cut_receive_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
+lgreco_status lgreco_cut_receive_repeated(struct lgreco_cut *cut,
+                                          const uint8_t *message,
+                                          size_t length,
+                                          float *values,
+                                          size_t values_len,
+                                          void *stream);
+
+// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and gives its ticket
+// back. The micro-batches' gradients may go back in any order.
+//
+// LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
+// upstream.
+lgreco_status lgreco_cut_send_gradients(struct lgreco_cut *cut,
+                                        uint64_t ticket,
+                                        const void *values,
+                                        lgreco_dtype dtype,
+                                        size_t samples,
+                                        uint8_t *message,
+                                        size_t capacity,
+                                        size_t *length,
+                                        void *stream);
+
+// Upstream: decompresses a message of gradients into `values`, `values_len` = its samples times the features; `ticket`
+// receives the micro-batch's number, which is given back.
+//
+// As lgreco_cut_receive_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OTHER_END downstream.
+lgreco_status lgreco_cut_receive_gradients(struct lgreco_cut *cut,
+                                           const uint8_t *message,
+                                           size_t length,
+                                           float *values,
+                                           size_t values_len,
+                                           uint64_t *ticket,
+                                           void *stream);
+
+// Upstream: writes a message of evaluation, by the forward codec without memory if `compressed` is not 0, else
+// uncompressed. Changes nothing.
+//
+// As lgreco_cut_send_activations on values and buffers.
+lgreco_status lgreco_cut_evaluate(struct lgreco_cut *cut,
+                                  uint32_t compressed,
+                                  const void *values,
+                                  lgreco_dtype dtype,
+                                  size_t samples,
+                                  uint8_t *message,
+                                  size_t capacity,
+                                  size_t *length,
+                                  void *stream);
+
+// Downstream: decompresses a message of evaluation. Changes nothing.
+//
+// As lgreco_cut_receive_activations on messages and buffers.
+lgreco_status lgreco_cut_receive_evaluation(struct lgreco_cut *cut,
+                                            const uint8_t *message,
+                                            size_t length,
+                                            float *values,
+                                            size_t values_len,
+                                            void *stream);
+
+// Ends an optimiser step: what its messages made of the samples is remembered from now on. Both ends must commit between
+// the same two activation messages.
+//
+// LGRECO_PARAMETER when no activations went through the cut in this step.
+lgreco_status lgreco_cut_commit_step(struct lgreco_cut *cut);
+
+// Gives back the ticket of a micro-batch whose gradients will never travel. The other end must do the same.
+//
+// LGRECO_NOT_IN_FLIGHT.
+lgreco_status lgreco_cut_forget(struct lgreco_cut *cut, uint64_t ticket);
+
+// Fills `forward` and `backward` with what the end has done with activations and with gradients.
+lgreco_status lgreco_cut_get_counters(struct lgreco_cut *cut,
+                                      struct lgreco_cut_counters *forward,
+                                      struct lgreco_cut_counters *backward);
+
+// Tells how many bytes lgreco_cut_save writes now.
+lgreco_status lgreco_cut_saved_len(struct lgreco_cut *cut, size_t *bytes);
+
+// Writes the whole end to saved[0 .. lgreco_cut_saved_len]. Both ends must be saved after the same step.
+//
+// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH.
+lgreco_status lgreco_cut_save(struct lgreco_cut *cut, uint8_t *saved, size_t capacity);
+
+// Makes the end that was saved, which continues bit for bit. Any bytes may be given.
+//
+// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_SAVED_STATE and others for bytes that no such end
+// writes.
+lgreco_status lgreco_cut_restore(struct lgreco_context *context,
+                                 const struct lgreco_cut_setting *setting,
+                                 lgreco_end end,
+                                 const uint8_t *saved,
+                                 size_t length,
+                                 struct lgreco_cut **cut);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+// Structs as calls expect them: struct_size set, options at their defaults.
+#define LGRECO_CONTEXT_OPTIONS_INIT {sizeof(lgreco_context_options), LGRECO_DEVICE_CPU, 0}
+#define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32, 0}
+#define LGRECO_SETTING_INIT                                                                                            \
+    {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
+     LGRECO_DTYPE_F32, 4, 1, 0}
+#define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
+    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0}
+#define LGRECO_TABLE_VIEW_INIT                                                                                         \
+    {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1}
+#define LGRECO_PLAN_VIEW_INIT {sizeof(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, 0}
+#define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
+    {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32,                       \
+     LGRECO_AGGREGATION_SUMMED, 0}
+#define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
+    {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, LGRECO_POLICY_L_GRECO,     \
+     LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, LGRECO_NON_FINITE_STEP_ERROR, LGRECO_ROUTE_ALL_GATHER, 0,           \
+     4 << 20, 10, NULL, NULL}
+#define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
+#define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
+#define LGRECO_DECISION_INIT                                                                                           \
+    {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define LGRECO_LINK_INIT                                                                                               \
+    {sizeof(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
+     LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}
+#define LGRECO_CUT_SETTING_INIT {sizeof(lgreco_cut_setting), NULL, NULL, 0, 0, 0, 8}
+#define LGRECO_CUT_COUNTERS_INIT {sizeof(lgreco_cut_counters), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define LGRECO_LOADED_INIT {sizeof(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0}
+
+#endif // LGRECO_H

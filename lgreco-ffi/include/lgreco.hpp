@@ -1,0 +1,488 @@
+// lgreco for C++17: the calls of lgreco.h with handles that free themselves and failures that are exceptions.
+//
+// Everything here is inline; programs link the same library as C programs. Structs are those of lgreco.h. What holds for
+// handles, threads and memory stands in lgreco-ffi/README.md.
+#ifndef LGRECO_HPP
+#define LGRECO_HPP
+
+#include "lgreco.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace lgreco {
+
+// A call that failed.
+class Error : public std::runtime_error {
+public:
+    Error(lgreco_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
+
+    // The permanent code, such as LGRECO_INFEASIBLE.
+    lgreco_status status() const noexcept { return status_; }
+
+private:
+    lgreco_status status_;
+};
+
+// Throws an Error unless `status` is LGRECO_OK; `message` says more than the status does, or is NULL or empty.
+inline void check(lgreco_status status, const char *message = nullptr) {
+    if (status == LGRECO_OK) return;
+    std::string text = lgreco_status_name(status);
+    if (message != nullptr && *message != '\0') text = text + ": " + message;
+    throw Error(status, text);
+}
+
+// Structs at their defaults.
+inline lgreco_context_options context_options() { return LGRECO_CONTEXT_OPTIONS_INIT; }
+inline lgreco_setting setting() { return LGRECO_SETTING_INIT; }
+inline lgreco_search_options search_options() { return LGRECO_SEARCH_OPTIONS_INIT; }
+inline lgreco_table_view table_view() { return LGRECO_TABLE_VIEW_INIT; }
+inline lgreco_plan_options plan_options() { return LGRECO_PLAN_OPTIONS_INIT; }
+inline lgreco_compressor_options compressor_options() { return LGRECO_COMPRESSOR_OPTIONS_INIT; }
+inline lgreco_link link() { return LGRECO_LINK_INIT; }
+inline lgreco_cut_setting cut_setting() { return LGRECO_CUT_SETTING_INIT; }
+inline lgreco_controller_options controller_options() { return LGRECO_CONTROLLER_OPTIONS_INIT; }
+
+// A tensor of the model; name, dims and values stay the caller's and must outlive the struct.
+inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims, const void *values = nullptr,
+                          lgreco_dtype dtype = LGRECO_DTYPE_F32) {
+    lgreco_layer layer = LGRECO_LAYER_INIT;
+    layer.name = name;
+    layer.dims = dims.data();
+    layer.dims_len = dims.size();
+    layer.values = values;
+    layer.dtype = dtype;
+    return layer;
+}
+
+namespace detail {
+
+template <typename T, lgreco_status (*destroy)(T **)> struct Destroy {
+    void operator()(T *handle) const noexcept { destroy(&handle); }
+};
+
+template <typename T, lgreco_status (*destroy)(T **)> using Handle = std::unique_ptr<T, Destroy<T, destroy>>;
+
+// Text of a length that only the call knows.
+template <typename Write> std::string text(Write write) {
+    std::size_t length = 0;
+    const lgreco_status status = write(static_cast<char *>(nullptr), std::size_t{0}, &length);
+    if (status != LGRECO_LENGTH) check(status);
+    std::string text(length + 1, '\0');
+    check(write(text.data(), text.size(), &length));
+    text.resize(length);
+    return text;
+}
+
+} // namespace detail
+
+// A device.
+class Context {
+public:
+    explicit Context(const lgreco_context_options &options = context_options()) {
+        lgreco_context *made = nullptr;
+        check(lgreco_context_create(&options, &made));
+        handle_.reset(made);
+    }
+
+    lgreco_context *get() const noexcept { return handle_.get(); }
+
+    // Throws an Error with the context's message unless `status` is LGRECO_OK.
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_context_message(get())); }
+
+private:
+    detail::Handle<lgreco_context, lgreco_context_destroy> handle_;
+};
+
+// An error table.
+class Table {
+public:
+    // Copies `view`.
+    Table(const Context &context, const lgreco_table_view &view) {
+        make(context, [&](lgreco_table **made) { return lgreco_table_create(context.get(), &view, made); });
+    }
+
+    static Table measure(const Context &context, const std::vector<lgreco_layer> &layers,
+                         const lgreco_search_options &options = search_options(), void *stream = nullptr) {
+        Table table;
+        table.make(context, [&](lgreco_table **made) {
+            return lgreco_table_measure(context.get(), layers.data(), layers.size(), &options, made, stream);
+        });
+        return table;
+    }
+
+    static Table from_json(const Context &context, std::string_view json) {
+        Table table;
+        table.make(context, [&](lgreco_table **made) {
+            return lgreco_table_from_json(context.get(), json.data(), json.size(), made);
+        });
+        return table;
+    }
+
+    std::string to_json() const {
+        return detail::text([this](char *json, std::size_t capacity, std::size_t *length) {
+            return lgreco_table_to_json(get(), json, capacity, length);
+        });
+    }
+
+    // Valid as long as the table.
+    lgreco_table_view view() const {
+        lgreco_table_view view = table_view();
+        check(lgreco_table_get(get(), &view));
+        return view;
+    }
+
+    // The compressor behind an option of a measured table.
+    lgreco_setting setting(std::size_t layer, std::uint32_t option) const {
+        lgreco_setting setting = lgreco::setting();
+        check(lgreco_table_setting(get(), layer, option, &setting));
+        return setting;
+    }
+
+    lgreco_table *get() const noexcept { return handle_.get(); }
+
+private:
+    Table() = default;
+
+    template <typename Make> void make(const Context &context, Make call) {
+        lgreco_table *made = nullptr;
+        context.check(call(&made));
+        handle_.reset(made);
+    }
+
+    detail::Handle<lgreco_table, lgreco_table_destroy> handle_;
+};
+
+// One option per layer.
+class Plan {
+public:
+    static Plan solve(const Context &context, const lgreco_table_view &table,
+                      const lgreco_plan_options &options = plan_options()) {
+        lgreco_plan *made = nullptr;
+        context.check(lgreco_plan_solve(context.get(), &table, &options, &made));
+        return Plan(made);
+    }
+
+    static Plan from_json(const Context &context, const Table &table, std::string_view json) {
+        lgreco_plan *made = nullptr;
+        context.check(lgreco_plan_from_json(context.get(), table.get(), json.data(), json.size(), &made));
+        return Plan(made);
+    }
+
+    std::string to_json(const Table &table) const {
+        return detail::text([&](char *json, std::size_t capacity, std::size_t *length) {
+            return lgreco_plan_to_json(get(), table.get(), json, capacity, length);
+        });
+    }
+
+    // Valid as long as the plan.
+    lgreco_plan_view view() const {
+        lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
+        check(lgreco_plan_get(get(), &view));
+        return view;
+    }
+
+    lgreco_plan *get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Plan(lgreco_plan *made) : handle_(made) {}
+
+    detail::Handle<lgreco_plan, lgreco_plan_destroy> handle_;
+};
+
+// The compressor of one layer on one worker.
+class Compressor {
+public:
+    Compressor(const Context &context, const lgreco_layer &layer, const lgreco_setting &setting,
+               const lgreco_compressor_options &options = compressor_options()) {
+        lgreco_compressor *made = nullptr;
+        context.check(lgreco_compressor_create(context.get(), &layer, &setting, &options, &made));
+        handle_.reset(made);
+    }
+
+    void set(const lgreco_setting &setting) { check(lgreco_compressor_set_setting(get(), &setting)); }
+
+    // Most bytes that encode writes.
+    std::size_t bound() const {
+        std::size_t bytes = 0;
+        check(lgreco_compressor_bound(get(), &bytes));
+        return bytes;
+    }
+
+    // Compresses into `payload`, which it makes as long as the payload; does not allocate once it had room for `bound`.
+    void encode(std::uint32_t step, const void *values, std::vector<std::uint8_t> &payload, void *stream = nullptr) {
+        std::size_t length = 0;
+        payload.resize(bound());
+        check(lgreco_compressor_encode(get(), step, values, payload.data(), payload.size(), &length, stream));
+        payload.resize(length);
+    }
+
+    void decode(const std::vector<std::uint8_t> &payload, std::vector<float> &values, void *stream = nullptr) const {
+        check(lgreco_compressor_decode(get(), payload.data(), payload.size(), values.data(), values.size(), stream));
+    }
+
+    // The receiving end of EF21 and EF21+.
+    void receive(const std::vector<std::uint8_t> &message, std::vector<float> &values, void *stream = nullptr) {
+        check(lgreco_compressor_receive(get(), message.data(), message.size(), values.data(), values.size(), stream));
+    }
+
+    std::vector<std::uint8_t> save() const {
+        std::size_t length = 0;
+        check(lgreco_compressor_saved_len(get(), &length));
+        std::vector<std::uint8_t> saved(length);
+        check(lgreco_compressor_save(get(), saved.data(), saved.size()));
+        return saved;
+    }
+
+    void load(const std::vector<std::uint8_t> &saved) {
+        check(lgreco_compressor_load(get(), saved.data(), saved.size()));
+    }
+
+    lgreco_compressor *get() const noexcept { return handle_.get(); }
+
+private:
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_compressor_message(get())); }
+
+    detail::Handle<lgreco_compressor, lgreco_compressor_destroy> handle_;
+};
+
+// The network, to be derived from. An exception that a call throws comes out of the Controller's call that made it.
+class Collective {
+public:
+    virtual ~Collective() = default;
+
+    virtual std::uint32_t rank() const = 0;
+    virtual std::uint32_t world_size() const = 0;
+    // As the callbacks of lgreco_collective.
+    virtual void all_reduce_sum(float *values, std::size_t count) = 0;
+    virtual void all_gather(const std::uint8_t *own, const std::uint64_t *lens, std::uint8_t *received) = 0;
+    virtual void broadcast(std::uint32_t root, std::uint8_t *bytes, std::size_t length) = 0;
+    virtual void all_to_all(const std::uint8_t *, const std::uint64_t *, std::uint8_t *, const std::uint64_t *) {
+        throw Error(LGRECO_UNAVAILABLE, "this collective has no all_to_all");
+    }
+
+protected:
+    Collective() = default;
+    Collective(const Collective &) = default;
+    Collective &operator=(const Collective &) = default;
+};
+
+namespace detail {
+
+// A collective during one call, and what it threw.
+struct Calls {
+    Collective &collective;
+    std::exception_ptr thrown = nullptr;
+
+    lgreco_collective callbacks() {
+        lgreco_collective callbacks = LGRECO_COLLECTIVE_INIT;
+        callbacks.rank = collective.rank();
+        callbacks.world_size = collective.world_size();
+        callbacks.user = this;
+        callbacks.all_reduce_sum = [](void *user, float *values, std::size_t count, void *) {
+            return guarded(user, [&](Collective &own) { own.all_reduce_sum(values, count); });
+        };
+        callbacks.all_gather = [](void *user, const std::uint8_t *bytes, const std::uint64_t *lens,
+                                  std::uint8_t *received, void *) {
+            return guarded(user, [&](Collective &own) { own.all_gather(bytes, lens, received); });
+        };
+        callbacks.broadcast = [](void *user, std::uint32_t root, std::uint8_t *bytes, std::size_t length, void *) {
+            return guarded(user, [&](Collective &own) { own.broadcast(root, bytes, length); });
+        };
+        callbacks.all_to_all = [](void *user, const std::uint8_t *send, const std::uint64_t *send_lens,
+                                  std::uint8_t *received, const std::uint64_t *received_lens, void *) {
+            return guarded(user, [&](Collective &own) { own.all_to_all(send, send_lens, received, received_lens); });
+        };
+        return callbacks;
+    }
+
+    template <typename Call> static std::int32_t guarded(void *user, Call call) noexcept {
+        Calls &calls = *static_cast<Calls *>(user);
+        try {
+            call(calls.collective);
+            return 0;
+        } catch (...) {
+            calls.thrown = std::current_exception();
+            return 1;
+        }
+    }
+};
+
+} // namespace detail
+
+// One worker's end of the training loop.
+class Controller {
+public:
+    Controller(const Context &context, Collective &collective, const std::vector<lgreco_layer> &layers,
+               const lgreco_controller_options &options = controller_options()) {
+        detail::Calls calls{collective};
+        const lgreco_collective callbacks = calls.callbacks();
+        lgreco_controller *made = nullptr;
+        context.check(lgreco_controller_create(context.get(), &callbacks, layers.data(), layers.size(), &options, &made));
+        handle_.reset(made);
+    }
+
+    // Replaces gradients, one pointer per layer, by their means.
+    lgreco_report step(Collective &collective, const std::vector<void *> &gradients, double learning_rate,
+                       void *stream = nullptr) {
+        detail::Calls calls{collective};
+        const lgreco_collective callbacks = calls.callbacks();
+        lgreco_report report = LGRECO_REPORT_INIT;
+        const lgreco_status status = lgreco_controller_step(get(), &callbacks, gradients.data(), gradients.size(),
+                                                            learning_rate, &report, stream);
+        if (calls.thrown) std::rethrow_exception(calls.thrown);
+        check(status);
+        return report;
+    }
+
+    lgreco_setting setting(std::size_t layer) const {
+        lgreco_setting setting = lgreco::setting();
+        check(lgreco_controller_setting(get(), layer, &setting));
+        return setting;
+    }
+
+    lgreco_metrics metrics(std::size_t layer) const {
+        lgreco_metrics metrics = LGRECO_METRICS_INIT;
+        check(lgreco_controller_metrics(get(), layer, &metrics));
+        return metrics;
+    }
+
+    lgreco_decision decision() const {
+        lgreco_decision decision = LGRECO_DECISION_INIT;
+        check(lgreco_controller_decision(get(), &decision));
+        return decision;
+    }
+
+    std::string metrics_json() const {
+        return detail::text([this](char *json, std::size_t capacity, std::size_t *length) {
+            return lgreco_controller_metrics_json(get(), json, capacity, length);
+        });
+    }
+
+    std::vector<std::uint8_t> save() const {
+        std::size_t length = 0;
+        const lgreco_status status = lgreco_controller_save(get(), nullptr, 0, &length);
+        if (status != LGRECO_LENGTH) check(status);
+        std::vector<std::uint8_t> saved(length);
+        check(lgreco_controller_save(get(), saved.data(), saved.size(), &length));
+        return saved;
+    }
+
+    // The names in the result are valid until the next load.
+    lgreco_loaded load(const std::vector<std::uint8_t> &plan, const std::vector<std::vector<std::uint8_t>> &residuals) {
+        std::vector<const std::uint8_t *> pointers;
+        std::vector<std::size_t> lens;
+        for (const auto &residual : residuals) {
+            pointers.push_back(residual.data());
+            lens.push_back(residual.size());
+        }
+        lgreco_loaded loaded = LGRECO_LOADED_INIT;
+        check(lgreco_controller_load(get(), plan.data(), plan.size(), pointers.data(), lens.data(), lens.size(), &loaded));
+        return loaded;
+    }
+
+    // Continues where this rank's state was saved.
+    lgreco_loaded resume(const std::vector<std::uint8_t> &saved) { return load(saved, {saved}); }
+
+    lgreco_controller *get() const noexcept { return handle_.get(); }
+
+private:
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_controller_message(get())); }
+
+    detail::Handle<lgreco_controller, lgreco_controller_destroy> handle_;
+};
+
+// One end of a cut between two pipeline stages.
+class Cut {
+public:
+    Cut(const Context &context, const lgreco_cut_setting &setting, lgreco_end end, std::uint32_t generation) {
+        lgreco_cut *made = nullptr;
+        context.check(lgreco_cut_create(context.get(), &setting, end, generation, &made));
+        handle_.reset(made);
+    }
+
+    static Cut restore(const Context &context, const lgreco_cut_setting &setting, lgreco_end end,
+                       const std::vector<std::uint8_t> &saved) {
+        lgreco_cut *made = nullptr;
+        context.check(lgreco_cut_restore(context.get(), &setting, end, saved.data(), saved.size(), &made));
+        return Cut(made);
+    }
+
+    // Upstream. Returns the micro-batch's ticket; `ids` is empty or has one id per sample.
+    std::uint64_t send_activations(const float *values, std::size_t samples, const std::vector<std::uint64_t> &ids,
+                                   std::vector<std::uint8_t> &message, void *stream = nullptr) {
+        if (!ids.empty() && ids.size() != samples) lgreco::check(LGRECO_LENGTH, "ids, one per sample");
+        std::size_t length = 0;
+        std::uint64_t ticket = 0;
+        message.resize(bound());
+        check(lgreco_cut_send_activations(get(), values, LGRECO_DTYPE_F32, samples, ids.empty() ? nullptr : ids.data(),
+                                          message.data(), message.size(), &length, &ticket, stream));
+        message.resize(length);
+        return ticket;
+    }
+
+    // Downstream. `values` has the message's samples times the features; returns the ticket.
+    std::uint64_t receive_activations(const std::vector<std::uint8_t> &message, std::vector<float> &values,
+                                      void *stream = nullptr) {
+        std::uint64_t ticket = 0;
+        check(lgreco_cut_receive_activations(get(), message.data(), message.size(), values.data(), values.size(), &ticket,
+                                             stream));
+        return ticket;
+    }
+
+    // Downstream.
+    void send_gradients(std::uint64_t ticket, const float *values, std::size_t samples,
+                        std::vector<std::uint8_t> &message, void *stream = nullptr) {
+        std::size_t length = 0;
+        message.resize(bound());
+        check(lgreco_cut_send_gradients(get(), ticket, values, LGRECO_DTYPE_F32, samples, message.data(), message.size(),
+                                        &length, stream));
+        message.resize(length);
+    }
+
+    // Upstream. Returns the ticket.
+    std::uint64_t receive_gradients(const std::vector<std::uint8_t> &message, std::vector<float> &values,
+                                    void *stream = nullptr) {
+        std::uint64_t ticket = 0;
+        check(lgreco_cut_receive_gradients(get(), message.data(), message.size(), values.data(), values.size(), &ticket,
+                                           stream));
+        return ticket;
+    }
+
+    void commit_step() { check(lgreco_cut_commit_step(get())); }
+
+    std::vector<std::uint8_t> save() const {
+        std::size_t length = 0;
+        check(lgreco_cut_saved_len(get(), &length));
+        std::vector<std::uint8_t> saved(length);
+        check(lgreco_cut_save(get(), saved.data(), saved.size()));
+        return saved;
+    }
+
+    // Most bytes of a message that this end writes.
+    std::size_t bound() const {
+        std::size_t bytes = 0;
+        check(lgreco_cut_bound(get(), &bytes));
+        return bytes;
+    }
+
+    lgreco_cut *get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Cut(lgreco_cut *made) : handle_(made) {}
+
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_cut_message(get())); }
+
+    detail::Handle<lgreco_cut, lgreco_cut_destroy> handle_;
+};
+
+} // namespace lgreco
+
+#endif // LGRECO_HPP

@@ -1,0 +1,148 @@
+use crate::pointers::Versioned;
+use crate::status::Failure;
+use core::ffi::c_void;
+use lgreco_core::exchange::{Collective, CollectiveError};
+
+/// The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
+/// sockets. Begin with LGRECO_COLLECTIVE_INIT.
+///
+/// All workers make the same calls in the same order with the same lengths. Every callback gets `user` and returns 0, or
+/// an error code of the embedder's: the call that made it then fails with LGRECO_COLLECTIVE. A worker that cannot go on
+/// must make the others' calls fail rather than wait for ever. Callbacks are made in the calling thread, during the call,
+/// and `stream` is what that call was given. They must not throw, nor use the handle of the call (LGRECO_BUSY).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_collective {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// This worker's number, below `world_size`.
+    pub rank: u32,
+    /// Number of workers, at least 1; 1 by default.
+    pub world_size: u32,
+    /// Given to every callback.
+    pub user: *mut c_void,
+    /// Replaces `values` by their sums over the workers: the same bits on each, NaN stays NaN.
+    pub all_reduce_sum:
+        Option<unsafe extern "C" fn(user: *mut c_void, values: *mut f32, count: usize, stream: *mut c_void) -> i32>,
+    /// Writes every worker's bytes to `received`, in rank order: worker i brings lens[i], this one `own`.
+    pub all_gather: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            own: *const u8,
+            lens: *const u64,
+            received: *mut u8,
+            stream: *mut c_void,
+        ) -> i32,
+    >,
+    /// Replaces `length` bytes by those of worker `root`.
+    pub broadcast: Option<
+        unsafe extern "C" fn(user: *mut c_void, root: u32, bytes: *mut u8, length: usize, stream: *mut c_void) -> i32,
+    >,
+    /// Sends worker i the next send_lens[i] bytes of `send`, and receives the next received_lens[i] of `received` from
+    /// it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; else NULL.
+    pub all_to_all: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            send: *const u8,
+            send_lens: *const u64,
+            received: *mut u8,
+            received_lens: *const u64,
+            stream: *mut c_void,
+        ) -> i32,
+    >,
+}
+
+impl Default for lgreco_collective {
+    fn default() -> Self {
+        lgreco_collective {
+            struct_size: size_of::<lgreco_collective>(),
+            rank: 0,
+            world_size: 1,
+            user: core::ptr::null_mut(),
+            all_reduce_sum: None,
+            all_gather: None,
+            broadcast: None,
+            all_to_all: None,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize; numbers, raw pointers and nullable function pointers, which the caller promises
+// to be callable.
+unsafe impl Versioned for lgreco_collective {
+    const WHAT: &'static str = "collective";
+    const FIRST_SIZE: usize = 56;
+}
+
+/// A caller's collective whose callbacks are there.
+pub(crate) struct Callbacks {
+    raw: lgreco_collective,
+    stream: *mut c_void,
+}
+
+impl lgreco_collective {
+    pub(crate) fn callbacks(self, stream: *mut c_void) -> Result<Callbacks, Failure> {
+        let there = [
+            (self.all_reduce_sum.is_some(), "all_reduce_sum"),
+            (self.all_gather.is_some(), "all_gather"),
+            (self.broadcast.is_some(), "broadcast"),
+        ];
+        match there.into_iter().find(|(there, _)| !there) {
+            Some((_, what)) => Err(Failure::Null { what }),
+            None => Ok(Callbacks { raw: self, stream }),
+        }
+    }
+}
+
+fn done(code: Option<i32>) -> Result<(), CollectiveError> {
+    match code {
+        Some(0) => Ok(()),
+        Some(code) => Err(CollectiveError { code }),
+        None => Err(CollectiveError::UNSUPPORTED),
+    }
+}
+
+impl Collective for Callbacks {
+    fn rank(&self) -> u32 {
+        self.raw.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.raw.world_size
+    }
+
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let (user, stream) = (self.raw.user, self.stream);
+        let (pointer, count) = (values.as_mut_ptr(), values.len());
+        // SAFETY: the caller promised a callback that keeps to the slice.
+        done(self.raw.all_reduce_sum.map(|call| unsafe { call(user, pointer, count, stream) }))
+    }
+
+    fn all_gather(&mut self, own: &[u8], lens: &[u64], received: &mut [u8]) -> Result<(), CollectiveError> {
+        let (user, stream) = (self.raw.user, self.stream);
+        let (own, lens, received) = (own.as_ptr(), lens.as_ptr(), received.as_mut_ptr());
+        // SAFETY: as above.
+        done(self.raw.all_gather.map(|call| unsafe { call(user, own, lens, received, stream) }))
+    }
+
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        let (user, stream) = (self.raw.user, self.stream);
+        let (pointer, length) = (bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: as above.
+        done(self.raw.broadcast.map(|call| unsafe { call(user, root, pointer, length, stream) }))
+    }
+
+    fn all_to_all(
+        &mut self,
+        send: &[u8],
+        send_lens: &[u64],
+        received: &mut [u8],
+        received_lens: &[u64],
+    ) -> Result<(), CollectiveError> {
+        let (user, stream) = (self.raw.user, self.stream);
+        let (from, to) = (send.as_ptr(), received.as_mut_ptr());
+        let (send_lens, lens) = (send_lens.as_ptr(), received_lens.as_ptr());
+        // SAFETY: as above.
+        done(self.raw.all_to_all.map(|call| unsafe { call(user, from, send_lens, to, lens, stream) }))
+    }
+}

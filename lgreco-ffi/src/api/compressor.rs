@@ -1,0 +1,395 @@
+use super::context::{check_stream, lgreco_context};
+use super::gradient::{lgreco_layer, values, values_range};
+use super::setting::lgreco_setting;
+use crate::handle::{self, Kind};
+use crate::pointers::{Range, Versioned, disjoint, place, slice, slice_mut, versioned, versioned_or_default};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::{c_char, c_void};
+use lgreco_core::Error;
+use lgreco_core::compress::{Compressor as _, Setting, decode, wire::Payload};
+use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState, Storage};
+use lgreco_core::gradient::{Dtype, Gradient, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_core::table::NamedError;
+
+/// What a compressor remembers between steps: LGRECO_FEEDBACK_...
+pub type lgreco_feedback = u32;
+
+/// Nothing.
+pub const LGRECO_FEEDBACK_NONE: lgreco_feedback = 0;
+/// Error feedback: what was not sent; `gain`, `reset_every`, `storage`.
+pub const LGRECO_FEEDBACK_RESIDUAL: lgreco_feedback = 1;
+/// Error feedback through TopK, half the entries those of the largest memory; `gain`, `reset_every`, `storage`.
+pub const LGRECO_FEEDBACK_MIXED: lgreco_feedback = 2;
+/// EF21: the receivers' estimate, which payloads correct.
+pub const LGRECO_FEEDBACK_EF21: lgreco_feedback = 3;
+/// EF21+: payloads correct or replace the estimate; needs LGRECO_AGGREGATION_POINT_TO_POINT.
+pub const LGRECO_FEEDBACK_EF21_PLUS: lgreco_feedback = 4;
+
+/// What a residual is kept in: LGRECO_STORAGE_...
+pub type lgreco_storage = u32;
+
+/// 4 bytes per element, exact.
+pub const LGRECO_STORAGE_F32: lgreco_storage = 0;
+/// 2 bytes per element, stochastically rounded.
+pub const LGRECO_STORAGE_BF16: lgreco_storage = 1;
+/// About 1 byte per element, stochastically rounded.
+pub const LGRECO_STORAGE_INT8: lgreco_storage = 2;
+
+/// What happens to payloads on their way: LGRECO_AGGREGATION_...
+pub type lgreco_aggregation = u32;
+
+/// Payloads of several workers are summed or averaged.
+pub const LGRECO_AGGREGATION_SUMMED: lgreco_aggregation = 0;
+/// Each payload reaches a receiver that keeps one estimate per sender.
+pub const LGRECO_AGGREGATION_POINT_TO_POINT: lgreco_aggregation = 1;
+
+/// Whose compressor it is, and what it remembers. Begin with LGRECO_COMPRESSOR_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_compressor_options {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// Seed of the run, the same on every rank; 0 by default.
+    pub seed: u64,
+    /// Index of the layer in the model; with `seed` it names PowerSGD's start matrix; 0 by default.
+    pub layer_index: u32,
+    /// Number of this worker. Workers must differ here, or their rounding errors do not average out; 0 by default.
+    pub rank: u32,
+    /// LGRECO_FEEDBACK_NONE by default.
+    pub feedback: lgreco_feedback,
+    /// Residuals: how much of an error is remembered, in (0, 1]; 1 by default.
+    pub gain: f32,
+    /// Residuals: zeroed after every so many steps; 0, the default, for never.
+    pub reset_every: u32,
+    /// Residuals: LGRECO_STORAGE_F32 by default.
+    pub storage: lgreco_storage,
+    /// LGRECO_AGGREGATION_SUMMED by default.
+    pub aggregation: lgreco_aggregation,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+impl Default for lgreco_compressor_options {
+    fn default() -> Self {
+        lgreco_compressor_options {
+            struct_size: size_of::<lgreco_compressor_options>(),
+            seed: 0,
+            layer_index: 0,
+            rank: 0,
+            feedback: LGRECO_FEEDBACK_NONE,
+            gain: Residual::CLASSIC.gain,
+            reset_every: Residual::CLASSIC.reset_every,
+            storage: LGRECO_STORAGE_F32,
+            aggregation: LGRECO_AGGREGATION_SUMMED,
+            reserved: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers only.
+unsafe impl Versioned for lgreco_compressor_options {
+    const WHAT: &'static str = "compressor options";
+    const FIRST_SIZE: usize = 48;
+}
+
+impl lgreco_compressor_options {
+    fn rule(&self) -> Result<Option<Rule>, Failure> {
+        if self.reserved != 0 {
+            let found = self.reserved;
+            return Err(Failure::UnknownConstant { what: "reserved field of the compressor options", found });
+        }
+        let storage = storage(self.storage)?;
+        let residual = Residual { gain: self.gain, reset_every: self.reset_every, storage };
+        Ok(match self.feedback {
+            LGRECO_FEEDBACK_NONE => None,
+            LGRECO_FEEDBACK_RESIDUAL => Some(Rule::Residual(residual)),
+            LGRECO_FEEDBACK_MIXED => Some(Rule::Mixed(residual)),
+            LGRECO_FEEDBACK_EF21 => Some(Rule::Ef21),
+            LGRECO_FEEDBACK_EF21_PLUS => Some(Rule::Ef21Plus),
+            found => return Err(Failure::UnknownConstant { what: "feedback", found }),
+        })
+    }
+
+    fn aggregation(&self) -> Result<Aggregation, Failure> {
+        match self.aggregation {
+            LGRECO_AGGREGATION_SUMMED => Ok(Aggregation::Summed),
+            LGRECO_AGGREGATION_POINT_TO_POINT => Ok(Aggregation::PointToPoint),
+            found => Err(Failure::UnknownConstant { what: "aggregation", found }),
+        }
+    }
+}
+
+pub(super) fn storage(code: lgreco_storage) -> Result<Storage, Failure> {
+    match code {
+        LGRECO_STORAGE_F32 => Ok(Storage::F32),
+        LGRECO_STORAGE_BF16 => Ok(Storage::Bf16),
+        LGRECO_STORAGE_INT8 => Ok(Storage::Int8),
+        found => Err(Failure::UnknownConstant { what: "storage", found }),
+    }
+}
+
+/// The compressor of one layer on one worker, with what it remembers and the memory it works in.
+pub struct lgreco_compressor {
+    _private: [u8; 0],
+}
+
+impl Kind for lgreco_compressor {
+    const WHAT: &'static str = "compressor";
+    const TAG: [u8; 8] = *b"lgcompr\0";
+    type State = Compressor;
+    fn layer(state: &Compressor) -> Option<&str> {
+        Some(&state.name)
+    }
+}
+
+pub(crate) struct Compressor {
+    name: String,
+    shape: Shape,
+    dtype: Dtype,
+    setting: Setting,
+    /// At step 0.
+    stream: Stream,
+    aggregation: Aggregation,
+    memory: Option<Memory<Vec<u64>>>,
+    workspace: Vec<u64>,
+    /// What the payload decodes to, for the memory; empty without one.
+    decoded: Vec<f32>,
+}
+
+/// Zeros, or an error where memory for them cannot be had.
+pub(super) fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, Error> {
+    let mut values = Vec::new();
+    let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
+    values.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { words })?;
+    values.resize(len, T::default());
+    Ok(values)
+}
+
+impl Compressor {
+    fn bound(&self) -> Result<usize, Error> {
+        match &self.memory {
+            Some(memory) => memory.message_len(&self.setting, self.dtype),
+            None => self.setting.payload_len(self.shape, self.dtype),
+        }
+    }
+
+    /// Changes the setting if it fits the layer and the rule.
+    fn set(&mut self, setting: Setting) -> Result<(), Error> {
+        let words = match &self.memory {
+            Some(memory) => memory.workspace_len(&setting, self.dtype)?,
+            None => {
+                setting.payload_len(self.shape, self.dtype)?;
+                setting.encode_workspace_len(self.shape, self.dtype)
+            }
+        };
+        if words > self.workspace.len() {
+            self.workspace = zeros(words)?;
+        }
+        self.setting = setting;
+        Ok(())
+    }
+
+    fn encode(&mut self, step: u32, gradient: &Gradient<'_>, payload: &mut [u8]) -> Result<usize, Error> {
+        let stream = Stream { step, ..self.stream };
+        match &mut self.memory {
+            Some(memory) => {
+                memory.step(&self.setting, gradient, stream, &mut self.workspace, payload, &mut self.decoded)
+            }
+            None => self.setting.encode(gradient, stream, &mut self.workspace, payload),
+        }
+    }
+
+    fn decode(&self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+        if Payload::parse(payload)?.header.shape != self.shape {
+            return Err(Error::PayloadBody { what: "its shape is not that of the layer" });
+        }
+        decode(payload, values).map(|_| ())
+    }
+
+    /// What is remembered, with the stream to round it with at a step.
+    pub(super) fn memory(&mut self, step: u32) -> Result<(&mut Memory<Vec<u64>>, Stream), Failure> {
+        let stream = Stream { step, ..self.stream };
+        self.memory.as_mut().map(|memory| (memory, stream)).ok_or(Failure::NoFeedback)
+    }
+
+    /// Takes over a saved memory of the same rule and shape.
+    pub(super) fn load(&mut self, saved: &[u8]) -> Result<(), Failure> {
+        let memory = self.memory.as_mut().ok_or(Failure::NoFeedback)?;
+        let saved = SavedState::parse(saved)?;
+        let (found, own) = (saved.shape(), memory.shape());
+        for (what, found, own) in
+            [("number of rows", found.rows(), own.rows()), ("number of columns", found.cols(), own.cols())]
+        {
+            if found != own {
+                return Err(Error::SavedState { what, found: found as u64 }.into());
+            }
+        }
+        if saved.rule() != memory.rule() {
+            return Err(Failure::OtherFeedback);
+        }
+        *memory = saved.restore(self.aggregation, zeros(memory.rule().state_len(memory.shape()))?)?;
+        Ok(())
+    }
+}
+
+/// Makes the compressor of `layer`, whose `values` are not looked at. `options` may be NULL. Allocates all that later
+/// calls work in.
+///
+/// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_FEEDBACK_RULE when it does not fit the feedback.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_compressor_create(
+    context: *mut lgreco_context,
+    layer: *const lgreco_layer,
+    setting: *const lgreco_setting,
+    options: *const lgreco_compressor_options,
+    compressor: *mut *mut lgreco_compressor,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::create::<_, lgreco_compressor>(context, compressor, |_| {
+            let tensor = versioned(layer)?.tensor()?;
+            let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
+            let (rule, aggregation) = (options.rule()?, options.aggregation()?);
+            let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
+            let memory = rule.map(|rule| Memory::owned(rule, aggregation, tensor.shape)).transpose().map_err(named)?;
+            let decoded = if memory.is_some() { tensor.shape.elements() } else { 0 };
+            let mut compressor = Compressor {
+                name: tensor.name.into(),
+                shape: tensor.shape,
+                dtype: tensor.dtype,
+                setting,
+                stream: Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank },
+                aggregation,
+                memory,
+                workspace: Vec::new(),
+                decoded: zeros(decoded).map_err(named)?,
+            };
+            compressor.set(setting).map_err(named)?;
+            Ok(compressor)
+        })
+    }
+}
+
+/// Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_compressor_destroy(compressor: *mut *mut lgreco_compressor) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::destroy(compressor) }
+}
+
+/// What went wrong in the last failed call on the compressor, beginning with the layer's name; empty if none has failed.
+/// Valid until the next call on it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_compressor_message(compressor: *const lgreco_compressor) -> *const c_char {
+    // SAFETY: README.md, handles.
+    unsafe { handle::message(compressor) }
+}
+
+/// Changes the setting between two steps, as when plans change; what is remembered stays. Allocates when the new setting
+/// needs a larger workspace than any before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_compressor_set_setting(
+    compressor: *mut lgreco_compressor,
+    setting: *const lgreco_setting,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe { handle::call(compressor, |compressor| Ok(compressor.set(versioned(setting)?.to_core()?)?)) }
+}
+
+/// Tells the most bytes that lgreco_compressor_encode writes under the present setting.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_compressor_bound(
+    compressor: *mut lgreco_compressor,
+    bytes: *mut usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(compressor, |compressor| {
+            place(bytes, "bytes")?.write(compressor.bound()?);
+            Ok(())
+        })
+    }
+}
+
+/// Compresses the layer's gradient of step `step`: `values` has the layer's type and number of elements. With feedback,
+/// what is remembered is added before, and what is left out is remembered. `length` receives the bytes written to
+/// `payload`. Does not allocate.
+///
+/// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is below lgreco_compressor_bound; LGRECO_OVERFLOW,
+/// LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_compressor_encode(
+    compressor: *mut lgreco_compressor,
+    step: u32,
+    values: *const c_void,
+    payload: *mut u8,
+    capacity: usize,
+    length: *mut usize,
+    stream: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(compressor, |compressor| {
+            check_stream(stream)?;
+            let (input, output) =
+                (values_range(values, compressor.dtype, compressor.shape), Range::of(payload, capacity, "payload"));
+            disjoint(output, &[input, Range::of(length, 1, "length")])?;
+            let length = place(length, "length")?;
+            let values = self::values(values, compressor.dtype, compressor.shape.elements())?;
+            let gradient = Gradient::new(values, compressor.shape)?;
+            let payload = slice_mut(payload, capacity, "payload")?;
+            length.write(compressor.encode(step, &gradient, payload)?);
+            Ok(())
+        })
+    }
+}
+
+/// Decodes any payload of this layer, whatever setting made it, into `values`, `values_len` = the layer's number of
+/// elements. With feedback by EF21 or EF21+ use lgreco_compressor_receive. Changes nothing; does not allocate.
+///
+/// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_compressor_decode(
+    compressor: *mut lgreco_compressor,
+    payload: *const u8,
+    length: usize,
+    values: *mut f32,
+    values_len: usize,
+    stream: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(compressor, |compressor| {
+            check_stream(stream)?;
+            disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
+            let (payload, values) = (slice(payload, length, "payload")?, slice_mut(values, values_len, "values")?);
+            Ok(compressor.decode(payload, values)?)
+        })
+    }
+}
+
+/// The receiving end of EF21 and EF21+: applies a sender's message to this compressor's estimate and writes the new
+/// estimate to `values`. A compressor is the sending or the receiving end, not both; messages must come once each, in order.
+/// Does not allocate.
+///
+/// As lgreco_compressor_decode, and LGRECO_FEEDBACK_RULE with other feedback. The estimate is then unchanged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_compressor_receive(
+    compressor: *mut lgreco_compressor,
+    message: *const u8,
+    length: usize,
+    values: *mut f32,
+    values_len: usize,
+    stream: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(compressor, |compressor| {
+            check_stream(stream)?;
+            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
+            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
+            Ok(compressor.memory(0)?.0.receive(message, values)?)
+        })
+    }
+}

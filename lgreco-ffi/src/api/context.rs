@@ -1,0 +1,103 @@
+use crate::handle::{self, Kind};
+use crate::pointers::{Versioned, place, versioned_or_default};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::{c_char, c_void};
+use lgreco_core::backend::Portable;
+
+/// A device: LGRECO_DEVICE_...
+pub type lgreco_device = u32;
+
+/// The CPU.
+pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
+/// An NVIDIA GPU; not available yet.
+pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
+
+/// Where a context works. Begin with LGRECO_CONTEXT_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_context_options {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// LGRECO_DEVICE_CPU, the default.
+    pub device: lgreco_device,
+    /// Which device of that kind, from 0.
+    pub device_index: u32,
+}
+
+impl Default for lgreco_context_options {
+    fn default() -> Self {
+        lgreco_context_options {
+            struct_size: size_of::<lgreco_context_options>(),
+            device: LGRECO_DEVICE_CPU,
+            device_index: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, integers only.
+unsafe impl Versioned for lgreco_context_options {
+    const WHAT: &'static str = "context options";
+    const FIRST_SIZE: usize = 16;
+}
+
+/// A device, and the message about the last failed call that was given the context.
+///
+/// Other handles are made with a context, but do not need it afterwards.
+pub struct lgreco_context {
+    _private: [u8; 0],
+}
+
+pub(crate) struct Context {
+    pub(crate) backend: Portable,
+}
+
+impl Kind for lgreco_context {
+    const WHAT: &'static str = "context";
+    const TAG: [u8; 8] = *b"lgcontxt";
+    type State = Context;
+}
+
+/// Makes a context. `options` may be NULL: the CPU.
+///
+/// LGRECO_UNAVAILABLE when the device does not exist in this build or on this machine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_context_create(
+    options: *const lgreco_context_options,
+    context: *mut *mut lgreco_context,
+) -> lgreco_status {
+    handle::call_without_handle(|| {
+        // SAFETY: README.md, pointers.
+        let (options, context) = unsafe {
+            let context = place(context, "context")?;
+            context.write(core::ptr::null_mut());
+            (versioned_or_default(options)?, context)
+        };
+        match (options.device, options.device_index) {
+            (LGRECO_DEVICE_CPU, 0) => {}
+            (LGRECO_DEVICE_CPU | LGRECO_DEVICE_CUDA, _) => return Err(Failure::Unavailable { what: "the device" }),
+            (found, _) => return Err(Failure::UnknownConstant { what: "device", found }),
+        }
+        context.write(handle::new::<lgreco_context>(Context { backend: Portable }));
+        Ok(())
+    })
+}
+
+/// Frees a context and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_context_destroy(context: *mut *mut lgreco_context) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::destroy(context) }
+}
+
+/// What went wrong in the last failed call that was given the context; empty if none has failed. Valid until the next
+/// such call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_context_message(context: *const lgreco_context) -> *const c_char {
+    // SAFETY: README.md, handles.
+    unsafe { handle::message(context) }
+}
+
+/// `Err` unless `stream` is that of the CPU.
+pub(crate) fn check_stream(stream: *mut c_void) -> Result<(), Failure> {
+    if stream.is_null() { Ok(()) } else { Err(Failure::Unavailable { what: "a device stream" }) }
+}

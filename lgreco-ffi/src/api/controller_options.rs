@@ -1,0 +1,242 @@
+use super::compressor::*;
+use super::measure::lgreco_search_options;
+use super::plan::lgreco_plan_options;
+use super::setting::lgreco_setting;
+use crate::pointers::{Versioned, versioned_array, versioned_or_default};
+use crate::status::Failure;
+use core::ffi::c_void;
+use lgreco_core::adapt::{Accordion, Config, NonFinite, Objective, Policy, Schedule};
+use lgreco_core::compress::Setting;
+use lgreco_core::exchange::Route;
+use lgreco_core::feedback::{Residual, Storage};
+use lgreco_core::gradient::Shape;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// Who decides how hard each layer is compressed: LGRECO_POLICY_...
+pub type lgreco_policy = u32;
+
+/// The cheapest plan within the error budget; with `accordion_low` set, Accordion's levels are where the budget comes from.
+pub const LGRECO_POLICY_L_GRECO: lgreco_policy = 0;
+/// Nothing is ever compressed.
+pub const LGRECO_POLICY_UNCOMPRESSED: lgreco_policy = 1;
+/// The search's default everywhere.
+pub const LGRECO_POLICY_UNIFORM: lgreco_policy = 2;
+/// The settings of `fixed`.
+pub const LGRECO_POLICY_FIXED: lgreco_policy = 3;
+/// CGX: layers in `clusters` by size and error, within the error budget.
+pub const LGRECO_POLICY_K_MEANS: lgreco_policy = 4;
+/// Two levels, by Accordion's detector.
+pub const LGRECO_POLICY_ACCORDION: lgreco_policy = 5;
+
+/// What happens to a step in which some rank's gradient holds NaN or infinity: LGRECO_NON_FINITE_STEP_...
+pub type lgreco_non_finite_step = u32;
+
+/// The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
+pub const LGRECO_NON_FINITE_STEP_ERROR: lgreco_non_finite_step = 0;
+/// Nothing is exchanged: gradients become zeros, residuals stay.
+pub const LGRECO_NON_FINITE_STEP_SKIP: lgreco_non_finite_step = 1;
+/// The step is exchanged uncompressed, NaN and infinity with it; residuals stay.
+pub const LGRECO_NON_FINITE_STEP_PASS_THROUGH: lgreco_non_finite_step = 2;
+
+/// How payloads that cannot be summed on the wire travel: LGRECO_ROUTE_...
+pub type lgreco_route = u32;
+
+/// Everybody gets everybody's payloads.
+pub const LGRECO_ROUTE_ALL_GATHER: lgreco_route = 0;
+/// Each rank averages a part and compresses the mean again; needs the collective's `all_to_all`.
+pub const LGRECO_ROUTE_SCATTER_REDUCE: lgreco_route = 1;
+
+/// What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_controller_options {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// What is offered to the layers; its seed is that of all random bits; NULL for QSGD. Not kept.
+    pub search: *const lgreco_search_options,
+    /// Solver, its limits, and the factor on the error budget; NULL for the defaults. Not kept.
+    pub plan: *const lgreco_plan_options,
+    /// LGRECO_POLICY_FIXED: one setting per layer. Not kept.
+    pub fixed: *const lgreco_setting,
+    /// LGRECO_POLICY_K_MEANS: at least 1; 6 by default.
+    pub clusters: usize,
+    /// Accordion: the parameter (bits, density or rank) of critical layers; 0 for none, the default.
+    pub accordion_low: f64,
+    /// Accordion: the parameter of the others, below `accordion_low`.
+    pub accordion_high: f64,
+    /// Accordion: relative change of a gradient's norm from which on a layer is critical; 0.5 by default.
+    pub accordion_eta: f64,
+    /// Accordion: factor by which the learning rate must fall to make all layers critical; 1.5 by default.
+    pub accordion_drop: f64,
+    /// Steps before the first decision, uncompressed; at least 2; 100 by default.
+    pub warmup: u64,
+    /// Steps from one decision to the next, at least 1; 1000 by default.
+    pub period: u64,
+    /// A decision sees the mean gradient of so many steps before it, at least 1; 10 by default.
+    pub window: u64,
+    /// LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
+    pub policy: lgreco_policy,
+    /// LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD; LGRECO_FEEDBACK_NONE.
+    pub feedback: lgreco_feedback,
+    /// What residuals are kept in; LGRECO_STORAGE_F32 by default.
+    pub storage: lgreco_storage,
+    /// LGRECO_NON_FINITE_STEP_ERROR by default.
+    pub non_finite: lgreco_non_finite_step,
+    /// LGRECO_ROUTE_ALL_GATHER by default.
+    pub route: lgreco_route,
+    /// The rank that measures and plans for all; 0 by default.
+    pub measuring_rank: u32,
+    /// Layers are exchanged together until their uncompressed gradients exceed so many bytes; 4 MiB by default.
+    pub bucket_bytes: usize,
+    /// Relative errors are measured every so many steps, 0 for never; 10 by default.
+    pub metrics_every: u64,
+    /// Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
+    /// worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
+    /// bits with NULL, the default. Kept, with `compute_user`, until the controller is destroyed; called by
+    /// lgreco_controller_step.
+    pub compute_seconds: Option<
+        unsafe extern "C" fn(user: *mut c_void, setting: *const lgreco_setting, rows: usize, cols: usize) -> f64,
+    >,
+    /// Given to `compute_seconds`.
+    pub compute_user: *mut c_void,
+}
+
+impl Default for lgreco_controller_options {
+    fn default() -> Self {
+        let config = Config::new(lgreco_core::search::Search::new(lgreco_core::search::Method::Qsgd));
+        let Accordion { eta, drop, .. } = Accordion::new(0.0, 0.0);
+        lgreco_controller_options {
+            struct_size: size_of::<lgreco_controller_options>(),
+            search: core::ptr::null(),
+            plan: core::ptr::null(),
+            fixed: core::ptr::null(),
+            clusters: 6,
+            accordion_low: 0.0,
+            accordion_high: 0.0,
+            accordion_eta: eta,
+            accordion_drop: drop,
+            warmup: config.schedule.warmup,
+            period: config.schedule.period,
+            window: config.schedule.window,
+            policy: LGRECO_POLICY_L_GRECO,
+            feedback: LGRECO_FEEDBACK_RESIDUAL,
+            storage: LGRECO_STORAGE_F32,
+            non_finite: LGRECO_NON_FINITE_STEP_ERROR,
+            route: LGRECO_ROUTE_ALL_GATHER,
+            measuring_rank: config.measuring_rank,
+            bucket_bytes: config.bucket_bytes,
+            metrics_every: config.metrics_every,
+            compute_seconds: None,
+            compute_user: core::ptr::null_mut(),
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize; numbers, raw pointers and a nullable function pointer, which the caller promises
+// to be callable.
+unsafe impl Versioned for lgreco_controller_options {
+    const WHAT: &'static str = "controller options";
+    const FIRST_SIZE: usize = 152;
+}
+
+/// The caller's estimate of computing times.
+struct ComputeSeconds {
+    call: unsafe extern "C" fn(*mut c_void, *const lgreco_setting, usize, usize) -> f64,
+    user: *mut c_void,
+}
+
+// SAFETY: only called inside calls on the controller, of which there is one at a time.
+unsafe impl Send for ComputeSeconds {}
+// SAFETY: as above.
+unsafe impl Sync for ComputeSeconds {}
+
+impl ComputeSeconds {
+    fn seconds(&self, setting: &Setting, shape: Shape) -> f64 {
+        let setting = lgreco_setting::from_core(*setting);
+        // SAFETY: the caller promised a callback that may be called until the controller is destroyed.
+        unsafe { (self.call)(self.user, &setting, shape.rows(), shape.cols()) }
+    }
+}
+
+/// Seconds since the first call.
+fn clock() -> f64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs_f64()
+}
+
+fn residual(setting: &Setting, storage: Storage) -> Option<Residual> {
+    lgreco_core::adapt::default_feedback(setting).map(|residual| Residual { storage, ..residual })
+}
+
+impl lgreco_controller_options {
+    fn feedback(&self) -> Result<fn(&Setting) -> Option<Residual>, Failure> {
+        match (self.feedback, self.storage) {
+            (LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32) => Ok(|setting| residual(setting, Storage::F32)),
+            (LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_BF16) => Ok(|setting| residual(setting, Storage::Bf16)),
+            (LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_INT8) => Ok(|setting| residual(setting, Storage::Int8)),
+            (LGRECO_FEEDBACK_NONE, LGRECO_STORAGE_F32 | LGRECO_STORAGE_BF16 | LGRECO_STORAGE_INT8) => Ok(|_| None),
+            (LGRECO_FEEDBACK_NONE | LGRECO_FEEDBACK_RESIDUAL, found) => {
+                Err(Failure::UnknownConstant { what: "storage", found })
+            }
+            (found, _) => Err(Failure::UnknownConstant { what: "feedback of a controller", found }),
+        }
+    }
+
+    /// # Safety
+    /// README.md, pointers.
+    pub(super) unsafe fn config(&self, layers: usize) -> Result<Config, Failure> {
+        // SAFETY: passed on.
+        let (search, plan) = unsafe { (versioned_or_default(self.search)?, versioned_or_default(self.plan)?) };
+        let levels = Accordion {
+            low: self.accordion_low,
+            high: self.accordion_high,
+            eta: self.accordion_eta,
+            drop: self.accordion_drop,
+        };
+        let (warmup, period, window) = (self.warmup, self.period, self.window);
+        Ok(Config {
+            policy: match self.policy {
+                LGRECO_POLICY_UNCOMPRESSED => Policy::Uncompressed,
+                LGRECO_POLICY_UNIFORM => Policy::Uniform,
+                LGRECO_POLICY_FIXED => {
+                    // SAFETY: passed on.
+                    let fixed = unsafe { versioned_array(self.fixed, layers) }?;
+                    Policy::Fixed(fixed.into_iter().map(lgreco_setting::to_core).collect::<Result<_, _>>()?)
+                }
+                LGRECO_POLICY_K_MEANS => Policy::KMeans { clusters: self.clusters },
+                LGRECO_POLICY_ACCORDION => Policy::Accordion(levels),
+                LGRECO_POLICY_L_GRECO => {
+                    Policy::LGreco { solver: plan.solver()?, accordion: (levels.low != 0.0).then_some(levels) }
+                }
+                found => return Err(Failure::UnknownConstant { what: "policy", found }),
+            },
+            alpha: plan.alpha,
+            schedule: Schedule { warmup, period, window },
+            feedback: self.feedback()?,
+            objective: match self.compute_seconds {
+                None => Objective::Bits,
+                Some(call) => {
+                    let compute = ComputeSeconds { call, user: self.compute_user };
+                    Objective::Seconds(Arc::new(move |setting, shape| compute.seconds(setting, shape)))
+                }
+            },
+            non_finite: match self.non_finite {
+                LGRECO_NON_FINITE_STEP_ERROR => NonFinite::Error,
+                LGRECO_NON_FINITE_STEP_SKIP => NonFinite::Skip,
+                LGRECO_NON_FINITE_STEP_PASS_THROUGH => NonFinite::PassThrough,
+                found => return Err(Failure::UnknownConstant { what: "non_finite", found }),
+            },
+            route: match self.route {
+                LGRECO_ROUTE_ALL_GATHER => Route::AllGather,
+                LGRECO_ROUTE_SCATTER_REDUCE => Route::ScatterReduce,
+                found => return Err(Failure::UnknownConstant { what: "route", found }),
+            },
+            bucket_bytes: self.bucket_bytes,
+            measuring_rank: self.measuring_rank,
+            metrics_every: self.metrics_every,
+            clock: Some(clock),
+            ..Config::new(search.search()?)
+        })
+    }
+}

@@ -1,0 +1,181 @@
+use super::context::lgreco_context;
+use super::cut::*;
+use super::cut_setting::lgreco_cut_setting;
+use crate::handle;
+use crate::pointers::{Versioned, filled, place, slice, slice_mut};
+use crate::status::{Failure, lgreco_status};
+use lgreco_core::cut::{Counters, Direction, Downstream, Upstream};
+
+/// What an end has done in one direction, evaluation aside. Begin with LGRECO_CUT_COUNTERS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_cut_counters {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// Messages. None after a step: the cut is configured, but not in use.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of their values uncompressed.
+    pub uncompressed_bytes: u64,
+    /// AQ-SGD: samples sent as a change.
+    pub hits: u64,
+    /// AQ-SGD: samples sent uncompressed, as they were not remembered.
+    pub misses: u64,
+    /// AQ-SGD: samples without id.
+    pub unremembered: u64,
+    /// AQ-SGD: samples forgotten for want of capacity.
+    pub evictions: u64,
+    /// AQ-SGD: samples forgotten because their values do not fit the storage.
+    pub non_finite: u64,
+    /// AQ-SGD, sending end: sum over hits of the change's squared norm.
+    pub change_energy: f64,
+    /// AQ-SGD, sending end: sum over hits of the activations' squared norm.
+    pub hit_energy: f64,
+}
+
+impl Default for lgreco_cut_counters {
+    fn default() -> Self {
+        Counters::default().into()
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers only.
+unsafe impl Versioned for lgreco_cut_counters {
+    const WHAT: &'static str = "cut counters";
+    const FIRST_SIZE: usize = 88;
+}
+
+impl From<Counters> for lgreco_cut_counters {
+    fn from(counters: Counters) -> Self {
+        lgreco_cut_counters {
+            struct_size: size_of::<lgreco_cut_counters>(),
+            messages: counters.messages,
+            bytes: counters.bytes,
+            uncompressed_bytes: counters.uncompressed_bytes,
+            hits: counters.hits,
+            misses: counters.misses,
+            unremembered: counters.unremembered,
+            evictions: counters.evictions,
+            non_finite: counters.non_finite,
+            change_energy: counters.change_energy,
+            hit_energy: counters.hit_energy,
+        }
+    }
+}
+
+/// Ends an optimiser step: what its messages made of the samples is remembered from now on. Both ends must commit between
+/// the same two activation messages.
+///
+/// LGRECO_PARAMETER when no activations went through the cut in this step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_commit_step(cut: *mut lgreco_cut) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe {
+        handle::call(cut, |state| {
+            Ok(match &mut state.end {
+                End::Upstream(end) => end.commit_step(),
+                End::Downstream(end) => end.commit_step(),
+            }?)
+        })
+    }
+}
+
+/// Gives back the ticket of a micro-batch whose gradients will never travel. The other end must do the same.
+///
+/// LGRECO_NOT_IN_FLIGHT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_forget(cut: *mut lgreco_cut, ticket: u64) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe {
+        handle::call(cut, |state| {
+            Ok(match &mut state.end {
+                End::Upstream(end) => end.forget(ticket),
+                End::Downstream(end) => end.forget(ticket),
+            }?)
+        })
+    }
+}
+
+/// Fills `forward` and `backward` with what the end has done with activations and with gradients.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_get_counters(
+    cut: *mut lgreco_cut,
+    forward: *mut lgreco_cut_counters,
+    backward: *mut lgreco_cut_counters,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cut, |state| {
+            for (counters, direction) in
+                [(filled(forward)?, Direction::Forward), (filled(backward)?, Direction::Backward)]
+            {
+                let found = match &state.end {
+                    End::Upstream(end) => *end.counters(direction),
+                    End::Downstream(end) => *end.counters(direction),
+                };
+                counters.fill(found.into());
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Tells how many bytes lgreco_cut_save writes now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_saved_len(cut: *mut lgreco_cut, bytes: *mut usize) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cut, |state| {
+            place(bytes, "bytes")?.write(match &state.end {
+                End::Upstream(end) => end.saved_len(),
+                End::Downstream(end) => end.saved_len(),
+            });
+            Ok(())
+        })
+    }
+}
+
+/// Writes the whole end to saved[0 .. lgreco_cut_saved_len]. Both ends must be saved after the same step.
+///
+/// LGRECO_MID_STEP while updates wait for lgreco_cut_commit_step or tickets are in flight; LGRECO_LENGTH.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_save(cut: *mut lgreco_cut, saved: *mut u8, capacity: usize) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cut, |state| {
+            let saved = slice_mut(saved, capacity, "saved")?;
+            match &state.end {
+                End::Upstream(end) => end.save(saved),
+                End::Downstream(end) => end.save(saved),
+            }?;
+            Ok(())
+        })
+    }
+}
+
+/// Makes the end that was saved, which continues bit for bit. Any bytes may be given.
+///
+/// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_SAVED_STATE and others for bytes that no such end
+/// writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_restore(
+    context: *mut lgreco_context,
+    setting: *const lgreco_cut_setting,
+    end: lgreco_end,
+    saved: *const u8,
+    length: usize,
+    cut: *mut *mut lgreco_cut,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        make(context, setting, cut, |setting| {
+            let saved = slice(saved, length, "saved")?;
+            Ok(match end {
+                LGRECO_END_UPSTREAM => End::Upstream(Upstream::restore(setting, saved)?),
+                LGRECO_END_DOWNSTREAM => End::Downstream(Downstream::restore(setting, saved)?),
+                found => return Err(Failure::UnknownConstant { what: "end", found }),
+            })
+        })
+    }
+}

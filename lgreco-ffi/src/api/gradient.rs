@@ -1,0 +1,138 @@
+use crate::pointers::{Range, Versioned, slice, slice_mut, text};
+use crate::status::Failure;
+use core::ffi::{c_char, c_void};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+
+/// An element type: LGRECO_DTYPE_...
+pub type lgreco_dtype = u32;
+
+/// IEEE single precision.
+pub const LGRECO_DTYPE_F32: lgreco_dtype = 0;
+/// IEEE half precision, by its bits.
+pub const LGRECO_DTYPE_F16: lgreco_dtype = 1;
+/// bfloat16, by its bits.
+pub const LGRECO_DTYPE_BF16: lgreco_dtype = 2;
+
+/// A named tensor of the model. Begin with LGRECO_LAYER_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_layer {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// Its name, UTF-8; state and plans are keyed by it.
+    pub name: *const c_char,
+    /// Its dimensions; PowerSGD sees a matrix of the first by the product of the others.
+    pub dims: *const usize,
+    /// Their number; 0 for a scalar.
+    pub dims_len: usize,
+    /// Its gradient, row-major, as many elements as the product of `dims`. Only read; not needed to make a compressor.
+    pub values: *const c_void,
+    /// Type of its elements.
+    pub dtype: lgreco_dtype,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+impl Default for lgreco_layer {
+    fn default() -> Self {
+        lgreco_layer {
+            struct_size: size_of::<lgreco_layer>(),
+            name: core::ptr::null(),
+            dims: core::ptr::null(),
+            dims_len: 0,
+            values: core::ptr::null(),
+            dtype: LGRECO_DTYPE_F32,
+            reserved: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, integers and raw pointers only.
+unsafe impl Versioned for lgreco_layer {
+    const WHAT: &'static str = "layer";
+    const FIRST_SIZE: usize = 48;
+}
+
+/// What a layer says about itself, its gradient apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Tensor<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dims: &'a [usize],
+    pub(crate) shape: Shape,
+    pub(crate) dtype: Dtype,
+}
+
+impl lgreco_layer {
+    /// # Safety
+    /// README.md, pointers; `'a` is within the call.
+    pub(crate) unsafe fn tensor<'a>(&self) -> Result<Tensor<'a>, Failure> {
+        if self.reserved != 0 {
+            return Err(Failure::UnknownConstant { what: "reserved field of a layer", found: self.reserved });
+        }
+        // SAFETY: passed on.
+        let (name, dims) =
+            unsafe { (text(self.name, "name of a layer")?, slice(self.dims, self.dims_len, "dims of a layer")?) };
+        Ok(Tensor { name, dims, shape: Shape::from_dims(dims)?, dtype: dtype(self.dtype)? })
+    }
+
+    /// # Safety
+    /// As for `tensor`.
+    pub(crate) unsafe fn gradient<'a>(&self, tensor: Tensor<'a>) -> Result<Gradient<'a>, Failure> {
+        // SAFETY: passed on.
+        let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) }?;
+        Ok(Gradient::new(values, tensor.shape)?)
+    }
+
+    /// Where the gradient lies.
+    pub(crate) fn range(&self, tensor: Tensor<'_>) -> Range {
+        values_range(self.values, tensor.dtype, tensor.shape)
+    }
+}
+
+pub(crate) fn dtype(code: lgreco_dtype) -> Result<Dtype, Failure> {
+    match code {
+        LGRECO_DTYPE_F32 => Ok(Dtype::F32),
+        LGRECO_DTYPE_F16 => Ok(Dtype::F16),
+        LGRECO_DTYPE_BF16 => Ok(Dtype::Bf16),
+        found => Err(Failure::UnknownConstant { what: "dtype", found }),
+    }
+}
+
+/// Where a gradient lies.
+pub(crate) fn values_range(pointer: *const c_void, dtype: Dtype, shape: Shape) -> Range {
+    Range::of(pointer.cast::<u8>(), shape.elements().saturating_mul(dtype.bytes()), "values")
+}
+
+/// The caller's gradient.
+///
+/// # Safety
+/// `pointer` is null, misaligned, or valid for reads of so many elements of that type during `'a`.
+pub(crate) unsafe fn values<'a>(pointer: *const c_void, dtype: Dtype, elements: usize) -> Result<Values<'a>, Failure> {
+    // SAFETY: passed on; F16 and Bf16 are transparent over u16.
+    unsafe {
+        Ok(match dtype {
+            Dtype::F32 => Values::F32(slice(pointer.cast(), elements, "values")?),
+            Dtype::F16 => Values::F16(slice(pointer.cast(), elements, "values")?),
+            Dtype::Bf16 => Values::Bf16(slice(pointer.cast(), elements, "values")?),
+        })
+    }
+}
+
+/// The caller's gradient, to be replaced.
+///
+/// # Safety
+/// As for `values`; also valid for writes, and nothing else uses it during `'a`.
+pub(crate) unsafe fn values_mut<'a>(
+    pointer: *mut c_void,
+    dtype: Dtype,
+    elements: usize,
+) -> Result<ValuesMut<'a>, Failure> {
+    // SAFETY: passed on; F16 and Bf16 are transparent over u16.
+    unsafe {
+        Ok(match dtype {
+            Dtype::F32 => ValuesMut::F32(slice_mut(pointer.cast(), elements, "gradient")?),
+            Dtype::F16 => ValuesMut::F16(slice_mut(pointer.cast(), elements, "gradient")?),
+            Dtype::Bf16 => ValuesMut::Bf16(slice_mut(pointer.cast(), elements, "gradient")?),
+        })
+    }
+}

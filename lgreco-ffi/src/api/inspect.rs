@@ -1,0 +1,354 @@
+use super::controller::lgreco_controller;
+use super::setting::lgreco_setting;
+use super::table_file::write_text;
+use crate::handle;
+use crate::pointers::{Versioned, filled, place, slice, slice_mut};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::c_char;
+use lgreco_core::Error;
+use lgreco_core::adapt::{Cause, Decision, FitKind, Metrics};
+use lgreco_core::file::metrics_line;
+
+/// Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
+pub type lgreco_uncompressed = u32;
+
+/// It is compressed.
+pub const LGRECO_UNCOMPRESSED_NOT: lgreco_uncompressed = 0;
+/// Nothing has been decided yet, or the layer was not in the state loaded.
+pub const LGRECO_UNCOMPRESSED_WARM_UP: lgreco_uncompressed = 1;
+/// It has one dimension or fewer, or too few elements.
+pub const LGRECO_UNCOMPRESSED_SMALL: lgreco_uncompressed = 2;
+/// The setting would have saved no bytes.
+pub const LGRECO_UNCOMPRESSED_NO_SAVING: lgreco_uncompressed = 3;
+/// It was chosen, by the plan or in `fixed`.
+pub const LGRECO_UNCOMPRESSED_CHOSEN: lgreco_uncompressed = 4;
+/// Compressing it would take longer than sending it does.
+pub const LGRECO_UNCOMPRESSED_SLOWER: lgreco_uncompressed = 5;
+/// Feedback would not work with what was chosen.
+pub const LGRECO_UNCOMPRESSED_NOT_CONTRACTIVE: lgreco_uncompressed = 6;
+
+/// What is known about one layer on one rank. Begin with LGRECO_METRICS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_metrics {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// Steps in which it was exchanged.
+    pub steps: u64,
+    /// Bytes of its gradients in these steps.
+    pub bytes_in: u64,
+    /// Bytes sent for them.
+    pub bytes_out: u64,
+    /// Squared error of what was sent, by the squared norm of what was compressed, when last measured; -1 before.
+    pub relative_error: f64,
+    /// L2 norm of the residual; -1 without one.
+    pub residual_norm: f64,
+    /// Decisions whose setting was refused because feedback would not have worked with it.
+    pub not_contractive: u64,
+    /// LGRECO_UNCOMPRESSED_...
+    pub uncompressed: lgreco_uncompressed,
+    /// 0.
+    pub reserved: u32,
+}
+
+impl Default for lgreco_metrics {
+    fn default() -> Self {
+        lgreco_metrics {
+            struct_size: size_of::<lgreco_metrics>(),
+            steps: 0,
+            bytes_in: 0,
+            bytes_out: 0,
+            relative_error: -1.0,
+            residual_norm: -1.0,
+            not_contractive: 0,
+            uncompressed: LGRECO_UNCOMPRESSED_NOT,
+            reserved: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers only.
+unsafe impl Versioned for lgreco_metrics {
+    const WHAT: &'static str = "metrics";
+    const FIRST_SIZE: usize = 64;
+}
+
+impl From<Metrics<'_>> for lgreco_metrics {
+    fn from(metrics: Metrics<'_>) -> Self {
+        lgreco_metrics {
+            steps: metrics.steps,
+            bytes_in: metrics.bytes_in,
+            bytes_out: metrics.bytes_out,
+            relative_error: metrics.relative_error.unwrap_or(-1.0),
+            residual_norm: metrics.residual_norm.unwrap_or(-1.0),
+            not_contractive: metrics.not_contractive,
+            uncompressed: metrics.uncompressed.map_or(LGRECO_UNCOMPRESSED_NOT, |why| why as lgreco_uncompressed + 1),
+            ..lgreco_metrics::default()
+        }
+    }
+}
+
+/// What made the settings change: LGRECO_CAUSE_...
+pub type lgreco_cause = u32;
+
+/// Nothing yet: there was no decision.
+pub const LGRECO_CAUSE_NONE: lgreco_cause = 0;
+/// The schedule.
+pub const LGRECO_CAUSE_SCHEDULE: lgreco_cause = 1;
+/// The learning rate fell, and Accordion put all layers to low compression.
+pub const LGRECO_CAUSE_LEARNING_RATE: lgreco_cause = 2;
+
+/// How seconds per byte were found: LGRECO_FIT_...
+pub type lgreco_fit = u32;
+
+/// They were not asked for: sizes are bits.
+pub const LGRECO_FIT_BITS: lgreco_fit = 0;
+/// One number per bucket; sizes are picoseconds.
+pub const LGRECO_FIT_PER_BUCKET: lgreco_fit = 1;
+/// One number for all buckets, since there was too little to go by for more; sizes are picoseconds.
+pub const LGRECO_FIT_POOLED: lgreco_fit = 2;
+/// Not at all, for lack of samples that differ; sizes are bits.
+pub const LGRECO_FIT_NONE: lgreco_fit = 3;
+
+/// The last decision; the same on every rank. Begin with LGRECO_DECISION_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_decision {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// The first step under it.
+    pub step: u64,
+    /// LGRECO_CAUSE_...
+    pub cause: lgreco_cause,
+    /// LGRECO_FIT_...
+    pub fit: lgreco_fit,
+    /// 1 when the policy planned, else 0; the numbers below are then 0.
+    pub planned: u32,
+    /// 1 when the plan is proved optimal, else 0.
+    pub proven: u32,
+    /// Size of the layers that may be compressed; bits, or picoseconds (`fit`).
+    pub size: u64,
+    /// No plan within the budget is smaller.
+    pub lower_bound: u64,
+    /// Size of the same layers under the settings that the budget comes from.
+    pub default_size: u64,
+    /// Size of the same layers uncompressed: where `size` is not less, compression does not pay.
+    pub uncompressed_size: u64,
+    /// Error of the plan.
+    pub error: f64,
+    /// Its budget.
+    pub budget: f64,
+    /// Layers that are sent uncompressed because that is faster.
+    pub slower: u32,
+    /// Layers that are sent uncompressed because feedback would not work with what was chosen.
+    pub not_contractive: u32,
+}
+
+impl Default for lgreco_decision {
+    fn default() -> Self {
+        lgreco_decision {
+            struct_size: size_of::<lgreco_decision>(),
+            step: 0,
+            cause: LGRECO_CAUSE_NONE,
+            fit: LGRECO_FIT_BITS,
+            planned: 0,
+            proven: 0,
+            size: 0,
+            lower_bound: 0,
+            default_size: 0,
+            uncompressed_size: 0,
+            error: 0.0,
+            budget: 0.0,
+            slower: 0,
+            not_contractive: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers only.
+unsafe impl Versioned for lgreco_decision {
+    const WHAT: &'static str = "decision";
+    const FIRST_SIZE: usize = 88;
+}
+
+impl From<&Decision> for lgreco_decision {
+    fn from(decision: &Decision) -> Self {
+        let plan = decision.plan;
+        lgreco_decision {
+            step: decision.step,
+            cause: match decision.cause {
+                Cause::Schedule => LGRECO_CAUSE_SCHEDULE,
+                Cause::LearningRate => LGRECO_CAUSE_LEARNING_RATE,
+            },
+            fit: match decision.fit {
+                None => LGRECO_FIT_BITS,
+                Some(FitKind::PerBucket) => LGRECO_FIT_PER_BUCKET,
+                Some(FitKind::Pooled) => LGRECO_FIT_POOLED,
+                Some(FitKind::None) => LGRECO_FIT_NONE,
+            },
+            planned: plan.is_some().into(),
+            proven: plan.is_some_and(|plan| plan.proven()).into(),
+            size: plan.map_or(0, |plan| plan.size),
+            lower_bound: plan.map_or(0, |plan| plan.lower_bound),
+            default_size: decision.default_size,
+            uncompressed_size: decision.uncompressed_size,
+            error: plan.map_or(0.0, |plan| plan.error),
+            budget: plan.map_or(0.0, |plan| plan.budget),
+            slower: decision.slower,
+            not_contractive: decision.not_contractive,
+            ..lgreco_decision::default()
+        }
+    }
+}
+
+/// Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LENGTH when there is no such layer, as
+/// for the calls below.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_setting(
+    controller: *mut lgreco_controller,
+    layer: usize,
+    setting: *mut lgreco_setting,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let setting = filled(setting)?;
+            state.check_layer(layer)?;
+            setting.fill(lgreco_setting::from_core(state.controller.setting(layer)));
+            Ok(())
+        })
+    }
+}
+
+/// Fills `metrics` with what is known about layer `layer` on this rank; looks at all of its residual.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_metrics(
+    controller: *mut lgreco_controller,
+    layer: usize,
+    metrics: *mut lgreco_metrics,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let metrics = filled(metrics)?;
+            state.check_layer(layer)?;
+            metrics.fill(state.controller.metrics(layer).into());
+            Ok(())
+        })
+    }
+}
+
+/// Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_residual(
+    controller: *mut lgreco_controller,
+    layer: usize,
+    values: *mut f32,
+    values_len: usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            state.check_layer(layer)?;
+            Ok(state.controller.residual(layer, slice_mut(values, values_len, "values")?)?)
+        })
+    }
+}
+
+/// Fills `decision` with the last decision; LGRECO_CAUSE_NONE before the first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_decision(
+    controller: *mut lgreco_controller,
+    decision: *mut lgreco_decision,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            filled(decision)?.fill(state.controller.decision().map_or_else(Default::default, Into::into));
+            Ok(())
+        })
+    }
+}
+
+/// Tells the number of steps taken, skipped ones included, and of those in which some rank's gradient was not finite.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_steps(
+    controller: *mut lgreco_controller,
+    steps: *mut u64,
+    non_finite: *mut u64,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let (steps, non_finite) = (place(steps, "steps")?, place(non_finite, "non_finite")?);
+            steps.write(state.controller.steps());
+            non_finite.write(state.controller.non_finite_steps());
+            Ok(())
+        })
+    }
+}
+
+/// Writes the last step's report with the last decision and the metrics of all layers as one line of JSON, without the
+/// line's end, and a NUL after it; `length` as for lgreco_table_to_json. Allocates.
+///
+/// LGRECO_UNAVAILABLE before the first step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_metrics_json(
+    controller: *mut lgreco_controller,
+    json: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let report =
+                state.report.as_ref().ok_or(Failure::Unavailable { what: "a report, before the first step," })?;
+            write_text(&metrics_line(&state.controller, report), json, capacity, length)
+        })
+    }
+}
+
+/// Writes the bytes that this worker sends per bucket of layers under the present settings to bytes[0 .. buckets], as
+/// lgreco_controller_record_sync takes them; `buckets`, which must not be NULL, receives their number, always the same.
+///
+/// LGRECO_LENGTH when `capacity` is less: `buckets` is then set all the same, and `bytes` may be NULL. Allocates.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_bucket_bytes(
+    controller: *mut lgreco_controller,
+    bytes: *mut u64,
+    capacity: usize,
+    buckets: *mut usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let found = state.controller.bucket_bytes();
+            place(buckets, "buckets")?.write(found.len());
+            if capacity < found.len() {
+                return Err(Error::Length { what: "bytes", expected: found.len(), found: capacity }.into());
+            }
+            slice_mut(bytes, capacity, "bytes")?[..found.len()].copy_from_slice(&found);
+            Ok(())
+        })
+    }
+}
+
+/// Tells the time model of plans in seconds that a step which sent bytes[i] in bucket i took `seconds` to synchronise. The
+/// measuring rank's samples decide.
+///
+/// LGRECO_LENGTH unless there is one number per bucket; LGRECO_PARAMETER for seconds that are not finite or negative.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_record_sync(
+    controller: *mut lgreco_controller,
+    bytes: *const u64,
+    bytes_len: usize,
+    seconds: f64,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            Ok(state.controller.record_sync(slice(bytes, bytes_len, "bytes")?, seconds)?)
+        })
+    }
+}

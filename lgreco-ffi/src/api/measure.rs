@@ -1,0 +1,226 @@
+use super::context::{check_stream, lgreco_context};
+use super::gradient::lgreco_layer;
+use super::setting::*;
+use super::table::{Source, TableState, lgreco_table};
+use crate::handle;
+use crate::pointers::{Range, Versioned, disjoint, slice_mut, versioned_array, versioned_or_default};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::c_void;
+use lgreco_core::Error;
+use lgreco_core::backend::{Backend, Job, Portable};
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco_core::feedback::contraction;
+use lgreco_core::gradient::Gradient;
+use lgreco_core::rng::Stream;
+use lgreco_core::search::{Layer, Method, Metric, Range as Parameters, Search};
+use lgreco_core::table::NamedError;
+
+/// What errors of tables are measured in: LGRECO_METRIC_...
+pub type lgreco_metric = u32;
+
+/// The L2 norm, as in the L-GreCo paper.
+pub const LGRECO_METRIC_L2: lgreco_metric = 0;
+/// The squared L2 norm, which adds up over layers.
+pub const LGRECO_METRIC_SQUARED_L2: lgreco_metric = 1;
+
+/// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
+///
+/// Parameters are bits per element for QSGD (1 to 8; 4 by default), the density for TopK (above 0, to 1; 0.01) and the rank
+/// for PowerSGD (1 to 65536; 4). LGRECO_METHOD_HYBRID offers all three against the budget of uniform 4-bit QSGD; `parameter`
+/// and the range are then those of QSGD.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_search_options {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD or HYBRID.
+    pub method: lgreco_method,
+    /// LGRECO_METRIC_L2, the default, or LGRECO_METRIC_SQUARED_L2.
+    pub metric: lgreco_metric,
+    /// The uniform setting that the error budget is taken from; 0, the default, for the method's.
+    pub parameter: f64,
+    /// Smallest parameter offered; 0 in this and the next two, the default, for L-GreCo's range about `parameter`.
+    pub first: f64,
+    /// Largest parameter offered.
+    pub last: f64,
+    /// Distance of two parameters.
+    pub step: f64,
+    /// Layers with fewer elements stay uncompressed and are not in the table; 1024 by default.
+    pub min_elements: usize,
+    /// Seed of random start matrices: give compressors the same; 0 by default.
+    pub seed: u64,
+}
+
+impl Default for lgreco_search_options {
+    fn default() -> Self {
+        let search = Search::new(Method::Qsgd);
+        lgreco_search_options {
+            struct_size: size_of::<lgreco_search_options>(),
+            method: LGRECO_METHOD_QSGD,
+            metric: LGRECO_METRIC_L2,
+            parameter: 0.0,
+            first: 0.0,
+            last: 0.0,
+            step: 0.0,
+            min_elements: search.min_elements,
+            seed: search.seed,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers only.
+unsafe impl Versioned for lgreco_search_options {
+    const WHAT: &'static str = "search options";
+    const FIRST_SIZE: usize = 64;
+}
+
+impl lgreco_search_options {
+    pub(super) fn search(&self) -> Result<Search, Failure> {
+        let mut search = Search::new(match self.method {
+            LGRECO_METHOD_QSGD => Method::Qsgd,
+            LGRECO_METHOD_TOPK => Method::TopK,
+            LGRECO_METHOD_POWERSGD => Method::PowerSgd,
+            LGRECO_METHOD_HYBRID => Method::Hybrid,
+            found => return Err(Failure::UnknownConstant { what: "method", found }),
+        });
+        if self.parameter != 0.0 {
+            search = search.with_default(self.parameter)?;
+        }
+        let (first, last, step) = (self.first, self.last, self.step);
+        if (first, last, step) != (0.0, 0.0, 0.0) {
+            search = search.with_range(Parameters { first, last, step })?;
+        }
+        search.metric = match self.metric {
+            LGRECO_METRIC_L2 => Metric::L2,
+            LGRECO_METRIC_SQUARED_L2 => Metric::SquaredL2,
+            found => return Err(Failure::UnknownConstant { what: "metric", found }),
+        };
+        (search.min_elements, search.seed) = (self.min_elements, self.seed);
+        Ok(search)
+    }
+}
+
+/// Measures every layer of a model on its gradient under every candidate: the error table to plan on, each option with
+/// its setting (lgreco_table_setting). Layers with one dimension or fewer, or few elements, are left out: `model_layers`
+/// of the view tells which are in. `options` may be NULL. Allocates.
+///
+/// LGRECO_NON_FINITE, LGRECO_EMPTY_TABLE when no layer is left, LGRECO_DUPLICATE_NAME, LGRECO_PARAMETER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_table_measure(
+    context: *mut lgreco_context,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    options: *const lgreco_search_options,
+    table: *mut *mut lgreco_table,
+    stream: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::create::<_, lgreco_table>(context, table, |context| {
+            check_stream(stream)?;
+            let search = versioned_or_default(options)?.search()?;
+            let mut model = Vec::new();
+            for layer in versioned_array(layers, layers_len)? {
+                let tensor = layer.tensor()?;
+                model.push(Layer::new(tensor.name, tensor.dims, layer.gradient(tensor)?.values())?);
+            }
+            TableState::new(Source::Measured(search.measure(&model, &mut context.backend)?), None)
+        })
+    }
+}
+
+/// Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
+/// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of the payload; `sizes` may be NULL,
+/// else it has `settings_len` places too. Settings next to each other that differ in `bits`, `keep` or `rank` alone are
+/// measured together, in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
+/// lgreco_compressor_options. Allocates.
+///
+/// LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_measure(
+    context: *mut lgreco_context,
+    layer: *const lgreco_layer,
+    settings: *const lgreco_setting,
+    settings_len: usize,
+    seed: u64,
+    layer_index: u32,
+    squared_errors: *mut f64,
+    sizes: *mut u64,
+    stream: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(context, |context| {
+            check_stream(stream)?;
+            let layer = crate::pointers::versioned(layer)?;
+            let (tensor, settings) = (layer.tensor()?, versioned_array(settings, settings_len)?);
+            let gradient = layer.gradient(tensor)?;
+            let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
+            let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<Vec<_>, _>>()?;
+            let input = layer.range(tensor);
+            let errors_range = Range::of(squared_errors, settings_len, "squared_errors");
+            let sizes_len = if sizes.is_null() { 0 } else { settings_len };
+            disjoint(errors_range, &[input])?;
+            disjoint(Range::of(sizes, sizes_len, "sizes"), &[input, errors_range])?;
+            let errors = slice_mut(squared_errors, settings_len, "squared_errors")?;
+            let sizes = slice_mut(sizes, sizes_len, "sizes")?;
+            let stream = Stream { seed, step: 0, layer: layer_index, rank: 0 };
+            let row = measure(&mut context.backend, gradient, &settings, stream).map_err(named)?;
+            for (size, setting) in sizes.iter_mut().zip(&settings) {
+                *size = 8 * setting.payload_len(tensor.shape, tensor.dtype).map_err(named)? as u64;
+            }
+            errors.copy_from_slice(&row);
+            Ok(())
+        })
+    }
+}
+
+/// One row, each run of like settings in one job.
+fn measure(
+    backend: &mut Portable,
+    gradient: Gradient<'_>,
+    settings: &[Setting],
+    stream: Stream,
+) -> Result<Vec<f64>, Error> {
+    let mut row = Vec::with_capacity(settings.len());
+    for run in settings.chunk_by(|a, b| base(a) == base(b)) {
+        let (mut bits, mut counts) = (Vec::new(), Vec::new());
+        for setting in run {
+            match setting {
+                Setting::Dense => {}
+                Setting::Qsgd(qsgd) => bits.push(qsgd.bits),
+                Setting::TopK(top) => counts.push(top.keep),
+                Setting::PowerSgd(power) => counts.push(power.rank),
+                _ => {}
+            }
+        }
+        let candidates = match run[0] {
+            Setting::Dense => {
+                contraction(&Setting::Dense, &gradient, stream, &mut [])?; // 0, if the gradient is finite
+                row.extend(run.iter().map(|_| 0.0));
+                continue;
+            }
+            Setting::Qsgd(base) => Candidates::Qsgd { base, bits: &bits },
+            Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: &counts },
+            Setting::PowerSgd(power) => Candidates::PowerSgd { iterations: power.iterations, ranks: &counts },
+            _ => return Err(Error::UnknownName { what: "method", expected: "dense, QSGD, TopK or PowerSGD" }),
+        };
+        let jobs = [Job { gradient, candidates, stream }];
+        let mut workspace = vec![0; backend.workspace_len(&jobs)];
+        let start = row.len();
+        row.resize(start + run.len(), 0.0);
+        backend.measure(&jobs, &mut workspace, &mut row[start..]).map_err(|failed| failed.error)?;
+    }
+    Ok(row)
+}
+
+/// The setting without what may differ within a run.
+fn base(setting: &Setting) -> Setting {
+    match *setting {
+        Setting::Dense => Setting::Dense,
+        Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bits: 0, ..qsgd }),
+        Setting::TopK(top) => Setting::TopK(TopK { keep: 0, ..top }),
+        Setting::PowerSgd(power) => Setting::PowerSgd(PowerSgd { rank: 0, ..power }),
+        other => other,
+    }
+}

@@ -1,0 +1,65 @@
+//! The exported functions, one file per noun.
+
+// The order of the header, kept by the empty lines.
+mod version;
+
+mod context;
+
+mod gradient;
+
+mod setting;
+
+mod measure;
+
+mod table;
+
+mod table_file;
+
+mod plan;
+
+mod plan_file;
+
+mod compressor;
+
+mod memory;
+
+mod collective;
+
+mod controller_options;
+
+mod controller;
+
+mod inspect;
+
+mod saved;
+
+mod cut_setting;
+
+mod cut;
+
+mod cut_state;
+
+#[cfg(feature = "testing")]
+mod testing;
+
+pub use collective::*;
+pub use compressor::*;
+pub use context::*;
+pub use controller::*;
+pub use controller_options::*;
+pub use cut::*;
+pub use cut_setting::*;
+pub use cut_state::*;
+pub use gradient::*;
+pub use inspect::*;
+pub use measure::*;
+pub use memory::*;
+pub use plan::*;
+pub use plan_file::*;
+pub use saved::*;
+pub use setting::*;
+pub use table::*;
+pub use table_file::*;
+#[cfg(feature = "testing")]
+pub use testing::*;
+pub use version::*;

@@ -1,0 +1,289 @@
+use super::context::lgreco_context;
+use super::table::{TableView, lgreco_table_view};
+use crate::handle::{self, Immutable, Kind};
+use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mut, versioned, versioned_or_default};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::c_char;
+use lgreco_core::Error;
+use lgreco_core::plan::{Plan, Solver, Summary, budget::Budget, check, dp, exact, solve_against};
+use std::ffi::CString;
+
+/// How to choose: LGRECO_SOLVER_...
+pub type lgreco_solver = u32;
+
+/// The proved optimum, or the best plan and an honest bound where `states` end the search.
+pub const LGRECO_SOLVER_EXACT: lgreco_solver = 0;
+/// Algorithm 1 of the L-GreCo paper on a grid of `levels` cells.
+pub const LGRECO_SOLVER_DP: lgreco_solver = 1;
+
+/// How to plan. Begin with LGRECO_PLAN_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_plan_options {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// LGRECO_SOLVER_EXACT, the default, or LGRECO_SOLVER_DP.
+    pub solver: lgreco_solver,
+    /// DP: cells of the grid, at least 1; 10000 by default.
+    pub levels: u32,
+    /// Exact: partial plans kept at once, 32 bytes each; 2^19 by default; with 0 the relaxation is rounded.
+    pub states: u64,
+    /// The error budget is multiplied by this, finite and not negative; 1 by default.
+    pub alpha: f64,
+}
+
+impl Default for lgreco_plan_options {
+    fn default() -> Self {
+        lgreco_plan_options {
+            struct_size: size_of::<lgreco_plan_options>(),
+            solver: LGRECO_SOLVER_EXACT,
+            levels: dp::LEVELS,
+            states: exact::Limits::default().states as u64,
+            alpha: 1.0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers only.
+unsafe impl Versioned for lgreco_plan_options {
+    const WHAT: &'static str = "plan options";
+    const FIRST_SIZE: usize = 32;
+}
+
+impl lgreco_plan_options {
+    pub(super) fn solver(&self) -> Result<Solver, Failure> {
+        match self.solver {
+            LGRECO_SOLVER_EXACT => {
+                Ok(Solver::Exact(exact::Limits { states: usize::try_from(self.states).unwrap_or(usize::MAX) }))
+            }
+            LGRECO_SOLVER_DP => Ok(Solver::Dp { levels: self.levels }),
+            found => Err(Failure::UnknownConstant { what: "solver", found }),
+        }
+    }
+}
+
+/// A plan in arrays: what is in a plan handle, or the caller's own. Begin with LGRECO_PLAN_VIEW_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_plan_view {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Per layer, the index of the chosen option among the layer's options.
+    pub options: *const u32,
+    /// Bits of the chosen options in all.
+    pub size: u64,
+    /// No plan within the budget is smaller than this many bits; the plan is proved optimal when `size` equals it.
+    pub lower_bound: u64,
+    /// Error of the chosen options in all.
+    pub error: f64,
+    /// The error budget the plan was made for.
+    pub budget: f64,
+    /// Who made it, such as "exact"; filled by the library, not read.
+    pub solver: *const c_char,
+    /// 1 when the plan is proved optimal, else 0; filled by the library, not read.
+    pub proven: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+impl Default for lgreco_plan_view {
+    fn default() -> Self {
+        lgreco_plan_view {
+            struct_size: size_of::<lgreco_plan_view>(),
+            layers: 0,
+            options: core::ptr::null(),
+            size: 0,
+            lower_bound: 0,
+            error: 0.0,
+            budget: 0.0,
+            solver: core::ptr::null(),
+            proven: 0,
+            reserved: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
+unsafe impl Versioned for lgreco_plan_view {
+    const WHAT: &'static str = "plan view";
+    const FIRST_SIZE: usize = 72;
+}
+
+fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_plan_view {
+    lgreco_plan_view {
+        struct_size: size_of::<lgreco_plan_view>(),
+        layers: options.len(),
+        options: options.as_ptr(),
+        size: summary.size,
+        lower_bound: summary.lower_bound,
+        error: summary.error,
+        budget: summary.budget,
+        solver,
+        proven: summary.proven().into(),
+        reserved: 0,
+    }
+}
+
+/// One option per layer, verified. It never changes.
+pub struct lgreco_plan {
+    _private: [u8; 0],
+}
+
+impl Kind for lgreco_plan {
+    const WHAT: &'static str = "plan";
+    const TAG: [u8; 8] = *b"lgplan\0\0";
+    type State = PlanState;
+}
+
+impl Immutable for lgreco_plan {}
+
+pub(crate) struct PlanState {
+    pub(crate) plan: Plan,
+    pub(crate) solver: CString,
+}
+
+fn budget<'a>(view: &TableView<'a>, alpha: f64) -> Result<Budget<'a>, Failure> {
+    match (view.budget, view.defaults) {
+        (Some(value), _) if alpha.is_finite() && alpha >= 0.0 => Ok(Budget::Absolute(alpha * value)),
+        (Some(_), _) => Err(Error::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into()),
+        (None, Some(options)) => Ok(Budget::Defaults { alpha, options }),
+        (None, None) => Err(Failure::Null { what: "the array of defaults of a table without budget" }),
+    }
+}
+
+/// Chooses one option per layer: the fewest bits within the error budget, and never more than the defaults of the table
+/// take, where those are within it. `options` may be NULL. The same input gives the same plan.
+///
+/// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; codes from 20 on about the
+/// table. Allocates its workspace.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_solve(
+    context: *mut lgreco_context,
+    table: *const lgreco_table_view,
+    options: *const lgreco_plan_options,
+    plan: *mut *mut lgreco_plan,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::create::<_, lgreco_plan>(context, plan, |_| {
+            let (view, options) = (TableView::read(table)?, versioned_or_default(options)?);
+            let (table, solver) = (view.table()?, options.solver()?);
+            let plan = solve_against(&table, budget(&view, options.alpha)?, view.defaults, solver);
+            let plan = plan.map_err(|error| view.named(error))?;
+            let solver = CString::new(plan.solver()).map_err(|_| Failure::Panicked)?;
+            Ok(PlanState { plan, solver })
+        })
+    }
+}
+
+/// Tells the words of workspace that lgreco_plan_solve_into needs for this table. `options` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_workspace_len(
+    context: *mut lgreco_context,
+    table: *const lgreco_table_view,
+    options: *const lgreco_plan_options,
+    words: *mut usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(context, |_| {
+            let words = place(words, "words")?;
+            let (view, options) = (TableView::read(table)?, versioned_or_default(options)?);
+            let table = view.table()?;
+            words.write(match options.solver()? {
+                Solver::Exact(limits) => exact::workspace_len(&table, limits),
+                Solver::Dp { levels } => dp::workspace_len(&table, levels),
+                _ => return Err(Failure::Unavailable { what: "the solver" }),
+            });
+            Ok(())
+        })
+    }
+}
+
+/// As lgreco_plan_solve, without an allocation: writes the choices to `choices`, one per layer, and fills `plan`, whose
+/// `options` then point to them. The defaults of the table give the budget, but are not competed with.
+///
+/// Also LGRECO_LENGTH when `workspace` is shorter than lgreco_plan_workspace_len, or `choices_len` is not the number of
+/// layers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_solve_into(
+    context: *mut lgreco_context,
+    table: *const lgreco_table_view,
+    options: *const lgreco_plan_options,
+    workspace: *mut u64,
+    workspace_len: usize,
+    choices: *mut u32,
+    choices_len: usize,
+    plan: *mut lgreco_plan_view,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(context, |_| {
+            let (view, options) = (TableView::read(table)?, versioned_or_default(options)?);
+            let plan = filled(plan)?;
+            let chosen = Range::of(choices, choices_len, "choices");
+            let scratch = Range::of(workspace, workspace_len, "workspace");
+            disjoint(chosen, &view.ranges())?;
+            disjoint(scratch, &view.ranges())?;
+            disjoint(scratch, &[chosen])?;
+            let (table, solver) = (view.table()?, options.solver()?);
+            let limit = budget(&view, options.alpha)?.limit(&table).map_err(|error| view.named(error))?;
+            let workspace = slice_mut(workspace, workspace_len, "workspace")?;
+            let choices = slice_mut(choices, choices_len, "choices")?;
+            let (summary, name) = match solver {
+                Solver::Exact(limits) => (exact::solve(&table, limit, limits, workspace, choices), c"exact"),
+                Solver::Dp { levels } => (dp::solve(&table, limit, levels, workspace, choices), c"dp"),
+                _ => return Err(Failure::Unavailable { what: "the solver" }),
+            };
+            let summary = summary.map_err(|error| view.named(error))?;
+            check::verify(&table, choices, &summary)?;
+            plan.fill(self::view(choices, &summary, name.as_ptr()));
+            Ok(())
+        })
+    }
+}
+
+/// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget.
+/// What is checked is decided in exact arithmetic; `lower_bound` is only compared with the size.
+///
+/// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_check(
+    context: *mut lgreco_context,
+    table: *const lgreco_table_view,
+    plan: *const lgreco_plan_view,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(context, |_| {
+            let (view, plan) = (TableView::read(table)?, versioned(plan)?);
+            if plan.reserved != 0 {
+                return Err(Failure::UnknownConstant { what: "reserved field of a plan view", found: plan.reserved });
+            }
+            let options = slice(plan.options, plan.layers, "options of the plan")?;
+            let lgreco_plan_view { size, lower_bound, error, budget, .. } = plan;
+            let summary = Summary { size, lower_bound, error, budget };
+            check::verify(&view.table()?, options, &summary).map_err(|error| view.named(error))
+        })
+    }
+}
+
+/// Fills `view` with the plan and a pointer to its choices, valid until the plan is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_get(plan: *const lgreco_plan, view: *mut lgreco_plan_view) -> lgreco_status {
+    handle::call_without_handle(|| {
+        // SAFETY: README.md, handles and pointers.
+        let (plan, view) = unsafe { (handle::shared(plan)?, filled(view)?) };
+        view.fill(self::view(plan.plan.options(), plan.plan.summary(), plan.solver.as_ptr()));
+        Ok(())
+    })
+}
+
+/// Frees a plan and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_destroy(plan: *mut *mut lgreco_plan) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::destroy(plan) }
+}

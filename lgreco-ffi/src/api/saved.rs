@@ -1,0 +1,131 @@
+use super::controller::lgreco_controller;
+use super::table::Texts;
+use crate::handle;
+use crate::pointers::{Versioned, filled, place, slice, slice_mut};
+use crate::status::lgreco_status;
+use core::ffi::c_char;
+use lgreco_core::Error;
+
+/// What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
+/// controller is destroyed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_loaded {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// Layers of the model that the state does not have: they start without residual, uncompressed until the next
+    /// decision, which then comes at once.
+    pub missing: *const *const c_char,
+    /// Their number.
+    pub missing_len: usize,
+    /// Layers of the state that the model does not have: they are ignored.
+    pub extra: *const *const c_char,
+    /// Their number.
+    pub extra_len: usize,
+    /// Layers whose shape or element type is not that of the state: they are missing and extra at once.
+    pub misshaped: *const *const c_char,
+    /// Their number.
+    pub misshaped_len: usize,
+    /// The rank that saved the plan.
+    pub rank: u32,
+    /// The number of workers then.
+    pub world_size: u32,
+}
+
+impl Default for lgreco_loaded {
+    fn default() -> Self {
+        lgreco_loaded {
+            struct_size: size_of::<lgreco_loaded>(),
+            missing: core::ptr::null(),
+            missing_len: 0,
+            extra: core::ptr::null(),
+            extra_len: 0,
+            misshaped: core::ptr::null(),
+            misshaped_len: 0,
+            rank: 0,
+            world_size: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers and raw pointers only.
+unsafe impl Versioned for lgreco_loaded {
+    const WHAT: &'static str = "loaded";
+    const FIRST_SIZE: usize = 64;
+}
+
+/// Writes this rank's state, versioned and the same on every machine: residuals, factors, settings, schedule, but not the
+/// options. Every rank saves its own, between the same two steps. `length`, which must not be NULL, receives the number of
+/// bytes.
+///
+/// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. Allocates.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_save(
+    controller: *mut lgreco_controller,
+    saved: *mut u8,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let bytes = state.controller.save().map_err(|error| state.named(error))?;
+            place(length, "length")?.write(bytes.len());
+            if capacity < bytes.len() {
+                return Err(Error::Length { what: "saved", expected: bytes.len(), found: capacity }.into());
+            }
+            slice_mut(saved, capacity, "saved")?[..bytes.len()].copy_from_slice(&bytes);
+            Ok(())
+        })
+    }
+}
+
+/// Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
+/// same step with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
+/// workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
+/// Any bytes may be given. `loaded` may be NULL. Allocates.
+///
+/// LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The controller is then unchanged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_load(
+    controller: *mut lgreco_controller,
+    plan: *const u8,
+    plan_len: usize,
+    residuals: *const *const u8,
+    residual_lens: *const usize,
+    residuals_len: usize,
+    loaded: *mut lgreco_loaded,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let to_fill = if loaded.is_null() { None } else { Some(filled(loaded)?) };
+            let plan = slice(plan, plan_len, "plan")?;
+            let pointers = slice(residuals, residuals_len, "residuals")?;
+            let lens = slice(residual_lens, residuals_len, "residual_lens")?;
+            let residuals = pointers.iter().zip(lens).map(|(&bytes, &len)| slice(bytes, len, "a residual"));
+            let residuals = residuals.collect::<Result<Vec<_>, _>>()?;
+            let found = state.controller.load(plan, &residuals)?;
+            // Any bytes may be given, so that names may hold NULs.
+            let [missing, extra, misshaped] = [found.missing, found.extra, found.misshaped]
+                .map(|names| names.into_iter().map(|name| name.replace('\0', "?")).collect::<Vec<_>>());
+            let texts = |names: &[String]| Texts::new(names.iter().map(String::as_str), "name of a layer");
+            state.loaded = [texts(&missing)?, texts(&extra)?, texts(&misshaped)?];
+            let [missing, extra, misshaped] = state.loaded.each_ref().map(Texts::pointers);
+            if let Some(loaded) = to_fill {
+                loaded.fill(lgreco_loaded {
+                    missing: missing.as_ptr(),
+                    missing_len: missing.len(),
+                    extra: extra.as_ptr(),
+                    extra_len: extra.len(),
+                    misshaped: misshaped.as_ptr(),
+                    misshaped_len: misshaped.len(),
+                    rank: found.rank,
+                    world_size: found.world_size,
+                    ..lgreco_loaded::default()
+                });
+            }
+            Ok(())
+        })
+    }
+}

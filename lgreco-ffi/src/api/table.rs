@@ -1,0 +1,369 @@
+use super::context::lgreco_context;
+use super::setting::lgreco_setting;
+use crate::handle::{self, Immutable, Kind};
+use crate::pointers::{Range, Versioned, filled, slice, text, versioned};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::c_char;
+use lgreco_core::table::{Choice, NamedError, NamedTable, Table};
+use lgreco_core::{Error, search::Measured};
+use std::ffi::CString;
+
+/// One option of one layer. This struct never changes.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct lgreco_choice {
+    /// Bits one worker sends for the layer under this option.
+    pub size: u64,
+    /// How much the option hurts: finite, not negative, in any one metric.
+    pub error: f64,
+}
+
+const _: () = assert!(
+    size_of::<lgreco_choice>() == size_of::<Choice>()
+        && align_of::<lgreco_choice>() == align_of::<Choice>()
+        && core::mem::offset_of!(lgreco_choice, size) == core::mem::offset_of!(Choice, size)
+        && core::mem::offset_of!(lgreco_choice, error) == core::mem::offset_of!(Choice, error)
+);
+
+/// An error table in arrays: the caller's own, or what is in a table handle. Begin with LGRECO_TABLE_VIEW_INIT, all NULL.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_table_view {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// Number of layers, at least 1.
+    pub layers: usize,
+    /// Per layer, where its options end in `choices`: layer l has ends[l - 1] .. ends[l], layer 0 begins at 0.
+    pub ends: *const usize,
+    /// All options, layer after layer.
+    pub choices: *const lgreco_choice,
+    /// Per layer, the option the error budget is taken from; may be NULL.
+    pub defaults: *const u32,
+    /// The error budget; NULL when it is the error of `defaults`.
+    pub budget: *const f64,
+    /// Per layer, its name, UTF-8; NULL for names like "0", "1".
+    pub names: *const *const c_char,
+    /// Per option, its label, UTF-8; NULL for labels like "0", "1".
+    pub labels: *const *const c_char,
+    /// Per layer, the number of elements of its gradient; NULL for 0.
+    pub elements: *const u64,
+    /// Per layer, the bits of its gradient as it is; NULL for 32 per element.
+    pub uncompressed_sizes: *const u64,
+    /// What errors are measured in, such as "l2"; NULL for "".
+    pub metric: *const c_char,
+    /// Filled by the library for measured tables: which of the model's layers each layer of the table is; else NULL.
+    pub model_layers: *const usize,
+}
+
+impl Default for lgreco_table_view {
+    fn default() -> Self {
+        lgreco_table_view {
+            struct_size: size_of::<lgreco_table_view>(),
+            layers: 0,
+            ends: core::ptr::null(),
+            choices: core::ptr::null(),
+            defaults: core::ptr::null(),
+            budget: core::ptr::null(),
+            names: core::ptr::null(),
+            labels: core::ptr::null(),
+            elements: core::ptr::null(),
+            uncompressed_sizes: core::ptr::null(),
+            metric: core::ptr::null(),
+            model_layers: core::ptr::null(),
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, integers and raw pointers only.
+unsafe impl Versioned for lgreco_table_view {
+    const WHAT: &'static str = "table view";
+    const FIRST_SIZE: usize = 96;
+}
+
+/// A caller's view with its arrays as slices.
+pub(crate) struct TableView<'a> {
+    ends: &'a [usize],
+    choices: &'a [Choice],
+    pub(crate) defaults: Option<&'a [u32]>,
+    pub(crate) budget: Option<f64>,
+    names: Option<&'a [*const c_char]>,
+    labels: Option<&'a [*const c_char]>,
+    raw: lgreco_table_view,
+}
+
+/// An array that may be NULL.
+///
+/// # Safety
+/// As `slice`.
+unsafe fn optional<'a, T>(pointer: *const T, len: usize, what: &'static str) -> Result<Option<&'a [T]>, Failure> {
+    // SAFETY: passed on.
+    if pointer.is_null() { Ok(None) } else { unsafe { slice(pointer, len, what) }.map(Some) }
+}
+
+impl<'a> TableView<'a> {
+    /// # Safety
+    /// README.md, pointers; `'a` is within the call.
+    pub(crate) unsafe fn read(view: *const lgreco_table_view) -> Result<Self, Failure> {
+        // SAFETY: passed on; lgreco_choice has the layout of Choice.
+        unsafe {
+            let raw = versioned(view)?;
+            let ends: &[usize] = slice(raw.ends, raw.layers, "ends")?;
+            let options = ends.last().copied().unwrap_or(0);
+            Ok(TableView {
+                ends,
+                choices: slice(raw.choices.cast(), options, "choices")?,
+                defaults: optional(raw.defaults, raw.layers, "defaults")?,
+                budget: optional(raw.budget, 1, "budget")?.map(|budget| budget[0]),
+                names: optional(raw.names, raw.layers, "names")?,
+                labels: optional(raw.labels, options, "labels")?,
+                raw,
+            })
+        }
+    }
+
+    pub(crate) fn table(&self) -> Result<Table<'a>, Failure> {
+        Table::new(self.choices, self.ends).map_err(|error| self.named(error))
+    }
+
+    /// Where the planner's inputs lie.
+    pub(crate) fn ranges(&self) -> [Range; 4] {
+        let defaults = self.defaults.unwrap_or(&[]);
+        [
+            Range::of(self.ends.as_ptr(), self.ends.len(), "ends"),
+            Range::of(self.choices.as_ptr(), self.choices.len(), "choices of the table"),
+            Range::of(defaults.as_ptr(), defaults.len(), "defaults"),
+            Range::of(self.raw.budget, self.budget.iter().len(), "budget"),
+        ]
+    }
+
+    /// Adds the names of layer and option to an error about this table.
+    pub(crate) fn named(&self, error: Error) -> Failure {
+        let start = |layer: usize| if layer == 0 { Some(0) } else { self.ends.get(layer - 1).copied() };
+        let name = |names: Option<&[*const c_char]>, index: usize| {
+            let name = *names?.get(index)?;
+            // SAFETY: README.md, pointers: the caller's names are NULL or text.
+            unsafe { text(name, "name") }.ok().map(str::to_owned)
+        };
+        let layer = error.layer().and_then(|layer| name(self.names, layer));
+        let option = error.layer().and_then(start).zip(error.option());
+        let option = option.and_then(|(start, option)| name(self.labels, start.checked_add(option)?));
+        Failure::Named(NamedError { error, layer, option })
+    }
+
+    /// # Safety
+    /// README.md, pointers.
+    unsafe fn to_named_table(&self) -> Result<NamedTable, Failure> {
+        let named = |names: Option<&[*const c_char]>, index: usize, number: usize, what| match names {
+            // SAFETY: passed on.
+            Some(names) => unsafe { text(names[index], what) }.map(str::to_owned),
+            None => Ok(number.to_string()),
+        };
+        let table = self.table()?;
+        // SAFETY: passed on.
+        let (elements, sizes, metric) = unsafe {
+            (
+                optional(self.raw.elements, self.raw.layers, "elements")?,
+                optional(self.raw.uncompressed_sizes, self.raw.layers, "uncompressed_sizes")?,
+                if self.raw.metric.is_null() { "" } else { text(self.raw.metric, "metric")? },
+            )
+        };
+        let mut builder = NamedTable::builder(metric);
+        let mut start = 0;
+        for layer in 0..table.layers() {
+            let labelled = |(option, &choice): (usize, &Choice)| {
+                Ok((named(self.labels, start + option, option, "label of an option")?, choice))
+            };
+            let options = table.layer(layer).iter().enumerate().map(labelled).collect::<Result<Vec<_>, Failure>>()?;
+            let name = named(self.names, layer, layer, "name of a layer")?;
+            let default = self.defaults.map(|defaults| defaults[layer]);
+            builder.layer(name, elements.map_or(0, |elements| elements[layer]), default, options);
+            start = self.ends[layer];
+        }
+        let mut table = builder.build()?;
+        for (layer, &bits) in sizes.unwrap_or(&[]).iter().enumerate() {
+            table.set_uncompressed_size(layer, bits);
+        }
+        Ok(table)
+    }
+}
+
+/// An error table with names, owned by the library. It never changes.
+pub struct lgreco_table {
+    _private: [u8; 0],
+}
+
+impl Kind for lgreco_table {
+    const WHAT: &'static str = "table";
+    const TAG: [u8; 8] = *b"lgtable\0";
+    type State = TableState;
+}
+
+impl Immutable for lgreco_table {}
+
+/// Where a table comes from.
+pub(crate) enum Source {
+    Given(NamedTable),
+    Measured(Measured),
+}
+
+pub(crate) struct TableState {
+    source: Source,
+    budget: Option<f64>,
+    ends: Vec<usize>,
+    defaults: Option<Vec<u32>>,
+    elements: Vec<u64>,
+    uncompressed_sizes: Vec<u64>,
+    metric: CString,
+    names: Texts,
+    labels: Texts,
+}
+
+/// Texts as C wants them.
+#[derive(Default)]
+pub(super) struct Texts {
+    pointers: Vec<*const c_char>,
+    _owned: Vec<CString>,
+}
+
+// SAFETY: the pointers are to the owned texts, which never change.
+unsafe impl Sync for Texts {}
+
+impl Texts {
+    pub(super) fn new<'a>(texts: impl Iterator<Item = &'a str>, what: &'static str) -> Result<Texts, Failure> {
+        let owned = texts.map(|text| c_text(text, what)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Texts { pointers: owned.iter().map(|text| text.as_ptr()).collect(), _owned: owned })
+    }
+
+    /// Valid as long as the texts.
+    pub(super) fn pointers(&self) -> &[*const c_char] {
+        &self.pointers
+    }
+}
+
+pub(crate) fn c_text(text: &str, what: &'static str) -> Result<CString, Failure> {
+    CString::new(text).map_err(|_| Failure::Text { what, why: "holds a NUL" })
+}
+
+impl TableState {
+    pub(crate) fn new(source: Source, budget: Option<f64>) -> Result<TableState, Failure> {
+        let (table, defaults) = match &source {
+            Source::Given(table) => (table, table.defaults()),
+            Source::Measured(measured) => (&measured.table, Some(measured.defaults.clone())),
+        };
+        let layers = 0..table.layers();
+        let size = |layer| table.uncompressed_size(layer).unwrap_or(table.elements(layer).saturating_mul(32));
+        let ends = table.view().iter().scan(0, |end, options| {
+            *end += options.len();
+            Some(*end)
+        });
+        Ok(TableState {
+            ends: ends.collect(),
+            defaults,
+            elements: layers.clone().map(|layer| table.elements(layer)).collect(),
+            uncompressed_sizes: layers.clone().map(size).collect(),
+            metric: c_text(table.metric(), "metric")?,
+            names: Texts::new(layers.clone().map(|layer| table.name(layer)), "name of a layer")?,
+            labels: Texts::new(layers.flat_map(|layer| table.labels(layer)).map(String::as_str), "label of an option")?,
+            source,
+            budget,
+        })
+    }
+
+    pub(crate) fn table(&self) -> &NamedTable {
+        match &self.source {
+            Source::Given(table) => table,
+            Source::Measured(measured) => &measured.table,
+        }
+    }
+
+    pub(crate) fn budget(&self) -> Option<f64> {
+        self.budget
+    }
+
+    fn view(&self) -> lgreco_table_view {
+        fn pointer<T>(values: Option<&[T]>) -> *const T {
+            values.map_or(core::ptr::null(), <[T]>::as_ptr)
+        }
+        let model_layers = match &self.source {
+            Source::Given(_) => None,
+            Source::Measured(measured) => Some(measured.layers.as_slice()),
+        };
+        lgreco_table_view {
+            struct_size: size_of::<lgreco_table_view>(),
+            layers: self.ends.len(),
+            ends: self.ends.as_ptr(),
+            choices: self.table().view().choices().as_ptr().cast(),
+            defaults: pointer(self.defaults.as_deref()),
+            budget: pointer(self.budget.as_ref().map(core::slice::from_ref)),
+            names: self.names.pointers().as_ptr(),
+            labels: self.labels.pointers().as_ptr(),
+            elements: self.elements.as_ptr(),
+            uncompressed_sizes: self.uncompressed_sizes.as_ptr(),
+            metric: self.metric.as_ptr(),
+            model_layers: pointer(model_layers),
+        }
+    }
+}
+
+/// Copies a table into a handle and checks it whole: names and labels too.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_table_create(
+    context: *mut lgreco_context,
+    view: *const lgreco_table_view,
+    table: *mut *mut lgreco_table,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::create::<_, lgreco_table>(context, table, |_| {
+            let view = TableView::read(view)?;
+            TableState::new(Source::Given(view.to_named_table()?), view.budget)
+        })
+    }
+}
+
+/// Frees a table and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_table_destroy(table: *mut *mut lgreco_table) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::destroy(table) }
+}
+
+/// Fills `view` with pointers into the table, valid until it is destroyed. `names`, `labels`, `elements`,
+/// `uncompressed_sizes` and `metric` are then never NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_table_get(table: *const lgreco_table, view: *mut lgreco_table_view) -> lgreco_status {
+    handle::call_without_handle(|| {
+        // SAFETY: README.md, handles and pointers.
+        let (table, view) = unsafe { (handle::shared(table)?, filled(view)?) };
+        view.fill(table.view());
+        Ok(())
+    })
+}
+
+/// Fills `setting` with the compressor behind an option of a measured table.
+///
+/// LGRECO_NO_SETTINGS for tables that were not measured by the library; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there
+/// is no such layer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_table_setting(
+    table: *const lgreco_table,
+    layer: usize,
+    option: u32,
+    setting: *mut lgreco_setting,
+) -> lgreco_status {
+    handle::call_without_handle(|| {
+        // SAFETY: README.md, handles and pointers.
+        let (table, setting) = unsafe { (handle::shared(table)?, filled(setting)?) };
+        let Source::Measured(measured) = &table.source else { return Err(Failure::NoSettings) };
+        let layers = measured.table.layers();
+        if layer >= layers {
+            return Err(Error::Length { what: "layer", expected: layers, found: layer }.into());
+        }
+        let (option, options) = (option as usize, measured.table.labels(layer).len());
+        if option >= options {
+            return Err(Error::NoSuchOption { layer, option, options }.into());
+        }
+        setting.fill(lgreco_setting::from_core(measured.setting(layer, option)));
+        Ok(())
+    })
+}

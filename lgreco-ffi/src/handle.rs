@@ -1,0 +1,284 @@
+//! Handles: what a caller's opaque pointer points to, and how calls get at it.
+
+use crate::message::Message;
+use crate::status::*;
+use core::cell::UnsafeCell;
+use core::ffi::c_char;
+use core::fmt;
+use core::sync::atomic::{AtomicU8, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// An opaque C type and what is behind it.
+pub(crate) trait Kind {
+    /// Its name, for messages.
+    const WHAT: &'static str;
+    /// First bytes of every such handle, by which another kind is recognised.
+    const TAG: [u8; 8];
+    type State;
+    /// The layer the handle is about, if it is about one, for messages.
+    fn layer(state: &Self::State) -> Option<&str> {
+        let _ = state;
+        None
+    }
+}
+
+/// A kind whose state never changes, so that any number of calls may read it.
+pub(crate) trait Immutable: Kind<State: Sync> {}
+
+const FREE: u8 = 0;
+const BUSY: u8 = 1;
+const PANICKED: u8 = 2;
+
+#[repr(C)]
+struct Handle<S> {
+    tag: [u8; 8],
+    lock: AtomicU8,
+    message: UnsafeCell<Message>,
+    state: UnsafeCell<S>,
+}
+
+/// A new handle, to be freed by [`destroy`].
+pub(crate) fn new<K: Kind>(state: K::State) -> *mut K {
+    let handle = Handle {
+        tag: K::TAG,
+        lock: AtomicU8::new(FREE),
+        message: UnsafeCell::new(Message::empty()),
+        state: UnsafeCell::new(state),
+    };
+    Box::into_raw(Box::new(handle)).cast()
+}
+
+/// # Safety
+/// `pointer` is null, or points to a live handle of any kind.
+unsafe fn checked<'a, K: Kind>(pointer: *const K) -> Result<&'a Handle<K::State>, Failure> {
+    let handle = pointer.cast::<Handle<K::State>>();
+    if handle.is_null() {
+        return Err(Failure::Null { what: K::WHAT });
+    }
+    // A handle of another kind may be smaller, but has its tag at the same place.
+    // SAFETY: a live handle begins with its tag.
+    if !handle.is_aligned() || unsafe { handle.cast::<[u8; 8]>().read() } != K::TAG {
+        return Err(Failure::Handle { what: K::WHAT });
+    }
+    // SAFETY: only `new::<K>` makes handles with this tag, and it is live by the caller's promise.
+    Ok(unsafe { &*handle })
+}
+
+/// The state of a handle that never changes.
+///
+/// # Safety
+/// `pointer` is null, or points to a handle of any kind that is live during `'a`.
+pub(crate) unsafe fn shared<'a, K: Immutable>(pointer: *const K) -> Result<&'a K::State, Failure> {
+    // SAFETY: passed on.
+    let handle = unsafe { checked(pointer) }?;
+    // SAFETY: nobody writes the state of an immutable kind.
+    Ok(unsafe { &*handle.state.get() })
+}
+
+/// Runs `call` on the state of a handle and keeps a message if it fails.
+///
+/// # Safety
+/// `pointer` is null, or points to a handle of any kind that is live until the call returns.
+pub(crate) unsafe fn call<K: Kind>(
+    pointer: *mut K,
+    call: impl FnOnce(&mut K::State) -> Result<(), Failure>,
+) -> lgreco_status {
+    // SAFETY: passed on.
+    let handle = match unsafe { checked(pointer) } {
+        Ok(handle) => handle,
+        Err(failure) => return failure.status(),
+    };
+    match handle.lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
+        Ok(_) => {}
+        Err(BUSY) => return Failure::Busy.status(),
+        Err(_) => return Failure::Panicked.status(),
+    }
+    // SAFETY: the lock was free: no other call has state or message.
+    let (state, message) = unsafe { (&mut *handle.state.get(), &mut *handle.message.get()) };
+    let (status, next) = match catch_unwind(AssertUnwindSafe(|| call(state))) {
+        Ok(Ok(())) => (LGRECO_OK, FREE),
+        Ok(Err(failure)) => {
+            message.set(format_args!("{}{failure}", OfLayer(K::layer(state))));
+            (failure.status(), FREE)
+        }
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            message.set(format_args!("a bug in lgreco, please report it: {text}"));
+            (LGRECO_PANIC, PANICKED)
+        }
+    };
+    handle.lock.store(next, Ordering::Release);
+    status
+}
+
+/// Makes a handle of what `make` returns in a call on another one. Whatever fails, `place` holds NULL.
+///
+/// # Safety
+/// `pointer` as for [`call`]; `place` is null, misaligned, or valid for writes.
+pub(crate) unsafe fn create<K: Kind, N: Kind>(
+    pointer: *mut K,
+    place: *mut *mut N,
+    make: impl FnOnce(&mut K::State) -> Result<N::State, Failure>,
+) -> lgreco_status {
+    // SAFETY: passed on; the place stays valid.
+    unsafe {
+        if let Ok(place) = crate::pointers::place(place, N::WHAT) {
+            place.write(core::ptr::null_mut());
+        }
+        call(pointer, |state| {
+            crate::pointers::place(place, N::WHAT)?.write(new::<N>(make(state)?));
+            Ok(())
+        })
+    }
+}
+
+struct OfLayer<'a>(Option<&'a str>);
+
+impl fmt::Display for OfLayer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |name| write!(f, "layer `{name}`: "))
+    }
+}
+
+/// Runs a call that works on no handle of which it could change anything.
+pub(crate) fn call_without_handle(call: impl FnOnce() -> Result<(), Failure>) -> lgreco_status {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(())) => LGRECO_OK,
+        Ok(Err(failure)) => failure.status(),
+        Err(_) => LGRECO_PANIC,
+    }
+}
+
+/// The message of a handle's last failed call, empty before the first; for what is no handle, a text that says so.
+///
+/// # Safety
+/// `pointer` is null, or points to a live handle of any kind that no call is using.
+pub(crate) unsafe fn message<K: Kind>(pointer: *const K) -> *const c_char {
+    // SAFETY: passed on.
+    match unsafe { checked(pointer) } {
+        // SAFETY: no call is using the handle.
+        Ok(handle) => unsafe { &*handle.message.get() }.as_ptr(),
+        Err(Failure::Null { .. }) => c"the handle is NULL".as_ptr(),
+        Err(_) => c"the pointer is not a handle of this kind".as_ptr(),
+    }
+}
+
+/// Frees a handle and sets the caller's pointer to null. A handle in use stays.
+///
+/// # Safety
+/// `place` is null or valid for reads and writes; what is there is null, or a live handle of any kind.
+pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
+    call_without_handle(|| {
+        if place.is_null() {
+            return Ok(());
+        }
+        // SAFETY: not null, and valid by the caller's promise.
+        let place = unsafe { crate::pointers::place(place, "handle")?.assume_init_mut() };
+        if place.is_null() {
+            return Ok(());
+        }
+        // SAFETY: passed on.
+        let handle = unsafe { checked(*place) }?;
+        if handle.lock.load(Ordering::Acquire) == BUSY {
+            return Err(Failure::Busy);
+        }
+        // SAFETY: `new` boxed it, and no call is using it.
+        drop(unsafe { Box::from_raw(place.cast::<Handle<K::State>>()) });
+        *place = core::ptr::null_mut();
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    struct Counter;
+    struct Other;
+
+    impl Kind for Counter {
+        const WHAT: &'static str = "counter";
+        const TAG: [u8; 8] = *b"counter ";
+        type State = u32;
+        fn layer(state: &u32) -> Option<&str> {
+            (*state > 5).then_some("fc1")
+        }
+    }
+
+    impl Kind for Other {
+        const WHAT: &'static str = "other";
+        const TAG: [u8; 8] = *b"other   ";
+        type State = String;
+    }
+
+    fn count(handle: *mut Counter, call: impl FnOnce(&mut u32) -> Result<(), Failure>) -> (lgreco_status, String) {
+        // SAFETY: the tests' handles are live or null.
+        unsafe {
+            let status = super::call(handle, call);
+            (status, CStr::from_ptr(message(handle)).to_str().unwrap().to_owned())
+        }
+    }
+
+    #[test]
+    fn calls_change_state_and_failures_leave_a_message() {
+        let mut handle = new::<Counter>(5);
+        let add = |n: &mut u32| {
+            *n += 1;
+            Ok(())
+        };
+        let fail = |_: &mut u32| Err(Failure::Null { what: "values" });
+        assert_eq!(count(handle, fail), (LGRECO_NULL_POINTER, "values is NULL".into()));
+        assert_eq!(count(handle, add).0, LGRECO_OK);
+        assert_eq!(count(handle, fail).1, "layer `fc1`: values is NULL");
+        // SAFETY: live, then null.
+        unsafe {
+            assert_eq!(destroy(&raw mut handle), LGRECO_OK);
+            assert!(handle.is_null());
+            assert_eq!(destroy(&raw mut handle), LGRECO_OK);
+            assert_eq!(destroy::<Counter>(core::ptr::null_mut()), LGRECO_OK);
+        }
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status_and_closes_the_handle() {
+        let mut handle = new::<Counter>(0);
+        let (status, message) = count(handle, |_| panic!("boom {}", 7));
+        assert_eq!((status, message.as_str()), (LGRECO_PANIC, "a bug in lgreco, please report it: boom 7"));
+        assert_eq!(count(handle, |_| Ok(())).0, LGRECO_PANIC);
+        assert_eq!(call_without_handle(|| panic!("boom")), LGRECO_PANIC);
+        // SAFETY: live.
+        assert_eq!(unsafe { destroy(&raw mut handle) }, LGRECO_OK);
+    }
+
+    #[test]
+    fn a_handle_is_for_one_call_at_a_time() {
+        let mut handle = new::<Counter>(0);
+        let inside = |_: &mut u32| {
+            // SAFETY: live.
+            let (again, mut copy) = (unsafe { super::call(handle, |_| Ok(())) }, handle);
+            assert_eq!(again, LGRECO_BUSY);
+            // SAFETY: live; in use, and therefore not freed.
+            assert_eq!(unsafe { destroy(&raw mut copy) }, LGRECO_BUSY);
+            assert_eq!(copy, handle);
+            Ok(())
+        };
+        assert_eq!(count(handle, inside).0, LGRECO_OK);
+        // SAFETY: live.
+        assert_eq!(unsafe { destroy(&raw mut handle) }, LGRECO_OK);
+    }
+
+    #[test]
+    fn other_kinds_are_recognised() {
+        let mut other = new::<Other>("text".into());
+        assert_eq!(count(other.cast(), |_| Ok(())).0, LGRECO_HANDLE);
+        assert_eq!(count(core::ptr::null_mut(), |_| Ok(())), (LGRECO_NULL_POINTER, "the handle is NULL".into()));
+        let mut wrong = other.cast::<Counter>();
+        // SAFETY: a live handle of another kind, then of its own.
+        unsafe {
+            assert_eq!(destroy(&raw mut wrong), LGRECO_HANDLE);
+            assert_eq!(destroy(&raw mut other), LGRECO_OK);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Status codes and what is said about failures.
+
+use core::ffi::{CStr, c_char};
+use core::fmt;
+use lgreco_core::table::NamedError;
+use lgreco_core::{Error, file};
+
+/// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
+pub type lgreco_status = u32;
+
+/// Done.
+pub const LGRECO_OK: lgreco_status = 0;
+/// An array or buffer has not the length the call needs.
+pub const LGRECO_LENGTH: lgreco_status = 1;
+/// A parameter is outside its range.
+pub const LGRECO_PARAMETER: lgreco_status = 2;
+/// A tensor with 2^32 rows, columns or elements, or more.
+pub const LGRECO_TOO_MANY_ELEMENTS: lgreco_status = 3;
+/// A gradient holds NaN or infinity.
+pub const LGRECO_NON_FINITE: lgreco_status = 4;
+/// A result does not fit the number format it is sent in.
+pub const LGRECO_OVERFLOW: lgreco_status = 5;
+/// A word that names nothing.
+pub const LGRECO_UNKNOWN_NAME: lgreco_status = 6;
+/// There is no memory for a workspace.
+pub const LGRECO_OUT_OF_MEMORY: lgreco_status = 7;
+/// An element is too large for the format it is to be sent in.
+pub const LGRECO_ELEMENT_OVERFLOW: lgreco_status = 8;
+/// A table without layers.
+pub const LGRECO_EMPTY_TABLE: lgreco_status = 20;
+/// A layer without options.
+pub const LGRECO_EMPTY_LAYER: lgreco_status = 21;
+/// An option's error is NaN, infinite or negative.
+pub const LGRECO_OPTION_ERROR: lgreco_status = 22;
+/// The sizes of the largest options do not fit 64 bits in all.
+pub const LGRECO_SIZE_OVERFLOW: lgreco_status = 23;
+/// A choice names an option its layer does not have.
+pub const LGRECO_NO_SUCH_OPTION: lgreco_status = 24;
+/// A budget that is NaN, infinite or negative.
+pub const LGRECO_BUDGET: lgreco_status = 25;
+/// No plan meets the budget.
+pub const LGRECO_INFEASIBLE: lgreco_status = 26;
+/// A plan's choices cost more error than its budget.
+pub const LGRECO_OVER_BUDGET: lgreco_status = 27;
+/// A plan's statement about itself does not hold.
+pub const LGRECO_PLAN_MISMATCH: lgreco_status = 28;
+/// Two layers have one name.
+pub const LGRECO_DUPLICATE_NAME: lgreco_status = 29;
+/// Bytes that are not a payload of this version.
+pub const LGRECO_PAYLOAD_HEADER: lgreco_status = 40;
+/// A payload whose body contradicts its header.
+pub const LGRECO_PAYLOAD_BODY: lgreco_status = 41;
+/// A header field of a payload beyond what this version defines.
+pub const LGRECO_PAYLOAD_FIELD: lgreco_status = 42;
+/// A compressor under which feedback may amplify errors.
+pub const LGRECO_NOT_CONTRACTIVE: lgreco_status = 60;
+/// A feedback rule used where it does not work.
+pub const LGRECO_FEEDBACK_RULE: lgreco_status = 61;
+/// Bytes that are not a saved state of this version.
+pub const LGRECO_SAVED_STATE: lgreco_status = 62;
+/// A collective callback failed.
+pub const LGRECO_COLLECTIVE: lgreco_status = 80;
+/// Another worker could not take part.
+pub const LGRECO_PEER: lgreco_status = 81;
+/// Workers want to exchange different things.
+pub const LGRECO_PEER_PLAN: lgreco_status = 82;
+/// What another worker sent cannot be decoded.
+pub const LGRECO_PEER_MESSAGE: lgreco_status = 83;
+/// What is handed to a controller is not the layer it was made for.
+pub const LGRECO_LAYER_MISMATCH: lgreco_status = 100;
+/// A layer's gradient holds NaN or infinity.
+pub const LGRECO_NON_FINITE_GRADIENT: lgreco_status = 101;
+/// A message of a cut is not the one that comes next.
+pub const LGRECO_OUT_OF_STEP: lgreco_status = 120;
+/// The two ends of a cut remember different things of a sample.
+pub const LGRECO_SAMPLE_OUT_OF_STEP: lgreco_status = 121;
+/// A batch holds a sample twice.
+pub const LGRECO_DUPLICATE_SAMPLE: lgreco_status = 122;
+/// More micro-batches on their way than a cut keeps tickets for.
+pub const LGRECO_TOO_MANY_IN_FLIGHT: lgreco_status = 123;
+/// A ticket that no micro-batch in flight has.
+pub const LGRECO_NOT_IN_FLIGHT: lgreco_status = 124;
+/// A call that has to wait for the end of the step.
+pub const LGRECO_MID_STEP: lgreco_status = 125;
+/// A saved cut that was set otherwise.
+pub const LGRECO_OTHER_SETTING: lgreco_status = 126;
+/// A pointer is NULL that must not be.
+pub const LGRECO_NULL_POINTER: lgreco_status = 200;
+/// A pointer is not aligned for its type.
+pub const LGRECO_ALIGNMENT: lgreco_status = 201;
+/// An output overlaps an input or another output.
+pub const LGRECO_OVERLAP: lgreco_status = 202;
+/// A struct's struct_size is too small, or fields this version does not know are not zero.
+pub const LGRECO_STRUCT_SIZE: lgreco_status = 203;
+/// A number that should be one of a list of constants is none of them.
+pub const LGRECO_UNKNOWN_CONSTANT: lgreco_status = 204;
+/// Text is not UTF-8, or holds a NUL.
+pub const LGRECO_TEXT: lgreco_status = 205;
+/// Not JSON, or not the JSON expected there.
+pub const LGRECO_JSON: lgreco_status = 206;
+/// A table or plan file of a version this library does not read.
+pub const LGRECO_JSON_VERSION: lgreco_status = 207;
+/// Not a handle, or one of another kind.
+pub const LGRECO_HANDLE: lgreco_status = 208;
+/// The handle is in use by another call.
+pub const LGRECO_BUSY: lgreco_status = 209;
+/// The device, or what is asked of it, does not exist in this build.
+pub const LGRECO_UNAVAILABLE: lgreco_status = 210;
+/// The table was not measured by the library: it has no compressor settings.
+pub const LGRECO_NO_SETTINGS: lgreco_status = 211;
+/// The call is for the other end of a cut.
+pub const LGRECO_OTHER_END: lgreco_status = 212;
+/// A bug in the library. The handle it happened in can only be destroyed.
+pub const LGRECO_PANIC: lgreco_status = 255;
+
+/// The name of the constant, such as "LGRECO_INFEASIBLE"; of other numbers "unknown status". Static text.
+#[unsafe(no_mangle)]
+pub extern "C" fn lgreco_status_name(status: lgreco_status) -> *const c_char {
+    name(status).unwrap_or(c"unknown status").as_ptr()
+}
+
+fn name(status: lgreco_status) -> Option<&'static CStr> {
+    Some(match status {
+        LGRECO_OK => c"LGRECO_OK",
+        LGRECO_LENGTH => c"LGRECO_LENGTH",
+        LGRECO_PARAMETER => c"LGRECO_PARAMETER",
+        LGRECO_TOO_MANY_ELEMENTS => c"LGRECO_TOO_MANY_ELEMENTS",
+        LGRECO_NON_FINITE => c"LGRECO_NON_FINITE",
+        LGRECO_OVERFLOW => c"LGRECO_OVERFLOW",
+        LGRECO_UNKNOWN_NAME => c"LGRECO_UNKNOWN_NAME",
+        LGRECO_OUT_OF_MEMORY => c"LGRECO_OUT_OF_MEMORY",
+        LGRECO_ELEMENT_OVERFLOW => c"LGRECO_ELEMENT_OVERFLOW",
+        LGRECO_EMPTY_TABLE => c"LGRECO_EMPTY_TABLE",
+        LGRECO_EMPTY_LAYER => c"LGRECO_EMPTY_LAYER",
+        LGRECO_OPTION_ERROR => c"LGRECO_OPTION_ERROR",
+        LGRECO_SIZE_OVERFLOW => c"LGRECO_SIZE_OVERFLOW",
+        LGRECO_NO_SUCH_OPTION => c"LGRECO_NO_SUCH_OPTION",
+        LGRECO_BUDGET => c"LGRECO_BUDGET",
+        LGRECO_INFEASIBLE => c"LGRECO_INFEASIBLE",
+        LGRECO_OVER_BUDGET => c"LGRECO_OVER_BUDGET",
+        LGRECO_PLAN_MISMATCH => c"LGRECO_PLAN_MISMATCH",
+        LGRECO_DUPLICATE_NAME => c"LGRECO_DUPLICATE_NAME",
+        LGRECO_PAYLOAD_HEADER => c"LGRECO_PAYLOAD_HEADER",
+        LGRECO_PAYLOAD_BODY => c"LGRECO_PAYLOAD_BODY",
+        LGRECO_PAYLOAD_FIELD => c"LGRECO_PAYLOAD_FIELD",
+        LGRECO_NOT_CONTRACTIVE => c"LGRECO_NOT_CONTRACTIVE",
+        LGRECO_FEEDBACK_RULE => c"LGRECO_FEEDBACK_RULE",
+        LGRECO_SAVED_STATE => c"LGRECO_SAVED_STATE",
+        LGRECO_COLLECTIVE => c"LGRECO_COLLECTIVE",
+        LGRECO_PEER => c"LGRECO_PEER",
+        LGRECO_PEER_PLAN => c"LGRECO_PEER_PLAN",
+        LGRECO_PEER_MESSAGE => c"LGRECO_PEER_MESSAGE",
+        LGRECO_LAYER_MISMATCH => c"LGRECO_LAYER_MISMATCH",
+        LGRECO_NON_FINITE_GRADIENT => c"LGRECO_NON_FINITE_GRADIENT",
+        LGRECO_OUT_OF_STEP => c"LGRECO_OUT_OF_STEP",
+        LGRECO_SAMPLE_OUT_OF_STEP => c"LGRECO_SAMPLE_OUT_OF_STEP",
+        LGRECO_DUPLICATE_SAMPLE => c"LGRECO_DUPLICATE_SAMPLE",
+        LGRECO_TOO_MANY_IN_FLIGHT => c"LGRECO_TOO_MANY_IN_FLIGHT",
+        LGRECO_NOT_IN_FLIGHT => c"LGRECO_NOT_IN_FLIGHT",
+        LGRECO_MID_STEP => c"LGRECO_MID_STEP",
+        LGRECO_OTHER_SETTING => c"LGRECO_OTHER_SETTING",
+        LGRECO_NULL_POINTER => c"LGRECO_NULL_POINTER",
+        LGRECO_ALIGNMENT => c"LGRECO_ALIGNMENT",
+        LGRECO_OVERLAP => c"LGRECO_OVERLAP",
+        LGRECO_STRUCT_SIZE => c"LGRECO_STRUCT_SIZE",
+        LGRECO_UNKNOWN_CONSTANT => c"LGRECO_UNKNOWN_CONSTANT",
+        LGRECO_TEXT => c"LGRECO_TEXT",
+        LGRECO_JSON => c"LGRECO_JSON",
+        LGRECO_JSON_VERSION => c"LGRECO_JSON_VERSION",
+        LGRECO_HANDLE => c"LGRECO_HANDLE",
+        LGRECO_BUSY => c"LGRECO_BUSY",
+        LGRECO_UNAVAILABLE => c"LGRECO_UNAVAILABLE",
+        LGRECO_NO_SETTINGS => c"LGRECO_NO_SETTINGS",
+        LGRECO_OTHER_END => c"LGRECO_OTHER_END",
+        LGRECO_PANIC => c"LGRECO_PANIC",
+        _ => return None,
+    })
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Core(Error),
+    Named(NamedError),
+    File(file::Error),
+    Null { what: &'static str },
+    Alignment { what: &'static str },
+    Overlap { what: &'static str, with: &'static str },
+    StructSize { what: &'static str, smallest: usize, found: usize },
+    UnknownField { what: &'static str, offset: usize },
+    UnknownConstant { what: &'static str, found: u32 },
+    Text { what: &'static str, why: &'static str },
+    Handle { what: &'static str },
+    Busy,
+    Unavailable { what: &'static str },
+    NoSettings,
+    NoFeedback,
+    OtherFeedback,
+    OtherEnd,
+    Panicked,
+}
+
+impl Failure {
+    pub(crate) fn status(&self) -> lgreco_status {
+        match self {
+            Failure::Core(error) => error.code(),
+            Failure::Named(named) => named.error.code(),
+            Failure::File(file::Error::Table(named)) => named.error.code(),
+            Failure::File(file::Error::Version { .. }) => LGRECO_JSON_VERSION,
+            Failure::File(_) => LGRECO_JSON,
+            Failure::Null { .. } => LGRECO_NULL_POINTER,
+            Failure::Alignment { .. } => LGRECO_ALIGNMENT,
+            Failure::Overlap { .. } => LGRECO_OVERLAP,
+            Failure::StructSize { .. } | Failure::UnknownField { .. } => LGRECO_STRUCT_SIZE,
+            Failure::UnknownConstant { .. } => LGRECO_UNKNOWN_CONSTANT,
+            Failure::Text { .. } => LGRECO_TEXT,
+            Failure::Handle { .. } => LGRECO_HANDLE,
+            Failure::Busy => LGRECO_BUSY,
+            Failure::Unavailable { .. } => LGRECO_UNAVAILABLE,
+            Failure::NoSettings => LGRECO_NO_SETTINGS,
+            Failure::NoFeedback => LGRECO_FEEDBACK_RULE,
+            Failure::OtherFeedback => LGRECO_SAVED_STATE,
+            Failure::OtherEnd => LGRECO_OTHER_END,
+            Failure::Panicked => LGRECO_PANIC,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Core(error) => error.fmt(f),
+            Failure::Named(named) => named.fmt(f),
+            Failure::File(error) => error.fmt(f),
+            Failure::Null { what } => write!(f, "{what} is NULL"),
+            Failure::Alignment { what } => write!(f, "{what} is not aligned for its type"),
+            Failure::Overlap { what, with } => write!(f, "{what} overlaps {with}"),
+            Failure::StructSize { what, smallest, found } => {
+                write!(f, "struct_size of {what} is {found}, expected at least {smallest}: set it with the INIT macro")
+            }
+            Failure::UnknownField { what, offset } => {
+                write!(f, "{what} has a field at byte {offset} that this version of the library does not know")
+            }
+            Failure::UnknownConstant { what, found } => write!(f, "{what} is {found}, which is none of its constants"),
+            Failure::Text { what, why } => write!(f, "{what} {why}"),
+            Failure::Handle { what } => write!(f, "not a {what} handle"),
+            Failure::Busy => f.write_str("the handle is in use by another call"),
+            Failure::Unavailable { what } => write!(f, "{what} is not available in this build"),
+            Failure::NoSettings => f.write_str("the table was not measured: its options have no compressor settings"),
+            Failure::NoFeedback => f.write_str("the compressor has no feedback, and so no memory"),
+            Failure::OtherFeedback => f.write_str("the saved state is that of other feedback options"),
+            Failure::OtherEnd => f.write_str("the call is for the other end of the cut"),
+            Failure::Panicked => f.write_str("an earlier call panicked: the handle can only be destroyed"),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Core(error)
+    }
+}
+
+impl From<NamedError> for Failure {
+    fn from(named: NamedError) -> Failure {
+        Failure::Named(named)
+    }
+}
+
+impl From<file::Error> for Failure {
+    fn from(error: file::Error) -> Failure {
+        Failure::File(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The codes in core's own source, so that a new one cannot be forgotten here.
+    #[test]
+    fn every_code_of_the_core_has_a_constant() {
+        let source = include_str!("../../lgreco-core/src/error.rs");
+        let codes: Vec<(&str, u32)> = source
+            .lines()
+            .filter_map(|line| {
+                let (variant, code) = line.trim().strip_prefix("Error::")?.split_once("=>")?;
+                let code = match code.trim().strip_suffix(',')? {
+                    "Error::NON_FINITE_GRADIENT" => LGRECO_NON_FINITE_GRADIENT,
+                    code => code.parse().ok()?,
+                };
+                Some((variant.split([' ', '{']).next()?, code))
+            })
+            .collect();
+        let of_gradient = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN }.code();
+        assert_eq!(of_gradient, LGRECO_NON_FINITE_GRADIENT);
+        assert!(codes.len() >= 37, "{codes:?}");
+        for (variant, code) in codes {
+            let words = variant.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
+                true => format!("_{c}"),
+                false => c.to_uppercase().to_string(),
+            });
+            let expected = format!("LGRECO_{}", words.collect::<String>());
+            assert_eq!(name(code).map(|name| name.to_str().unwrap()), Some(expected.as_str()), "code {code}");
+            assert!(code < 200, "codes from 200 on are the C API's own");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_no_status_have_no_name() {
+        assert_eq!((name(9), name(199), name(u32::MAX)), (None, None, None));
+    }
+}

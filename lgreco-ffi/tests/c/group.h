@@ -1,0 +1,152 @@
+// A group of workers that are threads of one process, and its collective. A callback that fails makes the others' fail.
+#ifndef GROUP_H
+#define GROUP_H
+
+#include "check.h"
+
+#include <pthread.h>
+
+enum { WORKERS_MAX = 4, BROKEN = 78 };
+
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint32_t workers, arrived;
+    uint64_t round;
+    int broken;
+    const void *from[WORKERS_MAX];
+    const uint64_t *lens[WORKERS_MAX];
+    float *sums;
+} Group;
+
+typedef struct {
+    Group *group;
+    uint32_t rank;
+    int calls;       // made so far
+    int fail_at;     // the call that fails with fail_code, from 1; 0 for none
+    int fail_code;
+} Member;
+
+// Waits for all workers; nonzero when one of them has given up.
+static inline int meet(Group *group) {
+    pthread_mutex_lock(&group->lock);
+    const uint64_t round = group->round;
+    if (++group->arrived == group->workers) {
+        group->arrived = 0;
+        group->round++;
+        pthread_cond_broadcast(&group->changed);
+    }
+    while (group->round == round && !group->broken) pthread_cond_wait(&group->changed, &group->lock);
+    const int broken = group->round == round;
+    pthread_mutex_unlock(&group->lock);
+    return broken ? BROKEN : 0;
+}
+
+static inline int enter(Member *member) {
+    if (++member->calls != member->fail_at) return 0;
+    pthread_mutex_lock(&member->group->lock);
+    member->group->broken = 1;
+    pthread_cond_broadcast(&member->group->changed);
+    pthread_mutex_unlock(&member->group->lock);
+    return member->fail_code;
+}
+
+static inline int32_t all_reduce_sum(void *user, float *values, size_t count, void *stream) {
+    Member *const member = user;
+    Group *const group = member->group;
+    int code = enter(member);
+    if (code || stream != NULL) return code ? code : 1;
+    group->from[member->rank] = values;
+    if (member->rank == 0) {
+        free(group->sums);
+        group->sums = calloc(count + 1, sizeof *values);
+    }
+    if ((code = meet(group))) return code;
+    if (member->rank == 0)
+        for (uint32_t rank = 0; rank < group->workers; rank++)
+            for (size_t i = 0; i < count; i++) group->sums[i] += ((const float *)group->from[rank])[i];
+    if ((code = meet(group))) return code;
+    if (count > 0) memcpy(values, group->sums, count * sizeof *values);
+    return meet(group);
+}
+
+static inline int32_t all_gather(void *user, const uint8_t *own, const uint64_t *lens, uint8_t *received, void *stream) {
+    Member *const member = user;
+    Group *const group = member->group;
+    int code = enter(member);
+    if (code || stream != NULL) return code ? code : 1;
+    group->from[member->rank] = own;
+    if ((code = meet(group))) return code;
+    for (uint32_t rank = 0; rank < group->workers; received += lens[rank++])
+        if (lens[rank] > 0) memcpy(received, group->from[rank], lens[rank]);
+    return meet(group);
+}
+
+static inline int32_t broadcast(void *user, uint32_t root, uint8_t *bytes, size_t length, void *stream) {
+    Member *const member = user;
+    Group *const group = member->group;
+    int code = enter(member);
+    if (code || stream != NULL) return code ? code : 1;
+    if (member->rank == root) group->from[root] = bytes;
+    if ((code = meet(group))) return code;
+    if (member->rank != root) memcpy(bytes, group->from[root], length);
+    return meet(group);
+}
+
+static inline int32_t all_to_all(void *user, const uint8_t *send, const uint64_t *send_lens, uint8_t *received,
+                                 const uint64_t *received_lens, void *stream) {
+    Member *const member = user;
+    Group *const group = member->group;
+    int code = enter(member);
+    if (code || stream != NULL) return code ? code : 1;
+    group->from[member->rank] = send;
+    group->lens[member->rank] = send_lens;
+    if ((code = meet(group))) return code;
+    for (uint32_t rank = 0; rank < group->workers; received += received_lens[rank++]) {
+        const uint8_t *from = group->from[rank];
+        for (uint32_t to = 0; to < member->rank; to++) from += group->lens[rank][to];
+        if (received_lens[rank] > 0) memcpy(received, from, received_lens[rank]);
+    }
+    return meet(group);
+}
+
+static inline lgreco_collective collective_of(Member *member) {
+    lgreco_collective collective = LGRECO_COLLECTIVE_INIT;
+    collective.rank = member->rank;
+    collective.world_size = member->group->workers;
+    collective.user = member;
+    collective.all_reduce_sum = all_reduce_sum;
+    collective.all_gather = all_gather;
+    collective.broadcast = broadcast;
+    collective.all_to_all = all_to_all;
+    return collective;
+}
+
+static inline void begin_group(Group *group, uint32_t workers) {
+    *group = (Group){.workers = workers};
+    pthread_mutex_init(&group->lock, NULL);
+    pthread_cond_init(&group->changed, NULL);
+}
+
+static inline void end_group(Group *group) {
+    free(group->sums);
+    pthread_mutex_destroy(&group->lock);
+    pthread_cond_destroy(&group->changed);
+}
+
+// Runs `work` with one Member per thread; `members` may hold when their calls are to fail.
+static inline void run_group(uint32_t workers, Member *members, void *(*work)(void *)) {
+    Group group;
+    pthread_t threads[WORKERS_MAX];
+    begin_group(&group, workers);
+    for (uint32_t rank = 0; rank < workers; rank++) {
+        members[rank].group = &group;
+        members[rank].rank = rank;
+        members[rank].calls = 0;
+        CHECK(pthread_create(&threads[rank], NULL, work, &members[rank]) == 0);
+    }
+    for (uint32_t rank = 0; rank < workers; rank++) CHECK(pthread_join(threads[rank], NULL) == 0);
+    end_group(&group);
+}
+
+#endif

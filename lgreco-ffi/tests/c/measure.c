@@ -1,0 +1,235 @@
+// Error rows and tables measured from gradients of every element type.
+#include "check.h"
+
+#include <math.h>
+
+enum { ROWS = 48, COLS = 64, ELEMENTS = ROWS * COLS };
+
+static const size_t DIMS[] = {ROWS, COLS};
+
+static lgreco_layer layer(const char *name, const void *values) {
+    lgreco_layer layer = LGRECO_LAYER_INIT;
+    layer.name = name;
+    layer.dims = DIMS;
+    layer.dims_len = 2;
+    layer.values = values;
+    return layer;
+}
+
+static double squared_error(lgreco_context *context, const lgreco_layer *layer, const lgreco_setting *setting,
+                            uint32_t layer_index, uint64_t *bits) {
+    static float decoded[ELEMENTS];
+    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    lgreco_compressor *compressor = NULL;
+    options.seed = 5;
+    options.layer_index = layer_index;
+    OK(lgreco_compressor_create(context, layer, setting, &options, &compressor));
+    size_t bound = 0, length = 0;
+    OK(lgreco_compressor_bound(compressor, &bound));
+    uint8_t *payload = malloc(bound);
+    OK(lgreco_compressor_encode(compressor, 0, layer->values, payload, bound, &length, NULL));
+    OK(lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS, NULL));
+    double sum = 0;
+    for (int i = 0; i < ELEMENTS; i++) sum += pow((double)((const float *)layer->values)[i] - decoded[i], 2);
+    *bits = 8 * length;
+    free(payload);
+    lgreco_compressor_destroy(&compressor);
+    return sum;
+}
+
+// A row is what encode and decode do, for all methods in one list.
+static void rows(lgreco_context *context, const float *values) {
+    lgreco_setting settings[9];
+    for (int i = 0; i < 9; i++) settings[i] = (lgreco_setting)LGRECO_SETTING_INIT;
+    for (uint32_t i = 0; i < 3; i++) {
+        settings[i].method = LGRECO_METHOD_QSGD;
+        settings[i].rounding = LGRECO_ROUNDING_NEAREST;
+        settings[i].bits = 2 + 3 * i;
+        settings[3 + i].method = LGRECO_METHOD_TOPK;
+        settings[3 + i].keep = 10 + 500 * i;
+        settings[6 + i].method = i == 2 ? LGRECO_METHOD_DENSE : LGRECO_METHOD_POWERSGD;
+        settings[6 + i].rank = 1 + 3 * i;
+        settings[6 + i].iterations = 2;
+    }
+    const lgreco_layer one = layer("fc1", values);
+    double errors[9];
+    uint64_t sizes[9];
+    OK(lgreco_measure(context, &one, settings, 9, 5, 3, errors, sizes, NULL));
+    for (int i = 0; i < 9; i++) {
+        uint64_t bits = 0;
+        const double found = squared_error(context, &one, &settings[i], 3, &bits);
+        CHECK(fabs(errors[i] - found) <= 1e-4 * found && sizes[i] == bits);
+    }
+    CHECK(errors[0] > errors[1] && errors[3] > errors[4] && errors[6] > errors[7] && errors[8] == 0);
+
+    // Seed and layer name PowerSGD's start matrix.
+    double others[9];
+    OK(lgreco_measure(context, &one, settings, 9, 6, 3, others, NULL, NULL));
+    CHECK(others[0] == errors[0] && others[6] != errors[6]);
+    OK(lgreco_measure(context, &one, settings, 9, 5, 4, others, NULL, NULL));
+    CHECK(others[0] == errors[0] && others[6] != errors[6]);
+    // Runs do not depend on what stands next to them.
+    OK(lgreco_measure(context, &one, &settings[7], 1, 5, 3, others, NULL, NULL));
+    CHECK(others[0] == errors[7]);
+}
+
+static void element_types(lgreco_context *context, const float *values) {
+    // bf16 by truncation, and the same numbers in f32: exact, so that rows are equal.
+    static uint16_t narrow[ELEMENTS];
+    static float wide[ELEMENTS];
+    for (int i = 0; i < ELEMENTS; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], 4);
+        narrow[i] = (uint16_t)(bits >> 16);
+        bits &= 0xffff0000u;
+        memcpy(&wide[i], &bits, 4);
+    }
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    setting.method = LGRECO_METHOD_QSGD;
+    lgreco_layer a = layer("a", wide), b = layer("b", narrow);
+    b.dtype = LGRECO_DTYPE_BF16;
+    double x = 0, y = 0;
+    OK(lgreco_measure(context, &a, &setting, 1, 0, 0, &x, NULL, NULL));
+    OK(lgreco_measure(context, &b, &setting, 1, 0, 0, &y, NULL, NULL));
+    CHECK(x == y && x > 0);
+    // The same bits are other numbers in f16.
+    for (int i = 0; i < ELEMENTS; i++) narrow[i] = (uint16_t)(0x3c00 | (i % 1024));
+    b.dtype = LGRECO_DTYPE_F16;
+    for (int i = 0; i < ELEMENTS; i++) wide[i] = 1.0f + (float)(i % 1024) / 1024;
+    OK(lgreco_measure(context, &a, &setting, 1, 0, 0, &x, NULL, NULL));
+    OK(lgreco_measure(context, &b, &setting, 1, 0, 0, &y, NULL, NULL));
+    CHECK(x == y && x > 0);
+}
+
+static void tables(lgreco_context *context, float *values) {
+    static float small[ELEMENTS];
+    for (int i = 0; i < ELEMENTS; i++) small[i] = 0.01f * values[(7 * i) % ELEMENTS];
+    const size_t ten[] = {10};
+    lgreco_layer model[3] = {layer("bias", values), layer("fc1", values), layer("fc2", small)};
+    model[0].dims = ten;
+    model[0].dims_len = 1;
+    lgreco_table *table = NULL;
+    lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
+    OK(lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    OK(lgreco_table_get(table, &view));
+    CHECK(view.layers == 2 && view.model_layers[0] == 1 && view.model_layers[1] == 2);
+    CHECK(strcmp(view.names[1], "fc2") == 0 && strcmp(view.labels[view.defaults[0]], "qsgd 4") == 0);
+    CHECK(view.ends[0] == 7 && view.elements[0] == ELEMENTS && strcmp(view.metric, "l2") == 0);
+
+    // The table's errors and sizes are those of the settings behind its options.
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    double error = 0;
+    uint64_t bits = 0;
+    for (uint32_t option = 0; option < 7; option++) {
+        OK(lgreco_table_setting(table, 1, option, &setting));
+        CHECK(setting.method == LGRECO_METHOD_QSGD && setting.bits == 2 + option);
+        OK(lgreco_measure(context, &model[2], &setting, 1, 0, 2, &error, &bits, NULL));
+        const lgreco_choice choice = view.choices[view.ends[0] + option];
+        CHECK(choice.error == sqrt(error) && choice.size == bits);
+    }
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_setting(table, 1, 7, &setting));
+    STATUS(LGRECO_LENGTH, lgreco_table_setting(table, 2, 0, &setting));
+
+    // A plan for it is smaller than the uniform setting.
+    lgreco_plan *plan = NULL;
+    lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
+    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    OK(lgreco_plan_get(plan, &chosen));
+    CHECK(chosen.proven == 1);
+    CHECK(chosen.size < view.choices[view.defaults[0]].size + view.choices[view.ends[0] + view.defaults[1]].size);
+    lgreco_plan_destroy(&plan);
+    lgreco_table_destroy(&table);
+
+    // Every option of the search counts.
+    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    search.method = LGRECO_METHOD_TOPK;
+    search.metric = LGRECO_METRIC_SQUARED_L2;
+    search.parameter = 0.05;
+    search.first = 0.01;
+    search.last = 0.2;
+    search.step = 0.01;
+    search.min_elements = ELEMENTS + 1;
+    STATUS(LGRECO_EMPTY_TABLE, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    search.min_elements = ELEMENTS;
+    OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    OK(lgreco_table_get(table, &view));
+    CHECK(view.ends[0] == 20 && strcmp(view.labels[0], "topk 1%") == 0 && strcmp(view.metric, "squared-l2") == 0);
+    CHECK(strcmp(view.labels[view.defaults[0]], "topk 5%") == 0);
+    OK(lgreco_table_setting(table, 0, 0, &setting));
+    OK(lgreco_measure(context, &model[1], &setting, 1, 0, 1, &error, NULL, NULL));
+    CHECK(fabs(view.choices[0].error - error) <= 1e-5 * error);
+    lgreco_table_destroy(&table);
+    search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
+    search.method = LGRECO_METHOD_POWERSGD;
+    search.parameter = 2;
+    double errors[2];
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        search.seed = seed;
+        OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
+        OK(lgreco_table_get(table, &view));
+        CHECK(strcmp(view.labels[0], "powersgd 1") == 0 && strcmp(view.labels[view.ends[0] - 1], "powersgd 4") == 0);
+        errors[seed] = view.choices[0].error;
+        lgreco_table_destroy(&table);
+    }
+    CHECK(errors[0] != errors[1]);
+    search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
+    search.method = LGRECO_METHOD_HYBRID;
+    OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    OK(lgreco_table_get(table, &view));
+    CHECK(view.ends[0] > 100);
+    lgreco_table_destroy(&table);
+
+    search.parameter = 9;
+    STATUS(LGRECO_PARAMETER, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    search.parameter = 0;
+    search.method = LGRECO_METHOD_DENSE;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    search.method = LGRECO_METHOD_QSGD;
+    search.metric = 2;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_table_measure(context, model, 3, &search, &table, NULL));
+    model[2].name = "fc1";
+    STATUS(LGRECO_DUPLICATE_NAME, lgreco_table_measure(context, model, 3, NULL, &table, NULL));
+    STATUS(LGRECO_EMPTY_TABLE, lgreco_table_measure(context, NULL, 0, NULL, &table, NULL));
+}
+
+static void refusals(lgreco_context *context, float *values) {
+    lgreco_layer one = layer("fc1", values);
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    lgreco_table *table = NULL;
+    double error = 0;
+    values[77] = INFINITY;
+    for (uint32_t method = LGRECO_METHOD_DENSE; method <= LGRECO_METHOD_POWERSGD; method++) {
+        setting.method = method;
+        STATUS(LGRECO_NON_FINITE, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+        TEXT("layer `fc1`: element 77 is inf", lgreco_context_message(context));
+    }
+    STATUS(LGRECO_NON_FINITE, lgreco_table_measure(context, &one, 1, NULL, &table, NULL));
+    TEXT("layer `fc1`: element 77 is inf", lgreco_context_message(context));
+    values[77] = 0;
+    setting.method = LGRECO_METHOD_TOPK;
+    setting.keep = ELEMENTS + 1;
+    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    setting.method = LGRECO_METHOD_QSGD;
+    setting.bits = 256 + 4;
+    STATUS(LGRECO_PARAMETER, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    TEXT("bits is 260, expected 1 to 8", lgreco_context_message(context));
+    setting.method = LGRECO_METHOD_HYBRID;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    one.dtype = 3;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+    const size_t huge[] = {(size_t)1 << 20, (size_t)1 << 20};
+    one.dims = huge;
+    STATUS(LGRECO_TOO_MANY_ELEMENTS, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
+}
+
+int main(void) {
+    static float values[ELEMENTS];
+    lgreco_context *context = new_context();
+    fill(values, ELEMENTS, 1);
+    rows(context, values);
+    element_types(context, values);
+    tables(context, values);
+    refusals(context, values);
+    lgreco_context_destroy(&context);
+    return report("measure");
+}

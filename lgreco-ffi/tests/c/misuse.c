@@ -1,0 +1,564 @@
+// What the contract promises about callers' mistakes: NULL for every pointer, misaligned and overlapping buffers, wrong
+// handles, unknown constants, structs of other versions, panics. Every exported function is called here.
+#include "check.h"
+
+enum { ELEMENTS = 8 };
+
+lgreco_status lgreco_testing_panic(lgreco_context *context);
+
+static const size_t DIMS[] = {2, 4}, ENDS[] = {2};
+static const lgreco_choice CHOICES[] = {{80, 0.5}, {40, 1.0}};
+static const uint32_t DEFAULTS[] = {1};
+static const float VALUES[ELEMENTS] = {1, -2, 3, -4, 5, -6, 7, -8};
+
+static lgreco_context *context;
+static lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
+static lgreco_plan_view plan_view = LGRECO_PLAN_VIEW_INIT;
+static lgreco_layer layer = LGRECO_LAYER_INIT;
+static lgreco_setting setting = LGRECO_SETTING_INIT;
+static lgreco_table *table;
+static lgreco_plan *plan;
+static lgreco_compressor *compressor;
+static lgreco_controller *controller;
+static lgreco_collective collective = LGRECO_COLLECTIVE_INIT;
+static lgreco_cut *above, *below;
+static lgreco_cut_setting cut_setting = LGRECO_CUT_SETTING_INIT;
+static uint64_t workspace[1 << 17];
+static uint8_t bytes[256];
+static float floats[ELEMENTS];
+static char text[256];
+static size_t length;
+
+// A group of one.
+static int32_t reduce_one(void *user, float *values, size_t count, void *stream) {
+    return user != NULL || stream != NULL || (count > 0 && values == NULL);
+}
+
+static int32_t gather_one(void *user, const uint8_t *own, const uint64_t *lens, uint8_t *received, void *stream) {
+    if (lens[0] > 0) memcpy(received, own, lens[0]);
+    return user != NULL || stream != NULL;
+}
+
+static int32_t broadcast_one(void *user, uint32_t root, uint8_t *bytes_of_root, size_t count, void *stream) {
+    return user != NULL || stream != NULL || root != 0 || (count > 0 && bytes_of_root == NULL);
+}
+
+static void prepare(void) {
+    context = new_context();
+    view.layers = 1;
+    view.ends = ENDS;
+    view.choices = CHOICES;
+    view.defaults = DEFAULTS;
+    layer.name = "fc1";
+    layer.dims = DIMS;
+    layer.dims_len = 2;
+    layer.values = VALUES;
+    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    options.feedback = LGRECO_FEEDBACK_EF21;
+    OK(lgreco_table_create(context, &view, &table));
+    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    OK(lgreco_plan_get(plan, &plan_view));
+    OK(lgreco_compressor_create(context, &layer, &setting, &options, &compressor));
+    collective.all_reduce_sum = reduce_one;
+    collective.all_gather = gather_one;
+    collective.broadcast = broadcast_one;
+    OK(lgreco_controller_create(context, &collective, &layer, 1, NULL, &controller));
+    cut_setting.batch = 1;
+    cut_setting.features = ELEMENTS;
+    OK(lgreco_cut_create(context, &cut_setting, LGRECO_END_UPSTREAM, 0, &above));
+    OK(lgreco_cut_create(context, &cut_setting, LGRECO_END_DOWNSTREAM, 0, &below));
+}
+
+#define NULL_(call) STATUS(LGRECO_NULL_POINTER, call)
+
+// In turn each pointer of each function is NULL, where NULL is not a promised value.
+static void null_pointers(void) {
+    lgreco_plan_options small = LGRECO_PLAN_OPTIONS_INIT;
+    lgreco_table *no_table = NULL;
+    lgreco_plan *no_plan = NULL;
+    lgreco_compressor *no_compressor = NULL;
+    uint32_t choices[1];
+    double error, norm;
+    uint64_t steps;
+    small.states = 10;
+    small.solver = LGRECO_SOLVER_DP;
+    small.levels = 10;
+
+    NULL_(lgreco_context_create(NULL, NULL));
+    NULL_(lgreco_table_measure(NULL, &layer, 1, NULL, &no_table, NULL));
+    NULL_(lgreco_table_measure(context, NULL, 1, NULL, &no_table, NULL));
+    NULL_(lgreco_table_measure(context, &layer, 1, NULL, NULL, NULL));
+    NULL_(lgreco_measure(NULL, &layer, &setting, 1, 0, 0, &error, NULL, NULL));
+    NULL_(lgreco_measure(context, NULL, &setting, 1, 0, 0, &error, NULL, NULL));
+    NULL_(lgreco_measure(context, &layer, NULL, 1, 0, 0, &error, NULL, NULL));
+    NULL_(lgreco_measure(context, &layer, &setting, 1, 0, 0, NULL, NULL, NULL));
+    NULL_(lgreco_table_create(NULL, &view, &no_table));
+    NULL_(lgreco_table_create(context, NULL, &no_table));
+    NULL_(lgreco_table_create(context, &view, NULL));
+    NULL_(lgreco_table_from_json(NULL, "{}", 2, &no_table));
+    NULL_(lgreco_table_from_json(context, NULL, 2, &no_table));
+    NULL_(lgreco_table_from_json(context, "{}", 2, NULL));
+    NULL_(lgreco_table_to_json(NULL, text, sizeof text, &length));
+    NULL_(lgreco_table_to_json(table, NULL, sizeof text, &length));
+    NULL_(lgreco_table_to_json(table, text, sizeof text, NULL));
+    NULL_(lgreco_table_get(NULL, &view));
+    NULL_(lgreco_table_get(table, NULL));
+    NULL_(lgreco_table_setting(NULL, 0, 0, &setting));
+    NULL_(lgreco_table_setting(table, 0, 0, NULL));
+    NULL_(lgreco_plan_solve(NULL, &view, NULL, &no_plan));
+    NULL_(lgreco_plan_solve(context, NULL, NULL, &no_plan));
+    NULL_(lgreco_plan_solve(context, &view, NULL, NULL));
+    NULL_(lgreco_plan_workspace_len(NULL, &view, NULL, &length));
+    NULL_(lgreco_plan_workspace_len(context, NULL, NULL, &length));
+    NULL_(lgreco_plan_workspace_len(context, &view, NULL, NULL));
+    lgreco_plan_view out = LGRECO_PLAN_VIEW_INIT;
+    NULL_(lgreco_plan_solve_into(NULL, &view, &small, workspace, 1 << 17, choices, 1, &out));
+    NULL_(lgreco_plan_solve_into(context, NULL, &small, workspace, 1 << 17, choices, 1, &out));
+    NULL_(lgreco_plan_solve_into(context, &view, &small, NULL, 1 << 17, choices, 1, &out));
+    NULL_(lgreco_plan_solve_into(context, &view, &small, workspace, 1 << 17, NULL, 1, &out));
+    NULL_(lgreco_plan_solve_into(context, &view, &small, workspace, 1 << 17, choices, 1, NULL));
+    OK(lgreco_plan_solve_into(context, &view, &small, workspace, 1 << 17, choices, 1, &out));
+    NULL_(lgreco_plan_check(NULL, &view, &plan_view));
+    NULL_(lgreco_plan_check(context, NULL, &plan_view));
+    NULL_(lgreco_plan_check(context, &view, NULL));
+    NULL_(lgreco_plan_get(NULL, &plan_view));
+    NULL_(lgreco_plan_get(plan, NULL));
+    NULL_(lgreco_plan_to_json(NULL, table, text, sizeof text, &length));
+    NULL_(lgreco_plan_to_json(plan, NULL, text, sizeof text, &length));
+    NULL_(lgreco_plan_to_json(plan, table, NULL, 1000, &length));
+    NULL_(lgreco_plan_to_json(plan, table, text, sizeof text, NULL));
+    NULL_(lgreco_plan_from_json(NULL, table, "{}", 2, &no_plan));
+    NULL_(lgreco_plan_from_json(context, NULL, "{}", 2, &no_plan));
+    NULL_(lgreco_plan_from_json(context, table, NULL, 2, &no_plan));
+    NULL_(lgreco_plan_from_json(context, table, "{}", 2, NULL));
+    NULL_(lgreco_compressor_create(NULL, &layer, &setting, NULL, &no_compressor));
+    NULL_(lgreco_compressor_create(context, NULL, &setting, NULL, &no_compressor));
+    NULL_(lgreco_compressor_create(context, &layer, NULL, NULL, &no_compressor));
+    NULL_(lgreco_compressor_create(context, &layer, &setting, NULL, NULL));
+    NULL_(lgreco_compressor_set_setting(NULL, &setting));
+    NULL_(lgreco_compressor_set_setting(compressor, NULL));
+    NULL_(lgreco_compressor_bound(NULL, &length));
+    NULL_(lgreco_compressor_bound(compressor, NULL));
+    NULL_(lgreco_compressor_encode(NULL, 0, VALUES, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_compressor_encode(compressor, 0, NULL, bytes, sizeof bytes, &length, NULL));
+    TEXT("layer `fc1`: values is NULL", lgreco_compressor_message(compressor));
+    NULL_(lgreco_compressor_encode(compressor, 0, VALUES, NULL, sizeof bytes, &length, NULL));
+    NULL_(lgreco_compressor_encode(compressor, 0, VALUES, bytes, sizeof bytes, NULL, NULL));
+    OK(lgreco_compressor_encode(compressor, 0, VALUES, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_compressor_decode(NULL, bytes, length, floats, ELEMENTS, NULL));
+    NULL_(lgreco_compressor_decode(compressor, NULL, length, floats, ELEMENTS, NULL));
+    NULL_(lgreco_compressor_decode(compressor, bytes, length, NULL, ELEMENTS, NULL));
+    NULL_(lgreco_compressor_receive(NULL, bytes, length, floats, ELEMENTS, NULL));
+    NULL_(lgreco_compressor_receive(compressor, NULL, length, floats, ELEMENTS, NULL));
+    NULL_(lgreco_compressor_receive(compressor, bytes, length, NULL, ELEMENTS, NULL));
+    NULL_(lgreco_compressor_memory(NULL, floats, ELEMENTS));
+    NULL_(lgreco_compressor_memory(compressor, NULL, ELEMENTS));
+    NULL_(lgreco_compressor_set_memory(NULL, 0, VALUES, ELEMENTS));
+    NULL_(lgreco_compressor_set_memory(compressor, 0, NULL, ELEMENTS));
+    NULL_(lgreco_compressor_rescale_memory(NULL, 0, 1.0f));
+    NULL_(lgreco_compressor_memory_norm(NULL, &norm, &steps));
+    NULL_(lgreco_compressor_memory_norm(compressor, NULL, &steps));
+    NULL_(lgreco_compressor_memory_norm(compressor, &norm, NULL));
+    NULL_(lgreco_compressor_saved_len(NULL, &length));
+    NULL_(lgreco_compressor_saved_len(compressor, NULL));
+    NULL_(lgreco_compressor_save(NULL, bytes, sizeof bytes));
+    NULL_(lgreco_compressor_save(compressor, NULL, sizeof bytes));
+    NULL_(lgreco_compressor_load(NULL, bytes, sizeof bytes));
+    NULL_(lgreco_compressor_load(compressor, NULL, sizeof bytes));
+
+    lgreco_controller *no_controller = NULL;
+    lgreco_metrics metrics = LGRECO_METRICS_INIT;
+    lgreco_decision decision = LGRECO_DECISION_INIT;
+    uint64_t non_finite, bucket[1];
+    float own[ELEMENTS] = {0};
+    void *gradients[] = {own}, *null_gradients[] = {NULL};
+    NULL_(lgreco_controller_create(NULL, &collective, &layer, 1, NULL, &no_controller));
+    NULL_(lgreco_controller_create(context, NULL, &layer, 1, NULL, &no_controller));
+    NULL_(lgreco_controller_create(context, &collective, NULL, 1, NULL, &no_controller));
+    NULL_(lgreco_controller_create(context, &collective, &layer, 1, NULL, NULL));
+    NULL_(lgreco_controller_step(NULL, &collective, gradients, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_step(controller, NULL, gradients, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_step(controller, &collective, NULL, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_step(controller, &collective, null_gradients, 1, 0.1, NULL, NULL));
+    OK(lgreco_controller_step(controller, &collective, gradients, 1, 0.1, NULL, NULL));
+    NULL_(lgreco_controller_setting(NULL, 0, &setting));
+    NULL_(lgreco_controller_setting(controller, 0, NULL));
+    NULL_(lgreco_controller_metrics(NULL, 0, &metrics));
+    NULL_(lgreco_controller_metrics(controller, 0, NULL));
+    NULL_(lgreco_controller_residual(NULL, 0, floats, ELEMENTS));
+    NULL_(lgreco_controller_residual(controller, 0, NULL, ELEMENTS));
+    NULL_(lgreco_controller_decision(NULL, &decision));
+    NULL_(lgreco_controller_decision(controller, NULL));
+    NULL_(lgreco_controller_steps(NULL, &steps, &non_finite));
+    NULL_(lgreco_controller_steps(controller, NULL, &non_finite));
+    NULL_(lgreco_controller_steps(controller, &steps, NULL));
+    NULL_(lgreco_controller_metrics_json(NULL, text, sizeof text, &length));
+    NULL_(lgreco_controller_metrics_json(controller, NULL, 10000, &length));
+    NULL_(lgreco_controller_metrics_json(controller, text, sizeof text, NULL));
+    NULL_(lgreco_controller_bucket_bytes(NULL, bucket, 1, &length));
+    NULL_(lgreco_controller_bucket_bytes(controller, NULL, 1, &length));
+    NULL_(lgreco_controller_bucket_bytes(controller, bucket, 1, NULL));
+    NULL_(lgreco_controller_record_sync(NULL, bucket, 1, 0.1));
+    NULL_(lgreco_controller_record_sync(controller, NULL, 1, 0.1));
+    NULL_(lgreco_controller_save(NULL, bytes, sizeof bytes, &length));
+    NULL_(lgreco_controller_save(controller, NULL, 10000, &length));
+    NULL_(lgreco_controller_save(controller, bytes, sizeof bytes, NULL));
+    NULL_(lgreco_controller_load(NULL, bytes, 1, NULL, NULL, 0, NULL));
+    NULL_(lgreco_controller_load(controller, NULL, 1, NULL, NULL, 0, NULL));
+    const uint8_t *const states[] = {NULL};
+    NULL_(lgreco_controller_load(controller, bytes, 1, NULL, &length, 1, NULL));
+    NULL_(lgreco_controller_load(controller, bytes, 1, states, NULL, 1, NULL));
+    NULL_(lgreco_controller_load(controller, bytes, 1, states, &length, 1, NULL));
+
+    lgreco_cut *no_cut = NULL;
+    lgreco_cut_counters counters = LGRECO_CUT_COUNTERS_INIT;
+    uint64_t ticket = 0;
+    size_t room = 0;
+    const lgreco_dtype f32 = LGRECO_DTYPE_F32;
+    NULL_(lgreco_cut_create(NULL, &cut_setting, 0, 0, &no_cut));
+    NULL_(lgreco_cut_create(context, NULL, 0, 0, &no_cut));
+    NULL_(lgreco_cut_create(context, &cut_setting, 0, 0, NULL));
+    NULL_(lgreco_cut_bound(NULL, &room));
+    NULL_(lgreco_cut_bound(above, NULL));
+    NULL_(lgreco_cut_send_activations(NULL, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket, NULL));
+    NULL_(lgreco_cut_send_activations(above, NULL, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket, NULL));
+    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, NULL, sizeof bytes, &length, &ticket, NULL));
+    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, NULL, &ticket, NULL));
+    NULL_(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, NULL, NULL));
+    OK(lgreco_cut_send_activations(above, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, &ticket, NULL));
+    NULL_(lgreco_cut_repeat_activations(NULL, ticket, VALUES, f32, 1, NULL, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_repeat_activations(above, ticket, NULL, f32, 1, NULL, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_repeat_activations(above, ticket, VALUES, f32, 1, NULL, NULL, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_repeat_activations(above, ticket, VALUES, f32, 1, NULL, bytes, sizeof bytes, NULL, NULL));
+    NULL_(lgreco_cut_samples(NULL, bytes, length, &room));
+    NULL_(lgreco_cut_samples(below, NULL, length, &room));
+    NULL_(lgreco_cut_samples(below, bytes, length, NULL));
+    NULL_(lgreco_cut_receive_activations(NULL, bytes, length, floats, ELEMENTS, &ticket, NULL));
+    NULL_(lgreco_cut_receive_activations(below, NULL, length, floats, ELEMENTS, &ticket, NULL));
+    NULL_(lgreco_cut_receive_activations(below, bytes, length, NULL, ELEMENTS, &ticket, NULL));
+    NULL_(lgreco_cut_receive_activations(below, bytes, length, floats, ELEMENTS, NULL, NULL));
+    OK(lgreco_cut_receive_activations(below, bytes, length, floats, ELEMENTS, &ticket, NULL));
+    NULL_(lgreco_cut_receive_repeated(NULL, bytes, length, floats, ELEMENTS, NULL));
+    NULL_(lgreco_cut_receive_repeated(below, NULL, length, floats, ELEMENTS, NULL));
+    NULL_(lgreco_cut_receive_repeated(below, bytes, length, NULL, ELEMENTS, NULL));
+    NULL_(lgreco_cut_send_gradients(NULL, ticket, VALUES, f32, 1, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_send_gradients(below, ticket, NULL, f32, 1, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, NULL, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, bytes, sizeof bytes, NULL, NULL));
+    OK(lgreco_cut_send_gradients(below, ticket, VALUES, f32, 1, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_receive_gradients(NULL, bytes, length, floats, ELEMENTS, &ticket, NULL));
+    NULL_(lgreco_cut_receive_gradients(above, NULL, length, floats, ELEMENTS, &ticket, NULL));
+    NULL_(lgreco_cut_receive_gradients(above, bytes, length, NULL, ELEMENTS, &ticket, NULL));
+    NULL_(lgreco_cut_receive_gradients(above, bytes, length, floats, ELEMENTS, NULL, NULL));
+    OK(lgreco_cut_receive_gradients(above, bytes, length, floats, ELEMENTS, &ticket, NULL));
+    NULL_(lgreco_cut_evaluate(NULL, 0, VALUES, f32, 1, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_evaluate(above, 0, NULL, f32, 1, bytes, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_evaluate(above, 0, VALUES, f32, 1, NULL, sizeof bytes, &length, NULL));
+    NULL_(lgreco_cut_evaluate(above, 0, VALUES, f32, 1, bytes, sizeof bytes, NULL, NULL));
+    NULL_(lgreco_cut_receive_evaluation(NULL, bytes, length, floats, ELEMENTS, NULL));
+    NULL_(lgreco_cut_receive_evaluation(below, NULL, length, floats, ELEMENTS, NULL));
+    NULL_(lgreco_cut_receive_evaluation(below, bytes, length, NULL, ELEMENTS, NULL));
+    NULL_(lgreco_cut_commit_step(NULL));
+    NULL_(lgreco_cut_forget(NULL, 0));
+    NULL_(lgreco_cut_get_counters(NULL, &counters, &counters));
+    NULL_(lgreco_cut_get_counters(above, NULL, &counters));
+    NULL_(lgreco_cut_get_counters(above, &counters, NULL));
+    NULL_(lgreco_cut_saved_len(NULL, &room));
+    NULL_(lgreco_cut_saved_len(above, NULL));
+    NULL_(lgreco_cut_save(NULL, bytes, sizeof bytes));
+    NULL_(lgreco_cut_save(above, NULL, sizeof bytes));
+    NULL_(lgreco_cut_restore(NULL, &cut_setting, 0, bytes, 1, &no_cut));
+    NULL_(lgreco_cut_restore(context, NULL, 0, bytes, 1, &no_cut));
+    NULL_(lgreco_cut_restore(context, &cut_setting, 0, NULL, 1, &no_cut));
+    NULL_(lgreco_cut_restore(context, &cut_setting, 0, bytes, 1, NULL));
+
+    // Destroying nothing is allowed, and texts are never NULL.
+    OK(lgreco_context_destroy(NULL));
+    OK(lgreco_table_destroy(NULL));
+    OK(lgreco_plan_destroy(NULL));
+    OK(lgreco_compressor_destroy(NULL));
+    OK(lgreco_controller_destroy(NULL));
+    OK(lgreco_cut_destroy(NULL));
+    TEXT("the handle is NULL", lgreco_cut_message(NULL));
+    TEXT("the handle is NULL", lgreco_context_message(NULL));
+    TEXT("the handle is NULL", lgreco_compressor_message(NULL));
+    TEXT("the handle is NULL", lgreco_controller_message(NULL));
+    TEXT("unknown status", lgreco_status_name(12345));
+    // Empty arrays may be NULL.
+    STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS, NULL));
+}
+
+// Whatever is wrong, a handle output is NULL afterwards.
+static void handle_outputs(void) {
+    lgreco_table *no_table = (lgreco_table *)bytes;
+    lgreco_plan *no_plan = (lgreco_plan *)bytes;
+    lgreco_compressor *no_compressor = (lgreco_compressor *)bytes;
+    lgreco_controller *no_controller = (lgreco_controller *)bytes;
+    lgreco_cut *no_cut = (lgreco_cut *)bytes;
+    NULL_(lgreco_table_create(NULL, &view, &no_table));
+    NULL_(lgreco_plan_solve(NULL, &view, NULL, &no_plan));
+    NULL_(lgreco_compressor_create(NULL, &layer, &setting, NULL, &no_compressor));
+    NULL_(lgreco_controller_create(NULL, &collective, &layer, 1, NULL, &no_controller));
+    NULL_(lgreco_cut_create(NULL, &cut_setting, 0, 0, &no_cut));
+    CHECK(!no_table && !no_plan && !no_compressor && !no_controller && !no_cut);
+}
+
+// Pointers inside of structs.
+static void null_fields(void) {
+    lgreco_table *made = NULL;
+    lgreco_compressor *none = NULL;
+    lgreco_table_view broken = view;
+    broken.ends = NULL;
+    NULL_(lgreco_table_create(context, &broken, &made));
+    broken = view;
+    broken.choices = NULL;
+    NULL_(lgreco_table_create(context, &broken, &made));
+    const char *const no_name[] = {NULL}, *const no_label[] = {"a", NULL};
+    broken = view;
+    broken.names = no_name;
+    NULL_(lgreco_table_create(context, &broken, &made));
+    broken = view;
+    broken.labels = no_label;
+    NULL_(lgreco_table_create(context, &broken, &made));
+    lgreco_layer nameless = layer;
+    nameless.name = NULL;
+    NULL_(lgreco_compressor_create(context, &nameless, &setting, NULL, &none));
+    nameless = layer;
+    nameless.dims = NULL;
+    NULL_(lgreco_compressor_create(context, &nameless, &setting, NULL, &none));
+    nameless = layer;
+    nameless.values = NULL;
+    double error;
+    NULL_(lgreco_measure(context, &nameless, &setting, 1, 0, 0, &error, NULL, NULL));
+    OK(lgreco_compressor_create(context, &nameless, &setting, NULL, &none));  // needs no values
+    OK(lgreco_compressor_destroy(&none));
+    lgreco_plan_view optionless = plan_view;
+    optionless.options = NULL;
+    NULL_(lgreco_plan_check(context, &view, &optionless));
+}
+
+static void misaligned_and_overlapping(void) {
+    static float room[2 * ELEMENTS];
+    uint8_t *const odd = (uint8_t *)room + 2;
+    memcpy(room, VALUES, sizeof VALUES);
+    STATUS(LGRECO_ALIGNMENT, lgreco_compressor_encode(compressor, 0, odd, bytes, sizeof bytes, &length, NULL));
+    STATUS(LGRECO_ALIGNMENT, lgreco_compressor_decode(compressor, bytes, 48, (float *)(void *)odd, ELEMENTS, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_compressor_encode(compressor, 0, room, (uint8_t *)room + 28, 36, &length, NULL));
+    TEXT("layer `fc1`: payload overlaps values", lgreco_compressor_message(compressor));
+    STATUS(LGRECO_OVERLAP, lgreco_compressor_decode(compressor, (uint8_t *)room, 48, room, ELEMENTS, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_compressor_receive(compressor, (uint8_t *)room, 48, room, ELEMENTS, NULL));
+    double errors[2] = {1.5, 2.5};
+    lgreco_layer over = layer;
+    over.values = errors;
+    STATUS(LGRECO_OVERLAP, lgreco_measure(context, &over, &setting, 1, 0, 0, errors, NULL, NULL));
+    STATUS(LGRECO_OVERLAP, lgreco_measure(context, &layer, &setting, 1, 0, 0, errors, (uint64_t *)(void *)errors, NULL));
+    lgreco_plan_view out = LGRECO_PLAN_VIEW_INIT;
+    STATUS(LGRECO_OVERLAP, lgreco_plan_solve_into(context, &view, NULL, workspace, 1 << 17, (uint32_t *)workspace, 1, &out));
+    uint32_t defaults[1] = {1};
+    lgreco_table_view own = view;
+    own.defaults = defaults;
+    STATUS(LGRECO_OVERLAP, lgreco_plan_solve_into(context, &own, NULL, workspace, 1 << 17, defaults, 1, &out));
+    // Lengths beyond memory are seen before anything is read.
+    STATUS(LGRECO_LENGTH, lgreco_compressor_set_memory(compressor, 0, VALUES, SIZE_MAX));
+}
+
+static void wrong_handles(void) {
+    lgreco_plan *const table_as_plan = (lgreco_plan *)(void *)table;
+    lgreco_compressor *const context_as_compressor = (lgreco_compressor *)(void *)context;
+    lgreco_plan *wrong = table_as_plan;
+    STATUS(LGRECO_HANDLE, lgreco_plan_get(table_as_plan, &plan_view));
+    STATUS(LGRECO_HANDLE, lgreco_plan_destroy(&wrong));
+    CHECK(wrong == table_as_plan);
+    STATUS(LGRECO_HANDLE, lgreco_compressor_bound(context_as_compressor, &length));
+    STATUS(LGRECO_HANDLE, lgreco_plan_to_json(plan, (const lgreco_table *)(void *)plan, text, sizeof text, &length));
+    TEXT("the pointer is not a handle of this kind", lgreco_compressor_message(context_as_compressor));
+}
+
+static void versions_of_structs(void) {
+    lgreco_table *made = NULL;
+    lgreco_plan *solved = NULL;
+    lgreco_compressor *none = NULL;
+    lgreco_context *other = NULL;
+    double error;
+    // Not initialised: struct_size is 0.
+    lgreco_table_view no_view;
+    lgreco_plan_options no_options;
+    lgreco_plan_view no_plan;
+    lgreco_layer no_layer;
+    lgreco_setting no_setting;
+    lgreco_search_options no_search;
+    lgreco_compressor_options no_compressor;
+    lgreco_context_options no_context;
+    memset(&no_view, 0, sizeof no_view);
+    memset(&no_options, 0, sizeof no_options);
+    memset(&no_plan, 0, sizeof no_plan);
+    memset(&no_layer, 0, sizeof no_layer);
+    memset(&no_setting, 0, sizeof no_setting);
+    memset(&no_search, 0, sizeof no_search);
+    memset(&no_compressor, 0, sizeof no_compressor);
+    memset(&no_context, 0, sizeof no_context);
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_context_create(&no_context, &other));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_table_create(context, &no_view, &made));
+    TEXT("struct_size of table view is 0, expected at least 96", lgreco_context_message(context));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_table_get(table, &no_view));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_plan_solve(context, &view, &no_options, &solved));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_plan_get(plan, &no_plan));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_plan_check(context, &view, &no_plan));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &no_layer, 1, NULL, &made, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_table_measure(context, &layer, 1, &no_search, &made, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_measure(context, &layer, &no_setting, 1, 0, 0, &error, NULL, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_compressor_create(context, &layer, &setting, &no_compressor, &none));
+    lgreco_controller *no_controller = NULL;
+    lgreco_collective no_collective;
+    lgreco_controller_options no_controls;
+    lgreco_report no_report;
+    lgreco_metrics no_metrics;
+    lgreco_decision no_decision;
+    lgreco_loaded no_loaded;
+    lgreco_cut *no_cut = NULL;
+    lgreco_cut_setting no_cut_setting;
+    lgreco_cut_setting linked = cut_setting;
+    lgreco_link no_link;
+    lgreco_cut_counters no_counters;
+    memset(&no_cut_setting, 0, sizeof no_cut_setting);
+    memset(&no_link, 0, sizeof no_link);
+    memset(&no_counters, 0, sizeof no_counters);
+    linked.forward = &no_link;
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_cut_create(context, &no_cut_setting, 0, 0, &no_cut));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_cut_create(context, &linked, 0, 0, &no_cut));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_cut_get_counters(above, &no_counters, &no_counters));
+    memset(&no_collective, 0, sizeof no_collective);
+    memset(&no_controls, 0, sizeof no_controls);
+    memset(&no_report, 0, sizeof no_report);
+    memset(&no_metrics, 0, sizeof no_metrics);
+    memset(&no_decision, 0, sizeof no_decision);
+    memset(&no_loaded, 0, sizeof no_loaded);
+    float own[ELEMENTS] = {0};
+    void *gradients[] = {own};
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &no_collective, &layer, 1, NULL, &no_controller));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &collective, &layer, 1, &no_controls, &no_controller));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_step(controller, &collective, gradients, 1, 0.1, &no_report, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_metrics(controller, 0, &no_metrics));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_decision(controller, &no_decision));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load(controller, bytes, 1, NULL, NULL, 0, &no_loaded));
+
+    // A caller with a later header: unknown fields must be 0.
+    struct {
+        lgreco_setting known;
+        uint64_t later;
+    } larger = {LGRECO_SETTING_INIT, 0};
+    larger.known.struct_size = sizeof larger;
+    OK(lgreco_compressor_set_setting(compressor, &larger.known));
+    larger.later = 1;
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_compressor_set_setting(compressor, &larger.known));
+    TEXT("layer `fc1`: setting has a field at byte 48", lgreco_compressor_message(compressor));
+    struct {
+        lgreco_plan_view known;
+        uint64_t later, guard;
+    } filled = {LGRECO_PLAN_VIEW_INIT, 7, 7};
+    filled.known.struct_size = sizeof filled.known + 8;
+    OK(lgreco_plan_get(plan, &filled.known));
+    CHECK(filled.later == 0 && filled.guard == 7 && filled.known.struct_size == sizeof filled.known + 8);
+    lgreco_layer reserved = layer;
+    reserved.reserved = 1;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &reserved, &setting, NULL, &none));
+    lgreco_setting reserved_setting = setting;
+    reserved_setting.reserved = 1;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_set_setting(compressor, &reserved_setting));
+    lgreco_plan_view reserved_plan = plan_view;
+    reserved_plan.reserved = 1;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_check(context, &view, &reserved_plan));
+}
+
+static void devices(void) {
+    lgreco_context *other = (lgreco_context *)&other;
+    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
+    options.device = LGRECO_DEVICE_CUDA;
+    STATUS(LGRECO_UNAVAILABLE, lgreco_context_create(&options, &other));
+    CHECK(other == NULL);
+    options.device = 7;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_context_create(&options, &other));
+    options.device = LGRECO_DEVICE_CPU;
+    options.device_index = 1;
+    STATUS(LGRECO_UNAVAILABLE, lgreco_context_create(&options, &other));
+    options.device_index = 0;
+    OK(lgreco_context_create(&options, &other));
+    OK(lgreco_context_destroy(&other));
+    double error;
+    lgreco_table *made = NULL;
+    STATUS(LGRECO_UNAVAILABLE, lgreco_compressor_encode(compressor, 0, VALUES, bytes, sizeof bytes, &length, bytes));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_compressor_decode(compressor, bytes, length, floats, ELEMENTS, bytes));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_compressor_receive(compressor, bytes, length, floats, ELEMENTS, bytes));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_measure(context, &layer, &setting, 1, 0, 0, &error, NULL, bytes));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_table_measure(context, &layer, 1, NULL, &made, bytes));
+}
+
+static void without_feedback(void) {
+    lgreco_compressor *plain = NULL;
+    double norm;
+    uint64_t steps;
+    OK(lgreco_compressor_create(context, &layer, &setting, NULL, &plain));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_memory(plain, floats, ELEMENTS));
+    TEXT("layer `fc1`: the compressor has no feedback", lgreco_compressor_message(plain));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_set_memory(plain, 0, VALUES, ELEMENTS));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_rescale_memory(plain, 0, 2.0f));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_memory_norm(plain, &norm, &steps));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_saved_len(plain, &length));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_save(plain, bytes, sizeof bytes));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_load(plain, bytes, sizeof bytes));
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_compressor_receive(plain, bytes, 48, floats, ELEMENTS, NULL));
+    STATUS(LGRECO_LENGTH, lgreco_compressor_memory(compressor, floats, ELEMENTS - 1));
+    STATUS(LGRECO_LENGTH, lgreco_compressor_set_memory(compressor, 0, VALUES, ELEMENTS - 1));
+    OK(lgreco_compressor_destroy(&plain));
+}
+
+static void panics(void) {
+    lgreco_context *own = new_context();
+    lgreco_table *made = NULL;
+    STATUS(LGRECO_PANIC, lgreco_testing_panic(own));
+    TEXT("a bug in lgreco, please report it: injected", lgreco_context_message(own));
+    STATUS(LGRECO_PANIC, lgreco_table_create(own, &view, &made));
+    OK(lgreco_context_destroy(&own));
+    OK(lgreco_table_create(context, &view, &made));  // others are not concerned
+    OK(lgreco_table_destroy(&made));
+}
+
+static void versions(void) {
+    CHECK(lgreco_version() == LGRECO_VERSION);
+    CHECK(LGRECO_VERSION == LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH);
+    CHECK(strcmp(lgreco_version_string(), LGRECO_VERSION_STRING) == 0);
+    char numbers[40];
+    snprintf(numbers, sizeof numbers, "%d.%d.%d", LGRECO_VERSION_MAJOR, LGRECO_VERSION_MINOR, LGRECO_VERSION_PATCH);
+    CHECK(strcmp(numbers, LGRECO_VERSION_STRING) == 0);
+    CHECK(strcmp(lgreco_status_name(LGRECO_INFEASIBLE), "LGRECO_INFEASIBLE") == 0);
+}
+
+int main(void) {
+    prepare();
+    null_pointers();
+    handle_outputs();
+    null_fields();
+    misaligned_and_overlapping();
+    wrong_handles();
+    versions_of_structs();
+    devices();
+    without_feedback();
+    panics();
+    versions();
+    // In any order, and twice.
+    OK(lgreco_context_destroy(&context));
+    OK(lgreco_compressor_encode(compressor, 1, VALUES, bytes, sizeof bytes, &length, NULL));
+    OK(lgreco_compressor_destroy(&compressor));
+    OK(lgreco_plan_destroy(&plan));
+    OK(lgreco_table_destroy(&table));
+    OK(lgreco_controller_destroy(&controller));
+    OK(lgreco_controller_destroy(&controller));
+    OK(lgreco_cut_destroy(&above));
+    OK(lgreco_cut_destroy(&below));
+    OK(lgreco_cut_destroy(&above));
+    OK(lgreco_compressor_destroy(&compressor));
+    OK(lgreco_plan_destroy(&plan));
+    OK(lgreco_table_destroy(&table));
+    OK(lgreco_context_destroy(&context));
+    return report("misuse");
+}

@@ -1,0 +1,345 @@
+// Plans: what the solvers choose, how options and budgets change it, workspaces, checks and files.
+#include "check.h"
+
+static const lgreco_choice CHOICES[] = {{80, 0.5}, {40, 1.0}, {20, 3.0}, {60, 0.5}, {30, 2.0}};
+static const size_t ENDS[] = {3, 5};
+static const uint32_t DEFAULTS[] = {1, 1};
+static const char *const NAMES[] = {"fc1", "fc2"};
+static const char *const LABELS[] = {"8 bits", "4 bits", "2 bits", "8 bits", "4 bits"};
+
+static lgreco_table_view table(void) {
+    lgreco_table_view table = LGRECO_TABLE_VIEW_INIT;
+    table.layers = 2;
+    table.ends = ENDS;
+    table.choices = CHOICES;
+    table.defaults = DEFAULTS;
+    table.names = NAMES;
+    table.labels = LABELS;
+    table.metric = "l2";
+    return table;
+}
+
+// The plan's size, or 0 if there is none.
+static uint64_t size(lgreco_context *context, const lgreco_table_view *table, const lgreco_plan_options *options) {
+    lgreco_plan *plan = NULL;
+    lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
+    if (lgreco_plan_solve(context, table, options, &plan) != LGRECO_OK) return 0;
+    OK(lgreco_plan_get(plan, &view));
+    OK(lgreco_plan_check(context, table, &view));
+    OK(lgreco_plan_destroy(&plan));
+    return view.size;
+}
+
+static void solving(lgreco_context *context) {
+    const lgreco_table_view given = table();
+    lgreco_plan *plan = NULL;
+    lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
+    OK(lgreco_plan_solve(context, &given, NULL, &plan));
+    OK(lgreco_plan_get(plan, &view));
+    CHECK(view.layers == 2 && view.options[0] == 1 && view.options[1] == 1);
+    CHECK(view.size == 70 && view.lower_bound == 70 && view.proven == 1);
+    CHECK(view.error == 3.0 && view.budget == 3.0);
+    TEXT("exact", view.solver);
+    // Views are pointers into the plan, not into what it was made from.
+    CHECK(view.options != DEFAULTS);
+    OK(lgreco_plan_destroy(&plan));
+    CHECK(plan == NULL);
+}
+
+static void every_option_counts(lgreco_context *context) {
+    lgreco_table_view given = table();
+    lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
+    CHECK(size(context, &given, &options) == 70);
+    options.alpha = 0.5;  // budget 1.5
+    CHECK(size(context, &given, &options) == 100);
+    options.alpha = 2.0;
+    CHECK(size(context, &given, &options) == 50);
+    const double budget = 1.5;
+    options.alpha = 1.0;
+    given.budget = &budget;
+    CHECK(size(context, &given, &options) == 100);
+    options.alpha = 2.0;
+    CHECK(size(context, &given, &options) == 70);
+
+    // Ten thirds do not fit a grid of ten cells exactly: Algorithm 1 pays for rounding up, the defaults bound it.
+    lgreco_choice thirds[6];
+    const size_t ends[] = {2, 4, 6};
+    const uint32_t smallest[] = {1, 1, 1};
+    const double three = 3.0;
+    for (int i = 0; i < 6; i++) thirds[i] = i % 2 ? (lgreco_choice){50, 1.0} : (lgreco_choice){100, 0.0};
+    lgreco_table_view coarse = LGRECO_TABLE_VIEW_INIT;
+    coarse.layers = 3;
+    coarse.ends = ends;
+    coarse.choices = thirds;
+    coarse.budget = &three;
+    lgreco_plan_options dp = LGRECO_PLAN_OPTIONS_INIT;
+    dp.levels = 10;
+    CHECK(size(context, &coarse, &dp) == 150);  // exact: levels do not matter
+    dp.solver = LGRECO_SOLVER_DP;
+    CHECK(size(context, &coarse, &dp) == 200);
+    dp.levels = 9;
+    CHECK(size(context, &coarse, &dp) == 150);
+    dp.levels = 10;
+    coarse.defaults = smallest;
+    CHECK(size(context, &coarse, &dp) == 150);
+
+    // Without states there is no search, and the plan stays unproved where the relaxation does not prove it.
+    lgreco_choice hard[60];
+    size_t thirty[30];
+    uint32_t seed = 1;
+    for (int i = 0; i < 60; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        hard[i].size = i % 2 ? 0 : 1000 + seed % 997;
+        hard[i].error = i % 2 ? (double)hard[i - 1].size : 0.0;
+        thirty[i / 2] = (size_t)(i / 2 * 2 + 2);
+    }
+    const double half = 20000.5;
+    lgreco_table_view knapsack = LGRECO_TABLE_VIEW_INIT;
+    knapsack.layers = 30;
+    knapsack.ends = thirty;
+    knapsack.choices = hard;
+    knapsack.budget = &half;
+    lgreco_plan_options states = LGRECO_PLAN_OPTIONS_INIT;
+    const uint64_t best = size(context, &knapsack, &states);
+    states.states = 0;
+    const uint64_t rounded = size(context, &knapsack, &states);
+    CHECK(best > 0 && rounded > best);
+}
+
+static void workspaces(lgreco_context *context) {
+    const lgreco_table_view given = table();
+    for (uint32_t solver = LGRECO_SOLVER_EXACT; solver <= LGRECO_SOLVER_DP; solver++) {
+        lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
+        options.solver = solver;
+        options.states = 1000;
+        size_t words = 0;
+        OK(lgreco_plan_workspace_len(context, &given, &options, &words));
+        uint64_t *workspace = malloc(words * sizeof *workspace);
+        memset(workspace, 0xa5, words * sizeof *workspace);
+        uint32_t choices[2] = {99, 99};
+        lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
+        OK(lgreco_plan_solve_into(context, &given, &options, workspace, words, choices, 2, &view));
+        // What rounding errors up to a grid costs here.
+        CHECK(view.options == choices && view.size == (solver == LGRECO_SOLVER_DP ? 100 : 70));
+        CHECK(choices[0] < 3 && choices[1] < 2);
+        CHECK(strcmp(view.solver, solver == LGRECO_SOLVER_DP ? "dp" : "exact") == 0);
+        OK(lgreco_plan_check(context, &given, &view));
+        STATUS(LGRECO_LENGTH, lgreco_plan_solve_into(context, &given, &options, workspace, words - 1, choices, 2, &view));
+        STATUS(LGRECO_LENGTH, lgreco_plan_solve_into(context, &given, &options, workspace, words, choices, 1, &view));
+        free(workspace);
+    }
+}
+
+static void checking(lgreco_context *context) {
+    const lgreco_table_view given = table();
+    const uint32_t options[] = {1, 1}, missing[] = {1, 2};
+    lgreco_plan_view plan = LGRECO_PLAN_VIEW_INIT;
+    plan.layers = 2;
+    plan.options = options;
+    plan.size = 70;
+    plan.lower_bound = 60;
+    plan.error = 3.0;
+    plan.budget = 3.0;
+    OK(lgreco_plan_check(context, &given, &plan));
+    plan.size = 69;
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &given, &plan));
+    TEXT("the plan states size 69, the verifier finds 70", lgreco_context_message(context));
+    plan.size = 70;
+    plan.lower_bound = 71;
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &given, &plan));
+    plan.lower_bound = 70;
+    plan.error = 2.9;
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &given, &plan));
+    plan.error = 3.0;
+    plan.budget = 2.9;
+    STATUS(LGRECO_OVER_BUDGET, lgreco_plan_check(context, &given, &plan));
+    plan.budget = 3.0;
+    plan.layers = 1;
+    STATUS(LGRECO_LENGTH, lgreco_plan_check(context, &given, &plan));
+    plan.layers = 2;
+    plan.options = missing;
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_check(context, &given, &plan));
+    TEXT("layer `fc2`: there is no option 2 of 2", lgreco_context_message(context));
+}
+
+static void refusals(lgreco_context *context) {
+    lgreco_plan *plan = (lgreco_plan *)&plan;
+    const double tiny = 0.5, nan = 0.0 / (tiny - 0.5);
+    lgreco_table_view given = table();
+    given.budget = &tiny;
+    STATUS(LGRECO_INFEASIBLE, lgreco_plan_solve(context, &given, NULL, &plan));
+    CHECK(plan == NULL);
+    TEXT("infeasible: the error budget is 0.5, the smallest achievable error is 1", lgreco_context_message(context));
+    given.budget = &nan;
+    STATUS(LGRECO_BUDGET, lgreco_plan_solve(context, &given, NULL, &plan));
+
+    lgreco_choice broken[5];
+    memcpy(broken, CHOICES, sizeof broken);
+    broken[4].error = nan;
+    given = table();
+    given.choices = broken;
+    STATUS(LGRECO_OPTION_ERROR, lgreco_plan_solve(context, &given, NULL, &plan));
+    TEXT("layer `fc2`, option 1 (`4 bits`): error is NaN", lgreco_context_message(context));
+    given.names = given.labels = NULL;
+    STATUS(LGRECO_OPTION_ERROR, lgreco_plan_solve(context, &given, NULL, &plan));
+    TEXT("layer 1, option 1: error is NaN", lgreco_context_message(context));
+    broken[4] = (lgreco_choice){UINT64_MAX, 0.0};
+    STATUS(LGRECO_SIZE_OVERFLOW, lgreco_plan_solve(context, &given, NULL, &plan));
+
+    const size_t empty[] = {5, 5}, falling[] = {5, 4};
+    given = table();
+    given.ends = empty;
+    STATUS(LGRECO_EMPTY_LAYER, lgreco_plan_solve(context, &given, NULL, &plan));
+    given.ends = falling;
+    STATUS(LGRECO_LENGTH, lgreco_plan_solve(context, &given, NULL, &plan));
+    given.layers = 0;
+    STATUS(LGRECO_EMPTY_TABLE, lgreco_plan_solve(context, &given, NULL, &plan));
+    given = table();
+    given.defaults = NULL;
+    STATUS(LGRECO_NULL_POINTER, lgreco_plan_solve(context, &given, NULL, &plan));
+    TEXT("the array of defaults of a table without budget is NULL", lgreco_context_message(context));
+    const uint32_t beyond[] = {1, 9};
+    given.defaults = beyond;
+    STATUS(LGRECO_NO_SUCH_OPTION, lgreco_plan_solve(context, &given, NULL, &plan));
+
+    given = table();
+    lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
+    options.alpha = -1;
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
+    given.budget = &tiny;
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
+    options.alpha = 1;
+    options.solver = 2;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_solve(context, &given, &options, &plan));
+    TEXT("solver is 2", lgreco_context_message(context));
+    options.solver = LGRECO_SOLVER_DP;
+    options.levels = 0;
+    given.budget = NULL;
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
+}
+
+static char *plan_json(const lgreco_plan *plan, const lgreco_table *table) {
+    size_t length = 0;
+    STATUS(LGRECO_LENGTH, lgreco_plan_to_json(plan, table, NULL, 0, &length));
+    char *json = malloc(length + 1);
+    OK(lgreco_plan_to_json(plan, table, json, length + 1, &length));
+    CHECK(strlen(json) == length);
+    return json;
+}
+
+static char *table_json(const lgreco_table *table) {
+    size_t length = 0;
+    STATUS(LGRECO_LENGTH, lgreco_table_to_json(table, NULL, 0, &length));
+    char *json = malloc(length + 1);
+    STATUS(LGRECO_LENGTH, lgreco_table_to_json(table, json, length, &length));
+    OK(lgreco_table_to_json(table, json, length + 1, &length));
+    CHECK(strlen(json) == length);
+    return json;
+}
+
+static void tables_and_files(lgreco_context *context) {
+    const uint64_t elements[] = {10, 20}, sizes[] = {160, 320};
+    const double budget = 3.0;
+    lgreco_table_view given = table();
+    given.elements = elements;
+    given.uncompressed_sizes = sizes;
+    given.budget = &budget;
+    lgreco_table *own = NULL, *read = NULL;
+    OK(lgreco_table_create(context, &given, &own));
+    char *json = table_json(own);
+    OK(lgreco_table_from_json(context, json, strlen(json), &read));
+    char *again = table_json(read);
+    CHECK(strcmp(json, again) == 0);
+    CHECK(strstr(json, "\"metric\":\"l2\",\"budget\":3.0") != NULL && strstr(json, "\"uncompressed_size\":320") != NULL);
+
+    lgreco_table_view view = LGRECO_TABLE_VIEW_INIT;
+    OK(lgreco_table_get(read, &view));
+    CHECK(view.layers == 2 && memcmp(view.ends, ENDS, sizeof ENDS) == 0);
+    CHECK(memcmp(view.choices, CHOICES, sizeof CHOICES) == 0);
+    CHECK(memcmp(view.defaults, DEFAULTS, sizeof DEFAULTS) == 0);
+    CHECK(memcmp(view.elements, elements, sizeof elements) == 0);
+    CHECK(memcmp(view.uncompressed_sizes, sizes, sizeof sizes) == 0);
+    CHECK(*view.budget == 3.0 && strcmp(view.names[1], "fc2") == 0 && strcmp(view.labels[4], "4 bits") == 0);
+    CHECK(strcmp(view.metric, "l2") == 0 && view.model_layers == NULL);
+
+    // Without names, labels and the rest the library makes them up.
+    lgreco_table_view bare = LGRECO_TABLE_VIEW_INIT;
+    lgreco_table *unnamed = NULL;
+    bare.layers = 2;
+    bare.ends = ENDS;
+    bare.choices = CHOICES;
+    OK(lgreco_table_create(context, &bare, &unnamed));
+    OK(lgreco_table_get(unnamed, &bare));
+    CHECK(strcmp(bare.names[1], "1") == 0 && strcmp(bare.labels[4], "1") == 0 && strcmp(bare.metric, "") == 0);
+    CHECK(bare.defaults == NULL && bare.budget == NULL && bare.elements[0] == 0 && bare.uncompressed_sizes[0] == 0);
+
+    // A plan written and read is the same plan; the file is tied to the table.
+    lgreco_plan *plan = NULL, *loaded = NULL;
+    lgreco_plan_view one = LGRECO_PLAN_VIEW_INIT, two = LGRECO_PLAN_VIEW_INIT;
+    OK(lgreco_plan_solve(context, &view, NULL, &plan));
+    char *file = plan_json(plan, read);
+    OK(lgreco_plan_from_json(context, own, file, strlen(file), &loaded));
+    OK(lgreco_plan_get(plan, &one));
+    OK(lgreco_plan_get(loaded, &two));
+    CHECK(one.size == two.size && one.lower_bound == two.lower_bound && one.error == two.error);
+    CHECK(one.budget == two.budget && one.proven == two.proven && strcmp(one.solver, two.solver) == 0);
+    CHECK(memcmp(one.options, two.options, 2 * sizeof *one.options) == 0);
+    char *file_again = plan_json(loaded, own);
+    CHECK(strcmp(file, file_again) == 0);
+    lgreco_plan *refused = NULL;
+    STATUS(LGRECO_UNKNOWN_NAME, lgreco_plan_from_json(context, unnamed, file, strlen(file), &refused));
+    TEXT("layer `fc1`", lgreco_context_message(context));
+    char *at = strstr(file, "70");
+    *at = '8';
+    STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_from_json(context, own, file, strlen(file), &refused));
+    *at = '7';
+    at = strstr(file, "4 bits");
+    *at = '5';
+    STATUS(LGRECO_UNKNOWN_NAME, lgreco_plan_from_json(context, own, file, strlen(file), &refused));
+    *at = '4';
+    at = strstr(file, "fc2");
+    at[2] = '1';
+    STATUS(LGRECO_DUPLICATE_NAME, lgreco_plan_from_json(context, own, file, strlen(file), &refused));
+    STATUS(LGRECO_JSON, lgreco_plan_from_json(context, own, "{}", 2, &refused));
+    CHECK(refused == NULL);
+    lgreco_table_destroy(&read);
+    STATUS(LGRECO_JSON, lgreco_table_from_json(context, json, strlen(json) / 2, &read));
+    CHECK(read == NULL);
+
+    const char future[] = "{\"version\":2}", no_size[] = "{\"version\":1,\"metric\":\"l2\",\"layers\":[{\"name\":\"fc1\","
+                                                       "\"elements\":1,\"options\":[{\"label\":\"a\",\"error\":1}]}]}";
+    STATUS(LGRECO_JSON_VERSION, lgreco_table_from_json(context, future, strlen(future), &read));
+    STATUS(LGRECO_JSON, lgreco_table_from_json(context, no_size, strlen(no_size), &read));
+    TEXT("layer 0 (`fc1`), option 0: size is missing", lgreco_context_message(context));
+    const char *const same[] = {"fc1", "fc1"}, *const wrong[] = {"fc1", "fc\xff"};
+    given.names = same;
+    STATUS(LGRECO_DUPLICATE_NAME, lgreco_table_create(context, &given, &read));
+    given.names = wrong;
+    STATUS(LGRECO_TEXT, lgreco_table_create(context, &given, &read));
+    const char nul[] = "{\"version\":1,\"metric\":\"l2\",\"layers\":[{\"name\":\"f\\u0000c\",\"elements\":1,\"options\":["
+                       "{\"label\":\"a\",\"size\":1,\"error\":1}]}]}";
+    STATUS(LGRECO_TEXT, lgreco_table_from_json(context, nul, strlen(nul), &read));
+
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    STATUS(LGRECO_NO_SETTINGS, lgreco_table_setting(own, 0, 0, &setting));
+    free(file_again);
+    free(file);
+    free(again);
+    free(json);
+    lgreco_plan_destroy(&loaded);
+    lgreco_plan_destroy(&plan);
+    lgreco_table_destroy(&unnamed);
+    lgreco_table_destroy(&own);
+}
+
+int main(void) {
+    lgreco_context *context = new_context();
+    solving(context);
+    every_option_counts(context);
+    workspaces(context);
+    checking(context);
+    refusals(context);
+    tables_and_files(context);
+    lgreco_context_destroy(&context);
+    return report("plan");
+}

@@ -1,0 +1,533 @@
+// The controller in a training loop of several workers: every rank has the same bits, every option makes a difference,
+// callbacks that fail end the step on every rank, and a run restored from saved state continues bit for bit.
+#include "group.h"
+
+#include <math.h>
+
+enum { ROWS = 32, COLS = 64, ELEMENTS = ROWS * COLS, BIAS = 16, LAYERS = 3, STEPS = 12 };
+
+static const size_t WEIGHT[] = {ROWS, COLS}, VECTOR[] = {BIAS};
+
+static void describe(lgreco_layer *layers) {
+    const char *const names[LAYERS] = {"fc1.weight", "fc1.bias", "fc2.weight"};
+    for (int l = 0; l < LAYERS; l++) {
+        layers[l] = (lgreco_layer)LGRECO_LAYER_INIT;
+        layers[l].name = names[l];
+        layers[l].dims = l == 1 ? VECTOR : WEIGHT;
+        layers[l].dims_len = l == 1 ? 1 : 2;
+    }
+}
+
+static size_t elements(int layer) { return layer == 1 ? BIAS : ELEMENTS; }
+
+typedef struct {
+    float values[LAYERS][ELEMENTS];
+} Model;
+
+static void gradients(Model *model, uint32_t rank, uint32_t step) {
+    for (int l = 0; l < LAYERS; l++) {
+        fill(model->values[l], elements(l), 1000 * step + 10 * rank + (uint32_t)l);
+        for (size_t i = 0; i < elements(l); i++) model->values[l][i] *= l == 2 ? 0.1f : 1.0f + (float)(i % 7 == 0);
+    }
+}
+
+// What a run leaves behind, and what it is to do.
+typedef struct {
+    lgreco_controller_options options;
+    uint64_t bytes_out, switches;
+    uint64_t hash[WORKERS_MAX];
+    lgreco_decision decision[WORKERS_MAX];
+    lgreco_metrics metrics[WORKERS_MAX][LAYERS];
+    lgreco_setting settings[LAYERS];
+    lgreco_outcome outcome;
+    double residual[WORKERS_MAX];
+    int nan_rank, nan_step, sync;
+    double drop_rate_at;
+    lgreco_status failed[WORKERS_MAX];
+    char message[WORKERS_MAX][200];
+} Run;
+
+static Run *now;  // the run under way
+
+static uint64_t hashed(uint64_t hash, const void *bytes, size_t length) {
+    for (size_t i = 0; i < length; i++) hash = (hash ^ ((const uint8_t *)bytes)[i]) * 1099511628211u;
+    return hash;
+}
+
+static lgreco_controller *controller_of(Member *member, const lgreco_controller_options *options) {
+    lgreco_context *context = NULL;
+    lgreco_controller *controller = NULL;
+    lgreco_layer layers[LAYERS];
+    const lgreco_collective collective = collective_of(member);
+    describe(layers);
+    OK(lgreco_context_create(NULL, &context));
+    const lgreco_status status = lgreco_controller_create(context, &collective, layers, LAYERS, options, &controller);
+    if (status != LGRECO_OK) fprintf(stderr, "%s\n", lgreco_context_message(context));
+    OK(status);
+    OK(lgreco_context_destroy(&context));
+    return controller;
+}
+
+static lgreco_status step(lgreco_controller *controller, Member *member, Model *model, double rate, lgreco_report *report) {
+    const lgreco_collective collective = collective_of(member);
+    void *pointers[LAYERS];
+    for (int l = 0; l < LAYERS; l++) pointers[l] = model->values[l];
+    return lgreco_controller_step(controller, &collective, pointers, LAYERS, rate, report, NULL);
+}
+
+static void *train(void *argument) {
+    Member *const member = argument;
+    Run *const run = now;
+    const uint32_t rank = member->rank;
+    Model *const model = malloc(sizeof *model);
+    lgreco_controller *controller = controller_of(member, &run->options);
+    uint64_t hash = 1469598103934665603u, bytes_out = 0, switches = 0;
+    run->failed[rank] = LGRECO_OK;
+    for (uint32_t s = 0; s < STEPS && run->failed[rank] == LGRECO_OK; s++) {
+        lgreco_report report = LGRECO_REPORT_INIT;
+        gradients(model, rank, s);
+        if (run->nan_rank == (int)rank && run->nan_step == (int)s) model->values[0][77] = NAN;
+        const double rate = run->drop_rate_at > 0 && s >= run->drop_rate_at ? 0.01 : 0.1;
+        run->failed[rank] = step(controller, member, model, rate, &report);
+        if (run->failed[rank] != LGRECO_OK) break;
+        for (int l = 0; l < LAYERS; l++) hash = hashed(hash, model->values[l], elements(l) * sizeof(float));
+        bytes_out += report.bytes_out;
+        switches += report.switched;
+        if (report.outcome != LGRECO_OUTCOME_EXCHANGED) run->outcome = report.outcome;
+        CHECK(report.bytes_in == 4 * (2 * ELEMENTS + BIAS) && report.exchange_seconds >= 0);
+        if (run->sync) {
+            uint64_t bytes[8];
+            size_t buckets = 0;
+            OK(lgreco_controller_bucket_bytes(controller, bytes, 8, &buckets));
+            bytes[0] += s;  // so that they vary
+            OK(lgreco_controller_record_sync(controller, bytes, buckets, 1e-6 * (double)bytes[0]));
+        }
+    }
+    snprintf(run->message[rank], sizeof run->message[rank], "%s", lgreco_controller_message(controller));
+    run->hash[rank] = hash;
+    run->decision[rank] = (lgreco_decision)LGRECO_DECISION_INIT;
+    OK(lgreco_controller_decision(controller, &run->decision[rank]));
+    run->residual[rank] = 0;
+    for (size_t l = 0; l < LAYERS; l++) {
+        run->metrics[rank][l] = (lgreco_metrics)LGRECO_METRICS_INIT;
+        OK(lgreco_controller_metrics(controller, l, &run->metrics[rank][l]));
+        float *residual = malloc(elements((int)l) * sizeof *residual);
+        OK(lgreco_controller_residual(controller, l, residual, elements((int)l)));
+        for (size_t i = 0; i < elements((int)l); i++) run->residual[rank] += pow(residual[i], 2);
+        free(residual);
+        if (rank == 0) {
+            run->settings[l] = (lgreco_setting)LGRECO_SETTING_INIT;
+            OK(lgreco_controller_setting(controller, l, &run->settings[l]));
+        }
+    }
+    if (rank == 0) {
+        run->bytes_out = bytes_out;
+        run->switches = switches;
+    }
+    OK(lgreco_controller_destroy(&controller));
+    free(model);
+    return NULL;
+}
+
+// Runs with these options; all ranks must end alike.
+static Run with(lgreco_controller_options options, uint32_t workers) {
+    Run run;
+    Member members[WORKERS_MAX];
+    memset(&run, 0, sizeof run);
+    memset(members, 0, sizeof members);
+    run.options = options;
+    run.nan_rank = -1;
+    now = &run;
+    run_group(workers, members, train);
+    for (uint32_t rank = 0; rank < workers; rank++) {
+        CHECK(run.failed[rank] == LGRECO_OK && run.hash[rank] == run.hash[0]);
+        CHECK(memcmp(&run.decision[rank], &run.decision[0], sizeof run.decision[0]) == 0);
+    }
+    return run;
+}
+
+static lgreco_search_options topk;
+
+static lgreco_controller_options base(void) {
+    lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
+    topk = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
+    topk.method = LGRECO_METHOD_TOPK;
+    topk.parameter = 0.1;
+    options.search = &topk;
+    options.warmup = 3;
+    options.period = 4;
+    options.window = 2;
+    options.metrics_every = 1;
+    return options;
+}
+
+static double seconds_of_computing(void *user, const lgreco_setting *setting, size_t rows, size_t cols) {
+    CHECK((rows == ROWS && cols == COLS) || (rows == BIAS && cols == 1));
+    return setting->method == LGRECO_METHOD_DENSE ? 0.0 : *(const double *)user;
+}
+
+static void policies(void) {
+    lgreco_controller_options options = base();
+    const Run l_greco = with(options, 3);
+    CHECK(l_greco.switches == 3 && l_greco.decision[0].step == 11 && l_greco.decision[0].cause == LGRECO_CAUSE_SCHEDULE);
+    CHECK(l_greco.decision[0].planned == 1 && l_greco.decision[0].proven == 1);
+    CHECK(l_greco.decision[0].size <= l_greco.decision[0].default_size);
+    CHECK(l_greco.decision[0].size < l_greco.decision[0].uncompressed_size);
+    CHECK(l_greco.decision[0].error <= l_greco.decision[0].budget && l_greco.decision[0].fit == LGRECO_FIT_BITS);
+    CHECK(l_greco.settings[0].method == LGRECO_METHOD_TOPK && l_greco.settings[1].method == LGRECO_METHOD_DENSE);
+    CHECK(l_greco.metrics[1][0].uncompressed == LGRECO_UNCOMPRESSED_NOT);
+    CHECK(l_greco.metrics[1][1].uncompressed == LGRECO_UNCOMPRESSED_SMALL && l_greco.metrics[1][1].residual_norm == -1);
+    CHECK(l_greco.metrics[1][0].steps == STEPS && l_greco.metrics[1][0].bytes_in == STEPS * ELEMENTS * 4);
+    CHECK(l_greco.metrics[1][0].bytes_out < l_greco.metrics[1][0].bytes_in);
+    CHECK(l_greco.metrics[1][0].relative_error > 0 && l_greco.metrics[1][0].residual_norm > 0);
+    CHECK(l_greco.residual[0] > 0 && l_greco.residual[0] != l_greco.residual[1]);
+
+    options.policy = LGRECO_POLICY_UNCOMPRESSED;
+    const Run uncompressed = with(options, 3);
+    CHECK(uncompressed.switches == 0 && uncompressed.decision[0].cause == LGRECO_CAUSE_NONE);
+    CHECK(uncompressed.bytes_out == STEPS * 4 * (2 * ELEMENTS + BIAS) && uncompressed.bytes_out > l_greco.bytes_out);
+    CHECK(uncompressed.metrics[0][0].uncompressed == LGRECO_UNCOMPRESSED_CHOSEN && uncompressed.residual[0] == 0);
+    options.policy = LGRECO_POLICY_UNIFORM;
+    const Run uniform = with(options, 3);
+    CHECK(uniform.switches == 1 && uniform.decision[0].planned == 0);
+    CHECK(uniform.settings[0].keep == 205 && uniform.settings[2].keep == 205 && uniform.hash[0] != l_greco.hash[0]);
+    options.policy = LGRECO_POLICY_K_MEANS;
+    options.clusters = 1;
+    const Run one = with(options, 2);
+    CHECK(one.settings[0].keep == one.settings[2].keep && one.decision[0].planned == 1);
+    options.clusters = 2;
+    CHECK(with(options, 2).settings[0].keep > 0);
+
+    lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    fixed[0].method = LGRECO_METHOD_POWERSGD;
+    fixed[0].rank = 3;
+    fixed[2].method = LGRECO_METHOD_QSGD;
+    fixed[2].bits = 6;
+    options.policy = LGRECO_POLICY_FIXED;
+    options.fixed = fixed;
+    const Run chosen = with(options, 2);
+    CHECK(chosen.settings[0].method == LGRECO_METHOD_POWERSGD && chosen.settings[0].rank == 3);
+    CHECK(chosen.settings[2].method == LGRECO_METHOD_QSGD && chosen.settings[2].bits == 6);
+
+    options = base();
+    options.policy = LGRECO_POLICY_ACCORDION;
+    options.accordion_low = 0.3;
+    options.accordion_high = 0.02;
+    options.accordion_eta = 1e9;
+    const Run high = with(options, 2);
+    CHECK(high.settings[0].keep == 41);  // 2 %
+    options.accordion_eta = 1e-9;
+    const Run low = with(options, 2);
+    CHECK(low.settings[0].keep == 614);  // 30 %
+    options.accordion_eta = 1e9;
+    Run dropped = {.options = options, .nan_rank = -1, .drop_rate_at = 9};
+    Member members[WORKERS_MAX] = {{0}};
+    now = &dropped;
+    options.period = dropped.options.period = 100;
+    run_group(2, members, train);
+    CHECK(dropped.settings[0].keep == 614 && dropped.decision[0].cause == LGRECO_CAUSE_LEARNING_RATE);
+    dropped.options.accordion_drop = 20;  // it only falls by 10
+    run_group(2, members, train);
+    CHECK(dropped.decision[0].cause == LGRECO_CAUSE_SCHEDULE);
+    options = base();
+    options.accordion_low = 0.2;
+    options.accordion_high = 0.05;
+    options.accordion_eta = 1e9;
+    CHECK(with(options, 2).decision[0].budget != l_greco.decision[0].budget);  // its levels are the budget's
+}
+
+static void options_count(void) {
+    lgreco_controller_options options = base();
+    const Run plain = with(options, 2);
+    options.search = NULL;  // QSGD
+    const Run qsgd = with(options, 2);
+    CHECK(qsgd.settings[0].method == LGRECO_METHOD_QSGD && qsgd.metrics[0][0].residual_norm == -1);
+    lgreco_search_options seeded = LGRECO_SEARCH_OPTIONS_INIT;
+    seeded.seed = 9;
+    options.search = &seeded;
+    CHECK(with(options, 2).hash[0] != qsgd.hash[0]);
+    options = base();
+    lgreco_plan_options plan = LGRECO_PLAN_OPTIONS_INIT;
+    plan.alpha = 0.5;
+    options.plan = &plan;
+    CHECK(with(options, 2).decision[0].size > plain.decision[0].size);
+    plan.alpha = 1;
+    plan.solver = LGRECO_SOLVER_DP;
+    plan.levels = 20;
+    CHECK(with(options, 2).decision[0].size > plain.decision[0].size);
+    options = base();
+    options.warmup = 5;
+    CHECK(with(options, 2).decision[0].step == 9);
+    options = base();
+    options.period = 100;
+    CHECK(with(options, 2).switches == 1);
+    options = base();
+    options.window = 4;
+    CHECK(with(options, 2).decision[0].error != plain.decision[0].error);
+    options = base();
+    options.measuring_rank = 1;
+    CHECK(with(options, 2).decision[0].error != plain.decision[0].error);
+    options = base();
+    options.metrics_every = 0;
+    CHECK(with(options, 2).metrics[0][0].relative_error == -1);
+    options = base();
+    options.feedback = LGRECO_FEEDBACK_NONE;
+    const Run without = with(options, 2);
+    CHECK(without.residual[0] == 0 && without.hash[0] != plain.hash[0]);
+    options = base();
+    options.storage = LGRECO_STORAGE_BF16;
+    const Run bf16 = with(options, 2);
+    options.storage = LGRECO_STORAGE_INT8;
+    const Run int8 = with(options, 2);
+    CHECK(bf16.hash[0] != plain.hash[0] && int8.hash[0] != plain.hash[0] && int8.hash[0] != bf16.hash[0]);
+    options = base();
+    options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+    CHECK(with(options, 3).hash[0] != with(base(), 3).hash[0]);
+
+    double seconds = 10;  // per layer: compressing never pays
+    options = base();
+    options.search = NULL;
+    options.compute_seconds = seconds_of_computing;
+    options.compute_user = &seconds;
+    Run slow = {.options = options, .nan_rank = -1, .sync = 1};
+    Member members[WORKERS_MAX] = {{0}};
+    now = &slow;
+    run_group(2, members, train);
+    CHECK(slow.decision[0].fit != LGRECO_FIT_BITS && slow.decision[0].slower == 2);
+    CHECK(slow.metrics[0][0].uncompressed == LGRECO_UNCOMPRESSED_SLOWER);
+    seconds = 0;
+    run_group(2, members, train);
+    CHECK(slow.decision[0].slower == 0 && slow.settings[0].method == LGRECO_METHOD_QSGD);
+}
+
+static void non_finite_gradients(void) {
+    Run run = {.options = base(), .nan_rank = 1, .nan_step = 6};
+    Member members[WORKERS_MAX] = {{0}};
+    now = &run;
+    run_group(3, members, train);
+    CHECK(run.failed[1] == LGRECO_NON_FINITE_GRADIENT && run.failed[0] == LGRECO_PEER && run.failed[2] == LGRECO_PEER);
+    TEXT("layer `fc1.weight`", run.message[1]);
+    TEXT("rank 1 failed with error code 101", run.message[0]);
+    run.options.non_finite = LGRECO_NON_FINITE_STEP_SKIP;
+    run_group(3, members, train);
+    CHECK(run.failed[0] == LGRECO_OK && run.outcome == LGRECO_OUTCOME_SKIPPED && run.hash[0] == run.hash[1]);
+    CHECK(run.metrics[0][0].steps == STEPS - 1);
+    run.options.non_finite = LGRECO_NON_FINITE_STEP_PASS_THROUGH;
+    run_group(3, members, train);
+    CHECK(run.failed[0] == LGRECO_OK && run.outcome == LGRECO_OUTCOME_PASSED_THROUGH);
+}
+
+// Each call of rank 1 fails once; everybody's step ends, nobody waits.
+static void callbacks_that_fail(void) {
+    Run run = {.options = base(), .nan_rank = -1};
+    Member members[WORKERS_MAX] = {{0}};
+    now = &run;
+    run_group(2, members, train);
+    const int calls = members[1].calls;
+    CHECK(run.failed[0] == LGRECO_OK && calls > STEPS);
+    for (int call = 1; call <= calls; call += 3) {
+        members[1].fail_at = call;
+        members[1].fail_code = 77;
+        run_group(2, members, train);
+        CHECK(run.failed[1] == LGRECO_COLLECTIVE && run.failed[0] == LGRECO_COLLECTIVE);
+        TEXT("a collective call failed with the embedder's code 77", run.message[1]);
+        TEXT("a collective call failed with the embedder's code 78", run.message[0]);
+    }
+}
+
+static uint8_t *saved[WORKERS_MAX];
+static size_t saved_len[WORKERS_MAX];
+static uint64_t straight[WORKERS_MAX], resumed[WORKERS_MAX];
+
+static void *stop_half_way(void *argument) {
+    Member *const member = argument;
+    const uint32_t rank = member->rank;
+    const lgreco_controller_options options = base();
+    Model *const model = malloc(sizeof *model);
+    lgreco_controller *controller = controller_of(member, &options);
+    straight[rank] = 1;
+    for (uint32_t s = 0; s < STEPS; s++) {
+        if (s == STEPS / 2) {
+            STATUS(LGRECO_LENGTH, lgreco_controller_save(controller, NULL, 0, &saved_len[rank]));
+            saved[rank] = malloc(saved_len[rank]);
+            OK(lgreco_controller_save(controller, saved[rank], saved_len[rank], &saved_len[rank]));
+        }
+        gradients(model, rank, s);
+        OK(step(controller, member, model, 0.1, NULL));
+        if (s >= STEPS / 2)
+            for (int l = 0; l < LAYERS; l++)
+                straight[rank] = hashed(straight[rank], model->values[l], elements(l) * sizeof(float));
+    }
+    OK(lgreco_controller_destroy(&controller));
+    free(model);
+    return NULL;
+}
+
+static void *resume(void *argument) {
+    Member *const member = argument;
+    const uint32_t rank = member->rank;
+    const lgreco_controller_options options = base();
+    Model *const model = malloc(sizeof *model);
+    lgreco_controller *controller = controller_of(member, &options);
+    lgreco_loaded loaded = LGRECO_LOADED_INIT;
+    const uint8_t *const own[] = {saved[rank]};
+    for (size_t shorter = 0; shorter < saved_len[rank]; shorter += shorter < 300 ? 7 : 1009)
+        CHECK(lgreco_controller_load(controller, own[0], shorter, own, &saved_len[rank], 1, NULL) != LGRECO_OK);
+    OK(lgreco_controller_load(controller, own[0], saved_len[rank], own, &saved_len[rank], 1, &loaded));
+    CHECK(loaded.missing_len == 0 && loaded.extra_len == 0 && loaded.misshaped_len == 0);
+    CHECK(loaded.rank == rank && loaded.world_size == member->group->workers);
+    uint64_t steps = 0, non_finite = 1;
+    OK(lgreco_controller_steps(controller, &steps, &non_finite));
+    CHECK(steps == STEPS / 2 && non_finite == 0);
+    resumed[rank] = 1;
+    for (uint32_t s = STEPS / 2; s < STEPS; s++) {
+        gradients(model, rank, s);
+        OK(step(controller, member, model, 0.1, NULL));
+        for (int l = 0; l < LAYERS; l++)
+            resumed[rank] = hashed(resumed[rank], model->values[l], elements(l) * sizeof(float));
+    }
+    if (rank == 0) {
+        size_t length = 0;
+        STATUS(LGRECO_LENGTH, lgreco_controller_metrics_json(controller, NULL, 0, &length));
+        char *json = malloc(length + 1);
+        OK(lgreco_controller_metrics_json(controller, json, length + 1, &length));
+        CHECK(strlen(json) == length && json[0] == '{' && strstr(json, "\"step\":11") && strstr(json, "fc2.weight"));
+        free(json);
+    }
+    OK(lgreco_controller_destroy(&controller));
+    free(model);
+    return NULL;
+}
+
+static void saved_states(void) {
+    Member members[WORKERS_MAX] = {{0}};
+    run_group(2, members, stop_half_way);
+    run_group(2, members, resume);
+    CHECK(straight[0] == resumed[0] && straight[1] == resumed[1] && straight[0] == straight[1] && straight[0] != 1);
+
+    // Another model: what is missing, too much and in another shape is named.
+    lgreco_context *context = new_context();
+    lgreco_controller *controller = NULL;
+    lgreco_layer layers[LAYERS];
+    describe(layers);
+    layers[0].name = "other";
+    layers[2].dims_len = 1;
+    Group alone = {.workers = 1};
+    Member member = {.group = &alone};
+    const lgreco_collective collective = collective_of(&member);
+    lgreco_loaded loaded = LGRECO_LOADED_INIT;
+    OK(lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &controller));
+    OK(lgreco_controller_load(controller, saved[1], saved_len[1], NULL, NULL, 0, &loaded));
+    CHECK(loaded.missing_len == 1 && strcmp(loaded.missing[0], "other") == 0);
+    CHECK(loaded.extra_len == 1 && strcmp(loaded.extra[0], "fc1.weight") == 0);
+    CHECK(loaded.misshaped_len == 1 && strcmp(loaded.misshaped[0], "fc2.weight") == 0);
+    CHECK(loaded.rank == 1 && loaded.world_size == 2);
+    OK(lgreco_controller_destroy(&controller));
+    OK(lgreco_context_destroy(&context));
+    free(saved[0]);
+    free(saved[1]);
+}
+
+static lgreco_controller *inner;
+
+// A callback that uses the controller it is called from.
+static int32_t reenter(void *user, const uint8_t *own, const uint64_t *lens, uint8_t *received, void *stream) {
+    uint64_t steps, non_finite;
+    lgreco_controller *copy = inner;
+    STATUS(LGRECO_BUSY, lgreco_controller_steps(inner, &steps, &non_finite));
+    STATUS(LGRECO_BUSY, lgreco_controller_destroy(&copy));
+    return all_gather(user, own, lens, received, stream);
+}
+
+static void misuse(void) {
+    lgreco_context *context = new_context();
+    lgreco_controller *made = NULL;
+    lgreco_layer layers[LAYERS];
+    describe(layers);
+    Group alone;
+    begin_group(&alone, 1);
+    Member member = {.group = &alone};
+    lgreco_collective collective = collective_of(&member);
+    lgreco_controller_options options = base();
+
+    collective.rank = 1;
+    STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
+    collective = collective_of(&member);
+    collective.broadcast = NULL;
+    STATUS(LGRECO_NULL_POINTER, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
+    TEXT("broadcast is NULL", lgreco_context_message(context));
+    collective = collective_of(&member);
+    layers[2].name = "fc1.bias";
+    STATUS(LGRECO_DUPLICATE_NAME, lgreco_controller_create(context, &collective, layers, LAYERS, NULL, &made));
+    describe(layers);
+    options.warmup = 1;
+    STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    options = base();
+    options.measuring_rank = 1;
+    STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    options = base();
+    options.policy = LGRECO_POLICY_FIXED;
+    STATUS(LGRECO_NULL_POINTER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    options = base();
+    uint32_t *const codes[] = {&options.policy, &options.feedback, &options.storage, &options.non_finite, &options.route};
+    for (int i = 0; i < 5; i++) {
+        options = base();
+        *codes[i] = 17;
+        STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    }
+    CHECK(made == NULL);
+
+    // Too few elements for anybody to look at the other buffers.
+    options = base();
+    OK(lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    inner = made;
+    static Model model;
+    void *pointers[LAYERS] = {model.values[0], model.values[1], model.values[2]};
+    gradients(&model, 0, 0);
+    STATUS(LGRECO_LENGTH, lgreco_controller_step(made, &collective, pointers, LAYERS - 1, 0.1, NULL, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, NAN, NULL, NULL));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, &model));
+    pointers[1] = model.values[0] + ELEMENTS - 1;
+    STATUS(LGRECO_OVERLAP, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    pointers[1] = NULL;
+    STATUS(LGRECO_NULL_POINTER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    pointers[1] = model.values[1];
+    size_t length = 0;
+    STATUS(LGRECO_UNAVAILABLE, lgreco_controller_metrics_json(made, NULL, 0, &length));
+    collective.all_gather = reenter;
+    OK(lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    CHECK(member.calls > 0);
+    collective.world_size = 2;
+    STATUS(LGRECO_PARAMETER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    lgreco_metrics metrics = LGRECO_METRICS_INIT;
+    float value;
+    STATUS(LGRECO_LENGTH, lgreco_controller_setting(made, LAYERS, &setting));
+    STATUS(LGRECO_LENGTH, lgreco_controller_metrics(made, LAYERS, &metrics));
+    STATUS(LGRECO_LENGTH, lgreco_controller_residual(made, LAYERS, &value, 1));
+    STATUS(LGRECO_LENGTH, lgreco_controller_residual(made, 0, &value, 1));
+    size_t buckets = 0;
+    STATUS(LGRECO_LENGTH, lgreco_controller_bucket_bytes(made, NULL, 0, &buckets));
+    CHECK(buckets == 1);
+    uint64_t bytes[2] = {1, 2};
+    STATUS(LGRECO_LENGTH, lgreco_controller_record_sync(made, bytes, 2, 1.0));
+    STATUS(LGRECO_PARAMETER, lgreco_controller_record_sync(made, bytes, 1, -1.0));
+    OK(lgreco_controller_destroy(&made));
+    options.bucket_bytes = 1;  // a layer each
+    OK(lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+    STATUS(LGRECO_LENGTH, lgreco_controller_bucket_bytes(made, NULL, 0, &buckets));
+    CHECK(buckets == LAYERS);
+    OK(lgreco_controller_destroy(&made));
+    OK(lgreco_context_destroy(&context));
+    end_group(&alone);
+}
+
+int main(void) {
+    policies();
+    options_count();
+    non_finite_gradients();
+    callbacks_that_fail();
+    saved_states();
+    misuse();
+    return report("train");
+}

@@ -1,0 +1,182 @@
+// lgreco.hpp: handles move and free themselves, failures are exceptions with code and message.
+#include <lgreco.hpp>
+
+#include "check.h"
+
+#include <limits>
+#include <type_traits>
+
+static_assert(!std::is_copy_constructible<lgreco::Compressor>::value, "two owners of one handle");
+static_assert(std::is_nothrow_move_constructible<lgreco::Compressor>::value, "handles move");
+
+template <typename Call> static void throws(lgreco_status status, const std::string &text, Call call) {
+    try {
+        call();
+    } catch (const lgreco::Error &error) {
+        CHECK(error.status() == status);
+        TEXT(text.c_str(), error.what());
+        return;
+    }
+    std::fprintf(stderr, "no exception: %s\n", text.c_str());
+    failures++;
+}
+
+// A group of one, whose network breaks when it is told to.
+class Alone : public lgreco::Collective {
+public:
+    bool broken = false;
+
+    std::uint32_t rank() const override { return 0; }
+    std::uint32_t world_size() const override { return 1; }
+    void all_reduce_sum(float *, std::size_t) override {}
+    void all_gather(const std::uint8_t *own, const std::uint64_t *lens, std::uint8_t *received) override {
+        if (broken) throw std::out_of_range("the network is down");
+        if (lens[0] > 0) memcpy(received, own, lens[0]);
+    }
+    void broadcast(std::uint32_t, std::uint8_t *, std::size_t) override {}
+};
+
+static void controllers(const lgreco::Context &context) {
+    Alone alone;
+    const std::vector<std::size_t> dims{64, 48};
+    const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims), lgreco::layer("fc2", dims)};
+    lgreco_controller_options options = lgreco::controller_options();
+    options.warmup = 2;
+    options.period = 2;
+    lgreco::Controller controller(context, alone, model, options);
+    std::vector<float> fc1(64 * 48), fc2(64 * 48);
+    const std::vector<void *> gradients{fc1.data(), fc2.data()};
+    const auto step = [&](lgreco::Controller &of, std::uint32_t number) {
+        fill(fc1.data(), fc1.size(), number);
+        fill(fc2.data(), fc2.size(), number + 1000);
+        return of.step(alone, gradients, 0.1);
+    };
+    CHECK(step(controller, 0).bytes_out == 2 * 64 * 48 * 4);
+    CHECK(step(controller, 1).switched == 0);
+    CHECK(step(controller, 2).switched == 1);
+    CHECK(controller.decision().planned == 1 && controller.setting(0).method == LGRECO_METHOD_QSGD);
+    CHECK(controller.metrics(1).steps == 3 && controller.metrics_json().front() == '{');
+
+    lgreco::Controller resumed(context, alone, model, options);
+    CHECK(resumed.resume(controller.save()).missing_len == 0);
+    step(controller, 3);
+    const std::vector<float> one = fc1;
+    step(resumed, 3);
+    CHECK(one == fc1);
+
+    alone.broken = true;
+    bool thrown = false;
+    try {
+        step(controller, 4);
+    } catch (const std::out_of_range &error) {
+        thrown = strcmp(error.what(), "the network is down") == 0;
+    }
+    CHECK(thrown);
+    alone.broken = false;
+    CHECK(step(controller, 4).step == 4);
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: ", [&] { controller.step(alone, {fc1.data()}, 0.1); });
+    throws(LGRECO_SAVED_STATE, "LGRECO_SAVED_STATE: ", [&] {
+        std::vector<std::uint8_t> saved = controller.save();
+        saved[0] ^= 1;
+        controller.resume(saved);
+    });
+    options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+    lgreco::Controller scatter(context, alone, model, options);
+    step(scatter, 0);
+    step(scatter, 1);
+    throws(LGRECO_UNAVAILABLE, "this collective has no all_to_all", [&] { step(scatter, 2); });
+}
+
+static void cuts(const lgreco::Context &context) {
+    lgreco_link forward = lgreco::link();
+    forward.memory = LGRECO_LINK_MEMORY_SAMPLES;
+    lgreco_cut_setting setting = lgreco::cut_setting();
+    setting.forward = &forward;
+    setting.batch = 2;
+    setting.features = 64;
+    lgreco::Cut above(context, setting, LGRECO_END_UPSTREAM, 1), below(context, setting, LGRECO_END_DOWNSTREAM, 1);
+    std::vector<float> activations(128), received(128);
+    std::vector<std::uint8_t> message;
+    fill(activations.data(), activations.size(), 1);
+    const std::vector<std::uint64_t> ids{7, 8};
+    const std::uint64_t ticket = above.send_activations(activations.data(), 2, ids, message);
+    CHECK(below.receive_activations(message, received) == ticket);
+    CHECK(received == activations);  // the first visit is not compressed
+    below.send_gradients(ticket, activations.data(), 2, message);
+    CHECK(above.receive_gradients(message, received) == ticket && received != activations);
+    above.commit_step();
+    below.commit_step();
+    lgreco::Cut restored = lgreco::Cut::restore(context, setting, LGRECO_END_UPSTREAM, above.save());
+    std::vector<std::uint8_t> one, two;
+    above.send_activations(activations.data(), 2, ids, one);
+    restored.send_activations(activations.data(), 2, ids, two);
+    CHECK(one == two);
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: ids, one per sample",
+           [&] { above.send_activations(activations.data(), 2, {7}, message); });
+    throws(LGRECO_OTHER_END, "LGRECO_OTHER_END: ", [&] { below.send_activations(activations.data(), 2, ids, message); });
+}
+
+int main() {
+    const lgreco::Context context;
+    controllers(context);
+    cuts(context);
+    std::vector<float> fc1(64 * 48), fc2(64 * 48);
+    fill(fc1.data(), fc1.size(), 1);
+    fill(fc2.data(), fc2.size(), 2);
+    for (float &value : fc2) value *= 0.01f;
+    const std::vector<std::size_t> dims{64, 48};
+    const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims, fc1.data()), lgreco::layer("fc2", dims, fc2.data())};
+
+    const lgreco::Table table = lgreco::Table::measure(context, model);
+    const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
+    CHECK(plan.view().proven == 1 && plan.view().layers == 2);
+    const lgreco::Table copy = lgreco::Table::from_json(context, table.to_json());
+    CHECK(copy.to_json() == table.to_json());
+    CHECK(lgreco::Table(context, table.view()).view().layers == 2);
+    const lgreco::Plan again = lgreco::Plan::from_json(context, copy, plan.to_json(table));
+    CHECK(again.view().size == plan.view().size);
+
+    lgreco_compressor_options options = lgreco::compressor_options();
+    options.feedback = LGRECO_FEEDBACK_RESIDUAL;
+    std::vector<lgreco::Compressor> compressors;
+    for (std::size_t layer = 0; layer < model.size(); layer++)
+        compressors.emplace_back(context, model[layer], table.setting(layer, plan.view().options[layer]), options);
+    std::vector<std::uint8_t> payload;
+    std::vector<float> decoded(fc1.size());
+    compressors[0].encode(0, fc1.data(), payload);
+    CHECK(payload.size() == compressors[0].bound());
+    compressors[0].decode(payload, decoded);
+    double error = 0, norm = 0;
+    for (std::size_t i = 0; i < decoded.size(); i++) {
+        error += (decoded[i] - fc1[i]) * (decoded[i] - fc1[i]);
+        norm += fc1[i] * fc1[i];
+    }
+    CHECK(error > 0 && error < norm);
+
+    lgreco::Compressor moved = std::move(compressors[0]);
+    CHECK(compressors[0].get() == nullptr);
+    lgreco::Compressor restored(context, model[0], table.setting(0, plan.view().options[0]), options);
+    restored.load(moved.save());
+    std::vector<std::uint8_t> one, two;
+    moved.encode(1, fc1.data(), one);
+    restored.encode(1, fc1.data(), two);
+    CHECK(one == two);
+    lgreco_setting dense = lgreco::setting();
+    moved.set(dense);
+    CHECK(moved.bound() == 16 + 4 * fc1.size());
+
+    fc1[5] = -std::numeric_limits<float>::infinity();
+    throws(LGRECO_NON_FINITE, "LGRECO_NON_FINITE: layer `fc1`: element 5 is -inf",
+           [&] { moved.encode(2, fc1.data(), payload); });
+    throws(LGRECO_NON_FINITE, "LGRECO_NON_FINITE: layer `fc1`: element 5 is -inf",
+           [&] { lgreco::Table::measure(context, model); });
+    throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { copy.setting(0, 0); });
+    throws(LGRECO_FEEDBACK_RULE, "LGRECO_FEEDBACK_RULE: layer `fc1`: ", [&] { moved.receive(payload, decoded); });
+    throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json(context, "{"); });
+    throws(LGRECO_UNAVAILABLE, "LGRECO_UNAVAILABLE", [] {
+        lgreco_context_options cuda = lgreco::context_options();
+        cuda.device = LGRECO_DEVICE_CUDA;
+        lgreco::Context none(cuda);
+    });
+    return report("wrappers");
+}

@@ -1,0 +1,317 @@
+//! The structs of the header have the layout of the Rust ones, and their INIT macros hold the Rust defaults: a C program
+//! made of what Rust says asserts it.
+
+use lgreco::*;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+/// Appends assertions about one struct; the pattern without `..` makes sure that no field is missing.
+macro_rules! struct_of {
+    ($program:ident, $name:ident, $init:literal, $($field:ident),+) => {{
+        $program.layout(stringify!($name), size_of::<$name>(), align_of::<$name>());
+        let defaults = $name::default();
+        let $name { $($field: _),+ } = defaults;
+        $(
+            let bytes = bytes_of(&defaults.$field);
+            $program.field(stringify!($name), stringify!($field), std::mem::offset_of!($name, $field), &bytes, $init);
+        )+
+    }};
+}
+
+fn bytes_of<T>(value: &T) -> Vec<u8> {
+    // SAFETY: fields are numbers and pointers, without padding.
+    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }.to_vec()
+}
+
+#[derive(Default)]
+struct Program {
+    asserts: String,
+    checks: String,
+}
+
+impl Program {
+    fn layout(&mut self, name: &str, size: usize, align: usize) {
+        writeln!(self.asserts, "_Static_assert(sizeof({name}) == {size} && _Alignof({name}) == {align}, \"{name}\");")
+            .unwrap();
+    }
+
+    fn field(&mut self, name: &str, field: &str, offset: usize, default: &[u8], init: &str) {
+        let size = default.len();
+        writeln!(
+            self.asserts,
+            "_Static_assert(offsetof({name}, {field}) == {offset} && sizeof((({name} *)0)->{field}) == {size}, \
+             \"{name}.{field}\");"
+        )
+        .unwrap();
+        if !init.is_empty() {
+            let bytes: Vec<String> = default.iter().map(u8::to_string).collect();
+            writeln!(
+                self.checks,
+                "    {{ const {name} x = {init}; const unsigned char rust[] = {{{}}}; if (memcmp(&x.{field}, rust, \
+                 sizeof rust) != 0) {{ puts(\"{init}: {field}\"); failures++; }} }}",
+                bytes.join(", ")
+            )
+            .unwrap();
+        }
+    }
+}
+
+#[test]
+fn c_and_rust_agree_on_structs_and_their_defaults() {
+    let mut p = Program::default();
+    struct_of!(p, lgreco_context_options, "LGRECO_CONTEXT_OPTIONS_INIT", struct_size, device, device_index);
+    struct_of!(p, lgreco_layer, "LGRECO_LAYER_INIT", struct_size, name, dims, dims_len, values, dtype, reserved);
+    struct_of!(
+        p,
+        lgreco_setting,
+        "LGRECO_SETTING_INIT",
+        struct_size,
+        method,
+        bits,
+        bucket,
+        scale,
+        rounding,
+        keep,
+        values,
+        rank,
+        iterations,
+        reserved
+    );
+    struct_of!(
+        p,
+        lgreco_search_options,
+        "LGRECO_SEARCH_OPTIONS_INIT",
+        struct_size,
+        method,
+        metric,
+        parameter,
+        first,
+        last,
+        step,
+        min_elements,
+        seed
+    );
+    struct_of!(
+        p,
+        lgreco_table_view,
+        "LGRECO_TABLE_VIEW_INIT",
+        struct_size,
+        layers,
+        ends,
+        choices,
+        defaults,
+        budget,
+        names,
+        labels,
+        elements,
+        uncompressed_sizes,
+        metric,
+        model_layers
+    );
+    struct_of!(p, lgreco_plan_options, "LGRECO_PLAN_OPTIONS_INIT", struct_size, solver, levels, states, alpha);
+    struct_of!(
+        p,
+        lgreco_plan_view,
+        "LGRECO_PLAN_VIEW_INIT",
+        struct_size,
+        layers,
+        options,
+        size,
+        lower_bound,
+        error,
+        budget,
+        solver,
+        proven,
+        reserved
+    );
+    struct_of!(
+        p,
+        lgreco_compressor_options,
+        "LGRECO_COMPRESSOR_OPTIONS_INIT",
+        struct_size,
+        seed,
+        layer_index,
+        rank,
+        feedback,
+        gain,
+        reset_every,
+        storage,
+        aggregation,
+        reserved
+    );
+    struct_of!(
+        p,
+        lgreco_collective,
+        "LGRECO_COLLECTIVE_INIT",
+        struct_size,
+        rank,
+        world_size,
+        user,
+        all_reduce_sum,
+        all_gather,
+        broadcast,
+        all_to_all
+    );
+    struct_of!(
+        p,
+        lgreco_controller_options,
+        "LGRECO_CONTROLLER_OPTIONS_INIT",
+        struct_size,
+        search,
+        plan,
+        fixed,
+        clusters,
+        accordion_low,
+        accordion_high,
+        accordion_eta,
+        accordion_drop,
+        warmup,
+        period,
+        window,
+        policy,
+        feedback,
+        storage,
+        non_finite,
+        route,
+        measuring_rank,
+        bucket_bytes,
+        metrics_every,
+        compute_seconds,
+        compute_user
+    );
+    struct_of!(
+        p,
+        lgreco_report,
+        "LGRECO_REPORT_INIT",
+        struct_size,
+        step,
+        outcome,
+        switched,
+        bytes_in,
+        bytes_out,
+        planning_seconds,
+        exchange_seconds
+    );
+    struct_of!(
+        p,
+        lgreco_metrics,
+        "LGRECO_METRICS_INIT",
+        struct_size,
+        steps,
+        bytes_in,
+        bytes_out,
+        relative_error,
+        residual_norm,
+        not_contractive,
+        uncompressed,
+        reserved
+    );
+    struct_of!(
+        p,
+        lgreco_decision,
+        "LGRECO_DECISION_INIT",
+        struct_size,
+        step,
+        cause,
+        fit,
+        planned,
+        proven,
+        size,
+        lower_bound,
+        default_size,
+        uncompressed_size,
+        error,
+        budget,
+        slower,
+        not_contractive
+    );
+    struct_of!(
+        p,
+        lgreco_loaded,
+        "LGRECO_LOADED_INIT",
+        struct_size,
+        missing,
+        missing_len,
+        extra,
+        extra_len,
+        misshaped,
+        misshaped_len,
+        rank,
+        world_size
+    );
+    struct_of!(
+        p,
+        lgreco_link,
+        "LGRECO_LINK_INIT",
+        struct_size,
+        codec,
+        bits,
+        tile,
+        channels,
+        scale,
+        keep,
+        values,
+        memory,
+        gain,
+        reset_every,
+        storage,
+        capacity,
+        rows,
+        row_bits
+    );
+    struct_of!(
+        p,
+        lgreco_cut_setting,
+        "LGRECO_CUT_SETTING_INIT",
+        struct_size,
+        forward,
+        backward,
+        cut,
+        batch,
+        features,
+        in_flight
+    );
+    struct_of!(
+        p,
+        lgreco_cut_counters,
+        "LGRECO_CUT_COUNTERS_INIT",
+        struct_size,
+        messages,
+        bytes,
+        uncompressed_bytes,
+        hits,
+        misses,
+        unremembered,
+        evictions,
+        non_finite,
+        change_energy,
+        hit_energy
+    );
+    struct_of!(p, lgreco_choice, "", size, error);
+    let header = include_str!("../include/lgreco.h");
+    for line in header.lines() {
+        if let Some(name) = line.strip_prefix("typedef struct ").and_then(|line| line.strip_suffix(" {")) {
+            assert!(p.asserts.contains(&format!("sizeof({name})")), "{name} is not looked at");
+        }
+        if let Some((name, _)) = line.strip_prefix("#define ").and_then(|line| line.split_once("_INIT")) {
+            assert!(p.checks.contains(&format!("{name}_INIT")), "{name}_INIT is not looked at");
+        }
+    }
+
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, program) = (folder.join("layout.c"), folder.join("layout"));
+    let text = format!(
+        "#include <lgreco.h>\n#include <stdio.h>\n#include <string.h>\n\n{}\nint main(void) {{\n    int failures = 0;\n{}    \
+         return failures;\n}}\n",
+        p.asserts, p.checks
+    );
+    std::fs::write(&source, text).unwrap();
+    let cc = std::env::var("CC").unwrap_or("cc".into());
+    let include = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/include");
+    let mut compiler = Command::new(cc);
+    compiler.args(["-std=c11", "-Wall", "-Wextra", "-Werror", include, "-o"]).arg(&program).arg(&source);
+    assert!(compiler.status().unwrap().success(), "{}", source.display());
+    let run = Command::new(&program).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
+}

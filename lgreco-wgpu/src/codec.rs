@@ -1,0 +1,163 @@
+//! Payloads: gradients to bytes and back, whatever the method.
+
+use crate::gpu::{Batch, Gpu, Part, Scratch};
+use crate::magnitude::{check_finite, overflow};
+use crate::tensor::{Input, Tensor};
+use crate::{Error, payload, powersgd, qsgd, topk};
+use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
+use lgreco_core::compress::{Compressor, Setting, dense::Dense, topk::TopK};
+use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
+use lgreco_core::rng::Stream;
+use wgpu::Buffer;
+
+/// From this magnitude on products of factors may leave the range of f32.
+pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
+
+const NO_ENCODER: Error = Error::Method("this setting");
+
+/// [`Compressor::encode`], of values on either side.
+pub(crate) fn encode(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    input: &Input<'_>,
+    stream: Stream,
+    payload: &mut [u8],
+) -> Result<usize, Error> {
+    let (shape, dtype) = (input.shape(), input.dtype());
+    let len = setting.payload_len(shape, dtype)?;
+    if payload.len() < len {
+        let (what, found) = ("payload bytes", payload.len());
+        return Err(lgreco_core::Error::Length { what, expected: len, found }.into());
+    }
+    let header = match *setting {
+        Setting::Dense => return encode_dense(gpu, input, stream, payload),
+        Setting::Qsgd(c) => {
+            let variant = (c.bits - 1) | (c.scale as u8) << 3;
+            Header { method: Method::Qsgd, variant, parameter: c.bucket, shape }
+        }
+        Setting::TopK(c) => {
+            let variant = topk::variant(c, shape.elements());
+            Header { method: Method::TopK, variant, parameter: c.keep, shape }
+        }
+        Setting::PowerSgd(c) => {
+            let rank = powersgd::effective(shape, c.rank) as u32;
+            Header { method: Method::PowerSgd, variant: 0, parameter: rank, shape }
+        }
+        _ => return Err(NO_ENCODER),
+    };
+    header.write(payload)?;
+    if shape.elements() == 0 {
+        return Ok(len);
+    }
+    let mut batch = Batch::new(gpu)?;
+    let results = batch.scratch(Scratch::Results, 16)?;
+    batch.clear(&results, 16);
+    let tensor = input.tensor(&mut batch)?;
+    let mut parts = vec![Part { buffer: results.clone(), offset: 0, size: 16 }];
+    let body_at = |buffer: Buffer| Part { offset: HEADER_LEN as u64, size: buffer.size() - HEADER_LEN as u64, buffer };
+    match *setting {
+        Setting::Qsgd(c) => parts.push(body_at(qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
+        Setting::TopK(c) => parts.push(body_at(topk::encode(&mut batch, &tensor, c, len, &results)?)),
+        Setting::PowerSgd(c) => {
+            let rank = powersgd::effective(shape, c.rank);
+            parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
+        }
+        _ => return Err(NO_ENCODER),
+    }
+    let bytes = batch.read(&parts)?;
+    let (words, body) = bytes.split_at(16);
+    let word = |i: usize| bytemuck::pod_read_unaligned::<u32>(&words[4 * i..4 * i + 4]);
+    check_finite(gpu, input, word(0))?;
+    if let Setting::TopK(TopK { values, .. }) = *setting
+        && word(0) >= topk::overflow(values)
+    {
+        return Err(overflow(gpu, input, word(1).max(topk::overflow(values)))?);
+    }
+    payload[HEADER_LEN..len].copy_from_slice(&body[..len - HEADER_LEN]);
+    if matches!(setting, Setting::PowerSgd(_)) && word(0) >= NEAR_OVERFLOW {
+        check_product(&payload[..len], shape.elements())?;
+    }
+    Ok(len)
+}
+
+/// `Err` when a factor of a PowerSGD payload or the product of both is not finite.
+fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
+    let body = payload[HEADER_LEN..].as_chunks::<4>().0;
+    if !body.iter().all(|&bytes| f32::from_le_bytes(bytes).is_finite()) {
+        return Err(lgreco_core::Error::Overflow { what: "PowerSGD factor Q" }.into());
+    }
+    lgreco_core::compress::decode(payload, &mut vec![0.0; elements])?;
+    Ok(())
+}
+
+/// The values as they are, which the core writes behind a header.
+fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut [u8]) -> Result<usize, Error> {
+    let gradient = match input {
+        Input::Host(gradient) => return Ok(Dense.encode(gradient, stream, &mut [], payload)?),
+        Input::Device(gradient) => gradient,
+    };
+    let mut batch = Batch::new(gpu)?;
+    input.tensor(&mut batch)?;
+    let elements = gradient.shape.elements();
+    let size = (elements * gradient.dtype.bytes()).next_multiple_of(4) as u64;
+    let bytes = batch.read(&[Part { buffer: gradient.buffer.clone(), offset: gradient.offset, size }])?;
+    let bytes = &bytes[..elements * gradient.dtype.bytes()];
+    let (single, half, brain): (Vec<f32>, Vec<F16>, Vec<Bf16>);
+    let values = match gradient.dtype {
+        Dtype::F32 => {
+            single = bytemuck::pod_collect_to_vec(bytes);
+            Values::F32(&single)
+        }
+        Dtype::F16 => {
+            half = bytemuck::pod_collect_to_vec(bytes);
+            Values::F16(&half)
+        }
+        Dtype::Bf16 => {
+            brain = bytemuck::pod_collect_to_vec(bytes);
+            Values::Bf16(&brain)
+        }
+    };
+    Ok(Dense.encode(&Gradient::new(values, gradient.shape)?, stream, &mut [], payload)?)
+}
+
+/// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when that is left to the core: dense
+/// payloads, those that no encoder writes, and PowerSGD at the ends of the range of f32.
+pub(crate) fn decode(
+    gpu: &mut Gpu,
+    bytes: &[u8],
+    payload: &Payload<'_>,
+    target: Option<Tensor>,
+) -> Result<Option<Vec<u8>>, Error> {
+    let mut batch = Batch::new(gpu)?;
+    let results = batch.scratch(Scratch::Results, 16)?;
+    batch.clear(&results, 16);
+    let mut parts = vec![Part { buffer: results.clone(), offset: 0, size: 16 }];
+    let target = match target {
+        Some(target) => target,
+        None => {
+            let room = Tensor::room(&mut batch, payload.header.shape.elements())?;
+            parts.extend(room.parts());
+            room
+        }
+    };
+    let mut ones = 0;
+    match payload.header.method {
+        Method::Qsgd => match payload::qsgd(payload)? {
+            Some(qsgd) => qsgd::decode(&mut batch, qsgd, payload.body, &target)?,
+            None => return Ok(None),
+        },
+        Method::TopK => match topk::of_payload(payload) {
+            Some(top) => ones = topk::decode(&mut batch, top, bytes, &target, &results)?,
+            None => return Ok(None),
+        },
+        Method::PowerSgd => match powersgd::of_payload(payload) {
+            Some(factors) => powersgd::decode(&mut batch, &factors, payload.header.shape, &target)?,
+            None => return Ok(None),
+        },
+        Method::Dense | Method::AdaComp | Method::LoCo => return Ok(None),
+    }
+    let mut read = batch.read(&parts)?;
+    let values = read.split_off(16);
+    let word = |i: usize| bytemuck::pod_read_unaligned::<u32>(&read[4 * i..4 * i + 4]);
+    Ok((word(0) == 0 && word(1) == ones).then_some(values))
+}

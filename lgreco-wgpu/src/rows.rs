@@ -1,0 +1,154 @@
+//! Batches of rows: recorded together, read back at once.
+
+use crate::codec::{NEAR_OVERFLOW, encode};
+use crate::gpu::{Batch, Gpu, Part, Scratch};
+use crate::magnitude::{check_finite, overflow};
+use crate::sums::RECORD;
+use crate::tensor::{Input, Tensor};
+use crate::{Error, magnitude, powersgd, qsgd, topk};
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco_core::rng::Stream;
+use wgpu::Buffer;
+
+/// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
+const UPLOADS: u64 = 256 << 20;
+
+/// A row to measure, of values on either side.
+pub(crate) struct Work<'a> {
+    input: Input<'a>,
+    candidates: Candidates<'a>,
+    stream: Stream,
+}
+
+impl<'a> Work<'a> {
+    pub(crate) fn new(input: Input<'a>, candidates: Candidates<'a>, stream: Stream) -> Self {
+        Work { input, candidates, stream }
+    }
+}
+
+/// Words of results of one row, a multiple of [`RECORD`].
+fn result_words(work: &Work<'_>) -> usize {
+    let words = match work.candidates {
+        Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
+        Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
+        _ => 0,
+    };
+    words.next_multiple_of(RECORD)
+}
+
+/// What [`check`] says of methods without kernels.
+const NO_ROW: Error = Error::Method("this method's row");
+
+/// What the core says of parameters that do not fit; methods without kernels are refused.
+fn check(work: &Work<'_>) -> Result<(), Error> {
+    if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. }) {
+        return Err(NO_ROW);
+    }
+    for index in 0..work.candidates.len() {
+        if let Some(setting) = work.candidates.setting(index) {
+            setting.payload_len(work.input.shape(), work.input.dtype())?;
+        }
+    }
+    Ok(())
+}
+
+/// Measures all jobs and writes their rows one after another; an error comes with its job.
+pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), (usize, Error)> {
+    let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
+    if rows.len() != total {
+        let what = "rows, one place per candidate";
+        return Err((0, lgreco_core::Error::Length { what, expected: total, found: rows.len() }.into()));
+    }
+    // Jobs before one that cannot be measured may fail first.
+    let refused = jobs.iter().enumerate().find_map(|(index, job)| check(job).err().map(|error| (index, error)));
+    let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
+    let words = record(gpu, measured)?;
+    let (mut rest, mut words) = (&mut rows[..], &words[..]);
+    for (index, job) in measured.iter().enumerate() {
+        let (row, next) = rest.split_at_mut(job.candidates.len());
+        let (own, others) = words.split_at(result_words(job));
+        take_row(gpu, job, own, row).map_err(|error| (index, error))?;
+        (rest, words) = (next, others);
+    }
+    refused.map_or(Ok(()), Err)
+}
+
+/// Runs all jobs and returns the words of their results.
+fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, (usize, Error)> {
+    let total: usize = jobs.iter().map(result_words).sum();
+    let at = |job| move |error| (job, error);
+    let mut batch = Batch::new(gpu).map_err(at(0))?;
+    let results = batch.scratch(Scratch::Results, 4 * total as u64).map_err(at(0))?;
+    batch.clear(&results, 4 * total as u64);
+    let mut last: Option<(Input<'_>, Tensor)> = None;
+    let (mut result, mut uploaded) = (0, 0);
+    for (index, job) in jobs.iter().enumerate() {
+        let tensor = match last.take() {
+            Some((input, tensor)) if input.is(&job.input) => tensor,
+            _ => {
+                if uploaded > UPLOADS {
+                    batch.wait().map_err(at(index))?;
+                    uploaded = 0;
+                }
+                if matches!(job.input, Input::Host(_)) {
+                    uploaded += (job.input.shape().elements() * job.input.dtype().bytes()) as u64;
+                }
+                job.input.tensor(&mut batch).map_err(at(index))?
+            }
+        };
+        row(&mut batch, job, &tensor, &results, result).map_err(at(index))?;
+        last = Some((job.input, tensor));
+        result += result_words(job);
+    }
+    let bytes = batch.read(&[Part { buffer: results, offset: 0, size: 4 * total as u64 }]).map_err(at(0))?;
+    Ok(bytemuck::pod_collect_to_vec(&bytes))
+}
+
+/// Records one job.
+fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer, at: usize) -> Result<(), Error> {
+    if tensor.elements == 0 {
+        return Ok(());
+    }
+    if job.candidates.is_empty() {
+        magnitude::largest(batch, tensor, results, at);
+        return Ok(());
+    }
+    match job.candidates {
+        Candidates::Qsgd { base, bits } => qsgd::measure(batch, tensor, base, bits, results, at),
+        Candidates::TopK { values, keeps } => topk::measure(batch, tensor, values, keeps, results, at),
+        Candidates::PowerSgd { iterations, ranks } => {
+            let shape = job.input.shape();
+            powersgd::measure(batch, tensor, shape, (iterations, ranks), job.stream, results, at)
+        }
+        _ => Err(NO_ROW),
+    }
+}
+
+/// Makes a row of the words of a job's results, the first of which is the largest magnitude.
+fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Result<(), Error> {
+    check_finite(gpu, &job.input, words[0])?;
+    match job.candidates {
+        Candidates::Qsgd { base, bits } => {
+            row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
+        }
+        Candidates::TopK { values, keeps } => {
+            if !keeps.is_empty() && words[0] >= topk::overflow(values) {
+                return Err(overflow(gpu, &job.input, words[0])?);
+            }
+            topk::errors(keeps, words, row);
+        }
+        Candidates::PowerSgd { iterations, ranks } => {
+            let largest = ranks.iter().copied().max().unwrap_or(0);
+            if words[0] >= NEAR_OVERFLOW && largest > 0 {
+                // Encoding says whether anything overflows.
+                let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
+                let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
+                encode(gpu, &setting, &job.input, job.stream, &mut payload)?;
+            }
+            powersgd::errors(job.input.shape(), ranks, words, row);
+        }
+        _ => return Err(NO_ROW),
+    }
+    Ok(())
+}
