@@ -5,7 +5,7 @@ use candle_core::{Device, Result, Tensor};
 use lgreco_core::rng::Stream;
 
 const PIXELS: usize = 64;
-const NOISE: f32 = 1.5;
+const NOISE: f32 = 1.0;
 
 fn noise(seed: u64, step: u32, rank: u32) -> Stream {
     Stream { seed: seed ^ u64::from_le_bytes(*b"noise   "), step, layer: 0, rank }

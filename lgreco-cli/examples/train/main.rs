@@ -6,6 +6,16 @@
 //! a convolutional network that recognises digits, and learn from different parts of the data. Every run starts from
 //! the same parameters and sees the same data in the same order at the same learning rate, which was chosen once, for
 //! the uncompressed run. After a run all replicas must be equal bit for bit.
+//!
+//! | scheme | what chooses each layer's setting |
+//! |---|---|
+//! | `uniform` | nothing: the task's setting everywhere |
+//! | `k-means` | CGX's six clusters, within the uniform setting's error |
+//! | `accordion` | Accordion's detector, between half and twice the uniform setting |
+//! | `l-greco-dp`, `l-greco` | the cheapest plan within the uniform setting's error: L-GreCo's Algorithm 1, proved optimum |
+//! | `l-greco+accordion` | the cheapest plan within the error of Accordion's settings |
+//! | `hybrid` | the cheapest plan of all three methods within the error of uniform 4-bit QSGD |
+//! | `scalecom` | nothing: as many elements as uniform TopK, at positions that one worker after the other picks |
 
 mod batch;
 mod convnet;

@@ -83,7 +83,7 @@ fn panel(area: &Area<'_>, title: &str, rows: &[&Row]) -> Result<(), Failure> {
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(50)
-        .build_cartesian_2d((left / 1.1..right * 1.1).log_scale(), (low / 1.03..high * 1.03).log_scale())?;
+        .build_cartesian_2d((left / 1.1..right * 1.1).log_scale().base(2.0), low * 0.97..high * 1.02)?;
     chart
         .configure_mesh()
         .bold_line_style(GRID)
@@ -91,6 +91,8 @@ fn panel(area: &Area<'_>, title: &str, rows: &[&Row]) -> Result<(), Failure> {
         .axis_style(GRID)
         .x_desc("bytes sent per worker")
         .y_desc("validation loss")
+        .x_labels(6)
+        .y_labels(6)
         .x_label_formatter(&|x| format!("{:.1} MB", x / 1e6))
         .y_label_formatter(&|y| format!("{y:.2}"))
         .label_style(("sans-serif", 12).into_font().color(&INK))

@@ -13,7 +13,7 @@ pub struct Row {
     pub scheme: &'static str,
     /// Validation loss after the last step, in nats.
     pub final_loss: f32,
-    /// Bytes that one worker sent in the whole run.
+    /// Bytes that one worker sent in the whole run, warm-up included; under CLT-k as if it had always led.
     pub bytes: u64,
     /// Bytes of its gradients uncompressed over those.
     pub ratio: f64,

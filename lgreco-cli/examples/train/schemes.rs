@@ -23,25 +23,6 @@ pub const NAMES: [&str; 6] = ["uniform", "k-means", "accordion", "l-greco-dp", "
 /// The methods.
 pub const METHODS: [&str; 3] = ["qsgd", "topk", "powersgd"];
 
-/// What a method's schemes work with.
-struct Levels {
-    /// The uniform setting, whose error is the budget.
-    default: f64,
-    /// Accordion's two levels.
-    low: f64,
-    high: f64,
-}
-
-/// Bits, densities and ranks.
-fn levels(method: Method) -> Levels {
-    match method {
-        Method::TopK => Levels { default: DENSITY, low: 2.0 * DENSITY, high: DENSITY / 2.0 },
-        Method::PowerSgd => Levels { default: 4.0, low: 8.0, high: 2.0 },
-        _ => Levels { default: 4.0, low: 8.0, high: 2.0 },
-    }
-}
-
-const DENSITY: f64 = 0.1;
 /// ScaleCom's low-pass filter.
 const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 
@@ -63,8 +44,13 @@ impl Scheme {
             "hybrid" => Method::Hybrid,
             _ => Method::Qsgd,
         };
-        let Levels { default, low, high } = levels(method);
-        let accordion = Accordion::new(low, high);
+        // The setting whose error is the budget.
+        let default = match method {
+            Method::TopK => task.density,
+            Method::PowerSgd => task.rank,
+            _ => 4.0,
+        };
+        let accordion = Accordion::new(2.0 * default, default / 2.0);
         let mut search = Search::new(method).with_default(default)?;
         search.seed = seed;
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };

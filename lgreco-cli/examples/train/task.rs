@@ -16,6 +16,10 @@ pub struct Task {
     pub steps: u32,
     /// Validations in the course of training.
     pub validations: u32,
+    /// TopK's uniform density, known to keep the loss.
+    pub density: f64,
+    /// PowerSGD's uniform rank, known to keep the loss.
+    pub rank: f64,
     /// The learning rate after its warm-up.
     peak: f32,
     data: Data,
@@ -47,14 +51,14 @@ impl Task {
         let size = Size { vocabulary: text.vocabulary, context: 64, width: 96, heads: 4, depth: 2 };
         let steps = if quick { 200 } else { 800 };
         let data = Data::Text { text, size, windows: 2 };
-        Task { name: "transformer", steps, validations: 10, peak: 0.3, data }
+        Task { name: "transformer", steps, validations: 10, density: 0.1, rank: 4.0, peak: 0.3, data }
     }
 
     /// A convolutional network that recognises digits.
     pub fn convnet(quick: bool) -> Task {
-        let steps = if quick { 150 } else { 600 };
-        let data = Data::Digits { digits: Digits::load(), images: 16 };
-        Task { name: "convnet", steps, validations: 10, peak: 0.05, data }
+        let steps = if quick { 300 } else { 1200 };
+        let data = Data::Digits { digits: Digits::load(), images: 8 };
+        Task { name: "convnet", steps, validations: 10, density: 0.2, rank: 8.0, peak: 0.02, data }
     }
 
     /// Steps over which the learning rate rises; nothing is compressed meanwhile.
@@ -62,10 +66,10 @@ impl Task {
         (self.steps / 40).max(2)
     }
 
-    /// The learning rate of a step: a linear rise, then a linear fall to a tenth.
+    /// The learning rate of a step: a linear rise, then a linear fall to zero.
     pub fn rate(&self, step: u32) -> f32 {
         let (step, steps, warmup) = (step as f32, self.steps as f32, self.warmup() as f32);
-        self.peak * ((step + 1.0) / warmup).min(1.0 - 0.9 * (step - warmup) / (steps - warmup))
+        self.peak * ((step + 1.0) / warmup).min((steps - step) / (steps - warmup))
     }
 
     /// The model before training, the same on all workers.

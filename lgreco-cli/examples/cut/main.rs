@@ -1,0 +1,90 @@
+//! Trains a convolutional network that is cut in two, with compression at the cut.
+//!
+//! `cargo run --release -p lgreco-cli --example cut`
+//!
+//! The stage above the cut sends its features (512 per image) to the stage below, which sends back the loss's gradient by
+//! them. Every run starts from the same parameters and sees the same images in the same order. After training the
+//! network is evaluated twice: with the activations compressed as in training, without memory, and as they are.
+
+#[path = "../train/batch.rs"]
+mod batch;
+#[allow(dead_code, reason = "shared with the example `train`")]
+#[path = "../train/convnet.rs"]
+mod convnet;
+#[path = "../train/digits.rs"]
+mod digits;
+#[path = "../train/optimiser.rs"]
+mod optimiser;
+#[allow(dead_code, reason = "shared with the example `train`")]
+#[path = "../train/parameters.rs"]
+mod parameters;
+mod stages;
+
+use clap::Parser;
+use lgreco_core::cut::{Codec, CutSetting, Evaluation, Link, LinkMemory, Tile};
+use lgreco_core::feedback::Residual;
+use lgreco_core::gradient::Dtype;
+use stages::{BATCH, FEATURES, Failure, Pipeline};
+
+/// Trains a network that is cut in two, with compression at the cut.
+#[derive(Parser)]
+struct Args {}
+
+const STEPS: u32 = 600;
+const RATE: f32 = 0.05;
+const SEED: u64 = 1;
+
+const DENSE: Codec = Codec::Dense { values: Dtype::F32 };
+
+fn quantised(bits: u8) -> Codec {
+    Codec::MinMax { bits, tile: Tile::Elements(128) }
+}
+
+fn top(density: f64) -> Result<Codec, lgreco_core::Error> {
+    Codec::top_k(density, FEATURES, Dtype::F32)
+}
+
+/// Name, forward codec and memory, backward codec.
+fn settings() -> Result<Vec<(&'static str, Codec, LinkMemory, Codec)>, lgreco_core::Error> {
+    const NONE: LinkMemory = LinkMemory::None;
+    const FEEDBACK: LinkMemory = LinkMemory::Residual(Residual::CLASSIC);
+    Ok(vec![
+        ("uncompressed", DENSE, NONE, DENSE),
+        ("activations TopK 10 %", top(0.1)?, NONE, DENSE),
+        ("  with error feedback", top(0.1)?, FEEDBACK, DENSE),
+        ("  with EF21", top(0.1)?, LinkMemory::Ef21, DENSE),
+        ("activations TopK 5 %", top(0.05)?, NONE, DENSE),
+        ("  with error feedback", top(0.05)?, FEEDBACK, DENSE),
+        ("  with EF21", top(0.05)?, LinkMemory::Ef21, DENSE),
+        ("gradients TopK 10 %", DENSE, NONE, top(0.1)?),
+        ("gradients TopK 5 %", DENSE, NONE, top(0.05)?),
+        ("activations 2 bits", quantised(2), NONE, DENSE),
+        ("gradients 2 bits", DENSE, NONE, quantised(2)),
+        ("activations 1 bit", quantised(1), NONE, DENSE),
+        ("gradients 1 bit", DENSE, NONE, quantised(1)),
+        ("4 bits, back 8 bits", quantised(4), NONE, quantised(8)),
+    ])
+}
+
+fn main() -> Result<(), Failure> {
+    let Args {} = Args::parse();
+    println!("{STEPS} steps of {BATCH} images; loss in nats and accuracy on images that were not trained on\n");
+    println!("{:<26}{:>14}{:>14}{:>20}{:>20}", "at the cut", "bytes/image", "back", "evaluated so", "uncompressed");
+    for (name, codec, memory, back) in settings()? {
+        let mut setting = CutSetting::new(0, BATCH as u32, FEATURES as u32);
+        setting.forward = Link { codec, memory };
+        setting.backward = Link { codec: back, memory: LinkMemory::None };
+        let mut pipeline = Pipeline::new(setting, SEED)?;
+        for step in 0..STEPS {
+            let progress = step as f32 / STEPS as f32;
+            let rate = RATE * (20.0 * progress + 0.05).min(1.0 - 0.9 * progress);
+            pipeline.train(SEED, step, rate)?;
+        }
+        let [forward, backward] = pipeline.bytes().map(|bytes| bytes / u64::from(STEPS) / BATCH as u64);
+        let [so, plain] = [Evaluation::Compressed, Evaluation::Plain].map(|evaluation| {
+            pipeline.validate(evaluation).map(|(loss, right)| format!("{loss:.4} {:>8.2} %", 100.0 * right))
+        });
+        println!("{name:<26}{forward:>14}{backward:>14}{:>20}{:>20}", so?, plain?);
+    }
+    Ok(())
+}
