@@ -10,13 +10,14 @@ use lgreco_core::testing;
 pub type Check = fn(&[u8]);
 
 /// Every target in `fuzz/fuzz_targets` and its check.
-pub const TARGETS: [(&str, Check); 16] = [
+pub const TARGETS: [(&str, Check); 17] = [
     ("adacomp", testing::adacomp::check_bytes),
     ("adapt", testing::adapt::check_bytes),
     ("c_api", c_api),
     ("cut", testing::cut::check_program),
     ("cut_bytes", testing::cut::check_bytes),
     ("dense", testing::fuzz::dense),
+    ("feedback", testing::feedback::check_saved_bytes),
     ("files", testing::files::check_files),
     ("hard_threshold", testing::hard_threshold::check_bytes),
     ("loco", testing::loco::check_bytes),

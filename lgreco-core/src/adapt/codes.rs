@@ -72,7 +72,8 @@ impl Choice {
             4 => Setting::CltK(CltK { keep: number }),
             5 => Setting::HardThreshold(HardThreshold { lambda: f32::from_bits(number), values: values()? }),
             6 => {
-                let fit = Fit::ALL.into_iter().find(|&fit| fit as u8 == byte(8)).ok_or(wrong)?;
+                let fits = [Fit::Exponential, Fit::GammaPareto, Fit::Pareto];
+                let fit = fits.into_iter().find(|&fit| fit as u8 == byte(8)).ok_or(wrong)?;
                 let (density, stages) = (f64::from_bits(words[1]), (parameters >> 16) as u32);
                 Setting::Sidco(Sidco { density, fit, stages, values: values()? })
             }

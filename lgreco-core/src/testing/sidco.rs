@@ -85,7 +85,7 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
     assert_eq!(bits(&decoded), bits(&largest), "the largest are sent");
 
     let n = values.len() as u32;
-    let target = ((sidco.density * n as f64).round() as u32).clamp(n.min(1), n);
+    let target = ((sidco.density * n as f64 + 0.5) as u32).clamp(n.min(1), n);
     if values.iter().all(|&x| x == 0.0) {
         assert_eq!(sent, 0);
     } else if values.len() < sidco::SMALLEST {

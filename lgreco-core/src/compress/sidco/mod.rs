@@ -59,11 +59,6 @@ pub enum Fit {
     Pareto = 2,
 }
 
-impl Fit {
-    /// All of them, by code.
-    pub(crate) const ALL: [Fit; 3] = [Fit::Exponential, Fit::GammaPareto, Fit::Pareto];
-}
-
 /// Sends about `density` of the elements, those above an estimated threshold.
 ///
 /// # Complexity
