@@ -5,7 +5,7 @@ use crate::schemes::{METHODS, NAMES, Scheme};
 use crate::task::Task;
 use crate::worker::checkpoint::Checkpoint;
 use crate::worker::{Failure, Worker};
-use crate::{run, schemes};
+use crate::{picture, run, schemes};
 use indicatif::ProgressBar;
 use lgreco_core::exchange::threads;
 
@@ -75,6 +75,16 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         assert!((number("ratio") - rows[0].bytes as f64 / number("bytes")).abs() < 1e-12, "{value}");
         assert_eq!((row.curve.len(), row.curve[1]), (2, (row.bytes, row.final_loss)));
     }
+    let svg = picture::svg(&rows).unwrap();
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let texts: Vec<&str> = document.descendants().filter_map(|node| node.text()).map(str::trim).collect();
+    for words in rows.iter().map(|row| row.scheme.to_owned()).chain(METHODS.map(|method| format!("convnet, {method}")))
+    {
+        assert!(texts.contains(&words.as_str()), "{words}");
+    }
+    // One line per run, but the uncompressed one in every panel.
+    let lines = document.descendants().filter(|node| node.attribute("stroke-width") == Some("2")).count();
+    assert_eq!(lines, rows.len() + METHODS.len() - 1);
 }
 
 /// Up to the second decision both solvers see the same gradients.
