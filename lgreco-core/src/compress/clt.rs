@@ -9,7 +9,7 @@
 //! # Source
 //! Chen et al., "ScaleCom: Scalable sparsified gradient compression for communication-efficient distributed training",
 //! NeurIPS 2020. Deviations: (1) the selection is exact, of equal magnitudes the lowest positions, where the paper takes
-//! the largest of each chunk; (2) positions are coded as in [`topk`](crate::compress::topk), not as 32-bit indices.
+//! the largest of each chunk; (2) positions are coded as in [`topk`], not as 32-bit indices.
 
 use super::positions::{self, Layout, Writer};
 use super::topk::{self, TopK};

@@ -70,7 +70,7 @@ pub struct Layer<'a> {
     pub fresh: Option<Gradient<'a>>,
     /// Gets the bytes of this worker's payload, where payloads travel whole ([`Route::AllGather`], and every route for
     /// methods whose lengths the values decide); otherwise it is untouched, and
-    /// [`payload_len`](Compressor::payload_len) tells.
+    /// [`payload_len`](crate::compress::Compressor::payload_len) tells.
     pub sent: u64,
     /// Gets the mean over the workers; one place per element.
     pub mean: &'a mut [f32],

@@ -4,7 +4,7 @@
 //! of elements it sends, since the largest over all layers and steps are sent. λ is in units of the gradient: a loss scale
 //! or a sum instead of a mean over the batch scales it too.
 //!
-//! Payloads are [`topk`](super::topk)'s, with the k that was found, 0 included. Where the positions of so many elements
+//! Payloads are [`topk`]'s, with the k that was found, 0 included. Where the positions of so many elements
 //! would take more bytes than they save, all elements are sent, those below λ too; a payload is then never longer than
 //! the values of the tensor and a header.
 //!
