@@ -26,6 +26,8 @@ pub const LGRECO_UNKNOWN_NAME: lgreco_status = 6;
 pub const LGRECO_OUT_OF_MEMORY: lgreco_status = 7;
 /// An element is too large for the format it is to be sent in.
 pub const LGRECO_ELEMENT_OVERFLOW: lgreco_status = 8;
+/// A device failed or cannot do this.
+pub const LGRECO_DEVICE: lgreco_status = 9;
 /// A table without layers.
 pub const LGRECO_EMPTY_TABLE: lgreco_status = 20;
 /// A layer without options.
@@ -130,6 +132,7 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_UNKNOWN_NAME => c"LGRECO_UNKNOWN_NAME",
         LGRECO_OUT_OF_MEMORY => c"LGRECO_OUT_OF_MEMORY",
         LGRECO_ELEMENT_OVERFLOW => c"LGRECO_ELEMENT_OVERFLOW",
+        LGRECO_DEVICE => c"LGRECO_DEVICE",
         LGRECO_EMPTY_TABLE => c"LGRECO_EMPTY_TABLE",
         LGRECO_EMPTY_LAYER => c"LGRECO_EMPTY_LAYER",
         LGRECO_OPTION_ERROR => c"LGRECO_OPTION_ERROR",
