@@ -581,6 +581,9 @@ typedef struct lgreco_cut_counters {
 // An element is too large for the format it is to be sent in.
 #define LGRECO_ELEMENT_OVERFLOW 8
 
+// A device failed or cannot do this.
+#define LGRECO_DEVICE 9
+
 // A table without layers.
 #define LGRECO_EMPTY_TABLE 20
 
