@@ -311,6 +311,6 @@ mod tests {
 
     #[test]
     fn numbers_that_are_no_status_have_no_name() {
-        assert_eq!((name(9), name(199), name(u32::MAX)), (None, None, None));
+        assert_eq!((name(10), name(199), name(u32::MAX)), (None, None, None));
     }
 }
