@@ -8,11 +8,16 @@ use wgpu::{Buffer, BufferUsages};
 
 /// A gradient that lies in a buffer of the device.
 ///
-/// ```no_run
+/// ```
 /// use lgreco_core::gradient::{Dtype, Shape};
 /// use lgreco_wgpu::{BufferGradient, wgpu};
-/// # fn get() -> wgpu::Buffer { unimplemented!() }
-/// let weights: wgpu::Buffer = get(); // 4 × 1024 bf16 values, the first at byte 512
+/// # let (device, _) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+/// let weights = device.create_buffer(&wgpu::BufferDescriptor {
+///     label: None,
+///     size: 512 + 4 * 1024 * 2, // 4 × 1024 bf16 values, the first at byte 512
+///     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
+///     mapped_at_creation: false,
+/// });
 /// let gradient = BufferGradient { buffer: &weights, offset: 512, dtype: Dtype::Bf16, shape: Shape::new(4, 1024)? };
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
