@@ -173,12 +173,14 @@ private:
 Outcome train(const Scheme &scheme, MpiCollective &collective, const Batch &digits) {
     Batch held_out;                  // every fifth image
     std::vector<std::size_t> shard;  // what this rank learns from; no two share an image
+    std::size_t training = 0;
     for (std::size_t image = 0; image < digits.labels.size(); image++) {
         if (image % 5 == 0)
             held_out.add(digits, image);
-        else if (image % collective.world_size() == collective.rank())
+        else if (training++ % collective.world_size() == collective.rank())
             shard.push_back(image);
     }
+    if (shard.empty()) throw std::runtime_error("there are fewer images to learn from than ranks");
 
     Network network;
     std::vector<lgreco_layer> described;
