@@ -1,14 +1,17 @@
 use super::context::{check_stream, lgreco_context};
+use super::encoded::Encoded;
 use super::gradient::{lgreco_layer, values, values_range};
 use super::setting::lgreco_setting;
+use crate::device::Device;
 use crate::handle::{self, Kind};
-use crate::pointers::{Range, Versioned, disjoint, place, slice, slice_mut, versioned, versioned_or_default};
+use crate::pointers::{Range, Versioned, disjoint, place, slice_mut, versioned, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_core::Error;
-use lgreco_core::compress::{Compressor as _, Setting, decode, wire::Payload};
+use lgreco_core::backend::Backend;
+use lgreco_core::compress::{Compressor as _, Setting, wire::Payload};
 use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState, Storage};
-use lgreco_core::gradient::{Dtype, Gradient, Shape};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::table::NamedError;
 
@@ -148,6 +151,7 @@ pub(crate) struct Compressor {
     shape: Shape,
     dtype: Dtype,
     setting: Setting,
+    device: Device,
     /// At step 0.
     stream: Stream,
     aggregation: Aggregation,
@@ -155,6 +159,8 @@ pub(crate) struct Compressor {
     workspace: Vec<u64>,
     /// What the payload decodes to, for the memory; empty without one.
     decoded: Vec<f32>,
+    /// What a GPU compresses; empty without a memory, and on the CPU.
+    compensated: Vec<f32>,
 }
 
 /// Zeros, or an error where memory for them cannot be had.
@@ -192,19 +198,28 @@ impl Compressor {
 
     fn encode(&mut self, step: u32, gradient: &Gradient<'_>, payload: &mut [u8]) -> Result<usize, Error> {
         let stream = Stream { step, ..self.stream };
-        match &mut self.memory {
-            Some(memory) => {
-                memory.step(&self.setting, gradient, stream, &mut self.workspace, payload, &mut self.decoded)
+        let Compressor { setting, device, memory, workspace, decoded, compensated, .. } = self;
+        let in_halves = |rule| matches!(rule, Rule::Residual(_) | Rule::Ef21);
+        match memory {
+            None if device.takes(setting) => device.encode(setting, gradient, stream, workspace, payload),
+            None => setting.encode(gradient, stream, workspace, payload),
+            Some(memory) if device.takes(setting) && in_halves(memory.rule()) => {
+                memory.compensate(gradient, compensated)?;
+                let sum = Gradient::new(Values::F32(compensated), self.shape)?;
+                let length = device.encode(setting, &sum, stream, workspace, payload)?;
+                device.decode(&payload[..length], decoded)?;
+                memory.update(gradient, decoded, stream)?;
+                Ok(length)
             }
-            None => self.setting.encode(gradient, stream, &mut self.workspace, payload),
+            Some(memory) => memory.step(setting, gradient, stream, workspace, payload, decoded),
         }
     }
 
-    fn decode(&self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
         if Payload::parse(payload)?.header.shape != self.shape {
             return Err(Error::PayloadBody { what: "its shape is not that of the layer" });
         }
-        decode(payload, values).map(|_| ())
+        self.device.decode(payload, values)
     }
 
     /// What is remembered, with the stream to round it with at a step.
@@ -247,23 +262,26 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::create::<_, lgreco_compressor>(context, compressor, |_| {
+        handle::create::<_, lgreco_compressor>(context, compressor, |context| {
             let tensor = versioned(layer)?.tensor()?;
             let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
             let (rule, aggregation) = (options.rule()?, options.aggregation()?);
             let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
             let memory = rule.map(|rule| Memory::owned(rule, aggregation, tensor.shape)).transpose().map_err(named)?;
-            let decoded = if memory.is_some() { tensor.shape.elements() } else { 0 };
+            let elements = if memory.is_some() { tensor.shape.elements() } else { 0 };
+            let compensated = if matches!(context.device, Device::Cpu) { 0 } else { elements };
             let mut compressor = Compressor {
                 name: tensor.name.into(),
                 shape: tensor.shape,
                 dtype: tensor.dtype,
                 setting,
+                device: context.device.clone(),
                 stream: Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank },
                 aggregation,
                 memory,
                 workspace: Vec::new(),
-                decoded: zeros(decoded).map_err(named)?,
+                decoded: zeros(elements).map_err(named)?,
+                compensated: zeros(compensated).map_err(named)?,
             };
             compressor.set(setting).map_err(named)?;
             Ok(compressor)
@@ -297,7 +315,8 @@ pub unsafe extern "C" fn lgreco_compressor_set_setting(
     unsafe { handle::call(compressor, |compressor| Ok(compressor.set(versioned(setting)?.to_core()?)?)) }
 }
 
-/// Tells the most bytes that lgreco_compressor_encode writes under the present setting.
+/// Tells the most bytes that lgreco_compressor_encode writes under the present setting; exactly so many, unless the values
+/// decide the length of its payloads (AdaComp, hard thresholds, SIDCo).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_bound(
     compressor: *mut lgreco_compressor,
@@ -360,10 +379,8 @@ pub unsafe extern "C" fn lgreco_compressor_decode(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(compressor, |compressor| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
-            let (payload, values) = (slice(payload, length, "payload")?, slice_mut(values, values_len, "values")?);
+        let payload = Encoded { what: "payload", bytes: payload, length };
+        payload.decode(compressor, values, values_len, stream, |compressor, payload, values| {
             Ok(compressor.decode(payload, values)?)
         })
     }
@@ -385,10 +402,8 @@ pub unsafe extern "C" fn lgreco_compressor_receive(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(compressor, |compressor| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
+        let message = Encoded { what: "message", bytes: message, length };
+        message.decode(compressor, values, values_len, stream, |compressor, message, values| {
             Ok(compressor.memory(0)?.0.receive(message, values)?)
         })
     }

@@ -1,6 +1,7 @@
 use super::compressor::zeros;
 use super::context::{check_stream, lgreco_context};
 use super::cut_setting::lgreco_cut_setting;
+use super::encoded::Encoded;
 use super::gradient::{dtype, lgreco_dtype, values};
 use crate::handle::{self, Kind};
 use crate::pointers::{Range, disjoint, place, slice, slice_mut, versioned};
@@ -127,11 +128,55 @@ unsafe fn read_ids(ids: &mut Vec<Option<u64>>, pointer: *const u64, samples: usi
     Ok(())
 }
 
-/// The number of elements and where they lie, or 0 bytes of an unknown type, which is refused later.
-fn range(state: &CutState, pointer: *const c_void, code: lgreco_dtype, samples: usize) -> Range {
-    let bytes = dtype(code).map_or(0, |dtype| dtype.bytes());
-    let elements = samples.saturating_mul(state.setting().features as usize);
-    Range::of(pointer.cast::<u8>(), elements.saturating_mul(bytes), "values")
+/// What a call that sends is given.
+struct Batch {
+    values: *const c_void,
+    dtype: lgreco_dtype,
+    samples: usize,
+    /// NULL without.
+    ids: *const u64,
+}
+
+/// Where it is to write.
+struct Output {
+    message: *mut u8,
+    capacity: usize,
+    length: *mut usize,
+}
+
+impl Batch {
+    /// Where the elements lie; of an unknown type, which is refused later, 0 bytes.
+    fn range(&self, state: &CutState) -> Range {
+        let bytes = dtype(self.dtype).map_or(0, |dtype| dtype.bytes());
+        let elements = self.samples.saturating_mul(state.setting().features as usize);
+        Range::of(self.values.cast::<u8>(), elements.saturating_mul(bytes), "values")
+    }
+
+    /// Runs a call that sends the batch and returns the message's length.
+    ///
+    /// # Safety
+    /// README.md, handles and pointers.
+    unsafe fn send(
+        self,
+        cut: *mut lgreco_cut,
+        to: Output,
+        stream: *mut c_void,
+        call: impl FnOnce(&mut CutState, Values<'_>, &mut [u8]) -> Result<usize, Failure>,
+    ) -> lgreco_status {
+        // SAFETY: passed on.
+        unsafe {
+            handle::call(cut, |state| {
+                check_stream(stream)?;
+                let Output { message, capacity, length } = to;
+                let ids = Range::of(self.ids, self.samples, "ids");
+                disjoint(Range::of(message, capacity, "message"), &[self.range(state), ids])?;
+                let values = state.values(self.values, self.dtype, self.samples)?;
+                let (message, length) = (slice_mut(message, capacity, "message")?, place(length, "length")?);
+                length.write(call(state, values, message)?);
+                Ok(())
+            })
+        }
+    }
 }
 
 /// Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
@@ -242,18 +287,14 @@ pub unsafe extern "C" fn lgreco_cut_send_activations(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            let output = Range::of(message, capacity, "message");
-            disjoint(output, &[range(state, values, dtype, samples), Range::of(ids, samples, "ids")])?;
-            let values = state.values(values, dtype, samples)?;
-            let (length, ticket) = (place(length, "length")?, place(ticket, "ticket")?);
+        let batch = Batch { values, dtype, samples, ids };
+        batch.send(cut, Output { message, capacity, length }, stream, |state, values, message| {
+            let ticket = place(ticket, "ticket")?;
             let Above { end, workspace, ids: known } = state.upstream()?;
             read_ids(known, ids, samples)?;
-            let sent = end.send(values, known, workspace, slice_mut(message, capacity, "message")?)?;
-            length.write(sent.len);
+            let sent = end.send(values, known, workspace, message)?;
             ticket.write(sent.ticket);
-            Ok(())
+            Ok(sent.len)
         })
     }
 }
@@ -278,16 +319,11 @@ pub unsafe extern "C" fn lgreco_cut_repeat_activations(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            let output = Range::of(message, capacity, "message");
-            disjoint(output, &[range(state, values, dtype, samples), Range::of(ids, samples, "ids")])?;
-            let values = state.values(values, dtype, samples)?;
-            let length = place(length, "length")?;
+        let batch = Batch { values, dtype, samples, ids };
+        batch.send(cut, Output { message, capacity, length }, stream, |state, values, message| {
             let Above { end, workspace, ids: known } = state.upstream()?;
             read_ids(known, ids, samples)?;
-            length.write(end.repeat(ticket, values, known, workspace, slice_mut(message, capacity, "message")?)?);
-            Ok(())
+            Ok(end.repeat(ticket, values, known, workspace, message)?)
         })
     }
 }
@@ -310,12 +346,10 @@ pub unsafe extern "C" fn lgreco_cut_receive_activations(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
+        let message = Encoded { what: "message", bytes: message, length };
+        message.decode(cut, values, values_len, stream, |state, message, values| {
             let ticket = place(ticket, "ticket")?;
             let (end, workspace) = state.downstream()?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
             ticket.write(end.receive(message, workspace, values)?);
             Ok(())
         })
@@ -336,11 +370,9 @@ pub unsafe extern "C" fn lgreco_cut_receive_repeated(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
+        let message = Encoded { what: "message", bytes: message, length };
+        message.decode(cut, values, values_len, stream, |state, message, values| {
             let (end, workspace) = state.downstream()?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
             Ok(end.repeat(message, workspace, values)?)
         })
     }
@@ -365,14 +397,10 @@ pub unsafe extern "C" fn lgreco_cut_send_gradients(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(message, capacity, "message"), &[range(state, values, dtype, samples)])?;
-            let values = state.values(values, dtype, samples)?;
-            let length = place(length, "length")?;
+        let batch = Batch { values, dtype, samples, ids: core::ptr::null() };
+        batch.send(cut, Output { message, capacity, length }, stream, |state, values, message| {
             let (end, workspace) = state.downstream()?;
-            length.write(end.send(ticket, values, workspace, slice_mut(message, capacity, "message")?)?);
-            Ok(())
+            Ok(end.send(ticket, values, workspace, message)?)
         })
     }
 }
@@ -393,12 +421,10 @@ pub unsafe extern "C" fn lgreco_cut_receive_gradients(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
+        let message = Encoded { what: "message", bytes: message, length };
+        message.decode(cut, values, values_len, stream, |state, message, values| {
             let ticket = place(ticket, "ticket")?;
             let Above { end, workspace, .. } = state.upstream()?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
             ticket.write(end.receive(message, workspace, values)?);
             Ok(())
         })
@@ -423,15 +449,11 @@ pub unsafe extern "C" fn lgreco_cut_evaluate(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(message, capacity, "message"), &[range(state, values, dtype, samples)])?;
-            let values = state.values(values, dtype, samples)?;
-            let length = place(length, "length")?;
+        let batch = Batch { values, dtype, samples, ids: core::ptr::null() };
+        batch.send(cut, Output { message, capacity, length }, stream, |state, values, message| {
             let how = if compressed == 0 { Evaluation::Plain } else { Evaluation::Compressed };
             let Above { end, workspace, .. } = state.upstream()?;
-            length.write(end.evaluate(how, values, workspace, slice_mut(message, capacity, "message")?)?);
-            Ok(())
+            Ok(end.evaluate(how, values, workspace, message)?)
         })
     }
 }
@@ -450,11 +472,9 @@ pub unsafe extern "C" fn lgreco_cut_receive_evaluation(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
+        let message = Encoded { what: "message", bytes: message, length };
+        message.decode(cut, values, values_len, stream, |state, message, values| {
             let (end, _) = state.downstream()?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
             end.evaluate(message, values)?;
             Ok(())
         })

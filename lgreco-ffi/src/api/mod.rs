@@ -10,6 +10,7 @@ mod gradient;
 mod setting;
 
 mod measure;
+mod row;
 
 mod table;
 
@@ -18,6 +19,8 @@ mod table_file;
 mod plan;
 
 mod plan_file;
+
+mod encoded;
 
 mod compressor;
 
@@ -35,6 +38,8 @@ mod saved;
 
 mod cut_setting;
 
+mod cut_setting_bytes;
+
 mod cut;
 
 mod cut_state;
@@ -49,6 +54,7 @@ pub use controller::*;
 pub use controller_options::*;
 pub use cut::*;
 pub use cut_setting::*;
+pub use cut_setting_bytes::*;
 pub use cut_state::*;
 pub use gradient::*;
 pub use inspect::*;

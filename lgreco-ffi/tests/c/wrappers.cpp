@@ -112,6 +112,19 @@ static void cuts(const lgreco::Context &context) {
     CHECK(above.receive_gradients(message, received) == ticket && received != activations);
     above.commit_step();
     below.commit_step();
+    CHECK(below.remembered_samples() == ids);
+    std::vector<float> row(64);
+    CHECK(below.remembered(8, row) && !below.remembered(9, row));
+
+    const std::vector<std::uint8_t> bytes = lgreco::to_bytes(context, setting);
+    const lgreco::CutSetting read(context, bytes);
+    std::string what;
+    CHECK(lgreco::compare(context, read.get(), setting, &what) == LGRECO_COMPATIBILITY_SAME && what.empty());
+    forward.bits = 5;
+    CHECK(lgreco::compare(context, read.get(), setting, &what) == LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY);
+    CHECK(what == "forward codec");
+    forward.bits = 4;
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: ", [&] { lgreco::CutSetting(context, {1, 2, 3}); });
     lgreco::Cut restored = lgreco::Cut::restore(context, setting, LGRECO_END_UPSTREAM, above.save());
     std::vector<std::uint8_t> one, two;
     above.send_activations(activations.data(), 2, ids, one);
