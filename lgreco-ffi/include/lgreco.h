@@ -1192,8 +1192,8 @@ lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor,
 // what is remembered is added before, and what is left out is remembered. `length` receives the bytes written to
 // `payload`. Does not allocate.
 //
-// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is below lgreco_compressor_bound; LGRECO_OVERFLOW,
-// LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
+// LGRECO_NON_FINITE; LGRECO_LENGTH when the payload does not fit `capacity`, as it always does that of
+// lgreco_compressor_bound; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
 lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
                                        uint32_t step,
                                        const void *values,

@@ -92,7 +92,7 @@ class Context {
 public:
     explicit Context(const lgreco_context_options &options = context_options()) {
         lgreco_context *made = nullptr;
-        check(lgreco_context_create(&options, &made));
+        lgreco::check(lgreco_context_create(&options, &made));
         handle_.reset(made);
     }
 

@@ -1,4 +1,4 @@
-use super::compressor::*;
+use super::compressor_options::*;
 use super::measure::lgreco_search_options;
 use super::plan::lgreco_plan_options;
 use super::setting::lgreco_setting;

@@ -1,4 +1,4 @@
-use super::compressor::*;
+use super::compressor_options::*;
 use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
 use super::setting::bits;
 use crate::pointers::{Versioned, versioned};

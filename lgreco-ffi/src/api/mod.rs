@@ -22,6 +22,8 @@ mod plan_file;
 
 mod encoded;
 
+mod compressor_options;
+
 mod compressor;
 
 mod memory;
@@ -42,6 +44,8 @@ mod cut_setting_bytes;
 
 mod cut;
 
+mod cut_messages;
+
 mod cut_state;
 
 #[cfg(feature = "testing")]
@@ -49,10 +53,12 @@ mod testing;
 
 pub use collective::*;
 pub use compressor::*;
+pub use compressor_options::*;
 pub use context::*;
 pub use controller::*;
 pub use controller_options::*;
 pub use cut::*;
+pub use cut_messages::*;
 pub use cut_setting::*;
 pub use cut_setting_bytes::*;
 pub use cut_state::*;

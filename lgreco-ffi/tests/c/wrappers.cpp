@@ -192,7 +192,7 @@ int main() {
     throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { copy.setting(0, 0); });
     throws(LGRECO_FEEDBACK_RULE, "LGRECO_FEEDBACK_RULE: layer `fc1`: ", [&] { moved.receive(payload, decoded); });
     throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json(context, "{"); });
-    throws(LGRECO_UNAVAILABLE, "LGRECO_UNAVAILABLE", [] {
+    throws(LGRECO_NOT_BUILT_IN, "LGRECO_NOT_BUILT_IN", [] {
         lgreco_context_options cuda = lgreco::context_options();
         cuda.device = LGRECO_DEVICE_CUDA;
         lgreco::Context none(cuda);
