@@ -96,7 +96,7 @@ impl WgpuBackend {
         Self::with_adapter(&adapter)
     }
 
-    /// A device of its own on `adapter`, with all of its limits.
+    /// A device of its own on `adapter`, with all of its limits, and subgroups if it has them.
     ///
     /// ```no_run
     /// use lgreco_wgpu::{WgpuBackend, wgpu};
@@ -109,7 +109,11 @@ impl WgpuBackend {
     /// # Errors
     /// As [`new`](WgpuBackend::new).
     pub fn with_adapter(adapter: &wgpu::Adapter) -> Result<Self, Error> {
-        let descriptor = wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
+        let descriptor = wgpu::DeviceDescriptor {
+            required_features: adapter.features() & wgpu::Features::SUBGROUP,
+            required_limits: adapter.limits(),
+            ..Default::default()
+        };
         let device = pollster::block_on(adapter.request_device(&descriptor));
         let (device, queue) = device.map_err(|error| Error::NoAdapter(error.to_string()))?;
         Self::with_device(device, queue)

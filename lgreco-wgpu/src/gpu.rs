@@ -19,7 +19,7 @@ const LEAST_GROUPS: u64 = 64;
 /// Bytes of a dispatch's parameters, as uniform bindings must be aligned.
 const SLOT: usize = 256;
 /// Dispatches in a submission at most.
-const SLOTS: usize = 256;
+const SLOTS: usize = 4096;
 
 /// Buffers that live from batch to batch; their content does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +41,7 @@ pub(crate) enum Scratch {
     P,
     Q,
     Partial,
+    Inner,
 }
 
 pub(crate) struct Gpu {

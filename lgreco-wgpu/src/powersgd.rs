@@ -10,6 +10,7 @@ use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::wire::Payload;
 use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
+use std::ops::Range;
 use wgpu::Buffer;
 
 /// `Params` of `powersgd.wgsl`.
@@ -27,8 +28,8 @@ pub(crate) struct Params {
     all_rows: u32,
     all_cols: u32,
     columns: u32,
-    column: u32,
-    second: u32,
+    first_step: u32,
+    last_step: u32,
     chunks: u32,
     stretch: u32,
     groups: u32,
@@ -58,8 +59,8 @@ impl Params {
         "all_rows",
         "all_cols",
         "columns",
-        "column",
-        "second",
+        "first_step",
+        "last_step",
         "chunks",
         "stretch",
         "groups",
@@ -85,6 +86,8 @@ const RANKS: usize = 8;
 /// Largest side and rank for which no loop becomes too long.
 const LARGEST_SIDE: usize = 1 << 22;
 const LARGEST_RANK: usize = 1024;
+/// Iterations of loops in a dispatch of orthonormalisation; drivers may end loops after 65,535.
+const MOST_ITERATIONS: usize = 40_000;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::PowerSgd, entry }
@@ -216,34 +219,58 @@ impl Run<'_> {
     /// Makes the columns of `p` orthonormal.
     fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
         let rows = self.shape.rows();
-        let stretch = 16384.max(rows.div_ceil(32));
+        let stretch = stretch(rows, self.rank, Self::most_groups(batch));
         let chunks = rows.div_ceil(stretch);
-        let partial = batch.scratch(Scratch::Partial, 4 * (chunks * self.rank + 2) as u64)?;
-        let bindings = [(3, Part::from(&self.p)), (4, (&partial).into())];
-        let most = Self::most_groups(batch);
-        let groups = rows.div_ceil(256).min(most);
-        for column in 0..self.rank {
+        let inner = batch.scratch(Scratch::Inner, 4 * (2 * chunks * self.rank + 2) as u64)?;
+        let bindings = [(3, Part::from(&self.p)), (8, (&inner).into())];
+        for steps in dispatches(rows, self.rank, stretch) {
             let params = Params {
-                column: column as u32,
+                first_step: steps.start as u32,
+                last_step: steps.end as u32,
                 chunks: chunks as u32,
                 stretch: stretch as u32,
-                groups: groups as u32,
                 ..self.base
             };
-            let products = |batch: &mut Batch<'_>| {
-                let columns = (column + 1).min(most);
-                let params = Params { groups: columns as u32, ..params };
-                batch.dispatch_3d(kernel("inner_products"), params, &bindings, [chunks, columns, 1]);
-            };
-            for second in [0, 1] {
-                products(batch);
-                batch.dispatch(kernel("subtract_projection"), Params { second, ..params }, &bindings, groups);
-            }
-            products(batch);
-            batch.dispatch(kernel("normalise"), params, &bindings, groups);
+            batch.dispatch(kernel("orthonormalise"), params, &bindings, chunks);
         }
         Ok(())
     }
+}
+
+/// Rows of a factor that one workgroup makes orthonormal: all while there is little to do, else few.
+pub(crate) fn stretch(rows: usize, rank: usize, most_groups: usize) -> usize {
+    const LITTLE: usize = 1 << 16;
+    if rows * rank <= LITTLE { rows } else { 512.max(rows.div_ceil(most_groups.min(256))) }
+}
+
+/// The steps of orthonormalisation that run in one dispatch each: one where several workgroups have to wait for each
+/// other, else as many as loops are allowed.
+pub(crate) fn dispatches(rows: usize, rank: usize, stretch: usize) -> Vec<Range<usize>> {
+    let steps = 3 * rank + 1;
+    if stretch < rows {
+        return (0..steps).map(|step| step..step + 1).collect();
+    }
+    let mut dispatches: Vec<Range<usize>> = Vec::new();
+    let mut left = 0;
+    for step in 0..steps {
+        let cost = iterations(stretch, 1, step / 3);
+        match dispatches.last_mut() {
+            Some(last) if cost <= left => last.end = step + 1,
+            _ => {
+                dispatches.push(step..step + 1);
+                left = MOST_ITERATIONS;
+            }
+        }
+        left = left.saturating_sub(cost);
+    }
+    dispatches
+}
+
+/// Iterations of loops that one step for `column` takes at most, with `chunks` stretches of rows.
+pub(crate) fn iterations(stretch: usize, chunks: usize, column: usize) -> usize {
+    let rows = stretch.div_ceil(256);
+    let gather = (column + 1).div_ceil(256) * (1 + chunks);
+    1 + gather + rows * (4 + column / 4) + (column + 1).div_ceil(4) * (1 + rows + 8)
 }
 
 /// Records power iterations from the start matrix of `stream`; `results` has the largest magnitude in word `largest`.

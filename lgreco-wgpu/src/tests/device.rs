@@ -171,7 +171,7 @@ fn every_kernel_compiles() {
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let mut kernels = Kernels::default();
     for shader in Shader::ALL {
-        let source = shader.source();
+        let source = shader.source(false);
         let module = naga::front::wgsl::parse_str(&source).unwrap();
         for entry in &module.entry_points {
             kernels.get(&device, Kernel { shader, entry: entry.name.clone().leak() });

@@ -21,7 +21,7 @@ fn tensor() -> Tensor {
 
 #[test]
 fn three_pieces_do_as_one() {
-    let Some(mut backend) = backend_with(small) else { return };
+    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
     let tensor = tensor();
     let stream = Stream { seed: 9, ..Stream::default() };
     let pieces = (ROWS_OF * COLS).div_ceil(backend.gpu().piece_len());
@@ -50,7 +50,7 @@ fn three_pieces_do_as_one() {
 
 #[test]
 fn matrices_are_cut_along_both_sides() {
-    let Some(mut backend) = backend_with(small) else { return };
+    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
     let stream = Stream { seed: 4, ..Stream::default() };
     let values = uniform(ROWS_OF * COLS, 5);
     // Rows longer than a dispatch is wide, and more of them than it is high.
@@ -65,7 +65,7 @@ fn matrices_are_cut_along_both_sides() {
 
 #[test]
 fn payloads_beyond_a_binding_are_written_in_windows() {
-    let Some(mut backend) = backend_with(small) else { return };
+    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
     let elements = 1_300_000;
     let tensor = Tensor::new(&uniform(elements, 6), elements, 1);
     let top = TopK { keep: 600_000, values: Dtype::F32 };
