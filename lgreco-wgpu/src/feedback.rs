@@ -2,9 +2,10 @@
 
 use crate::Error;
 use crate::backend::WgpuBackend;
-use crate::gpu::{Batch, Part, Scratch};
+use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude::{self, INFINITY, check_finite};
+use crate::memory::Scratch;
 use crate::tensor::{BufferGradient, Input, Tensor};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
@@ -104,8 +105,8 @@ impl WgpuBackend {
         let base = Params { gain: gain.to_bits(), keep: (1.0 - gain).to_bits(), ..Params::default() };
 
         let mut batch = Batch::new(self.gpu())?;
-        let offered = batch.buffer(bytes.max(16), USAGES)?;
-        let decoded = batch.buffer(bytes.max(16), USAGES)?;
+        let offered = batch.gpu.scratch(Scratch::Offered, bytes)?;
+        let decoded = batch.gpu.scratch(Scratch::Decoded, bytes)?;
         let memory = Tensor::of_buffer(residual, 0, elements);
         let sums = Tensor::of_buffer(&offered, 0, elements);
         let input = Input::Device(*gradient);

@@ -16,12 +16,16 @@
 
 mod adapters;
 mod backend;
+mod batch;
+mod buffers;
 mod codec;
 mod error;
 mod feedback;
 mod gpu;
 mod kernels;
 mod magnitude;
+mod memory;
+mod orthonormal;
 mod payload;
 mod powersgd;
 mod qsgd;
@@ -33,7 +37,8 @@ mod tests;
 mod topk;
 
 pub use adapters::{Adapter, adapters};
-pub use backend::{BufferJob, BufferJobError, WgpuBackend};
+pub use backend::WgpuBackend;
+pub use buffers::{BufferJob, BufferJobError};
 pub use error::Error;
 pub use tensor::BufferGradient;
 pub use wgpu;

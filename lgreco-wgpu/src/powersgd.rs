@@ -1,16 +1,17 @@
 //! PowerSGD: what `powersgd.wgsl` is asked to do.
 
 use crate::Error;
-use crate::gpu::{Batch, Part, Scratch};
+use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude;
+use crate::memory::Scratch;
+use crate::orthonormal;
 use crate::sums::{self, RECORD};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::wire::Payload;
 use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
-use std::ops::Range;
 use wgpu::Buffer;
 
 /// `Params` of `powersgd.wgsl`.
@@ -86,8 +87,6 @@ const RANKS: usize = 8;
 /// Largest side and rank for which no loop becomes too long.
 const LARGEST_SIDE: usize = 1 << 22;
 const LARGEST_RANK: usize = 1024;
-/// Iterations of loops in a dispatch of orthonormalisation; drivers may end loops after 65,535.
-const MOST_ITERATIONS: usize = 40_000;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::PowerSgd, entry }
@@ -219,11 +218,11 @@ impl Run<'_> {
     /// Makes the columns of `p` orthonormal.
     fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
         let rows = self.shape.rows();
-        let stretch = stretch(rows, self.rank, Self::most_groups(batch));
+        let stretch = orthonormal::stretch(rows, self.rank, Self::most_groups(batch));
         let chunks = rows.div_ceil(stretch);
         let inner = batch.scratch(Scratch::Inner, 4 * (2 * chunks * self.rank + 2) as u64)?;
         let bindings = [(3, Part::from(&self.p)), (8, (&inner).into())];
-        for steps in dispatches(rows, self.rank, stretch) {
+        for steps in orthonormal::dispatches(rows, self.rank, stretch) {
             let params = Params {
                 first_step: steps.start as u32,
                 last_step: steps.end as u32,
@@ -235,42 +234,6 @@ impl Run<'_> {
         }
         Ok(())
     }
-}
-
-/// Rows of a factor that one workgroup makes orthonormal: all while there is little to do, else few.
-pub(crate) fn stretch(rows: usize, rank: usize, most_groups: usize) -> usize {
-    const LITTLE: usize = 1 << 16;
-    if rows * rank <= LITTLE { rows } else { 512.max(rows.div_ceil(most_groups.min(256))) }
-}
-
-/// The steps of orthonormalisation that run in one dispatch each: one where several workgroups have to wait for each
-/// other, else as many as loops are allowed.
-pub(crate) fn dispatches(rows: usize, rank: usize, stretch: usize) -> Vec<Range<usize>> {
-    let steps = 3 * rank + 1;
-    if stretch < rows {
-        return (0..steps).map(|step| step..step + 1).collect();
-    }
-    let mut dispatches: Vec<Range<usize>> = Vec::new();
-    let mut left = 0;
-    for step in 0..steps {
-        let cost = iterations(stretch, 1, step / 3);
-        match dispatches.last_mut() {
-            Some(last) if cost <= left => last.end = step + 1,
-            _ => {
-                dispatches.push(step..step + 1);
-                left = MOST_ITERATIONS;
-            }
-        }
-        left = left.saturating_sub(cost);
-    }
-    dispatches
-}
-
-/// Iterations of loops that one step for `column` takes at most, with `chunks` stretches of rows.
-pub(crate) fn iterations(stretch: usize, chunks: usize, column: usize) -> usize {
-    let rows = stretch.div_ceil(256);
-    let gather = (column + 1).div_ceil(256) * (1 + chunks);
-    1 + gather + rows * (4 + column / 4) + (column + 1).div_ceil(4) * (1 + rows + 8)
 }
 
 /// Records power iterations from the start matrix of `stream`; `results` has the largest magnitude in word `largest`.
@@ -368,7 +331,7 @@ pub(crate) fn measure(
                 (3, (&run.q).into()),
                 (5, (&output).into()),
                 (6, results.into()),
-                (7, (&sought).into()),
+                (7, sought.clone()),
             ];
             batch.dispatch_3d(kernel("residuals"), params, &bindings, size);
             count += sums::add(batch, &output, size[0] * size[1], &totals, count);
@@ -467,7 +430,7 @@ pub(crate) fn decode(batch: &mut Batch<'_>, factors: &Factors, shape: Shape, tar
                 exponent: (factors.exponent + 127) as u32,
                 ..Params::default()
             };
-            let bindings = [(2, (&p).into()), (3, (&q).into()), (5, (&output).into())];
+            let bindings = [(2, p.clone()), (3, q.clone()), (5, (&output).into())];
             batch.dispatch_3d(kernel("reconstruct"), params, &bindings, [rows.div_ceil(SIDE), width.div_ceil(SIDE), 1]);
             target.take(batch, &output, row * cols + col, rows * width);
         }

@@ -1,8 +1,10 @@
 //! Batches of rows: recorded together, read back at once.
 
+use crate::batch::{Batch, Part};
 use crate::codec::{NEAR_OVERFLOW, encode};
-use crate::gpu::{Batch, Gpu, Part, Scratch};
+use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
+use crate::memory::Scratch;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Tensor};
 use crate::{Error, magnitude, powersgd, qsgd, topk};
@@ -72,6 +74,15 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
         (rest, words) = (next, others);
     }
     refused.map_or(Ok(()), Err)
+}
+
+/// Takes the memory and compiles the kernels that measuring `jobs` needs.
+pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), (usize, Error)> {
+    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(|error| (index, error)))?;
+    gpu.rehearsing = true;
+    let recorded = record(gpu, jobs);
+    gpu.rehearsing = false;
+    recorded.map(|_| ())
 }
 
 /// Runs all jobs and returns the words of their results.

@@ -3,6 +3,7 @@
 use super::{ROWS, backend};
 use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Kernels, Shader};
+use crate::orthonormal;
 use crate::{Error, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::{Candidates, Setting, loco::LoCo, qsgd::Qsgd};
@@ -85,7 +86,7 @@ fn what_the_driver_refuses_reaches_the_caller() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
     let mut backend = WgpuBackend::with_device(device, queue).unwrap();
     let gpu = backend.gpu();
-    let mut batch = crate::gpu::Batch::new(gpu).unwrap();
+    let mut batch = crate::batch::Batch::new(gpu).unwrap();
     let small = batch.buffer(16, wgpu::BufferUsages::COPY_SRC).unwrap();
     batch.copy(&small, 0, &small, 1 << 20, 16);
     let refused = batch.read(&[]);
@@ -110,10 +111,24 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("powersgd: a chunk in tiles of 32, two loads each", 4096 / 32 * (32 + 2 + 1)),
         ("powersgd: tiles by columns, eight sums", tiles * (rank + rank / 16 + 8) + 100),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
-        ("powersgd: projections on 1023 columns, of 32 stretches", 1023 * 33),
+        ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
     for (what, iterations) in most {
         assert!(iterations < CUT - 10_000, "{what}: {iterations}");
+    }
+    for (rows, rank) in (0..=22).flat_map(|log_rows| (0..=10).map(move |log_rank| (1usize << log_rows, 1 << log_rank)))
+    {
+        // Beyond that a factor fits no binding.
+        if rank > rows || rows * rank > 1 << 30 {
+            continue;
+        }
+        let stretch = orthonormal::stretch(rows, rank, 65_535);
+        for steps in orthonormal::dispatches(rows, rank, stretch) {
+            let columns = steps.clone().map(|step| step / 3);
+            let iterations: usize =
+                columns.map(|column| orthonormal::iterations(stretch, rows.div_ceil(stretch), column)).sum();
+            assert!((iterations as u64) < CUT - 10_000, "steps {steps:?} of {rows} x {rank}: {iterations}");
+        }
     }
     // The canary: when the trap is gone, this says so, and the bounds above may go too.
     let Some(mut backend) = backend() else { return };
@@ -159,8 +174,8 @@ fn counted_iterations(backend: &mut WgpuBackend, wanted: u32) -> u32 {
     pass.dispatch_workgroups(1, 1, 1);
     drop(pass);
     backend.queue().submit([encoder.finish()]);
-    let batch = crate::gpu::Batch::new(backend.gpu()).unwrap();
-    bytemuck::pod_read_unaligned(&batch.read(&[crate::gpu::Part::from(&count)]).unwrap()[..4])
+    let batch = crate::batch::Batch::new(backend.gpu()).unwrap();
+    bytemuck::pod_read_unaligned(&batch.read(&[crate::batch::Part::from(&count)]).unwrap()[..4])
 }
 
 /// Every entry point becomes a pipeline of the device.
