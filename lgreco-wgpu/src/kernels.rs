@@ -34,7 +34,7 @@ impl Shader {
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
                 [FLOAT, WIDE, VALUES, lanes, tables, select, energy, encode, decode].concat()
             }
-            Shader::Feedback => [FLOAT, VALUES, include_str!("shaders/feedback.wgsl")].concat(),
+            Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
             Shader::PowerSgd => {
                 let (factors, multiply) =
                     (include_str!("shaders/powersgd.wgsl"), include_str!("shaders/powersgd_multiply.wgsl"));

@@ -40,5 +40,6 @@ pub use adapters::{Adapter, adapters};
 pub use backend::WgpuBackend;
 pub use buffers::{BufferJob, BufferJobError};
 pub use error::Error;
+pub use feedback::BufferResidual;
 pub use tensor::BufferGradient;
 pub use wgpu;

@@ -1,10 +1,11 @@
 //! What a device is asked for: memory once, few submissions, one readback per table.
 
 use super::backend;
-use crate::{BufferGradient, BufferJob, WgpuBackend};
+use crate::{BufferGradient, BufferJob, BufferResidual, WgpuBackend};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
@@ -77,7 +78,7 @@ fn a_table_of_150_layers_takes_few_submissions_and_one_readback() {
 }
 
 /// Every kind of call.
-fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buffer; 2]) {
+fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buffer; 4]) {
     let stream = Stream::default();
     for dtype in [0, 2] {
         let jobs = jobs(layers, dtype);
@@ -103,7 +104,10 @@ fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buf
         backend.decode_to_buffer(&payload, &buffers[0], 0).unwrap();
     }
     let (setting, mut payload) = (Setting::Qsgd(Qsgd::default()), vec![0; 20_000]);
-    backend.encode_with_feedback(&setting, &on_device, &buffers[1], 1.0, stream, &mut payload).unwrap();
+    for (buffer, storage) in buffers[1..].iter().zip([Storage::F32, Storage::Bf16, Storage::Int8]) {
+        let residual = BufferResidual { buffer, storage };
+        backend.encode_with_feedback(&setting, &on_device, &residual, 1.0, stream, &mut payload).unwrap();
+    }
 }
 
 #[test]
@@ -112,7 +116,7 @@ fn nothing_is_taken_after_the_first_call() {
     for mut backend in backends() {
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let descriptor = wgpu::BufferDescriptor { label: None, size: 40_000, usage, mapped_at_creation: false };
-        let buffers = [(); 2].map(|()| backend.device().create_buffer(&descriptor));
+        let buffers = [(); 4].map(|()| backend.device().create_buffer(&descriptor));
         everything(&mut backend, layers, &buffers);
         let (created, held) = (backend.gpu().memory.created, backend.held_bytes());
         everything(&mut backend, layers, &buffers);

@@ -3,6 +3,7 @@
 mod buffers;
 mod conformance;
 mod device;
+mod feedback;
 mod memory;
 mod shaders;
 mod splitting;
