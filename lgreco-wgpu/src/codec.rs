@@ -5,7 +5,7 @@ use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, payload, powersgd, qsgd, topk};
+use crate::{Error, methods, payload, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
@@ -14,8 +14,6 @@ use wgpu::Buffer;
 
 /// From this magnitude on products of factors may leave the range of f32.
 pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
-
-const NO_ENCODER: Error = Error::Method("this setting");
 
 /// [`Compressor::encode`], of values on either side.
 pub(crate) fn encode(
@@ -45,7 +43,7 @@ pub(crate) fn encode(
             let rank = powersgd::effective(shape, c.rank) as u32;
             Header { method: Method::PowerSgd, variant: 0, parameter: rank, shape }
         }
-        _ => return Err(NO_ENCODER),
+        _ => return Err(Error::Method(methods::of_setting(setting))),
     };
     header.write(payload)?;
     if shape.elements() == 0 {
@@ -65,7 +63,7 @@ pub(crate) fn encode(
             let rank = powersgd::effective(shape, c.rank);
             parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
         }
-        _ => return Err(NO_ENCODER),
+        _ => return Err(Error::Method(methods::of_setting(setting))),
     }
     let bytes = batch.read(&parts)?;
     let (words, body) = bytes.split_at(16);

@@ -25,6 +25,7 @@ mod gpu;
 mod kernels;
 mod magnitude;
 mod memory;
+mod methods;
 mod orthonormal;
 mod payload;
 mod powersgd;

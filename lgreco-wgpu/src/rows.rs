@@ -7,7 +7,7 @@ use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, powersgd, qsgd, topk};
+use crate::{Error, magnitude, methods, powersgd, qsgd, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::rng::Stream;
 use wgpu::Buffer;
@@ -39,13 +39,10 @@ fn result_words(work: &Work<'_>) -> usize {
     words.next_multiple_of(RECORD)
 }
 
-/// What [`check`] says of methods without kernels.
-const NO_ROW: Error = Error::Method("this method's row");
-
 /// What the core says of parameters that do not fit; methods without kernels are refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
     if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. }) {
-        return Err(NO_ROW);
+        return Err(Error::Method(methods::of_candidates(&work.candidates)));
     }
     for index in 0..work.candidates.len() {
         if let Some(setting) = work.candidates.setting(index) {
@@ -132,7 +129,7 @@ fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer,
             let shape = job.input.shape();
             powersgd::measure(batch, tensor, shape, (iterations, ranks), job.stream, results, at)
         }
-        _ => Err(NO_ROW),
+        _ => Err(Error::Method(methods::of_candidates(&job.candidates))),
     }
 }
 
@@ -159,7 +156,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
             }
             powersgd::errors(job.input.shape(), ranks, words, row);
         }
-        _ => return Err(NO_ROW),
+        _ => return Err(Error::Method(methods::of_candidates(&job.candidates))),
     }
     Ok(())
 }

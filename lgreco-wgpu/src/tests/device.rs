@@ -1,15 +1,15 @@
 //! Devices that fail, devices that do nothing, and what is promised of good ones.
 
-use super::{ROWS, backend};
+use super::backend;
 use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Kernels, Shader};
 use crate::orthonormal;
 use crate::{Error, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::{Candidates, Setting, loco::LoCo, qsgd::Qsgd};
+use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_rows};
+use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 
 fn rows(backend: &mut WgpuBackend, tensor: &Tensor) -> Result<Vec<f64>, lgreco_core::Error> {
@@ -35,19 +35,32 @@ fn the_same_input_gives_the_same_bits() {
 }
 
 #[test]
-fn methods_without_kernels_are_refused() {
+fn methods_without_kernels_are_refused_by_name() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
     let mut backend = WgpuBackend::with_device(device, queue).unwrap();
     let (full, empty) = (Tensor::new(&uniform(60, 1), 6, 10), Tensor::new(&[], 0, 10));
-    for gradient in [full.gradients()[0], empty.gradients()[0]] {
-        let job = Job { gradient, candidates: Candidates::LoCo { groups: &[8] }, stream: Stream::default() };
-        let failed = backend.measure(&[job], &mut [], &mut [0.0]).unwrap_err();
-        assert!(matches!(failed.error, lgreco_core::Error::Device { .. }), "{failed:?}");
-        let setting = Setting::LoCo(LoCo { group: 8 });
-        let refused = backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut [0; 200]);
+    let values = Dtype::F32;
+    let base = Sidco { density: 0.1, fit: Fit::Exponential, stages: 1, values };
+    for (candidates, name) in [
+        (Candidates::CltK { keeps: &[8] }, "CLT-k"),
+        (Candidates::HardThreshold { values, lambdas: &[0.5] }, "hard threshold"),
+        (Candidates::AdaComp { bins: &[8] }, "AdaComp"),
+        (Candidates::LoCo { groups: &[8] }, "LoCo"),
+        (Candidates::Sidco { base, densities: &[0.1] }, "SIDCo"),
+    ] {
+        let expected = Some(Error::Method(name));
+        let setting = candidates.setting(0).unwrap();
+        for gradient in [full.gradients()[0], empty.gradients()[0]] {
+            let job = Job { gradient, candidates, stream: Stream::default() };
+            let failed = backend.measure(&[job], &mut [], &mut [0.0]).unwrap_err();
+            assert!(matches!(failed.error, lgreco_core::Error::Device { .. }), "{failed:?}");
+            assert_eq!(backend.failure(), expected.as_ref());
+        }
+        let refused = backend.encode(&setting, &full.gradients()[0], Stream::default(), &mut [], &mut [0; 2000]);
         assert!(matches!(refused, Err(lgreco_core::Error::Device { .. })), "{refused:?}");
-        assert_eq!(backend.failure(), Some(&Error::Method("this setting")));
+        assert_eq!(backend.failure(), expected.as_ref());
     }
+    assert_eq!(Error::Method("LoCo").to_string(), "LoCo does not run on wgpu devices");
 }
 
 #[test]
@@ -58,6 +71,28 @@ fn a_lost_device_is_an_error() {
     backend.device().destroy();
     assert!(matches!(rows(&mut backend, &tensor), Err(lgreco_core::Error::Device { .. })));
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
+}
+
+#[test]
+fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
+    let limits =
+        wgpu::Limits { max_buffer_size: 4 << 20, max_storage_buffer_binding_size: 4 << 20, ..Default::default() };
+    let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
+    let (device, queue) = wgpu::Device::noop(&descriptor);
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let elements = 5 << 20;
+    let tensor = Tensor::new(&vec![1.0; elements], elements, 1);
+    let gradient = tensor.gradients()[2];
+    let setting = Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() });
+    let bytes = setting.payload_len(gradient.shape(), Dtype::Bf16).unwrap();
+    let refused = backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut vec![0; bytes]);
+    assert!(matches!(refused, Err(lgreco_core::Error::Device { .. })), "{refused:?}");
+    let (what, limit, bytes) = ("a buffer", "max_buffer_size", bytes.next_multiple_of(4) as u64);
+    assert_eq!(backend.failure(), Some(&Error::TooLarge { what, bytes, limit, largest: 4 << 20 }));
+    // The next call is none the worse for it.
+    let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[4] };
+    let job = Job { gradient, candidates, stream: Stream::default() };
+    assert_eq!(backend.measure(&[job], &mut [], &mut [1.0]), Ok(()));
 }
 
 #[test]
@@ -193,22 +228,4 @@ fn every_kernel_compiles() {
         }
     }
     assert!(pollster::block_on(scope.pop()).is_none());
-}
-
-#[test]
-fn rows_of_sixteen_million_values() {
-    let Some(mut backend) = backend() else { return };
-    let elements = 1 << 24;
-    let values: Vec<f32> = uniform(elements, 8).into_iter().map(|x| x * x * x).collect();
-    let tensor = Tensor::new(&values, 4096, 4096);
-    let gradient = tensor.gradients()[0];
-    let job = |candidates| Job { gradient, candidates, stream: Stream::default() };
-    let keeps: Vec<u32> = (1..=100).map(|i| i * (elements as u32 / 1000)).collect();
-    check_rows(&mut backend, &[job(Candidates::TopK { values: Dtype::F32, keeps: &keeps })], ROWS);
-    // QSGD's own bound is beside the point here: 2^24 roundings average out.
-    let jobs = [job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] })];
-    let (mut found, mut expected) = ([0.0; 7], [0.0; 7]);
-    backend.measure(&jobs, &mut [], &mut found).unwrap();
-    lgreco_core::backend::Portable.measure(&jobs, &mut [], &mut expected).unwrap();
-    assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b), "{found:?}, not {expected:?}");
 }

@@ -4,6 +4,8 @@ use super::buffers::{buffer, holding};
 use super::{backend, backend_with, small};
 use crate::batch::{Batch, Part};
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend};
+use lgreco_core::backend::Backend;
+use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::feedback::{Aggregation, GROUP, Memory, Residual, Rule, Storage};
 use lgreco_core::gradient::{Bf16, Dtype, Element, Shape};
@@ -110,6 +112,30 @@ fn residuals_are_worked_on_in_pieces() {
         let residual = zeros(&backend, storage, rows * cols);
         let residual = BufferResidual { buffer: &residual, storage };
         check(&mut backend, (rows, cols), Setting::Qsgd(Qsgd::default()), 1.0, &residual);
+    }
+}
+
+/// PowerSGD's payload has no equal bits in the core; what it leaves out is remembered all the same.
+#[test]
+fn what_powersgd_leaves_out_is_remembered() {
+    let Some(mut backend) = backend() else { return };
+    let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
+    let shape = Shape::new(61, 47).unwrap();
+    let residual = zeros(&backend, Storage::F32, 61 * 47);
+    let residual = BufferResidual { buffer: &residual, storage: Storage::F32 };
+    let mut memory = vec![0.0f32; 61 * 47];
+    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+    for step in 0..3 {
+        let values = uniform(61 * 47, u64::from(step));
+        let held = holding(&backend, &Tensor::new(&values, 61, 47).gradients()[0], 0);
+        let on_device = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+        let stream = Stream { step, ..Stream::default() };
+        backend.encode_with_feedback(&setting, &on_device, &residual, 1.0, stream, &mut payload).unwrap();
+        let mut decoded = vec![0.0; 61 * 47];
+        backend.decode(&payload, &mut decoded).unwrap();
+        memory.iter_mut().zip(values.iter().zip(&decoded)).for_each(|(m, (g, d))| *m = (*m + g) - d);
+        let kept = content(&mut backend, &residual, 61 * 47);
+        assert!(kept.iter().zip(&memory).all(|(&a, b)| a == b.to_bits()), "step {step}");
     }
 }
 

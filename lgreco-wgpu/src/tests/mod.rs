@@ -4,6 +4,7 @@ mod buffers;
 mod conformance;
 mod device;
 mod feedback;
+mod large;
 mod memory;
 mod shaders;
 mod splitting;

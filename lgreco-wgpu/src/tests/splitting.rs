@@ -1,6 +1,7 @@
 //! Tensors larger than a binding or a dispatch, at limits made small for it.
 
 use super::{ROWS, backend_with, small};
+use crate::Error;
 use lgreco_core::backend::Job;
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -72,5 +73,6 @@ fn payloads_beyond_a_binding_are_written_in_windows() {
     // Decoding is refused: it needs the payload in one binding.
     let gradient = tensor.gradients()[0];
     super::check_payload(&mut backend, &Setting::TopK(top), &gradient);
+    assert!(matches!(backend.failure(), Some(Error::TooLarge { .. })), "{:?}", backend.failure());
     super::check_payload(&mut backend, &Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() }), &gradient);
 }

@@ -1,0 +1,86 @@
+//! Rows of 2^24 values, of kinds that sums in f32 go wrong for, against the core's f64.
+
+use super::{ROWS, backend};
+use lgreco_core::backend::{Backend, Job, JobError, Portable};
+use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+
+const ELEMENTS: usize = 1 << 24;
+
+/// Bits that look random; a permutation.
+fn mixed(i: usize) -> u32 {
+    let x = (i as u32 ^ 0x5bd1_e995).wrapping_mul(0x9e37_79b1);
+    (x ^ x >> 15).wrapping_mul(0x85eb_ca77)
+}
+
+/// In [-1, 1).
+fn draw(i: usize) -> f32 {
+    mixed(i) as i32 as f32 / 2_147_483_648.0
+}
+
+/// Asserts that rows of all `value(i)` are the core's, or that both refuse them alike.
+fn check(value: impl Fn(usize) -> f32) {
+    let Some(mut backend) = backend() else { return };
+    let values: Vec<f32> = (0..ELEMENTS).map(value).collect();
+    let gradient = Gradient::new(Values::F32(&values), Shape::new(4096, 4096).unwrap()).unwrap();
+    let keeps: Vec<u32> = (1..=100).map(|i| i * (ELEMENTS as u32 / 1000)).collect();
+    for candidates in [
+        Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] },
+        Candidates::TopK { values: Dtype::F32, keeps: &keeps },
+    ] {
+        let jobs = [Job { gradient, candidates, stream: Stream::default() }];
+        let run = |backend: &mut dyn Backend| -> Result<Vec<f64>, JobError> {
+            let mut row = vec![f64::NAN; candidates.len()];
+            let mut workspace = vec![0; backend.workspace_len(&jobs)];
+            backend.measure(&jobs, &mut workspace, &mut row).map(|()| row)
+        };
+        match (run(&mut backend), run(&mut Portable)) {
+            (Ok(found), Ok(expected)) => {
+                let apart = found.iter().zip(&expected).find(|(a, b)| !((*a - *b).abs() <= ROWS * *b));
+                assert_eq!(apart, None, "{candidates:?}, found and expected");
+            }
+            (found, expected) => assert_eq!(found, expected),
+        }
+    }
+}
+
+#[test]
+fn bell_shaped() {
+    check(|i| draw(i) * draw(i + 1) * draw(i + 2));
+}
+
+#[test]
+fn magnitudes_from_1e_30_to_1e30() {
+    check(|i| draw(i) * 10f32.powi((mixed(i + 7) % 61) as i32 - 30));
+}
+
+#[test]
+fn magnitudes_that_grow_from_1e_30_to_1e30() {
+    check(|i| (1.0 + draw(i).abs()) * 10f32.powi((i >> 18) as i32 - 30));
+}
+
+#[test]
+fn all_equal() {
+    check(|_| 0.3);
+}
+
+#[test]
+fn all_zero() {
+    check(|i| if i % 3 == 0 { -0.0 } else { 0.0 });
+}
+
+#[test]
+fn one_spike() {
+    check(|i| if i == 12_345_678 { -7.25 } else { 0.0 });
+}
+
+#[test]
+fn a_spike_over_noise() {
+    check(|i| if i == 12_345_678 { 1e30 } else { 1e-30 * draw(i) });
+}
+
+#[test]
+fn infinity_at_the_end() {
+    check(|i| if i + 2 >= ELEMENTS { f32::INFINITY } else { draw(i) });
+}
