@@ -21,8 +21,10 @@ use lgreco_core::rng::Stream;
 /// use lgreco_core::rng::Stream;
 /// use lgreco_wgpu::WgpuBackend;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let Ok(_) = WgpuBackend::new() else { return Ok(()) };
-/// let mut backend = WgpuBackend::new()?;
+/// let mut backend = match WgpuBackend::new() {
+///     Ok(backend) => backend,
+///     Err(error) => return Ok(println!("{error}")),
+/// };
 /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
 /// let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[1, 2, 3] };
 /// let mut row = [0.0; 3];
@@ -104,7 +106,8 @@ impl WgpuBackend {
     /// The device.
     ///
     /// ```
-    /// # let Ok(backend) = lgreco_wgpu::WgpuBackend::new() else { return };
+    /// # let (device, queue) = lgreco_wgpu::wgpu::Device::noop(&Default::default());
+    /// # let backend = lgreco_wgpu::WgpuBackend::with_device(device, queue).unwrap();
     /// assert!(backend.device().limits().max_storage_buffer_binding_size >= 2 << 20);
     /// ```
     pub fn device(&self) -> &wgpu::Device {
@@ -115,7 +118,8 @@ impl WgpuBackend {
     ///
     /// ```
     /// # use lgreco_wgpu::wgpu;
-    /// # let Ok(backend) = lgreco_wgpu::WgpuBackend::new() else { return };
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default());
+    /// # let backend = lgreco_wgpu::WgpuBackend::with_device(device, queue).unwrap();
     /// # let descriptor = wgpu::BufferDescriptor {
     /// #     label: None,
     /// #     size: 16,
@@ -181,7 +185,8 @@ impl WgpuBackend {
     /// [`Device`](lgreco_core::Error::Device), whose text is shorter.
     ///
     /// ```
-    /// # let Ok(backend) = lgreco_wgpu::WgpuBackend::new() else { return };
+    /// # let (device, queue) = lgreco_wgpu::wgpu::Device::noop(&Default::default());
+    /// # let backend = lgreco_wgpu::WgpuBackend::with_device(device, queue).unwrap();
     /// assert_eq!(backend.failure(), None); // so far
     /// ```
     pub fn failure(&self) -> Option<&Error> {

@@ -87,7 +87,8 @@ impl WgpuBackend {
     /// use lgreco_core::rng::Stream;
     /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let Ok(mut backend) = WgpuBackend::new() else { return Ok(()) };
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
+    /// # let mut backend = WgpuBackend::with_device(device, queue)?;
     /// let buffer = backend.device().create_buffer(&wgpu::BufferDescriptor {
     ///     label: None,
     ///     size: 4 * 4096,
@@ -118,7 +119,8 @@ impl WgpuBackend {
     /// use lgreco_core::rng::Stream;
     /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let Ok(mut backend) = WgpuBackend::new() else { return Ok(()) };
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
+    /// # let mut backend = WgpuBackend::with_device(device, queue)?;
     /// let buffer = backend.device().create_buffer(&wgpu::BufferDescriptor {
     ///     label: None,
     ///     size: 4 * 4096,

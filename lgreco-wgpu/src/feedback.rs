@@ -138,13 +138,14 @@ impl WgpuBackend {
     /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the step.
     ///
     /// ```
-    /// use lgreco_core::compress::{Compressor, Setting, topk::TopK};
+    /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
     /// use lgreco_core::feedback::Storage;
     /// use lgreco_core::gradient::{Dtype, Shape};
     /// use lgreco_core::rng::Stream;
     /// use lgreco_wgpu::{BufferGradient, BufferResidual, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let Ok(mut backend) = WgpuBackend::new() else { return Ok(()) };
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
+    /// # let mut backend = WgpuBackend::with_device(device, queue)?;
     /// let zeros = |size| {
     ///     backend.device().create_buffer(&wgpu::BufferDescriptor {
     ///         label: None,
@@ -156,7 +157,7 @@ impl WgpuBackend {
     /// let (gradient, residual) = (zeros(4 * 4096), zeros(BufferResidual::bytes(Storage::Bf16, 4096)));
     /// let gradient = BufferGradient { buffer: &gradient, offset: 0, dtype: Dtype::F32, shape: Shape::new(64, 64)? };
     /// let residual = BufferResidual { buffer: &residual, storage: Storage::Bf16 };
-    /// let setting = Setting::TopK(TopK { keep: 41, values: Dtype::F32 });
+    /// let setting = Setting::Qsgd(Qsgd::default());
     /// let mut payload = vec![0; setting.payload_len(gradient.shape, gradient.dtype)?];
     /// for step in 0..3 {
     ///     let stream = Stream { step, ..Stream::default() };
