@@ -36,6 +36,7 @@ mod orthonormal;
 mod payload;
 mod powersgd;
 mod qsgd;
+mod rectangles;
 mod rows;
 mod sums;
 mod tensor;

@@ -6,6 +6,7 @@ use crate::kernels::{Kernel, Shader};
 use crate::magnitude;
 use crate::memory::Scratch;
 use crate::orthonormal;
+use crate::rectangles::{Rectangle, rectangles};
 use crate::sums::{self, RECORD};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
@@ -103,48 +104,6 @@ fn check(shape: Shape, rank: usize) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Method("PowerSGD with a side above 4,194,304 or a rank above 1024"))
-}
-
-/// A part of the matrix in one binding: whole rows, or some of one.
-#[derive(Clone, Debug)]
-struct Rectangle {
-    part: Part,
-    offset: usize,
-    row: usize,
-    col: usize,
-    rows: usize,
-    cols: usize,
-}
-
-/// Cuts a tensor into rectangles of at most `most_rows` × `most_cols`.
-fn rectangles(batch: &Batch<'_>, tensor: &Tensor, shape: Shape, most_rows: usize, most_cols: usize) -> Vec<Rectangle> {
-    let width = shape.cols();
-    let mut rectangles = Vec::new();
-    for piece in tensor.all(batch) {
-        let (mut at, end) = (piece.first, piece.first + piece.count);
-        while at < end {
-            let (row, col) = (at / width, at % width);
-            let (rows, cols) = if col == 0 && end - at >= width {
-                ((end - at) / width, width)
-            } else {
-                (1, (width - col).min(end - at))
-            };
-            for y in (0..rows).step_by(most_rows) {
-                for x in (0..cols).step_by(most_cols) {
-                    rectangles.push(Rectangle {
-                        part: piece.part.clone(),
-                        offset: piece.skip as usize + at - piece.first + y * width + x,
-                        row: row + y,
-                        col: col + x,
-                        rows: most_rows.min(rows - y),
-                        cols: most_cols.min(cols - x),
-                    });
-                }
-            }
-            at += rows * cols;
-        }
-    }
-    rectangles
 }
 
 /// A matrix and the factors of its compression.

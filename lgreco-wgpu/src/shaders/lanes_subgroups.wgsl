@@ -9,27 +9,18 @@ struct Lane {
 
 var<workgroup> of_subgroups: array<vec2<u32>, 256>;
 
-// Makes x, the same in all lanes of a subgroup, known to all.
+// Makes x, the same in all lanes of a subgroup, known to all. Whoever calls it has waited for the workgroup: until nobody
+// reads what was shared before, and lanes that took different ways are together again.
 fn share(lane: Lane, x: vec2<u32>) {
-    let first = subgroupExclusiveAdd(1u) == 0u;
-    workgroupBarrier(); // until nobody reads what was shared before
-    if (first) {
+    if (subgroupExclusiveAdd(1u) == 0u) {
         of_subgroups[lane.subgroup] = x;
     }
     workgroupBarrier();
 }
 
-fn sum_before_subgroup(lane: Lane, of_subgroup: vec2<u32>) -> vec2<u32> {
-    share(lane, of_subgroup);
-    var sum = vec2<u32>(0u, 0u);
-    for (var other = 0u; other < lane.subgroup; other++) {
-        sum += of_subgroups[other];
-    }
-    return sum;
-}
-
 // The sum over all lanes of a workgroup of `lanes`, a power of two.
 fn sum_of(lane: Lane, lanes: u32, x: vec2<u32>) -> vec2<u32> {
+    workgroupBarrier();
     share(lane, subgroupAdd(x));
     var sum = vec2<u32>(0u, 0u);
     for (var other = 0u; other < lane.subgroups; other++) {
@@ -40,6 +31,7 @@ fn sum_of(lane: Lane, lanes: u32, x: vec2<u32>) -> vec2<u32> {
 
 // The largest x of all lanes.
 fn largest_of(lane: Lane, lanes: u32, x: u32) -> u32 {
+    workgroupBarrier();
     share(lane, vec2<u32>(subgroupMax(x), 0u));
     var largest = 0u;
     for (var other = 0u; other < lane.subgroups; other++) {
@@ -50,10 +42,16 @@ fn largest_of(lane: Lane, lanes: u32, x: u32) -> u32 {
 
 // The lane's place in the order of `sum_before`.
 fn place(lane: Lane) -> u32 {
-    return sum_before_subgroup(lane, vec2<u32>(subgroupAdd(1u), 0u)).x + subgroupExclusiveAdd(1u);
+    return sum_before(lane, vec2<u32>(1u, 0u)).x;
 }
 
-// The sum over the lanes of smaller places.
+// The sum over the lanes of smaller places: those of earlier subgroups, and earlier ones of its own.
 fn sum_before(lane: Lane, x: vec2<u32>) -> vec2<u32> {
-    return sum_before_subgroup(lane, subgroupAdd(x)) + subgroupExclusiveAdd(x);
+    workgroupBarrier();
+    share(lane, subgroupAdd(x));
+    var sum = subgroupExclusiveAdd(x);
+    for (var other = 0u; other < lane.subgroup; other++) {
+        sum += of_subgroups[other];
+    }
+    return sum;
 }
