@@ -39,8 +39,10 @@ impl<'g> Batch<'g> {
         // Scopes end, here and when they are dropped, in the order of the array.
         scopes.reverse();
         let encoder = gpu.device.create_command_encoder(&Default::default());
-        // A batch that failed has left its buffers.
-        gpu.memory.give_up();
+        if std::mem::replace(&mut gpu.unfinished, true) {
+            // Buffers of a batch that failed may be invalid, or still mapped.
+            gpu.memory.forget();
+        }
         Ok(Batch { gpu, encoder, parameters: Vec::new(), scopes })
     }
 
@@ -183,6 +185,7 @@ impl<'g> Batch<'g> {
             None => result?,
         }
         gpu.memory.give_back();
+        gpu.unfinished = false;
         Ok(bytes)
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Gpu {
     pub(crate) kernels: Kernels,
     pub(crate) parameters: Buffer,
     pub(crate) memory: Memory,
+    /// Whether a batch has begun and not ended well.
+    pub(crate) unfinished: bool,
     /// Whether batches only take the memory and the kernels they would use.
     pub(crate) rehearsing: bool,
     #[cfg(test)]
@@ -74,6 +76,7 @@ impl Gpu {
             kernels: Kernels::default(),
             parameters,
             memory: Memory::default(),
+            unfinished: false,
             rehearsing: false,
             #[cfg(test)]
             submissions: 0,

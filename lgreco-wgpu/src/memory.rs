@@ -87,8 +87,10 @@ impl Memory {
         }
     }
 
-    /// All buffers taken are given up, because nobody knows their state.
-    pub(crate) fn give_up(&mut self) {
+    /// Frees all buffers, once the device is done with them.
+    pub(crate) fn forget(&mut self) {
+        self.scratch.clear();
+        self.free.clear();
         self.taken.clear();
     }
 

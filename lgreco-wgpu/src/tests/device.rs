@@ -126,6 +126,10 @@ fn what_the_driver_refuses_reaches_the_caller() {
     batch.copy(&small, 0, &small, 1 << 20, 16);
     let refused = batch.read(&[]);
     assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+    // Nothing of it is used again.
+    let held = backend.held_bytes();
+    crate::batch::Batch::new(backend.gpu()).unwrap().read(&[]).unwrap();
+    assert!(held > 0 && backend.held_bytes() == 0);
 }
 
 /// llvmpipe ends loops after 65,535 iterations, all loops of an invocation together, without a word. Here is the most
