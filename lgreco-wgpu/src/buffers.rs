@@ -78,7 +78,7 @@ impl WgpuBackend {
         self.reserve_for(&device_work(jobs))
     }
 
-    /// [`Backend::measure`] for gradients on the device: only the rows come back.
+    /// [`Backend::measure`](lgreco_core::backend::Backend::measure) for gradients on the device: only the rows come back.
     ///
     /// ```
     /// use lgreco_core::backend::Backend;
@@ -110,7 +110,7 @@ impl WgpuBackend {
         measure(self.gpu(), &device_work(jobs), rows).map_err(|(job, error)| BufferJobError { job, error })
     }
 
-    /// [`Backend::encode`] for a gradient on the device: only the payload comes back.
+    /// [`Backend::encode`](lgreco_core::backend::Backend::encode) for a gradient on the device: only the payload comes back.
     ///
     /// ```
     /// use lgreco_core::backend::Backend;
