@@ -167,9 +167,6 @@ fn levels(log_levels: u32) -> f32 {
     return f32((1u << log_levels) - 1u);
 }
 
-var<workgroup> mantissas: array<f32, 512>;
-var<workgroup> exponents: array<i32, 512>;
-
 // The squared error of each width, summed over the values of a workgroup.
 @compute @workgroup_size(64)
 fn row(
@@ -197,20 +194,9 @@ fn row(
         }
     }
     for (var w = 0u; w < 8u; w++) {
-        mantissas[w * 64u + lane] = sums[w].m;
-        exponents[w * 64u + lane] = sums[w].e;
+        put_sum(w * 64u + lane, sums[w]);
     }
-    for (var reach = 32u; reach > 0u; reach >>= 1u) {
-        workgroupBarrier();
-        if (lane < reach) {
-            for (var w = 0u; w < 8u; w++) {
-                let at = w * 64u + lane;
-                let sum = plus(Wide(mantissas[at], exponents[at]), Wide(mantissas[at + reach], exponents[at + reach]));
-                mantissas[at] = sum.m;
-                exponents[at] = sum.e;
-            }
-        }
-    }
+    add_lanes(lane);
     if (lane == 0u) {
         for (var w = 0u; w < 8u; w++) {
             let at = (params.record + group.x) * 16u + w;
