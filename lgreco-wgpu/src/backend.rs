@@ -134,8 +134,8 @@ impl WgpuBackend {
     }
 
     /// Takes all the memory of the device that measuring `jobs` needs, compiles the kernels, and returns
-    /// [`held_bytes`](WgpuBackend::held_bytes): measuring them, or others of the same shapes, then takes no more. Without
-    /// it the first measurement does so. Uploads take at most about 256 MiB, or the largest gradient.
+    /// [`held_bytes`](WgpuBackend::held_bytes): measuring them, or others of the same shapes, then takes no more.
+    /// Without it the first measurement does so. Uploads take at most about 256 MiB, or the largest gradient.
     ///
     /// ```
     /// use lgreco_core::backend::{Backend, Job};

@@ -11,7 +11,7 @@ use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
-/// A row to measure of a gradient that lies on the device; see [`Job`].
+/// A row to measure of a gradient that lies on the device; see [`Job`](lgreco_core::backend::Job).
 ///
 /// ```
 /// use lgreco_core::compress::Candidates;
@@ -78,7 +78,8 @@ impl WgpuBackend {
         self.reserve_for(&device_work(jobs))
     }
 
-    /// [`Backend::measure`](lgreco_core::backend::Backend::measure) for gradients on the device: only the rows come back.
+    /// [`Backend::measure`](lgreco_core::backend::Backend::measure) for gradients on the device: only the rows come
+    /// back.
     ///
     /// ```
     /// use lgreco_core::backend::Backend;
@@ -110,7 +111,8 @@ impl WgpuBackend {
         measure(self.gpu(), &device_work(jobs), rows).map_err(|(job, error)| BufferJobError { job, error })
     }
 
-    /// [`Backend::encode`](lgreco_core::backend::Backend::encode) for a gradient on the device: only the payload comes back.
+    /// [`Backend::encode`](lgreco_core::backend::Backend::encode) for a gradient on the device: only the payload comes
+    /// back.
     ///
     /// ```
     /// use lgreco_core::backend::Backend;
@@ -148,8 +150,9 @@ impl WgpuBackend {
         encode(self.gpu(), setting, &Input::Device(*gradient), stream, payload)
     }
 
-    /// Decodes a payload into f32 values of `buffer` (usage `COPY_DST`) from byte `offset`, a multiple of 4, on. Nothing
-    /// of them may be used when an error is returned. [`encode_buffer`](WgpuBackend::encode_buffer) has an example.
+    /// Decodes a payload into f32 values of `buffer` (usage `COPY_DST`) from byte `offset`, a multiple of 4, on.
+    /// Nothing of them may be used when an error is returned. [`encode_buffer`](WgpuBackend::encode_buffer) has an
+    /// example.
     ///
     /// # Errors
     /// As [`decode`](lgreco_core::compress::decode), and those of the device.

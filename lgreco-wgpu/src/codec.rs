@@ -129,8 +129,8 @@ enum Body {
 }
 
 impl Body {
-    /// `None` when decoding is left to the core: dense payloads, those that no encoder writes, and PowerSGD at the ends of
-    /// the range of f32.
+    /// `None` when decoding is left to the core: dense payloads, those that no encoder writes, and PowerSGD at the ends
+    /// of the range of f32.
     fn of(payload: &Payload<'_>) -> Result<Option<Body>, Error> {
         Ok(match payload.header.method {
             Method::Qsgd => payload::qsgd(payload)?.map(Body::Qsgd),

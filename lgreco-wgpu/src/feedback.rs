@@ -130,12 +130,13 @@ impl BufferResidual<'_> {
 }
 
 impl WgpuBackend {
-    /// One step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and keeps
-    /// `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`. Payload and residual are, bit for
-    /// bit, those of the core's [`Rule::Residual`](lgreco_core::feedback::Rule) in the same format (for PowerSGD, of the
-    /// payload this backend makes).
+    /// One step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and
+    /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`. Payload and residual
+    /// are, bit for bit, those of the core's [`Rule::Residual`](lgreco_core::feedback::Rule) in the same format (for
+    /// PowerSGD, of the payload this backend makes).
     ///
-    /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the step.
+    /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the
+    /// step.
     ///
     /// ```
     /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -170,10 +171,10 @@ impl WgpuBackend {
     /// # Errors
     /// [`Parameter`](lgreco_core::Error::Parameter) unless `gain` is in (0, 1];
     /// [`NonFinite`](lgreco_core::Error::NonFinite) with the gradient's first offender;
-    /// [`Overflow`](lgreco_core::Error::Overflow) when a sum leaves f32, or the residual its format; [`Error::Buffer`] when
-    /// the residual's buffer lacks one of its usages or is too short; [`Error::Method`] for [`Setting::Dense`], which leaves
-    /// nothing, and for AdaComp, which does not run here; those of [`encode_buffer`](WgpuBackend::encode_buffer). The
-    /// residual is then unchanged.
+    /// [`Overflow`](lgreco_core::Error::Overflow) when a sum leaves f32, or the residual its format; [`Error::Buffer`]
+    /// when the residual's buffer lacks one of its usages or is too short; [`Error::Method`] for [`Setting::Dense`],
+    /// which leaves nothing, and for AdaComp, which does not run here; those of
+    /// [`encode_buffer`](WgpuBackend::encode_buffer). The residual is then unchanged.
     ///
     /// # Complexity
     /// Encode, decode and, for bf16 and int8, three passes, else two and a copy. Keeps eight bytes per element of

@@ -109,7 +109,8 @@ impl Memory {
     }
 }
 
-/// The size of the buffer for `bytes`: up to a quarter more, so that few sizes serve all, and what fits a binding still does.
+/// The size of the buffer for `bytes`: up to a quarter more, so that few sizes serve all, and what fits a binding still
+/// does.
 fn rounded(bytes: u64, largest: Largest) -> Result<u64, Error> {
     if bytes > largest.buffer {
         return Err(Error::TooLarge { what: "a buffer", bytes, limit: "max_buffer_size", largest: largest.buffer });

@@ -154,8 +154,8 @@ fn grids(
     Ok(grids)
 }
 
-/// Words of results that [`measure`] writes: the largest magnitude, then a record for the widths with a sign and one for
-/// those without.
+/// Words of results that [`measure`] writes: the largest magnitude, then a record for the widths with a sign and one
+/// for those without.
 pub(crate) const RESULT_WORDS: usize = 3 * RECORD;
 
 /// Records the measurement of `bits`, of which there are some; `result` is a multiple of [`RECORD`].

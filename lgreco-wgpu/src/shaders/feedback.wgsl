@@ -1,4 +1,5 @@
-// Error feedback: what is compressed, and what is remembered. The numbers are those of lgreco_core::feedback, bit for bit.
+// Error feedback: what is compressed, and what is remembered. The numbers are those of lgreco_core::feedback, bit for
+// bit.
 
 struct Params {
     offset: u32,

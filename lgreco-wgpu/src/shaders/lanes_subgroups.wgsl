@@ -9,8 +9,8 @@ struct Lane {
 
 var<workgroup> of_subgroups: array<vec2<u32>, 256>;
 
-// Makes x, the same in all lanes of a subgroup, known to all. Whoever calls it has waited for the workgroup: until nobody
-// reads what was shared before, and lanes that took different ways are together again.
+// Makes x, the same in all lanes of a subgroup, known to all. Whoever calls it has waited for the workgroup: until
+// nobody reads what was shared before, and lanes that took different ways are together again.
 fn share(lane: Lane, x: vec2<u32>) {
     if (subgroupExclusiveAdd(1u) == 0u) {
         of_subgroups[lane.subgroup] = x;

@@ -1,5 +1,6 @@
 // PowerSGD: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the matrix,
-// `powersgd_orthonormal.wgsl` makes columns orthonormal, `powersgd_residual.wgsl` compares the factors' product with it.
+// `powersgd_orthonormal.wgsl` makes columns orthonormal, `powersgd_residual.wgsl` compares the factors' product with
+// it.
 //
 // The matrix is read as M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows.
 // Factors hold their columns one after the other.

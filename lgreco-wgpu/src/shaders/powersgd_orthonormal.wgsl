@@ -1,10 +1,10 @@
-// Orthonormal columns by Gram-Schmidt, twice over ("twice is enough"). Column c takes three steps, each of which ends with
-// its inner products with the columns up to itself:
+// Orthonormal columns by Gram-Schmidt, twice over ("twice is enough"). Column c takes three steps, each of which ends
+// with its inner products with the columns up to itself:
 //   3c      brings column c - 1 to norm 1
 //   3c + 1  subtracts from column c its projection on those before it
 //   3c + 2  does so again
-// and one more step ends the last column. A workgroup works on a stretch of rows and begins a step with the inner products
-// of all stretches. One that has all rows goes through many steps in a dispatch.
+// and one more step ends the last column. A workgroup works on a stretch of rows and begins a step with the inner
+// products of all stretches. One that has all rows goes through many steps in a dispatch.
 
 // Of each stretch: inner products of the last step and of the one before; then the squared norms of a column before its
 // first projection was subtracted, and between both.
@@ -67,7 +67,8 @@ fn inner_products(step: u32, stretch: u32, column: u32, start: u32, end: u32, la
         let at = min(vec4<u32>(c, c + 1u, c + 2u, c + 3u), vec4<u32>(column)) * params.all_rows;
         var sum = vec4<f32>();
         for (var i = start + lane; i < end; i += 256u) {
-            sum += vec4<f32>(product[at.x + i], product[at.y + i], product[at.z + i], product[at.w + i]) * product[own + i];
+            let four = vec4<f32>(product[at.x + i], product[at.y + i], product[at.z + i], product[at.w + i]);
+            sum += four * product[own + i];
         }
         workgroupBarrier();
         sums[lane] = sum;

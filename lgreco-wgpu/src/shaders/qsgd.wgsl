@@ -1,5 +1,5 @@
-// QSGD: grids of buckets, rows of the error table, codes and back. The numerics are those of lgreco_core::compress::qsgd.
-// One invocation works on 32 consecutive elements, whose codes are whole words.
+// QSGD: grids of buckets, rows of the error table, codes and back. The numerics are those of
+// lgreco_core::compress::qsgd. One invocation works on 32 consecutive elements, whose codes are whole words.
 
 struct Params {
     offset: u32,

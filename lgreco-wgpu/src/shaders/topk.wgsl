@@ -30,7 +30,8 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-// Per bin: count, sum of the keys' lower 17 bits, sum of the squared rounding errors of sending it; the sums in 64 bits.
+// Per bin: count, sum of the keys' lower 17 bits, sum of the squared rounding errors of sending it; the sums in 64
+// bits.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
 // One more than the number of a bin that some k divides; 0 for the others. Level 1, then level 2.
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;

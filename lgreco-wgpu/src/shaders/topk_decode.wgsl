@@ -74,7 +74,8 @@ fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     }
 }
 
-// Puts the kept values in their places. results[result] becomes 1 when positions do not ascend or a value is not finite.
+// Puts the kept values in their places. results[result] becomes 1 when positions do not ascend or a value is not
+// finite.
 @compute @workgroup_size(64)
 fn scatter(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let index = (params.first_block + group.x) * 64u + lane;

@@ -1,5 +1,5 @@
-// The k-th largest magnitudes, all k of a row together. Level 1 counts keys by their upper 15 bits, level 2 those of the
-// bins that some k divides by the next 9, level 3 by the last 8: there every k-th largest is known exactly.
+// The k-th largest magnitudes, all k of a row together. Level 1 counts keys by their upper 15 bits, level 2 those of
+// the bins that some k divides by the next 9, level 3 by the last 8: there every k-th largest is known exactly.
 
 // Adds to a 64-bit number whose upper word is `apart` words behind the lower.
 fn add_bin(at: u32, apart: u32, x: vec2<u32>) {

@@ -10,11 +10,11 @@ const ELEMENTS: usize = 1 << 24;
 
 /// What an addition may err by, relative to a sum of numbers >= 0.
 const ADDITION: f64 = 1.0 / (1 << 23) as f64;
-/// Depth of QSGD's sums: 32 values of an invocation, their 32 buckets at most, 64 invocations; then twice 64 records of as
-/// many lanes. Some roundings more for the terms.
+/// Depth of QSGD's sums: 32 values of an invocation, their 32 buckets at most, 64 invocations; then twice 64 records of
+/// as many lanes. Some roundings more for the terms.
 const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
-/// Of TopK's: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, 16 of 16 of level 3; and what the spread
-/// inside bins hides.
+/// Of TopK's: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, 16 of 16 of level 3; and what the
+/// spread inside bins hides.
 const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
 
 /// Bits that look random; a permutation.

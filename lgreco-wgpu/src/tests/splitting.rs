@@ -54,7 +54,8 @@ fn matrices_are_cut_along_both_sides() {
     let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
     let stream = Stream { seed: 4, ..Stream::default() };
     let values = uniform(ROWS_OF * COLS, 5);
-    // Rows longer than a dispatch is wide, more of them than it is high, and factors that several workgroups orthonormalise.
+    // Rows longer than a dispatch is wide, more of them than it is high, and factors that several workgroups
+    // orthonormalise.
     for (rows, cols) in [(ROWS_OF, COLS), (COLS, ROWS_OF), (3, 134_582), (33_000, 3)] {
         let tensor = Tensor::new(&values[..rows * cols], rows, cols);
         let gradient = tensor.gradients()[0];
