@@ -100,8 +100,8 @@ pub struct Link {
 pub struct CutSetting {
     /// Which cut of the model: number of the stage above it, from 0.
     pub cut: u32,
-    /// Samples per message: exactly, with a memory by position ([`LinkMemory::Residual`], [`LinkMemory::Mixed`],
-    /// [`LinkMemory::Ef21`]) in either direction; at most, otherwise. At least 1.
+    /// Samples per message: in training exactly, with a memory by position ([`LinkMemory::Residual`],
+    /// [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]) in either direction; at most, otherwise. At least 1.
     pub batch: u32,
     /// Values per sample, at least 1.
     pub features: u32,

@@ -143,6 +143,13 @@ impl ThreadCollective {
         Ok(())
     }
 
+    /// `Err` unless there is a length per rank, and as much room as all of them.
+    fn check_lens(&self, lens: &[u64], room: &[u8]) -> Result<(), CollectiveError> {
+        let all = lens.iter().fold(0, |all: u64, len| all.saturating_add(*len));
+        let fits = lens.len() == self.group.slots.len() && all == room.len() as u64;
+        if fits { Ok(()) } else { Err(Self::MISMATCH) }
+    }
+
     fn slot(&self, rank: usize) -> RwLockReadGuard<'_, Slot> {
         self.group.slots[rank].read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -214,6 +221,7 @@ impl Collective for ThreadCollective {
 
     fn all_gather(&mut self, own: &[u8], lens: &[u64], mut received: &mut [u8]) -> Result<(), CollectiveError> {
         self.show(Call::Gather, own, |this| {
+            this.check_lens(lens, received)?;
             for (rank, &len) in lens.iter().enumerate() {
                 take(&mut received, len as usize, &this.slot(rank).bytes)?;
             }
@@ -243,6 +251,7 @@ impl Collective for ThreadCollective {
         // Everybody's lengths, then the bytes.
         let shown: Vec<u8> = send_lens.iter().flat_map(|len| len.to_ne_bytes()).chain(send.iter().copied()).collect();
         self.show(Call::AllToAll, &shown, |this| {
+            this.check_lens(received_lens, received)?;
             for (rank, &len) in received_lens.iter().enumerate() {
                 let slot = this.slot(rank);
                 let (lens, mut bytes) =
