@@ -72,6 +72,8 @@ impl Params {
     ];
 }
 
+/// Words of a bin of level 1.
+const WORDS: u64 = 6;
 /// Bins of level 1; slots, and bins per slot of levels 2 and 3.
 pub(crate) const BINS: u64 = 17792;
 pub(crate) const SLOTS: u64 = 256;
@@ -114,9 +116,9 @@ impl Tables {
     /// Cleared, with `keeps` (ascending) to look for.
     fn new(batch: &mut Batch<'_>, keeps: &[u32]) -> Result<Tables, Error> {
         let tables = Tables {
-            bins: batch.scratch(Scratch::Bins, 4 * 5 * BINS)?,
+            bins: batch.scratch(Scratch::Bins, 4 * WORDS * BINS)?,
             slots: batch.scratch(Scratch::Slots, 4 * (BINS + SLOTS * MIDDLES))?,
-            fine: batch.scratch(Scratch::Fine, 4 * SLOTS * (3 * MIDDLES + LASTS))?,
+            fine: batch.scratch(Scratch::Fine, 4 * SLOTS * (4 * MIDDLES + LASTS))?,
             prefix: batch.scratch(Scratch::Prefix, 4 * 5 * BINS)?,
             state: batch.scratch(Scratch::State, (4 * KEEP * keeps.len()) as u64)?,
         };
@@ -124,7 +126,7 @@ impl Tables {
         state.iter_mut().step_by(KEEP).zip(keeps).for_each(|(slot, &keep)| *slot = keep);
         let state = batch.upload(bytemuck::cast_slice(&state))?;
         batch.copy(&state.buffer, 0, &tables.state, 0, (4 * KEEP * keeps.len()) as u64);
-        batch.clear(&tables.bins, 4 * 5 * BINS);
+        batch.clear(&tables.bins, 4 * WORDS * BINS);
         Ok(tables)
     }
 }

@@ -30,8 +30,8 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-// Per bin: count, sum of the keys' lower 17 bits, sum of the squared rounding errors of sending it; the sums in 64
-// bits.
+// Per bin: count, sum of the keys' lower 17 bits in 64 bits, sum of the squared rounding errors of sending it, each less
+// than 2^48, in 96 bits.
 @group(0) @binding(2) var<storage, read_write> bins: array<atomic<u32>>;
 // One more than the number of a bin that some k divides; 0 for the others. Level 1, then level 2.
 @group(0) @binding(3) var<storage, read_write> slots: array<u32>;
@@ -53,7 +53,7 @@ const MIDDLE = 8u; // below one of level 2
 const MIDDLES = 512u;
 const LASTS = 256u;
 const MOST_KEEPS = 256u;
-const LEVEL_3 = 393216u; // MOST_KEEPS * MIDDLES * 3
+const LEVEL_3 = 524288u; // MOST_KEEPS * MIDDLES * 4
 
 // Where the k largest end. First keep, then what is found level by level.
 struct Keep {

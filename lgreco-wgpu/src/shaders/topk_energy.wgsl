@@ -3,8 +3,9 @@
 // Of the energy 2^-15 is lost to the spread of magnitudes inside bins. Loops are nested so that no sum is more than 260
 // additions deep, of which each errs by 2^-23.
 
-fn float64(low: u32, high: u32) -> f32 {
-    return f32(high) * 0x1p32f + f32(low);
+// Of a number's words, the lowest first.
+fn float96(low: u32, middle: u32, high: u32) -> f32 {
+    return (f32(high) * 0x1p32f + f32(middle)) * 0x1p32f + f32(low);
 }
 
 // The energy of the elements in a bin of level 1: exact but for the spread of their magnitudes about the mean, which
@@ -15,7 +16,9 @@ fn energy(bin: u32) -> Wide {
     if (count == 0u || bin < 64u) {
         return Wide(0.0, 0);
     }
-    let mean = float64(atomicLoad(&bins[BINS + bin]), atomicLoad(&bins[2u * BINS + bin])) / f32(count) * 0x1p-23f;
+    // Keys' lower bits add up to less than 2^49.
+    let keys = float96(atomicLoad(&bins[BINS + bin]), atomicLoad(&bins[2u * BINS + bin]), 0u);
+    let mean = keys / f32(count) * 0x1p-23f;
     let magnitude = 1.0 + f32(bin & 63u) * 0x1p-6f + mean;
     let spread = 0.5 * mean * max(0x1p-6f - mean, 0.0);
     return wide(f32(count) * (magnitude * magnitude + spread), unit_exponent(bin) + 46);
@@ -27,7 +30,9 @@ fn unit_exponent(bin: u32) -> i32 {
 }
 
 fn sent_error(bin: u32) -> Wide {
-    return wide(float64(atomicLoad(&bins[3u * BINS + bin]), atomicLoad(&bins[4u * BINS + bin])), unit_exponent(bin));
+    let low = atomicLoad(&bins[3u * BINS + bin]);
+    let middle = atomicLoad(&bins[4u * BINS + bin]);
+    return wide(float96(low, middle, atomicLoad(&bins[5u * BINS + bin])), unit_exponent(bin));
 }
 
 var<workgroup> energies: array<Wide, 256>;
@@ -94,7 +99,7 @@ fn middle_energy(slot: u32, base: f32, unit: i32, from_bin: u32, to_bin: u32) ->
     var sum = Wide(0.0, 0);
     for (var middle = from_bin; middle < to_bin; middle++) {
         let magnitude = base + (f32(middle) + 0.5) * 0x1p-15f;
-        let count = f32(atomicLoad(&fine[3u * (slot * MIDDLES + middle)]));
+        let count = f32(atomicLoad(&fine[4u * (slot * MIDDLES + middle)]));
         sum = plus(sum, wide(count * (magnitude * magnitude), unit + 46));
     }
     return sum;
@@ -103,8 +108,9 @@ fn middle_energy(slot: u32, base: f32, unit: i32, from_bin: u32, to_bin: u32) ->
 fn middle_error(slot: u32, unit: i32, from_bin: u32, to_bin: u32) -> Wide {
     var sum = Wide(0.0, 0);
     for (var middle = from_bin; middle < to_bin; middle++) {
-        let at = 3u * (slot * MIDDLES + middle) + 1u;
-        sum = plus(sum, wide(float64(atomicLoad(&fine[at]), atomicLoad(&fine[at + 1u])), unit));
+        let at = 4u * (slot * MIDDLES + middle) + 1u;
+        let error = float96(atomicLoad(&fine[at]), atomicLoad(&fine[at + 1u]), atomicLoad(&fine[at + 2u]));
+        sum = plus(sum, wide(error, unit));
     }
     return sum;
 }

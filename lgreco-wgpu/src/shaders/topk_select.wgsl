@@ -1,20 +1,29 @@
 // The k-th largest magnitudes, all k of a row together. Level 1 counts keys by their upper 15 bits, level 2 those of
 // the bins that some k divides by the next 9, level 3 by the last 8: there every k-th largest is known exactly.
 
-// Adds to a 64-bit number whose upper word is `apart` words behind the lower.
-fn add_bin(at: u32, apart: u32, x: vec2<u32>) {
+// Adds to a number of 96 bits, whose words lie BINS apart. x.y is less than 2^32 - 1.
+fn add_bin(at: u32, x: vec2<u32>) {
     let before = atomicAdd(&bins[at], x.x);
     let upper = x.y + u32(before + x.x < before);
-    if (upper != 0u) {
-        atomicAdd(&bins[at + apart], upper);
+    if (upper == 0u) {
+        return;
+    }
+    let upper_before = atomicAdd(&bins[at + BINS], upper);
+    if (upper_before + upper < upper_before) {
+        atomicAdd(&bins[at + 2u * BINS], 1u);
     }
 }
 
+// Adds to three words side by side.
 fn add_fine(at: u32, x: vec2<u32>) {
     let before = atomicAdd(&fine[at], x.x);
     let upper = x.y + u32(before + x.x < before);
-    if (upper != 0u) {
-        atomicAdd(&fine[at + 1u], upper);
+    if (upper == 0u) {
+        return;
+    }
+    let upper_before = atomicAdd(&fine[at + 1u], upper);
+    if (upper_before + upper < upper_before) {
+        atomicAdd(&fine[at + 2u], 1u);
     }
 }
 
@@ -35,10 +44,10 @@ fn histogram_1(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
         let bin = key >> COARSE;
         atomicAdd(&bins[bin], 1u);
         if (params.energies != 0u) {
-            add_bin(BINS + bin, BINS, vec2<u32>(key & ((1u << COARSE) - 1u), 0u));
+            add_bin(BINS + bin, vec2<u32>(key & ((1u << COARSE) - 1u), 0u));
             let error = rounding(magnitude);
             if (error != 0u) {
-                add_bin(3u * BINS + bin, BINS, mul_wide(error, error));
+                add_bin(3u * BINS + bin, mul_wide(error, error));
             }
         }
     }
@@ -98,7 +107,7 @@ fn histogram_2(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
         if (slot == 0u) {
             continue;
         }
-        let at = 3u * ((slot - 1u) * MIDDLES + ((key >> MIDDLE) & (MIDDLES - 1u)));
+        let at = 4u * ((slot - 1u) * MIDDLES + ((key >> MIDDLE) & (MIDDLES - 1u)));
         atomicAdd(&fine[at], 1u);
         let error = rounding(magnitude);
         if (params.energies != 0u && error != 0u) {
@@ -114,7 +123,7 @@ fn choose_2(@builtin(local_invocation_index) lane: u32) {
     var rank = state[at].ties;
     var middle = MIDDLES - 1u;
     while (middle > 0u) {
-        let count = atomicLoad(&fine[3u * (slot * MIDDLES + middle)]);
+        let count = atomicLoad(&fine[4u * (slot * MIDDLES + middle)]);
         if (rank <= count) {
             break;
         }
