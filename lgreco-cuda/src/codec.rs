@@ -1,0 +1,108 @@
+//! Payloads: gradients to bytes and back, whatever the method.
+
+use crate::device::Part;
+use crate::gpu::{Gpu, Scratch};
+use crate::magnitude::check_finite;
+use crate::tensor::{Input, Tensor};
+use crate::{Error, magnitude, payload, qsgd};
+use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
+use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::gradient::Shape;
+use lgreco_core::rng::Stream;
+
+/// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite).
+const STATUS: u64 = 8;
+
+const NO_ENCODER: Error = Error::Method("this setting");
+
+/// A payload's header.
+fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Error> {
+    let shape = input.shape();
+    Ok(match *setting {
+        Setting::Dense => Header { method: Method::Dense, variant: input.dtype() as u8, parameter: 0, shape },
+        Setting::Qsgd(c) => {
+            let variant = (c.bits - 1) | (c.scale as u8) << 3;
+            Header { method: Method::Qsgd, variant, parameter: c.bucket, shape }
+        }
+        _ => return Err(NO_ENCODER),
+    })
+}
+
+/// Bytes of the payload, when there is `room` for it.
+fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize, Error> {
+    let len = setting.payload_len(input.shape(), input.dtype())?;
+    if room < len {
+        let what = "payload bytes";
+        return Err(lgreco_core::Error::Length { what, expected: len, found: room }.into());
+    }
+    Ok(len)
+}
+
+/// Enqueued: a payload's body at its place in `payload`, and its status.
+fn enqueue(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    input: &Input<'_>,
+    stream: Stream,
+    payload: Part,
+    status: Part,
+) -> Result<(), Error> {
+    gpu.clear(status)?;
+    if input.shape().elements() == 0 {
+        return Ok(());
+    }
+    let tensor = input.tensor(gpu)?;
+    match *setting {
+        Setting::Dense => {
+            magnitude::largest(gpu, &tensor, status)?;
+            gpu.copy(tensor.part, payload.from(HEADER_LEN as u64))
+        }
+        Setting::Qsgd(c) => qsgd::encode(gpu, &tensor, c, stream, payload, status),
+        _ => Err(NO_ENCODER),
+    }
+}
+
+/// What a status says of the gradient.
+fn check(gpu: &mut Gpu, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
+    check_finite(gpu, input, status[0])
+}
+
+/// Done: [`Compressor::encode`], of values on either side.
+pub(crate) fn encode(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    input: &Input<'_>,
+    stream: Stream,
+    payload: &mut [u8],
+) -> Result<usize, Error> {
+    let len = checked_len(setting, input, payload.len())?;
+    let header = header(setting, input)?;
+    let room = gpu.room(Scratch::Payload, len as u64)?;
+    let status = gpu.room(Scratch::Results, STATUS)?;
+    enqueue(gpu, setting, input, stream, room, status)?;
+    let status = gpu.read::<u32>(status)?;
+    check(gpu, input, &status)?;
+    header.write(payload)?;
+    gpu.read_into(room.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
+    Ok(len)
+}
+
+/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued. `false`, and done, when that is left to
+/// the core: dense payloads, and those that no encoder writes.
+pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
+    let target = Tensor::of_part(target);
+    match payload.header.method {
+        Method::Qsgd => {
+            let Some(qsgd) = payload::qsgd(payload)? else { return Ok(false) };
+            let bytes = gpu.upload(Scratch::Payload, bytes)?;
+            qsgd::decode(gpu, qsgd, bytes, &target)?;
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Bytes of the decoded values.
+pub(crate) fn decoded_bytes(shape: Shape) -> u64 {
+    4 * shape.elements() as u64
+}
