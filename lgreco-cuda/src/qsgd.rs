@@ -114,7 +114,9 @@ pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, base: Qsgd, bits: &[u8], r
         let grids = grids(gpu, tensor, params, results)?;
         let blocks = blocks(u64::from(params.count).div_ceil(PER_READER), MOST);
         let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
-        gpu.launch(kernel("row"), params, &[tensor.part, grids, partials], blocks)?;
+        let closed = base.rounding == Rounding::Stochastic && base.scale == Scale::MaxNorm;
+        let entry = if closed { "row" } else { "row_of_residuals" };
+        gpu.launch(kernel(entry), params, &[tensor.part, grids, partials], blocks)?;
         let record = results.cut(8 * (1 + u64::from(WIDTHS) * record), 8 * u64::from(WIDTHS));
         sums::add(gpu, partials, blocks, WIDTHS, record)?;
     }

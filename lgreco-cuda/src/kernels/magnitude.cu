@@ -13,8 +13,8 @@ extern "C" __global__ void largest(Params p, const void* values, u32* result) {
     for (u64 i = (u64(blockIdx.x) * BLOCK + threadIdx.x) * 4; i < p.count; i += stride) {
         float four[4];
         u32 here = load4(values, p.dtype, i, p.count, four);
-        for (u32 k = 0; k < here; k++) {
-            found = max(found, __float_as_uint(four[k]) & MAGNITUDE);
+        for (u32 k = 0; k < 4; k++) {
+            found = max(found, k < here ? __float_as_uint(four[k]) & MAGNITUDE : 0);
         }
     }
     found = warp_max(found);

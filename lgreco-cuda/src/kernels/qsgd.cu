@@ -86,7 +86,11 @@ extern "C" __global__ void extreme_values(Params p, const void* values, Extremes
             u32 here = load4(values, p.dtype, i, p.count, four);
             u32 bucket = u32(i) / p.bucket;
             u32 left = p.bucket - u32(i) % p.bucket;
-            for (u32 k = 0; k < here; k++) {
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                if (k >= here) {
+                    break;
+                }
                 if (left == 0) {
                     bucket++;
                     left = p.bucket;
@@ -156,10 +160,17 @@ __device__ inline u32 in_levels(u32 position, u32 log_levels) {
     return (position << log_levels) - position;
 }
 
-// The squared errors of each width that a thread has seen: of one bucket in scaled units, and in all.
+// The square of 1 / s; a constant once loops are unrolled.
+__device__ constexpr double squared_step(u32 log_levels) {
+    return log_levels == 0 ? 0.0 : 1.0 / (double((1u << log_levels) - 1) * double((1u << log_levels) - 1));
+}
+
+// The squared errors of each width that a thread has seen: of one bucket in scaled units, and in all. With CLOSED, the closed
+// form of the expectation, the sum of f (1 - f), holds in every bucket.
+template <bool CLOSED>
 struct Row {
     u32 bucket;
-    bool closed; // whether the closed form of the expectation holds
+    bool closed; // whether it holds in this one
     Grid grid;
     float in_bucket[8];
     double sums[8];
@@ -167,7 +178,7 @@ struct Row {
     __device__ void begin(const Params& p, const Grid* grids, u32 next) {
         bucket = next;
         grid = grids[next];
-        closed = !p.nearest && grid.low <= 0.0f && grid.high >= 0.0f;
+        closed = CLOSED || (!p.nearest && grid.low <= 0.0f && grid.high >= 0.0f);
     }
 
     __device__ void add(const Params& p, float value) {
@@ -176,11 +187,9 @@ struct Row {
         if (closed) {
 #pragma unroll
             for (u32 w = 0; w < 8; w++) {
-                if (p.widths >> w & 1) {
-                    u32 at = in_levels(position, w + 1 - p.sign_magnitude);
-                    float fraction = __uint_as_float((at & FRACTION) | ONE) - 1.0f;
-                    in_bucket[w] += fmaf(-fraction, fraction, fraction);
-                }
+                u32 at = in_levels(position, w + 1 - p.sign_magnitude);
+                float fraction = __uint_as_float((at & FRACTION) | ONE) - 1.0f;
+                in_bucket[w] += fmaf(-fraction, fraction, fraction);
             }
             return;
         }
@@ -221,8 +230,8 @@ struct Row {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) {
             if (p.widths >> w & 1) {
-                double levels = closed ? double((1u << (w + 1 - p.sign_magnitude)) - 1) : 1.0;
-                sums[w] += double(in_bucket[w]) * ((unit * unit) / (levels * levels));
+                double steps = p.sign_magnitude ? squared_step(w) : squared_step(w + 1);
+                sums[w] += double(in_bucket[w]) * (unit * unit) * (closed ? steps : 1.0);
             }
             in_bucket[w] = 0.0f;
         }
@@ -230,8 +239,9 @@ struct Row {
 };
 
 // The squared error of each width, summed over the values of a block.
-extern "C" __global__ void row(Params p, const void* values, const Grid* grids, double* partials) {
-    Row row;
+template <bool CLOSED>
+__device__ inline void add_row(const Params& p, const void* values, const Grid* grids, double* partials) {
+    Row<CLOSED> row;
 #pragma unroll
     for (u32 w = 0; w < 8; w++) {
         row.in_bucket[w] = 0.0f;
@@ -249,7 +259,11 @@ extern "C" __global__ void row(Params p, const void* values, const Grid* grids, 
             u32 here = load4(values, p.dtype, i, p.count, four);
             u32 bucket = u32(i) / p.bucket;
             u32 left = p.bucket - u32(i) % p.bucket;
-            for (u32 k = 0; k < here; k++) {
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                if (k >= here) {
+                    break;
+                }
                 if (left == 0) {
                     bucket++;
                     left = p.bucket;
@@ -271,6 +285,16 @@ extern "C" __global__ void row(Params p, const void* values, const Grid* grids, 
             partials[u64(blockIdx.x) * 8 + w] = sum;
         }
     }
+}
+
+// For stochastic rounding where every interval holds zero.
+extern "C" __global__ void row(Params p, const void* values, const Grid* grids, double* partials) {
+    add_row<true>(p, values, grids, partials);
+}
+
+// For all else.
+extern "C" __global__ void row_of_residuals(Params p, const void* values, const Grid* grids, double* partials) {
+    add_row<false>(p, values, grids, partials);
 }
 
 // What is sent of each bucket.
@@ -305,7 +329,11 @@ extern "C" __global__ void encode(Params p, const void* values, const Grid* grid
         if (!p.nearest) {
             draws = philox(u32((first + half) / 4), p.step, p.layer, p.rank, p.seed_low, p.seed_high);
         }
-        for (u32 k = 0; k < here; k++) {
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            if (k >= here) {
+                break;
+            }
             if (left == 0) {
                 bucket++;
                 left = p.bucket;

@@ -1,6 +1,7 @@
 //! The kernels on the processor, and through NVRTC.
 
 mod conformance;
+mod nvrtc;
 mod simt;
 mod sources;
 

@@ -97,8 +97,8 @@ impl Simt {
 
 /// The names of a source's kernels.
 pub(super) fn entries(source: &str) -> Vec<&str> {
-    let after = source.split("__global__ void ").skip(1);
-    after.map(|text| text.split('(').next().expect("a first part")).collect()
+    let after = source.split("__global__ ").skip(1);
+    after.map(|text| text.split("(Params").next().and_then(|text| text.split(' ').next_back()).expect("a name")).collect()
 }
 
 /// Compiles a module to a library, unless that is done.
