@@ -4,7 +4,7 @@ use crate::Error;
 use crate::codec::{decode, decoded_bytes, encode};
 use crate::counting::Counting;
 use crate::cuda::Cuda;
-use crate::device::Device;
+use crate::device::{Device, Part};
 use crate::gpu::{Gpu, Scratch};
 use crate::rows::{Work, measure};
 use crate::tensor::{DeviceGradient, Input, checked};
@@ -187,24 +187,33 @@ impl CudaBackend {
     }
 
     /// Enqueued: decodes a payload of the host into f32 values at `address`, a multiple of 4. Nothing of them may be used
-    /// when an error is returned.
+    /// when an error is returned. A payload in page-locked memory has to stay as it is until the stream has come this far.
     ///
     /// # Errors
     /// As [`decode`](lgreco_core::compress::decode), and those of the device.
     ///
     /// # Safety
     /// `address` is valid memory of four bytes per element in the backend's context, which nothing else uses, other than
-    /// work ordered before or after on the backend's stream.
+    /// work ordered before or after on the backend's stream; page-locked payloads stay as said.
     pub unsafe fn decode_to_device(&mut self, payload: &[u8], address: u64) -> Result<(), Error> {
+        let target = checked(address, decoded_bytes(Payload::parse(payload)?.header.shape), 4)?;
+        self.decode_to_part(payload, target)
+    }
+
+    /// Enqueued: decodes a payload into f32 values.
+    pub(crate) fn decode_to_part(&mut self, payload: &[u8], target: Part) -> Result<(), Error> {
         let parsed = Payload::parse(payload)?;
-        let shape = parsed.header.shape;
-        let target = checked(address, decoded_bytes(shape), 4)?;
-        if shape.elements() > 0 && decode(&mut self.gpu, payload, &parsed, target)? {
+        let elements = parsed.header.shape.elements();
+        if elements > 0 && decode(&mut self.gpu, payload, &parsed, target)? {
             return Ok(());
         }
-        let mut values = vec![0.0f32; shape.elements()];
+        let mut values = vec![0.0f32; elements];
         lgreco_core::compress::decode(payload, &mut values)?;
         self.gpu.write(bytemuck::cast_slice(&values), target)
+    }
+
+    pub(crate) fn gpu(&mut self) -> &mut Gpu {
+        &mut self.gpu
     }
 
     fn told(&mut self, error: Error) -> lgreco_core::Error {

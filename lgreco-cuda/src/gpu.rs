@@ -17,6 +17,8 @@ pub(crate) enum Scratch {
     Grids,
     Payload,
     Output,
+    Offered,
+    Decoded,
 }
 
 pub(crate) struct Gpu {

@@ -6,6 +6,7 @@ pub(crate) enum Module {
     Magnitude,
     Sums,
     Qsgd,
+    Feedback,
 }
 
 /// A file's text, under its own name in messages.
@@ -17,7 +18,7 @@ macro_rules! file {
 
 impl Module {
     #[cfg(test)]
-    pub(crate) const ALL: [Module; 3] = [Module::Magnitude, Module::Sums, Module::Qsgd];
+    pub(crate) const ALL: [Module; 4] = [Module::Magnitude, Module::Sums, Module::Qsgd, Module::Feedback];
 
     /// The name of its file.
     pub(crate) fn name(self) -> &'static str {
@@ -25,6 +26,7 @@ impl Module {
             Module::Magnitude => "magnitude.cu",
             Module::Sums => "sums.cu",
             Module::Qsgd => "qsgd.cu",
+            Module::Feedback => "feedback.cu",
         }
     }
 
@@ -37,6 +39,7 @@ impl Module {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
             Module::Sums => [DEVICE, file!("sums.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, file!("qsgd.cu")].concat(),
+            Module::Feedback => [DEVICE, VALUES, file!("feedback.cu")].concat(),
         }
     }
 }

@@ -49,6 +49,8 @@ mod counting;
 mod cuda;
 mod device;
 mod error;
+#[allow(unsafe_code)]
+mod feedback;
 mod gpu;
 mod kernels;
 mod magnitude;

@@ -39,6 +39,11 @@ impl DeviceGradient {
         Ok(DeviceGradient { part: checked(address, bytes, dtype.bytes() as u64)?, dtype, shape })
     }
 
+    /// A gradient of the backend's own.
+    pub(crate) fn of_part(part: Part, dtype: Dtype, shape: Shape) -> Self {
+        DeviceGradient { part, dtype, shape }
+    }
+
     /// The matrix shape.
     ///
     /// ```

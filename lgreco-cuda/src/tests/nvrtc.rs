@@ -53,7 +53,8 @@ fn kernels_compile_for_every_architecture_and_spill_nowhere() {
                 let spilt = numbers(&log, what);
                 assert!(spilt.len() >= registers.len() && spilt.iter().all(|&bytes| bytes == 0), "{module:?}: {log}");
             }
-            let each: Vec<String> = names.iter().zip(&registers).map(|(name, count)| format!("{name} {count}")).collect();
+            let each: Vec<String> =
+                names.iter().zip(&registers).map(|(name, count)| format!("{name} {count}")).collect();
             eprintln!("{} {}, registers: {}", module.name(), architecture.name(), each.join(", "));
             assert!(registers.iter().all(|&count| count <= 128), "{log}");
         }
@@ -69,7 +70,8 @@ fn kernels_compile_for_every_architecture_and_spill_nowhere() {
 #[test]
 fn a_source_that_does_not_compile_is_said_with_its_line() {
     let Some(_) = compiler() else { return };
-    let failed = compile("wrong.cu", "int fine;\n__global__ void wrong() { fine = nothing; }", Architecture::Sass(80), &[]);
+    let failed =
+        compile("wrong.cu", "int fine;\n__global__ void wrong() { fine = nothing; }", Architecture::Sass(80), &[]);
     let Err(Error::Compile { module, architecture, log }) = failed else { panic!("{failed:?}") };
     assert_eq!((module, architecture.as_str()), ("wrong.cu", "sm_80"));
     assert!(log.contains("wrong.cu(2)") && log.contains("nothing"), "{log}");

@@ -98,7 +98,9 @@ impl Simt {
 /// The names of a source's kernels.
 pub(super) fn entries(source: &str) -> Vec<&str> {
     let after = source.split("__global__ ").skip(1);
-    after.map(|text| text.split("(Params").next().and_then(|text| text.split(' ').next_back()).expect("a name")).collect()
+    after
+        .map(|text| text.split("(Params").next().and_then(|text| text.split(' ').next_back()).expect("a name"))
+        .collect()
 }
 
 /// Compiles a module to a library, unless that is done.

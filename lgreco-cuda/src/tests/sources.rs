@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{magnitude, qsgd, sums};
+use crate::{feedback, magnitude, qsgd, sums};
 
 /// The fields of the source's `Params`, all of which take four bytes.
 fn fields(source: &str) -> Vec<&str> {
@@ -17,6 +17,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
         Module::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
         Module::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
+        Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
     };
     for module in Module::ALL {
         let source = module.source();
