@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
-use crate::gpu::{Gpu, Scratch, blocks};
+use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::magnitude::{self, INFINITY, check_finite};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
@@ -123,7 +123,7 @@ fn pass(gpu: &mut Gpu, entry: &'static str, values: &Tensor, others: [Part; 2], 
     let params = Params { dtype: values.dtype as u32, count: values.elements, ..params };
     let [memory, offered] = others;
     let kernel = Kernel { module: Module::Feedback, entry };
-    gpu.launch(kernel, params, &[values.part, memory, offered], blocks(values.elements.into(), 4096))
+    gpu.launch(kernel, params, &[values.part, memory, offered], looping_blocks(values.elements.into()))
 }
 
 /// Done: the bits of the largest magnitude of each tensor.

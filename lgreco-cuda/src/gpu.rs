@@ -136,7 +136,16 @@ impl Drop for Gpu {
     }
 }
 
-/// Blocks for `threads` threads, of which each does its share when there would be more than `most`.
-pub(crate) fn blocks(threads: u64, most: u64) -> u64 {
-    threads.div_ceil(BLOCK as u64).min(most)
+/// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any device,
+/// and so few in tests that it happens there.
+const MOST: u64 = if cfg!(test) { 3 } else { 2048 };
+
+/// Blocks for `threads` threads.
+pub(crate) fn blocks(threads: u64) -> u64 {
+    threads.div_ceil(BLOCK.into())
+}
+
+/// Blocks for at most `threads` threads, which go over their shares in a loop.
+pub(crate) fn looping_blocks(threads: u64) -> u64 {
+    blocks(threads).min(MOST)
 }

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::device::Part;
-use crate::gpu::{Gpu, Scratch, blocks};
+use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::{Input, Tensor};
 use bytemuck::{Pod, Zeroable};
@@ -26,7 +26,7 @@ impl Params {
 
 fn launch(gpu: &mut Gpu, tensor: &Tensor, entry: &'static str, least: u32, result: Part) -> Result<(), Error> {
     let params = Params { dtype: tensor.dtype as u32, count: tensor.elements, least };
-    let blocks = blocks(u64::from(tensor.elements).div_ceil(4), 1024);
+    let blocks = looping_blocks(u64::from(tensor.elements).div_ceil(4));
     gpu.launch(Kernel { module: Module::Magnitude, entry }, params, &[tensor.part, result], blocks)
 }
 

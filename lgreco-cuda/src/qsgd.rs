@@ -1,7 +1,7 @@
 //! QSGD: what `qsgd.cu` is asked to do.
 
 use crate::device::Part;
-use crate::gpu::{Gpu, Scratch, blocks};
+use crate::gpu::{Gpu, Scratch, blocks, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, sums};
@@ -58,8 +58,6 @@ const PER_CODER: u64 = 8;
 /// Bytes of `Extremes` and of `Grid`.
 const EXTREMES: u64 = 12;
 const GRID: u64 = 24;
-/// Blocks of a row at most.
-const MOST: u64 = 2048;
 /// Widths of a record of sums.
 const WIDTHS: u32 = 8;
 
@@ -94,9 +92,9 @@ fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result
     let extremes = gpu.room(Scratch::Extremes, EXTREMES * buckets)?;
     gpu.clear(extremes)?;
     let readers = u64::from(params.count).div_ceil(PER_READER);
-    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], blocks(readers, MOST))?;
+    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], looping_blocks(readers))?;
     let grids = gpu.room(Scratch::Grids, GRID * buckets)?;
-    gpu.launch(kernel("make_grids"), params, &[extremes, grids, result], blocks(buckets, u64::MAX))?;
+    gpu.launch(kernel("make_grids"), params, &[extremes, grids, result], blocks(buckets))?;
     Ok(grids)
 }
 
@@ -112,7 +110,7 @@ pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, base: Qsgd, bits: &[u8], r
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
         let params = Params { widths, ..params(tensor, Qsgd { bits: first, ..base }) };
         let grids = grids(gpu, tensor, params, results)?;
-        let blocks = blocks(u64::from(params.count).div_ceil(PER_READER), MOST);
+        let blocks = looping_blocks(u64::from(params.count).div_ceil(PER_READER));
         let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
         let closed = base.rounding == Rounding::Stochastic && base.scale == Scale::MaxNorm;
         let entry = if closed { "row" } else { "row_of_residuals" };
@@ -160,15 +158,15 @@ pub(crate) fn encode(
     };
     let grids = grids(gpu, tensor, params, result)?;
     let scales = payload.from(HEADER_LEN as u64);
-    gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets), u64::MAX))?;
+    gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;
     let codes = payload.from(codes_at(qsgd, tensor.elements));
-    let blocks = blocks(u64::from(params.count).div_ceil(PER_CODER), u64::MAX);
+    let blocks = blocks(u64::from(params.count).div_ceil(PER_CODER));
     gpu.launch(kernel("encode"), params, &[tensor.part, grids, codes], blocks)
 }
 
 /// Enqueued: decodes a payload whose header and length [`crate::payload`] has checked into `target`.
 pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<(), Error> {
     let parts = [payload.from(HEADER_LEN as u64), payload.from(codes_at(qsgd, target.elements)), target.part];
-    let blocks = blocks(u64::from(target.elements).div_ceil(PER_CODER), u64::MAX);
+    let blocks = blocks(u64::from(target.elements).div_ceil(PER_CODER));
     gpu.launch(kernel("decode"), params(target, qsgd), &parts, blocks)
 }
