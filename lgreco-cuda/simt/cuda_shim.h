@@ -326,13 +326,15 @@ template <class... A, size_t... I>
 inline void unpack(void (*k)(A...), void** p, std::index_sequence<I...>) {
     k(*static_cast<std::decay_t<A>*>(p[I])...);
 }
-// Like cuLaunchKernel's kernelParams; the first is a struct of `size` bytes, and there are `count`.
+// Like cuLaunchKernel's kernelParams; the first is a struct of `size` bytes, and there are `count` (0 where nobody
+// knows).
 template <class... A>
 inline std::string launch(void (*k)(A...), dim3 g, dim3 b, size_t dyn, void** params, size_t size, size_t count) {
-    if (sizeof...(A) != count)
+    if (count != 0 && sizeof...(A) != count)
         return "takes " + std::to_string(sizeof...(A)) + " arguments, not " + std::to_string(count);
     size_t first = sizeof(std::tuple_element_t<0, std::tuple<std::decay_t<A>...>>);
-    if (first != size) return "takes parameters of " + std::to_string(first) + " bytes, not " + std::to_string(size);
+    if (count != 0 && first != size)
+        return "takes parameters of " + std::to_string(first) + " bytes, not " + std::to_string(size);
     struct C {
         void (*k)(A...);
         void** p;

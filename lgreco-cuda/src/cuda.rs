@@ -26,8 +26,9 @@ fn words(error: DriverError) -> String {
     format!("{} ({})", text(error.error_string()), text(error.error_name()))
 }
 
-/// Initialises the driver; cudarc must not be called before, because it panics where there is none.
-pub(crate) fn start() -> Result<(), Error> {
+/// Initialises the driver and says which version of CUDA it supports. cudarc must not be called before, because it panics
+/// where there is no driver.
+pub(crate) fn start() -> Result<String, Error> {
     // SAFETY: loads a library and looks for nothing in it.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::NoDriver);
@@ -35,11 +36,18 @@ pub(crate) fn start() -> Result<(), Error> {
     let mut version = 0;
     // SAFETY: a place for an int.
     said("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) }.result())?;
+    let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
     if version < OLDEST_DRIVER {
-        let text = |version: i32| format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
-        return Err(Error::TooOld { what: "the NVIDIA driver", needed: text(OLDEST_DRIVER), found: text(version) });
+        let what = "the CUDA version of the NVIDIA driver";
+        return Err(Error::TooOld { what, needed: text(OLDEST_DRIVER), found: text(version) });
     }
-    result::init().map_err(|error| Error::NoDevice { ordinal: 0, reason: words(error) })
+    result::init().map_err(|error| Error::NoDevice { ordinal: 0, reason: words(error) })?;
+    Ok(text(version))
+}
+
+/// Devices there are.
+pub(crate) fn count() -> Result<usize, Error> {
+    said("cuDeviceGetCount", result::device::get_count()).map(|count| count as usize)
 }
 
 /// The device of this number.
@@ -47,6 +55,14 @@ pub(crate) fn device(ordinal: usize) -> Result<sys::CUdevice, Error> {
     let failed = |error| Error::NoDevice { ordinal, reason: words(error) };
     let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
     result::device::get(number).map_err(failed)
+}
+
+/// A device's name, and the bytes of its memory.
+pub(crate) fn name_and_memory(device: sys::CUdevice) -> Result<(String, u64), Error> {
+    let name = said("cuDeviceGetName", result::device::get_name(device))?;
+    // SAFETY: the driver gave the device.
+    let memory = said("cuDeviceTotalMem", unsafe { result::device::total_mem(device) })?;
+    Ok((name, memory as u64))
 }
 
 /// A device's compute capability, 80 for 8.0.

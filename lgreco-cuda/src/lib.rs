@@ -48,6 +48,7 @@ mod counting;
 #[allow(unsafe_code)]
 mod cuda;
 mod device;
+mod devices;
 mod error;
 #[allow(unsafe_code)]
 mod feedback;
@@ -64,5 +65,6 @@ mod tensor;
 mod tests;
 
 pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
+pub use devices::{DeviceInfo, devices};
 pub use error::Error;
 pub use tensor::DeviceGradient;

@@ -1,6 +1,7 @@
 //! The kernels on the processor, and through NVRTC.
 
 mod conformance;
+mod driver;
 mod faults;
 mod memory;
 mod nvrtc;

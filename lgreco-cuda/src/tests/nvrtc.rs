@@ -9,7 +9,7 @@ use crate::kernels::Module;
 use std::path::{Path, PathBuf};
 
 /// The compiler: the system's, or the one that `tests/run` has put under `target/cuda`.
-fn compiler() -> Option<Compiler> {
+pub(super) fn compiler() -> Option<Compiler> {
     if let Some(library) = installed() {
         // SAFETY: NVIDIA's library, whose initialisers are its own affair. Found by its name from then on.
         let library = unsafe { libloading::Library::new(&library) };
@@ -18,7 +18,7 @@ fn compiler() -> Option<Compiler> {
     Compiler::find().map_err(|error| unavailable(&error.to_string())).ok()
 }
 
-fn installed() -> Option<PathBuf> {
+pub(super) fn installed() -> Option<PathBuf> {
     let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cuda/venv/lib");
     let folders = std::fs::read_dir(lib).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     folders

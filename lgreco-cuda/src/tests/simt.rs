@@ -103,13 +103,20 @@ pub(super) fn entries(source: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Compiles a module to a library, unless that is done.
-fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
+/// A folder for what tests compile.
+pub(super) fn target() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (shim, check) = (folder.join("simt/cuda_shim.h"), folder.join("simt/cuda_racecheck.cpp"));
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| folder.join("../target"), PathBuf::from).join("simt");
     std::fs::create_dir_all(&target).expect("a folder for compiled kernels");
+    target
+}
+
+/// Compiles a module to a library, unless that is done.
+pub(super) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (shim, check) = (folder.join("simt/cuda_shim.h"), folder.join("simt/cuda_racecheck.cpp"));
+    let target = target();
     let exports: String = entries(source).iter().map(|entry| format!("SHIM_EXPORT({entry})\n")).collect();
     let text = format!("#define CUDA_SHIM\n#include {shim:?}\n{source}\n#line 1 \"exports\"\n{exports}");
     let common = "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off -g -Wno-unknown-pragmas";
@@ -127,6 +134,8 @@ fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
         .iter()
         .fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     let path = target.join(format!("{}-{hash:016x}.so", module.name()));
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     if path.exists() {
         return path;
     }
