@@ -62,6 +62,10 @@ inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims
     return layer;
 }
 
+// Dims that are gone before the struct is used.
+lgreco_layer layer(const char *name, std::vector<std::size_t> &&dims, const void *values = nullptr,
+                   lgreco_dtype dtype = LGRECO_DTYPE_F32) = delete;
+
 namespace detail {
 
 template <typename T, lgreco_status (*destroy)(T **)> struct Destroy {

@@ -1,6 +1,6 @@
 //! Trains two small models with every compression scheme and compares what they learn with what they send.
 //!
-//! `cargo run --release -p lgreco-cli --example train [-- --quick] [--json FILE] [--plot FILE]`
+//! `cargo run --release -p lgreco-cli --example train [-- --quick] [--json FILE] [--metrics FILE] [--plot FILE]`
 //!
 //! Four workers, threads of this process, hold one replica each of a transformer that learns to continue a novel, or of
 //! a convolutional network that recognises digits, and learn from different parts of the data. Every run starts from
@@ -37,7 +37,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lgreco_core::exchange::{Collective, threads};
 use report::Row;
 use schemes::Scheme;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::Instant;
 use task::Task;
 use worker::{Failure, Worker};
@@ -51,6 +54,9 @@ struct Args {
     /// Write the results as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write what the first worker's controller did in every step of every run, as lines of JSON.
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
     /// Draw loss against bytes sent as SVG.
     #[arg(long, value_name = "FILE", default_value = "train.svg")]
     plot: PathBuf,
@@ -66,17 +72,21 @@ fn main() -> Result<(), Failure> {
     let runs = tasks.iter().map(|task| u64::from(task.steps)).sum::<u64>() * schemes.len() as u64;
     let bar = ProgressBar::new(runs)
         .with_style(ProgressStyle::with_template("{msg:32} {wide_bar} {elapsed_precise} of about {duration_precise}")?);
+    let mut metrics = args.metrics.map(File::create).transpose()?.map(BufWriter::new);
     let mut rows: Vec<Row> = Vec::new();
     for task in &tasks {
         let first = rows.len();
         bar.suspend(|| println!("{}", report::head(task.name)));
         for scheme in &schemes {
             bar.set_message(format!("{} {} {}", task.name, scheme.method, scheme.name));
-            rows.push(run(task, *scheme, &bar)?);
+            rows.push(run(task, *scheme, &bar, metrics.as_mut())?);
             bar.suspend(|| println!("{}", rows[rows.len() - 1].line(&rows[first])));
         }
     }
     bar.finish_and_clear();
+    if let Some(mut metrics) = metrics {
+        metrics.flush()?;
+    }
     std::fs::write(&args.plot, picture::svg(&rows)?)?;
     println!("\nloss against bytes: {}", args.plot.display());
     if let Some(path) = args.json {
@@ -86,8 +96,14 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Trains one model with one scheme.
-fn run(task: &Task, scheme: Scheme, bar: &ProgressBar) -> Result<Row, Failure> {
+fn run<W: Write + Send>(
+    task: &Task,
+    scheme: Scheme,
+    bar: &ProgressBar,
+    metrics: Option<&mut W>,
+) -> Result<Row, Failure> {
     let start = Instant::now();
+    let metrics = Mutex::new(metrics);
     let outcomes = threads::run(WORKERS, |collective| {
         // Matrix products on one thread per worker.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
@@ -97,10 +113,14 @@ fn run(task: &Task, scheme: Scheme, bar: &ProgressBar) -> Result<Row, Failure> {
             let mut curve = Vec::new();
             for part in 1..=task.validations {
                 let end = task.steps * part / task.validations;
-                worker.train(end, || {
+                worker.train(end, |controller, report| {
                     if lead {
-                        bar.inc(1)
+                        bar.inc(1);
+                        if let Some(metrics) = metrics.lock().map_err(|_| "another worker failed")?.as_mut() {
+                            writeln!(metrics, "{}", report::metrics_line(task, scheme, controller, report)?)?;
+                        }
                     }
+                    Ok(())
                 })?;
                 curve.push((worker.totals.bytes, worker.validate()?));
             }

@@ -1,6 +1,11 @@
 //! Results as a table and as JSON.
 
+use crate::schemes::Scheme;
+use crate::task::Task;
+use lgreco_core::adapt::{Controller, Report};
+use lgreco_core::file;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 /// One run.
 #[derive(Serialize)]
@@ -49,4 +54,18 @@ impl Row {
             100.0 * planning,
         )
     }
+}
+
+/// What the controller did in a step of a run, as a line of JSON.
+pub fn metrics_line(
+    task: &Task,
+    scheme: Scheme,
+    controller: &Controller,
+    report: &Report,
+) -> Result<String, serde_json::Error> {
+    let mut line: Map<String, Value> = serde_json::from_str(&file::metrics_line(controller, report))?;
+    for (key, value) in [("model", task.name), ("method", scheme.method), ("scheme", scheme.name)] {
+        line.insert(key.into(), value.into());
+    }
+    serde_json::to_string(&line)
 }

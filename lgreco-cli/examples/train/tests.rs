@@ -34,7 +34,7 @@ fn a_stopped_and_restored_run_is_the_same_run() {
                 if let Some(checkpoints) = &from {
                     worker.restore(&checkpoints[rank])?;
                 }
-                worker.train(until, || ())?;
+                worker.train(until, |_, _| Ok(()))?;
                 let loss = worker.validate()?.to_bits();
                 Ok::<_, Failure>((loss, worker.totals.bytes, worker.parameter_bits()?, worker.save()?))
             })
@@ -56,7 +56,9 @@ fn a_stopped_and_restored_run_is_the_same_run() {
 fn every_scheme_runs_and_the_json_says_what_it_sent() {
     let task = tiny(Task::convnet(true));
     let bar = ProgressBar::hidden();
-    let rows: Vec<Row> = schemes::all().iter().map(|&scheme| run(&task, scheme, &bar).unwrap()).collect();
+    let mut metrics = Vec::new();
+    let rows: Vec<Row> =
+        schemes::all().iter().map(|&scheme| run(&task, scheme, &bar, Some(&mut metrics)).unwrap()).collect();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     let json = json.as_array().unwrap();
     assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 1);
@@ -75,6 +77,7 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         assert!((number("ratio") - rows[0].bytes as f64 / number("bytes")).abs() < 1e-12, "{value}");
         assert_eq!((row.curve.len(), row.curve[1]), (2, (row.bytes, row.final_loss)));
     }
+    check_metrics(&metrics, &rows);
     let svg = picture::svg(&rows).unwrap();
     let document = roxmltree::Document::parse(&svg).unwrap();
     let texts: Vec<&str> = document.descendants().filter_map(|node| node.text()).map(str::trim).collect();
@@ -87,6 +90,24 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
     assert_eq!(lines, rows.len() + METHODS.len() - 1);
 }
 
+/// A line per step, which add up to what a run's row says.
+fn check_metrics(metrics: &[u8], rows: &[Row]) {
+    let mut lines = std::str::from_utf8(metrics).unwrap().lines();
+    for row in rows {
+        let mut bytes = 0;
+        for step in 0..row.steps {
+            let line: serde_json::Value = serde_json::from_str(lines.next().unwrap()).unwrap();
+            let run = ["model", "method", "scheme"].map(|key| line[key].as_str().unwrap().to_owned());
+            assert_eq!(run, [row.model, row.method, row.scheme]);
+            assert_eq!(line["step"], step, "{run:?}");
+            assert_eq!(line["layers"][0]["name"], "conv0.weight");
+            bytes += line["bytes_out"].as_u64().unwrap();
+        }
+        assert_eq!(bytes, row.bytes, "{} {}", row.method, row.scheme);
+    }
+    assert_eq!(lines.next(), None);
+}
+
 /// Up to the second decision both solvers see the same gradients.
 #[test]
 fn exact_plans_are_no_larger_than_those_of_the_dynamic_program() {
@@ -95,7 +116,7 @@ fn exact_plans_are_no_larger_than_those_of_the_dynamic_program() {
         let sent = |name| {
             let sent = threads::run(2, |collective| {
                 let mut worker = Worker::new(&task, 7, scheme(method, name), collective)?;
-                worker.train(task.warmup() + 1, || ())?;
+                worker.train(task.warmup() + 1, |_, _| Ok(()))?;
                 Ok::<_, Failure>(worker.totals.bytes)
             });
             sent.into_iter().collect::<Result<Vec<_>, Failure>>().unwrap()[0]

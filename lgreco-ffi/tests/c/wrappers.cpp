@@ -9,6 +9,12 @@
 static_assert(!std::is_copy_constructible<lgreco::Compressor>::value, "two owners of one handle");
 static_assert(std::is_nothrow_move_constructible<lgreco::Compressor>::value, "handles move");
 
+template <typename Dims, typename = void> struct Describes : std::false_type {};
+template <typename Dims>
+struct Describes<Dims, std::void_t<decltype(lgreco::layer("", std::declval<Dims>()))>> : std::true_type {};
+static_assert(Describes<const std::vector<std::size_t> &>::value, "dims that the caller keeps");
+static_assert(!Describes<std::vector<std::size_t>>::value, "a layer would point into dims that are gone");
+
 template <typename Call> static void throws(lgreco_status status, const std::string &text, Call call) {
     try {
         call();

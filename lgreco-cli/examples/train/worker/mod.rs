@@ -62,8 +62,12 @@ impl<'a, C: Collective> Worker<'a, C> {
         Ok(Worker { task, seed, collective, model, optimiser, controller, step: 0, totals: Totals::default() })
     }
 
-    /// Trains until `end` steps are done, calling `progress` after each.
-    pub fn train(&mut self, end: u32, progress: impl Fn()) -> Result<(), Failure> {
+    /// Trains until `end` steps are done, calling `observe` after each.
+    pub fn train(
+        &mut self,
+        end: u32,
+        mut observe: impl FnMut(&Controller, &Report) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let start = Instant::now();
         while self.step < end {
             let (rank, world) = (self.collective.rank(), self.collective.world_size());
@@ -81,7 +85,7 @@ impl<'a, C: Collective> Worker<'a, C> {
             self.optimiser.step(&mut values, &gradients, rate);
             self.model.parameters.set(&values)?;
             self.step += 1;
-            progress();
+            observe(&self.controller, &report)?;
         }
         self.totals.seconds += start.elapsed().as_secs_f64();
         Ok(())

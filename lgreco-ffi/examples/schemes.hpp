@@ -1,0 +1,74 @@
+// The compression schemes that both trainers compare, their table, and what must hold for it.
+#ifndef LGRECO_EXAMPLES_SCHEMES_HPP
+#define LGRECO_EXAMPLES_SCHEMES_HPP
+
+#include "mpi_collective.hpp"
+
+#include <cstdio>
+
+struct Scheme {
+    const char *name;
+    lgreco_policy policy;
+    lgreco_method method;
+    double parameter;  // bits, density or rank of the uniform setting; also L-GreCo's error budget
+};
+
+// Uncompressed first, then every uniform scheme with L-GreCo behind it.
+constexpr Scheme schemes[] = {
+    {"uncompressed", LGRECO_POLICY_UNCOMPRESSED, LGRECO_METHOD_QSGD, 4},
+    {"QSGD 4 bits, uniform", LGRECO_POLICY_UNIFORM, LGRECO_METHOD_QSGD, 4},
+    {"QSGD, L-GreCo", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_QSGD, 4},
+    {"TopK 10 %, uniform", LGRECO_POLICY_UNIFORM, LGRECO_METHOD_TOPK, 0.1},
+    {"TopK, L-GreCo", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_TOPK, 0.1},
+    {"PowerSGD rank 4, uniform", LGRECO_POLICY_UNIFORM, LGRECO_METHOD_POWERSGD, 4},
+    {"PowerSGD, L-GreCo", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_POWERSGD, 4},
+};
+
+// The controller of one training run, with the first decision after `warmup` steps and another after every `period`.
+inline lgreco::Controller controller_of(const Scheme &scheme, MpiCollective &collective,
+                                        const std::vector<lgreco_layer> &layers, std::uint64_t warmup,
+                                        std::uint64_t period) {
+    lgreco_search_options search = lgreco::search_options();
+    search.method = scheme.method;
+    search.parameter = scheme.parameter;
+    lgreco_controller_options options = lgreco::controller_options();
+    options.search = &search;
+    options.policy = scheme.policy;
+    options.warmup = warmup;
+    options.period = period;
+    return lgreco::Controller(lgreco::Context(), collective, layers, options);
+}
+
+// How a run ended, the same on every rank but for `bytes`.
+struct Outcome {
+    double loss_before, loss, accuracy;  // on data nobody trained on
+    double bytes;                        // that this rank sent per step
+    bool same;                           // all ranks ended with the same parameters, bit for bit
+};
+
+// Runs `train` under every scheme; rank 0 prints. Returns whether all went as it must.
+template <typename Train> bool compare(const MpiCollective &collective, Train train) {
+    const bool speaks = collective.rank() == 0;
+    if (speaks) std::printf("%-26s %8s %9s %11s %7s\n", "", "loss", "accuracy", "bytes/step", "fewer");
+    bool good = true;
+    const auto must = [&](bool holds, const char *what) {
+        if (!holds && speaks) std::fprintf(stderr, "FAILED: %s\n", what);
+        good = good && holds;
+    };
+    double uncompressed = 0, uniform = 0;
+    for (const Scheme &scheme : schemes) {
+        const Outcome run = train(scheme);
+        if (scheme.policy == LGRECO_POLICY_UNCOMPRESSED) uncompressed = run.bytes;
+        if (scheme.policy == LGRECO_POLICY_UNIFORM) uniform = run.bytes;
+        if (speaks)
+            std::printf("%-26s %8.4f %7.1f %% %11.0f %6.2fx\n", scheme.name, run.loss, 100 * run.accuracy, run.bytes,
+                        uncompressed / run.bytes);
+        std::fflush(stdout);
+        must(run.same, "the ranks' parameters differ");
+        must(run.loss < run.loss_before, "the loss did not fall");
+        must(scheme.policy != LGRECO_POLICY_L_GRECO || run.bytes <= uniform, "L-GreCo sent more than uniform");
+    }
+    return good;
+}
+
+#endif // LGRECO_EXAMPLES_SCHEMES_HPP
