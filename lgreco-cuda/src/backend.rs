@@ -5,6 +5,7 @@ use crate::codec::{decode, decoded_bytes, encode};
 use crate::counting::Counting;
 use crate::cuda::Cuda;
 use crate::device::{Device, Part};
+use crate::exchange::Pending;
 use crate::gpu::{Gpu, Scratch};
 use crate::rows::{Work, measure};
 use crate::tensor::{DeviceGradient, Input, checked};
@@ -65,6 +66,7 @@ pub struct DeviceJobError {
 /// ```
 pub struct CudaBackend {
     gpu: Gpu,
+    pending: Pending,
     failure: Option<Error>,
 }
 
@@ -109,7 +111,7 @@ impl CudaBackend {
     }
 
     pub(crate) fn on(device: Box<dyn Device>) -> Self {
-        CudaBackend { gpu: Gpu::new(device), failure: None }
+        CudaBackend { gpu: Gpu::new(device), pending: Pending::default(), failure: None }
     }
 
     /// Keeps compiled kernels in `folder`, which exists, and takes them from there: starting costs about a second less
@@ -214,6 +216,10 @@ impl CudaBackend {
 
     pub(crate) fn gpu(&mut self) -> &mut Gpu {
         &mut self.gpu
+    }
+
+    pub(crate) fn gpu_and_pending(&mut self) -> (&mut Gpu, &mut Pending) {
+        (&mut self.gpu, &mut self.pending)
     }
 
     fn told(&mut self, error: Error) -> lgreco_core::Error {

@@ -11,12 +11,12 @@ use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite).
-const STATUS: u64 = 8;
+pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
 
 /// A payload's header.
-fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Error> {
+pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Error> {
     let shape = input.shape();
     Ok(match *setting {
         Setting::Dense => Header { method: Method::Dense, variant: input.dtype() as u8, parameter: 0, shape },
@@ -29,7 +29,7 @@ fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Error> {
 }
 
 /// Bytes of the payload, when there is `room` for it.
-fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize, Error> {
+pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize, Error> {
     let len = setting.payload_len(input.shape(), input.dtype())?;
     if room < len {
         let what = "payload bytes";
@@ -39,7 +39,7 @@ fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usiz
 }
 
 /// Enqueued: a payload's body at its place in `payload`, and its status.
-fn enqueue(
+pub(crate) fn enqueue(
     gpu: &mut Gpu,
     setting: &Setting,
     input: &Input<'_>,
@@ -63,7 +63,7 @@ fn enqueue(
 }
 
 /// What a status says of the gradient.
-fn check(gpu: &mut Gpu, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
+pub(crate) fn check(gpu: &mut Gpu, _: &Setting, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
     check_finite(gpu, input, status[0])
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn encode(
     let status = gpu.room(Scratch::Results, STATUS)?;
     enqueue(gpu, setting, input, stream, room, status)?;
     let status = gpu.read::<u32>(status)?;
-    check(gpu, input, &status)?;
+    check(gpu, setting, input, &status)?;
     header.write(payload)?;
     gpu.read_into(room.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
     Ok(len)

@@ -19,6 +19,7 @@ pub(crate) enum Scratch {
     Output,
     Offered,
     Decoded,
+    Statuses,
 }
 
 pub(crate) struct Gpu {

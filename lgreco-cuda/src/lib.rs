@@ -51,6 +51,8 @@ mod device;
 mod devices;
 mod error;
 #[allow(unsafe_code)]
+mod exchange;
+#[allow(unsafe_code)]
 mod feedback;
 mod gpu;
 mod kernels;

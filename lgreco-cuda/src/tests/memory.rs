@@ -93,6 +93,57 @@ fn payloads_are_decoded_to_device_memory() {
 }
 
 #[test]
+fn payloads_stay_on_the_device() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let mut values = uniform(61 * 47, 1);
+    let shape = Shape::new(61, 47).unwrap();
+    let setting = Setting::Qsgd(Qsgd { bits: 5, bucket: 100, ..Qsgd::default() });
+    let len = setting.payload_len(shape, Dtype::F32).unwrap();
+    let stream = Stream { seed: 7, ..Stream::default() };
+    for spoiled in [None, Some(1234)] {
+        if let Some(at) = spoiled {
+            values[at] = f32::NAN;
+        }
+        let tensor = Tensor::new(&values, 61, 47);
+        let gradient = tensor.gradients()[0];
+        let held = Held::new(&gradient, 4);
+        let (mut payload, mut decoded) = (vec![u32::MAX; len.div_ceil(4)], vec![f32::NAN; 61 * 47]);
+        let to = payload.as_mut_ptr().expose_provenance() as u64;
+        let out = decoded.as_mut_ptr().expose_provenance() as u64;
+        let fine = Tensor::new(&[1.0, 2.0], 2, 1);
+        let fine = Held::new(&fine.gradients()[0], 0).gradient(&fine.gradients()[0]);
+        let mut other = [0u32; 8];
+        let other = other.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: all of it lives, and is large enough.
+        let found = unsafe {
+            let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 2, ..Qsgd::default() });
+            backend.encode_to_device(&small, &fine, stream, other).unwrap();
+            assert_eq!(backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to), Ok(len));
+            let unaligned = backend.encode_to_device(&setting, &fine, stream, to + 2);
+            assert!(matches!(unaligned, Err(Error::Memory { .. })), "{unaligned:?}");
+            backend.decode_on_device(&setting, shape, to, out).unwrap();
+            let refused = backend.decode_on_device(&Setting::Dense, shape, to, out);
+            assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
+            backend.check()
+        };
+        let mut expected = vec![0; len];
+        match (Portable.encode(&setting, &gradient, stream, &mut [], &mut expected), found) {
+            (Ok(_), Ok(())) => {
+                assert!(bytemuck::cast_slice::<u32, u8>(&payload)[..len] == expected);
+                let mut values = vec![f32::NAN; 61 * 47];
+                Portable.decode(&expected, &mut values).unwrap();
+                assert!(decoded == values);
+            }
+            (Err(_), Err(failed)) => {
+                assert!(failed.to_string().starts_with("job 1: element 1234 is NaN"), "{failed}");
+                assert_eq!(backend.check(), Ok(()), "told once");
+            }
+            outcomes => panic!("{outcomes:?}"),
+        }
+    }
+}
+
+#[test]
 fn error_feedback_is_that_of_the_core() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
     let shape = Shape::new(61, 47).unwrap();
