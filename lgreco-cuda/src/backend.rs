@@ -136,6 +136,19 @@ impl CudaBackend {
         self.gpu.held()
     }
 
+    /// Done: waits for all that is enqueued.
+    ///
+    /// ```
+    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// assert_eq!(backend.synchronise(), Ok(()));
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Driver`], also when something enqueued before has failed.
+    pub fn synchronise(&mut self) -> Result<(), Error> {
+        self.gpu.synchronise()
+    }
+
     /// What the device said, in full, when a call through [`Backend`] last answered
     /// [`Device`](lgreco_core::Error::Device), whose text is shorter.
     ///

@@ -59,6 +59,9 @@ pub(crate) fn capability(number: u32) -> String {
     format!("{}.{}", number / 10, number % 10)
 }
 
+/// Code by the hash of what it was made of.
+type Made = HashMap<(u64, Architecture), Arc<[u8]>>;
+
 /// NVRTC's version and the compute capabilities it compiles for.
 #[derive(Clone, Debug)]
 pub(crate) struct Compiler {
@@ -99,7 +102,7 @@ impl Compiler {
         architecture: Architecture,
         folder: Option<&Path>,
     ) -> Result<Arc<[u8]>, Error> {
-        static MADE: Mutex<Option<HashMap<(u64, Architecture), Arc<[u8]>>>> = Mutex::new(None);
+        static MADE: Mutex<Option<Made>> = Mutex::new(None);
         let source = module.source();
         let hash = hash(&source, self.version);
         let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
