@@ -55,6 +55,7 @@ mod gpu;
 mod kernels;
 mod magnitude;
 mod payload;
+mod positions;
 mod qsgd;
 mod rows;
 mod sums;
@@ -62,6 +63,7 @@ mod sums;
 mod tensor;
 #[cfg(test)]
 mod tests;
+mod topk;
 
 pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
 pub use error::Error;
