@@ -2,15 +2,16 @@
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
-use crate::magnitude::check_finite;
+use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, payload, qsgd};
+use crate::{Error, magnitude, payload, positions, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
-use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::compress::{Compressor, Setting, topk::TopK};
 use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
 
-/// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite).
+/// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
+/// second TopK's k-th largest.
 pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
@@ -23,6 +24,10 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
         Setting::Qsgd(c) => {
             let variant = (c.bits - 1) | (c.scale as u8) << 3;
             Header { method: Method::Qsgd, variant, parameter: c.bucket, shape }
+        }
+        Setting::TopK(c) => {
+            let variant = positions::variant(c, shape.elements() as u32);
+            Header { method: Method::TopK, variant, parameter: c.keep, shape }
         }
         _ => return Err(NO_ENCODER),
     })
@@ -58,13 +63,20 @@ pub(crate) fn enqueue(
             gpu.copy(tensor.part, payload.from(HEADER_LEN as u64))
         }
         Setting::Qsgd(c) => qsgd::encode(gpu, &tensor, c, stream, payload, status),
+        Setting::TopK(c) => positions::encode(gpu, &tensor, c, payload, status),
         _ => Err(NO_ENCODER),
     }
 }
 
 /// What a status says of the gradient.
-pub(crate) fn check(gpu: &mut Gpu, _: &Setting, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
-    check_finite(gpu, input, status[0])
+pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
+    check_finite(gpu, input, status[0])?;
+    match *setting {
+        Setting::TopK(TopK { values, .. }) if status[0] >= topk::overflow(values) => {
+            Err(overflow(gpu, input, status[1].max(topk::overflow(values)))?)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Done: [`Compressor::encode`], of values on either side.
@@ -87,8 +99,8 @@ pub(crate) fn encode(
     Ok(len)
 }
 
-/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued. `false`, and done, when that is left to
-/// the core: dense payloads, and those that no encoder writes.
+/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued, but for TopK's, which is done. `false`,
+/// and done, when that is left to the core: dense payloads, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
     let target = Tensor::of_part(target);
     match payload.header.method {
@@ -96,6 +108,13 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
             let Some(qsgd) = payload::qsgd(payload)? else { return Ok(false) };
             let bytes = gpu.upload(Scratch::Payload, bytes)?;
             qsgd::decode(gpu, qsgd, bytes, &target)?;
+        }
+        Method::TopK => {
+            let Some(top) = positions::of_payload(payload) else { return Ok(false) };
+            let bytes = gpu.upload(Scratch::Payload, bytes)?;
+            let status = gpu.room(Scratch::Results, STATUS)?;
+            let ones = positions::decode(gpu, top, bytes, &target, status)?;
+            return Ok(gpu.read::<u32>(status)? == [0, ones]);
         }
         _ => return Ok(false),
     }

@@ -3,22 +3,43 @@
 use crate::backend::{CudaBackend, DeviceJobError};
 use crate::codec::{STATUS, check, checked_len, enqueue, header};
 use crate::device::Part;
-use crate::gpu::Scratch;
+use crate::gpu::{Gpu, Scratch};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
-use crate::{Error, qsgd};
+use crate::{Error, positions, qsgd};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 
-/// Encodings that may be enqueued between two checks.
+/// Calls that may be enqueued between two checks.
 const MOST: usize = 4096;
 
-/// Encodings whose gradients have not been checked yet, and where what is known of them will be.
+/// What has been enqueued.
+enum Enqueued {
+    Encoding(Setting, DeviceGradient),
+    /// The status of a payload that an encoder wrote.
+    Decoding([u32; 2]),
+}
+
+/// Calls that have not been checked yet, and where what is known of them will be.
 #[derive(Default)]
 pub(crate) struct Pending {
-    encodings: Vec<(Setting, DeviceGradient)>,
+    calls: Vec<Enqueued>,
     statuses: Option<Part>,
+}
+
+impl Pending {
+    /// Where the next call's status will be.
+    fn status(&mut self, gpu: &mut Gpu) -> Result<Part, Error> {
+        if self.calls.len() == MOST {
+            return Err(Error::Memory { what: "for what is known of enqueued calls is full: they need a check" });
+        }
+        let statuses = match self.statuses {
+            Some(statuses) => statuses,
+            None => *self.statuses.insert(gpu.room(Scratch::Statuses, STATUS * MOST as u64)?),
+        };
+        Ok(statuses.cut(STATUS * self.calls.len() as u64, STATUS))
+    }
 }
 
 impl CudaBackend {
@@ -50,7 +71,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), but for the values, and those of the device;
-    /// [`Error::Memory`] when `address` is 0 or no multiple of 4, and after 4096 encodings without a check.
+    /// [`Error::Memory`] when `address` is 0 or no multiple of 4, and after 4096 calls without a check.
     ///
     /// # Safety
     /// `address` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes in the backend's
@@ -69,22 +90,16 @@ impl CudaBackend {
         let mut bytes = [0; HEADER_LEN];
         header(setting, &input)?.write(&mut bytes)?;
         let (gpu, pending) = self.gpu_and_pending();
-        let index = pending.encodings.len();
-        if index == MOST {
-            return Err(Error::Memory { what: "for what is known of enqueued encodings is full: they need a check" });
-        }
-        let statuses = match pending.statuses {
-            Some(statuses) => statuses,
-            None => *pending.statuses.insert(gpu.room(Scratch::Statuses, STATUS * MOST as u64)?),
-        };
+        let status = pending.status(gpu)?;
         gpu.write(&bytes, payload)?;
-        enqueue(gpu, setting, &input, stream, payload, statuses.cut(STATUS * index as u64, STATUS))?;
-        pending.encodings.push((*setting, *gradient));
+        enqueue(gpu, setting, &input, stream, payload, status)?;
+        pending.calls.push(Enqueued::Encoding(*setting, *gradient));
         Ok(len)
     }
 
     /// Done: whether all gradients encoded by [`encode_to_device`](CudaBackend::encode_to_device) since the last check
-    /// could be compressed. Nothing of the payloads of those that could not may be used.
+    /// could be compressed, and all payloads decoded by [`decode_on_device`](CudaBackend::decode_on_device) were an
+    /// encoder's. Nothing of what came out of those that were not may be used.
     ///
     /// ```
     /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
@@ -92,27 +107,37 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first encoding that failed, as `job` in the order of the calls, with the reason that
-    /// [`Compressor::encode`](lgreco_core::compress::Compressor::encode) has; [`Error::Memory`] in its place when the
-    /// gradient has been overwritten. Those of the device.
+    /// The first call that failed, as `job` in the order of the calls, with the reason that
+    /// [`Compressor::encode`](lgreco_core::compress::Compressor::encode) has, or
+    /// [`PayloadBody`](lgreco_core::Error::PayloadBody); [`Error::Memory`] in its place when the gradient has been
+    /// overwritten. Those of the device.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
         let (gpu, pending) = self.gpu_and_pending();
-        let encodings = std::mem::take(&mut pending.encodings);
-        let Some(statuses) = pending.statuses.filter(|_| !encodings.is_empty()) else { return Ok(()) };
+        let calls = std::mem::take(&mut pending.calls);
+        let Some(statuses) = pending.statuses.filter(|_| !calls.is_empty()) else { return Ok(()) };
         let at = |job| move |error| DeviceJobError { job, error };
-        let words = gpu.read::<u32>(statuses.cut(0, STATUS * encodings.len() as u64)).map_err(at(0))?;
-        for (job, ((setting, gradient), status)) in encodings.iter().zip(words.as_chunks::<2>().0).enumerate() {
-            check(gpu, setting, &Input::Device(*gradient), status).map_err(at(job))?;
+        let words = gpu.read::<u32>(statuses.cut(0, STATUS * calls.len() as u64)).map_err(at(0))?;
+        for (job, (call, status)) in calls.iter().zip(words.as_chunks::<2>().0).enumerate() {
+            let outcome = match call {
+                Enqueued::Encoding(setting, gradient) => check(gpu, setting, &Input::Device(*gradient), status),
+                Enqueued::Decoding(expected) if status == expected => Ok(()),
+                Enqueued::Decoding(_) => {
+                    Err(lgreco_core::Error::PayloadBody { what: "it is not what an encoder writes" }.into())
+                }
+            };
+            outcome.map_err(at(job))?;
         }
         Ok(())
     }
 
     /// Enqueued: decodes a payload that lies at the device address `payload`, a multiple of 4, into f32 values at the
     /// address `values`. It is one that [`encode_to_device`](CudaBackend::encode_to_device), of any worker, made of a
-    /// gradient of this shape under this setting; of other bytes some values come out.
+    /// gradient of this shape under this setting; of other bytes some values come out, or [`check`](CudaBackend::check)
+    /// tells. Its header is not read.
     ///
     /// # Errors
-    /// [`Error::Memory`] when an address is 0 or no multiple of 4; [`Error::Method`] for methods that are not decoded on
+    /// [`Parameter`](lgreco_core::Error::Parameter) of the setting's; [`Error::Memory`] when an address is 0 or no multiple
+    /// of 4, and after 4096 calls without a check; [`Error::Method`] for methods that are not decoded on
     /// the device; those of the device.
     ///
     /// # Safety
@@ -131,9 +156,16 @@ impl CudaBackend {
         if shape.elements() == 0 {
             return Ok(());
         }
-        let (gpu, _) = self.gpu_and_pending();
+        let (gpu, pending) = self.gpu_and_pending();
+        let target = Tensor::of_part(target);
         match *setting {
-            Setting::Qsgd(c) => qsgd::decode(gpu, c, payload, &Tensor::of_part(target)),
+            Setting::Qsgd(c) => qsgd::decode(gpu, c, payload, &target),
+            Setting::TopK(c) => {
+                let status = pending.status(gpu)?;
+                let ones = positions::decode(gpu, c, payload, &target, status)?;
+                pending.calls.push(Enqueued::Decoding([0, ones]));
+                Ok(())
+            }
             _ => Err(Error::Method("decoding this setting's payloads")),
         }
     }

@@ -20,6 +20,14 @@ pub(crate) enum Scratch {
     Offered,
     Decoded,
     Statuses,
+    Bins,
+    Exponents,
+    Keeps,
+    Cuts,
+    Cut,
+    Records,
+    Bits,
+    Positions,
 }
 
 pub(crate) struct Gpu {
@@ -92,6 +100,19 @@ impl Gpu {
         blocks: u64,
     ) -> Result<(), Error> {
         self.launch_3d(kernel, params, parts, [blocks, 1, 1], 0)
+    }
+
+    /// Enqueued: as [`launch`](Gpu::launch), with blocks of `threads` threads.
+    pub(crate) fn launch_of<P: Pod>(
+        &mut self,
+        kernel: Kernel,
+        params: P,
+        parts: &[Part],
+        blocks: u64,
+        threads: u32,
+    ) -> Result<(), Error> {
+        let params = bytemuck::bytes_of(&params);
+        self.device.launch(Launch { kernel, grid: [blocks as u32, 1, 1], block: threads, shared: 0, params, parts })
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), with a grid of three dimensions and `shared` bytes of dynamic shared memory.

@@ -7,6 +7,8 @@ pub(crate) enum Module {
     Sums,
     Qsgd,
     Feedback,
+    TopK,
+    Positions,
 }
 
 /// A file's text, under its own name in messages.
@@ -18,7 +20,8 @@ macro_rules! file {
 
 impl Module {
     #[cfg(test)]
-    pub(crate) const ALL: [Module; 4] = [Module::Magnitude, Module::Sums, Module::Qsgd, Module::Feedback];
+    pub(crate) const ALL: [Module; 6] =
+        [Module::Magnitude, Module::Sums, Module::Qsgd, Module::Feedback, Module::TopK, Module::Positions];
 
     /// The name of its file.
     pub(crate) fn name(self) -> &'static str {
@@ -27,6 +30,8 @@ impl Module {
             Module::Sums => "sums.cu",
             Module::Qsgd => "qsgd.cu",
             Module::Feedback => "feedback.cu",
+            Module::TopK => "topk.cu",
+            Module::Positions => "positions.cu",
         }
     }
 
@@ -40,6 +45,8 @@ impl Module {
             Module::Sums => [DEVICE, file!("sums.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, file!("qsgd.cu")].concat(),
             Module::Feedback => [DEVICE, VALUES, file!("feedback.cu")].concat(),
+            Module::TopK => [DEVICE, VALUES, file!("topk.cu")].concat(),
+            Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
         }
     }
 }

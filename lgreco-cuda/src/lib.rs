@@ -58,6 +58,7 @@ mod gpu;
 mod kernels;
 mod magnitude;
 mod payload;
+mod positions;
 mod qsgd;
 mod rows;
 mod sums;
@@ -65,6 +66,7 @@ mod sums;
 mod tensor;
 #[cfg(test)]
 mod tests;
+mod topk;
 
 pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
 pub use devices::{DeviceInfo, devices};

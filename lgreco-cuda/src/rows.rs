@@ -2,9 +2,9 @@
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
-use crate::magnitude::check_finite;
+use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, qsgd};
+use crate::{Error, magnitude, qsgd, topk};
 use lgreco_core::compress::{Candidates, Compressor};
 use lgreco_core::rng::Stream;
 
@@ -28,13 +28,14 @@ const NO_ROW: Error = Error::Method("this method's row");
 fn result_words(work: &Work<'_>) -> usize {
     match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
+        Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
         _ => 1,
     }
 }
 
 /// What the core says of parameters that do not fit; methods without kernels are refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
-    if !matches!(work.candidates, Candidates::Qsgd { .. }) {
+    if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. }) {
         return Err(NO_ROW);
     }
     for index in 0..work.candidates.len() {
@@ -97,6 +98,7 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensor: &Tensor, results: Part) -> Result<
     }
     match job.candidates {
         Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensor, base, bits, results),
+        Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
         _ => Err(NO_ROW),
     }
 }
@@ -107,6 +109,12 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
     match job.candidates {
         Candidates::Qsgd { base, bits } => {
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
+        }
+        Candidates::TopK { values, keeps } => {
+            if !keeps.is_empty() && words[0] as u32 >= topk::overflow(values) {
+                return Err(overflow(gpu, &job.input, words[0] as u32)?);
+            }
+            row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);
         }
         _ => return Err(NO_ROW),
     }

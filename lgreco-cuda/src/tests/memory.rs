@@ -5,7 +5,7 @@ use super::simt::flavour;
 use super::{ROWS, backend};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
 use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
+use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
@@ -37,8 +37,13 @@ impl Held {
     }
 }
 
-fn settings() -> [Setting; 3] {
-    [Setting::Dense, Setting::Qsgd(Qsgd::default()), Setting::Qsgd(Qsgd { bits: 3, bucket: 100, ..Qsgd::default() })]
+fn settings() -> [Setting; 4] {
+    [
+        Setting::TopK(TopK { keep: 55, values: Dtype::F16 }),
+        Setting::Dense,
+        Setting::Qsgd(Qsgd::default()),
+        Setting::Qsgd(Qsgd { bits: 3, bucket: 100, ..Qsgd::default() }),
+    ]
 }
 
 #[test]
@@ -55,7 +60,8 @@ fn gradients_are_compressed_where_they_are() {
                 let len = setting.payload_len(gradient.shape(), dtype).unwrap();
                 let (mut found, mut expected) = (vec![0; len], vec![0; len]);
                 backend.encode_device(&setting, &on_device, stream, &mut found).unwrap();
-                Portable.encode(&setting, &gradient, stream, &mut [], &mut expected).unwrap();
+                let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), dtype)];
+                Portable.encode(&setting, &gradient, stream, &mut workspace, &mut expected).unwrap();
                 assert!(found == expected, "{setting:?} at {offset}");
             }
             let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
@@ -83,7 +89,8 @@ fn payloads_are_decoded_to_device_memory() {
     let gradient = tensor.gradients()[0];
     for setting in settings() {
         let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
-        Portable.encode(&setting, &gradient, Stream::default(), &mut [], &mut payload).unwrap();
+        let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+        Portable.encode(&setting, &gradient, Stream::default(), &mut workspace, &mut payload).unwrap();
         let mut expected = vec![f32::NAN; 61 * 47];
         Portable.decode(&payload, &mut expected).unwrap();
         assert!(decoded(&mut backend, &payload, 61 * 47).unwrap() == expected, "{setting:?}");
@@ -95,9 +102,16 @@ fn payloads_are_decoded_to_device_memory() {
 #[test]
 fn payloads_stay_on_the_device() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
-    let mut values = uniform(61 * 47, 1);
-    let shape = Shape::new(61, 47).unwrap();
-    let setting = Setting::Qsgd(Qsgd { bits: 5, bucket: 100, ..Qsgd::default() });
+    for setting in [
+        Setting::Qsgd(Qsgd { bits: 5, bucket: 100, ..Qsgd::default() }),
+        Setting::TopK(TopK { keep: 70, values: Dtype::F32 }),
+    ] {
+        stay_on_the_device(&mut backend, &uniform(61 * 47, 1), setting);
+    }
+}
+
+fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Setting) {
+    let (mut values, shape) = (values.to_vec(), Shape::new(61, 47).unwrap());
     let len = setting.payload_len(shape, Dtype::F32).unwrap();
     let stream = Stream { seed: 7, ..Stream::default() };
     for spoiled in [None, Some(1234)] {
@@ -119,7 +133,7 @@ fn payloads_stay_on_the_device() {
             let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 2, ..Qsgd::default() });
             backend.encode_to_device(&small, &fine, stream, other).unwrap();
             assert_eq!(backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to), Ok(len));
-            let unaligned = backend.encode_to_device(&setting, &fine, stream, to + 2);
+            let unaligned = backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to + 2);
             assert!(matches!(unaligned, Err(Error::Memory { .. })), "{unaligned:?}");
             backend.decode_on_device(&setting, shape, to, out).unwrap();
             let refused = backend.decode_on_device(&Setting::Dense, shape, to, out);
@@ -127,7 +141,8 @@ fn payloads_stay_on_the_device() {
             backend.check()
         };
         let mut expected = vec![0; len];
-        match (Portable.encode(&setting, &gradient, stream, &mut [], &mut expected), found) {
+        let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+        match (Portable.encode(&setting, &gradient, stream, &mut workspace, &mut expected), found) {
             (Ok(_), Ok(())) => {
                 assert!(bytemuck::cast_slice::<u32, u8>(&payload)[..len] == expected);
                 let mut values = vec![f32::NAN; 61 * 47];
@@ -147,8 +162,12 @@ fn payloads_stay_on_the_device() {
 fn error_feedback_is_that_of_the_core() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
     let shape = Shape::new(61, 47).unwrap();
-    for (bits, gain) in [(4, 1.0), (2, 0.2)] {
-        let setting = Setting::Qsgd(Qsgd { bits, ..Qsgd::default() });
+    for (setting, gain) in [
+        (Setting::Qsgd(Qsgd::default()), 1.0),
+        (Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() }), 0.2),
+        (Setting::TopK(TopK { keep: 55, values: Dtype::F16 }), 1.0),
+        (Setting::TopK(TopK { keep: 55, values: Dtype::F32 }), 0.3),
+    ] {
         let mut residual = vec![0.0f32; 61 * 47];
         let address = residual.as_mut_ptr().expose_provenance() as u64;
         let rule = Rule::Residual(Residual { gain, ..Residual::CLASSIC });

@@ -7,6 +7,7 @@ mod memory;
 mod nvrtc;
 mod simt;
 mod sources;
+mod topk;
 
 use crate::CudaBackend;
 use simt::{Flavour, Simt};

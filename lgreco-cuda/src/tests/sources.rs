@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{feedback, magnitude, qsgd, sums};
+use crate::{feedback, magnitude, positions, qsgd, sums, topk};
 
 /// The fields of the source's `Params`, all of which take four bytes.
 fn fields(source: &str) -> Vec<&str> {
@@ -18,6 +18,8 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
         Module::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
         Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
+        Module::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
+        Module::Positions => (positions::Params::FIELDS, size_of::<positions::Params>()),
     };
     for module in Module::ALL {
         let source = module.source();
