@@ -4,7 +4,7 @@ use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, payload, positions, qsgd, topk};
+use crate::{Error, magnitude, payload, positions, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, topk::TopK};
 use lgreco_core::gradient::Shape;
@@ -13,6 +13,9 @@ use lgreco_core::rng::Stream;
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
 /// second TopK's k-th largest.
 pub(crate) const STATUS: u64 = 8;
+
+/// From this magnitude on products of factors may leave the range of f32.
+pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
 
 const NO_ENCODER: Error = Error::Method("this setting");
 
@@ -28,6 +31,9 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
         Setting::TopK(c) => {
             let variant = positions::variant(c, shape.elements() as u32);
             Header { method: Method::TopK, variant, parameter: c.keep, shape }
+        }
+        Setting::PowerSgd(c) => {
+            Header { method: Method::PowerSgd, variant: 0, parameter: powersgd::effective(shape, c.rank), shape }
         }
         _ => return Err(NO_ENCODER),
     })
@@ -64,6 +70,9 @@ pub(crate) fn enqueue(
         }
         Setting::Qsgd(c) => qsgd::encode(gpu, &tensor, c, stream, payload, status),
         Setting::TopK(c) => positions::encode(gpu, &tensor, c, payload, status),
+        Setting::PowerSgd(c) => {
+            powersgd::encode(gpu, &tensor, input.shape(), (c.rank, c.iterations), stream, payload, status)
+        }
         _ => Err(NO_ENCODER),
     }
 }
@@ -96,10 +105,23 @@ pub(crate) fn encode(
     check(gpu, setting, input, &status)?;
     header.write(payload)?;
     gpu.read_into(room.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
+    if matches!(setting, Setting::PowerSgd(_)) && status[0] >= NEAR_OVERFLOW {
+        check_product(&payload[..len], input.shape().elements())?;
+    }
     Ok(len)
 }
 
-/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued, but for TopK's, which is done. `false`,
+/// `Err` when a factor of a PowerSGD payload or the product of both is not finite.
+fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
+    let body = payload[HEADER_LEN..].as_chunks::<4>().0;
+    if !body.iter().all(|&bytes| f32::from_le_bytes(bytes).is_finite()) {
+        return Err(lgreco_core::Error::Overflow { what: "PowerSGD factor Q" }.into());
+    }
+    lgreco_core::compress::decode(payload, &mut vec![0.0; elements])?;
+    Ok(())
+}
+
+/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
 /// and done, when that is left to the core: dense payloads, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
     let target = Tensor::of_part(target);
@@ -115,6 +137,13 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
             let status = gpu.room(Scratch::Results, STATUS)?;
             let ones = positions::decode(gpu, top, bytes, &target, status)?;
             return Ok(gpu.read::<u32>(status)? == [0, ones]);
+        }
+        Method::PowerSgd => {
+            let Some(rank) = powersgd::of_payload(payload) else { return Ok(false) };
+            let bytes = gpu.upload(Scratch::Payload, bytes)?;
+            let status = gpu.room(Scratch::Results, STATUS)?;
+            powersgd::decode(gpu, rank, bytes, payload.header.shape, target.part, status)?;
+            return Ok(gpu.read::<u32>(status)? == [0, 0]);
         }
         _ => return Ok(false),
     }

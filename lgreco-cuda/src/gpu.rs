@@ -28,6 +28,12 @@ pub(crate) enum Scratch {
     Records,
     Bits,
     Positions,
+    P,
+    Q,
+    Chunks,
+    InnerProducts,
+    Norms,
+    Ranks,
 }
 
 pub(crate) struct Gpu {

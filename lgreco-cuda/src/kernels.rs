@@ -9,6 +9,7 @@ pub(crate) enum Module {
     Feedback,
     TopK,
     Positions,
+    PowerSgd,
 }
 
 /// A file's text, under its own name in messages.
@@ -20,8 +21,15 @@ macro_rules! file {
 
 impl Module {
     #[cfg(test)]
-    pub(crate) const ALL: [Module; 6] =
-        [Module::Magnitude, Module::Sums, Module::Qsgd, Module::Feedback, Module::TopK, Module::Positions];
+    pub(crate) const ALL: [Module; 7] = [
+        Module::Magnitude,
+        Module::Sums,
+        Module::Qsgd,
+        Module::Feedback,
+        Module::TopK,
+        Module::Positions,
+        Module::PowerSgd,
+    ];
 
     /// The name of its file.
     pub(crate) fn name(self) -> &'static str {
@@ -32,6 +40,7 @@ impl Module {
             Module::Feedback => "feedback.cu",
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
+            Module::PowerSgd => "powersgd.cu",
         }
     }
 
@@ -47,6 +56,7 @@ impl Module {
             Module::Feedback => [DEVICE, VALUES, file!("feedback.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
+            Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu")].concat(),
         }
     }
 }

@@ -59,6 +59,7 @@ mod kernels;
 mod magnitude;
 mod payload;
 mod positions;
+mod powersgd;
 mod qsgd;
 mod rows;
 mod sums;

@@ -1,11 +1,12 @@
 //! Batches of rows: enqueued together, read back at once.
 
+use crate::codec::{NEAR_OVERFLOW, encode};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, qsgd, topk};
-use lgreco_core::compress::{Candidates, Compressor};
+use crate::{Error, magnitude, powersgd, qsgd, topk};
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::rng::Stream;
 
 /// A row to measure, of values on either side.
@@ -29,18 +30,22 @@ fn result_words(work: &Work<'_>) -> usize {
     match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
         Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
         _ => 1,
     }
 }
 
 /// What the core says of parameters that do not fit; methods without kernels are refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
-    if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. }) {
+    if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. }) {
         return Err(NO_ROW);
     }
     for index in 0..work.candidates.len() {
         if let Some(setting) = work.candidates.setting(index) {
             setting.payload_len(work.input.shape(), work.input.dtype())?;
+            if let Setting::PowerSgd(PowerSgd { rank, .. }) = setting {
+                powersgd::check(work.input.shape(), rank)?;
+            }
         }
     }
     Ok(())
@@ -99,6 +104,9 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensor: &Tensor, results: Part) -> Result<
     match job.candidates {
         Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensor, base, bits, results),
         Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
+        Candidates::PowerSgd { iterations, ranks } => {
+            powersgd::measure(gpu, tensor, job.input.shape(), (iterations, ranks), job.stream, results)
+        }
         _ => Err(NO_ROW),
     }
 }
@@ -115,6 +123,16 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
                 return Err(overflow(gpu, &job.input, words[0] as u32)?);
             }
             row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);
+        }
+        Candidates::PowerSgd { iterations, ranks } => {
+            let largest = ranks.iter().copied().max().unwrap_or(0);
+            if words[0] as u32 >= NEAR_OVERFLOW && largest > 0 {
+                // Encoding says whether anything overflows.
+                let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
+                let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
+                encode(gpu, &setting, &job.input, job.stream, &mut payload)?;
+            }
+            powersgd::errors(job.input.shape(), ranks, words, row);
         }
         _ => return Err(NO_ROW),
     }

@@ -18,7 +18,7 @@ typedef unsigned long long u64;
 #define INFINITE 0x7f800000u
 
 // The sum over a block of BLOCK threads, in the order of a fixed tree; thread 0 has it. All threads must come.
-__device__ inline double block_sum(double value) {
+__device__ static inline double block_sum(double value) {
     __shared__ double sums[WARPS];
     for (u32 reach = 16; reach > 0; reach >>= 1) {
         value += __shfl_down_sync(FULL, value, reach);

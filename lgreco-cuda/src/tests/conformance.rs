@@ -7,7 +7,9 @@ use lgreco_core::backend::Job;
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_dense, check_encode, check_qsgd, check_rows, check_topk};
+use lgreco_core::testing::backend::{
+    Tensor, check_batches, check_dense, check_encode, check_powersgd, check_qsgd, check_rows, check_topk,
+};
 use lgreco_core::testing::powersgd::uniform;
 
 /// Threads of a block run forwards, backwards and at random; under the sanitizers, at random.
@@ -47,4 +49,14 @@ fn qsgd_of_a_large_tensor() {
 #[test]
 fn topk() {
     in_all_orders(|backend| check_topk(backend, ROWS));
+}
+
+#[test]
+fn powersgd() {
+    in_all_orders(|backend| check_powersgd(backend, ROWS));
+}
+
+#[test]
+fn batches() {
+    in_all_orders(|backend| check_batches(backend, ROWS, true));
 }

@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{feedback, magnitude, positions, qsgd, sums, topk};
+use crate::{feedback, magnitude, positions, powersgd, qsgd, sums, topk};
 
 /// The fields of the source's `Params`, all of which take four bytes.
 fn fields(source: &str) -> Vec<&str> {
@@ -20,6 +20,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
         Module::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
         Module::Positions => (positions::Params::FIELDS, size_of::<positions::Params>()),
+        Module::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
     };
     for module in Module::ALL {
         let source = module.source();

@@ -42,7 +42,7 @@ fn large_tensors() {
     }
     check(&mut backend, &smooth.gradients()[0], Dtype::F16);
     // Few different values, half of them zeros, and those that end the row are near f16's smallest.
-    let coarse = |i: usize| if i % 2 == 0 { 0.0 } else { (8.0 * uniform(i)) as i32 as f32 * 1e-7 };
+    let coarse = |i: usize| if i.is_multiple_of(2) { 0.0 } else { (8.0 * uniform(i)) as i32 as f32 * 1e-7 };
     let coarse = Tensor::new(&(0..LARGE / 8).map(coarse).collect::<Vec<_>>(), LARGE / 8, 1);
     // Magnitudes that no window of exponents holds.
     let wide = |i: usize| bell(i) * 2f32.powi(i as i32 % 200 - 100);
