@@ -11,11 +11,8 @@ use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
-/// second TopK's k-th largest.
+/// second TopK's k-th largest or PowerSGD's faults.
 pub(crate) const STATUS: u64 = 8;
-
-/// From this magnitude on products of factors may leave the range of f32.
-pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
 
 const NO_ENCODER: Error = Error::Method("this setting");
 
@@ -84,6 +81,7 @@ pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status:
         Setting::TopK(TopK { values, .. }) if status[0] >= topk::overflow(values) => {
             Err(overflow(gpu, input, status[1].max(topk::overflow(values)))?)
         }
+        Setting::PowerSgd(_) => powersgd::fault(status[1]),
         _ => Ok(()),
     }
 }
@@ -105,20 +103,7 @@ pub(crate) fn encode(
     check(gpu, setting, input, &status)?;
     header.write(payload)?;
     gpu.read_into(room.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
-    if matches!(setting, Setting::PowerSgd(_)) && status[0] >= NEAR_OVERFLOW {
-        check_product(&payload[..len], input.shape().elements())?;
-    }
     Ok(len)
-}
-
-/// `Err` when a factor of a PowerSGD payload or the product of both is not finite.
-fn check_product(payload: &[u8], elements: usize) -> Result<(), Error> {
-    let body = payload[HEADER_LEN..].as_chunks::<4>().0;
-    if !body.iter().all(|&bytes| f32::from_le_bytes(bytes).is_finite()) {
-        return Err(lgreco_core::Error::Overflow { what: "PowerSGD factor Q" }.into());
-    }
-    lgreco_core::compress::decode(payload, &mut vec![0.0; elements])?;
-    Ok(())
 }
 
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,

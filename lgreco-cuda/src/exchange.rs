@@ -5,7 +5,7 @@ use crate::codec::{STATUS, check, checked_len, enqueue, header};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
-use crate::{Error, positions, qsgd};
+use crate::{Error, positions, powersgd, qsgd};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
@@ -164,6 +164,14 @@ impl CudaBackend {
                 let status = pending.status(gpu)?;
                 let ones = positions::decode(gpu, c, payload, &target, status)?;
                 pending.calls.push(Enqueued::Decoding([0, ones]));
+                Ok(())
+            }
+            Setting::PowerSgd(c) => {
+                powersgd::check(shape, c.rank)?;
+                let status = pending.status(gpu)?;
+                let rank = powersgd::effective(shape, c.rank);
+                powersgd::decode(gpu, rank, payload, shape, target.part, status)?;
+                pending.calls.push(Enqueued::Decoding([0, 0]));
                 Ok(())
             }
             _ => Err(Error::Method("decoding this setting's payloads")),

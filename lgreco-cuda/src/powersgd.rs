@@ -1,6 +1,6 @@
 //! PowerSGD: what `powersgd.cu` is asked to do.
 
-use crate::device::Part;
+use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
@@ -27,6 +27,7 @@ pub(crate) struct Params {
     stretch: u32,
     stretches: u32,
     ranks: u32,
+    near_overflow: u32,
     layer: u32,
     seed_low: u32,
     seed_high: u32,
@@ -48,6 +49,7 @@ impl Params {
         "stretch",
         "stretches",
         "ranks",
+        "near_overflow",
         "layer",
         "seed_low",
         "seed_high",
@@ -71,6 +73,9 @@ const RANKS: usize = 8;
 const LARGEST_RANK: u32 = 1024;
 /// Warps of a block.
 const WARPS: u32 = 8;
+
+/// From this magnitude on products of factors may leave the range of f32.
+pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::PowerSgd, entry }
@@ -208,8 +213,7 @@ pub(crate) fn measure(
     let rank = distinct.last().copied().unwrap_or(0);
     let run = iterate(gpu, tensor, shape, (rank, iterations), stream, results)?;
     let sought = gpu.upload(Scratch::Ranks, bytemuck::cast_slice(&distinct))?;
-    let tiles = run.base.rows.div_ceil(SIDE) as u64 * run.base.cols.div_ceil(SIDE) as u64;
-    let blocks = looping_blocks(256 * tiles);
+    let blocks = looping_blocks(u64::from(BLOCK) * tiles(&run.base));
     for (index, ranks) in distinct.chunks(RANKS).enumerate() {
         let params = Params { ranks: ranks.len() as u32, ..run.base };
         let record = 8 * RANKS as u64;
@@ -231,7 +235,8 @@ pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]
     }
 }
 
-/// Enqueued: all of `payload` but the header. The first word of `status` becomes the largest magnitude.
+/// Enqueued: all of `payload` but the header. The first word of `status` becomes the largest magnitude, the second what
+/// [`fault`] is told.
 pub(crate) fn encode(
     gpu: &mut Gpu,
     tensor: &Tensor,
@@ -245,8 +250,26 @@ pub(crate) fn encode(
     let run = iterate(gpu, tensor, shape, (effective(shape, rank), iterations), stream, status)?;
     let body = payload.from(HEADER_LEN as u64);
     gpu.copy(run.p, body)?;
-    let parts = [status, run.q, body.from(run.p.bytes)];
-    gpu.launch(kernel("unscale"), run.base, &parts, looping_blocks(run.q.bytes / 4))
+    let (q, faults) = (body.from(run.p.bytes), status.from(4));
+    gpu.launch(kernel("unscale"), run.base, &[status, run.q, q, faults], looping_blocks(run.q.bytes / 4))?;
+    let params = Params { near_overflow: NEAR_OVERFLOW, ..run.base };
+    let blocks = looping_blocks(u64::from(BLOCK) * tiles(&params));
+    gpu.launch(kernel("check_product"), params, &[status, body, q, faults], blocks)
+}
+
+/// What is wrong with a payload, by the second word of its status.
+pub(crate) fn fault(faults: u32) -> Result<(), Error> {
+    let what = match faults {
+        0 => return Ok(()),
+        2 => "the product of the factors",
+        _ => "PowerSGD factor Q",
+    };
+    Err(lgreco_core::Error::Overflow { what }.into())
+}
+
+/// Tiles of the matrix that factors make.
+fn tiles(params: &Params) -> u64 {
+    u64::from(params.rows.div_ceil(SIDE)) * u64::from(params.cols.div_ceil(SIDE))
 }
 
 /// The rank of a payload, or `None` when the core's decoder has to say what is wrong with it.
@@ -272,6 +295,5 @@ pub(crate) fn decode(
     let body = payload.from(HEADER_LEN as u64);
     let factors = [body, body.from(4 * u64::from(rank) * u64::from(rows))];
     gpu.clear(status)?;
-    let tiles = u64::from(rows.div_ceil(SIDE)) * u64::from(cols.div_ceil(SIDE));
-    gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], tiles)
+    gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], tiles(&params))
 }

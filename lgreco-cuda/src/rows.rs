@@ -1,6 +1,6 @@
 //! Batches of rows: enqueued together, read back at once.
 
-use crate::codec::{NEAR_OVERFLOW, encode};
+use crate::codec::encode;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
@@ -126,7 +126,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
         }
         Candidates::PowerSgd { iterations, ranks } => {
             let largest = ranks.iter().copied().max().unwrap_or(0);
-            if words[0] as u32 >= NEAR_OVERFLOW && largest > 0 {
+            if words[0] as u32 >= powersgd::NEAR_OVERFLOW && largest > 0 {
                 // Encoding says whether anything overflows.
                 let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
                 let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];

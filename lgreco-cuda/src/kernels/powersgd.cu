@@ -16,7 +16,8 @@ struct Params {
     u32 second;   // whether that is its second pass
     u32 stretch;  // rows of an inner product that one warp adds up
     u32 stretches;
-    u32 ranks;  // of `sought`
+    u32 ranks;          // of `sought`
+    u32 near_overflow;  // the magnitude from which on products of factors may leave the range of f32
     u32 layer;
     u32 seed_low;
     u32 seed_high;
@@ -63,6 +64,10 @@ struct Matrix {
         return value(values, dtype, u64(row) * cols + col) * first * second;
     }
 };
+
+__device__ inline bool finite(float value) {
+    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
+}
 
 // The start matrix: an odd multiple of 2^-24 per element.
 extern "C" __global__ void start(Params p, float* factor) {
@@ -241,13 +246,16 @@ extern "C" __global__ void normalise(Params p, float* factor, const double* part
     }
 }
 
-// output = factor * 2^e, for what is sent.
-extern "C" __global__ void unscale(Params p, const u32* largest, const float* factor, float* output) {
+// output = factor * 2^e, for what is sent. Bit 0 of `faults` becomes 1 when not all of it is finite.
+extern "C" __global__ void unscale(Params p, const u32* largest, const float* factor, float* output, u32* faults) {
     double power = wide_power_of_two(exponent_of(*largest));
     u64 count = u64(p.cols) * p.columns;
     u64 stride = u64(gridDim.x) * BLOCK;
     for (u64 at = u64(blockIdx.x) * BLOCK + threadIdx.x; at < count; at += stride) {
         output[at] = float(double(factor[at]) * power);
+        if (!finite(output[at])) {
+            atomicOr(faults, 1u);
+        }
     }
 }
 
@@ -354,8 +362,29 @@ extern "C" __global__ void reconstruct(Params p, const float* of_rows, const flo
     for (u32 k = 0; k < 4; k++) {
         if (tile.row_of(k) < p.rows && tile.own_col() < p.cols) {
             output[u64(tile.row_of(k)) * p.cols + tile.own_col()] = tile.sums[k];
-            if ((__float_as_uint(tile.sums[k]) & MAGNITUDE) >= INFINITE) {
+            if (!finite(tile.sums[k])) {
                 atomicMax(status, 1u);
+            }
+        }
+    }
+}
+
+// Whether the matrix that factors make leaves the range of f32, as bit 1 of `faults`. Nothing to do unless the largest
+// magnitude is near the range's end.
+extern "C" __global__ void check_product(Params p, const u32* largest, const float* of_rows, const float* of_cols,
+                                         u32* faults) {
+    __shared__ float left[SLAB][SIDE];
+    __shared__ float right[SLAB][SIDE];
+    if (*largest < p.near_overflow) {
+        return;
+    }
+    u64 tiles = u64((p.rows + SIDE - 1) / SIDE) * ((p.cols + SIDE - 1) / SIDE);
+    for (u64 number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Tile tile(p, number, left, right);
+        tile.add(p, of_rows, of_cols, 0, p.columns);
+        for (u32 k = 0; k < 4; k++) {
+            if (!finite(tile.sums[k])) {
+                atomicOr(faults, 2u);
             }
         }
     }

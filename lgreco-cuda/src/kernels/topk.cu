@@ -29,7 +29,7 @@ struct Params {
 #define ROOM 8192
 
 // Part of a row up to which its cut bin's share may be off before the bin is refined.
-#define TOLERANCE (1.0 / 32768)
+#define TOLERANCE (1.0 / 16384)
 
 // Where the k largest end: in which bin, and k's rank there. And what all other bins add to the row.
 struct Cut {

@@ -5,6 +5,7 @@ mod driver;
 mod faults;
 mod memory;
 mod nvrtc;
+mod powersgd;
 mod simt;
 mod sources;
 mod topk;
