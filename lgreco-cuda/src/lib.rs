@@ -14,8 +14,9 @@
 //! [`reserve`](CudaBackend::reserve) does that beforehand.
 //!
 //! # Exactness
-//! Payloads of QSGD and what they decode to are, bit for bit, those of the core: kernels are compiled without contraction,
-//! and with subnormal numbers and correctly rounded divisions. Rows agree with the core's within 1e-4; they are sums in
+//! Payloads of QSGD and TopK, and what payloads of all methods decode to, are, bit for bit, those of the core: kernels are
+//! compiled without contraction, and with subnormal numbers and correctly rounded divisions. PowerSGD's payloads are the
+//! same on every device, and decode to nearly the core's matrix. Rows agree with the core's within 1e-4; they are sums in
 //! f64, added in an order that depends on the number of elements alone, so the same input gives the same bits.
 //!
 //! # Inside

@@ -30,11 +30,11 @@ const EXPONENTS: u64 = 280;
 const BINS: u64 = 128 * EXPONENTS;
 /// Bytes of a `Cut`.
 const CUT: u64 = 16;
-/// Threads of a block of `histogram`, values of a chunk, and chunks that a block takes at most.
+/// Threads of a block that counts, values of a chunk, and chunks that a block takes at most.
 const READERS: u32 = 1024;
 const CHUNK: u64 = 32 * READERS as u64;
 const TURNS: u64 = 32;
-/// Blocks of `histogram`, unless each would take more than its chunks: enough to fill any device. Those for which nothing
+/// Blocks that count, unless each would take more than its chunks: enough to fill any device. Those for which nothing
 /// is left end at once.
 const READING: u64 = 512;
 /// Warps of a block.
@@ -117,7 +117,12 @@ fn select(
     let chunks = count.div_ceil(CHUNK);
     let readers = chunks.min(READING.max(chunks.div_ceil(TURNS)));
     let parts = [tensor.part, tables.next, counts, lows, errors, largest];
-    gpu.launch_of(kernel("histogram"), params, &parts, readers, READERS)?;
+    let entry = match (params.energies, params.rounds) {
+        (0, _) => "count",
+        (_, 0) => "count_exact",
+        _ => "count_rounded",
+    };
+    gpu.launch_of(kernel(entry), params, &parts, readers, READERS)?;
     let [in_all, energies, rounding] = exponents;
     let parts = [counts, lows, errors, in_all, energies, rounding];
     gpu.launch(kernel("exponents"), params, &parts, EXPONENTS / WARPS)?;

@@ -131,107 +131,134 @@ __device__ inline u32 bits_of(float value) {
     return __float_as_uint(value) & MAGNITUDE;
 }
 
-// Counts in shared memory, in the exponents about the largest that the block saw first; what is outside of them is rare
-// and goes to device memory.
+// Adds to bins in device memory.
+template <bool ENERGIES, bool ERRORS>
+__device__ inline void give(const Bins& all, u32 bin, u32 count, u32 low, u64 error) {
+    atomicAdd(&all.counts[bin], count);
+    if (ENERGIES) {
+        atomicAdd(&all.lows[bin], u64(low));
+    }
+    if (ERRORS && error != 0) {
+        atomicAdd(&all.errors[bin], error);
+    }
+}
+
+// Some of the bins in shared memory: those of the exponents about the largest that the block saw first, but none of
+// subnormal numbers. What is outside of them is rare and goes to device memory.
+template <bool ENERGIES, bool ERRORS>
 struct Window {
+    static const u32 BINS = ROOM / (ERRORS ? 4 : 2);
+
     u32* room;
     u32 bottom;
-    u32 bins;
 
-    __device__ void add(const Params& p, const Bins& all, u32 key) {
+    __device__ Window(u32* shared, u32 largest_key) : room(shared) {
+        u32 top = ((largest_key >> FRACTION_BITS) + 2) * PER_EXPONENT;
+        bottom = max(top, 24 * PER_EXPONENT + BINS) - BINS;
+    }
+
+    // Returns whether the magnitude is 0, which is not counted.
+    __device__ bool add(const Params& p, const Bins& all, u32 magnitude) {
+        u32 key = magnitude + (23u << FRACTION_BITS);
         u32 at = (key >> COARSE) - bottom;
-        u32 low = (key & 0xffffu) >> UNSUMMED;
-        u64 error = p.rounds ? squared_error(key, p.sent) : 0;
-        if (at >= bins) {
-            give(p, all, key >> COARSE, 1, low, error);
+        if (at < BINS) {
+            atomicAdd(&room[at], 1u);
+            if (ENERGIES) {
+                atomicAdd(&room[BINS + at], low_of(key));
+            }
+            if (ERRORS) {
+                add_error(at, squared_error(key, p.sent));
+            }
+            return false;
+        }
+        key = key_of(magnitude);
+        if (key != 0) {
+            u64 error = ERRORS ? squared_error(key, p.sent) : 0;
+            give<ENERGIES, ERRORS>(all, key >> COARSE, 1, low_of(key), error);
+        }
+        return key == 0;
+    }
+
+    __device__ static u32 low_of(u32 key) {
+        return (key & 0xffffu) >> UNSUMMED;
+    }
+
+    __device__ void add_error(u32 at, u64 error) {
+        if (error == 0) {
             return;
         }
-        atomicAdd(&room[at], 1u);
-        if (p.energies) {
-            atomicAdd(&room[bins + at], low);
-        }
-        if (error != 0) {
-            u32 before = atomicAdd(&room[2 * bins + at], u32(error));
-            u32 upper = u32(error >> 32) + (before + u32(error) < before ? 1 : 0);
-            if (upper != 0) {
-                atomicAdd(&room[3 * bins + at], upper);
-            }
+        u32 before = atomicAdd(&room[2 * BINS + at], u32(error));
+        u32 upper = u32(error >> 32) + (before + u32(error) < before ? 1 : 0);
+        if (upper != 0) {
+            atomicAdd(&room[3 * BINS + at], upper);
         }
     }
 
-    __device__ static void give(const Params& p, const Bins& all, u32 bin, u32 count, u32 low, u64 error) {
-        atomicAdd(&all.counts[bin], count);
-        if (p.energies) {
-            atomicAdd(&all.lows[bin], u64(low));
-        }
-        if (error != 0) {
-            atomicAdd(&all.errors[bin], error);
-        }
-    }
-
-    __device__ void give_all(const Params& p, const Bins& all) {
-        for (u32 at = threadIdx.x; at < bins; at += READERS) {
+    __device__ void give_all(const Bins& all) {
+        for (u32 at = threadIdx.x; at < BINS; at += READERS) {
             if (room[at] != 0) {
-                u64 error = p.rounds ? u64(room[3 * bins + at]) << 32 | room[2 * bins + at] : 0;
-                give(p, all, bottom + at, room[at], room[bins + at], error);
+                u64 error = ERRORS ? u64(room[3 * BINS + at]) << 32 | room[2 * BINS + at] : 0;
+                give<ENERGIES, ERRORS>(all, bottom + at, room[at], room[BINS + at], error);
             }
         }
     }
 };
 
+struct Shared {
+    u32 room[ROOM];
+    u32 chunk;
+    u32 seen;  // key of the largest magnitude in the block's first values
+    u32 largest;
+    u32 zeros;
+};
+
 // Fills the bins. Blocks of READERS threads take chunks of the values from a counter, `next`, which begins at 0.
 // result[0] becomes at least the largest magnitude.
-extern "C" __launch_bounds__(READERS) __global__ void histogram(Params p, const void* values, u32* next, u32* counts,
-                                                                u64* lows, u64* errors, u32* result) {
-    __shared__ u32 room[ROOM];
-    __shared__ u32 chunk;
-    __shared__ u32 seen;
-    __shared__ u32 largest;
-    __shared__ u32 zeros;
+template <bool ENERGIES, bool ERRORS>
+__device__ inline void fill_bins(const Params& p, const void* values, u32* next, const Bins& all, u32* result,
+                                 Shared& shared) {
     if (threadIdx.x == 0) {
-        chunk = atomicAdd(next, 1u);
-        seen = 0;
-        largest = 0;
-        zeros = 0;
+        shared.chunk = atomicAdd(next, 1u);
+        shared.seen = 0;
+        shared.largest = 0;
+        shared.zeros = 0;
     }
     for (u32 i = threadIdx.x; i < ROOM; i += READERS) {
-        room[i] = 0;
+        shared.room[i] = 0;
     }
     __syncthreads();
-    u64 start = u64(chunk) * CHUNK;
+    u64 start = u64(shared.chunk) * CHUNK;
     if (start >= p.count) {
         return;
     }
-    float four[4];
     u32 found = 0;
     if (start + threadIdx.x * 4 < p.count) {
-        u32 here = load4(values, p.dtype, start + threadIdx.x * 4, p.count, four);
-        for (u32 k = 0; k < here; k++) {
+        float four[4];
+        load4(values, p.dtype, start + threadIdx.x * 4, p.count, four);
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
             found = max(found, bits_of(four[k]));
         }
     }
     found = warp_max(found);
     if (threadIdx.x % 32 == 0) {
-        atomicMax(&seen, key_of(found));
+        atomicMax(&shared.seen, key_of(found));
     }
     __syncthreads();
-    Bins all = {counts, lows, errors};
-    u32 bins = p.rounds ? ROOM / 4 : ROOM / 2;
-    u32 top = ((seen >> FRACTION_BITS) + 2) * PER_EXPONENT;
-    Window window = {room, top > bins ? top - bins : 0, bins};
+    Window<ENERGIES, ERRORS> window(shared.room, shared.seen);
     u32 best = 0;
     u32 none = 0;
     for (u32 turn = 1;; turn++) {
-        u64 end = min(start + CHUNK, u64(p.count));
-        for (u64 i = start + threadIdx.x * 4; i < end; i += READERS * 4) {
-            u32 here = load4(values, p.dtype, i, p.count, four);
+        // Asked for early, so that nobody waits for it.
+        u32 later = threadIdx.x == 0 && turn < TURNS ? atomicAdd(next, 1u) : 0;
+        u32 end = u32(min(start + CHUNK, u64(p.count)) - start);
+        for (u32 i = threadIdx.x * 4; i < end; i += READERS * 4) {
+            float four[4];
+            u32 here = load4(values, p.dtype, start + i, p.count, four);
 #pragma unroll
             for (u32 k = 0; k < 4; k++) {
-                u32 magnitude = bits_of(four[k]);
-                best = max(best, magnitude);
-                if (magnitude != 0) {
-                    window.add(p, all, key_of(magnitude));
-                } else if (k < here) {
+                best = max(best, bits_of(four[k]));
+                if (window.add(p, all, bits_of(four[k])) && k < here) {
                     none++;
                 }
             }
@@ -241,29 +268,51 @@ extern "C" __launch_bounds__(READERS) __global__ void histogram(Params p, const 
         }
         __syncthreads();
         if (threadIdx.x == 0) {
-            chunk = atomicAdd(next, 1u);
+            shared.chunk = later;
         }
         __syncthreads();
-        start = u64(chunk) * CHUNK;
+        start = u64(shared.chunk) * CHUNK;
         if (start >= p.count) {
             break;
         }
     }
     if (none != 0) {
-        atomicAdd(&zeros, none);
+        atomicAdd(&shared.zeros, none);
     }
     best = warp_max(best);
     if (threadIdx.x % 32 == 0) {
-        atomicMax(&largest, best);
+        atomicMax(&shared.largest, best);
     }
     __syncthreads();
-    window.give_all(p, all);
+    window.give_all(all);
     if (threadIdx.x == 0) {
-        atomicMax(result, largest);
-        if (zeros != 0) {
-            atomicAdd(&counts[0], zeros);
+        atomicMax(result, shared.largest);
+        if (shared.zeros != 0) {
+            atomicAdd(&all.counts[0], shared.zeros);
         }
     }
+}
+
+// For a cut: the counts alone.
+extern "C" __launch_bounds__(READERS) __global__ void count(Params p, const void* values, u32* next, u32* counts,
+                                                               u64* lows, u64* errors, u32* result) {
+    __shared__ Shared shared;
+    fill_bins<false, false>(p, values, next, Bins{counts, lows, errors}, result, shared);
+}
+
+// For rows of values that are sent as they are.
+extern "C" __launch_bounds__(READERS) __global__ void count_exact(Params p, const void* values, u32* next,
+                                                                     u32* counts, u64* lows, u64* errors,
+                                                                     u32* result) {
+    __shared__ Shared shared;
+    fill_bins<true, false>(p, values, next, Bins{counts, lows, errors}, result, shared);
+}
+
+// For rows of values that are rounded before they are sent.
+extern "C" __launch_bounds__(READERS) __global__ void count_rounded(Params p, const void* values, u32* next,
+                                                                    u32* counts, u64* lows, u64* errors, u32* result) {
+    __shared__ Shared shared;
+    fill_bins<true, true>(p, values, next, Bins{counts, lows, errors}, result, shared);
 }
 
 // The sum over a warp in the order of a fixed tree, which every lane has.
@@ -410,7 +459,11 @@ extern "C" __global__ void refine(Params p, const void* values, const u32* wante
     for (u64 i = (u64(blockIdx.x) * BLOCK + threadIdx.x) * 4; i < p.count; i += stride) {
         float four[4];
         u32 here = load4(values, p.dtype, i, p.count, four);
-        for (u32 k = 0; k < here; k++) {
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            if (k >= here) {
+                break;
+            }
             u32 key = key_of(bits_of(four[k]));
             u32 slot = slots[key >> COARSE];
             if (slot == 0) {

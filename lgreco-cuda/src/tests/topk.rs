@@ -11,7 +11,7 @@ use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_encode, check_rows, check_topk};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// More values than one block of the histogram takes.
+/// More values than one block that counts takes.
 const LARGE: usize = (32 << 15) + 70_001;
 
 fn uniform(index: usize) -> f32 {
