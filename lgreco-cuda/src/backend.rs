@@ -201,8 +201,9 @@ impl CudaBackend {
         encode(&mut self.gpu, setting, &Input::Device(*gradient), stream, payload)
     }
 
-    /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a multiple of 4. Nothing of them may be used
-    /// when an error is returned. A payload in page-locked memory has to stay as it is until the stream has come this far.
+    /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a multiple of
+    /// 4. Nothing of them may be used when an error is returned. A payload in page-locked memory has to stay as it is until
+    /// the stream has come this far.
     ///
     /// # Errors
     /// As [`decode`](lgreco_core::compress::decode), and those of the device.

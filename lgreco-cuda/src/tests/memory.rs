@@ -124,8 +124,9 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
         let (mut payload, mut decoded) = (vec![u32::MAX; len.div_ceil(4)], vec![f32::NAN; 61 * 47]);
         let to = payload.as_mut_ptr().expose_provenance() as u64;
         let out = decoded.as_mut_ptr().expose_provenance() as u64;
-        let fine = Tensor::new(&[1.0, 2.0], 2, 1);
-        let fine = Held::new(&fine.gradients()[0], 0).gradient(&fine.gradients()[0]);
+        let small = Tensor::new(&[1.0, 2.0], 2, 1);
+        let small_held = Held::new(&small.gradients()[0], 0);
+        let fine = small_held.gradient(&small.gradients()[0]);
         let mut other = [0u32; 8];
         let other = other.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: all of it lives, and is large enough.
