@@ -18,6 +18,16 @@ use std::ffi::c_void;
 use std::path::PathBuf;
 
 /// A row to measure of a gradient that lies on the device; see [`Job`].
+///
+/// ```
+/// use lgreco_core::compress::Candidates;
+/// use lgreco_core::{gradient::Dtype, rng::Stream};
+/// use lgreco_cuda::{DeviceGradient, DeviceJob};
+/// fn densities(gradient: DeviceGradient) -> DeviceJob<'static> {
+///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };
+///     DeviceJob { gradient, candidates, stream: Stream::default() }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceJob<'a> {
     /// The layer's gradient.
@@ -162,6 +172,21 @@ impl CudaBackend {
 
     /// Done: [`Backend::measure`] for gradients on the device. Only the rows come back.
     ///
+    /// ```no_run
+    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob};
+    /// /// Squared errors of 2 and 4 bits of 64 × 64 bf16 values at a device address.
+    /// fn row(cuda: &mut CudaBackend, address: u64) -> Result<[f64; 2], Box<dyn std::error::Error>> {
+    ///     // SAFETY: the trainer's, of this size, and written on the backend's stream alone.
+    ///     let gradient = unsafe { DeviceGradient::new(address, Dtype::Bf16, Shape::new(64, 64)?) }?;
+    ///     let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    ///     let mut row = [0.0; 2];
+    ///     cuda.measure_device(&[DeviceJob { gradient, candidates, stream: Stream::default() }], &mut row)?;
+    ///     Ok(row)
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// The first job that fails, with its reason.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
@@ -170,6 +195,22 @@ impl CudaBackend {
 
     /// Bytes of workspace that [`measure_device`](CudaBackend::measure_device) needs for `jobs`; no device is asked.
     ///
+    /// ```
+    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // SAFETY: the values are not asked for.
+    /// let gradient = unsafe { DeviceGradient::new(4096, Dtype::F32, Shape::new(1024, 1024)?) }?;
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    /// let job = DeviceJob { gradient, candidates, stream: Stream::default() };
+    /// let bytes = CudaBackend::workspace_bytes(&[job])?;
+    /// assert!(bytes > 0 && bytes < 1024 * 1024); // a quarter of the gradient
+    /// assert_eq!(CudaBackend::workspace_bytes(&[job, job])?, bytes + 17 * 8); // only results add up
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`measure_device`](CudaBackend::measure_device), but for the values.
     pub fn workspace_bytes(jobs: &[DeviceJob<'_>]) -> Result<u64, DeviceJobError> {
@@ -177,6 +218,11 @@ impl CudaBackend {
     }
 
     /// Done: allocates that workspace, so that later calls for `jobs` allocate nothing. Waits for the device.
+    ///
+    /// ```
+    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// assert_eq!(backend.reserve(&[]), Ok(())); // at the start of a training run, with all layers
+    /// ```
     ///
     /// # Errors
     /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
@@ -188,6 +234,18 @@ impl CudaBackend {
     }
 
     /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back.
+    ///
+    /// ```no_run
+    /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco_core::rng::Stream;
+    /// use lgreco_cuda::{CudaBackend, DeviceGradient, Error};
+    /// fn payload(cuda: &mut CudaBackend, gradient: DeviceGradient) -> Result<Vec<u8>, Error> {
+    ///     let setting = Setting::Qsgd(Qsgd::default());
+    ///     let mut payload = vec![0; setting.payload_len(gradient.shape(), gradient.dtype())?];
+    ///     cuda.encode_device(&setting, &gradient, Stream::default(), &mut payload)?;
+    ///     Ok(payload)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), and those of the device.
@@ -204,6 +262,15 @@ impl CudaBackend {
     /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a multiple of
     /// 4. Nothing of them may be used when an error is returned. A payload in page-locked memory has to stay as it is until
     /// the stream has come this far.
+    ///
+    /// ```no_run
+    /// # use lgreco_cuda::{CudaBackend, Error};
+    /// /// `values` is the device address of as many f32 as the payload's header says.
+    /// fn received(cuda: &mut CudaBackend, payload: &[u8], values: u64) -> Result<(), Error> {
+    ///     // SAFETY: the trainer's, of this size, and used on the backend's stream alone.
+    ///     unsafe { cuda.decode_to_device(payload, values) }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`decode`](lgreco_core::compress::decode), and those of the device.

@@ -28,7 +28,7 @@
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
 //!   `values.cu` the three element types, `philox.cu` the random words).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source's, and their `FIELDS` for a
-//!   test; functions that ask [`Gpu`](gpu) for rooms of the workspace (`Scratch`, one purpose at a time, content undefined)
+//!   test; functions that ask `Gpu` for rooms of the workspace (`Scratch`, one purpose at a time, content undefined)
 //!   and launch `Kernel { module, entry }` with the parameters, then the addresses of parts of memory. Blocks have `BLOCK`
 //!   threads; `gpu::blocks` counts them. Nothing is read back in between.
 //! * `rows.rs`: words of results (the first is the bits of the largest magnitude, where not finite or always), `check`,
