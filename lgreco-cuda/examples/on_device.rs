@@ -130,8 +130,10 @@ impl Bench {
         let start = Instant::now();
         Portable.measure(&[job], &mut workspace, &mut expected)?;
         let cpu = start.elapsed().as_secs_f64();
+        // Where a rank is full, only rounding is left.
+        let rounding = 1e-10 * expected[0];
         for row in rows.chunks(candidates.len()) {
-            let agree = row.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b);
+            let agree = row.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b + rounding);
             assert!(agree, "{name}: {row:?}, not {expected:?}");
         }
         self.line(&format!("row of {name}"), here, cpu);
