@@ -5,7 +5,7 @@ use super::simt::flavour;
 use super::{ROWS, backend};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
 use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
@@ -64,11 +64,16 @@ fn gradients_are_compressed_where_they_are() {
                 Portable.encode(&setting, &gradient, stream, &mut workspace, &mut expected).unwrap();
                 assert!(found == expected, "{setting:?} at {offset}");
             }
-            let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
-            let jobs = [DeviceJob { gradient: on_device, candidates, stream }; 2];
-            let (mut rows, mut expected) = ([f64::NAN; 4], [f64::NAN; 4]);
-            backend.measure_device(&jobs, &mut rows).unwrap();
-            Portable.measure(&[Job { gradient, candidates, stream }; 2], &mut [], &mut expected).unwrap();
+            let candidates = [
+                Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
+                Candidates::TopK { values: dtype, keeps: &[50, 700] },
+                Candidates::PowerSgd { iterations: 1, ranks: &[1, 4] },
+            ];
+            let on_device = candidates.map(|candidates| DeviceJob { gradient: on_device, candidates, stream });
+            let jobs = candidates.map(|candidates| Job { gradient, candidates, stream });
+            let (mut rows, mut expected) = ([f64::NAN; 6], [f64::NAN; 6]);
+            backend.measure_device(&on_device, &mut rows).unwrap();
+            Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], &mut expected).unwrap();
             assert!(rows.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b), "{rows:?}, not {expected:?}");
         }
     }
@@ -87,7 +92,7 @@ fn payloads_are_decoded_to_device_memory() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
     let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
     let gradient = tensor.gradients()[0];
-    for setting in settings() {
+    for setting in settings().into_iter().chain([Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })]) {
         let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
         let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
         Portable.encode(&setting, &gradient, Stream::default(), &mut workspace, &mut payload).unwrap();
@@ -105,6 +110,7 @@ fn payloads_stay_on_the_device() {
     for setting in [
         Setting::Qsgd(Qsgd { bits: 5, bucket: 100, ..Qsgd::default() }),
         Setting::TopK(TopK { keep: 70, values: Dtype::F32 }),
+        Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
     ] {
         stay_on_the_device(&mut backend, &uniform(61 * 47, 1), setting);
     }
@@ -141,9 +147,9 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
             assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
             backend.check()
         };
+        // By way of the host, which is compared with the core elsewhere.
         let mut expected = vec![0; len];
-        let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
-        match (Portable.encode(&setting, &gradient, stream, &mut workspace, &mut expected), found) {
+        match (backend.encode(&setting, &gradient, stream, &mut [], &mut expected), found) {
             (Ok(_), Ok(())) => {
                 assert!(bytemuck::cast_slice::<u32, u8>(&payload)[..len] == expected);
                 let mut values = vec![f32::NAN; 61 * 47];
