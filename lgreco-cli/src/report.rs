@@ -26,6 +26,8 @@ pub struct Facts {
     pub sizes: Vec<u64>,
     /// The tensors that are not in the table.
     pub left_alone: LeftAlone,
+    /// Bytes that a GPU's tables, workspace and uploads took.
+    pub device_memory: Option<u64>,
 }
 
 /// The tensors of a model that stay uncompressed.
@@ -137,6 +139,7 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
             format!("{layers} tensors, {elements} elements, {}; with them the model is {all} smaller", bits(size)),
         ));
     }
+    lines.extend(device_memory(facts));
     lines.push(("time", times_taken(times)));
     format!("{}\n{}", rows.render(), aligned(&lines))
 }
@@ -164,11 +167,12 @@ pub fn measured(table: &NamedTable, facts: &Facts, times: &[(&str, f64)]) -> Str
         ]);
     }
     let LeftAlone { layers, elements, size } = facts.left_alone;
-    let lines = [
+    let mut lines = vec![
         ("table", format!("{} layers, {} options, metric {}", table.layers(), view.choices().len(), table.metric())),
         ("uncompressed", format!("{layers} tensors, {} elements, {}", grouped(elements), bits(size))),
-        ("time", times_taken(times)),
     ];
+    lines.extend(device_memory(Some(facts)));
+    lines.push(("time", times_taken(times)));
     format!("{}\n{}", rows.render(), aligned(&lines))
 }
 
@@ -218,6 +222,11 @@ fn relative(metric: &str, error: f64, norm: f64) -> String {
         _ => error.sqrt(),
     };
     if norm == 0.0 { "0 %".into() } else { format!("{} %", significant(100.0 * l2 / norm)) }
+}
+
+fn device_memory(facts: Option<&Facts>) -> Option<(&'static str, String)> {
+    let bytes = facts?.device_memory?;
+    Some(("device memory", format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)))
 }
 
 fn times_taken(times: &[(&str, f64)]) -> String {

@@ -21,7 +21,8 @@ fn device() -> bool {
 fn tables_are_those_of_the_cpu() {
     if device() {
         common::METHODS.iter().for_each(|method| common::check_table("cuda", method));
-        let size = |backend| json(&["plan", "--method", "hybrid", "--backend", backend, "--json", "-"])["size"].as_f64();
+        let size =
+            |backend| json(&["plan", "--method", "hybrid", "--backend", backend, "--json", "-"])["size"].as_f64();
         let (found, expected) = (size("cuda").unwrap(), size("cpu").unwrap());
         assert!((found - expected).abs() <= 1e-3 * expected, "{found} bits, {expected} on the cpu");
     }

@@ -20,6 +20,9 @@
 #define LGRECO_VERSION_STRING "0.1.0"
 #define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
 
+// Bytes of a saved cut setting.
+#define LGRECO_CUT_SETTING_BYTES 68
+
 // The id of samples that are not to be remembered.
 #define LGRECO_UNREMEMBERED UINT64_MAX
 
@@ -57,7 +60,7 @@ typedef struct lgreco_context_options {
     size_t struct_size;
     // LGRECO_DEVICE_CPU, the default.
     lgreco_device device;
-    // Which device of that kind, from 0.
+    // Which device of that kind, from 0, the default; of LGRECO_DEVICE_WGPU there is one, the fastest adapter.
     uint32_t device_index;
 } lgreco_context_options;
 
@@ -82,7 +85,7 @@ typedef struct lgreco_layer {
     uint32_t reserved;
 } lgreco_layer;
 
-// A compression method: LGRECO_METHOD_...; those of settings are the ones in payload headers.
+// A compression method: LGRECO_METHOD_...; below 32 the codes are those in payload headers.
 typedef uint32_t lgreco_method;
 
 // What errors of tables are measured in: LGRECO_METRIC_...
@@ -120,11 +123,14 @@ typedef uint32_t lgreco_scale;
 // How QSGD rounds between two levels: LGRECO_ROUNDING_...
 typedef uint32_t lgreco_rounding;
 
+// Which distributions SIDCo fits to magnitudes: LGRECO_SIDCO_FIT_...
+typedef uint32_t lgreco_sidco_fit;
+
 // A compressor with its parameters. Begin with LGRECO_SETTING_INIT; fields of other methods are not looked at.
 typedef struct lgreco_setting {
     // Set by the INIT macro.
     size_t struct_size;
-    // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID or LGRECO_METHOD_OTHER.
+    // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
     lgreco_method method;
     // QSGD: bits per element, 1 to 8; 4 by default.
     uint32_t bits;
@@ -134,16 +140,26 @@ typedef struct lgreco_setting {
     lgreco_scale scale;
     // QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
     lgreco_rounding rounding;
-    // TopK: number of elements sent, 1 to all; 1 by default.
+    // TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
     uint32_t keep;
-    // TopK: type the values are sent in; LGRECO_DTYPE_F32 by default.
+    // TopK, hard thresholds, SIDCo: type the values are sent in; LGRECO_DTYPE_F32 by default.
     lgreco_dtype values;
     // PowerSGD: rank, at least 1; 4 by default.
     uint32_t rank;
     // PowerSGD: power iterations, at least 1; 1 by default.
     uint32_t iterations;
-    // Must be 0.
-    uint32_t reserved;
+    // Hard thresholds: the least magnitude sent, positive and finite; 0 by default, so that it must be set.
+    float lambda;
+    // SIDCo: the wanted share of elements, in (0, 1]; 0.01 by default.
+    double density;
+    // SIDCo: LGRECO_SIDCO_FIT_EXPONENTIAL by default.
+    lgreco_sidco_fit fit;
+    // SIDCo: number of stages, at least 1; 1 by default.
+    uint32_t stages;
+    // AdaComp: elements per bin, at least 1; 500 by default, for convolutions the authors take 50.
+    uint32_t bin;
+    // LoCo: elements per group, at least 1; 512 by default.
+    uint32_t group;
 } lgreco_setting;
 
 // One option of one layer. This struct never changes.
@@ -329,16 +345,29 @@ typedef struct lgreco_controller_options {
     uint64_t window;
     // LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
     lgreco_policy policy;
-    // LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD; LGRECO_FEEDBACK_NONE.
+    // LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD, with the fields `loco_...`
+    // for LoCo and `gain`, `reset_every`, `storage` for the others; LGRECO_FEEDBACK_NONE.
     lgreco_feedback feedback;
     // What residuals are kept in; LGRECO_STORAGE_F32 by default.
     lgreco_storage storage;
+    // How much of an error is remembered, in (0, 1]; 1 by default.
+    float gain;
+    // Residuals are zeroed after every so many steps; 0, the default, for never.
+    uint32_t reset_every;
+    // LoCo: as `storage`; LGRECO_STORAGE_INT8 by default.
+    lgreco_storage loco_storage;
+    // LoCo: as `gain`; 0.2 by default.
+    float loco_gain;
+    // LoCo: as `reset_every`; 512 by default.
+    uint32_t loco_reset_every;
     // LGRECO_NON_FINITE_STEP_ERROR by default.
     lgreco_non_finite_step non_finite;
     // LGRECO_ROUTE_ALL_GATHER by default.
     lgreco_route route;
     // The rank that measures and plans for all; 0 by default.
     uint32_t measuring_rank;
+    // Must be 0.
+    uint32_t reserved;
     // Layers are exchanged together until their uncompressed gradients exceed so many bytes; 4 MiB by default.
     size_t bucket_bytes;
     // Relative errors are measured every so many steps, 0 for never; 10 by default.
@@ -525,6 +554,9 @@ typedef struct lgreco_cut_setting {
     uint32_t in_flight;
 } lgreco_cut_setting;
 
+// Whether a model trained with one setting of a cut may be run with another: LGRECO_COMPATIBILITY_...
+typedef uint32_t lgreco_compatibility;
+
 // Which end of a cut: LGRECO_END_...
 typedef uint32_t lgreco_end;
 
@@ -701,7 +733,7 @@ typedef struct lgreco_cut_counters {
 // The handle is in use by another call.
 #define LGRECO_BUSY 209
 
-// The device, or what is asked of it, does not exist in this build.
+// The device, or what is asked of it, does not exist.
 #define LGRECO_UNAVAILABLE 210
 
 // The table was not measured by the library: it has no compressor settings.
@@ -710,14 +742,21 @@ typedef struct lgreco_cut_counters {
 // The call is for the other end of a cut.
 #define LGRECO_OTHER_END 212
 
+// Devices of this kind were left out of this build of the library.
+#define LGRECO_NOT_BUILT_IN 213
+
 // A bug in the library. The handle it happened in can only be destroyed.
 #define LGRECO_PANIC 255
 
 // The CPU.
 #define LGRECO_DEVICE_CPU 0
 
-// An NVIDIA GPU; not available yet.
+// An NVIDIA GPU through CUDA; built into no library yet.
 #define LGRECO_DEVICE_CUDA 1
+
+// Any GPU through Vulkan, Metal or DirectX 12, in libraries built with the feature `wgpu`. Error rows and payloads of QSGD,
+// TopK and PowerSGD are made there, of values in host memory; everything else is done on the CPU.
+#define LGRECO_DEVICE_WGPU 2
 
 // IEEE single precision.
 #define LGRECO_DTYPE_F32 0
@@ -740,11 +779,24 @@ typedef struct lgreco_cut_counters {
 // A product of two thin matrices: `rank`, `iterations`.
 #define LGRECO_METHOD_POWERSGD 3
 
-// All of them, chosen per layer; for lgreco_search_options only.
-#define LGRECO_METHOD_HYBRID 256
+// What stands out of its bin, as plus or minus one magnitude (AdaComp): `bin`. The values decide the payload's length.
+#define LGRECO_METHOD_ADACOMP 4
 
-// A method this version of the C API has no fields for; only read, of states that Rust programs saved.
-#define LGRECO_METHOD_OTHER 257
+// 4 bits per element, to nearest (LoCo): `group`.
+#define LGRECO_METHOD_LOCO 5
+
+// TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.
+#define LGRECO_METHOD_CLT_K 32
+
+// The magnitudes from `lambda` on: `values` too. TopK's payload, whose length the values decide.
+#define LGRECO_METHOD_HARD_THRESHOLD 33
+
+// The magnitudes from an estimate of the k-th largest on (SIDCo): `density`, `fit`, `stages`, `values`. TopK's payload,
+// whose length the values decide.
+#define LGRECO_METHOD_SIDCO 34
+
+// QSGD, TopK and PowerSGD, chosen per layer; for lgreco_search_options only.
+#define LGRECO_METHOD_HYBRID 256
 
 // Plus and minus the largest magnitude.
 #define LGRECO_SCALE_MAX_NORM 0
@@ -757,6 +809,15 @@ typedef struct lgreco_cut_counters {
 
 // To the nearer one.
 #define LGRECO_ROUNDING_NEAREST 1
+
+// Exponential in all stages (SIDCo-E), the cheapest.
+#define LGRECO_SIDCO_FIT_EXPONENTIAL 0
+
+// Gamma first, then generalised Pareto (SIDCo-GP).
+#define LGRECO_SIDCO_FIT_GAMMA_PARETO 1
+
+// Generalised Pareto in all stages (SIDCo-P).
+#define LGRECO_SIDCO_FIT_PARETO 2
 
 // The L2 norm, as in the L-GreCo paper.
 #define LGRECO_METRIC_L2 0
@@ -923,6 +984,15 @@ typedef struct lgreco_cut_counters {
 // `row_bits` per value.
 #define LGRECO_ROWS_QUANTISED 2
 
+// The settings are the same.
+#define LGRECO_COMPATIBILITY_SAME 0
+
+// Evaluation gives the same numbers, training goes on differently.
+#define LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY 1
+
+// Evaluation is of another model than was trained.
+#define LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY 2
+
 // The stage above: sends activations, receives gradients.
 #define LGRECO_END_UPSTREAM 0
 
@@ -944,7 +1014,8 @@ const char *lgreco_version_string(void);
 
 // Makes a context. `options` may be NULL: the CPU.
 //
-// LGRECO_UNAVAILABLE when the device does not exist in this build or on this machine.
+// LGRECO_NOT_BUILT_IN when this build has no such devices, LGRECO_UNAVAILABLE when this machine has none, or none that can
+// be used.
 lgreco_status lgreco_context_create(const struct lgreco_context_options *options,
                                     struct lgreco_context **context);
 
@@ -968,9 +1039,10 @@ lgreco_status lgreco_table_measure(struct lgreco_context *context,
                                    void *stream);
 
 // Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
-// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of the payload; `sizes` may be NULL,
-// else it has `settings_len` places too. Settings next to each other that differ in `bits`, `keep` or `rank` alone are
-// measured together, in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
+// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
+// decide them; `sizes` may be NULL, else it has `settings_len` places too. Settings next to each other that differ in the
+// parameter of their method alone (`bits`, `keep`, `rank`, `lambda`, `density`, `bin` or `group`) are measured together, for
+// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
 // lgreco_compressor_options. Allocates.
 //
 // LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
@@ -1111,15 +1183,17 @@ const char *lgreco_compressor_message(const struct lgreco_compressor *compressor
 lgreco_status lgreco_compressor_set_setting(struct lgreco_compressor *compressor,
                                             const struct lgreco_setting *setting);
 
-// Tells the most bytes that lgreco_compressor_encode writes under the present setting.
-lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor, size_t *bytes);
+// Tells the most bytes that lgreco_compressor_encode writes under the present setting; exactly so many, unless the values
+// decide the length of its payloads (AdaComp, hard thresholds, SIDCo).
+lgreco_status lgreco_compressor_bound(struct lgreco_compressor *compressor,
+                                      size_t *bytes);
 
 // Compresses the layer's gradient of step `step`: `values` has the layer's type and number of elements. With feedback,
 // what is remembered is added before, and what is left out is remembered. `length` receives the bytes written to
 // `payload`. Does not allocate.
 //
-// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is below lgreco_compressor_bound; LGRECO_OVERFLOW,
-// LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
+// LGRECO_NON_FINITE; LGRECO_LENGTH when the payload does not fit `capacity`, as it always does that of
+// lgreco_compressor_bound; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
 lgreco_status lgreco_compressor_encode(struct lgreco_compressor *compressor,
                                        uint32_t step,
                                        const void *values,
@@ -1310,6 +1384,34 @@ lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
                                      size_t residuals_len,
                                      struct lgreco_loaded *loaded);
 
+// Writes a setting to bytes[0 .. LGRECO_CUT_SETTING_BYTES], versioned and the same on every machine. Compression at a cut
+// becomes part of the model: save this with it.
+//
+// LGRECO_LENGTH when `capacity` is less; codes of lgreco_cut_create for what makes no sense in the setting.
+lgreco_status lgreco_cut_setting_to_bytes(struct lgreco_context *context,
+                                          const struct lgreco_cut_setting *setting,
+                                          uint8_t *bytes,
+                                          size_t capacity);
+
+// Fills `setting`, and `forward` and `backward`, to which the setting then points, with what lgreco_cut_setting_to_bytes
+// wrote. Any bytes may be given.
+//
+// LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; codes of lgreco_cut_create.
+lgreco_status lgreco_cut_setting_from_bytes(struct lgreco_context *context,
+                                            const uint8_t *bytes,
+                                            size_t length,
+                                            struct lgreco_cut_setting *setting,
+                                            struct lgreco_link *forward,
+                                            struct lgreco_link *backward);
+
+// Tells what running with `setting` means for a model trained with `trained`, and in `what`, unless it is NULL, the first
+// field that differs: static text, such as "forward codec"; "" when none does.
+lgreco_status lgreco_cut_setting_compare(struct lgreco_context *context,
+                                         const struct lgreco_cut_setting *setting,
+                                         const struct lgreco_cut_setting *trained,
+                                         lgreco_compatibility *compatibility,
+                                         const char **what);
+
 // Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
 // takes a generation it has not used, so that an old end is noticed.
 //
@@ -1461,6 +1563,25 @@ lgreco_status lgreco_cut_get_counters(struct lgreco_cut *cut,
                                       struct lgreco_cut_counters *forward,
                                       struct lgreco_cut_counters *backward);
 
+// AQ-SGD: writes what is remembered of a sample to `values`, `values_len` = the features, and 1 to `found`; when nothing is,
+// `found` receives 0, and `values` are as they were.
+//
+// LGRECO_LENGTH when `values_len` is another.
+lgreco_status lgreco_cut_remembered(struct lgreco_cut *cut,
+                                    uint64_t sample,
+                                    float *values,
+                                    size_t values_len,
+                                    uint32_t *found);
+
+// AQ-SGD: writes the ids of all samples remembered to samples[0 .. count], least recently updated first; `count`, which
+// must not be NULL, receives their number.
+//
+// LGRECO_LENGTH when `capacity` is less: `count` is then set all the same, and `samples` may be NULL.
+lgreco_status lgreco_cut_remembered_samples(struct lgreco_cut *cut,
+                                            uint64_t *samples,
+                                            size_t capacity,
+                                            size_t *count);
+
 // Tells how many bytes lgreco_cut_save writes now.
 lgreco_status lgreco_cut_saved_len(struct lgreco_cut *cut, size_t *bytes);
 
@@ -1489,7 +1610,7 @@ lgreco_status lgreco_cut_restore(struct lgreco_context *context,
 #define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32, 0}
 #define LGRECO_SETTING_INIT                                                                                            \
     {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
-     LGRECO_DTYPE_F32, 4, 1, 0}
+     LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
 #define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
     {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
@@ -1502,8 +1623,8 @@ lgreco_status lgreco_cut_restore(struct lgreco_context *context,
 #define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, LGRECO_POLICY_L_GRECO,     \
-     LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, LGRECO_NON_FINITE_STEP_ERROR, LGRECO_ROUTE_ALL_GATHER, 0,           \
-     4 << 20, 10, NULL, NULL}
+     LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
+     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 #define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
 #define LGRECO_DECISION_INIT                                                                                           \

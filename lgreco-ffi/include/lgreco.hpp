@@ -92,7 +92,7 @@ class Context {
 public:
     explicit Context(const lgreco_context_options &options = context_options()) {
         lgreco_context *made = nullptr;
-        check(lgreco_context_create(&options, &made));
+        lgreco::check(lgreco_context_create(&options, &made));
         handle_.reset(made);
     }
 
@@ -403,6 +403,42 @@ private:
     detail::Handle<lgreco_controller, lgreco_controller_destroy> handle_;
 };
 
+// A cut's setting in bytes, to be saved with the model.
+inline std::vector<std::uint8_t> to_bytes(const Context &context, const lgreco_cut_setting &setting) {
+    std::vector<std::uint8_t> bytes(LGRECO_CUT_SETTING_BYTES);
+    context.check(lgreco_cut_setting_to_bytes(context.get(), &setting, bytes.data(), bytes.size()));
+    return bytes;
+}
+
+// A cut's setting read from bytes, with the links it points to.
+class CutSetting {
+public:
+    CutSetting(const Context &context, const std::vector<std::uint8_t> &bytes) : links_(std::make_unique<Links>()) {
+        context.check(lgreco_cut_setting_from_bytes(context.get(), bytes.data(), bytes.size(), &setting_,
+                                                    &links_->forward, &links_->backward));
+    }
+
+    const lgreco_cut_setting &get() const noexcept { return setting_; }
+
+private:
+    struct Links {
+        lgreco_link forward = LGRECO_LINK_INIT, backward = LGRECO_LINK_INIT;
+    };
+
+    std::unique_ptr<Links> links_;
+    lgreco_cut_setting setting_ = LGRECO_CUT_SETTING_INIT;
+};
+
+// What running with `setting` means for a model trained with `trained`; `what` receives the first field that differs.
+inline lgreco_compatibility compare(const Context &context, const lgreco_cut_setting &setting,
+                                    const lgreco_cut_setting &trained, std::string *what = nullptr) {
+    lgreco_compatibility found = LGRECO_COMPATIBILITY_SAME;
+    const char *text = "";
+    context.check(lgreco_cut_setting_compare(context.get(), &setting, &trained, &found, &text));
+    if (what != nullptr) *what = text;
+    return found;
+}
+
 // One end of a cut between two pipeline stages.
 class Cut {
 public:
@@ -461,6 +497,23 @@ public:
     }
 
     void commit_step() { check(lgreco_cut_commit_step(get())); }
+
+    // AQ-SGD: reads what is remembered of a sample into `values`, one per feature; false when nothing is.
+    bool remembered(std::uint64_t sample, std::vector<float> &values) const {
+        std::uint32_t found = 0;
+        check(lgreco_cut_remembered(get(), sample, values.data(), values.size(), &found));
+        return found != 0;
+    }
+
+    // AQ-SGD: the samples remembered, least recently updated first.
+    std::vector<std::uint64_t> remembered_samples() const {
+        std::size_t count = 0;
+        const lgreco_status status = lgreco_cut_remembered_samples(get(), nullptr, 0, &count);
+        if (status != LGRECO_LENGTH) check(status);
+        std::vector<std::uint64_t> samples(count);
+        check(lgreco_cut_remembered_samples(get(), samples.data(), samples.size(), &count));
+        return samples;
+    }
 
     std::vector<std::uint8_t> save() const {
         std::size_t length = 0;

@@ -106,12 +106,14 @@ pub const LGRECO_JSON_VERSION: lgreco_status = 207;
 pub const LGRECO_HANDLE: lgreco_status = 208;
 /// The handle is in use by another call.
 pub const LGRECO_BUSY: lgreco_status = 209;
-/// The device, or what is asked of it, does not exist in this build.
+/// The device, or what is asked of it, does not exist.
 pub const LGRECO_UNAVAILABLE: lgreco_status = 210;
 /// The table was not measured by the library: it has no compressor settings.
 pub const LGRECO_NO_SETTINGS: lgreco_status = 211;
 /// The call is for the other end of a cut.
 pub const LGRECO_OTHER_END: lgreco_status = 212;
+/// Devices of this kind were left out of this build of the library.
+pub const LGRECO_NOT_BUILT_IN: lgreco_status = 213;
 /// A bug in the library. The handle it happened in can only be destroyed.
 pub const LGRECO_PANIC: lgreco_status = 255;
 
@@ -175,6 +177,7 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_UNAVAILABLE => c"LGRECO_UNAVAILABLE",
         LGRECO_NO_SETTINGS => c"LGRECO_NO_SETTINGS",
         LGRECO_OTHER_END => c"LGRECO_OTHER_END",
+        LGRECO_NOT_BUILT_IN => c"LGRECO_NOT_BUILT_IN",
         LGRECO_PANIC => c"LGRECO_PANIC",
         _ => return None,
     })
@@ -196,6 +199,7 @@ pub(crate) enum Failure {
     Handle { what: &'static str },
     Busy,
     Unavailable { what: &'static str },
+    NotBuiltIn,
     NoSettings,
     NoFeedback,
     OtherFeedback,
@@ -220,6 +224,7 @@ impl Failure {
             Failure::Handle { .. } => LGRECO_HANDLE,
             Failure::Busy => LGRECO_BUSY,
             Failure::Unavailable { .. } => LGRECO_UNAVAILABLE,
+            Failure::NotBuiltIn => LGRECO_NOT_BUILT_IN,
             Failure::NoSettings => LGRECO_NO_SETTINGS,
             Failure::NoFeedback => LGRECO_FEEDBACK_RULE,
             Failure::OtherFeedback => LGRECO_SAVED_STATE,
@@ -248,7 +253,8 @@ impl fmt::Display for Failure {
             Failure::Text { what, why } => write!(f, "{what} {why}"),
             Failure::Handle { what } => write!(f, "not a {what} handle"),
             Failure::Busy => f.write_str("the handle is in use by another call"),
-            Failure::Unavailable { what } => write!(f, "{what} is not available in this build"),
+            Failure::Unavailable { what } => write!(f, "{what} is not available"),
+            Failure::NotBuiltIn => f.write_str("the library was built without this kind of device"),
             Failure::NoSettings => f.write_str("the table was not measured: its options have no compressor settings"),
             Failure::NoFeedback => f.write_str("the compressor has no feedback, and so no memory"),
             Failure::OtherFeedback => f.write_str("the saved state is that of other feedback options"),

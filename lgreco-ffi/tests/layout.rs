@@ -76,7 +76,12 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         values,
         rank,
         iterations,
-        reserved
+        lambda,
+        density,
+        fit,
+        stages,
+        bin,
+        group
     );
     struct_of!(
         p,
@@ -172,9 +177,15 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         policy,
         feedback,
         storage,
+        gain,
+        reset_every,
+        loco_storage,
+        loco_gain,
+        loco_reset_every,
         non_finite,
         route,
         measuring_rank,
+        reserved,
         bucket_bytes,
         metrics_every,
         compute_seconds,

@@ -1,19 +1,19 @@
 //! Payloads: gradients to bytes and back, whatever the method.
 
-use crate::gpu::{Batch, Gpu, Part, Scratch};
+use crate::batch::{Batch, Part};
+use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
+use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, payload, powersgd, qsgd, topk};
+use crate::{Error, methods, payload, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
-use lgreco_core::compress::{Compressor, Setting, dense::Dense, topk::TopK};
+use lgreco_core::compress::{Compressor, Setting, dense::Dense, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::rng::Stream;
 use wgpu::Buffer;
 
 /// From this magnitude on products of factors may leave the range of f32.
 pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
-
-const NO_ENCODER: Error = Error::Method("this setting");
 
 /// [`Compressor::encode`], of values on either side.
 pub(crate) fn encode(
@@ -43,7 +43,7 @@ pub(crate) fn encode(
             let rank = powersgd::effective(shape, c.rank) as u32;
             Header { method: Method::PowerSgd, variant: 0, parameter: rank, shape }
         }
-        _ => return Err(NO_ENCODER),
+        _ => return Err(Error::Method(methods::of_setting(setting))),
     };
     header.write(payload)?;
     if shape.elements() == 0 {
@@ -54,7 +54,8 @@ pub(crate) fn encode(
     batch.clear(&results, 16);
     let tensor = input.tensor(&mut batch)?;
     let mut parts = vec![Part { buffer: results.clone(), offset: 0, size: 16 }];
-    let body_at = |buffer: Buffer| Part { offset: HEADER_LEN as u64, size: buffer.size() - HEADER_LEN as u64, buffer };
+    let body = (len - HEADER_LEN).next_multiple_of(4) as u64;
+    let body_at = |buffer: Buffer| Part { buffer, offset: HEADER_LEN as u64, size: body };
     match *setting {
         Setting::Qsgd(c) => parts.push(body_at(qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
         Setting::TopK(c) => parts.push(body_at(topk::encode(&mut batch, &tensor, c, len, &results)?)),
@@ -62,7 +63,7 @@ pub(crate) fn encode(
             let rank = powersgd::effective(shape, c.rank);
             parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
         }
-        _ => return Err(NO_ENCODER),
+        _ => return Err(Error::Method(methods::of_setting(setting))),
     }
     let bytes = batch.read(&parts)?;
     let (words, body) = bytes.split_at(16);
@@ -120,14 +121,35 @@ fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut 
     Ok(Dense.encode(&Gradient::new(values, gradient.shape)?, stream, &mut [], payload)?)
 }
 
-/// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when that is left to the core: dense
-/// payloads, those that no encoder writes, and PowerSGD at the ends of the range of f32.
+/// A payload that the device can decode, by method.
+enum Body {
+    Qsgd(Qsgd),
+    TopK(TopK),
+    PowerSgd(powersgd::Factors),
+}
+
+impl Body {
+    /// `None` when decoding is left to the core: dense payloads, those that no encoder writes, and PowerSGD at the ends
+    /// of the range of f32.
+    fn of(payload: &Payload<'_>) -> Result<Option<Body>, Error> {
+        Ok(match payload.header.method {
+            Method::Qsgd => payload::qsgd(payload)?.map(Body::Qsgd),
+            Method::TopK => topk::of_payload(payload).map(Body::TopK),
+            Method::PowerSgd => powersgd::of_payload(payload).map(Body::PowerSgd),
+            Method::Dense | Method::AdaComp | Method::LoCo => None,
+        })
+    }
+}
+
+/// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when that is left to the core: see
+/// [`Body::of`], and what only the device finds wrong.
 pub(crate) fn decode(
     gpu: &mut Gpu,
     bytes: &[u8],
     payload: &Payload<'_>,
     target: Option<Tensor>,
 ) -> Result<Option<Vec<u8>>, Error> {
+    let Some(body) = Body::of(payload)? else { return Ok(None) };
     let mut batch = Batch::new(gpu)?;
     let results = batch.scratch(Scratch::Results, 16)?;
     batch.clear(&results, 16);
@@ -141,20 +163,10 @@ pub(crate) fn decode(
         }
     };
     let mut ones = 0;
-    match payload.header.method {
-        Method::Qsgd => match payload::qsgd(payload)? {
-            Some(qsgd) => qsgd::decode(&mut batch, qsgd, payload.body, &target)?,
-            None => return Ok(None),
-        },
-        Method::TopK => match topk::of_payload(payload) {
-            Some(top) => ones = topk::decode(&mut batch, top, bytes, &target, &results)?,
-            None => return Ok(None),
-        },
-        Method::PowerSgd => match powersgd::of_payload(payload) {
-            Some(factors) => powersgd::decode(&mut batch, &factors, payload.header.shape, &target)?,
-            None => return Ok(None),
-        },
-        Method::Dense | Method::AdaComp | Method::LoCo => return Ok(None),
+    match body {
+        Body::Qsgd(qsgd) => qsgd::decode(&mut batch, qsgd, payload.body, &target)?,
+        Body::TopK(top) => ones = topk::decode(&mut batch, top, bytes, &target, &results)?,
+        Body::PowerSgd(factors) => powersgd::decode(&mut batch, &factors, payload.header.shape, &target)?,
     }
     let mut read = batch.read(&parts)?;
     let values = read.split_off(16);

@@ -53,7 +53,7 @@ pub enum Error {
     /// The driver refused a call.
     #[error("the device refused a call: {0}")]
     Refused(String),
-    /// The device does not have this method.
+    /// The method, or its use, has no kernels: QSGD, TopK and PowerSGD have.
     #[error("{0} does not run on wgpu devices")]
     Method(&'static str),
 }

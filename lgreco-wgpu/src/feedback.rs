@@ -2,13 +2,14 @@
 
 use crate::Error;
 use crate::backend::WgpuBackend;
-use crate::gpu::{Batch, Part, Scratch};
+use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude::{self, INFINITY, check_finite};
+use crate::memory::Scratch;
 use crate::tensor::{BufferGradient, Input, Tensor};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
-use lgreco_core::feedback::payload_stream;
+use lgreco_core::feedback::{Storage, payload_stream};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
@@ -19,44 +20,145 @@ use wgpu::{Buffer, BufferUsages};
 pub(crate) struct Params {
     offset: u32,
     dtype: u32,
+    first: u32,
     count: u32,
+    storage: u32,
     gain: u32,
     keep: u32,
+    step: u32,
+    layer: u32,
+    rank: u32,
+    seed_low: u32,
+    seed_high: u32,
 }
 
 #[cfg(test)]
 impl Params {
-    pub(crate) const FIELDS: [&'static str; 5] = ["offset", "dtype", "count", "gain", "keep"];
+    pub(crate) const FIELDS: [&'static str; 12] = [
+        "offset",
+        "dtype",
+        "first",
+        "count",
+        "storage",
+        "gain",
+        "keep",
+        "step",
+        "layer",
+        "rank",
+        "seed_low",
+        "seed_high",
+    ];
 }
 
+/// Elements that share an exponent under [`Storage::Int8`].
+const GROUP: usize = lgreco_core::feedback::GROUP;
+/// Codes of int8 are padded to this, so that the exponents behind them can be bound.
+const ALIGNMENT: u64 = 256;
 const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-impl WgpuBackend {
-    /// One step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and keeps
-    /// `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`, one f32 per element, zeros before the
-    /// first step. Payload and residual are, bit for bit, those of the core's
-    /// [`Rule::Residual`](lgreco_core::feedback::Rule) in f32 (for PowerSGD, of the payload this backend makes).
-    ///
-    /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the step.
+/// What a worker remembers of one layer, in a buffer of the device: zeros before the first step.
+///
+/// ```
+/// use lgreco_core::feedback::Storage;
+/// use lgreco_wgpu::{BufferResidual, wgpu};
+/// # let (device, _) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+/// let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+///     label: None,
+///     size: BufferResidual::bytes(Storage::Int8, 64 * 576),
+///     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+///     mapped_at_creation: false,
+/// });
+/// let residual = BufferResidual { buffer: &buffer, storage: Storage::Int8 };
+/// assert_eq!(buffer.size(), 64 * 576 + 72); // a byte per element, and one per 512
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct BufferResidual<'a> {
+    /// The buffer, of usages `STORAGE`, `COPY_SRC` and `COPY_DST`.
+    pub buffer: &'a Buffer,
+    /// What the residual is kept in: f32 and bf16 in row-major order; int8 as the codes, padded to a multiple of 256
+    /// bytes, then the groups' exponents.
+    pub storage: Storage,
+}
+
+impl BufferResidual<'_> {
+    /// Bytes of the buffer for `elements` elements.
     ///
     /// ```
-    /// use lgreco_core::compress::{Compressor, Setting, topk::TopK};
+    /// use lgreco_core::feedback::Storage;
+    /// use lgreco_wgpu::BufferResidual;
+    /// assert_eq!(BufferResidual::bytes(Storage::Bf16, 3), 8);
+    /// ```
+    pub fn bytes(storage: Storage, elements: usize) -> u64 {
+        let bytes = match storage {
+            Storage::F32 | Storage::Bf16 => storage.bytes(elements),
+            Storage::Int8 => (elements as u64).next_multiple_of(ALIGNMENT) + elements.div_ceil(GROUP) as u64,
+        };
+        bytes.next_multiple_of(4)
+    }
+
+    /// Where elements from `first` on lie, without exponents; `first` is a multiple of 2048.
+    fn part(&self, first: usize, count: usize) -> Part {
+        let per_element = match self.storage {
+            Storage::F32 => 4,
+            Storage::Bf16 => 2,
+            Storage::Int8 => 1,
+        };
+        let (offset, size) = ((per_element * first) as u64, (per_element * count) as u64);
+        Part { buffer: self.buffer.clone(), offset, size: size.next_multiple_of(4) }
+    }
+
+    /// Where the exponents lie; somewhere else when there are none.
+    fn scales(&self, elements: usize, results: &Buffer) -> Part {
+        match self.storage {
+            Storage::F32 | Storage::Bf16 => results.into(),
+            Storage::Int8 => {
+                let offset = (elements as u64).next_multiple_of(ALIGNMENT);
+                let size = (elements.div_ceil(GROUP) as u64).next_multiple_of(4);
+                Part { buffer: self.buffer.clone(), offset, size }
+            }
+        }
+    }
+
+    /// Bits of the largest magnitude that can be kept, as the core has it.
+    fn largest(&self) -> u32 {
+        match self.storage {
+            Storage::F32 => INFINITY - 1,
+            Storage::Bf16 => 0x7f7f_0000,
+            Storage::Int8 => 0x7f7e_0000,
+        }
+    }
+}
+
+impl WgpuBackend {
+    /// One step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and
+    /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`. Payload and residual
+    /// are, bit for bit, those of the core's [`Rule::Residual`](lgreco_core::feedback::Rule) in the same format (for
+    /// PowerSGD, of the payload this backend makes).
+    ///
+    /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the
+    /// step.
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco_core::feedback::Storage;
     /// use lgreco_core::gradient::{Dtype, Shape};
     /// use lgreco_core::rng::Stream;
-    /// use lgreco_wgpu::{BufferGradient, WgpuBackend, wgpu};
+    /// use lgreco_wgpu::{BufferGradient, BufferResidual, WgpuBackend, wgpu};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let Ok(mut backend) = WgpuBackend::new() else { return Ok(()) };
-    /// let zeros = |backend: &WgpuBackend| {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
+    /// # let mut backend = WgpuBackend::with_device(device, queue)?;
+    /// let zeros = |size| {
     ///     backend.device().create_buffer(&wgpu::BufferDescriptor {
     ///         label: None,
-    ///         size: 4 * 4096,
+    ///         size,
     ///         usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
     ///         mapped_at_creation: false,
     ///     })
     /// };
-    /// let (gradient, residual) = (zeros(&backend), zeros(&backend));
+    /// let (gradient, residual) = (zeros(4 * 4096), zeros(BufferResidual::bytes(Storage::Bf16, 4096)));
     /// let gradient = BufferGradient { buffer: &gradient, offset: 0, dtype: Dtype::F32, shape: Shape::new(64, 64)? };
-    /// let setting = Setting::TopK(TopK { keep: 41, values: Dtype::F32 });
+    /// let residual = BufferResidual { buffer: &residual, storage: Storage::Bf16 };
+    /// let setting = Setting::Qsgd(Qsgd::default());
     /// let mut payload = vec![0; setting.payload_len(gradient.shape, gradient.dtype)?];
     /// for step in 0..3 {
     ///     let stream = Stream { step, ..Stream::default() };
@@ -69,15 +171,19 @@ impl WgpuBackend {
     /// # Errors
     /// [`Parameter`](lgreco_core::Error::Parameter) unless `gain` is in (0, 1];
     /// [`NonFinite`](lgreco_core::Error::NonFinite) with the gradient's first offender;
-    /// [`Overflow`](lgreco_core::Error::Overflow) when a sum leaves f32; [`Error::Buffer`] when `residual` lacks one of the
-    /// usages `STORAGE`, `COPY_SRC` and `COPY_DST` or is too short; [`Error::Method`] for
-    /// [`Setting::Dense`], which leaves nothing; those of [`encode_buffer`](WgpuBackend::encode_buffer). The residual is
-    /// then unchanged.
+    /// [`Overflow`](lgreco_core::Error::Overflow) when a sum leaves f32, or the residual its format; [`Error::Buffer`]
+    /// when the residual's buffer lacks one of its usages or is too short; [`Error::Method`] for [`Setting::Dense`],
+    /// which leaves nothing, and for AdaComp, which does not run here; those of
+    /// [`encode_buffer`](WgpuBackend::encode_buffer). The residual is then unchanged.
+    ///
+    /// # Complexity
+    /// Encode, decode and, for bf16 and int8, three passes, else two and a copy. Keeps eight bytes per element of
+    /// workspace.
     pub fn encode_with_feedback(
         &mut self,
         setting: &Setting,
         gradient: &BufferGradient<'_>,
-        residual: &Buffer,
+        residual: &BufferResidual<'_>,
         gain: f32,
         stream: Stream,
         payload: &mut [u8],
@@ -88,11 +194,11 @@ impl WgpuBackend {
             let value = f64::from(gain);
             return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
         }
-        if !residual.usage().contains(USAGES) {
+        if !residual.buffer.usage().contains(USAGES) {
             return Err(Error::Buffer { what: "of residuals needs the usages STORAGE, COPY_SRC and COPY_DST" });
         }
-        if residual.size() < bytes {
-            return Err(Error::Buffer { what: "of residuals has fewer than four bytes per element" });
+        if residual.buffer.size() < BufferResidual::bytes(residual.storage, elements) {
+            return Err(Error::Buffer { what: "of residuals is too short for the gradient" });
         }
         if matches!(setting, Setting::Dense) {
             return Err(Error::Method("error feedback of uncompressed gradients"));
@@ -101,16 +207,27 @@ impl WgpuBackend {
             return self.encode_buffer(setting, gradient, stream, payload);
         }
         let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
-        let base = Params { gain: gain.to_bits(), keep: (1.0 - gain).to_bits(), ..Params::default() };
+        // A key of their own: the same bits must not round both payload and memory.
+        let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
+        let base = Params {
+            storage: residual.storage as u32,
+            gain: gain.to_bits(),
+            keep: (1.0 - gain).to_bits(),
+            step: stream.step,
+            layer: stream.layer,
+            rank: stream.rank,
+            seed_low: seed as u32,
+            seed_high: (seed >> 32) as u32,
+            ..Params::default()
+        };
 
         let mut batch = Batch::new(self.gpu())?;
-        let offered = batch.buffer(bytes.max(16), USAGES)?;
-        let decoded = batch.buffer(bytes.max(16), USAGES)?;
-        let memory = Tensor::of_buffer(residual, 0, elements);
+        let offered = batch.gpu.scratch(Scratch::Offered, bytes)?;
+        let decoded = batch.gpu.scratch(Scratch::Decoded, bytes)?;
         let sums = Tensor::of_buffer(&offered, 0, elements);
         let input = Input::Device(*gradient);
         let tensor = input.tensor(&mut batch)?;
-        pass(&mut batch, "offer", &tensor, [&memory, &sums], base);
+        pass(&mut batch, "offer", &tensor, residual, &sums, base)?;
         let [of_gradient, of_sums] = largest(batch, [&tensor, &sums])?;
         check_finite(self.gpu(), &input, of_gradient)?;
         if of_sums >= INFINITY {
@@ -123,26 +240,69 @@ impl WgpuBackend {
         self.decode_to_buffer(&payload[..len], &decoded, 0)?;
 
         let mut batch = Batch::new(self.gpu())?;
-        pass(&mut batch, "remember", &Tensor::of_buffer(&decoded, 0, elements), [&memory, &sums], base);
+        pass(&mut batch, "remember", &Tensor::of_buffer(&decoded, 0, elements), residual, &sums, base)?;
         let [left] = largest(batch, [&sums])?;
-        if left >= INFINITY {
+        if left > residual.largest() {
             return overflow("what is to be remembered");
         }
         let mut batch = Batch::new(self.gpu())?;
-        batch.copy(&offered, 0, residual, 0, bytes);
+        match residual.storage {
+            Storage::F32 => batch.copy(&offered, 0, residual.buffer, 0, bytes),
+            Storage::Bf16 => store(&mut batch, "store_bf16", residual, &sums, base)?,
+            Storage::Int8 => store(&mut batch, "store_int8", residual, &sums, base)?,
+        }
         batch.read(&[])?;
         Ok(len)
     }
 }
 
-/// Records a pass over `values` and, in step with them, the memory and what is offered.
-fn pass(batch: &mut Batch<'_>, entry: &'static str, values: &Tensor, others: [&Tensor; 2], base: Params) {
-    let [memory, offered] = others.map(|tensor| tensor.all(batch));
-    for ((piece, memory), offered) in values.all(batch).into_iter().zip(memory).zip(offered) {
-        let params = Params { offset: piece.skip, dtype: values.dtype as u32, count: piece.count as u32, ..base };
-        let bindings = [(1, piece.part.clone()), (2, memory.part), (3, offered.part)];
-        batch.dispatch(Kernel { shader: Shader::Feedback, entry }, params, &bindings, piece.groups());
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { shader: Shader::Feedback, entry }
+}
+
+/// Records a pass over `values` and, in step with them, the residual and what is offered.
+fn pass(
+    batch: &mut Batch<'_>,
+    entry: &'static str,
+    values: &Tensor,
+    residual: &BufferResidual<'_>,
+    offered: &Tensor,
+    base: Params,
+) -> Result<(), Error> {
+    let scales = residual.scales(values.elements, &batch.scratch(Scratch::Results, 16)?);
+    for (piece, offered) in values.all(batch).into_iter().zip(offered.all(batch)) {
+        let params = Params {
+            offset: piece.skip,
+            dtype: values.dtype as u32,
+            first: piece.first as u32,
+            count: piece.count as u32,
+            ..base
+        };
+        let memory = residual.part(piece.first, piece.count);
+        let bindings = [(1, piece.part.clone()), (2, memory), (3, offered.part), (4, scales.clone())];
+        batch.dispatch(kernel(entry), params, &bindings, piece.groups());
     }
+    Ok(())
+}
+
+/// Records the rounding of `values` to the residual's format.
+fn store(
+    batch: &mut Batch<'_>,
+    entry: &'static str,
+    residual: &BufferResidual<'_>,
+    values: &Tensor,
+    base: Params,
+) -> Result<(), Error> {
+    let scales = residual.scales(values.elements, &batch.scratch(Scratch::Results, 16)?);
+    for piece in values.all(batch) {
+        let params = Params { first: piece.first as u32, count: piece.count as u32, ..base };
+        let mut bindings = vec![(2, residual.part(piece.first, piece.count)), (3, piece.part.clone())];
+        if residual.storage == Storage::Int8 {
+            bindings.push((4, scales.clone()));
+        }
+        batch.dispatch(kernel(entry), params, &bindings, piece.groups());
+    }
+    Ok(())
 }
 
 /// Runs what is recorded; the bits of the largest magnitude of each tensor.

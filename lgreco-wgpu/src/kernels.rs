@@ -14,19 +14,34 @@ pub(crate) enum Shader {
 }
 
 impl Shader {
-    /// The module's text: what it is made of, then its own.
-    pub(crate) fn source(self) -> String {
+    /// The module's text: what it is made of, then its own. With `subgroups` it needs a device that has them.
+    pub(crate) fn source(self, subgroups: bool) -> String {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
         const WIDE: &str = include_str!("shaders/wide.wgsl");
+        const RECORD: &str = include_str!("shaders/record.wgsl");
         const PHILOX: &str = include_str!("shaders/philox.wgsl");
+        let lanes =
+            if subgroups { include_str!("shaders/lanes_subgroups.wgsl") } else { include_str!("shaders/lanes.wgsl") };
         match self {
-            Shader::Magnitude => [FLOAT, VALUES, include_str!("shaders/magnitude.wgsl")].concat(),
-            Shader::Sums => [FLOAT, WIDE, include_str!("shaders/sums.wgsl")].concat(),
-            Shader::Qsgd => [FLOAT, WIDE, VALUES, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
-            Shader::TopK => [FLOAT, WIDE, VALUES, include_str!("shaders/topk.wgsl")].concat(),
-            Shader::Feedback => [FLOAT, VALUES, include_str!("shaders/feedback.wgsl")].concat(),
-            Shader::PowerSgd => [FLOAT, WIDE, VALUES, PHILOX, include_str!("shaders/powersgd.wgsl")].concat(),
+            Shader::Magnitude => [FLOAT, VALUES, lanes, include_str!("shaders/magnitude.wgsl")].concat(),
+            Shader::Sums => [FLOAT, WIDE, RECORD, include_str!("shaders/sums.wgsl")].concat(),
+            Shader::Qsgd => [FLOAT, WIDE, RECORD, VALUES, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
+            Shader::TopK => {
+                let (tables, select) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/topk_select.wgsl"));
+                let energy = include_str!("shaders/topk_energy.wgsl");
+                let (encode, decode) =
+                    (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
+                [FLOAT, WIDE, VALUES, lanes, tables, select, energy, encode, decode].concat()
+            }
+            Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
+            Shader::PowerSgd => {
+                let (factors, multiply) =
+                    (include_str!("shaders/powersgd.wgsl"), include_str!("shaders/powersgd_multiply.wgsl"));
+                let orthonormal = include_str!("shaders/powersgd_orthonormal.wgsl");
+                let residual = include_str!("shaders/powersgd_residual.wgsl");
+                [FLOAT, WIDE, RECORD, VALUES, PHILOX, lanes, factors, multiply, orthonormal, residual].concat()
+            }
         }
     }
 
@@ -51,11 +66,12 @@ pub(crate) struct Kernels {
 
 impl Kernels {
     pub(crate) fn get(&mut self, device: &wgpu::Device, kernel: Kernel) -> &wgpu::ComputePipeline {
+        let subgroups = device.features().contains(wgpu::Features::SUBGROUP);
         self.pipelines.entry(kernel).or_insert_with(|| {
             let module = self.modules.entry(kernel.shader).or_insert_with(|| {
                 device.create_shader_module(wgpu::ShaderModuleDescriptor {
                     label: None,
-                    source: wgpu::ShaderSource::Wgsl(kernel.shader.source().into()),
+                    source: wgpu::ShaderSource::Wgsl(kernel.shader.source(subgroups).into()),
                 })
             });
             device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {

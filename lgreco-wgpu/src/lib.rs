@@ -1,30 +1,42 @@
 //! lgreco's error tables and compressors on any GPU that wgpu can drive (Vulkan, Metal, DirectX 12).
 //!
-//! [`WgpuBackend`] is a [`Backend`](lgreco_core::backend::Backend): it takes gradients from host memory. It also works on
-//! gradients that lie in the embedder's own [`wgpu::Buffer`]s, of which only rows and payloads then come back.
+//! [`WgpuBackend`] is a [`Backend`](lgreco_core::backend::Backend): it takes gradients from host memory. It also works
+//! on gradients that lie in the embedder's own [`wgpu::Buffer`]s, of which only rows and payloads then come back.
 //!
 //! # Exactness
 //! Payloads of QSGD and TopK and the values they decode to are, bit for bit, those of the core. WGSL leaves rounding,
-//! contraction and subnormal numbers to the driver, so every decision is taken in integers: the shaders do f32 arithmetic
-//! on bits. Rows agree with the core's f64 within 1e-4: they are sums in f32 with separate exponents, added in the order
-//! of a tree, so nothing overflows or vanishes. The same input gives the same bits on the same device, whatever its load.
+//! contraction and subnormal numbers to the driver, so every decision is taken in integers: the shaders do f32
+//! arithmetic on bits. Rows agree with the core's f64 within 1e-4: they are sums in f32 with separate exponents, added
+//! in the order of a tree, so nothing overflows or vanishes. The same input gives the same bits on the same device,
+//! whatever its load; subgroups, which are used where a device has them, change none.
 //!
 //! # Limits
-//! The defaults of WebGPU are enough. Tensors larger than a binding or a dispatch are worked on in pieces; a payload must
-//! fit a buffer, and one of TopK that is to be decoded a binding.
+//! The defaults of WebGPU are enough. Tensors larger than a binding or a dispatch are worked on in pieces; a payload
+//! must fit a buffer, and one of TopK that is to be decoded a binding. QSGD, TopK and PowerSGD have kernels; the core's
+//! other methods are refused by name ([`Error::Method`]).
+//!
+//! # Memory
+//! Buffers of the device are taken on first use, or beforehand by [`WgpuBackend::reserve`], and kept for calls of like
+//! sizes; [`WgpuBackend::held_bytes`] is their sum.
 #![forbid(unsafe_code)]
 
 mod adapters;
 mod backend;
+mod batch;
+mod buffers;
 mod codec;
 mod error;
 mod feedback;
 mod gpu;
 mod kernels;
 mod magnitude;
+mod memory;
+mod methods;
+mod orthonormal;
 mod payload;
 mod powersgd;
 mod qsgd;
+mod rectangles;
 mod rows;
 mod sums;
 mod tensor;
@@ -33,7 +45,9 @@ mod tests;
 mod topk;
 
 pub use adapters::{Adapter, adapters};
-pub use backend::{BufferJob, BufferJobError, WgpuBackend};
+pub use backend::WgpuBackend;
+pub use buffers::{BufferJob, BufferJobError};
 pub use error::Error;
+pub use feedback::BufferResidual;
 pub use tensor::BufferGradient;
 pub use wgpu;

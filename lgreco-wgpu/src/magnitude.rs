@@ -1,8 +1,10 @@
 //! The largest magnitude, and the first element that is too large: `magnitude.wgsl`.
 
 use crate::Error;
-use crate::gpu::{Batch, Gpu, Part, Scratch};
+use crate::batch::{Batch, Part};
+use crate::gpu::Gpu;
 use crate::kernels::{Kernel, Shader};
+use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
 use bytemuck::{Pod, Zeroable};
 use wgpu::Buffer;

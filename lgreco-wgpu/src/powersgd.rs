@@ -1,9 +1,12 @@
 //! PowerSGD: what `powersgd.wgsl` is asked to do.
 
 use crate::Error;
-use crate::gpu::{Batch, Part, Scratch};
+use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude;
+use crate::memory::Scratch;
+use crate::orthonormal;
+use crate::rectangles::{Rectangle, rectangles};
 use crate::sums::{self, RECORD};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
@@ -27,8 +30,8 @@ pub(crate) struct Params {
     all_rows: u32,
     all_cols: u32,
     columns: u32,
-    column: u32,
-    second: u32,
+    first_step: u32,
+    last_step: u32,
     chunks: u32,
     stretch: u32,
     groups: u32,
@@ -58,8 +61,8 @@ impl Params {
         "all_rows",
         "all_cols",
         "columns",
-        "column",
-        "second",
+        "first_step",
+        "last_step",
         "chunks",
         "stretch",
         "groups",
@@ -101,48 +104,6 @@ fn check(shape: Shape, rank: usize) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Method("PowerSGD with a side above 4,194,304 or a rank above 1024"))
-}
-
-/// A part of the matrix in one binding: whole rows, or some of one.
-#[derive(Clone, Debug)]
-struct Rectangle {
-    part: Part,
-    offset: usize,
-    row: usize,
-    col: usize,
-    rows: usize,
-    cols: usize,
-}
-
-/// Cuts a tensor into rectangles of at most `most_rows` × `most_cols`.
-fn rectangles(batch: &Batch<'_>, tensor: &Tensor, shape: Shape, most_rows: usize, most_cols: usize) -> Vec<Rectangle> {
-    let width = shape.cols();
-    let mut rectangles = Vec::new();
-    for piece in tensor.all(batch) {
-        let (mut at, end) = (piece.first, piece.first + piece.count);
-        while at < end {
-            let (row, col) = (at / width, at % width);
-            let (rows, cols) = if col == 0 && end - at >= width {
-                ((end - at) / width, width)
-            } else {
-                (1, (width - col).min(end - at))
-            };
-            for y in (0..rows).step_by(most_rows) {
-                for x in (0..cols).step_by(most_cols) {
-                    rectangles.push(Rectangle {
-                        part: piece.part.clone(),
-                        offset: piece.skip as usize + at - piece.first + y * width + x,
-                        row: row + y,
-                        col: col + x,
-                        rows: most_rows.min(rows - y),
-                        cols: most_cols.min(cols - x),
-                    });
-                }
-            }
-            at += rows * cols;
-        }
-    }
-    rectangles
 }
 
 /// A matrix and the factors of its compression.
@@ -216,31 +177,19 @@ impl Run<'_> {
     /// Makes the columns of `p` orthonormal.
     fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
         let rows = self.shape.rows();
-        let stretch = 16384.max(rows.div_ceil(32));
+        let stretch = orthonormal::stretch(rows, self.rank, Self::most_groups(batch));
         let chunks = rows.div_ceil(stretch);
-        let partial = batch.scratch(Scratch::Partial, 4 * (chunks * self.rank + 2) as u64)?;
-        let bindings = [(3, Part::from(&self.p)), (4, (&partial).into())];
-        let most = Self::most_groups(batch);
-        let groups = rows.div_ceil(256).min(most);
-        for column in 0..self.rank {
+        let inner = batch.scratch(Scratch::Inner, 4 * (2 * chunks * self.rank + 2) as u64)?;
+        let bindings = [(3, Part::from(&self.p)), (8, (&inner).into())];
+        for steps in orthonormal::dispatches(rows, self.rank, stretch) {
             let params = Params {
-                column: column as u32,
+                first_step: steps.start as u32,
+                last_step: steps.end as u32,
                 chunks: chunks as u32,
                 stretch: stretch as u32,
-                groups: groups as u32,
                 ..self.base
             };
-            let products = |batch: &mut Batch<'_>| {
-                let columns = (column + 1).min(most);
-                let params = Params { groups: columns as u32, ..params };
-                batch.dispatch_3d(kernel("inner_products"), params, &bindings, [chunks, columns, 1]);
-            };
-            for second in [0, 1] {
-                products(batch);
-                batch.dispatch(kernel("subtract_projection"), Params { second, ..params }, &bindings, groups);
-            }
-            products(batch);
-            batch.dispatch(kernel("normalise"), params, &bindings, groups);
+            batch.dispatch(kernel("orthonormalise"), params, &bindings, chunks);
         }
         Ok(())
     }
@@ -341,7 +290,7 @@ pub(crate) fn measure(
                 (3, (&run.q).into()),
                 (5, (&output).into()),
                 (6, results.into()),
-                (7, (&sought).into()),
+                (7, sought.clone()),
             ];
             batch.dispatch_3d(kernel("residuals"), params, &bindings, size);
             count += sums::add(batch, &output, size[0] * size[1], &totals, count);
@@ -440,7 +389,7 @@ pub(crate) fn decode(batch: &mut Batch<'_>, factors: &Factors, shape: Shape, tar
                 exponent: (factors.exponent + 127) as u32,
                 ..Params::default()
             };
-            let bindings = [(2, (&p).into()), (3, (&q).into()), (5, (&output).into())];
+            let bindings = [(2, p.clone()), (3, q.clone()), (5, (&output).into())];
             batch.dispatch_3d(kernel("reconstruct"), params, &bindings, [rows.div_ceil(SIDE), width.div_ceil(SIDE), 1]);
             target.take(batch, &output, row * cols + col, rows * width);
         }

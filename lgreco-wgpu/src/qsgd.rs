@@ -1,8 +1,9 @@
 //! QSGD: what `qsgd.wgsl` is asked to do.
 
 use crate::Error;
-use crate::gpu::{Batch, Part, Scratch};
+use crate::batch::Batch;
 use crate::kernels::{Kernel, Shader};
+use crate::memory::Scratch;
 use crate::sums::{self, RECORD};
 use crate::tensor::{Piece, Tensor};
 use bytemuck::{Pod, Zeroable};
@@ -153,8 +154,8 @@ fn grids(
     Ok(grids)
 }
 
-/// Words of results that [`measure`] writes: the largest magnitude, then a record for the widths with a sign and one for
-/// those without.
+/// Words of results that [`measure`] writes: the largest magnitude, then a record for the widths with a sign and one
+/// for those without.
 pub(crate) const RESULT_WORDS: usize = 3 * RECORD;
 
 /// Records the measurement of `bits`, of which there are some; `result` is a multiple of [`RECORD`].
@@ -258,9 +259,8 @@ pub(crate) fn decode(batch: &mut Batch<'_>, qsgd: Qsgd, body: &[u8], target: &Te
             let of_piece = first / 8 * qsgd.bits as usize..((first + count) * qsgd.bits as usize).div_ceil(8);
             let words = batch.upload(&codes[of_piece])?;
             let output = batch.scratch(Scratch::Output, 4 * count as u64)?;
-            let part = Part { buffer: words.clone(), offset: 0, size: words.size() };
-            let piece = Piece { part, skip: 0, first, count };
-            let bindings = [(2, (&extremes).into()), (4, (&words).into()), (5, (&output).into())];
+            let bindings = [(2, extremes.clone()), (4, words.clone()), (5, (&output).into())];
+            let piece = Piece { part: words, skip: 0, first, count };
             batch.dispatch(kernel("decode"), params(target, &piece, qsgd, &stretch), &bindings, piece.groups());
             target.take(batch, &output, first, count);
         }

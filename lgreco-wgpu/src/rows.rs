@@ -1,11 +1,13 @@
 //! Batches of rows: recorded together, read back at once.
 
+use crate::batch::{Batch, Part};
 use crate::codec::{NEAR_OVERFLOW, encode};
-use crate::gpu::{Batch, Gpu, Part, Scratch};
+use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
+use crate::memory::Scratch;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, powersgd, qsgd, topk};
+use crate::{Error, magnitude, methods, powersgd, qsgd, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::rng::Stream;
 use wgpu::Buffer;
@@ -37,13 +39,10 @@ fn result_words(work: &Work<'_>) -> usize {
     words.next_multiple_of(RECORD)
 }
 
-/// What [`check`] says of methods without kernels.
-const NO_ROW: Error = Error::Method("this method's row");
-
 /// What the core says of parameters that do not fit; methods without kernels are refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
     if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. }) {
-        return Err(NO_ROW);
+        return Err(Error::Method(methods::of_candidates(&work.candidates)));
     }
     for index in 0..work.candidates.len() {
         if let Some(setting) = work.candidates.setting(index) {
@@ -72,6 +71,15 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
         (rest, words) = (next, others);
     }
     refused.map_or(Ok(()), Err)
+}
+
+/// Takes the memory and compiles the kernels that measuring `jobs` needs.
+pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), (usize, Error)> {
+    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(|error| (index, error)))?;
+    gpu.rehearsing = true;
+    let recorded = record(gpu, jobs);
+    gpu.rehearsing = false;
+    recorded.map(|_| ())
 }
 
 /// Runs all jobs and returns the words of their results.
@@ -121,7 +129,7 @@ fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer,
             let shape = job.input.shape();
             powersgd::measure(batch, tensor, shape, (iterations, ranks), job.stream, results, at)
         }
-        _ => Err(NO_ROW),
+        _ => Err(Error::Method(methods::of_candidates(&job.candidates))),
     }
 }
 
@@ -148,7 +156,7 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
             }
             powersgd::errors(job.input.shape(), ranks, words, row);
         }
-        _ => return Err(NO_ROW),
+        _ => return Err(Error::Method(methods::of_candidates(&job.candidates))),
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! Records of eight sums, added up on the device: `sums.wgsl`.
 
 use crate::Error;
-use crate::gpu::{Batch, Part, Scratch};
+use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
+use crate::memory::Scratch;
 use bytemuck::{Pod, Zeroable};
 use wgpu::Buffer;
 

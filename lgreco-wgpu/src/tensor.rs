@@ -1,7 +1,8 @@
 //! A tensor on the device, in pieces that a dispatch can work on.
 
 use crate::Error;
-use crate::gpu::{Batch, PER_GROUP, Part};
+use crate::batch::{Batch, Part};
+use crate::gpu::PER_GROUP;
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
@@ -90,7 +91,7 @@ impl Input<'_> {
                 let len = batch.gpu.piece_len();
                 let chunks = bytes.chunks(len * dtype.bytes()).enumerate().map(|(i, bytes)| {
                     let count = bytes.len() / dtype.bytes();
-                    Ok(Chunk { buffer: batch.upload(bytes)?, offset: 0, first: i * len, count })
+                    Ok(Chunk { buffer: batch.upload(bytes)?.buffer, offset: 0, first: i * len, count })
                 });
                 chunks.collect::<Result<_, Error>>()?
             }

@@ -1,8 +1,9 @@
 //! TopK: what `topk.wgsl` is asked to do.
 
 use crate::Error;
-use crate::gpu::{Batch, Part, Scratch};
+use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
+use crate::memory::Scratch;
 use crate::sums;
 use crate::tensor::{Piece, Tensor};
 use bytemuck::{Pod, Zeroable};
@@ -122,7 +123,7 @@ impl Tables {
         let mut state = vec![0u32; KEEP * keeps.len()];
         state.iter_mut().step_by(KEEP).zip(keeps).for_each(|(slot, &keep)| *slot = keep);
         let state = batch.upload(bytemuck::cast_slice(&state))?;
-        batch.copy(&state, 0, &tables.state, 0, (4 * KEEP * keeps.len()) as u64);
+        batch.copy(&state.buffer, 0, &tables.state, 0, (4 * KEEP * keeps.len()) as u64);
         batch.clear(&tables.bins, 4 * 5 * BINS);
         Ok(tables)
     }
@@ -288,6 +289,7 @@ pub(crate) fn encode(
     let blocks = batch.scratch(Scratch::Blocks, 8 * total_blocks as u64)?;
     let size = (payload_len as u64).next_multiple_of(4);
     let payload = batch.buffer(size, BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
+    batch.clear(&payload, size);
     let base = Params { dtype: tensor.dtype as u32, ..places(top, tensor.elements) };
     let mut parts = Vec::new();
     let mut first_block = 0;
@@ -350,9 +352,9 @@ pub(crate) fn decode(
                 batch.dispatch(kernel(entry), params, bindings, groups.min(total - first));
             }
         };
-        each(batch, "count_ones", &[(7, (&blocks).into()), (8, (&payload).into())]);
+        each(batch, "count_ones", &[(7, (&blocks).into()), (8, payload.clone())]);
         scan(batch, &blocks, total, results, 1);
-        let bindings = [(7, (&blocks).into()), (8, (&payload).into()), (9, results.into()), (10, (&positions).into())];
+        let bindings = [(7, (&blocks).into()), (8, payload.clone()), (9, results.into()), (10, (&positions).into())];
         each(batch, "read_positions", &bindings);
     }
     let window = batch.gpu.piece_len().min(batch.gpu.largest_binding() as usize / 4);
@@ -364,7 +366,7 @@ pub(crate) fn decode(
         for first in (0..total).step_by(groups) {
             let params = Params { first_block: first as u32, window: start as u32, window_len: len as u32, ..base };
             let bindings =
-                [(8, (&payload).into()), (9, results.into()), (10, (&positions).into()), (11, (&decoded).into())];
+                [(8, payload.clone()), (9, results.into()), (10, (&positions).into()), (11, (&decoded).into())];
             batch.dispatch(kernel("scatter"), params, &bindings, groups.min(total - first));
         }
         target.take(batch, &decoded, start, len);

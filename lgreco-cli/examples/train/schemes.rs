@@ -67,7 +67,7 @@ impl Scheme {
             _ => Policy::LGreco { solver, accordion: None },
         };
         if self.name == "scalecom" {
-            config.feedback = |setting| matches!(setting, Setting::CltK(_)).then_some(FILTER);
+            config.feedback.others = Some(FILTER);
         }
         let period = u64::from(task.steps / 8).max(4);
         config.schedule = Schedule { warmup: task.warmup().into(), period, window: period.min(10) };

@@ -40,6 +40,17 @@ impl Opened {
         }
     }
 
+    /// Bytes of the device's memory that the backend holds.
+    pub fn device_memory(&self) -> Option<u64> {
+        match self {
+            Opened::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Opened::Cuda(backend) => Some(backend.held_bytes()),
+            #[cfg(feature = "wgpu")]
+            Opened::Wgpu(backend) => Some(backend.held_bytes()),
+        }
+    }
+
     /// What the device said of its last failure.
     pub fn failure(&self) -> Option<String> {
         match self {

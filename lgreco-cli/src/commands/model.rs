@@ -55,7 +55,7 @@ impl Model {
                 return Err(self.wrong(format_args!("layer `{}`: {error}", layers[index].name())));
             }
         }
-        let facts = facts(&layers, &measured);
+        let facts = facts(&layers, &measured, opened.device_memory());
         for (layer, &bits) in facts.sizes.iter().enumerate() {
             measured.table.set_uncompressed_size(layer, bits);
         }
@@ -93,7 +93,7 @@ pub fn build_search(
     Ok(search)
 }
 
-fn facts(layers: &[Layer<'_>], measured: &Measured) -> Facts {
+fn facts(layers: &[Layer<'_>], measured: &Measured, device_memory: Option<u64>) -> Facts {
     let taken = || measured.layers.iter().map(|&index| &layers[index]);
     let left = || measured.uncompressed.iter().map(|&index| &layers[index]);
     Facts {
@@ -105,6 +105,7 @@ fn facts(layers: &[Layer<'_>], measured: &Measured) -> Facts {
             elements: left().map(|layer| layer.gradient().shape().elements() as u64).sum(),
             size: left().map(size).sum(),
         },
+        device_memory,
     }
 }
 

@@ -1,10 +1,9 @@
 //! What a controller is told once.
 
-use super::Tensor;
+use super::{Feedback, Tensor};
 use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::Route;
-use crate::feedback::Residual;
 use crate::gradient::Shape;
 use crate::plan::Solver;
 use crate::search::Search;
@@ -32,8 +31,8 @@ pub struct Config {
     pub alpha: f64,
     /// When it is decided.
     pub schedule: Schedule,
-    /// What a layer remembers under a setting, `None` for nothing; [`default_feedback`] unless set.
-    pub feedback: fn(&Setting) -> Option<Residual>,
+    /// What layers remember under each compressor.
+    pub feedback: Feedback,
     /// What a plan minimises.
     pub objective: Objective,
     /// What happens to a step in which some rank's gradient holds NaN or infinity.
@@ -187,22 +186,6 @@ pub enum NonFinite {
     PassThrough,
 }
 
-/// Classic error feedback for all lossy compressors but QSGD, which is unbiased, and LoCo, which has a moving average.
-///
-/// ```
-/// use lgreco_core::adapt::default_feedback;
-/// use lgreco_core::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
-/// assert!(default_feedback(&Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 })).is_some());
-/// assert!(default_feedback(&Setting::Qsgd(Qsgd::default())).is_none());
-/// ```
-pub fn default_feedback(setting: &Setting) -> Option<Residual> {
-    match setting {
-        Setting::Dense | Setting::Qsgd(_) => None,
-        Setting::LoCo(_) => Some(Residual::LOCO),
-        _ => Some(Residual::CLASSIC),
-    }
-}
-
 impl Config {
     /// L-GreCo over what `search` offers: 100 steps of warm-up, a decision every 1000 steps on the last 10 gradients.
     ///
@@ -217,7 +200,7 @@ impl Config {
             search,
             alpha: 1.0,
             schedule: Schedule { warmup: 100, period: 1000, window: 10 },
-            feedback: default_feedback,
+            feedback: Feedback::default(),
             objective: Objective::default(),
             non_finite: NonFinite::default(),
             route: Route::default(),
@@ -259,6 +242,7 @@ impl Config {
         require(self.alpha.is_finite() && self.alpha >= 0.0, "alpha", self.alpha, "a finite number >= 0")?;
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
+        self.feedback.check()?;
         if let Policy::KMeans { clusters } = self.policy {
             require(clusters >= 1, "clusters", clusters as f64, "at least 1")?;
         }

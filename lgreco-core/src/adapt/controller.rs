@@ -7,12 +7,15 @@ use super::codes::Choice;
 use super::decide::{Answer, Question, uniform};
 use super::layer::{LayerState, Switch};
 use super::window::Window;
-use super::{Cause, Config, Decision, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel, decision};
+use super::{
+    Cause, Config, Decision, Feedback, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel, decision,
+};
 use crate::Error;
 use crate::backend::{Backend, Portable};
 use crate::compress::{Setting, check_finite};
 use crate::error::expect_len;
 use crate::exchange::Collective;
+use crate::feedback::Residual;
 use crate::gradient::{Gradient, ValuesMut};
 use crate::rng::Stream;
 use alloc::boxed::Box;
@@ -400,5 +403,11 @@ fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
         name.chain([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64])
     });
     let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
-    numbers.into_iter().chain(kinds).chain(levels).chain(tensors).fold(Hash::START, Hash::add).0
+    let Feedback { qsgd, loco, others } = config.feedback;
+    let residual = |Residual { gain, reset_every, storage }: Residual| {
+        [1 + storage as u64, gain.to_bits() as u64, reset_every as u64]
+    };
+    let feedback = [qsgd, loco, others].into_iter().flat_map(|rule| rule.map_or([0; 3], residual));
+    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(tensors);
+    words.fold(Hash::START, Hash::add).0
 }

@@ -140,7 +140,7 @@ impl Question<'_> {
         choices: &mut [Choice],
     ) -> Result<(), Error> {
         for (layer, choice) in choices.iter_mut().enumerate() {
-            if (self.config.feedback)(&choice.setting).is_none() {
+            if self.config.feedback.of(&choice.setting).is_none() {
                 continue;
             }
             let Tensor { shape, dtype, .. } = self.tensors[layer];

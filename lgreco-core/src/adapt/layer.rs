@@ -87,7 +87,7 @@ impl LayerState {
         choice.setting.payload_len(shape, tensor.dtype)?;
         let mut factor = vec![0.0; shape.cols() * rank(&choice.setting, shape)];
         factor.iter_mut().zip(&self.factor).for_each(|(new, &old)| *new = old);
-        let rule = (config.feedback)(&choice.setting).map(Rule::Residual);
+        let rule = config.feedback.of(&choice.setting).map(Rule::Residual);
         let memory = match (rule, &self.memory) {
             (None, _) => None,
             (Some(rule), Some(memory)) if memory.rule() == rule => None,

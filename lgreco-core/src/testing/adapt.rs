@@ -1,7 +1,7 @@
 //! Any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
 
 use crate::Error;
-use crate::adapt::{Accordion, Config, Controller, NonFinite, Objective, Outcome, Policy, Report, Tensor};
+use crate::adapt::{Accordion, Config, Controller, Feedback, NonFinite, Objective, Outcome, Policy, Report, Tensor};
 use crate::compress::Setting;
 use crate::compress::adacomp::AdaComp;
 use crate::compress::clt::CltK;
@@ -85,11 +85,6 @@ pub const SETTINGS: [Setting; 9] = [
     Setting::LoCo(LoCo { group: 32 }),
 ];
 
-/// Remembers everything for every lossy setting.
-pub fn feedback_always(setting: &Setting) -> Option<Residual> {
-    (*setting != Setting::Dense).then_some(Residual::CLASSIC)
-}
-
 /// The layers of the small model: matrices, a bias, a 16-bit tensor and an empty one.
 ///
 /// # Panics
@@ -164,7 +159,7 @@ impl Script {
         config.schedule.warmup = 2 + next() as u64 % 2;
         config.schedule.period = 1 + next() as u64 % 4;
         config.schedule.window = 1 + next() as u64 % 3;
-        config.feedback = feedback_always;
+        config.feedback = Feedback::always(Residual::CLASSIC);
         config.bucket_bytes = [0, 400, 1 << 20][next() as usize % 3];
         config.route = [Route::AllGather, Route::ScatterReduce][next() as usize % 2];
         config.non_finite = [NonFinite::Error, NonFinite::Skip, NonFinite::PassThrough][next() as usize % 3];
@@ -364,7 +359,7 @@ pub fn check_bytes(bytes: &[u8]) {
 pub fn check_state(bytes: &[u8]) {
     let worker = ThreadCollective::group(1).remove(0);
     let mut config = Config::new(Search::new(Method::Hybrid));
-    config.feedback = feedback_always;
+    config.feedback = Feedback::always(Residual::CLASSIC);
     let mut controller = Controller::new(config, model(), &worker).expect("a sound configuration");
     let before = controller.save().expect("nothing has failed");
     match controller.load(bytes, &[bytes]) {

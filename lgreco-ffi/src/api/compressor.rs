@@ -1,133 +1,20 @@
+use super::compressor_options::lgreco_compressor_options;
 use super::context::{check_stream, lgreco_context};
+use super::encoded::Encoded;
 use super::gradient::{lgreco_layer, values, values_range};
 use super::setting::lgreco_setting;
+use crate::device::Device;
 use crate::handle::{self, Kind};
-use crate::pointers::{Range, Versioned, disjoint, place, slice, slice_mut, versioned, versioned_or_default};
+use crate::pointers::{Range, disjoint, place, slice_mut, versioned, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_core::Error;
-use lgreco_core::compress::{Compressor as _, Setting, decode, wire::Payload};
-use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState, Storage};
-use lgreco_core::gradient::{Dtype, Gradient, Shape};
+use lgreco_core::backend::Backend;
+use lgreco_core::compress::{Compressor as _, Setting, wire::Payload};
+use lgreco_core::feedback::{Aggregation, Memory, Rule, SavedState, payload_stream};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::table::NamedError;
-
-/// What a compressor remembers between steps: LGRECO_FEEDBACK_...
-pub type lgreco_feedback = u32;
-
-/// Nothing.
-pub const LGRECO_FEEDBACK_NONE: lgreco_feedback = 0;
-/// Error feedback: what was not sent; `gain`, `reset_every`, `storage`.
-pub const LGRECO_FEEDBACK_RESIDUAL: lgreco_feedback = 1;
-/// Error feedback through TopK, half the entries those of the largest memory; `gain`, `reset_every`, `storage`.
-pub const LGRECO_FEEDBACK_MIXED: lgreco_feedback = 2;
-/// EF21: the receivers' estimate, which payloads correct.
-pub const LGRECO_FEEDBACK_EF21: lgreco_feedback = 3;
-/// EF21+: payloads correct or replace the estimate; needs LGRECO_AGGREGATION_POINT_TO_POINT.
-pub const LGRECO_FEEDBACK_EF21_PLUS: lgreco_feedback = 4;
-
-/// What a residual is kept in: LGRECO_STORAGE_...
-pub type lgreco_storage = u32;
-
-/// 4 bytes per element, exact.
-pub const LGRECO_STORAGE_F32: lgreco_storage = 0;
-/// 2 bytes per element, stochastically rounded.
-pub const LGRECO_STORAGE_BF16: lgreco_storage = 1;
-/// About 1 byte per element, stochastically rounded.
-pub const LGRECO_STORAGE_INT8: lgreco_storage = 2;
-
-/// What happens to payloads on their way: LGRECO_AGGREGATION_...
-pub type lgreco_aggregation = u32;
-
-/// Payloads of several workers are summed or averaged.
-pub const LGRECO_AGGREGATION_SUMMED: lgreco_aggregation = 0;
-/// Each payload reaches a receiver that keeps one estimate per sender.
-pub const LGRECO_AGGREGATION_POINT_TO_POINT: lgreco_aggregation = 1;
-
-/// Whose compressor it is, and what it remembers. Begin with LGRECO_COMPRESSOR_OPTIONS_INIT.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct lgreco_compressor_options {
-    /// Set by the INIT macro.
-    pub struct_size: usize,
-    /// Seed of the run, the same on every rank; 0 by default.
-    pub seed: u64,
-    /// Index of the layer in the model; with `seed` it names PowerSGD's start matrix; 0 by default.
-    pub layer_index: u32,
-    /// Number of this worker. Workers must differ here, or their rounding errors do not average out; 0 by default.
-    pub rank: u32,
-    /// LGRECO_FEEDBACK_NONE by default.
-    pub feedback: lgreco_feedback,
-    /// Residuals: how much of an error is remembered, in (0, 1]; 1 by default.
-    pub gain: f32,
-    /// Residuals: zeroed after every so many steps; 0, the default, for never.
-    pub reset_every: u32,
-    /// Residuals: LGRECO_STORAGE_F32 by default.
-    pub storage: lgreco_storage,
-    /// LGRECO_AGGREGATION_SUMMED by default.
-    pub aggregation: lgreco_aggregation,
-    /// Must be 0.
-    pub reserved: u32,
-}
-
-impl Default for lgreco_compressor_options {
-    fn default() -> Self {
-        lgreco_compressor_options {
-            struct_size: size_of::<lgreco_compressor_options>(),
-            seed: 0,
-            layer_index: 0,
-            rank: 0,
-            feedback: LGRECO_FEEDBACK_NONE,
-            gain: Residual::CLASSIC.gain,
-            reset_every: Residual::CLASSIC.reset_every,
-            storage: LGRECO_STORAGE_F32,
-            aggregation: LGRECO_AGGREGATION_SUMMED,
-            reserved: 0,
-        }
-    }
-}
-
-// SAFETY: repr(C), starts with a usize, numbers only.
-unsafe impl Versioned for lgreco_compressor_options {
-    const WHAT: &'static str = "compressor options";
-    const FIRST_SIZE: usize = 48;
-}
-
-impl lgreco_compressor_options {
-    fn rule(&self) -> Result<Option<Rule>, Failure> {
-        if self.reserved != 0 {
-            let found = self.reserved;
-            return Err(Failure::UnknownConstant { what: "reserved field of the compressor options", found });
-        }
-        let storage = storage(self.storage)?;
-        let residual = Residual { gain: self.gain, reset_every: self.reset_every, storage };
-        Ok(match self.feedback {
-            LGRECO_FEEDBACK_NONE => None,
-            LGRECO_FEEDBACK_RESIDUAL => Some(Rule::Residual(residual)),
-            LGRECO_FEEDBACK_MIXED => Some(Rule::Mixed(residual)),
-            LGRECO_FEEDBACK_EF21 => Some(Rule::Ef21),
-            LGRECO_FEEDBACK_EF21_PLUS => Some(Rule::Ef21Plus),
-            found => return Err(Failure::UnknownConstant { what: "feedback", found }),
-        })
-    }
-
-    fn aggregation(&self) -> Result<Aggregation, Failure> {
-        match self.aggregation {
-            LGRECO_AGGREGATION_SUMMED => Ok(Aggregation::Summed),
-            LGRECO_AGGREGATION_POINT_TO_POINT => Ok(Aggregation::PointToPoint),
-            found => Err(Failure::UnknownConstant { what: "aggregation", found }),
-        }
-    }
-}
-
-pub(super) fn storage(code: lgreco_storage) -> Result<Storage, Failure> {
-    match code {
-        LGRECO_STORAGE_F32 => Ok(Storage::F32),
-        LGRECO_STORAGE_BF16 => Ok(Storage::Bf16),
-        LGRECO_STORAGE_INT8 => Ok(Storage::Int8),
-        found => Err(Failure::UnknownConstant { what: "storage", found }),
-    }
-}
 
 /// The compressor of one layer on one worker, with what it remembers and the memory it works in.
 pub struct lgreco_compressor {
@@ -148,6 +35,7 @@ pub(crate) struct Compressor {
     shape: Shape,
     dtype: Dtype,
     setting: Setting,
+    device: Device,
     /// At step 0.
     stream: Stream,
     aggregation: Aggregation,
@@ -155,6 +43,8 @@ pub(crate) struct Compressor {
     workspace: Vec<u64>,
     /// What the payload decodes to, for the memory; empty without one.
     decoded: Vec<f32>,
+    /// What a GPU compresses; empty without a memory, and on the CPU.
+    compensated: Vec<f32>,
 }
 
 /// Zeros, or an error where memory for them cannot be had.
@@ -192,19 +82,28 @@ impl Compressor {
 
     fn encode(&mut self, step: u32, gradient: &Gradient<'_>, payload: &mut [u8]) -> Result<usize, Error> {
         let stream = Stream { step, ..self.stream };
-        match &mut self.memory {
-            Some(memory) => {
-                memory.step(&self.setting, gradient, stream, &mut self.workspace, payload, &mut self.decoded)
+        let Compressor { setting, device, memory, workspace, decoded, compensated, .. } = self;
+        let in_halves = |rule| matches!(rule, Rule::Residual(_) | Rule::Ef21);
+        match memory {
+            None if device.takes(setting) => device.encode(setting, gradient, stream, workspace, payload),
+            None => setting.encode(gradient, stream, workspace, payload),
+            Some(memory) if device.takes(setting) && in_halves(memory.rule()) => {
+                memory.compensate(gradient, compensated)?;
+                let sum = Gradient::new(Values::F32(compensated), self.shape)?;
+                let length = device.encode(setting, &sum, payload_stream(setting, stream), workspace, payload)?;
+                device.decode(&payload[..length], decoded)?;
+                memory.update(gradient, decoded, stream)?;
+                Ok(length)
             }
-            None => self.setting.encode(gradient, stream, &mut self.workspace, payload),
+            Some(memory) => memory.step(setting, gradient, stream, workspace, payload, decoded),
         }
     }
 
-    fn decode(&self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
         if Payload::parse(payload)?.header.shape != self.shape {
             return Err(Error::PayloadBody { what: "its shape is not that of the layer" });
         }
-        decode(payload, values).map(|_| ())
+        self.device.decode(payload, values)
     }
 
     /// What is remembered, with the stream to round it with at a step.
@@ -247,23 +146,26 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::create::<_, lgreco_compressor>(context, compressor, |_| {
+        handle::create::<_, lgreco_compressor>(context, compressor, |context| {
             let tensor = versioned(layer)?.tensor()?;
             let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
             let (rule, aggregation) = (options.rule()?, options.aggregation()?);
             let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
             let memory = rule.map(|rule| Memory::owned(rule, aggregation, tensor.shape)).transpose().map_err(named)?;
-            let decoded = if memory.is_some() { tensor.shape.elements() } else { 0 };
+            let elements = if memory.is_some() { tensor.shape.elements() } else { 0 };
+            let compensated = if matches!(context.device, Device::Cpu) { 0 } else { elements };
             let mut compressor = Compressor {
                 name: tensor.name.into(),
                 shape: tensor.shape,
                 dtype: tensor.dtype,
                 setting,
+                device: context.device.clone(),
                 stream: Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank },
                 aggregation,
                 memory,
                 workspace: Vec::new(),
-                decoded: zeros(decoded).map_err(named)?,
+                decoded: zeros(elements).map_err(named)?,
+                compensated: zeros(compensated).map_err(named)?,
             };
             compressor.set(setting).map_err(named)?;
             Ok(compressor)
@@ -297,7 +199,8 @@ pub unsafe extern "C" fn lgreco_compressor_set_setting(
     unsafe { handle::call(compressor, |compressor| Ok(compressor.set(versioned(setting)?.to_core()?)?)) }
 }
 
-/// Tells the most bytes that lgreco_compressor_encode writes under the present setting.
+/// Tells the most bytes that lgreco_compressor_encode writes under the present setting; exactly so many, unless the values
+/// decide the length of its payloads (AdaComp, hard thresholds, SIDCo).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_bound(
     compressor: *mut lgreco_compressor,
@@ -316,8 +219,8 @@ pub unsafe extern "C" fn lgreco_compressor_bound(
 /// what is remembered is added before, and what is left out is remembered. `length` receives the bytes written to
 /// `payload`. Does not allocate.
 ///
-/// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is below lgreco_compressor_bound; LGRECO_OVERFLOW,
-/// LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
+/// LGRECO_NON_FINITE; LGRECO_LENGTH when the payload does not fit `capacity`, as it always does that of
+/// lgreco_compressor_bound; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW. The memory is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_encode(
     compressor: *mut lgreco_compressor,
@@ -360,10 +263,8 @@ pub unsafe extern "C" fn lgreco_compressor_decode(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(compressor, |compressor| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
-            let (payload, values) = (slice(payload, length, "payload")?, slice_mut(values, values_len, "values")?);
+        let payload = Encoded { what: "payload", bytes: payload, length };
+        payload.decode(compressor, values, values_len, stream, |compressor, payload, values| {
             Ok(compressor.decode(payload, values)?)
         })
     }
@@ -385,10 +286,8 @@ pub unsafe extern "C" fn lgreco_compressor_receive(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(compressor, |compressor| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
+        let message = Encoded { what: "message", bytes: message, length };
+        message.decode(compressor, values, values_len, stream, |compressor, message, values| {
             Ok(compressor.memory(0)?.0.receive(message, values)?)
         })
     }

@@ -1,16 +1,19 @@
+use crate::device::Device;
 use crate::handle::{self, Kind};
 use crate::pointers::{Versioned, place, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
-use lgreco_core::backend::Portable;
 
 /// A device: LGRECO_DEVICE_...
 pub type lgreco_device = u32;
 
 /// The CPU.
 pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
-/// An NVIDIA GPU; not available yet.
+/// An NVIDIA GPU through CUDA; built into no library yet.
 pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
+/// Any GPU through Vulkan, Metal or DirectX 12, in libraries built with the feature `wgpu`. Error rows and payloads of QSGD,
+/// TopK and PowerSGD are made there, of values in host memory; everything else is done on the CPU.
+pub const LGRECO_DEVICE_WGPU: lgreco_device = 2;
 
 /// Where a context works. Begin with LGRECO_CONTEXT_OPTIONS_INIT.
 #[repr(C)]
@@ -20,7 +23,7 @@ pub struct lgreco_context_options {
     pub struct_size: usize,
     /// LGRECO_DEVICE_CPU, the default.
     pub device: lgreco_device,
-    /// Which device of that kind, from 0.
+    /// Which device of that kind, from 0, the default; of LGRECO_DEVICE_WGPU there is one, the fastest adapter.
     pub device_index: u32,
 }
 
@@ -48,7 +51,7 @@ pub struct lgreco_context {
 }
 
 pub(crate) struct Context {
-    pub(crate) backend: Portable,
+    pub(crate) device: Device,
 }
 
 impl Kind for lgreco_context {
@@ -59,7 +62,8 @@ impl Kind for lgreco_context {
 
 /// Makes a context. `options` may be NULL: the CPU.
 ///
-/// LGRECO_UNAVAILABLE when the device does not exist in this build or on this machine.
+/// LGRECO_NOT_BUILT_IN when this build has no such devices, LGRECO_UNAVAILABLE when this machine has none, or none that can
+/// be used.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_create(
     options: *const lgreco_context_options,
@@ -72,12 +76,8 @@ pub unsafe extern "C" fn lgreco_context_create(
             context.write(core::ptr::null_mut());
             (versioned_or_default(options)?, context)
         };
-        match (options.device, options.device_index) {
-            (LGRECO_DEVICE_CPU, 0) => {}
-            (LGRECO_DEVICE_CPU | LGRECO_DEVICE_CUDA, _) => return Err(Failure::Unavailable { what: "the device" }),
-            (found, _) => return Err(Failure::UnknownConstant { what: "device", found }),
-        }
-        context.write(handle::new::<lgreco_context>(Context { backend: Portable }));
+        let device = Device::open(options.device, options.device_index)?;
+        context.write(handle::new::<lgreco_context>(Context { device }));
         Ok(())
     })
 }

@@ -140,7 +140,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::create::<_, lgreco_controller>(context, controller, |_| {
+        handle::create::<_, lgreco_controller>(context, controller, |context| {
             let collective = versioned(collective)?.callbacks(core::ptr::null_mut())?;
             let mut tensors = Vec::new();
             for layer in versioned_array(layers, layers_len)? {
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
                 NamedError { error, layer, option: None }
             })?;
             Ok(ControllerState {
-                controller,
+                controller: controller.with_backend(Box::new(context.device.clone())),
                 report: None,
                 loaded: Default::default(),
                 gradients: Vec::with_capacity(names.len()),

@@ -1,14 +1,14 @@
-use super::compressor::*;
+use super::compressor_options::*;
 use super::measure::lgreco_search_options;
 use super::plan::lgreco_plan_options;
 use super::setting::lgreco_setting;
 use crate::pointers::{Versioned, versioned_array, versioned_or_default};
 use crate::status::Failure;
 use core::ffi::c_void;
-use lgreco_core::adapt::{Accordion, Config, NonFinite, Objective, Policy, Schedule};
+use lgreco_core::adapt::{Accordion, Config, Feedback, NonFinite, Objective, Policy, Schedule};
 use lgreco_core::compress::Setting;
 use lgreco_core::exchange::Route;
-use lgreco_core::feedback::{Residual, Storage};
+use lgreco_core::feedback::Residual;
 use lgreco_core::gradient::Shape;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -77,16 +77,29 @@ pub struct lgreco_controller_options {
     pub window: u64,
     /// LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
     pub policy: lgreco_policy,
-    /// LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD; LGRECO_FEEDBACK_NONE.
+    /// LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD, with the fields `loco_...`
+    /// for LoCo and `gain`, `reset_every`, `storage` for the others; LGRECO_FEEDBACK_NONE.
     pub feedback: lgreco_feedback,
     /// What residuals are kept in; LGRECO_STORAGE_F32 by default.
     pub storage: lgreco_storage,
+    /// How much of an error is remembered, in (0, 1]; 1 by default.
+    pub gain: f32,
+    /// Residuals are zeroed after every so many steps; 0, the default, for never.
+    pub reset_every: u32,
+    /// LoCo: as `storage`; LGRECO_STORAGE_INT8 by default.
+    pub loco_storage: lgreco_storage,
+    /// LoCo: as `gain`; 0.2 by default.
+    pub loco_gain: f32,
+    /// LoCo: as `reset_every`; 512 by default.
+    pub loco_reset_every: u32,
     /// LGRECO_NON_FINITE_STEP_ERROR by default.
     pub non_finite: lgreco_non_finite_step,
     /// LGRECO_ROUTE_ALL_GATHER by default.
     pub route: lgreco_route,
     /// The rank that measures and plans for all; 0 by default.
     pub measuring_rank: u32,
+    /// Must be 0.
+    pub reserved: u32,
     /// Layers are exchanged together until their uncompressed gradients exceed so many bytes; 4 MiB by default.
     pub bucket_bytes: usize,
     /// Relative errors are measured every so many steps, 0 for never; 10 by default.
@@ -122,9 +135,15 @@ impl Default for lgreco_controller_options {
             policy: LGRECO_POLICY_L_GRECO,
             feedback: LGRECO_FEEDBACK_RESIDUAL,
             storage: LGRECO_STORAGE_F32,
+            gain: Residual::CLASSIC.gain,
+            reset_every: Residual::CLASSIC.reset_every,
+            loco_storage: LGRECO_STORAGE_INT8,
+            loco_gain: Residual::LOCO.gain,
+            loco_reset_every: Residual::LOCO.reset_every,
             non_finite: LGRECO_NON_FINITE_STEP_ERROR,
             route: LGRECO_ROUTE_ALL_GATHER,
             measuring_rank: config.measuring_rank,
+            reserved: 0,
             bucket_bytes: config.bucket_bytes,
             metrics_every: config.metrics_every,
             compute_seconds: None,
@@ -137,7 +156,7 @@ impl Default for lgreco_controller_options {
 // to be callable.
 unsafe impl Versioned for lgreco_controller_options {
     const WHAT: &'static str = "controller options";
-    const FIRST_SIZE: usize = 152;
+    const FIRST_SIZE: usize = 176;
 }
 
 /// The caller's estimate of computing times.
@@ -165,27 +184,28 @@ fn clock() -> f64 {
     START.get_or_init(Instant::now).elapsed().as_secs_f64()
 }
 
-fn residual(setting: &Setting, storage: Storage) -> Option<Residual> {
-    lgreco_core::adapt::default_feedback(setting).map(|residual| Residual { storage, ..residual })
-}
-
 impl lgreco_controller_options {
-    fn feedback(&self) -> Result<fn(&Setting) -> Option<Residual>, Failure> {
-        match (self.feedback, self.storage) {
-            (LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32) => Ok(|setting| residual(setting, Storage::F32)),
-            (LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_BF16) => Ok(|setting| residual(setting, Storage::Bf16)),
-            (LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_INT8) => Ok(|setting| residual(setting, Storage::Int8)),
-            (LGRECO_FEEDBACK_NONE, LGRECO_STORAGE_F32 | LGRECO_STORAGE_BF16 | LGRECO_STORAGE_INT8) => Ok(|_| None),
-            (LGRECO_FEEDBACK_NONE | LGRECO_FEEDBACK_RESIDUAL, found) => {
-                Err(Failure::UnknownConstant { what: "storage", found })
-            }
-            (found, _) => Err(Failure::UnknownConstant { what: "feedback of a controller", found }),
+    fn feedback(&self) -> Result<Feedback, Failure> {
+        let storage = [storage(self.storage)?, storage(self.loco_storage)?];
+        let residual = |gain, reset_every, storage| Some(Residual { gain, reset_every, storage });
+        match self.feedback {
+            LGRECO_FEEDBACK_NONE => Ok(Feedback::NONE),
+            LGRECO_FEEDBACK_RESIDUAL => Ok(Feedback {
+                qsgd: None,
+                loco: residual(self.loco_gain, self.loco_reset_every, storage[1]),
+                others: residual(self.gain, self.reset_every, storage[0]),
+            }),
+            found => Err(Failure::UnknownConstant { what: "feedback of a controller", found }),
         }
     }
 
     /// # Safety
     /// README.md, pointers.
     pub(super) unsafe fn config(&self, layers: usize) -> Result<Config, Failure> {
+        if self.reserved != 0 {
+            let found = self.reserved;
+            return Err(Failure::UnknownConstant { what: "reserved field of the controller options", found });
+        }
         // SAFETY: passed on.
         let (search, plan) = unsafe { (versioned_or_default(self.search)?, versioned_or_default(self.plan)?) };
         let levels = Accordion {

@@ -1,14 +1,12 @@
 use super::compressor::zeros;
-use super::context::{check_stream, lgreco_context};
+use super::context::lgreco_context;
 use super::cut_setting::lgreco_cut_setting;
-use super::gradient::{dtype, lgreco_dtype, values};
 use crate::handle::{self, Kind};
-use crate::pointers::{Range, disjoint, place, slice, slice_mut, versioned};
+use crate::pointers::{place, slice, versioned};
 use crate::status::{Failure, lgreco_status};
-use core::ffi::{c_char, c_void};
+use core::ffi::c_char;
 use lgreco_core::Error;
-use lgreco_core::cut::{CutSetting, Downstream, Evaluation, Message, Upstream};
-use lgreco_core::gradient::Values;
+use lgreco_core::cut::{CutSetting, Downstream, Message, Upstream};
 
 /// Which end of a cut: LGRECO_END_...
 pub type lgreco_end = u32;
@@ -17,9 +15,6 @@ pub type lgreco_end = u32;
 pub const LGRECO_END_UPSTREAM: lgreco_end = 0;
 /// The stage below: receives activations, sends gradients.
 pub const LGRECO_END_DOWNSTREAM: lgreco_end = 1;
-
-/// The id of samples that are not to be remembered.
-pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;
 
 /// One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
 /// must neither be lost nor change their order.
@@ -40,16 +35,9 @@ pub(crate) enum End {
 
 pub(crate) struct CutState {
     pub(super) end: End,
-    workspace: Vec<u64>,
+    pub(super) workspace: Vec<u64>,
     /// Room for a batch of ids.
-    ids: Vec<Option<u64>>,
-}
-
-/// What an upstream call works with.
-struct Above<'a> {
-    end: &'a mut Upstream,
-    workspace: &'a mut [u64],
-    ids: &'a mut Vec<Option<u64>>,
+    pub(super) ids: Vec<Option<u64>>,
 }
 
 impl CutState {
@@ -80,58 +68,6 @@ impl CutState {
             End::Downstream(end) => end.message_len(),
         }
     }
-
-    fn upstream(&mut self) -> Result<Above<'_>, Failure> {
-        match &mut self.end {
-            End::Upstream(end) => Ok(Above { end, workspace: &mut self.workspace, ids: &mut self.ids }),
-            End::Downstream(_) => Err(Failure::OtherEnd),
-        }
-    }
-
-    /// The downstream end, with workspace.
-    fn downstream(&mut self) -> Result<(&mut Downstream, &mut [u64]), Failure> {
-        match &mut self.end {
-            End::Downstream(end) => Ok((end, &mut self.workspace)),
-            End::Upstream(_) => Err(Failure::OtherEnd),
-        }
-    }
-
-    /// # Safety
-    /// README.md, pointers; `'a` is within the call.
-    unsafe fn values<'a>(
-        &self,
-        pointer: *const c_void,
-        code: lgreco_dtype,
-        samples: usize,
-    ) -> Result<Values<'a>, Failure> {
-        let CutSetting { batch, features, .. } = self.setting();
-        if samples > batch as usize {
-            return Err(Error::Length { what: "samples", expected: batch as usize, found: samples }.into());
-        }
-        // SAFETY: passed on.
-        unsafe { values(pointer, dtype(code)?, samples * features as usize) }
-    }
-}
-
-/// Replaces `ids` by the caller's, as many as `samples`, or none.
-///
-/// # Safety
-/// README.md, pointers.
-unsafe fn read_ids(ids: &mut Vec<Option<u64>>, pointer: *const u64, samples: usize) -> Result<(), Failure> {
-    ids.clear();
-    if !pointer.is_null() {
-        // SAFETY: passed on.
-        let given = unsafe { slice(pointer, samples, "ids") }?;
-        ids.extend(given.iter().map(|&id| (id != LGRECO_UNREMEMBERED).then_some(id)));
-    }
-    Ok(())
-}
-
-/// The number of elements and where they lie, or 0 bytes of an unknown type, which is refused later.
-fn range(state: &CutState, pointer: *const c_void, code: lgreco_dtype, samples: usize) -> Range {
-    let bytes = dtype(code).map_or(0, |dtype| dtype.bytes());
-    let elements = samples.saturating_mul(state.setting().features as usize);
-    Range::of(pointer.cast::<u8>(), elements.saturating_mul(bytes), "values")
 }
 
 /// Makes an end without a past. Both ends need the same setting and generation; a run that resumes without saved ends
@@ -216,246 +152,6 @@ pub unsafe extern "C" fn lgreco_cut_samples(
         handle::call(cut, |_| {
             let samples = place(samples, "samples")?;
             samples.write(Message::parse(slice(message, length, "message")?)?.header.shape.rows());
-            Ok(())
-        })
-    }
-}
-
-/// Upstream: compresses the activations of a micro-batch, `samples` rows of the features, into `message`. `length`
-/// receives its bytes, `ticket` the number under which its gradients come back. `ids`, one per sample, name the samples to
-/// AQ-SGD (LGRECO_UNREMEMBERED: not this one); NULL otherwise. Allocates only while a memory of samples grows.
-///
-/// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH, LGRECO_DUPLICATE_SAMPLE,
-/// LGRECO_TOO_MANY_IN_FLIGHT; LGRECO_OTHER_END downstream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_send_activations(
-    cut: *mut lgreco_cut,
-    values: *const c_void,
-    dtype: lgreco_dtype,
-    samples: usize,
-    ids: *const u64,
-    message: *mut u8,
-    capacity: usize,
-    length: *mut usize,
-    ticket: *mut u64,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            let output = Range::of(message, capacity, "message");
-            disjoint(output, &[range(state, values, dtype, samples), Range::of(ids, samples, "ids")])?;
-            let values = state.values(values, dtype, samples)?;
-            let (length, ticket) = (place(length, "length")?, place(ticket, "ticket")?);
-            let Above { end, workspace, ids: known } = state.upstream()?;
-            read_ids(known, ids, samples)?;
-            let sent = end.send(values, known, workspace, slice_mut(message, capacity, "message")?)?;
-            length.write(sent.len);
-            ticket.write(sent.ticket);
-            Ok(())
-        })
-    }
-}
-
-/// Upstream: writes the message of a micro-batch in flight once more, when it was lost or for another forward pass of the
-/// same step over the same values. Changes nothing.
-///
-/// As lgreco_cut_send_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OUT_OF_STEP when the step has been committed since;
-/// LGRECO_FEEDBACK_RULE under a memory by position.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_repeat_activations(
-    cut: *mut lgreco_cut,
-    ticket: u64,
-    values: *const c_void,
-    dtype: lgreco_dtype,
-    samples: usize,
-    ids: *const u64,
-    message: *mut u8,
-    capacity: usize,
-    length: *mut usize,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            let output = Range::of(message, capacity, "message");
-            disjoint(output, &[range(state, values, dtype, samples), Range::of(ids, samples, "ids")])?;
-            let values = state.values(values, dtype, samples)?;
-            let length = place(length, "length")?;
-            let Above { end, workspace, ids: known } = state.upstream()?;
-            read_ids(known, ids, samples)?;
-            length.write(end.repeat(ticket, values, known, workspace, slice_mut(message, capacity, "message")?)?);
-            Ok(())
-        })
-    }
-}
-
-/// Downstream: decompresses a message of activations into `values`, `values_len` = its samples times the features; `ticket`
-/// receives the micro-batch's number.
-///
-/// LGRECO_OUT_OF_STEP when it is not the next message, LGRECO_SAMPLE_OUT_OF_STEP when the ends remember different things;
-/// LGRECO_PAYLOAD_HEADER when it is another cut's; LGRECO_TOO_MANY_IN_FLIGHT, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH;
-/// LGRECO_OTHER_END upstream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_receive_activations(
-    cut: *mut lgreco_cut,
-    message: *const u8,
-    length: usize,
-    values: *mut f32,
-    values_len: usize,
-    ticket: *mut u64,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
-            let ticket = place(ticket, "ticket")?;
-            let (end, workspace) = state.downstream()?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
-            ticket.write(end.receive(message, workspace, values)?);
-            Ok(())
-        })
-    }
-}
-
-/// Downstream: decompresses a message that lgreco_cut_repeat_activations wrote, or the first one again. Changes nothing.
-///
-/// As lgreco_cut_receive_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_FEEDBACK_RULE under a memory by position.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_receive_repeated(
-    cut: *mut lgreco_cut,
-    message: *const u8,
-    length: usize,
-    values: *mut f32,
-    values_len: usize,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
-            let (end, workspace) = state.downstream()?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
-            Ok(end.repeat(message, workspace, values)?)
-        })
-    }
-}
-
-/// Downstream: compresses the gradients of a micro-batch, as many as its activations, into `message`, and gives its ticket
-/// back. The micro-batches' gradients may go back in any order.
-///
-/// LGRECO_NOT_IN_FLIGHT, LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_LENGTH; LGRECO_OTHER_END
-/// upstream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_send_gradients(
-    cut: *mut lgreco_cut,
-    ticket: u64,
-    values: *const c_void,
-    dtype: lgreco_dtype,
-    samples: usize,
-    message: *mut u8,
-    capacity: usize,
-    length: *mut usize,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(message, capacity, "message"), &[range(state, values, dtype, samples)])?;
-            let values = state.values(values, dtype, samples)?;
-            let length = place(length, "length")?;
-            let (end, workspace) = state.downstream()?;
-            length.write(end.send(ticket, values, workspace, slice_mut(message, capacity, "message")?)?);
-            Ok(())
-        })
-    }
-}
-
-/// Upstream: decompresses a message of gradients into `values`, `values_len` = its samples times the features; `ticket`
-/// receives the micro-batch's number, which is given back.
-///
-/// As lgreco_cut_receive_activations; LGRECO_NOT_IN_FLIGHT; LGRECO_OTHER_END downstream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_receive_gradients(
-    cut: *mut lgreco_cut,
-    message: *const u8,
-    length: usize,
-    values: *mut f32,
-    values_len: usize,
-    ticket: *mut u64,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
-            let ticket = place(ticket, "ticket")?;
-            let Above { end, workspace, .. } = state.upstream()?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
-            ticket.write(end.receive(message, workspace, values)?);
-            Ok(())
-        })
-    }
-}
-
-/// Upstream: writes a message of evaluation, by the forward codec without memory if `compressed` is not 0, else
-/// uncompressed. Changes nothing.
-///
-/// As lgreco_cut_send_activations on values and buffers.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_evaluate(
-    cut: *mut lgreco_cut,
-    compressed: u32,
-    values: *const c_void,
-    dtype: lgreco_dtype,
-    samples: usize,
-    message: *mut u8,
-    capacity: usize,
-    length: *mut usize,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(message, capacity, "message"), &[range(state, values, dtype, samples)])?;
-            let values = state.values(values, dtype, samples)?;
-            let length = place(length, "length")?;
-            let how = if compressed == 0 { Evaluation::Plain } else { Evaluation::Compressed };
-            let Above { end, workspace, .. } = state.upstream()?;
-            length.write(end.evaluate(how, values, workspace, slice_mut(message, capacity, "message")?)?);
-            Ok(())
-        })
-    }
-}
-
-/// Downstream: decompresses a message of evaluation. Changes nothing.
-///
-/// As lgreco_cut_receive_activations on messages and buffers.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lgreco_cut_receive_evaluation(
-    cut: *mut lgreco_cut,
-    message: *const u8,
-    length: usize,
-    values: *mut f32,
-    values_len: usize,
-    stream: *mut c_void,
-) -> lgreco_status {
-    // SAFETY: README.md, handles and pointers.
-    unsafe {
-        handle::call(cut, |state| {
-            check_stream(stream)?;
-            disjoint(Range::of(values, values_len, "values"), &[Range::of(message, length, "message")])?;
-            let (end, _) = state.downstream()?;
-            let (message, values) = (slice(message, length, "message")?, slice_mut(values, values_len, "values")?);
-            end.evaluate(message, values)?;
             Ok(())
         })
     }

@@ -1,4 +1,4 @@
-use super::compressor::*;
+use super::compressor_options::*;
 use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
 use super::setting::bits;
 use crate::pointers::{Versioned, versioned};
@@ -147,6 +147,59 @@ impl lgreco_link {
             found => return Err(Failure::UnknownConstant { what: "memory of a link", found }),
         };
         Ok(Link { codec, memory })
+    }
+
+    pub(super) fn from_core(link: Link) -> lgreco_link {
+        let mut to = lgreco_link::default();
+        match link.codec {
+            Codec::Dense { values } => (to.codec, to.values) = (LGRECO_CODEC_DENSE, values as lgreco_dtype),
+            Codec::MinMax { bits, tile } => {
+                let tile = match tile {
+                    Tile::Batch => 0,
+                    Tile::Elements(tile) => tile,
+                };
+                (to.codec, to.bits, to.tile) = (LGRECO_CODEC_MIN_MAX, bits.into(), tile);
+            }
+            Codec::Symmetric { bits, scope, scale } => {
+                to.channels = match scope {
+                    Scope::Sample => 0,
+                    Scope::Channel { channels } => channels,
+                };
+                (to.codec, to.bits, to.scale) = (LGRECO_CODEC_SYMMETRIC, bits.into(), scale as lgreco_dtype);
+            }
+            Codec::TopK { keep, values } => {
+                (to.codec, to.keep, to.values) = (LGRECO_CODEC_TOPK, keep, values as lgreco_dtype);
+            }
+            Codec::SharedIndex { keep, values } => {
+                (to.codec, to.keep, to.values) = (LGRECO_CODEC_SHARED_INDEX, keep, values as lgreco_dtype);
+            }
+        }
+        to.memory = match link.memory {
+            LinkMemory::None => LGRECO_LINK_MEMORY_NONE,
+            LinkMemory::Residual(_) => LGRECO_LINK_MEMORY_RESIDUAL,
+            LinkMemory::Mixed(_) => LGRECO_LINK_MEMORY_MIXED,
+            LinkMemory::Ef21 => LGRECO_LINK_MEMORY_EF21,
+            LinkMemory::Samples { .. } => LGRECO_LINK_MEMORY_SAMPLES,
+        };
+        match link.memory {
+            LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) => {
+                (to.gain, to.reset_every) = (residual.gain, residual.reset_every);
+                to.storage = residual.storage as lgreco_storage;
+            }
+            LinkMemory::Samples { capacity, storage } => {
+                to.capacity = capacity;
+                to.rows = match storage {
+                    RowStorage::F32 => LGRECO_ROWS_F32,
+                    RowStorage::Bf16 => LGRECO_ROWS_BF16,
+                    RowStorage::Quantised { bits } => {
+                        to.row_bits = bits.into();
+                        LGRECO_ROWS_QUANTISED
+                    }
+                };
+            }
+            LinkMemory::None | LinkMemory::Ef21 => {}
+        }
+        to
     }
 }
 

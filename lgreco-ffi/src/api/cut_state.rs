@@ -2,8 +2,9 @@ use super::context::lgreco_context;
 use super::cut::*;
 use super::cut_setting::lgreco_cut_setting;
 use crate::handle;
-use crate::pointers::{Versioned, filled, place, slice, slice_mut};
+use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
+use lgreco_core::Error;
 use lgreco_core::cut::{Counters, Direction, Downstream, Upstream};
 
 /// What an end has done in one direction, evaluation aside. Begin with LGRECO_CUT_COUNTERS_INIT.
@@ -119,6 +120,73 @@ pub unsafe extern "C" fn lgreco_cut_get_counters(
             Ok(())
         })
     }
+}
+
+/// AQ-SGD: writes what is remembered of a sample to `values`, `values_len` = the features, and 1 to `found`; when nothing is,
+/// `found` receives 0, and `values` are as they were.
+///
+/// LGRECO_LENGTH when `values_len` is another.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_remembered(
+    cut: *mut lgreco_cut,
+    sample: u64,
+    values: *mut f32,
+    values_len: usize,
+    found: *mut u32,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cut, |state| {
+            let (values, found) = (slice_mut(values, values_len, "values")?, place(found, "found")?);
+            let remembered = match &state.end {
+                End::Upstream(end) => end.remembered(sample, values),
+                End::Downstream(end) => end.remembered(sample, values),
+            };
+            found.write(remembered?.into());
+            Ok(())
+        })
+    }
+}
+
+/// AQ-SGD: writes the ids of all samples remembered to samples[0 .. count], least recently updated first; `count`, which
+/// must not be NULL, receives their number.
+///
+/// LGRECO_LENGTH when `capacity` is less: `count` is then set all the same, and `samples` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cut_remembered_samples(
+    cut: *mut lgreco_cut,
+    samples: *mut u64,
+    capacity: usize,
+    count: *mut usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cut, |state| match &state.end {
+            End::Upstream(end) => write_ids(|| end.remembered_samples(), samples, capacity, count),
+            End::Downstream(end) => write_ids(|| end.remembered_samples(), samples, capacity, count),
+        })
+    }
+}
+
+/// # Safety
+/// README.md, pointers.
+unsafe fn write_ids<I: Iterator<Item = u64>>(
+    ids: impl Fn() -> I,
+    samples: *mut u64,
+    capacity: usize,
+    count: *mut usize,
+) -> Result<(), Failure> {
+    disjoint(Range::of(count, 1, "count"), &[Range::of(samples, capacity, "samples")])?;
+    let found = ids().count();
+    // SAFETY: passed on.
+    unsafe { place(count, "count") }?.write(found);
+    if capacity < found {
+        return Err(Error::Length { what: "samples", expected: found, found: capacity }.into());
+    }
+    // SAFETY: passed on.
+    let samples = unsafe { slice_mut(samples, capacity, "samples") }?;
+    samples.iter_mut().zip(ids()).for_each(|(place, id)| *place = id);
+    Ok(())
 }
 
 /// Tells how many bytes lgreco_cut_save writes now.

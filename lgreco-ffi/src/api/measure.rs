@@ -1,16 +1,12 @@
 use super::context::{check_stream, lgreco_context};
 use super::gradient::lgreco_layer;
+use super::row::measure;
 use super::setting::*;
 use super::table::{Source, TableState, lgreco_table};
 use crate::handle;
 use crate::pointers::{Range, Versioned, disjoint, slice_mut, versioned_array, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
-use lgreco_core::Error;
-use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
-use lgreco_core::feedback::contraction;
-use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::search::{Layer, Method, Metric, Range as Parameters, Search};
 use lgreco_core::table::NamedError;
@@ -124,15 +120,16 @@ pub unsafe extern "C" fn lgreco_table_measure(
                 let tensor = layer.tensor()?;
                 model.push(Layer::new(tensor.name, tensor.dims, layer.gradient(tensor)?.values())?);
             }
-            TableState::new(Source::Measured(search.measure(&model, &mut context.backend)?), None)
+            TableState::new(Source::Measured(search.measure(&model, &mut context.device)?), None)
         })
     }
 }
 
 /// Measures one layer under given settings: squared_errors[i] is the squared L2 norm of what compression by settings[i]
-/// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of the payload; `sizes` may be NULL,
-/// else it has `settings_len` places too. Settings next to each other that differ in `bits`, `keep` or `rank` alone are
-/// measured together, in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
+/// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
+/// decide them; `sizes` may be NULL, else it has `settings_len` places too. Settings next to each other that differ in the
+/// parameter of their method alone (`bits`, `keep`, `rank`, `lambda`, `density`, `bin` or `group`) are measured together, for
+/// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
 /// lgreco_compressor_options. Allocates.
 ///
 /// LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
@@ -165,62 +162,14 @@ pub unsafe extern "C" fn lgreco_measure(
             let errors = slice_mut(squared_errors, settings_len, "squared_errors")?;
             let sizes = slice_mut(sizes, sizes_len, "sizes")?;
             let stream = Stream { seed, step: 0, layer: layer_index, rank: 0 };
-            let row = measure(&mut context.backend, gradient, &settings, stream).map_err(named)?;
-            for (size, setting) in sizes.iter_mut().zip(&settings) {
-                *size = 8 * setting.payload_len(tensor.shape, tensor.dtype).map_err(named)? as u64;
+            let row = measure(&context.device, gradient, &settings, stream).map_err(named)?;
+            for (index, (squared_error, bytes)) in row.into_iter().enumerate() {
+                errors[index] = squared_error;
+                if let Some(size) = sizes.get_mut(index) {
+                    *size = 8 * bytes as u64;
+                }
             }
-            errors.copy_from_slice(&row);
             Ok(())
         })
-    }
-}
-
-/// One row, each run of like settings in one job.
-fn measure(
-    backend: &mut Portable,
-    gradient: Gradient<'_>,
-    settings: &[Setting],
-    stream: Stream,
-) -> Result<Vec<f64>, Error> {
-    let mut row = Vec::with_capacity(settings.len());
-    for run in settings.chunk_by(|a, b| base(a) == base(b)) {
-        let (mut bits, mut counts) = (Vec::new(), Vec::new());
-        for setting in run {
-            match setting {
-                Setting::Dense => {}
-                Setting::Qsgd(qsgd) => bits.push(qsgd.bits),
-                Setting::TopK(top) => counts.push(top.keep),
-                Setting::PowerSgd(power) => counts.push(power.rank),
-                _ => {}
-            }
-        }
-        let candidates = match run[0] {
-            Setting::Dense => {
-                contraction(&Setting::Dense, &gradient, stream, &mut [])?; // 0, if the gradient is finite
-                row.extend(run.iter().map(|_| 0.0));
-                continue;
-            }
-            Setting::Qsgd(base) => Candidates::Qsgd { base, bits: &bits },
-            Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: &counts },
-            Setting::PowerSgd(power) => Candidates::PowerSgd { iterations: power.iterations, ranks: &counts },
-            _ => return Err(Error::UnknownName { what: "method", expected: "dense, QSGD, TopK or PowerSGD" }),
-        };
-        let jobs = [Job { gradient, candidates, stream }];
-        let mut workspace = vec![0; backend.workspace_len(&jobs)];
-        let start = row.len();
-        row.resize(start + run.len(), 0.0);
-        backend.measure(&jobs, &mut workspace, &mut row[start..]).map_err(|failed| failed.error)?;
-    }
-    Ok(row)
-}
-
-/// The setting without what may differ within a run.
-fn base(setting: &Setting) -> Setting {
-    match *setting {
-        Setting::Dense => Setting::Dense,
-        Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bits: 0, ..qsgd }),
-        Setting::TopK(top) => Setting::TopK(TopK { keep: 0, ..top }),
-        Setting::PowerSgd(power) => Setting::PowerSgd(PowerSgd { rank: 0, ..power }),
-        other => other,
     }
 }

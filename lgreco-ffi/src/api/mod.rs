@@ -10,6 +10,7 @@ mod gradient;
 mod setting;
 
 mod measure;
+mod row;
 
 mod table;
 
@@ -18,6 +19,10 @@ mod table_file;
 mod plan;
 
 mod plan_file;
+
+mod encoded;
+
+mod compressor_options;
 
 mod compressor;
 
@@ -35,7 +40,11 @@ mod saved;
 
 mod cut_setting;
 
+mod cut_setting_bytes;
+
 mod cut;
+
+mod cut_messages;
 
 mod cut_state;
 
@@ -44,11 +53,14 @@ mod testing;
 
 pub use collective::*;
 pub use compressor::*;
+pub use compressor_options::*;
 pub use context::*;
 pub use controller::*;
 pub use controller_options::*;
 pub use cut::*;
+pub use cut_messages::*;
 pub use cut_setting::*;
+pub use cut_setting_bytes::*;
 pub use cut_state::*;
 pub use gradient::*;
 pub use inspect::*;

@@ -4,12 +4,17 @@ use crate::status::Failure;
 use lgreco_core::Error;
 use lgreco_core::compress::{
     Setting,
+    adacomp::AdaComp,
+    clt::CltK,
+    hard_threshold::HardThreshold,
+    loco::LoCo,
     powersgd::PowerSgd,
     qsgd::{Qsgd, Rounding, Scale},
+    sidco::{Fit, Sidco},
     topk::TopK,
 };
 
-/// A compression method: LGRECO_METHOD_...; those of settings are the ones in payload headers.
+/// A compression method: LGRECO_METHOD_...; below 32 the codes are those in payload headers.
 pub type lgreco_method = u32;
 
 /// Uncompressed.
@@ -20,11 +25,19 @@ pub const LGRECO_METHOD_QSGD: lgreco_method = 1;
 pub const LGRECO_METHOD_TOPK: lgreco_method = 2;
 /// A product of two thin matrices: `rank`, `iterations`.
 pub const LGRECO_METHOD_POWERSGD: lgreco_method = 3;
-/// All of them, chosen per layer; for lgreco_search_options only.
+/// What stands out of its bin, as plus or minus one magnitude (AdaComp): `bin`. The values decide the payload's length.
+pub const LGRECO_METHOD_ADACOMP: lgreco_method = 4;
+/// 4 bits per element, to nearest (LoCo): `group`.
+pub const LGRECO_METHOD_LOCO: lgreco_method = 5;
+/// TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.
+pub const LGRECO_METHOD_CLT_K: lgreco_method = 32;
+/// The magnitudes from `lambda` on: `values` too. TopK's payload, whose length the values decide.
+pub const LGRECO_METHOD_HARD_THRESHOLD: lgreco_method = 33;
+/// The magnitudes from an estimate of the k-th largest on (SIDCo): `density`, `fit`, `stages`, `values`. TopK's payload,
+/// whose length the values decide.
+pub const LGRECO_METHOD_SIDCO: lgreco_method = 34;
+/// QSGD, TopK and PowerSGD, chosen per layer; for lgreco_search_options only.
 pub const LGRECO_METHOD_HYBRID: lgreco_method = 256;
-
-/// A method this version of the C API has no fields for; only read, of states that Rust programs saved.
-pub const LGRECO_METHOD_OTHER: lgreco_method = 257;
 
 /// Which interval the levels of a QSGD bucket divide: LGRECO_SCALE_...
 pub type lgreco_scale = u32;
@@ -42,13 +55,23 @@ pub const LGRECO_ROUNDING_STOCHASTIC: lgreco_rounding = 0;
 /// To the nearer one.
 pub const LGRECO_ROUNDING_NEAREST: lgreco_rounding = 1;
 
+/// Which distributions SIDCo fits to magnitudes: LGRECO_SIDCO_FIT_...
+pub type lgreco_sidco_fit = u32;
+
+/// Exponential in all stages (SIDCo-E), the cheapest.
+pub const LGRECO_SIDCO_FIT_EXPONENTIAL: lgreco_sidco_fit = 0;
+/// Gamma first, then generalised Pareto (SIDCo-GP).
+pub const LGRECO_SIDCO_FIT_GAMMA_PARETO: lgreco_sidco_fit = 1;
+/// Generalised Pareto in all stages (SIDCo-P).
+pub const LGRECO_SIDCO_FIT_PARETO: lgreco_sidco_fit = 2;
+
 /// A compressor with its parameters. Begin with LGRECO_SETTING_INIT; fields of other methods are not looked at.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct lgreco_setting {
     /// Set by the INIT macro.
     pub struct_size: usize,
-    /// LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID or LGRECO_METHOD_OTHER.
+    /// LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
     pub method: lgreco_method,
     /// QSGD: bits per element, 1 to 8; 4 by default.
     pub bits: u32,
@@ -58,16 +81,26 @@ pub struct lgreco_setting {
     pub scale: lgreco_scale,
     /// QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
     pub rounding: lgreco_rounding,
-    /// TopK: number of elements sent, 1 to all; 1 by default.
+    /// TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
     pub keep: u32,
-    /// TopK: type the values are sent in; LGRECO_DTYPE_F32 by default.
+    /// TopK, hard thresholds, SIDCo: type the values are sent in; LGRECO_DTYPE_F32 by default.
     pub values: lgreco_dtype,
     /// PowerSGD: rank, at least 1; 4 by default.
     pub rank: u32,
     /// PowerSGD: power iterations, at least 1; 1 by default.
     pub iterations: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// Hard thresholds: the least magnitude sent, positive and finite; 0 by default, so that it must be set.
+    pub lambda: f32,
+    /// SIDCo: the wanted share of elements, in (0, 1]; 0.01 by default.
+    pub density: f64,
+    /// SIDCo: LGRECO_SIDCO_FIT_EXPONENTIAL by default.
+    pub fit: lgreco_sidco_fit,
+    /// SIDCo: number of stages, at least 1; 1 by default.
+    pub stages: u32,
+    /// AdaComp: elements per bin, at least 1; 500 by default, for convolutions the authors take 50.
+    pub bin: u32,
+    /// LoCo: elements per group, at least 1; 512 by default.
+    pub group: u32,
 }
 
 impl Default for lgreco_setting {
@@ -83,15 +116,20 @@ impl Default for lgreco_setting {
             values: LGRECO_DTYPE_F32,
             rank: 4,
             iterations: 1,
-            reserved: 0,
+            lambda: 0.0,
+            density: 0.01,
+            fit: LGRECO_SIDCO_FIT_EXPONENTIAL,
+            stages: 1,
+            bin: 500,
+            group: LoCo::default().group,
         }
     }
 }
 
-// SAFETY: repr(C), starts with a usize, integers only.
+// SAFETY: repr(C), starts with a usize, numbers only.
 unsafe impl Versioned for lgreco_setting {
     const WHAT: &'static str = "setting";
-    const FIRST_SIZE: usize = 48;
+    const FIRST_SIZE: usize = 72;
 }
 
 /// A number of bits that fits core's type; core says whether it makes sense.
@@ -101,9 +139,6 @@ pub(super) fn bits(bits: u32) -> Result<u8, Error> {
 
 impl lgreco_setting {
     pub(crate) fn to_core(self) -> Result<Setting, Failure> {
-        if self.reserved != 0 {
-            return Err(Failure::UnknownConstant { what: "reserved field of a setting", found: self.reserved });
-        }
         Ok(match self.method {
             LGRECO_METHOD_DENSE => Setting::Dense,
             LGRECO_METHOD_QSGD => Setting::Qsgd(Qsgd {
@@ -122,6 +157,23 @@ impl lgreco_setting {
             }),
             LGRECO_METHOD_TOPK => Setting::TopK(TopK { keep: self.keep, values: dtype(self.values)? }),
             LGRECO_METHOD_POWERSGD => Setting::PowerSgd(PowerSgd { rank: self.rank, iterations: self.iterations }),
+            LGRECO_METHOD_ADACOMP => Setting::AdaComp(AdaComp { bin: self.bin }),
+            LGRECO_METHOD_LOCO => Setting::LoCo(LoCo { group: self.group }),
+            LGRECO_METHOD_CLT_K => Setting::CltK(CltK { keep: self.keep }),
+            LGRECO_METHOD_HARD_THRESHOLD => {
+                Setting::HardThreshold(HardThreshold { lambda: self.lambda, values: dtype(self.values)? })
+            }
+            LGRECO_METHOD_SIDCO => Setting::Sidco(Sidco {
+                density: self.density,
+                fit: match self.fit {
+                    LGRECO_SIDCO_FIT_EXPONENTIAL => Fit::Exponential,
+                    LGRECO_SIDCO_FIT_GAMMA_PARETO => Fit::GammaPareto,
+                    LGRECO_SIDCO_FIT_PARETO => Fit::Pareto,
+                    found => return Err(Failure::UnknownConstant { what: "fit", found }),
+                },
+                stages: self.stages,
+                values: dtype(self.values)?,
+            }),
             found => return Err(Failure::UnknownConstant { what: "method", found }),
         })
     }
@@ -150,11 +202,24 @@ impl lgreco_setting {
             Setting::PowerSgd(PowerSgd { rank, iterations }) => {
                 lgreco_setting { method: LGRECO_METHOD_POWERSGD, rank, iterations, ..other }
             }
-            Setting::CltK(_)
-            | Setting::HardThreshold(_)
-            | Setting::Sidco(_)
-            | Setting::AdaComp(_)
-            | Setting::LoCo(_) => lgreco_setting { method: LGRECO_METHOD_OTHER, ..other },
+            Setting::AdaComp(AdaComp { bin }) => lgreco_setting { method: LGRECO_METHOD_ADACOMP, bin, ..other },
+            Setting::LoCo(LoCo { group }) => lgreco_setting { method: LGRECO_METHOD_LOCO, group, ..other },
+            Setting::CltK(CltK { keep }) => lgreco_setting { method: LGRECO_METHOD_CLT_K, keep, ..other },
+            Setting::HardThreshold(HardThreshold { lambda, values }) => {
+                lgreco_setting { method: LGRECO_METHOD_HARD_THRESHOLD, lambda, values: values as lgreco_dtype, ..other }
+            }
+            Setting::Sidco(Sidco { density, fit, stages, values }) => lgreco_setting {
+                method: LGRECO_METHOD_SIDCO,
+                density,
+                fit: match fit {
+                    Fit::Exponential => LGRECO_SIDCO_FIT_EXPONENTIAL,
+                    Fit::GammaPareto => LGRECO_SIDCO_FIT_GAMMA_PARETO,
+                    Fit::Pareto => LGRECO_SIDCO_FIT_PARETO,
+                },
+                stages,
+                values: values as lgreco_dtype,
+                ..other
+            },
         }
     }
 }

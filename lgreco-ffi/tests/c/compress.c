@@ -123,6 +123,94 @@ static void every_field_of_a_setting_counts(void) {
     changed.iterations = 3;
     const Payload more = first(changed, none, 0);
     CHECK(more.length == power.length && !equal(&more, &power));
+
+    base.method = LGRECO_METHOD_LOCO;
+    const Payload loco = first(base, none, 0);
+    CHECK(loco.length == 16 + 4 * 4 + ELEMENTS / 2);
+    changed = base;
+    changed.group = 100;
+    CHECK(first(changed, none, 0).length == 16 + 4 * 20 + ELEMENTS / 2);
+
+    // TopK's payload, for a worker by itself the same bytes.
+    base.method = LGRECO_METHOD_CLT_K;
+    const Payload clt = first(base, none, 0);
+    CHECK(equal(&clt, &topk));
+    changed = base;
+    changed.keep = 101;
+    CHECK(first(changed, none, 0).length > clt.length);
+}
+
+static uint32_t sent(const Payload *payload) {
+    return payload->bytes[4] | (uint32_t)payload->bytes[5] << 8 | (uint32_t)payload->bytes[6] << 16;
+}
+
+// Payloads whose length the values decide are shorter than their bound, and their header tells how many elements they hold.
+static void every_field_of_variable_settings_counts(void) {
+    const lgreco_compressor_options none = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    lgreco_setting base = LGRECO_SETTING_INIT, changed;
+    base.method = LGRECO_METHOD_HARD_THRESHOLD;
+    base.lambda = 0.75f;
+    const Payload hard = first(base, none, 0);
+    uint32_t reach = 0;
+    for (int i = 0; i < ELEMENTS; i++) reach += fabsf(values[i]) >= 0.75f;
+    CHECK(sent(&hard) == reach && hard.bytes[2] == LGRECO_METHOD_TOPK);
+    changed = base;
+    changed.lambda = 2;
+    const Payload empty = first(changed, none, 0);
+    CHECK(empty.length == 16 && sent(&empty) == 0);
+    changed = base;
+    changed.values = LGRECO_DTYPE_F16;
+    CHECK(first(changed, none, 0).length == hard.length - 2 * reach);
+
+    base.method = LGRECO_METHOD_SIDCO;
+    const Payload sidco = first(base, none, 0);
+    CHECK(sent(&sidco) >= ELEMENTS / 200 && sent(&sidco) <= ELEMENTS / 50);  // half to twice one per cent
+    changed = base;
+    changed.density = 0.2;
+    const Payload denser = first(changed, none, 0);
+    CHECK(sent(&denser) >= ELEMENTS / 10 && sent(&denser) <= 2 * ELEMENTS / 5);
+    // Where the values are even, the three fits and further stages estimate differently.
+    for (uint32_t fit = LGRECO_SIDCO_FIT_GAMMA_PARETO; fit <= LGRECO_SIDCO_FIT_PARETO; fit++) {
+        lgreco_setting other = changed;
+        other.fit = fit;
+        const Payload fitted = first(other, none, 0);
+        CHECK(sent(&fitted) != sent(&denser));
+    }
+    lgreco_setting staged = changed;
+    staged.stages = 2;
+    const Payload second = first(staged, none, 0);
+    CHECK(sent(&second) != sent(&denser));
+    changed.values = LGRECO_DTYPE_BF16;
+    CHECK(first(changed, none, 0).length == denser.length - 2 * sent(&denser));
+
+    base.method = LGRECO_METHOD_ADACOMP;
+    const Payload ada = first(base, none, 0);
+    CHECK(ada.bytes[2] == LGRECO_METHOD_ADACOMP && sent(&ada) > 0);
+    changed = base;
+    changed.bin = 50;
+    const Payload small = first(changed, none, 0);
+    CHECK(!equal(&small, &ada));
+
+    // Fields of other methods are not looked at; their own are.
+    lgreco_compressor *compressor = NULL;
+    const lgreco_layer one = layer();
+    const uint32_t methods[] = {LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO, LGRECO_METHOD_SIDCO,
+                                LGRECO_METHOD_ADACOMP,        LGRECO_METHOD_LOCO,  LGRECO_METHOD_CLT_K};
+    for (int i = 0; i < 6; i++) {
+        lgreco_setting wrong = LGRECO_SETTING_INIT;
+        wrong.method = methods[i];
+        if (i == 1) wrong.density = NAN;
+        wrong.stages = i != 2;
+        wrong.bin = wrong.group = wrong.keep = 0;
+        STATUS(LGRECO_PARAMETER, lgreco_compressor_create(context, &one, &wrong, NULL, &compressor));
+    }
+    changed = (lgreco_setting)LGRECO_SETTING_INIT;
+    changed.method = LGRECO_METHOD_SIDCO;
+    changed.fit = 3;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &one, &changed, NULL, &compressor));
+    TEXT("fit is 3, which is none of its constants", lgreco_context_message(context));
+    changed.method = 6;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &one, &changed, NULL, &compressor));
 }
 
 static void random_bits_are_named(void) {
@@ -354,9 +442,13 @@ static void hostile_payloads(void) {
     static float decoded[ELEMENTS];
     lgreco_setting setting = LGRECO_SETTING_INIT;
     const lgreco_compressor_options none = LGRECO_COMPRESSOR_OPTIONS_INIT;
-    for (uint32_t method = LGRECO_METHOD_DENSE; method <= LGRECO_METHOD_POWERSGD; method++) {
-        setting.method = method;
+    const uint32_t methods[] = {LGRECO_METHOD_DENSE, LGRECO_METHOD_QSGD,  LGRECO_METHOD_TOPK,
+                                LGRECO_METHOD_POWERSGD, LGRECO_METHOD_ADACOMP, LGRECO_METHOD_LOCO,
+                                LGRECO_METHOD_CLT_K, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO};
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        setting.method = methods[i];
         setting.keep = 37;
+        setting.lambda = 0.75f;
         lgreco_compressor *compressor = create(setting, none);
         Payload payload;
         encode(compressor, 0, &payload);
@@ -378,19 +470,21 @@ static void hostile_payloads(void) {
                lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS, NULL));
         TEXT("layer `fc1.weight`: payload: magic is 0x4d, expected 0x4c", lgreco_compressor_message(compressor));
         payload.bytes[0] = 'L';
+        const uint8_t method = payload.bytes[2];
         payload.bytes[2] = 99;
         STATUS(LGRECO_PAYLOAD_FIELD,
                lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS, NULL));
-        payload.bytes[2] = (uint8_t)method;
+        payload.bytes[2] = method;
         payload.bytes[8] ^= 1;  // another number of rows
         STATUS(LGRECO_PAYLOAD_BODY,
                lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS, NULL));
         payload.bytes[8] ^= 1;
         STATUS(LGRECO_LENGTH,
                lgreco_compressor_decode(compressor, payload.bytes, payload.length, decoded, ELEMENTS - 1, NULL));
-        size_t bound = 0, length = 0;
-        OK(lgreco_compressor_bound(compressor, &bound));
-        STATUS(LGRECO_LENGTH, lgreco_compressor_encode(compressor, 0, values, payload.bytes, bound - 1, &length, NULL));
+        // What does not fit is refused, whether or not the length was known before.
+        const size_t short_by_one = payload.length - 1;
+        size_t length = 0;
+        STATUS(LGRECO_LENGTH, lgreco_compressor_encode(compressor, 0, values, payload.bytes, short_by_one, &length, NULL));
         lgreco_compressor_destroy(&compressor);
     }
 }
@@ -400,6 +494,7 @@ int main(void) {
     fill(values, ELEMENTS, 1);
     golden();
     every_field_of_a_setting_counts();
+    every_field_of_variable_settings_counts();
     random_bits_are_named();
     residuals();
     every_option_of_feedback_counts();

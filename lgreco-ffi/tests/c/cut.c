@@ -303,6 +303,104 @@ static void saved_ends(void) {
     destroy(&restored);
 }
 
+// A setting saved with the model says before evaluation whether this is the model that was trained.
+static void saved_settings(void) {
+    lgreco_link link = LGRECO_LINK_INIT;
+    link.codec = LGRECO_CODEC_TOPK;
+    link.keep = 12;
+    link.memory = LGRECO_LINK_MEMORY_RESIDUAL;
+    link.gain = 0.5f;
+    link.reset_every = 7;
+    link.storage = LGRECO_STORAGE_INT8;
+    const lgreco_cut_setting setting = setting_of(&link, NULL);
+    uint8_t saved[LGRECO_CUT_SETTING_BYTES], again[LGRECO_CUT_SETTING_BYTES + 1];
+    STATUS(LGRECO_LENGTH, lgreco_cut_setting_to_bytes(context, &setting, saved, sizeof saved - 1));
+    OK(lgreco_cut_setting_to_bytes(context, &setting, saved, sizeof saved));
+    lgreco_cut_setting read = LGRECO_CUT_SETTING_INIT;
+    lgreco_link forward = LGRECO_LINK_INIT, backward = LGRECO_LINK_INIT;
+    OK(lgreco_cut_setting_from_bytes(context, saved, sizeof saved, &read, &forward, &backward));
+    CHECK(read.forward == &forward && read.backward == &backward && read.batch == BATCH && read.features == FEATURES);
+    CHECK(forward.codec == LGRECO_CODEC_TOPK && forward.keep == 12 && forward.memory == LGRECO_LINK_MEMORY_RESIDUAL);
+    CHECK(forward.gain == 0.5f && forward.reset_every == 7 && forward.storage == LGRECO_STORAGE_INT8);
+    CHECK(backward.codec == LGRECO_CODEC_MIN_MAX && backward.bits == 8 && backward.tile == 128);
+    OK(lgreco_cut_setting_to_bytes(context, &read, again, sizeof again));
+    CHECK(memcmp(saved, again, sizeof saved) == 0);
+
+    // Ends made of what was read are ends of the same cut.
+    Ends ends = ends_of(&read);
+    steps(ends, 0, 1, 0);
+    destroy(&ends);
+
+    lgreco_compatibility found = 99;
+    const char *what = NULL;
+    OK(lgreco_cut_setting_compare(context, &read, &setting, &found, &what));
+    CHECK(found == LGRECO_COMPATIBILITY_SAME && strcmp(what, "") == 0);
+    backward.bits = 6;
+    OK(lgreco_cut_setting_compare(context, &read, &setting, &found, &what));
+    CHECK(found == LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY && strcmp(what, "backward codec") == 0);
+    forward.keep = 13;
+    OK(lgreco_cut_setting_compare(context, &read, &setting, &found, &what));
+    CHECK(found == LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY && strcmp(what, "forward codec") == 0);
+
+    // Any bytes may be given.
+    for (size_t length = 0; length <= sizeof again; length++)
+        if (length != sizeof saved)
+            STATUS(LGRECO_LENGTH, lgreco_cut_setting_from_bytes(context, again, length, &read, &forward, &backward));
+    for (size_t at = 0; at < sizeof saved; at++) {
+        for (int bit = 0; bit < 8; bit++) {
+            memcpy(again, saved, sizeof saved);
+            again[at] ^= (uint8_t)(1 << bit);
+            lgreco_cut_setting other = LGRECO_CUT_SETTING_INIT;
+            if (lgreco_cut_setting_from_bytes(context, again, sizeof saved, &other, &forward, &backward) != LGRECO_OK) {
+                CHECK(other.forward == NULL && other.batch == 0);
+                continue;
+            }
+            OK(lgreco_cut_setting_compare(context, &other, &setting, &found, &what));
+            CHECK(found != LGRECO_COMPATIBILITY_SAME);
+        }
+    }
+    saved[0] ^= 1;
+    STATUS(LGRECO_SAVED_STATE, lgreco_cut_setting_from_bytes(context, saved, sizeof saved, &read, &forward, &backward));
+    lgreco_cut_setting senseless = setting;
+    senseless.in_flight = 0;
+    STATUS(LGRECO_PARAMETER, lgreco_cut_setting_to_bytes(context, &senseless, saved, sizeof saved));
+}
+
+static void remembered(void) {
+    lgreco_link link = LGRECO_LINK_INIT;
+    link.memory = LGRECO_LINK_MEMORY_SAMPLES;
+    link.rows = LGRECO_ROWS_F32;
+    const lgreco_cut_setting setting = setting_of(&link, NULL);
+    Ends ends = ends_of(&setting);
+    uint64_t ids[BATCH + 1] = {99, 99, 99, 99};
+    size_t count = 99;
+    uint32_t found = 99;
+    float row[FEATURES], other[FEATURES];
+    OK(lgreco_cut_remembered_samples(ends.above, NULL, 0, &count));
+    CHECK(count == 0);
+    steps(ends, 0, 1, 0);
+    STATUS(LGRECO_LENGTH, lgreco_cut_remembered_samples(ends.above, ids, BATCH - 1, &count));
+    CHECK(count == BATCH);
+    OK(lgreco_cut_remembered_samples(ends.above, ids, BATCH + 1, &count));
+    CHECK(count == BATCH && memcmp(ids, IDS, sizeof IDS) == 0 && ids[BATCH] == 99);
+    for (size_t i = 0; i < BATCH; i++) {
+        OK(lgreco_cut_remembered(ends.above, IDS[i], row, FEATURES, &found));
+        CHECK(found == 1 && memcmp(row, activations + i * FEATURES, sizeof row) == 0);  // the first visit is exact
+        steps(ends, 1, 1, 0.01f);
+        OK(lgreco_cut_remembered(ends.above, IDS[i], row, FEATURES, &found));
+        OK(lgreco_cut_remembered(ends.below, IDS[i], other, FEATURES, &found));
+        CHECK(found == 1 && memcmp(row, other, sizeof row) == 0);
+        destroy(&ends);
+        ends = ends_of(&setting);
+        steps(ends, 0, 1, 0);
+    }
+    row[0] = 5;
+    OK(lgreco_cut_remembered(ends.above, 1234, row, FEATURES, &found));
+    CHECK(found == 0 && row[0] == 5);
+    STATUS(LGRECO_LENGTH, lgreco_cut_remembered(ends.above, 7, row, FEATURES - 1, &found));
+    destroy(&ends);
+}
+
 static void settings_refused(void) {
     lgreco_cut *none = (lgreco_cut *)&none;
     lgreco_link link = LGRECO_LINK_INIT;
@@ -352,6 +450,8 @@ int main(void) {
     lost_and_repeated_messages();
     evaluation();
     saved_ends();
+    saved_settings();
+    remembered();
     settings_refused();
     lgreco_context_destroy(&context);
     return report("cut");

@@ -39,8 +39,9 @@ static double squared_error(lgreco_context *context, const lgreco_layer *layer, 
 
 // A row is what encode and decode do, for all methods in one list.
 static void rows(lgreco_context *context, const float *values) {
-    lgreco_setting settings[9];
-    for (int i = 0; i < 9; i++) settings[i] = (lgreco_setting)LGRECO_SETTING_INIT;
+    enum { COUNT = 19 };
+    lgreco_setting settings[COUNT];
+    for (int i = 0; i < COUNT; i++) settings[i] = (lgreco_setting)LGRECO_SETTING_INIT;
     for (uint32_t i = 0; i < 3; i++) {
         settings[i].method = LGRECO_METHOD_QSGD;
         settings[i].rounding = LGRECO_ROUNDING_NEAREST;
@@ -51,26 +52,43 @@ static void rows(lgreco_context *context, const float *values) {
         settings[6 + i].rank = 1 + 3 * i;
         settings[6 + i].iterations = 2;
     }
+    for (uint32_t i = 0; i < 2; i++) {
+        settings[9 + i].method = LGRECO_METHOD_CLT_K;
+        settings[9 + i].keep = 20 + 700 * i;
+        settings[11 + i].method = LGRECO_METHOD_HARD_THRESHOLD;
+        settings[11 + i].lambda = 0.9f - 0.5f * (float)i;
+        settings[13 + i].method = LGRECO_METHOD_SIDCO;
+        settings[13 + i].density = 0.02 + 0.2 * i;
+        settings[15 + i].method = LGRECO_METHOD_ADACOMP;
+        settings[15 + i].bin = 400 - 350 * i;
+        settings[17 + i].method = LGRECO_METHOD_LOCO;
+        settings[17 + i].group = 512 - 500 * i;
+    }
     const lgreco_layer one = layer("fc1", values);
-    double errors[9];
-    uint64_t sizes[9];
-    OK(lgreco_measure(context, &one, settings, 9, 5, 3, errors, sizes, NULL));
-    for (int i = 0; i < 9; i++) {
+    double errors[COUNT];
+    uint64_t sizes[COUNT];
+    OK(lgreco_measure(context, &one, settings, COUNT, 5, 3, errors, sizes, NULL));
+    for (int i = 0; i < COUNT; i++) {
         uint64_t bits = 0;
         const double found = squared_error(context, &one, &settings[i], 3, &bits);
         CHECK(fabs(errors[i] - found) <= 1e-4 * found && sizes[i] == bits);
     }
+    // Sparsifiers that send more have less error; bins and groups make a difference.
+    for (int i = 9; i < 15; i += 2) CHECK(errors[i] > errors[i + 1] && sizes[i] < sizes[i + 1]);
+    for (int i = 15; i < COUNT; i += 2) CHECK(errors[i] != errors[i + 1] && sizes[i] < sizes[i + 1]);
     CHECK(errors[0] > errors[1] && errors[3] > errors[4] && errors[6] > errors[7] && errors[8] == 0);
 
     // Seed and layer name PowerSGD's start matrix.
-    double others[9];
-    OK(lgreco_measure(context, &one, settings, 9, 6, 3, others, NULL, NULL));
+    double others[COUNT];
+    OK(lgreco_measure(context, &one, settings, COUNT, 6, 3, others, NULL, NULL));
     CHECK(others[0] == errors[0] && others[6] != errors[6]);
-    OK(lgreco_measure(context, &one, settings, 9, 5, 4, others, NULL, NULL));
+    OK(lgreco_measure(context, &one, settings, COUNT, 5, 4, others, NULL, NULL));
     CHECK(others[0] == errors[0] && others[6] != errors[6]);
     // Runs do not depend on what stands next to them.
     OK(lgreco_measure(context, &one, &settings[7], 1, 5, 3, others, NULL, NULL));
     CHECK(others[0] == errors[7]);
+    OK(lgreco_measure(context, &one, &settings[12], 1, 5, 3, others, NULL, NULL));
+    CHECK(others[0] == errors[12]);
 }
 
 static void element_types(lgreco_context *context, const float *values) {
@@ -198,8 +216,12 @@ static void refusals(lgreco_context *context, float *values) {
     lgreco_table *table = NULL;
     double error = 0;
     values[77] = INFINITY;
-    for (uint32_t method = LGRECO_METHOD_DENSE; method <= LGRECO_METHOD_POWERSGD; method++) {
-        setting.method = method;
+    setting.lambda = 0.5f;
+    const uint32_t methods[] = {LGRECO_METHOD_DENSE, LGRECO_METHOD_QSGD,  LGRECO_METHOD_TOPK,
+                                LGRECO_METHOD_POWERSGD, LGRECO_METHOD_ADACOMP, LGRECO_METHOD_LOCO,
+                                LGRECO_METHOD_CLT_K, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO};
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+        setting.method = methods[i];
         STATUS(LGRECO_NON_FINITE, lgreco_measure(context, &one, &setting, 1, 0, 0, &error, NULL, NULL));
         TEXT("layer `fc1`: element 77 is inf", lgreco_context_message(context));
     }

@@ -208,6 +208,22 @@ static void policies(void) {
     const Run chosen = with(options, 2);
     CHECK(chosen.settings[0].method == LGRECO_METHOD_POWERSGD && chosen.settings[0].rank == 3);
     CHECK(chosen.settings[2].method == LGRECO_METHOD_QSGD && chosen.settings[2].bits == 6);
+    // Methods that plans do not choose; every rank has the same means under them.
+    const uint32_t methods[] = {LGRECO_METHOD_CLT_K, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO,
+                                LGRECO_METHOD_ADACOMP, LGRECO_METHOD_LOCO};
+    uint64_t before = chosen.hash[0];
+    for (int i = 0; i < 5; i++) {
+        fixed[0] = fixed[2] = (lgreco_setting){
+            sizeof fixed[0], methods[i], 4, 512, 0, 0, 60, LGRECO_DTYPE_F32, 4, 1, 0.9f, 0.03, 1, 2, 64, 128};
+        const Run run = with(options, 3);
+        CHECK(run.settings[0].lambda == (i == 1 ? 0.9f : 0.0f));
+        CHECK(run.settings[0].method == methods[i] && run.settings[2].method == methods[i]);
+        CHECK(run.settings[0].keep == (i == 0 ? 60u : 1u) && run.settings[0].bin == (i == 3 ? 64u : 500u));
+        CHECK(run.settings[0].density == (i == 2 ? 0.03 : 0.01) && run.settings[0].fit == (i == 2));
+        CHECK(run.settings[0].stages == (i == 2 ? 2u : 1u) && run.settings[0].group == (i == 4 ? 128u : 512u));
+        CHECK(run.bytes_out < STEPS * 4 * (2 * ELEMENTS + BIAS) / 2 && run.hash[0] != before && run.residual[0] > 0);
+        before = run.hash[0];
+    }
 
     options = base();
     options.policy = LGRECO_POLICY_ACCORDION;
@@ -280,6 +296,37 @@ static void options_count(void) {
     options.storage = LGRECO_STORAGE_INT8;
     const Run int8 = with(options, 2);
     CHECK(bf16.hash[0] != plain.hash[0] && int8.hash[0] != plain.hash[0] && int8.hash[0] != bf16.hash[0]);
+    options = base();
+    options.gain = 0.5f;
+    const Run half = with(options, 2);
+    CHECK(half.hash[0] != plain.hash[0] && half.residual[0] > 0 && half.residual[0] < plain.residual[0]);
+    options = base();
+    options.reset_every = 2;
+    CHECK(with(options, 2).residual[0] < plain.residual[0]);
+    // LoCo has fields of its own, which are nobody else's.
+    options = base();
+    options.loco_gain = 0.9f;
+    options.loco_reset_every = 3;
+    options.loco_storage = LGRECO_STORAGE_F32;
+    CHECK(with(options, 2).hash[0] == plain.hash[0]);
+    lgreco_setting loco[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    loco[0].method = LGRECO_METHOD_LOCO;
+    options = base();
+    options.policy = LGRECO_POLICY_FIXED;
+    options.fixed = loco;
+    const Run average = with(options, 2);
+    options.gain = 0.5f;
+    options.reset_every = 1;
+    options.storage = LGRECO_STORAGE_BF16;
+    CHECK(with(options, 2).hash[0] == average.hash[0]);
+    options.loco_gain = 1;
+    const Run whole = with(options, 2);
+    CHECK(whole.hash[0] != average.hash[0]);
+    options.loco_storage = LGRECO_STORAGE_F32;
+    const Run exact = with(options, 2);
+    CHECK(exact.hash[0] != whole.hash[0]);
+    options.loco_reset_every = 1;
+    CHECK(with(options, 2).hash[0] != exact.hash[0]);
     options = base();
     options.route = LGRECO_ROUTE_SCATTER_REDUCE;
     CHECK(with(options, 3).hash[0] != with(base(), 3).hash[0]);
@@ -469,8 +516,16 @@ static void misuse(void) {
     options.policy = LGRECO_POLICY_FIXED;
     STATUS(LGRECO_NULL_POINTER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
     options = base();
-    uint32_t *const codes[] = {&options.policy, &options.feedback, &options.storage, &options.non_finite, &options.route};
-    for (int i = 0; i < 5; i++) {
+    float *const gains[] = {&options.gain, &options.loco_gain};
+    for (int i = 0; i < 2; i++) {
+        options = base();
+        *gains[i] = 1.5f;
+        STATUS(LGRECO_PARAMETER, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));
+        TEXT("residual gain is 1.5, expected in (0, 1]", lgreco_context_message(context));
+    }
+    uint32_t *const codes[] = {&options.policy,     &options.feedback, &options.storage, &options.loco_storage,
+                               &options.non_finite, &options.route,    &options.reserved};
+    for (int i = 0; i < 7; i++) {
         options = base();
         *codes[i] = 17;
         STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_controller_create(context, &collective, layers, LAYERS, &options, &made));

@@ -112,6 +112,19 @@ static void cuts(const lgreco::Context &context) {
     CHECK(above.receive_gradients(message, received) == ticket && received != activations);
     above.commit_step();
     below.commit_step();
+    CHECK(below.remembered_samples() == ids);
+    std::vector<float> row(64);
+    CHECK(below.remembered(8, row) && !below.remembered(9, row));
+
+    const std::vector<std::uint8_t> bytes = lgreco::to_bytes(context, setting);
+    const lgreco::CutSetting read(context, bytes);
+    std::string what;
+    CHECK(lgreco::compare(context, read.get(), setting, &what) == LGRECO_COMPATIBILITY_SAME && what.empty());
+    forward.bits = 5;
+    CHECK(lgreco::compare(context, read.get(), setting, &what) == LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY);
+    CHECK(what == "forward codec");
+    forward.bits = 4;
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: ", [&] { lgreco::CutSetting(context, {1, 2, 3}); });
     lgreco::Cut restored = lgreco::Cut::restore(context, setting, LGRECO_END_UPSTREAM, above.save());
     std::vector<std::uint8_t> one, two;
     above.send_activations(activations.data(), 2, ids, one);
@@ -179,7 +192,7 @@ int main() {
     throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { copy.setting(0, 0); });
     throws(LGRECO_FEEDBACK_RULE, "LGRECO_FEEDBACK_RULE: layer `fc1`: ", [&] { moved.receive(payload, decoded); });
     throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json(context, "{"); });
-    throws(LGRECO_UNAVAILABLE, "LGRECO_UNAVAILABLE", [] {
+    throws(LGRECO_NOT_BUILT_IN, "LGRECO_NOT_BUILT_IN", [] {
         lgreco_context_options cuda = lgreco::context_options();
         cuda.device = LGRECO_DEVICE_CUDA;
         lgreco::Context none(cuda);

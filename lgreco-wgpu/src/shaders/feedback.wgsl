@@ -1,16 +1,26 @@
-// Error feedback: what is compressed, and what is remembered. The numbers are those of lgreco_core::feedback, bit for bit.
+// Error feedback: what is compressed, and what is remembered. The numbers are those of lgreco_core::feedback, bit for
+// bit.
 
 struct Params {
     offset: u32,
     dtype: u32,
+    first: u32, // position of the piece's first value in the tensor, a multiple of 2048
     count: u32,
+    storage: u32, // of `memory`: 0 f32, 1 bf16, 2 int8
     gain: u32, // bits of f32
     keep: u32, // of 1 - gain
+    step: u32,
+    layer: u32,
+    rank: u32,
+    seed_low: u32,
+    seed_high: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read_write> memory: array<u32>;
 @group(0) @binding(3) var<storage, read_write> offered: array<u32>;
+// Of int8: exponent fields of groups of 512 values of the whole tensor, four to a word.
+@group(0) @binding(4) var<storage, read_write> scales: array<u32>;
 
 // What is not finite has no sum.
 fn sum(a: u32, b: u32) -> u32 {
@@ -20,13 +30,30 @@ fn sum(a: u32, b: u32) -> u32 {
     return add(a, b);
 }
 
+// The bits of value i of the memory as an f32.
+fn remembered(i: u32) -> u32 {
+    if (params.storage == 0u) {
+        return memory[i];
+    }
+    if (params.storage == 1u) {
+        return ((memory[i >> 1u] >> (16u * (i & 1u))) & 0xffffu) << 16u;
+    }
+    let code = i32(memory[i >> 2u] << (24u - 8u * (i & 3u))) >> 24u;
+    let group = (params.first + i) >> 9u;
+    let exponent = (scales[group >> 2u] >> (8u * (group & 3u))) & 0xffu;
+    if (code == 0 || exponent == 0u) {
+        return 0u;
+    }
+    return bitcast<u32>(f32(code)) + (exponent << 23u) - ONE;
+}
+
 // offered = memory + gradient.
 @compute @workgroup_size(64)
 fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     for (var j = 0u; j < 32u; j++) {
         let i = group.x * 2048u + j * 64u + lane;
         if (i < params.count) {
-            offered[i] = sum(memory[i], value(i));
+            offered[i] = sum(remembered(i), value(i));
         }
     }
 }
@@ -41,8 +68,77 @@ fn remember(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_i
             if ((left & MAGNITUDE) >= INFINITY) {
                 offered[i] = INFINITY;
             } else {
-                offered[i] = sum(multiply(params.keep, memory[i]), multiply(params.gain, left));
+                offered[i] = sum(multiply(params.keep, remembered(i)), multiply(params.gain, left));
             }
         }
     }
+}
+
+// What is to be remembered of value i; 0 behind the last.
+fn next(i: u32) -> u32 {
+    if (i < params.count) {
+        return offered[i];
+    }
+    return 0u;
+}
+
+// memory = offered in bf16, rounded at random.
+@compute @workgroup_size(64)
+fn store_bf16(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    for (var j = 0u; j < 8u; j++) {
+        let i = group.x * 2048u + 4u * (j * 64u + lane);
+        if (i >= params.count) {
+            continue;
+        }
+        let draws = random((params.first + i) >> 2u);
+        var halves: vec4<u32>;
+        for (var k = 0u; k < 4u; k++) {
+            halves[k] = (next(i + k) + (draws[k] >> 16u)) >> 16u;
+        }
+        memory[i >> 1u] = halves.x | (halves.y << 16u);
+        if (i + 2u < params.count) {
+            memory[(i >> 1u) + 1u] = halves.z | (halves.w << 16u);
+        }
+    }
+}
+
+// memory = offered as codes of a byte, rounded at random; `scales` get the exponents of a workgroup's four groups.
+@compute @workgroup_size(64)
+fn store_int8(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
+    var exponents = 0u;
+    for (var part = 0u; part < 4u; part++) {
+        let start = group.x * 2048u + 512u * part;
+        var largest = 0u;
+        for (var j = 0u; j < 8u; j++) {
+            largest = max(largest, next(start + j * 64u + lane.index) & MAGNITUDE);
+        }
+        largest = largest_of(lane, 64u, largest);
+        // The least power of two from 2^-126 on of which 127 are no less than the largest magnitude.
+        let exponent = max((largest + 0x1ffffu) >> 23u, 7u) - 6u;
+        if (start < params.count) {
+            exponents |= exponent << (8u * part);
+        }
+        for (var j = 0u; j < 2u; j++) {
+            let i = start + 4u * (j * 64u + lane.index);
+            if (i < params.count) {
+                memory[i >> 2u] = codes(i, exponent);
+            }
+        }
+    }
+    if (lane.index == 0u) {
+        scales[(params.first >> 11u) + group.x] = exponents;
+    }
+}
+
+fn codes(i: u32, exponent: u32) -> u32 {
+    let draws = random((params.first + i) >> 2u);
+    var codes = 0u;
+    for (var k = 0u; k < 4u; k++) {
+        // An odd multiple of 2^-16 in (-1/2, 1/2).
+        let dither = f32(i32(2u * (draws[k] >> 17u) + 1u) - 32768) * 0x1p-16f;
+        let scaled = add(multiply(next(i + k), (254u - exponent) << 23u), bitcast<u32>(dither));
+        // 1.5 * 2^23 brings the rounded number into the low bits.
+        codes |= (add(scaled, 0x4b400000u) & 0xffu) << (8u * k);
+    }
+    return codes;
 }

@@ -12,22 +12,19 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read_write> results: array<atomic<u32>>;
 
-var<workgroup> best: atomic<u32>;
-
 // results[result] becomes at least the bits of the largest magnitude.
 @compute @workgroup_size(64)
-fn largest(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+fn largest(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     var found = 0u;
     for (var j = 0u; j < 32u; j++) {
-        let i = group.x * 2048u + j * 64u + lane;
+        let i = group.x * 2048u + j * 64u + lane.index;
         if (i < params.count) {
             found = max(found, value(i) & MAGNITUDE);
         }
     }
-    atomicMax(&best, found);
-    workgroupBarrier();
-    if (lane == 0u) {
-        atomicMax(&results[params.result], atomicLoad(&best));
+    found = largest_of(lane, 64u, found);
+    if (lane.index == 0u) {
+        atomicMax(&results[params.result], found);
     }
 }
 

@@ -1,5 +1,5 @@
-// QSGD: grids of buckets, rows of the error table, codes and back. The numerics are those of lgreco_core::compress::qsgd.
-// One invocation works on 32 consecutive elements, whose codes are whole words.
+// QSGD: grids of buckets, rows of the error table, codes and back. The numerics are those of
+// lgreco_core::compress::qsgd. One invocation works on 32 consecutive elements, whose codes are whole words.
 
 struct Params {
     offset: u32,
@@ -167,9 +167,6 @@ fn levels(log_levels: u32) -> f32 {
     return f32((1u << log_levels) - 1u);
 }
 
-var<workgroup> mantissas: array<f32, 512>;
-var<workgroup> exponents: array<i32, 512>;
-
 // The squared error of each width, summed over the values of a workgroup.
 @compute @workgroup_size(64)
 fn row(
@@ -197,20 +194,9 @@ fn row(
         }
     }
     for (var w = 0u; w < 8u; w++) {
-        mantissas[w * 64u + lane] = sums[w].m;
-        exponents[w * 64u + lane] = sums[w].e;
+        put_sum(w * 64u + lane, sums[w]);
     }
-    for (var reach = 32u; reach > 0u; reach >>= 1u) {
-        workgroupBarrier();
-        if (lane < reach) {
-            for (var w = 0u; w < 8u; w++) {
-                let at = w * 64u + lane;
-                let sum = plus(Wide(mantissas[at], exponents[at]), Wide(mantissas[at + reach], exponents[at + reach]));
-                mantissas[at] = sum.m;
-                exponents[at] = sum.e;
-            }
-        }
-    }
+    add_lanes(lane);
     if (lane == 0u) {
         for (var w = 0u; w < 8u; w++) {
             let at = (params.record + group.x) * 16u + w;

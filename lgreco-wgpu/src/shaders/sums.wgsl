@@ -9,9 +9,6 @@ struct Params {
 @group(0) @binding(1) var<storage, read_write> records: array<u32>;
 @group(0) @binding(2) var<storage, read_write> totals: array<u32>;
 
-var<workgroup> mantissas: array<f32, 512>;
-var<workgroup> exponents: array<i32, 512>;
-
 @compute @workgroup_size(64)
 fn add_records(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     for (var w = 0u; w < 8u; w++) {
@@ -23,20 +20,9 @@ fn add_records(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
                 sum = plus(sum, Wide(bitcast<f32>(records[at]), bitcast<i32>(records[at + 8u])));
             }
         }
-        mantissas[w * 64u + lane] = sum.m;
-        exponents[w * 64u + lane] = sum.e;
+        put_sum(w * 64u + lane, sum);
     }
-    for (var reach = 32u; reach > 0u; reach >>= 1u) {
-        workgroupBarrier();
-        if (lane < reach) {
-            for (var w = 0u; w < 8u; w++) {
-                let at = w * 64u + lane;
-                let sum = plus(Wide(mantissas[at], exponents[at]), Wide(mantissas[at + reach], exponents[at + reach]));
-                mantissas[at] = sum.m;
-                exponents[at] = sum.e;
-            }
-        }
-    }
+    add_lanes(lane);
     if (lane == 0u) {
         for (var w = 0u; w < 8u; w++) {
             let at = (params.target_record + group.x) * 16u + w;

@@ -5,7 +5,6 @@ use crate::{BufferGradient, BufferJob, Error, WgpuBackend};
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
@@ -20,12 +19,12 @@ fn bytes<'a>(gradient: &'a Gradient<'a>) -> &'a [u8] {
     }
 }
 
-fn buffer(backend: &WgpuBackend, size: u64, usage: BufferUsages) -> Buffer {
+pub(super) fn buffer(backend: &WgpuBackend, size: u64, usage: BufferUsages) -> Buffer {
     backend.device().create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
 /// A buffer that holds the gradient from byte `offset` on, in the middle of NaN.
-fn holding(backend: &WgpuBackend, gradient: &Gradient<'_>, offset: usize) -> Buffer {
+pub(super) fn holding(backend: &WgpuBackend, gradient: &Gradient<'_>, offset: usize) -> Buffer {
     let mut content = vec![0xff; (offset + bytes(gradient).len() + 512).next_multiple_of(4)];
     content[offset..offset + bytes(gradient).len()].copy_from_slice(bytes(gradient));
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
@@ -106,68 +105,6 @@ fn payloads_are_decoded_into_buffers() {
             backend.decode_to_buffer(&damaged, &held, 36).is_ok(),
             Portable.decode(&damaged, &mut found).is_ok()
         );
-    }
-}
-
-/// What a buffer holds of f32 values.
-fn content(backend: &mut WgpuBackend, buffer: &Buffer, shape: Shape) -> Vec<f32> {
-    let on_device = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape };
-    let mut dense = vec![0; 16 + 4 * shape.elements()];
-    backend.encode_buffer(&Setting::Dense, &on_device, Stream::default(), &mut dense).unwrap();
-    let mut values = vec![f32::NAN; shape.elements()];
-    Portable.decode(&dense, &mut values).unwrap();
-    values
-}
-
-#[test]
-fn error_feedback_is_that_of_the_core() {
-    let Some(mut backend) = backend() else { return };
-    let shape = Shape::new(61, 47).unwrap();
-    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
-    for (setting, gain) in [
-        (Setting::Qsgd(Qsgd::default()), 1.0),
-        (Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() }), 0.2),
-        (Setting::TopK(TopK { keep: 55, values: Dtype::F16 }), 1.0),
-        (Setting::TopK(TopK { keep: 55, values: Dtype::F32 }), 0.3),
-    ] {
-        let residual = buffer(&backend, 4 * 61 * 47, usage);
-        let rule = Rule::Residual(Residual { gain, ..Residual::CLASSIC });
-        let words = vec![0; rule.state_len(shape)];
-        let mut memory = Memory::new(rule, Aggregation::Summed, shape, words).unwrap();
-        for step in 0..4 {
-            // Subnormal numbers among them.
-            let scale = if step == 2 { 1e-38 } else { 1.0 };
-            let values: Vec<f32> = uniform(61 * 47, u64::from(step)).into_iter().map(|x| x * scale).collect();
-            let tensor = Tensor::new(&values, 61, 47);
-            let gradient = tensor.gradients()[2];
-            let held = holding(&backend, &gradient, 132);
-            let on_device = BufferGradient { buffer: &held, offset: 132, dtype: Dtype::Bf16, shape };
-            let stream = Stream { seed: 3, step, ..Stream::default() };
-            let len = setting.payload_len(shape, Dtype::Bf16).unwrap();
-            let (mut found, mut expected) = (vec![0; len], vec![0; len]);
-            backend.encode_with_feedback(&setting, &on_device, &residual, gain, stream, &mut found).unwrap();
-            let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::Bf16).unwrap()];
-            let mut decoded = vec![0.0; 61 * 47];
-            memory.step(&setting, &gradient, stream, &mut workspace, &mut expected, &mut decoded).unwrap();
-            assert!(found == expected, "payload of step {step}, {setting:?}");
-            memory.values(&mut decoded).unwrap();
-            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            let kept = content(&mut backend, &residual, shape);
-            assert!(bits(&kept) == bits(&decoded), "residual after step {step}, {setting:?}");
-        }
-        let before = content(&mut backend, &residual, shape);
-        let mut spoiled = uniform(61 * 47, 1);
-        spoiled[99] = f32::NAN;
-        let tensor = Tensor::new(&spoiled, 61, 47);
-        let held = holding(&backend, &tensor.gradients()[0], 0);
-        let on_device = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
-        let mut payload = vec![0; 20_000];
-        let stream = Stream::default();
-        let failed = backend.encode_with_feedback(&setting, &on_device, &residual, gain, stream, &mut payload);
-        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::NonFinite { index: 99, .. }))), "{failed:?}");
-        let failed = backend.encode_with_feedback(&setting, &on_device, &residual, 1.5, stream, &mut payload);
-        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::Parameter { .. }))), "{failed:?}");
-        assert_eq!(content(&mut backend, &residual, shape), before);
     }
 }
 

@@ -1,7 +1,14 @@
 //! The core's conformance suite, at the adapter's limits and at small ones.
 
 use super::{ROWS, backend, backend_with, small};
-use lgreco_core::testing::backend::{check_batches, check_dense, check_powersgd, check_qsgd, check_topk};
+use crate::WgpuBackend;
+use lgreco_core::backend::{Backend, Job};
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::gradient::{Dtype, Gradient};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{check_batches, check_dense, check_powersgd, check_qsgd, check_topk, tensors};
+use wgpu::Features;
 
 #[test]
 fn dense() {
@@ -33,10 +40,65 @@ fn batches() {
     check_batches(&mut backend, ROWS, true);
 }
 
+/// At WebGPU's defaults, but smaller: no feature, and bindings and dispatches that tensors do not fit.
 #[test]
 fn small_limits() {
-    let Some(mut backend) = backend_with(small) else { return };
+    let Some(mut backend) = backend_with(Features::empty(), small) else { return };
     check_qsgd(&mut backend, ROWS);
     check_topk(&mut backend, ROWS);
     check_powersgd(&mut backend, ROWS);
+}
+
+/// Bits of rows, payloads and decoded values.
+fn everything(backend: &mut WgpuBackend, gradient: Gradient<'_>) -> Vec<u64> {
+    let stream = Stream { seed: 5, ..Stream::default() };
+    let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+    let elements = shape.elements() as u32;
+    let job = |candidates| Job { gradient, candidates, stream };
+    let keeps = [1, elements / 100, elements / 10, elements / 2].map(|keep| keep.max(1));
+    let mut bits = Vec::new();
+    for candidates in [
+        Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 4, 8] },
+        Candidates::TopK { values: Dtype::Bf16, keeps: &keeps },
+        Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, 20] },
+    ] {
+        let mut row = vec![f64::NAN; candidates.len()];
+        bits.extend(match backend.measure(&[job(candidates)], &mut [], &mut row) {
+            Ok(()) => row.into_iter().map(f64::to_bits).collect(),
+            Err(_) => vec![u64::MAX],
+        });
+    }
+    for setting in [
+        Setting::Qsgd(Qsgd::default()),
+        Setting::TopK(TopK { keep: keeps[1], values: Dtype::F32 }),
+        Setting::TopK(TopK { keep: keeps[3], values: Dtype::F16 }),
+        Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
+    ] {
+        let mut payload = vec![0; setting.payload_len(shape, dtype).unwrap()];
+        if backend.encode(&setting, &gradient, stream, &mut [], &mut payload).is_err() {
+            bits.push(u64::MAX);
+            continue;
+        }
+        let mut values = vec![f32::NAN; elements as usize];
+        backend.decode(&payload, &mut values).unwrap();
+        bits.extend(payload.into_iter().map(u64::from));
+        bits.extend(values.into_iter().map(|value| u64::from(value.to_bits())));
+    }
+    bits
+}
+
+#[test]
+fn subgroups_change_no_bit() {
+    let (Some(mut with), Some(mut without)) = (backend(), backend_with(Features::empty(), |adapter| adapter)) else {
+        return;
+    };
+    if !with.device().features().contains(Features::SUBGROUP) {
+        return eprintln!("SKIP: the adapter has no subgroups");
+    }
+    for tensor in tensors() {
+        for gradient in tensor.gradients() {
+            let (found, expected) = (everything(&mut with, gradient), everything(&mut without, gradient));
+            assert!(found == expected, "{:?}", gradient.shape());
+        }
+    }
 }

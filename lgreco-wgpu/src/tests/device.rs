@@ -1,14 +1,15 @@
 //! Devices that fail, devices that do nothing, and what is promised of good ones.
 
-use super::{ROWS, backend};
+use super::backend;
 use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Kernels, Shader};
+use crate::orthonormal;
 use crate::{Error, WgpuBackend};
 use lgreco_core::backend::{Backend, Job};
-use lgreco_core::compress::{Candidates, Setting, loco::LoCo, qsgd::Qsgd};
+use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_rows};
+use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 
 fn rows(backend: &mut WgpuBackend, tensor: &Tensor) -> Result<Vec<f64>, lgreco_core::Error> {
@@ -34,19 +35,32 @@ fn the_same_input_gives_the_same_bits() {
 }
 
 #[test]
-fn methods_without_kernels_are_refused() {
+fn methods_without_kernels_are_refused_by_name() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
     let mut backend = WgpuBackend::with_device(device, queue).unwrap();
     let (full, empty) = (Tensor::new(&uniform(60, 1), 6, 10), Tensor::new(&[], 0, 10));
-    for gradient in [full.gradients()[0], empty.gradients()[0]] {
-        let job = Job { gradient, candidates: Candidates::LoCo { groups: &[8] }, stream: Stream::default() };
-        let failed = backend.measure(&[job], &mut [], &mut [0.0]).unwrap_err();
-        assert!(matches!(failed.error, lgreco_core::Error::Device { .. }), "{failed:?}");
-        let setting = Setting::LoCo(LoCo { group: 8 });
-        let refused = backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut [0; 200]);
+    let values = Dtype::F32;
+    let base = Sidco { density: 0.1, fit: Fit::Exponential, stages: 1, values };
+    for (candidates, name) in [
+        (Candidates::CltK { keeps: &[8] }, "CLT-k"),
+        (Candidates::HardThreshold { values, lambdas: &[0.5] }, "hard threshold"),
+        (Candidates::AdaComp { bins: &[8] }, "AdaComp"),
+        (Candidates::LoCo { groups: &[8] }, "LoCo"),
+        (Candidates::Sidco { base, densities: &[0.1] }, "SIDCo"),
+    ] {
+        let expected = Some(Error::Method(name));
+        let setting = candidates.setting(0).unwrap();
+        for gradient in [full.gradients()[0], empty.gradients()[0]] {
+            let job = Job { gradient, candidates, stream: Stream::default() };
+            let failed = backend.measure(&[job], &mut [], &mut [0.0]).unwrap_err();
+            assert!(matches!(failed.error, lgreco_core::Error::Device { .. }), "{failed:?}");
+            assert_eq!(backend.failure(), expected.as_ref());
+        }
+        let refused = backend.encode(&setting, &full.gradients()[0], Stream::default(), &mut [], &mut [0; 2000]);
         assert!(matches!(refused, Err(lgreco_core::Error::Device { .. })), "{refused:?}");
-        assert_eq!(backend.failure(), Some(&Error::Method("this setting")));
+        assert_eq!(backend.failure(), expected.as_ref());
     }
+    assert_eq!(Error::Method("LoCo").to_string(), "LoCo does not run on wgpu devices");
 }
 
 #[test]
@@ -57,6 +71,28 @@ fn a_lost_device_is_an_error() {
     backend.device().destroy();
     assert!(matches!(rows(&mut backend, &tensor), Err(lgreco_core::Error::Device { .. })));
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
+}
+
+#[test]
+fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
+    let limits =
+        wgpu::Limits { max_buffer_size: 4 << 20, max_storage_buffer_binding_size: 4 << 20, ..Default::default() };
+    let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
+    let (device, queue) = wgpu::Device::noop(&descriptor);
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let elements = 5 << 20;
+    let tensor = Tensor::new(&vec![1.0; elements], elements, 1);
+    let gradient = tensor.gradients()[2];
+    let setting = Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() });
+    let bytes = setting.payload_len(gradient.shape(), Dtype::Bf16).unwrap();
+    let refused = backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut vec![0; bytes]);
+    assert!(matches!(refused, Err(lgreco_core::Error::Device { .. })), "{refused:?}");
+    let (what, limit, bytes) = ("a buffer", "max_buffer_size", bytes.next_multiple_of(4) as u64);
+    assert_eq!(backend.failure(), Some(&Error::TooLarge { what, bytes, limit, largest: 4 << 20 }));
+    // The next call is none the worse for it.
+    let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[4] };
+    let job = Job { gradient, candidates, stream: Stream::default() };
+    assert_eq!(backend.measure(&[job], &mut [], &mut [1.0]), Ok(()));
 }
 
 #[test]
@@ -85,11 +121,15 @@ fn what_the_driver_refuses_reaches_the_caller() {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
     let mut backend = WgpuBackend::with_device(device, queue).unwrap();
     let gpu = backend.gpu();
-    let mut batch = crate::gpu::Batch::new(gpu).unwrap();
+    let mut batch = crate::batch::Batch::new(gpu).unwrap();
     let small = batch.buffer(16, wgpu::BufferUsages::COPY_SRC).unwrap();
     batch.copy(&small, 0, &small, 1 << 20, 16);
     let refused = batch.read(&[]);
     assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+    // Nothing of it is used again.
+    let held = backend.held_bytes();
+    crate::batch::Batch::new(backend.gpu()).unwrap().read(&[]).unwrap();
+    assert!(held > 0 && backend.held_bytes() == 0);
 }
 
 /// llvmpipe ends loops after 65,535 iterations, all loops of an invocation together, without a word. Here is the most
@@ -110,10 +150,24 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("powersgd: a chunk in tiles of 32, two loads each", 4096 / 32 * (32 + 2 + 1)),
         ("powersgd: tiles by columns, eight sums", tiles * (rank + rank / 16 + 8) + 100),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
-        ("powersgd: projections on 1023 columns, of 32 stretches", 1023 * 33),
+        ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
     for (what, iterations) in most {
         assert!(iterations < CUT - 10_000, "{what}: {iterations}");
+    }
+    for (rows, rank) in (0..=22).flat_map(|log_rows| (0..=10).map(move |log_rank| (1usize << log_rows, 1 << log_rank)))
+    {
+        // Beyond that a factor fits no binding.
+        if rank > rows || rows * rank > 1 << 30 {
+            continue;
+        }
+        let stretch = orthonormal::stretch(rows, rank, 65_535);
+        for steps in orthonormal::dispatches(rows, rank, stretch) {
+            let columns = steps.clone().map(|step| step / 3);
+            let iterations: usize =
+                columns.map(|column| orthonormal::iterations(stretch, rows.div_ceil(stretch), column)).sum();
+            assert!((iterations as u64) < CUT - 10_000, "steps {steps:?} of {rows} x {rank}: {iterations}");
+        }
     }
     // The canary: when the trap is gone, this says so, and the bounds above may go too.
     let Some(mut backend) = backend() else { return };
@@ -159,8 +213,8 @@ fn counted_iterations(backend: &mut WgpuBackend, wanted: u32) -> u32 {
     pass.dispatch_workgroups(1, 1, 1);
     drop(pass);
     backend.queue().submit([encoder.finish()]);
-    let batch = crate::gpu::Batch::new(backend.gpu()).unwrap();
-    bytemuck::pod_read_unaligned(&batch.read(&[crate::gpu::Part::from(&count)]).unwrap()[..4])
+    let batch = crate::batch::Batch::new(backend.gpu()).unwrap();
+    bytemuck::pod_read_unaligned(&batch.read(&[crate::batch::Part::from(&count)]).unwrap()[..4])
 }
 
 /// Every entry point becomes a pipeline of the device.
@@ -171,29 +225,11 @@ fn every_kernel_compiles() {
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let mut kernels = Kernels::default();
     for shader in Shader::ALL {
-        let source = shader.source();
+        let source = shader.source(false);
         let module = naga::front::wgsl::parse_str(&source).unwrap();
         for entry in &module.entry_points {
             kernels.get(&device, Kernel { shader, entry: entry.name.clone().leak() });
         }
     }
     assert!(pollster::block_on(scope.pop()).is_none());
-}
-
-#[test]
-fn rows_of_sixteen_million_values() {
-    let Some(mut backend) = backend() else { return };
-    let elements = 1 << 24;
-    let values: Vec<f32> = uniform(elements, 8).into_iter().map(|x| x * x * x).collect();
-    let tensor = Tensor::new(&values, 4096, 4096);
-    let gradient = tensor.gradients()[0];
-    let job = |candidates| Job { gradient, candidates, stream: Stream::default() };
-    let keeps: Vec<u32> = (1..=100).map(|i| i * (elements as u32 / 1000)).collect();
-    check_rows(&mut backend, &[job(Candidates::TopK { values: Dtype::F32, keeps: &keeps })], ROWS);
-    // QSGD's own bound is beside the point here: 2^24 roundings average out.
-    let jobs = [job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] })];
-    let (mut found, mut expected) = ([0.0; 7], [0.0; 7]);
-    backend.measure(&jobs, &mut [], &mut found).unwrap();
-    lgreco_core::backend::Portable.measure(&jobs, &mut [], &mut expected).unwrap();
-    assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b), "{found:?}, not {expected:?}");
 }

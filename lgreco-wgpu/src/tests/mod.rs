@@ -3,6 +3,9 @@
 mod buffers;
 mod conformance;
 mod device;
+mod feedback;
+mod large;
+mod memory;
 mod shaders;
 mod splitting;
 
@@ -18,11 +21,11 @@ const ROWS: f64 = 1e-4;
 
 /// A backend, or `None` after saying why there is none.
 fn backend() -> Option<WgpuBackend> {
-    backend_with(|adapter| adapter)
+    backend_with(wgpu::Features::SUBGROUP, |adapter| adapter)
 }
 
-/// A backend whose device has limits below its adapter's.
-fn backend_with(limit: impl FnOnce(wgpu::Limits) -> wgpu::Limits) -> Option<WgpuBackend> {
+/// A backend whose device has limits below its adapter's, and those of the features that the adapter has.
+fn backend_with(features: wgpu::Features, limit: impl FnOnce(wgpu::Limits) -> wgpu::Limits) -> Option<WgpuBackend> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let adapter = pollster::block_on(instance.request_adapter(&Default::default()));
     let adapter = match adapter {
@@ -34,7 +37,11 @@ fn backend_with(limit: impl FnOnce(wgpu::Limits) -> wgpu::Limits) -> Option<Wgpu
             return None;
         }
     };
-    let descriptor = wgpu::DeviceDescriptor { required_limits: limit(adapter.limits()), ..Default::default() };
+    let descriptor = wgpu::DeviceDescriptor {
+        required_features: adapter.features() & features,
+        required_limits: limit(adapter.limits()),
+        ..Default::default()
+    };
     let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).expect("a device of the adapter");
     Some(WgpuBackend::with_device(device, queue).expect("limits that are enough"))
 }

@@ -2,14 +2,18 @@
 
 use crate::kernels::Shader;
 use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
-use naga::valid::{Capabilities, ValidationFlags, Validator};
+use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
-fn module(shader: Shader) -> (naga::Module, naga::valid::ModuleInfo) {
-    let source = shader.source();
+fn module(shader: Shader, subgroups: bool) -> (naga::Module, naga::valid::ModuleInfo) {
+    let source = shader.source(subgroups);
     let module = naga::front::wgsl::parse_str(&source)
         .unwrap_or_else(|error| panic!("{shader:?}: {}", error.emit_to_string(&source)));
-    // What WebGPU has without any feature.
-    let mut validator = Validator::new(ValidationFlags::all(), Capabilities::empty());
+    // Without subgroups, what WebGPU has without any feature.
+    let capabilities = if subgroups { Capabilities::SUBGROUP } else { Capabilities::empty() };
+    let mut validator = Validator::new(ValidationFlags::all(), capabilities);
+    if subgroups {
+        validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
+    }
     let info =
         validator.validate(&module).unwrap_or_else(|error| panic!("{shader:?}: {}", error.emit_to_string(&source)));
     (module, info)
@@ -17,11 +21,15 @@ fn module(shader: Shader) -> (naga::Module, naga::valid::ModuleInfo) {
 
 #[test]
 fn shaders_translate_for_vulkan_metal_and_directx() {
-    for shader in Shader::ALL {
-        let (module, info) = module(shader);
+    for (shader, subgroups) in Shader::ALL.into_iter().flat_map(|shader| [(shader, false), (shader, true)]) {
+        let (module, info) = module(shader, subgroups);
         assert!(!module.entry_points.is_empty());
-        naga::back::spv::write_vec(&module, &info, &Default::default(), None).unwrap();
-        let metal = naga::back::msl::Options { fake_missing_bindings: true, ..Default::default() };
+        // Subgroups came with Vulkan 1.1 and Metal 2.1.
+        let vulkan =
+            naga::back::spv::Options { lang_version: (1, if subgroups { 3 } else { 0 }), ..Default::default() };
+        naga::back::spv::write_vec(&module, &info, &vulkan, None).unwrap();
+        let lang_version = if subgroups { (2, 1) } else { (1, 2) };
+        let metal = naga::back::msl::Options { lang_version, fake_missing_bindings: true, ..Default::default() };
         naga::back::msl::write_string(&module, &info, &metal, &Default::default()).unwrap();
         let directx = naga::back::hlsl::Options { fake_missing_bindings: true, ..Default::default() };
         let mut text = String::new();
@@ -40,7 +48,7 @@ fn parameters_are_laid_out_as_in_the_shaders() {
         (Shader::PowerSgd, &powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
     ];
     for (shader, fields, size) in fields {
-        let (module, _) = module(shader);
+        let (module, _) = module(shader, false);
         let params = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some("Params")).unwrap().1;
         let naga::TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
         assert_eq!(*span as usize, size);

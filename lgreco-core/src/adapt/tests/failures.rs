@@ -1,7 +1,7 @@
 //! What fails on one rank fails on all, at the same step, and the next step works.
 
 use super::*;
-use crate::feedback::{Residual, Storage};
+use crate::feedback::Storage;
 use std::sync::Arc;
 
 /// What each rank gets from `broken` steps of three, and that a sound step follows.
@@ -123,7 +123,8 @@ fn ranks_that_differ_are_told() {
         })
     };
     assert_eq!(differ(|_, _| ()), [Ok(()); 3]);
-    let changes: [fn(&mut Config, &mut f64); 7] = [
+    let changes: [fn(&mut Config, &mut f64); 8] = [
+        |config, _| config.feedback.others = None,
         |config, _| config.schedule.warmup = 7,
         |config, _| config.bucket_bytes = 0,
         |config, _| config.search.seed = 1,
@@ -163,10 +164,7 @@ fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
     let results = threads::run(2, |mut worker| {
         let keep = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
         let mut config = config(Method::TopK, Policy::Fixed(vec![keep]));
-        config.feedback = |setting| match setting {
-            Setting::TopK(_) => Some(Residual { storage: Storage::Bf16, ..Residual::CLASSIC }),
-            _ => None,
-        };
+        config.feedback.others = Some(Residual { storage: Storage::Bf16, ..Residual::CLASSIC });
         let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F32).unwrap()];
         let mut controller = Controller::new(config, tensors, &worker).unwrap();
         let big = if worker.rank() == 0 { 1.0 } else { 0.0 };

@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::backend::{Backend, Job, JobError};
+use crate::compress::adacomp::AdaComp;
+use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
-use crate::feedback::Residual;
+use crate::feedback::{Aggregation, Memory, Rule};
 use crate::gradient::Gradient;
 use std::boxed::Box;
 
@@ -96,7 +98,7 @@ fn feedback_is_refused_where_it_would_amplify() {
     };
     let two_bits = Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() });
     let policy = Policy::Fixed(vec![two_bits, Setting::Dense, two_bits]);
-    let run = |feedback: fn(&Setting) -> Option<Residual>| {
+    let run = |feedback: Feedback| {
         let mut worker = ThreadCollective::group(1).remove(0);
         let mut config = config(Method::Qsgd, policy.clone());
         config.feedback = feedback;
@@ -107,8 +109,8 @@ fn feedback_is_refused_where_it_would_amplify() {
         (controller.metrics(0).uncompressed, settings(&controller), controller.decision().unwrap().not_contractive)
     };
     let refused = Some(Uncompressed::NotContractive);
-    assert_eq!(run(feedback_always), (refused, vec![Setting::Dense, Setting::Dense, two_bits], 1));
-    assert_eq!(run(default_feedback), (None, vec![two_bits, Setting::Dense, two_bits], 0));
+    assert_eq!(run(Feedback::always(Residual::CLASSIC)), (refused, vec![Setting::Dense, Setting::Dense, two_bits], 1));
+    assert_eq!(run(Feedback::default()), (None, vec![two_bits, Setting::Dense, two_bits], 0));
 }
 
 #[test]
@@ -251,4 +253,60 @@ fn sixteen_bit_layers_get_sixteen_bit_means() {
         }
         assert!(matches!(controller.setting(1), Setting::TopK(TopK { values: Dtype::Bf16, .. })));
     });
+}
+
+#[test]
+fn residuals_that_make_no_sense_are_refused_at_once() {
+    let worker = ThreadCollective::group(1).remove(0);
+    let places: [fn(&mut Feedback) -> &mut Option<Residual>; 3] =
+        [|feedback| &mut feedback.qsgd, |feedback| &mut feedback.loco, |feedback| &mut feedback.others];
+    for place in places {
+        for gain in [0.0, 1.5, f32::NAN] {
+            let mut config = config(Method::TopK, LGRECO);
+            *place(&mut config.feedback) = Some(Residual { gain, ..Residual::CLASSIC });
+            let refused = Controller::new(config, model(), &worker).err();
+            assert!(matches!(refused, Some(Error::Parameter { what: "residual gain", .. })));
+        }
+    }
+}
+
+/// Each kind of compressor has the residual it was given, from the switch on.
+#[test]
+fn every_compressor_has_its_own_residual() {
+    let loco = Residual { gain: 0.25, ..Residual::LOCO };
+    let others = Residual { gain: 0.5, reset_every: 3, ..Residual::CLASSIC };
+    let settings = [
+        (Setting::Qsgd(Qsgd::default()), None),
+        (Setting::LoCo(LoCo { group: 32 }), Some(loco)),
+        (Setting::AdaComp(AdaComp { bin: 16 }), Some(others)),
+    ];
+    for (setting, residual) in settings {
+        let mut worker = ThreadCollective::group(1).remove(0);
+        let mut config = config(Method::TopK, Policy::Fixed(vec![setting]));
+        config.feedback = Feedback { qsgd: None, loco: Some(loco), others: Some(others) };
+        let tensors = vec![Tensor::new("w", &[16, 24], Dtype::F32).unwrap()];
+        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let shape = crate::gradient::Shape::new(16, 24).unwrap();
+        let mut memory = residual.map(|rule| Memory::owned(Rule::Residual(rule), Aggregation::Summed, shape).unwrap());
+        for step in 0..9 {
+            let values = noise(0, 0, step, 16 * 24);
+            let mut own = vec![values.clone()];
+            controller.step(&mut worker, &mut views(&mut own), 1.0).unwrap();
+            if controller.setting(0) == Setting::Dense {
+                continue;
+            }
+            let mut expected = vec![0.0; 16 * 24];
+            if let Some(memory) = &mut memory {
+                let gradient = Gradient::new(crate::gradient::Values::F32(&values), shape).unwrap();
+                let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32).unwrap()];
+                let mut payload = vec![0; memory.message_len(&setting, Dtype::F32).unwrap()];
+                let stream = Stream { seed: 0, step, layer: 0, rank: 0 };
+                memory.step(&setting, &gradient, stream, &mut workspace, &mut payload, &mut own[0]).unwrap();
+                memory.values(&mut expected).unwrap();
+            }
+            let mut found = vec![1.0; 16 * 24];
+            controller.residual(0, &mut found).unwrap();
+            assert_eq!(found, expected, "{setting} at step {step}");
+        }
+    }
 }

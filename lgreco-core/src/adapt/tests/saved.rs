@@ -16,7 +16,7 @@ fn a_run_that_was_stopped_continues_bit_for_bit() {
     ] {
         on_all(2, |mut worker| {
             let mut config = config(method, policy.clone());
-            config.feedback = feedback_always;
+            config.feedback = Feedback::always(Residual::CLASSIC);
             let new = |worker: &ThreadCollective| Controller::new(config.clone(), model(), worker).unwrap();
             let mut controller = new(&worker);
             let whole = steps(&mut controller, &mut worker, 10);
@@ -133,7 +133,7 @@ fn damaged_states_are_refused_or_restored() {
     let mut config = Config::new(Search::new(Method::Hybrid));
     config.search.min_elements = 16;
     config.schedule = Schedule { warmup: 2, period: 2, window: 1 };
-    config.feedback = feedback_always;
+    config.feedback = Feedback::always(Residual::CLASSIC);
     let tensors =
         vec![Tensor::new("half", &[8, 9], Dtype::Bf16).unwrap(), Tensor::new("bias", &[20], Dtype::F32).unwrap()];
     let mut controller = Controller::new(config, tensors, &worker).unwrap();

@@ -1,0 +1,66 @@
+//! Compressors, their payloads and what they remember.
+
+use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
+use crate::*;
+use core::ptr::null_mut;
+
+pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
+    let context = state.context(which, bytes);
+    let gradient = gradient(bytes);
+    let compressor = bytes.maybe_mut(state.compressors[which]);
+    // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
+    // live or NULL.
+    unsafe {
+        match bytes.below(10) {
+            0 | 1 => {
+                let (layer, setting) = (layer(bytes, &gradient), setting(bytes));
+                let options = lgreco_compressor_options {
+                    feedback: u32::from(bytes.below(6)),
+                    storage: u32::from(bytes.below(4)),
+                    aggregation: u32::from(bytes.below(2)),
+                    gain: bytes.value(),
+                    ..Default::default()
+                };
+                let options = bytes.maybe(&raw const options);
+                renew(&mut state.compressors[which], lgreco_compressor_destroy, |to| {
+                    lgreco_compressor_create(context, &layer, &setting, options, to)
+                })
+            }
+            2 => lgreco_compressor_destroy(&raw mut state.compressors[which]),
+            3 => lgreco_compressor_set_setting(compressor, &setting(bytes)),
+            4 | 5 => {
+                let (from, to) = (bytes.maybe(gradient.as_ptr().cast()), bytes.maybe_mut(state.payload.as_mut_ptr()));
+                let capacity = usize::from(bytes.next()) * 8;
+                lgreco_compressor_encode(compressor, 1, from, to, capacity, &mut state.length, null_mut())
+            }
+            6 | 7 => {
+                let mut values = [0.0f32; ELEMENTS];
+                let cut = state.length.min(state.payload.len()).saturating_sub(usize::from(bytes.below(8)) / 4);
+                let from = bytes.maybe(state.payload.as_ptr());
+                let decode = if bytes.below(4) == 0 { lgreco_compressor_receive } else { lgreco_compressor_decode };
+                let status = decode(compressor, from, cut, values.as_mut_ptr(), ELEMENTS, null_mut());
+                assert!(status != LGRECO_OK || values.iter().all(|value| value.is_finite()));
+                status
+            }
+            8 => {
+                let (mut norm, mut steps) = (0.0, 0);
+                match bytes.below(3) {
+                    0 => lgreco_compressor_memory_norm(compressor, &mut norm, &mut steps),
+                    1 => lgreco_compressor_set_memory(compressor, 1, gradient.as_ptr(), ELEMENTS),
+                    _ => lgreco_compressor_rescale_memory(compressor, 1, bytes.value()),
+                }
+            }
+            _ => {
+                let mut saved = [0; 200];
+                let capacity = usize::from(bytes.below(200));
+                let status = lgreco_compressor_save(compressor, saved.as_mut_ptr(), capacity);
+                let at = usize::from(bytes.below(200));
+                saved[at] ^= bytes.below(4) / 3;
+                match status {
+                    LGRECO_OK => lgreco_compressor_load(compressor, saved.as_ptr(), capacity),
+                    status => status,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Both ends of a cut, between which messages are lost, repeated and damaged.
+
+use super::{Bytes, ROOM, State, renew};
+use crate::*;
+use core::ptr::{null, null_mut};
+
+const BATCH: usize = 2;
+const FEATURES: usize = 8;
+const VALUES: usize = BATCH * FEATURES;
+
+fn link(bytes: &mut Bytes) -> lgreco_link {
+    lgreco_link {
+        codec: u32::from(bytes.below(6)),
+        bits: u32::from(bytes.below(10)),
+        tile: u32::from(bytes.below(9)),
+        channels: u32::from(bytes.below(3)),
+        keep: u32::from(bytes.below(10)),
+        memory: u32::from(bytes.below(6)),
+        capacity: u32::from(bytes.below(4)),
+        rows: u32::from(bytes.below(4)),
+        ..Default::default()
+    }
+}
+
+pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
+    let context = state.context(which, bytes);
+    let links = [link(bytes), link(bytes)];
+    let setting = lgreco_cut_setting {
+        forward: bytes.maybe(&raw const links[0]),
+        backward: if bytes.below(4) == 0 { &raw const links[1] } else { null() },
+        batch: BATCH as u32,
+        features: FEATURES as u32,
+        in_flight: u32::from(bytes.below(8)),
+        ..Default::default()
+    };
+    let values: [f32; VALUES] = core::array::from_fn(|_| bytes.value());
+    let ids = [u64::from(bytes.below(4)), if bytes.below(4) == 3 { LGRECO_UNREMEMBERED } else { 9 }];
+    let (ids, from) = (bytes.maybe(ids.as_ptr()), bytes.maybe(values.as_ptr().cast()));
+    let samples = usize::from(bytes.below(16) % 13).min(BATCH);
+    let [above, below] = if bytes.below(16) == 15 { [state.cuts[1], state.cuts[0]] } else { state.cuts };
+    let mut received = [0.0; VALUES];
+    let (to, to_len, none) = (received.as_mut_ptr(), samples * FEATURES, null_mut());
+    let (message, capacity) = (state.message.as_mut_ptr(), ROOM - usize::from(bytes.below(8) / 7) * (ROOM - 30));
+    let length = state.message_length.min(ROOM).saturating_sub(usize::from(bytes.below(16) / 15));
+    let (f32, lengths, ticket) = (LGRECO_DTYPE_F32, &raw mut state.message_length, &raw mut state.ticket);
+    // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
+    // live or NULL.
+    unsafe {
+        match bytes.below(16) {
+            0 | 1 => {
+                let mut status = LGRECO_OK;
+                for end in [LGRECO_END_UPSTREAM, LGRECO_END_DOWNSTREAM] {
+                    status = renew(&mut state.cuts[end as usize], lgreco_cut_destroy, |to| {
+                        lgreco_cut_create(context, &setting, end, 1, to)
+                    });
+                }
+                status
+            }
+            2 | 3 => {
+                lgreco_cut_send_activations(above, from, f32, samples, ids, message, capacity, lengths, ticket, none)
+            }
+            4 | 5 => lgreco_cut_receive_activations(below, message, length, to, to_len, ticket, none),
+            6 => {
+                let ticket = *ticket;
+                lgreco_cut_send_gradients(below, ticket, from, f32, samples, message, capacity, lengths, none)
+            }
+            7 => lgreco_cut_receive_gradients(above, message, length, to, to_len, ticket, none),
+            8 => {
+                let how = u32::from(bytes.below(2));
+                let sent = lgreco_cut_evaluate(above, how, from, f32, samples, message, capacity, lengths, none);
+                match sent {
+                    LGRECO_OK => lgreco_cut_receive_evaluation(below, message, *lengths, to, to_len, none),
+                    status => status,
+                }
+            }
+            9 => match bytes.below(2) {
+                0 => {
+                    let ticket = *ticket;
+                    let ids_or_null = ids;
+                    lgreco_cut_repeat_activations(
+                        above,
+                        ticket,
+                        from,
+                        f32,
+                        samples,
+                        ids_or_null,
+                        message,
+                        capacity,
+                        lengths,
+                        none,
+                    )
+                }
+                _ => lgreco_cut_receive_repeated(below, message, length, to, to_len, none),
+            },
+            10 | 11 => {
+                let both = [lgreco_cut_commit_step(above), lgreco_cut_commit_step(below)];
+                both[which]
+            }
+            12 => {
+                lgreco_cut_forget(above, *ticket);
+                lgreco_cut_forget(below, *ticket)
+            }
+            13 => {
+                let (mut ids, mut count, mut found) = ([0; 4], 0, 0);
+                let (capacity, ids) = (usize::from(bytes.below(5)), bytes.maybe_mut(ids.as_mut_ptr()));
+                match bytes.below(2) {
+                    0 => lgreco_cut_remembered_samples(state.cuts[which], ids, capacity, &mut count),
+                    _ => lgreco_cut_remembered(state.cuts[which], 9, to, FEATURES, &mut found),
+                }
+            }
+            14 => {
+                let mut saved = [0; LGRECO_CUT_SETTING_BYTES];
+                let written = lgreco_cut_setting_to_bytes(context, &setting, saved.as_mut_ptr(), saved.len());
+                saved[usize::from(bytes.next()) % LGRECO_CUT_SETTING_BYTES] ^= bytes.below(8);
+                let (mut read, mut links) = (lgreco_cut_setting::default(), [lgreco_link::default(); 2]);
+                let [forward, backward] = links.each_mut().map(|link| &raw mut *link);
+                let (bytes, len) = (saved.as_ptr(), saved.len() - usize::from(bytes.below(8) / 7));
+                let status = match written {
+                    LGRECO_OK => lgreco_cut_setting_from_bytes(context, bytes, len, &mut read, forward, backward),
+                    status => status,
+                };
+                if status != LGRECO_OK {
+                    return status;
+                }
+                let (mut compatibility, mut what) = (0, null());
+                lgreco_cut_setting_compare(context, &read, &setting, &mut compatibility, &mut what)
+            }
+            _ => {
+                let (to, end) = (state.saved.as_mut_ptr(), which as u32);
+                let mut length = 0;
+                let status = lgreco_cut_saved_len(state.cuts[which], &mut length);
+                if status != LGRECO_OK || length > ROOM {
+                    return status;
+                }
+                let written = lgreco_cut_save(state.cuts[which], to, ROOM);
+                state.saved[usize::from(bytes.next()) % length.max(1)] ^= bytes.below(4) / 3;
+                let saved = state.saved.as_ptr();
+                match written {
+                    LGRECO_OK => renew(&mut state.cuts[which], lgreco_cut_destroy, |to| {
+                        lgreco_cut_restore(context, &setting, end, saved, length, to)
+                    }),
+                    status => status,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Random sequences of calls through the C API, for tests and fuzzing.
+
+mod compress;
+mod cut;
+mod plan;
+mod train;
+
+use crate::*;
+use core::ffi::{CStr, c_void};
+use core::ptr::{null, null_mut};
+
+const ROWS: usize = 4;
+const COLS: usize = 6;
+const ELEMENTS: usize = ROWS * COLS;
+const DIMS: [usize; 2] = [ROWS, COLS];
+/// Bytes of room for what calls write.
+const ROOM: usize = 2048;
+
+/// Choices out of bytes, zeros when they are used up.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn next(&mut self) -> u8 {
+        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
+        self.0 = rest;
+        first
+    }
+
+    fn below(&mut self, count: u8) -> u8 {
+        self.next() % count
+    }
+
+    /// The pointer, one time in eight NULL.
+    fn maybe<T>(&mut self, pointer: *const T) -> *const T {
+        if self.below(8) == 7 { null() } else { pointer }
+    }
+
+    fn maybe_mut<T>(&mut self, pointer: *mut T) -> *mut T {
+        self.maybe(pointer).cast_mut()
+    }
+
+    /// Mostly small numbers, sometimes NaN or infinity.
+    fn value(&mut self) -> f32 {
+        match self.next() {
+            254 => f32::NAN,
+            255 => f32::INFINITY,
+            byte => (f32::from(byte) - 100.0) / 16.0,
+        }
+    }
+}
+
+/// Two of each handle, NULL until they are made and after they are destroyed, and what calls have written.
+struct State {
+    contexts: [*mut lgreco_context; 2],
+    tables: [*mut lgreco_table; 2],
+    plans: [*mut lgreco_plan; 2],
+    compressors: [*mut lgreco_compressor; 2],
+    controllers: [*mut lgreco_controller; 2],
+    /// Upstream and downstream.
+    cuts: [*mut lgreco_cut; 2],
+    payload: Vec<u8>,
+    length: usize,
+    message: Vec<u8>,
+    message_length: usize,
+    saved: Vec<u8>,
+    saved_length: usize,
+    ticket: u64,
+}
+
+impl State {
+    fn new() -> State {
+        State {
+            contexts: [null_mut(); 2],
+            tables: [null_mut(); 2],
+            plans: [null_mut(); 2],
+            compressors: [null_mut(); 2],
+            controllers: [null_mut(); 2],
+            cuts: [null_mut(); 2],
+            payload: vec![0; ROOM],
+            length: 0,
+            message: vec![0; ROOM],
+            message_length: 0,
+            saved: vec![0; ROOM],
+            saved_length: 0,
+            ticket: 0,
+        }
+    }
+
+    /// The context; one time in 32 a handle of another kind, or NULL more often.
+    fn context(&self, which: usize, bytes: &mut Bytes) -> *mut lgreco_context {
+        match bytes.below(32) {
+            31 => self.tables[which].cast(),
+            30 => self.cuts[which].cast(),
+            29 => null_mut(),
+            _ => self.contexts[which],
+        }
+    }
+
+    /// What is in every handle's message must be text.
+    fn check_messages(&self, which: usize) {
+        // SAFETY: handles are live or NULL, and no call is using them.
+        unsafe {
+            for message in [
+                lgreco_context_message(self.contexts[which]),
+                lgreco_compressor_message(self.compressors[which]),
+                lgreco_controller_message(self.controllers[which]),
+                lgreco_cut_message(self.cuts[which]),
+            ] {
+                assert!(CStr::from_ptr(message).to_str().is_ok());
+            }
+        }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // SAFETY: handles are live or NULL.
+        unsafe {
+            self.contexts.iter_mut().for_each(|handle| assert_eq!(lgreco_context_destroy(handle), LGRECO_OK));
+            self.tables.iter_mut().for_each(|handle| assert_eq!(lgreco_table_destroy(handle), LGRECO_OK));
+            self.plans.iter_mut().for_each(|handle| assert_eq!(lgreco_plan_destroy(handle), LGRECO_OK));
+            self.compressors.iter_mut().for_each(|handle| assert_eq!(lgreco_compressor_destroy(handle), LGRECO_OK));
+            self.controllers.iter_mut().for_each(|handle| assert_eq!(lgreco_controller_destroy(handle), LGRECO_OK));
+            self.cuts.iter_mut().for_each(|handle| assert_eq!(lgreco_cut_destroy(handle), LGRECO_OK));
+        }
+    }
+}
+
+/// Makes the calls that `bytes` say, with NULLs, handles of other kinds, destroyed handles, truncated payloads and
+/// numbers that are no constants among them; returns how many succeed on contexts, on tables and plans, on compressors, on
+/// controllers and on cuts.
+///
+/// # Panics
+/// When a call returns a status without a name, panics inside, leaves a handle behind a failure, or a message is no text;
+/// when a payload that was just made is not decoded to finite values.
+pub fn check(bytes: &[u8]) -> [usize; 5] {
+    let (mut bytes, mut state, mut done) = (Bytes(bytes), State::new(), [0; 5]);
+    for _ in 0..64 {
+        let which = usize::from(bytes.below(2));
+        let (noun, call): (usize, Call) = match bytes.below(8) {
+            0 => (0, context),
+            1 | 2 => (1, plan::call),
+            3 | 4 => (2, compress::call),
+            5 => (3, train::call),
+            _ => (4, cut::call),
+        };
+        let status = call(&mut bytes, &mut state, which);
+        assert_ne!(status, LGRECO_PANIC);
+        done[noun] += usize::from(status == LGRECO_OK);
+        // SAFETY: static text.
+        let name = unsafe { CStr::from_ptr(lgreco_status_name(status)) };
+        assert_ne!(name, c"unknown status", "{status}");
+        state.check_messages(which);
+        if bytes.0.is_empty() {
+            break;
+        }
+    }
+    done
+}
+
+type Call = fn(&mut Bytes, &mut State, usize) -> lgreco_status;
+
+fn context(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
+    let device = u32::from(bytes.below(16) / 13);
+    let options = lgreco_context_options { device, ..Default::default() };
+    // SAFETY: the handle is live or NULL, the options live.
+    unsafe {
+        match bytes.below(8) {
+            0 => lgreco_context_destroy(&raw mut state.contexts[which]),
+            1 => lgreco_context_create(&options, null_mut()),
+            _ => renew(&mut state.contexts[which], lgreco_context_destroy, |to| lgreco_context_create(&options, to)),
+        }
+    }
+}
+
+/// A gradient, and the layer that it is of.
+fn gradient(bytes: &mut Bytes) -> [f32; ELEMENTS] {
+    core::array::from_fn(|_| bytes.value())
+}
+
+fn layer(bytes: &mut Bytes, gradient: &[f32; ELEMENTS]) -> lgreco_layer {
+    lgreco_layer {
+        name: bytes.maybe(c"fc1".as_ptr()),
+        dims: bytes.maybe(DIMS.as_ptr()),
+        dims_len: 2,
+        values: bytes.maybe(gradient.as_ptr().cast::<c_void>()),
+        dtype: u32::from(bytes.below(16) == 15) * 3,
+        ..Default::default()
+    }
+}
+
+/// Any method, sometimes none, with parameters in and out of range.
+fn setting(bytes: &mut Bytes) -> lgreco_setting {
+    let methods = [
+        LGRECO_METHOD_DENSE,
+        LGRECO_METHOD_QSGD,
+        LGRECO_METHOD_TOPK,
+        LGRECO_METHOD_POWERSGD,
+        LGRECO_METHOD_ADACOMP,
+        LGRECO_METHOD_LOCO,
+        LGRECO_METHOD_CLT_K,
+        LGRECO_METHOD_HARD_THRESHOLD,
+        LGRECO_METHOD_SIDCO,
+        LGRECO_METHOD_HYBRID,
+    ];
+    lgreco_setting {
+        method: methods[usize::from(bytes.below(10))],
+        bits: u32::from(bytes.below(10)),
+        bucket: u32::from(bytes.below(9)),
+        keep: u32::from(bytes.below(26)),
+        rank: u32::from(bytes.below(6)),
+        lambda: bytes.value(),
+        density: f64::from(bytes.next()) / 200.0,
+        fit: u32::from(bytes.below(4)),
+        stages: u32::from(bytes.below(4)),
+        bin: u32::from(bytes.below(9)),
+        group: u32::from(bytes.below(9)),
+        ..Default::default()
+    }
+}
+
+/// Replaces a handle by what `create` makes; a failed creation must leave NULL.
+fn renew<T>(
+    handle: &mut *mut T,
+    destroy: unsafe extern "C" fn(*mut *mut T) -> lgreco_status,
+    create: impl FnOnce(*mut *mut T) -> lgreco_status,
+) -> lgreco_status {
+    // SAFETY: live or NULL.
+    assert_eq!(unsafe { destroy(handle) }, LGRECO_OK);
+    *handle = core::ptr::dangling_mut();
+    let status = create(handle);
+    assert_eq!(status == LGRECO_OK, !handle.is_null(), "a failed call leaves NULL");
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn random_sequences_of_calls_keep_the_contract() {
+        let (mut state, mut done) = (1u64, [0; 5]);
+        for _ in 0..3000 {
+            let bytes: Vec<u8> = (0..4000)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (state >> 56) as u8
+                })
+                .collect();
+            done.iter_mut().zip(super::check(&bytes)).for_each(|(all, more)| *all += more);
+        }
+        assert!(done.iter().all(|&calls| calls > 1000), "only {done:?} calls did something");
+    }
+}

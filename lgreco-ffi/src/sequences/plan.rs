@@ -1,0 +1,107 @@
+//! Tables and plans.
+
+use super::{Bytes, State, gradient, layer, renew, setting};
+use crate::*;
+use core::ffi::CStr;
+use core::ptr::null_mut;
+
+pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
+    let context = state.context(which, bytes);
+    let mut json = [0; 300];
+    let capacity = usize::from(bytes.next());
+    // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
+    // live or NULL.
+    unsafe {
+        match bytes.below(12) {
+            0 | 1 => {
+                let mut choices = [lgreco_choice::default(); 4];
+                for choice in &mut choices {
+                    *choice = lgreco_choice { size: bytes.next().into(), error: bytes.value().into() };
+                }
+                let (ends, defaults) = ([1 + usize::from(bytes.below(3)), 4], [0, u32::from(bytes.below(4))]);
+                let view = lgreco_table_view {
+                    layers: usize::from(bytes.below(3)),
+                    ends: bytes.maybe(ends.as_ptr()),
+                    choices: bytes.maybe(choices.as_ptr()),
+                    defaults: bytes.maybe(defaults.as_ptr()),
+                    ..Default::default()
+                };
+                renew(&mut state.tables[which], lgreco_table_destroy, |to| lgreco_table_create(context, &view, to))
+            }
+            2 => {
+                let gradient = gradient(bytes);
+                let layer = layer(bytes, &gradient);
+                let search = lgreco_search_options {
+                    method: u32::from(bytes.below(5)),
+                    min_elements: usize::from(bytes.below(40)),
+                    ..Default::default()
+                };
+                renew(&mut state.tables[which], lgreco_table_destroy, |to| {
+                    lgreco_table_measure(context, &layer, 1, &search, to, null_mut())
+                })
+            }
+            3 => lgreco_table_destroy(&raw mut state.tables[which]),
+            4 => {
+                let mut setting = lgreco_setting::default();
+                let (layer, option) = (usize::from(bytes.below(3)), u32::from(bytes.below(9)));
+                lgreco_table_setting(state.tables[which], layer, option, bytes.maybe_mut(&raw mut setting))
+            }
+            5 | 6 => {
+                let mut view = lgreco_table_view::default();
+                let status = lgreco_table_get(state.tables[which], &mut view);
+                let options = lgreco_plan_options {
+                    solver: u32::from(bytes.below(3)),
+                    levels: bytes.next().into(),
+                    states: bytes.next().into(),
+                    alpha: bytes.value().into(),
+                    ..Default::default()
+                };
+                match status {
+                    LGRECO_OK => renew(&mut state.plans[which], lgreco_plan_destroy, |to| {
+                        lgreco_plan_solve(context, &view, &options, to)
+                    }),
+                    status => status,
+                }
+            }
+            7 => {
+                let (mut table, mut plan) = (lgreco_table_view::default(), lgreco_plan_view::default());
+                match lgreco_table_get(state.tables[which], &mut table) {
+                    LGRECO_OK => match lgreco_plan_get(state.plans[which], &mut plan) {
+                        LGRECO_OK => lgreco_plan_check(context, &table, &plan),
+                        status => status,
+                    },
+                    status => status,
+                }
+            }
+            8 => lgreco_plan_destroy(&raw mut state.plans[which]),
+            9 => {
+                let json = bytes.maybe_mut(json.as_mut_ptr());
+                lgreco_table_to_json(state.tables[which], json, capacity, &mut state.length)
+            }
+            10 => {
+                let (plan, table) = (state.plans[which], state.tables[usize::from(bytes.below(2))]);
+                let (place, length) = (json.as_mut_ptr(), &mut state.length);
+                let written = lgreco_plan_to_json(plan, table, place, json.len(), length);
+                if written != LGRECO_OK {
+                    return written;
+                }
+                let text = CStr::from_ptr(place).count_bytes();
+                json[usize::from(bytes.next()) % text.max(1)] ^= i8::from(bytes.below(2) == 1) as core::ffi::c_char;
+                let text = text - usize::from(bytes.below(4) / 3);
+                renew(&mut state.plans[which], lgreco_plan_destroy, |to| {
+                    lgreco_plan_from_json(context, table, json.as_ptr(), text, to)
+                })
+            }
+            _ => {
+                let gradient = gradient(bytes);
+                let (layer, settings) = (layer(bytes, &gradient), [setting(bytes), setting(bytes), setting(bytes)]);
+                let (mut errors, mut sizes) = ([0.0; 3], [0; 3]);
+                let (from, count) = (bytes.maybe(settings.as_ptr()), usize::from(bytes.below(4)));
+                let (to, sizes) = (bytes.maybe_mut(errors.as_mut_ptr()), bytes.maybe_mut(sizes.as_mut_ptr()));
+                let status = lgreco_measure(context, &layer, from, count, 1, 0, to, sizes, null_mut());
+                assert!(status != LGRECO_OK || errors.iter().all(|&error| error >= 0.0 && error.is_finite()));
+                status
+            }
+        }
+    }
+}

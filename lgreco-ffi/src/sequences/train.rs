@@ -1,0 +1,109 @@
+//! Controllers of a group of one, whose callbacks sometimes fail.
+
+use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, setting};
+use crate::*;
+use core::ffi::c_void;
+use core::ptr::{null, null_mut};
+
+unsafe extern "C" fn reduce(user: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
+    i32::from(!user.is_null())
+}
+
+unsafe extern "C" fn gather(user: *mut c_void, own: *const u8, lens: *const u64, to: *mut u8, _: *mut c_void) -> i32 {
+    // SAFETY: a group of one: `lens` has one entry, and both arrays are as long as it says.
+    unsafe { own.copy_to(to, *lens as usize) };
+    i32::from(!user.is_null())
+}
+
+unsafe extern "C" fn broadcast(user: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+    i32::from(!user.is_null())
+}
+
+fn collective(bytes: &mut Bytes) -> lgreco_collective {
+    lgreco_collective {
+        rank: u32::from(bytes.below(32) == 31),
+        user: if bytes.below(16) == 15 { core::ptr::dangling_mut() } else { null_mut() },
+        all_reduce_sum: Some(reduce),
+        all_gather: Some(gather),
+        broadcast: (bytes.below(32) < 31).then_some(broadcast),
+        ..Default::default()
+    }
+}
+
+pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
+    let context = state.context(which, bytes);
+    let collective = collective(bytes);
+    let controller = bytes.maybe_mut(state.controllers[which]);
+    // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
+    // live or NULL.
+    unsafe {
+        match bytes.below(8) {
+            0 => {
+                let gradient = gradient(bytes);
+                let (layer, fixed) = (layer(bytes, &gradient), setting(bytes));
+                let search = lgreco_search_options {
+                    method: u32::from(bytes.below(4)),
+                    min_elements: usize::from(bytes.below(40)),
+                    ..Default::default()
+                };
+                let options = lgreco_controller_options {
+                    search: bytes.maybe(&raw const search),
+                    fixed: bytes.maybe(&raw const fixed),
+                    policy: u32::from(bytes.below(7)),
+                    warmup: 1 + u64::from(bytes.below(3)),
+                    period: u64::from(bytes.below(4)),
+                    feedback: u32::from(bytes.below(3)),
+                    gain: bytes.value(),
+                    loco_storage: u32::from(bytes.below(4)),
+                    reset_every: u32::from(bytes.below(3)),
+                    non_finite: u32::from(bytes.below(4)),
+                    ..Default::default()
+                };
+                let options = bytes.maybe(&raw const options);
+                renew(&mut state.controllers[which], lgreco_controller_destroy, |to| {
+                    lgreco_controller_create(context, &collective, &layer, 1, options, to)
+                })
+            }
+            1..=3 => {
+                let mut status = LGRECO_OK;
+                for _ in 0..=bytes.below(4) {
+                    let mut gradient = gradient(bytes);
+                    let pointers = [bytes.maybe_mut(gradient.as_mut_ptr().cast::<c_void>())];
+                    let mut report = lgreco_report::default();
+                    let report = bytes.maybe_mut(&raw mut report);
+                    let from = pointers.as_ptr();
+                    status = lgreco_controller_step(controller, &collective, from, 1, 0.1, report, null_mut());
+                }
+                status
+            }
+            4 => {
+                let (mut setting, mut metrics) = (lgreco_setting::default(), lgreco_metrics::default());
+                let (mut decision, mut values) = (lgreco_decision::default(), [0.0; ELEMENTS]);
+                let layer = usize::from(bytes.below(8) == 7);
+                match bytes.below(4) {
+                    0 => lgreco_controller_setting(controller, layer, &mut setting),
+                    1 => lgreco_controller_metrics(controller, layer, &mut metrics),
+                    2 => lgreco_controller_residual(controller, layer, values.as_mut_ptr(), ELEMENTS),
+                    _ => lgreco_controller_decision(controller, &mut decision),
+                }
+            }
+            5 => {
+                let (to, capacity) = (bytes.maybe_mut(state.saved.as_mut_ptr()), ROOM - usize::from(bytes.next()) * 8);
+                lgreco_controller_save(controller, to, capacity, &mut state.saved_length)
+            }
+            6 => {
+                let length = state.saved_length.min(ROOM).saturating_sub(usize::from(bytes.below(8) / 7));
+                let at = usize::from(bytes.next()) * ROOM / 256;
+                state.saved[at] ^= bytes.below(4) / 3;
+                let (saved, count) = ([bytes.maybe(state.saved.as_ptr())], usize::from(bytes.below(2)));
+                let mut loaded = lgreco_loaded::default();
+                let loaded = bytes.maybe_mut(&raw mut loaded);
+                lgreco_controller_load(controller, saved[0], length, saved.as_ptr(), &length, count, loaded)
+            }
+            _ => match bytes.below(2) {
+                0 => lgreco_controller_destroy(&raw mut state.controllers[which]),
+                _ => lgreco_controller_step(controller, null(), null(), 1, 0.1, null_mut(), null_mut()),
+            },
+        }
+    }
+}

@@ -1,0 +1,84 @@
+// A GPU through LGRECO_DEVICE_WGPU, in a library that was built with it: its rows and payloads are the CPU's.
+#include "check.h"
+
+#include <math.h>
+
+enum { ROWS = 32, COLS = 96, ELEMENTS = ROWS * COLS, COUNT = 4, STEPS = 3 };
+
+static const size_t DIMS[] = {ROWS, COLS};
+static float values[ELEMENTS];
+
+static lgreco_layer layer(void) {
+    lgreco_layer layer = LGRECO_LAYER_INIT;
+    layer.name = "fc1";
+    layer.dims = DIMS;
+    layer.dims_len = 2;
+    layer.values = values;
+    return layer;
+}
+
+static void settings(lgreco_setting *settings) {
+    const uint32_t methods[COUNT] = {LGRECO_METHOD_DENSE, LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_LOCO};
+    for (int i = 0; i < COUNT; i++) {
+        settings[i] = (lgreco_setting)LGRECO_SETTING_INIT;
+        settings[i].method = methods[i];
+        settings[i].keep = 50;
+    }
+}
+
+static void payloads(lgreco_context *cpu, lgreco_context *gpu) {
+    static uint8_t one[20000], two[20000];
+    lgreco_setting list[COUNT];
+    settings(list);
+    for (int i = 0; i < COUNT; i++) {
+        lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
+        options.feedback = LGRECO_FEEDBACK_RESIDUAL;
+        const lgreco_layer fc1 = layer();
+        lgreco_compressor *a = NULL, *b = NULL;
+        OK(lgreco_compressor_create(cpu, &fc1, &list[i], &options, &a));
+        OK(lgreco_compressor_create(gpu, &fc1, &list[i], &options, &b));
+        for (uint32_t step = 0; step < STEPS; step++) {
+            size_t length = 0, same = 1;
+            fill(values, ELEMENTS, step);
+            OK(lgreco_compressor_encode(a, step, values, one, sizeof one, &length, NULL));
+            OK(lgreco_compressor_encode(b, step, values, two, sizeof two, &same, NULL));
+            CHECK(length == same && memcmp(one, two, length) == 0);
+        }
+        values[5] = NAN;
+        size_t length = 0;
+        STATUS(LGRECO_NON_FINITE, lgreco_compressor_encode(b, STEPS, values, two, sizeof two, &length, NULL));
+        TEXT("layer `fc1`: element 5 is NaN", lgreco_compressor_message(b));
+        values[5] = 0;
+        STATUS(LGRECO_UNAVAILABLE, lgreco_compressor_encode(b, STEPS, values, two, sizeof two, &length, two));
+        lgreco_compressor_destroy(&a);
+        lgreco_compressor_destroy(&b);
+    }
+}
+
+static void rows(lgreco_context *cpu, lgreco_context *gpu) {
+    lgreco_setting list[COUNT];
+    settings(list);
+    const lgreco_layer fc1 = layer();
+    double one[COUNT], two[COUNT];
+    uint64_t sizes[COUNT], same[COUNT];
+    OK(lgreco_measure(cpu, &fc1, list, COUNT, 0, 0, one, sizes, NULL));
+    OK(lgreco_measure(gpu, &fc1, list, COUNT, 0, 0, two, same, NULL));
+    for (int i = 0; i < COUNT; i++) CHECK(sizes[i] == same[i] && fabs(one[i] - two[i]) <= 1e-4 * one[i]);
+    values[9] = INFINITY;
+    STATUS(LGRECO_NON_FINITE, lgreco_measure(gpu, &fc1, list, COUNT, 0, 0, two, same, NULL));
+    TEXT("layer `fc1`: element 9 is inf", lgreco_context_message(gpu));
+    values[9] = 0;
+}
+
+int main(void) {
+    lgreco_context *cpu = new_context(), *gpu = NULL;
+    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
+    options.device = LGRECO_DEVICE_WGPU;
+    OK(lgreco_context_create(&options, &gpu));
+    fill(values, ELEMENTS, 7);
+    payloads(cpu, gpu);
+    rows(cpu, gpu);
+    OK(lgreco_context_destroy(&cpu));
+    OK(lgreco_context_destroy(&gpu));
+    return report("device");
+}

@@ -1,0 +1,40 @@
+//! What the tests of calls share: an allocator that counts, and gradients.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// The system's allocator, with a count of this thread's calls.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: passes everything on.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations of this thread during `call`.
+pub fn allocations(call: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    call();
+    ALLOCATIONS.get() - before
+}
+
+/// Numbers without much of a pattern.
+pub fn gradient(step: u32, count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * 0.37 + step as f32).sin()).collect()
+}

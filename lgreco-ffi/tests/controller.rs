@@ -1,0 +1,204 @@
+//! The controller through its C functions: what is remembered is what a Rust controller remembers, and steps between
+//! decisions do not allocate, whatever the method.
+
+mod common;
+
+use common::{allocations, gradient};
+use lgreco::*;
+use lgreco_core::adapt::{Config, Controller, Feedback, Policy, Schedule, Tensor};
+use lgreco_core::compress::{Setting, adacomp::AdaComp, loco::LoCo, qsgd::Qsgd, topk::TopK};
+use lgreco_core::exchange::threads::ThreadCollective;
+use lgreco_core::feedback::{Residual, Storage};
+use lgreco_core::gradient::{Dtype, ValuesMut};
+use lgreco_core::search::{Method, Search};
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+
+unsafe extern "C" fn reduce_one(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
+    0
+}
+
+unsafe extern "C" fn gather_one(
+    _: *mut c_void,
+    own: *const u8,
+    lens: *const u64,
+    received: *mut u8,
+    _: *mut c_void,
+) -> i32 {
+    // SAFETY: a group of one: `lens` has one entry, and both arrays are as long as it says.
+    unsafe { own.copy_to(received, *lens as usize) };
+    0
+}
+
+unsafe extern "C" fn broadcast_one(_: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+    0
+}
+
+const NAMES: [&CStr; 3] = [c"fc1", c"bias", c"fc2"];
+const DIMS: [&[usize]; 3] = [&[64, 48], &[48], &[64, 48]];
+
+/// A controller of a group of one, for three layers.
+struct Alone {
+    context: *mut lgreco_context,
+    controller: *mut lgreco_controller,
+    collective: lgreco_collective,
+}
+
+impl Alone {
+    fn new(options: lgreco_controller_options) -> Alone {
+        let collective = lgreco_collective {
+            all_reduce_sum: Some(reduce_one),
+            all_gather: Some(gather_one),
+            broadcast: Some(broadcast_one),
+            ..Default::default()
+        };
+        let layers = [0, 1, 2].map(|layer| lgreco_layer {
+            name: NAMES[layer].as_ptr(),
+            dims: DIMS[layer].as_ptr(),
+            dims_len: DIMS[layer].len(),
+            ..Default::default()
+        });
+        let mut alone = Alone { context: null_mut(), controller: null_mut(), collective };
+        // SAFETY: all point to values that live.
+        unsafe {
+            assert_eq!(lgreco_context_create(null(), &raw mut alone.context), LGRECO_OK);
+            let (layers, place) = (layers.as_ptr(), &raw mut alone.controller);
+            let status = lgreco_controller_create(alone.context, &alone.collective, layers, 3, &options, place);
+            assert_eq!(status, LGRECO_OK);
+        }
+        alone
+    }
+
+    /// Takes a step, and returns what it reports and how often it allocates.
+    fn step(&self, gradients: &mut [Vec<f32>; 3]) -> (lgreco_report, u64) {
+        let pointers = gradients.each_mut().map(|values| values.as_mut_ptr().cast::<c_void>());
+        let mut report = lgreco_report::default();
+        let count = allocations(|| {
+            // SAFETY: as many values as the layers have.
+            let status = unsafe {
+                let (pointers, report) = (pointers.as_ptr(), &raw mut report);
+                lgreco_controller_step(self.controller, &self.collective, pointers, 3, 0.1, report, null_mut())
+            };
+            assert_eq!(status, LGRECO_OK);
+        });
+        (report, count)
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // SAFETY: live handles.
+        unsafe {
+            lgreco_controller_destroy(&raw mut self.controller);
+            lgreco_context_destroy(&raw mut self.context);
+        }
+    }
+}
+
+fn gradients(step: u32) -> [Vec<f32>; 3] {
+    [gradient(step, 64 * 48), vec![0.5; 48], gradient(step + 100, 64 * 48)]
+}
+
+#[test]
+fn steps_allocate_at_decisions_only() {
+    for method in [LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK] {
+        let search = lgreco_search_options { method, ..Default::default() };
+        let alone =
+            Alone::new(lgreco_controller_options { search: &search, warmup: 3, period: 4, ..Default::default() });
+        for step in 0..12 {
+            let (report, count) = alone.step(&mut gradients(step));
+            assert_eq!(report.switched == 1, [3, 7, 11].contains(&step));
+            assert_eq!(count > 0, report.switched == 1, "step {step} allocates {count} times");
+        }
+    }
+}
+
+/// Every method that plans do not choose, by itself.
+#[test]
+fn steps_under_fixed_settings_allocate_once() {
+    let methods = [
+        LGRECO_METHOD_CLT_K,
+        LGRECO_METHOD_HARD_THRESHOLD,
+        LGRECO_METHOD_SIDCO,
+        LGRECO_METHOD_ADACOMP,
+        LGRECO_METHOD_LOCO,
+    ];
+    for method in methods {
+        let one = lgreco_setting { method, keep: 40, lambda: 0.9, density: 0.05, bin: 64, ..Default::default() };
+        let fixed = [one, lgreco_setting::default(), one];
+        let policy = LGRECO_POLICY_FIXED;
+        let alone =
+            Alone::new(lgreco_controller_options { policy, fixed: fixed.as_ptr(), warmup: 3, ..Default::default() });
+        for step in 0..10 {
+            let (report, count) = alone.step(&mut gradients(step));
+            assert_eq!(report.switched == 1, step == 3);
+            assert_eq!(count > 0, report.switched == 1, "method {method}: step {step} allocates {count} times");
+            assert!(step < 3 || report.bytes_out < report.bytes_in, "method {method} sends {}", report.bytes_out);
+        }
+    }
+}
+
+/// The same layers under the same options, in Rust: means and residuals are the same bits.
+#[test]
+fn residuals_are_kept_as_in_rust() {
+    let top = lgreco_setting { method: LGRECO_METHOD_TOPK, keep: 50, ..Default::default() };
+    let ada = lgreco_setting { method: LGRECO_METHOD_ADACOMP, bin: 64, ..Default::default() };
+    let loco = lgreco_setting { method: LGRECO_METHOD_LOCO, group: 64, ..Default::default() };
+    let qsgd = lgreco_setting { method: LGRECO_METHOD_QSGD, ..Default::default() };
+    let settings = [
+        [(top, Setting::TopK(TopK { keep: 50, values: Dtype::F32 })), (loco, Setting::LoCo(LoCo { group: 64 }))],
+        [(ada, Setting::AdaComp(AdaComp { bin: 64 })), (qsgd, Setting::Qsgd(Qsgd::default()))],
+    ];
+    let base = lgreco_controller_options { policy: LGRECO_POLICY_FIXED, warmup: 2, ..Default::default() };
+    let half = Residual { gain: 0.5, reset_every: 4, storage: Storage::Bf16 };
+    let tenth = Residual { gain: 0.1, reset_every: 3, storage: Storage::F32 };
+    let rules = [
+        (base, Feedback::default()),
+        (lgreco_controller_options { feedback: LGRECO_FEEDBACK_NONE, ..base }, Feedback::NONE),
+        (
+            lgreco_controller_options { gain: 0.5, reset_every: 4, storage: LGRECO_STORAGE_BF16, ..base },
+            Feedback { others: Some(half), ..Feedback::default() },
+        ),
+        (
+            lgreco_controller_options { loco_gain: 0.1, loco_reset_every: 3, loco_storage: LGRECO_STORAGE_F32, ..base },
+            Feedback { loco: Some(tenth), ..Feedback::default() },
+        ),
+    ];
+    let mut residuals = Vec::new();
+    for [(first, rust_first), (last, rust_last)] in settings {
+        for (options, feedback) in rules {
+            let fixed = [first, lgreco_setting::default(), last];
+            let alone = Alone::new(lgreco_controller_options { fixed: fixed.as_ptr(), ..options });
+
+            let mut worker = ThreadCollective::group(1).remove(0);
+            let mut config = Config::new(Search::new(Method::Qsgd));
+            config.policy = Policy::Fixed(vec![rust_first, Setting::Dense, rust_last]);
+            config.schedule = Schedule { warmup: 2, ..config.schedule };
+            config.feedback = feedback;
+            let tensor = |layer: usize| Tensor::new(NAMES[layer].to_str().unwrap(), DIMS[layer], Dtype::F32).unwrap();
+            let mut rust = Controller::new(config, [0, 1, 2].map(tensor).to_vec(), &worker).unwrap();
+            for step in 0..9 {
+                let (mut of_c, mut of_rust) = (gradients(step), gradients(step));
+                alone.step(&mut of_c);
+                let mut views = of_rust.each_mut().map(|values| ValuesMut::F32(values));
+                rust.step(&mut worker, &mut views, 0.1).unwrap();
+                assert_eq!(of_c, of_rust, "{rust_first}, {rust_last} at step {step}");
+            }
+            for layer in [0, 2] {
+                let (mut of_c, mut of_rust) = (vec![1.0; 64 * 48], vec![2.0; 64 * 48]);
+                // SAFETY: as many values as the layer has.
+                let status =
+                    unsafe { lgreco_controller_residual(alone.controller, layer, of_c.as_mut_ptr(), of_c.len()) };
+                assert_eq!(status, LGRECO_OK);
+                rust.residual(layer, &mut of_rust).unwrap();
+                assert_eq!(of_c, of_rust, "layer {layer}");
+                residuals.push(of_c);
+            }
+        }
+    }
+    let differs = |a: usize, b: usize| assert_ne!(residuals[a], residuals[b], "runs {a} and {b}");
+    // TopK and LoCo, then AdaComp and QSGD, each with the defaults, nothing, other residuals, and another for LoCo.
+    [(0, 2), (0, 4), (1, 3), (1, 7), (8, 10), (8, 12)].into_iter().for_each(|(a, b)| differs(a, b));
+    assert_eq!((&residuals[1], &residuals[0]), (&residuals[5], &residuals[6]), "each has its own fields");
+    assert!(residuals[9].iter().all(|&value| value == 0.0), "QSGD remembers nothing");
+}

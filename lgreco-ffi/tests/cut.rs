@@ -1,0 +1,225 @@
+//! Cuts through their C functions: saved settings are the core's bytes, what is remembered of a sample is what the core
+//! remembers, and calls made every step do not allocate.
+
+mod common;
+
+use common::{allocations, gradient};
+use lgreco::*;
+use lgreco_core::cut::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile, Upstream};
+use lgreco_core::feedback::{Residual, Storage};
+use lgreco_core::gradient::{Dtype, Values};
+use std::ffi::CStr;
+use std::ptr::{null, null_mut};
+
+const BATCH: usize = 3;
+const FEATURES: usize = 40;
+
+fn context() -> *mut lgreco_context {
+    let mut context = null_mut();
+    // SAFETY: a place.
+    assert_eq!(unsafe { lgreco_context_create(null(), &raw mut context) }, LGRECO_OK);
+    context
+}
+
+fn destroy(mut context: *mut lgreco_context) {
+    // SAFETY: live.
+    assert_eq!(unsafe { lgreco_context_destroy(&raw mut context) }, LGRECO_OK);
+}
+
+/// Every codec and every memory, forward or backward, and each number of a setting.
+fn settings() -> Vec<CutSetting> {
+    let plain = CutSetting::new(2, 4, 96);
+    let residual = Residual { gain: 0.5, reset_every: 9, storage: Storage::Int8 };
+    let codecs = [
+        Codec::Dense { values: Dtype::Bf16 },
+        Codec::MinMax { bits: 3, tile: Tile::Batch },
+        Codec::MinMax { bits: 5, tile: Tile::Elements(32) },
+        Codec::Symmetric { bits: 6, scope: Scope::Sample, scale: Dtype::F32 },
+        Codec::Symmetric { bits: 7, scope: Scope::Channel { channels: 4 }, scale: Dtype::Bf16 },
+        Codec::TopK { keep: 11, values: Dtype::F16 },
+    ];
+    let memories = [
+        LinkMemory::Residual(residual),
+        LinkMemory::Ef21,
+        LinkMemory::Samples { capacity: 77, storage: RowStorage::F32 },
+        LinkMemory::Samples { capacity: 77, storage: RowStorage::Bf16 },
+        LinkMemory::Samples { capacity: 77, storage: RowStorage::Quantised { bits: 4 } },
+    ];
+    let mut all = vec![plain, CutSetting { in_flight: 3, ..plain }];
+    all.extend(codecs.map(|codec| CutSetting { forward: Link { codec, ..plain.forward }, ..plain }));
+    all.extend(memories.map(|memory| CutSetting { forward: Link { memory, ..plain.forward }, ..plain }));
+    let forward = Link { codec: codecs[5], memory: LinkMemory::Mixed(residual) };
+    let backward = Link { codec: Codec::SharedIndex { keep: 11, values: Dtype::Bf16 }, memory: LinkMemory::None };
+    all.push(CutSetting { forward, backward, ..plain });
+    all
+}
+
+#[test]
+fn saved_settings_are_the_cores_bytes() {
+    let context = context();
+    for expected in settings() {
+        let (mut setting, mut links) = (lgreco_cut_setting::default(), [lgreco_link::default(); 2]);
+        let [forward, backward] = links.each_mut().map(|link| &raw mut *link);
+        let bytes = expected.to_bytes();
+        let mut again = [0; LGRECO_CUT_SETTING_BYTES];
+        // SAFETY: all live, with their lengths.
+        unsafe {
+            let (from, len) = (bytes.as_ptr(), bytes.len());
+            let read = lgreco_cut_setting_from_bytes(context, from, len, &raw mut setting, forward, backward);
+            assert_eq!(read, LGRECO_OK, "{expected:?}");
+            let written = lgreco_cut_setting_to_bytes(context, &setting, again.as_mut_ptr(), again.len());
+            assert_eq!(written, LGRECO_OK, "{expected:?}");
+        }
+        assert_eq!(again, bytes, "{expected:?}");
+    }
+    destroy(context);
+}
+
+#[test]
+fn settings_are_compared_as_in_rust() {
+    let context = context();
+    let trained = CutSetting::new(2, 4, 96);
+    let others = [
+        CutSetting { cut: 3, ..trained },
+        CutSetting { features: 97, ..trained },
+        CutSetting { forward: trained.backward, ..trained },
+        CutSetting { forward: Link { memory: LinkMemory::Ef21, ..trained.forward }, ..trained },
+        CutSetting { backward: trained.forward, ..trained },
+        CutSetting { backward: Link { memory: LinkMemory::Ef21, ..trained.backward }, ..trained },
+        CutSetting { batch: 5, ..trained },
+        CutSetting { in_flight: 9, ..trained },
+        trained,
+    ];
+    for other in others {
+        let mut pair = [lgreco_cut_setting::default(); 2];
+        let mut links = [lgreco_link::default(); 4];
+        let (mut compatibility, mut what) = (99, null());
+        for (index, one) in [other, trained].iter().enumerate() {
+            let bytes = one.to_bytes();
+            let [forward, backward] = [2 * index, 2 * index + 1].map(|link| &raw mut links[link]);
+            let (from, to) = (bytes.as_ptr(), &raw mut pair[index]);
+            // SAFETY: all live, with their lengths.
+            let status = unsafe { lgreco_cut_setting_from_bytes(context, from, bytes.len(), to, forward, backward) };
+            assert_eq!(status, LGRECO_OK);
+        }
+        // SAFETY: settings whose links live, and places; the text is static.
+        let what = unsafe {
+            let (setting, trained) = (&raw const pair[0], &raw const pair[1]);
+            let status = lgreco_cut_setting_compare(context, setting, trained, &raw mut compatibility, &raw mut what);
+            assert_eq!(status, LGRECO_OK);
+            CStr::from_ptr(what).to_str().unwrap()
+        };
+        let found = match compatibility {
+            LGRECO_COMPATIBILITY_SAME => "Same".into(),
+            LGRECO_COMPATIBILITY_TRAINS_DIFFERENTLY => format!("TrainsDifferently {{ what: {what:?} }}"),
+            LGRECO_COMPATIBILITY_EVALUATES_DIFFERENTLY => format!("EvaluatesDifferently {{ what: {what:?} }}"),
+            found => panic!("{found}"),
+        };
+        assert_eq!(found, format!("{:?}", other.compare(&trained)));
+    }
+    destroy(context);
+}
+
+struct Ends {
+    above: *mut lgreco_cut,
+    below: *mut lgreco_cut,
+}
+
+impl Ends {
+    fn new(memory: lgreco_link_memory) -> Ends {
+        let context = context();
+        let link = lgreco_link { memory, ..Default::default() };
+        let (batch, features) = (BATCH as u32, FEATURES as u32);
+        let setting = lgreco_cut_setting { forward: &link, batch, features, ..Default::default() };
+        let mut ends = Ends { above: null_mut(), below: null_mut() };
+        // SAFETY: all live.
+        unsafe {
+            let (up, down) = (LGRECO_END_UPSTREAM, LGRECO_END_DOWNSTREAM);
+            assert_eq!(lgreco_cut_create(context, &setting, up, 0, &raw mut ends.above), LGRECO_OK);
+            assert_eq!(lgreco_cut_create(context, &setting, down, 0, &raw mut ends.below), LGRECO_OK);
+        }
+        destroy(context);
+        ends
+    }
+
+    /// There and back, and the end of the step.
+    fn step(&self, activations: &[f32], ids: &[u64], message: &mut [u8], received: &mut [f32]) {
+        let (mut length, mut ticket) = (0, 0);
+        let (values, f32) = (activations.as_ptr().cast(), LGRECO_DTYPE_F32);
+        let (bytes, capacity, to) = (message.as_mut_ptr(), message.len(), received.as_mut_ptr());
+        let (length, ticket, none) = (&raw mut length, &raw mut ticket, null_mut());
+        // SAFETY: all live, with their lengths.
+        unsafe {
+            let ids = ids.as_ptr();
+            let sent =
+                lgreco_cut_send_activations(self.above, values, f32, BATCH, ids, bytes, capacity, length, ticket, none);
+            assert_eq!(sent, LGRECO_OK);
+            let got = lgreco_cut_receive_activations(self.below, bytes, *length, to, received.len(), ticket, none);
+            assert_eq!(got, LGRECO_OK);
+            let sent =
+                lgreco_cut_send_gradients(self.below, *ticket, values, f32, BATCH, bytes, capacity, length, none);
+            assert_eq!(sent, LGRECO_OK);
+            let got = lgreco_cut_receive_gradients(self.above, bytes, *length, to, received.len(), ticket, none);
+            assert_eq!(got, LGRECO_OK);
+            assert_eq!(lgreco_cut_commit_step(self.above), LGRECO_OK);
+            assert_eq!(lgreco_cut_commit_step(self.below), LGRECO_OK);
+        }
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // SAFETY: live handles.
+        unsafe {
+            lgreco_cut_destroy(&raw mut self.above);
+            lgreco_cut_destroy(&raw mut self.below);
+        }
+    }
+}
+
+#[test]
+fn steps_allocate_only_while_samples_are_new() {
+    for memory in [LGRECO_LINK_MEMORY_NONE, LGRECO_LINK_MEMORY_RESIDUAL, LGRECO_LINK_MEMORY_SAMPLES] {
+        let ends = Ends::new(memory);
+        let (mut message, mut received) = (vec![0; 4096], vec![0.0; BATCH * FEATURES]);
+        for step in 0..6 {
+            let activations = gradient(step, BATCH * FEATURES);
+            let count = allocations(|| ends.step(&activations, &[7, 8, 9], &mut message, &mut received));
+            // Updates wait in rows of their own, which are made at the second visit.
+            assert!(count == 0 || (memory == LGRECO_LINK_MEMORY_SAMPLES && step < 2), "step {step}: {count} times");
+        }
+    }
+}
+
+#[test]
+fn what_is_remembered_is_what_rust_remembers() {
+    let ends = Ends::new(LGRECO_LINK_MEMORY_SAMPLES);
+    let mut setting = CutSetting::new(0, BATCH as u32, FEATURES as u32);
+    setting.forward.memory = LinkMemory::Samples { capacity: 1024, storage: RowStorage::Bf16 };
+    let mut rust = Upstream::new(setting, 0).unwrap();
+    let mut workspace = vec![0; rust.workspace_len()];
+    let (mut message, mut received) = (vec![0; 4096], vec![0.0; BATCH * FEATURES]);
+    for (step, ids) in [[7, 8, 9], [9, 10, LGRECO_UNREMEMBERED], [8, 11, 12]].into_iter().enumerate() {
+        let activations = gradient(step as u32, BATCH * FEATURES);
+        ends.step(&activations, &ids, &mut message, &mut received);
+        let known = ids.map(|id| (id != LGRECO_UNREMEMBERED).then_some(id));
+        let sent = rust.send(Values::F32(&activations), &known, &mut workspace, &mut message).unwrap();
+        rust.forget(sent.ticket).unwrap();
+        rust.commit_step().unwrap();
+    }
+    for end in [ends.above, ends.below] {
+        let (mut ids, mut count) = ([0; 8], 0);
+        // SAFETY: a live handle, and as many places as it says.
+        assert_eq!(unsafe { lgreco_cut_remembered_samples(end, ids.as_mut_ptr(), 8, &raw mut count) }, LGRECO_OK);
+        assert_eq!(ids[..count], rust.remembered_samples().collect::<Vec<_>>());
+        assert_eq!(count, 6);
+        for id in 0..15 {
+            let (mut of_c, mut of_rust, mut found) = (vec![-1.0; FEATURES], vec![-1.0; FEATURES], 99);
+            // SAFETY: as above.
+            let status = unsafe { lgreco_cut_remembered(end, id, of_c.as_mut_ptr(), FEATURES, &raw mut found) };
+            assert_eq!(status, LGRECO_OK);
+            assert_eq!(found == 1, rust.remembered(id, &mut of_rust).unwrap());
+            assert_eq!((of_c, found == 1), (of_rust, (7..=12).contains(&id)));
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! A context of LGRECO_DEVICE_WGPU: rows, tables, payloads and memories are those of the CPU. Needs a GPU, or a driver that
+//! runs on the processor.
+
+use lgreco::*;
+use std::ptr::{null, null_mut};
+
+const ROWS: usize = 64;
+const COLS: usize = 48;
+const ELEMENTS: usize = ROWS * COLS;
+
+/// Numbers without a pattern, in [-1, 1): of full rank.
+fn gradient(step: u32, count: usize) -> Vec<f32> {
+    let mut state = step;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state as i32 as f32 / 2_147_483_648.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// One context of each device: the CPU's, and a GPU's.
+struct Contexts([*mut lgreco_context; 2]);
+
+impl Contexts {
+    fn new() -> Contexts {
+        Contexts([LGRECO_DEVICE_CPU, LGRECO_DEVICE_WGPU].map(|device| {
+            let (options, mut context) = (lgreco_context_options { device, ..Default::default() }, null_mut());
+            // SAFETY: both live.
+            assert_eq!(unsafe { lgreco_context_create(&options, &raw mut context) }, LGRECO_OK, "device {device}");
+            context
+        }))
+    }
+}
+
+impl Drop for Contexts {
+    fn drop(&mut self) {
+        // SAFETY: live handles.
+        self.0.iter_mut().for_each(|context| assert_eq!(unsafe { lgreco_context_destroy(context) }, LGRECO_OK));
+    }
+}
+
+fn settings() -> [lgreco_setting; 9] {
+    [
+        LGRECO_METHOD_DENSE,
+        LGRECO_METHOD_QSGD,
+        LGRECO_METHOD_TOPK,
+        LGRECO_METHOD_POWERSGD,
+        LGRECO_METHOD_ADACOMP,
+        LGRECO_METHOD_LOCO,
+        LGRECO_METHOD_CLT_K,
+        LGRECO_METHOD_HARD_THRESHOLD,
+        LGRECO_METHOD_SIDCO,
+    ]
+    .map(|method| lgreco_setting { method, keep: 100, lambda: 0.9, density: 0.05, bin: 64, ..Default::default() })
+}
+
+fn layer(name: &'static std::ffi::CStr, dims: &[usize; 2], values: &[f32]) -> lgreco_layer {
+    let (name, dims, values) = (name.as_ptr(), dims.as_ptr(), values.as_ptr().cast());
+    lgreco_layer { name, dims, dims_len: 2, values, ..Default::default() }
+}
+
+/// What a compressor on `context` sends, decodes and remembers over some steps.
+fn trace(
+    context: *mut lgreco_context,
+    setting: &lgreco_setting,
+    feedback: lgreco_feedback,
+) -> Vec<(Vec<u8>, Vec<f32>)> {
+    let layer = layer(c"fc1", &[ROWS, COLS], &[]);
+    let options = lgreco_compressor_options { seed: 3, feedback, ..Default::default() };
+    let (mut compressor, mut bound) = (null_mut(), 0);
+    // SAFETY: all live, with their lengths.
+    unsafe {
+        let status = lgreco_compressor_create(context, &layer, setting, &options, &raw mut compressor);
+        assert_eq!(status, LGRECO_OK);
+        assert_eq!(lgreco_compressor_bound(compressor, &raw mut bound), LGRECO_OK);
+        let steps = (0..3).map(|step| {
+            let (mut payload, mut length) = (vec![0; bound], 0);
+            let (values, mut decoded) = (gradient(step, ELEMENTS), vec![0.0; 2 * ELEMENTS]);
+            let (from, to) = (values.as_ptr().cast(), payload.as_mut_ptr());
+            let status = lgreco_compressor_encode(compressor, step, from, to, bound, &raw mut length, null_mut());
+            assert_eq!(status, LGRECO_OK);
+            payload.truncate(length);
+            let to = decoded.as_mut_ptr();
+            let status = lgreco_compressor_decode(compressor, payload.as_ptr(), length, to, ELEMENTS, null_mut());
+            assert_eq!(status, LGRECO_OK);
+            if feedback != LGRECO_FEEDBACK_NONE {
+                assert_eq!(lgreco_compressor_memory(compressor, to.add(ELEMENTS), ELEMENTS), LGRECO_OK);
+            }
+            (payload, decoded)
+        });
+        let steps = steps.collect();
+        assert_eq!(lgreco_compressor_destroy(&raw mut compressor), LGRECO_OK);
+        steps
+    }
+}
+
+/// The handles outlive the contexts. PowerSGD's sums are taken in another order.
+#[test]
+fn payloads_and_memories_are_those_of_the_cpu() {
+    let Contexts([cpu, gpu]) = &Contexts::new();
+    for setting in settings() {
+        for feedback in [LGRECO_FEEDBACK_NONE, LGRECO_FEEDBACK_RESIDUAL, LGRECO_FEEDBACK_EF21] {
+            let refused = matches!(setting.method, LGRECO_METHOD_HARD_THRESHOLD | LGRECO_METHOD_ADACOMP);
+            if feedback == LGRECO_FEEDBACK_EF21 && refused {
+                continue; // no contractions
+            }
+            let (expected, found) = (trace(*cpu, &setting, feedback), trace(*gpu, &setting, feedback));
+            for ((payload, decoded), (other, values)) in expected.iter().zip(&found) {
+                if setting.method == LGRECO_METHOD_POWERSGD {
+                    assert_eq!((payload.len(), &payload[..16]), (other.len(), &other[..16]));
+                    let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-4;
+                    assert!(decoded.iter().zip(values).all(near), "PowerSGD, feedback {feedback}");
+                } else {
+                    assert!(payload == other && decoded == values, "{}, feedback {feedback}", setting.method);
+                }
+            }
+        }
+    }
+}
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-4 * a.abs()
+}
+
+#[test]
+fn rows_are_those_of_the_cpu() {
+    let (values, settings) = (gradient(1, ELEMENTS), settings());
+    let (layer, count) = (layer(c"fc1", &[ROWS, COLS], &values), settings.len());
+    let Contexts(contexts) = &Contexts::new();
+    let [(errors, sizes), (others, same)] = contexts.map(|context| {
+        let (mut errors, mut sizes) = ([0.0; 9], [0; 9]);
+        let (from, to, bits) = (settings.as_ptr(), errors.as_mut_ptr(), sizes.as_mut_ptr());
+        // SAFETY: all live, with their lengths.
+        let status = unsafe { lgreco_measure(context, &layer, from, count, 1, 0, to, bits, null_mut()) };
+        assert_eq!(status, LGRECO_OK);
+        (errors, sizes)
+    });
+    assert_eq!(sizes, same);
+    assert!(errors.iter().zip(&others).all(|(&a, &b)| near(a, b)), "{errors:?}, {others:?}");
+    // What has no kernels is the CPU's; sums of a GPU are not.
+    assert_eq!((errors[0], &errors[4..]), (others[0], &others[4..]));
+    assert_ne!(errors[1..4], others[1..4], "the GPU has not been used");
+}
+
+#[test]
+fn tables_are_those_of_the_cpu() {
+    let (one, two) = (gradient(1, ELEMENTS), gradient(2, ELEMENTS));
+    let layers = [layer(c"fc1", &[ROWS, COLS], &one), layer(c"fc2", &[COLS, ROWS], &two)];
+    for method in [LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD, LGRECO_METHOD_HYBRID] {
+        let search = lgreco_search_options { method, ..Default::default() };
+        let Contexts(contexts) = &Contexts::new();
+        let [expected, found] = contexts.map(|context| {
+            let (mut table, mut view) = (null_mut(), lgreco_table_view::default());
+            // SAFETY: all live; the view's arrays are as long as it says, until the table is destroyed.
+            unsafe {
+                let place = &raw mut table;
+                let status = lgreco_table_measure(context, layers.as_ptr(), 2, &search, place, null_mut());
+                assert_eq!(status, LGRECO_OK);
+                assert_eq!(lgreco_table_get(table, &raw mut view), LGRECO_OK);
+                let ends = std::slice::from_raw_parts(view.ends, view.layers).to_vec();
+                let choices = std::slice::from_raw_parts(view.choices, ends[1]).to_vec();
+                assert_eq!(lgreco_table_destroy(&raw mut table), LGRECO_OK);
+                (ends, choices)
+            }
+        });
+        assert_eq!(expected.0, found.0);
+        for (a, b) in expected.1.iter().zip(&found.1) {
+            assert!(a.size == b.size && near(a.error, b.error), "method {method}: {} and {}", a.error, b.error);
+        }
+    }
+}
+
+unsafe extern "C" fn reduce(_: *mut std::ffi::c_void, _: *mut f32, _: usize, _: *mut std::ffi::c_void) -> i32 {
+    0
+}
+
+unsafe extern "C" fn gather(
+    _: *mut std::ffi::c_void,
+    own: *const u8,
+    lens: *const u64,
+    to: *mut u8,
+    _: *mut std::ffi::c_void,
+) -> i32 {
+    // SAFETY: a group of one: `lens` has one entry, and both arrays are as long as it says.
+    unsafe { own.copy_to(to, *lens as usize) };
+    0
+}
+
+unsafe extern "C" fn broadcast(
+    _: *mut std::ffi::c_void,
+    _: u32,
+    _: *mut u8,
+    _: usize,
+    _: *mut std::ffi::c_void,
+) -> i32 {
+    0
+}
+
+/// A controller decides on the GPU's rows, also when the context is gone.
+#[test]
+fn decisions_are_those_of_the_cpu() {
+    let collective = lgreco_collective {
+        all_reduce_sum: Some(reduce),
+        all_gather: Some(gather),
+        broadcast: Some(broadcast),
+        ..Default::default()
+    };
+    let options = lgreco_controller_options { warmup: 2, period: 3, ..Default::default() };
+    let layers = [layer(c"fc1", &[ROWS, COLS], &[]), layer(c"fc2", &[COLS, ROWS], &[])];
+    let contexts = Contexts::new();
+    let mut controllers = contexts.0.map(|context| {
+        let mut controller = null_mut();
+        // SAFETY: all live.
+        let status = unsafe {
+            let place = &raw mut controller;
+            lgreco_controller_create(context, &collective, layers.as_ptr(), 2, &options, place)
+        };
+        assert_eq!(status, LGRECO_OK);
+        controller
+    });
+    drop(contexts);
+    let decisions = controllers.each_mut().map(|controller| {
+        let mut decision = lgreco_decision::default();
+        // SAFETY: a live handle, and as many values as its layers have.
+        unsafe {
+            for step in 0..3 {
+                let mut values = [gradient(step, ELEMENTS), gradient(step + 9, ELEMENTS)];
+                let pointers = values.each_mut().map(|values| values.as_mut_ptr().cast());
+                let from = pointers.as_ptr();
+                let (report, none) = (null_mut(), null_mut());
+                let status = lgreco_controller_step(*controller, &collective, from, 2, 0.1, report, none);
+                assert_eq!(status, LGRECO_OK);
+            }
+            assert_eq!(lgreco_controller_decision(*controller, &raw mut decision), LGRECO_OK);
+            assert_eq!(lgreco_controller_destroy(controller), LGRECO_OK);
+        }
+        decision
+    });
+    let [cpu, gpu] = decisions;
+    assert_eq!((cpu.planned, cpu.size, cpu.uncompressed_size), (gpu.planned, gpu.size, gpu.uncompressed_size));
+    assert!(near(cpu.budget, gpu.budget) && near(cpu.error, gpu.error));
+    assert_ne!(cpu.budget, gpu.budget, "the GPU has not been used");
+}
+
+#[test]
+fn a_machine_has_one_such_device() {
+    let mut context = null_mut();
+    for (device, device_index, status) in [
+        (LGRECO_DEVICE_WGPU, 1, LGRECO_UNAVAILABLE),
+        (LGRECO_DEVICE_CUDA, 0, LGRECO_NOT_BUILT_IN),
+        (3, 0, LGRECO_UNKNOWN_CONSTANT),
+    ] {
+        let options = lgreco_context_options { device, device_index, ..Default::default() };
+        // SAFETY: both live.
+        assert_eq!(unsafe { lgreco_context_create(&options, &raw mut context) }, status);
+        assert!(context.is_null());
+    }
+    // SAFETY: NULL and a place.
+    assert_eq!(unsafe { lgreco_context_create(null(), &raw mut context) }, LGRECO_OK);
+    // SAFETY: a live handle.
+    assert_eq!(unsafe { lgreco_context_destroy(&raw mut context) }, LGRECO_OK);
+}

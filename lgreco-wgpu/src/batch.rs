@@ -1,0 +1,257 @@
+//! Batches of work for a device: recorded, submitted together, with every error caught.
+
+use crate::Error;
+use crate::gpu::{Gpu, SLOT, SLOTS};
+use crate::kernels::Kernel;
+use crate::memory::Scratch;
+use bytemuck::Pod;
+use std::num::NonZero;
+use std::sync::{Arc, Mutex};
+use wgpu::{Buffer, BufferBinding, BufferUsages};
+
+/// Work recorded to be submitted together, with every error it meets caught.
+pub(crate) struct Batch<'g> {
+    pub(crate) gpu: &'g mut Gpu,
+    encoder: wgpu::CommandEncoder,
+    parameters: Vec<u8>,
+    scopes: [wgpu::ErrorScopeGuard; 3],
+}
+
+/// Part of a buffer, as a kernel sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) buffer: Buffer,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+}
+
+impl From<&Buffer> for Part {
+    fn from(buffer: &Buffer) -> Self {
+        Part { buffer: buffer.clone(), offset: 0, size: buffer.size() }
+    }
+}
+
+impl<'g> Batch<'g> {
+    pub(crate) fn new(gpu: &'g mut Gpu) -> Result<Self, Error> {
+        gpu.check_lost()?;
+        let filters = [wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::Validation];
+        let mut scopes = filters.map(|filter| gpu.device.push_error_scope(filter));
+        // Scopes end, here and when they are dropped, in the order of the array.
+        scopes.reverse();
+        let encoder = gpu.device.create_command_encoder(&Default::default());
+        if std::mem::replace(&mut gpu.unfinished, true) {
+            // Buffers of a batch that failed may be invalid, or still mapped.
+            gpu.memory.forget();
+        }
+        Ok(Batch { gpu, encoder, parameters: Vec::new(), scopes })
+    }
+
+    /// A scratch buffer of at least `bytes` that fits a binding; what it held is lost.
+    pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Buffer, Error> {
+        let largest = self.gpu.largest_binding();
+        if bytes > largest {
+            let limit = "max_storage_buffer_binding_size";
+            return Err(Error::TooLarge { what: "a table", bytes, limit, largest });
+        }
+        self.gpu.scratch(name, bytes)
+    }
+
+    /// A buffer of at least `size` bytes, with any content, until the batch ends.
+    pub(crate) fn buffer(&mut self, size: u64, usage: BufferUsages) -> Result<Buffer, Error> {
+        self.gpu.take(size, usage)
+    }
+
+    /// A part of a buffer that holds `bytes`, padded to words.
+    pub(crate) fn upload(&mut self, bytes: &[u8]) -> Result<Part, Error> {
+        let size = (bytes.len() as u64).next_multiple_of(4).max(4);
+        let buffer = self.buffer(size, BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
+        self.write(&buffer, 0, bytes);
+        Ok(Part { buffer, offset: 0, size })
+    }
+
+    /// Writes `bytes`, padded to words, at `offset`, before anything of the current submission.
+    pub(crate) fn write(&mut self, buffer: &Buffer, offset: u64, bytes: &[u8]) {
+        if self.gpu.rehearsing {
+            return;
+        }
+        let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
+        if !words.is_empty() {
+            self.gpu.queue.write_buffer(buffer, offset, words);
+        }
+        if !rest.is_empty() {
+            let mut last = [0; 4];
+            last[..rest.len()].copy_from_slice(rest);
+            self.gpu.queue.write_buffer(buffer, offset + words.len() as u64, &last);
+        }
+    }
+
+    pub(crate) fn clear(&mut self, buffer: &Buffer, bytes: u64) {
+        if !self.gpu.rehearsing {
+            self.encoder.clear_buffer(buffer, 0, Some(bytes.next_multiple_of(4)));
+        }
+    }
+
+    pub(crate) fn copy(&mut self, from: &Buffer, at: u64, to: &Buffer, to_at: u64, bytes: u64) {
+        if bytes > 0 && !self.gpu.rehearsing {
+            self.encoder.copy_buffer_to_buffer(from, at, to, to_at, Some(bytes.next_multiple_of(4)));
+        }
+    }
+
+    pub(crate) fn dispatch<P: Pod>(&mut self, kernel: Kernel, parameters: P, bindings: &[(u32, Part)], groups: usize) {
+        self.dispatch_3d(kernel, parameters, bindings, [groups, 1, 1]);
+    }
+
+    pub(crate) fn dispatch_3d<P: Pod>(
+        &mut self,
+        kernel: Kernel,
+        parameters: P,
+        bindings: &[(u32, Part)],
+        groups: [usize; 3],
+    ) {
+        if groups.contains(&0) {
+            return;
+        }
+        if self.gpu.rehearsing {
+            self.gpu.kernels.get(&self.gpu.device, kernel);
+            return;
+        }
+        if self.parameters.len() == SLOT * SLOTS {
+            self.submit();
+        }
+        let at = self.parameters.len();
+        self.parameters.extend_from_slice(bytemuck::bytes_of(&parameters));
+        self.parameters.resize(at + SLOT, 0);
+        let pipeline = self.gpu.kernels.get(&self.gpu.device, kernel);
+        let bind = |buffer, offset, size| {
+            wgpu::BindingResource::Buffer(BufferBinding { buffer, offset, size: NonZero::new(size) })
+        };
+        let parameters = bind(&self.gpu.parameters, at as u64, size_of::<P>() as u64);
+        let entries: Vec<_> = [wgpu::BindGroupEntry { binding: 0, resource: parameters }]
+            .into_iter()
+            .chain(bindings.iter().map(|(binding, part)| wgpu::BindGroupEntry {
+                binding: *binding,
+                resource: bind(&part.buffer, part.offset, part.size),
+            }))
+            .collect();
+        let group = self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(kernel.entry),
+            layout: &pipeline.get_bind_group_layout(0),
+            entries: &entries,
+        });
+        let mut pass = self.encoder.begin_compute_pass(&Default::default());
+        pass.set_pipeline(pipeline);
+        pass.set_bind_group(0, &group, &[]);
+        let [x, y, z] = groups.map(|count| count as u32);
+        pass.dispatch_workgroups(x, y, z);
+    }
+
+    /// Hands over what is recorded.
+    pub(crate) fn submit(&mut self) {
+        let next = self.gpu.device.create_command_encoder(&Default::default());
+        let commands = std::mem::replace(&mut self.encoder, next).finish();
+        if !self.parameters.is_empty() {
+            self.gpu.queue.write_buffer(&self.gpu.parameters, 0, &self.parameters);
+            self.parameters.clear();
+        }
+        self.gpu.queue.submit([commands]);
+        #[cfg(test)]
+        {
+            self.gpu.submissions += 1;
+        }
+    }
+
+    /// Waits for what is submitted; all buffers taken may then be taken again.
+    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+        self.gpu.memory.give_back();
+        if self.gpu.rehearsing {
+            return Ok(());
+        }
+        self.submit();
+        self.gpu.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|error| Error::Refused(error.to_string()))?;
+        self.gpu.check_lost()
+    }
+
+    /// Submits, waits and returns the bytes of `parts`, one after another, all sizes and offsets multiples of 4.
+    pub(crate) fn read(mut self, parts: &[Part]) -> Result<Vec<u8>, Error> {
+        let total: u64 = parts.iter().map(|part| part.size).sum();
+        let mut bytes = Vec::with_capacity(total as usize);
+        let result = self.collect(parts, &mut bytes);
+        // What the device says of its own accord comes before what follows from it.
+        let Batch { gpu, scopes, .. } = self;
+        let errors = scopes.into_iter().map(|scope| pollster::block_on(scope.pop())).collect::<Vec<_>>();
+        gpu.check_lost()?;
+        match errors.into_iter().flatten().next() {
+            Some(error) => return Err(error.into()),
+            None => result?,
+        }
+        gpu.memory.give_back();
+        gpu.unfinished = false;
+        Ok(bytes)
+    }
+
+    fn collect(&mut self, parts: &[Part], bytes: &mut Vec<u8>) -> Result<(), Error> {
+        let mut staged = Vec::new();
+        for group in in_groups(parts) {
+            let size = group.iter().map(|part| part.size).sum();
+            let target = self.buffer(size, BufferUsages::MAP_READ | BufferUsages::COPY_DST)?;
+            let mut at = 0;
+            for part in group {
+                self.copy(&part.buffer, part.offset, &target, at, part.size);
+                at += part.size;
+            }
+            staged.push((target, size));
+        }
+        if self.gpu.rehearsing {
+            bytes.resize(bytes.capacity(), 0);
+            return Ok(());
+        }
+        self.submit();
+        #[cfg(test)]
+        {
+            self.gpu.reads += staged.len();
+        }
+        let outcomes = Arc::new(Mutex::new(Vec::new()));
+        for (target, _) in &staged {
+            let outcomes = Arc::clone(&outcomes);
+            target.map_async(wgpu::MapMode::Read, .., move |result| {
+                if let Ok(mut outcomes) = outcomes.lock() {
+                    outcomes.push(result);
+                }
+            });
+        }
+        let refused = |error: &dyn std::fmt::Display| Error::Refused(error.to_string());
+        self.gpu.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|error| refused(&error))?;
+        let outcomes = outcomes.lock().map(|outcomes| outcomes.clone()).unwrap_or_default();
+        if outcomes.len() < staged.len() {
+            return Err(refused(&"a buffer was not mapped"));
+        }
+        outcomes.into_iter().collect::<Result<(), _>>().map_err(|error| refused(&error))?;
+        for (target, size) in &staged {
+            bytes.extend_from_slice(&target.get_mapped_range(..*size).map_err(|error| refused(&error))?);
+            target.unmap();
+        }
+        Ok(())
+    }
+}
+
+/// Cuts `parts` into groups of at most 64 MiB each.
+fn in_groups(parts: &[Part]) -> Vec<Vec<Part>> {
+    const MOST: u64 = 64 << 20;
+    let mut groups: Vec<Vec<Part>> = Vec::new();
+    let mut room = 0;
+    for part in parts {
+        let mut part = part.clone();
+        while part.size > 0 {
+            if room == 0 {
+                groups.push(Vec::new());
+                room = MOST;
+            }
+            let size = part.size.min(room);
+            groups.last_mut().expect("a group with room").push(Part { size, ..part.clone() });
+            part.offset += size;
+            part.size -= size;
+            room -= size;
+        }
+    }
+    groups
+}

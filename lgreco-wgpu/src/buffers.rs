@@ -1,0 +1,187 @@
+//! The backend on the embedder's buffers.
+
+use crate::Error;
+use crate::backend::WgpuBackend;
+use crate::batch::Batch;
+use crate::codec::{decode, encode};
+use crate::rows::{Work, measure};
+use crate::tensor::{BufferGradient, Input, Tensor};
+use lgreco_core::compress::wire::Payload;
+use lgreco_core::compress::{Candidates, Setting};
+use lgreco_core::rng::Stream;
+use wgpu::{Buffer, BufferUsages};
+
+/// A row to measure of a gradient that lies on the device; see [`Job`](lgreco_core::backend::Job).
+///
+/// ```
+/// use lgreco_core::compress::Candidates;
+/// use lgreco_core::{gradient::Dtype, rng::Stream};
+/// use lgreco_wgpu::{BufferGradient, BufferJob};
+/// fn densities(gradient: BufferGradient<'_>) -> BufferJob<'_> {
+///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };
+///     BufferJob { gradient, candidates, stream: Stream::default() }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct BufferJob<'a> {
+    /// The layer's gradient.
+    pub gradient: BufferGradient<'a>,
+    /// What it is to be measured under.
+    pub candidates: Candidates<'a>,
+    /// Source of start matrices.
+    pub stream: Stream,
+}
+
+/// An error and the job of the batch it happened in.
+///
+/// ```
+/// use lgreco_wgpu::{BufferJobError, Error};
+/// let failed = BufferJobError { job: 2, error: Error::Lost("reset".into()) };
+/// assert_eq!(failed.to_string(), "job 2: the device is lost: reset");
+/// ```
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("job {job}: {error}")]
+pub struct BufferJobError {
+    /// Index of the job in its batch; 0 when the batch as a whole failed.
+    pub job: usize,
+    /// What went wrong.
+    pub error: Error,
+}
+
+impl WgpuBackend {
+    /// [`reserve`](WgpuBackend::reserve) for [`measure_buffers`](WgpuBackend::measure_buffers), which uploads nothing.
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Candidates, topk::TopK};
+    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default()); // an embedder has a real one
+    /// let mut backend = WgpuBackend::with_device(device, queue)?;
+    /// let buffer = backend.device().create_buffer(&wgpu::BufferDescriptor {
+    ///     label: None,
+    ///     size: 4 * 4096,
+    ///     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
+    ///     mapped_at_creation: false,
+    /// });
+    /// let gradient = BufferGradient { buffer: &buffer, offset: 0, dtype: Dtype::F32, shape: Shape::new(64, 64)? };
+    /// let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[41, 410] };
+    /// let bytes = backend.reserve_buffers(&[BufferJob { gradient, candidates, stream: Stream::default() }])?;
+    /// println!("{} MiB of tables", bytes >> 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`reserve`](WgpuBackend::reserve).
+    pub fn reserve_buffers(&mut self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
+        self.reserve_for(&device_work(jobs))
+    }
+
+    /// [`Backend::measure`](lgreco_core::backend::Backend::measure) for gradients on the device: only the rows come
+    /// back.
+    ///
+    /// ```
+    /// use lgreco_core::backend::Backend;
+    /// use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco_core::gradient::{Dtype, Shape};
+    /// use lgreco_core::rng::Stream;
+    /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
+    /// # let mut backend = WgpuBackend::with_device(device, queue)?;
+    /// let buffer = backend.device().create_buffer(&wgpu::BufferDescriptor {
+    ///     label: None,
+    ///     size: 4 * 4096,
+    ///     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+    ///     mapped_at_creation: false,
+    /// }); // zeros; a trainer's kernels would fill it
+    /// let gradient = BufferGradient { buffer: &buffer, offset: 0, dtype: Dtype::F32, shape: Shape::new(64, 64)? };
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    /// let mut row = [f64::NAN; 2];
+    /// backend.measure_buffers(&[BufferJob { gradient, candidates, stream: Stream::default() }], &mut row)?;
+    /// assert_eq!(row, [0.0; 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The first job that fails, with its reason.
+    pub fn measure_buffers(&mut self, jobs: &[BufferJob<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
+        measure(self.gpu(), &device_work(jobs), rows).map_err(|(job, error)| BufferJobError { job, error })
+    }
+
+    /// [`Backend::encode`](lgreco_core::backend::Backend::encode) for a gradient on the device: only the payload comes
+    /// back.
+    ///
+    /// ```
+    /// use lgreco_core::backend::Backend;
+    /// use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco_core::gradient::{Dtype, Shape};
+    /// use lgreco_core::rng::Stream;
+    /// use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
+    /// # let mut backend = WgpuBackend::with_device(device, queue)?;
+    /// let buffer = backend.device().create_buffer(&wgpu::BufferDescriptor {
+    ///     label: None,
+    ///     size: 4 * 4096,
+    ///     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+    ///     mapped_at_creation: false,
+    /// }); // zeros; a trainer's kernels would fill it
+    /// let gradient = BufferGradient { buffer: &buffer, offset: 0, dtype: Dtype::F32, shape: Shape::new(64, 64)? };
+    /// let setting = Setting::Qsgd(Qsgd::default());
+    /// let mut payload = vec![0; setting.payload_len(gradient.shape, gradient.dtype)?];
+    /// backend.encode_buffer(&setting, &gradient, Stream::default(), &mut payload)?;
+    /// backend.decode_to_buffer(&payload, &buffer, 0)?; // what the receivers will have
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), and those of the device.
+    pub fn encode_buffer(
+        &mut self,
+        setting: &Setting,
+        gradient: &BufferGradient<'_>,
+        stream: Stream,
+        payload: &mut [u8],
+    ) -> Result<usize, Error> {
+        encode(self.gpu(), setting, &Input::Device(*gradient), stream, payload)
+    }
+
+    /// Decodes a payload into f32 values of `buffer` (usage `COPY_DST`) from byte `offset`, a multiple of 4, on.
+    /// Nothing of them may be used when an error is returned. [`encode_buffer`](WgpuBackend::encode_buffer) has an
+    /// example.
+    ///
+    /// # Errors
+    /// As [`decode`](lgreco_core::compress::decode), and those of the device.
+    pub fn decode_to_buffer(&mut self, payload: &[u8], buffer: &Buffer, offset: u64) -> Result<(), Error> {
+        let parsed = Payload::parse(payload)?;
+        let bytes = 4 * parsed.header.shape.elements() as u64;
+        if !buffer.usage().contains(BufferUsages::COPY_DST) {
+            return Err(Error::Buffer { what: "needs the usage COPY_DST" });
+        }
+        if !offset.is_multiple_of(4) {
+            return Err(Error::Buffer { what: "is to be written at an offset that is no multiple of 4" });
+        }
+        if offset.checked_add(bytes).is_none_or(|end| end > buffer.size()) {
+            return Err(Error::Buffer { what: "ends before the values do" });
+        }
+        let elements = parsed.header.shape.elements();
+        if elements > 0
+            && decode(self.gpu(), payload, &parsed, Some(Tensor::of_buffer(buffer, offset, elements)))?.is_some()
+        {
+            return Ok(());
+        }
+        let mut values = vec![0.0f32; elements];
+        lgreco_core::compress::decode(payload, &mut values)?;
+        let mut batch = Batch::new(self.gpu())?;
+        batch.write(buffer, offset, bytemuck::cast_slice(&values));
+        batch.read(&[]).map(|_| ())
+    }
+}
+
+fn device_work<'a>(jobs: &[BufferJob<'a>]) -> Vec<Work<'a>> {
+    jobs.iter().map(|job| Work::new(Input::Device(job.gradient), job.candidates, job.stream)).collect()
+}

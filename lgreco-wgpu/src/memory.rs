@@ -1,0 +1,121 @@
+//! Memory of the device that is kept from call to call: scratch buffers by name, others by size and usage.
+
+use crate::Error;
+use std::collections::HashMap;
+use wgpu::{Buffer, BufferDescriptor, BufferUsages};
+
+/// Buffers that live from batch to batch; their content does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scratch {
+    Results,
+    Extremes,
+    Grids,
+    Words,
+    Output,
+    Totals,
+    MoreTotals,
+    Bins,
+    Slots,
+    Fine,
+    Prefix,
+    State,
+    Blocks,
+    Positions,
+    P,
+    Q,
+    Partial,
+    Inner,
+    Offered,
+    Decoded,
+}
+
+/// What a device's buffers may measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Largest {
+    pub(crate) binding: u64,
+    pub(crate) buffer: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Memory {
+    scratch: HashMap<Scratch, Buffer>,
+    free: HashMap<(BufferUsages, u64), Vec<Buffer>>,
+    taken: Vec<Buffer>,
+    #[cfg(test)]
+    pub(crate) created: usize,
+}
+
+impl Memory {
+    /// The scratch buffer `name` of at least `bytes`; what it held is lost.
+    pub(crate) fn scratch(
+        &mut self,
+        device: &wgpu::Device,
+        largest: Largest,
+        name: Scratch,
+        bytes: u64,
+    ) -> Result<Buffer, Error> {
+        if let Some(buffer) = self.scratch.get(&name).filter(|buffer| buffer.size() >= bytes) {
+            return Ok(buffer.clone());
+        }
+        let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+        let buffer = self.create(device, rounded(bytes, largest)?, usage);
+        self.scratch.insert(name, buffer.clone());
+        Ok(buffer)
+    }
+
+    /// A buffer of at least `bytes`, with any content, until [`give_back`](Memory::give_back).
+    pub(crate) fn take(
+        &mut self,
+        device: &wgpu::Device,
+        largest: Largest,
+        bytes: u64,
+        usage: BufferUsages,
+    ) -> Result<Buffer, Error> {
+        let size = rounded(bytes, largest)?;
+        let buffer = match self.free.get_mut(&(usage, size)).and_then(Vec::pop) {
+            Some(buffer) => buffer,
+            None => self.create(device, size, usage),
+        };
+        self.taken.push(buffer.clone());
+        Ok(buffer)
+    }
+
+    /// All buffers taken may be taken again.
+    pub(crate) fn give_back(&mut self) {
+        for buffer in self.taken.drain(..) {
+            self.free.entry((buffer.usage(), buffer.size())).or_default().push(buffer);
+        }
+    }
+
+    /// Frees all buffers, once the device is done with them.
+    pub(crate) fn forget(&mut self) {
+        self.scratch.clear();
+        self.free.clear();
+        self.taken.clear();
+    }
+
+    /// Bytes of all buffers.
+    pub(crate) fn held(&self) -> u64 {
+        let free = self.free.values().flatten();
+        self.scratch.values().chain(free).chain(&self.taken).map(Buffer::size).sum()
+    }
+
+    fn create(&mut self, device: &wgpu::Device, size: u64, usage: BufferUsages) -> Buffer {
+        #[cfg(test)]
+        {
+            self.created += 1;
+        }
+        device.create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+    }
+}
+
+/// The size of the buffer for `bytes`: up to a quarter more, so that few sizes serve all, and what fits a binding still
+/// does.
+fn rounded(bytes: u64, largest: Largest) -> Result<u64, Error> {
+    if bytes > largest.buffer {
+        return Err(Error::TooLarge { what: "a buffer", bytes, limit: "max_buffer_size", largest: largest.buffer });
+    }
+    let step = (bytes.next_power_of_two() / 8).max(16);
+    let most = if bytes <= largest.binding { largest.binding } else { largest.buffer / 4 * 4 };
+    Ok(bytes.next_multiple_of(step).min(most).max(16))
+}

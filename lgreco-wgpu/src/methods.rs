@@ -1,0 +1,30 @@
+//! Names of methods, for those that have no kernels.
+
+use lgreco_core::compress::{Candidates, Setting};
+
+pub(crate) fn of_setting(setting: &Setting) -> &'static str {
+    match setting {
+        Setting::Dense => "dense",
+        Setting::Qsgd(_) => "QSGD",
+        Setting::TopK(_) => "TopK",
+        Setting::PowerSgd(_) => "PowerSGD",
+        Setting::CltK(_) => "CLT-k",
+        Setting::HardThreshold(_) => "hard threshold",
+        Setting::AdaComp(_) => "AdaComp",
+        Setting::LoCo(_) => "LoCo",
+        Setting::Sidco(_) => "SIDCo",
+    }
+}
+
+pub(crate) fn of_candidates(candidates: &Candidates<'_>) -> &'static str {
+    match candidates {
+        Candidates::Qsgd { .. } => "QSGD",
+        Candidates::TopK { .. } => "TopK",
+        Candidates::PowerSgd { .. } => "PowerSGD",
+        Candidates::CltK { .. } => "CLT-k",
+        Candidates::HardThreshold { .. } => "hard threshold",
+        Candidates::AdaComp { .. } => "AdaComp",
+        Candidates::LoCo { .. } => "LoCo",
+        Candidates::Sidco { .. } => "SIDCo",
+    }
+}

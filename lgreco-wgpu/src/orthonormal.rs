@@ -1,0 +1,42 @@
+//! How `powersgd_orthonormal.wgsl` is divided into workgroups and dispatches.
+
+use std::ops::Range;
+
+/// Iterations of loops in a dispatch; drivers may end loops after 65,535.
+const MOST_ITERATIONS: usize = 40_000;
+
+/// Rows of a factor that one workgroup makes orthonormal: all while there is little to do, else few.
+pub(crate) fn stretch(rows: usize, rank: usize, most_groups: usize) -> usize {
+    const LITTLE: usize = 1 << 16;
+    if rows * rank <= LITTLE { rows } else { 512.max(rows.div_ceil(most_groups.min(256))) }
+}
+
+/// The steps of orthonormalisation that run in one dispatch each: one where several workgroups have to wait for each
+/// other, else as many as loops are allowed.
+pub(crate) fn dispatches(rows: usize, rank: usize, stretch: usize) -> Vec<Range<usize>> {
+    let steps = 3 * rank + 1;
+    if stretch < rows {
+        return (0..steps).map(|step| step..step + 1).collect();
+    }
+    let mut dispatches: Vec<Range<usize>> = Vec::new();
+    let mut left = 0;
+    for step in 0..steps {
+        let cost = iterations(stretch, 1, step / 3);
+        match dispatches.last_mut() {
+            Some(last) if cost <= left => last.end = step + 1,
+            _ => {
+                dispatches.push(step..step + 1);
+                left = MOST_ITERATIONS;
+            }
+        }
+        left = left.saturating_sub(cost);
+    }
+    dispatches
+}
+
+/// Iterations of loops that one step for `column` takes at most, with `chunks` stretches of rows.
+pub(crate) fn iterations(stretch: usize, chunks: usize, column: usize) -> usize {
+    let rows = stretch.div_ceil(256);
+    let gather = (column + 1).div_ceil(256) * (1 + chunks);
+    1 + gather + rows * (4 + column / 4) + (column + 1).div_ceil(4) * (1 + rows + 8)
+}

@@ -1,0 +1,57 @@
+// What the lanes of a workgroup find out together, a subgroup at a time: `lanes.wgsl` for devices with subgroups.
+// Right for subgroups of any width, with lanes that do not run, and in any order of lanes.
+
+struct Lane {
+    @builtin(local_invocation_index) index: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+}
+
+var<workgroup> of_subgroups: array<vec2<u32>, 256>;
+
+// Makes x, the same in all lanes of a subgroup, known to all. Whoever calls it has waited for the workgroup: until
+// nobody reads what was shared before, and lanes that took different ways are together again.
+fn share(lane: Lane, x: vec2<u32>) {
+    if (subgroupExclusiveAdd(1u) == 0u) {
+        of_subgroups[lane.subgroup] = x;
+    }
+    workgroupBarrier();
+}
+
+// The sum over all lanes of a workgroup of `lanes`, a power of two.
+fn sum_of(lane: Lane, lanes: u32, x: vec2<u32>) -> vec2<u32> {
+    workgroupBarrier();
+    share(lane, subgroupAdd(x));
+    var sum = vec2<u32>(0u, 0u);
+    for (var other = 0u; other < lane.subgroups; other++) {
+        sum += of_subgroups[other];
+    }
+    return sum;
+}
+
+// The largest x of all lanes.
+fn largest_of(lane: Lane, lanes: u32, x: u32) -> u32 {
+    workgroupBarrier();
+    share(lane, vec2<u32>(subgroupMax(x), 0u));
+    var largest = 0u;
+    for (var other = 0u; other < lane.subgroups; other++) {
+        largest = max(largest, of_subgroups[other].x);
+    }
+    return largest;
+}
+
+// The lane's place in the order of `sum_before`.
+fn place(lane: Lane) -> u32 {
+    return sum_before(lane, vec2<u32>(1u, 0u)).x;
+}
+
+// The sum over the lanes of smaller places: those of earlier subgroups, and earlier ones of its own.
+fn sum_before(lane: Lane, x: vec2<u32>) -> vec2<u32> {
+    workgroupBarrier();
+    share(lane, subgroupAdd(x));
+    var sum = subgroupExclusiveAdd(x);
+    for (var other = 0u; other < lane.subgroup; other++) {
+        sum += of_subgroups[other];
+    }
+    return sum;
+}

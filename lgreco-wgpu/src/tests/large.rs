@@ -1,0 +1,96 @@
+//! Rows of 2^24 values, of kinds that sums in f32 go wrong for, against the core's f64.
+
+use super::backend;
+use lgreco_core::backend::{Backend, Job, JobError, Portable};
+use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+
+const ELEMENTS: usize = 1 << 24;
+
+/// What an addition may err by, relative to a sum of numbers >= 0.
+const ADDITION: f64 = 1.0 / (1 << 23) as f64;
+/// Depth of QSGD's sums: 32 values of an invocation, their 32 buckets at most, 64 invocations; then twice 64 records of
+/// as many lanes. Some roundings more for the terms.
+const QSGD: f64 = (32 + 32 + 6 + 2 * (64 + 6) + 10) as f64 * ADDITION;
+/// Of TopK's: shares of 70 bins twice, 16 of 16 shares, 16 of 32 bins of level 2, 16 of 16 of level 3; and what the
+/// spread inside bins hides.
+const TOPK: f64 = (70 + 32 + 70 + 48 + 32 + 10) as f64 * ADDITION + 1.0 / (1 << 15) as f64;
+
+/// Bits that look random; a permutation.
+fn mixed(i: usize) -> u32 {
+    let x = (i as u32 ^ 0x5bd1_e995).wrapping_mul(0x9e37_79b1);
+    (x ^ x >> 15).wrapping_mul(0x85eb_ca77)
+}
+
+/// In [-1, 1).
+fn draw(i: usize) -> f32 {
+    mixed(i) as i32 as f32 / 2_147_483_648.0
+}
+
+/// Asserts that rows of all `value(i)` are the core's, or that both refuse them alike.
+fn check(value: impl Fn(usize) -> f32) {
+    let Some(mut backend) = backend() else { return };
+    let values: Vec<f32> = (0..ELEMENTS).map(value).collect();
+    let gradient = Gradient::new(Values::F32(&values), Shape::new(4096, 4096).unwrap()).unwrap();
+    let keeps: Vec<u32> = (1..=100).map(|i| i * (ELEMENTS as u32 / 1000)).collect();
+    for (candidates, bound) in [
+        (Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] }, QSGD),
+        (Candidates::TopK { values: Dtype::F32, keeps: &keeps }, TOPK),
+    ] {
+        assert!(bound < super::ROWS);
+        let jobs = [Job { gradient, candidates, stream: Stream::default() }];
+        let run = |backend: &mut dyn Backend| -> Result<Vec<f64>, JobError> {
+            let mut row = vec![f64::NAN; candidates.len()];
+            let mut workspace = vec![0; backend.workspace_len(&jobs)];
+            backend.measure(&jobs, &mut workspace, &mut row).map(|()| row)
+        };
+        match (run(&mut backend), run(&mut Portable)) {
+            (Ok(found), Ok(expected)) => {
+                let close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= bound * b);
+                assert!(close, "{candidates:?}: {found:?}, not {expected:?}");
+            }
+            (found, expected) => assert_eq!(found, expected),
+        }
+    }
+}
+
+#[test]
+fn bell_shaped() {
+    check(|i| draw(i) * draw(i + 1) * draw(i + 2));
+}
+
+#[test]
+fn magnitudes_from_1e_30_to_1e30() {
+    check(|i| draw(i) * 10f32.powi((mixed(i + 7) % 61) as i32 - 30));
+}
+
+#[test]
+fn magnitudes_that_grow_from_1e_30_to_1e30() {
+    check(|i| (1.0 + draw(i).abs()) * 10f32.powi((i >> 18) as i32 - 30));
+}
+
+#[test]
+fn all_equal() {
+    check(|_| 0.3);
+}
+
+#[test]
+fn all_zero() {
+    check(|i| if i % 3 == 0 { -0.0 } else { 0.0 });
+}
+
+#[test]
+fn one_spike() {
+    check(|i| if i == 12_345_678 { -7.25 } else { 0.0 });
+}
+
+#[test]
+fn a_spike_over_noise() {
+    check(|i| if i == 12_345_678 { 1e30 } else { 1e-30 * draw(i) });
+}
+
+#[test]
+fn infinity_at_the_end() {
+    check(|i| if i + 2 >= ELEMENTS { f32::INFINITY } else { draw(i) });
+}

@@ -1,0 +1,125 @@
+//! What a device is asked for: memory once, few submissions, one readback per table.
+
+use super::backend;
+use crate::{BufferGradient, BufferJob, BufferResidual, WgpuBackend};
+use lgreco_core::backend::{Backend, Job, Portable};
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::feedback::Storage;
+use lgreco_core::gradient::Dtype;
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::Tensor;
+use lgreco_core::testing::powersgd::uniform;
+
+fn noop() -> WgpuBackend {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    WgpuBackend::with_device(device, queue).unwrap()
+}
+
+/// A device that does nothing, and the adapter's if there is one.
+fn backends() -> impl Iterator<Item = WgpuBackend> {
+    [Some(noop()), backend()].into_iter().flatten()
+}
+
+/// The layers of a transformer, sides divided by 16.
+fn layers() -> Vec<Tensor> {
+    let block = [(144, 48), (48, 48), (192, 48), (48, 192), (48, 1), (144, 1), (192, 1), (48, 1), (3, 16), (48, 3)];
+    (0..15)
+        .flat_map(|number| block.map(|(rows, cols)| Tensor::new(&uniform(rows * cols, number), rows, cols)))
+        .collect()
+}
+
+fn jobs(layers: &[Tensor], dtype: usize) -> Vec<Job<'_>> {
+    let candidates = [
+        Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] },
+        Candidates::TopK { values: Dtype::F32, keeps: &[1, 5, 24, 48] },
+        Candidates::PowerSgd { iterations: 1, ranks: &[1, 2, 4, 8, 16] },
+    ];
+    let gradients = layers.iter().map(|layer| layer.gradients()[dtype]);
+    let job = |gradient| candidates.map(|candidates| Job { gradient, candidates, stream: Stream::default() });
+    gradients.flat_map(job).collect()
+}
+
+fn row_len(jobs: &[Job<'_>]) -> usize {
+    jobs.iter().map(|job| job.candidates.len()).sum()
+}
+
+#[test]
+fn memory_is_reserved_before_the_first_measurement() {
+    let layers = layers();
+    let jobs = jobs(&layers, 0);
+    for mut backend in backends() {
+        let reserved = backend.reserve(&jobs).unwrap();
+        let created = backend.gpu().memory.created;
+        assert!(created > 0 && reserved > 0 && backend.gpu().submissions == 0);
+        for _ in 0..2 {
+            backend.measure(&jobs, &mut [], &mut vec![0.0; row_len(&jobs)]).unwrap();
+            assert_eq!(backend.gpu().memory.created, created);
+            assert_eq!(backend.held_bytes(), reserved);
+        }
+    }
+}
+
+#[test]
+fn a_table_of_150_layers_takes_few_submissions_and_one_readback() {
+    let layers = layers();
+    assert_eq!(layers.len(), 150);
+    let jobs = jobs(&layers, 0);
+    for mut backend in backends() {
+        for (method, most) in [(0, 1), (1, 1), (2, 2)] {
+            let jobs: Vec<Job<'_>> = jobs.iter().skip(method).step_by(3).copied().collect();
+            let (submissions, reads) = (backend.gpu().submissions, backend.gpu().reads);
+            backend.measure(&jobs, &mut [], &mut vec![0.0; row_len(&jobs)]).unwrap();
+            let submissions = backend.gpu().submissions - submissions;
+            assert!(submissions <= most, "{submissions} submissions, {:?}", jobs[0].candidates);
+            assert_eq!(backend.gpu().reads - reads, 1);
+        }
+    }
+}
+
+/// Every kind of call.
+fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buffer; 4]) {
+    let stream = Stream::default();
+    for dtype in [0, 2] {
+        let jobs = jobs(layers, dtype);
+        backend.measure(&jobs, &mut [], &mut vec![0.0; row_len(&jobs)]).unwrap();
+    }
+    let gradient = layers[2].gradients()[0];
+    let shape = gradient.shape();
+    let on_device = BufferGradient { buffer: &buffers[0], offset: 0, dtype: Dtype::F32, shape };
+    let candidates = Candidates::TopK { values: Dtype::F16, keeps: &[5, 50] };
+    backend.measure_buffers(&[BufferJob { gradient: on_device, candidates, stream }], &mut [0.0; 2]).unwrap();
+    for setting in [
+        Setting::Dense,
+        Setting::Qsgd(Qsgd::default()),
+        Setting::TopK(TopK { keep: 55, values: Dtype::F16 }),
+        Setting::PowerSgd(PowerSgd { rank: 3, iterations: 2 }),
+    ] {
+        let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+        backend.encode(&setting, &gradient, stream, &mut [], &mut payload).unwrap();
+        backend.encode_buffer(&setting, &on_device, stream, &mut payload).unwrap();
+        let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+        Portable.encode(&setting, &gradient, stream, &mut workspace, &mut payload).unwrap();
+        backend.decode(&payload, &mut vec![0.0; shape.elements()]).unwrap();
+        backend.decode_to_buffer(&payload, &buffers[0], 0).unwrap();
+    }
+    let (setting, mut payload) = (Setting::Qsgd(Qsgd::default()), vec![0; 20_000]);
+    for (buffer, storage) in buffers[1..].iter().zip([Storage::F32, Storage::Bf16, Storage::Int8]) {
+        let residual = BufferResidual { buffer, storage };
+        backend.encode_with_feedback(&setting, &on_device, &residual, 1.0, stream, &mut payload).unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_taken_after_the_first_call() {
+    let layers = &layers()[..12];
+    for mut backend in backends() {
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let descriptor = wgpu::BufferDescriptor { label: None, size: 40_000, usage, mapped_at_creation: false };
+        let buffers = [(); 4].map(|()| backend.device().create_buffer(&descriptor));
+        everything(&mut backend, layers, &buffers);
+        let (created, held) = (backend.gpu().memory.created, backend.held_bytes());
+        everything(&mut backend, layers, &buffers);
+        assert_eq!((backend.gpu().memory.created, backend.held_bytes()), (created, held));
+    }
+}
