@@ -54,7 +54,7 @@ impl Module {
             Module::Sums => [DEVICE, file!("sums.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, file!("qsgd.cu")].concat(),
             Module::Feedback => [DEVICE, VALUES, file!("feedback.cu")].concat(),
-            Module::TopK => [DEVICE, VALUES, file!("topk.cu")].concat(),
+            Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu")].concat(),
         }

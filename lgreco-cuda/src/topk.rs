@@ -1,4 +1,4 @@
-//! TopK's rows, and where the k largest end: what `topk.cu` is asked to do.
+//! TopK's rows, and where the k largest end: what `bins.cu` and `topk.cu` are asked to do.
 
 use crate::Error;
 use crate::device::Part;
@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::gradient::Dtype;
 
-/// `Params` of `topk.cu`.
+/// `Params` of `bins.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
