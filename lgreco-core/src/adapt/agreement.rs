@@ -4,7 +4,7 @@
 use crate::Error;
 use crate::exchange::Collective;
 
-/// Words of one rank's message: error code or 0, fingerprint, and the answer to one question.
+/// Words of one rank's message: error code or 0, fingerprint, and answers.
 const WORDS: usize = 3;
 
 /// Words of room for the messages of `world` ranks and their lengths.
@@ -12,22 +12,22 @@ pub(super) const fn words(world: usize) -> usize {
     (WORDS + 1) * world
 }
 
-/// Tells all ranks how this one fared, and returns whether any rank answered yes.
+/// Tells all ranks how this one fared, and returns which questions, a bit each, any rank answered with yes.
 ///
 /// # Errors
 /// This rank's own; else [`Error::Peer`] with the first rank that failed, [`Error::PeerPlan`] with the first whose
 /// fingerprint is not rank 0's; [`Error::Collective`].
 pub(super) fn agree<C: Collective + ?Sized>(
     collective: &mut C,
-    local: Result<bool, Error>,
+    local: Result<u64, Error>,
     fingerprint: u64,
     words: &mut [u64],
-) -> Result<bool, Error> {
+) -> Result<u64, Error> {
     let world = words.len() / (WORDS + 1);
     let (messages, lens) = words.split_at_mut(WORDS * world);
     lens.fill(8 * WORDS as u64);
     let own = match local {
-        Ok(yes) => [0, fingerprint, yes as u64],
+        Ok(answers) => [0, fingerprint, answers],
         Err(error) => [error.code() as u64, fingerprint, 0],
     };
     collective.all_gather(bytemuck::bytes_of(&own.map(u64::to_le)), lens, bytemuck::cast_slice_mut(messages))?;
@@ -42,7 +42,7 @@ pub(super) fn agree<C: Collective + ?Sized>(
     if let Some((rank, _)) = messages.clone().enumerate().find(|(_, [_, fingerprint, _])| Some(*fingerprint) != first) {
         return Err(Error::PeerPlan { rank: rank as u32 });
     }
-    Ok(messages.into_iter().any(|[.., yes]| yes != 0))
+    Ok(messages.fold(0, |all, [.., answers]| all | answers))
 }
 
 /// 64-bit FNV-1a, a word at a time, with a shift that brings high bits down.

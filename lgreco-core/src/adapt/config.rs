@@ -226,7 +226,10 @@ impl Config {
             Policy::Uncompressed | Policy::Uniform | Policy::Fixed(_) => None,
             _ => {
                 let Schedule { warmup, period, .. } = self.schedule;
-                Some(warmup.saturating_add(((step - warmup) / period).saturating_add(1).saturating_mul(period)))
+                // A run that is continued under a longer warm-up may have decided before its end.
+                Some(step.checked_sub(warmup).map_or(warmup, |since| {
+                    warmup.saturating_add((since / period).saturating_add(1).saturating_mul(period))
+                }))
             }
         }
     }

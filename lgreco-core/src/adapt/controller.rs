@@ -22,6 +22,10 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
+/// What ranks ask each other before a step: whether a gradient is not finite, whether the measuring rank could decide.
+const BROKEN: u64 = 1;
+const MEASURABLE: u64 = 2;
+
 /// One worker's end of the training loop: decides when and how hard to compress, compresses, exchanges, and remembers.
 ///
 /// See the [module](crate::adapt) for the order of a step and an example that trains.
@@ -63,7 +67,8 @@ pub struct Controller {
 
 impl Controller {
     /// A controller for a model whose layers are `tensors`, at `collective`'s rank. All ranks must give the same
-    /// configuration and layers; the first step finds out if they do not.
+    /// configuration and layers; the first step finds out if layers, schedules, seeds, routes, feedback or what is to be
+    /// done with [`NonFinite`] gradients differ. What the measuring rank alone acts upon is not compared.
     ///
     /// ```
     /// # use lgreco_core::{adapt::{Config, Controller, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
@@ -186,18 +191,19 @@ impl Controller {
         }
         let start = self.now();
         let local = self.late.take().map_or(Ok(()), Err).and_then(|()| self.check(gradients, learning_rate));
-        let broken = local.and_then(|()| match (first_non_finite(gradients), self.config.non_finite) {
+        let local = local.and_then(|()| match (first_non_finite(gradients), self.config.non_finite) {
             (Some(error), NonFinite::Error) => Err(error),
-            (found, _) => Ok(found.is_some()),
+            (found, _) => Ok(found.map_or(0, |_| BROKEN) | if self.measurable() { MEASURABLE } else { 0 }),
         });
-        let broken = match agree(collective, broken, self.fingerprint(learning_rate), &mut self.words) {
+        let answers = match agree(collective, local, self.fingerprint(learning_rate), &mut self.words) {
             Err(error @ (Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. })) => {
                 self.non_finite += 1;
                 return Err(error);
             }
-            broken => broken?,
+            answers => answers?,
         };
-        let switched = self.adapt(collective, learning_rate)?;
+        let broken = answers & BROKEN != 0;
+        let switched = self.adapt(collective, learning_rate, answers & MEASURABLE != 0)?;
         let planned = self.now();
 
         let step = self.step;
@@ -217,6 +223,11 @@ impl Controller {
             report.seconds = Some(Seconds { planning: planned - start, exchange: end - planned });
         }
         Ok(report)
+    }
+
+    /// Whether this rank decides for all, and has seen a gradient to decide by.
+    fn measurable(&self) -> bool {
+        self.rank == self.config.measuring_rank && self.window.steps > 0
     }
 
     fn now(&self) -> Option<f64> {
@@ -245,7 +256,7 @@ impl Controller {
     /// What all ranks must agree on at this step.
     fn fingerprint(&self, learning_rate: f64) -> u64 {
         let rate = if self.config.accordion().is_some() { learning_rate } else { 0.0 };
-        let schedule = [self.step, self.due.unwrap_or(u64::MAX), self.window.steps];
+        let schedule = [self.step, self.due.unwrap_or(u64::MAX)];
         [self.plan, rate.to_bits()].into_iter().chain(schedule).fold(Hash(self.identity), Hash::add).0
     }
 
@@ -254,12 +265,17 @@ impl Controller {
         words.fold(Hash::START, Hash::add).0
     }
 
-    /// Decides if it is time to, and switches.
-    fn adapt<C: Collective + ?Sized>(&mut self, collective: &mut C, learning_rate: f64) -> Result<bool, Error> {
+    /// Decides if it is time to and the measuring rank can, and switches.
+    fn adapt<C: Collective + ?Sized>(
+        &mut self,
+        collective: &mut C,
+        learning_rate: f64,
+        measurable: bool,
+    ) -> Result<bool, Error> {
         let mut highest = self.learning_rate;
         let accordion = self.config.accordion().filter(|_| self.step >= self.config.schedule.warmup);
         let fell = accordion.is_some_and(|accordion| highest.falls(&accordion, learning_rate));
-        let due = self.due.is_some_and(|due| self.step >= due && self.window.steps > 0);
+        let due = measurable && self.due.is_some_and(|due| self.step >= due);
         let Answer { decision, choices, norms } = if due {
             self.decide(collective, fell)?
         } else if let (true, Some(accordion)) = (fell, accordion) {
@@ -310,7 +326,7 @@ impl Controller {
     /// Gives every layer its new setting, on all ranks or on none.
     fn switch<C: Collective + ?Sized>(&mut self, collective: &mut C, choices: &[Choice]) -> Result<(), Error> {
         let prepared = self.prepare(&self.states, choices, self.step);
-        let ready = prepared.as_ref().map(|_| false).map_err(|error| *error);
+        let ready = prepared.as_ref().map(|_| 0).map_err(|error| *error);
         agree(collective, ready, self.step, &mut self.words)?;
         let (switches, room) = prepared?;
         self.states.iter_mut().zip(switches).for_each(|(state, switch)| state.commit(switch));

@@ -140,7 +140,9 @@ impl Question<'_> {
         choices: &mut [Choice],
     ) -> Result<(), Error> {
         for (layer, choice) in choices.iter_mut().enumerate() {
-            if self.config.feedback.of(&choice.setting).is_none() {
+            // The memory of a hard threshold stays below λ, contraction or not.
+            let bounded = matches!(choice.setting, Setting::HardThreshold(_));
+            if bounded || self.config.feedback.of(&choice.setting).is_none() {
                 continue;
             }
             let Tensor { shape, dtype, .. } = self.tensors[layer];

@@ -71,9 +71,11 @@
 //! # What is promised
 //! * Every rank has the same means, settings and decisions, bit for bit, after every step, and all ranks fail at the same
 //!   step or none. A measuring rank that cannot plan is an error on every rank.
-//! * No gradient mass is lost where feedback is on: the sum of the means plus the mean residual is the sum of the mean
-//!   gradients, within rounding, over any switches. Under a setting without feedback what is left of a residual goes out
-//!   with the next gradient. Steps of [`NonFinite`] gradients are left out of the sum.
+//! * No gradient mass is lost where feedback is on, with a gain of 1 and no resets: the sum of the means plus the mean
+//!   residual is the sum of the mean gradients, within rounding, over any switches. Under a setting without feedback what
+//!   is left of a residual goes out with the next gradient. Steps of [`NonFinite`] gradients are left out of the sum. With
+//!   a gain `a` below 1 (ScaleCom's filter, LoCo) a residual is `a` times what has not been sent, and a switch to another
+//!   gain, or to none, takes it for the whole.
 //! * PowerSGD's `Q` is cut or extended at switches, the new columns being drawn from the shared seed.
 //! * Allocation happens at construction, at decisions, and when state is saved or loaded.
 

@@ -31,6 +31,8 @@ use alloc::vec::Vec;
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
 pub(super) const VERSION: u64 = 1;
 pub(super) const NONE: u64 = u64::MAX;
+/// Counts are below this, so that adding to them never overflows.
+const COUNT_LIMIT: u64 = 1 << 63;
 
 /// Writes the fields.
 pub(super) struct Writer(pub Vec<u8>);
@@ -73,6 +75,12 @@ impl<'a> Reader<'a> {
     fn word(&mut self, what: &'static str) -> Result<u32, Error> {
         let found = self.number()?;
         u32::try_from(found).map_err(|_| Error::SavedState { what, found })
+    }
+
+    fn count(&mut self, what: &'static str) -> Result<u64, Error> {
+        let found = self.number()?;
+        check(what, found < COUNT_LIMIT, found)?;
+        Ok(found)
     }
 
     fn flag(&mut self, what: &'static str) -> Result<bool, Error> {
@@ -139,10 +147,10 @@ impl<'a> State<'a> {
         check("version", version == VERSION, version)?;
         let (rank, world) = (reader.word("rank")?, reader.word("world size")?);
         check("rank", rank < world, rank as u64)?;
-        let (step, due) = (reader.number()?, reader.number()?);
-        let window_steps = reader.number()?;
+        let (step, due) = (reader.count("number of steps")?, reader.number()?);
+        let window_steps = reader.count("steps in the window")?;
         let learning_rate = reader.measured("learning rate")?.unwrap_or(0.0);
-        let non_finite = reader.number()?;
+        let non_finite = reader.count("steps that were not finite")?;
         let decided = reader.flag("decision")?;
         let mut decision = [0; Decision::WORDS];
         for word in &mut decision {
@@ -175,7 +183,7 @@ impl<'a> State<'a> {
     }
 
     fn time(reader: &mut Reader<'_>) -> Result<TimeModel, Error> {
-        let (buckets, samples) = (reader.word("buckets")? as u64, reader.number()?);
+        let (buckets, samples) = (reader.word("buckets")? as u64, reader.count("number of samples")?);
         // 2^32 squared fits, eight times that does not.
         let numbers = (buckets + 1).checked_mul(8 * (buckets + 2));
         let numbers = reader.bytes(numbers.ok_or(Error::SavedState { what: "buckets", found: buckets })?)?;
@@ -206,10 +214,10 @@ impl<'a> Layer<'a> {
         let choice = Choice::decode([reader.number()?, reader.number()?])?;
         choice.setting.payload_len(shape, dtype)?;
         let counts = Counts {
-            steps: reader.number()?,
-            bytes_in: reader.number()?,
-            bytes_out: reader.number()?,
-            not_contractive: reader.number()?,
+            steps: reader.count("a layer's steps")?,
+            bytes_in: reader.count("a layer's bytes in")?,
+            bytes_out: reader.count("a layer's bytes out")?,
+            not_contractive: reader.count("a layer's refusals")?,
         };
         let (relative_error, norm) = (reader.measured("relative error")?, reader.measured("norm")?);
         let factor = reader.values(shape.cols() * rank(&choice.setting, shape))?;

@@ -12,6 +12,13 @@ use crate::rng::Stream;
 use crate::select;
 
 /// Which values a min–max quantiser maps onto one grid.
+///
+/// ```
+/// use lgreco_core::cut::{Codec, Tile};
+/// let len = |tile| Codec::MinMax { bits: 4, tile }.body_len(2, 100);
+/// assert_eq!((len(Tile::Batch)?, len(Tile::Elements(50))?), (8 + 100, 2 * (2 * 8 + 50)));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
     /// The whole batch: one outlier coarsens everything.
@@ -88,6 +95,11 @@ pub enum Codec {
 
 impl Codec {
     /// Bytes of [`to_bytes`](Codec::to_bytes).
+    ///
+    /// ```
+    /// # use lgreco_core::{cut::Codec, gradient::Dtype};
+    /// assert_eq!(Codec::Dense { values: Dtype::F32 }.to_bytes().len(), Codec::BYTES);
+    /// ```
     pub const BYTES: usize = 8;
 
     /// TopK that keeps the fraction `density` in (0, 1] of each sample: `max(1, N − ⌊N (1 − density)⌋)` of `N` features,
@@ -117,6 +129,12 @@ impl Codec {
     }
 
     /// `Err` unless the parameters are in range for samples of `features` values.
+    ///
+    /// ```
+    /// # use lgreco_core::{cut::Codec, gradient::Dtype};
+    /// let codec = Codec::TopK { keep: 3, values: Dtype::F32 };
+    /// assert!(codec.check(3).is_ok() && codec.check(2).is_err());
+    /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`], naming the one that is not; [`Error::TooManyElements`] from 2^32 features on.
@@ -176,6 +194,13 @@ impl Codec {
     }
 
     /// Bytes of the indices that TopK keeps for shared-index to use; 0 for the other codecs.
+    ///
+    /// ```
+    /// # use lgreco_core::{cut::Codec, gradient::Dtype};
+    /// assert_eq!(Codec::top_k(0.1, 1000, Dtype::F32)?.indices_len(8, 1000)?, 8 * 66);
+    /// assert_eq!(Codec::Dense { values: Dtype::F32 }.indices_len(8, 1000)?, 0);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of [`body_len`](Codec::body_len).
@@ -238,6 +263,15 @@ impl Codec {
     /// `indices` are those of the forward body for shared-index, and empty for other codecs. Nothing of `body` may be
     /// used when an error is returned.
     ///
+    /// ```
+    /// # use lgreco_core::{cut::Codec, gradient::Dtype};
+    /// let codec = Codec::Dense { values: Dtype::F32 };
+    /// let mut body = [0; 8];
+    /// codec.encode(&[1.0, 2.0], 2, &[], &mut [], &mut body)?;
+    /// assert_eq!(body[4..], 2f32.to_le_bytes());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NonFinite`] with the first NaN or infinity; [`Error::ElementOverflow`] when a value does not fit the type
     /// it is sent in; [`Error::Length`]; those of [`body_len`](Codec::body_len).
@@ -276,6 +310,16 @@ impl Codec {
     /// Writes what a body stands for to `values`. Any bytes may be given: what no encoder writes is an error, and
     /// `values` then holds nothing to be used.
     ///
+    /// ```
+    /// # use lgreco_core::{cut::Codec, gradient::Dtype};
+    /// let codec = Codec::Dense { values: Dtype::F32 };
+    /// let mut values = [f32::NAN; 2];
+    /// codec.decode(&[0, 0, 0x80, 0x3f, 0, 0, 0, 0x40], 2, &[], &mut values)?;
+    /// assert_eq!(values, [1.0, 2.0]);
+    /// assert!(codec.decode(&[0xff; 8], 2, &[], &mut values).is_err()); // not a number
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::PayloadBody`]; [`Error::Length`]; those of [`body_len`](Codec::body_len).
     pub fn decode(&self, body: &[u8], features: usize, indices: &[u8], values: &mut [f32]) -> Result<(), Error> {
@@ -309,6 +353,11 @@ impl Codec {
     }
 
     /// The codec and its parameters in 8 bytes: kind, bits, element type, scope; then a 32-bit parameter, little-endian.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{Codec, Tile};
+    /// assert_eq!(Codec::MinMax { bits: 4, tile: Tile::Elements(128) }.to_bytes(), [1, 4, 0, 1, 128, 0, 0, 0]);
+    /// ```
     pub fn to_bytes(&self) -> [u8; Codec::BYTES] {
         let (head, parameter) = match *self {
             Codec::Dense { values } => ([0, 0, values as u8, 0], 0),

@@ -34,6 +34,13 @@ pub struct Downstream(End);
 impl Downstream {
     /// An end without a past, as [`Upstream::new`](super::Upstream::new).
     ///
+    /// ```
+    /// use lgreco_core::cut::{CutSetting, Downstream};
+    /// let end = Downstream::new(CutSetting::new(0, 8, 512), 0)?;
+    /// assert_eq!(end.setting().batch, 8);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`CutSetting::check`]; [`Error::OutOfMemory`].
     pub fn new(setting: CutSetting, generation: u32) -> Result<Downstream, Error> {
@@ -41,22 +48,69 @@ impl Downstream {
     }
 
     /// The setting.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// assert_eq!(below.setting(), &setting);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn setting(&self) -> &CutSetting {
         &self.0.setting
     }
 
     /// Words of workspace that any call needs.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// assert!(below.workspace_len() >= 2); // a batch twice, in words of two values
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn workspace_len(&self) -> usize {
         self.0.workspace_len()
     }
 
     /// Bytes of the longest message that this end writes.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// assert!(below.message_len() > lgreco_core::cut::HEADER_LEN);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn message_len(&self) -> usize {
         self.0.backward.message_len()
     }
 
     /// Decompresses a message of activations into `activations`, which the stage is to compute with, and returns its
     /// ticket. [`Message::parse`] tells how many there are.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// let mut values = [0.0; 2];
+    /// assert_eq!(below.receive(&forward[..sent.len], &mut workspace, &mut values)?, sent.ticket);
+    /// assert!(below.receive(&forward[..sent.len], &mut workspace, &mut values).is_err()); // not the next one
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
@@ -82,6 +136,22 @@ impl Downstream {
     /// Decompresses a message that [`Upstream::repeat`](super::Upstream::repeat) wrote, or the first one again: the same
     /// activations, however many passes there are. Nothing changes.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// let mut again = [0.0; 2];
+    /// below.repeat(&forward[..sent.len], &mut workspace, &mut again)?;
+    /// assert_eq!(again, values);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`receive`](Downstream::receive); [`Error::NotInFlight`]; [`Error::FeedbackRule`] under a memory by
     /// position.
@@ -95,6 +165,20 @@ impl Downstream {
     }
 
     /// Decompresses a message of evaluation and returns which it is. Nothing changes.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let len = above.evaluate(Evaluation::Plain, Values::F32(&[0.1, 0.2]), &mut workspace, &mut forward)?;
+    /// let mut values = [0.0; 2];
+    /// assert_eq!(below.evaluate(&forward[..len], &mut values)?, Evaluation::Plain);
+    /// assert_eq!(values, [0.1, 0.2]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of [`receive`](Downstream::receive) on messages and buffers.
@@ -110,6 +194,23 @@ impl Downstream {
     /// Compresses the gradients of a micro-batch (as many as its activations) into `message`, of at least
     /// [`message_len`](Downstream::message_len) bytes, returns the message's length and gives the ticket back. The
     /// micro-batches' gradients may go back in any order.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// let len = below.send(ticket, Values::F32(&[0.5, -0.5]), &mut workspace, &mut backward)?;
+    /// let mut gradients = [0.0; 2];
+    /// assert_eq!(above.receive(&backward[..len], &mut workspace, &mut gradients)?, ticket);
+    /// assert_eq!(gradients, [0.5, -0.5]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::NotInFlight`]; [`Error::NonFinite`] with the first NaN or infinity; [`Error::Overflow`] and
@@ -136,6 +237,21 @@ impl Downstream {
 
     /// Gives back the ticket of a micro-batch whose gradients will never be sent. The other end must do the same.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// below.forget(sent.ticket)?;
+    /// assert!(below.forget(sent.ticket).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NotInFlight`].
     pub fn forget(&mut self, ticket: u64) -> Result<(), Error> {
@@ -143,6 +259,21 @@ impl Downstream {
     }
 
     /// Ends an optimiser step, as [`Upstream::commit_step`](super::Upstream::commit_step).
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// assert!(below.commit_step().is_err()); // nothing has gone through the cut
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// below.commit_step()?;
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`] when no activations went through the cut in this step.
@@ -152,6 +283,23 @@ impl Downstream {
 
     /// Reads what is remembered of a sample into `values`; false, and `values` untouched, when nothing is.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Downstream, LinkMemory, RowStorage, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let mut setting = CutSetting::new(0, 1, 2);
+    /// # setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len()];
+    /// # let mut forward = vec![0; above.message_len()];
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[Some(9)], &mut workspace, &mut forward)?;
+    /// # below.receive(&forward[..sent.len], &mut workspace, &mut [0.0; 2])?;
+    /// below.commit_step()?;
+    /// let mut row = [0.0; 2];
+    /// assert!(below.remembered(9, &mut row)? && !below.remembered(8, &mut row)?);
+    /// assert_eq!(row, [1.0, 2.0]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`] when `values` has not one place per feature.
     pub fn remembered(&self, sample: u64, values: &mut [f32]) -> Result<bool, Error> {
@@ -159,26 +307,94 @@ impl Downstream {
     }
 
     /// Ids of the samples remembered, least recently updated first.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Downstream, LinkMemory, RowStorage, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let mut setting = CutSetting::new(0, 1, 2);
+    /// # setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len()];
+    /// # let mut forward = vec![0; above.message_len()];
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[Some(9)], &mut workspace, &mut forward)?;
+    /// # below.receive(&forward[..sent.len], &mut workspace, &mut [0.0; 2])?;
+    /// below.commit_step()?;
+    /// assert_eq!(below.remembered_samples().collect::<Vec<_>>(), [9]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn remembered_samples(&self) -> impl Iterator<Item = u64> {
         self.0.remembered_samples()
     }
 
     /// What this end has done in one direction.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// assert_eq!(below.counters(Direction::Forward).messages, 1);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn counters(&self, direction: Direction) -> &Counters {
         self.0.counters(direction)
     }
 
     /// Bytes of what this end remembers, without tickets.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Downstream, LinkMemory, RowStorage, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let mut setting = CutSetting::new(0, 1, 2);
+    /// # setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len()];
+    /// # let mut forward = vec![0; above.message_len()];
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[Some(9)], &mut workspace, &mut forward)?;
+    /// # below.receive(&forward[..sent.len], &mut workspace, &mut [0.0; 2])?;
+    /// assert_eq!(below.memory_bytes(), 2 * 4); // a row of two f32
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn memory_bytes(&self) -> u64 {
         self.0.memory_bytes()
     }
 
     /// Exact number of bytes that [`save`](Downstream::save) writes now.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let mut saved = vec![0; below.saved_len()];
+    /// assert_eq!(below.save(&mut saved)?, saved.len());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn saved_len(&self) -> usize {
         self.0.saved_len()
     }
 
     /// Writes the whole end, as [`Upstream::save`](super::Upstream::save).
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let mut saved = vec![0; below.saved_len()];
+    /// below.save(&mut saved)?;
+    /// assert_eq!(saved[..4], *b"LSE\x01");
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::MidStep`], [`Error::Length`].
@@ -187,6 +403,20 @@ impl Downstream {
     }
 
     /// The end that [`save`](Downstream::save) wrote, as [`Upstream::restore`](super::Upstream::restore).
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let mut saved = vec![0; below.saved_len()];
+    /// below.save(&mut saved)?;
+    /// assert!(Downstream::restore(setting, &saved).is_ok());
+    /// assert!(Downstream::restore(CutSetting::new(0, 1, 3), &saved).is_err()); // another number of features
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As there.

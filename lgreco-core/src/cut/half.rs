@@ -106,17 +106,21 @@ impl Half {
     ///
     /// # Errors
     /// [`Error::Length`] unless they are whole samples, and as many as the setting allows.
-    pub(super) fn shape_of(&self, values: usize) -> Result<Shape, Error> {
+    pub(super) fn shape_of(&self, values: usize, training: bool) -> Result<Shape, Error> {
         let samples = values / self.features();
         expect_len("values, whole samples", samples * self.features(), values)?;
-        self.check_samples(samples)?;
+        self.check_samples(samples, training)?;
         Shape::new(samples, self.features())
     }
 
-    pub(super) fn check_samples(&self, samples: usize) -> Result<(), Error> {
+    fn check_samples(&self, samples: usize, training: bool) -> Result<(), Error> {
         let batch = self.setting.batch as usize;
-        if self.setting.by_position() {
-            return expect_len("samples, the same for every message under a memory by position", batch, samples);
+        if training && self.setting.by_position() {
+            return expect_len(
+                "samples, the same for every message in training under a memory by position",
+                batch,
+                samples,
+            );
         }
         expect_room("samples, at least 1", 1, samples)?;
         expect_room("samples that a message may have, against those there are", samples, batch)
@@ -258,7 +262,7 @@ impl Half {
         expect("codec", codec(&self.link.codec), codec(&header.codec))?;
         expect("memory", self.link.memory.code() as u64, header.memory as u64)?;
         in_step("generation", clock.generation as u64, header.generation as u64)?;
-        self.check_samples(header.shape.rows())
+        self.check_samples(header.shape.rows(), training)
     }
 }
 

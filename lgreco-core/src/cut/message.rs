@@ -31,13 +31,32 @@ use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 
 /// Bytes before the body.
+///
+/// ```
+/// use lgreco_core::cut::{HEADER_LEN, Message};
+/// assert!(Message::parse(&[0; HEADER_LEN - 1]).is_err());
+/// ```
 pub const HEADER_LEN: usize = 64;
 /// Bytes that AQ-SGD's messages take per sample besides its values.
+///
+/// ```
+/// use lgreco_core::cut::{CutSetting, LinkMemory, RowStorage, SAMPLE_ENTRY_LEN, Upstream};
+/// let mut setting = CutSetting::new(0, 8, 64);
+/// let plain = Upstream::new(setting, 0)?.message_len();
+/// setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+/// assert_eq!(Upstream::new(setting, 0)?.message_len(), plain + 8 * SAMPLE_ENTRY_LEN);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub const SAMPLE_ENTRY_LEN: usize = 16;
 const MAGIC: u16 = u16::from_le_bytes(*b"LC");
 const VERSION: u8 = 1;
 
 /// Which way a message goes. The discriminants stand in messages.
+///
+/// ```
+/// use lgreco_core::cut::Direction;
+/// assert_eq!((Direction::Forward as u8, Direction::Backward as u8), (0, 1));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Direction {
@@ -48,6 +67,11 @@ pub enum Direction {
 }
 
 /// What a message is for. The discriminants stand in messages.
+///
+/// ```
+/// use lgreco_core::cut::Mode;
+/// assert_eq!([Mode::Train, Mode::EvalCompressed, Mode::EvalPlain].map(|mode| mode as u8), [0, 1, 2]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
@@ -71,6 +95,19 @@ pub(super) enum Visit {
 }
 
 /// A message's header.
+///
+/// ```
+/// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+/// # use lgreco_core::gradient::Values;
+/// # let setting = CutSetting::new(0, 1, 2);
+/// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+/// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+/// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+/// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+/// let header = lgreco_core::cut::Message::parse(&forward[..sent.len])?.header;
+/// assert_eq!((header.sequence, header.shape.cols()), (0, 2));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
     /// Which way it goes.
@@ -186,6 +223,20 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Splits bytes into header and body. Total: any bytes may be given.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// use lgreco_core::cut::{HEADER_LEN, Message};
+    /// assert_eq!(Message::parse(&forward[..sent.len])?.body.len(), sent.len - HEADER_LEN);
+    /// assert!(Message::parse(&forward[..sent.len - 1]).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`] on too few or too many bytes; [`Error::PayloadHeader`] and [`Error::PayloadField`] on a header

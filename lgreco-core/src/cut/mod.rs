@@ -55,8 +55,8 @@
 //! | [`Ef21`](LinkMemory::Ef21) | `x − A` as `c` | `A + c` | both ends: `A + c`, by position in the batch |
 //! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`, the first visit uncompressed | `m + c`, or `x` | both ends: the same, rounded to the storage, by sample |
 //!
-//! Memories by position are updated by every message; all batches must have the same size, and one position's error is
-//! paid to whatever sample comes next there. The memory of samples is updated by [`commit_step`](Upstream::commit_step)
+//! Memories by position are updated by every message of training; all of its batches must have the same size, and one
+//! position's error is paid to whatever sample comes next there. The memory of samples is updated by [`commit_step`](Upstream::commit_step)
 //! alone, so that all forward passes of a step see the same rows; both ends must commit at the same point of the sequence
 //! of activation messages. The first visit is the one of a sample that is not remembered, whatever the epoch. It pays
 //! when activations of a sample change little between its visits: not with random crops or dropout above the cut, and

@@ -36,7 +36,7 @@ impl Half {
         workspace: &mut [u64],
         message: &mut [u8],
     ) -> Result<usize, Error> {
-        let shape = self.shape_of(values.len())?;
+        let shape = self.shape_of(values.len(), false)?;
         let codec = if mode == Mode::EvalPlain { Codec::Dense { values: values.dtype() } } else { self.link.codec };
         let len = HEADER_LEN + codec.body_len(shape.rows(), self.features())?;
         expect_room("message bytes", len, message.len())?;
@@ -61,7 +61,7 @@ impl Half {
         workspace: &mut [u64],
         message: &mut [u8],
     ) -> Result<Written, Error> {
-        let shape = self.shape_of(values.len())?;
+        let shape = self.shape_of(values.len(), true)?;
         expect_room("message bytes", self.message_len(), message.len())?;
         let mut header = self.training_header(shape, values.dtype(), clock, sequence, ticket);
         let (features, codec) = (self.features(), self.link.codec);

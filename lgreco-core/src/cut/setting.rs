@@ -41,6 +41,15 @@ pub enum RowStorage {
 /// What the two ends of one direction remember between messages. By
 /// [Rudakov et al.](https://arxiv.org/abs/2401.07788), error feedback and EF21 do not train better than plain
 /// compression at a cut, but bring evaluation with and without compression together.
+///
+/// ```
+/// use lgreco_core::cut::{CutSetting, LinkMemory};
+/// use lgreco_core::feedback::Residual;
+/// let mut setting = CutSetting::new(0, 8, 64);
+/// setting.forward.memory = LinkMemory::Ef21;
+/// setting.backward.memory = LinkMemory::Residual(Residual::CLASSIC);
+/// assert_eq!(setting.check(), Ok(()));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LinkMemory {
     /// Nothing: every message stands for itself.
@@ -100,8 +109,8 @@ pub struct Link {
 pub struct CutSetting {
     /// Which cut of the model: number of the stage above it, from 0.
     pub cut: u32,
-    /// Samples per message: exactly, with a memory by position ([`LinkMemory::Residual`], [`LinkMemory::Mixed`],
-    /// [`LinkMemory::Ef21`]) in either direction; at most, otherwise. At least 1.
+    /// Samples per message: in training exactly, with a memory by position ([`LinkMemory::Residual`],
+    /// [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]) in either direction; at most, otherwise. At least 1.
     pub batch: u32,
     /// Values per sample, at least 1.
     pub features: u32,
@@ -114,6 +123,12 @@ pub struct CutSetting {
 }
 
 /// Whether a model trained with one setting of a cut may be run with another.
+///
+/// ```
+/// use lgreco_core::cut::{Compatibility, CutSetting};
+/// let (trained, now) = (CutSetting::new(0, 8, 64), CutSetting::new(0, 16, 64));
+/// assert_eq!(now.compare(&trained), Compatibility::TrainsDifferently { what: "batch" });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Compatibility {
@@ -136,10 +151,22 @@ const LINK_BYTES: usize = Codec::BYTES + 16;
 
 impl CutSetting {
     /// Bytes of [`to_bytes`](CutSetting::to_bytes).
+    ///
+    /// ```
+    /// # use lgreco_core::cut::CutSetting;
+    /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes().len(), CutSetting::BYTES);
+    /// ```
     pub const BYTES: usize = 20 + 2 * LINK_BYTES;
 
     /// Memoryless tiles of 128 values with 4 bits forward and 8 bits backward, the widths of AQ-SGD's experiments; up to
     /// 8 micro-batches in flight.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, LinkMemory};
+    /// let setting = CutSetting::new(2, 8, 64);
+    /// assert_eq!((setting.cut, setting.batch, setting.features), (2, 8, 64));
+    /// assert_eq!(setting.forward.memory, LinkMemory::None);
+    /// ```
     pub const fn new(cut: u32, batch: u32, features: u32) -> CutSetting {
         const fn tiles(bits: u8) -> Link {
             Link { codec: Codec::MinMax { bits, tile: Tile::Elements(128) }, memory: LinkMemory::None }
@@ -148,6 +175,11 @@ impl CutSetting {
     }
 
     /// `Err` unless every parameter is in range and fits the others. All constructors that take a setting ask this.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::CutSetting;
+    /// assert!(CutSetting::new(0, 8, 64).check().is_ok() && CutSetting::new(0, 0, 64).check().is_err());
+    /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`] and [`Error::TooManyElements`]; [`Error::FeedbackRule`] when a memory does not fit its codec
@@ -188,6 +220,13 @@ impl CutSetting {
 
     /// What running with this setting means for a model trained with `trained`. Only cut, features and forward codec
     /// matter for evaluation, which is memoryless.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{Compatibility, CutSetting};
+    /// let setting = CutSetting::new(0, 8, 64);
+    /// assert_eq!(setting.compare(&setting), Compatibility::Same);
+    /// assert_eq!(setting.compare(&CutSetting::new(1, 8, 64)), Compatibility::EvaluatesDifferently { what: "cut" });
+    /// ```
     pub fn compare(&self, trained: &CutSetting) -> Compatibility {
         let evaluation = [
             ("cut", self.cut == trained.cut),
@@ -218,6 +257,11 @@ impl CutSetting {
 
     /// The setting in bytes, little-endian: `LSC`, version 1, cut, batch, features, micro-batches in flight, then codec
     /// and memory of the two directions.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::CutSetting;
+    /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes()[..4], *b"LSC\x01");
+    /// ```
     pub fn to_bytes(&self) -> [u8; CutSetting::BYTES] {
         let mut bytes = [0; CutSetting::BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -232,6 +276,13 @@ impl CutSetting {
     }
 
     /// The setting that [`to_bytes`](CutSetting::to_bytes) wrote; any bytes may be given.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::CutSetting;
+    /// let setting = CutSetting::new(0, 8, 64);
+    /// assert_eq!(CutSetting::from_bytes(&setting.to_bytes())?, setting);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`], [`Error::SavedState`]; those of [`check`](CutSetting::check).

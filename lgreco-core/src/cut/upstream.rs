@@ -9,6 +9,18 @@ use crate::Error;
 use crate::gradient::Values;
 
 /// How activations are sent when nothing is to be learnt from them. Neither way reads or changes a memory.
+///
+/// ```
+/// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+/// # use lgreco_core::gradient::Values;
+/// # let setting = CutSetting::new(0, 1, 2);
+/// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+/// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+/// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+/// let len = above.evaluate(Evaluation::Compressed, Values::F32(&[0.1, 0.2]), &mut workspace, &mut forward)?;
+/// assert_eq!(below.evaluate(&forward[..len], &mut [0.0; 2])?, Evaluation::Compressed);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Evaluation {
     /// By the forward codec, without memory. A model trained with TopK only works like this: the codec has become part
@@ -28,6 +40,19 @@ impl Evaluation {
 }
 
 /// An activation message that has been written.
+///
+/// ```
+/// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+/// # use lgreco_core::gradient::Values;
+/// # let setting = CutSetting::new(0, 1, 2);
+/// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+/// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+/// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+/// let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+/// let message = &forward[..sent.len]; // goes to the other end
+/// assert_eq!(sent.ticket, 0);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// The micro-batch's number; its gradients come back under it.
@@ -72,6 +97,13 @@ impl Upstream {
     /// An end without a past. Both ends must be made with the same setting and `generation`; a run that resumes without
     /// [saved](Upstream::save) ends takes a generation it has not used, so that an old end is noticed.
     ///
+    /// ```
+    /// use lgreco_core::cut::{CutSetting, Upstream};
+    /// let end = Upstream::new(CutSetting::new(0, 8, 512), 0)?;
+    /// assert_eq!(end.setting().batch, 8);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`CutSetting::check`]; [`Error::OutOfMemory`].
     pub fn new(setting: CutSetting, generation: u32) -> Result<Upstream, Error> {
@@ -79,16 +111,49 @@ impl Upstream {
     }
 
     /// The setting.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// assert_eq!(above.setting(), &setting);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn setting(&self) -> &CutSetting {
         &self.0.setting
     }
 
     /// Words of workspace that any call needs.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// assert!(above.workspace_len() >= 2); // a batch twice, in words of two values
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn workspace_len(&self) -> usize {
         self.0.workspace_len()
     }
 
     /// Bytes of the longest message that this end writes.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// assert!(above.message_len() > lgreco_core::cut::HEADER_LEN);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn message_len(&self) -> usize {
         self.0.forward.message_len()
     }
@@ -96,6 +161,20 @@ impl Upstream {
     /// Compresses the activations of a micro-batch (whole samples, row-major) into `message`, of at least
     /// [`message_len`](Upstream::message_len) bytes. Under [`LinkMemory::Samples`](super::LinkMemory::Samples) every
     /// sample has an id, or `None` if it is deliberately not remembered; otherwise `samples` is not used.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// let mut values = [0.0; 2];
+    /// assert_eq!(below.receive(&forward[..sent.len], &mut workspace, &mut values)?, sent.ticket);
+    /// assert_eq!(values, [1.0, 2.0]); // the ends of a min–max grid are exact
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::NonFinite`] with the first NaN or infinity; [`Error::Overflow`] and [`Error::ElementOverflow`] when values
@@ -125,6 +204,21 @@ impl Upstream {
     /// Writes the message of a micro-batch in flight once more, when it was lost or for another forward pass
     /// of the same step over the same values: the same bytes, however many passes there are. Nothing changes.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let activations = Values::F32(&[1.0, 2.0]);
+    /// let sent = above.send(activations, &[], &mut workspace, &mut forward)?;
+    /// let mut again = vec![0; above.message_len()];
+    /// let len = above.repeat(sent.ticket, activations, &[], &mut workspace, &mut again)?;
+    /// assert_eq!(again[..len], forward[..sent.len]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`send`](Upstream::send); [`Error::NotInFlight`]; [`Error::OutOfStep`] when the step has been committed
     /// since; [`Error::FeedbackRule`] under a memory by position, which does not keep what it was.
@@ -144,6 +238,20 @@ impl Upstream {
 
     /// Writes a message of evaluation and returns its length. Nothing changes.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let len = above.evaluate(Evaluation::Plain, Values::F32(&[0.1, 0.2]), &mut workspace, &mut forward)?;
+    /// let mut values = [0.0; 2];
+    /// assert_eq!(below.evaluate(&forward[..len], &mut values)?, Evaluation::Plain);
+    /// assert_eq!(values, [0.1, 0.2]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`send`](Upstream::send) on values and buffers.
     pub fn evaluate(
@@ -158,6 +266,18 @@ impl Upstream {
 
     /// Number of samples of a micro-batch in flight: its gradients are as many times the features.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// assert_eq!(above.samples(sent.ticket)?, 1);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NotInFlight`].
     pub fn samples(&self, ticket: u64) -> Result<usize, Error> {
@@ -165,6 +285,23 @@ impl Upstream {
     }
 
     /// Decompresses a message of gradients into `gradients`, and returns its ticket, which is then given back.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// let len = below.send(ticket, Values::F32(&[0.5, -0.5]), &mut workspace, &mut backward)?;
+    /// let mut gradients = [0.0; 2];
+    /// assert_eq!(above.receive(&backward[..len], &mut workspace, &mut gradients)?, ticket);
+    /// assert_eq!(gradients, [0.5, -0.5]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
@@ -186,6 +323,21 @@ impl Upstream {
 
     /// Gives back the ticket of a micro-batch whose gradients will never come. The other end must do the same.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// above.forget(sent.ticket)?;
+    /// assert!(above.forget(sent.ticket).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NotInFlight`].
     pub fn forget(&mut self, ticket: u64) -> Result<(), Error> {
@@ -195,6 +347,21 @@ impl Upstream {
     /// Ends an optimiser step: what the step's messages made of the samples is remembered from now on. Both ends must
     /// commit between the same two activation messages.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// assert!(above.commit_step().is_err()); // nothing has gone through the cut
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// above.commit_step()?;
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Parameter`] when no activations went through the cut in this step: it is configured, but not in use.
     pub fn commit_step(&mut self) -> Result<(), Error> {
@@ -203,6 +370,23 @@ impl Upstream {
 
     /// Reads what is remembered of a sample into `values`; false, and `values` untouched, when nothing is.
     ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Downstream, LinkMemory, RowStorage, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let mut setting = CutSetting::new(0, 1, 2);
+    /// # setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len()];
+    /// # let mut forward = vec![0; above.message_len()];
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[Some(9)], &mut workspace, &mut forward)?;
+    /// # below.receive(&forward[..sent.len], &mut workspace, &mut [0.0; 2])?;
+    /// above.commit_step()?;
+    /// let mut row = [0.0; 2];
+    /// assert!(above.remembered(9, &mut row)? && !above.remembered(8, &mut row)?);
+    /// assert_eq!(row, [1.0, 2.0]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`] when `values` has not one place per feature.
     pub fn remembered(&self, sample: u64, values: &mut [f32]) -> Result<bool, Error> {
@@ -210,27 +394,95 @@ impl Upstream {
     }
 
     /// Ids of the samples remembered, least recently updated first.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Downstream, LinkMemory, RowStorage, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let mut setting = CutSetting::new(0, 1, 2);
+    /// # setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len()];
+    /// # let mut forward = vec![0; above.message_len()];
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[Some(9)], &mut workspace, &mut forward)?;
+    /// # below.receive(&forward[..sent.len], &mut workspace, &mut [0.0; 2])?;
+    /// above.commit_step()?;
+    /// assert_eq!(above.remembered_samples().collect::<Vec<_>>(), [9]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn remembered_samples(&self) -> impl Iterator<Item = u64> {
         self.0.remembered_samples()
     }
 
     /// What this end has done in one direction.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// assert_eq!(above.counters(Direction::Forward).messages, 1);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn counters(&self, direction: Direction) -> &Counters {
         self.0.counters(direction)
     }
 
     /// Bytes of what this end remembers, without tickets.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Downstream, LinkMemory, RowStorage, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let mut setting = CutSetting::new(0, 1, 2);
+    /// # setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len()];
+    /// # let mut forward = vec![0; above.message_len()];
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[Some(9)], &mut workspace, &mut forward)?;
+    /// # below.receive(&forward[..sent.len], &mut workspace, &mut [0.0; 2])?;
+    /// assert_eq!(above.memory_bytes(), 2 * 4); // a row of two f32
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn memory_bytes(&self) -> u64 {
         self.0.memory_bytes()
     }
 
     /// Exact number of bytes that [`save`](Upstream::save) writes now.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let mut saved = vec![0; above.saved_len()];
+    /// assert_eq!(above.save(&mut saved)?, saved.len());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn saved_len(&self) -> usize {
         self.0.saved_len()
     }
 
     /// Writes the whole end to `bytes[..saved_len]` and returns that length. Both ends must be saved after the same
     /// step.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let mut saved = vec![0; above.saved_len()];
+    /// above.save(&mut saved)?;
+    /// assert_eq!(saved[..4], *b"LSE\x01");
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::MidStep`] when updates wait for [`commit_step`](Upstream::commit_step) or tickets are in flight;
@@ -240,6 +492,20 @@ impl Upstream {
     }
 
     /// The end that [`save`](Upstream::save) wrote, continuing bit for bit; any bytes may be given.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let mut saved = vec![0; above.saved_len()];
+    /// above.save(&mut saved)?;
+    /// assert!(Upstream::restore(setting, &saved).is_ok());
+    /// assert!(Upstream::restore(CutSetting::new(0, 1, 3), &saved).is_err()); // another number of features
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::OtherSetting`] when it was saved under another setting; [`Error::SavedState`], [`Error::Length`],

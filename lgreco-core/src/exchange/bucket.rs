@@ -11,6 +11,15 @@ use crate::rng::Stream;
 
 /// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo). Others
 /// are always gathered.
+///
+/// ```
+/// use lgreco_core::adapt::Config;
+/// use lgreco_core::exchange::Route;
+/// use lgreco_core::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::Qsgd));
+/// assert_eq!(config.route, Route::AllGather);
+/// config.route = Route::ScatterReduce; // pays from a handful of workers on
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Route {
     /// Everybody gets everybody's payloads: one compression, traffic grows with the number of workers.
@@ -22,6 +31,14 @@ pub enum Route {
 }
 
 /// How a compressor's outputs are combined.
+///
+/// ```
+/// use lgreco_core::compress::{Setting, clt::CltK, powersgd::PowerSgd};
+/// use lgreco_core::exchange::Aggregation;
+/// let power = Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
+/// assert_eq!(Aggregation::of(&power), Aggregation::FactorAllReduce);
+/// assert_eq!(Aggregation::of(&Setting::CltK(CltK { keep: 10 })), Aggregation::SharedPositions);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aggregation {
     /// Values are summed on the wire.
@@ -57,6 +74,28 @@ impl Aggregation {
 }
 
 /// One layer of a bucket. All but the values of the gradient is the same on every rank.
+///
+/// ```
+/// use lgreco_core::compress::{Setting, powersgd::PowerSgd};
+/// use lgreco_core::exchange::Layer;
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// let gradient = Gradient::new(Values::F32(&[1.0; 12]), Shape::new(3, 4)?)?;
+/// let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
+/// // Zeros at the first step; kept for the next one.
+/// let (mut mean, mut factor) = (vec![0.0; 12], vec![0.0; 4 * 2]);
+/// let layer = Layer {
+///     index: 0,
+///     setting,
+///     gradient,
+///     fresh: None,
+///     sent: 0,
+///     mean: &mut mean,
+///     own: None, // no residual
+///     factor: &mut factor,
+/// };
+/// # let _ = layer;
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Layer<'a> {
     /// Index of the layer in the model; with seed, step and rank it names the random bits.
@@ -144,6 +183,15 @@ impl Moment {
 }
 
 /// Words of workspace that [`aggregate`] needs for layers of these settings, shapes and element types.
+///
+/// ```
+/// use lgreco_core::compress::Setting;
+/// use lgreco_core::exchange::{Route, workspace_len};
+/// use lgreco_core::gradient::{Dtype, Shape};
+/// let layers = [(Setting::Dense, Shape::new(10, 10)?, Dtype::F32)];
+/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 4 + 100 / 2);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::Parameter`] when a setting does not fit its shape.

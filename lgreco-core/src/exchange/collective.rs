@@ -3,6 +3,12 @@
 use crate::Error;
 
 /// A collective call that failed.
+///
+/// ```
+/// use lgreco_core::{Error, exchange::CollectiveError};
+/// let error = CollectiveError { code: 6 }; // NCCL's ncclRemoteError, say
+/// assert_eq!(Error::from(error), Error::Collective { code: 6 });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveError {
     /// What went wrong, in the embedder's own numbering; [`CollectiveError::UNSUPPORTED`] is taken.
@@ -11,6 +17,11 @@ pub struct CollectiveError {
 
 impl CollectiveError {
     /// The embedder has no such collective.
+    ///
+    /// ```
+    /// # use lgreco_core::{Error, exchange::CollectiveError};
+    /// assert_eq!(Error::from(CollectiveError::UNSUPPORTED), Error::Collective { code: i32::MIN });
+    /// ```
     pub const UNSUPPORTED: CollectiveError = CollectiveError { code: i32::MIN };
 }
 
@@ -34,6 +45,35 @@ impl From<CollectiveError> for Error {
 /// All workers make the same calls in the same order with the same lengths; which calls, depends on settings and shapes
 /// alone, never on values. Only the lengths of an all-gather may depend on values; all workers then know everybody's. A
 /// worker that cannot go on must make the others' calls fail rather than wait for ever.
+///
+/// ```
+/// use lgreco_core::exchange::{Collective, CollectiveError};
+///
+/// /// A group of one.
+/// struct Alone;
+///
+/// impl Collective for Alone {
+///     fn rank(&self) -> u32 {
+///         0
+///     }
+///     fn world_size(&self) -> u32 {
+///         1
+///     }
+///     fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+///         Ok(())
+///     }
+///     fn all_gather(&mut self, own: &[u8], _: &[u64], received: &mut [u8]) -> Result<(), CollectiveError> {
+///         received.copy_from_slice(own);
+///         Ok(())
+///     }
+///     fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+///         Ok(())
+///     }
+/// }
+///
+/// let refused = Alone.all_to_all(&[], &[0], &mut [], &[0]);
+/// assert_eq!(refused, Err(CollectiveError::UNSUPPORTED)); // it has no scatter-reduce
+/// ```
 pub trait Collective {
     /// This worker's number, below [`world_size`](Collective::world_size).
     fn rank(&self) -> u32;

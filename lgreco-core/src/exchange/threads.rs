@@ -33,6 +33,15 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
 ///
 /// A thread that drops its place, be it by returning or by panicking, ends the group: calls of the others then fail
 /// with [`ThreadCollective::LEFT`] instead of waiting.
+///
+/// ```
+/// use lgreco_core::exchange::{Collective, threads};
+/// let gathered = threads::run(2, |mut worker| {
+///     let (own, mut all) = (vec![worker.rank() as u8; 2], [9; 4]);
+///     worker.all_gather(&own, &[2, 2], &mut all).map(|()| all)
+/// });
+/// assert_eq!(gathered, [Ok([0, 0, 1, 1]); 2]);
+/// ```
 #[derive(Debug)]
 pub struct ThreadCollective {
     rank: usize,
@@ -72,11 +81,32 @@ struct Meeting {
 
 impl ThreadCollective {
     /// Another worker is gone.
+    ///
+    /// ```
+    /// use lgreco_core::exchange::{Collective, threads::ThreadCollective};
+    /// let mut first = ThreadCollective::group(2).remove(0); // the second is dropped
+    /// assert_eq!(first.all_reduce_sum(&mut [1.0]), Err(ThreadCollective::LEFT));
+    /// ```
     pub const LEFT: CollectiveError = CollectiveError { code: 1 };
     /// Workers made different calls, or brought other lengths than announced.
+    ///
+    /// ```
+    /// use lgreco_core::exchange::{Collective, threads::{self, ThreadCollective}};
+    /// let results = threads::run(2, |mut worker| {
+    ///     let mut values = vec![1.0; 1 + worker.rank() as usize];
+    ///     worker.all_reduce_sum(&mut values)
+    /// });
+    /// assert_eq!(results, [Err(ThreadCollective::MISMATCH); 2]);
+    /// ```
     pub const MISMATCH: CollectiveError = CollectiveError { code: 2 };
 
     /// The places of a group of `world_size` workers, by rank.
+    ///
+    /// ```
+    /// use lgreco_core::exchange::{Collective, threads::ThreadCollective};
+    /// let places = ThreadCollective::group(4);
+    /// assert_eq!((places[3].rank(), places[3].world_size()), (3, 4)); // one for each thread
+    /// ```
     ///
     /// # Panics
     /// When `world_size` is 0.
@@ -93,6 +123,9 @@ impl ThreadCollective {
     /// Waits for the others.
     fn meet(&self) -> Result<(), CollectiveError> {
         let mut meeting = self.group.meeting.lock().unwrap_or_else(PoisonError::into_inner);
+        if meeting.left {
+            return Err(Self::LEFT);
+        }
         meeting.arrived += 1;
         if meeting.arrived == self.group.slots.len() {
             meeting.arrived = 0;
@@ -108,6 +141,13 @@ impl ThreadCollective {
             meeting = self.group.changed.wait(meeting).unwrap_or_else(PoisonError::into_inner);
         }
         Ok(())
+    }
+
+    /// `Err` unless there is a length per rank, and as much room as all of them.
+    fn check_lens(&self, lens: &[u64], room: &[u8]) -> Result<(), CollectiveError> {
+        let all = lens.iter().fold(0, |all: u64, len| all.saturating_add(*len));
+        let fits = lens.len() == self.group.slots.len() && all == room.len() as u64;
+        if fits { Ok(()) } else { Err(Self::MISMATCH) }
     }
 
     fn slot(&self, rank: usize) -> RwLockReadGuard<'_, Slot> {
@@ -181,6 +221,7 @@ impl Collective for ThreadCollective {
 
     fn all_gather(&mut self, own: &[u8], lens: &[u64], mut received: &mut [u8]) -> Result<(), CollectiveError> {
         self.show(Call::Gather, own, |this| {
+            this.check_lens(lens, received)?;
             for (rank, &len) in lens.iter().enumerate() {
                 take(&mut received, len as usize, &this.slot(rank).bytes)?;
             }
@@ -210,6 +251,7 @@ impl Collective for ThreadCollective {
         // Everybody's lengths, then the bytes.
         let shown: Vec<u8> = send_lens.iter().flat_map(|len| len.to_ne_bytes()).chain(send.iter().copied()).collect();
         self.show(Call::AllToAll, &shown, |this| {
+            this.check_lens(received_lens, received)?;
             for (rank, &len) in received_lens.iter().enumerate() {
                 let slot = this.slot(rank);
                 let (lens, mut bytes) =

@@ -25,6 +25,16 @@ fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>
 }
 
 /// Words of workspace that [`contraction`] needs.
+///
+/// ```
+/// use lgreco_core::compress::{Setting, qsgd::Qsgd, topk::TopK};
+/// use lgreco_core::feedback::contraction_workspace_len;
+/// use lgreco_core::gradient::{Dtype, Shape};
+/// let shape = Shape::new(64, 64)?;
+/// assert_eq!(contraction_workspace_len(&Setting::Qsgd(Qsgd::default()), shape, Dtype::F32), 0);
+/// assert!(contraction_workspace_len(&Setting::TopK(TopK { keep: 40, values: Dtype::F32 }), shape, Dtype::F32) > 0);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) -> usize {
     with_candidates(setting, |row| row.map_or(0, |row| row.measure_workspace_len(shape, dtype)))
 }
@@ -79,6 +89,12 @@ pub fn contraction(
 /// (to more than 100 times the gradient's squared norm within 60 steps of 2-bit QSGD in buckets of 2048). A hard threshold
 /// needs no contraction for error feedback: a gradient all below λ is left out whole, relative error 1, and the memory
 /// stays below λ per element all the same.
+///
+/// ```
+/// use lgreco_core::{Error, feedback::require_contraction};
+/// assert_eq!(require_contraction(0.99), Ok(()));
+/// assert_eq!(require_contraction(1.0), Err(Error::NotContractive { relative: 1.0 }));
+/// ```
 ///
 /// # Errors
 /// [`Error::NotContractive`].

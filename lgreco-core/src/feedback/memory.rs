@@ -47,6 +47,14 @@ pub struct Memory<W> {
 impl Memory<alloc::vec::Vec<u64>> {
     /// A memory of zeros that owns its words.
     ///
+    /// ```
+    /// use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_core::gradient::Shape;
+    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Aggregation::Summed, Shape::new(64, 64)?)?;
+    /// assert_eq!(memory.squared_norm(), 0.0);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`Memory::new`]; [`Error::OutOfMemory`].
     pub fn owned(rule: Rule, aggregation: Aggregation, shape: Shape) -> Result<Self, Error> {
@@ -61,6 +69,17 @@ impl Memory<alloc::vec::Vec<u64>> {
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// A memory of zeros in `words`, whose content does not matter.
     ///
+    /// ```
+    /// use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_core::gradient::Shape;
+    /// let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(8, 8)?);
+    /// let mut words = [7; 32];
+    /// assert_eq!(words.len(), rule.state_len(shape));
+    /// let memory = Memory::new(rule, Aggregation::Summed, shape, &mut words[..])?;
+    /// assert_eq!(memory.squared_norm(), 0.0);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`] when `words` is shorter than [`Rule::state_len`]; [`Error::Parameter`] when the gain is outside
     /// (0, 1]; [`Error::FeedbackRule`] for [`Rule::Ef21Plus`] with [`Aggregation::Summed`].
@@ -72,26 +91,74 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// The rule.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// assert_eq!(memory.rule(), rule);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn rule(&self) -> Rule {
         self.rule
     }
 
     /// The shape of the layer.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// assert_eq!(memory.shape(), shape);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
     /// Number of updates so far.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// assert_eq!(memory.steps(), 0);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn steps(&self) -> u64 {
         self.steps
     }
 
     /// Squared L2 norm of the residual or estimate.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// memory.set(&[3.0, -4.0], Stream::default())?;
+    /// assert_eq!(memory.squared_norm(), 25.0);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn squared_norm(&self) -> f64 {
         self.squared_distance::<f32>(&[], &[], true)
     }
 
     /// Writes the residual or estimate, row-major: to inspect it, or to hand it to another worker.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// let mut values = [f32::NAN; 2];
+    /// memory.values(&mut values)?;
+    /// assert_eq!(values, [0.0; 2]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`] when `values` has not one place per element.
@@ -104,6 +171,17 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Replaces the residual or estimate by `values`, rounded with the bits of `stream` where the format needs it. EF21
     /// may start from any estimate that both ends agree on; a residual may take over those of workers that left.
     ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// memory.set(&[0.5, -0.25], Stream::default())?;
+    /// assert!(memory.set(&[f32::NAN, 0.0], Stream::default()).is_err());
+    /// assert_eq!(memory.squared_norm(), 0.3125); // as it was
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`]; [`Error::Overflow`] when a value is not finite or too large for the format.
     pub fn set(&mut self, values: &[f32], stream: Stream) -> Result<(), Error> {
@@ -113,6 +191,19 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 
     /// Multiplies the residual or estimate by `factor`, new over old loss scale. Exact for powers of two, underflow
     /// aside.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// memory.set(&[1.0, -2.0], Stream::default())?;
+    /// memory.rescale(0.5, Stream::default())?; // the loss scale was halved
+    /// let mut values = [0.0; 2];
+    /// memory.values(&mut values)?;
+    /// assert_eq!(values, [0.5, -1.0]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`] unless `factor` is positive and finite; [`Error::Overflow`].
@@ -125,6 +216,19 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// Writes what this step is to compress: `m + g`, for EF21 `g − e`. The first half of [`step`](Memory::step).
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # use lgreco_core::gradient::{Gradient, Values};
+    /// memory.set(&[0.5, 0.0], Stream::default())?;
+    /// let mut compensated = [0.0; 2];
+    /// memory.compensate(&Gradient::new(Values::F32(&[1.0, 2.0]), shape)?, &mut compensated)?;
+    /// assert_eq!(compensated, [1.5, 2.0]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::NonFinite`] with the first offender; [`Error::Overflow`] when a sum leaves f32; [`Error::Length`];
@@ -140,6 +244,20 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Takes note of `decoded`, what the receivers will make of this worker's own payload (not the average over
     /// workers). `gradient` is the one given to [`compensate`](Memory::compensate). The second half of
     /// [`step`](Memory::step).
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # use lgreco_core::gradient::{Gradient, Values};
+    /// let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), shape)?;
+    /// memory.update(&gradient, &[0.0, 2.0], Stream::default())?; // the second was sent
+    /// let mut values = [0.0; 2];
+    /// memory.values(&mut values)?;
+    /// assert_eq!((values, memory.steps()), ([1.0, 0.0], 1));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Overflow`] when the new memory is not finite or does not fit its format; [`Error::Length`];

@@ -6,6 +6,12 @@ use crate::Error;
 use crate::gradient::Shape;
 
 /// How much of a new compression error is remembered, in which format, and for how long.
+///
+/// ```
+/// use lgreco_core::feedback::{Residual, Storage};
+/// let scalecom = Residual { gain: 0.1, ..Residual::CLASSIC }; // for large batches
+/// let half_the_memory = Residual { storage: Storage::Bf16, ..Residual::CLASSIC };
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residual {
     /// The gain `a` in (0, 1] of `m + a (g − ĝ)`: 1 is classic error feedback, ScaleCom's beta, 1 − LoCo's beta.
@@ -18,8 +24,18 @@ pub struct Residual {
 
 impl Residual {
     /// Classic error feedback: everything is remembered, exactly, for ever.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::Residual;
+    /// assert_eq!(Residual::default(), Residual::CLASSIC);
+    /// ```
     pub const CLASSIC: Residual = Residual { gain: 1.0, reset_every: 0, storage: Storage::F32 };
     /// LoCo: a moving average of errors in 8 bits, forgotten every 512 steps.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Residual, Storage};
+    /// assert_eq!((Residual::LOCO.gain, Residual::LOCO.storage), (0.2, Storage::Int8));
+    /// ```
     pub const LOCO: Residual = Residual { gain: 0.2, reset_every: 512, storage: Storage::Int8 };
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -37,6 +53,17 @@ impl Default for Residual {
 }
 
 /// What is remembered.
+///
+/// ```
+/// use lgreco_core::Error;
+/// use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+/// use lgreco_core::gradient::Shape;
+/// let shape = Shape::new(8, 8)?;
+/// assert!(Memory::owned(Rule::Residual(Residual::CLASSIC), Aggregation::Summed, shape).is_ok());
+/// assert!(matches!(Memory::owned(Rule::Ef21Plus, Aggregation::Summed, shape), Err(Error::FeedbackRule { .. })));
+/// assert!(Memory::owned(Rule::Ef21Plus, Aggregation::PointToPoint, shape).is_ok());
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// Error feedback: the gradient mass that has not been sent.
@@ -55,6 +82,14 @@ pub enum Rule {
 }
 
 /// What happens to payloads on their way.
+///
+/// ```
+/// use lgreco_core::feedback::{Aggregation, Memory, Rule};
+/// use lgreco_core::gradient::Shape;
+/// let at_a_cut = Memory::owned(Rule::Ef21Plus, Aggregation::PointToPoint, Shape::new(8, 8)?)?;
+/// assert_eq!(at_a_cut.rule(), Rule::Ef21Plus);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aggregation {
     /// Payloads of several workers are summed or averaged.

@@ -22,12 +22,29 @@ use crate::error::{expect_len, expect_room};
 use crate::gradient::Shape;
 
 /// Bytes before the elements of a saved memory.
+///
+/// ```
+/// use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SAVED_HEADER_LEN};
+/// let rule = Rule::Residual(Residual::CLASSIC);
+/// let memory = Memory::owned(rule, Aggregation::Summed, lgreco_core::gradient::Shape::new(8, 8)?)?;
+/// assert_eq!(memory.saved_len(), SAVED_HEADER_LEN + 4 * 64);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub const SAVED_HEADER_LEN: usize = 32;
 const MAGIC: u16 = u16::from_le_bytes(*b"LM");
 const VERSION: u8 = 1;
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Exact number of bytes [`save`](Memory::save) writes.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// assert_eq!(memory.saved_len(), 32 + 2 * 4);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn saved_len(&self) -> usize {
         SAVED_HEADER_LEN + self.rule.residual().storage.bytes(self.shape.elements()) as usize
     }
@@ -35,6 +52,17 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Writes the memory, whole, to `bytes[..saved_len]` and returns that length: 32 bytes that say what it is (`LM`,
     /// version, rule, storage, gain, reset period, shape, steps), then the elements; little-endian, the same on every
     /// machine. Whose memory it is, layer and rank, is for the caller to note.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_core::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// let mut bytes = [0; 40];
+    /// assert_eq!(memory.save(&mut bytes)?, 40);
+    /// assert_eq!(bytes[..3], [b'L', b'M', 1]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`] when `bytes` is shorter.
@@ -92,6 +120,17 @@ pub struct SavedState<'a> {
 impl<'a> SavedState<'a> {
     /// Checks the bytes of a saved memory; any may be given.
     ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_core::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 40];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// assert!(SavedState::parse(&bytes).is_ok());
+    /// assert!(SavedState::parse(&bytes[1..]).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Length`], [`Error::SavedState`], [`Error::Parameter`] (gain), [`Error::TooManyElements`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
@@ -129,21 +168,62 @@ impl<'a> SavedState<'a> {
     }
 
     /// The rule it was kept by.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_core::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 40];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// assert_eq!(SavedState::parse(&bytes)?.rule(), rule);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn rule(&self) -> Rule {
         self.rule
     }
 
     /// The shape of its layer; nothing is known about the layer it is restored for, so this is to be compared.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_core::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 40];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// assert_eq!(SavedState::parse(&bytes)?.shape(), shape);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
     /// Updates it had seen.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_core::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 40];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// assert_eq!(SavedState::parse(&bytes)?.steps(), 0);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn steps(&self) -> u64 {
         self.steps
     }
 
     /// The memory, continuing bit for bit where it was saved.
+    ///
+    /// ```
+    /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_core::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 40];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// let memory = SavedState::parse(&bytes)?.restore(Aggregation::Summed, vec![0; rule.state_len(shape)])?;
+    /// assert_eq!(memory.rule(), rule);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of [`Memory::new`].

@@ -16,6 +16,16 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Number of bytes of a message: the payload under `setting` for gradients of this element type, and one more for
     /// EF21+. Exact or a bound as [`Compressor::payload_len`].
     ///
+    /// ```
+    /// use lgreco_core::compress::{Compressor, Setting, topk::TopK};
+    /// use lgreco_core::feedback::{Aggregation, Memory, Rule};
+    /// use lgreco_core::gradient::{Dtype, Shape};
+    /// let (shape, setting) = (Shape::new(10, 10)?, Setting::TopK(TopK { keep: 5, values: Dtype::F32 }));
+    /// let memory = Memory::owned(Rule::Ef21Plus, Aggregation::PointToPoint, shape)?;
+    /// assert_eq!(memory.message_len(&setting, Dtype::F32)?, 1 + setting.payload_len(shape, Dtype::F32)?);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for
     /// EF21 and EF21+ with methods that are no contractions whatever the values.
@@ -35,6 +45,16 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// Words of workspace that [`step`](Memory::step) needs.
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Setting, qsgd::Qsgd};
+    /// use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_core::gradient::{Dtype, Shape};
+    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Aggregation::Summed, Shape::new(10, 10)?)?;
+    /// assert_eq!(memory.workspace_len(&Setting::Qsgd(Qsgd::default()), Dtype::F32)?, 0);
+    /// assert_eq!(memory.workspace_len(&Setting::Dense, Dtype::Bf16)?, 100 / 4); // the compensated gradient in bf16
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Those of [`message_len`](Memory::message_len).
@@ -56,6 +76,24 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ///
     /// AdaComp sees the gradient as well as what it is compensated to. An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as it has without memory: what
     /// f16 or bf16 round off is remembered.
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Setting, topk::TopK};
+    /// use lgreco_core::feedback::{Aggregation, Memory, Rule};
+    /// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// use lgreco_core::rng::Stream;
+    /// let (shape, setting) = (Shape::new(3, 1)?, Setting::TopK(TopK { keep: 1, values: Dtype::F32 }));
+    /// let mut memory = Memory::owned(Rule::Ef21, Aggregation::Summed, shape)?;
+    /// let gradient = Gradient::new(Values::F32(&[3.0, 2.0, 1.0]), shape)?;
+    /// let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)?];
+    /// let mut message = vec![0; memory.message_len(&setting, Dtype::F32)?];
+    /// let mut correction = [0.0; 3];
+    /// for expected in [[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]] {
+    ///     memory.step(&setting, &gradient, Stream::default(), &mut workspace, &mut message, &mut correction)?;
+    ///     assert_eq!(correction, expected); // silent once the receiver knows the gradient
+    /// }
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::NonFinite`] with the gradient's first offender; [`Error::Overflow`] when the gradient with what is
@@ -139,6 +177,26 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// started from the same values, and writes the new estimate. Both ends stay equal bit for bit as long as every
     /// message arrives once and in order; [`steps`](Memory::steps) counts them.
     ///
+    /// ```
+    /// use lgreco_core::compress::{Setting, topk::TopK};
+    /// use lgreco_core::feedback::{Aggregation, Memory, Rule};
+    /// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+    /// use lgreco_core::rng::Stream;
+    /// let (shape, setting) = (Shape::new(3, 1)?, Setting::TopK(TopK { keep: 2, values: Dtype::F32 }));
+    /// let end = || Memory::owned(Rule::Ef21Plus, Aggregation::PointToPoint, shape);
+    /// let (mut sender, mut receiver) = (end()?, end()?);
+    /// let mut workspace = vec![0; sender.workspace_len(&setting, Dtype::F32)?];
+    /// let mut message = vec![0; sender.message_len(&setting, Dtype::F32)?];
+    /// let (mut decoded, mut estimate) = ([0.0; 3], [0.0; 3]);
+    /// for gradient in [[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 8.0, 9.0]] {
+    ///     let gradient = Gradient::new(Values::F32(&gradient), shape)?;
+    ///     let len = sender.step(&setting, &gradient, Stream::default(), &mut workspace, &mut message, &mut decoded)?;
+    ///     receiver.receive(&message[..len], &mut estimate)?;
+    /// }
+    /// assert_eq!(estimate, [0.0, 8.0, 9.0]); // the last message replaced the estimate
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Those of [`decode`]; [`Error::PayloadBody`] when the message starts with neither 0 nor 1 (EF21+) or has another
     /// shape; [`Error::Overflow`]; [`Error::FeedbackRule`] for rules that send to receivers without memory. The estimate
@@ -167,6 +225,16 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 /// What PowerSGD leaves out is invisible to the start matrix `Q` it used: `(I − P̂ P̂ᵀ) p Q = 0`. With one power
 /// iteration from the same `Q` at every step it would never be sent, and the memory would grow for ever. So `Q` must
 /// change: be drawn afresh, as here, or be the last step's (warm start).
+///
+/// ```
+/// use lgreco_core::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
+/// use lgreco_core::feedback::payload_stream;
+/// use lgreco_core::rng::Stream;
+/// let stream = Stream { seed: 7, step: 3, layer: 0, rank: 1 };
+/// assert_eq!(payload_stream(&Setting::Qsgd(Qsgd::default()), stream), stream);
+/// let power = Setting::PowerSgd(PowerSgd { rank: 1, iterations: 1 });
+/// assert_ne!(payload_stream(&power, stream).seed, payload_stream(&power, Stream { step: 4, ..stream }).seed);
+/// ```
 ///
 /// # Source
 /// Vogels et al. 2019, §4.2: without warm start, a new random `Q` per step.

@@ -5,6 +5,11 @@ use crate::gradient::{Bf16, Element};
 use crate::rng::Stream;
 
 /// Consecutive elements that share an exponent under [`Storage::Int8`]; also what the kernels work on at a time.
+///
+/// ```
+/// use lgreco_core::feedback::{GROUP, Storage};
+/// assert_eq!(Storage::Int8.bytes(10 * GROUP), 10 * (GROUP as u64 + 1));
+/// ```
 pub const GROUP: usize = BLOCK;
 
 pub(super) type Block = [f32; GROUP];
@@ -15,6 +20,18 @@ pub(super) type Block = [f32; GROUP];
 /// (up to 2^-15 of their distance). Rounding to nearest would be fatal here: as soon as a residual exceeds a gradient
 /// 512-fold (bf16), adding the gradient changes nothing, and a coordinate that has not been sent by then stays silent
 /// for ever. Representable numbers are kept exactly, so sent coordinates (zeros) and unchanged ones do not wander.
+///
+/// ```
+/// use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, Storage};
+/// use lgreco_core::{gradient::Shape, rng::Stream};
+/// let rule = Rule::Residual(Residual { storage: Storage::Int8, ..Residual::CLASSIC });
+/// let mut memory = Memory::owned(rule, Aggregation::Summed, Shape::new(3, 1)?)?;
+/// memory.set(&[127.0, 0.4, 0.0], Stream::default())?;
+/// let mut kept = [0.0; 3];
+/// memory.values(&mut kept)?;
+/// assert!(kept == [127.0, 0.0, 0.0] || kept == [127.0, 1.0, 0.0]); // 1 with probability 0.4
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Storage {
@@ -32,6 +49,11 @@ impl Storage {
     pub(crate) const ALL: [Storage; 3] = [Storage::F32, Storage::Bf16, Storage::Int8];
 
     /// Bytes for `elements` elements.
+    ///
+    /// ```
+    /// use lgreco_core::feedback::Storage;
+    /// assert_eq!([Storage::F32, Storage::Bf16, Storage::Int8].map(|storage| storage.bytes(1000)), [4000, 2000, 1002]);
+    /// ```
     pub const fn bytes(self, elements: usize) -> u64 {
         let n = elements as u64;
         match self {

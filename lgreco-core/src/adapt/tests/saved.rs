@@ -153,3 +153,73 @@ fn damaged_states_are_refused_or_restored() {
         }
     }
 }
+
+/// A run that continues under a longer warm-up waits for its end with the decision after the one that was due.
+#[test]
+fn a_longer_warm_up_is_kept_when_continuing() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut config = config(Method::TopK, LGRECO);
+    let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+    steps(&mut controller, &mut worker, 4);
+    let saved = controller.save().unwrap();
+    config.schedule.warmup = 8;
+    let mut controller = Controller::new(config, model(), &worker).unwrap();
+    controller.load(&saved, &[&saved]).unwrap();
+    let switches: Vec<u64> = (0..10)
+        .map(|_| take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap().0)
+        .filter_map(|report| report.switched.then_some(report.step))
+        .collect();
+    assert_eq!(switches, [5, 8, 11]);
+}
+
+/// The measuring rank alone has the window's gradients.
+#[test]
+fn a_measuring_rank_may_be_given_the_state_of_another() {
+    let saved = threads::run(2, |mut worker| {
+        let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+        steps(&mut controller, &mut worker, 4);
+        controller.save().unwrap()
+    });
+    for (measuring, given) in [(0, [1, 0]), (0, [1, 1]), (1, [0, 1])] {
+        on_all(2, |mut worker| {
+            let mut config = config(Method::TopK, LGRECO);
+            config.measuring_rank = measuring;
+            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            controller.load(&saved[given[worker.rank() as usize]], &[]).unwrap();
+            let reports = steps(&mut controller, &mut worker, 3).into_iter().map(|(report, _)| report);
+            assert_eq!(reports.map(|report| report.switched).collect::<Vec<_>>(), [false, true, false]);
+        });
+    }
+}
+
+/// Counts that no run arrives at, which the next step would overflow.
+#[test]
+fn counts_without_end_are_refused() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+    steps(&mut controller, &mut worker, 4);
+    let saved = controller.save().unwrap();
+    let largest = |at: usize| {
+        let mut changed = saved.clone();
+        changed[at..at + 8].fill(0xff);
+        changed
+    };
+    let step = largest(32);
+    let found = Err(Error::SavedState { what: "number of steps", found: u64::MAX });
+    assert_eq!(controller.load(&step, &[&step]), found);
+    let (mut refused, mut stepped) = (0, 0);
+    for at in (16..saved.len() - 8).step_by(8) {
+        let state = largest(at);
+        let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+        match controller.load(&state, &[&state]) {
+            Err(_) => refused += 1,
+            Ok(_) => {
+                let _ = controller.record_sync(&controller.bucket_bytes(), 1.0);
+                let _ = take_step(&mut controller, &mut worker, 1.0, 1.0);
+                let _ = take_step(&mut controller, &mut worker, 1.0, 1.0);
+                stepped += 1;
+            }
+        }
+    }
+    assert!(refused > 0 && stepped > 0);
+}

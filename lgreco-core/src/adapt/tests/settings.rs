@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::compress::Compressor;
+use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::wire::HEADER_LEN;
 use crate::testing::adapt::SETTINGS;
 
@@ -37,4 +38,23 @@ fn reports_tell_the_bytes_of_payloads_whose_length_the_values_decide() {
             assert_eq!(total(0) + total(1) + total(2), bytes.iter().sum::<u64>());
         });
     }
+}
+
+/// Below λ a hard threshold leaves a gradient out whole, and the memory stays below λ: no reason to refuse it.
+#[test]
+fn a_hard_threshold_above_all_gradients_waits_for_its_memory() {
+    let hard = Setting::HardThreshold(HardThreshold { lambda: 0.125, values: Dtype::F32 });
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let fixed = Policy::Fixed(vec![Setting::Dense, Setting::Dense, hard]);
+    let mut controller = Controller::new(config(Method::TopK, fixed), model(), &worker).unwrap();
+    let mut sent = 0;
+    for _ in 0..60 {
+        let (_, means) = take_step(&mut controller, &mut worker, 1.0, 0.1).unwrap(); // magnitudes up to 1/16
+        if controller.steps() > 3 {
+            sent += means[2].iter().filter(|&&x| x != 0.0).count();
+            assert!(residual(&controller, 2).iter().all(|x| x.abs() < 0.125));
+        }
+    }
+    assert_eq!(controller.setting(2), hard);
+    assert!((1..60 * 320 / 4).contains(&sent), "{sent}");
 }

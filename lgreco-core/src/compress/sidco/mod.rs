@@ -46,6 +46,9 @@ use crate::select;
 /// Elements below which nothing is fitted.
 pub const SMALLEST: usize = 1000;
 
+/// Each is a pass over the elements; no density in f64 has as many halvings.
+const MOST_STAGES: u32 = 1100;
+
 /// Which distributions are fitted to magnitudes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -85,7 +88,7 @@ pub struct Sidco {
     pub density: f64,
     /// What is fitted.
     pub fit: Fit,
-    /// Number of stages, at least 1; [`Stages`] finds a good one. Workers may differ in it.
+    /// Number of stages, 1 to 1100; [`Stages`] finds a good one. Workers may differ in it.
     pub stages: u32,
     /// The type the values are sent in, rounded to nearest.
     pub values: Dtype,
@@ -101,10 +104,10 @@ enum Selected {
 
 impl Sidco {
     fn check(&self) -> Result<(), Error> {
-        match self.stages {
-            0 => Err(Error::Parameter { what: "stages", value: 0.0, expected: "at least 1" }),
-            _ => TopK::with_density(self.density, 1, self.values).map(|_| ()),
+        if !(1..=MOST_STAGES).contains(&self.stages) {
+            return Err(Error::Parameter { what: "stages", value: self.stages as f64, expected: "1 to 1100" });
         }
+        TopK::with_density(self.density, 1, self.values).map(|_| ())
     }
 
     fn top(&self, keep: u32) -> TopK {

@@ -1,6 +1,6 @@
 //! How many stages: adapted to what they send.
 
-use super::TopK;
+use super::{MOST_STAGES, TopK};
 use crate::Error;
 use crate::error::expect_len;
 use crate::gradient::Dtype;
@@ -11,6 +11,12 @@ const WINDOW: u32 = 5;
 /// How far the sent may be from the wanted density, as a share of it.
 const TOLERANCE: f64 = 0.2;
 /// Bytes of a saved [`Stages`].
+///
+/// ```
+/// use lgreco_core::compress::sidco::{SAVED_LEN, Stages};
+/// assert_eq!(Stages::new(0.01)?.save().len(), SAVED_LEN);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub const SAVED_LEN: usize = 40;
 const MAGIC: u16 = u16::from_le_bytes(*b"LS");
 const VERSION: u8 = 1;
@@ -51,6 +57,13 @@ pub struct Stages {
 impl Stages {
     /// For this density, in (0, 1].
     ///
+    /// ```
+    /// # use lgreco_core::compress::sidco::Stages;
+    /// assert_eq!((Stages::new(0.01)?.get(), Stages::new(0.5)?.get()), (2, 1));
+    /// assert!(Stages::new(0.0).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Parameter`].
     pub fn new(density: f64) -> Result<Self, Error> {
@@ -60,6 +73,12 @@ impl Stages {
     }
 
     /// The number to use at the next step.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::sidco::Stages;
+    /// assert_eq!(Stages::new(0.01)?.get(), 2);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub const fn get(&self) -> u32 {
         self.stages
     }
@@ -68,11 +87,19 @@ impl Stages {
     fn most(&self) -> u32 {
         let halvings = -ln(self.density) / core::f64::consts::LN_2;
         // Rounded up, but for the rounding of the logarithms; densities reach 2^-1074.
-        (1..1100).find(|&most| most as f64 >= halvings - 1e-9).unwrap_or(1100)
+        (1..MOST_STAGES).find(|&most| most as f64 >= halvings - 1e-9).unwrap_or(MOST_STAGES)
     }
 
     /// Takes note of a step: `sent` of `elements`, which is k in the payload's header. Nothing is learnt from tensors
     /// without elements.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::sidco::Stages;
+    /// let mut stages = Stages::new(0.01)?;
+    /// (0..5).for_each(|_| stages.observe(200, 10_000)); // twice what was wanted
+    /// assert_eq!(stages.get(), 1);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn observe(&mut self, sent: u32, elements: usize) {
         if elements == 0 {
             return;
@@ -104,6 +131,12 @@ impl Stages {
 
     /// The state as bytes, little-endian: `LS`, version 1, the sense, stages, observations, four zeros, density, sum of
     /// ratios, last distance.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::sidco::Stages;
+    /// assert_eq!(Stages::new(0.01)?.save()[..3], [b'L', b'S', 1]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     pub fn save(&self) -> [u8; SAVED_LEN] {
         let mut bytes = [0; SAVED_LEN];
         bytes[..2].copy_from_slice(&MAGIC.to_le_bytes());
@@ -117,6 +150,14 @@ impl Stages {
     }
 
     /// The state that [`save`](Stages::save) wrote.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::sidco::Stages;
+    /// let stages = Stages::new(0.01)?;
+    /// assert_eq!(Stages::restore(&stages.save()), Ok(stages));
+    /// assert!(Stages::restore(&[0; 40]).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Length`]; [`Error::SavedState`] names what no state has; [`Error::Parameter`] for the density.

@@ -169,7 +169,9 @@ fn parameters_lengths_and_values_are_checked() {
     let good = Sidco { density: 0.5, fit: Fit::Exponential, stages: 1, values: Dtype::F16 };
     let values = [1.0, 65520.0, -3.0];
     let shape = vector(&values).shape();
-    for bad in [Sidco { density: 0.0, ..good }, Sidco { density: f64::NAN, ..good }, Sidco { stages: 0, ..good }] {
+    // A stage is a pass over the elements, and every one of millions would go on to the next element alone.
+    let stages = [0, 1101, u32::MAX].map(|stages| Sidco { stages, ..good });
+    for bad in [Sidco { density: 0.0, ..good }, Sidco { density: f64::NAN, ..good }].into_iter().chain(stages) {
         assert!(matches!(bad.payload_len(shape, Dtype::F32), Err(Error::Parameter { .. })));
         let row = measure(&vector(&values), bad, &[bad.density], &mut [0; 500], &mut [0.0], &mut [0]);
         assert!(matches!(row, Err(Error::Parameter { .. })));

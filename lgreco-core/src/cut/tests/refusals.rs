@@ -15,6 +15,12 @@ fn a_memory_by_position_wants_batches_of_one_size() {
             let mut pair = Pair::new(setting).unwrap();
             let found = pair.send(Values::F32(&[1.0; 8]), &[]);
             assert!(matches!(found, Err(Error::Length { expected: 3, found: 2, .. })), "{found:?}");
+            // Evaluation is memoryless: the last batch of a data set may be shorter.
+            assert_eq!(pair.evaluate(Evaluation::Plain, Values::F32(&[1.0; 8])), Ok(vec![1.0; 8]));
+            assert!(pair.evaluate(Evaluation::Compressed, Values::F32(&[1.0; 8])).is_ok());
+            for wrong in [0, 7, 16] {
+                assert!(pair.evaluate(Evaluation::Plain, Values::F32(&vec![1.0; wrong])).is_err(), "{wrong}");
+            }
         }
     }
     let mut pair = Pair::new(plain(3, 4, top(1))).unwrap();
