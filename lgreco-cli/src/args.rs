@@ -94,7 +94,8 @@ pub struct Candidates {
     /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1024)]
     pub min_elements: usize,
-    /// Where to measure: `cpu`, all cores of this machine, or `wgpu`, its fastest GPU. `lgreco devices` lists them.
+    /// Where to measure: `cpu`, all cores of this machine; `cuda`, its first NVIDIA GPU; or `wgpu`, its fastest GPU.
+    /// `lgreco devices` lists them.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
     pub backend: BackendArg,
 }
@@ -228,6 +229,9 @@ pub enum SolverArg {
 pub enum BackendArg {
     /// All cores of this machine.
     Cpu,
+    /// The first CUDA device.
+    #[cfg(feature = "cuda")]
+    Cuda,
     /// The fastest adapter wgpu finds.
     #[cfg(feature = "wgpu")]
     Wgpu,
@@ -288,6 +292,7 @@ fn budget(text: &str) -> Result<BudgetArg, String> {
     Ok(BudgetArg::Absolute(value))
 }
 
+#[cfg(not(all(feature = "cuda", feature = "wgpu")))]
 const NOT_IN_BUILD: &str = "this backend is not part of this build (`lgreco devices` lists what is)";
 
 fn backend(text: &str) -> Result<BackendArg, String> {
@@ -297,8 +302,11 @@ fn backend(text: &str) -> Result<BackendArg, String> {
         "wgpu" => Ok(BackendArg::Wgpu),
         #[cfg(not(feature = "wgpu"))]
         "wgpu" => Err(NOT_IN_BUILD.into()),
+        #[cfg(feature = "cuda")]
+        "cuda" => Ok(BackendArg::Cuda),
+        #[cfg(not(feature = "cuda"))]
         "cuda" => Err(NOT_IN_BUILD.into()),
-        _ => Err("expected cpu or wgpu".into()),
+        _ => Err("expected cpu, cuda or wgpu".into()),
     }
 }
 

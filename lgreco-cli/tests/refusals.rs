@@ -168,6 +168,7 @@ fn requests_that_make_no_sense() {
     for (args, words) in [
         (&["optimise"][..], &["optimise"][..]),
         (&["plan", "--method", "zip"], &["--method", "zip", "topk"]),
+        #[cfg(not(feature = "cuda"))]
         (&["plan", "--backend", "cuda"], &["--backend", "cuda"]),
         #[cfg(not(feature = "wgpu"))]
         (&["plan", "--backend", "wgpu"], &["--backend", "wgpu"]),

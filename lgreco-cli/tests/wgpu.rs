@@ -3,8 +3,7 @@
 
 mod common;
 
-use common::{lgreco, stdout};
-use serde_json::Value;
+use common::{json, lgreco, stdout};
 use std::process::Command;
 
 /// Whether there is an adapter; says so when there is none, and fails when `LGRECO_REQUIRE` names wgpu.
@@ -19,26 +18,10 @@ fn adapter() -> bool {
     found
 }
 
-fn json(args: &[&str]) -> Value {
-    serde_json::from_str(&stdout(args)).unwrap()
-}
-
 #[test]
 fn tables_are_those_of_the_cpu() {
-    if !adapter() {
-        return;
-    }
-    for method in common::METHODS {
-        let table = |backend| json(&["measure", "--method", method, "--backend", backend, "--json", "-"]);
-        let (mut found, mut expected) = (table("wgpu"), table("cpu"));
-        let errors = |table: &mut Value| -> Vec<f64> {
-            let layers = table["layers"].as_array_mut().unwrap().iter_mut();
-            let options = layers.flat_map(|layer| layer["options"].as_array_mut().unwrap());
-            options.map(|option| option["error"].take().as_f64().unwrap()).collect()
-        };
-        let (errors, right) = (errors(&mut found), errors(&mut expected));
-        assert_eq!(found, expected, "{method}: all but the errors");
-        assert!(errors.iter().zip(&right).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{method}");
+    if adapter() {
+        common::METHODS.iter().for_each(|method| common::check_table("wgpu", method));
     }
 }
 

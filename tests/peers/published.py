@@ -33,7 +33,7 @@ def qsgd(flat, bits):
 
 
 def powersgd(matrix, rank):
-    q = torch.randn(matrix.shape[1], rank)
+    q = torch.randn(matrix.shape[1], rank, device=matrix.device)
     for _ in range(POWER_ITERATIONS):
         p = torch.linalg.qr(matrix @ q).Q
         q = matrix.T @ p

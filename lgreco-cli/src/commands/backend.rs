@@ -7,6 +7,8 @@ use lgreco_core::backend::{Backend, Parallel};
 /// A backend ready for work.
 pub enum Opened {
     Cpu(Parallel),
+    #[cfg(feature = "cuda")]
+    Cuda(Box<lgreco_cuda::CudaBackend>),
     #[cfg(feature = "wgpu")]
     Wgpu(Box<lgreco_wgpu::WgpuBackend>),
 }
@@ -15,6 +17,11 @@ impl Opened {
     pub fn new(backend: BackendArg) -> Result<Opened, Failure> {
         match backend {
             BackendArg::Cpu => Ok(Opened::Cpu(Parallel)),
+            #[cfg(feature = "cuda")]
+            BackendArg::Cuda => match lgreco_cuda::CudaBackend::new(0) {
+                Ok(backend) => Ok(Opened::Cuda(Box::new(backend))),
+                Err(error) => Err(Failure::no_result(format_args!("--backend cuda: {error}"))),
+            },
             #[cfg(feature = "wgpu")]
             BackendArg::Wgpu => match lgreco_wgpu::WgpuBackend::new() {
                 Ok(backend) => Ok(Opened::Wgpu(Box::new(backend))),
@@ -26,6 +33,8 @@ impl Opened {
     pub fn backend(&mut self) -> &mut dyn Backend {
         match self {
             Opened::Cpu(backend) => backend,
+            #[cfg(feature = "cuda")]
+            Opened::Cuda(backend) => backend.as_mut(),
             #[cfg(feature = "wgpu")]
             Opened::Wgpu(backend) => backend.as_mut(),
         }
@@ -35,6 +44,8 @@ impl Opened {
     pub fn device_memory(&self) -> Option<u64> {
         match self {
             Opened::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Opened::Cuda(backend) => Some(backend.held_bytes()),
             #[cfg(feature = "wgpu")]
             Opened::Wgpu(backend) => Some(backend.held_bytes()),
         }
@@ -44,6 +55,8 @@ impl Opened {
     pub fn failure(&self) -> Option<String> {
         match self {
             Opened::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            Opened::Cuda(backend) => backend.failure().map(ToString::to_string),
             #[cfg(feature = "wgpu")]
             Opened::Wgpu(backend) => backend.failure().map(ToString::to_string),
         }

@@ -13,10 +13,10 @@ pub fn report() -> String {
     };
     format!(
         "cpu    available: {cores}, {}, vector instructions: {instructions}\n\
-         {}\
-         cuda   not available: not part of this build\n",
+         {}{}",
         std::env::consts::ARCH,
-        wgpu()
+        wgpu(),
+        cuda()
     )
 }
 
@@ -53,4 +53,33 @@ fn wgpu() -> String {
         return "wgpu   not available: no adapter found; is a Vulkan, Metal or DirectX 12 driver installed?\n".into();
     }
     lines
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda() -> String {
+    "cuda   not available: not part of this build\n".into()
+}
+
+/// A line per device.
+#[cfg(feature = "cuda")]
+fn cuda() -> String {
+    let devices = match lgreco_cuda::devices() {
+        Ok(devices) => devices,
+        Err(error) => return crate::failure::printable(&format!("cuda   not available: {error}")) + "\n",
+    };
+    let line = |device: lgreco_cuda::DeviceInfo| {
+        let about = format!(
+            "{} (compute capability {}, {} MiB), driver for CUDA {}",
+            device.name,
+            device.capability,
+            device.memory >> 20,
+            device.driver
+        );
+        let line = match device.usable {
+            Ok(compiler) => format!("cuda   available: {about}, {compiler}"),
+            Err(error) => format!("cuda   not available: {error}: {about}"),
+        };
+        crate::failure::printable(&line) + "\n"
+    };
+    devices.into_iter().map(line).collect()
 }

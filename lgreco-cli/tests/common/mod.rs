@@ -1,6 +1,7 @@
 //! Running the command, and files to run it on.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -78,3 +79,22 @@ pub fn file(name: &str, bytes: &[u8]) -> (TempDir, PathBuf) {
 
 /// The methods, as words.
 pub const METHODS: [&str; 4] = ["qsgd", "topk", "powersgd", "hybrid"];
+
+/// The JSON that a run prints.
+pub fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(args)).unwrap()
+}
+
+/// Asserts that a backend's table of the sample is the CPU's, errors within 1e-4 of themselves.
+pub fn check_table(backend: &str, method: &str) {
+    let table = |backend| json(&["measure", "--method", method, "--backend", backend, "--json", "-"]);
+    let (mut found, mut expected) = (table(backend), table("cpu"));
+    let errors = |table: &mut Value| -> Vec<f64> {
+        let layers = table["layers"].as_array_mut().unwrap().iter_mut();
+        let options = layers.flat_map(|layer| layer["options"].as_array_mut().unwrap());
+        options.map(|option| option["error"].take().as_f64().unwrap()).collect()
+    };
+    let (errors, right) = (errors(&mut found), errors(&mut expected));
+    assert_eq!(found, expected, "{method}: all but the errors");
+    assert!(errors.iter().zip(&right).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{method}");
+}

@@ -1,0 +1,44 @@
+//! `--backend cuda`: the CPU's table, or one line that says why not.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::{json, lgreco, stdout};
+use std::process::Command;
+
+/// Whether there is a device; says so when there is none. (`LGRECO_REQUIRE=cuda` is about the kernels' own tests, which
+/// need none.)
+fn device() -> bool {
+    let devices = stdout(&["devices"]);
+    let found = devices.lines().any(|line| line.starts_with("cuda   available: "));
+    if !found {
+        eprintln!("SKIP: {devices}");
+    }
+    found
+}
+
+#[test]
+fn tables_are_those_of_the_cpu() {
+    if device() {
+        common::METHODS.iter().for_each(|method| common::check_table("cuda", method));
+        let size =
+            |backend| json(&["plan", "--method", "hybrid", "--backend", backend, "--json", "-"])["size"].as_f64();
+        let (found, expected) = (size("cuda").unwrap(), size("cpu").unwrap());
+        assert!((found - expected).abs() <= 1e-3 * expected, "{found} bits, {expected} on the cpu");
+    }
+}
+
+#[test]
+fn without_a_device_there_is_a_reason() {
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lgreco"));
+        command.args(args).env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
+    };
+    let output = run(&["plan", "--backend", "cuda"]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(output.stdout.is_empty() && stderr.contains("--backend cuda: no "), "{stderr}");
+    let devices = String::from_utf8(run(&["devices"]).stdout).unwrap();
+    assert!(devices.contains("cuda   not available: no "), "{devices}");
+    assert!(lgreco(&["plan", "--backend", "cpu"]).status.success());
+}

@@ -1,0 +1,214 @@
+//! What has to be seen on a GPU: the conformance suite, then times of rows and payloads against copying. README.md says how to
+//! carry it to a machine that has one. `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values.
+//!
+//! Every figure's answer is asserted.
+
+use cudarc::driver::{result, sys};
+use lgreco_core::backend::{Backend, Job, Portable};
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::qsgd::Qsgd;
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::{Candidates, Compressor, Setting};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::check_all;
+use lgreco_core::testing::powersgd::uniform;
+use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, devices};
+use std::error::Error;
+use std::time::Instant;
+
+/// Calls that are enqueued before the device is waited for.
+const CALLS: usize = 8;
+/// What rows agree within.
+const ROWS: f64 = 1e-4;
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Seconds of a call, of which `run` makes [`CALLS`]: the least of some runs.
+fn seconds(mut run: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+    let mut least = f64::INFINITY;
+    for _ in 0..6 {
+        let start = Instant::now();
+        run()?;
+        least = least.min(start.elapsed().as_secs_f64() / CALLS as f64);
+    }
+    Ok(least)
+}
+
+/// Device memory of the primary context, for as long as the program runs.
+fn memory(bytes: usize) -> Outcome<u64> {
+    // SAFETY: nothing reads it before it is written.
+    Ok(unsafe { result::malloc_sync(bytes) }?)
+}
+
+fn main() -> Outcome<()> {
+    for device in devices()? {
+        println!("{}, compute capability {}, driver for CUDA {}", device.name, device.capability, device.driver);
+        println!("{} MiB, {:?}", device.memory >> 20, device.usable);
+    }
+    let mut backend = CudaBackend::new(0)?;
+    let start = Instant::now();
+    check_all(&mut backend, ROWS);
+    println!("the conformance suite passes, {:.1} s, kernels compiled meanwhile\n", start.elapsed().as_secs_f64());
+
+    // SAFETY: the first device is there; its primary context stays current on this thread.
+    unsafe { result::ctx::set_current(result::primary_ctx::retain(result::device::get(0)?)?)? };
+    Bench::new(backend)?.run()
+}
+
+struct Bench {
+    backend: CudaBackend,
+    shape: Shape,
+    values: Vec<f32>,
+    gradient: u64,
+    other: u64,
+    /// Bytes per second that a copy reads and writes.
+    bandwidth: f64,
+}
+
+impl Bench {
+    fn new(backend: CudaBackend) -> Outcome<Self> {
+        let elements =
+            std::env::var("LGRECO_BENCH_ELEMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1 << 26);
+        let shape = Shape::new(elements / 4096, 4096)?;
+        let values: Vec<f32> = uniform(shape.elements(), 1).into_iter().map(|x| x * x * x).collect();
+        let bytes = 4 * values.len();
+        let (gradient, other) = (memory(bytes)?, memory(bytes + 4096)?);
+        // SAFETY: both are that long.
+        unsafe { result::memcpy_htod_sync(gradient, &values) }?;
+        let copy = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: both are that long.
+                unsafe { result::memcpy_dtod_async(other, gradient, bytes, std::ptr::null_mut()) }?;
+            }
+            Ok(result::ctx::synchronize()?)
+        })?;
+        let bandwidth = 2.0 * bytes as f64 / copy;
+        println!("{} f32 values; a copy of them moves {:.1} GB/s", values.len(), bandwidth / 1e9);
+        println!("{:<40} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
+        Ok(Bench { backend, shape, values, gradient, other, bandwidth })
+    }
+
+    fn run(mut self) -> Outcome<()> {
+        let elements = self.shape.elements() as u32;
+        let keeps: Vec<u32> = (1..=100).map(|i| (u64::from(elements) * i / 1000) as u32).collect();
+        let widths: &[u8] = &[2, 3, 4, 5, 6, 7, 8];
+        self.rows("QSGD, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: widths })?;
+        self.rows("TopK, 100 densities", Candidates::TopK { values: Dtype::F32, keeps: &keeps })?;
+        self.rows("PowerSGD, ranks 1 to 32", Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32] })?;
+        self.payloads("QSGD, 4 bits", Setting::Qsgd(Qsgd::default()))?;
+        self.payloads("TopK, 1 %", Setting::TopK(TopK { keep: elements / 100, values: Dtype::F32 }))?;
+        self.payloads("PowerSGD, rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }))?;
+        self.model()
+    }
+
+    fn on_device(&self) -> Outcome<DeviceGradient> {
+        // SAFETY: as many values, kept as long as the program runs.
+        Ok(unsafe { DeviceGradient::new(self.gradient, Dtype::F32, self.shape) }?)
+    }
+
+    /// One line, of a call that reads the gradient at least once.
+    fn line(&self, name: &str, here: f64, cpu: f64) {
+        let read = 4.0 * self.values.len() as f64 / here;
+        println!(
+            "{name:<40} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}",
+            1e3 * here,
+            read / 1e9,
+            100.0 * read / self.bandwidth,
+            1e3 * cpu
+        );
+    }
+
+    fn rows(&mut self, name: &str, candidates: Candidates<'_>) -> Outcome<()> {
+        let (gradient, stream) = (self.on_device()?, Stream::default());
+        let jobs = [DeviceJob { gradient, candidates, stream }; CALLS];
+        let mut rows = vec![f64::NAN; CALLS * candidates.len()];
+        let here = seconds(|| Ok(self.backend.measure_device(&jobs, &mut rows)?))?;
+        let host = Gradient::new(Values::F32(&self.values), self.shape)?;
+        let job = Job { gradient: host, candidates, stream };
+        let (mut expected, mut workspace) = (vec![f64::NAN; candidates.len()], vec![0; Portable.workspace_len(&[job])]);
+        let start = Instant::now();
+        Portable.measure(&[job], &mut workspace, &mut expected)?;
+        let cpu = start.elapsed().as_secs_f64();
+        // Where a rank is full, only rounding is left.
+        let rounding = 1e-10 * expected[0];
+        for row in rows.chunks(candidates.len()) {
+            let agree = row.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b + rounding);
+            assert!(agree, "{name}: {row:?}, not {expected:?}");
+        }
+        self.line(&format!("row of {name}"), here, cpu);
+        Ok(())
+    }
+
+    fn payloads(&mut self, name: &str, setting: Setting) -> Outcome<()> {
+        let gradient = self.on_device()?;
+        let len = setting.payload_len(self.shape, Dtype::F32)?;
+        let payload = memory(len.next_multiple_of(4))?;
+        let here = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: room for a payload.
+                unsafe { self.backend.encode_to_device(&setting, &gradient, Stream::default(), payload) }?;
+            }
+            Ok(self.backend.check()?)
+        })?;
+        let host = Gradient::new(Values::F32(&self.values), self.shape)?;
+        let mut workspace = vec![0; setting.encode_workspace_len(self.shape, Dtype::F32)];
+        let (mut expected, mut found) = (vec![0; len], vec![0u8; len]);
+        let start = Instant::now();
+        setting.encode(&host, Stream::default(), &mut workspace, &mut expected)?;
+        let cpu = start.elapsed().as_secs_f64();
+        // SAFETY: the payload is that long.
+        unsafe { result::memcpy_dtoh_sync(&mut found, payload) }?;
+        assert!(found == expected || matches!(setting, Setting::PowerSgd(_)), "{name}: the payload");
+        self.line(&format!("encode {name}"), here, cpu);
+
+        let here = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: the payload just made, and room for as many values.
+                unsafe { self.backend.decode_on_device(&setting, self.shape, payload, self.other) }?;
+            }
+            Ok(self.backend.synchronise()?)
+        })?;
+        let (mut values, mut decoded) = (vec![0.0f32; self.values.len()], vec![0.0f32; self.values.len()]);
+        let start = Instant::now();
+        lgreco_core::compress::decode(&found, &mut values)?;
+        let cpu = start.elapsed().as_secs_f64();
+        // SAFETY: as many values.
+        unsafe { result::memcpy_dtoh_sync(&mut decoded, self.other) }?;
+        assert!(decoded == values || matches!(setting, Setting::PowerSgd(_)), "{name}: the values");
+        self.line(&format!("decode {name}"), here, cpu);
+        // SAFETY: allocated above, and used no more.
+        Ok(unsafe { sys::cuMemFree_v2(payload) }.result()?)
+    }
+
+    /// The whole table of a transformer with GPT-2's shapes; `tests/peers/gpu.py` takes the published method's time.
+    fn model(&mut self) -> Outcome<()> {
+        let block = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
+        let shapes: Vec<(usize, usize)> = [(50257, 768), (1024, 768)].into_iter().chain([block; 37].concat()).collect();
+        let fits = |&(rows, cols): &(usize, usize)| rows * cols <= self.values.len();
+        let keeps = |(rows, cols): (usize, usize)| (1..=100u32).map(|i| (rows * cols) as u32 / 1000 * i).collect();
+        let shapes: Vec<(usize, usize)> = shapes.into_iter().filter(fits).collect();
+        let keeps: Vec<Vec<u32>> = shapes.iter().copied().map(keeps).collect();
+        println!();
+        for (name, options) in [("QSGD", 7), ("TopK", 100), ("PowerSGD", 7)] {
+            let mut jobs = Vec::new();
+            for (&(rows, cols), keeps) in shapes.iter().zip(&keeps) {
+                let candidates = match name {
+                    "QSGD" => Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] },
+                    "TopK" => Candidates::TopK { values: Dtype::F32, keeps },
+                    _ => Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] },
+                };
+                // SAFETY: not more than there are; layers may share values, which are only read.
+                let gradient = unsafe { DeviceGradient::new(self.gradient, Dtype::F32, Shape::new(rows, cols)?) }?;
+                jobs.push(DeviceJob { gradient, candidates, stream: Stream::default() });
+            }
+            self.backend.reserve(&jobs)?;
+            let mut table = vec![f64::NAN; options * jobs.len()];
+            let here = CALLS as f64 * seconds(|| Ok(self.backend.measure_device(&jobs, &mut table)?))?;
+            assert!(table.iter().all(|error| error.is_finite()));
+            let workspace = CudaBackend::workspace_bytes(&jobs)? >> 20;
+            println!("{name}: table of {} × {options}: {:.2} ms, workspace {workspace} MiB", jobs.len(), 1e3 * here);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,135 @@
+// A CUDA driver for tests of what calls one: memory is the processor's, kernels run through cuda_shim.h, and everything
+// is counted. FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of compiled kernels and one that a module's code must hold
+// to be that library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the version of CUDA.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+#include <dlfcn.h>
+
+struct Launch {  // cuda_shim_launch
+    unsigned grid[3], block[3];
+    size_t dynamic;
+    void** params;
+    size_t size, count;
+    int order;
+    char* error;
+    size_t room;
+};
+
+static std::map<uint64_t, size_t> memory;
+static std::vector<void*> stack;
+static int retained, streams, modules, synchronised, launched;
+static void* last_stream;
+static char context, own_stream;
+
+static int outcome(const char* call) {
+    const char* fail = getenv("FAKE_CUDA_FAIL");
+    size_t n = strlen(call);
+    return fail && strncmp(fail, call, n) == 0 && fail[n] == '=' ? atoi(fail + n + 1) : 0;
+}
+
+#define CALL(name, parameters, ...)                                         \
+    extern "C" __attribute__((visibility("default"))) int name parameters { \
+        if (int code = outcome(#name)) return code;                         \
+        __VA_ARGS__;                                                        \
+        return 0;                                                           \
+    }
+// A call that needs a current context.
+#define IN_CONTEXT(name, parameters, ...) CALL(name, parameters, if (stack.empty()) return 201; __VA_ARGS__)
+// One that enqueues.
+#define ENQUEUED(name, parameters, ...) IN_CONTEXT(name, parameters, last_stream = stream; __VA_ARGS__)
+
+static bool inside(uint64_t address, size_t bytes) {
+    auto after = memory.upper_bound(address);
+    if (after == memory.begin()) return false;
+    --after;
+    return address + bytes <= after->first + after->second;
+}
+
+CALL(cuDriverGetVersion, (int* version),
+     *version = getenv("FAKE_CUDA_VERSION") ? atoi(getenv("FAKE_CUDA_VERSION")) : 12040)
+CALL(cuInit, (unsigned), )
+CALL(cuDeviceGetCount, (int* count), *count = 1)
+CALL(cuDeviceGet, (int* device, int ordinal), if (ordinal != 0) return 101; *device = 0)
+CALL(cuDeviceGetName, (char* name, int room, int), snprintf(name, room, "Fake GPU"))
+CALL(cuDeviceTotalMem_v2, (size_t * bytes, int), *bytes = size_t(8) << 30)
+CALL(cuDeviceGetAttribute, (int* value, int attribute, int), *value = attribute == 75 ? 8 : 0)
+CALL(cuDevicePrimaryCtxRetain, (void** out, int), ++retained; *out = &context)
+CALL(cuDevicePrimaryCtxRelease_v2, (int), --retained)
+CALL(cuCtxPushCurrent_v2, (void* context), stack.push_back(context))
+CALL(cuCtxPopCurrent_v2, (void** context), if (stack.empty()) return 201; *context = stack.back(); stack.pop_back())
+CALL(cuCtxGetCurrent, (void** context), *context = stack.empty() ? nullptr : stack.back())
+IN_CONTEXT(cuCtxGetDevice, (int* device), *device = 0)
+IN_CONTEXT(cuStreamCreate, (void** stream, unsigned), ++streams; *stream = &own_stream)
+IN_CONTEXT(cuStreamDestroy_v2, (void*), --streams)
+IN_CONTEXT(cuStreamSynchronize, (void* stream), ++synchronised; last_stream = stream)
+IN_CONTEXT(cuMemAlloc_v2, (uint64_t * address, size_t bytes),
+           void* block = aligned_alloc(256, (bytes + 255) / 256 * 256);
+           memset(block, 0xa5, bytes); *address = uint64_t(block); memory[*address] = bytes)
+IN_CONTEXT(cuMemFree_v2, (uint64_t address), if (!memory.erase(address)) return 1;
+           free(reinterpret_cast<void*>(address)))
+ENQUEUED(cuMemcpyHtoDAsync_v2, (uint64_t to, const void* from, size_t bytes, void* stream),
+         if (!inside(to, bytes)) return 700;
+         memcpy(reinterpret_cast<void*>(to), from, bytes))
+ENQUEUED(cuMemcpyDtoHAsync_v2, (void* to, uint64_t from, size_t bytes, void* stream),
+         memcpy(to, reinterpret_cast<void*>(from), bytes))
+ENQUEUED(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void* stream),
+         if (!inside(to, bytes)) return 700;
+         memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes))
+ENQUEUED(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void* stream),
+         if (!inside(to, bytes)) return 700;
+         memset(reinterpret_cast<void*>(to), value, bytes))
+IN_CONTEXT(cuModuleUnload, (void*), --modules)
+
+// The library whose kernel the code, an ELF file, names among its sections.
+static void* library_of(const char* code) {
+    uint64_t sections;
+    uint16_t size, count;
+    memcpy(&sections, code + 0x28, 8);
+    memcpy(&size, code + 0x3a, 2);
+    memcpy(&count, code + 0x3c, 2);
+    std::string all(code, sections + uint64_t(size) * count), list = getenv("FAKE_CUDA_MODULES");
+    for (size_t at = 0; at < list.size();) {
+        size_t equals = list.find('=', at), end = list.find(';', at);
+        std::string section = ".text." + list.substr(equals + 1, end - equals - 1);
+        // With the NUL that ends a name.
+        if (all.find(section.c_str(), 0, section.size() + 1) != std::string::npos)
+            return dlopen(list.substr(at, equals - at).c_str(), RTLD_NOW | RTLD_LOCAL);
+        at = end + 1;
+    }
+    return nullptr;
+}
+
+IN_CONTEXT(cuModuleLoadData, (void** module, const char* code), if (memcmp(code, "\177ELF", 4) != 0) return 200;
+           *module = library_of(code); if (!*module) return 200; ++modules)
+IN_CONTEXT(cuModuleGetFunction, (void** function, void* module, const char* name),
+           *function = dlsym(module, (std::string("shim_") + name).c_str());
+           if (!*function) return 500)
+ENQUEUED(
+    cuLaunchKernel,
+    (void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+     void* stream, void** params, void**),
+    char error[512];
+    Launch launch = {{gx, gy, gz}, {bx, by, bz}, shared, params, 0, 0, 0, error, sizeof error}; ++launched;
+    if (reinterpret_cast<int (*)(const Launch*)>(function)(&launch)) {
+        fprintf(stderr, "fake driver: %s\n", error);
+        return 719;
+    })
+
+CALL(cuGetErrorName, (int code, const char** name), *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR")
+CALL(cuGetErrorString, (int code, const char** text), static char words[32];
+     snprintf(words, sizeof words, "code %d", code); *text = words)
+
+// NVRTC asks for a table of the driver's: one that holds nothing but its own size.
+CALL(cuGetExportTable, (const void** table, const void*), static size_t own = sizeof own; *table = &own)
+
+// What there is now: allocations, contexts, streams, modules, contexts on the stack; waits and launches so far.
+extern "C" __attribute__((visibility("default"))) void fake_cuda_state(int* state) {
+    int now[7] = {int(memory.size()), retained, streams, modules, int(stack.size()), synchronised, launched};
+    memcpy(state, now, sizeof now);
+}
+extern "C" __attribute__((visibility("default"))) void* fake_cuda_last_stream() { return last_stream; }

@@ -1,0 +1,374 @@
+//! The backend: the core's interface, and the same on the embedder's device memory.
+
+use crate::Error;
+use crate::codec::{decode, decoded_bytes, encode};
+use crate::counting::Counting;
+use crate::cuda::Cuda;
+use crate::device::{Device, Part};
+use crate::exchange::Pending;
+use crate::gpu::{Gpu, Scratch};
+use crate::rows::{Work, measure};
+use crate::tensor::{DeviceGradient, Input, checked};
+use lgreco_core::backend::{Backend, Job, JobError};
+use lgreco_core::compress::wire::Payload;
+use lgreco_core::compress::{Candidates, Setting};
+use lgreco_core::gradient::Gradient;
+use lgreco_core::rng::Stream;
+use std::ffi::c_void;
+use std::path::PathBuf;
+
+/// A row to measure of a gradient that lies on the device; see [`Job`].
+///
+/// ```
+/// use lgreco_core::compress::Candidates;
+/// use lgreco_core::{gradient::Dtype, rng::Stream};
+/// use lgreco_cuda::{DeviceGradient, DeviceJob};
+/// fn densities(gradient: DeviceGradient) -> DeviceJob<'static> {
+///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };
+///     DeviceJob { gradient, candidates, stream: Stream::default() }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceJob<'a> {
+    /// The layer's gradient.
+    pub gradient: DeviceGradient,
+    /// What it is to be measured under.
+    pub candidates: Candidates<'a>,
+    /// Source of start matrices.
+    pub stream: Stream,
+}
+
+/// An error and the job of the batch it happened in.
+///
+/// ```
+/// use lgreco_cuda::{DeviceJobError, Error};
+/// let failed = DeviceJobError { job: 2, error: Error::OutOfMemory { bytes: 4096 } };
+/// assert_eq!(failed.to_string(), "job 2: the device is out of memory: 4096 bytes cannot be allocated");
+/// ```
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("job {job}: {error}")]
+pub struct DeviceJobError {
+    /// Index of the job in its batch; 0 when the batch as a whole failed.
+    pub job: usize,
+    /// What went wrong.
+    pub error: Error,
+}
+
+/// An NVIDIA GPU.
+///
+/// ```
+/// use lgreco_core::backend::{Backend, Job};
+/// use lgreco_core::compress::{Candidates, qsgd::{Qsgd, Rounding}};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// use lgreco_cuda::CudaBackend;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let Ok(_) = CudaBackend::new(0) else { return Ok(()) };
+/// let mut backend = CudaBackend::new(0)?;
+/// let gradient = Gradient::new(Values::F32(&[1.0, 0.25]), Shape::new(2, 1)?)?;
+/// let base = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
+/// let candidates = Candidates::Qsgd { base, bits: &[2] };
+/// let mut row = [0.0];
+/// backend.measure(&[Job { gradient, candidates, stream: Stream::default() }], &mut [], &mut row)?;
+/// assert_eq!(row, [0.0625]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct CudaBackend {
+    gpu: Gpu,
+    pending: Pending,
+    failure: Option<Error>,
+}
+
+impl CudaBackend {
+    /// Device number `ordinal` (0 is the first), in its primary context (PyTorch's, libtorch's and the CUDA runtime's), on
+    /// a stream of its own.
+    ///
+    /// ```
+    /// match lgreco_cuda::CudaBackend::new(0) {
+    ///     Ok(backend) => println!("{} bytes held", backend.held_bytes()),
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`], [`Error::NoCompiler`], [`Error::NoDevice`], [`Error::TooOld`], each with what is missing;
+    /// [`Error::Driver`].
+    pub fn new(ordinal: usize) -> Result<Self, Error> {
+        Ok(Self::on(Box::new(Cuda::new(ordinal)?)))
+    }
+
+    /// The device and context that are current on the calling thread, on the embedder's stream (`cudaStream_t` and
+    /// `CUstream` are the same; null is the default stream). All work goes to that stream.
+    ///
+    /// ```no_run
+    /// use lgreco_cuda::CudaBackend;
+    /// use std::ffi::c_void;
+    /// fn beside_a_trainer(stream: *mut c_void) -> Result<CudaBackend, lgreco_cuda::Error> {
+    ///     // SAFETY: the trainer keeps its stream until the backend is dropped.
+    ///     unsafe { CudaBackend::with_stream(stream) }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`new`](CudaBackend::new); [`Error::NoDevice`] when no context is current.
+    ///
+    /// # Safety
+    /// The context and the stream, which belongs to it, outlive the backend.
+    pub unsafe fn with_stream(stream: *mut c_void) -> Result<Self, Error> {
+        // SAFETY: as the caller promises.
+        Ok(Self::on(Box::new(unsafe { Cuda::with_stream(stream) }?)))
+    }
+
+    pub(crate) fn on(device: Box<dyn Device>) -> Self {
+        CudaBackend { gpu: Gpu::new(device), pending: Pending::default(), failure: None }
+    }
+
+    /// Keeps compiled kernels in `folder`, which exists, and takes them from there: starting costs about a second less
+    /// from the second time on. Anybody who may write there may decide what the GPU executes. Files are named by the
+    /// architecture and a hash of sources, options and NVRTC's version; one that cannot be written is left out.
+    ///
+    /// ```
+    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// backend.keep_code_in(std::env::temp_dir());
+    /// ```
+    pub fn keep_code_in(&mut self, folder: impl Into<PathBuf>) {
+        self.gpu.keep_code_in(folder.into());
+    }
+
+    /// Bytes of device memory held between calls: the workspace, which grows with the largest layer.
+    ///
+    /// ```
+    /// # let Ok(backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// assert_eq!(backend.held_bytes(), 0); // before any work
+    /// ```
+    pub fn held_bytes(&self) -> u64 {
+        self.gpu.held()
+    }
+
+    /// Done: waits for all that is enqueued.
+    ///
+    /// ```
+    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// assert_eq!(backend.synchronise(), Ok(()));
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Driver`], also when something enqueued before has failed.
+    pub fn synchronise(&mut self) -> Result<(), Error> {
+        self.gpu.synchronise()
+    }
+
+    /// What the device said, in full, when a call through [`Backend`] last answered
+    /// [`Device`](lgreco_core::Error::Device), whose text is shorter.
+    ///
+    /// ```
+    /// # let Ok(backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// assert_eq!(backend.failure(), None); // so far
+    /// ```
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// Done: [`Backend::measure`] for gradients on the device. Only the rows come back.
+    ///
+    /// ```no_run
+    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob};
+    /// /// Squared errors of 2 and 4 bits of 64 × 64 bf16 values at a device address.
+    /// fn row(cuda: &mut CudaBackend, address: u64) -> Result<[f64; 2], Box<dyn std::error::Error>> {
+    ///     // SAFETY: the trainer's, of this size, and written on the backend's stream alone.
+    ///     let gradient = unsafe { DeviceGradient::new(address, Dtype::Bf16, Shape::new(64, 64)?) }?;
+    ///     let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    ///     let mut row = [0.0; 2];
+    ///     cuda.measure_device(&[DeviceJob { gradient, candidates, stream: Stream::default() }], &mut row)?;
+    ///     Ok(row)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The first job that fails, with its reason.
+    pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
+        measure(&mut self.gpu, &work_of(jobs), rows).map_err(|(job, error)| DeviceJobError { job, error })
+    }
+
+    /// Bytes of workspace that [`measure_device`](CudaBackend::measure_device) needs for `jobs`; no device is asked.
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // SAFETY: the values are not asked for.
+    /// let gradient = unsafe { DeviceGradient::new(4096, Dtype::F32, Shape::new(1024, 1024)?) }?;
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    /// let job = DeviceJob { gradient, candidates, stream: Stream::default() };
+    /// let bytes = CudaBackend::workspace_bytes(&[job])?;
+    /// assert!(bytes > 0 && bytes < 1024 * 1024); // a quarter of the gradient
+    /// assert_eq!(CudaBackend::workspace_bytes(&[job, job])?, bytes + 17 * 8); // only results add up
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`measure_device`](CudaBackend::measure_device), but for the values.
+    pub fn workspace_bytes(jobs: &[DeviceJob<'_>]) -> Result<u64, DeviceJobError> {
+        counted(jobs).map(|gpu| gpu.held())
+    }
+
+    /// Done: allocates that workspace, so that later calls for `jobs` allocate nothing. Waits for the device.
+    ///
+    /// ```
+    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// assert_eq!(backend.reserve(&[]), Ok(())); // at the start of a training run, with all layers
+    /// ```
+    ///
+    /// # Errors
+    /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
+    pub fn reserve(&mut self, jobs: &[DeviceJob<'_>]) -> Result<(), DeviceJobError> {
+        for (name, bytes) in counted(jobs)?.rooms() {
+            self.gpu.room(name, bytes).map_err(|error| DeviceJobError { job: 0, error })?;
+        }
+        Ok(())
+    }
+
+    /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back.
+    ///
+    /// ```no_run
+    /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
+    /// use lgreco_core::rng::Stream;
+    /// use lgreco_cuda::{CudaBackend, DeviceGradient, Error};
+    /// fn payload(cuda: &mut CudaBackend, gradient: DeviceGradient) -> Result<Vec<u8>, Error> {
+    ///     let setting = Setting::Qsgd(Qsgd::default());
+    ///     let mut payload = vec![0; setting.payload_len(gradient.shape(), gradient.dtype())?];
+    ///     cuda.encode_device(&setting, &gradient, Stream::default(), &mut payload)?;
+    ///     Ok(payload)
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), and those of the device.
+    pub fn encode_device(
+        &mut self,
+        setting: &Setting,
+        gradient: &DeviceGradient,
+        stream: Stream,
+        payload: &mut [u8],
+    ) -> Result<usize, Error> {
+        encode(&mut self.gpu, setting, &Input::Device(*gradient), stream, payload)
+    }
+
+    /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a multiple of
+    /// 4. Nothing of them may be used when an error is returned. A payload in page-locked memory has to stay as it is until
+    /// the stream has come this far.
+    ///
+    /// ```no_run
+    /// # use lgreco_cuda::{CudaBackend, Error};
+    /// /// `values` is the device address of as many f32 as the payload's header says.
+    /// fn received(cuda: &mut CudaBackend, payload: &[u8], values: u64) -> Result<(), Error> {
+    ///     // SAFETY: the trainer's, of this size, and used on the backend's stream alone.
+    ///     unsafe { cuda.decode_to_device(payload, values) }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`decode`](lgreco_core::compress::decode), and those of the device.
+    ///
+    /// # Safety
+    /// `address` is valid memory of four bytes per element in the backend's context, which nothing else uses, other than
+    /// work ordered before or after on the backend's stream; page-locked payloads stay as said.
+    pub unsafe fn decode_to_device(&mut self, payload: &[u8], address: u64) -> Result<(), Error> {
+        let target = checked(address, decoded_bytes(Payload::parse(payload)?.header.shape), 4)?;
+        self.decode_to_part(payload, target)
+    }
+
+    /// Enqueued: decodes a payload into f32 values.
+    pub(crate) fn decode_to_part(&mut self, payload: &[u8], target: Part) -> Result<(), Error> {
+        let parsed = Payload::parse(payload)?;
+        let elements = parsed.header.shape.elements();
+        if elements > 0 && decode(&mut self.gpu, payload, &parsed, target)? {
+            return Ok(());
+        }
+        let mut values = vec![0.0f32; elements];
+        lgreco_core::compress::decode(payload, &mut values)?;
+        self.gpu.write(bytemuck::cast_slice(&values), target)
+    }
+
+    pub(crate) fn gpu(&mut self) -> &mut Gpu {
+        &mut self.gpu
+    }
+
+    pub(crate) fn gpu_and_pending(&mut self) -> (&mut Gpu, &mut Pending) {
+        (&mut self.gpu, &mut self.pending)
+    }
+
+    fn told(&mut self, error: Error) -> lgreco_core::Error {
+        let core = error.to_core();
+        if !matches!(error, Error::Core(_)) {
+            self.failure = Some(error);
+        }
+        core
+    }
+}
+
+fn work_of<'a>(jobs: &[DeviceJob<'a>]) -> Vec<Work<'a>> {
+    jobs.iter().map(|job| Work::new(Input::Device(job.gradient), job.candidates, job.stream)).collect()
+}
+
+/// A workspace after `jobs`, without a device.
+fn counted(jobs: &[DeviceJob<'_>]) -> Result<Gpu, DeviceJobError> {
+    let mut gpu = Gpu::new(Box::new(Counting));
+    let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
+    measure(&mut gpu, &work_of(jobs), &mut rows).map_err(|(job, error)| DeviceJobError { job, error })?;
+    Ok(gpu)
+}
+
+/// Rows agree with the core's within 1e-4, payloads of QSGD and TopK and what they decode to bit for bit.
+impl Backend for CudaBackend {
+    /// 0: the workspace is the device's.
+    fn workspace_len(&self, _: &[Job<'_>]) -> usize {
+        0
+    }
+
+    fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        let work: Vec<Work<'_>> =
+            jobs.iter().map(|job| Work::new(Input::Host(job.gradient), job.candidates, job.stream)).collect();
+        measure(&mut self.gpu, &work, rows).map_err(|(job, error)| JobError { job, error: self.told(error) })
+    }
+
+    fn encode(
+        &mut self,
+        setting: &Setting,
+        gradient: &Gradient<'_>,
+        stream: Stream,
+        _: &mut [u64],
+        payload: &mut [u8],
+    ) -> Result<usize, lgreco_core::Error> {
+        encode(&mut self.gpu, setting, &Input::Host(*gradient), stream, payload).map_err(|error| self.told(error))
+    }
+
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), lgreco_core::Error> {
+        let parsed = Payload::parse(payload)?;
+        let elements = parsed.header.shape.elements();
+        if values.len() == elements && elements > 0 {
+            let decoded = self.decode_with_room(payload, &parsed, values);
+            if decoded.map_err(|error| self.told(error))? {
+                return Ok(());
+            }
+        }
+        lgreco_core::compress::decode(payload, values).map(|_| ())
+    }
+}
+
+impl CudaBackend {
+    /// Done: as [`decode`], into `values`.
+    fn decode_with_room(&mut self, bytes: &[u8], payload: &Payload<'_>, values: &mut [f32]) -> Result<bool, Error> {
+        let room = self.gpu.room(Scratch::Output, decoded_bytes(payload.header.shape))?;
+        if !decode(&mut self.gpu, bytes, payload, room)? {
+            return Ok(false);
+        }
+        self.gpu.read_into(room, bytemuck::cast_slice_mut(values))?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,141 @@
+//! Payloads: gradients to bytes and back, whatever the method.
+
+use crate::device::Part;
+use crate::gpu::{Gpu, Scratch};
+use crate::magnitude::{check_finite, overflow};
+use crate::tensor::{Input, Tensor};
+use crate::{Error, magnitude, payload, positions, powersgd, qsgd, topk};
+use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
+use lgreco_core::compress::{Compressor, Setting, topk::TopK};
+use lgreco_core::gradient::Shape;
+use lgreco_core::rng::Stream;
+
+/// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
+/// second TopK's k-th largest or PowerSGD's faults.
+pub(crate) const STATUS: u64 = 8;
+
+const NO_ENCODER: Error = Error::Method("this setting");
+
+/// A payload's header.
+pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Error> {
+    let shape = input.shape();
+    Ok(match *setting {
+        Setting::Dense => Header { method: Method::Dense, variant: input.dtype() as u8, parameter: 0, shape },
+        Setting::Qsgd(c) => {
+            let variant = (c.bits - 1) | (c.scale as u8) << 3;
+            Header { method: Method::Qsgd, variant, parameter: c.bucket, shape }
+        }
+        Setting::TopK(c) => {
+            let variant = positions::variant(c, shape.elements() as u32);
+            Header { method: Method::TopK, variant, parameter: c.keep, shape }
+        }
+        Setting::PowerSgd(c) => {
+            Header { method: Method::PowerSgd, variant: 0, parameter: powersgd::effective(shape, c.rank), shape }
+        }
+        _ => return Err(NO_ENCODER),
+    })
+}
+
+/// Bytes of the payload, when there is `room` for it.
+pub(crate) fn checked_len(setting: &Setting, input: &Input<'_>, room: usize) -> Result<usize, Error> {
+    let len = setting.payload_len(input.shape(), input.dtype())?;
+    if room < len {
+        let what = "payload bytes";
+        return Err(lgreco_core::Error::Length { what, expected: len, found: room }.into());
+    }
+    Ok(len)
+}
+
+/// Enqueued: a payload's body at its place in `payload`, and its status.
+pub(crate) fn enqueue(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    input: &Input<'_>,
+    stream: Stream,
+    payload: Part,
+    status: Part,
+) -> Result<(), Error> {
+    gpu.clear(status)?;
+    if input.shape().elements() == 0 {
+        return Ok(());
+    }
+    let tensor = input.tensor(gpu)?;
+    match *setting {
+        Setting::Dense => {
+            magnitude::largest(gpu, &tensor, status)?;
+            gpu.copy(tensor.part, payload.from(HEADER_LEN as u64))
+        }
+        Setting::Qsgd(c) => qsgd::encode(gpu, &tensor, c, stream, payload, status),
+        Setting::TopK(c) => positions::encode(gpu, &tensor, c, payload, status),
+        Setting::PowerSgd(c) => {
+            powersgd::encode(gpu, &tensor, input.shape(), (c.rank, c.iterations), stream, payload, status)
+        }
+        _ => Err(NO_ENCODER),
+    }
+}
+
+/// What a status says of the gradient.
+pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
+    check_finite(gpu, input, status[0])?;
+    match *setting {
+        Setting::TopK(TopK { values, .. }) if status[0] >= topk::overflow(values) => {
+            Err(overflow(gpu, input, status[1].max(topk::overflow(values)))?)
+        }
+        Setting::PowerSgd(_) => powersgd::fault(status[1]),
+        _ => Ok(()),
+    }
+}
+
+/// Done: [`Compressor::encode`], of values on either side.
+pub(crate) fn encode(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    input: &Input<'_>,
+    stream: Stream,
+    payload: &mut [u8],
+) -> Result<usize, Error> {
+    let len = checked_len(setting, input, payload.len())?;
+    let header = header(setting, input)?;
+    let room = gpu.room(Scratch::Payload, len as u64)?;
+    let status = gpu.room(Scratch::Results, STATUS)?;
+    enqueue(gpu, setting, input, stream, room, status)?;
+    let status = gpu.read::<u32>(status)?;
+    check(gpu, setting, input, &status)?;
+    header.write(payload)?;
+    gpu.read_into(room.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
+    Ok(len)
+}
+
+/// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
+/// and done, when that is left to the core: dense payloads, and those that no encoder writes.
+pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
+    let target = Tensor::of_part(target);
+    match payload.header.method {
+        Method::Qsgd => {
+            let Some(qsgd) = payload::qsgd(payload)? else { return Ok(false) };
+            let bytes = gpu.upload(Scratch::Payload, bytes)?;
+            qsgd::decode(gpu, qsgd, bytes, &target)?;
+        }
+        Method::TopK => {
+            let Some(top) = positions::of_payload(payload) else { return Ok(false) };
+            let bytes = gpu.upload(Scratch::Payload, bytes)?;
+            let status = gpu.room(Scratch::Results, STATUS)?;
+            let ones = positions::decode(gpu, top, bytes, &target, status)?;
+            return Ok(gpu.read::<u32>(status)? == [0, ones]);
+        }
+        Method::PowerSgd => {
+            let Some(rank) = powersgd::of_payload(payload) else { return Ok(false) };
+            let bytes = gpu.upload(Scratch::Payload, bytes)?;
+            let status = gpu.room(Scratch::Results, STATUS)?;
+            powersgd::decode(gpu, rank, bytes, payload.header.shape, target.part, status)?;
+            return Ok(gpu.read::<u32>(status)? == [0, 0]);
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Bytes of the decoded values.
+pub(crate) fn decoded_bytes(shape: Shape) -> u64 {
+    4 * shape.elements() as u64
+}

@@ -1,0 +1,309 @@
+//! The driver: a context, a stream, modules. Every call makes the context current and afterwards what was current before.
+
+use crate::Error;
+use crate::compiler::{Architecture, Compiler, capability};
+use crate::device::{Device, Launch, Part};
+use crate::kernels::{Kernel, Module};
+use cudarc::driver::{DriverError, result, sys};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::path::PathBuf;
+use std::ptr::null_mut;
+
+/// The least version of the driver's interface, 1000 times the major plus 10 times the minor, and of devices.
+const OLDEST_DRIVER: i32 = 11_000;
+const OLDEST_DEVICE: u32 = 60;
+
+/// `Err` with the driver's words.
+fn said<T>(call: &'static str, outcome: Result<T, DriverError>) -> Result<T, Error> {
+    outcome.map_err(|error| Error::Driver { call, reason: words(error) })
+}
+
+fn words(error: DriverError) -> String {
+    let text = |text: Result<&std::ffi::CStr, DriverError>| {
+        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    format!("{} ({})", text(error.error_string()), text(error.error_name()))
+}
+
+/// Initialises the driver and says which version of CUDA it supports. cudarc must not be called before, because it panics
+/// where there is no driver.
+pub(crate) fn start() -> Result<String, Error> {
+    // SAFETY: loads a library and looks for nothing in it.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: a place for an int.
+    said("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) }.result())?;
+    let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    if version < OLDEST_DRIVER {
+        let what = "the CUDA version of the NVIDIA driver";
+        return Err(Error::TooOld { what, needed: text(OLDEST_DRIVER), found: text(version) });
+    }
+    result::init().map_err(|error| Error::NoDevice { ordinal: 0, reason: words(error) })?;
+    Ok(text(version))
+}
+
+/// Devices there are.
+pub(crate) fn count() -> Result<usize, Error> {
+    said("cuDeviceGetCount", result::device::get_count()).map(|count| count as usize)
+}
+
+/// The device of this number.
+pub(crate) fn device(ordinal: usize) -> Result<sys::CUdevice, Error> {
+    let failed = |error| Error::NoDevice { ordinal, reason: words(error) };
+    let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+    result::device::get(number).map_err(failed)
+}
+
+/// A device's name, and the bytes of its memory.
+pub(crate) fn name_and_memory(device: sys::CUdevice) -> Result<(String, u64), Error> {
+    let name = said("cuDeviceGetName", result::device::get_name(device))?;
+    // SAFETY: the driver gave the device.
+    let memory = said("cuDeviceTotalMem", unsafe { result::device::total_mem(device) })?;
+    Ok((name, memory as u64))
+}
+
+/// A device's compute capability, 80 for 8.0.
+pub(crate) fn compute_capability(device: sys::CUdevice) -> Result<u32, Error> {
+    use sys::CUdevice_attribute_enum::*;
+    let get = |attribute| {
+        // SAFETY: the driver gave the device.
+        said("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, attribute) })
+    };
+    let major = get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok((10 * major + get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32)
+}
+
+/// What can be compiled for a device; `Err` when it or NVRTC does not do.
+pub(crate) fn architecture(device: sys::CUdevice) -> Result<(Compiler, Architecture), Error> {
+    let number = compute_capability(device)?;
+    if number < OLDEST_DEVICE {
+        let (needed, found) = (capability(OLDEST_DEVICE), capability(number));
+        return Err(Error::TooOld { what: "the device's compute capability", needed, found });
+    }
+    let compiler = Compiler::find()?;
+    let architecture = Architecture::of(number, &compiler.supported)?;
+    Ok((compiler, architecture))
+}
+
+/// A device's context and stream.
+pub(crate) struct Cuda {
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    /// The device whose primary context is held, with a stream of its own on it.
+    own: Option<sys::CUdevice>,
+    compiler: Compiler,
+    architecture: Architecture,
+    folder: Option<PathBuf>,
+    modules: HashMap<Module, sys::CUmodule>,
+    functions: HashMap<Kernel, sys::CUfunction>,
+}
+
+// SAFETY: the driver's handles may be used from any thread; every call makes the context current on its own.
+unsafe impl Send for Cuda {}
+
+/// While it lives, a context is current on this thread.
+struct Current;
+
+impl Current {
+    fn make(context: sys::CUcontext) -> Result<Self, Error> {
+        // SAFETY: the context lives as long as the device.
+        said("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(context) }.result())?;
+        Ok(Current)
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut popped = null_mut();
+        // SAFETY: takes off what `make` put on.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+    }
+}
+
+impl Cuda {
+    pub(crate) fn new(ordinal: usize) -> Result<Self, Error> {
+        start()?;
+        let device = device(ordinal)?;
+        let (compiler, architecture) = architecture(device)?;
+        // SAFETY: the driver gave the device. It is released when the value is dropped, from here on also on errors.
+        let context = said("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(device) })?;
+        let mut cuda = Cuda::of(context, null_mut(), Some(device), compiler, architecture);
+        let current = Current::make(context)?;
+        cuda.stream = said("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        drop(current);
+        Ok(cuda)
+    }
+
+    /// The current context, and a stream in it.
+    ///
+    /// # Safety
+    /// Both outlive the value.
+    pub(crate) unsafe fn with_stream(stream: *mut c_void) -> Result<Self, Error> {
+        start()?;
+        let current = said("cuCtxGetCurrent", result::ctx::get_current())?;
+        let none = || Error::NoDevice { ordinal: 0, reason: "no context is current on this thread".into() };
+        let context = current.ok_or_else(none)?;
+        let mut device = 0;
+        // SAFETY: a place for a device.
+        said("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
+        let (compiler, architecture) = architecture(device)?;
+        Ok(Cuda::of(context, stream.cast(), None, compiler, architecture))
+    }
+
+    fn of(
+        context: sys::CUcontext,
+        stream: sys::CUstream,
+        own: Option<sys::CUdevice>,
+        compiler: Compiler,
+        architecture: Architecture,
+    ) -> Self {
+        let (modules, functions) = (HashMap::new(), HashMap::new());
+        Cuda { context, stream, own, compiler, architecture, folder: None, modules, functions }
+    }
+
+    /// A kernel, compiled and loaded on first use. The context is current.
+    fn function(&mut self, kernel: Kernel) -> Result<sys::CUfunction, Error> {
+        if let Some(&function) = self.functions.get(&kernel) {
+            return Ok(function);
+        }
+        let module = match self.modules.get(&kernel.module) {
+            Some(&module) => module,
+            None => {
+                let code = self.compiler.code(kernel.module, self.architecture, self.folder.as_deref())?;
+                // SAFETY: NVRTC made the code: a whole object, or text that ends with NUL.
+                let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
+                let module = said("cuModuleLoadData", module)?;
+                self.modules.insert(kernel.module, module);
+                module
+            }
+        };
+        let no_nul = Error::Driver { call: "cuModuleGetFunction", reason: "a NUL in a kernel's name".into() };
+        let name = CString::new(kernel.entry).map_err(|_| no_nul)?;
+        // SAFETY: the module is loaded.
+        let function = said("cuModuleGetFunction", unsafe { result::module::get_function(module, name) })?;
+        self.functions.insert(kernel, function);
+        Ok(function)
+    }
+}
+
+impl Device for Cuda {
+    fn keep_code_in(&mut self, folder: PathBuf) {
+        self.folder = Some(folder);
+    }
+
+    fn allocate(&mut self, bytes: u64) -> Result<Part, Error> {
+        let _current = Current::make(self.context)?;
+        // SAFETY: the memory is not read before it is written: that is the kernels' business, and checked by tests.
+        match unsafe { result::malloc_sync(bytes as usize) } {
+            Ok(address) => Ok(Part { address, bytes }),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(Error::OutOfMemory { bytes }),
+            Err(error) => said("cuMemAlloc", Err(error)),
+        }
+    }
+
+    fn free(&mut self, part: Part) {
+        let Ok(_current) = Current::make(self.context) else { return };
+        // SAFETY: `allocate` gave it, nobody uses it any more, and what is enqueued is waited for. Nothing can be done
+        // about an error.
+        unsafe {
+            let _ = result::stream::synchronize(self.stream);
+            let _ = result::free_sync(part.address);
+        }
+    }
+
+    fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        // SAFETY: as long as the bytes; pageable memory is read before the call returns, and for page-locked memory the
+        // callers wait.
+        said("cuMemcpyHtoDAsync", unsafe { result::memcpy_htod_async(to.address, bytes, self.stream) })
+    }
+
+    fn clear(&mut self, part: Part) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        let bytes = part.bytes as usize;
+        // SAFETY: a part is memory that is there.
+        said("cuMemsetD8Async", unsafe { result::memset_d8_async(part.address, 0, bytes, self.stream) })
+    }
+
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        let bytes = from.bytes as usize;
+        // SAFETY: parts are memory that is there.
+        said("cuMemcpyDtoDAsync", unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, self.stream) })
+    }
+
+    fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        let function = self.function(launch.kernel)?;
+        let mut params = Arguments::new(&launch);
+        let [x, y, z] = launch.grid;
+        // SAFETY: the arguments are those of the kernel, as tests of every kernel assert, and are read before the call
+        // returns; what it does with its memory is checked on the processor, under a sanitizer.
+        let launched = unsafe {
+            let (grid, block) = ((x, y, z), (launch.block, 1, 1));
+            result::launch_kernel(function, grid, block, launch.shared, self.stream, &mut params.pointers())
+        };
+        said(launch.kernel.entry, launched)
+    }
+
+    fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        // SAFETY: as long as the part; waited for, so that nothing writes the bytes after the call.
+        let (copied, done) = unsafe {
+            let copied = result::memcpy_dtoh_async(bytes, from.address, self.stream);
+            (copied, result::stream::synchronize(self.stream))
+        };
+        said("cuMemcpyDtoHAsync", copied)?;
+        said("cuStreamSynchronize", done)
+    }
+
+    fn synchronise(&mut self) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        // SAFETY: the stream lives.
+        said("cuStreamSynchronize", unsafe { result::stream::synchronize(self.stream) })
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        let Ok(current) = Current::make(self.context) else { return };
+        // SAFETY: all handles are this value's own and used no more; what is enqueued is waited for. Nothing can be done
+        // about an error.
+        unsafe {
+            let _ = result::stream::synchronize(self.stream);
+            for (_, module) in self.modules.drain() {
+                let _ = result::module::unload(module);
+            }
+            if let Some(device) = self.own {
+                if !self.stream.is_null() {
+                    let _ = result::stream::destroy(self.stream);
+                }
+                drop(current);
+                let _ = result::primary_ctx::release(device);
+            }
+        }
+    }
+}
+
+/// A launch's arguments where the driver looks for them: the parameters, aligned, then addresses.
+pub(crate) struct Arguments {
+    params: Vec<u64>,
+    addresses: Vec<u64>,
+}
+
+impl Arguments {
+    pub(crate) fn new(launch: &Launch<'_>) -> Self {
+        let mut params = vec![0u64; launch.params.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut params)[..launch.params.len()].copy_from_slice(launch.params);
+        Arguments { params, addresses: launch.parts.iter().map(|part| part.address).collect() }
+    }
+
+    /// A pointer to each argument.
+    pub(crate) fn pointers(&mut self) -> Vec<*mut c_void> {
+        let addresses = self.addresses.iter_mut().map(|address| std::ptr::from_mut(address).cast());
+        std::iter::once(self.params.as_mut_ptr().cast()).chain(addresses).collect()
+    }
+}

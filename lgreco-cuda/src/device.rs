@@ -1,0 +1,78 @@
+//! What the backend needs of a device. All other code is written once, over this.
+
+use crate::Error;
+use crate::kernels::Kernel;
+use std::path::PathBuf;
+
+/// Memory of a device, whose address is only ever passed on. Made by allocation, by cutting, or from what an embedder
+/// promised, so that a kernel is never given memory that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Part {
+    /// The part's bytes `at .. at + bytes`, both at most the part's own.
+    pub(crate) fn cut(self, at: u64, bytes: u64) -> Part {
+        assert!(at <= self.bytes && bytes <= self.bytes - at, "{bytes} bytes at {at} of {} bytes", self.bytes);
+        Part { address: self.address + at, bytes }
+    }
+
+    /// All from byte `at` on.
+    pub(crate) fn from(self, at: u64) -> Part {
+        self.cut(at, self.bytes - at)
+    }
+}
+
+/// Threads of a block, `BLOCK` in `device.cu`.
+pub(crate) const BLOCK: u32 = 256;
+
+/// One launch of a kernel: its arguments are `params`, by value, then the addresses of `parts`.
+pub(crate) struct Launch<'a> {
+    pub(crate) kernel: Kernel,
+    pub(crate) grid: [u32; 3],
+    /// Threads per block.
+    pub(crate) block: u32,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared: u32,
+    /// The kernel's `Params`.
+    pub(crate) params: &'a [u8],
+    pub(crate) parts: &'a [Part],
+}
+
+/// A device with one stream: whatever is enqueued happens in the order of the calls. Every error may be that of earlier
+/// work.
+pub(crate) trait Device: Send {
+    /// Keeps compiled kernels in a folder, if it compiles any.
+    fn keep_code_in(&mut self, _: PathBuf) {}
+
+    /// Done: memory aligned to 256 bytes, its content undefined.
+    fn allocate(&mut self, bytes: u64) -> Result<Part, Error>;
+
+    /// Done, after all that was enqueued.
+    fn free(&mut self, part: Part);
+
+    /// Whether memory may be used for more than one purpose after another. A device that looks for errors says no.
+    fn reuses(&self) -> bool {
+        true
+    }
+
+    /// Enqueued. `bytes`, of the same length, may be overwritten by the caller unless they are page-locked.
+    fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error>;
+
+    /// Enqueued: fills with zeros.
+    fn clear(&mut self, part: Part) -> Result<(), Error>;
+
+    /// Enqueued: parts of the same length that do not overlap.
+    fn copy(&mut self, from: Part, to: Part) -> Result<(), Error>;
+
+    /// Enqueued.
+    fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error>;
+
+    /// Done, and so is all that was enqueued before. `bytes` are as long as `from`.
+    fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Done: everything.
+    fn synchronise(&mut self) -> Result<(), Error>;
+}

@@ -1,0 +1,52 @@
+//! The devices of this machine.
+
+use crate::compiler::capability;
+use crate::{Error, cuda};
+
+/// A device and whether the backend can use it.
+///
+/// ```
+/// for device in lgreco_cuda::devices().unwrap_or_default() {
+///     println!("{}: {:?}", device.name, device.usable);
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// The driver's name for it.
+    pub name: String,
+    /// Its compute capability, such as `9.0`.
+    pub capability: String,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// CUDA's version that the driver supports, such as `12.4`.
+    pub driver: String,
+    /// Why the backend cannot use it, if it cannot; else what its kernels are compiled by and for.
+    pub usable: Result<String, Error>,
+}
+
+/// All devices that the driver shows, by their numbers.
+///
+/// ```
+/// match lgreco_cuda::devices() {
+///     Ok(devices) => println!("{} devices", devices.len()),
+///     Err(missing) => println!("{missing}"),
+/// }
+/// ```
+///
+/// # Errors
+/// [`Error::NoDriver`], [`Error::TooOld`], [`Error::NoDevice`] when there is none, [`Error::Driver`].
+pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
+    let driver = cuda::start()?;
+    (0..cuda::count()?).map(|ordinal| info(ordinal, &driver)).collect()
+}
+
+fn info(ordinal: usize, driver: &str) -> Result<DeviceInfo, Error> {
+    let device = cuda::device(ordinal)?;
+    let usable = cuda::architecture(device).map(|(compiler, architecture)| {
+        let (major, minor) = compiler.version;
+        format!("NVRTC {major}.{minor} for {}", architecture.name())
+    });
+    let (name, memory) = cuda::name_and_memory(device)?;
+    let capability = capability(cuda::compute_capability(device)?);
+    Ok(DeviceInfo { name, capability, memory, driver: driver.into(), usable })
+}

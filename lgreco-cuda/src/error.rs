@@ -1,0 +1,95 @@
+//! What can go wrong on a device.
+
+/// Why a call failed: bad input, in the core's words, or the device.
+///
+/// ```
+/// use lgreco_cuda::Error;
+/// let error = Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN });
+/// assert_eq!(error.to_string(), "element 3 is NaN: gradients must be finite");
+/// ```
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The input is at fault.
+    #[error(transparent)]
+    Core(#[from] lgreco_core::Error),
+    /// The driver's library is not there.
+    #[error("no NVIDIA driver: the library libcuda (nvcuda on Windows) was not found")]
+    NoDriver,
+    /// The compiler's library is not there.
+    #[error(
+        "no NVRTC: the library libnvrtc was not found; it comes with the CUDA toolkit, with PyTorch, and with the PyPI \
+         package nvidia-cuda-nvrtc-cu12 (its folder belongs on LD_LIBRARY_PATH)"
+    )]
+    NoCompiler,
+    /// There is no device of this number, or none at all.
+    #[error("no CUDA device {ordinal}: {reason}")]
+    NoDevice {
+        /// Number of the device asked for.
+        ordinal: usize,
+        /// The driver's words.
+        reason: String,
+    },
+    /// The driver or the device is too old.
+    #[error("{what} is {found}, at least {needed} is needed")]
+    TooOld {
+        /// What is too old.
+        what: &'static str,
+        /// What is needed.
+        needed: String,
+        /// What there is.
+        found: String,
+    },
+    /// The device has no room.
+    #[error("the device is out of memory: {bytes} bytes cannot be allocated")]
+    OutOfMemory {
+        /// Size of the allocation.
+        bytes: u64,
+    },
+    /// A kernel does not compile.
+    #[error("{module} does not compile for {architecture}: {log}")]
+    Compile {
+        /// Its module.
+        module: &'static str,
+        /// What it was to be compiled for.
+        architecture: String,
+        /// NVRTC's log.
+        log: String,
+    },
+    /// The driver refused a call, or work enqueued before failed; after some such errors a context is of no more use.
+    #[error("the driver failed in {call}: {reason}")]
+    Driver {
+        /// Which call.
+        call: &'static str,
+        /// The driver's words.
+        reason: String,
+    },
+    /// Memory of the embedder cannot be used.
+    #[error("the device memory {what}")]
+    Memory {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// There is no kernel for this method.
+    #[error("{0} does not run on CUDA devices")]
+    Method(&'static str),
+}
+
+impl Error {
+    /// The core's error of the same kind, without the text only this crate's has.
+    pub(crate) fn to_core(&self) -> lgreco_core::Error {
+        let what = match self {
+            Error::Core(error) => return *error,
+            Error::NoDriver => "there is no driver",
+            Error::NoCompiler => "there is no compiler for its kernels",
+            Error::NoDevice { .. } => "it is not there",
+            Error::TooOld { .. } => "it or its driver is too old",
+            Error::OutOfMemory { .. } => "it is out of memory",
+            Error::Compile { .. } => "a kernel does not compile",
+            Error::Driver { .. } => "its driver failed",
+            Error::Memory { .. } => "device memory cannot be used",
+            Error::Method(_) => "it does not have this method",
+        };
+        lgreco_core::Error::Device { what }
+    }
+}

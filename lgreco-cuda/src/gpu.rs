@@ -1,0 +1,179 @@
+//! A device with its workspace: rooms that live from call to call.
+
+use crate::Error;
+use crate::device::{BLOCK, Device, Launch, Part};
+use crate::kernels::Kernel;
+use bytemuck::Pod;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// Rooms of the workspace, each with one purpose at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scratch {
+    Values,
+    Results,
+    Partials,
+    Extremes,
+    Grids,
+    Payload,
+    Output,
+    Offered,
+    Decoded,
+    Statuses,
+    Bins,
+    Exponents,
+    Keeps,
+    Cuts,
+    Cut,
+    Records,
+    Bits,
+    Positions,
+    P,
+    Q,
+    Chunks,
+    InnerProducts,
+    Norms,
+    Ranks,
+}
+
+pub(crate) struct Gpu {
+    device: Box<dyn Device>,
+    rooms: HashMap<Scratch, Part>,
+}
+
+impl Gpu {
+    pub(crate) fn new(device: Box<dyn Device>) -> Self {
+        Gpu { device, rooms: HashMap::new() }
+    }
+
+    pub(crate) fn keep_code_in(&mut self, folder: PathBuf) {
+        self.device.keep_code_in(folder);
+    }
+
+    /// Bytes of the workspace.
+    pub(crate) fn held(&self) -> u64 {
+        self.rooms.values().map(|room| room.bytes).sum()
+    }
+
+    /// The rooms that there are, and their sizes.
+    pub(crate) fn rooms(&self) -> impl Iterator<Item = (Scratch, u64)> + '_ {
+        self.rooms.iter().map(|(&name, room)| (name, room.bytes))
+    }
+
+    /// Exactly `bytes` of the workspace, aligned to 256, for one purpose: what the room held is lost, and earlier parts of
+    /// it may not be used any more. Waits for the device when the room has to grow.
+    pub(crate) fn room(&mut self, name: Scratch, bytes: u64) -> Result<Part, Error> {
+        let bytes = bytes.max(1);
+        if let Some(room) = self.rooms.get(&name).filter(|room| room.bytes >= bytes && self.device.reuses()) {
+            return Ok(room.cut(0, bytes));
+        }
+        if let Some(room) = self.rooms.remove(&name) {
+            self.device.free(room);
+        }
+        let room = self.device.allocate(bytes)?;
+        self.rooms.insert(name, room);
+        Ok(room)
+    }
+
+    /// A room with `bytes` in it, enqueued.
+    pub(crate) fn upload(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part, Error> {
+        let room = self.room(name, bytes.len() as u64)?;
+        self.write(bytes, room)?;
+        Ok(room)
+    }
+
+    /// Enqueued: `bytes` go to the start of `to`.
+    pub(crate) fn write(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
+        if bytes.is_empty() { Ok(()) } else { self.device.upload(bytes, to.cut(0, bytes.len() as u64)) }
+    }
+
+    /// Enqueued: zeros.
+    pub(crate) fn clear(&mut self, part: Part) -> Result<(), Error> {
+        if part.bytes == 0 { Ok(()) } else { self.device.clear(part) }
+    }
+
+    /// Enqueued: all of `from` goes to the start of `to`.
+    pub(crate) fn copy(&mut self, from: Part, to: Part) -> Result<(), Error> {
+        if from.bytes == 0 { Ok(()) } else { self.device.copy(from, to.cut(0, from.bytes)) }
+    }
+
+    /// Enqueued: `blocks` blocks of `BLOCK` threads. The kernel's arguments are `params`, then the addresses of `parts`.
+    pub(crate) fn launch<P: Pod>(
+        &mut self,
+        kernel: Kernel,
+        params: P,
+        parts: &[Part],
+        blocks: u64,
+    ) -> Result<(), Error> {
+        self.launch_3d(kernel, params, parts, [blocks, 1, 1], 0)
+    }
+
+    /// Enqueued: as [`launch`](Gpu::launch), with blocks of `threads` threads.
+    pub(crate) fn launch_of<P: Pod>(
+        &mut self,
+        kernel: Kernel,
+        params: P,
+        parts: &[Part],
+        blocks: u64,
+        threads: u32,
+    ) -> Result<(), Error> {
+        let params = bytemuck::bytes_of(&params);
+        self.device.launch(Launch { kernel, grid: [blocks as u32, 1, 1], block: threads, shared: 0, params, parts })
+    }
+
+    /// Enqueued: as [`launch`](Gpu::launch), with a grid of three dimensions and `shared` bytes of dynamic shared memory.
+    pub(crate) fn launch_3d<P: Pod>(
+        &mut self,
+        kernel: Kernel,
+        params: P,
+        parts: &[Part],
+        grid: [u64; 3],
+        shared: u32,
+    ) -> Result<(), Error> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let grid = grid.map(|blocks| blocks as u32);
+        let params = bytemuck::bytes_of(&params);
+        self.device.launch(Launch { kernel, grid, block: BLOCK, shared, params, parts })
+    }
+
+    /// Done: the bytes of `part`.
+    pub(crate) fn read<T: Pod>(&mut self, part: Part) -> Result<Vec<T>, Error> {
+        let mut values = vec![T::zeroed(); (part.bytes / size_of::<T>() as u64) as usize];
+        self.read_into(part, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// Done: the bytes of `part`, which is as long as `bytes`.
+    pub(crate) fn read_into(&mut self, part: Part, bytes: &mut [u8]) -> Result<(), Error> {
+        if bytes.is_empty() { self.device.synchronise() } else { self.device.download(part, bytes) }
+    }
+
+    /// Done: everything.
+    pub(crate) fn synchronise(&mut self) -> Result<(), Error> {
+        self.device.synchronise()
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        for (_, room) in self.rooms.drain() {
+            self.device.free(room);
+        }
+    }
+}
+
+/// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any device,
+/// and so few in tests that it happens there.
+const MOST: u64 = if cfg!(test) { 3 } else { 2048 };
+
+/// Blocks for `threads` threads.
+pub(crate) fn blocks(threads: u64) -> u64 {
+    threads.div_ceil(BLOCK.into())
+}
+
+/// Blocks for at most `threads` threads, which go over their shares in a loop.
+pub(crate) fn looping_blocks(threads: u64) -> u64 {
+    blocks(threads).min(MOST)
+}

@@ -1,0 +1,69 @@
+//! The kernels' sources, put together from `kernels/`.
+
+/// A module of CUDA C++.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Module {
+    Magnitude,
+    Sums,
+    Qsgd,
+    Feedback,
+    TopK,
+    Positions,
+    PowerSgd,
+}
+
+/// A file's text, under its own name in messages.
+macro_rules! file {
+    ($name:literal) => {
+        concat!("#line 1 \"", $name, "\"\n", include_str!(concat!("kernels/", $name)))
+    };
+}
+
+impl Module {
+    #[cfg(test)]
+    pub(crate) const ALL: [Module; 7] = [
+        Module::Magnitude,
+        Module::Sums,
+        Module::Qsgd,
+        Module::Feedback,
+        Module::TopK,
+        Module::Positions,
+        Module::PowerSgd,
+    ];
+
+    /// The name of its file.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Module::Magnitude => "magnitude.cu",
+            Module::Sums => "sums.cu",
+            Module::Qsgd => "qsgd.cu",
+            Module::Feedback => "feedback.cu",
+            Module::TopK => "topk.cu",
+            Module::Positions => "positions.cu",
+            Module::PowerSgd => "powersgd.cu",
+        }
+    }
+
+    /// The module's text: what it is made of, then its own.
+    pub(crate) fn source(self) -> String {
+        const DEVICE: &str = file!("device.cu");
+        const VALUES: &str = file!("values.cu");
+        const PHILOX: &str = file!("philox.cu");
+        match self {
+            Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
+            Module::Sums => [DEVICE, file!("sums.cu")].concat(),
+            Module::Qsgd => [DEVICE, VALUES, PHILOX, file!("qsgd.cu")].concat(),
+            Module::Feedback => [DEVICE, VALUES, file!("feedback.cu")].concat(),
+            Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
+            Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
+            Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu")].concat(),
+        }
+    }
+}
+
+/// An entry point of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kernel {
+    pub(crate) module: Module,
+    pub(crate) entry: &'static str,
+}

@@ -1,0 +1,306 @@
+// TopK's bins: how many values there are of each magnitude, what they add up to, and what sending them changes.
+//
+// Magnitudes are compared by keys, which order as they do and have an exponent for every binade, those of subnormal
+// numbers too. A bin is a key's exponent and the upper 7 bits of its significand. All sums over values are sums of
+// integers, so the order of additions does not matter.
+
+struct Params {
+    u32 dtype;
+    u32 count;
+    u32 sent;      // type of the values in the payload
+    u32 rounds;    // whether that type changes values
+    u32 energies;  // whether rows are wanted, not only the cut
+    u32 keeps;
+    u32 fine_bits;  // of a bin's 16, by which `refine` divides bins
+};
+
+#define FRACTION_BITS 23
+#define FRACTION 0x007fffffu
+#define COARSE 16
+#define EXPONENTS 280
+#define PER_EXPONENT 128
+#define WIDTH (1.0 / PER_EXPONENT)
+// Bits of a key below its bin that are not summed.
+#define UNSUMMED 4
+#define READERS 1024
+#define CHUNK (READERS * 32)
+// Chunks that a block takes at most, so that no sum in shared memory overflows.
+#define TURNS 32
+#define ROOM 8192
+
+__device__ inline u32 key_of(u32 magnitude) {
+    if (magnitude > FRACTION) {
+        return magnitude + (23u << FRACTION_BITS);
+    }
+    if (magnitude == 0) {
+        return 0;
+    }
+    u32 shift = __clz(magnitude) - 8;
+    return ((24 - shift) << FRACTION_BITS) | ((magnitude << shift) & FRACTION);
+}
+
+__device__ inline u32 magnitude_of(u32 key) {
+    u32 exponent = key >> FRACTION_BITS;
+    if (exponent >= 24) {
+        return key - (23u << FRACTION_BITS);
+    }
+    return key == 0 ? 0 : ((key & FRACTION) | (FRACTION + 1)) >> (24 - exponent);
+}
+
+__device__ inline double power_of_two(int exponent) {
+    return __longlong_as_double(u64(1023 + exponent) << 52);
+}
+
+// Bits of the significand that sending drops, for a key's exponent.
+__device__ inline u32 dropped_bits(u32 exponent, u32 sent) {
+    int wanted = sent == 1 ? max(149 - int(exponent), 13) : max(40 - int(exponent), 16);
+    return u32(min(wanted, 25));
+}
+
+// Squares of 17 bits and more would not fit their sums: the unit of errors grows instead, by this many bits.
+__device__ inline u32 coarser(u32 dropped) {
+    return dropped > 17 ? dropped - 17 : 0;
+}
+
+// The square of what sending changes, in units of `error_unit`.
+__device__ inline u64 squared_error(u32 key, u32 sent) {
+    u32 dropped = dropped_bits(key >> FRACTION_BITS, sent);
+    u32 significand = (key & FRACTION) | (FRACTION + 1);
+    u32 unit = 1u << dropped;
+    u32 part = significand & (unit - 1);
+    bool up = part > unit / 2 || (part == unit / 2 && (significand & unit) != 0);
+    u32 error = up ? unit - part : part;
+    u32 shift = coarser(dropped);
+    error = (error + (1u << shift >> 1)) >> shift;
+    return u64(error) * error;
+}
+
+// Of the squared errors of a key's exponent.
+__device__ inline double error_unit(u32 exponent, u32 sent) {
+    return power_of_two(2 * (int(exponent) - 173 + int(coarser(dropped_bits(exponent, sent)))));
+}
+
+// Of squares of significands in [1, 2).
+__device__ inline double energy_unit(u32 exponent) {
+    return exponent == 0 ? 0.0 : power_of_two(2 * (int(exponent) - 150));
+}
+
+// What is known of the values in each bin.
+struct Bins {
+    u32* counts;
+    u64* lows;    // sums of the keys' upper 12 bits below the bin
+    u64* errors;  // sums of squared errors
+
+    // How far the mean of a bin, as a significand, is above its lower end.
+    __device__ double mean(u32 bin) const {
+        return double(lows[bin]) / double(counts[bin]) * (1.0 / (1 << (FRACTION_BITS - UNSUMMED)));
+    }
+
+    // The energy of a bin. The spread about the mean is between 0 and mean * (WIDTH - mean); a third of that is right for
+    // evenly spread values, and for any other off by 2/3 * 2^-16 of the energy at most.
+    __device__ double energy(u32 bin) const {
+        if (counts[bin] == 0) {
+            return 0.0;
+        }
+        double above = mean(bin);
+        double x = lower_end(bin) + above;
+        double spread = above * max(WIDTH - above, 0.0) / 3.0;
+        return double(counts[bin]) * (x * x + spread) * energy_unit(bin / PER_EXPONENT);
+    }
+
+    __device__ double error(const Params& p, u32 bin) const {
+        return p.rounds ? double(errors[bin]) * error_unit(bin / PER_EXPONENT, p.sent) : 0.0;
+    }
+
+    __device__ static double lower_end(u32 bin) {
+        return 1.0 + bin % PER_EXPONENT * WIDTH;
+    }
+};
+
+__device__ inline u32 bits_of(float value) {
+    return __float_as_uint(value) & MAGNITUDE;
+}
+
+// Adds to bins in device memory.
+template <bool ENERGIES, bool ERRORS>
+__device__ inline void give(const Bins& all, u32 bin, u32 count, u32 low, u64 error) {
+    atomicAdd(&all.counts[bin], count);
+    if (ENERGIES) {
+        atomicAdd(&all.lows[bin], u64(low));
+    }
+    if (ERRORS && error != 0) {
+        atomicAdd(&all.errors[bin], error);
+    }
+}
+
+// Some of the bins in shared memory: those of the exponents about the largest that the block saw first, but none of
+// subnormal numbers. What is outside of them is rare and goes to device memory.
+template <bool ENERGIES, bool ERRORS>
+struct Window {
+    static const u32 BINS = ROOM / (ERRORS ? 4 : 2);
+
+    u32* room;
+    u32 bottom;
+
+    __device__ Window(u32* shared, u32 largest_key) : room(shared) {
+        u32 top = ((largest_key >> FRACTION_BITS) + 2) * PER_EXPONENT;
+        bottom = max(top, 24 * PER_EXPONENT + BINS) - BINS;
+    }
+
+    // Returns whether the magnitude is 0, which is not counted.
+    __device__ bool add(const Params& p, const Bins& all, u32 magnitude) {
+        u32 key = magnitude + (23u << FRACTION_BITS);
+        u32 at = (key >> COARSE) - bottom;
+        if (at < BINS) {
+            atomicAdd(&room[at], 1u);
+            if (ENERGIES) {
+                atomicAdd(&room[BINS + at], low_of(key));
+            }
+            if (ERRORS) {
+                add_error(at, squared_error(key, p.sent));
+            }
+            return false;
+        }
+        key = key_of(magnitude);
+        if (key != 0) {
+            u64 error = ERRORS ? squared_error(key, p.sent) : 0;
+            give<ENERGIES, ERRORS>(all, key >> COARSE, 1, low_of(key), error);
+        }
+        return key == 0;
+    }
+
+    __device__ static u32 low_of(u32 key) {
+        return (key & 0xffffu) >> UNSUMMED;
+    }
+
+    __device__ void add_error(u32 at, u64 error) {
+        if (error == 0) {
+            return;
+        }
+        u32 before = atomicAdd(&room[2 * BINS + at], u32(error));
+        u32 upper = u32(error >> 32) + (before + u32(error) < before ? 1 : 0);
+        if (upper != 0) {
+            atomicAdd(&room[3 * BINS + at], upper);
+        }
+    }
+
+    __device__ void give_all(const Bins& all) {
+        for (u32 at = threadIdx.x; at < BINS; at += READERS) {
+            if (room[at] != 0) {
+                u64 error = ERRORS ? u64(room[3 * BINS + at]) << 32 | room[2 * BINS + at] : 0;
+                give<ENERGIES, ERRORS>(all, bottom + at, room[at], room[BINS + at], error);
+            }
+        }
+    }
+};
+
+struct Shared {
+    u32 room[ROOM];
+    u32 chunk;
+    u32 seen;  // key of the largest magnitude in the block's first values
+    u32 largest;
+    u32 zeros;
+};
+
+// Fills the bins. Blocks of READERS threads take chunks of the values from a counter, `next`, which begins at 0.
+// result[0] becomes at least the largest magnitude.
+template <bool ENERGIES, bool ERRORS>
+__device__ inline void fill_bins(const Params& p, const void* values, u32* next, const Bins& all, u32* result,
+                                 Shared& shared) {
+    if (threadIdx.x == 0) {
+        shared.chunk = atomicAdd(next, 1u);
+        shared.seen = 0;
+        shared.largest = 0;
+        shared.zeros = 0;
+    }
+    for (u32 i = threadIdx.x; i < ROOM; i += READERS) {
+        shared.room[i] = 0;
+    }
+    __syncthreads();
+    u64 start = u64(shared.chunk) * CHUNK;
+    if (start >= p.count) {
+        return;
+    }
+    u32 found = 0;
+    if (start + threadIdx.x * 4 < p.count) {
+        float four[4];
+        load4(values, p.dtype, start + threadIdx.x * 4, p.count, four);
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            found = max(found, bits_of(four[k]));
+        }
+    }
+    found = warp_max(found);
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(&shared.seen, key_of(found));
+    }
+    __syncthreads();
+    Window<ENERGIES, ERRORS> window(shared.room, shared.seen);
+    u32 best = 0;
+    u32 none = 0;
+    for (u32 turn = 1;; turn++) {
+        // Asked for early, so that nobody waits for it.
+        u32 later = threadIdx.x == 0 && turn < TURNS ? atomicAdd(next, 1u) : 0;
+        u32 end = u32(min(start + CHUNK, u64(p.count)) - start);
+        for (u32 i = threadIdx.x * 4; i < end; i += READERS * 4) {
+            float four[4];
+            u32 here = load4(values, p.dtype, start + i, p.count, four);
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                best = max(best, bits_of(four[k]));
+                if (window.add(p, all, bits_of(four[k])) && k < here) {
+                    none++;
+                }
+            }
+        }
+        if (turn == TURNS) {
+            break;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            shared.chunk = later;
+        }
+        __syncthreads();
+        start = u64(shared.chunk) * CHUNK;
+        if (start >= p.count) {
+            break;
+        }
+    }
+    if (none != 0) {
+        atomicAdd(&shared.zeros, none);
+    }
+    best = warp_max(best);
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(&shared.largest, best);
+    }
+    __syncthreads();
+    window.give_all(all);
+    if (threadIdx.x == 0) {
+        atomicMax(result, shared.largest);
+        if (shared.zeros != 0) {
+            atomicAdd(&all.counts[0], shared.zeros);
+        }
+    }
+}
+
+// For a cut: the counts alone.
+extern "C" __launch_bounds__(READERS) __global__ void count(Params p, const void* values, u32* next, u32* counts,
+                                                               u64* lows, u64* errors, u32* result) {
+    __shared__ Shared shared;
+    fill_bins<false, false>(p, values, next, Bins{counts, lows, errors}, result, shared);
+}
+
+// For rows of values that are sent as they are.
+extern "C" __launch_bounds__(READERS) __global__ void count_exact(Params p, const void* values, u32* next,
+                                                                     u32* counts, u64* lows, u64* errors,
+                                                                     u32* result) {
+    __shared__ Shared shared;
+    fill_bins<true, false>(p, values, next, Bins{counts, lows, errors}, result, shared);
+}
+
+// For rows of values that are rounded before they are sent.
+extern "C" __launch_bounds__(READERS) __global__ void count_rounded(Params p, const void* values, u32* next,
+                                                                    u32* counts, u64* lows, u64* errors, u32* result) {
+    __shared__ Shared shared;
+    fill_bins<true, true>(p, values, next, Bins{counts, lows, errors}, result, shared);
+}

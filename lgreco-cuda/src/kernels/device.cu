@@ -1,0 +1,45 @@
+// What every module begins with: types, constants, sums and maxima over a block.
+
+#ifndef CUDA_SHIM
+#define DYN_SHARED(T, name) extern __shared__ T name[]
+#endif
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define BLOCK 256
+#define WARPS (BLOCK / 32)
+#define FULL 0xffffffffu
+
+#define SIGN 0x80000000u
+#define MAGNITUDE 0x7fffffffu
+#define INFINITE 0x7f800000u
+
+// The sum over a block of BLOCK threads, in the order of a fixed tree; thread 0 has it. All threads must come.
+__device__ static inline double block_sum(double value) {
+    __shared__ double sums[WARPS];
+    for (u32 reach = 16; reach > 0; reach >>= 1) {
+        value += __shfl_down_sync(FULL, value, reach);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 warp = 1; warp < WARPS; warp++) {
+            value += sums[warp];
+        }
+    }
+    return value;
+}
+
+// The maximum over a warp, which every lane has.
+__device__ inline u32 warp_max(u32 value) {
+    for (u32 reach = 16; reach > 0; reach >>= 1) {
+        value = max(value, __shfl_xor_sync(FULL, value, reach));
+    }
+    return value;
+}

@@ -1,0 +1,35 @@
+// The largest magnitude of a tensor, and where the first at least as large as a given one is.
+
+struct Params {
+    u32 dtype;
+    u32 count;
+    u32 least;
+};
+
+// result[0] becomes at least the bits of the largest magnitude.
+extern "C" __global__ void largest(Params p, const void* values, u32* result) {
+    u32 found = 0;
+    u64 stride = u64(gridDim.x) * BLOCK * 4;
+    for (u64 i = (u64(blockIdx.x) * BLOCK + threadIdx.x) * 4; i < p.count; i += stride) {
+        float four[4];
+        u32 here = load4(values, p.dtype, i, p.count, four);
+        for (u32 k = 0; k < 4; k++) {
+            found = max(found, k < here ? __float_as_uint(four[k]) & MAGNITUDE : 0);
+        }
+    }
+    found = warp_max(found);
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(result, found);
+    }
+}
+
+// result[0] becomes at least the complement of the position of the first magnitude not below `least`.
+extern "C" __global__ void position(Params p, const void* values, u32* result) {
+    u64 stride = u64(gridDim.x) * BLOCK;
+    for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < p.count; i += stride) {
+        if ((__float_as_uint(value(values, p.dtype, i)) & MAGNITUDE) >= p.least) {
+            atomicMax(result, ~u32(i));
+            return;
+        }
+    }
+}

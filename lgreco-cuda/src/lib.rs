@@ -1,0 +1,76 @@
+//! lgreco's error tables and compressors on NVIDIA GPUs.
+//!
+//! [`CudaBackend`] is a [`Backend`](lgreco_core::backend::Backend): it takes gradients from host memory. It also works on
+//! gradients that lie in device memory ([`DeviceGradient`]), on a trainer's own context and stream; of those only rows and
+//! payloads come back.
+//!
+//! Nothing of CUDA is needed to build it: the driver and NVRTC, which compiles the kernels on first use, are loaded at run
+//! time. Where something is missing, [`CudaBackend::new`] says what.
+//!
+//! # Enqueued or done
+//! Every call says in its first word which it is. *Enqueued*: the work is in the backend's stream, in the order of the
+//! calls, and may still be running; errors of its execution come with a later call. *Done*: the call has waited for the
+//! stream, because something comes back. A call that has to enlarge the workspace waits too;
+//! [`reserve`](CudaBackend::reserve) does that beforehand.
+//!
+//! # Exactness
+//! Payloads of QSGD and TopK, and what payloads of all methods decode to, are, bit for bit, those of the core: kernels are
+//! compiled without contraction, and with subnormal numbers and correctly rounded divisions. PowerSGD's payloads are the
+//! same on every device, and decode to nearly the core's matrix. Rows agree with the core's within 1e-4; they are sums in
+//! f64, added in an order that depends on the number of elements alone, so the same input gives the same bits.
+//!
+//! # Inside
+//! All code of the host is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
+//! launch, download. It has three devices: `cuda.rs`, the driver; `counting.rs`, which only adds up what it is asked for;
+//! and, in tests, `tests/simt.rs`, where g++ compiles the same `.cu` files for the processor.
+//!
+//! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
+//! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
+//!   `values.cu` the three element types, `philox.cu` the random words, `bins.cu` TopK's histogram).
+//! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source's, and their `FIELDS` for a
+//!   test; functions that ask `Gpu` for rooms of the workspace (`Scratch`, one purpose at a time, content undefined)
+//!   and launch `Kernel { module, entry }` with the parameters, then the addresses of parts of memory. Blocks have `BLOCK`
+//!   threads; `gpu::blocks` counts them. Nothing is read back in between.
+//! * `rows.rs`: words of results (the first is the bits of the largest magnitude, where not finite or always), `check`,
+//!   `row` (enqueues) and `take_row` (makes the row of what came back); `codec.rs`: `header`, `enqueue`, `check` and
+//!   `decode`.
+//! * `sums::add` adds up records of f64 partial sums, one record per block, in a fixed order.
+//! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The device of the tests makes
+//!   every room new, of exactly its size and full of rubbish, so that the sanitizers see every mistake.
+#![warn(missing_docs)]
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod backend;
+mod codec;
+#[allow(unsafe_code)]
+mod compiler;
+mod counting;
+#[allow(unsafe_code)]
+mod cuda;
+mod device;
+mod devices;
+mod error;
+#[allow(unsafe_code)]
+mod exchange;
+#[allow(unsafe_code)]
+mod feedback;
+mod gpu;
+mod kernels;
+mod magnitude;
+mod payload;
+mod positions;
+mod powersgd;
+mod qsgd;
+mod rows;
+mod sums;
+#[allow(unsafe_code)]
+mod tensor;
+#[cfg(test)]
+mod tests;
+mod topk;
+
+pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
+pub use devices::{DeviceInfo, devices};
+pub use error::Error;
+pub use tensor::DeviceGradient;

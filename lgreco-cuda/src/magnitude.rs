@@ -1,0 +1,72 @@
+//! The largest magnitude, and the first element that is too large: `magnitude.cu`.
+
+use crate::Error;
+use crate::device::Part;
+use crate::gpu::{Gpu, Scratch, looping_blocks};
+use crate::kernels::{Kernel, Module};
+use crate::tensor::{Input, Tensor};
+use bytemuck::{Pod, Zeroable};
+
+/// Bits of f32 infinity; magnitudes of finite numbers are smaller.
+pub(crate) const INFINITY: u32 = 0x7f80_0000;
+
+/// `Params` of `magnitude.cu`.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Params {
+    dtype: u32,
+    count: u32,
+    least: u32,
+}
+
+#[cfg(test)]
+impl Params {
+    pub(crate) const FIELDS: &[&'static str] = &["dtype", "count", "least"];
+}
+
+fn launch(gpu: &mut Gpu, tensor: &Tensor, entry: &'static str, least: u32, result: Part) -> Result<(), Error> {
+    let params = Params { dtype: tensor.dtype as u32, count: tensor.elements, least };
+    let blocks = looping_blocks(u64::from(tensor.elements).div_ceil(4));
+    gpu.launch(Kernel { module: Module::Magnitude, entry }, params, &[tensor.part, result], blocks)
+}
+
+/// Enqueued: the first word of `result` becomes at least the bits of the largest magnitude.
+pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<(), Error> {
+    launch(gpu, tensor, "largest", 0, result)
+}
+
+/// Done: the first element whose magnitude is not below `least`, if there is one, and its value.
+pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>, Error> {
+    let tensor = input.tensor(gpu)?;
+    let result = gpu.room(Scratch::Results, 4)?;
+    gpu.clear(result)?;
+    launch(gpu, &tensor, "position", least, result)?;
+    let found = !gpu.read::<u32>(result)?[0];
+    if found == u32::MAX {
+        return Ok(None);
+    }
+    Ok(Some((found as usize, tensor.value(gpu, found as usize)?)))
+}
+
+/// `Err` with the first offender when the largest magnitude is not finite.
+pub(crate) fn check_finite(gpu: &mut Gpu, input: &Input<'_>, largest: u32) -> Result<(), Error> {
+    if largest < INFINITY {
+        return Ok(());
+    }
+    match first_from(gpu, input, INFINITY)? {
+        Some((index, value)) => Err(lgreco_core::Error::NonFinite { index, value }.into()),
+        None => Err(changed()),
+    }
+}
+
+/// What is wrong with the first element from `least` on: it is too large for the type it is sent in.
+pub(crate) fn overflow(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Error, Error> {
+    match first_from(gpu, input, least)? {
+        Some((index, value)) => Ok(lgreco_core::Error::ElementOverflow { index, value }.into()),
+        None => Err(changed()),
+    }
+}
+
+fn changed() -> Error {
+    Error::Memory { what: "of a gradient was written while it was in use" }
+}

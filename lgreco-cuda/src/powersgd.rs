@@ -1,0 +1,299 @@
+//! PowerSGD: what `powersgd.cu` is asked to do.
+
+use crate::device::{BLOCK, Part};
+use crate::gpu::{Gpu, Scratch, looping_blocks};
+use crate::kernels::{Kernel, Module};
+use crate::tensor::Tensor;
+use crate::{Error, magnitude, sums};
+use bytemuck::{Pod, Zeroable};
+use lgreco_core::compress::wire::{HEADER_LEN, Payload};
+use lgreco_core::gradient::Shape;
+use lgreco_core::rng::Stream;
+
+/// `Params` of `powersgd.cu`.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Params {
+    dtype: u32,
+    rows: u32,
+    cols: u32,
+    columns: u32,
+    transposed: u32,
+    chunk: u32,
+    chunks: u32,
+    len: u32,
+    column: u32,
+    second: u32,
+    stretch: u32,
+    stretches: u32,
+    ranks: u32,
+    near_overflow: u32,
+    layer: u32,
+    seed_low: u32,
+    seed_high: u32,
+}
+
+#[cfg(test)]
+impl Params {
+    pub(crate) const FIELDS: &[&'static str] = &[
+        "dtype",
+        "rows",
+        "cols",
+        "columns",
+        "transposed",
+        "chunk",
+        "chunks",
+        "len",
+        "column",
+        "second",
+        "stretch",
+        "stretches",
+        "ranks",
+        "near_overflow",
+        "layer",
+        "seed_low",
+        "seed_high",
+    ];
+}
+
+/// A block's part of a product, and of the matrix that factors make.
+const OUTER: u32 = 64;
+const WIDE: u32 = 32;
+const DEPTH: u32 = 32;
+const SIDE: u32 = 32;
+/// Most terms of a product that are added in f32, and the blocks that a product is divided among if it has enough terms.
+const CHUNK: u32 = 4096;
+const SPREAD: u32 = 1024;
+/// Least rows of an inner product that a warp adds up, and most parts an inner product has.
+const STRETCH: u32 = 1024;
+const STRETCHES: u32 = 64;
+/// Ranks measured together.
+const RANKS: usize = 8;
+/// The largest rank there is room for in a block.
+const LARGEST_RANK: u32 = 1024;
+/// Warps of a block.
+const WARPS: u32 = 8;
+
+/// From this magnitude on products of factors may leave the range of f32.
+pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
+
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { module: Module::PowerSgd, entry }
+}
+
+/// The rank in effect.
+pub(crate) fn effective(shape: Shape, rank: u32) -> u32 {
+    let side = shape.rows().min(shape.cols());
+    rank.min(u32::try_from(side).unwrap_or(u32::MAX))
+}
+
+/// `Err` when a rank is beyond what the kernels are made for.
+pub(crate) fn check(shape: Shape, rank: u32) -> Result<(), Error> {
+    if effective(shape, rank) <= LARGEST_RANK {
+        return Ok(());
+    }
+    Err(Error::Method("PowerSGD with a rank above 1024"))
+}
+
+/// A matrix and the factors of its compression.
+struct Run<'t> {
+    tensor: &'t Tensor,
+    p: Part,
+    q: Part,
+    largest: Part,
+    /// What every launch is told.
+    base: Params,
+}
+
+impl Run<'_> {
+    /// Enqueued: `product = M' factor`, or `M'ᵀ factor`.
+    fn multiply(&self, gpu: &mut Gpu, transposed: bool) -> Result<(), Error> {
+        let Params { rows, cols, columns, .. } = self.base;
+        let (factor, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
+        let (outer, inner) = if transposed { (cols, rows) } else { (rows, cols) };
+        let tiles = outer.div_ceil(OUTER);
+        // Columns must not depend on how many there are, so neither does the division.
+        let chunk = inner.div_ceil((SPREAD / tiles).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
+        let chunks = inner.div_ceil(chunk);
+        let params = Params { transposed: transposed.into(), chunk, chunks, ..self.base };
+        let count = u64::from(columns) * u64::from(outer);
+        let partial = gpu.room(Scratch::Chunks, 4 * u64::from(chunks) * count)?;
+        let grid = [u64::from(tiles) * u64::from(chunks), columns.div_ceil(WIDE).into(), 1];
+        gpu.launch_3d(kernel("multiply"), params, &[self.tensor.part, self.largest, factor, partial], grid, 0)?;
+        gpu.launch(kernel("add_chunks"), params, &[partial, product], looping_blocks(count))
+    }
+
+    /// Enqueued: scales the columns of a factor, of `len` rows, by powers of two to magnitudes near 1.
+    fn scale(&self, gpu: &mut Gpu, factor: Part, len: u32) -> Result<(), Error> {
+        let params = Params { len, ..self.base };
+        gpu.launch(kernel("scale_columns"), params, &[factor], self.base.columns.into())
+    }
+
+    /// Enqueued: makes the columns of `p` orthonormal.
+    fn orthonormalise(&self, gpu: &mut Gpu) -> Result<(), Error> {
+        let Params { rows, columns, .. } = self.base;
+        let stretch = rows.div_ceil(STRETCHES).max(STRETCH);
+        let stretches = rows.div_ceil(stretch);
+        let partial = gpu.room(Scratch::InnerProducts, 8 * u64::from(stretches) * u64::from(columns))?;
+        let norms = gpu.room(Scratch::Norms, 16)?;
+        let each_row = looping_blocks(rows.into());
+        for column in 0..columns {
+            let params = Params { column, stretch, stretches, ..self.base };
+            let grid = [stretches.into(), (column + 1).div_ceil(WARPS).into(), 1];
+            let products = |gpu: &mut Gpu| gpu.launch_3d(kernel("inner_products"), params, &[self.p, partial], grid, 0);
+            for second in [0, 1] {
+                products(gpu)?;
+                let params = Params { second, ..params };
+                gpu.launch(kernel("subtract_projection"), params, &[self.p, partial, norms], each_row)?;
+            }
+            products(gpu)?;
+            gpu.launch(kernel("normalise"), params, &[self.p, partial, norms], each_row)?;
+        }
+        Ok(())
+    }
+}
+
+/// Enqueued: power iterations from the start matrix of `stream`. The first word of `largest` becomes the largest magnitude.
+fn iterate<'t>(
+    gpu: &mut Gpu,
+    tensor: &'t Tensor,
+    shape: Shape,
+    (rank, iterations): (u32, u32),
+    stream: Stream,
+    largest: Part,
+) -> Result<Run<'t>, Error> {
+    magnitude::largest(gpu, tensor, largest)?;
+    let base = Params {
+        dtype: tensor.dtype as u32,
+        rows: shape.rows() as u32,
+        cols: shape.cols() as u32,
+        columns: rank,
+        layer: stream.layer,
+        seed_low: stream.seed as u32,
+        seed_high: (stream.seed >> 32) as u32,
+        ..Params::default()
+    };
+    let factor = |len: u32| 4 * u64::from(len) * u64::from(rank);
+    let (p, q) = (gpu.room(Scratch::P, factor(base.rows))?, gpu.room(Scratch::Q, factor(base.cols))?);
+    let run = Run { tensor, p, q, largest, base };
+    gpu.launch(kernel("start"), base, &[q], looping_blocks((q.bytes / 4).div_ceil(4)))?;
+    for _ in 0..iterations {
+        run.scale(gpu, q, base.cols)?;
+        run.multiply(gpu, false)?;
+        run.scale(gpu, p, base.rows)?;
+        run.orthonormalise(gpu)?;
+        run.multiply(gpu, true)?;
+    }
+    Ok(run)
+}
+
+/// The different ranks in effect, ascending.
+fn distinct(shape: Shape, ranks: &[u32]) -> Vec<u32> {
+    let mut distinct: Vec<u32> = ranks.iter().map(|&rank| effective(shape, rank)).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    distinct
+}
+
+/// Words of results that [`measure`] writes: the largest magnitude, and a record for every eight ranks.
+pub(crate) const fn result_words(ranks: usize) -> usize {
+    1 + RANKS * ranks.div_ceil(RANKS)
+}
+
+/// Enqueued: the measurement of `ranks`, of which there are some.
+pub(crate) fn measure(
+    gpu: &mut Gpu,
+    tensor: &Tensor,
+    shape: Shape,
+    (iterations, ranks): (u32, &[u32]),
+    stream: Stream,
+    results: Part,
+) -> Result<(), Error> {
+    let distinct = distinct(shape, ranks);
+    let rank = distinct.last().copied().unwrap_or(0);
+    let run = iterate(gpu, tensor, shape, (rank, iterations), stream, results)?;
+    let sought = gpu.upload(Scratch::Ranks, bytemuck::cast_slice(&distinct))?;
+    let blocks = looping_blocks(u64::from(BLOCK) * tiles(&run.base));
+    for (index, ranks) in distinct.chunks(RANKS).enumerate() {
+        let params = Params { ranks: ranks.len() as u32, ..run.base };
+        let record = 8 * RANKS as u64;
+        let partials = gpu.room(Scratch::Partials, record * blocks)?;
+        let own = sought.cut(4 * (RANKS * index) as u64, 4 * ranks.len() as u64);
+        let parts = [tensor.part, results, run.p, run.q, own, partials];
+        gpu.launch(kernel("residuals"), params, &parts, blocks)?;
+        sums::add(gpu, partials, blocks, RANKS as u32, results.cut(8 + record * index as u64, record))?;
+    }
+    Ok(())
+}
+
+/// The squared errors in the words that [`measure`] wrote.
+pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]) {
+    let distinct = distinct(shape, ranks);
+    for (place, &rank) in row.iter_mut().zip(ranks) {
+        let index = distinct.partition_point(|&other| other < effective(shape, rank));
+        *place = f64::from_bits(words[1 + index]);
+    }
+}
+
+/// Enqueued: all of `payload` but the header. The first word of `status` becomes the largest magnitude, the second what
+/// [`fault`] is told.
+pub(crate) fn encode(
+    gpu: &mut Gpu,
+    tensor: &Tensor,
+    shape: Shape,
+    (rank, iterations): (u32, u32),
+    stream: Stream,
+    payload: Part,
+    status: Part,
+) -> Result<(), Error> {
+    check(shape, rank)?;
+    let run = iterate(gpu, tensor, shape, (effective(shape, rank), iterations), stream, status)?;
+    let body = payload.from(HEADER_LEN as u64);
+    gpu.copy(run.p, body)?;
+    let (q, faults) = (body.from(run.p.bytes), status.from(4));
+    gpu.launch(kernel("unscale"), run.base, &[status, run.q, q, faults], looping_blocks(run.q.bytes / 4))?;
+    let params = Params { near_overflow: NEAR_OVERFLOW, ..run.base };
+    let blocks = looping_blocks(u64::from(BLOCK) * tiles(&params));
+    gpu.launch(kernel("check_product"), params, &[status, body, q, faults], blocks)
+}
+
+/// What is wrong with a payload, by the second word of its status.
+pub(crate) fn fault(faults: u32) -> Result<(), Error> {
+    let what = match faults {
+        0 => return Ok(()),
+        2 => "the product of the factors",
+        _ => "PowerSGD factor Q",
+    };
+    Err(lgreco_core::Error::Overflow { what }.into())
+}
+
+/// Tiles of the matrix that factors make.
+fn tiles(params: &Params) -> u64 {
+    u64::from(params.rows.div_ceil(SIDE)) * u64::from(params.cols.div_ceil(SIDE))
+}
+
+/// The rank of a payload, or `None` when the core's decoder has to say what is wrong with it.
+pub(crate) fn of_payload(payload: &Payload<'_>) -> Option<u32> {
+    let (shape, rank) = (payload.header.shape, payload.header.parameter);
+    let fits = payload.header.variant == 0 && rank != 0 && rank == effective(shape, rank);
+    let len = 4 * u64::from(rank) * (shape.rows() as u64 + shape.cols() as u64);
+    (fits && payload.body.len() as u64 == len).then_some(rank)
+}
+
+/// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status` must be 0:
+/// else a factor or the product is not finite.
+pub(crate) fn decode(
+    gpu: &mut Gpu,
+    rank: u32,
+    payload: Part,
+    shape: Shape,
+    target: Part,
+    status: Part,
+) -> Result<(), Error> {
+    let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
+    let params = Params { rows, cols, columns: rank, ..Params::default() };
+    let body = payload.from(HEADER_LEN as u64);
+    let factors = [body, body.from(4 * u64::from(rank) * u64::from(rows))];
+    gpu.clear(status)?;
+    gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], tiles(&params))
+}

@@ -1,0 +1,172 @@
+//! QSGD: what `qsgd.cu` is asked to do.
+
+use crate::device::Part;
+use crate::gpu::{Gpu, Scratch, blocks, looping_blocks};
+use crate::kernels::{Kernel, Module};
+use crate::tensor::Tensor;
+use crate::{Error, sums};
+use bytemuck::{Pod, Zeroable};
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::rng::Stream;
+
+/// `Params` of `qsgd.cu`.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Params {
+    dtype: u32,
+    count: u32,
+    bucket: u32,
+    buckets: u32,
+    sign_magnitude: u32,
+    min_max: u32,
+    nearest: u32,
+    widths: u32,
+    bits: u32,
+    log_levels: u32,
+    step: u32,
+    layer: u32,
+    rank: u32,
+    seed_low: u32,
+    seed_high: u32,
+}
+
+#[cfg(test)]
+impl Params {
+    pub(crate) const FIELDS: &[&'static str] = &[
+        "dtype",
+        "count",
+        "bucket",
+        "buckets",
+        "sign_magnitude",
+        "min_max",
+        "nearest",
+        "widths",
+        "bits",
+        "log_levels",
+        "step",
+        "layer",
+        "rank",
+        "seed_low",
+        "seed_high",
+    ];
+}
+
+/// Values a thread reads in a tile, and codes.
+const PER_READER: u64 = 16;
+const PER_CODER: u64 = 8;
+/// Bytes of `Extremes` and of `Grid`.
+const EXTREMES: u64 = 12;
+const GRID: u64 = 24;
+/// Widths of a record of sums.
+const WIDTHS: u32 = 8;
+
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { module: Module::Qsgd, entry }
+}
+
+fn sign_magnitude(qsgd: Qsgd) -> bool {
+    qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
+}
+
+fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
+    let sign_magnitude = sign_magnitude(qsgd) as u32;
+    Params {
+        dtype: tensor.dtype as u32,
+        count: tensor.elements,
+        bucket: qsgd.bucket,
+        buckets: tensor.elements.div_ceil(qsgd.bucket),
+        sign_magnitude,
+        min_max: (qsgd.scale == Scale::MinMax) as u32,
+        nearest: (qsgd.rounding == Rounding::Nearest) as u32,
+        bits: qsgd.bits as u32,
+        log_levels: qsgd.bits as u32 - sign_magnitude,
+        ..Params::default()
+    }
+}
+
+/// Enqueued: the grids of all buckets. The first word of `result` becomes at least the largest magnitude where that is not
+/// finite.
+fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result<Part, Error> {
+    let buckets = u64::from(params.buckets);
+    let extremes = gpu.room(Scratch::Extremes, EXTREMES * buckets)?;
+    gpu.clear(extremes)?;
+    let readers = u64::from(params.count).div_ceil(PER_READER);
+    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], looping_blocks(readers))?;
+    let grids = gpu.room(Scratch::Grids, GRID * buckets)?;
+    gpu.launch(kernel("make_grids"), params, &[extremes, grids, result], blocks(buckets))?;
+    Ok(grids)
+}
+
+/// Words of results that [`measure`] writes: the largest magnitude if it is not finite, then a record of sums for the
+/// widths with a sign and one for those without.
+pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
+
+/// Enqueued: the measurement of `bits`, of which there are some.
+pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
+    for (kind, record) in [(true, 0), (false, 1)] {
+        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == kind;
+        let Some(&first) = bits.iter().find(of_kind) else { continue };
+        let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
+        let params = Params { widths, ..params(tensor, Qsgd { bits: first, ..base }) };
+        let grids = grids(gpu, tensor, params, results)?;
+        let blocks = looping_blocks(u64::from(params.count).div_ceil(PER_READER));
+        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
+        let closed = base.rounding == Rounding::Stochastic && base.scale == Scale::MaxNorm;
+        let entry = if closed { "row" } else { "row_of_residuals" };
+        gpu.launch(kernel(entry), params, &[tensor.part, grids, partials], blocks)?;
+        let record = results.cut(8 * (1 + u64::from(WIDTHS) * record), 8 * u64::from(WIDTHS));
+        sums::add(gpu, partials, blocks, WIDTHS, record)?;
+    }
+    Ok(())
+}
+
+/// The squared errors of `bits` in the words that [`measure`] wrote.
+pub(crate) fn errors<'a>(base: Qsgd, bits: &'a [u8], words: &'a [u64]) -> impl Iterator<Item = f64> + 'a {
+    bits.iter().map(move |&bits| {
+        let record = if sign_magnitude(Qsgd { bits, ..base }) { 0 } else { WIDTHS as usize };
+        f64::from_bits(words[record + bits as usize])
+    })
+}
+
+/// Bytes of the scales of `buckets` buckets.
+pub(crate) fn scales_len(qsgd: Qsgd, buckets: usize) -> usize {
+    buckets * if qsgd.scale == Scale::MinMax { 8 } else { 4 }
+}
+
+/// Where the codes begin in a payload.
+fn codes_at(qsgd: Qsgd, elements: u32) -> u64 {
+    (HEADER_LEN + scales_len(qsgd, elements.div_ceil(qsgd.bucket) as usize)) as u64
+}
+
+/// Enqueued: all of `payload` but the header. The first word of `result` as in [`grids`].
+pub(crate) fn encode(
+    gpu: &mut Gpu,
+    tensor: &Tensor,
+    qsgd: Qsgd,
+    stream: Stream,
+    payload: Part,
+    result: Part,
+) -> Result<(), Error> {
+    let params = Params {
+        step: stream.step,
+        layer: stream.layer,
+        rank: stream.rank,
+        seed_low: stream.seed as u32,
+        seed_high: (stream.seed >> 32) as u32,
+        ..params(tensor, qsgd)
+    };
+    let grids = grids(gpu, tensor, params, result)?;
+    let scales = payload.from(HEADER_LEN as u64);
+    gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;
+    let codes = payload.from(codes_at(qsgd, tensor.elements));
+    let blocks = blocks(u64::from(params.count).div_ceil(PER_CODER));
+    gpu.launch(kernel("encode"), params, &[tensor.part, grids, codes], blocks)
+}
+
+/// Enqueued: decodes a payload whose header and length [`crate::payload`] has checked into `target`.
+pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<(), Error> {
+    let parts = [payload.from(HEADER_LEN as u64), payload.from(codes_at(qsgd, target.elements)), target.part];
+    let blocks = blocks(u64::from(target.elements).div_ceil(PER_CODER));
+    gpu.launch(kernel("decode"), params(target, qsgd), &parts, blocks)
+}

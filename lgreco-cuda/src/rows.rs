@@ -1,0 +1,140 @@
+//! Batches of rows: enqueued together, read back at once.
+
+use crate::codec::encode;
+use crate::device::Part;
+use crate::gpu::{Gpu, Scratch};
+use crate::magnitude::{check_finite, overflow};
+use crate::tensor::{Input, Tensor};
+use crate::{Error, magnitude, powersgd, qsgd, topk};
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco_core::rng::Stream;
+
+/// A row to measure, of values on either side.
+pub(crate) struct Work<'a> {
+    input: Input<'a>,
+    candidates: Candidates<'a>,
+    stream: Stream,
+}
+
+impl<'a> Work<'a> {
+    pub(crate) fn new(input: Input<'a>, candidates: Candidates<'a>, stream: Stream) -> Self {
+        Work { input, candidates, stream }
+    }
+}
+
+/// What is said of methods without kernels.
+const NO_ROW: Error = Error::Method("this method's row");
+
+/// Words of 8 bytes of a job's results, of which the first begins with the bits of the largest magnitude.
+fn result_words(work: &Work<'_>) -> usize {
+    match work.candidates {
+        Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
+        Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
+        _ => 1,
+    }
+}
+
+/// What the core says of parameters that do not fit; methods without kernels are refused.
+fn check(work: &Work<'_>) -> Result<(), Error> {
+    if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. }) {
+        return Err(NO_ROW);
+    }
+    for index in 0..work.candidates.len() {
+        if let Some(setting) = work.candidates.setting(index) {
+            setting.payload_len(work.input.shape(), work.input.dtype())?;
+            if let Setting::PowerSgd(PowerSgd { rank, .. }) = setting {
+                powersgd::check(work.input.shape(), rank)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Done: measures all jobs and writes their rows one after another; an error comes with its job.
+pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), (usize, Error)> {
+    let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
+    if rows.len() != total {
+        let what = "rows, one place per candidate";
+        return Err((0, lgreco_core::Error::Length { what, expected: total, found: rows.len() }.into()));
+    }
+    // Jobs before one that cannot be measured may fail first.
+    let refused = jobs.iter().enumerate().find_map(|(index, job)| check(job).err().map(|error| (index, error)));
+    let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
+    let words = enqueue(gpu, measured)?;
+    let (mut rest, mut words) = (&mut rows[..], &words[..]);
+    for (index, job) in measured.iter().enumerate() {
+        let (row, next) = rest.split_at_mut(job.candidates.len());
+        let (own, others) = words.split_at(result_words(job));
+        take_row(gpu, job, own, row).map_err(|error| (index, error))?;
+        (rest, words) = (next, others);
+    }
+    refused.map_or(Ok(()), Err)
+}
+
+/// Done: runs all jobs and returns the words of their results.
+fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, (usize, Error)> {
+    let total: u64 = jobs.iter().map(|job| result_words(job) as u64).sum();
+    let at = |job| move |error| (job, error);
+    let results = gpu.room(Scratch::Results, 8 * total).map_err(at(0))?;
+    gpu.clear(results).map_err(at(0))?;
+    let mut last: Option<(Input<'_>, Tensor)> = None;
+    let mut first = 0;
+    for (index, job) in jobs.iter().enumerate() {
+        let tensor = match last.take() {
+            Some((input, tensor)) if input.is(&job.input) => tensor,
+            _ => job.input.tensor(gpu).map_err(at(index))?,
+        };
+        let bytes = 8 * result_words(job) as u64;
+        row(gpu, job, &tensor, results.cut(first, bytes)).map_err(at(index))?;
+        last = Some((job.input, tensor));
+        first += bytes;
+    }
+    if total == 0 { Ok(Vec::new()) } else { gpu.read(results).map_err(at(0)) }
+}
+
+/// Enqueued: one job.
+fn row(gpu: &mut Gpu, job: &Work<'_>, tensor: &Tensor, results: Part) -> Result<(), Error> {
+    if tensor.elements == 0 {
+        return Ok(());
+    }
+    if job.candidates.is_empty() {
+        return magnitude::largest(gpu, tensor, results);
+    }
+    match job.candidates {
+        Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensor, base, bits, results),
+        Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
+        Candidates::PowerSgd { iterations, ranks } => {
+            powersgd::measure(gpu, tensor, job.input.shape(), (iterations, ranks), job.stream, results)
+        }
+        _ => Err(NO_ROW),
+    }
+}
+
+/// Makes a row of the words of a job's results.
+fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Result<(), Error> {
+    check_finite(gpu, &job.input, words[0] as u32)?;
+    match job.candidates {
+        Candidates::Qsgd { base, bits } => {
+            row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
+        }
+        Candidates::TopK { values, keeps } => {
+            if !keeps.is_empty() && words[0] as u32 >= topk::overflow(values) {
+                return Err(overflow(gpu, &job.input, words[0] as u32)?);
+            }
+            row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);
+        }
+        Candidates::PowerSgd { iterations, ranks } => {
+            let largest = ranks.iter().copied().max().unwrap_or(0);
+            if words[0] as u32 >= powersgd::NEAR_OVERFLOW && largest > 0 {
+                // Encoding says whether anything overflows.
+                let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
+                let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
+                encode(gpu, &setting, &job.input, job.stream, &mut payload)?;
+            }
+            powersgd::errors(job.input.shape(), ranks, words, row);
+        }
+        _ => return Err(NO_ROW),
+    }
+    Ok(())
+}

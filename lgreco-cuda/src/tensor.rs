@@ -1,0 +1,174 @@
+//! A tensor on the device.
+
+use crate::Error;
+use crate::device::Part;
+use crate::gpu::{Gpu, Scratch};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+
+/// A gradient that lies in device memory: a trainer's, borrowed.
+///
+/// ```
+/// use lgreco_core::gradient::{Dtype, Shape};
+/// use lgreco_cuda::DeviceGradient;
+/// let shape = Shape::new(4, 1024)?;
+/// // SAFETY: nothing is done with it.
+/// let gradient = unsafe { DeviceGradient::new(0x7f00_0000_0000, Dtype::Bf16, shape) };
+/// assert_eq!(gradient.map(|gradient| gradient.shape()), Ok(shape));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceGradient {
+    part: Part,
+    dtype: Dtype,
+    shape: Shape,
+}
+
+impl DeviceGradient {
+    /// The gradient whose first value is at `address`; values are in row-major order without gaps. An empty gradient's
+    /// address is not used.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the address is 0 or no multiple of the values' size.
+    ///
+    /// # Safety
+    /// As long as the value, or a copy of it, is used, and until all work enqueued with it is done, `address` is valid
+    /// memory of `shape.elements() * dtype.bytes()` bytes in the backend's context, which nothing else writes, other than
+    /// work ordered before or after on the backend's stream.
+    pub unsafe fn new(address: u64, dtype: Dtype, shape: Shape) -> Result<Self, Error> {
+        let bytes = (shape.elements() * dtype.bytes()) as u64;
+        Ok(DeviceGradient { part: checked(address, bytes, dtype.bytes() as u64)?, dtype, shape })
+    }
+
+    /// A gradient of the backend's own.
+    pub(crate) fn of_part(part: Part, dtype: Dtype, shape: Shape) -> Self {
+        DeviceGradient { part, dtype, shape }
+    }
+
+    /// The matrix shape.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Dtype, Shape};
+    /// # let shape = Shape::new(4, 1024)?;
+    /// // SAFETY: nothing is done with it.
+    /// let gradient = unsafe { lgreco_cuda::DeviceGradient::new(4096, Dtype::F32, shape) };
+    /// assert_eq!(gradient.map(|gradient| gradient.shape().elements()), Ok(4096));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The type of the values.
+    ///
+    /// ```
+    /// # use lgreco_core::gradient::{Dtype, Shape};
+    /// # let shape = Shape::new(4, 1024)?;
+    /// // SAFETY: nothing is done with it.
+    /// let gradient = unsafe { lgreco_cuda::DeviceGradient::new(4096, Dtype::F16, shape) };
+    /// assert_eq!(gradient.map(|gradient| gradient.dtype()), Ok(Dtype::F16));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+}
+
+/// `bytes` at `address`, which is aligned to `align`.
+pub(crate) fn checked(address: u64, bytes: u64, align: u64) -> Result<Part, Error> {
+    if bytes == 0 {
+        return Ok(Part { address: 0, bytes });
+    }
+    if address == 0 {
+        return Err(Error::Memory { what: "has the address 0" });
+    }
+    if !address.is_multiple_of(align) {
+        return Err(Error::Memory { what: "begins at an address that is no multiple of what a value takes" });
+    }
+    if address.checked_add(bytes).is_none() {
+        return Err(Error::Memory { what: "ends beyond the last address" });
+    }
+    Ok(Part { address, bytes })
+}
+
+/// A gradient on either side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Input<'a> {
+    Host(Gradient<'a>),
+    Device(DeviceGradient),
+}
+
+impl<'a> Input<'a> {
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Input::Host(gradient) => gradient.shape(),
+            Input::Device(gradient) => gradient.shape,
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self {
+            Input::Host(gradient) => gradient.values().dtype(),
+            Input::Device(gradient) => gradient.dtype,
+        }
+    }
+
+    /// Whether both are the same values in the same place.
+    pub(crate) fn is(&self, other: &Input<'_>) -> bool {
+        let same_place = match (self, other) {
+            (Input::Host(a), Input::Host(b)) => std::ptr::eq(bytes_of(a), bytes_of(b)),
+            (Input::Device(a), Input::Device(b)) => a.part == b.part,
+            _ => false,
+        };
+        same_place && self.dtype() == other.dtype()
+    }
+
+    /// Its values on the device: uploaded, or where they are.
+    pub(crate) fn tensor(&self, gpu: &mut Gpu) -> Result<Tensor, Error> {
+        let (dtype, elements) = (self.dtype(), self.shape().elements() as u32);
+        let part = match self {
+            Input::Host(gradient) => {
+                let part = gpu.upload(Scratch::Values, bytes_of(gradient))?;
+                // The caller's memory may be page-locked, and is only borrowed.
+                gpu.synchronise()?;
+                part
+            }
+            Input::Device(gradient) => gradient.part,
+        };
+        Ok(Tensor { part, dtype, elements })
+    }
+}
+
+/// The values of a gradient of the host.
+fn bytes_of<'a>(gradient: &Gradient<'a>) -> &'a [u8] {
+    match gradient.values() {
+        Values::F32(v) => bytemuck::cast_slice(v),
+        Values::F16(v) => bytemuck::cast_slice(v),
+        Values::Bf16(v) => bytemuck::cast_slice(v),
+    }
+}
+
+/// Values on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) part: Part,
+    pub(crate) dtype: Dtype,
+    pub(crate) elements: u32,
+}
+
+impl Tensor {
+    /// The f32 values of `part`.
+    pub(crate) fn of_part(part: Part) -> Tensor {
+        Tensor { part, dtype: Dtype::F32, elements: (part.bytes / 4) as u32 }
+    }
+
+    /// Done: the value of element `index`.
+    pub(crate) fn value(&self, gpu: &mut Gpu, index: usize) -> Result<f32, Error> {
+        let size = self.dtype.bytes() as u64;
+        let at = self.part.cut(size * index as u64, size);
+        Ok(match self.dtype {
+            Dtype::F32 => gpu.read::<f32>(at)?[0],
+            Dtype::F16 => F16(gpu.read::<u16>(at)?[0]).to_f32(),
+            Dtype::Bf16 => Bf16(gpu.read::<u16>(at)?[0]).to_f32(),
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! The driver's side, through `simt/fake_driver.cpp`, which stands where the driver's library would.
+//!
+//! Programs that load it are processes of their own: this one's tests, marked as ignored, with the fake on the library
+//! path.
+#![allow(unsafe_code)]
+
+use super::simt::{Flavour, build, entries, target};
+use super::{ROWS, nvrtc, unavailable};
+use crate::kernels::Module;
+use crate::{CudaBackend, DeviceGradient, DeviceJob, Error, devices};
+use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::check_all;
+use std::ffi::c_void;
+use std::path::Path;
+use std::process::Command;
+
+/// Runs an ignored test of this file where the fake is the driver, with these variables, and returns what it prints.
+fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
+    nvrtc::compiler()?;
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("simt/fake_driver.cpp");
+    let folder = target().join(format!("driver-{}", std::process::id()));
+    let library = folder.join(format!("{test}.so"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-o"];
+    match Command::new("g++").args(options).args([&library, &source]).output() {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            unavailable(&format!("no g++ for a driver: {error}"));
+            return None;
+        }
+    }
+    let own = folder.join(test);
+    std::fs::create_dir_all(&own).unwrap();
+    std::fs::rename(&library, own.join("libcuda.so.1")).unwrap();
+    let modules = Module::ALL.map(|module| {
+        let source = module.source();
+        let others: Vec<String> =
+            Module::ALL.into_iter().filter(|&other| other != module).map(Module::source).collect();
+        let own = |entry: &&&str| !others.iter().any(|other| entries(other).contains(entry));
+        let names = entries(&source);
+        let name = names.iter().find(own).expect("a kernel that no other module has");
+        format!("{}={name};", build(module, &source, Flavour::Plain).display())
+    });
+    let mut paths = vec![own.clone()];
+    paths.extend(nvrtc::installed().and_then(|library| Some(library.parent()?.to_owned())));
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", &format!("tests::driver::{test}")]);
+    command.env("LD_LIBRARY_PATH", std::env::join_paths(paths).unwrap());
+    command.env("FAKE_CUDA_MODULES", modules.concat()).envs(variables.iter().copied());
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::remove_dir_all(&own).unwrap();
+    assert!(text.contains("1 passed"), "{text}");
+    Some(text)
+}
+
+/// What the fake has counted: allocations, contexts held, streams, modules, contexts on the stack; waits and launches.
+fn state() -> [i32; 7] {
+    let mut state = [0; 7];
+    // SAFETY: the fake, which is loaded already, writes seven numbers.
+    unsafe {
+        let fake = libloading::Library::new("libcuda.so.1").unwrap();
+        let get = fake.get::<unsafe extern "C" fn(*mut i32)>("fake_cuda_state").unwrap();
+        get(state.as_mut_ptr());
+    }
+    state
+}
+
+#[test]
+fn the_suite_passes_through_a_driver() {
+    with_the_fake("suite", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn suite() {
+    let listed = devices().unwrap();
+    assert_eq!((listed.len(), listed[0].name.as_str(), listed[0].capability.as_str()), (1, "Fake GPU", "8.0"));
+    assert!(listed[0].usable.as_ref().unwrap().contains("sm_80"), "{listed:?}");
+    let mut backend = CudaBackend::new(0).unwrap();
+    check_all(&mut backend, ROWS);
+    let [rooms, contexts, streams, modules, on_stack, _, launches] = state();
+    assert!(rooms > 3 && modules >= 2 && launches > 1000, "{:?}", state());
+    assert_eq!((contexts, streams, on_stack), (1, 1, 0));
+    drop(backend);
+    assert_eq!(state()[..5], [0; 5], "what is left");
+    assert!(matches!(CudaBackend::new(7), Err(Error::NoDevice { ordinal: 7, .. })));
+    assert_eq!(state()[..5], [0; 5], "what is left");
+}
+
+#[test]
+fn a_trainers_stream_is_used_and_waited_for_once() {
+    with_the_fake("beside_a_trainer", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn beside_a_trainer() {
+    // SAFETY: no context is current, which is refused.
+    assert!(matches!(unsafe { CudaBackend::with_stream(std::ptr::null_mut()) }, Err(Error::NoDevice { .. })));
+    // The trainer: a context, made current for good, and a stream.
+    let mut trainers = 0u8;
+    let stream: *mut c_void = std::ptr::from_mut(&mut trainers).cast();
+    // SAFETY: the fake is the driver, and takes any handles.
+    let mut backend = unsafe {
+        cudarc::driver::sys::cuCtxPushCurrent_v2(stream.cast()).result().unwrap();
+        CudaBackend::with_stream(stream).unwrap()
+    };
+    let values = vec![1.0f32; 4096];
+    let shape = Shape::new(64, 64).unwrap();
+    // SAFETY: as many values; the fake's memory is the processor's.
+    let gradient = unsafe { DeviceGradient::new(values.as_ptr().expose_provenance() as u64, Dtype::F32, shape) };
+    let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    let jobs = [DeviceJob { gradient: gradient.unwrap(), candidates, stream: Stream::default() }; 5];
+    backend.reserve(&jobs).unwrap();
+    assert_eq!(backend.held_bytes(), CudaBackend::workspace_bytes(&jobs).unwrap());
+    let before = state();
+    backend.measure_device(&jobs, &mut [0.0; 10]).unwrap();
+    let after = state();
+    assert_eq!(after[5] - before[5], 1, "waits");
+    assert_eq!((after[0], after[1], after[2], after[4]), (before[0], 0, 0, 1), "rooms; nothing of the trainer's");
+    // SAFETY: the fake is loaded.
+    unsafe {
+        let fake = libloading::Library::new("libcuda.so.1").unwrap();
+        let last = fake.get::<unsafe extern "C" fn() -> *mut c_void>("fake_cuda_last_stream").unwrap();
+        assert_eq!(last(), stream);
+    }
+    drop(backend);
+    assert_eq!(state()[..5], [0, 0, 0, 0, 1], "what is left: the trainer's context on the stack");
+}
+
+#[test]
+fn failures_of_the_driver_are_said() {
+    for (failing, expected) in [
+        (("FAKE_CUDA_FAIL", "cuInit=100"), "no CUDA device 0: code 100 (CUDA_ERROR)"),
+        (("FAKE_CUDA_VERSION", "10020"), "the CUDA version of the NVIDIA driver is 10.2, at least 11.0 is needed"),
+        (("FAKE_CUDA_FAIL", "cuDevicePrimaryCtxRetain=2"), "the driver failed in cuDevicePrimaryCtxRetain: code 2"),
+        (("FAKE_CUDA_FAIL", "cuStreamCreate=999"), "the driver failed in cuStreamCreate: code 999"),
+        (("FAKE_CUDA_FAIL", "cuMemAlloc_v2=2"), "the device is out of memory: "),
+        (("FAKE_CUDA_FAIL", "cuMemcpyHtoDAsync_v2=700"), "the driver failed in cuMemcpyHtoDAsync: code 700"),
+        (("FAKE_CUDA_FAIL", "cuModuleLoadData=222"), "the driver failed in cuModuleLoadData: code 222"),
+        (("FAKE_CUDA_FAIL", "cuLaunchKernel=719"), "the driver failed in extreme_values: code 719"),
+        (("FAKE_CUDA_FAIL", "cuStreamSynchronize=700"), "the driver failed in cuStreamSynchronize: code 700"),
+    ] {
+        let Some(text) = with_the_fake("encoding", &[failing]) else { return };
+        assert!(text.contains(&format!("failed: {expected}")), "{failing:?}: {text}");
+        assert!(text.contains("left: [0, 0, 0, 0, 0]"), "{failing:?}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn encoding() {
+    let encoded = CudaBackend::new(0).and_then(|mut backend| {
+        let values = lgreco_core::testing::powersgd::uniform(64 * 64, 1);
+        let tensor = lgreco_core::testing::backend::Tensor::new(&values, 64, 64);
+        let (setting, mut payload) = (Setting::Qsgd(Qsgd::default()), [0; 4096]);
+        let encoded = lgreco_core::backend::Backend::encode(
+            &mut backend,
+            &setting,
+            &tensor.gradients()[0],
+            Stream::default(),
+            &mut [],
+            &mut payload,
+        );
+        encoded.map_err(|error| backend.failure().cloned().unwrap_or(error.into()))
+    });
+    println!("failed: {}", encoded.unwrap_err());
+    println!("left: {:?}", &state()[..5]);
+}

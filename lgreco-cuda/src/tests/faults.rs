@@ -1,0 +1,112 @@
+//! Data races and memory errors: that there are none, and that planted ones are found.
+
+use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{ROWS, backend, unavailable};
+use crate::CudaBackend;
+use crate::kernels::Module;
+use lgreco_core::backend::{Backend, Job, JobError};
+use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+use lgreco_core::gradient::Gradient;
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_dense, check_qsgd, check_rows};
+use lgreco_core::testing::powersgd::uniform;
+use std::process::{Command, Output};
+
+#[test]
+fn no_kernel_has_a_data_race() {
+    // The order makes no difference: what counts is whether a barrier lies between two accesses.
+    let Some(mut backend) = backend(Flavour::Races, 0) else { return };
+    check_dense(&mut backend);
+    check_qsgd(&mut backend, ROWS);
+}
+
+/// Runs tests of this program in another process, under the sanitizers' library. `None` where there is none.
+fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
+    let library = Command::new("g++").arg("-print-file-name=libasan.so").output();
+    let path = library.ok().map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    // Where it has no such file, g++ repeats the name.
+    let Some(path) = path.filter(|path| path.contains('/')) else {
+        unavailable("no g++ with an address sanitizer");
+        return None;
+    };
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(arguments).env("LGRECO_SIMT", "sanitized").env("LD_PRELOAD", path);
+    Some(command.env("ASAN_OPTIONS", "detect_leaks=0").output().unwrap())
+}
+
+#[test]
+fn the_suite_passes_under_the_sanitizers() {
+    let Some(output) = under_sanitizers(&["tests::conformance", "tests::memory"]) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("tests::conformance::qsgd ... ok"), "{text}");
+}
+
+/// A backend with an edited kernel.
+fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str) -> Option<CudaBackend> {
+    Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
+}
+
+fn tensor() -> Tensor {
+    Tensor::new(&uniform(61 * 47, 1), 61, 47)
+}
+
+fn job<'a>(gradient: Gradient<'a>) -> Job<'a> {
+    // Buckets that several threads, and several warps, work on.
+    let candidates = Candidates::Qsgd { base: Qsgd { bucket: 1000, ..Qsgd::default() }, bits: &[2, 4] };
+    Job { gradient, candidates, stream: Stream::default() }
+}
+
+fn rows(backend: &mut CudaBackend) -> Result<[f64; 2], JobError> {
+    let tensor = tensor();
+    let mut rows = [0.0; 2];
+    backend.measure(&[job(tensor.gradients()[0])], &mut [], &mut rows).map(|()| rows)
+}
+
+#[test]
+fn a_missing_barrier_is_found() {
+    let barrier = "    __syncthreads();\n    if (threadIdx.x == 0) {";
+    for module in [Module::Qsgd, Module::Sums] {
+        let Some(mut backend) = edited(Flavour::Races, module, barrier, "    if (threadIdx.x == 0) {") else { return };
+        assert!(rows(&mut backend).is_err());
+        let said = backend.failure().expect("a failure").to_string();
+        assert!(said.contains("race (") && said.contains("shared memory"), "{said}");
+    }
+}
+
+#[test]
+fn an_atomic_left_out_is_found() {
+    let (from, to) = ("atomicMax(&to[bucket].largest, extremes.largest);", "to[bucket].largest = extremes.largest;");
+    let Some(mut backend) = edited(Flavour::Races, Module::Qsgd, from, to) else { return };
+    assert!(rows(&mut backend).is_err());
+    let said = backend.failure().expect("a failure").to_string();
+    assert!(said.contains("race (write-write"), "{said}");
+}
+
+#[test]
+#[should_panic(expected = "job 0, candidate 0")]
+fn a_wrong_stride_is_found() {
+    let edit = ("tile * TILE + j * 128 + threadIdx.x % 32 * 4", "tile * TILE + j * 64 + threadIdx.x % 32 * 4");
+    let Some(mut backend) = edited(flavour(), Module::Qsgd, edit.0, edit.1) else {
+        panic!("job 0, candidate 0: not looked for");
+    };
+    let tensor = tensor();
+    check_rows(&mut backend, &[job(tensor.gradients()[0])], ROWS);
+}
+
+#[test]
+fn a_write_out_of_bounds_is_found() {
+    let Some(output) = under_sanitizers(&["--ignored", "--exact", "tests::faults::out_of_bounds"]) else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("heap-buffer-overflow") && said.contains("make_grids"), "{said}");
+}
+
+/// The fault of the test above.
+#[test]
+#[ignore = "writes where it must not"]
+fn out_of_bounds() {
+    let from = "if (bucket >= p.buckets) {\n        return;\n    }\n    Extremes";
+    if let Some(mut backend) = edited(flavour(), Module::Qsgd, from, "Extremes") {
+        rows(&mut backend).ok();
+    }
+}

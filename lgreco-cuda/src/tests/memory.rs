@@ -1,0 +1,248 @@
+//! Gradients that lie in device memory, for which the processor's stands.
+#![allow(unsafe_code)]
+
+use super::simt::flavour;
+use super::{ROWS, backend};
+use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
+use lgreco_core::backend::{Backend, Job, Portable};
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::Tensor;
+use lgreco_core::testing::powersgd::uniform;
+
+/// Words that hold a gradient from byte `offset` on.
+struct Held {
+    words: Vec<u32>,
+    offset: usize,
+}
+
+impl Held {
+    fn new(gradient: &Gradient<'_>, offset: usize) -> Held {
+        let bytes: &[u8] = match gradient.values() {
+            Values::F32(v) => bytemuck::cast_slice(v),
+            Values::F16(v) => bytemuck::cast_slice(v),
+            Values::Bf16(v) => bytemuck::cast_slice(v),
+        };
+        let mut words = vec![u32::MAX; (offset + bytes.len()).div_ceil(4) + 8];
+        bytemuck::cast_slice_mut(&mut words)[offset..offset + bytes.len()].copy_from_slice(bytes);
+        Held { words, offset }
+    }
+
+    fn gradient(&self, like: &Gradient<'_>) -> DeviceGradient {
+        let address = (self.words.as_ptr().expose_provenance() + self.offset) as u64;
+        // SAFETY: the words live longer than what is made of them, and hold that many values.
+        unsafe { DeviceGradient::new(address, like.values().dtype(), like.shape()) }.unwrap()
+    }
+}
+
+fn settings() -> [Setting; 4] {
+    [
+        Setting::TopK(TopK { keep: 55, values: Dtype::F16 }),
+        Setting::Dense,
+        Setting::Qsgd(Qsgd::default()),
+        Setting::Qsgd(Qsgd { bits: 3, bucket: 100, ..Qsgd::default() }),
+    ]
+}
+
+#[test]
+fn gradients_are_compressed_where_they_are() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
+    let stream = Stream { seed: 2, ..Stream::default() };
+    for gradient in tensor.gradients() {
+        let dtype = gradient.values().dtype();
+        for offset in [0, 4, 8, 16, 256].into_iter().chain((dtype != Dtype::F32).then_some(2)) {
+            let held = Held::new(&gradient, offset);
+            let on_device = held.gradient(&gradient);
+            for setting in settings() {
+                let len = setting.payload_len(gradient.shape(), dtype).unwrap();
+                let (mut found, mut expected) = (vec![0; len], vec![0; len]);
+                backend.encode_device(&setting, &on_device, stream, &mut found).unwrap();
+                let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), dtype)];
+                Portable.encode(&setting, &gradient, stream, &mut workspace, &mut expected).unwrap();
+                assert!(found == expected, "{setting:?} at {offset}");
+            }
+            let candidates = [
+                Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
+                Candidates::TopK { values: dtype, keeps: &[50, 700] },
+                Candidates::PowerSgd { iterations: 1, ranks: &[1, 4] },
+            ];
+            let on_device = candidates.map(|candidates| DeviceJob { gradient: on_device, candidates, stream });
+            let jobs = candidates.map(|candidates| Job { gradient, candidates, stream });
+            let (mut rows, mut expected) = ([f64::NAN; 6], [f64::NAN; 6]);
+            backend.measure_device(&on_device, &mut rows).unwrap();
+            Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], &mut expected).unwrap();
+            assert!(rows.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b), "{rows:?}, not {expected:?}");
+        }
+    }
+}
+
+/// Decodes a payload into device memory.
+fn decoded(backend: &mut CudaBackend, payload: &[u8], elements: usize) -> Result<Vec<f32>, Error> {
+    let mut values = vec![f32::NAN; elements];
+    let address = values.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: the values are as many as the payload's, or the call fails before it writes.
+    unsafe { backend.decode_to_device(payload, address) }.map(|()| values)
+}
+
+#[test]
+fn payloads_are_decoded_to_device_memory() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
+    let gradient = tensor.gradients()[0];
+    for setting in settings().into_iter().chain([Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })]) {
+        let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+        let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+        Portable.encode(&setting, &gradient, Stream::default(), &mut workspace, &mut payload).unwrap();
+        let mut expected = vec![f32::NAN; 61 * 47];
+        Portable.decode(&payload, &mut expected).unwrap();
+        assert!(decoded(&mut backend, &payload, 61 * 47).unwrap() == expected, "{setting:?}");
+        let damaged = [&payload[..16], &[0xff; 8], &payload[24..]].concat();
+        assert!(decoded(&mut backend, &damaged, 61 * 47).is_err(), "{setting:?}");
+    }
+}
+
+#[test]
+fn payloads_stay_on_the_device() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    for setting in [
+        Setting::Qsgd(Qsgd { bits: 5, bucket: 100, ..Qsgd::default() }),
+        Setting::TopK(TopK { keep: 70, values: Dtype::F32 }),
+        Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
+    ] {
+        stay_on_the_device(&mut backend, &uniform(61 * 47, 1), setting);
+    }
+}
+
+fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Setting) {
+    let (mut values, shape) = (values.to_vec(), Shape::new(61, 47).unwrap());
+    let len = setting.payload_len(shape, Dtype::F32).unwrap();
+    let stream = Stream { seed: 7, ..Stream::default() };
+    for spoiled in [None, Some(1234)] {
+        if let Some(at) = spoiled {
+            values[at] = f32::NAN;
+        }
+        let tensor = Tensor::new(&values, 61, 47);
+        let gradient = tensor.gradients()[0];
+        let held = Held::new(&gradient, 4);
+        let (mut payload, mut decoded) = (vec![u32::MAX; len.div_ceil(4)], vec![f32::NAN; 61 * 47]);
+        let to = payload.as_mut_ptr().expose_provenance() as u64;
+        let out = decoded.as_mut_ptr().expose_provenance() as u64;
+        let small = Tensor::new(&[1.0, 2.0], 2, 1);
+        let small_held = Held::new(&small.gradients()[0], 0);
+        let fine = small_held.gradient(&small.gradients()[0]);
+        let mut other = [0u32; 8];
+        let other = other.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: all of it lives, and is large enough.
+        let found = unsafe {
+            let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 2, ..Qsgd::default() });
+            backend.encode_to_device(&small, &fine, stream, other).unwrap();
+            assert_eq!(backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to), Ok(len));
+            let unaligned = backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to + 2);
+            assert!(matches!(unaligned, Err(Error::Memory { .. })), "{unaligned:?}");
+            backend.decode_on_device(&setting, shape, to, out).unwrap();
+            let refused = backend.decode_on_device(&Setting::Dense, shape, to, out);
+            assert!(matches!(refused, Err(Error::Method(_))), "{refused:?}");
+            backend.check()
+        };
+        // By way of the host, which is compared with the core elsewhere.
+        let mut expected = vec![0; len];
+        match (backend.encode(&setting, &gradient, stream, &mut [], &mut expected), found) {
+            (Ok(_), Ok(())) => {
+                assert!(bytemuck::cast_slice::<u32, u8>(&payload)[..len] == expected);
+                let mut values = vec![f32::NAN; 61 * 47];
+                Portable.decode(&expected, &mut values).unwrap();
+                assert!(decoded == values);
+            }
+            (Err(_), Err(failed)) => {
+                assert!(failed.to_string().starts_with("job 1: element 1234 is NaN"), "{failed}");
+                assert_eq!(backend.check(), Ok(()), "told once");
+            }
+            outcomes => panic!("{outcomes:?}"),
+        }
+    }
+}
+
+#[test]
+fn error_feedback_is_that_of_the_core() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let shape = Shape::new(61, 47).unwrap();
+    for (setting, gain) in [
+        (Setting::Qsgd(Qsgd::default()), 1.0),
+        (Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() }), 0.2),
+        (Setting::TopK(TopK { keep: 55, values: Dtype::F16 }), 1.0),
+        (Setting::TopK(TopK { keep: 55, values: Dtype::F32 }), 0.3),
+    ] {
+        let mut residual = vec![0.0f32; 61 * 47];
+        let address = residual.as_mut_ptr().expose_provenance() as u64;
+        let rule = Rule::Residual(Residual { gain, ..Residual::CLASSIC });
+        let mut memory = Memory::new(rule, Aggregation::Summed, shape, vec![0; rule.state_len(shape)]).unwrap();
+        for step in 0..4 {
+            // Subnormal numbers among them.
+            let scale = if step == 2 { 1e-38 } else { 1.0 };
+            let values: Vec<f32> = uniform(61 * 47, u64::from(step)).into_iter().map(|x| x * scale).collect();
+            let tensor = Tensor::new(&values, 61, 47);
+            let gradient = tensor.gradients()[2];
+            let held = Held::new(&gradient, 2);
+            let stream = Stream { seed: 3, step, ..Stream::default() };
+            let len = setting.payload_len(shape, Dtype::Bf16).unwrap();
+            let (mut found, mut expected) = (vec![0; len], vec![0; len]);
+            let on_device = held.gradient(&gradient);
+            // SAFETY: as many values as the gradient has.
+            unsafe { backend.encode_with_feedback(&setting, &on_device, address, gain, stream, &mut found) }.unwrap();
+            let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::Bf16).unwrap()];
+            let mut decoded = vec![0.0; 61 * 47];
+            memory.step(&setting, &gradient, stream, &mut workspace, &mut expected, &mut decoded).unwrap();
+            assert!(found == expected, "payload of step {step}, {setting:?}");
+            memory.values(&mut decoded).unwrap();
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&residual) == bits(&decoded), "residual after step {step}, {setting:?}");
+        }
+        let before = residual.clone();
+        let mut spoiled = uniform(61 * 47, 1);
+        spoiled[99] = f32::NAN;
+        let tensor = Tensor::new(&spoiled, 61, 47);
+        let held = Held::new(&tensor.gradients()[0], 0);
+        let on_device = held.gradient(&tensor.gradients()[0]);
+        let mut run = |gain| {
+            let (stream, mut payload) = (Stream::default(), vec![0; 20_000]);
+            // SAFETY: as many values as the gradient has.
+            unsafe { backend.encode_with_feedback(&setting, &on_device, address, gain, stream, &mut payload) }
+        };
+        let failed = run(gain);
+        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::NonFinite { index: 99, .. }))), "{failed:?}");
+        let failed = run(1.5);
+        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::Parameter { .. }))), "{failed:?}");
+        assert!(residual == before);
+    }
+}
+
+#[test]
+fn workspaces_are_known_beforehand() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
+    let gradient = tensor.gradients()[0];
+    let held = Held::new(&gradient, 0);
+    let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 4] };
+    let jobs = [DeviceJob { gradient: held.gradient(&gradient), candidates, stream: Stream::default() }];
+    let bytes = CudaBackend::workspace_bytes(&jobs).unwrap();
+    assert!(bytes > 0);
+    backend.reserve(&jobs).unwrap();
+    assert_eq!(backend.held_bytes(), bytes);
+    backend.measure_device(&jobs, &mut [0.0; 3]).unwrap();
+    assert_eq!(backend.held_bytes(), bytes);
+}
+
+#[test]
+fn addresses_that_cannot_be_are_refused() {
+    let shape = Shape::new(3, 5).unwrap();
+    for (address, dtype) in [(0, Dtype::F32), (4098, Dtype::F32), (4097, Dtype::Bf16), (u64::MAX - 31, Dtype::F32)] {
+        // SAFETY: nothing is done with it.
+        let refused = unsafe { DeviceGradient::new(address, dtype, shape) };
+        assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
+    }
+    // SAFETY: nothing is done with it.
+    assert!(unsafe { DeviceGradient::new(4098, Dtype::F16, shape) }.is_ok());
+}

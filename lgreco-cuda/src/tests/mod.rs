@@ -1,0 +1,29 @@
+//! The kernels on the processor, and through NVRTC.
+
+mod conformance;
+mod driver;
+mod faults;
+mod memory;
+mod nvrtc;
+mod powersgd;
+mod simt;
+mod sources;
+mod topk;
+
+use crate::CudaBackend;
+use simt::{Flavour, Simt};
+
+/// What rows agree within.
+const ROWS: f64 = 1e-4;
+
+/// Says that something cannot be checked here, and fails when `LGRECO_REQUIRE` names cuda.
+fn unavailable(reason: &str) {
+    let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
+    eprintln!("SKIP: {reason}");
+}
+
+/// The backend with kernels that run on the processor.
+fn backend(flavour: Flavour, order: i32) -> Option<CudaBackend> {
+    Some(CudaBackend::on(Box::new(Simt::new(flavour, order, None)?)))
+}

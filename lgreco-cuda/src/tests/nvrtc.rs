@@ -1,0 +1,102 @@
+//! Every kernel through NVRTC: to PTX, and to machine code for all architectures that matter, without a device.
+#![allow(unsafe_code)]
+
+use super::simt::entries;
+use super::unavailable;
+use crate::Error;
+use crate::compiler::{Architecture, Compiler, compile};
+use crate::kernels::Module;
+use std::path::{Path, PathBuf};
+
+/// The compiler: the system's, or the one that `tests/run` has put under `target/cuda`.
+pub(super) fn compiler() -> Option<Compiler> {
+    if let Some(library) = installed() {
+        // SAFETY: NVIDIA's library, whose initialisers are its own affair. Found by its name from then on.
+        let library = unsafe { libloading::Library::new(&library) };
+        std::mem::forget(library.expect("a library that loads"));
+    }
+    Compiler::find().map_err(|error| unavailable(&error.to_string())).ok()
+}
+
+pub(super) fn installed() -> Option<PathBuf> {
+    let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cuda/venv/lib");
+    let folders = std::fs::read_dir(lib).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    folders
+        .map(|python| python.join("site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"))
+        .find(|library| library.exists())
+}
+
+/// The numbers before `what` in a log.
+fn numbers(log: &str, what: &str) -> Vec<u32> {
+    let words: Vec<&str> = log.split([' ', ',', '\n']).filter(|word| !word.is_empty()).collect();
+    let of_what: Vec<&str> = what.split(' ').collect();
+    let found = words.windows(of_what.len() + 1).filter(|window| window[1..] == of_what[..]);
+    found.map(|window| window[0].parse().unwrap_or_else(|_| panic!("{window:?}"))).collect()
+}
+
+#[test]
+fn kernels_compile_for_every_architecture_and_spill_nowhere() {
+    let Some(compiler) = compiler() else { return };
+    let newest = *compiler.supported.iter().max().expect("an architecture");
+    eprintln!("NVRTC {}.{}, newest architecture {newest}", compiler.version.0, compiler.version.1);
+    for module in Module::ALL {
+        let source = module.source();
+        for number in [70, 80, 90, newest] {
+            let architecture = Architecture::of(number, &compiler.supported).unwrap();
+            let (code, log) = compile(module.name(), &source, architecture, &["--ptxas-options=-v"]).unwrap();
+            assert!(code.starts_with(b"\x7fELF"), "{module:?}, {architecture:?}: machine code");
+            let names = log.lines().filter_map(|line| line.split("entry function '").nth(1)?.split('\'').next());
+            let names: Vec<&str> = names.collect();
+            let registers = numbers(&log, "registers");
+            assert_eq!(registers.len(), entries(&source).len(), "{log}");
+            for what in ["bytes spill stores", "bytes spill loads", "bytes stack frame"] {
+                let spilt = numbers(&log, what);
+                assert!(spilt.len() >= registers.len() && spilt.iter().all(|&bytes| bytes == 0), "{module:?}: {log}");
+            }
+            let each: Vec<String> =
+                names.iter().zip(&registers).map(|(name, count)| format!("{name} {count}")).collect();
+            eprintln!("{} {}, registers: {}", module.name(), architecture.name(), each.join(", "));
+            assert!(registers.iter().all(|&count| count <= 128), "{log}");
+        }
+        let (code, _) = compile(module.name(), &source, Architecture::Ptx(70), &[]).unwrap();
+        let text = String::from_utf8(code).unwrap();
+        for entry in entries(&source) {
+            assert!(text.contains(&format!(".entry {entry}(")) && text.contains(".target sm_70"), "{entry}: {text}");
+        }
+        assert!(!text.contains(".ftz") && !text.contains(".approx"), "{module:?}: inexact arithmetic");
+    }
+}
+
+#[test]
+fn a_source_that_does_not_compile_is_said_with_its_line() {
+    let Some(_) = compiler() else { return };
+    let failed =
+        compile("wrong.cu", "int fine;\n__global__ void wrong() { fine = nothing; }", Architecture::Sass(80), &[]);
+    let Err(Error::Compile { module, architecture, log }) = failed else { panic!("{failed:?}") };
+    assert_eq!((module, architecture.as_str()), ("wrong.cu", "sm_80"));
+    assert!(log.contains("wrong.cu(2)") && log.contains("nothing"), "{log}");
+}
+
+#[test]
+fn compiled_code_is_kept_in_memory_and_on_disk() {
+    let Some(compiler) = compiler() else { return };
+    let folder = std::env::temp_dir().join(format!("lgreco-cuda-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let code = compiler.code(Module::Sums, Architecture::Sass(86), Some(&folder)).unwrap();
+    let files: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    assert_eq!(std::fs::read(&files[0]).unwrap(), *code);
+    std::fs::remove_dir_all(&folder).unwrap();
+    let again = compiler.code(Module::Sums, Architecture::Sass(86), Some(&folder)).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&code, &again));
+}
+
+#[test]
+fn devices_get_their_own_code_or_what_is_nearest_before() {
+    let supported = [70, 80, 90];
+    assert_eq!(Architecture::of(80, &supported), Ok(Architecture::Sass(80)));
+    assert_eq!(Architecture::of(86, &supported), Ok(Architecture::Ptx(80)));
+    assert_eq!(Architecture::of(120, &supported), Ok(Architecture::Ptx(90)));
+    let old = Architecture::of(61, &supported).unwrap_err();
+    assert_eq!(old.to_string(), "the device's compute capability is 6.1, at least 7.0 is needed");
+}

@@ -1,0 +1,190 @@
+//! PowerSGD: shapes that many blocks share, what its factors promise, and planted bugs.
+
+use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{ROWS, backend};
+use crate::CudaBackend;
+use crate::kernels::Module;
+use lgreco_core::backend::{Backend, Job, JobError, Portable};
+use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco_core::gradient::{Dtype, Gradient};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_decode, check_encode, check_powersgd, check_rows};
+use lgreco_core::testing::powersgd::uniform;
+
+fn setting(rank: u32) -> Setting {
+    Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
+}
+
+fn encode(backend: &mut dyn Backend, rank: u32, gradient: &Gradient<'_>) -> Result<Vec<u8>, lgreco_core::Error> {
+    let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
+    let mut payload = vec![0; setting(rank).payload_len(shape, dtype)?];
+    let mut workspace = vec![0; setting(rank).encode_workspace_len(shape, dtype)];
+    backend.encode(&setting(rank), gradient, Stream::default(), &mut workspace, &mut payload)?;
+    Ok(payload)
+}
+
+/// The columns of both factors.
+fn columns(payload: &[u8], rows: usize, cols: usize) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let words = payload[HEADER_LEN..].as_chunks::<4>().0;
+    let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    let (p, q) = values.split_at(values.len() / (rows + cols) * rows);
+    let of = |factor: &[f32], len| factor.chunks(len).map(<[f32]>::to_vec).collect();
+    (of(p, rows), of(q, cols))
+}
+
+#[test]
+fn shapes_that_many_blocks_share() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    for (rows, cols) in [(3, 9001), (9001, 3), (300, 201), (1, 5000), (5000, 1)] {
+        let tensor = Tensor::new(&uniform(rows * cols, 1), rows, cols);
+        let gradient = tensor.gradients()[0];
+        let ranks = [1, 2, 3, 5, 8, 13, 21, 34, 55, 60];
+        let below = rows.min(cols) as u32;
+        // Full rank leaves rounding alone, which has no bound relative to itself.
+        let ranks: Vec<u32> = ranks.into_iter().filter(|&rank| rank < below).collect();
+        let candidates = Candidates::PowerSgd { iterations: 1, ranks: &ranks };
+        check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+        let payload = encode(&mut backend, below.min(20), &gradient).unwrap();
+        check_decode(&mut backend, &payload, rows * cols);
+    }
+}
+
+#[test]
+fn columns_are_orthonormal_and_do_not_depend_on_later_ones() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    let (rows, cols) = (500, 70);
+    let tensor = Tensor::new(&uniform(rows * cols, 2), rows, cols);
+    let (p, q) = columns(&encode(&mut backend, 40, &tensor.gradients()[0]).unwrap(), rows, cols);
+    let (fewer_p, fewer_q) = columns(&encode(&mut backend, 7, &tensor.gradients()[0]).unwrap(), rows, cols);
+    assert!(p.starts_with(&fewer_p) && q.starts_with(&fewer_q));
+    for (i, a) in p.iter().enumerate() {
+        for (j, b) in p.iter().enumerate() {
+            let product: f64 = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            assert!((product - f64::from(u8::from(i == j))).abs() < 1e-6, "{i}, {j}: {product}");
+        }
+    }
+}
+
+#[test]
+fn zero_and_dependent_columns_become_zeros() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let (rows, cols) = (90, 60);
+    let (left, right) = (uniform(2 * rows, 3), uniform(2 * cols, 4));
+    let of_rank_2 = |i: usize| {
+        let (row, col) = (i / cols, i % cols);
+        left[row] * right[col] + left[rows + row] * right[cols + col]
+    };
+    for (rank, values) in [(0, vec![0.0; rows * cols]), (2, (0..rows * cols).map(of_rank_2).collect())] {
+        let tensor = Tensor::new(&values, rows, cols);
+        let payload = encode(&mut backend, 9, &tensor.gradients()[0]).unwrap();
+        let (p, q) = columns(&payload, rows, cols);
+        let zeros = |column: &Vec<f32>| column.iter().all(|&x| x == 0.0);
+        assert_eq!(p.iter().position(zeros), Some(rank));
+        assert!(p[rank..].iter().all(zeros) && q[rank..].iter().all(zeros));
+        let mut decoded = vec![f32::NAN; rows * cols];
+        backend.decode(&payload, &mut decoded).unwrap();
+        assert!(values.iter().zip(&decoded).all(|(x, y)| (x - y).abs() < 1e-5));
+    }
+}
+
+/// Values at the ends of the range, and payloads that no encoder writes.
+#[test]
+fn what_leaves_the_range_is_refused_as_in_the_core() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    for largest in [f32::MAX, 1e20, 1e-38, 1e-44] {
+        let values: Vec<f32> = uniform(40 * 30, 5).into_iter().map(|x| x.signum() * largest).collect();
+        let tensor = Tensor::new(&values, 40, 30);
+        let gradient = tensor.gradients()[0];
+        let (found, expected) = (encode(&mut backend, 3, &gradient), encode(&mut Portable, 3, &gradient));
+        assert_eq!(found.as_ref().err(), expected.as_ref().err(), "{largest}");
+        let candidates = Candidates::PowerSgd { iterations: 1, ranks: &[1, 3] };
+        if largest > 1e-37 {
+            check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+        }
+    }
+    let tensor = Tensor::new(&uniform(40 * 30, 6), 40, 30);
+    check_encode(&mut backend, &setting(0), &tensor.gradients()[0], Stream::default());
+    let payload = encode(&mut Portable, 3, &tensor.gradients()[0]).unwrap();
+    let damage = [(2, 1), (3, 1), (4, 1), (8, 1), (19, 0x7f), (payload.len() - 1, 0x7f), (payload.len() - 2, 0xff)];
+    for (at, bits) in damage {
+        let mut damaged = payload.clone();
+        damaged[at] |= bits;
+        check_decode(&mut backend, &damaged, 40 * 30);
+    }
+    let mut infinite = payload.clone();
+    infinite[16..20].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    check_decode(&mut backend, &infinite, 40 * 30);
+    check_decode(&mut backend, &payload[..payload.len() - 1], 40 * 30);
+}
+
+#[test]
+fn no_kernel_has_a_data_race() {
+    let Some(mut backend) = backend(Flavour::Races, 0) else { return };
+    check_powersgd(&mut backend, ROWS);
+}
+
+fn edited(flavour: Flavour, from: &'static str, to: &'static str) -> Option<CudaBackend> {
+    let edit = Edit { module: Module::PowerSgd, from, to };
+    Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(edit))?)))
+}
+
+fn row(backend: &mut dyn Backend) -> Result<Vec<f64>, JobError> {
+    let tensor = Tensor::new(&uniform(100 * 130, 7), 100, 130);
+    let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 5, 40] };
+    let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
+    let mut row = vec![0.0; 3];
+    let mut workspace = vec![0; backend.workspace_len(&[job])];
+    backend.measure(&[job], &mut workspace, &mut row).map(|()| row)
+}
+
+#[test]
+fn missing_barriers_are_found() {
+    for (from, to) in [
+        ("    __syncthreads();\n    u32 found", "    u32 found"),
+        ("        __syncthreads();\n        float parts", "        float parts"),
+        ("        }\n        __syncthreads();\n    }\n#pragma", "        }\n    }\n#pragma"),
+        ("    __syncthreads();\n    float* own", "    float* own"),
+        ("        __syncthreads();\n        for (u32 at", "        for (u32 at"),
+    ] {
+        let Some(mut backend) = edited(Flavour::Races, from, to) else { return };
+        assert!(row(&mut backend).is_err(), "{from}");
+        let said = backend.failure().expect("a failure").to_string();
+        assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
+    }
+}
+
+/// Edits of what a kernel computes change the numbers that the suite compares.
+#[test]
+fn wrong_numbers_are_found() {
+    let expected = row(&mut Portable).unwrap();
+    for (from, to) in [
+        (
+            "u64 stride = u64(gridDim.x) * BLOCK;\n    for (u64 at",
+            "u64 stride = u64(gridDim.x) * BLOCK * 2;\n    for (u64 at",
+        ),
+        ("u32(block), 0, p.layer", "u32(block), 1, p.layer"),
+        ("c < p.column; c++", "c + 1 < p.column; c++"),
+        ("j0 + j < end;\n            u32 row", "j0 + j + 1 < end;\n            u32 row"),
+        (
+            "number += gridDim.x) {\n        Tile tile(p, number, left, right);\n        float",
+            "number += 2 * gridDim.x) {\n        Tile tile(p, number, left, right);\n        float",
+        ),
+        ("sum * unit * unit", "sum * unit"),
+    ] {
+        let Some(mut backend) = edited(Flavour::Plain, from, to) else { return };
+        let near = |(found, expected): (&f64, &f64)| (found - expected).abs() <= ROWS * expected;
+        let right = row(&mut backend).is_ok_and(|row| row.iter().zip(&expected).all(near));
+        assert!(!right, "{from}");
+    }
+}
+
+/// What another type is sent in must not matter: f16 and bf16 are exact in f32.
+#[test]
+fn all_types_make_the_same_payload() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let values: Vec<f32> = uniform(70 * 50, 8).into_iter().map(|x| (64.0 * x).round() / 64.0).collect();
+    let tensor = Tensor::new(&values, 70, 50);
+    let payloads = tensor.gradients().map(|gradient| encode(&mut backend, 4, &gradient).unwrap());
+    assert!(payloads.iter().all(|payload| *payload == payloads[Dtype::F32 as usize]));
+}

@@ -1,0 +1,155 @@
+//! TopK on tensors that several blocks go through, data races, and planted bugs.
+
+use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{ROWS, backend};
+use crate::CudaBackend;
+use crate::kernels::Module;
+use lgreco_core::backend::{Backend, Job, JobError, Portable};
+use lgreco_core::compress::{Candidates, Compressor, Setting, topk::TopK};
+use lgreco_core::gradient::{Dtype, Gradient};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_encode, check_rows, check_topk};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// More values than one block that counts takes.
+const LARGE: usize = (32 << 15) + 70_001;
+
+fn uniform(index: usize) -> f32 {
+    Stream { seed: 3, ..Stream::default() }.word(index as u64) as f32 / 4294967296.0 - 0.5
+}
+
+/// Bell-shaped, and of any magnitude.
+fn bell(index: usize) -> f32 {
+    (0..4).map(|i| uniform(4 * index + i)).sum()
+}
+
+fn check(backend: &mut CudaBackend, gradient: &Gradient<'_>, values: Dtype) {
+    let elements = gradient.shape().elements() as u32;
+    let mut keeps: Vec<u32> = (1..12).map(|i| elements >> i).collect();
+    keeps.extend([elements, elements - 1, 1, 2]);
+    let candidates = Candidates::TopK { values, keeps: &keeps };
+    check_rows(backend, &[Job { gradient: *gradient, candidates, stream: Stream::default() }], ROWS);
+    let keep = elements / 100;
+    check_encode(backend, &Setting::TopK(TopK { keep, values }), gradient, Stream::default());
+}
+
+#[test]
+fn large_tensors() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let smooth = Tensor::new(&(0..LARGE).map(bell).collect::<Vec<_>>(), LARGE, 1);
+    for gradient in smooth.gradients() {
+        check(&mut backend, &gradient, gradient.values().dtype());
+    }
+    check(&mut backend, &smooth.gradients()[0], Dtype::F16);
+    // Few different values, half of them zeros, and those that end the row are near f16's smallest.
+    let coarse = |i: usize| if i.is_multiple_of(2) { 0.0 } else { (8.0 * uniform(i)) as i32 as f32 * 1e-7 };
+    let coarse = Tensor::new(&(0..LARGE / 8).map(coarse).collect::<Vec<_>>(), LARGE / 8, 1);
+    // Magnitudes that no window of exponents holds.
+    let wide = |i: usize| bell(i) * 2f32.powi(i as i32 % 200 - 100);
+    let wide = Tensor::new(&(0..LARGE / 8).map(wide).collect::<Vec<_>>(), LARGE / 8, 1);
+    for (tensor, values) in [(&coarse, Dtype::F16), (&coarse, Dtype::F32), (&wide, Dtype::Bf16), (&wide, Dtype::F32)] {
+        check(&mut backend, &tensor.gradients()[0], values);
+    }
+}
+
+/// Smooth rows need no second pass over the values: the same numbers come out when it finds nothing.
+#[test]
+fn smooth_rows_take_one_pass() {
+    let edit = Edit { module: Module::TopK, from: "if (slot == 0) {", to: "if (true) {" };
+    let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
+    let mut one_pass = CudaBackend::on(Box::new(device));
+    let cubes = |i: usize| uniform(i).powi(3);
+    let keeps: Vec<u32> = (1..100).map(|i| (i * LARGE / 100) as u32).collect();
+    for values in [(0..LARGE).map(bell).collect::<Vec<_>>(), (0..LARGE).map(cubes).collect()] {
+        let tensor = Tensor::new(&values, LARGE, 1);
+        let candidates = Candidates::TopK { values: Dtype::F32, keeps: &keeps };
+        let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
+        check_rows(&mut one_pass, &[job], ROWS);
+    }
+}
+
+#[test]
+fn no_kernel_has_a_data_race() {
+    let Some(mut backend) = backend(Flavour::Races, 0) else { return };
+    check_topk(&mut backend, ROWS);
+}
+
+fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str) -> Option<CudaBackend> {
+    Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
+}
+
+/// With ties, and values half way between those of f16.
+fn tensor() -> Tensor {
+    Tensor::new(&(0..9000).map(|i| (bell(i) * 8192.0).round() / 8192.0).collect::<Vec<_>>(), 9000, 1)
+}
+
+fn encode(backend: &mut dyn Backend) -> Result<Vec<u8>, lgreco_core::Error> {
+    let setting = Setting::TopK(TopK { keep: 1000, values: Dtype::F16 });
+    let tensor = tensor();
+    let gradient = tensor.gradients()[0];
+    let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32)?];
+    let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+    backend.encode(&setting, &gradient, Stream::default(), &mut workspace, &mut payload)?;
+    Ok(payload)
+}
+
+fn row(backend: &mut dyn Backend) -> Result<f64, JobError> {
+    let tensor = tensor();
+    let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[90] };
+    let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
+    let mut row = [0.0];
+    let mut workspace = vec![0; backend.workspace_len(&[job])];
+    backend.measure(&[job], &mut workspace, &mut row).map(|()| row[0])
+}
+
+#[test]
+fn missing_barriers_are_found() {
+    for (module, from, to) in [
+        (Module::TopK, "    __syncthreads();\n    u64 start", "    u64 start"),
+        (Module::TopK, "    __syncthreads();\n    window.give_all", "    window.give_all"),
+        (Module::TopK, "    __syncthreads();\n    if (threadIdx.x >= 32)", "    if (threadIdx.x >= 32)"),
+        (Module::Positions, "    __syncthreads();\n    u32 earlier", "    u32 earlier"),
+        (Module::Positions, "    __syncthreads();\n    sum = uint2", "    sum = uint2"),
+    ] {
+        let Some(mut backend) = edited(Flavour::Races, module, from, to) else { return };
+        assert!(encode(&mut backend).is_err(), "{from}");
+        let said = backend.failure().expect("a failure").to_string();
+        assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
+    }
+}
+
+#[test]
+fn lost_updates_are_found() {
+    for (module, from, to) in [
+        (Module::TopK, "atomicAdd(&room[at], 1u);", "room[at] += 1;"),
+        (Module::TopK, "atomicAdd(&fine_counts[at], 1u);", "fine_counts[at] += 1;"),
+        (Module::Positions, "atomicOr(&words[at / 32], bits << shift);", "words[at / 32] |= bits << shift;"),
+    ] {
+        let Some(mut backend) = edited(Flavour::Races, module, from, to) else { return };
+        assert!(encode(&mut backend).is_err(), "{from}");
+        let said = backend.failure().expect("a failure").to_string();
+        assert!(said.contains("race ("), "{from}: {said}");
+    }
+}
+
+/// Edits of what a kernel computes change the numbers that the suite compares.
+#[test]
+fn wrong_numbers_are_found() {
+    let expected = (encode(&mut Portable).unwrap(), row(&mut Portable).unwrap());
+    for (module, from, to) in [
+        (Module::TopK, "u64 stride = u64(gridDim.x) * BLOCK * 4", "u64 stride = u64(gridDim.x) * BLOCK * 8"),
+        (Module::TopK, "(key & 0xffffu) >> (COARSE", "(key & 0x7fffu) >> (COARSE"),
+        (Module::TopK, "i < end; i += READERS * 4", "i < end; i += READERS * 8"),
+        (Module::TopK, "other < exponent ? exponent_energies", "other <= 1 ? exponent_energies"),
+        (Module::Positions, "rest == half && (quotient & 1) != 0", "rest == half"),
+        (Module::Positions, "above + min(tied, ties);", "above;"),
+    ] {
+        let Some(mut backend) = edited(Flavour::Plain, module, from, to) else { return };
+        let found = catch_unwind(AssertUnwindSafe(|| (encode(&mut backend), row(&mut backend))));
+        let right = found.is_ok_and(|(payload, row)| {
+            let near = row.is_ok_and(|row| (row - expected.1).abs() <= ROWS * expected.1);
+            payload.as_ref() == Ok(&expected.0) && near
+        });
+        assert!(!right, "{from}");
+    }
+}
