@@ -421,6 +421,9 @@ typedef struct lgreco_metrics {
     double relative_error;
     // L2 norm of the residual; -1 without one.
     double residual_norm;
+    // Seconds that compressing and exchanging its bucket took, since the controller was made or loaded; layers of one
+    // bucket share them. -1 before the first exchange.
+    double bucket_seconds;
     // Decisions whose setting was refused because feedback would not have worked with it.
     uint64_t not_contractive;
     // LGRECO_UNCOMPRESSED_...
@@ -1626,7 +1629,7 @@ lgreco_status lgreco_cut_restore(struct lgreco_context *context,
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
      LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
-#define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
+#define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
 #define LGRECO_DECISION_INIT                                                                                           \
     {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define LGRECO_LINK_INIT                                                                                               \

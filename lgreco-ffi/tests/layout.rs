@@ -214,6 +214,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         bytes_out,
         relative_error,
         residual_norm,
+        bucket_seconds,
         not_contractive,
         uncompressed,
         reserved

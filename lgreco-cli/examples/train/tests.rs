@@ -101,6 +101,7 @@ fn check_metrics(metrics: &[u8], rows: &[Row]) {
             assert_eq!(run, [row.model, row.method, row.scheme]);
             assert_eq!(line["step"], step, "{run:?}");
             assert_eq!(line["layers"][0]["name"], "conv0.weight");
+            assert!(line["layers"][0]["bucket_seconds"].as_f64() > Some(0.0));
             bytes += line["bytes_out"].as_u64().unwrap();
         }
         assert_eq!(bytes, row.bytes, "{} {}", row.method, row.scheme);

@@ -83,6 +83,11 @@ impl Buckets {
         self.ranges.len()
     }
 
+    /// The layers of bucket `bucket`.
+    pub(super) fn layers(&self, bucket: usize) -> Range<usize> {
+        self.ranges[bucket].clone()
+    }
+
     /// Words of workspace that exchanges need when layer `i` has the setting `settings(i)`.
     pub(super) fn workspace_len(
         &self,

@@ -45,7 +45,7 @@ pub struct Config {
     pub measuring_rank: u32,
     /// [`Metrics::relative_error`](super::Metrics) is measured every so many steps, 0 for never; 10 unless set.
     pub metrics_every: u64,
-    /// Seconds since any fixed moment. With it, reports tell how long planning and exchanging took.
+    /// Seconds since any fixed moment. With it, reports and metrics tell how long planning and exchanging took.
     pub clock: Option<fn() -> f64>,
 }
 

@@ -375,8 +375,13 @@ impl Controller {
         };
         let mut bytes = 0;
         for bucket in 0..self.buckets.len() {
+            let start = self.now();
             let (tensors, states) = (&self.tensors, &mut self.states);
             bytes += self.buckets.exchange(bucket, collective, tensors, states, gradients, moment, &mut self.late)?;
+            if let (Some(start), Some(end)) = (start, self.now()) {
+                let states = &mut self.states[self.buckets.layers(bucket)];
+                states.iter_mut().for_each(|state| *state.bucket_seconds.get_or_insert(0.0) += end - start);
+            }
         }
         Ok(bytes)
     }

@@ -25,6 +25,8 @@ pub(super) struct LayerState {
     pub counts: Counts,
     /// Relative squared error of the last exchange that was measured.
     pub relative_error: Option<f64>,
+    /// Seconds that its bucket's exchanges took. Not saved.
+    pub bucket_seconds: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -71,6 +73,7 @@ impl LayerState {
             factor: vec![],
             counts: Counts::default(),
             relative_error: None,
+            bucket_seconds: None,
         }
     }
 

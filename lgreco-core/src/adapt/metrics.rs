@@ -93,6 +93,9 @@ pub struct Metrics<'a> {
     pub relative_error: Option<f64>,
     /// L2 norm of the residual; `None` without one.
     pub residual_norm: Option<f64>,
+    /// Seconds that compressing and exchanging its bucket took, since the controller was made or loaded; layers of one
+    /// bucket share them. `None` without a clock.
+    pub bucket_seconds: Option<f64>,
     /// Decisions whose setting was refused because feedback would not have worked with it.
     pub not_contractive: u64,
 }
@@ -107,6 +110,7 @@ pub(super) fn of<'a>(tensor: &'a Tensor, state: &LayerState) -> Metrics<'a> {
         bytes_out: state.counts.bytes_out,
         relative_error: state.relative_error,
         residual_norm: state.memory.as_ref().map(|memory| sqrt(memory.squared_norm())),
+        bucket_seconds: state.bucket_seconds,
         not_contractive: state.counts.not_contractive,
     }
 }

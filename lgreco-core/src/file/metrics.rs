@@ -37,6 +37,7 @@ pub fn metrics_line(controller: &Controller, report: &Report) -> String {
             bytes_out: metrics.bytes_out,
             relative_error: metrics.relative_error,
             residual_norm: metrics.residual_norm,
+            bucket_seconds: metrics.bucket_seconds,
             not_contractive: metrics.not_contractive,
         }
     });
@@ -135,5 +136,7 @@ struct Layer<'a> {
     relative_error: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     residual_norm: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bucket_seconds: Option<f64>,
     not_contractive: u64,
 }

@@ -184,6 +184,7 @@ fn metrics_of_a_run_are_what_the_controller_says() {
         assert_eq!(layer["setting"], alloc::format!("{}", metrics.setting));
         assert_eq!(layer["bytes_out"], metrics.bytes_out);
         assert_eq!(layer["residual_norm"].as_f64(), metrics.residual_norm);
+        assert_eq!(layer["bucket_seconds"].as_f64(), metrics.bucket_seconds);
         assert_eq!(line["layers"][1]["uncompressed"], if step < 2 { "warm-up" } else { "small" });
         match controller.decision() {
             None => assert!(line.get("decision").is_none() && layer["uncompressed"] == "warm-up"),

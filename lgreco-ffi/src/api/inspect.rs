@@ -43,6 +43,9 @@ pub struct lgreco_metrics {
     pub relative_error: f64,
     /// L2 norm of the residual; -1 without one.
     pub residual_norm: f64,
+    /// Seconds that compressing and exchanging its bucket took, since the controller was made or loaded; layers of one
+    /// bucket share them. -1 before the first exchange.
+    pub bucket_seconds: f64,
     /// Decisions whose setting was refused because feedback would not have worked with it.
     pub not_contractive: u64,
     /// LGRECO_UNCOMPRESSED_...
@@ -60,6 +63,7 @@ impl Default for lgreco_metrics {
             bytes_out: 0,
             relative_error: -1.0,
             residual_norm: -1.0,
+            bucket_seconds: -1.0,
             not_contractive: 0,
             uncompressed: LGRECO_UNCOMPRESSED_NOT,
             reserved: 0,
@@ -70,7 +74,7 @@ impl Default for lgreco_metrics {
 // SAFETY: repr(C), starts with a usize, numbers only.
 unsafe impl Versioned for lgreco_metrics {
     const WHAT: &'static str = "metrics";
-    const FIRST_SIZE: usize = 64;
+    const FIRST_SIZE: usize = 72;
 }
 
 impl From<Metrics<'_>> for lgreco_metrics {
@@ -81,6 +85,7 @@ impl From<Metrics<'_>> for lgreco_metrics {
             bytes_out: metrics.bytes_out,
             relative_error: metrics.relative_error.unwrap_or(-1.0),
             residual_norm: metrics.residual_norm.unwrap_or(-1.0),
+            bucket_seconds: metrics.bucket_seconds.unwrap_or(-1.0),
             not_contractive: metrics.not_contractive,
             uncompressed: metrics.uncompressed.map_or(LGRECO_UNCOMPRESSED_NOT, |why| why as lgreco_uncompressed + 1),
             ..lgreco_metrics::default()

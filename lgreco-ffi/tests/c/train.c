@@ -180,6 +180,7 @@ static void policies(void) {
     CHECK(l_greco.metrics[1][0].steps == STEPS && l_greco.metrics[1][0].bytes_in == STEPS * ELEMENTS * 4);
     CHECK(l_greco.metrics[1][0].bytes_out < l_greco.metrics[1][0].bytes_in);
     CHECK(l_greco.metrics[1][0].relative_error > 0 && l_greco.metrics[1][0].residual_norm > 0);
+    CHECK(l_greco.metrics[1][0].bucket_seconds > 0);
     CHECK(l_greco.residual[0] > 0 && l_greco.residual[0] != l_greco.residual[1]);
 
     options.policy = LGRECO_POLICY_UNCOMPRESSED;

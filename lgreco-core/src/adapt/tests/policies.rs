@@ -230,6 +230,25 @@ fn metrics_count_bytes_and_measure_errors() {
 }
 
 #[test]
+fn layers_of_a_bucket_share_its_seconds() {
+    use core::sync::atomic::{AtomicU32, Ordering};
+    static TICKS: AtomicU32 = AtomicU32::new(0);
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut config = config(Method::TopK, Policy::Uniform);
+    config.bucket_bytes = 4 * (16 * 24 + 24); // fc1 and bias
+    config.clock = Some(|| f64::from(TICKS.fetch_add(1, Ordering::Relaxed)));
+    let mut controller = Controller::new(config, model(), &worker).unwrap();
+    assert_eq!(controller.metrics(0).bucket_seconds, None);
+    for step in 0..5 {
+        controller.step(&mut worker, &mut views(&mut gradients(0, step, 1.0)), 1.0).unwrap();
+        // Two looks at the clock around every bucket.
+        let seconds = [0, 1, 2].map(|layer| controller.metrics(layer).bucket_seconds);
+        assert_eq!(seconds, [Some(f64::from(step + 1)); 3]);
+    }
+    assert_eq!(TICKS.load(Ordering::Relaxed), 5 * (3 + 2 * 2));
+}
+
+#[test]
 fn sixteen_bit_layers_get_sixteen_bit_means() {
     use crate::gradient::{Bf16, Element, F16};
     on_all(2, |mut worker| {
