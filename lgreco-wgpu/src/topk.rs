@@ -76,7 +76,7 @@ impl Params {
 const WORDS: u64 = 6;
 /// Bins of level 1; slots, and bins per slot of levels 2 and 3.
 pub(crate) const BINS: u64 = 17792;
-pub(crate) const SLOTS: u64 = 256;
+pub(crate) const SLOTS: u64 = 224;
 pub(crate) const MIDDLES: u64 = 512;
 pub(crate) const LASTS: u64 = 256;
 

@@ -10,7 +10,7 @@ struct Params {
     rounds: u32, // whether that type changes values
     energies: u32, // whether sums are wanted, not only the cut
     first_keep: u32, // of this batch in `state`
-    keeps: u32, // in this batch, at most 256
+    keeps: u32, // in this batch, at most MOST_KEEPS
     blocks: u32,
     first_block: u32,
     result: u32,
@@ -52,8 +52,8 @@ const COARSE = 17u; // key bits below a bin of level 1
 const MIDDLE = 8u; // below one of level 2
 const MIDDLES = 512u;
 const LASTS = 256u;
-const MOST_KEEPS = 256u;
-const LEVEL_3 = 524288u; // MOST_KEEPS * MIDDLES * 4
+const MOST_KEEPS = 224u; // so that `fine` fits a binding of 2 MiB
+const LEVEL_3 = 458752u; // MOST_KEEPS * MIDDLES * 4
 
 // Where the k largest end. First keep, then what is found level by level.
 struct Keep {
