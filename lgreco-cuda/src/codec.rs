@@ -4,7 +4,7 @@ use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, payload, positions, powersgd, qsgd, topk};
+use crate::{Error, magnitude, positions, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, topk::TopK};
 use lgreco_core::gradient::Shape;
@@ -112,7 +112,7 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
     let target = Tensor::of_part(target);
     match payload.header.method {
         Method::Qsgd => {
-            let Some(qsgd) = payload::qsgd(payload)? else { return Ok(false) };
+            let qsgd = lgreco_core::compress::qsgd::of_payload(payload)?;
             let bytes = gpu.upload(Scratch::Payload, bytes)?;
             qsgd::decode(gpu, qsgd, bytes, &target)?;
         }

@@ -58,7 +58,6 @@ mod feedback;
 mod gpu;
 mod kernels;
 mod magnitude;
-mod payload;
 mod positions;
 mod powersgd;
 mod qsgd;

@@ -164,7 +164,7 @@ pub(crate) fn encode(
     gpu.launch(kernel("encode"), params, &[tensor.part, grids, codes], blocks)
 }
 
-/// Enqueued: decodes a payload whose header and length [`crate::payload`] has checked into `target`.
+/// Enqueued: decodes a payload that the core has checked into `target`.
 pub(crate) fn decode(gpu: &mut Gpu, qsgd: Qsgd, payload: Part, target: &Tensor) -> Result<(), Error> {
     let parts = [payload.from(HEADER_LEN as u64), payload.from(codes_at(qsgd, target.elements)), target.part];
     let blocks = blocks(u64::from(target.elements).div_ceil(PER_CODER));

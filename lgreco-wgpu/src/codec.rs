@@ -5,7 +5,7 @@ use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, methods, payload, powersgd, qsgd, topk};
+use crate::{Error, methods, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
@@ -133,7 +133,7 @@ impl Body {
     /// of the range of f32.
     fn of(payload: &Payload<'_>) -> Result<Option<Body>, Error> {
         Ok(match payload.header.method {
-            Method::Qsgd => payload::qsgd(payload)?.map(Body::Qsgd),
+            Method::Qsgd => Some(Body::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
             Method::TopK => topk::of_payload(payload).map(Body::TopK),
             Method::PowerSgd => powersgd::of_payload(payload).map(Body::PowerSgd),
             Method::Dense | Method::AdaComp | Method::LoCo => None,

@@ -33,7 +33,6 @@ mod magnitude;
 mod memory;
 mod methods;
 mod orthonormal;
-mod payload;
 mod powersgd;
 mod qsgd;
 mod rectangles;

@@ -246,7 +246,7 @@ pub(crate) fn encode(
     Ok(payload)
 }
 
-/// Records the decoding of a body that [`crate::payload`] has checked into `target`.
+/// Records the decoding of a body that the core has checked into `target`.
 pub(crate) fn decode(batch: &mut Batch<'_>, qsgd: Qsgd, body: &[u8], target: &Tensor) -> Result<(), Error> {
     let elements = target.elements;
     let (scales, codes) = body.split_at(scales_len(qsgd, elements.div_ceil(qsgd.bucket as usize)));

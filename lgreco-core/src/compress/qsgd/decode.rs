@@ -65,12 +65,51 @@ impl Qsgd {
     /// The inverse of [`encode_body`](Qsgd::encode_body); `body` has exactly the length it has for these values.
     pub(crate) fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
         let (scales, codes) = body.split_at(self.body_lens(values.len())?.0);
-        let used = (values.len() as u64 * self.bits as u64 % 8) as u32;
+        self.check_padding(codes, values.len())?;
+        dispatch(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, values })
+    }
+
+    fn check_padding(&self, codes: &[u8], elements: usize) -> Result<(), Error> {
+        let used = (elements as u64 * self.bits as u64 % 8) as u32;
         if used != 0 && codes.last().is_some_and(|&last| last >> used != 0) {
             return Err(Error::PayloadBody { what: "unused bits of the last byte are set" });
         }
-        dispatch(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, values })
+        Ok(())
     }
+}
+
+/// The compressor that made `payload`, which [`decode`] accepts whenever no error is returned here; for decoders
+/// elsewhere, on a GPU for instance. How it rounded is not known: [`Rounding::Nearest`] stands for any.
+///
+/// ```
+/// use lgreco_core::compress::{Compressor, qsgd::{self, Qsgd}, wire::Payload};
+/// use lgreco_core::gradient::{Gradient, Shape, Values};
+/// use lgreco_core::rng::Stream;
+/// let gradient = Gradient::new(Values::F32(&[3.0, -1.0, -1.0]), Shape::new(3, 1)?)?;
+/// let mut payload = [0; 16 + 4 + 2];
+/// Qsgd::default().encode(&gradient, Stream::default(), &mut [], &mut payload)?;
+/// assert_eq!(qsgd::of_payload(&Payload::parse(&payload)?)?.bits, 4);
+/// payload[21] |= 0xf0; // three codes of 4 bits leave half a byte
+/// assert!(qsgd::of_payload(&Payload::parse(&payload)?).is_err());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`decode`].
+///
+/// # Complexity
+/// O(buckets).
+pub fn of_payload(payload: &Payload<'_>) -> Result<Qsgd, Error> {
+    let qsgd = Qsgd::from_header(&payload.header)?;
+    let elements = payload.header.shape.elements();
+    let (scales_len, codes_len) = qsgd.body_lens(elements)?;
+    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
+    qsgd.check_padding(codes, elements)?;
+    let scales = scales.as_chunks::<4>().0;
+    for bucket in 0..elements.div_ceil(qsgd.bucket as usize) {
+        read_scales(qsgd.scale, bucket, scales)?;
+    }
+    Ok(qsgd)
 }
 
 /// Bytes of the body that a header implies.

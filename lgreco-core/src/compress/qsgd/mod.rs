@@ -37,8 +37,8 @@ pub(super) mod grid;
 mod measure;
 pub(crate) mod random;
 
-pub use decode::decode;
 pub(super) use decode::stated;
+pub use decode::{decode, of_payload};
 pub use measure::measure;
 
 use super::wire::{HEADER_LEN, Header, Method};
