@@ -49,21 +49,21 @@ impl Task {
     pub fn transformer(quick: bool) -> Task {
         let text = Text::load();
         let size = Size { vocabulary: text.vocabulary, context: 64, width: 96, heads: 4, depth: 2 };
-        let (steps, validations) = if quick { (200, 5) } else { (800, 10) };
+        let (steps, validations) = if quick { (160, 4) } else { (960, 10) };
         let data = Data::Text { text, size, windows: 2 };
         Task { name: "transformer", steps, validations, density: 0.1, rank: 4.0, peak: 0.3, data }
     }
 
     /// A convolutional network that recognises digits.
     pub fn convnet(quick: bool) -> Task {
-        let (steps, validations) = if quick { (300, 5) } else { (1200, 10) };
+        let (steps, validations) = if quick { (200, 4) } else { (1200, 10) };
         let data = Data::Digits { digits: Digits::load(), images: 8 };
         Task { name: "convnet", steps, validations, density: 0.2, rank: 8.0, peak: 0.02, data }
     }
 
     /// Steps over which the learning rate rises; nothing is compressed meanwhile.
     pub fn warmup(&self) -> u32 {
-        (self.steps / 40).max(2)
+        (self.steps / 40).max(5)
     }
 
     /// The learning rate of a step: a linear rise, then a linear fall to zero.
@@ -93,7 +93,7 @@ impl Task {
     /// What no worker learns from.
     pub fn validation(&self) -> Result<Vec<Batch>> {
         match &self.data {
-            Data::Text { text, size, .. } => text.validation(16, 16, size.context),
+            Data::Text { text, size, .. } => text.validation(8, 16, size.context),
             Data::Digits { digits, .. } => digits.validation(2),
         }
     }
