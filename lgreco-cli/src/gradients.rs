@@ -67,8 +67,8 @@ impl Gradients {
     /// ```
     ///
     /// # Errors
-    /// Bytes that are not a safetensors file; files without tensors; two tensors of one name; tensors of other types, or with 2^32 elements or
-    /// more, by name.
+    /// Bytes that are not a safetensors file; files without tensors; two tensors of one name; tensors of other types,
+    /// or with 2^32 elements or more, by name.
     pub fn parse(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, Failure> {
         let bytes = bytes.into();
         if let Some(name) = duplicate_name(&bytes) {

@@ -2,7 +2,8 @@
 //! JSON.
 //!
 //! Readers are total: any bytes give a value or an [`Error`] that says where. Keys that version 1 does not know are
-//! ignored, so that writers may add some; a key that an object has twice is an error. Floats are written with the digits that read back to the same bits.
+//! ignored, so that writers may add some; a key that an object has twice is an error. Floats are written with the
+//! digits that read back to the same bits.
 
 mod metrics;
 mod plan;

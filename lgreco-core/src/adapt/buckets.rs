@@ -111,8 +111,8 @@ impl Buckets {
         self.workspace = workspace;
     }
 
-    /// Exchanges bucket `bucket`: gradients become means, residuals take note; returns the bytes sent. A rank whose gradient and residual
-    /// overflow together fails in the exchange, and with it all others.
+    /// Exchanges bucket `bucket`: gradients become means, residuals take note; returns the bytes sent. A rank whose
+    /// gradient and residual overflow together fails in the exchange, and with it all others.
     ///
     /// `late` gets an error that this rank alone has met after the exchange; its residual is then unchanged.
     ///

@@ -163,6 +163,17 @@ pub enum Objective {
 }
 
 /// Seconds of computation that a layer of this shape takes under this setting.
+///
+/// ```
+/// use lgreco_core::{adapt::ComputeSeconds, compress::Setting, gradient::Shape};
+/// let by_elements = |setting: &Setting, shape: Shape| match setting {
+///     Setting::Dense => 0.0,
+///     _ => 1e-9 * shape.elements() as f64,
+/// };
+/// let compute: &ComputeSeconds = &by_elements;
+/// assert!(compute(&Setting::Qsgd(Default::default()), Shape::new(64, 64)?) > 0.0);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub type ComputeSeconds = dyn Fn(&Setting, Shape) -> f64 + Send + Sync;
 
 /// What happens to a step in which some rank's gradient holds NaN or infinity. All ranks do the same.

@@ -38,6 +38,11 @@ pub enum Uncompressed {
 
 impl Uncompressed {
     /// All reasons, in the order of their codes.
+    ///
+    /// ```
+    /// use lgreco_core::adapt::Uncompressed;
+    /// assert!(Uncompressed::ALL.iter().enumerate().all(|(code, &reason)| reason as usize == code));
+    /// ```
     pub const ALL: [Uncompressed; 6] = [
         Uncompressed::WarmUp,
         Uncompressed::Small,

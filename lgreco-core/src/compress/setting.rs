@@ -130,8 +130,9 @@ impl fmt::Display for Setting {
 ///
 /// # Errors
 /// [`Error::PayloadHeader`], [`Error::PayloadField`], [`Error::TooManyElements`] and [`Error::Parameter`] on a header
-/// that no encoder writes; [`Error::PayloadBody`] on a body that none writes; [`Error::Overflow`] when PowerSGD's factors multiply to what is
-/// not finite; [`Error::Length`] when the body or `values` has not the length the header implies.
+/// that no encoder writes; [`Error::PayloadBody`] on a body that none writes; [`Error::Overflow`] when PowerSGD's
+/// factors multiply to what is not finite; [`Error::Length`] when the body or `values` has not the length the header
+/// implies.
 ///
 /// # Complexity
 /// O(elements), for PowerSGD O(elements · rank); no workspace.

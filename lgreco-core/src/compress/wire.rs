@@ -18,10 +18,29 @@ use crate::Error;
 use crate::gradient::Shape;
 
 /// Bytes of the header.
+///
+/// ```
+/// # use lgreco_core::{compress::{Compressor, dense::Dense, wire::HEADER_LEN}, gradient::{Dtype, Shape}};
+/// assert_eq!(Dense.payload_len(Shape::new(3, 1)?, Dtype::F32)?, HEADER_LEN + 3 * 4);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 pub const HEADER_LEN: usize = 16;
 /// First byte of every payload.
+///
+/// ```
+/// use lgreco_core::compress::wire::{MAGIC, Payload, VERSION};
+/// let bytes = [MAGIC, VERSION, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0x00, 0x3c];
+/// assert!(Payload::parse(&bytes).is_ok());
+/// assert!(Payload::parse(b"GIF89a..........").is_err());
+/// ```
 pub const MAGIC: u8 = b'L';
 /// Second byte of every payload.
+///
+/// ```
+/// use lgreco_core::compress::wire::{MAGIC, Payload, VERSION};
+/// let next = [MAGIC, VERSION + 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0x00, 0x3c];
+/// assert!(Payload::parse(&next).is_err());
+/// ```
 pub const VERSION: u8 = 1;
 
 /// The compression method, as it stands in the header.

@@ -56,11 +56,11 @@
 //! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`, the first visit uncompressed | `m + c`, or `x` | both ends: the same, rounded to the storage, by sample |
 //!
 //! Memories by position are updated by every message of training; all of its batches must have the same size, and one
-//! position's error is paid to whatever sample comes next there. The memory of samples is updated by [`commit_step`](Upstream::commit_step)
-//! alone, so that all forward passes of a step see the same rows; both ends must commit at the same point of the sequence
-//! of activation messages. The first visit is the one of a sample that is not remembered, whatever the epoch. It pays
-//! when activations of a sample change little between its visits: not with random crops or dropout above the cut, and
-//! not in the first epoch. [`Counters::change_ratio`] tells.
+//! position's error is paid to whatever sample comes next there. The memory of samples is updated by
+//! [`commit_step`](Upstream::commit_step) alone, so that all forward passes of a step see the same rows; both ends must
+//! commit at the same point of the sequence of activation messages. The first visit is the one of a sample that is not
+//! remembered, whatever the epoch. It pays when activations of a sample change little between its visits: not with
+//! random crops or dropout above the cut, and not in the first epoch. [`Counters::change_ratio`] tells.
 //!
 //! # What is promised
 //! * Both ends of EF21 and AQ-SGD hold the same bits. A message carries generation, sequence number, steps committed and a

@@ -42,8 +42,8 @@ pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) 
 /// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², for stochastic rounding its expectation; 0 for a
 /// gradient of zeros. Below 1, `setting` is a contraction on this gradient.
 ///
-/// Never above 1 for TopK, CLT-k's leader and hard thresholds (with values in f32) and PowerSGD; but QSGD with few bits and wide buckets can be anywhere: a
-/// step of the grid must not be much wider than a typical value.
+/// Never above 1 for TopK, CLT-k's leader and hard thresholds (with values in f32) and PowerSGD; but QSGD with few bits
+/// and wide buckets can be anywhere: a step of the grid must not be much wider than a typical value.
 ///
 /// # Errors
 /// [`Error::NonFinite`], [`Error::Parameter`], [`Error::Length`], as [`Candidates::measure`].

@@ -74,8 +74,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// message's length. `decoded` receives what the message decodes to. For EF21+ a message is one byte (0: corrects,
     /// 1: replaces) before the payload, else it is the payload.
     ///
-    /// AdaComp sees the gradient as well as what it is compensated to. An uncompressed payload ([`Setting::Dense`]) has the gradient's element type, as it has without memory: what
-    /// f16 or bf16 round off is remembered.
+    /// AdaComp sees the gradient as well as what it is compensated to. An uncompressed payload ([`Setting::Dense`]) has
+    /// the gradient's element type, as it has without memory: what f16 or bf16 round off is remembered.
     ///
     /// ```
     /// use lgreco_core::compress::{Setting, topk::TopK};

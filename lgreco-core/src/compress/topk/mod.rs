@@ -1,8 +1,8 @@
 //! TopK: the k largest magnitudes of a tensor, with their positions.
 //!
 //! # Payload body
-//! `parameter` is k, 0 where nothing is sent ([`TopK`] itself sends at least one). `variant` holds the value type in bits 0–1 (a [`Dtype`] discriminant) and the position layout in
-//! bits 2–3; the others are 0.
+//! `parameter` is k, 0 where nothing is sent ([`TopK`] itself sends at least one). `variant` holds the value type in
+//! bits 0–1 (a [`Dtype`] discriminant) and the position layout in bits 2–3; the others are 0.
 //!
 //! | bytes | content |
 //! |---|---|
