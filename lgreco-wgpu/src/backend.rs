@@ -236,7 +236,7 @@ impl Backend for WgpuBackend {
         let elements = parsed.header.shape.elements();
         if values.len() == elements
             && elements > 0
-            && let Some(bytes) = decode(&mut self.gpu, payload, &parsed, None).map_err(|error| self.told(error))?
+            && let Some(bytes) = decode(&mut self.gpu, &parsed, None).map_err(|error| self.told(error))?
         {
             values.copy_from_slice(&bytemuck::pod_collect_to_vec::<u8, f32>(&bytes));
             return Ok(());

@@ -170,7 +170,7 @@ impl WgpuBackend {
         }
         let elements = parsed.header.shape.elements();
         if elements > 0
-            && decode(self.gpu(), payload, &parsed, Some(Tensor::of_buffer(buffer, offset, elements)))?.is_some()
+            && decode(self.gpu(), &parsed, Some(Tensor::of_buffer(buffer, offset, elements)))?.is_some()
         {
             return Ok(());
         }

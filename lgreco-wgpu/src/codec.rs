@@ -5,7 +5,7 @@ use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
-use crate::{Error, methods, powersgd, qsgd, topk};
+use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
@@ -36,7 +36,7 @@ pub(crate) fn encode(
             Header { method: Method::Qsgd, variant, parameter: c.bucket, shape }
         }
         Setting::TopK(c) => {
-            let variant = topk::variant(c, shape.elements());
+            let variant = positions::variant(c, shape.elements());
             Header { method: Method::TopK, variant, parameter: c.keep, shape }
         }
         Setting::PowerSgd(c) => {
@@ -58,7 +58,7 @@ pub(crate) fn encode(
     let body_at = |buffer: Buffer| Part { buffer, offset: HEADER_LEN as u64, size: body };
     match *setting {
         Setting::Qsgd(c) => parts.push(body_at(qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
-        Setting::TopK(c) => parts.push(body_at(topk::encode(&mut batch, &tensor, c, len, &results)?)),
+        Setting::TopK(c) => parts.push(body_at(positions::encode(&mut batch, &tensor, c, len, &results)?)),
         Setting::PowerSgd(c) => {
             let rank = powersgd::effective(shape, c.rank);
             parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
@@ -122,20 +122,20 @@ fn encode_dense(gpu: &mut Gpu, input: &Input<'_>, stream: Stream, payload: &mut 
 }
 
 /// A payload that the device can decode, by method.
-enum Body {
+enum Body<'p> {
     Qsgd(Qsgd),
-    TopK(TopK),
-    PowerSgd(powersgd::Factors),
+    TopK(positions::Body<'p>),
+    PowerSgd(reconstruct::Factors),
 }
 
-impl Body {
+impl<'p> Body<'p> {
     /// `None` when decoding is left to the core: dense payloads, those that no encoder writes, and PowerSGD at the ends
     /// of the range of f32.
-    fn of(payload: &Payload<'_>) -> Result<Option<Body>, Error> {
+    fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
         Ok(match payload.header.method {
             Method::Qsgd => Some(Body::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
-            Method::TopK => topk::of_payload(payload).map(Body::TopK),
-            Method::PowerSgd => powersgd::of_payload(payload).map(Body::PowerSgd),
+            Method::TopK => positions::of_payload(payload).map(Body::TopK),
+            Method::PowerSgd => reconstruct::of_payload(payload).map(Body::PowerSgd),
             Method::Dense | Method::AdaComp | Method::LoCo => None,
         })
     }
@@ -145,7 +145,6 @@ impl Body {
 /// [`Body::of`], and what only the device finds wrong.
 pub(crate) fn decode(
     gpu: &mut Gpu,
-    bytes: &[u8],
     payload: &Payload<'_>,
     target: Option<Tensor>,
 ) -> Result<Option<Vec<u8>>, Error> {
@@ -162,14 +161,12 @@ pub(crate) fn decode(
             room
         }
     };
-    let mut ones = 0;
     match body {
         Body::Qsgd(qsgd) => qsgd::decode(&mut batch, qsgd, payload.body, &target)?,
-        Body::TopK(top) => ones = topk::decode(&mut batch, top, bytes, &target, &results)?,
-        Body::PowerSgd(factors) => powersgd::decode(&mut batch, &factors, payload.header.shape, &target)?,
+        Body::TopK(top) => positions::decode(&mut batch, &top, &target, &results)?,
+        Body::PowerSgd(factors) => reconstruct::decode(&mut batch, &factors, payload.header.shape, &target)?,
     }
     let mut read = batch.read(&parts)?;
     let values = read.split_off(16);
-    let word = |i: usize| bytemuck::pod_read_unaligned::<u32>(&read[4 * i..4 * i + 4]);
-    Ok((word(0) == 0 && word(1) == ones).then_some(values))
+    Ok((bytemuck::pod_read_unaligned::<u32>(&read[..4]) == 0).then_some(values))
 }

@@ -27,6 +27,8 @@ pub(crate) struct Gpu {
     pub(crate) kernels: Kernels,
     pub(crate) parameters: Buffer,
     pub(crate) memory: Memory,
+    /// Bytes of a tensor, a payload or a factor that one dispatch sees at most: a binding; less in tests.
+    pub(crate) window: u64,
     /// Whether a batch has begun and not ended well.
     pub(crate) unfinished: bool,
     /// Whether batches only take the memory and the kernels they would use.
@@ -52,6 +54,10 @@ pub(crate) fn check_limits(limits: &wgpu::Limits) -> Result<(), Error> {
     at_least("max_storage_buffers_per_shader_stage", 8, limits.max_storage_buffers_per_shader_stage.into())
 }
 
+fn largest_binding(limits: &wgpu::Limits) -> u64 {
+    limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) / 4 * 4
+}
+
 impl Gpu {
     pub(crate) fn new(device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, Error> {
         let limits = device.limits();
@@ -70,6 +76,7 @@ impl Gpu {
             mapped_at_creation: false,
         });
         Ok(Gpu {
+            window: largest_binding(&limits),
             device,
             queue,
             limits,
@@ -88,14 +95,18 @@ impl Gpu {
 
     /// Elements of a tensor that one dispatch can work on, whatever their type; a multiple of [`PER_GROUP`].
     pub(crate) fn piece_len(&self) -> usize {
-        let binding = (self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size) - 256) / 4;
-        let groups = self.limits.max_compute_workgroups_per_dimension as u64;
-        ((binding / PER_GROUP as u64).min(groups) as usize) * PER_GROUP
+        let groups = ((self.window - 256) / 4) as usize / PER_GROUP;
+        groups.min(self.most_groups()) * PER_GROUP
+    }
+
+    /// Workgroups in each dimension of a dispatch at most.
+    pub(crate) fn most_groups(&self) -> usize {
+        self.limits.max_compute_workgroups_per_dimension as usize
     }
 
     /// Bytes of the largest binding.
     pub(crate) fn largest_binding(&self) -> u64 {
-        self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size) / 4 * 4
+        largest_binding(&self.limits)
     }
 
     pub(crate) fn check_lost(&self) -> Result<(), Error> {

@@ -20,9 +20,10 @@ pub(crate) enum Scratch {
     Prefix,
     State,
     Blocks,
-    Positions,
-    P,
-    Q,
+    /// Of factors of PowerSGD, by the number of the band.
+    P(usize),
+    Q(usize),
+    Columns,
     Partial,
     Inner,
     Offered,

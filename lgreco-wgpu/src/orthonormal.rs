@@ -5,10 +5,12 @@ use std::ops::Range;
 /// Iterations of loops in a dispatch; drivers may end loops after 65,535.
 const MOST_ITERATIONS: usize = 40_000;
 
-/// Rows of a factor that one workgroup makes orthonormal: all while there is little to do, else few.
-pub(crate) fn stretch(rows: usize, rank: usize, most_groups: usize) -> usize {
+/// Rows of a factor, in bands of `height`, that one workgroup makes orthonormal: all while there is little to do, else
+/// few.
+pub(crate) fn stretch(rows: usize, height: usize, rank: usize, most_groups: usize) -> usize {
     const LITTLE: usize = 1 << 16;
-    if rows * rank <= LITTLE { rows } else { 512.max(rows.div_ceil(most_groups.min(256))) }
+    let rows = if rows * rank <= LITTLE { rows } else { 512.max(rows.div_ceil(most_groups.min(256))) };
+    rows.min(height)
 }
 
 /// The steps of orthonormalisation that run in one dispatch each: one where several workgroups have to wait for each

@@ -92,8 +92,7 @@ fn stretches(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<Stretch> {
     let bucket = bucket as usize;
     // Stretches begin where words of codes do.
     let unit = bucket << (PER_INVOCATION.trailing_zeros() - bucket.trailing_zeros().min(5));
-    let groups = batch.gpu.limits.max_compute_workgroups_per_dimension as usize;
-    let most = ((batch.gpu.largest_binding() / GRID) as usize).min(groups * 64);
+    let most = ((batch.gpu.window / GRID) as usize).min(batch.gpu.most_groups() * 64);
     let len = unit.saturating_mul((most / (unit / bucket)).max(1));
     let starts = (0..elements).step_by(len);
     let stretch = |start: usize| {

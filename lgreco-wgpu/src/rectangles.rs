@@ -3,6 +3,27 @@
 use crate::batch::{Batch, Part};
 use crate::tensor::Tensor;
 use lgreco_core::gradient::Shape;
+use std::ops::Range;
+
+/// Where a side is cut: at multiples of `band`, and after `most`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cuts {
+    pub(crate) band: usize,
+    pub(crate) most: usize,
+}
+
+impl Cuts {
+    /// A range in parts.
+    pub(crate) fn of(self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let mut start = range.start;
+        std::iter::from_fn(move || {
+            let end = range.end.min(start + self.most).min((start / self.band + 1) * self.band);
+            let part = (start < end).then_some(start..end);
+            start = end;
+            part
+        })
+    }
+}
 
 /// A part of the matrix in one binding: whole rows, or some of one.
 #[derive(Clone, Debug)]
@@ -15,14 +36,8 @@ pub(crate) struct Rectangle {
     pub(crate) cols: usize,
 }
 
-/// Cuts a tensor into rectangles of at most `most_rows` × `most_cols`.
-pub(crate) fn rectangles(
-    batch: &Batch<'_>,
-    tensor: &Tensor,
-    shape: Shape,
-    most_rows: usize,
-    most_cols: usize,
-) -> Vec<Rectangle> {
+/// Cuts a tensor into rectangles, its rows and columns as `cuts` say.
+pub(crate) fn rectangles(batch: &Batch<'_>, tensor: &Tensor, shape: Shape, cuts: [Cuts; 2]) -> Vec<Rectangle> {
     let width = shape.cols();
     let mut rectangles = Vec::new();
     for piece in tensor.all(batch) {
@@ -34,15 +49,15 @@ pub(crate) fn rectangles(
             } else {
                 (1, (width - col).min(end - at))
             };
-            for y in (0..rows).step_by(most_rows) {
-                for x in (0..cols).step_by(most_cols) {
+            for y in cuts[0].of(row..row + rows) {
+                for x in cuts[1].of(col..col + cols) {
                     rectangles.push(Rectangle {
                         part: piece.part.clone(),
-                        offset: piece.skip as usize + at - piece.first + y * width + x,
-                        row: row + y,
-                        col: col + x,
-                        rows: most_rows.min(rows - y),
-                        cols: most_cols.min(cols - x),
+                        offset: piece.skip as usize + at - piece.first + (y.start - row) * width + x.start - col,
+                        row: y.start,
+                        col: x.start,
+                        rows: y.len(),
+                        cols: x.len(),
                     });
                 }
             }

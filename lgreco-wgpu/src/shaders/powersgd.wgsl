@@ -3,27 +3,29 @@
 // it.
 //
 // The matrix is read as M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows.
-// Factors hold their columns one after the other.
+// Factors lie in bands of rows that fit a binding, which hold their columns one after the other.
 
 struct Params {
     offset: u32,
     dtype: u32,
-    // The rectangle of M' that lies in the binding: where it is, its size, and values from one row to the next.
+    // A rectangle of M': where it is in the bands of the factors, its size, and values from one row to the next.
     row: u32,
     col: u32,
     rows: u32,
     cols: u32,
     stride: u32,
     transposed: u32,
-    // Of the whole matrix.
+    // Rows of the factors' bands: those of P, those of Q.
     all_rows: u32,
     all_cols: u32,
     columns: u32,
     first_step: u32, // of orthonormalisation
     last_step: u32, // the one after
     chunks: u32,
+    first_chunk: u32, // of the band, when it is made orthonormal
     stretch: u32, // rows that one workgroup orthonormalises
     groups: u32, // workgroups dispatched
+    looks: u32, // whether a band's columns are only looked at, not scaled
     largest: u32, // word of `results` with the largest magnitude of M
     tiles: u32,
     ranks: u32, // of `sought`
@@ -77,22 +79,28 @@ fn matrix(row: u32, col: u32, e: i32) -> f32 {
     return scaled(value(row * params.stride + col), e);
 }
 
-// The start matrix: an odd multiple of 2^-24 per element.
+// The start matrix, an odd multiple of 2^-24 per element: `rows` rows of it from `row` on, of `all_cols`.
 @compute @workgroup_size(256)
 fn start(@builtin(global_invocation_id) id: vec3<u32>) {
-    let count = params.all_cols * params.columns;
-    for (var block = id.x; block * 4u < count; block += params.groups * 256u) {
+    // Four draws are made together, and the first and the last four of a column may not all lie in the band.
+    let fours = (params.rows + 2u) / 4u + 1u;
+    for (var at = id.x; at < fours * params.columns; at += params.groups * 256u) {
+        let column = at / fours;
+        let first = column * params.all_cols + params.row;
+        let block = first / 4u + at % fours;
         let words = random(block);
-        for (var j = 0u; j < 4u && block * 4u + j < count; j++) {
-            let odd = i32(2u * (words[j] >> 8u) + 1u) - 16777216;
-            factor[block * 4u + j] = f32(odd) * 0x1p-24f;
+        for (var j = 0u; j < 4u; j++) {
+            let i = block * 4u + j - first;
+            if (i < params.rows) {
+                let odd = i32(2u * (words[j] >> 8u) + 1u) - 16777216;
+                factor[column * params.rows + i] = f32(odd) * 0x1p-24f;
+            }
         }
     }
 }
 
-
 // Multiplies every column of `product` by the power of two that brings its largest magnitude into [1, 2). One workgroup
-// per column; all_rows is the length of columns.
+// per column; all_rows is the length of columns. `output` has what was found in other bands.
 @compute @workgroup_size(256)
 fn scale_columns(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     for (var column = group.x; column < params.columns; column += params.groups) {
@@ -101,8 +109,12 @@ fn scale_columns(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
         for (var i = lane.index; i < params.all_rows; i += 256u) {
             largest = max(largest, bitcast<u32>(product[first + i]) & MAGNITUDE);
         }
-        largest = largest_of(lane, 256u, largest);
-        if (largest != 0u) {
+        largest = max(largest_of(lane, 256u, largest), output[column]);
+        if (params.looks != 0u) {
+            if (lane.index == 0u) {
+                output[column] = largest;
+            }
+        } else if (largest != 0u) {
             let e = i32(largest >> 23u) - 127;
             for (var i = lane.index; i < params.all_rows; i += 256u) {
                 product[first + i] = scaled(bitcast<u32>(product[first + i]), e);
@@ -111,7 +123,7 @@ fn scale_columns(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     }
 }
 
-// output = `product` * 2^e, in bits; for what is sent.
+// output = `product` * 2^e, in bits; for what is sent. all_cols is the length of columns.
 @compute @workgroup_size(256)
 fn unscale(@builtin(global_invocation_id) id: vec3<u32>) {
     let e = exponent_of_matrix();

@@ -87,6 +87,7 @@ fn inner_products(step: u32, stretch: u32, column: u32, start: u32, end: u32, la
 
 @compute @workgroup_size(256)
 fn orthonormalise(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let own = params.first_chunk + group.x;
     let start = group.x * params.stretch;
     let end = min(start + params.stretch, params.all_rows);
     for (var step = params.first_step; step < params.last_step; step++) {
@@ -94,7 +95,7 @@ fn orthonormalise(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
         let phase = step % 3u;
         if (phase > 0u) {
             gather(step, 0u, column + 1u, lane);
-            if (group.x == 0u && lane == 0u) {
+            if (own == 0u && lane == 0u) {
                 inner[2u * params.chunks * params.columns + phase - 1u] = products[column];
             }
             subtract_projection(column, start, end, lane);
@@ -103,7 +104,7 @@ fn orthonormalise(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
             normalise(column - 1u, start, end, lane);
         }
         if (column < params.columns) {
-            inner_products(step, group.x, column, start, end, lane);
+            inner_products(step, own, column, start, end, lane);
         }
         storageBarrier();
     }

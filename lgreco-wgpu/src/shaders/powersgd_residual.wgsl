@@ -85,7 +85,7 @@ fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     }
 }
 
-// output[row][col] = bits of the product of the factors times a power of two, for a rectangle of rows.
+// output[offset + row * stride + col] = bits of the product of the factors times a power of two, for a rectangle.
 @compute @workgroup_size(256)
 fn reconstruct(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let row = group.x * SIDE + lane / SIDE;
@@ -96,6 +96,6 @@ fn reconstruct(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
         sum = dot_tile(sum, c, min(c + SIDE, params.columns), lane / SIDE, lane % SIDE);
     }
     if (row < params.rows && col < params.cols) {
-        output[row * params.cols + col] = multiply(bitcast<u32>(sum), params.exponent << 23u);
+        output[params.offset + row * params.stride + col] = multiply(bitcast<u32>(sum), params.exponent << 23u);
     }
 }

@@ -4,8 +4,8 @@
 struct Params {
     offset: u32,
     dtype: u32,
-    first: u32, // position of the piece's first value in the tensor
-    count: u32, // values in the piece
+    first: u32, // the piece's first value in the tensor; the stretch's first in the payload
+    count: u32, // values in the piece, or in the stretch
     sent: u32, // type of the values in the payload
     rounds: u32, // whether that type changes values
     energies: u32, // whether sums are wanted, not only the cut
@@ -24,7 +24,6 @@ struct Params {
     low_bit: u32,
     high_word: u32,
     high_bit: u32,
-    high_len: u32, // bits
     window: u32, // first word, or first value, of the binding written to
     window_len: u32,
 }
@@ -44,8 +43,15 @@ struct Params {
 @group(0) @binding(7) var<storage, read_write> blocks: array<vec2<u32>>;
 @group(0) @binding(8) var<storage, read_write> payload: array<atomic<u32>>;
 @group(0) @binding(9) var<storage, read_write> results: array<atomic<u32>>;
+// The last position before the stretch's, then those.
 @group(0) @binding(10) var<storage, read_write> positions: array<u32>;
 @group(0) @binding(11) var<storage, read_write> decoded: array<u32>;
+// Of a stretch: values as they were sent, lower bits of positions, blocks of 2048 bits whose ones are positions, and how
+// many ones there are before each.
+@group(0) @binding(12) var<storage, read> kept_part: array<u32>;
+@group(0) @binding(13) var<storage, read> low_part: array<u32>;
+@group(0) @binding(14) var<storage, read> high_part: array<u32>;
+@group(0) @binding(15) var<storage, read> starts: array<u32>;
 
 const BINS = 17792u; // 278 exponents of 64 bins
 const COARSE = 17u; // key bits below a bin of level 1

@@ -1,107 +1,75 @@
-// TopK's payloads read: ones are counted in blocks, which gives every value's index, then its position.
+// TopK's payloads read, a stretch of values at a time: positions, then values to their places.
 
-// 32 bits of the payload; those past its end are 0.
-fn bits_at(word: u32, bit: u32) -> u32 {
-    let low = atomicLoad(&payload[word]) >> bit;
-    if (bit == 0u || word + 1u >= arrayLength(&payload)) {
-        return low;
-    }
-    return low | (atomicLoad(&payload[word + 1u]) << (32u - bit));
-}
-
-// The `index`-th 32 bits of the part whose ones are positions.
-fn ones(index: u32) -> u32 {
-    if (index * 32u >= params.high_len) {
+// The lower bits of the position of value `index`; those past the end are 0.
+fn low_bits_of(index: u32) -> u32 {
+    if (params.low_bits == 0u) {
         return 0u;
     }
-    let left = params.high_len - index * 32u;
-    let mask = select(0xffffffffu, (1u << (left & 31u)) - 1u, left < 32u);
-    return bits_at(params.high_word + index, params.high_bit) & mask;
-}
-
-// How many ones share `share`, of 8 words, has.
-fn ones_of(share: u32) -> u32 {
-    var found = 0u;
-    for (var j = 0u; j < 8u; j++) {
-        found += countOneBits(ones(share * 8u + j));
+    let at = field(0u, params.low_bit, index, params.low_bits);
+    var bits = low_part[at.x] >> at.y;
+    if (at.y > 0u && at.x + 1u < arrayLength(&low_part)) {
+        bits |= low_part[at.x + 1u] << (32u - at.y);
     }
-    return found;
+    return bits & ((1u << params.low_bits) - 1u);
 }
 
-// Blocks are 64 shares.
-@compute @workgroup_size(64)
-fn count_ones(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let block = params.first_block + group.x;
-    let found = sum_of(lane, 64u, vec2<u32>(ones_of(block * 64u + lane.index), 0u));
-    if (lane.index == 0u) {
-        blocks[block] = found;
-    }
-}
-
-// results[result] becomes 1 when a position is not what an encoder writes.
+// A workgroup reads a block. results[result] becomes 1 when a position is beyond the tensor.
 @compute @workgroup_size(64)
 fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let block = params.first_block + group.x;
-    let share = block * 64u + place(lane);
-    var index = blocks[block].x + sum_before(lane, vec2<u32>(ones_of(share), 0u)).x;
-    for (var j = 0u; j < 8u; j++) {
-        let word = share * 8u + j;
-        var rest = ones(word);
-        while (rest != 0u) {
-            let one = word * 32u + countTrailingZeros(rest);
-            rest &= rest - 1u;
-            if (index >= params.keep) {
+    let word = group.x * 64u + place(lane);
+    var rest = 0u;
+    if (word < arrayLength(&high_part)) {
+        rest = high_part[word];
+    }
+    var index = starts[group.x] + sum_before(lane, vec2<u32>(countOneBits(rest), 0u)).x;
+    while (rest != 0u) {
+        var position = (params.first_block * 64u + word) * 32u + countTrailingZeros(rest);
+        rest &= rest - 1u;
+        if (params.placement == 2u) {
+            let steps = position - (params.first + index);
+            position = (steps << params.low_bits) | low_bits_of(index);
+            if (steps > (params.elements - 1u) >> params.low_bits) {
+                position = params.elements;
+            }
+        }
+        if (position >= params.elements) {
+            atomicMax(&results[params.result], 1u);
+        }
+        index += 1u;
+        positions[index] = position;
+    }
+}
+
+// Puts values in their places. results[result] becomes 1 when positions do not ascend or a value is not finite.
+@compute @workgroup_size(64)
+fn scatter(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    for (var j = 0u; j < 32u; j++) {
+        let index = group.x * 2048u + j * 64u + lane;
+        if (index >= params.count) {
+            break;
+        }
+        var position = params.first + index;
+        if (params.placement != 0u) {
+            let ascends = position == 0u || positions[index] < positions[index + 1u];
+            position = positions[index + 1u];
+            if (!ascends) {
                 atomicMax(&results[params.result], 1u);
-                return;
             }
-            if (params.placement == 1u) {
-                positions[index] = one;
-            } else {
-                let high = one - index;
-                if (high > (params.elements - 1u) >> params.low_bits) {
-                    atomicMax(&results[params.result], 1u);
-                    return;
-                }
-                var low = 0u;
-                if (params.low_bits > 0u) {
-                    let at = field(params.low_word, params.low_bit, index, params.low_bits);
-                    low = bits_at(at.x, at.y) & ((1u << params.low_bits) - 1u);
-                }
-                positions[index] = (high << params.low_bits) | low;
-            }
-            index += 1u;
+        }
+        let bits = kept_value(index);
+        if ((bits & MAGNITUDE) >= INFINITY) {
+            atomicMax(&results[params.result], 1u);
+        }
+        if (position - params.window < params.window_len) {
+            decoded[position - params.window] = bits;
         }
     }
 }
 
-// Puts the kept values in their places. results[result] becomes 1 when positions do not ascend or a value is not
-// finite.
-@compute @workgroup_size(64)
-fn scatter(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let index = (params.first_block + group.x) * 64u + lane;
-    if (index >= params.keep) {
-        return;
-    }
-    var position = index;
-    if (params.placement != 0u) {
-        position = positions[index];
-        if (position >= params.elements || (index > 0u && position <= positions[index - 1u])) {
-            atomicMax(&results[params.result], 1u);
-            return;
-        }
-    }
-    var bits = 0u;
+fn kept_value(index: u32) -> u32 {
     if (params.sent == 0u) {
-        bits = bits_at(params.values_word + index, 0u);
-    } else {
-        let half = bits_at(params.values_word + (index >> 1u), 16u * (index & 1u)) & 0xffffu;
-        bits = select(half << 16u, widen_f16(half), params.sent == 1u);
+        return kept_part[index];
     }
-    if ((bits & MAGNITUDE) >= INFINITY) {
-        atomicMax(&results[params.result], 1u);
-        return;
-    }
-    if (position - params.window < params.window_len) {
-        decoded[position - params.window] = bits;
-    }
+    let half = (kept_part[index >> 1u] >> (16u * (index & 1u))) & 0xffffu;
+    return select(half << 16u, widen_f16(half), params.sent == 1u);
 }

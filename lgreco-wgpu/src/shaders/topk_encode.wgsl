@@ -20,7 +20,7 @@ fn count_block(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     }
 }
 
-// Sums of all blocks before each; results[result] gets the sum of all.
+// Sums of all blocks before each.
 @compute @workgroup_size(256)
 fn scan(lane: Lane) {
     let place = place(lane);
@@ -36,9 +36,6 @@ fn scan(lane: Lane) {
         let own = blocks[block];
         blocks[block] = sum;
         sum += own;
-    }
-    if (place == 255u) {
-        atomicStore(&results[params.result], sum.x);
     }
 }
 

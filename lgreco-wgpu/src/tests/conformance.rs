@@ -1,6 +1,6 @@
 //! The core's conformance suite, at the adapter's limits and at small ones.
 
-use super::{ROWS, backend, backend_with, small};
+use super::{ROWS, backend, backend_with, cut};
 use crate::WgpuBackend;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::powersgd::PowerSgd;
@@ -40,13 +40,15 @@ fn batches() {
     check_batches(&mut backend, ROWS, true);
 }
 
-/// At WebGPU's defaults, but smaller: no feature, and bindings and dispatches that tensors do not fit.
+/// At WebGPU's defaults, but smaller: no feature, and bindings and dispatches that tensors, payloads and factors do not
+/// fit.
 #[test]
 fn small_limits() {
-    let Some(mut backend) = backend_with(Features::empty(), small) else { return };
+    let Some(mut backend) = cut() else { return };
     check_qsgd(&mut backend, ROWS);
     check_topk(&mut backend, ROWS);
     check_powersgd(&mut backend, ROWS);
+    check_batches(&mut backend, ROWS, true);
 }
 
 /// Bits of rows, payloads and decoded values.

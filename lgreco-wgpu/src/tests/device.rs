@@ -3,8 +3,7 @@
 use super::backend;
 use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Kernels, Shader};
-use crate::orthonormal;
-use crate::{Error, WgpuBackend};
+use crate::{Error, WgpuBackend, factor, orthonormal};
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
 use lgreco_core::gradient::Dtype;
@@ -149,24 +148,26 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("sums: 64 records of 8", 8 * 64 + 6 * 8),
         ("powersgd: a chunk in tiles of 32, two loads each", 4096 / 32 * (32 + 2 + 1)),
         ("powersgd: tiles by columns, eight sums", tiles * (rank + rank / 16 + 8) + 100),
+        ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
     for (what, iterations) in most {
         assert!(iterations < CUT - 10_000, "{what}: {iterations}");
     }
-    for (rows, rank) in (0..=22).flat_map(|log_rows| (0..=10).map(move |log_rank| (1usize << log_rows, 1 << log_rank)))
-    {
-        // Beyond that a factor fits no binding.
-        if rank > rows || rows * rank > 1 << 30 {
-            continue;
-        }
-        let stretch = orthonormal::stretch(rows, rank, 65_535);
-        for steps in orthonormal::dispatches(rows, rank, stretch) {
-            let columns = steps.clone().map(|step| step / 3);
-            let iterations: usize =
-                columns.map(|column| orthonormal::iterations(stretch, rows.div_ceil(stretch), column)).sum();
-            assert!((iterations as u64) < CUT - 10_000, "steps {steps:?} of {rows} x {rank}: {iterations}");
+    let sides = (0..=22).flat_map(|log_rows| (0..=10).map(move |log_rank| (1usize << log_rows, 1 << log_rank)));
+    for (rows, rank) in sides.filter(|(rows, rank)| rank <= rows) {
+        for (window, groups) in [(2 << 20, 64), (2 << 20, 65_535), (128 << 20, 65_535), (1 << 32, 65_535)] {
+            let height = factor::height(window, rank).min(rows);
+            let stretch = orthonormal::stretch(rows, height, rank, groups);
+            let chunks = rows / height * height.div_ceil(stretch) + (rows % height).div_ceil(stretch);
+            for steps in orthonormal::dispatches(rows, rank, stretch) {
+                let columns = steps.clone().map(|step| step / 3);
+                let iterations: usize =
+                    columns.map(|column| orthonormal::iterations(stretch, chunks, column)).sum();
+                let what = format!("steps {steps:?} of {rows} x {rank} in bands of {height}");
+                assert!((iterations as u64) < CUT - 10_000, "{what}: {iterations}");
+            }
         }
     }
     // The canary: when the trap is gone, this says so, and the bounds above may go too.

@@ -1,7 +1,7 @@
 //! Error feedback whose residual stays on the device.
 
 use super::buffers::{buffer, holding};
-use super::{backend, backend_with, small};
+use super::{backend, cut};
 use crate::batch::{Batch, Part};
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend};
 use lgreco_core::backend::Backend;
@@ -105,36 +105,45 @@ fn payloads_and_residuals_are_those_of_the_core() {
 
 #[test]
 fn residuals_are_worked_on_in_pieces() {
-    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
-    let (rows, cols) = (1571, 257);
+    let Some(mut backend) = cut() else { return };
+    let (rows, cols) = (61, 147);
     assert!(rows * cols > 3 * backend.gpu().piece_len());
     for storage in STORAGES {
         let residual = zeros(&backend, storage, rows * cols);
         let residual = BufferResidual { buffer: &residual, storage };
         check(&mut backend, (rows, cols), Setting::Qsgd(Qsgd::default()), 1.0, &residual);
     }
+    let residual = zeros(&backend, Storage::F32, rows * cols);
+    let residual = BufferResidual { buffer: &residual, storage: Storage::F32 };
+    check(&mut backend, (rows, cols), Setting::TopK(TopK { keep: 5000, values: Dtype::F32 }), 1.0, &residual);
 }
 
 /// PowerSGD's payload has no equal bits in the core; what it leaves out is remembered all the same.
 #[test]
 fn what_powersgd_leaves_out_is_remembered() {
-    let Some(mut backend) = backend() else { return };
-    let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
-    let shape = Shape::new(61, 47).unwrap();
-    let residual = zeros(&backend, Storage::F32, 61 * 47);
+    for mut backend in [backend(), cut()].into_iter().flatten() {
+        check_powersgd(&mut backend);
+    }
+}
+
+fn check_powersgd(backend: &mut WgpuBackend) {
+    let setting = Setting::PowerSgd(PowerSgd { rank: 30, iterations: 1 });
+    let (rows, cols) = (150, 140);
+    let shape = Shape::new(rows, cols).unwrap();
+    let residual = zeros(backend, Storage::F32, rows * cols);
     let residual = BufferResidual { buffer: &residual, storage: Storage::F32 };
-    let mut memory = vec![0.0f32; 61 * 47];
+    let mut memory = vec![0.0f32; rows * cols];
     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
     for step in 0..3 {
-        let values = uniform(61 * 47, u64::from(step));
-        let held = holding(&backend, &Tensor::new(&values, 61, 47).gradients()[0], 0);
+        let values = uniform(rows * cols, u64::from(step));
+        let held = holding(backend, &Tensor::new(&values, rows, cols).gradients()[0], 0);
         let on_device = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
         let stream = Stream { step, ..Stream::default() };
         backend.encode_with_feedback(&setting, &on_device, &residual, 1.0, stream, &mut payload).unwrap();
-        let mut decoded = vec![0.0; 61 * 47];
+        let mut decoded = vec![0.0; rows * cols];
         backend.decode(&payload, &mut decoded).unwrap();
         memory.iter_mut().zip(values.iter().zip(&decoded)).for_each(|(m, (g, d))| *m = (*m + g) - d);
-        let kept = content(&mut backend, &residual, 61 * 47);
+        let kept = content(backend, &residual, rows * cols);
         assert!(kept.iter().zip(&memory).all(|(&a, b)| a == b.to_bits()), "step {step}");
     }
 }

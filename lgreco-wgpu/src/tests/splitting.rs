@@ -1,15 +1,16 @@
 //! Tensors larger than a binding or a dispatch, at limits made small for it.
 
-use super::{ROWS, backend, backend_with, small};
-use crate::{Error, orthonormal};
-use lgreco_core::backend::Job;
+use super::{ROWS, backend, backend_with, cut, small};
+use crate::{WgpuBackend, orthonormal};
+use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Candidates, Setting};
+use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_encode, check_rows};
+use lgreco_core::testing::backend::{Tensor, check_decode, check_encode, check_rows};
 use lgreco_core::testing::powersgd::uniform;
 
 const ROWS_OF: usize = 1571;
@@ -66,16 +67,89 @@ fn matrices_are_cut_along_both_sides() {
 }
 
 #[test]
-fn payloads_beyond_a_binding_are_written_in_windows() {
+fn payloads_beyond_a_binding_are_written_and_read_in_windows() {
     let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
-    let elements = 1_300_000;
+    let elements = 1_100_000;
     let tensor = Tensor::new(&uniform(elements, 6), elements, 1);
-    let top = TopK { keep: 600_000, values: Dtype::F32 };
-    // Decoding is refused: it needs the payload in one binding.
     let gradient = tensor.gradients()[0];
-    super::check_payload(&mut backend, &Setting::TopK(top), &gradient);
-    assert!(matches!(backend.failure(), Some(Error::TooLarge { .. })), "{:?}", backend.failure());
-    super::check_payload(&mut backend, &Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() }), &gradient);
+    for (keep, values) in [(550_000, Dtype::F32), (1_099_000, Dtype::F16), (1_100_000, Dtype::Bf16)] {
+        assert!(keep as u64 * values.bytes() as u64 > backend.gpu().largest_binding());
+        check_encode(&mut backend, &Setting::TopK(TopK { keep, values }), &gradient, Stream::default());
+    }
+    let qsgd = Qsgd { bits: 8, ..Qsgd::default() };
+    check_encode(&mut backend, &Setting::Qsgd(qsgd), &gradient, Stream::default());
+}
+
+#[test]
+fn positions_of_every_kind_are_read_in_stretches() {
+    let Some(mut backend) = cut() else { return };
+    let elements = 40_000;
+    // Few values among many, and many next to each other.
+    let spread = uniform(elements, 8);
+    let dense = (0..elements).map(|i| if i < 15_000 { 0.5 } else { 0.01 } * (1.0 + (i % 97) as f32)).collect();
+    for values in [spread, dense] {
+        let tensor = Tensor::new(&values, 200, 200);
+        // Elias-Fano, bitmaps, and no positions at all.
+        for keep in [1, 500, 3000, 9000, 20_000, 39_999, 40_000] {
+            for values in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+                let setting = Setting::TopK(TopK { keep, values });
+                check_encode(&mut backend, &setting, &tensor.gradients()[0], Stream::default());
+            }
+        }
+    }
+}
+
+/// Positions have to ascend from the last of one stretch to the first of the next.
+#[test]
+fn equal_positions_on_both_sides_of_a_cut_are_refused() {
+    const LOW_BITS: usize = 5;
+    let Some(mut backend) = cut() else { return };
+    let (elements, keep) = (100_000, 3000);
+    let values: Vec<f32> = (0..elements).map(|i| if (50..50 + keep).contains(&i) { 1.0 } else { 0.0 }).collect();
+    let tensor = Tensor::new(&values, elements, 1);
+    let gradient = tensor.gradients()[0];
+    let setting = Setting::TopK(TopK { keep: keep as u32, values: Dtype::F32 });
+    let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+    Portable.encode(&setting, &gradient, Stream::default(), &mut [0; 100_000], &mut payload).unwrap();
+    check_decode(&mut backend, &payload, elements);
+    let low_at = HEADER_LEN + 4 * keep;
+    let high_at = low_at + keep * LOW_BITS / 8;
+    assert_eq!(payload.len(), high_at + (keep + ((elements - 1) >> LOW_BITS)).div_ceil(8));
+    // The first value of the second block; both blocks have more than fits.
+    let first: u32 = payload[high_at..high_at + 256].iter().map(|byte| byte.count_ones()).sum();
+    assert!(keep > backend.gpu().piece_len() && (first as usize) < keep);
+    let bit = |i: usize, payload: &[u8]| payload[low_at + i / 8] >> (i % 8) & 1;
+    for i in LOW_BITS * first as usize..LOW_BITS * (first as usize + 1) {
+        if bit(i, &payload) != bit(i - LOW_BITS, &payload) {
+            payload[low_at + i / 8] ^= 1 << (i % 8);
+        }
+    }
+    assert!(Portable.decode(&payload, &mut vec![0.0; elements]).is_err());
+    check_decode(&mut backend, &payload, elements);
+}
+
+#[test]
+fn factors_beyond_a_binding_are_cut_into_bands() {
+    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
+    let (long, rank) = (33_000, 16);
+    assert!(4 * long as u64 * u64::from(rank) > backend.gpu().largest_binding());
+    check_bands(&mut backend, (long, 17), rank);
+    check_bands(&mut backend, (17, long), rank);
+    let Some(mut backend) = cut() else { return };
+    // Bands that end inside a tile, many of both factors, and one row that is longer than a piece.
+    for (sides, rank) in [((600, 70), 65), ((301, 290), 20), ((2, 5000), 2), ((5000, 3), 1)] {
+        check_bands(&mut backend, sides, rank);
+    }
+}
+
+fn check_bands(backend: &mut WgpuBackend, (rows, cols): (usize, usize), rank: u32) {
+    let tensor = Tensor::new(&uniform(rows * cols, 10), rows, cols);
+    let stream = Stream { seed: 6, ..Stream::default() };
+    for (gradient, iterations) in tensor.gradients().into_iter().zip([1, 2]) {
+        let candidates = Candidates::PowerSgd { iterations, ranks: &[1, rank.div_ceil(2), rank] };
+        check_rows(backend, &[Job { gradient, candidates, stream }], ROWS);
+        super::check_low_rank(backend, PowerSgd { rank, iterations }, &gradient, stream);
+    }
 }
 
 #[test]
@@ -86,7 +160,7 @@ fn columns_are_orthonormal_whoever_works_on_them() {
     for (rows, cols, rank, workgroups, dispatches) in
         [(1000, 30, 5, 1, 1), (500, 130, 120, 1, 2), (20_000, 40, 4, 40, 13), (1030, 70, 65, 3, 196)]
     {
-        let stretch = orthonormal::stretch(rows, rank, 65_535);
+        let stretch = orthonormal::stretch(rows, rows, rank, 65_535);
         assert_eq!(rows.div_ceil(stretch), workgroups);
         assert_eq!(orthonormal::dispatches(rows, rank, stretch).len(), dispatches, "{rows} x {rank}");
         let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);

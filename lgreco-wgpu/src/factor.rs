@@ -1,0 +1,86 @@
+//! A factor of PowerSGD on the device.
+
+use crate::Error;
+use crate::batch::{Batch, Part};
+use crate::rectangles::Cuts;
+use std::ops::Range;
+use wgpu::Buffer;
+
+/// Bands are multiples of this, the side of a tile.
+const SIDE: usize = 16;
+
+/// A factor of `rank` columns, cut into bands of rows that fit a binding. Bands hold their columns one after the other.
+pub(crate) struct Factor {
+    bands: Vec<Band>,
+    rank: usize,
+    height: usize,
+}
+
+/// Rows of a factor, in a buffer of their own.
+pub(crate) struct Band {
+    pub(crate) buffer: Buffer,
+    /// The first row.
+    pub(crate) first: usize,
+    pub(crate) rows: usize,
+}
+
+/// Rows of a band of at most `window` bytes, of which a tile's rows fit at the least limits.
+pub(crate) fn height(window: u64, rank: usize) -> usize {
+    ((window / 4) as usize / rank / SIDE * SIDE).max(SIDE)
+}
+
+impl Factor {
+    /// A factor whose bands lie in the buffers that `buffer` makes, by number, rows and bytes.
+    pub(crate) fn new(
+        batch: &mut Batch<'_>,
+        rows: usize,
+        rank: usize,
+        mut buffer: impl FnMut(&mut Batch<'_>, usize, Range<usize>, u64) -> Result<Buffer, Error>,
+    ) -> Result<Factor, Error> {
+        let height = height(batch.gpu.window, rank);
+        let ranges = Cuts { band: height, most: height }.of(0..rows);
+        let bands = ranges.enumerate().map(|(number, range)| {
+            let buffer = buffer(batch, number, range.clone(), (4 * rank * range.len()) as u64)?;
+            Ok(Band { buffer, first: range.start, rows: range.len() })
+        });
+        Ok(Factor { bands: bands.collect::<Result<_, Error>>()?, rank, height })
+    }
+
+    /// A factor with the values of `columns`, each of `rows` values.
+    pub(crate) fn upload(batch: &mut Batch<'_>, columns: &[f32], rows: usize, rank: usize) -> Result<Factor, Error> {
+        Factor::new(batch, rows, rank, |batch, _, band, _| {
+            let mut values = Vec::with_capacity(rank * band.len());
+            columns.chunks(rows).for_each(|column| values.extend_from_slice(&column[band.clone()]));
+            Ok(batch.upload(bytemuck::cast_slice(&values))?.buffer)
+        })
+    }
+
+    pub(crate) fn bands(&self) -> &[Band] {
+        &self.bands
+    }
+
+    /// The band that a row lies in.
+    pub(crate) fn band_of(&self, row: usize) -> &Band {
+        &self.bands[row / self.height]
+    }
+
+    /// Rows of a band, but the last.
+    pub(crate) fn height(&self) -> usize {
+        self.height
+    }
+
+    /// Cuts that keep to the bands.
+    pub(crate) fn cuts(&self, most: usize) -> Cuts {
+        Cuts { band: self.height, most }
+    }
+
+    /// Where its columns are, one after the other.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        let part = |band: &Band, offset, size| Part { buffer: band.buffer.clone(), offset, size };
+        if let [band] = &self.bands[..] {
+            return vec![part(band, 0, (4 * band.rows * self.rank) as u64)];
+        }
+        let column = |c: usize| self.bands.iter().map(move |band| (band, (4 * band.rows) as u64, c as u64));
+        (0..self.rank).flat_map(column).map(|(band, size, c)| part(band, c * size, size)).collect()
+    }
+}

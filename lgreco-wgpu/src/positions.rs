@@ -1,0 +1,281 @@
+//! TopK's payloads: what `topk_encode.wgsl` and `topk_decode.wgsl` are asked to do.
+
+use crate::Error;
+use crate::batch::{Batch, Part};
+use crate::gpu::PER_GROUP;
+use crate::memory::Scratch;
+use crate::tensor::{Piece, Tensor};
+use crate::topk::{Params, kernel, select};
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::wire::{HEADER_LEN, Payload};
+use lgreco_core::gradient::Dtype;
+use std::ops::Range;
+use wgpu::{Buffer, BufferUsages};
+
+/// Bytes of a block, whose ones are positions.
+const BLOCK: usize = PER_GROUP / 8;
+
+/// How positions are written; see the core's `topk`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    code: u32,
+    low_bits: u32,
+    low_bytes: usize,
+    high_bytes: usize,
+}
+
+impl Layout {
+    fn new(elements: usize, keep: usize) -> Layout {
+        if keep == elements {
+            return Layout { code: 0, low_bits: 0, low_bytes: 0, high_bytes: 0 };
+        }
+        let fano = |low_bits: u32| {
+            let low_bytes = (keep * low_bits as usize).div_ceil(8);
+            Layout { code: 2, low_bits, low_bytes, high_bytes: (keep + ((elements - 1) >> low_bits)).div_ceil(8) }
+        };
+        let bytes = |layout: &Layout| layout.low_bytes + layout.high_bytes;
+        let bitmap = Layout { code: 1, low_bits: 0, low_bytes: 0, high_bytes: elements.div_ceil(8) };
+        let fano = (0..32).map(fano).min_by_key(bytes).filter(|fano| bytes(fano) < bytes(&bitmap));
+        fano.unwrap_or(bitmap)
+    }
+}
+
+/// The parameters that say where the parts of a payload lie.
+fn places(top: TopK, elements: usize) -> Params {
+    let keep = top.keep as usize;
+    let layout = Layout::new(elements, keep);
+    let low = HEADER_LEN + keep * top.values.bytes();
+    let high = low + layout.low_bytes;
+    Params {
+        sent: top.values as u32,
+        elements: elements as u32,
+        keep: top.keep,
+        placement: layout.code,
+        low_bits: layout.low_bits,
+        values_word: (HEADER_LEN / 4) as u32,
+        low_word: (low / 4) as u32,
+        low_bit: (low % 4 * 8) as u32,
+        high_word: (high / 4) as u32,
+        high_bit: (high % 4 * 8) as u32,
+        ..Params::default()
+    }
+}
+
+/// The header's `variant`.
+pub(crate) fn variant(top: TopK, elements: usize) -> u8 {
+    top.values as u8 | (Layout::new(elements, top.keep as usize).code as u8) << 2
+}
+
+/// Records the encoding of all but the header; returns the payload's buffer, header included. Word 0 of `results`
+/// becomes the largest magnitude, word 1 the bits of the k-th largest. `top.keep` is at least 1.
+pub(crate) fn encode(
+    batch: &mut Batch<'_>,
+    tensor: &Tensor,
+    top: TopK,
+    payload_len: usize,
+    results: &Buffer,
+) -> Result<Buffer, Error> {
+    let tables = select(batch, tensor, top.values, &[top.keep], false, results, 0)?;
+    let state = &tables.state;
+    // The magnitude in `Keep`.
+    batch.copy(state, 4 * 5, results, 4, 4);
+    let pieces = tensor.all(batch);
+    let total_blocks: usize = pieces.iter().map(Piece::groups).sum();
+    let blocks = batch.scratch(Scratch::Blocks, 8 * total_blocks as u64)?;
+    let size = (payload_len as u64).next_multiple_of(4);
+    let payload = batch.buffer(size, BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
+    batch.clear(&payload, size);
+    let base = Params { dtype: tensor.dtype as u32, ..places(top, tensor.elements) };
+    let mut parts = Vec::new();
+    let mut first_block = 0;
+    for piece in pieces {
+        let params = Params {
+            offset: piece.skip,
+            first: piece.first as u32,
+            count: piece.count as u32,
+            first_block: first_block as u32,
+            ..base
+        };
+        first_block += piece.groups();
+        let bindings = [(1, piece.part.clone()), (6, state.into()), (7, (&blocks).into())];
+        batch.dispatch(kernel("count_block"), params, &bindings, piece.groups());
+        parts.push((params, piece));
+    }
+    let params = Params { blocks: total_blocks as u32, ..base };
+    batch.dispatch(kernel("scan"), params, &[(7, (&blocks).into())], 1);
+    let window = batch.gpu.window / 256 * 256;
+    for at in (0..size).step_by(window as usize) {
+        let part = Part { buffer: payload.clone(), offset: at, size: window.min(size - at) };
+        for (params, piece) in &parts {
+            let params = Params { window: (at / 4) as u32, window_len: (part.size / 4) as u32, ..*params };
+            let bindings = [(1, piece.part.clone()), (6, state.into()), (7, (&blocks).into()), (8, part.clone())];
+            batch.dispatch(kernel("write_kept"), params, &bindings, piece.groups());
+        }
+    }
+    Ok(payload)
+}
+
+/// The body of a payload.
+pub(crate) struct Body<'p> {
+    top: TopK,
+    layout: Layout,
+    values: &'p [u8],
+    low: &'p [u8],
+    high: &'p [u8],
+    /// Ones before each block of `high`, and all.
+    ones: Vec<usize>,
+}
+
+/// The body of a TopK payload, or `None` when the core's decoder has to say what is wrong with it.
+pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Option<Body<'p>> {
+    let header = payload.header;
+    let (keep, elements) = (header.parameter, header.shape.elements());
+    let values = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|&d| d as u8 == header.variant & 3)?;
+    let top = TopK { keep, values };
+    if keep as usize > elements || keep == 0 || header.variant != variant(top, elements) {
+        return None;
+    }
+    let layout = Layout::new(elements, keep as usize);
+    let values_len = keep as usize * values.bytes();
+    if payload.body.len() != values_len + layout.low_bytes + layout.high_bytes {
+        return None;
+    }
+    let (values, places) = payload.body.split_at(values_len);
+    let (low, high) = places.split_at(layout.low_bytes);
+    let padding = 8 * layout.low_bytes - keep as usize * layout.low_bits as usize;
+    if low.last().is_some_and(|&last| u32::from(last) >> (8 - padding) != 0) {
+        return None;
+    }
+    let mut ones = vec![0];
+    let mut sum = 0;
+    ones.extend(high.chunks(BLOCK).map(|block| {
+        sum += count_ones(block);
+        sum
+    }));
+    (layout.code == 0 || sum == keep as usize).then_some(Body { top, layout, values, low, high, ones })
+}
+
+fn count_ones(bytes: &[u8]) -> usize {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let ones: u32 = words.iter().map(|&word| u64::from_le_bytes(word).count_ones()).sum();
+    (ones + rest.iter().map(|byte| byte.count_ones()).sum::<u32>()) as usize
+}
+
+/// Values of a payload that are worked on together, because all that belongs to them fits a binding.
+struct Stretch {
+    values: Range<usize>,
+    blocks: Range<usize>,
+}
+
+impl Body<'_> {
+    /// All values in stretches of at most `most` values and blocks; a block alone has no more than [`PER_GROUP`].
+    fn stretches(&self, most: usize, most_blocks: usize) -> Vec<Stretch> {
+        let mut stretches = Vec::new();
+        if self.layout.code == 0 {
+            let keep = self.top.keep as usize;
+            let values = (0..keep).step_by(most).map(|first| first..keep.min(first + most));
+            return values.map(|values| Stretch { values, blocks: 0..0 }).collect();
+        }
+        let mut block = 0;
+        while block + 1 < self.ones.len() {
+            let first = self.ones[block];
+            let fit = self.ones[block + 1..].partition_point(|&end| end - first <= most);
+            let end = block + fit.min(most_blocks);
+            if self.ones[end] > first {
+                stretches.push(Stretch { values: first..self.ones[end], blocks: block..end });
+            }
+            block = end;
+        }
+        stretches
+    }
+
+    /// Between which positions a stretch's lie, if an encoder wrote them.
+    fn positions(&self, stretch: &Stretch) -> Range<usize> {
+        let Stretch { values, blocks } = stretch;
+        let bits = blocks.start * PER_GROUP..blocks.end * PER_GROUP;
+        match self.layout.code {
+            0 => values.clone(),
+            1 => bits,
+            // What comes before a one is a one per value, and a zero per step of 2^low_bits.
+            _ => (bits.start - values.start) << self.layout.low_bits..(bits.end - values.end + 1) << self.layout.low_bits,
+        }
+    }
+}
+
+/// A stretch on the device.
+struct Uploaded {
+    params: Params,
+    values: Part,
+    positions: Buffer,
+    range: Range<usize>,
+}
+
+/// Records the decoding of a body into `target`. Word 0 of `results` must be 0 afterwards, as it is before: else no
+/// encoder wrote the payload.
+pub(crate) fn decode(batch: &mut Batch<'_>, body: &Body<'_>, target: &Tensor, results: &Buffer) -> Result<(), Error> {
+    let most = batch.gpu.piece_len();
+    let mut uploaded: Vec<Uploaded> = Vec::new();
+    for stretch in body.stretches(most, batch.gpu.most_groups().min(most * 4 / BLOCK)) {
+        let last = uploaded.last();
+        let next = upload(batch, body, &stretch, target.elements, last, results)?;
+        uploaded.push(next);
+    }
+    for start in (0..target.elements).step_by(most) {
+        let len = most.min(target.elements - start);
+        let decoded = batch.scratch(Scratch::Output, 4 * len as u64)?;
+        batch.clear(&decoded, 4 * len as u64);
+        for stretch in uploaded.iter().filter(|s| s.range.start < start + len && start < s.range.end) {
+            let params = Params { window: start as u32, window_len: len as u32, ..stretch.params };
+            let bindings = [
+                (9, results.into()),
+                (10, (&stretch.positions).into()),
+                (11, (&decoded).into()),
+                (12, stretch.values.clone()),
+            ];
+            batch.dispatch(kernel("scatter"), params, &bindings, (params.count as usize).div_ceil(PER_GROUP));
+        }
+        target.take(batch, &decoded, start, len);
+    }
+    Ok(())
+}
+
+/// Uploads a stretch and records the reading of its positions, which stand behind the last of those before.
+fn upload(
+    batch: &mut Batch<'_>,
+    body: &Body<'_>,
+    stretch: &Stretch,
+    elements: usize,
+    before: Option<&Uploaded>,
+    results: &Buffer,
+) -> Result<Uploaded, Error> {
+    let Layout { code, low_bits, .. } = body.layout;
+    let Stretch { values, blocks } = stretch;
+    let size = body.top.values.bytes();
+    let first_low = values.start * low_bits as usize;
+    let params = Params {
+        sent: body.top.values as u32,
+        first: values.start as u32,
+        count: values.len() as u32,
+        first_block: blocks.start as u32,
+        elements: elements as u32,
+        placement: code,
+        low_bits,
+        low_bit: (first_low % 8) as u32,
+        ..Params::default()
+    };
+    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+    let positions = batch.buffer(4 * (1 + values.len()) as u64, usage)?;
+    if code != 0 {
+        if let Some(before) = before {
+            batch.copy(&before.positions, 4 * u64::from(before.params.count), &positions, 0, 4);
+        }
+        let starts = body.ones[blocks.clone()].iter().map(|&ones| (ones - values.start) as u32);
+        let starts = batch.upload(bytemuck::cast_slice(&starts.collect::<Vec<u32>>()))?;
+        let high = batch.upload(&body.high[blocks.start * BLOCK..body.high.len().min(blocks.end * BLOCK)])?;
+        let low = batch.upload(&body.low[first_low / 8..(values.end * low_bits as usize).div_ceil(8)])?;
+        let bindings = [(9, results.into()), (10, (&positions).into()), (13, low), (14, high), (15, starts)];
+        batch.dispatch(kernel("read_positions"), params, &bindings, blocks.len());
+    }
+    let sent = batch.upload(&body.values[values.start * size..values.end * size])?;
+    Ok(Uploaded { params, values: sent, positions, range: body.positions(stretch) })
+}

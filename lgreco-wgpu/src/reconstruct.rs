@@ -1,0 +1,85 @@
+//! PowerSGD's payloads read.
+
+use crate::Error;
+use crate::batch::Batch;
+use crate::factor::Factor;
+use crate::magnitude;
+use crate::memory::Scratch;
+use crate::powersgd::{Params, SIDE, check, effective, kernel};
+use crate::rectangles::Cuts;
+use crate::tensor::Tensor;
+use lgreco_core::compress::wire::Payload;
+use lgreco_core::gradient::Shape;
+
+/// Factors of a payload, scaled by powers of two to magnitudes below 2, and the exponent to be put back.
+pub(crate) struct Factors {
+    p: Vec<f32>,
+    q: Vec<f32>,
+    rank: usize,
+    exponent: i32,
+}
+
+/// The factors, or `None` when the core has to decode: the payload is at fault, or values lie at the ends of the range.
+pub(crate) fn of_payload(payload: &Payload<'_>) -> Option<Factors> {
+    let (shape, rank) = (payload.header.shape, payload.header.parameter as usize);
+    if payload.header.variant != 0 || rank == 0 || rank != effective(shape, payload.header.parameter) {
+        return None;
+    }
+    check(shape, rank).ok()?;
+    let words = payload.body.as_chunks::<4>().0;
+    if payload.body.len() != 4 * rank * (shape.rows() + shape.cols()) {
+        return None;
+    }
+    let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    let (p, q) = values.split_at(rank * shape.rows());
+    let exponent = |values: &[f32]| {
+        let largest = values.iter().fold(0, |a, x| a.max(x.to_bits() & 0x7fff_ffff));
+        // None for zeros, subnormal numbers and what is not finite.
+        (0x0080_0000..magnitude::INFINITY).contains(&largest).then_some((largest >> 23) as i32 - 127)
+    };
+    let (of_p, of_q) = (exponent(p)?, exponent(q)?);
+    let scaled = |values: &[f32], exponent: i32| {
+        let power = 2f64.powi(-exponent);
+        values.iter().map(|&x| (f64::from(x) * power) as f32).collect()
+    };
+    let exponent = of_p + of_q;
+    let factors = Factors { p: scaled(p, of_p), q: scaled(q, of_q), rank, exponent };
+    (-126..=100).contains(&exponent).then_some(factors)
+}
+
+/// Records the decoding of factors into `target`.
+pub(crate) fn decode(batch: &mut Batch<'_>, factors: &Factors, shape: Shape, target: &Tensor) -> Result<(), Error> {
+    let p = Factor::upload(batch, &factors.p, shape.rows(), factors.rank)?;
+    let q = Factor::upload(batch, &factors.q, shape.cols(), factors.rank)?;
+    let most = SIDE * batch.gpu.most_groups();
+    let room = batch.gpu.piece_len();
+    let windows = |side, most| Cuts { band: side, most }.of(0..side);
+    for rows in windows(shape.rows(), (room / shape.cols()).max(1)) {
+        for cols in windows(shape.cols(), room) {
+            let output = batch.scratch(Scratch::Output, (4 * rows.len() * cols.len()) as u64)?;
+            for y in p.cuts(most).of(rows.clone()) {
+                for x in q.cuts(most).of(cols.clone()) {
+                    let (of_p, of_q) = (p.band_of(y.start), q.band_of(x.start));
+                    let params = Params {
+                        offset: ((y.start - rows.start) * cols.len() + x.start - cols.start) as u32,
+                        row: (y.start - of_p.first) as u32,
+                        col: (x.start - of_q.first) as u32,
+                        rows: y.len() as u32,
+                        cols: x.len() as u32,
+                        stride: cols.len() as u32,
+                        all_rows: of_p.rows as u32,
+                        all_cols: of_q.rows as u32,
+                        columns: factors.rank as u32,
+                        exponent: (factors.exponent + 127) as u32,
+                        ..Params::default()
+                    };
+                    let bindings = [(2, (&of_p.buffer).into()), (3, (&of_q.buffer).into()), (5, (&output).into())];
+                    let size = [y.len().div_ceil(SIDE), x.len().div_ceil(SIDE), 1];
+                    batch.dispatch_3d(kernel("reconstruct"), params, &bindings, size);
+                }
+            }
+            target.take(batch, &output, rows.start * shape.cols() + cols.start, rows.len() * cols.len());
+        }
+    }
+    Ok(())
+}
