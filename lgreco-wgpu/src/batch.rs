@@ -191,7 +191,7 @@ impl<'g> Batch<'g> {
 
     fn collect(&mut self, parts: &[Part], bytes: &mut Vec<u8>) -> Result<(), Error> {
         let mut staged = Vec::new();
-        for group in in_groups(parts) {
+        for group in in_groups(parts, self.gpu.largest_binding()) {
             let size = group.iter().map(|part| part.size).sum();
             let target = self.buffer(size, BufferUsages::MAP_READ | BufferUsages::COPY_DST)?;
             let mut at = 0;
@@ -234,9 +234,9 @@ impl<'g> Batch<'g> {
     }
 }
 
-/// Cuts `parts` into groups of at most 64 MiB each.
-fn in_groups(parts: &[Part]) -> Vec<Vec<Part>> {
-    const MOST: u64 = 64 << 20;
+/// Cuts `parts` into groups of at most 64 MiB and `largest` bytes each.
+fn in_groups(parts: &[Part], largest: u64) -> Vec<Vec<Part>> {
+    let most = largest.min(64 << 20);
     let mut groups: Vec<Vec<Part>> = Vec::new();
     let mut room = 0;
     for part in parts {
@@ -244,7 +244,7 @@ fn in_groups(parts: &[Part]) -> Vec<Vec<Part>> {
         while part.size > 0 {
             if room == 0 {
                 groups.push(Vec::new());
-                room = MOST;
+                room = most;
             }
             let size = part.size.min(room);
             groups.last_mut().expect("a group with room").push(Part { size, ..part.clone() });

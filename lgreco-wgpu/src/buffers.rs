@@ -169,9 +169,7 @@ impl WgpuBackend {
             return Err(Error::Buffer { what: "ends before the values do" });
         }
         let elements = parsed.header.shape.elements();
-        if elements > 0
-            && decode(self.gpu(), &parsed, Some(Tensor::of_buffer(buffer, offset, elements)))?.is_some()
-        {
+        if elements > 0 && decode(self.gpu(), &parsed, Some(Tensor::of_buffer(buffer, offset, elements)))?.is_some() {
             return Ok(());
         }
         let mut values = vec![0.0f32; elements];

@@ -10,7 +10,6 @@ use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::rng::Stream;
-use wgpu::Buffer;
 
 /// From this magnitude on products of factors may leave the range of f32.
 pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
@@ -54,11 +53,9 @@ pub(crate) fn encode(
     batch.clear(&results, 16);
     let tensor = input.tensor(&mut batch)?;
     let mut parts = vec![Part { buffer: results.clone(), offset: 0, size: 16 }];
-    let body = (len - HEADER_LEN).next_multiple_of(4) as u64;
-    let body_at = |buffer: Buffer| Part { buffer, offset: HEADER_LEN as u64, size: body };
     match *setting {
-        Setting::Qsgd(c) => parts.push(body_at(qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
-        Setting::TopK(c) => parts.push(body_at(positions::encode(&mut batch, &tensor, c, len, &results)?)),
+        Setting::Qsgd(c) => parts.extend(body(&qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
+        Setting::TopK(c) => parts.extend(body(&positions::encode(&mut batch, &tensor, c, len, &results)?)),
         Setting::PowerSgd(c) => {
             let rank = powersgd::effective(shape, c.rank);
             parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
@@ -79,6 +76,14 @@ pub(crate) fn encode(
         check_product(&payload[..len], shape.elements())?;
     }
     Ok(len)
+}
+
+/// Where a payload's words are, behind the header.
+fn body(payload: &Tensor) -> Vec<Part> {
+    let mut parts: Vec<Part> = payload.parts().collect();
+    parts[0].offset += HEADER_LEN as u64;
+    parts[0].size -= HEADER_LEN as u64;
+    parts
 }
 
 /// `Err` when a factor of a PowerSGD payload or the product of both is not finite.
@@ -143,11 +148,7 @@ impl<'p> Body<'p> {
 
 /// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when that is left to the core: see
 /// [`Body::of`], and what only the device finds wrong.
-pub(crate) fn decode(
-    gpu: &mut Gpu,
-    payload: &Payload<'_>,
-    target: Option<Tensor>,
-) -> Result<Option<Vec<u8>>, Error> {
+pub(crate) fn decode(gpu: &mut Gpu, payload: &Payload<'_>, target: Option<Tensor>) -> Result<Option<Vec<u8>>, Error> {
     let Some(body) = Body::of(payload)? else { return Ok(None) };
     let mut batch = Batch::new(gpu)?;
     let results = batch.scratch(Scratch::Results, 16)?;

@@ -66,7 +66,7 @@ pub(crate) fn variant(top: TopK, elements: usize) -> u8 {
     top.values as u8 | (Layout::new(elements, top.keep as usize).code as u8) << 2
 }
 
-/// Records the encoding of all but the header; returns the payload's buffer, header included. Word 0 of `results`
+/// Records the encoding of all but the header; returns the payload's words, header included. Word 0 of `results`
 /// becomes the largest magnitude, word 1 the bits of the k-th largest. `top.keep` is at least 1.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
@@ -74,7 +74,7 @@ pub(crate) fn encode(
     top: TopK,
     payload_len: usize,
     results: &Buffer,
-) -> Result<Buffer, Error> {
+) -> Result<Tensor, Error> {
     let tables = select(batch, tensor, top.values, &[top.keep], false, results, 0)?;
     let state = &tables.state;
     // The magnitude in `Keep`.
@@ -82,9 +82,7 @@ pub(crate) fn encode(
     let pieces = tensor.all(batch);
     let total_blocks: usize = pieces.iter().map(Piece::groups).sum();
     let blocks = batch.scratch(Scratch::Blocks, 8 * total_blocks as u64)?;
-    let size = (payload_len as u64).next_multiple_of(4);
-    let payload = batch.buffer(size, BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
-    batch.clear(&payload, size);
+    let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
     let base = Params { dtype: tensor.dtype as u32, ..places(top, tensor.elements) };
     let mut parts = Vec::new();
     let mut first_block = 0;
@@ -103,14 +101,16 @@ pub(crate) fn encode(
     }
     let params = Params { blocks: total_blocks as u32, ..base };
     batch.dispatch(kernel("scan"), params, &[(7, (&blocks).into())], 1);
-    let window = batch.gpu.window / 256 * 256;
-    for at in (0..size).step_by(window as usize) {
-        let part = Part { buffer: payload.clone(), offset: at, size: window.min(size - at) };
+    let mut window = 0;
+    for part in payload.parts() {
+        batch.clear(&part.buffer, part.size);
+        let window_len = (part.size / 4) as u32;
         for (params, piece) in &parts {
-            let params = Params { window: (at / 4) as u32, window_len: (part.size / 4) as u32, ..*params };
+            let params = Params { window, window_len, ..*params };
             let bindings = [(1, piece.part.clone()), (6, state.into()), (7, (&blocks).into()), (8, part.clone())];
             batch.dispatch(kernel("write_kept"), params, &bindings, piece.groups());
         }
+        window += window_len;
     }
     Ok(payload)
 }
@@ -197,7 +197,9 @@ impl Body<'_> {
             0 => values.clone(),
             1 => bits,
             // What comes before a one is a one per value, and a zero per step of 2^low_bits.
-            _ => (bits.start - values.start) << self.layout.low_bits..(bits.end - values.end + 1) << self.layout.low_bits,
+            _ => {
+                (bits.start - values.start) << self.layout.low_bits..(bits.end - values.end + 1) << self.layout.low_bits
+            }
         }
     }
 }

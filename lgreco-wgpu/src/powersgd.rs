@@ -185,8 +185,7 @@ impl Run<'_> {
         // What is largest in a column of several bands has to be known before any is scaled.
         let looked_at = if bands.len() > 1 { bands } else { &[] };
         for (band, looks) in looked_at.iter().map(|band| (band, true)).chain(bands.iter().map(|band| (band, false))) {
-            let params =
-                Params { all_rows: band.rows as u32, groups: groups as u32, looks: looks as u32, ..self.base };
+            let params = Params { all_rows: band.rows as u32, groups: groups as u32, looks: looks as u32, ..self.base };
             let bindings = [(3, (&band.buffer).into()), (5, (&columns).into())];
             batch.dispatch(kernel("scale_columns"), params, &bindings, groups);
         }
@@ -310,8 +309,7 @@ pub(crate) fn measure(
             let size = size(&rectangle);
             let output = batch.scratch(Scratch::Output, sums::bytes(size[0] * size[1]))?;
             let (p, q, params) = run.of(&rectangle);
-            let params =
-                Params { groups: size[0] as u32, tiles: tiles as u32, ranks: ranks.len() as u32, ..params };
+            let params = Params { groups: size[0] as u32, tiles: tiles as u32, ranks: ranks.len() as u32, ..params };
             let bindings = [
                 (1, rectangle.part.clone()),
                 (2, (&p.buffer).into()),

@@ -11,7 +11,7 @@ use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::rng::Stream;
 use std::ops::Range;
-use wgpu::{Buffer, BufferUsages};
+use wgpu::Buffer;
 
 /// `Params` of `qsgd.wgsl`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -204,7 +204,7 @@ pub(crate) fn scales_len(qsgd: Qsgd, buckets: usize) -> usize {
     buckets * if qsgd.scale == Scale::MinMax { 8 } else { 4 }
 }
 
-/// Records the encoding of all but the header; returns the payload's buffer, header included.
+/// Records the encoding of all but the header; returns the payload's words, header included.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
@@ -212,9 +212,8 @@ pub(crate) fn encode(
     stream: Stream,
     payload_len: usize,
     results: &Buffer,
-) -> Result<Buffer, Error> {
-    let size = (payload_len as u64).next_multiple_of(4);
-    let payload = batch.buffer(size, BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
+) -> Result<Tensor, Error> {
+    let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
     let codes_at = HEADER_LEN + scales_len(qsgd, tensor.elements.div_ceil(qsgd.bucket as usize));
     for stretch in stretches(batch, tensor.elements, qsgd.bucket) {
         let grids = grids(batch, tensor, qsgd, &stretch, results, 0)?;
@@ -232,14 +231,15 @@ pub(crate) fn encode(
         let bindings = [(3, (&grids).into()), (4, (&words).into())];
         batch.dispatch(kernel("scales"), params_of(&pieces[0]), &bindings, stretch.buckets.div_ceil(64));
         let at = HEADER_LEN + scales_len(qsgd, stretch.first_bucket);
-        batch.copy(&words, 0, &payload, at as u64, scales);
+        payload.take(batch, &words, at / 4, scales as usize / 4);
         for piece in &pieces {
             let whole = piece.count.next_multiple_of(PER_INVOCATION) / 8 * qsgd.bits as usize;
             let words = batch.scratch(Scratch::Words, whole as u64)?;
             let bindings = [(1, piece.part.clone()), (3, (&grids).into()), (4, (&words).into())];
             batch.dispatch(kernel("encode"), params_of(piece), &bindings, piece.groups());
             let codes = (piece.count * qsgd.bits as usize).div_ceil(8);
-            batch.copy(&words, 0, &payload, (codes_at + piece.first / 8 * qsgd.bits as usize) as u64, codes as u64);
+            let at = codes_at + piece.first / 8 * qsgd.bits as usize;
+            payload.take(batch, &words, at / 4, codes.div_ceil(4));
         }
     }
     Ok(payload)

@@ -149,12 +149,13 @@ impl Piece {
 }
 
 impl Tensor {
-    /// Room on the device for `elements` f32 values.
+    /// Room on the device for `elements` f32 values, or as many words.
     pub(crate) fn room(batch: &mut Batch<'_>, elements: usize) -> Result<Tensor, Error> {
         let len = batch.gpu.piece_len();
         let chunk = |first: usize| {
             let count = len.min(elements - first);
-            let buffer = batch.buffer(4 * count as u64, BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
+            let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+            let buffer = batch.buffer(4 * count as u64, usage)?;
             Ok(Chunk { buffer, offset: 0, first, count })
         };
         let chunks = (0..elements).step_by(len).map(chunk).collect::<Result<_, Error>>()?;

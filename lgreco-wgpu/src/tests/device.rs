@@ -1,15 +1,18 @@
 //! Devices that fail, devices that do nothing, and what is promised of good ones.
 
 use super::backend;
+use super::buffers::buffer;
 use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Kernels, Shader};
-use crate::{Error, WgpuBackend, factor, orthonormal};
+use crate::{BufferGradient, BufferResidual, Error, WgpuBackend, factor, orthonormal};
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
-use lgreco_core::gradient::Dtype;
+use lgreco_core::feedback::Storage;
+use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
+use wgpu::BufferUsages;
 
 fn rows(backend: &mut WgpuBackend, tensor: &Tensor) -> Result<Vec<f64>, lgreco_core::Error> {
     let gradient = tensor.gradients()[0];
@@ -72,6 +75,7 @@ fn a_lost_device_is_an_error() {
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
 }
 
+/// Of error feedback's sums, which are twice as large as a gradient in bf16.
 #[test]
 fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
     let limits =
@@ -79,19 +83,19 @@ fn what_does_not_fit_a_buffer_is_refused_with_the_limit() {
     let descriptor = wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() };
     let (device, queue) = wgpu::Device::noop(&descriptor);
     let mut backend = WgpuBackend::with_device(device, queue).unwrap();
-    let elements = 5 << 20;
-    let tensor = Tensor::new(&vec![1.0; elements], elements, 1);
-    let gradient = tensor.gradients()[2];
+    let shape = Shape::new(1500, 1000).unwrap();
+    let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+    let [held, memory] = [(); 2].map(|()| buffer(&backend, 3_000_000, usage));
+    let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::Bf16, shape };
+    let residual = BufferResidual { buffer: &memory, storage: Storage::Bf16 };
     let setting = Setting::Qsgd(Qsgd { bits: 8, ..Qsgd::default() });
-    let bytes = setting.payload_len(gradient.shape(), Dtype::Bf16).unwrap();
-    let refused = backend.encode(&setting, &gradient, Stream::default(), &mut [], &mut vec![0; bytes]);
-    assert!(matches!(refused, Err(lgreco_core::Error::Device { .. })), "{refused:?}");
-    let (what, limit, bytes) = ("a buffer", "max_buffer_size", bytes.next_multiple_of(4) as u64);
-    assert_eq!(backend.failure(), Some(&Error::TooLarge { what, bytes, limit, largest: 4 << 20 }));
+    let mut payload = vec![0; setting.payload_len(shape, Dtype::Bf16).unwrap()];
+    let stream = Stream::default();
+    let refused = backend.encode_with_feedback(&setting, &gradient, &residual, 1.0, stream, &mut payload);
+    let (what, limit) = ("a buffer", "max_buffer_size");
+    assert_eq!(refused, Err(Error::TooLarge { what, bytes: 6_000_000, limit, largest: 4 << 20 }));
     // The next call is none the worse for it.
-    let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[4] };
-    let job = Job { gradient, candidates, stream: Stream::default() };
-    assert_eq!(backend.measure(&[job], &mut [], &mut [1.0]), Ok(()));
+    assert_eq!(backend.encode_buffer(&setting, &gradient, stream, &mut payload), Ok(payload.len()));
 }
 
 #[test]
@@ -163,8 +167,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             let chunks = rows / height * height.div_ceil(stretch) + (rows % height).div_ceil(stretch);
             for steps in orthonormal::dispatches(rows, rank, stretch) {
                 let columns = steps.clone().map(|step| step / 3);
-                let iterations: usize =
-                    columns.map(|column| orthonormal::iterations(stretch, chunks, column)).sum();
+                let iterations: usize = columns.map(|column| orthonormal::iterations(stretch, chunks, column)).sum();
                 let what = format!("steps {steps:?} of {rows} x {rank} in bands of {height}");
                 assert!((iterations as u64) < CUT - 10_000, "{what}: {iterations}");
             }

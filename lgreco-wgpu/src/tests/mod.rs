@@ -46,9 +46,10 @@ fn backend_with(features: wgpu::Features, limit: impl FnOnce(wgpu::Limits) -> wg
     Some(WgpuBackend::with_device(device, queue).expect("limits that are enough"))
 }
 
-/// WebGPU's defaults, but for bindings and dispatches as small as the kernels can do with.
+/// WebGPU's defaults, but for buffers, bindings and dispatches as small as the kernels can do with.
 fn small(adapter: wgpu::Limits) -> wgpu::Limits {
     wgpu::Limits {
+        max_buffer_size: 2 << 20,
         max_storage_buffer_binding_size: 2 << 20,
         max_compute_workgroups_per_dimension: 64,
         ..wgpu::Limits::default().or_worse_values_from(&adapter)

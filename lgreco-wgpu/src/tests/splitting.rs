@@ -67,7 +67,7 @@ fn matrices_are_cut_along_both_sides() {
 }
 
 #[test]
-fn payloads_beyond_a_binding_are_written_and_read_in_windows() {
+fn payloads_beyond_a_buffer_are_written_and_read_in_windows() {
     let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
     let elements = 1_100_000;
     let tensor = Tensor::new(&uniform(elements, 6), elements, 1);
@@ -129,7 +129,7 @@ fn equal_positions_on_both_sides_of_a_cut_are_refused() {
 }
 
 #[test]
-fn factors_beyond_a_binding_are_cut_into_bands() {
+fn factors_beyond_a_buffer_are_cut_into_bands() {
     let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
     let (long, rank) = (33_000, 16);
     assert!(4 * long as u64 * u64::from(rank) > backend.gpu().largest_binding());
