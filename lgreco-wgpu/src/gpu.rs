@@ -37,6 +37,9 @@ pub(crate) struct Gpu {
     pub(crate) submissions: usize,
     #[cfg(test)]
     pub(crate) reads: usize,
+    /// Payloads decoded here, not left to the core.
+    #[cfg(test)]
+    pub(crate) decoded: usize,
     lost: Arc<Mutex<Option<String>>>,
 }
 
@@ -89,6 +92,8 @@ impl Gpu {
             submissions: 0,
             #[cfg(test)]
             reads: 0,
+            #[cfg(test)]
+            decoded: 0,
             lost,
         })
     }

@@ -295,12 +295,15 @@ pub(crate) fn measure(
     let distinct = distinct(shape, ranks);
     let rank = distinct.last().map_or(0, |&rank| rank as usize);
     let run = iterate(batch, tensor, shape, rank, iterations, stream, (results, result))?;
-    let tiles = (16384 / rank).clamp(1, 32);
+    let most_tiles = (16384 / rank).clamp(1, 32);
     for (index, ranks) in distinct.chunks(RANKS).enumerate() {
         let sought = batch.upload(bytemuck::cast_slice(ranks))?;
         let most = SIDE * batch.gpu.most_groups();
         let rectangles = rectangles(batch, tensor, shape, [run.p.cuts(most), run.q.cuts(most)]);
-        let size = |rectangle: &Rectangle| [rectangle.rows.div_ceil(SIDE), rectangle.cols.div_ceil(SIDE * tiles), 1];
+        let tiles = |rectangle: &Rectangle| rectangle.cols.div_ceil(SIDE).min(most_tiles);
+        let size = |rectangle: &Rectangle| {
+            [rectangle.rows.div_ceil(SIDE), rectangle.cols.div_ceil(SIDE * tiles(rectangle)), 1]
+        };
         let records = rectangles.iter().map(|rectangle| size(rectangle)[0] * size(rectangle)[1]);
         let totals: usize = records.map(sums::left_of).sum();
         let totals = batch.scratch(Scratch::Totals, sums::bytes(totals))?;
@@ -309,7 +312,8 @@ pub(crate) fn measure(
             let size = size(&rectangle);
             let output = batch.scratch(Scratch::Output, sums::bytes(size[0] * size[1]))?;
             let (p, q, params) = run.of(&rectangle);
-            let params = Params { groups: size[0] as u32, tiles: tiles as u32, ranks: ranks.len() as u32, ..params };
+            let params =
+                Params { groups: size[0] as u32, tiles: tiles(&rectangle) as u32, ranks: ranks.len() as u32, ..params };
             let bindings = [
                 (1, rectangle.part.clone()),
                 (2, (&p.buffer).into()),

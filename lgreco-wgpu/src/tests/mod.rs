@@ -15,6 +15,7 @@ use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::check_encode;
 
 /// Rows are within this of the core's.
 const ROWS: f64 = 1e-4;
@@ -63,6 +64,13 @@ fn cut() -> Option<WgpuBackend> {
     Some(backend)
 }
 
+/// Asserts what [`check_encode`] does, and that the device decodes the payload itself.
+fn check_payload(backend: &mut WgpuBackend, setting: &Setting, gradient: &Gradient<'_>, stream: Stream) {
+    let decoded = backend.gpu().decoded;
+    check_encode(backend, setting, gradient, stream);
+    assert_eq!(backend.gpu().decoded, decoded + 1, "{setting:?} was left to the core");
+}
+
 /// Asserts that PowerSGD's own payload decodes to what Portable's does, within [`ROWS`] of its norm, whichever of both
 /// decodes it.
 fn check_low_rank(backend: &mut WgpuBackend, powersgd: PowerSgd, gradient: &Gradient<'_>, stream: Stream) {
@@ -83,8 +91,10 @@ fn check_low_rank(backend: &mut WgpuBackend, powersgd: PowerSgd, gradient: &Grad
     let expected = decode(&mut Portable, &cores);
     let squared = |x: f32| f64::from(x) * f64::from(x);
     let norm: f64 = expected.iter().map(|&x| squared(x)).sum();
+    let decoded = backend.gpu().decoded;
     for found in [decode(backend, &own), decode(&mut Portable, &own), decode(backend, &cores)] {
         let apart: f64 = found.iter().zip(&expected).map(|(a, b)| squared(a - b)).sum();
         assert!(apart <= ROWS * ROWS * norm, "{powersgd:?}: {apart:e} apart, norm {norm:e}");
     }
+    assert_eq!(backend.gpu().decoded, decoded + 2, "{powersgd:?} was left to the core");
 }
