@@ -1,4 +1,4 @@
-//! QSGD: what `qsgd.cu` is asked to do.
+//! QSGD: what `buckets.cu` and `qsgd.cu` are asked to do.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, blocks, looping_blocks};
@@ -10,7 +10,7 @@ use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::rng::Stream;
 
-/// `Params` of `qsgd.cu`.
+/// `Params` of `buckets.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -65,6 +65,11 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Qsgd, entry }
 }
 
+/// Whether a block holds whole buckets of this size, so that one pass finds their grids and uses them.
+fn is_fused(bucket: u32) -> bool {
+    bucket.is_power_of_two() && (64..=4096).contains(&bucket)
+}
+
 fn sign_magnitude(qsgd: Qsgd) -> bool {
     qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
 }
@@ -91,8 +96,7 @@ fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result
     let buckets = u64::from(params.buckets);
     let extremes = gpu.room(Scratch::Extremes, EXTREMES * buckets)?;
     gpu.clear(extremes)?;
-    let readers = u64::from(params.count).div_ceil(PER_READER);
-    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], looping_blocks(readers))?;
+    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], reading_blocks(params))?;
     let grids = gpu.room(Scratch::Grids, GRID * buckets)?;
     gpu.launch(kernel("make_grids"), params, &[extremes, grids, result], blocks(buckets))?;
     Ok(grids)
@@ -102,19 +106,65 @@ fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result
 /// widths with a sign and one for those without.
 pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
 
+/// Blocks that read all values, a record of sums each.
+fn reading_blocks(params: Params) -> u64 {
+    looping_blocks(u64::from(params.count).div_ceil(PER_READER))
+}
+
+/// The [`Road`] by way of the grids of all buckets, which reads the values twice.
+pub(crate) fn row(
+    gpu: &mut Gpu,
+    tensor: &Tensor,
+    params: Params,
+    closed: bool,
+    partials: Part,
+    results: Part,
+) -> Result<(), Error> {
+    let grids = grids(gpu, tensor, params, results)?;
+    let entry = if closed { "row" } else { "row_of_residuals" };
+    gpu.launch(kernel(entry), params, &[tensor.part, grids, partials], reading_blocks(params))
+}
+
+/// The [`Road`] of one pass, for buckets that a block holds; to the same bits.
+pub(crate) fn fused_row(
+    gpu: &mut Gpu,
+    tensor: &Tensor,
+    params: Params,
+    closed: bool,
+    partials: Part,
+    results: Part,
+) -> Result<(), Error> {
+    let entry = if closed { "fused_row" } else { "fused_row_of_residuals" };
+    gpu.launch(kernel(entry), params, &[tensor.part, partials, results], reading_blocks(params))
+}
+
 /// Enqueued: the measurement of `bits`, of which there are some.
 pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
+    measure_by(if is_fused(base.bucket) { fused_row } else { row }, gpu, tensor, base, bits, results)
+}
+
+/// Enqueued: the sums of `params.widths` in records, one per block; `closed` where no interval lies beside zero. The first
+/// word of `results` as in [`grids`].
+pub(crate) type Road = fn(&mut Gpu, &Tensor, Params, bool, Part, Part) -> Result<(), Error>;
+
+/// Enqueued: as [`measure`], with one way to the sums.
+pub(crate) fn measure_by(
+    road: Road,
+    gpu: &mut Gpu,
+    tensor: &Tensor,
+    base: Qsgd,
+    bits: &[u8],
+    results: Part,
+) -> Result<(), Error> {
     for (kind, record) in [(true, 0), (false, 1)] {
         let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == kind;
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
         let params = Params { widths, ..params(tensor, Qsgd { bits: first, ..base }) };
-        let grids = grids(gpu, tensor, params, results)?;
-        let blocks = looping_blocks(u64::from(params.count).div_ceil(PER_READER));
+        let blocks = reading_blocks(params);
         let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
         let closed = base.rounding == Rounding::Stochastic && base.scale == Scale::MaxNorm;
-        let entry = if closed { "row" } else { "row_of_residuals" };
-        gpu.launch(kernel(entry), params, &[tensor.part, grids, partials], blocks)?;
+        road(gpu, tensor, params, closed, partials, results)?;
         let record = results.cut(8 * (1 + u64::from(WIDTHS) * record), 8 * u64::from(WIDTHS));
         sums::add(gpu, partials, blocks, WIDTHS, record)?;
     }
@@ -156,10 +206,14 @@ pub(crate) fn encode(
         seed_high: (stream.seed >> 32) as u32,
         ..params(tensor, qsgd)
     };
-    let grids = grids(gpu, tensor, params, result)?;
     let scales = payload.from(HEADER_LEN as u64);
-    gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;
     let codes = payload.from(codes_at(qsgd, tensor.elements));
+    if is_fused(params.bucket) {
+        let parts = [tensor.part, scales, codes, result];
+        return gpu.launch(kernel("fused_encode"), params, &parts, reading_blocks(params));
+    }
+    let grids = grids(gpu, tensor, params, result)?;
+    gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;
     let blocks = blocks(u64::from(params.count).div_ceil(PER_CODER));
     gpu.launch(kernel("encode"), params, &[tensor.part, grids, codes], blocks)
 }

@@ -6,6 +6,7 @@ mod faults;
 mod memory;
 mod nvrtc;
 mod powersgd;
+mod qsgd;
 mod simt;
 mod sources;
 mod topk;
