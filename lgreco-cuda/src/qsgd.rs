@@ -1,7 +1,7 @@
 //! QSGD: what `buckets.cu` and `qsgd.cu` are asked to do.
 
 use crate::device::Part;
-use crate::gpu::{Gpu, Scratch, blocks, looping_blocks};
+use crate::gpu::{Gpu, Scratch, TOGETHER, blocks, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, sums};
@@ -96,7 +96,7 @@ fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result
     let buckets = u64::from(params.buckets);
     let extremes = gpu.room(Scratch::Extremes, EXTREMES * buckets)?;
     gpu.clear(extremes)?;
-    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], reading_blocks(params))?;
+    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], reading_blocks(params.count))?;
     let grids = gpu.room(Scratch::Grids, GRID * buckets)?;
     gpu.launch(kernel("make_grids"), params, &[extremes, grids, result], blocks(buckets))?;
     Ok(grids)
@@ -106,67 +106,120 @@ fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result
 /// widths with a sign and one for those without.
 pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
 
+const RESULTS: u64 = 8 * RESULT_WORDS as u64;
+
 /// Blocks that read all values, a record of sums each.
-fn reading_blocks(params: Params) -> u64 {
-    looping_blocks(u64::from(params.count).div_ceil(PER_READER))
+fn reading_blocks(elements: u32) -> u64 {
+    looping_blocks(u64::from(elements).div_ceil(PER_READER))
 }
+
+/// Widths that are measured together: those with a sign, or those without.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    /// With one of the widths.
+    qsgd: Qsgd,
+    widths: u32,
+    /// Where the record of sums is in the results.
+    record: u64,
+}
+
+impl Kind {
+    fn params(self, tensor: &Tensor) -> Params {
+        Params { widths: self.widths, ..params(tensor, self.qsgd) }
+    }
+
+    /// The kernel's name: one of two, of which the first is for intervals that all hold zero.
+    fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
+        let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
+        kernel(if holds { closed } else { residuals })
+    }
+}
+
+/// Enqueued: the records of a kind for every tensor; results follow each other. Their first words as in [`grids`].
+pub(crate) type Road = fn(&mut Gpu, &[Tensor], Kind, Part) -> Result<(), Error>;
 
 /// The [`Road`] by way of the grids of all buckets, which reads the values twice.
-pub(crate) fn row(
-    gpu: &mut Gpu,
-    tensor: &Tensor,
-    params: Params,
-    closed: bool,
-    partials: Part,
-    results: Part,
-) -> Result<(), Error> {
-    let grids = grids(gpu, tensor, params, results)?;
-    let entry = if closed { "row" } else { "row_of_residuals" };
-    gpu.launch(kernel(entry), params, &[tensor.part, grids, partials], reading_blocks(params))
+pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    for (index, tensor) in tensors.iter().enumerate() {
+        let results = results.cut(RESULTS * index as u64, RESULTS);
+        let params = kind.params(tensor);
+        let grids = grids(gpu, tensor, params, results)?;
+        let blocks = reading_blocks(tensor.elements);
+        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
+        let kernel = kind.kernel("row", "row_of_residuals");
+        gpu.launch(kernel, params, &[tensor.part, grids, partials], blocks)?;
+        sums::add(gpu, partials, blocks, WIDTHS, results.from(kind.record))?;
+    }
+    Ok(())
 }
 
-/// The [`Road`] of one pass, for buckets that a block holds; to the same bits.
-pub(crate) fn fused_row(
-    gpu: &mut Gpu,
-    tensor: &Tensor,
-    params: Params,
-    closed: bool,
-    partials: Part,
-    results: Part,
-) -> Result<(), Error> {
-    let entry = if closed { "fused_row" } else { "fused_row_of_residuals" };
-    gpu.launch(kernel(entry), params, &[tensor.part, partials, results], reading_blocks(params))
+/// `Layer` of `qsgd.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Layer {
+    values: u64,
+    blocks: u64,
+    dtype: u32,
+    count: u32,
 }
 
-/// Enqueued: the measurement of `bits`, of which there are some.
-pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
-    measure_by(if is_fused(base.bucket) { fused_row } else { row }, gpu, tensor, base, bits, results)
+/// The [`Road`] of one pass, for buckets that a block holds, and of one launch for many small tensors; to the same bits.
+pub(crate) fn fused_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    let (mut rest, mut results) = (tensors, results);
+    while let Some(first) = rest.first() {
+        let (group, others) = rest.split_at(together(rest));
+        let layers: Vec<Layer> = group
+            .iter()
+            .map(|tensor| Layer {
+                values: tensor.part.address,
+                blocks: reading_blocks(tensor.elements),
+                dtype: tensor.dtype as u32,
+                count: tensor.elements,
+            })
+            .collect();
+        let blocks = layers.iter().map(|layer| layer.blocks).max().unwrap_or(0);
+        let count = group.len() as u64;
+        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks * count)?;
+        let layers = gpu.upload(Scratch::Layers, bytemuck::cast_slice(&layers))?;
+        let kernel = kind.kernel("fused_row", "fused_row_of_residuals");
+        gpu.launch_3d(kernel, kind.params(first), &[layers, partials, results], [blocks, count, 1], 0)?;
+        let records = sums::Params { count: blocks as u32, width: WIDTHS, apart: RESULT_WORDS as u32 };
+        sums::add_each(gpu, partials, count, records, results.from(kind.record))?;
+        (rest, results) = (others, results.from(RESULTS * count));
+    }
+    Ok(())
 }
 
-/// Enqueued: the sums of `params.widths` in records, one per block; `closed` where no interval lies beside zero. The first
-/// word of `results` as in [`grids`].
-pub(crate) type Road = fn(&mut Gpu, &Tensor, Params, bool, Part, Part) -> Result<(), Error>;
+/// How many tensors from the first on one launch works on: as many as take its blocks when all have the blocks of the
+/// largest.
+fn together(tensors: &[Tensor]) -> usize {
+    let mut most = 0;
+    let fits = |&(index, tensor): &(usize, &Tensor)| {
+        most = most.max(reading_blocks(tensor.elements));
+        index == 0 || most * (index as u64 + 1) <= TOGETHER
+    };
+    tensors.iter().enumerate().take_while(fits).count()
+}
 
-/// Enqueued: as [`measure`], with one way to the sums.
+/// Enqueued: the measurement of `bits`, of which there are some, for every tensor; results follow each other.
+pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
+    measure_by(if is_fused(base.bucket) { fused_rows } else { rows }, gpu, tensors, base, bits, results)
+}
+
+/// Enqueued: as [`measure`], by this road.
 pub(crate) fn measure_by(
     road: Road,
     gpu: &mut Gpu,
-    tensor: &Tensor,
+    tensors: &[Tensor],
     base: Qsgd,
     bits: &[u8],
     results: Part,
 ) -> Result<(), Error> {
-    for (kind, record) in [(true, 0), (false, 1)] {
-        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == kind;
+    for (with_sign, record) in [(true, 8), (false, 8 + 8 * u64::from(WIDTHS))] {
+        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == with_sign;
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
-        let params = Params { widths, ..params(tensor, Qsgd { bits: first, ..base }) };
-        let blocks = reading_blocks(params);
-        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
-        let closed = base.rounding == Rounding::Stochastic && base.scale == Scale::MaxNorm;
-        road(gpu, tensor, params, closed, partials, results)?;
-        let record = results.cut(8 * (1 + u64::from(WIDTHS) * record), 8 * u64::from(WIDTHS));
-        sums::add(gpu, partials, blocks, WIDTHS, record)?;
+        road(gpu, tensors, Kind { qsgd: Qsgd { bits: first, ..base }, widths, record }, results)?;
     }
     Ok(())
 }
@@ -210,7 +263,7 @@ pub(crate) fn encode(
     let codes = payload.from(codes_at(qsgd, tensor.elements));
     if is_fused(params.bucket) {
         let parts = [tensor.part, scales, codes, result];
-        return gpu.launch(kernel("fused_encode"), params, &parts, reading_blocks(params));
+        return gpu.launch(kernel("fused_encode"), params, &parts, reading_blocks(params.count));
     }
     let grids = grids(gpu, tensor, params, result)?;
     gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;

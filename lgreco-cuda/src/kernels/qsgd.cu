@@ -137,13 +137,35 @@ __device__ inline void add_row(const Params& p, const void* values, const Grid* 
     row.give(partials);
 }
 
-// The same, grids and all in one pass.
+// One of the layers of a launch.
+struct Layer {
+    u64 values;  // their address
+    u64 blocks;  // that work on it, of those there are
+    u32 dtype;
+    u32 count;
+};
+
+// Of 8 bytes, of a layer's results.
+#define RESULT_WORDS 17
+
+// The same, grids and all in one pass, for layer blockIdx.y.
 template <bool CLOSED>
-__device__ inline void add_fused_row(const Params& p, const void* values, Held& held, double* partials, u32* result) {
+__device__ inline void add_fused_row(Params p, const Layer* layers, Held& held, double* partials, u32* results) {
+    Layer layer = layers[blockIdx.y];
+    partials += u64(blockIdx.y) * gridDim.x * 8;
+    if (blockIdx.x >= layer.blocks) {
+        if (threadIdx.x < 8) {
+            partials[u64(blockIdx.x) * 8 + threadIdx.x] = 0.0;
+        }
+        return;
+    }
+    p.dtype = layer.dtype;
+    p.count = layer.count;
+    u32* result = results + u64(blockIdx.y) * (2 * RESULT_WORDS);
     Row<CLOSED> row(p, held.grids);
     hold_nothing(held);
-    for (u64 span = blockIdx.x; span * SPAN < p.count; span += gridDim.x) {
-        hold(p, values, span, held, result);
+    for (u64 span = blockIdx.x; span * SPAN < p.count; span += layer.blocks) {
+        hold(p, reinterpret_cast<const void*>(layer.values), span, held, result);
         u64 tile = span * WARPS + threadIdx.x / 32;
         row.begin(held.bucket(p, tile * TILE + threadIdx.x % 32 * 4));
         visit(p, held, tile, row);
@@ -164,16 +186,16 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void row_of_residuals(Params p
     add_row<false>(p, values, grids, partials);
 }
 
-extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row(Params p, const void* values, double* partials,
-                                                                 u32* result) {
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row(Params p, const Layer* layers, double* partials,
+                                                                 u32* results) {
     __shared__ Held held;
-    add_fused_row<true>(p, values, held, partials, result);
+    add_fused_row<true>(p, layers, held, partials, results);
 }
 
-extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row_of_residuals(Params p, const void* values,
-                                                                              double* partials, u32* result) {
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void fused_row_of_residuals(Params p, const Layer* layers,
+                                                                              double* partials, u32* results) {
     __shared__ Held held;
-    add_fused_row<false>(p, values, held, partials, result);
+    add_fused_row<false>(p, layers, held, partials, results);
 }
 
 // What is sent of a bucket.

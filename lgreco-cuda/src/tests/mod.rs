@@ -3,6 +3,7 @@
 mod conformance;
 mod driver;
 mod faults;
+mod launches;
 mod memory;
 mod nvrtc;
 mod powersgd;

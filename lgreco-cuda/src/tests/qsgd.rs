@@ -2,15 +2,16 @@
 
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend};
-use crate::CudaBackend;
+use crate::device::Part;
 use crate::gpu::Scratch;
 use crate::kernels::Module;
-use crate::qsgd::{RESULT_WORDS, Road, fused_row, measure_by, row};
-use crate::tensor::Input;
-use lgreco_core::backend::Job;
+use crate::qsgd::{RESULT_WORDS, Road, fused_rows, measure_by, rows};
+use crate::tensor::Tensor as OnDevice;
+use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
+use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::{Candidates, Setting};
-use lgreco_core::gradient::Gradient;
+use lgreco_core::gradient::{Dtype, Gradient, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_encode, check_rows};
 use lgreco_core::testing::powersgd::uniform;
@@ -38,28 +39,95 @@ fn tensor(elements: usize) -> Tensor {
     Tensor::new(&values, elements, 1)
 }
 
-/// The words of a row.
-fn words(backend: &mut CudaBackend, road: Road, gradient: Gradient<'_>, base: Qsgd) -> Vec<u64> {
+/// Where a gradient lies; the device's memory is the processor's.
+fn part(gradient: &Gradient<'_>) -> Part {
+    let bytes: &[u8] = match gradient.values() {
+        Values::F32(v) => bytemuck::cast_slice(v),
+        Values::F16(v) => bytemuck::cast_slice(v),
+        Values::Bf16(v) => bytemuck::cast_slice(v),
+    };
+    Part { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u64 }
+}
+
+/// The words of the rows of all gradients.
+fn words(backend: &mut CudaBackend, road: Road, gradients: &[Gradient<'_>], base: Qsgd) -> Vec<u64> {
     let gpu = backend.gpu();
-    let results = gpu.room(Scratch::Results, 8 * RESULT_WORDS as u64).unwrap();
+    let results = gpu.room(Scratch::Results, (8 * RESULT_WORDS * gradients.len()) as u64).unwrap();
     gpu.clear(results).unwrap();
-    let tensor = Input::Host(gradient).tensor(gpu).unwrap();
-    measure_by(road, gpu, &tensor, base, WIDTHS, results).unwrap();
+    let tensor = |gradient: &Gradient<'_>| OnDevice {
+        part: part(gradient),
+        dtype: gradient.values().dtype(),
+        elements: gradient.shape().elements() as u32,
+    };
+    let tensors: Vec<OnDevice> = gradients.iter().map(tensor).collect();
+    measure_by(road, gpu, &tensors, base, WIDTHS, results).unwrap();
     gpu.read(results).unwrap()
 }
 
 #[test]
 fn one_pass_makes_the_bits_that_two_make() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
-    // Part of a strip; of a tile; of a span; more spans than blocks.
-    for elements in [3, 700, 5000, 29_001] {
-        let tensor = tensor(elements);
-        let gradients = tensor.gradients();
-        for (number, base) in fused_settings().enumerate() {
-            let gradient = gradients[number % gradients.len()];
-            let expected = words(&mut backend, row, gradient, base);
-            assert!(expected.iter().skip(1).any(|&word| f64::from_bits(word) > 0.0));
-            assert_eq!(words(&mut backend, fused_row, gradient, base), expected, "{elements}, {base:?}");
+    // Part of a strip; of a tile; of a span; more spans than blocks; more layers than one launch works on.
+    let tensors = [3, 700, 5000, 29_001, 4096, 5, 64, 13_000, 512, 4097].map(tensor);
+    let gradients: Vec<_> = tensors.iter().enumerate().map(|(i, tensor)| tensor.gradients()[i % 3]).collect();
+    for base in fused_settings() {
+        let expected = words(&mut backend, rows, &gradients, base);
+        let counts = |words: &[u64]| words[1..].iter().any(|&word| f64::from_bits(word) > 0.0);
+        assert!(expected.chunks(RESULT_WORDS).all(counts), "{base:?}");
+        assert_eq!(words(&mut backend, fused_rows, &gradients, base), expected, "{base:?}");
+    }
+}
+
+/// Layers that share launches, beside others that do not, and one that is not finite.
+#[test]
+fn layers_in_device_memory_share_launches() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    check_layers(&mut backend);
+}
+
+fn check_layers(backend: &mut CudaBackend) {
+    let tensors: Vec<Tensor> = (1..30).map(|i| tensor(if i % 9 == 0 { 0 } else { i * 173 })).collect();
+    let mut gradients: Vec<_> = tensors.iter().enumerate().map(|(i, tensor)| tensor.gradients()[i % 3]).collect();
+    let candidates = |layer: usize| match layer {
+        5 => Candidates::TopK { values: Dtype::F32, keeps: &[7, 70] },
+        11 => Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 3] },
+        12 => Candidates::Qsgd { base: Qsgd { bucket: 100, ..Qsgd::default() }, bits: &[2, 4] },
+        13 | 14 => Candidates::Qsgd { base: Qsgd::default(), bits: &[] },
+        _ => Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
+    };
+    let mut spoiled = uniform(900, 1);
+    spoiled[77] = f32::INFINITY;
+    let spoiled = Tensor::new(&spoiled, 900, 1);
+    let stream = Stream::default();
+    for round in 0..2 {
+        if round == 1 {
+            gradients[20] = spoiled.gradients()[0];
+        }
+        let jobs: Vec<Job<'_>> = (0..gradients.len())
+            .map(|layer| Job { gradient: gradients[layer], candidates: candidates(layer), stream })
+            .collect();
+        let on_device: Vec<DeviceJob<'_>> = (0..gradients.len())
+            .map(|layer| {
+                let gradient = &gradients[layer];
+                let dtype = gradient.values().dtype();
+                let gradient = DeviceGradient::of_part(part(gradient), dtype, gradient.shape());
+                DeviceJob { gradient, candidates: candidates(layer), stream }
+            })
+            .collect();
+        let total = jobs.iter().map(|job| job.candidates.len()).sum();
+        let (mut found, mut expected) = (vec![f64::NAN; total], vec![f64::NAN; total]);
+        let outcome = backend.measure_device(&on_device, &mut found);
+        let reference = Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], &mut expected);
+        match (outcome, reference) {
+            (Ok(()), Ok(())) => {
+                let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 10.0 * ROWS * b;
+                assert!(round == 0 && found.iter().zip(&expected).all(near), "{found:?}, not {expected:?}");
+            }
+            (Err(found), Err(expected)) => {
+                assert!(round == 1 && found.job == 20 && expected.job == 20, "{found}, not {expected}");
+                assert_eq!(found.error, Error::Core(expected.error));
+            }
+            outcomes => panic!("{outcomes:?}"),
         }
     }
 }
@@ -110,6 +178,7 @@ fn no_kernel_has_a_data_race() {
     for bucket in [64, 128, 512, 1024, 4096] {
         check(&mut backend, bucket);
     }
+    check_layers(&mut backend);
 }
 
 /// What the suite says of an edited kernel.
