@@ -14,6 +14,7 @@ pub(crate) enum Scratch {
     Results,
     Partials,
     Extremes,
+    Layers,
     Grids,
     Payload,
     Output,
@@ -167,6 +168,9 @@ impl Drop for Gpu {
 /// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any device,
 /// and so few in tests that it happens there.
 const MOST: u64 = if cfg!(test) { 3 } else { 2048 };
+
+/// Blocks of a launch over several layers: no more for small ones than for a few large ones.
+pub(crate) const TOGETHER: u64 = 8 * MOST;
 
 /// Blocks for `threads` threads.
 pub(crate) fn blocks(threads: u64) -> u64 {

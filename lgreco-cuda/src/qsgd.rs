@@ -1,7 +1,7 @@
-//! QSGD: what `qsgd.cu` is asked to do.
+//! QSGD: what `buckets.cu` and `qsgd.cu` are asked to do.
 
 use crate::device::Part;
-use crate::gpu::{Gpu, Scratch, blocks, looping_blocks};
+use crate::gpu::{Gpu, Scratch, TOGETHER, blocks, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, sums};
@@ -10,7 +10,7 @@ use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::rng::Stream;
 
-/// `Params` of `qsgd.cu`.
+/// `Params` of `buckets.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -65,6 +65,11 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Qsgd, entry }
 }
 
+/// Whether a block holds whole buckets of this size, so that one pass finds their grids and uses them.
+fn is_fused(bucket: u32) -> bool {
+    bucket.is_power_of_two() && (64..=4096).contains(&bucket)
+}
+
 fn sign_magnitude(qsgd: Qsgd) -> bool {
     qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
 }
@@ -91,8 +96,7 @@ fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result
     let buckets = u64::from(params.buckets);
     let extremes = gpu.room(Scratch::Extremes, EXTREMES * buckets)?;
     gpu.clear(extremes)?;
-    let readers = u64::from(params.count).div_ceil(PER_READER);
-    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], looping_blocks(readers))?;
+    gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], reading_blocks(params.count))?;
     let grids = gpu.room(Scratch::Grids, GRID * buckets)?;
     gpu.launch(kernel("make_grids"), params, &[extremes, grids, result], blocks(buckets))?;
     Ok(grids)
@@ -102,21 +106,120 @@ fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result
 /// widths with a sign and one for those without.
 pub(crate) const RESULT_WORDS: usize = 1 + 2 * WIDTHS as usize;
 
-/// Enqueued: the measurement of `bits`, of which there are some.
-pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
-    for (kind, record) in [(true, 0), (false, 1)] {
-        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == kind;
+const RESULTS: u64 = 8 * RESULT_WORDS as u64;
+
+/// Blocks that read all values, a record of sums each.
+fn reading_blocks(elements: u32) -> u64 {
+    looping_blocks(u64::from(elements).div_ceil(PER_READER))
+}
+
+/// Widths that are measured together: those with a sign, or those without.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    /// With one of the widths.
+    qsgd: Qsgd,
+    widths: u32,
+    /// Where the record of sums is in the results.
+    record: u64,
+}
+
+impl Kind {
+    fn params(self, tensor: &Tensor) -> Params {
+        Params { widths: self.widths, ..params(tensor, self.qsgd) }
+    }
+
+    /// The kernel's name: one of two, of which the first is for intervals that all hold zero.
+    fn kernel(self, closed: &'static str, residuals: &'static str) -> Kernel {
+        let holds = self.qsgd.rounding == Rounding::Stochastic && self.qsgd.scale == Scale::MaxNorm;
+        kernel(if holds { closed } else { residuals })
+    }
+}
+
+/// Enqueued: the records of a kind for every tensor; results follow each other. Their first words as in [`grids`].
+pub(crate) type Road = fn(&mut Gpu, &[Tensor], Kind, Part) -> Result<(), Error>;
+
+/// The [`Road`] by way of the grids of all buckets, which reads the values twice.
+pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    for (index, tensor) in tensors.iter().enumerate() {
+        let results = results.cut(RESULTS * index as u64, RESULTS);
+        let params = kind.params(tensor);
+        let grids = grids(gpu, tensor, params, results)?;
+        let blocks = reading_blocks(tensor.elements);
+        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
+        let kernel = kind.kernel("row", "row_of_residuals");
+        gpu.launch(kernel, params, &[tensor.part, grids, partials], blocks)?;
+        sums::add(gpu, partials, blocks, WIDTHS, results.from(kind.record))?;
+    }
+    Ok(())
+}
+
+/// `Layer` of `qsgd.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Layer {
+    values: u64,
+    blocks: u64,
+    dtype: u32,
+    count: u32,
+}
+
+/// The [`Road`] of one pass, for buckets that a block holds, and of one launch for many small tensors; to the same bits.
+pub(crate) fn fused_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    let (mut rest, mut results) = (tensors, results);
+    while let Some(first) = rest.first() {
+        let (group, others) = rest.split_at(together(rest));
+        let layers: Vec<Layer> = group
+            .iter()
+            .map(|tensor| Layer {
+                values: tensor.part.address,
+                blocks: reading_blocks(tensor.elements),
+                dtype: tensor.dtype as u32,
+                count: tensor.elements,
+            })
+            .collect();
+        let blocks = layers.iter().map(|layer| layer.blocks).max().unwrap_or(0);
+        let count = group.len() as u64;
+        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks * count)?;
+        let layers = gpu.upload(Scratch::Layers, bytemuck::cast_slice(&layers))?;
+        let kernel = kind.kernel("fused_row", "fused_row_of_residuals");
+        gpu.launch_3d(kernel, kind.params(first), &[layers, partials, results], [blocks, count, 1], 0)?;
+        let records = sums::Params { count: blocks as u32, width: WIDTHS, apart: RESULT_WORDS as u32 };
+        sums::add_each(gpu, partials, count, records, results.from(kind.record))?;
+        (rest, results) = (others, results.from(RESULTS * count));
+    }
+    Ok(())
+}
+
+/// How many tensors from the first on one launch works on: as many as take its blocks when all have the blocks of the
+/// largest.
+fn together(tensors: &[Tensor]) -> usize {
+    let mut most = 0;
+    let fits = |&(index, tensor): &(usize, &Tensor)| {
+        most = most.max(reading_blocks(tensor.elements));
+        index == 0 || most * (index as u64 + 1) <= TOGETHER
+    };
+    tensors.iter().enumerate().take_while(fits).count()
+}
+
+/// Enqueued: the measurement of `bits`, of which there are some, for every tensor; results follow each other.
+pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
+    measure_by(if is_fused(base.bucket) { fused_rows } else { rows }, gpu, tensors, base, bits, results)
+}
+
+/// Enqueued: as [`measure`], by this road.
+pub(crate) fn measure_by(
+    road: Road,
+    gpu: &mut Gpu,
+    tensors: &[Tensor],
+    base: Qsgd,
+    bits: &[u8],
+    results: Part,
+) -> Result<(), Error> {
+    for (with_sign, record) in [(true, 8), (false, 8 + 8 * u64::from(WIDTHS))] {
+        let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == with_sign;
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
-        let params = Params { widths, ..params(tensor, Qsgd { bits: first, ..base }) };
-        let grids = grids(gpu, tensor, params, results)?;
-        let blocks = looping_blocks(u64::from(params.count).div_ceil(PER_READER));
-        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
-        let closed = base.rounding == Rounding::Stochastic && base.scale == Scale::MaxNorm;
-        let entry = if closed { "row" } else { "row_of_residuals" };
-        gpu.launch(kernel(entry), params, &[tensor.part, grids, partials], blocks)?;
-        let record = results.cut(8 * (1 + u64::from(WIDTHS) * record), 8 * u64::from(WIDTHS));
-        sums::add(gpu, partials, blocks, WIDTHS, record)?;
+        road(gpu, tensors, Kind { qsgd: Qsgd { bits: first, ..base }, widths, record }, results)?;
     }
     Ok(())
 }
@@ -156,10 +259,14 @@ pub(crate) fn encode(
         seed_high: (stream.seed >> 32) as u32,
         ..params(tensor, qsgd)
     };
-    let grids = grids(gpu, tensor, params, result)?;
     let scales = payload.from(HEADER_LEN as u64);
-    gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;
     let codes = payload.from(codes_at(qsgd, tensor.elements));
+    if is_fused(params.bucket) {
+        let parts = [tensor.part, scales, codes, result];
+        return gpu.launch(kernel("fused_encode"), params, &parts, reading_blocks(params.count));
+    }
+    let grids = grids(gpu, tensor, params, result)?;
+    gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;
     let blocks = blocks(u64::from(params.count).div_ceil(PER_CODER));
     gpu.launch(kernel("encode"), params, &[tensor.part, grids, codes], blocks)
 }

@@ -79,22 +79,38 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, (usize, Error)>
     let results = gpu.room(Scratch::Results, 8 * total).map_err(at(0))?;
     gpu.clear(results).map_err(at(0))?;
     let mut last: Option<(Input<'_>, Tensor)> = None;
-    let mut first = 0;
-    for (index, job) in jobs.iter().enumerate() {
+    let (mut index, mut first) = (0, 0);
+    while let Some(job) = jobs.get(index) {
         let tensor = match last.take() {
             Some((input, tensor)) if input.is(&job.input) => tensor,
             _ => job.input.tensor(gpu).map_err(at(index))?,
         };
-        let bytes = 8 * result_words(job) as u64;
-        row(gpu, job, &tensor, results.cut(first, bytes)).map_err(at(index))?;
-        last = Some((job.input, tensor));
-        first += bytes;
+        let alike = &jobs[index..][..alike(&jobs[index..])];
+        let mut tensors = vec![tensor];
+        for (other, job) in alike.iter().enumerate().skip(1) {
+            tensors.push(job.input.tensor(gpu).map_err(at(index + other))?);
+        }
+        let bytes = 8 * (result_words(job) * alike.len()) as u64;
+        row(gpu, job, &tensors, results.cut(first, bytes)).map_err(at(index))?;
+        last = Some((job.input, tensor)).filter(|_| alike.len() == 1);
+        (index, first) = (index + alike.len(), first + bytes);
     }
     if total == 0 { Ok(Vec::new()) } else { gpu.read(results).map_err(at(0)) }
 }
 
-/// Enqueued: one job.
-fn row(gpu: &mut Gpu, job: &Work<'_>, tensor: &Tensor, results: Part) -> Result<(), Error> {
+/// How many jobs from the first on differ in nothing but the device memory they read, so that one launch can do for them.
+fn alike(jobs: &[Work<'_>]) -> usize {
+    let Candidates::Qsgd { base, bits } = jobs[0].candidates else { return 1 };
+    let is_alike = |job: &&Work<'_>| {
+        let same = matches!(job.candidates, Candidates::Qsgd { base: b, bits: w } if b == base && w == bits);
+        same && matches!(job.input, Input::Device(_)) && job.input.shape().elements() > 0 && !bits.is_empty()
+    };
+    jobs.iter().take_while(is_alike).count().max(1)
+}
+
+/// Enqueued: a job, or those that are alike, by its tensor or theirs.
+fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Result<(), Error> {
+    let tensor = &tensors[0];
     if tensor.elements == 0 {
         return Ok(());
     }
@@ -102,7 +118,7 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensor: &Tensor, results: Part) -> Result<
         return magnitude::largest(gpu, tensor, results);
     }
     match job.candidates {
-        Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensor, base, bits, results),
+        Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensors, base, bits, results),
         Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
         Candidates::PowerSgd { iterations, ranks } => {
             powersgd::measure(gpu, tensor, job.input.shape(), (iterations, ranks), job.stream, results)

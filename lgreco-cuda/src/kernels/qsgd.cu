@@ -1,149 +1,9 @@
-// QSGD: grids of buckets, rows of the error table, codes and back. The numerics are those of lgreco_core::compress::qsgd.
-// A warp works on tiles of 512 consecutive values, which a bucket of the usual size is.
+// QSGD: rows of the error table, codes and back.
 
-struct Params {
-    u32 dtype;
-    u32 count;
-    u32 bucket;
-    u32 buckets;
-    u32 sign_magnitude;
-    u32 min_max;
-    u32 nearest;
-    u32 widths; // bit b - 1: whether width b is measured
-    u32 bits;
-    u32 log_levels;
-    u32 step;
-    u32 layer;
-    u32 rank;
-    u32 seed_low;
-    u32 seed_high;
-};
-
-// Largest magnitude, largest value and complement of the smallest, the latter two by `ordered`.
-struct Extremes {
-    u32 largest;
-    u32 high;
-    u32 low;
-};
-
-struct Grid {
-    float low;
-    float high;
-    float power;
-    float scaled_low;
-    float scaled_high;
-    float inverse;
-};
-
-#define TILE 512
 #define PER_CODER 8
-#define FRACTION_BITS 23
 #define FRACTION 0x007fffffu
 #define HALF 0x00400000u
 #define ONE 0x3f800000u
-
-// Orders as the values do.
-__device__ inline u32 ordered(u32 bits) {
-    return bits ^ (bits >= SIGN ? 0xffffffffu : SIGN);
-}
-
-__device__ inline u32 from_ordered(u32 key) {
-    return key ^ (key >= SIGN ? SIGN : 0xffffffffu);
-}
-
-// What a thread has seen of one bucket.
-struct Seen {
-    u32 bucket;
-    Extremes extremes;
-
-    __device__ void add(float value) {
-        u32 bits = __float_as_uint(value);
-        extremes.largest = max(extremes.largest, bits & MAGNITUDE);
-        extremes.high = max(extremes.high, ordered(bits));
-        extremes.low = max(extremes.low, ~ordered(bits));
-    }
-
-    __device__ void give(const Params& p, Extremes* to) {
-        atomicMax(&to[bucket].largest, extremes.largest);
-        if (p.min_max) {
-            atomicMax(&to[bucket].high, extremes.high);
-            atomicMax(&to[bucket].low, extremes.low);
-        }
-    }
-};
-
-extern "C" __global__ void extreme_values(Params p, const void* values, Extremes* extremes) {
-    u32 lane = threadIdx.x % 32;
-    u64 warps = u64(gridDim.x) * WARPS;
-    for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
-        Seen seen = {u32(tile * TILE / p.bucket), {0, 0, 0}};
-        for (u32 j = 0; j < TILE / 128; j++) {
-            u64 i = tile * TILE + j * 128 + lane * 4;
-            if (i >= p.count) {
-                break;
-            }
-            float four[4];
-            u32 here = load4(values, p.dtype, i, p.count, four);
-            u32 bucket = u32(i) / p.bucket;
-            u32 left = p.bucket - u32(i) % p.bucket;
-#pragma unroll
-            for (u32 k = 0; k < 4; k++) {
-                if (k >= here) {
-                    break;
-                }
-                if (left == 0) {
-                    bucket++;
-                    left = p.bucket;
-                }
-                left--;
-                if (bucket != seen.bucket) {
-                    seen.give(p, extremes);
-                    seen = Seen{bucket, {0, 0, 0}};
-                }
-                seen.add(four[k]);
-            }
-        }
-        if (__all_sync(FULL, seen.bucket == __shfl_sync(FULL, seen.bucket, 0))) {
-            seen.extremes.largest = warp_max(seen.extremes.largest);
-            if (p.min_max) {
-                seen.extremes.high = warp_max(seen.extremes.high);
-                seen.extremes.low = warp_max(seen.extremes.low);
-            }
-            if (lane == 0) {
-                seen.give(p, extremes);
-            }
-        } else {
-            seen.give(p, extremes);
-        }
-    }
-}
-
-// One thread per bucket. result[0] becomes at least the largest magnitude where it is not finite.
-extern "C" __global__ void make_grids(Params p, const Extremes* extremes, Grid* grids, u32* result) {
-    u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
-    if (bucket >= p.buckets) {
-        return;
-    }
-    Extremes seen = extremes[bucket];
-    if (seen.largest >= INFINITE) {
-        atomicMax(result, seen.largest);
-    }
-    Grid grid;
-    grid.high = __uint_as_float(seen.largest);
-    grid.low = p.sign_magnitude ? 0.0f : -grid.high;
-    if (p.min_max) {
-        // Sends -0 as +0.
-        grid.low = __uint_as_float(from_ordered(~seen.low)) + 0.0f;
-        grid.high = __uint_as_float(from_ordered(seen.high)) + 0.0f;
-    }
-    u32 exponent = seen.largest >> FRACTION_BITS;
-    grid.power = __uint_as_float((exponent >= 254 ? 1 : 254 - exponent) << FRACTION_BITS);
-    grid.scaled_low = grid.low * grid.power;
-    grid.scaled_high = grid.high * grid.power;
-    float length = grid.scaled_high - grid.scaled_low;
-    grid.inverse = length > 0.0f ? 1.0f / length : 0.0f;
-    grids[bucket] = grid;
-}
 
 // The value on the grid's scale, or its magnitude.
 __device__ inline float scaled(const Params& p, const Grid& grid, float value) {
@@ -165,23 +25,38 @@ __device__ constexpr double squared_step(u32 log_levels) {
     return log_levels == 0 ? 0.0 : 1.0 / (double((1u << log_levels) - 1) * double((1u << log_levels) - 1));
 }
 
-// The squared errors of each width that a thread has seen: of one bucket in scaled units, and in all. With CLOSED, the closed
-// form of the expectation, the sum of f (1 - f), holds in every bucket.
+// The squared errors of each width that a thread has seen: of one bucket in scaled units, and in all. With CLOSED, the
+// closed form of the expectation, the sum of f (1 - f), holds in every bucket.
 template <bool CLOSED>
 struct Row {
+    const Params& p;
+    const Grid* grids;
     u32 bucket;
-    bool closed; // whether it holds in this one
+    bool closed;  // whether it holds in this one
     Grid grid;
     float in_bucket[8];
     double sums[8];
 
-    __device__ void begin(const Params& p, const Grid* grids, u32 next) {
+    __device__ Row(const Params& p, const Grid* grids) : p(p), grids(grids) {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) {
+            in_bucket[w] = 0.0f;
+            sums[w] = 0.0;
+        }
+    }
+
+    __device__ void begin(u32 next) {
         bucket = next;
         grid = grids[next];
         closed = CLOSED || (!p.nearest && grid.low <= 0.0f && grid.high >= 0.0f);
     }
 
-    __device__ void add(const Params& p, float value) {
+    __device__ void next(u32 other) {
+        end();
+        begin(other);
+    }
+
+    __device__ void add(float value) {
         float x = scaled(p, grid, value);
         u32 position = position_on(grid, x);
         if (closed) {
@@ -197,13 +72,13 @@ struct Row {
         for (u32 w = 0; w < 8; w++) {
             if (p.widths >> w & 1) {
                 u32 log_levels = w + 1 - p.sign_magnitude;
-                in_bucket[w] += residual(p, in_levels(position, log_levels), 1.0f / float((1u << log_levels) - 1), x);
+                in_bucket[w] += residual(in_levels(position, log_levels), 1.0f / float((1u << log_levels) - 1), x);
             }
         }
     }
 
     // The squared distance of x from the point it is rounded to, or its expectation.
-    __device__ float residual(const Params& p, u32 at, float step, float x) {
+    __device__ float residual(u32 at, float step, float x) {
         if (p.nearest) {
             float away = point(float((at + HALF) >> FRACTION_BITS) * step) - x;
             return away * away;
@@ -220,7 +95,7 @@ struct Row {
     }
 
     // Adds the bucket's errors to all.
-    __device__ void end(const Params& p) {
+    __device__ void end() {
         // 1 / power, which is a power of two.
         u64 exponent = 1023 + 127 - u64(__float_as_uint(grid.power) >> FRACTION_BITS);
         double unit = __longlong_as_double(exponent << 52);
@@ -236,95 +111,124 @@ struct Row {
             in_bucket[w] = 0.0f;
         }
     }
+
+    // The sums over the block, for which all its threads must come.
+    __device__ void give(double* partials) {
+#pragma unroll
+        for (u32 w = 0; w < 8; w++) {
+            double sum = block_sum(sums[w]);
+            if (threadIdx.x == 0) {
+                partials[u64(blockIdx.x) * 8 + w] = sum;
+            }
+        }
+    }
 };
 
-// The squared error of each width, summed over the values of a block.
+// The squared error of each width, summed over the values of a block, whose buckets have grids.
 template <bool CLOSED>
 __device__ inline void add_row(const Params& p, const void* values, const Grid* grids, double* partials) {
-    Row<CLOSED> row;
-#pragma unroll
-    for (u32 w = 0; w < 8; w++) {
-        row.in_bucket[w] = 0.0f;
-        row.sums[w] = 0.0;
-    }
+    Row<CLOSED> row(p, grids);
     u64 warps = u64(gridDim.x) * WARPS;
     for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
-        row.begin(p, grids, u32(tile * TILE / p.bucket));
-        for (u32 j = 0; j < TILE / 128; j++) {
-            u64 i = tile * TILE + j * 128 + threadIdx.x % 32 * 4;
-            if (i >= p.count) {
-                break;
-            }
-            float four[4];
-            u32 here = load4(values, p.dtype, i, p.count, four);
-            u32 bucket = u32(i) / p.bucket;
-            u32 left = p.bucket - u32(i) % p.bucket;
-#pragma unroll
-            for (u32 k = 0; k < 4; k++) {
-                if (k >= here) {
-                    break;
-                }
-                if (left == 0) {
-                    bucket++;
-                    left = p.bucket;
-                }
-                left--;
-                if (bucket != row.bucket) {
-                    row.end(p);
-                    row.begin(p, grids, bucket);
-                }
-                row.add(p, four[k]);
-            }
-        }
-        row.end(p);
+        row.begin(u32(tile * TILE / p.bucket));
+        visit(p, Everywhere{values}, tile, row);
+        row.end();
     }
-#pragma unroll
-    for (u32 w = 0; w < 8; w++) {
-        double sum = block_sum(row.sums[w]);
-        if (threadIdx.x == 0) {
-            partials[u64(blockIdx.x) * 8 + w] = sum;
+    row.give(partials);
+}
+
+// One of the layers of a launch.
+struct Layer {
+    u64 values;  // their address
+    u64 blocks;  // that work on it, of those there are
+    u32 dtype;
+    u32 count;
+};
+
+// Of 8 bytes, of a layer's results.
+#define RESULT_WORDS 17
+
+// The same, grids and all in one pass, for layer blockIdx.y.
+template <bool CLOSED>
+__device__ inline void add_fused_row(Params p, const Layer* layers, Held& held, double* partials, u32* results) {
+    Layer layer = layers[blockIdx.y];
+    partials += u64(blockIdx.y) * gridDim.x * 8;
+    if (blockIdx.x >= layer.blocks) {
+        if (threadIdx.x < 8) {
+            partials[u64(blockIdx.x) * 8 + threadIdx.x] = 0.0;
         }
+        return;
     }
+    p.dtype = layer.dtype;
+    p.count = layer.count;
+    u32* result = results + u64(blockIdx.y) * (2 * RESULT_WORDS);
+    Row<CLOSED> row(p, held.grids);
+    hold_nothing(held);
+    for (u64 span = blockIdx.x; span * SPAN < p.count; span += layer.blocks) {
+        hold(p, reinterpret_cast<const void*>(layer.values), span, held, result);
+        u64 tile = span * WARPS + threadIdx.x / 32;
+        row.begin(held.bucket(p, tile * TILE + threadIdx.x % 32 * 4));
+        visit(p, held, tile, row);
+        row.end();
+    }
+    row.give(partials);
 }
 
 // For stochastic rounding where every interval holds zero.
-extern "C" __global__ void row(Params p, const void* values, const Grid* grids, double* partials) {
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void row(Params p, const void* values, const Grid* grids,
+                                                           double* partials) {
     add_row<true>(p, values, grids, partials);
 }
 
 // For all else.
-extern "C" __global__ void row_of_residuals(Params p, const void* values, const Grid* grids, double* partials) {
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void row_of_residuals(Params p, const void* values,
+                                                                        const Grid* grids, double* partials) {
     add_row<false>(p, values, grids, partials);
 }
 
-// What is sent of each bucket.
-extern "C" __global__ void scales(Params p, const Grid* grids, float* sent) {
-    u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
-    if (bucket >= p.buckets) {
-        return;
-    }
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row(Params p, const Layer* layers, double* partials,
+                                                                 u32* results) {
+    __shared__ Held held;
+    add_fused_row<true>(p, layers, held, partials, results);
+}
+
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void fused_row_of_residuals(Params p, const Layer* layers,
+                                                                              double* partials, u32* results) {
+    __shared__ Held held;
+    add_fused_row<false>(p, layers, held, partials, results);
+}
+
+// What is sent of a bucket.
+__device__ inline void send(const Params& p, const Grid& grid, u64 bucket, float* sent) {
     if (p.min_max) {
-        sent[2 * u64(bucket)] = grids[bucket].low;
-        sent[2 * u64(bucket) + 1] = grids[bucket].high;
+        sent[2 * bucket] = grid.low;
+        sent[2 * bucket + 1] = grid.high;
     } else {
-        sent[bucket] = grids[bucket].high;
+        sent[bucket] = grid.high;
     }
 }
 
-// A thread codes 8 consecutive values, which are `bits` bytes.
-extern "C" __global__ void encode(Params p, const void* values, const Grid* grids, u8* codes) {
-    u64 first = (u64(blockIdx.x) * BLOCK + threadIdx.x) * PER_CODER;
+extern "C" __global__ void scales(Params p, const Grid* grids, float* sent) {
+    u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
+    if (bucket < p.buckets) {
+        send(p, grids[bucket], bucket, sent);
+    }
+}
+
+// Codes 8 values from `first`, a multiple of 8, on, or what is left of them; they are `bits` bytes.
+template <class Values>
+__device__ inline void encode_eight(const Params& p, const Values& values, const Grid* grids, u64 first, u8* codes) {
     if (first >= p.count) {
         return;
     }
-    u32 bucket = u32(first) / p.bucket;
-    u32 left = p.bucket - u32(first) % p.bucket;
+    u32 bucket = values.bucket(p, first);
+    u32 left = values.left(p, first);
     Grid grid = grids[bucket];
     u64 packed = 0;
     u32 coded = 0;
     for (u32 half = 0; half < PER_CODER && first + half < p.count; half += 4) {
         float four[4];
-        u32 here = load4(values, p.dtype, first + half, p.count, four);
+        u32 here = values.load(p, first + half, four);
         Words draws = {{HALF << 9, HALF << 9, HALF << 9, HALF << 9}};
         if (!p.nearest) {
             draws = philox(u32((first + half) / 4), p.step, p.layer, p.rank, p.seed_low, p.seed_high);
@@ -352,6 +256,30 @@ extern "C" __global__ void encode(Params p, const void* values, const Grid* grid
     u8* target = codes + first / PER_CODER * p.bits;
     for (u32 byte = 0; byte * 8 < coded * p.bits; byte++) {
         target[byte] = u8(packed >> (8 * byte));
+    }
+}
+
+extern "C" __global__ void encode(Params p, const void* values, const Grid* grids, u8* codes) {
+    encode_eight(p, Everywhere{values}, grids, (u64(blockIdx.x) * BLOCK + threadIdx.x) * PER_CODER, codes);
+}
+
+// The same, with grids and what is sent of them in one pass.
+extern "C" __global__ void fused_encode(Params p, const void* values, float* sent, u8* codes, u32* result) {
+    __shared__ Held held;
+    hold_nothing(held);
+    for (u64 span = blockIdx.x; span * SPAN < p.count; span += gridDim.x) {
+        hold(p, values, span, held, result);
+        u32 slot = own_slot(p);
+        u64 bucket = (span * SPAN >> Held::log_bucket(p)) + slot;
+        if (slot < SLOTS && bucket < p.buckets) {
+            send(p, held.grids[slot], bucket, sent);
+        }
+        // A warp codes its own tile.
+        u64 tile = span * WARPS + threadIdx.x / 32;
+        for (u32 in_tile = threadIdx.x % 32 * PER_CODER; in_tile < TILE; in_tile += 32 * PER_CODER) {
+            encode_eight(p, held, held.grids, tile * TILE + in_tile, codes);
+        }
+        __syncwarp();
     }
 }
 

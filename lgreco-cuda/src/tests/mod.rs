@@ -3,9 +3,11 @@
 mod conformance;
 mod driver;
 mod faults;
+mod launches;
 mod memory;
 mod nvrtc;
 mod powersgd;
+mod qsgd;
 mod simt;
 mod sources;
 mod topk;

@@ -52,6 +52,23 @@ fn large_tensors() {
     }
 }
 
+/// So many values that sums exceed 32 bits: those of a block's rounding errors and, of all blocks, those of what lies below
+/// a bin too. Half of them have the largest of both and one bin, the rest are smooth.
+#[test]
+fn sixteen_million_values() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let elements = 1 << 24;
+    let crowded = |i: usize| f32::from_bits(0x3f80_f000 - i as u32 % 8);
+    let value = |i: usize| if i < elements / 2 { crowded(i) } else { uniform(i).powi(3) };
+    let tensor = Tensor::new(&(0..elements).map(value).collect::<Vec<_>>(), elements, 1);
+    let gradient = tensor.gradients()[0];
+    let keeps: Vec<u32> = (1..64).map(|i| (i * elements / 64) as u32).collect();
+    for values in [Dtype::F32, Dtype::F16] {
+        let candidates = Candidates::TopK { values, keeps: &keeps };
+        check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+    }
+}
+
 /// Smooth rows need no second pass over the values: the same numbers come out when it finds nothing.
 #[test]
 fn smooth_rows_take_one_pass() {

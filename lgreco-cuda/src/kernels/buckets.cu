@@ -1,0 +1,274 @@
+// QSGD's buckets and the grids that their values are rounded to; the numerics are those of lgreco_core::compress::qsgd.
+// A warp works on tiles of 512 consecutive values, which a bucket of the usual size is.
+
+struct Params {
+    u32 dtype;
+    u32 count;
+    u32 bucket;
+    u32 buckets;
+    u32 sign_magnitude;
+    u32 min_max;
+    u32 nearest;
+    u32 widths; // bit b - 1: whether width b is measured
+    u32 bits;
+    u32 log_levels;
+    u32 step;
+    u32 layer;
+    u32 rank;
+    u32 seed_low;
+    u32 seed_high;
+};
+
+// Largest magnitude, largest value and complement of the smallest, the latter two by `ordered`.
+struct Extremes {
+    u32 largest;
+    u32 high;
+    u32 low;
+};
+
+struct Grid {
+    float low;
+    float high;
+    float power;
+    float scaled_low;
+    float scaled_high;
+    float inverse;
+};
+
+// Values that a warp reads at once, those of its tile, and those of a block's tiles.
+#define STRIP 128
+#define TILE 512
+#define SPAN (TILE * WARPS)
+// Buckets of a span at most, where they are powers of two from 64 on.
+#define SLOTS (SPAN / 64)
+#define FRACTION_BITS 23
+
+// Orders as the values do.
+__device__ inline u32 ordered(u32 bits) {
+    return bits ^ (bits >= SIGN ? 0xffffffffu : SIGN);
+}
+
+__device__ inline u32 from_ordered(u32 key) {
+    return key ^ (key >= SIGN ? SIGN : 0xffffffffu);
+}
+
+// Values in device memory, in buckets of any size.
+struct Everywhere {
+    static const bool TOGETHER = false;
+    const void* values;
+
+    __device__ u32 load(const Params& p, u64 i, float (&four)[4]) const {
+        return load4(values, p.dtype, i, p.count, four);
+    }
+
+    __device__ u32 bucket(const Params& p, u64 i) const {
+        return u32(i) / p.bucket;
+    }
+
+    // Values from i to the end of its bucket.
+    __device__ u32 left(const Params& p, u64 i) const {
+        return p.bucket - u32(i) % p.bucket;
+    }
+};
+
+// A span that a block holds in shared memory, with whole buckets, which have numbers of their own there. All lanes of a
+// warp go from one bucket to the next together.
+struct Held {
+    static const bool TOGETHER = true;
+    uint4 values[SPAN / 4];
+    Extremes extremes[SLOTS];
+    Grid grids[SLOTS];
+
+    __device__ u32 load(const Params& p, u64 i, float (&four)[4]) const {
+        uint4 bits = values[i % SPAN / 4];
+        four[0] = __uint_as_float(bits.x);
+        four[1] = __uint_as_float(bits.y);
+        four[2] = __uint_as_float(bits.z);
+        four[3] = __uint_as_float(bits.w);
+        return i >= p.count ? 0 : p.count - i < 4 ? u32(p.count - i) : 4;
+    }
+
+    __device__ static u32 log_bucket(const Params& p) {
+        return 31 - __clz(p.bucket);
+    }
+
+    __device__ u32 bucket(const Params& p, u64 i) const {
+        return u32(i) % SPAN >> log_bucket(p);
+    }
+
+    // No four values, and no eight, from a multiple of their number on lie in two buckets.
+    __device__ u32 left(const Params&, u64) const {
+        return 8;
+    }
+};
+
+// Shows `to` what this thread has of the warp's tile, in order, with `to.next` where a bucket begins that is not
+// `to.bucket`.
+template <class Values, class To>
+__device__ inline void visit(const Params& p, const Values& values, u64 tile, To& to) {
+    for (u32 j = 0; j < TILE / STRIP; j++) {
+        u64 i = tile * TILE + j * STRIP + threadIdx.x % 32 * 4;
+        if (i >= p.count && !Values::TOGETHER) {
+            break;
+        }
+        float four[4];
+        u32 here = values.load(p, i, four);
+        u32 bucket = values.bucket(p, i);
+        u32 left = values.left(p, i);
+        if (bucket != to.bucket) {
+            to.next(bucket);
+        }
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            if (k >= here) {
+                break;
+            }
+            if (left == 0) {
+                bucket++;
+                left = p.bucket;
+                to.next(bucket);
+            }
+            left--;
+            to.add(four[k]);
+        }
+    }
+}
+
+// What a thread has seen of one bucket; one of every `sharing` lanes, which see the same buckets, gives it away.
+struct Seen {
+    const Params& p;
+    Extremes* extremes;
+    u32 sharing;
+    u32 bucket;
+    Extremes own;
+
+    __device__ Seen(const Params& p, Extremes* extremes, u32 sharing, u32 bucket)
+        : p(p), extremes(extremes), sharing(sharing), bucket(bucket), own{0, 0, 0} {}
+
+    __device__ void add(float value) {
+        u32 bits = __float_as_uint(value);
+        own.largest = max(own.largest, bits & MAGNITUDE);
+        if (p.min_max) {
+            own.high = max(own.high, ordered(bits));
+            own.low = max(own.low, ~ordered(bits));
+        }
+    }
+
+    __device__ void next(u32 other) {
+        give();
+        bucket = other;
+        own = Extremes{0, 0, 0};
+    }
+
+    __device__ void give() {
+        for (u32 reach = sharing / 2; reach > 0; reach >>= 1) {
+            own.largest = max(own.largest, __shfl_xor_sync(FULL, own.largest, reach));
+            if (p.min_max) {
+                own.high = max(own.high, __shfl_xor_sync(FULL, own.high, reach));
+                own.low = max(own.low, __shfl_xor_sync(FULL, own.low, reach));
+            }
+        }
+        if ((threadIdx.x & (sharing - 1)) != 0) {
+            return;
+        }
+        atomicMax(&extremes[bucket].largest, own.largest);
+        if (p.min_max) {
+            atomicMax(&extremes[bucket].high, own.high);
+            atomicMax(&extremes[bucket].low, own.low);
+        }
+    }
+};
+
+extern "C" __global__ void extreme_values(Params p, const void* values, Extremes* extremes) {
+    u64 warps = u64(gridDim.x) * WARPS;
+    for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
+        Seen seen(p, extremes, 1, u32(tile * TILE / p.bucket));
+        visit(p, Everywhere{values}, tile, seen);
+        if (__all_sync(FULL, seen.bucket == __shfl_sync(FULL, seen.bucket, 0))) {
+            seen.sharing = 32;
+        }
+        seen.give();
+    }
+}
+
+// result[0] becomes at least the largest magnitude where it is not finite.
+__device__ inline Grid make_grid(const Params& p, const Extremes& seen, u32* result) {
+    if (seen.largest >= INFINITE) {
+        atomicMax(result, seen.largest);
+    }
+    Grid grid;
+    grid.high = __uint_as_float(seen.largest);
+    grid.low = p.sign_magnitude ? 0.0f : -grid.high;
+    if (p.min_max) {
+        // Sends -0 as +0.
+        grid.low = __uint_as_float(from_ordered(~seen.low)) + 0.0f;
+        grid.high = __uint_as_float(from_ordered(seen.high)) + 0.0f;
+    }
+    u32 exponent = seen.largest >> FRACTION_BITS;
+    grid.power = __uint_as_float((exponent >= 254 ? 1 : 254 - exponent) << FRACTION_BITS);
+    grid.scaled_low = grid.low * grid.power;
+    grid.scaled_high = grid.high * grid.power;
+    float length = grid.scaled_high - grid.scaled_low;
+    grid.inverse = length > 0.0f ? 1.0f / length : 0.0f;
+    return grid;
+}
+
+// One thread per bucket.
+extern "C" __global__ void make_grids(Params p, const Extremes* extremes, Grid* grids, u32* result) {
+    u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
+    if (bucket >= p.buckets) {
+        return;
+    }
+    grids[bucket] = make_grid(p, extremes[bucket], result);
+}
+
+// Waits for all threads that share a bucket.
+__device__ inline void meet(const Params& p) {
+    if (p.bucket > TILE) {
+        __syncthreads();
+    } else {
+        __syncwarp();
+    }
+}
+
+// The bucket of the block's span that this thread makes the grid of, among those that share it; SLOTS where there is
+// none.
+__device__ inline u32 own_slot(const Params& p) {
+    u32 in_tile = threadIdx.x % 32 * p.bucket;
+    u32 first = threadIdx.x / 32 * TILE + in_tile;
+    return in_tile < TILE && (first & (p.bucket - 1)) == 0 ? first >> Held::log_bucket(p) : SLOTS;
+}
+
+// What `hold` needs; all threads of the block must come.
+__device__ inline void hold_nothing(Held& held) {
+    if (threadIdx.x < SLOTS) {
+        held.extremes[threadIdx.x] = Extremes{0, 0, 0};
+    }
+    __syncthreads();
+}
+
+// Holds a span's values and makes the grids of its buckets. All threads of the block must come.
+__device__ inline void hold(const Params& p, const void* values, u64 span, Held& held, u32* result) {
+    u64 tile = span * WARPS + threadIdx.x / 32;
+    u64 first = tile * TILE + threadIdx.x % 32 * 4;
+#pragma unroll
+    for (u32 j = 0; j < TILE / STRIP; j++) {
+        u64 i = first + j * STRIP;
+        if (i < p.count) {
+            float four[4];
+            load4(values, p.dtype, i, p.count, four);
+            held.values[i % SPAN / 4] = uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
+                                              __float_as_uint(four[2]), __float_as_uint(four[3])};
+        }
+    }
+    Seen seen(p, held.extremes, min(p.bucket / 4, 32u), held.bucket(p, first));
+    visit(p, held, tile, seen);
+    seen.give();
+    meet(p);
+    u32 slot = own_slot(p);
+    if (slot < SLOTS) {
+        held.grids[slot] = make_grid(p, held.extremes[slot], result);
+        held.extremes[slot] = Extremes{0, 0, 0};
+    }
+    meet(p);
+}

@@ -1,0 +1,220 @@
+//! QSGD's fused kernels: buckets that a block holds, data races, and planted bugs.
+
+use super::simt::{Edit, Flavour, Simt, flavour};
+use super::{ROWS, backend};
+use crate::device::Part;
+use crate::gpu::Scratch;
+use crate::kernels::Module;
+use crate::qsgd::{RESULT_WORDS, Road, fused_rows, measure_by, rows};
+use crate::tensor::Tensor as OnDevice;
+use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
+use lgreco_core::backend::{Backend, Job, Portable};
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::{Candidates, Setting};
+use lgreco_core::gradient::{Dtype, Gradient, Values};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::{Tensor, check_encode, check_rows};
+use lgreco_core::testing::powersgd::uniform;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const WIDTHS: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8];
+
+/// Every size of bucket that a block holds, and every kind of grid and rounding.
+fn fused_settings() -> impl Iterator<Item = Qsgd> {
+    let sizes = (6..=12).map(|log| 1 << log);
+    let kinds = [Scale::MaxNorm, Scale::MinMax].map(|scale| (scale, Rounding::Stochastic));
+    let kinds = kinds.into_iter().chain([(Scale::MinMax, Rounding::Nearest), (Scale::MaxNorm, Rounding::Nearest)]);
+    sizes.flat_map(move |bucket| kinds.clone().map(move |(scale, rounding)| Qsgd { bits: 3, bucket, scale, rounding }))
+}
+
+/// Magnitudes that differ from bucket to bucket, and a stretch of one sign, where intervals lie beside zero.
+fn tensor(elements: usize) -> Tensor {
+    let mut values = uniform(elements, 4);
+    for (i, value) in values.iter_mut().enumerate() {
+        *value *= 2f32.powi((i / 50 % 20) as i32 - 10);
+        if i > elements / 2 {
+            *value = value.abs() + 1e-3;
+        }
+    }
+    Tensor::new(&values, elements, 1)
+}
+
+/// Where a gradient lies; the device's memory is the processor's.
+fn part(gradient: &Gradient<'_>) -> Part {
+    let bytes: &[u8] = match gradient.values() {
+        Values::F32(v) => bytemuck::cast_slice(v),
+        Values::F16(v) => bytemuck::cast_slice(v),
+        Values::Bf16(v) => bytemuck::cast_slice(v),
+    };
+    Part { address: bytes.as_ptr().expose_provenance() as u64, bytes: bytes.len() as u64 }
+}
+
+/// The words of the rows of all gradients.
+fn words(backend: &mut CudaBackend, road: Road, gradients: &[Gradient<'_>], base: Qsgd) -> Vec<u64> {
+    let gpu = backend.gpu();
+    let results = gpu.room(Scratch::Results, (8 * RESULT_WORDS * gradients.len()) as u64).unwrap();
+    gpu.clear(results).unwrap();
+    let tensor = |gradient: &Gradient<'_>| OnDevice {
+        part: part(gradient),
+        dtype: gradient.values().dtype(),
+        elements: gradient.shape().elements() as u32,
+    };
+    let tensors: Vec<OnDevice> = gradients.iter().map(tensor).collect();
+    measure_by(road, gpu, &tensors, base, WIDTHS, results).unwrap();
+    gpu.read(results).unwrap()
+}
+
+#[test]
+fn one_pass_makes_the_bits_that_two_make() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    // Part of a strip; of a tile; of a span; more spans than blocks; more layers than one launch works on.
+    let tensors = [3, 700, 5000, 29_001, 4096, 5, 64, 13_000, 512, 4097].map(tensor);
+    let gradients: Vec<_> = tensors.iter().enumerate().map(|(i, tensor)| tensor.gradients()[i % 3]).collect();
+    for base in fused_settings() {
+        let expected = words(&mut backend, rows, &gradients, base);
+        let counts = |words: &[u64]| words[1..].iter().any(|&word| f64::from_bits(word) > 0.0);
+        assert!(expected.chunks(RESULT_WORDS).all(counts), "{base:?}");
+        assert_eq!(words(&mut backend, fused_rows, &gradients, base), expected, "{base:?}");
+    }
+}
+
+/// Layers that share launches, beside others that do not, and one that is not finite.
+#[test]
+fn layers_in_device_memory_share_launches() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    check_layers(&mut backend);
+}
+
+fn check_layers(backend: &mut CudaBackend) {
+    let tensors: Vec<Tensor> = (1..30).map(|i| tensor(if i % 9 == 0 { 0 } else { i * 173 })).collect();
+    let mut gradients: Vec<_> = tensors.iter().enumerate().map(|(i, tensor)| tensor.gradients()[i % 3]).collect();
+    let candidates = |layer: usize| match layer {
+        5 => Candidates::TopK { values: Dtype::F32, keeps: &[7, 70] },
+        11 => Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 3] },
+        12 => Candidates::Qsgd { base: Qsgd { bucket: 100, ..Qsgd::default() }, bits: &[2, 4] },
+        13 | 14 => Candidates::Qsgd { base: Qsgd::default(), bits: &[] },
+        _ => Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] },
+    };
+    let mut spoiled = uniform(900, 1);
+    spoiled[77] = f32::INFINITY;
+    let spoiled = Tensor::new(&spoiled, 900, 1);
+    let stream = Stream::default();
+    for round in 0..2 {
+        if round == 1 {
+            gradients[20] = spoiled.gradients()[0];
+        }
+        let jobs: Vec<Job<'_>> = (0..gradients.len())
+            .map(|layer| Job { gradient: gradients[layer], candidates: candidates(layer), stream })
+            .collect();
+        let on_device: Vec<DeviceJob<'_>> = (0..gradients.len())
+            .map(|layer| {
+                let gradient = &gradients[layer];
+                let dtype = gradient.values().dtype();
+                let gradient = DeviceGradient::of_part(part(gradient), dtype, gradient.shape());
+                DeviceJob { gradient, candidates: candidates(layer), stream }
+            })
+            .collect();
+        let total = jobs.iter().map(|job| job.candidates.len()).sum();
+        let (mut found, mut expected) = (vec![f64::NAN; total], vec![f64::NAN; total]);
+        let outcome = backend.measure_device(&on_device, &mut found);
+        let reference = Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], &mut expected);
+        match (outcome, reference) {
+            (Ok(()), Ok(())) => {
+                let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 10.0 * ROWS * b;
+                assert!(round == 0 && found.iter().zip(&expected).all(near), "{found:?}, not {expected:?}");
+            }
+            (Err(found), Err(expected)) => {
+                assert!(round == 1 && found.job == 20 && expected.job == 20, "{found}, not {expected}");
+                assert_eq!(found.error, Error::Core(expected.error));
+            }
+            outcomes => panic!("{outcomes:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_bucket_that_a_block_holds_is_as_in_the_core() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    let tensor = tensor(29_001);
+    let stream = Stream { seed: 5, step: 1, layer: 2, rank: 3 };
+    for (number, base) in fused_settings().enumerate() {
+        let gradient = tensor.gradients()[number % 3];
+        check_encode(&mut backend, &Setting::Qsgd(Qsgd { bits: WIDTHS[number % 8], ..base }), &gradient, stream);
+        let candidates = Candidates::Qsgd { base, bits: WIDTHS };
+        check_rows(&mut backend, &[Job { gradient, candidates, stream }], ROWS);
+    }
+}
+
+/// Values that are not finite anywhere in a bucket, and in one that ends early.
+#[test]
+fn values_that_are_not_finite_are_found() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    for (at, value) in [(0, f32::NAN), (511, f32::INFINITY), (4096, f32::NEG_INFINITY), (5122, f32::NAN)] {
+        let mut values = uniform(5123, 1);
+        values[at] = value;
+        let tensor = Tensor::new(&values, 5123, 1);
+        let gradient = tensor.gradients()[0];
+        for bucket in [64, 512, 4096] {
+            let base = Qsgd { bucket, ..Qsgd::default() };
+            check_encode(&mut backend, &Setting::Qsgd(base), &gradient, Stream::default());
+            let candidates = Candidates::Qsgd { base, bits: WIDTHS };
+            check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+        }
+    }
+}
+
+fn check(backend: &mut CudaBackend, bucket: u32) {
+    let tensor = tensor(29_001);
+    let gradient = tensor.gradients()[0];
+    let base = Qsgd { bucket, ..Qsgd::default() };
+    check_encode(backend, &Setting::Qsgd(base), &gradient, Stream::default());
+    let candidates = Candidates::Qsgd { base, bits: &[2, 4] };
+    check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+}
+
+#[test]
+fn no_kernel_has_a_data_race() {
+    let Some(mut backend) = backend(Flavour::Races, 0) else { return };
+    for bucket in [64, 128, 512, 1024, 4096] {
+        check(&mut backend, bucket);
+    }
+    check_layers(&mut backend);
+}
+
+/// What the suite says of an edited kernel.
+fn said(flavour: Flavour, bucket: u32, from: &'static str, to: &'static str) -> Option<String> {
+    let edit = Edit { module: Module::Qsgd, from, to };
+    let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(edit))?));
+    let found = catch_unwind(AssertUnwindSafe(|| check(&mut backend, bucket)));
+    let words = found.expect_err("a difference").downcast::<String>().expect("words");
+    Some(backend.failure().map_or(*words, ToString::to_string))
+}
+
+#[test]
+fn missing_barriers_are_found() {
+    for (from, to) in [
+        ("    meet(p);\n    u32 slot", "    u32 slot"),
+        ("    meet(p);\n}", "}"),
+        ("        __syncwarp();\n    }\n}", "    }\n}"),
+    ] {
+        let Some(said) = said(Flavour::Races, 512, from, to) else { return };
+        assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
+    }
+    // A warp's barrier does not do for a bucket that several share.
+    let Some(said) = said(Flavour::Races, 1024, "if (p.bucket > TILE) {", "if (false) {") else { return };
+    assert!(said.contains("race (") && said.contains("shared memory"), "{said}");
+}
+
+#[test]
+fn wrong_numbers_are_found() {
+    for (bucket, from, to) in [
+        (64, "min(p.bucket / 4, 32u)", "32"),
+        (512, "held.extremes[slot] = Extremes{0, 0, 0};", ""),
+        (4096, "(first & (p.bucket - 1)) == 0", "true"),
+        (512, "span * SPAN >> Held::log_bucket(p)", "span * SPAN >> 8"),
+    ] {
+        if said(Flavour::Plain, bucket, from, to).is_none() {
+            return;
+        }
+    }
+}
