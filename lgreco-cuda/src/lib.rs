@@ -43,7 +43,6 @@
 #[allow(unsafe_code)]
 mod backend;
 mod codec;
-#[allow(unsafe_code)]
 mod compiler;
 mod counting;
 #[allow(unsafe_code)]
@@ -57,7 +56,10 @@ mod exchange;
 mod feedback;
 mod gpu;
 mod kernels;
+mod libraries;
 mod magnitude;
+#[allow(unsafe_code)]
+mod nvrtc;
 mod positions;
 mod powersgd;
 mod qsgd;

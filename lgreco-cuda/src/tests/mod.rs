@@ -1,5 +1,6 @@
 //! The kernels on the processor, and through NVRTC.
 
+mod compiler;
 mod conformance;
 mod driver;
 mod faults;
