@@ -19,6 +19,7 @@ pub(crate) enum Scratch {
     Output,
     Offered,
     Decoded,
+    Known,
     Statuses,
     Bins,
     Exponents,

@@ -74,4 +74,5 @@ mod topk;
 pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
 pub use devices::{DeviceInfo, devices};
 pub use error::Error;
+pub use feedback::DeviceResidual;
 pub use tensor::DeviceGradient;

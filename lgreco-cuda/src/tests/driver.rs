@@ -8,8 +8,9 @@ use super::compiler::{library, stand_ins};
 use super::simt::{Flavour, build, entries, target};
 use super::{ROWS, nvrtc};
 use crate::kernels::Module;
-use crate::{CudaBackend, DeviceGradient, DeviceJob, Error, devices};
-use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd};
+use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices};
+use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_all;
@@ -17,8 +18,8 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs an ignored test of this file where the fake is the driver, and NVRTC is there, with these variables, and returns
-/// what it prints.
+/// Runs an ignored test of this file where the fake is the driver, and NVRTC is there, with these variables, and
+/// returns what it prints.
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
     nvrtc::compiler()?;
     run(test, variables, None)
@@ -124,6 +125,21 @@ fn beside_a_trainer() {
         let last = fake.get::<unsafe extern "C" fn() -> *mut c_void>("fake_cuda_last_stream").unwrap();
         assert_eq!(last(), stream);
     }
+    let mut residual = vec![0u16; 4096];
+    let address = residual.as_mut_ptr().expose_provenance() as u64;
+    let residual = DeviceResidual { address, storage: Storage::Bf16 };
+    let (top, mut payload) = (Setting::TopK(TopK { keep: 40, values: Dtype::F32 }), [0; 4096]);
+    let mut waits = || {
+        let before = state()[5];
+        // SAFETY: as many values as the gradient's; the fake's memory is the processor's.
+        unsafe {
+            backend.encode_with_feedback(&top, &jobs[0].gradient, residual, 1.0, Stream::default(), &mut payload)
+        }
+        .unwrap();
+        state()[5] - before
+    };
+    waits();
+    assert_eq!(waits(), 2, "for what is known, and for the payload");
     drop(backend);
     assert_eq!(state()[..5], [0, 0, 0, 0, 1], "what is left: the trainer's context on the stack");
 }

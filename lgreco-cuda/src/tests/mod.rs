@@ -4,6 +4,7 @@ mod compiler;
 mod conformance;
 mod driver;
 mod faults;
+mod feedback;
 mod memory;
 mod nvrtc;
 mod powersgd;
