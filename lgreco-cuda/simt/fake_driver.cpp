@@ -1,6 +1,7 @@
 // A CUDA driver for tests of what calls one: memory is the processor's, kernels run through cuda_shim.h, and everything
 // is counted. FAKE_CUDA_MODULES is a list LIBRARY=KERNEL;... of compiled kernels and one that a module's code must hold
-// to be that library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the version of CUDA.
+// to be that library's; FAKE_CUDA_FAIL is CALL=CODE, a call that fails and how; FAKE_CUDA_VERSION the version of CUDA;
+// FAKE_CUDA_CAPABILITY the device's compute capability.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -32,6 +33,11 @@ static int outcome(const char* call) {
     return fail && strncmp(fail, call, n) == 0 && fail[n] == '=' ? atoi(fail + n + 1) : 0;
 }
 
+static int number(const char* variable, int otherwise) {
+    const char* set = getenv(variable);
+    return set ? atoi(set) : otherwise;
+}
+
 #define CALL(name, parameters, ...)                                         \
     extern "C" __attribute__((visibility("default"))) int name parameters { \
         if (int code = outcome(#name)) return code;                         \
@@ -50,14 +56,14 @@ static bool inside(uint64_t address, size_t bytes) {
     return address + bytes <= after->first + after->second;
 }
 
-CALL(cuDriverGetVersion, (int* version),
-     *version = getenv("FAKE_CUDA_VERSION") ? atoi(getenv("FAKE_CUDA_VERSION")) : 12040)
+CALL(cuDriverGetVersion, (int* version), *version = number("FAKE_CUDA_VERSION", 12040))
 CALL(cuInit, (unsigned), )
 CALL(cuDeviceGetCount, (int* count), *count = 1)
 CALL(cuDeviceGet, (int* device, int ordinal), if (ordinal != 0) return 101; *device = 0)
 CALL(cuDeviceGetName, (char* name, int room, int), snprintf(name, room, "Fake GPU"))
 CALL(cuDeviceTotalMem_v2, (size_t * bytes, int), *bytes = size_t(8) << 30)
-CALL(cuDeviceGetAttribute, (int* value, int attribute, int), *value = attribute == 75 ? 8 : 0)
+CALL(cuDeviceGetAttribute, (int* value, int attribute, int), int capability = number("FAKE_CUDA_CAPABILITY", 80);
+     *value = attribute == 75 ? capability / 10 : capability % 10)
 CALL(cuDevicePrimaryCtxRetain, (void** out, int), ++retained; *out = &context)
 CALL(cuDevicePrimaryCtxRelease_v2, (int), --retained)
 CALL(cuCtxPushCurrent_v2, (void* context), stack.push_back(context))

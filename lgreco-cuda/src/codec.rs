@@ -74,6 +74,28 @@ pub(crate) fn enqueue(
     }
 }
 
+/// Enqueued: decodes a payload that [`enqueue`] wrote, with any header, of a gradient of this shape. Returns what
+/// `status` must be afterwards, else other bytes were there; `None` when any bytes do.
+pub(crate) fn enqueue_decoding(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    shape: Shape,
+    payload: Part,
+    target: &Tensor,
+    status: Part,
+) -> Result<Option<[u32; 2]>, Error> {
+    match *setting {
+        Setting::Qsgd(c) => qsgd::decode(gpu, c, payload, target).map(|()| None),
+        Setting::TopK(c) => positions::decode(gpu, c, payload, target, status).map(|ones| Some([0, ones])),
+        Setting::PowerSgd(c) => {
+            powersgd::check(shape, c.rank)?;
+            let rank = powersgd::effective(shape, c.rank);
+            powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
+        }
+        _ => Err(Error::Method("decoding this setting's payloads")),
+    }
+}
+
 /// What a status says of the gradient.
 pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
     check_finite(gpu, input, status[0])?;

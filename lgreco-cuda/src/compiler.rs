@@ -2,10 +2,10 @@
 
 use crate::Error;
 use crate::kernels::Module;
-use cudarc::nvrtc::{result, sys};
+use crate::libraries::candidates;
+use crate::nvrtc::{Form, Nvrtc};
 use std::collections::HashMap;
-use std::ffi::{CStr, CString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The options of every module: arithmetic is IEEE 754's, because bits of payloads depend on it.
@@ -19,7 +19,7 @@ const OPTIONS: [&str; 6] = [
 ];
 
 /// The oldest NVRTC that says what it can compile for.
-const OLDEST: (i32, i32) = (11, 2);
+const OLDEST: (u32, u32) = (11, 2);
 
 /// What NVRTC is to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,37 +62,55 @@ pub(crate) fn capability(number: u32) -> String {
 /// Code by the hash of what it was made of.
 type Made = HashMap<(u64, Architecture), Arc<[u8]>>;
 
-/// NVRTC's version and the compute capabilities it compiles for.
+/// An NVRTC, its version, and the compute capabilities it compiles for.
 #[derive(Clone, Debug)]
 pub(crate) struct Compiler {
-    pub(crate) version: (i32, i32),
+    nvrtc: Nvrtc,
+    pub(crate) version: (u32, u32),
     pub(crate) supported: Vec<u32>,
 }
 
 impl Compiler {
-    /// `Err` when NVRTC is not there or too old.
-    pub(crate) fn find() -> Result<Self, Error> {
-        // SAFETY: loads a library and looks for nothing in it.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoCompiler);
+    /// The best NVRTC for a device of compute capability `device` and a driver of CUDA's version `driver`, and what it
+    /// makes: of the driver's major version, or else an older one. `Err` when there is none, with why the first that
+    /// was found does not do.
+    pub(crate) fn find(driver: (u32, u32), device: u32) -> Result<(Self, Architecture), Error> {
+        let mut refused = None;
+        for path in candidates(driver.0, |variable| std::env::var_os(variable).map(PathBuf::from)) {
+            let Some(opened) = Compiler::open(&path) else { continue };
+            match opened.and_then(|compiler| compiler.suits(driver, device)) {
+                Ok(found) => return Ok(found),
+                Err(error) => refused = refused.or(Some(error)),
+            }
         }
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: both are places for an int.
-        check("nvrtcVersion", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
-        let version = (major, minor);
-        if version < OLDEST {
-            let text = |(major, minor)| format!("{major}.{minor}");
-            return Err(Error::TooOld { what: "NVRTC", needed: text(OLDEST), found: text(version) });
-        }
-        let mut count = 0;
-        // SAFETY: the count's place; then, as NVRTC asks, room for as many.
-        let supported = unsafe {
-            check("nvrtcGetNumSupportedArchs", sys::nvrtcGetNumSupportedArchs(&mut count))?;
-            let mut supported = vec![0; count as usize];
-            check("nvrtcGetSupportedArchs", sys::nvrtcGetSupportedArchs(supported.as_mut_ptr()))?;
-            supported
+        Err(refused.unwrap_or(Error::NoCompiler))
+    }
+
+    /// The NVRTC in a library; `None` when there is no such library, or no NVRTC in it.
+    pub(crate) fn open(path: &Path) -> Option<Result<Self, Error>> {
+        let nvrtc = Nvrtc::load(path)?;
+        let failed = |call| move |reason| Error::Driver { call, reason };
+        let asked = |nvrtc: Nvrtc| {
+            let version = nvrtc.version().map_err(failed("nvrtcVersion"))?;
+            let supported = nvrtc.supported().map_err(failed("nvrtcGetSupportedArchs"))?;
+            Ok(Compiler { nvrtc, version, supported })
         };
-        Ok(Compiler { version, supported: supported.into_iter().map(|number| number as u32).collect() })
+        Some(asked(nvrtc))
+    }
+
+    /// Whether its code is understood by the driver and the device, and in which form.
+    pub(crate) fn suits(self, driver: (u32, u32), device: u32) -> Result<(Self, Architecture), Error> {
+        let text = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+        if self.version < OLDEST {
+            return Err(Error::TooOld { what: "NVRTC", needed: text(OLDEST), found: text(self.version) });
+        }
+        if self.version.0 > driver.0 {
+            let needed = format!("{} (for the NVRTC that was found)", text((self.version.0, 0)));
+            let what = "the CUDA version of the NVIDIA driver";
+            return Err(Error::TooOld { what, needed, found: text(driver) });
+        }
+        let architecture = Architecture::of(device, &self.supported)?;
+        Ok((self, architecture))
     }
 
     /// The module's code, compiled on first use; with a folder, from there and to there.
@@ -115,7 +133,7 @@ impl Compiler {
         let code: Arc<[u8]> = match kept {
             Some(code) => code.into(),
             None => {
-                let (code, _) = compile(module.name(), &source, architecture, &[])?;
+                let (code, _) = self.compile(module.name(), &source, architecture, &[])?;
                 if let Some(file) = file {
                     keep(&file, &code);
                 }
@@ -124,6 +142,24 @@ impl Compiler {
         };
         made.insert((hash, architecture), Arc::clone(&code));
         Ok(code)
+    }
+
+    /// Compiles a source; the code and NVRTC's log.
+    pub(crate) fn compile(
+        &self,
+        module: &'static str,
+        source: &str,
+        architecture: Architecture,
+        more: &[&str],
+    ) -> Result<(Vec<u8>, String), Error> {
+        let target = format!("--gpu-architecture={}", architecture.name());
+        let options: Vec<&str> = OPTIONS.iter().chain(more).copied().chain([target.as_str()]).collect();
+        let form = match architecture {
+            Architecture::Sass(_) => Form::Cubin,
+            Architecture::Ptx(_) => Form::Ptx,
+        };
+        let compiled = self.nvrtc.compile(module, source, &options, form);
+        compiled.map_err(|log| Error::Compile { module, architecture: architecture.name(), log })
     }
 }
 
@@ -136,62 +172,7 @@ fn keep(file: &Path, code: &[u8]) {
 }
 
 /// FNV-1a of all that decides what a compiler makes.
-fn hash(source: &str, version: (i32, i32)) -> u64 {
+fn hash(source: &str, version: (u32, u32)) -> u64 {
     let all = format!("{source}{OPTIONS:?}{version:?}");
     all.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-fn check(call: &'static str, outcome: sys::nvrtcResult) -> Result<(), Error> {
-    outcome.result().map_err(|error| Error::Driver { call, reason: error.to_string() })
-}
-
-/// A program, which NVRTC owns.
-struct Program(sys::nvrtcProgram);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // SAFETY: made by NVRTC, destroyed once.
-        let _ = unsafe { result::destroy_program(self.0) };
-    }
-}
-
-/// Compiles a source; the code and NVRTC's log. NVRTC is there.
-pub(crate) fn compile(
-    name: &'static str,
-    source: &str,
-    architecture: Architecture,
-    more: &[&str],
-) -> Result<(Vec<u8>, String), Error> {
-    let failed = |log: String| Error::Compile { module: name, architecture: architecture.name(), log };
-    let (text, file) = (CString::new(source), CString::new(name));
-    let (Ok(text), Ok(file)) = (text, file) else { return Err(failed("a NUL in the source".into())) };
-    let program = result::create_program(&text, Some(&file)).map_err(|error| failed(error.to_string()))?;
-    let program = Program(program);
-    let target = format!("--gpu-architecture={}", architecture.name());
-    let options: Vec<&str> = OPTIONS.iter().chain(more).copied().chain([target.as_str()]).collect();
-    // SAFETY: the program lives, and none of the options has a NUL; the log is a C string of the length NVRTC says.
-    let (compiled, log) = unsafe {
-        let compiled = result::compile_program(program.0, &options);
-        (compiled, result::get_program_log(program.0))
-    };
-    let log: Vec<u8> = log.unwrap_or_default().into_iter().map(|c| c as u8).collect();
-    let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy().into_owned();
-    compiled.map_err(|error| failed(format!("{error}\n{log}")))?;
-    // SAFETY: the program is compiled; NVRTC writes as many bytes as it says.
-    let code = unsafe {
-        match architecture {
-            Architecture::Sass(_) => {
-                let mut size = 0;
-                check("nvrtcGetCUBINSize", sys::nvrtcGetCUBINSize(program.0, &mut size))?;
-                let mut code = vec![0u8; size];
-                check("nvrtcGetCUBIN", sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()))?;
-                code
-            }
-            Architecture::Ptx(_) => {
-                let code = result::get_ptx(program.0).map_err(|error| failed(error.to_string()))?;
-                code.into_iter().map(|c| c as u8).collect()
-            }
-        }
-    };
-    Ok((code, log))
 }

@@ -26,9 +26,9 @@ fn words(error: DriverError) -> String {
     format!("{} ({})", text(error.error_string()), text(error.error_name()))
 }
 
-/// Initialises the driver and says which version of CUDA it supports. cudarc must not be called before, because it panics
-/// where there is no driver.
-pub(crate) fn start() -> Result<String, Error> {
+/// Initialises the driver and says which version of CUDA it supports, major and minor. cudarc must not be called
+/// before, because it panics where there is no driver.
+pub(crate) fn start() -> Result<(u32, u32), Error> {
     // SAFETY: loads a library and looks for nothing in it.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::NoDriver);
@@ -42,7 +42,7 @@ pub(crate) fn start() -> Result<String, Error> {
         return Err(Error::TooOld { what, needed: text(OLDEST_DRIVER), found: text(version) });
     }
     result::init().map_err(|error| Error::NoDevice { ordinal: 0, reason: words(error) })?;
-    Ok(text(version))
+    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
 }
 
 /// Devices there are.
@@ -76,16 +76,14 @@ pub(crate) fn compute_capability(device: sys::CUdevice) -> Result<u32, Error> {
     Ok((10 * major + get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32)
 }
 
-/// What can be compiled for a device; `Err` when it or NVRTC does not do.
-pub(crate) fn architecture(device: sys::CUdevice) -> Result<(Compiler, Architecture), Error> {
+/// What compiles for a device, under a driver of CUDA's version `driver`, and what; `Err` when it or NVRTC does not do.
+pub(crate) fn architecture(device: sys::CUdevice, driver: (u32, u32)) -> Result<(Compiler, Architecture), Error> {
     let number = compute_capability(device)?;
     if number < OLDEST_DEVICE {
         let (needed, found) = (capability(OLDEST_DEVICE), capability(number));
         return Err(Error::TooOld { what: "the device's compute capability", needed, found });
     }
-    let compiler = Compiler::find()?;
-    let architecture = Architecture::of(number, &compiler.supported)?;
-    Ok((compiler, architecture))
+    Compiler::find(driver, number)
 }
 
 /// A device's context and stream.
@@ -125,9 +123,9 @@ impl Drop for Current {
 
 impl Cuda {
     pub(crate) fn new(ordinal: usize) -> Result<Self, Error> {
-        start()?;
+        let driver = start()?;
         let device = device(ordinal)?;
-        let (compiler, architecture) = architecture(device)?;
+        let (compiler, architecture) = architecture(device, driver)?;
         // SAFETY: the driver gave the device. It is released when the value is dropped, from here on also on errors.
         let context = said("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(device) })?;
         let mut cuda = Cuda::of(context, null_mut(), Some(device), compiler, architecture);
@@ -142,14 +140,14 @@ impl Cuda {
     /// # Safety
     /// Both outlive the value.
     pub(crate) unsafe fn with_stream(stream: *mut c_void) -> Result<Self, Error> {
-        start()?;
+        let driver = start()?;
         let current = said("cuCtxGetCurrent", result::ctx::get_current())?;
         let none = || Error::NoDevice { ordinal: 0, reason: "no context is current on this thread".into() };
         let context = current.ok_or_else(none)?;
         let mut device = 0;
         // SAFETY: a place for a device.
         said("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
-        let (compiler, architecture) = architecture(device)?;
+        let (compiler, architecture) = architecture(device, driver)?;
         Ok(Cuda::of(context, stream.cast(), None, compiler, architecture))
     }
 

@@ -37,16 +37,17 @@ pub struct DeviceInfo {
 /// [`Error::NoDriver`], [`Error::TooOld`], [`Error::NoDevice`] when there is none, [`Error::Driver`].
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     let driver = cuda::start()?;
-    (0..cuda::count()?).map(|ordinal| info(ordinal, &driver)).collect()
+    (0..cuda::count()?).map(|ordinal| info(ordinal, driver)).collect()
 }
 
-fn info(ordinal: usize, driver: &str) -> Result<DeviceInfo, Error> {
+fn info(ordinal: usize, driver: (u32, u32)) -> Result<DeviceInfo, Error> {
     let device = cuda::device(ordinal)?;
-    let usable = cuda::architecture(device).map(|(compiler, architecture)| {
+    let usable = cuda::architecture(device, driver).map(|(compiler, architecture)| {
         let (major, minor) = compiler.version;
         format!("NVRTC {major}.{minor} for {}", architecture.name())
     });
     let (name, memory) = cuda::name_and_memory(device)?;
     let capability = capability(cuda::compute_capability(device)?);
-    Ok(DeviceInfo { name, capability, memory, driver: driver.into(), usable })
+    let driver = format!("{}.{}", driver.0, driver.1);
+    Ok(DeviceInfo { name, capability, memory, driver, usable })
 }

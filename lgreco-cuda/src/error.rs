@@ -18,8 +18,9 @@ pub enum Error {
     NoDriver,
     /// The compiler's library is not there.
     #[error(
-        "no NVRTC: the library libnvrtc was not found; it comes with the CUDA toolkit, with PyTorch, and with the PyPI \
-         package nvidia-cuda-nvrtc-cu12 (its folder belongs on LD_LIBRARY_PATH)"
+        "no NVRTC: the library libnvrtc (nvrtc64 on Windows) was not found on the library path, in CUDA_HOME, CUDA_PATH \
+         or /usr/local/cuda, nor among the Python packages of VIRTUAL_ENV, CONDA_PREFIX, ~/.local or /usr/local; it comes \
+         with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12"
     )]
     NoCompiler,
     /// There is no device of this number, or none at all.

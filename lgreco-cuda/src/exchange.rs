@@ -1,11 +1,11 @@
 //! Payloads that never leave the device: what goes through NCCL or the like.
 
+use crate::Error;
 use crate::backend::{CudaBackend, DeviceJobError};
-use crate::codec::{STATUS, check, checked_len, enqueue, header};
+use crate::codec::{STATUS, check, checked_len, enqueue, enqueue_decoding, header};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
-use crate::{Error, positions, powersgd, qsgd};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
@@ -157,24 +157,11 @@ impl CudaBackend {
             return Ok(());
         }
         let (gpu, pending) = self.gpu_and_pending();
+        let status = pending.status(gpu)?;
         let target = Tensor::of_part(target);
-        match *setting {
-            Setting::Qsgd(c) => qsgd::decode(gpu, c, payload, &target),
-            Setting::TopK(c) => {
-                let status = pending.status(gpu)?;
-                let ones = positions::decode(gpu, c, payload, &target, status)?;
-                pending.calls.push(Enqueued::Decoding([0, ones]));
-                Ok(())
-            }
-            Setting::PowerSgd(c) => {
-                powersgd::check(shape, c.rank)?;
-                let status = pending.status(gpu)?;
-                let rank = powersgd::effective(shape, c.rank);
-                powersgd::decode(gpu, rank, payload, shape, target.part, status)?;
-                pending.calls.push(Enqueued::Decoding([0, 0]));
-                Ok(())
-            }
-            _ => Err(Error::Method("decoding this setting's payloads")),
+        if let Some(expected) = enqueue_decoding(gpu, setting, shape, payload, &target, status)? {
+            pending.calls.push(Enqueued::Decoding(expected));
         }
+        Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
+use crate::codec::{STATUS, check, checked_len, enqueue, enqueue_decoding, header};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
@@ -9,7 +10,8 @@ use crate::magnitude::{self, INFINITY, check_finite};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
-use lgreco_core::feedback::payload_stream;
+use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::feedback::{GROUP, Storage, payload_stream};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 
@@ -19,20 +21,66 @@ use lgreco_core::rng::Stream;
 pub(crate) struct Params {
     dtype: u32,
     count: u32,
+    storage: u32,
     gain: f32,
     keep: f32,
+    step: u32,
+    layer: u32,
+    rank: u32,
+    seed_low: u32,
+    seed_high: u32,
 }
 
 #[cfg(test)]
 impl Params {
-    pub(crate) const FIELDS: &[&'static str] = &["dtype", "count", "gain", "keep"];
+    pub(crate) const FIELDS: &[&'static str] =
+        &["dtype", "count", "storage", "gain", "keep", "step", "layer", "rank", "seed_low", "seed_high"];
+}
+
+/// Threads that round a group.
+const WARP: u64 = 32;
+const _: () = assert!(GROUP == 512, "as in feedback.cu");
+
+/// What a worker remembers of one layer, in device memory: zeros before the first step.
+///
+/// ```
+/// use lgreco_core::feedback::Storage;
+/// use lgreco_cuda::DeviceResidual;
+/// let residual = DeviceResidual { address: 0x7f00_0000_0000, storage: Storage::Int8 };
+/// assert_eq!(residual.storage.bytes(64 * 576), 64 * 576 + 72); // a byte per element, and one per 512
+/// assert_eq!(DeviceResidual::from(4096).storage, Storage::F32); // an address alone
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceResidual {
+    /// Where it begins, a multiple of 4; it takes [`Storage::bytes`].
+    pub address: u64,
+    /// What it is kept in: f32 and bf16 in row-major order; int8 as the codes, then the groups' exponents.
+    pub storage: Storage,
+}
+
+/// A residual in f32.
+impl From<u64> for DeviceResidual {
+    fn from(address: u64) -> Self {
+        DeviceResidual { address, storage: Storage::F32 }
+    }
+}
+
+/// Bits of the largest magnitude that can be kept, as the core has it.
+fn largest_kept(storage: Storage) -> u32 {
+    match storage {
+        Storage::F32 => INFINITY - 1,
+        Storage::Bf16 => 0x7f7f_0000,
+        // 127 * 2^121
+        Storage::Int8 => 0x7f7e_0000,
+    }
 }
 
 impl CudaBackend {
     /// Done: one step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and
-    /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` at the address `residual`, one f32 per
-    /// element, zeros before the first step. Payload and residual are, bit for bit, those of the core's
-    /// [`Rule::Residual`](lgreco_core::feedback::Rule) in f32 (for PowerSGD, of the payload this backend makes).
+    /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`; an address alone is one of
+    /// f32. Payload and residual are, bit for bit, those of the core's
+    /// [`Rule::Residual`](lgreco_core::feedback::Rule) in the same [`Storage`] (for PowerSGD, of the payload this
+    /// backend makes).
     ///
     /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the step.
     ///
@@ -58,24 +106,28 @@ impl CudaBackend {
     /// # Errors
     /// [`Parameter`](lgreco_core::Error::Parameter) unless `gain` is in (0, 1];
     /// [`NonFinite`](lgreco_core::Error::NonFinite) with the gradient's first offender;
-    /// [`Overflow`](lgreco_core::Error::Overflow) when a sum leaves f32; [`Error::Memory`] when `residual` is 0 or no
-    /// multiple of 4; [`Error::Method`] for [`Setting::Dense`], which leaves nothing; those of
-    /// [`encode_device`](CudaBackend::encode_device). The residual is then unchanged.
+    /// [`Overflow`](lgreco_core::Error::Overflow) when a sum leaves f32, or the residual its format; [`Error::Memory`]
+    /// when the residual's address is 0 or no multiple of 4; [`Error::Method`] for [`Setting::Dense`], which leaves
+    /// nothing; those of [`encode_device`](CudaBackend::encode_device). The residual is then unchanged.
+    ///
+    /// # Complexity
+    /// Encode, decode and, for bf16 and int8, three passes, else two and a copy. Waits twice: for what is known of the
+    /// sums, and for the payload. Keeps eight bytes per element of workspace.
     ///
     /// # Safety
-    /// `residual` is valid memory of four bytes per element in the backend's context, apart from the gradient's, which
+    /// The residual is valid memory of [`Storage::bytes`] in the backend's context, apart from the gradient's, which
     /// nothing else uses, other than work ordered before or after on the backend's stream.
     pub unsafe fn encode_with_feedback(
         &mut self,
         setting: &Setting,
         gradient: &DeviceGradient,
-        residual: u64,
+        residual: impl Into<DeviceResidual>,
         gain: f32,
         stream: Stream,
         payload: &mut [u8],
     ) -> Result<usize, Error> {
+        let DeviceResidual { address, storage } = residual.into();
         let shape = gradient.shape();
-        let bytes = 4 * shape.elements() as u64;
         if !(gain > 0.0 && gain <= 1.0) {
             let value = f64::from(gain);
             return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
@@ -83,56 +135,81 @@ impl CudaBackend {
         if matches!(setting, Setting::Dense) {
             return Err(Error::Method("error feedback of uncompressed gradients"));
         }
-        let residual = checked(residual, bytes, 4)?;
+        let memory = checked(address, storage.bytes(shape.elements()), 4)?;
         if shape.elements() == 0 {
             return self.encode_device(setting, gradient, stream, payload);
         }
-        let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
-        let params = Params { gain, keep: 1.0 - gain, ..Params::default() };
+        // A key of their own: the same bits must not round both payload and memory.
+        let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
+        let base = Params {
+            storage: storage as u32,
+            gain,
+            keep: 1.0 - gain,
+            step: stream.step,
+            layer: stream.layer,
+            rank: stream.rank,
+            seed_low: seed as u32,
+            seed_high: (seed >> 32) as u32,
+            ..Params::default()
+        };
 
-        let gpu = self.gpu();
+        let (gpu, bytes) = (self.gpu(), 4 * shape.elements() as u64);
         let offered = gpu.room(Scratch::Offered, bytes)?;
-        let sums = Tensor::of_part(offered);
+        let next = Tensor::of_part(gpu.room(Scratch::Decoded, bytes)?);
+        let known = gpu.room(Scratch::Known, 12 + 2 * STATUS)?;
+        let [of_gradient, of_sums, of_next] = [0, 4, 8].map(|at| known.cut(at, 4));
+        let [of_encoding, of_decoding] = [12, 12 + STATUS].map(|at| known.cut(at, STATUS));
+        gpu.clear(known)?;
+
         let input = Input::Device(*gradient);
         let tensor = input.tensor(gpu)?;
-        pass(gpu, "offer", &tensor, [residual, offered], params)?;
-        let [of_gradient, of_sums] = largest(gpu, [&tensor, &sums])?;
-        check_finite(gpu, &input, of_gradient)?;
-        if of_sums >= INFINITY {
+        pass(gpu, "offer", &tensor, [memory, offered], base)?;
+        magnitude::largest(gpu, &tensor, of_gradient)?;
+        magnitude::largest(gpu, &Tensor::of_part(offered), of_sums)?;
+
+        let whole = Input::Device(DeviceGradient::of_part(offered, Dtype::F32, shape));
+        let len = checked_len(setting, &whole, payload.len())?;
+        let header = header(setting, &whole)?;
+        let sent = gpu.room(Scratch::Payload, len as u64)?;
+        enqueue(gpu, setting, &whole, payload_stream(setting, stream), sent, of_encoding)?;
+        enqueue_decoding(gpu, setting, shape, sent, &next, of_decoding)?;
+        pass(gpu, "remember", &Tensor::of_part(offered), [memory, next.part], base)?;
+        magnitude::largest(gpu, &next, of_next)?;
+
+        let words = gpu.read::<u32>(known)?;
+        let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
+        check_finite(gpu, &input, words[0])?;
+        if words[1] >= INFINITY {
             return overflow("the gradient with what is remembered");
         }
-
-        let whole = DeviceGradient::of_part(offered, Dtype::F32, shape);
-        let len = self.encode_device(setting, &whole, payload_stream(setting, stream), payload)?;
-        let decoded = self.gpu().room(Scratch::Decoded, bytes)?;
-        self.decode_to_part(&payload[..len], decoded)?;
-
-        let gpu = self.gpu();
-        pass(gpu, "remember", &Tensor::of_part(decoded), [residual, offered], params)?;
-        let [left] = largest(gpu, [&sums])?;
-        if left >= INFINITY {
+        check(gpu, setting, &whole, &words[3..])?;
+        if words[2] > largest_kept(storage) {
             return overflow("what is to be remembered");
         }
-        gpu.copy(offered, residual)?;
+        store(gpu, storage, &next, memory, base)?;
+        header.write(payload)?;
+        gpu.read_into(sent.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
         Ok(len)
     }
 }
 
-/// Enqueued: a pass over `values` and, in step with them, the memory and what is offered.
-fn pass(gpu: &mut Gpu, entry: &'static str, values: &Tensor, others: [Part; 2], params: Params) -> Result<(), Error> {
-    let params = Params { dtype: values.dtype as u32, count: values.elements, ..params };
-    let [memory, offered] = others;
+/// Enqueued: a pass over `values` and, in step with them, two other parts.
+fn pass(gpu: &mut Gpu, entry: &'static str, values: &Tensor, others: [Part; 2], base: Params) -> Result<(), Error> {
+    let params = Params { dtype: values.dtype as u32, count: values.elements, ..base };
     let kernel = Kernel { module: Module::Feedback, entry };
-    gpu.launch(kernel, params, &[values.part, memory, offered], looping_blocks(values.elements.into()))
+    let [second, third] = others;
+    gpu.launch(kernel, params, &[values.part, second, third], looping_blocks(values.elements.into()))
 }
 
-/// Done: the bits of the largest magnitude of each tensor.
-fn largest<const N: usize>(gpu: &mut Gpu, tensors: [&Tensor; N]) -> Result<[u32; N], Error> {
-    let results = gpu.room(Scratch::Results, 4 * N as u64)?;
-    gpu.clear(results)?;
-    for (index, tensor) in tensors.iter().enumerate() {
-        magnitude::largest(gpu, tensor, results.cut(4 * index as u64, 4))?;
-    }
-    let words = gpu.read::<u32>(results)?;
-    Ok(std::array::from_fn(|index| words[index]))
+/// Enqueued: rounds `values` to what the memory is kept in.
+fn store(gpu: &mut Gpu, storage: Storage, values: &Tensor, memory: Part, base: Params) -> Result<(), Error> {
+    let elements = u64::from(values.elements);
+    let (entry, threads) = match storage {
+        Storage::F32 => return gpu.copy(values.part, memory),
+        Storage::Bf16 => ("store_bf16", elements.div_ceil(4)),
+        Storage::Int8 => ("store_int8", elements.div_ceil(GROUP as u64) * WARP),
+    };
+    let kernel = Kernel { module: Module::Feedback, entry };
+    let params = Params { count: values.elements, ..base };
+    gpu.launch(kernel, params, &[values.part, memory], looping_blocks(threads))
 }

@@ -20,6 +20,7 @@ pub(crate) enum Scratch {
     Output,
     Offered,
     Decoded,
+    Known,
     Statuses,
     Bins,
     Exponents,

@@ -53,7 +53,7 @@ impl Module {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
             Module::Sums => [DEVICE, file!("sums.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, file!("buckets.cu"), file!("qsgd.cu")].concat(),
-            Module::Feedback => [DEVICE, VALUES, file!("feedback.cu")].concat(),
+            Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu")].concat(),

@@ -44,7 +44,6 @@
 #[allow(unsafe_code)]
 mod backend;
 mod codec;
-#[allow(unsafe_code)]
 mod compiler;
 mod counting;
 #[allow(unsafe_code)]
@@ -58,7 +57,10 @@ mod exchange;
 mod feedback;
 mod gpu;
 mod kernels;
+mod libraries;
 mod magnitude;
+#[allow(unsafe_code)]
+mod nvrtc;
 mod positions;
 mod powersgd;
 mod qsgd;
@@ -73,4 +75,5 @@ mod topk;
 pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
 pub use devices::{DeviceInfo, devices};
 pub use error::Error;
+pub use feedback::DeviceResidual;
 pub use tensor::DeviceGradient;

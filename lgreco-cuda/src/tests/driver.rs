@@ -4,11 +4,13 @@
 //! path.
 #![allow(unsafe_code)]
 
+use super::compiler::{library, stand_ins};
 use super::simt::{Flavour, build, entries, target};
-use super::{ROWS, nvrtc, unavailable};
+use super::{ROWS, nvrtc};
 use crate::kernels::Module;
-use crate::{CudaBackend, DeviceGradient, DeviceJob, Error, devices};
-use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd};
+use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices};
+use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
+use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_all;
@@ -16,24 +18,19 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs an ignored test of this file where the fake is the driver, with these variables, and returns what it prints.
+/// Runs an ignored test of this file where the fake is the driver, and NVRTC is there, with these variables, and
+/// returns what it prints.
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
     nvrtc::compiler()?;
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("simt/fake_driver.cpp");
+    run(test, variables, None)
+}
+
+/// The same, with one more folder of libraries.
+fn run(test: &str, variables: &[(&str, &str)], more: Option<&Path>) -> Option<String> {
     let folder = target().join(format!("driver-{}", std::process::id()));
-    let library = folder.join(format!("{test}.so"));
-    std::fs::create_dir_all(&folder).unwrap();
-    let options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-o"];
-    match Command::new("g++").args(options).args([&library, &source]).output() {
-        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => {
-            unavailable(&format!("no g++ for a driver: {error}"));
-            return None;
-        }
-    }
     let own = folder.join(test);
     std::fs::create_dir_all(&own).unwrap();
-    std::fs::rename(&library, own.join("libcuda.so.1")).unwrap();
+    library("fake_driver.cpp", &[], &own.join("libcuda.so.1"))?;
     let modules = Module::ALL.map(|module| {
         let source = module.source();
         let others: Vec<String> =
@@ -43,11 +40,11 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
         let name = names.iter().find(own).expect("a kernel that no other module has");
         format!("{}={name};", build(module, &source, Flavour::Plain).display())
     });
-    let mut paths = vec![own.clone()];
-    paths.extend(nvrtc::installed().and_then(|library| Some(library.parent()?.to_owned())));
+    let paths = [own.as_path()].into_iter().chain(more);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", &format!("tests::driver::{test}")]);
     command.env("LD_LIBRARY_PATH", std::env::join_paths(paths).unwrap());
+    command.env("VIRTUAL_ENV", nvrtc::venv());
     command.env("FAKE_CUDA_MODULES", modules.concat()).envs(variables.iter().copied());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -128,6 +125,21 @@ fn beside_a_trainer() {
         let last = fake.get::<unsafe extern "C" fn() -> *mut c_void>("fake_cuda_last_stream").unwrap();
         assert_eq!(last(), stream);
     }
+    let mut residual = vec![0u16; 4096];
+    let address = residual.as_mut_ptr().expose_provenance() as u64;
+    let residual = DeviceResidual { address, storage: Storage::Bf16 };
+    let (top, mut payload) = (Setting::TopK(TopK { keep: 40, values: Dtype::F32 }), [0; 4096]);
+    let mut waits = || {
+        let before = state()[5];
+        // SAFETY: as many values as the gradient's; the fake's memory is the processor's.
+        unsafe {
+            backend.encode_with_feedback(&top, &jobs[0].gradient, residual, 1.0, Stream::default(), &mut payload)
+        }
+        .unwrap();
+        state()[5] - before
+    };
+    waits();
+    assert_eq!(waits(), 2, "for what is known, and for the payload");
     drop(backend);
     assert_eq!(state()[..5], [0, 0, 0, 0, 1], "what is left: the trainer's context on the stack");
 }
@@ -170,4 +182,29 @@ fn encoding() {
     });
     println!("failed: {}", encoded.unwrap_err());
     println!("left: {:?}", &state()[..5]);
+}
+
+/// Of the compilers there are, the newest that driver and device understand.
+#[test]
+fn a_compiler_is_chosen_for_driver_and_device() {
+    let Some(folder) = stand_ins("chosen") else { return };
+    for (driver, device, expected) in [
+        ("13000", "90", "NVRTC 13.0 for sm_90"),
+        ("13020", "100", "NVRTC 13.0 for compute_90"),
+        ("13000", "70", "NVRTC 12.4 for compute_50"),
+        ("12040", "90", "NVRTC 12.4 for sm_90"),
+        ("11040", "90", "NVRTC 11.8 for sm_90"),
+        ("14000", "90", "NVRTC 13.0 for sm_90"),
+    ] {
+        let variables = [("FAKE_CUDA_VERSION", driver), ("FAKE_CUDA_CAPABILITY", device)];
+        let Some(text) = run("choice", &variables, Some(&folder)) else { return };
+        assert!(text.contains(&format!("usable: Ok(\"{expected}\")")), "{driver}, {device}: {text}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn choice() {
+    println!("usable: {:?}", devices().unwrap()[0].usable);
 }

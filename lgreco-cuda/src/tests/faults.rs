@@ -1,11 +1,12 @@
 //! Data races and memory errors: that there are none, and that planted ones are found.
 
+use super::feedback::{STORAGES, check as check_feedback};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend, unavailable};
 use crate::CudaBackend;
 use crate::kernels::Module;
 use lgreco_core::backend::{Backend, Job, JobError};
-use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_dense, check_qsgd, check_rows};
@@ -18,6 +19,9 @@ fn no_kernel_has_a_data_race() {
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_dense(&mut backend);
     check_qsgd(&mut backend, ROWS);
+    for storage in STORAGES {
+        check_feedback(&mut backend, (61, 47), Setting::Qsgd(Qsgd::default()), 0.2, storage);
+    }
 }
 
 /// Runs tests of this program in another process, under the sanitizers' library. `None` where there is none.
@@ -36,12 +40,11 @@ fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
 
 #[test]
 fn the_suite_passes_under_the_sanitizers() {
-    let Some(output) = under_sanitizers(&["tests::conformance", "tests::memory", "tests::qsgd::layers"]) else {
-        return;
-    };
+    let suites = ["tests::conformance", "tests::memory", "tests::feedback", "tests::qsgd::layers"];
+    let Some(output) = under_sanitizers(&suites) else { return };
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("tests::conformance::qsgd ... ok"), "{text}");
+    assert!(text.contains("tests::conformance::qsgd ... ok") && text.contains("tests::feedback::"), "{text}");
 }
 
 /// A backend with an edited kernel.

@@ -6,20 +6,19 @@ use super::{ROWS, backend};
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
-use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 
 /// Words that hold a gradient from byte `offset` on.
-struct Held {
+pub(super) struct Held {
     words: Vec<u32>,
     offset: usize,
 }
 
 impl Held {
-    fn new(gradient: &Gradient<'_>, offset: usize) -> Held {
+    pub(super) fn new(gradient: &Gradient<'_>, offset: usize) -> Held {
         let bytes: &[u8] = match gradient.values() {
             Values::F32(v) => bytemuck::cast_slice(v),
             Values::F16(v) => bytemuck::cast_slice(v),
@@ -30,7 +29,7 @@ impl Held {
         Held { words, offset }
     }
 
-    fn gradient(&self, like: &Gradient<'_>) -> DeviceGradient {
+    pub(super) fn gradient(&self, like: &Gradient<'_>) -> DeviceGradient {
         let address = (self.words.as_ptr().expose_provenance() + self.offset) as u64;
         // SAFETY: the words live longer than what is made of them, and hold that many values.
         unsafe { DeviceGradient::new(address, like.values().dtype(), like.shape()) }.unwrap()
@@ -162,60 +161,6 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
             }
             outcomes => panic!("{outcomes:?}"),
         }
-    }
-}
-
-#[test]
-fn error_feedback_is_that_of_the_core() {
-    let Some(mut backend) = backend(flavour(), 2) else { return };
-    let shape = Shape::new(61, 47).unwrap();
-    for (setting, gain) in [
-        (Setting::Qsgd(Qsgd::default()), 1.0),
-        (Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() }), 0.2),
-        (Setting::TopK(TopK { keep: 55, values: Dtype::F16 }), 1.0),
-        (Setting::TopK(TopK { keep: 55, values: Dtype::F32 }), 0.3),
-    ] {
-        let mut residual = vec![0.0f32; 61 * 47];
-        let address = residual.as_mut_ptr().expose_provenance() as u64;
-        let rule = Rule::Residual(Residual { gain, ..Residual::CLASSIC });
-        let mut memory = Memory::new(rule, Aggregation::Summed, shape, vec![0; rule.state_len(shape)]).unwrap();
-        for step in 0..4 {
-            // Subnormal numbers among them.
-            let scale = if step == 2 { 1e-38 } else { 1.0 };
-            let values: Vec<f32> = uniform(61 * 47, u64::from(step)).into_iter().map(|x| x * scale).collect();
-            let tensor = Tensor::new(&values, 61, 47);
-            let gradient = tensor.gradients()[2];
-            let held = Held::new(&gradient, 2);
-            let stream = Stream { seed: 3, step, ..Stream::default() };
-            let len = setting.payload_len(shape, Dtype::Bf16).unwrap();
-            let (mut found, mut expected) = (vec![0; len], vec![0; len]);
-            let on_device = held.gradient(&gradient);
-            // SAFETY: as many values as the gradient has.
-            unsafe { backend.encode_with_feedback(&setting, &on_device, address, gain, stream, &mut found) }.unwrap();
-            let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::Bf16).unwrap()];
-            let mut decoded = vec![0.0; 61 * 47];
-            memory.step(&setting, &gradient, stream, &mut workspace, &mut expected, &mut decoded).unwrap();
-            assert!(found == expected, "payload of step {step}, {setting:?}");
-            memory.values(&mut decoded).unwrap();
-            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert!(bits(&residual) == bits(&decoded), "residual after step {step}, {setting:?}");
-        }
-        let before = residual.clone();
-        let mut spoiled = uniform(61 * 47, 1);
-        spoiled[99] = f32::NAN;
-        let tensor = Tensor::new(&spoiled, 61, 47);
-        let held = Held::new(&tensor.gradients()[0], 0);
-        let on_device = held.gradient(&tensor.gradients()[0]);
-        let mut run = |gain| {
-            let (stream, mut payload) = (Stream::default(), vec![0; 20_000]);
-            // SAFETY: as many values as the gradient has.
-            unsafe { backend.encode_with_feedback(&setting, &on_device, address, gain, stream, &mut payload) }
-        };
-        let failed = run(gain);
-        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::NonFinite { index: 99, .. }))), "{failed:?}");
-        let failed = run(1.5);
-        assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::Parameter { .. }))), "{failed:?}");
-        assert!(residual == before);
     }
 }
 

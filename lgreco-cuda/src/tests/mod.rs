@@ -1,8 +1,10 @@
 //! The kernels on the processor, and through NVRTC.
 
+mod compiler;
 mod conformance;
 mod driver;
 mod faults;
+mod feedback;
 mod launches;
 mod memory;
 mod nvrtc;

@@ -1,29 +1,32 @@
 //! Every kernel through NVRTC: to PTX, and to machine code for all architectures that matter, without a device.
-#![allow(unsafe_code)]
 
 use super::simt::entries;
 use super::unavailable;
 use crate::Error;
-use crate::compiler::{Architecture, Compiler, compile};
+use crate::compiler::{Architecture, Compiler};
 use crate::kernels::Module;
+use crate::libraries::candidates;
 use std::path::{Path, PathBuf};
 
-/// The compiler: the system's, or the one that `tests/run` has put under `target/cuda`.
-pub(super) fn compiler() -> Option<Compiler> {
-    if let Some(library) = installed() {
-        // SAFETY: NVIDIA's library, whose initialisers are its own affair. Found by its name from then on.
-        let library = unsafe { libloading::Library::new(&library) };
-        std::mem::forget(library.expect("a library that loads"));
-    }
-    Compiler::find().map_err(|error| unavailable(&error.to_string())).ok()
+/// Python's packages that `tests/run` has put under `target/cuda`.
+pub(super) fn venv() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cuda/venv").canonicalize().unwrap_or_default()
 }
 
-pub(super) fn installed() -> Option<PathBuf> {
-    let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cuda/venv/lib");
-    let folders = std::fs::read_dir(lib).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    folders
-        .map(|python| python.join("site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"))
-        .find(|library| library.exists())
+/// The compilers there are, one of each version: in `venv`, or the system's.
+fn compilers() -> Vec<Compiler> {
+    let paths = candidates(13, |name| (name == "VIRTUAL_ENV").then(venv));
+    let mut all: Vec<Compiler> = paths.iter().filter_map(|path| Compiler::open(path)?.ok()).collect();
+    all.sort_by_key(|compiler| compiler.version);
+    all.dedup_by_key(|compiler| compiler.version);
+    if all.is_empty() {
+        unavailable("no NVRTC");
+    }
+    all
+}
+
+pub(super) fn compiler() -> Option<Compiler> {
+    compilers().into_iter().next()
 }
 
 /// The numbers before `what` in a log.
@@ -36,14 +39,21 @@ fn numbers(log: &str, what: &str) -> Vec<u32> {
 
 #[test]
 fn kernels_compile_for_every_architecture_and_spill_nowhere() {
-    let Some(compiler) = compiler() else { return };
+    for compiler in compilers() {
+        check_kernels(&compiler);
+    }
+}
+
+fn check_kernels(compiler: &Compiler) {
+    // From CUDA 13 on, 7.5 is the least.
+    let oldest = *compiler.supported.iter().filter(|&&number| number >= 70).min().expect("an architecture");
     let newest = *compiler.supported.iter().max().expect("an architecture");
-    eprintln!("NVRTC {}.{}, newest architecture {newest}", compiler.version.0, compiler.version.1);
+    eprintln!("NVRTC {}.{}, architectures {oldest} to {newest}", compiler.version.0, compiler.version.1);
     for module in Module::ALL {
         let source = module.source();
-        for number in [70, 80, 90, newest] {
+        for number in [oldest, 80, 90, newest] {
             let architecture = Architecture::of(number, &compiler.supported).unwrap();
-            let (code, log) = compile(module.name(), &source, architecture, &["--ptxas-options=-v"]).unwrap();
+            let (code, log) = compiler.compile(module.name(), &source, architecture, &["--ptxas-options=-v"]).unwrap();
             assert!(code.starts_with(b"\x7fELF"), "{module:?}, {architecture:?}: machine code");
             let names = log.lines().filter_map(|line| line.split("entry function '").nth(1)?.split('\'').next());
             let names: Vec<&str> = names.collect();
@@ -58,10 +68,11 @@ fn kernels_compile_for_every_architecture_and_spill_nowhere() {
             eprintln!("{} {}, registers: {}", module.name(), architecture.name(), each.join(", "));
             assert!(registers.iter().all(|&count| count <= 128), "{log}");
         }
-        let (code, _) = compile(module.name(), &source, Architecture::Ptx(70), &[]).unwrap();
+        let (code, _) = compiler.compile(module.name(), &source, Architecture::Ptx(oldest), &[]).unwrap();
         let text = String::from_utf8(code).unwrap();
+        let target = format!(".target sm_{oldest}");
         for entry in entries(&source) {
-            assert!(text.contains(&format!(".entry {entry}(")) && text.contains(".target sm_70"), "{entry}: {text}");
+            assert!(text.contains(&format!(".entry {entry}(")) && text.contains(&target), "{entry}: {text}");
         }
         assert!(!text.contains(".ftz") && !text.contains(".approx"), "{module:?}: inexact arithmetic");
     }
@@ -69,9 +80,9 @@ fn kernels_compile_for_every_architecture_and_spill_nowhere() {
 
 #[test]
 fn a_source_that_does_not_compile_is_said_with_its_line() {
-    let Some(_) = compiler() else { return };
-    let failed =
-        compile("wrong.cu", "int fine;\n__global__ void wrong() { fine = nothing; }", Architecture::Sass(80), &[]);
+    let Some(compiler) = compiler() else { return };
+    let source = "int fine;\n__global__ void wrong() { fine = nothing; }";
+    let failed = compiler.compile("wrong.cu", source, Architecture::Sass(80), &[]);
     let Err(Error::Compile { module, architecture, log }) = failed else { panic!("{failed:?}") };
     assert_eq!((module, architecture.as_str()), ("wrong.cu", "sm_80"));
     assert!(log.contains("wrong.cu(2)") && log.contains("nothing"), "{log}");

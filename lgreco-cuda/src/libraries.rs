@@ -1,0 +1,74 @@
+//! Where NVIDIA's run-time libraries may be: on the library path, in a toolkit, among Python's packages.
+
+use std::path::{Path, PathBuf};
+
+/// The oldest major version of CUDA that is looked for, and how many later than the driver's, to say what is wrong.
+const OLDEST: u32 = 11;
+const LATER: u32 = 2;
+
+/// The names of NVRTC for the major versions of CUDA that a driver of major version `driver` can use, its own first;
+/// then of whichever version; then of later ones.
+fn names(driver: u32) -> Vec<String> {
+    let usable = (OLDEST..=driver).rev().map(name);
+    let unnumbered = (!cfg!(windows)).then(|| "libnvrtc.so".to_owned());
+    usable.chain(unnumbered).chain((driver + 1..=driver + LATER).map(name)).collect()
+}
+
+/// NVRTC's file of a major version of CUDA: since 11.2 one name per major version.
+fn name(major: u32) -> String {
+    match (cfg!(windows), major) {
+        (true, 11) => "nvrtc64_112_0.dll".into(),
+        (true, _) => format!("nvrtc64_{major}0_0.dll"),
+        (false, 11) => "libnvrtc.so.11.2".into(),
+        (false, _) => format!("libnvrtc.so.{major}"),
+    }
+}
+
+/// Where NVRTC may be, the best first: each name as the system finds it, then in the folders that the environment's
+/// variables lead to.
+pub(crate) fn candidates(driver: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+    let folders = folders(variable);
+    let of_name = |name: String| {
+        let found: Vec<PathBuf> =
+            folders.iter().map(|folder| folder.join(&name)).filter(|path| path.exists()).collect();
+        std::iter::once(name.into()).chain(found)
+    };
+    names(driver).into_iter().flat_map(of_name).collect()
+}
+
+/// Folders of libraries: of toolkits, then of Python's packages, in an environment's or the system's.
+fn folders(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+    let set = |name: &str| variable(name).filter(|path| path.is_absolute());
+    let mut folders = Vec::new();
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(set).chain([PathBuf::from("/usr/local/cuda")]);
+    for toolkit in toolkits {
+        folders.extend(["lib64", "lib", "bin/x64", "bin"].map(|folder| toolkit.join(folder)));
+    }
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(set);
+    let local = set("HOME").map(|home| home.join(".local"));
+    for prefix in environments.chain(local).chain([PathBuf::from("/usr/local")]) {
+        folders.push(prefix.join("lib"));
+        let pythons = entries(&prefix.join("lib")).into_iter().filter(|path| named(path, "python3"));
+        for packages in pythons.chain([prefix.join("Lib")]) {
+            for packages in ["site-packages", "dist-packages"].map(|folder| packages.join(folder).join("nvidia")) {
+                // cuda_nvrtc up to CUDA 12, cu13 and so on from then on.
+                for package in entries(&packages).into_iter().filter(|path| named(path, "cu")) {
+                    folders.extend(["lib", "bin/x86_64", "bin"].map(|folder| package.join(folder)));
+                }
+            }
+        }
+    }
+    folders
+}
+
+fn named(path: &Path, start: &str) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start))
+}
+
+/// What is in a folder, in order; nothing where there is none.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths
+}
