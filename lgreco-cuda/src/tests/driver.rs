@@ -16,24 +16,21 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs an ignored test of this file where the fake is the driver, with these variables, and returns what it prints.
-fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
+/// Builds the fake in `folder`; what programs need in their environment to find it, its kernels and NVRTC.
+fn build_fake(folder: &Path) -> Option<[(&'static str, String); 2]> {
     nvrtc::compiler()?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("simt/fake_driver.cpp");
-    let folder = target().join(format!("driver-{}", std::process::id()));
-    let library = folder.join(format!("{test}.so"));
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(folder).unwrap();
+    let unfinished = folder.join(format!("{}.so", std::process::id()));
     let options = ["-std=c++17", "-O1", "-shared", "-fPIC", "-o"];
-    match Command::new("g++").args(options).args([&library, &source]).output() {
+    match Command::new("g++").args(options).args([&unfinished, &source]).output() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
         Err(error) => {
             unavailable(&format!("no g++ for a driver: {error}"));
             return None;
         }
     }
-    let own = folder.join(test);
-    std::fs::create_dir_all(&own).unwrap();
-    std::fs::rename(&library, own.join("libcuda.so.1")).unwrap();
+    std::fs::rename(&unfinished, folder.join("libcuda.so.1")).unwrap();
     let modules = Module::ALL.map(|module| {
         let source = module.source();
         let others: Vec<String> =
@@ -43,18 +40,34 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
         let name = names.iter().find(own).expect("a kernel that no other module has");
         format!("{}={name};", build(module, &source, Flavour::Plain).display())
     });
-    let mut paths = vec![own.clone()];
+    let mut paths = vec![folder.to_owned()];
     paths.extend(nvrtc::installed().and_then(|library| Some(library.parent()?.to_owned())));
+    let paths = std::env::join_paths(paths).unwrap().into_string().unwrap();
+    Some([("LD_LIBRARY_PATH", paths), ("FAKE_CUDA_MODULES", modules.concat())])
+}
+
+/// Runs an ignored test of this file where the fake is the driver, with these variables, and returns what it prints.
+fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
+    let folder = target().join(format!("driver-{}", std::process::id())).join(test);
+    let environment = build_fake(&folder)?;
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", &format!("tests::driver::{test}")]);
-    command.env("LD_LIBRARY_PATH", std::env::join_paths(paths).unwrap());
-    command.env("FAKE_CUDA_MODULES", modules.concat()).envs(variables.iter().copied());
+    command.envs(environment).envs(variables.iter().copied());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::remove_dir_all(&own).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
     assert!(text.contains("1 passed"), "{text}");
     Some(text)
+}
+
+/// For programs of other crates: `lgreco-ffi/tests/run`.
+#[test]
+#[ignore = "prints an environment"]
+fn environment() {
+    for (name, value) in build_fake(&target().join("driver")).expect("g++ and NVRTC") {
+        println!("environment: {name}={value}");
+    }
 }
 
 /// What the fake has counted: allocations, contexts held, streams, modules, contexts on the stack; waits and launches.
