@@ -38,6 +38,10 @@ typedef struct lgreco_context lgreco_context;
 // remembers.
 typedef struct lgreco_controller lgreco_controller;
 
+// An NVIDIA GPU that works on pointers to its own memory, on one stream, in libraries built with the feature `cuda`. Calls
+// say in their first word whether their work is enqueued there when they return, or done.
+typedef struct lgreco_cuda lgreco_cuda;
+
 // One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
 // must neither be lost nor change their order.
 typedef struct lgreco_cut lgreco_cut;
@@ -60,7 +64,8 @@ typedef struct lgreco_context_options {
     size_t struct_size;
     // LGRECO_DEVICE_CPU, the default.
     lgreco_device device;
-    // Which device of that kind, from 0, the default; of LGRECO_DEVICE_WGPU there is one, the fastest adapter.
+    // Which device of that kind, from 0, the default: CUDA's ordinal; of LGRECO_DEVICE_WGPU there is one, the fastest
+    // adapter.
     uint32_t device_index;
 } lgreco_context_options;
 
@@ -589,6 +594,21 @@ typedef struct lgreco_cut_counters {
     double hit_energy;
 } lgreco_cut_counters;
 
+// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`. This struct never
+// changes.
+typedef struct lgreco_rng_stream {
+    // Seed of the run, the same on every rank.
+    uint64_t seed;
+    // The training step.
+    uint32_t step;
+    // Index of the layer in the model.
+    uint32_t layer;
+    // Number of this worker. Workers must differ here, or their rounding errors do not average out.
+    uint32_t rank;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_rng_stream;
+
 // Done.
 #define LGRECO_OK 0
 
@@ -754,7 +774,8 @@ typedef struct lgreco_cut_counters {
 // The CPU.
 #define LGRECO_DEVICE_CPU 0
 
-// An NVIDIA GPU through CUDA; built into no library yet.
+// An NVIDIA GPU through CUDA, in libraries built with the feature `cuda`. As LGRECO_DEVICE_WGPU, of values in host memory;
+// what works on values in the GPU's memory begins with lgreco_cuda_.
 #define LGRECO_DEVICE_CUDA 1
 
 // Any GPU through Vulkan, Metal or DirectX 12, in libraries built with the feature `wgpu`. Error rows and payloads of QSGD,
@@ -1018,7 +1039,7 @@ const char *lgreco_version_string(void);
 // Makes a context. `options` may be NULL: the CPU.
 //
 // LGRECO_NOT_BUILT_IN when this build has no such devices, LGRECO_UNAVAILABLE when this machine has none, or none that can
-// be used.
+// be used (for CUDA, lgreco_cuda_create says what is missing).
 lgreco_status lgreco_context_create(const struct lgreco_context_options *options,
                                     struct lgreco_context **context);
 
@@ -1603,6 +1624,156 @@ lgreco_status lgreco_cut_restore(struct lgreco_context *context,
                                  const uint8_t *saved,
                                  size_t length,
                                  struct lgreco_cut **cut);
+
+// Makes a handle for device number `ordinal`, from 0, in its primary context (PyTorch's, and that of the CUDA runtime), on
+// a stream of its own, which does not wait for the default stream.
+//
+// LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver, its compiler NVRTC or the device is
+// missing or too old: the context's message says which.
+lgreco_status lgreco_cuda_create(struct lgreco_context *context,
+                                 uint32_t ordinal,
+                                 struct lgreco_cuda **cuda);
+
+// Makes a handle for the CUDA context that is current on the calling thread and for a stream of that context: a
+// cudaStream_t or CUstream, NULL for the default stream. Both must outlive the handle.
+//
+// As lgreco_cuda_create; LGRECO_UNAVAILABLE also when no context is current.
+lgreco_status lgreco_cuda_create_on_stream(struct lgreco_context *context,
+                                           struct lgreco_cuda **cuda,
+                                           void *stream);
+
+// Done: waits for the stream, frees the handle with its memory and sets the caller's pointer to NULL; NULL, or a pointer
+// to NULL, does nothing.
+lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
+
+// What went wrong in the last failed call on the handle, with the layer's name; empty if none has failed. Valid until the
+// next call on it.
+const char *lgreco_cuda_message(const struct lgreco_cuda *cuda);
+
+// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves about a second at
+// every later start. Who may write there decides what the GPU executes. What cannot be written is left out.
+lgreco_status lgreco_cuda_keep_code_in(struct lgreco_cuda *cuda,
+                                       const char *folder);
+
+// Tells the bytes of device memory that the handle holds: what calls have worked in so far.
+lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda, uint64_t *bytes);
+
+// Done: waits for all that is in the stream.
+//
+// LGRECO_DEVICE also when something enqueued before has failed.
+lgreco_status lgreco_cuda_synchronize(struct lgreco_cuda *cuda);
+
+// Done: whether all that lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device have enqueued since the last check
+// could be done. The message names the first call that failed by its number, from 0; nothing of what came out of failed
+// calls may be used. At least one check is due in 4096 such calls.
+//
+// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY, LGRECO_DEVICE.
+lgreco_status lgreco_cuda_check(struct lgreco_cuda *cuda);
+
+// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors come
+// back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
+// `options` may be NULL. Allocates, on the device too unless that was reserved.
+//
+// As lgreco_table_measure; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+lgreco_status lgreco_cuda_measure(struct lgreco_cuda *cuda,
+                                  const struct lgreco_layer *layers,
+                                  size_t layers_len,
+                                  const struct lgreco_search_options *options,
+                                  struct lgreco_table **table);
+
+// Tells the bytes of device memory that lgreco_cuda_measure works in on such layers, whose `values` are not looked at. The
+// device is not asked.
+//
+// As lgreco_cuda_measure, but for the values.
+lgreco_status lgreco_cuda_workspace_bytes(struct lgreco_cuda *cuda,
+                                          const struct lgreco_layer *layers,
+                                          size_t layers_len,
+                                          const struct lgreco_search_options *options,
+                                          uint64_t *bytes);
+
+// Done: allocates that memory, so that later calls of lgreco_cuda_measure for such layers allocate none on the device.
+//
+// As lgreco_cuda_measure, but for the values.
+lgreco_status lgreco_cuda_reserve(struct lgreco_cuda *cuda,
+                                  const struct lgreco_layer *layers,
+                                  size_t layers_len,
+                                  const struct lgreco_search_options *options);
+
+// Tells the bytes of the payload of a layer under a setting, whatever the values, which are not looked at.
+//
+// LGRECO_PARAMETER when the setting does not fit the layer.
+lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
+                                      const struct lgreco_layer *layer,
+                                      const struct lgreco_setting *setting,
+                                      size_t *bytes);
+
+// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
+// bytes. Takes QSGD, TopK, PowerSGD and uncompressed gradients. `rng` names the random words.
+//
+// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len; LGRECO_UNAVAILABLE for other
+// methods; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
+                                 const struct lgreco_layer *layer,
+                                 const struct lgreco_setting *setting,
+                                 const struct lgreco_rng_stream *rng,
+                                 uint8_t *payload,
+                                 size_t capacity,
+                                 size_t *length);
+
+// Done: one step of error feedback: compresses the sum of gradient and `residual`, and leaves in `residual` `gain` times
+// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, `residual_len` =
+// the layer's number of elements, zeros before the first step. The same as lgreco_compressor_encode with
+// LGRECO_FEEDBACK_RESIDUAL, kept in f32.
+//
+// As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients. The
+// residual is then unchanged.
+lgreco_status lgreco_cuda_encode_with_feedback(struct lgreco_cuda *cuda,
+                                               const struct lgreco_layer *layer,
+                                               const struct lgreco_setting *setting,
+                                               const struct lgreco_rng_stream *rng,
+                                               float gain,
+                                               float *residual,
+                                               size_t residual_len,
+                                               uint8_t *payload,
+                                               size_t capacity,
+                                               size_t *length);
+
+// Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory,
+// `values_len` = the number of elements. Payloads in page-locked memory must stay until the stream has come this far.
+//
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes;
+// LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` then hold nothing to be used.
+lgreco_status lgreco_cuda_decode(struct lgreco_cuda *cuda,
+                                 const uint8_t *payload,
+                                 size_t length,
+                                 float *values,
+                                 size_t values_len);
+
+// Enqueued: compresses a gradient as lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
+// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed.
+//
+// As lgreco_cuda_encode, but for the values; LGRECO_DEVICE when a check is due.
+lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
+                                           const struct lgreco_layer *layer,
+                                           const struct lgreco_setting *setting,
+                                           const struct lgreco_rng_stream *rng,
+                                           uint8_t *payload,
+                                           size_t capacity,
+                                           size_t *length);
+
+// Enqueued: decodes a payload in the device's memory, 4-byte aligned, into `values` there. It is one that
+// lgreco_cuda_encode_to_device, on any worker, made of this layer (whose `values` are not looked at) under this setting; of
+// other bytes some values come out, or lgreco_cuda_check tells. Takes QSGD, TopK and PowerSGD.
+//
+// LGRECO_LENGTH when `length` is less than lgreco_cuda_payload_len, or `values_len` not the layer's number of elements;
+// LGRECO_UNAVAILABLE for other methods; LGRECO_DEVICE, also when a check is due.
+lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
+                                           const struct lgreco_layer *layer,
+                                           const struct lgreco_setting *setting,
+                                           const uint8_t *payload,
+                                           size_t length,
+                                           float *values,
+                                           size_t values_len);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -108,6 +108,9 @@ private:
 // An error table.
 class Table {
 public:
+    // Takes over a table that a call of lgreco.h has made.
+    explicit Table(lgreco_table *made) : handle_(made) {}
+
     // Copies `view`.
     Table(const Context &context, const lgreco_table_view &view) {
         make(context, [&](lgreco_table **made) { return lgreco_table_create(context.get(), &view, made); });

@@ -7,25 +7,33 @@ use lgreco_core::backend::{Backend, Job, JobError, Portable};
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
-#[cfg(feature = "wgpu")]
-use {
-    lgreco_wgpu::WgpuBackend,
-    std::sync::{Arc, Mutex},
-};
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+use std::sync::{Arc, Mutex};
 
 #[derive(Clone)]
 pub(crate) enum Device {
     Cpu,
-    #[cfg(feature = "wgpu")]
-    Wgpu(Arc<Mutex<WgpuBackend>>),
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    Gpu(Arc<Mutex<dyn Backend + Send>>),
 }
 
 const NO_DEVICE: Failure = Failure::Unavailable { what: "the device" };
 
+#[cfg(feature = "cuda")]
+fn cuda(index: u32) -> Result<Device, Failure> {
+    let backend = lgreco_cuda::CudaBackend::new(index as usize)?;
+    Ok(Device::Gpu(Arc::new(Mutex::new(backend))))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: u32) -> Result<Device, Failure> {
+    Err(Failure::NotBuiltIn)
+}
+
 #[cfg(feature = "wgpu")]
 fn wgpu(index: u32) -> Result<Device, Failure> {
-    match (index, WgpuBackend::new()) {
-        (0, Ok(backend)) => Ok(Device::Wgpu(Arc::new(Mutex::new(backend)))),
+    match (index, lgreco_wgpu::WgpuBackend::new()) {
+        (0, Ok(backend)) => Ok(Device::Gpu(Arc::new(Mutex::new(backend)))),
         _ => Err(NO_DEVICE),
     }
 }
@@ -41,7 +49,7 @@ impl Device {
             LGRECO_DEVICE_CPU if index == 0 => Ok(Device::Cpu),
             LGRECO_DEVICE_CPU => Err(NO_DEVICE),
             LGRECO_DEVICE_WGPU => wgpu(index),
-            LGRECO_DEVICE_CUDA => Err(Failure::NotBuiltIn),
+            LGRECO_DEVICE_CUDA => cuda(index),
             found => Err(Failure::UnknownConstant { what: "device", found }),
         }
     }
@@ -80,8 +88,8 @@ impl Device {
     fn run<T>(&self, call: impl FnOnce(&mut dyn Backend) -> Result<T, Error>) -> Result<T, Error> {
         match self {
             Device::Cpu => call(&mut Portable),
-            #[cfg(feature = "wgpu")]
-            Device::Wgpu(shared) => match shared.lock() {
+            #[cfg(any(feature = "cuda", feature = "wgpu"))]
+            Device::Gpu(shared) => match shared.lock() {
                 Ok(mut backend) => call(&mut *backend),
                 Err(_) => Err(Error::Device { what: "an earlier call on it panicked" }),
             },

@@ -4,12 +4,13 @@
 //! | module | holds |
 //! |---|---|
 //! | `api` | the exported functions and the structs they take, one file per C noun |
+//! | `cuda` | what `api` asks of a CUDA device on device pointers; without the feature `cuda` nobody answers |
 //! | `device` | where a context works: the CPU, or a GPU shared by what was made with it |
 //! | `handle` | opaque handles: tag, lock, message, panics that become a status |
 //! | `pointers` | the caller's pointers as references, after the checks that can be made |
 //! | `status` | codes and the text of failures |
 //!
-//! `unsafe` blocks stand in `handle`, `pointers` and `api` alone, and in `sequences`, which calls `api` for tests. What the
+//! `unsafe` blocks stand in `handle`, `pointers`, `api` and `cuda` alone, and in `sequences`, which calls `api` for tests. What the
 //! exported functions demand of their callers is what `README.md` promises C callers: pointers are null or valid for what
 //! the header says, handles null or live.
 #![allow(non_camel_case_types, reason = "the names of C types")]
@@ -22,6 +23,7 @@ compile_error!("the C API turns panics into LGRECO_PANIC and must be built to un
 mod status;
 
 mod api;
+mod cuda;
 mod device;
 mod handle;
 mod message;

@@ -48,6 +48,15 @@ pub(crate) unsafe fn slice_mut<'a, T>(pointer: *mut T, len: usize, what: &'stati
     Ok(unsafe { core::slice::from_raw_parts_mut(pointer, len) })
 }
 
+/// The address of an array of `len` elements in a device's memory; 0 when `len` is 0. Nothing is read.
+pub(crate) fn address<T>(pointer: *const T, len: usize, what: &'static str) -> Result<u64, Failure> {
+    if len == 0 {
+        return Ok(0);
+    }
+    check_array(pointer, len, what)?;
+    Ok(pointer.addr() as u64)
+}
+
 /// The place for one output.
 ///
 /// # Safety
@@ -310,6 +319,11 @@ mod tests {
         assert_eq!(status(core::ptr::null(), 1), Err(LGRECO_NULL_POINTER));
         assert_eq!(status(core::ptr::without_provenance(6), 1), Err(LGRECO_ALIGNMENT));
         assert_eq!(status(core::ptr::without_provenance(8), usize::MAX / 2), Err(LGRECO_LENGTH));
+        let there = |pointer: *const f32, len| address(pointer, len, "values").map_err(|failure| failure.status());
+        assert_eq!((there(core::ptr::without_provenance(8), 3), there(core::ptr::null(), 0)), (Ok(8), Ok(0)));
+        assert_eq!(there(core::ptr::null(), 1), Err(LGRECO_NULL_POINTER));
+        assert_eq!(there(core::ptr::without_provenance(6), 1), Err(LGRECO_ALIGNMENT));
+        assert_eq!(there(core::ptr::without_provenance(8), usize::MAX / 2), Err(LGRECO_LENGTH));
     }
 
     #[test]

@@ -189,17 +189,53 @@ pub(crate) enum Failure {
     Core(Error),
     Named(NamedError),
     File(file::Error),
-    Null { what: &'static str },
-    Alignment { what: &'static str },
-    Overlap { what: &'static str, with: &'static str },
-    StructSize { what: &'static str, smallest: usize, found: usize },
-    UnknownField { what: &'static str, offset: usize },
-    UnknownConstant { what: &'static str, found: u32 },
-    Text { what: &'static str, why: &'static str },
-    Handle { what: &'static str },
+    Null {
+        what: &'static str,
+    },
+    Alignment {
+        what: &'static str,
+    },
+    Overlap {
+        what: &'static str,
+        with: &'static str,
+    },
+    StructSize {
+        what: &'static str,
+        smallest: usize,
+        found: usize,
+    },
+    UnknownField {
+        what: &'static str,
+        offset: usize,
+    },
+    UnknownConstant {
+        what: &'static str,
+        found: u32,
+    },
+    Text {
+        what: &'static str,
+        why: &'static str,
+    },
+    Handle {
+        what: &'static str,
+    },
     Busy,
-    Unavailable { what: &'static str },
+    Unavailable {
+        what: &'static str,
+    },
+    #[cfg_attr(all(feature = "cuda", feature = "wgpu"), expect(dead_code, reason = "every device is built in"))]
     NotBuiltIn,
+    #[cfg(feature = "cuda")]
+    Cuda(lgreco_cuda::Error),
+    OfLayer {
+        name: String,
+        failure: Box<Failure>,
+    },
+    #[cfg(feature = "cuda")]
+    OfCall {
+        call: usize,
+        failure: Box<Failure>,
+    },
     NoSettings,
     NoFeedback,
     OtherFeedback,
@@ -207,7 +243,23 @@ pub(crate) enum Failure {
     Panicked,
 }
 
+#[cfg(feature = "cuda")]
+fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
+    use lgreco_cuda::Error::{Core, Method, NoCompiler, NoDevice, NoDriver, OutOfMemory, TooOld};
+    match error {
+        Core(error) => error.code(),
+        NoDriver | NoCompiler | NoDevice { .. } | TooOld { .. } | Method(_) => LGRECO_UNAVAILABLE,
+        OutOfMemory { .. } => LGRECO_OUT_OF_MEMORY,
+        _ => LGRECO_DEVICE,
+    }
+}
+
 impl Failure {
+    /// The same, about a layer.
+    pub(crate) fn of_layer(self, name: &str) -> Failure {
+        Failure::OfLayer { name: name.into(), failure: Box::new(self) }
+    }
+
     pub(crate) fn status(&self) -> lgreco_status {
         match self {
             Failure::Core(error) => error.code(),
@@ -225,6 +277,11 @@ impl Failure {
             Failure::Busy => LGRECO_BUSY,
             Failure::Unavailable { .. } => LGRECO_UNAVAILABLE,
             Failure::NotBuiltIn => LGRECO_NOT_BUILT_IN,
+            #[cfg(feature = "cuda")]
+            Failure::Cuda(error) => of_cuda(error),
+            Failure::OfLayer { failure, .. } => failure.status(),
+            #[cfg(feature = "cuda")]
+            Failure::OfCall { failure, .. } => failure.status(),
             Failure::NoSettings => LGRECO_NO_SETTINGS,
             Failure::NoFeedback => LGRECO_FEEDBACK_RULE,
             Failure::OtherFeedback => LGRECO_SAVED_STATE,
@@ -255,6 +312,11 @@ impl fmt::Display for Failure {
             Failure::Busy => f.write_str("the handle is in use by another call"),
             Failure::Unavailable { what } => write!(f, "{what} is not available"),
             Failure::NotBuiltIn => f.write_str("the library was built without this kind of device"),
+            #[cfg(feature = "cuda")]
+            Failure::Cuda(error) => error.fmt(f),
+            Failure::OfLayer { name, failure } => write!(f, "layer `{name}`: {failure}"),
+            #[cfg(feature = "cuda")]
+            Failure::OfCall { call, failure } => write!(f, "call {call} since the last check: {failure}"),
             Failure::NoSettings => f.write_str("the table was not measured: its options have no compressor settings"),
             Failure::NoFeedback => f.write_str("the compressor has no feedback, and so no memory"),
             Failure::OtherFeedback => f.write_str("the saved state is that of other feedback options"),
@@ -267,6 +329,13 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         Failure::Core(error)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl From<lgreco_cuda::Error> for Failure {
+    fn from(error: lgreco_cuda::Error) -> Failure {
+        Failure::Cuda(error)
     }
 }
 

@@ -301,6 +301,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         hit_energy
     );
     struct_of!(p, lgreco_choice, "", size, error);
+    struct_of!(p, lgreco_rng_stream, "", seed, step, layer, rank, reserved);
     let header = include_str!("../include/lgreco.h");
     for line in header.lines() {
         if let Some(name) = line.strip_prefix("typedef struct ").and_then(|line| line.strip_suffix(" {")) {

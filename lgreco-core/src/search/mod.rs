@@ -7,8 +7,10 @@
 //! the table.
 
 mod layer;
+mod offer;
 mod range;
 
+pub use offer::{Offer, OfferedRow};
 pub use range::{MAX_OPTIONS, Method, Metric, Range};
 
 use crate::Error;
@@ -85,10 +87,6 @@ impl<'a> Layer<'a> {
     /// ```
     pub fn gradient(&self) -> Gradient<'a> {
         self.gradient
-    }
-
-    fn shape(&self) -> Shape {
-        self.gradient.shape()
     }
 
     fn dtype(&self) -> Dtype {
@@ -345,58 +343,18 @@ impl Search {
     /// Per method and layer that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
     /// for PowerSGD; allocates the rows and the backend's workspace.
     pub fn measure(&self, model: &[Layer<'_>], backend: &mut dyn Backend) -> Result<Measured, NamedError> {
-        let (layers, uncompressed): (Vec<_>, Vec<_>) = (0..model.len()).partition(|&i| self.takes(model[i].dims));
-        let named =
-            |index: usize| move |error| NamedError { error, layer: Some(model[index].name.into()), option: None };
-        let offered: Vec<LayerOptions> = layers
-            .iter()
-            .map(|&i| LayerOptions::new(&self.families, model[i].shape(), model[i].dtype()).map_err(named(i)))
-            .collect::<Result<_, _>>()?;
+        let offer = self.offer(model.iter().map(|layer| (layer.name, layer.dims, layer.dtype())))?;
         let mut jobs = Vec::new();
-        let mut owner = Vec::new();
-        for (&index, options) in layers.iter().zip(&offered) {
-            let stream = stream(self.seed, index);
-            for candidates in options.candidates() {
-                jobs.push(Job { gradient: model[index].gradient, candidates, stream });
-                owner.push(index);
-            }
+        for OfferedRow { layer, candidates, stream } in offer.rows() {
+            jobs.push(Job { gradient: model[layer].gradient, candidates, stream });
         }
         let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
         let mut workspace = vec![0; backend.workspace_len(&jobs)];
-        backend.measure(&jobs, &mut workspace, &mut rows).map_err(|failed| match owner.get(failed.job) {
-            Some(&index) => named(index)(failed.error),
-            None => NamedError { error: failed.error, layer: None, option: None },
+        backend.measure(&jobs, &mut workspace, &mut rows).map_err(|failed| {
+            let layer = offer.rows().nth(failed.job).map(|row| model[row.layer].name.into());
+            NamedError { error: failed.error, layer, option: None }
         })?;
-        self.assemble(model, layers, uncompressed, offered, &rows)
-    }
-
-    fn assemble(
-        &self,
-        model: &[Layer<'_>],
-        layers: Vec<usize>,
-        uncompressed: Vec<usize>,
-        offered: Vec<LayerOptions>,
-        mut rows: &[f64],
-    ) -> Result<Measured, NamedError> {
-        let mut builder = NamedTable::builder(self.metric.name());
-        let (mut defaults, mut settings) = (Vec::new(), Vec::new());
-        for (&index, options) in layers.iter().zip(offered) {
-            let (row, rest) = rows.split_at(options.measured());
-            rows = rest;
-            let layer = model[index];
-            let named = |error| NamedError { error, layer: Some(layer.name.into()), option: None };
-            let options = options.into_options(layer.shape(), layer.dtype(), row, self.metric).map_err(named)?;
-            defaults.push(options.default);
-            builder.layer(
-                layer.name,
-                layer.gradient.shape().elements() as u64,
-                Some(options.default),
-                options.labelled,
-            );
-            settings.push(options.settings);
-        }
-        let table = builder.build()?;
-        Ok(Measured { table, defaults, layers, uncompressed, settings, seed: self.seed })
+        offer.into_measured(&rows)
     }
 }
 

@@ -85,3 +85,32 @@ fn the_stream_makes_the_payloads_that_were_measured() {
     assert!((error(Stream { step: 5, rank: 3, ..stream }) - stated).abs() <= 1e-5 * stated);
     assert!((error(Stream { layer: 0, ..stream }) - stated).abs() > 1e-5 * stated);
 }
+
+#[test]
+fn an_offer_becomes_the_table_that_measuring_makes() {
+    let (wide, tall) = (uniform(64 * 40, 1), uniform(64 * 40, 2));
+    let model = [
+        Layer::new("wide", &[40, 64], Values::F32(&wide)).unwrap(),
+        Layer::new("bias", &[64], Values::F32(&wide[..64])).unwrap(),
+        Layer::new("tall", &[64, 40], Values::F32(&tall)).unwrap(),
+    ];
+    for method in Method::ALL {
+        let search = Search { seed: 5, ..Search::new(method) };
+        let described = model.map(|layer| (layer.name(), layer.dims(), Dtype::F32));
+        let mut errors = Vec::new();
+        let offer = search.offer(described).unwrap();
+        for OfferedRow { layer, candidates, stream } in offer.rows() {
+            let gradient = model[layer].gradient();
+            let mut workspace = vec![0; candidates.measure_workspace_len(gradient.shape(), Dtype::F32)];
+            let mut row = vec![0.0; candidates.len()];
+            candidates.measure(&gradient, stream, &mut workspace, &mut row).unwrap();
+            errors.extend(row);
+        }
+        let expected = measure(search.clone(), &model);
+        assert_eq!((expected.layers.as_slice(), expected.uncompressed.as_slice()), (&[0, 2][..], &[1][..]));
+        assert_eq!(std::format!("{:?}", offer.into_measured(&errors).unwrap()), std::format!("{expected:?}"));
+        let short = search.offer(described).unwrap().into_measured(&errors[1..]).unwrap_err();
+        let (expected, found) = (errors.len(), errors.len() - 1);
+        assert_eq!(short.error, Error::Length { what: "squared errors, one per candidate", expected, found });
+    }
+}

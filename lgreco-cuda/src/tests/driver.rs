@@ -18,19 +18,10 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs an ignored test of this file where the fake is the driver, and NVRTC is there, with these variables, and
-/// returns what it prints.
-fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
-    nvrtc::compiler()?;
-    run(test, variables, None)
-}
-
-/// The same, with one more folder of libraries.
-fn run(test: &str, variables: &[(&str, &str)], more: Option<&Path>) -> Option<String> {
-    let folder = target().join(format!("driver-{}", std::process::id()));
-    let own = folder.join(test);
-    std::fs::create_dir_all(&own).unwrap();
-    library("fake_driver.cpp", &[], &own.join("libcuda.so.1"))?;
+/// Builds the fake in `folder`; what programs need in their environment to find it, its kernels and Python's NVRTC.
+fn build_fake(folder: &Path, more: Option<&Path>) -> Option<[(&'static str, String); 3]> {
+    std::fs::create_dir_all(folder).unwrap();
+    library("fake_driver.cpp", &[], &folder.join("libcuda.so.1"))?;
     let modules = Module::ALL.map(|module| {
         let source = module.source();
         let others: Vec<String> =
@@ -40,18 +31,41 @@ fn run(test: &str, variables: &[(&str, &str)], more: Option<&Path>) -> Option<St
         let name = names.iter().find(own).expect("a kernel that no other module has");
         format!("{}={name};", build(module, &source, Flavour::Plain).display())
     });
-    let paths = [own.as_path()].into_iter().chain(more);
+    let paths = std::env::join_paths([folder].into_iter().chain(more)).unwrap().into_string().unwrap();
+    let venv = nvrtc::venv().to_str().unwrap().to_owned();
+    Some([("LD_LIBRARY_PATH", paths), ("VIRTUAL_ENV", venv), ("FAKE_CUDA_MODULES", modules.concat())])
+}
+
+/// Runs an ignored test of this file where the fake is the driver, and NVRTC is there, with these variables, and
+/// returns what it prints.
+fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
+    nvrtc::compiler()?;
+    run(test, variables, None)
+}
+
+/// The same, with one more folder of libraries.
+fn run(test: &str, variables: &[(&str, &str)], more: Option<&Path>) -> Option<String> {
+    let folder = target().join(format!("driver-{}", std::process::id())).join(test);
+    let environment = build_fake(&folder, more)?;
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", &format!("tests::driver::{test}")]);
-    command.env("LD_LIBRARY_PATH", std::env::join_paths(paths).unwrap());
-    command.env("VIRTUAL_ENV", nvrtc::venv());
-    command.env("FAKE_CUDA_MODULES", modules.concat()).envs(variables.iter().copied());
+    command.envs(environment).envs(variables.iter().copied());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::remove_dir_all(&own).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
     assert!(text.contains("1 passed"), "{text}");
     Some(text)
+}
+
+/// For programs of other crates: `lgreco-ffi/tests/run`.
+#[test]
+#[ignore = "prints an environment"]
+fn environment() {
+    nvrtc::compiler().expect("NVRTC");
+    for (name, value) in build_fake(&target().join("driver"), None).expect("g++") {
+        println!("environment: {name}={value}");
+    }
 }
 
 /// What the fake has counted: allocations, contexts held, streams, modules, contexts on the stack; waits and launches.

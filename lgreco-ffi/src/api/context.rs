@@ -9,7 +9,8 @@ pub type lgreco_device = u32;
 
 /// The CPU.
 pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
-/// An NVIDIA GPU through CUDA; built into no library yet.
+/// An NVIDIA GPU through CUDA, in libraries built with the feature `cuda`. As LGRECO_DEVICE_WGPU, of values in host memory;
+/// what works on values in the GPU's memory begins with lgreco_cuda_.
 pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
 /// Any GPU through Vulkan, Metal or DirectX 12, in libraries built with the feature `wgpu`. Error rows and payloads of QSGD,
 /// TopK and PowerSGD are made there, of values in host memory; everything else is done on the CPU.
@@ -23,7 +24,8 @@ pub struct lgreco_context_options {
     pub struct_size: usize,
     /// LGRECO_DEVICE_CPU, the default.
     pub device: lgreco_device,
-    /// Which device of that kind, from 0, the default; of LGRECO_DEVICE_WGPU there is one, the fastest adapter.
+    /// Which device of that kind, from 0, the default: CUDA's ordinal; of LGRECO_DEVICE_WGPU there is one, the fastest
+    /// adapter.
     pub device_index: u32,
 }
 
@@ -63,7 +65,7 @@ impl Kind for lgreco_context {
 /// Makes a context. `options` may be NULL: the CPU.
 ///
 /// LGRECO_NOT_BUILT_IN when this build has no such devices, LGRECO_UNAVAILABLE when this machine has none, or none that can
-/// be used.
+/// be used (for CUDA, lgreco_cuda_create says what is missing).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_create(
     options: *const lgreco_context_options,

@@ -1,4 +1,4 @@
-use crate::pointers::{Range, Versioned, slice, slice_mut, text};
+use crate::pointers::{Range, Versioned, address, slice, slice_mut, text};
 use crate::status::Failure;
 use core::ffi::{c_char, c_void};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
@@ -81,6 +81,15 @@ impl lgreco_layer {
         // SAFETY: passed on.
         let values = unsafe { values(self.values, tensor.dtype, tensor.shape.elements()) }?;
         Ok(Gradient::new(values, tensor.shape)?)
+    }
+
+    /// Where the gradient lies in a device's memory.
+    pub(crate) fn address(&self, tensor: Tensor<'_>) -> Result<u64, Failure> {
+        let elements = tensor.shape.elements();
+        match tensor.dtype {
+            Dtype::F32 => address(self.values.cast::<f32>(), elements, "values"),
+            Dtype::F16 | Dtype::Bf16 => address(self.values.cast::<u16>(), elements, "values"),
+        }
     }
 
     /// Where the gradient lies.

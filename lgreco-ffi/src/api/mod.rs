@@ -48,6 +48,12 @@ mod cut_messages;
 
 mod cut_state;
 
+mod cuda;
+
+mod cuda_measure;
+
+mod cuda_payload;
+
 #[cfg(feature = "testing")]
 mod testing;
 
@@ -57,6 +63,9 @@ pub use compressor_options::*;
 pub use context::*;
 pub use controller::*;
 pub use controller_options::*;
+pub use cuda::*;
+pub use cuda_measure::*;
+pub use cuda_payload::*;
 pub use cut::*;
 pub use cut_messages::*;
 pub use cut_setting::*;

@@ -1,4 +1,4 @@
-// A GPU through LGRECO_DEVICE_WGPU, in a library that was built with it: its rows and payloads are the CPU's.
+// A GPU's context, `device cuda` or `device wgpu`, in a library that was built with it: its rows and payloads are the CPU's.
 #include "check.h"
 
 #include <math.h>
@@ -70,10 +70,10 @@ static void rows(lgreco_context *cpu, lgreco_context *gpu) {
     values[9] = 0;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     lgreco_context *cpu = new_context(), *gpu = NULL;
     lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
-    options.device = LGRECO_DEVICE_WGPU;
+    options.device = argc > 1 && strcmp(argv[1], "cuda") == 0 ? LGRECO_DEVICE_CUDA : LGRECO_DEVICE_WGPU;
     OK(lgreco_context_create(&options, &gpu));
     fill(values, ELEMENTS, 7);
     payloads(cpu, gpu);

@@ -302,6 +302,26 @@ static void null_pointers(void) {
     NULL_(lgreco_cut_remembered_samples(above, NULL, 1, &room));
     NULL_(lgreco_cut_remembered_samples(above, ids, 1, NULL));
 
+    // Handles that only a GPU gives; tests/c/cuda.c has the other pointers of these calls.
+    lgreco_cuda *no_cuda = NULL;
+    lgreco_rng_stream words = {0, 0, 0, 0, 0};
+    NULL_(lgreco_cuda_create(NULL, 0, &no_cuda));
+    NULL_(lgreco_cuda_create_on_stream(NULL, &no_cuda, NULL));
+    NULL_(lgreco_cuda_keep_code_in(NULL, "."));
+    NULL_(lgreco_cuda_held_bytes(NULL, &steps));
+    NULL_(lgreco_cuda_synchronize(NULL));
+    NULL_(lgreco_cuda_check(NULL));
+    NULL_(lgreco_cuda_measure(NULL, &layer, 1, NULL, &no_table));
+    NULL_(lgreco_cuda_workspace_bytes(NULL, &layer, 1, NULL, &steps));
+    NULL_(lgreco_cuda_reserve(NULL, &layer, 1, NULL));
+    NULL_(lgreco_cuda_payload_len(NULL, &layer, &setting, &length));
+    NULL_(lgreco_cuda_encode(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(NULL, &layer, &setting, &words, 1, floats, ELEMENTS, bytes, sizeof bytes,
+                                           &length));
+    NULL_(lgreco_cuda_decode(NULL, bytes, 48, floats, ELEMENTS));
+    NULL_(lgreco_cuda_encode_to_device(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
+    NULL_(lgreco_cuda_decode_on_device(NULL, &layer, &setting, bytes, 48, floats, ELEMENTS));
+
     // Destroying nothing is allowed, and texts are never NULL.
     OK(lgreco_context_destroy(NULL));
     OK(lgreco_table_destroy(NULL));
@@ -309,6 +329,8 @@ static void null_pointers(void) {
     OK(lgreco_compressor_destroy(NULL));
     OK(lgreco_controller_destroy(NULL));
     OK(lgreco_cut_destroy(NULL));
+    OK(lgreco_cuda_destroy(NULL));
+    TEXT("the handle is NULL", lgreco_cuda_message(NULL));
     TEXT("the handle is NULL", lgreco_cut_message(NULL));
     TEXT("the handle is NULL", lgreco_context_message(NULL));
     TEXT("the handle is NULL", lgreco_compressor_message(NULL));
@@ -503,6 +525,17 @@ static void devices(void) {
     options.device = LGRECO_DEVICE_CUDA;
     STATUS(LGRECO_NOT_BUILT_IN, lgreco_context_create(&options, &other));
     CHECK(other == NULL);
+    lgreco_cuda *cuda = (lgreco_cuda *)(void *)&other;
+    STATUS(LGRECO_NOT_BUILT_IN, lgreco_cuda_create(context, 0, &cuda));
+    TEXT("the library was built without this kind of device", lgreco_context_message(context));
+    CHECK(cuda == NULL);
+    STATUS(LGRECO_NOT_BUILT_IN, lgreco_cuda_create_on_stream(context, &cuda, NULL));
+    NULL_(lgreco_cuda_create(context, 0, NULL));
+    NULL_(lgreco_cuda_create_on_stream(context, NULL, NULL));
+    lgreco_table *no_table = NULL;
+    lgreco_cuda *const context_as_cuda = (lgreco_cuda *)(void *)context;
+    STATUS(LGRECO_HANDLE, lgreco_cuda_check(context_as_cuda));
+    STATUS(LGRECO_HANDLE, lgreco_cuda_measure(context_as_cuda, &layer, 1, NULL, &no_table));
     options.device = LGRECO_DEVICE_WGPU;
     STATUS(LGRECO_NOT_BUILT_IN, lgreco_context_create(&options, &other));
     options.device = 7;

@@ -1,0 +1,156 @@
+//! Candidates of a whole model, to be measured by whoever has the values.
+
+use super::layer::LayerOptions;
+use super::{Measured, Metric, Search};
+use crate::Error;
+use crate::compress::Candidates;
+use crate::error::expect_len;
+use crate::gradient::{Dtype, Shape};
+use crate::rng::Stream;
+use crate::table::{NamedError, NamedTable};
+use alloc::vec::Vec;
+
+/// What a [`Search`] offers each layer of a model: rows to measure wherever the gradients are, and the table that is made
+/// of them. [`Search::measure`] is the same for gradients in host memory.
+///
+/// ```
+/// use lgreco_core::backend::{Backend, Job, Portable};
+/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_core::search::{Method, Search};
+/// let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+/// let offer = Search::new(Method::Qsgd).offer([("bias", &[64][..], Dtype::F32), ("weight", &[64, 64], Dtype::F32)])?;
+/// let mut errors = Vec::new();
+/// for row in offer.rows() {
+///     assert_eq!(row.layer, 1); // `bias` stays uncompressed
+///     let gradient = Gradient::new(Values::F32(&weight), Shape::new(64, 64)?)?;
+///     let mut row_errors = vec![0.0; row.candidates.len()];
+///     Portable.measure(&[Job { gradient, candidates: row.candidates, stream: row.stream }], &mut [], &mut row_errors)?;
+///     errors.extend(row_errors);
+/// }
+/// let measured = offer.into_measured(&errors)?;
+/// assert_eq!((measured.table.name(0), measured.table.labels(0).len()), ("weight", 7));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Offer<'a> {
+    layers: Vec<OfferedLayer<'a>>,
+    uncompressed: Vec<usize>,
+    metric: Metric,
+    seed: u64,
+}
+
+struct OfferedLayer<'a> {
+    index: usize,
+    name: &'a str,
+    shape: Shape,
+    dtype: Dtype,
+    options: LayerOptions,
+}
+
+/// A row of an [`Offer`].
+///
+/// ```
+/// # use lgreco_core::{gradient::Dtype, search::{Method, Search}};
+/// let offer = Search::new(Method::TopK).offer([("weight", &[64, 64][..], Dtype::Bf16)])?;
+/// let lens: Vec<_> = offer.rows().map(|row| (row.layer, row.candidates.len())).collect();
+/// assert_eq!(lens, [(0, 100)]);
+/// # Ok::<(), lgreco_core::table::NamedError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct OfferedRow<'a> {
+    /// Index of its layer in the model.
+    pub layer: usize,
+    /// What to measure the layer's gradient under.
+    pub candidates: Candidates<'a>,
+    /// Source of start matrices.
+    pub stream: Stream,
+}
+
+impl Search {
+    /// What it offers the layers of a model: names, dimensions and types of their gradients, in the model's order.
+    ///
+    /// ```
+    /// # use lgreco_core::{gradient::Dtype, search::{Method, Search}};
+    /// let model = [("fc1", &[64, 64][..], Dtype::F32), ("fc2", &[64, 32], Dtype::Bf16)];
+    /// assert_eq!(Search::new(Method::Hybrid).offer(model)?.rows().count(), 6); // three methods each
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`measure`](Search::measure), but for the values and duplicate names; an empty table is found only when it is
+    /// made.
+    ///
+    /// # Complexity
+    /// The number of options.
+    pub fn offer<'a>(
+        &self,
+        model: impl IntoIterator<Item = (&'a str, &'a [usize], Dtype)>,
+    ) -> Result<Offer<'a>, NamedError> {
+        let mut offer = Offer { layers: Vec::new(), uncompressed: Vec::new(), metric: self.metric, seed: self.seed };
+        for (index, (name, dims, dtype)) in model.into_iter().enumerate() {
+            if !self.takes(dims) {
+                offer.uncompressed.push(index);
+                continue;
+            }
+            let named = |error| NamedError { error, layer: Some(name.into()), option: None };
+            let shape = Shape::from_dims(dims).map_err(named)?;
+            let options = LayerOptions::new(&self.families, shape, dtype).map_err(named)?;
+            offer.layers.push(OfferedLayer { index, name, shape, dtype, options });
+        }
+        Ok(offer)
+    }
+}
+
+impl Offer<'_> {
+    /// The rows to measure, layer after layer.
+    ///
+    /// ```
+    /// # use lgreco_core::{gradient::Dtype, search::{Method, Search}};
+    /// let offer = Search::new(Method::Qsgd).offer([("bias", &[64][..], Dtype::F32)])?;
+    /// assert_eq!(offer.rows().count(), 0); // stays uncompressed
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
+    pub fn rows(&self) -> impl Iterator<Item = OfferedRow<'_>> {
+        self.layers.iter().flat_map(|layer| {
+            let stream = super::stream(self.seed, layer.index);
+            layer.options.candidates().map(move |candidates| OfferedRow { layer: layer.index, candidates, stream })
+        })
+    }
+
+    /// The table, out of the squared errors of all [`rows`](Offer::rows), one after another.
+    ///
+    /// ```
+    /// # use lgreco_core::{gradient::Dtype, search::{Method, Metric, Search}};
+    /// let mut search = Search::new(Method::Qsgd);
+    /// search.metric = Metric::SquaredL2;
+    /// let measured = search.offer([("fc1", &[64, 64][..], Dtype::F32)])?.into_measured(&[6., 5., 4., 3., 2., 1., 0.])?;
+    /// assert_eq!(measured.table.view().layer(0)[2].error, 4.0); // of 4 bits
+    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless there is one squared error per candidate; [`Error::EmptyTable`] when the search left no
+    /// layer to compress; errors of [`NamedTable`]'s [`build`](crate::table::Builder::build).
+    ///
+    /// # Complexity
+    /// The number of options.
+    pub fn into_measured(self, mut squared_errors: &[f64]) -> Result<Measured, NamedError> {
+        let expected = self.layers.iter().map(|layer| layer.options.measured()).sum();
+        let nameless = |error: Error| NamedError { error, layer: None, option: None };
+        expect_len("squared errors, one per candidate", expected, squared_errors.len()).map_err(nameless)?;
+        let Offer { layers, uncompressed, metric, seed } = self;
+        let mut builder = NamedTable::builder(metric.name());
+        let (mut indices, mut defaults, mut settings) = (Vec::new(), Vec::new(), Vec::new());
+        for OfferedLayer { index, name, shape, dtype, options } in layers {
+            let (row, rest) = squared_errors.split_at(options.measured());
+            squared_errors = rest;
+            let named = |error| NamedError { error, layer: Some(name.into()), option: None };
+            let options = options.into_options(shape, dtype, row, metric).map_err(named)?;
+            builder.layer(name, shape.elements() as u64, Some(options.default), options.labelled);
+            indices.push(index);
+            defaults.push(options.default);
+            settings.push(options.settings);
+        }
+        let table = builder.build()?;
+        Ok(Measured { table, defaults, layers: indices, uncompressed, settings, seed })
+    }
+}

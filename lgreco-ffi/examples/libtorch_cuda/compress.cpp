@@ -1,0 +1,97 @@
+// Gradients of a LibTorch model on an NVIDIA GPU: measured, planned for, compressed and decoded where they lie, in the order
+// of PyTorch's current stream. Exit code 0 when all ways give the same values, 1 when not or when a call fails, 2 where
+// there is no GPU.
+#include <c10/cuda/CUDAStream.h>
+#include <torch/torch.h>
+
+#include <lgreco_cuda.hpp>
+
+#include <cstdio>
+
+namespace {
+
+// A layer of the model with what lgreco points into.
+struct Layer {
+    std::string name;
+    std::vector<std::size_t> dims;
+    torch::Tensor gradient;
+
+    lgreco_layer description() const { return lgreco::layer(name.c_str(), dims, gradient.data_ptr<float>()); }
+};
+
+// One backward pass of a small model on random data.
+std::vector<Layer> gradients() {
+    torch::manual_seed(1);
+    torch::nn::Sequential model(torch::nn::Linear(256, 512), torch::nn::ReLU(), torch::nn::Linear(512, 128));
+    model->to(torch::kCUDA);
+    const torch::Tensor inputs = torch::randn({64, 256}, torch::kCUDA), targets = torch::randn({64, 128}, torch::kCUDA);
+    torch::mse_loss(model->forward(inputs), targets).backward();
+    std::vector<Layer> layers;
+    for (const auto &parameter : model->named_parameters()) {
+        const torch::Tensor gradient = parameter->grad().contiguous();  // lgreco reads row-major arrays
+        layers.push_back({parameter.key(), {gradient.sizes().begin(), gradient.sizes().end()}, gradient});
+    }
+    return layers;
+}
+
+bool compress() {
+    const std::vector<Layer> layers = gradients();
+    std::vector<lgreco_layer> model;
+    for (const Layer &layer : layers) model.push_back(layer.description());
+
+    const lgreco::Context context;
+    lgreco::Cuda cuda = lgreco::Cuda::on_stream(context, c10::cuda::getCurrentCUDAStream().stream());
+    cuda.reserve(model);
+    const lgreco::Table table = cuda.measure(model);
+    const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
+    const lgreco_table_view view = table.view();
+    std::printf("%zu of %zu layers are compressed, to %llu bits; workspace %llu bytes\n", view.layers, layers.size(),
+                static_cast<unsigned long long>(plan.view().size), static_cast<unsigned long long>(cuda.held_bytes()));
+
+    bool same = true;
+    for (std::size_t l = 0; l < view.layers; l++) {
+        const std::size_t index = view.model_layers[l];
+        const torch::Tensor &gradient = layers[index].gradient;
+        const auto elements = static_cast<std::size_t>(gradient.numel());
+        const lgreco_setting setting = table.setting(l, plan.view().options[l]);
+        const lgreco_rng_stream words{/*seed*/ 0, /*step*/ 0, static_cast<std::uint32_t>(index), /*rank*/ 0, 0};
+
+        // Through the host, with error feedback: where payloads travel by MPI or sockets.
+        torch::Tensor residual = torch::zeros_like(gradient), decoded = torch::empty_like(gradient);
+        std::vector<std::uint8_t> payload;
+        cuda.encode_with_feedback(model[index], setting, words, 1, residual.data_ptr<float>(), elements, payload);
+        cuda.decode(payload, decoded.data_ptr<float>(), elements);
+
+        // On the device alone: where NCCL sends them. Nothing waits before `check`.
+        const auto bytes = static_cast<std::int64_t>(cuda.payload_len(model[index], setting));
+        torch::Tensor sent = torch::empty({bytes}, gradient.options().dtype(torch::kByte));
+        torch::Tensor received = torch::empty_like(gradient);
+        const std::size_t length = cuda.encode_to_device(model[index], setting, words, sent.data_ptr<std::uint8_t>(),
+                                                         static_cast<std::size_t>(bytes));
+        cuda.decode_on_device(model[index], setting, sent.data_ptr<std::uint8_t>(), length,
+                              received.data_ptr<float>(), elements);
+        cuda.check();
+
+        const bool equal = torch::equal(decoded, received) && torch::allclose(residual, gradient - decoded, 0, 1e-6);
+        const double error = ((gradient - decoded).norm() / gradient.norm()).item<double>();
+        std::printf("%-10s %zu bytes instead of %zu, relative error %.3f, %s\n", view.names[l], payload.size(),
+                    4 * elements, error, equal ? "the same both ways" : "NOT the same both ways");
+        same &= equal;
+    }
+    return same;
+}
+
+} // namespace
+
+int main() {
+    try {
+        if (!torch::cuda::is_available()) {
+            std::printf("LibTorch %s finds no CUDA device: there is nothing to compress on\n", TORCH_VERSION);
+            return 2;
+        }
+        return compress() ? 0 : 1;
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
+}

@@ -1,0 +1,114 @@
+// lgreco_cuda_... of lgreco.h for C++17: gradients, residuals and payloads in the memory of an NVIDIA GPU, on a trainer's
+// stream. Pointers are the device's unless something else is said; what is enqueued and what is done stands in lgreco.h.
+#ifndef LGRECO_CUDA_HPP
+#define LGRECO_CUDA_HPP
+
+#include "lgreco.hpp"
+
+namespace lgreco {
+
+// A CUDA device with a stream.
+class Cuda {
+public:
+    // In the device's primary context, PyTorch's, on a stream of its own.
+    explicit Cuda(const Context &context, std::uint32_t ordinal = 0) {
+        lgreco_cuda *made = nullptr;
+        context.check(lgreco_cuda_create(context.get(), ordinal, &made));
+        handle_.reset(made);
+    }
+
+    // In the current CUDA context, on a stream of it, which must outlive the handle; NULL is the default stream.
+    static Cuda on_stream(const Context &context, void *stream) {
+        lgreco_cuda *made = nullptr;
+        context.check(lgreco_cuda_create_on_stream(context.get(), &made, stream));
+        return Cuda(made);
+    }
+
+    void keep_code_in(const std::string &folder) { check(lgreco_cuda_keep_code_in(get(), folder.c_str())); }
+
+    Table measure(const std::vector<lgreco_layer> &layers, const lgreco_search_options &options = search_options()) {
+        lgreco_table *made = nullptr;
+        check(lgreco_cuda_measure(get(), layers.data(), layers.size(), &options, &made));
+        return Table(made);
+    }
+
+    // Bytes of device memory that `measure` works in.
+    std::uint64_t workspace_bytes(const std::vector<lgreco_layer> &layers,
+                                  const lgreco_search_options &options = search_options()) const {
+        std::uint64_t bytes = 0;
+        check(lgreco_cuda_workspace_bytes(get(), layers.data(), layers.size(), &options, &bytes));
+        return bytes;
+    }
+
+    void reserve(const std::vector<lgreco_layer> &layers, const lgreco_search_options &options = search_options()) {
+        check(lgreco_cuda_reserve(get(), layers.data(), layers.size(), &options));
+    }
+
+    std::uint64_t held_bytes() const {
+        std::uint64_t bytes = 0;
+        check(lgreco_cuda_held_bytes(get(), &bytes));
+        return bytes;
+    }
+
+    std::size_t payload_len(const lgreco_layer &layer, const lgreco_setting &setting) const {
+        std::size_t bytes = 0;
+        check(lgreco_cuda_payload_len(get(), &layer, &setting, &bytes));
+        return bytes;
+    }
+
+    // Into host memory; makes `payload` as long as the payload.
+    void encode(const lgreco_layer &layer, const lgreco_setting &setting, const lgreco_rng_stream &rng,
+                std::vector<std::uint8_t> &payload) {
+        std::size_t length = 0;
+        payload.resize(payload_len(layer, setting));
+        check(lgreco_cuda_encode(get(), &layer, &setting, &rng, payload.data(), payload.size(), &length));
+        payload.resize(length);
+    }
+
+    // As `encode`; `residual` has the layer's number of elements.
+    void encode_with_feedback(const lgreco_layer &layer, const lgreco_setting &setting,
+                              const lgreco_rng_stream &rng, float gain, float *residual, std::size_t residual_len,
+                              std::vector<std::uint8_t> &payload) {
+        std::size_t length = 0;
+        payload.resize(payload_len(layer, setting));
+        check(lgreco_cuda_encode_with_feedback(get(), &layer, &setting, &rng, gain, residual, residual_len,
+                                               payload.data(), payload.size(), &length));
+        payload.resize(length);
+    }
+
+    // From host memory.
+    void decode(const std::vector<std::uint8_t> &payload, float *values, std::size_t values_len) {
+        check(lgreco_cuda_decode(get(), payload.data(), payload.size(), values, values_len));
+    }
+
+    // Returns the payload's length.
+    std::size_t encode_to_device(const lgreco_layer &layer, const lgreco_setting &setting,
+                                 const lgreco_rng_stream &rng, std::uint8_t *payload, std::size_t capacity) {
+        std::size_t length = 0;
+        check(lgreco_cuda_encode_to_device(get(), &layer, &setting, &rng, payload, capacity, &length));
+        return length;
+    }
+
+    void decode_on_device(const lgreco_layer &layer, const lgreco_setting &setting, const std::uint8_t *payload,
+                          std::size_t length, float *values, std::size_t values_len) {
+        check(lgreco_cuda_decode_on_device(get(), &layer, &setting, payload, length, values, values_len));
+    }
+
+    // Throws what encode_to_device and decode_on_device could not know.
+    void check() { check(lgreco_cuda_check(get())); }
+
+    void synchronize() { check(lgreco_cuda_synchronize(get())); }
+
+    lgreco_cuda *get() const noexcept { return handle_.get(); }
+
+private:
+    explicit Cuda(lgreco_cuda *made) : handle_(made) {}
+
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_cuda_message(get())); }
+
+    detail::Handle<lgreco_cuda, lgreco_cuda_destroy> handle_;
+};
+
+} // namespace lgreco
+
+#endif // LGRECO_CUDA_HPP

@@ -1,0 +1,108 @@
+use super::context::lgreco_context;
+use crate::cuda::{self, OnDevice};
+use crate::handle::{self, Kind};
+use crate::pointers::{place, text};
+use crate::status::lgreco_status;
+use core::ffi::{c_char, c_void};
+
+/// An NVIDIA GPU that works on pointers to its own memory, on one stream, in libraries built with the feature `cuda`. Calls
+/// say in their first word whether their work is enqueued there when they return, or done.
+pub struct lgreco_cuda {
+    _private: [u8; 0],
+}
+
+impl Kind for lgreco_cuda {
+    const WHAT: &'static str = "cuda";
+    const TAG: [u8; 8] = *b"lgcuda\0\0";
+    type State = Box<dyn OnDevice>;
+}
+
+/// Makes a handle for device number `ordinal`, from 0, in its primary context (PyTorch's, and that of the CUDA runtime), on
+/// a stream of its own, which does not wait for the default stream.
+///
+/// LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver, its compiler NVRTC or the device is
+/// missing or too old: the context's message says which.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_create(
+    context: *mut lgreco_context,
+    ordinal: u32,
+    cuda: *mut *mut lgreco_cuda,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe { handle::create::<_, lgreco_cuda>(context, cuda, |_| cuda::open(ordinal)) }
+}
+
+/// Makes a handle for the CUDA context that is current on the calling thread and for a stream of that context: a
+/// cudaStream_t or CUstream, NULL for the default stream. Both must outlive the handle.
+///
+/// As lgreco_cuda_create; LGRECO_UNAVAILABLE also when no context is current.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
+    context: *mut lgreco_context,
+    cuda: *mut *mut lgreco_cuda,
+    stream: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles, pointers and device memory.
+    unsafe { handle::create::<_, lgreco_cuda>(context, cuda, |_| cuda::on_stream(stream)) }
+}
+
+/// Done: waits for the stream, frees the handle with its memory and sets the caller's pointer to NULL; NULL, or a pointer
+/// to NULL, does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_destroy(cuda: *mut *mut lgreco_cuda) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::destroy(cuda) }
+}
+
+/// What went wrong in the last failed call on the handle, with the layer's name; empty if none has failed. Valid until the
+/// next call on it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_message(cuda: *const lgreco_cuda) -> *const c_char {
+    // SAFETY: README.md, handles.
+    unsafe { handle::message(cuda) }
+}
+
+/// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves about a second at
+/// every later start. Who may write there decides what the GPU executes. What cannot be written is left out.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_keep_code_in(cuda: *mut lgreco_cuda, folder: *const c_char) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            cuda.keep_code_in(text(folder, "folder")?);
+            Ok(())
+        })
+    }
+}
+
+/// Tells the bytes of device memory that the handle holds: what calls have worked in so far.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_held_bytes(cuda: *mut lgreco_cuda, bytes: *mut u64) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            place(bytes, "bytes")?.write(cuda.held_bytes());
+            Ok(())
+        })
+    }
+}
+
+/// Done: waits for all that is in the stream.
+///
+/// LGRECO_DEVICE also when something enqueued before has failed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::call(cuda, |cuda| cuda.synchronise()) }
+}
+
+/// Done: whether all that lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device have enqueued since the last check
+/// could be done. The message names the first call that failed by its number, from 0; nothing of what came out of failed
+/// calls may be used. At least one check is due in 4096 such calls.
+///
+/// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY, LGRECO_DEVICE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_check(cuda: *mut lgreco_cuda) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::call(cuda, |cuda| cuda.check()) }
+}

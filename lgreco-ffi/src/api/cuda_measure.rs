@@ -1,0 +1,139 @@
+use super::cuda::lgreco_cuda;
+use super::gradient::{Tensor, lgreco_layer};
+use super::measure::lgreco_search_options;
+use super::table::{Source, TableState, lgreco_table};
+use crate::cuda::{DeviceTensor, Row};
+use crate::handle;
+use crate::pointers::{place, versioned_array, versioned_or_default};
+use crate::status::{Failure, lgreco_status};
+use lgreco_core::search::Offer;
+
+/// A model's layers with their names.
+struct Model<'a> {
+    layers: Vec<lgreco_layer>,
+    tensors: Vec<Tensor<'a>>,
+}
+
+impl<'a> Model<'a> {
+    /// # Safety
+    /// README.md, pointers; `'a` is within the call.
+    unsafe fn read(layers: *const lgreco_layer, layers_len: usize) -> Result<Model<'a>, Failure> {
+        // SAFETY: passed on.
+        unsafe {
+            let layers = versioned_array(layers, layers_len)?;
+            let tensors = layers.iter().map(|layer| layer.tensor()).collect::<Result<_, _>>()?;
+            Ok(Model { layers, tensors })
+        }
+    }
+
+    /// What `options` offer the layers.
+    ///
+    /// # Safety
+    /// README.md, pointers.
+    unsafe fn offer(&self, options: *const lgreco_search_options) -> Result<Offer<'a>, Failure> {
+        // SAFETY: passed on.
+        let search = unsafe { versioned_or_default(options) }?.search()?;
+        Ok(search.offer(self.tensors.iter().map(|tensor| (tensor.name, tensor.dims, tensor.dtype)))?)
+    }
+
+    /// The rows of `offer`, with the addresses that `address` says.
+    fn rows<'b>(
+        &self,
+        offer: &'b Offer<'_>,
+        address: impl Fn(&lgreco_layer, Tensor<'a>) -> Result<u64, Failure>,
+    ) -> Result<Vec<Row<'b>>, Failure>
+    where
+        'a: 'b,
+    {
+        let row = |row: lgreco_core::search::OfferedRow<'b>| {
+            let tensor = self.tensors[row.layer];
+            let Tensor { name, dtype, shape, .. } = tensor;
+            let address = address(&self.layers[row.layer], tensor).map_err(|failure| failure.of_layer(name))?;
+            let gradient = DeviceTensor { address, dtype, shape };
+            Ok(Row { layer: name, gradient, candidates: row.candidates, stream: row.stream })
+        };
+        offer.rows().map(row).collect()
+    }
+}
+
+/// Runs a call on the rows that a search asks for, whose values are not looked at.
+///
+/// # Safety
+/// README.md, handles and pointers.
+unsafe fn without_values(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    options: *const lgreco_search_options,
+    call: impl FnOnce(&mut Box<dyn crate::cuda::OnDevice>, &[Row<'_>]) -> Result<(), Failure>,
+) -> lgreco_status {
+    // SAFETY: passed on.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            let model = Model::read(layers, layers_len)?;
+            let offer = model.offer(options)?;
+            call(cuda, &model.rows(&offer, |_, _| Ok(0))?)
+        })
+    }
+}
+
+/// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors come
+/// back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
+/// `options` may be NULL. Allocates, on the device too unless that was reserved.
+///
+/// As lgreco_table_measure; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_measure(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    options: *const lgreco_search_options,
+    table: *mut *mut lgreco_table,
+) -> lgreco_status {
+    // SAFETY: README.md, handles, pointers and device memory.
+    unsafe {
+        handle::create::<_, lgreco_table>(cuda, table, |cuda| {
+            let model = Model::read(layers, layers_len)?;
+            let offer = model.offer(options)?;
+            let rows = model.rows(&offer, |layer, tensor| layer.address(tensor))?;
+            let mut squared_errors = vec![0.0; rows.iter().map(|row| row.candidates.len()).sum()];
+            cuda.measure(&rows, &mut squared_errors)?;
+            TableState::new(Source::Measured(offer.into_measured(&squared_errors)?), None)
+        })
+    }
+}
+
+/// Tells the bytes of device memory that lgreco_cuda_measure works in on such layers, whose `values` are not looked at. The
+/// device is not asked.
+///
+/// As lgreco_cuda_measure, but for the values.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    options: *const lgreco_search_options,
+    bytes: *mut u64,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        without_values(cuda, layers, layers_len, options, |cuda, rows| {
+            place(bytes, "bytes")?.write(cuda.workspace_bytes(rows)?);
+            Ok(())
+        })
+    }
+}
+
+/// Done: allocates that memory, so that later calls of lgreco_cuda_measure for such layers allocate none on the device.
+///
+/// As lgreco_cuda_measure, but for the values.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_reserve(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    layers_len: usize,
+    options: *const lgreco_search_options,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe { without_values(cuda, layers, layers_len, options, |cuda, rows| cuda.reserve(rows)) }
+}

@@ -1,0 +1,239 @@
+//! What the API asks of a CUDA device about memory of that device. In libraries without the feature `cuda` nothing answers,
+//! and so there is no handle.
+
+use crate::status::Failure;
+use lgreco_core::compress::{Candidates, Setting};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+use std::ffi::c_void;
+
+/// A gradient at a device address, which is aligned for its type.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
+pub(crate) struct DeviceTensor {
+    pub(crate) address: u64,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Shape,
+}
+
+/// A row to measure.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
+pub(crate) struct Row<'a> {
+    /// The layer's name.
+    pub(crate) layer: &'a str,
+    pub(crate) gradient: DeviceTensor,
+    pub(crate) candidates: Candidates<'a>,
+    pub(crate) stream: Stream,
+}
+
+/// A device with a stream. Safety of the unsafe calls: addresses are as README.md asks of device pointers.
+pub(crate) trait OnDevice {
+    fn keep_code_in(&mut self, folder: &str);
+    fn held_bytes(&self) -> u64;
+    fn synchronise(&mut self) -> Result<(), Failure>;
+    fn check(&mut self) -> Result<(), Failure>;
+    /// Addresses are not looked at.
+    fn workspace_bytes(&self, rows: &[Row<'_>]) -> Result<u64, Failure>;
+    /// Addresses are not looked at.
+    fn reserve(&mut self, rows: &[Row<'_>]) -> Result<(), Failure>;
+    unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure>;
+    unsafe fn encode(
+        &mut self,
+        setting: &Setting,
+        gradient: DeviceTensor,
+        stream: Stream,
+        payload: &mut [u8],
+    ) -> Result<usize, Failure>;
+    unsafe fn encode_with_feedback(
+        &mut self,
+        setting: &Setting,
+        gradient: DeviceTensor,
+        stream: Stream,
+        gain: f32,
+        residual: u64,
+        payload: &mut [u8],
+    ) -> Result<usize, Failure>;
+    unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure>;
+    unsafe fn encode_to_device(
+        &mut self,
+        setting: &Setting,
+        gradient: DeviceTensor,
+        stream: Stream,
+        payload: u64,
+    ) -> Result<usize, Failure>;
+    unsafe fn decode_on_device(
+        &mut self,
+        setting: &Setting,
+        shape: Shape,
+        payload: u64,
+        values: u64,
+    ) -> Result<(), Failure>;
+}
+
+/// The device of this number in its primary context, on a stream of its own.
+#[cfg(feature = "cuda")]
+pub(crate) fn open(ordinal: u32) -> Result<Box<dyn OnDevice>, Failure> {
+    Ok(Box::new(lgreco_cuda::CudaBackend::new(ordinal as usize)?))
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn open(_: u32) -> Result<Box<dyn OnDevice>, Failure> {
+    Err(Failure::NotBuiltIn)
+}
+
+/// The current context, and a stream of it.
+///
+/// # Safety
+/// Both outlive the device.
+#[cfg(feature = "cuda")]
+pub(crate) unsafe fn on_stream(stream: *mut c_void) -> Result<Box<dyn OnDevice>, Failure> {
+    // SAFETY: passed on.
+    Ok(Box::new(unsafe { lgreco_cuda::CudaBackend::with_stream(stream) }?))
+}
+
+/// # Safety
+/// None is asked for.
+#[cfg(not(feature = "cuda"))]
+pub(crate) unsafe fn on_stream(_: *mut c_void) -> Result<Box<dyn OnDevice>, Failure> {
+    Err(Failure::NotBuiltIn)
+}
+
+#[cfg(feature = "cuda")]
+mod backend {
+    use super::{DeviceTensor, OnDevice, Row};
+    use crate::status::Failure;
+    use lgreco_core::compress::Setting;
+    use lgreco_core::gradient::Shape;
+    use lgreco_core::rng::Stream;
+    use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError};
+
+    /// An address that suits every type, for calls that look at none.
+    const NOWHERE: u64 = 256;
+
+    /// # Safety
+    /// As for [`DeviceGradient::new`].
+    unsafe fn gradient(tensor: DeviceTensor) -> Result<DeviceGradient, Failure> {
+        // SAFETY: passed on.
+        Ok(unsafe { DeviceGradient::new(tensor.address, tensor.dtype, tensor.shape) }?)
+    }
+
+    /// # Safety
+    /// As for [`DeviceGradient::new`], of every row.
+    unsafe fn jobs<'a>(rows: &[Row<'a>]) -> Result<Vec<DeviceJob<'a>>, Failure> {
+        let job = |row: &Row<'a>| {
+            // SAFETY: passed on.
+            let gradient = unsafe { gradient(row.gradient) }.map_err(|failure| failure.of_layer(row.layer))?;
+            Ok(DeviceJob { gradient, candidates: row.candidates, stream: row.stream })
+        };
+        rows.iter().map(job).collect()
+    }
+
+    /// Jobs for calls that ask for no values.
+    fn jobs_without_values<'a>(rows: &[Row<'a>]) -> Result<Vec<DeviceJob<'a>>, Failure> {
+        let nowhere = |row: &Row<'a>| Row { gradient: DeviceTensor { address: NOWHERE, ..row.gradient }, ..*row };
+        let rows: Vec<Row<'a>> = rows.iter().map(nowhere).collect();
+        // SAFETY: nothing is done with the addresses.
+        unsafe { jobs(&rows) }
+    }
+
+    fn of_layer(rows: &[Row<'_>]) -> impl Fn(DeviceJobError) -> Failure {
+        |failed| {
+            let failure = Failure::from(failed.error);
+            match rows.get(failed.job) {
+                Some(row) => failure.of_layer(row.layer),
+                None => failure,
+            }
+        }
+    }
+
+    impl OnDevice for CudaBackend {
+        fn keep_code_in(&mut self, folder: &str) {
+            CudaBackend::keep_code_in(self, folder);
+        }
+
+        fn held_bytes(&self) -> u64 {
+            CudaBackend::held_bytes(self)
+        }
+
+        fn synchronise(&mut self) -> Result<(), Failure> {
+            Ok(CudaBackend::synchronise(self)?)
+        }
+
+        fn check(&mut self) -> Result<(), Failure> {
+            CudaBackend::check(self)
+                .map_err(|failed| Failure::OfCall { call: failed.job, failure: Box::new(failed.error.into()) })
+        }
+
+        fn workspace_bytes(&self, rows: &[Row<'_>]) -> Result<u64, Failure> {
+            CudaBackend::workspace_bytes(&jobs_without_values(rows)?).map_err(of_layer(rows))
+        }
+
+        fn reserve(&mut self, rows: &[Row<'_>]) -> Result<(), Failure> {
+            CudaBackend::reserve(self, &jobs_without_values(rows)?).map_err(of_layer(rows))
+        }
+
+        unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure> {
+            // SAFETY: passed on.
+            let jobs = unsafe { jobs(rows) }?;
+            self.measure_device(&jobs, squared_errors).map_err(of_layer(rows))
+        }
+
+        unsafe fn encode(
+            &mut self,
+            setting: &Setting,
+            tensor: DeviceTensor,
+            stream: Stream,
+            payload: &mut [u8],
+        ) -> Result<usize, Failure> {
+            // SAFETY: passed on.
+            let gradient = unsafe { gradient(tensor) }?;
+            Ok(self.encode_device(setting, &gradient, stream, payload)?)
+        }
+
+        unsafe fn encode_with_feedback(
+            &mut self,
+            setting: &Setting,
+            tensor: DeviceTensor,
+            stream: Stream,
+            gain: f32,
+            residual: u64,
+            payload: &mut [u8],
+        ) -> Result<usize, Failure> {
+            // SAFETY: passed on.
+            unsafe {
+                let gradient = gradient(tensor)?;
+                Ok(CudaBackend::encode_with_feedback(self, setting, &gradient, residual, gain, stream, payload)?)
+            }
+        }
+
+        unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure> {
+            // SAFETY: passed on.
+            Ok(unsafe { self.decode_to_device(payload, values) }?)
+        }
+
+        unsafe fn encode_to_device(
+            &mut self,
+            setting: &Setting,
+            tensor: DeviceTensor,
+            stream: Stream,
+            payload: u64,
+        ) -> Result<usize, Failure> {
+            // SAFETY: passed on.
+            unsafe {
+                let gradient = gradient(tensor)?;
+                Ok(CudaBackend::encode_to_device(self, setting, &gradient, stream, payload)?)
+            }
+        }
+
+        unsafe fn decode_on_device(
+            &mut self,
+            setting: &Setting,
+            shape: Shape,
+            payload: u64,
+            values: u64,
+        ) -> Result<(), Failure> {
+            // SAFETY: passed on.
+            Ok(unsafe { CudaBackend::decode_on_device(self, setting, shape, payload, values) }?)
+        }
+    }
+}

@@ -1,0 +1,327 @@
+// lgreco_cuda_... on device pointers: tables, payloads, residuals and failures are the CPU's. Needs a GPU, or the fake of
+// lgreco-cuda; `cuda missing` expects neither, `cuda FOLDER` keeps compiled kernels there.
+#include "driver.h"
+
+#include <math.h>
+
+enum { ROWS = 64, COLS = 48, ELEMENTS = ROWS * COLS, LAYERS = 4, STEPS = 3, ROOM = 4 * ELEMENTS + 64, SEED = 7, RANK = 2 };
+
+static const size_t MATRIX[] = {ROWS, COLS}, CONVOLUTION[] = {COLS, 4, 4, 4}, VECTOR[] = {ELEMENTS};
+static const char *const NAMES[LAYERS] = {"bias", "fc1", "fc2", "conv"};
+
+static lgreco_context *context;
+static lgreco_cuda *cuda;
+static float f32[ELEMENTS];
+static uint16_t f16[ELEMENTS], bf16[ELEMENTS];
+static lgreco_layer on_host[LAYERS], model[LAYERS];  // the same values on both sides
+static uint8_t one[ROOM], two[ROOM];
+static float decoded[ELEMENTS], other[ELEMENTS];
+static uint8_t *payload;           // on the device
+static float *values, *residual;  // on the device
+static size_t length;
+
+static void missing(void) {
+    if (has_driver()) return;
+    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
+    lgreco_context *gpu = context;
+    options.device = LGRECO_DEVICE_CUDA;
+    cuda = (lgreco_cuda *)(void *)context;
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 0, &cuda));
+    TEXT("no NVIDIA driver: the library libcuda", lgreco_context_message(context));
+    CHECK(cuda == NULL);
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create_on_stream(context, &cuda, NULL));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_context_create(&options, &gpu));
+    CHECK(gpu == NULL);
+}
+
+static void prepare(void) {
+    fill(f32, ELEMENTS, 1);
+    for (int i = 0; i < ELEMENTS; i++) {
+        uint32_t bits;
+        memcpy(&bits, &f32[i], 4);
+        bf16[i] = (uint16_t)(bits >> 16);
+        f16[i] = (uint16_t)((bits >> 16 & 0x8000) | (0x3000 + (bits >> 13 & 0x7ff)));  // of magnitude 1/8 to 1/2
+    }
+    const void *const host[LAYERS] = {f32, f32, bf16, f16};
+    const size_t *const dims[LAYERS] = {VECTOR, MATRIX, MATRIX, CONVOLUTION};
+    const size_t ranks[LAYERS] = {1, 2, 2, 4};
+    const lgreco_dtype dtypes[LAYERS] = {LGRECO_DTYPE_F32, LGRECO_DTYPE_F32, LGRECO_DTYPE_BF16, LGRECO_DTYPE_F16};
+    for (int l = 0; l < LAYERS; l++) {
+        on_host[l] = (lgreco_layer)LGRECO_LAYER_INIT;
+        on_host[l].name = NAMES[l];
+        on_host[l].dims = dims[l];
+        on_host[l].dims_len = ranks[l];
+        on_host[l].dtype = dtypes[l];
+        on_host[l].values = host[l];
+        model[l] = on_host[l];
+        model[l].values = l == 0 ? NULL : on_device(host[l], dtypes[l] == LGRECO_DTYPE_F32 ? 4 * ELEMENTS : 2 * ELEMENTS);
+    }
+    payload = on_device(NULL, ROOM);
+    values = on_device(NULL, 4 * ELEMENTS);
+    residual = on_device(NULL, 4 * ELEMENTS);
+}
+
+static lgreco_rng_stream words(int layer, uint32_t step) {
+    const lgreco_rng_stream words = {SEED, step, (uint32_t)layer, RANK, 0};
+    return words;
+}
+
+static lgreco_compressor *compressor_of(int layer, const lgreco_setting *setting, lgreco_feedback feedback) {
+    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    lgreco_compressor *made = NULL;
+    options.seed = SEED;
+    options.layer_index = (uint32_t)layer;
+    options.rank = RANK;
+    options.feedback = feedback;
+    options.gain = 0.75f;
+    OK(lgreco_compressor_create(context, &on_host[layer], setting, &options, &made));
+    return made;
+}
+
+// PowerSGD's sums are taken in another order.
+static int near(const float *a, const float *b, int exactly) {
+    for (int i = 0; i < ELEMENTS; i++)
+        if (fabsf(a[i] - b[i]) > (exactly ? 0.0f : 1e-4f)) return 0;
+    return 1;
+}
+
+// All ways from a gradient on the device to values on the device.
+static void payloads(int layer, const lgreco_setting *setting) {
+    const int exactly = setting->method != LGRECO_METHOD_POWERSGD;
+    const lgreco_rng_stream stream_of = words(layer, 3);
+    lgreco_compressor *compressor = compressor_of(layer, setting, LGRECO_FEEDBACK_NONE);
+    size_t needed = 0, expected = 0;
+    OK(lgreco_cuda_payload_len(cuda, &model[layer], setting, &needed));
+    OK(lgreco_compressor_encode(compressor, 3, on_host[layer].values, one, ROOM, &expected, NULL));
+    OK(lgreco_cuda_encode(cuda, &model[layer], setting, &stream_of, two, needed, &length));
+    CHECK(length == needed && length == expected && memcmp(one, two, exactly ? length : 16) == 0);
+    OK(lgreco_compressor_decode(compressor, one, expected, decoded, ELEMENTS, NULL));
+    OK(lgreco_cuda_decode(cuda, two, length, values, ELEMENTS));
+    OK(lgreco_cuda_synchronize(cuda));
+    to_host(other, values, sizeof other);
+    CHECK(near(decoded, other, exactly));
+    if (setting->method != LGRECO_METHOD_DENSE) {
+        memset(other, 0, sizeof other);
+        OK(lgreco_cuda_encode_to_device(cuda, &model[layer], setting, &stream_of, payload, ROOM, &length));
+        OK(lgreco_cuda_decode_on_device(cuda, &model[layer], setting, payload, length, values, ELEMENTS));
+        OK(lgreco_cuda_check(cuda));
+        to_host(one, payload, length);
+        to_host(other, values, sizeof other);
+        CHECK(length == needed && memcmp(one, two, length) == 0 && near(decoded, other, exactly));
+    }
+    OK(lgreco_compressor_destroy(&compressor));
+}
+
+static void feedback(int layer, const lgreco_setting *setting) {
+    static const float zeros[ELEMENTS];
+    lgreco_compressor *compressor = compressor_of(layer, setting, LGRECO_FEEDBACK_RESIDUAL);
+    CHECK(driver.to_device((uint64_t)(uintptr_t)residual, zeros, sizeof zeros, stream) == 0);
+    for (uint32_t step = 0; step < STEPS; step++) {
+        const lgreco_rng_stream stream_of = words(layer, step);
+        size_t expected = 0;
+        OK(lgreco_compressor_encode(compressor, step, on_host[layer].values, one, ROOM, &expected, NULL));
+        OK(lgreco_cuda_encode_with_feedback(cuda, &model[layer], setting, &stream_of, 0.75f, residual, ELEMENTS, two,
+                                            ROOM, &length));
+        CHECK(length == expected && memcmp(one, two, length) == 0);
+        OK(lgreco_compressor_memory(compressor, decoded, ELEMENTS));
+        to_host(other, residual, sizeof other);
+        CHECK(memcmp(decoded, other, sizeof other) == 0);
+    }
+    OK(lgreco_compressor_destroy(&compressor));
+}
+
+// Measures, plans on what was measured, and compresses by the plan.
+static void tables(lgreco_method method) {
+    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    lgreco_table *expected = NULL, *found = NULL;
+    lgreco_table_view a = LGRECO_TABLE_VIEW_INIT, b = LGRECO_TABLE_VIEW_INIT;
+    lgreco_plan *plan = NULL;
+    lgreco_plan_view chosen = LGRECO_PLAN_VIEW_INIT;
+    uint64_t needed = 0, held = 0;
+    search.method = method;
+    search.seed = SEED;
+    OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, &search, &needed));
+    OK(lgreco_cuda_reserve(cuda, model, LAYERS, &search));
+    OK(lgreco_cuda_held_bytes(cuda, &held));
+    CHECK(needed > 0 && held >= needed);
+    OK(lgreco_cuda_measure(cuda, model, LAYERS, &search, &found));
+    OK(lgreco_cuda_held_bytes(cuda, &needed));
+    CHECK(held == needed);
+    OK(lgreco_table_measure(context, on_host, LAYERS, &search, &expected, NULL));
+    OK(lgreco_table_get(expected, &a));
+    OK(lgreco_table_get(found, &b));
+    CHECK(a.layers == LAYERS - 1 && b.layers == a.layers);
+    for (size_t l = 0; l < b.layers; l++)
+        CHECK(a.ends[l] == b.ends[l] && b.model_layers[l] == l + 1 && strcmp(b.names[l], NAMES[l + 1]) == 0);
+    for (size_t o = 0; o < b.ends[b.layers - 1]; o++) {
+        CHECK(a.choices[o].size == b.choices[o].size);
+        CHECK(fabs(a.choices[o].error - b.choices[o].error) <= 1e-4 * a.choices[o].error);
+    }
+    OK(lgreco_plan_solve(context, &b, NULL, &plan));
+    OK(lgreco_plan_get(plan, &chosen));
+    for (size_t l = 0; l < b.layers; l++) {
+        lgreco_setting setting = LGRECO_SETTING_INIT;
+        OK(lgreco_table_setting(found, l, chosen.options[l], &setting));
+        payloads((int)b.model_layers[l], &setting);
+    }
+    OK(lgreco_plan_destroy(&plan));
+    OK(lgreco_table_destroy(&found));
+    OK(lgreco_table_destroy(&expected));
+}
+
+#define NULL_(call) STATUS(LGRECO_NULL_POINTER, call)
+
+// What can be wrong with arguments; those of no handle are in misuse.c.
+static void arguments(void) {
+    const lgreco_rng_stream stream_of = words(1, 0), reserved = {0, 0, 0, 0, 1};
+    const lgreco_layer *const fc1 = &model[1];
+    lgreco_setting setting = LGRECO_SETTING_INIT, loco = LGRECO_SETTING_INIT;
+    lgreco_table *table = NULL;
+    lgreco_layer broken = *fc1;
+    uint64_t bytes = 0;
+    setting.method = LGRECO_METHOD_QSGD;
+    loco.method = LGRECO_METHOD_LOCO;
+    NULL_(lgreco_cuda_keep_code_in(cuda, NULL));
+    NULL_(lgreco_cuda_held_bytes(cuda, NULL));
+    NULL_(lgreco_cuda_measure(cuda, NULL, 1, NULL, &table));
+    NULL_(lgreco_cuda_measure(cuda, fc1, 1, NULL, NULL));
+    NULL_(lgreco_cuda_workspace_bytes(cuda, NULL, 1, NULL, &bytes));
+    NULL_(lgreco_cuda_workspace_bytes(cuda, fc1, 1, NULL, NULL));
+    NULL_(lgreco_cuda_reserve(cuda, NULL, 1, NULL));
+    NULL_(lgreco_cuda_payload_len(cuda, NULL, &setting, &length));
+    NULL_(lgreco_cuda_payload_len(cuda, fc1, NULL, &length));
+    NULL_(lgreco_cuda_payload_len(cuda, fc1, &setting, NULL));
+    NULL_(lgreco_cuda_encode(cuda, NULL, &setting, &stream_of, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode(cuda, fc1, NULL, &stream_of, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode(cuda, fc1, &setting, NULL, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, NULL, ROOM, &length));
+    NULL_(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, one, ROOM, NULL));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, NULL, &setting, &stream_of, 1, residual, ELEMENTS, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, NULL, &stream_of, 1, residual, ELEMENTS, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, NULL, 1, residual, ELEMENTS, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, NULL, ELEMENTS, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, residual, ELEMENTS, NULL, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, residual, ELEMENTS, one, ROOM, NULL));
+    NULL_(lgreco_cuda_encode_to_device(cuda, NULL, &setting, &stream_of, payload, ROOM, &length));
+    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, NULL, &stream_of, payload, ROOM, &length));
+    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, &setting, NULL, payload, ROOM, &length));
+    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, NULL, ROOM, &length));
+    NULL_(lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, payload, ROOM, NULL));
+    OK(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, one, ROOM, &length));
+    NULL_(lgreco_cuda_decode(cuda, NULL, length, values, ELEMENTS));
+    NULL_(lgreco_cuda_decode(cuda, one, length, NULL, ELEMENTS));
+    NULL_(lgreco_cuda_decode_on_device(cuda, NULL, &setting, payload, length, values, ELEMENTS));
+    NULL_(lgreco_cuda_decode_on_device(cuda, fc1, NULL, payload, length, values, ELEMENTS));
+    NULL_(lgreco_cuda_decode_on_device(cuda, fc1, &setting, NULL, length, values, ELEMENTS));
+    NULL_(lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length, NULL, ELEMENTS));
+
+    broken.values = NULL;
+    NULL_(lgreco_cuda_encode(cuda, &broken, &setting, &stream_of, one, ROOM, &length));
+    TEXT("layer `fc1`: values is NULL", lgreco_cuda_message(cuda));
+    NULL_(lgreco_cuda_measure(cuda, &broken, 1, NULL, &table));
+    TEXT("layer `fc1`: values is NULL", lgreco_cuda_message(cuda));
+    OK(lgreco_cuda_payload_len(cuda, &broken, &setting, &length));  // needs no values
+    broken.values = (const char *)fc1->values + 2;
+    STATUS(LGRECO_ALIGNMENT, lgreco_cuda_encode(cuda, &broken, &setting, &stream_of, one, ROOM, &length));
+    STATUS(LGRECO_ALIGNMENT, lgreco_cuda_decode(cuda, one, length, (float *)(void *)(payload + 2), ELEMENTS));
+    STATUS(LGRECO_ALIGNMENT,
+           lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, payload + 2, ROOM - 2, &length));
+    broken.values = residual;
+    STATUS(LGRECO_OVERLAP, lgreco_cuda_encode_with_feedback(cuda, &broken, &setting, &stream_of, 1, residual, ELEMENTS,
+                                                            one, ROOM, &length));
+    STATUS(LGRECO_OVERLAP, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length,
+                                                        (float *)(void *)payload, ELEMENTS));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_encode(cuda, fc1, &setting, &reserved, one, ROOM, &length));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, one, length - 1, &length));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, payload, length - 1, &length));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_decode(cuda, one, length, values, ELEMENTS - 1));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_decode(cuda, one, length - 1, values, ELEMENTS));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length - 1, values, ELEMENTS));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length, values, ELEMENTS - 1));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, residual, 5, one, ROOM,
+                                                           &length));
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1.5f, residual, ELEMENTS,
+                                                              one, ROOM, &length));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, fc1, &loco, &stream_of, one, ROOM, &length));
+    TEXT("layer `fc1`: this setting does not run on CUDA devices", lgreco_cuda_message(cuda));
+    setting.bits = 9;
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_payload_len(cuda, fc1, &setting, &length));
+    STATUS(LGRECO_EMPTY_TABLE, lgreco_cuda_measure(cuda, model, 1, NULL, &table));
+    STATUS(LGRECO_HANDLE, lgreco_cuda_synchronize((lgreco_cuda *)(void *)context));
+    CHECK(table == NULL);
+}
+
+// A gradient with a NaN: what says so at once, and what says so later. Leaves it there.
+static void not_finite(void) {
+    const lgreco_rng_stream stream_of = words(1, 0);
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    lgreco_table *table = NULL;
+    setting.method = LGRECO_METHOD_TOPK;
+    setting.keep = 50;
+    f32[5] = NAN;
+    CHECK(driver.to_device((uint64_t)(uintptr_t)model[1].values, f32, sizeof f32, stream) == 0);
+    STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode(cuda, &model[1], &setting, &stream_of, one, ROOM, &length));
+    TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_NON_FINITE, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
+    TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
+    to_host(decoded, residual, sizeof decoded);
+    STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode_with_feedback(cuda, &model[1], &setting, &stream_of, 1, residual,
+                                                               ELEMENTS, one, ROOM, &length));
+    to_host(other, residual, sizeof other);
+    CHECK(memcmp(decoded, other, sizeof other) == 0);
+    OK(lgreco_cuda_encode_to_device(cuda, &model[2], &setting, &stream_of, payload, ROOM, &length));
+    OK(lgreco_cuda_encode_to_device(cuda, &model[1], &setting, &stream_of, payload, ROOM, &length));
+    STATUS(LGRECO_NON_FINITE, lgreco_cuda_check(cuda));
+    TEXT("call 1 since the last check: element 5 is NaN", lgreco_cuda_message(cuda));
+    OK(lgreco_cuda_check(cuda));
+}
+
+static void in_the_primary_context(void) {
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 1000, &cuda));
+    TEXT("no CUDA device 1000: ", lgreco_context_message(context));
+    OK(lgreco_cuda_create(context, 0, &cuda));
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    setting.method = LGRECO_METHOD_QSGD;
+    payloads(2, &setting);
+    OK(lgreco_cuda_synchronize(cuda));
+    OK(lgreco_cuda_destroy(&cuda));
+    CHECK(cuda == NULL);
+}
+
+int main(int argc, char **argv) {
+    context = new_context();
+    if (argc > 1 && strcmp(argv[1], "missing") == 0) {
+        missing();
+        OK(lgreco_context_destroy(&context));
+        return report("cuda missing");
+    }
+    void *const cuda_context = primary_context();
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create_on_stream(context, &cuda, NULL));
+    TEXT("no CUDA device 0: no context is current on this thread", lgreco_context_message(context));
+    CHECK(driver.push(cuda_context) == 0 && driver.stream(&stream, 0) == 0);
+    prepare();
+    int before[7] = {0}, after[7] = {0};
+    if (driver.state != NULL) driver.state(before);
+    OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
+    if (argc > 1) OK(lgreco_cuda_keep_code_in(cuda, argv[1]));
+    const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD, LGRECO_METHOD_HYBRID};
+    for (int m = 0; m < 4; m++) tables(methods[m]);
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    payloads(1, &setting);
+    for (int l = 1; l < LAYERS; l++) {
+        setting.method = LGRECO_METHOD_QSGD;
+        feedback(l, &setting);
+        setting.method = LGRECO_METHOD_TOPK;
+        setting.keep = 100;
+        feedback(l, &setting);
+    }
+    arguments();
+    not_finite();
+    if (driver.last_stream != NULL) CHECK(driver.last_stream() == stream);
+    OK(lgreco_cuda_destroy(&cuda));
+    in_the_primary_context();
+    if (driver.state != NULL) driver.state(after);
+    CHECK(memcmp(before, after, 5 * sizeof *before) == 0);  // allocations, contexts, streams, modules, the stack
+    OK(lgreco_context_destroy(&context));
+    return report("cuda");
+}
