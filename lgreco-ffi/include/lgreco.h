@@ -554,7 +554,7 @@ typedef struct lgreco_cut_setting {
     const struct lgreco_link *backward;
     // Which cut of the model; 0 by default.
     uint32_t cut;
-    // Samples per message: exactly so many with a memory by position, at most otherwise; at least 1.
+    // Samples per message: in training with a memory by position exactly so many, else at most; at least 1.
     uint32_t batch;
     // Values per sample, at least 1.
     uint32_t features;
@@ -1721,9 +1721,10 @@ lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
                                  size_t *length);
 
 // Done: one step of error feedback: compresses the sum of gradient and `residual`, and leaves in `residual` `gain` times
-// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, `residual_len` =
-// the layer's number of elements, zeros before the first step. The same as lgreco_compressor_encode with
-// LGRECO_FEEDBACK_RESIDUAL, kept in f32.
+// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte aligned,
+// zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2 n
+// (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
+// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
 //
 // As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients. The
 // residual is then unchanged.
@@ -1732,8 +1733,9 @@ lgreco_status lgreco_cuda_encode_with_feedback(struct lgreco_cuda *cuda,
                                                const struct lgreco_setting *setting,
                                                const struct lgreco_rng_stream *rng,
                                                float gain,
-                                               float *residual,
-                                               size_t residual_len,
+                                               lgreco_storage storage,
+                                               void *residual,
+                                               size_t residual_bytes,
                                                uint8_t *payload,
                                                size_t capacity,
                                                size_t *length);

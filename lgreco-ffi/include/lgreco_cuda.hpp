@@ -65,14 +65,14 @@ public:
         payload.resize(length);
     }
 
-    // As `encode`; `residual` has the layer's number of elements.
+    // As `encode`; `residual` is kept in `storage`.
     void encode_with_feedback(const lgreco_layer &layer, const lgreco_setting &setting,
-                              const lgreco_rng_stream &rng, float gain, float *residual, std::size_t residual_len,
-                              std::vector<std::uint8_t> &payload) {
+                              const lgreco_rng_stream &rng, float gain, lgreco_storage storage, void *residual,
+                              std::size_t residual_bytes, std::vector<std::uint8_t> &payload) {
         std::size_t length = 0;
         payload.resize(payload_len(layer, setting));
-        check(lgreco_cuda_encode_with_feedback(get(), &layer, &setting, &rng, gain, residual, residual_len,
-                                               payload.data(), payload.size(), &length));
+        check(lgreco_cuda_encode_with_feedback(get(), &layer, &setting, &rng, gain, storage, residual,
+                                               residual_bytes, payload.data(), payload.size(), &length));
         payload.resize(length);
     }
 

@@ -3,6 +3,7 @@
 
 use crate::status::Failure;
 use lgreco_core::compress::{Candidates, Setting};
+use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use std::ffi::c_void;
@@ -50,7 +51,7 @@ pub(crate) trait OnDevice {
         gradient: DeviceTensor,
         stream: Stream,
         gain: f32,
-        residual: u64,
+        residual: (u64, Storage),
         payload: &mut [u8],
     ) -> Result<usize, Failure>;
     unsafe fn decode(&mut self, payload: &[u8], values: u64) -> Result<(), Failure>;
@@ -103,9 +104,10 @@ mod backend {
     use super::{DeviceTensor, OnDevice, Row};
     use crate::status::Failure;
     use lgreco_core::compress::Setting;
+    use lgreco_core::feedback::Storage;
     use lgreco_core::gradient::Shape;
     use lgreco_core::rng::Stream;
-    use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError};
+    use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, DeviceResidual};
 
     /// An address that suits every type, for calls that look at none.
     const NOWHERE: u64 = 256;
@@ -196,9 +198,10 @@ mod backend {
             tensor: DeviceTensor,
             stream: Stream,
             gain: f32,
-            residual: u64,
+            (address, storage): (u64, Storage),
             payload: &mut [u8],
         ) -> Result<usize, Failure> {
+            let residual = DeviceResidual { address, storage };
             // SAFETY: passed on.
             unsafe {
                 let gradient = gradient(tensor)?;

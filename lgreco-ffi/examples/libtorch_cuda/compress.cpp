@@ -59,7 +59,8 @@ bool compress() {
         // Through the host, with error feedback: where payloads travel by MPI or sockets.
         torch::Tensor residual = torch::zeros_like(gradient), decoded = torch::empty_like(gradient);
         std::vector<std::uint8_t> payload;
-        cuda.encode_with_feedback(model[index], setting, words, 1, residual.data_ptr<float>(), elements, payload);
+        cuda.encode_with_feedback(model[index], setting, words, 1, LGRECO_STORAGE_F32, residual.data_ptr<float>(),
+                                  residual.nbytes(), payload);
         cuda.decode(payload, decoded.data_ptr<float>(), elements);
 
         // On the device alone: where NCCL sends them. Nothing waits before `check`.

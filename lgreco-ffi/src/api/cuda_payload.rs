@@ -1,3 +1,4 @@
+use super::compressor_options::{lgreco_storage, storage as to_core};
 use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
 use super::setting::lgreco_setting;
@@ -9,6 +10,7 @@ use lgreco_core::Error;
 use lgreco_core::compress::wire::Payload;
 use lgreco_core::compress::{Compressor as _, Setting};
 use lgreco_core::rng::Stream;
+use std::ffi::c_void;
 
 /// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`. This struct never
 /// changes.
@@ -84,9 +86,9 @@ impl<'a> Encoding<'a> {
     }
 }
 
-/// The address of a payload of `bytes` bytes in the device's memory, which is a multiple of 4.
-fn payload_address(payload: *const u8, bytes: usize) -> Result<u64, Failure> {
-    address(payload.cast::<u32>(), bytes.div_ceil(4), "payload")
+/// The address of `bytes` bytes in the device's memory, which is a multiple of 4.
+fn bytes_address(pointer: *const u8, bytes: usize, what: &'static str) -> Result<u64, Failure> {
+    address(pointer.cast::<u32>(), bytes.div_ceil(4), what)
 }
 
 /// Tells the bytes of the payload of a layer under a setting, whatever the values, which are not looked at.
@@ -138,9 +140,10 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
 }
 
 /// Done: one step of error feedback: compresses the sum of gradient and `residual`, and leaves in `residual` `gain` times
-/// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, `residual_len` =
-/// the layer's number of elements, zeros before the first step. The same as lgreco_compressor_encode with
-/// LGRECO_FEEDBACK_RESIDUAL, kept in f32.
+/// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte aligned,
+/// zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2 n
+/// (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
+/// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
 ///
 /// As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients. The
 /// residual is then unchanged.
@@ -151,8 +154,9 @@ pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
     setting: *const lgreco_setting,
     rng: *const lgreco_rng_stream,
     gain: f32,
-    residual: *mut f32,
-    residual_len: usize,
+    storage: lgreco_storage,
+    residual: *mut c_void,
+    residual_bytes: usize,
     payload: *mut u8,
     capacity: usize,
     length: *mut usize,
@@ -161,12 +165,14 @@ pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
     unsafe {
         handle::call(cuda, |cuda| {
             let encoding = Encoding::read(layer, setting, rng)?;
-            let residual_address = address(residual, residual_len, "residual")?;
-            expect_elements("residual", encoding.tensor, residual_len)?;
-            let others = [Range::of(residual, residual_len, "residual")];
+            let (residual, storage) = (residual.cast::<u8>(), to_core(storage)?);
+            let needed = storage.bytes(encoding.tensor.shape.elements()) as usize;
+            expect_of("residual bytes", encoding.tensor, needed, residual_bytes)?;
+            let others = [Range::of(residual, residual_bytes, "residual")];
+            let residual = (bytes_address(residual, residual_bytes, "residual")?, storage);
             encoding.to_host(&others, (payload, capacity, length), |gradient, payload| {
                 let Encoding { setting, stream, .. } = &encoding;
-                cuda.encode_with_feedback(setting, gradient, *stream, gain, residual_address, payload)
+                cuda.encode_with_feedback(setting, gradient, *stream, gain, residual, payload)
             })
         })
     }
@@ -217,7 +223,7 @@ pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
             let encoding = Encoding::read(layer, setting, rng)?;
             let tensor = encoding.tensor;
             disjoint(Range::of(payload, capacity, "payload"), &[encoding.layer.range(tensor)])?;
-            let (length, payload) = (place(length, "length")?, payload_address(payload, capacity)?);
+            let (length, payload) = (place(length, "length")?, bytes_address(payload, capacity, "payload")?);
             let written = encoding.run(|gradient| {
                 let needed = encoding.setting.payload_len(tensor.shape, tensor.dtype)?;
                 if capacity < needed {
@@ -252,8 +258,8 @@ pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
         handle::call(cuda, |cuda| {
             let (tensor, setting) = (versioned(layer)?.tensor()?, versioned(setting)?.to_core()?);
             disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
-            let (from, to) = (payload_address(payload, length)?, address(values, values_len, "values")?);
-            expect_elements("values", tensor, values_len)?;
+            let (from, to) = (bytes_address(payload, length, "payload")?, address(values, values_len, "values")?);
+            expect_of("values", tensor, tensor.shape.elements(), values_len)?;
             let decoded = decode_on_device(cuda, &setting, tensor, (from, length), to);
             decoded.map_err(|failure| failure.of_layer(tensor.name))
         })
@@ -281,6 +287,6 @@ fn expect(what: &'static str, expected: usize, found: usize) -> Result<(), Failu
     if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }.into()) }
 }
 
-fn expect_elements(what: &'static str, tensor: Tensor<'_>, found: usize) -> Result<(), Failure> {
-    expect(what, tensor.shape.elements(), found).map_err(|failure| failure.of_layer(tensor.name))
+fn expect_of(what: &'static str, tensor: Tensor<'_>, expected: usize, found: usize) -> Result<(), Failure> {
+    expect(what, expected, found).map_err(|failure| failure.of_layer(tensor.name))
 }

@@ -216,7 +216,7 @@ pub struct lgreco_cut_setting {
     pub backward: *const lgreco_link,
     /// Which cut of the model; 0 by default.
     pub cut: u32,
-    /// Samples per message: exactly so many with a memory by position, at most otherwise; at least 1.
+    /// Samples per message: in training with a memory by position exactly so many, else at most; at least 1.
     pub batch: u32,
     /// Values per sample, at least 1.
     pub features: u32,

@@ -4,7 +4,8 @@
 
 #include <math.h>
 
-enum { ROWS = 64, COLS = 48, ELEMENTS = ROWS * COLS, LAYERS = 4, STEPS = 3, ROOM = 4 * ELEMENTS + 64, SEED = 7, RANK = 2 };
+enum { ROWS = 64, COLS = 48, ELEMENTS = ROWS * COLS, BYTES = 4 * ELEMENTS, ROOM = BYTES + 64 };
+enum { LAYERS = 4, STEPS = 3, SEED = 7, RANK = 2 };
 
 static const size_t MATRIX[] = {ROWS, COLS}, CONVOLUTION[] = {COLS, 4, 4, 4}, VECTOR[] = {ELEMENTS};
 static const char *const NAMES[LAYERS] = {"bias", "fc1", "fc2", "conv"};
@@ -66,7 +67,8 @@ static lgreco_rng_stream words(int layer, uint32_t step) {
     return words;
 }
 
-static lgreco_compressor *compressor_of(int layer, const lgreco_setting *setting, lgreco_feedback feedback) {
+static lgreco_compressor *compressor_of(int layer, const lgreco_setting *setting, lgreco_feedback feedback,
+                                        lgreco_storage storage) {
     lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
     lgreco_compressor *made = NULL;
     options.seed = SEED;
@@ -74,6 +76,7 @@ static lgreco_compressor *compressor_of(int layer, const lgreco_setting *setting
     options.rank = RANK;
     options.feedback = feedback;
     options.gain = 0.75f;
+    options.storage = storage;
     OK(lgreco_compressor_create(context, &on_host[layer], setting, &options, &made));
     return made;
 }
@@ -89,7 +92,7 @@ static int near(const float *a, const float *b, int exactly) {
 static void payloads(int layer, const lgreco_setting *setting) {
     const int exactly = setting->method != LGRECO_METHOD_POWERSGD;
     const lgreco_rng_stream stream_of = words(layer, 3);
-    lgreco_compressor *compressor = compressor_of(layer, setting, LGRECO_FEEDBACK_NONE);
+    lgreco_compressor *compressor = compressor_of(layer, setting, LGRECO_FEEDBACK_NONE, LGRECO_STORAGE_F32);
     size_t needed = 0, expected = 0;
     OK(lgreco_cuda_payload_len(cuda, &model[layer], setting, &needed));
     OK(lgreco_compressor_encode(compressor, 3, on_host[layer].values, one, ROOM, &expected, NULL));
@@ -112,20 +115,26 @@ static void payloads(int layer, const lgreco_setting *setting) {
     OK(lgreco_compressor_destroy(&compressor));
 }
 
-static void feedback(int layer, const lgreco_setting *setting) {
+static size_t residual_bytes(lgreco_storage storage) {
+    return storage == LGRECO_STORAGE_F32    ? 4 * ELEMENTS
+           : storage == LGRECO_STORAGE_BF16 ? 2 * ELEMENTS
+                                            : ELEMENTS + (ELEMENTS + 511) / 512;
+}
+
+static void feedback(int layer, const lgreco_setting *setting, lgreco_storage storage) {
     static const float zeros[ELEMENTS];
-    lgreco_compressor *compressor = compressor_of(layer, setting, LGRECO_FEEDBACK_RESIDUAL);
+    lgreco_compressor *compressor = compressor_of(layer, setting, LGRECO_FEEDBACK_RESIDUAL, storage);
     CHECK(driver.to_device((uint64_t)(uintptr_t)residual, zeros, sizeof zeros, stream) == 0);
     for (uint32_t step = 0; step < STEPS; step++) {
         const lgreco_rng_stream stream_of = words(layer, step);
         size_t expected = 0;
         OK(lgreco_compressor_encode(compressor, step, on_host[layer].values, one, ROOM, &expected, NULL));
-        OK(lgreco_cuda_encode_with_feedback(cuda, &model[layer], setting, &stream_of, 0.75f, residual, ELEMENTS, two,
-                                            ROOM, &length));
+        OK(lgreco_cuda_encode_with_feedback(cuda, &model[layer], setting, &stream_of, 0.75f, storage, residual,
+                                            residual_bytes(storage), two, ROOM, &length));
         CHECK(length == expected && memcmp(one, two, length) == 0);
         OK(lgreco_compressor_memory(compressor, decoded, ELEMENTS));
-        to_host(other, residual, sizeof other);
-        CHECK(memcmp(decoded, other, sizeof other) == 0);
+        to_host(other, residual, residual_bytes(storage));
+        CHECK(storage != LGRECO_STORAGE_F32 || memcmp(decoded, other, sizeof other) == 0);
     }
     OK(lgreco_compressor_destroy(&compressor));
 }
@@ -196,12 +205,12 @@ static void arguments(void) {
     NULL_(lgreco_cuda_encode(cuda, fc1, &setting, NULL, one, ROOM, &length));
     NULL_(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, NULL, ROOM, &length));
     NULL_(lgreco_cuda_encode(cuda, fc1, &setting, &stream_of, one, ROOM, NULL));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, NULL, &setting, &stream_of, 1, residual, ELEMENTS, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, NULL, &stream_of, 1, residual, ELEMENTS, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, NULL, 1, residual, ELEMENTS, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, NULL, ELEMENTS, one, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, residual, ELEMENTS, NULL, ROOM, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, residual, ELEMENTS, one, ROOM, NULL));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, NULL, &setting, &stream_of, 1, 0, residual, BYTES, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, NULL, &stream_of, 1, 0, residual, BYTES, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, NULL, 1, 0, residual, BYTES, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 0, NULL, BYTES, one, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 0, residual, BYTES, NULL, ROOM, &length));
+    NULL_(lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 0, residual, BYTES, one, ROOM, NULL));
     NULL_(lgreco_cuda_encode_to_device(cuda, NULL, &setting, &stream_of, payload, ROOM, &length));
     NULL_(lgreco_cuda_encode_to_device(cuda, fc1, NULL, &stream_of, payload, ROOM, &length));
     NULL_(lgreco_cuda_encode_to_device(cuda, fc1, &setting, NULL, payload, ROOM, &length));
@@ -227,7 +236,7 @@ static void arguments(void) {
     STATUS(LGRECO_ALIGNMENT,
            lgreco_cuda_encode_to_device(cuda, fc1, &setting, &stream_of, payload + 2, ROOM - 2, &length));
     broken.values = residual;
-    STATUS(LGRECO_OVERLAP, lgreco_cuda_encode_with_feedback(cuda, &broken, &setting, &stream_of, 1, residual, ELEMENTS,
+    STATUS(LGRECO_OVERLAP, lgreco_cuda_encode_with_feedback(cuda, &broken, &setting, &stream_of, 1, 0, residual, BYTES,
                                                             one, ROOM, &length));
     STATUS(LGRECO_OVERLAP, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length,
                                                         (float *)(void *)payload, ELEMENTS));
@@ -238,9 +247,13 @@ static void arguments(void) {
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode(cuda, one, length - 1, values, ELEMENTS));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length - 1, values, ELEMENTS));
     STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, fc1, &setting, payload, length, values, ELEMENTS - 1));
-    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, residual, 5, one, ROOM,
-                                                           &length));
-    STATUS(LGRECO_PARAMETER, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1.5f, residual, ELEMENTS,
+    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 0, residual, BYTES - 1,
+                                                           one, ROOM, &length));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, LGRECO_STORAGE_INT8,
+                                                           residual, BYTES, one, ROOM, &length));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1, 3, residual,
+                                                                     BYTES, one, ROOM, &length));
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_encode_with_feedback(cuda, fc1, &setting, &stream_of, 1.5f, 0, residual, BYTES,
                                                               one, ROOM, &length));
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, fc1, &loco, &stream_of, one, ROOM, &length));
     TEXT("layer `fc1`: this setting does not run on CUDA devices", lgreco_cuda_message(cuda));
@@ -265,8 +278,8 @@ static void not_finite(void) {
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
     TEXT("layer `fc1`: element 5 is NaN", lgreco_cuda_message(cuda));
     to_host(decoded, residual, sizeof decoded);
-    STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode_with_feedback(cuda, &model[1], &setting, &stream_of, 1, residual,
-                                                               ELEMENTS, one, ROOM, &length));
+    STATUS(LGRECO_NON_FINITE, lgreco_cuda_encode_with_feedback(cuda, &model[1], &setting, &stream_of, 1, 0, residual,
+                                                               BYTES, one, ROOM, &length));
     to_host(other, residual, sizeof other);
     CHECK(memcmp(decoded, other, sizeof other) == 0);
     OK(lgreco_cuda_encode_to_device(cuda, &model[2], &setting, &stream_of, payload, ROOM, &length));
@@ -309,11 +322,13 @@ int main(int argc, char **argv) {
     lgreco_setting setting = LGRECO_SETTING_INIT;
     payloads(1, &setting);
     for (int l = 1; l < LAYERS; l++) {
-        setting.method = LGRECO_METHOD_QSGD;
-        feedback(l, &setting);
-        setting.method = LGRECO_METHOD_TOPK;
-        setting.keep = 100;
-        feedback(l, &setting);
+        for (lgreco_storage storage = LGRECO_STORAGE_F32; storage <= LGRECO_STORAGE_INT8; storage++) {
+            setting.method = LGRECO_METHOD_QSGD;
+            feedback(l, &setting, storage);
+            setting.method = LGRECO_METHOD_TOPK;
+            setting.keep = 100;
+            feedback(l, &setting, storage);
+        }
     }
     arguments();
     not_finite();

@@ -52,7 +52,7 @@ static void works(const lgreco::Context &context) {
     to_host(decoded.data(), values, 4 * elements);
     CHECK(decoded == expected);
 
-    cuda.encode_with_feedback(model[0], setting, words, 1, residual, elements, same);
+    cuda.encode_with_feedback(model[0], setting, words, 1, LGRECO_STORAGE_F32, residual, 4 * elements, same);
     CHECK(payload == same);  // nothing was remembered before
     const std::size_t length = cuda.encode_to_device(model[0], setting, words, sent, 4 * elements);
     cuda.decode_on_device(model[0], setting, sent, length, values, elements);

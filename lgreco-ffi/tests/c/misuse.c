@@ -316,7 +316,7 @@ static void null_pointers(void) {
     NULL_(lgreco_cuda_reserve(NULL, &layer, 1, NULL));
     NULL_(lgreco_cuda_payload_len(NULL, &layer, &setting, &length));
     NULL_(lgreco_cuda_encode(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
-    NULL_(lgreco_cuda_encode_with_feedback(NULL, &layer, &setting, &words, 1, floats, ELEMENTS, bytes, sizeof bytes,
+    NULL_(lgreco_cuda_encode_with_feedback(NULL, &layer, &setting, &words, 1, 0, floats, sizeof floats, bytes, sizeof bytes,
                                            &length));
     NULL_(lgreco_cuda_decode(NULL, bytes, 48, floats, ELEMENTS));
     NULL_(lgreco_cuda_encode_to_device(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
