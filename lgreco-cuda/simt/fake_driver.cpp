@@ -139,3 +139,7 @@ extern "C" __attribute__((visibility("default"))) void fake_cuda_state(int* stat
     memcpy(state, now, sizeof now);
 }
 extern "C" __attribute__((visibility("default"))) void* fake_cuda_last_stream() { return last_stream; }
+// For fake_cublas.cpp.
+extern "C" __attribute__((visibility("default"))) bool fake_cuda_inside(uint64_t address, size_t bytes) {
+    return inside(address, bytes);
+}

@@ -136,6 +136,33 @@ impl CudaBackend {
         self.gpu.keep_code_in(folder.into());
     }
 
+    /// Done: makes the products of PowerSGD's encoders, [`encode_with_feedback`](CudaBackend::encode_with_feedback) among
+    /// them, with cuBLAS from now on. Rows and decoders stay with the crate's own kernels.
+    ///
+    /// Payloads then depend on the kind of GPU and the version of cuBLAS; with both unchanged, the same input gives the
+    /// same bits as long as cuBLAS's own promise of that holds. Sums are plain f32, without TF32: a factor's element made of
+    /// n products may be off by n · 2⁻²⁴ of the sum of their magnitudes, typically by √n · 2⁻²⁴. The columns of P are made
+    /// orthonormal by the crate's own kernels all the same. Decoded matrices differ from those without cuBLAS by about as
+    /// much as their factors do, where the gradient's leading singular values are apart from the rest.
+    ///
+    /// Costs 32 MiB of workspace for cuBLAS from the call on, and 4 bytes per element of the largest matrix encoded: a
+    /// scaled copy in f32, written once and read by both products of every iteration. Matrices of more than `i32::MAX`
+    /// rows or columns keep the crate's own kernels.
+    ///
+    /// ```
+    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// if let Err(error) = backend.use_cublas() {
+    ///     println!("{error}: PowerSGD keeps the crate's own kernels");
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoCublas`]; [`Error::Driver`] when cuBLAS cannot be set up; [`Error::OutOfMemory`]. The crate's own kernels
+    /// then stay.
+    pub fn use_cublas(&mut self) -> Result<(), Error> {
+        self.gpu.use_cublas()
+    }
+
     /// Bytes of device memory held between calls: the workspace, which grows with the largest layer.
     ///
     /// ```

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::kernels::Module;
-use crate::libraries::candidates;
+use crate::libraries::{Library, candidates};
 use crate::nvrtc::{Form, Nvrtc};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ impl Compiler {
     /// was found does not do.
     pub(crate) fn find(driver: (u32, u32), device: u32) -> Result<(Self, Architecture), Error> {
         let mut refused = None;
-        for path in candidates(driver.0, |variable| std::env::var_os(variable).map(PathBuf::from)) {
+        for path in candidates(Library::Nvrtc, driver.0, |variable| std::env::var_os(variable).map(PathBuf::from)) {
             let Some(opened) = Compiler::open(&path) else { continue };
             match opened.and_then(|compiler| compiler.suits(driver, device)) {
                 Ok(found) => return Ok(found),

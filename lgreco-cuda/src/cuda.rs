@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::compiler::{Architecture, Compiler, capability};
+use crate::cublas::{Cublas, Gemm};
 use crate::device::{Device, Launch, Part};
 use crate::kernels::{Kernel, Module};
 use cudarc::driver::{DriverError, result, sys};
@@ -97,6 +98,7 @@ pub(crate) struct Cuda {
     folder: Option<PathBuf>,
     modules: HashMap<Module, sys::CUmodule>,
     functions: HashMap<Kernel, sys::CUfunction>,
+    cublas: Option<Cublas>,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every call makes the context current on its own.
@@ -159,7 +161,7 @@ impl Cuda {
         architecture: Architecture,
     ) -> Self {
         let (modules, functions) = (HashMap::new(), HashMap::new());
-        Cuda { context, stream, own, compiler, architecture, folder: None, modules, functions }
+        Cuda { context, stream, own, compiler, architecture, folder: None, modules, functions, cublas: None }
     }
 
     /// A kernel, compiled and loaded on first use. The context is current.
@@ -247,6 +249,19 @@ impl Device for Cuda {
         said(launch.kernel.entry, launched)
     }
 
+    fn use_cublas(&mut self, workspace: Part) -> Result<(), Error> {
+        let driver = start()?;
+        let _current = Current::make(self.context)?;
+        // SAFETY: the stream is the context's; the memory is cuBLAS's alone until `free` has waited for the stream.
+        self.cublas = Some(unsafe { Cublas::find(driver.0, self.stream, workspace) }?);
+        Ok(())
+    }
+
+    fn multiply(&mut self, gemm: &Gemm) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        self.cublas.as_ref().ok_or(Error::NoCublas)?.multiply(gemm)
+    }
+
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {
         let _current = Current::make(self.context)?;
         // SAFETY: as long as the part; waited for, so that nothing writes the bytes after the call.
@@ -272,6 +287,7 @@ impl Drop for Cuda {
         // about an error.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
+            self.cublas = None;
             for (_, module) in self.modules.drain() {
                 let _ = result::module::unload(module);
             }

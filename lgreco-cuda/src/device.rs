@@ -1,6 +1,7 @@
 //! What the backend needs of a device. All other code is written once, over this.
 
 use crate::Error;
+use crate::cublas::Gemm;
 use crate::kernels::Kernel;
 use std::path::PathBuf;
 
@@ -69,6 +70,16 @@ pub(crate) trait Device: Send {
 
     /// Enqueued.
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error>;
+
+    /// Done: from now on [`multiply`](Device::multiply) may be called. cuBLAS has the memory to itself.
+    fn use_cublas(&mut self, _: Part) -> Result<(), Error> {
+        Err(Error::NoCublas)
+    }
+
+    /// Enqueued: a product by cuBLAS.
+    fn multiply(&mut self, _: &Gemm) -> Result<(), Error> {
+        Err(Error::NoCublas)
+    }
 
     /// Done, and so is all that was enqueued before. `bytes` are as long as `from`.
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error>;

@@ -23,6 +23,13 @@ pub enum Error {
          with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12"
     )]
     NoCompiler,
+    /// The library of products that was asked for is not there.
+    #[error(
+        "no cuBLAS of CUDA 11.5 or later: the library libcublas (cublas64 on Windows) was not found where NVRTC is looked \
+         for; it comes with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cublas and \
+         nvidia-cublas-cu12"
+    )]
+    NoCublas,
     /// There is no device of this number, or none at all.
     #[error("no CUDA device {ordinal}: {reason}")]
     NoDevice {
@@ -83,6 +90,7 @@ impl Error {
             Error::Core(error) => return *error,
             Error::NoDriver => "there is no driver",
             Error::NoCompiler => "there is no compiler for its kernels",
+            Error::NoCublas => "cuBLAS is not there",
             Error::NoDevice { .. } => "it is not there",
             Error::TooOld { .. } => "it or its driver is too old",
             Error::OutOfMemory { .. } => "it is out of memory",

@@ -1,6 +1,7 @@
 //! A device with its workspace: rooms that live from call to call.
 
 use crate::Error;
+use crate::cublas::{Gemm, WORKSPACE};
 use crate::device::{BLOCK, Device, Launch, Part};
 use crate::kernels::Kernel;
 use bytemuck::Pod;
@@ -36,20 +37,48 @@ pub(crate) enum Scratch {
     InnerProducts,
     Norms,
     Ranks,
+    Matrix,
+    Cublas,
 }
 
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
     rooms: HashMap<Scratch, Part>,
+    has_cublas: bool,
 }
 
 impl Gpu {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
-        Gpu { device, rooms: HashMap::new() }
+        Gpu { device, rooms: HashMap::new(), has_cublas: false }
     }
 
     pub(crate) fn keep_code_in(&mut self, folder: PathBuf) {
         self.device.keep_code_in(folder);
+    }
+
+    /// Done: cuBLAS, with its own room.
+    pub(crate) fn use_cublas(&mut self) -> Result<(), Error> {
+        if self.has_cublas {
+            return Ok(());
+        }
+        let workspace = self.room(Scratch::Cublas, WORKSPACE)?;
+        let outcome = self.device.use_cublas(workspace);
+        self.has_cublas = outcome.is_ok();
+        if !self.has_cublas {
+            self.rooms.remove(&Scratch::Cublas);
+            self.device.free(workspace);
+        }
+        outcome
+    }
+
+    /// Whether products may be cuBLAS's.
+    pub(crate) fn has_cublas(&self) -> bool {
+        self.has_cublas
+    }
+
+    /// Enqueued: a product by cuBLAS.
+    pub(crate) fn multiply(&mut self, gemm: &Gemm) -> Result<(), Error> {
+        self.device.multiply(gemm)
     }
 
     /// Bytes of the workspace.

@@ -16,8 +16,9 @@
 //! # Exactness
 //! Payloads of QSGD and TopK, and what payloads of all methods decode to, are, bit for bit, those of the core: kernels are
 //! compiled without contraction, and with subnormal numbers and correctly rounded divisions. PowerSGD's payloads are the
-//! same on every device, and decode to nearly the core's matrix. Rows agree with the core's within 1e-4; they are sums in
-//! f64, added in an order that depends on the number of elements alone, so the same input gives the same bits.
+//! same on every device, and decode to nearly the core's matrix; once [`use_cublas`](CudaBackend::use_cublas) has been
+//! called, they are those of one kind of GPU and one version of cuBLAS. Rows agree with the core's within 1e-4; they are
+//! sums in f64, added in an order that depends on the number of elements alone, so the same input gives the same bits.
 //!
 //! # Inside
 //! All code of the host is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
@@ -46,6 +47,8 @@ mod backend;
 mod codec;
 mod compiler;
 mod counting;
+#[allow(unsafe_code)]
+mod cublas;
 #[allow(unsafe_code)]
 mod cuda;
 mod device;

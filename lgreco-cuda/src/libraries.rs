@@ -6,34 +6,50 @@ use std::path::{Path, PathBuf};
 const OLDEST: u32 = 11;
 const LATER: u32 = 2;
 
-/// The names of NVRTC for the major versions of CUDA that a driver of major version `driver` can use, its own first;
-/// then of whichever version; then of later ones.
-fn names(driver: u32) -> Vec<String> {
-    let usable = (OLDEST..=driver).rev().map(name);
-    let unnumbered = (!cfg!(windows)).then(|| "libnvrtc.so".to_owned());
-    usable.chain(unnumbered).chain((driver + 1..=driver + LATER).map(name)).collect()
+/// A library that comes with CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Library {
+    Nvrtc,
+    Cublas,
 }
 
-/// NVRTC's file of a major version of CUDA: since 11.2 one name per major version.
-fn name(major: u32) -> String {
-    match (cfg!(windows), major) {
-        (true, 11) => "nvrtc64_112_0.dll".into(),
-        (true, _) => format!("nvrtc64_{major}0_0.dll"),
-        (false, 11) => "libnvrtc.so.11.2".into(),
-        (false, _) => format!("libnvrtc.so.{major}"),
+impl Library {
+    /// Its names for the major versions of CUDA that a driver of major version `driver` can use, its own first; then of
+    /// whichever version; then of later ones.
+    fn names(self, driver: u32) -> Vec<String> {
+        let name = |major| self.name(major);
+        let usable = (OLDEST..=driver).rev().map(name);
+        let unnumbered = match self {
+            Library::Nvrtc => "libnvrtc.so",
+            Library::Cublas => "libcublas.so",
+        };
+        let unnumbered = (!cfg!(windows)).then(|| unnumbered.to_owned());
+        usable.chain(unnumbered).chain((driver + 1..=driver + LATER).map(name)).collect()
+    }
+
+    /// Its file of a major version of CUDA: one name per major version, NVRTC's since 11.2.
+    fn name(self, major: u32) -> String {
+        match (self, cfg!(windows), major) {
+            (Library::Nvrtc, true, 11) => "nvrtc64_112_0.dll".into(),
+            (Library::Nvrtc, true, _) => format!("nvrtc64_{major}0_0.dll"),
+            (Library::Nvrtc, false, 11) => "libnvrtc.so.11.2".into(),
+            (Library::Nvrtc, false, _) => format!("libnvrtc.so.{major}"),
+            (Library::Cublas, true, _) => format!("cublas64_{major}.dll"),
+            (Library::Cublas, false, _) => format!("libcublas.so.{major}"),
+        }
     }
 }
 
-/// Where NVRTC may be, the best first: each name as the system finds it, then in the folders that the environment's
+/// Where a library may be, the best first: each name as the system finds it, then in the folders that the environment's
 /// variables lead to.
-pub(crate) fn candidates(driver: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+pub(crate) fn candidates(library: Library, driver: u32, variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let folders = folders(variable);
     let of_name = |name: String| {
         let found: Vec<PathBuf> =
             folders.iter().map(|folder| folder.join(&name)).filter(|path| path.exists()).collect();
         std::iter::once(name.into()).chain(found)
     };
-    names(driver).into_iter().flat_map(of_name).collect()
+    library.names(driver).into_iter().flat_map(of_name).collect()
 }
 
 /// Folders of libraries: of toolkits, then of Python's packages, in an environment's or the system's.
@@ -51,7 +67,7 @@ fn folders(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
         let pythons = entries(&prefix.join("lib")).into_iter().filter(|path| named(path, "python3"));
         for packages in pythons.chain([prefix.join("Lib")]) {
             for packages in ["site-packages", "dist-packages"].map(|folder| packages.join(folder).join("nvidia")) {
-                // cuda_nvrtc up to CUDA 12, cu13 and so on from then on.
+                // cuda_nvrtc and cublas up to CUDA 12, cu13 and so on from then on.
                 for package in entries(&packages).into_iter().filter(|path| named(path, "cu")) {
                     folders.extend(["lib", "bin/x86_64", "bin"].map(|folder| package.join(folder)));
                 }

@@ -1,5 +1,6 @@
 //! PowerSGD: what `powersgd.cu` is asked to do.
 
+use crate::cublas::Gemm;
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
@@ -101,16 +102,82 @@ struct Run<'t> {
     p: Part,
     q: Part,
     largest: Part,
+    /// The matrix as cuBLAS reads it, where it makes the products.
+    matrix: Option<Part>,
     /// What every launch is told.
     base: Params,
 }
 
-impl Run<'_> {
+impl<'t> Run<'t> {
+    /// Enqueued: the start matrix of `stream`, in `q`. The first word of `largest` becomes the largest magnitude.
+    fn start(
+        gpu: &mut Gpu,
+        tensor: &'t Tensor,
+        shape: Shape,
+        rank: u32,
+        stream: Stream,
+        largest: Part,
+    ) -> Result<Self, Error> {
+        magnitude::largest(gpu, tensor, largest)?;
+        let base = Params {
+            dtype: tensor.dtype as u32,
+            rows: shape.rows() as u32,
+            cols: shape.cols() as u32,
+            columns: rank,
+            layer: stream.layer,
+            seed_low: stream.seed as u32,
+            seed_high: (stream.seed >> 32) as u32,
+            ..Params::default()
+        };
+        let factor = |len: u32| 4 * u64::from(len) * u64::from(rank);
+        let (p, q) = (gpu.room(Scratch::P, factor(base.rows))?, gpu.room(Scratch::Q, factor(base.cols))?);
+        gpu.launch(kernel("start"), base, &[q], looping_blocks((q.bytes / 4).div_ceil(4)))?;
+        Ok(Run { tensor, p, q, largest, matrix: None, base })
+    }
+
+    /// Enqueued: power iterations.
+    fn iterate(&self, gpu: &mut Gpu, iterations: u32) -> Result<(), Error> {
+        for _ in 0..iterations {
+            self.scale(gpu, self.q, self.base.cols)?;
+            self.multiply(gpu, false)?;
+            self.scale(gpu, self.p, self.base.rows)?;
+            self.orthonormalise(gpu)?;
+            self.multiply(gpu, true)?;
+        }
+        Ok(())
+    }
+
+    /// Enqueued: has the products made by cuBLAS, if the backend has it and the sizes fit its integers.
+    fn by_cublas(mut self, gpu: &mut Gpu) -> Result<Self, Error> {
+        let Params { rows, cols, .. } = self.base;
+        if gpu.has_cublas() && rows.max(cols) <= i32::MAX as u32 {
+            let elements = u64::from(self.tensor.elements);
+            let matrix = gpu.room(Scratch::Matrix, 4 * elements)?;
+            let parts = [self.tensor.part, self.largest, matrix];
+            gpu.launch(kernel("scale_matrix"), self.base, &parts, looping_blocks(elements))?;
+            self.matrix = Some(matrix);
+        }
+        Ok(self)
+    }
+
     /// Enqueued: `product = M' factor`, or `M'ᵀ factor`.
     fn multiply(&self, gpu: &mut Gpu, transposed: bool) -> Result<(), Error> {
         let Params { rows, cols, columns, .. } = self.base;
         let (factor, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
         let (outer, inner) = if transposed { (cols, rows) } else { (rows, cols) };
+        if let Some(left) = self.matrix {
+            // Rows that lie one after the other are the columns of the transposed matrix.
+            let transposed = !transposed;
+            return gpu.multiply(&Gemm {
+                transposed,
+                rows: outer,
+                cols: columns,
+                terms: inner,
+                left,
+                right: factor,
+                product,
+            });
+        }
         let tiles = outer.div_ceil(OUTER);
         // Columns must not depend on how many there are, so neither does the division.
         let chunk = inner.div_ceil((SPREAD / tiles).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
@@ -153,40 +220,6 @@ impl Run<'_> {
     }
 }
 
-/// Enqueued: power iterations from the start matrix of `stream`. The first word of `largest` becomes the largest magnitude.
-fn iterate<'t>(
-    gpu: &mut Gpu,
-    tensor: &'t Tensor,
-    shape: Shape,
-    (rank, iterations): (u32, u32),
-    stream: Stream,
-    largest: Part,
-) -> Result<Run<'t>, Error> {
-    magnitude::largest(gpu, tensor, largest)?;
-    let base = Params {
-        dtype: tensor.dtype as u32,
-        rows: shape.rows() as u32,
-        cols: shape.cols() as u32,
-        columns: rank,
-        layer: stream.layer,
-        seed_low: stream.seed as u32,
-        seed_high: (stream.seed >> 32) as u32,
-        ..Params::default()
-    };
-    let factor = |len: u32| 4 * u64::from(len) * u64::from(rank);
-    let (p, q) = (gpu.room(Scratch::P, factor(base.rows))?, gpu.room(Scratch::Q, factor(base.cols))?);
-    let run = Run { tensor, p, q, largest, base };
-    gpu.launch(kernel("start"), base, &[q], looping_blocks((q.bytes / 4).div_ceil(4)))?;
-    for _ in 0..iterations {
-        run.scale(gpu, q, base.cols)?;
-        run.multiply(gpu, false)?;
-        run.scale(gpu, p, base.rows)?;
-        run.orthonormalise(gpu)?;
-        run.multiply(gpu, true)?;
-    }
-    Ok(run)
-}
-
 /// The different ranks in effect, ascending.
 fn distinct(shape: Shape, ranks: &[u32]) -> Vec<u32> {
     let mut distinct: Vec<u32> = ranks.iter().map(|&rank| effective(shape, rank)).collect();
@@ -211,7 +244,8 @@ pub(crate) fn measure(
 ) -> Result<(), Error> {
     let distinct = distinct(shape, ranks);
     let rank = distinct.last().copied().unwrap_or(0);
-    let run = iterate(gpu, tensor, shape, (rank, iterations), stream, results)?;
+    let run = Run::start(gpu, tensor, shape, rank, stream, results)?;
+    run.iterate(gpu, iterations)?;
     let sought = gpu.upload(Scratch::Ranks, bytemuck::cast_slice(&distinct))?;
     let blocks = looping_blocks(u64::from(BLOCK) * tiles(&run.base));
     for (index, ranks) in distinct.chunks(RANKS).enumerate() {
@@ -247,7 +281,8 @@ pub(crate) fn encode(
     status: Part,
 ) -> Result<(), Error> {
     check(shape, rank)?;
-    let run = iterate(gpu, tensor, shape, (effective(shape, rank), iterations), stream, status)?;
+    let run = Run::start(gpu, tensor, shape, effective(shape, rank), stream, status)?.by_cublas(gpu)?;
+    run.iterate(gpu, iterations)?;
     let body = payload.from(HEADER_LEN as u64);
     gpu.copy(run.p, body)?;
     let (q, faults) = (body.from(run.p.bytes), status.from(4));

@@ -61,7 +61,11 @@ struct Matrix {
     }
 
     __device__ float at(u32 row, u32 col) const {
-        return value(values, dtype, u64(row) * cols + col) * first * second;
+        return element(u64(row) * cols + col);
+    }
+
+    __device__ float element(u64 i) const {
+        return value(values, dtype, i) * first * second;
     }
 };
 
@@ -102,6 +106,16 @@ extern "C" __global__ void scale_columns(Params p, float* factor) {
     int e = exponent_of(largest);
     for (u32 i = threadIdx.x; i < p.len; i += BLOCK) {
         column[i] = column[i] * power_of_two(-(e / 2)) * power_of_two(e / 2 - e);
+    }
+}
+
+// The matrix in f32, for products by cuBLAS.
+extern "C" __global__ void scale_matrix(Params p, const void* values, const u32* largest, float* scaled) {
+    Matrix matrix(p, values, largest);
+    u64 count = u64(p.rows) * p.cols;
+    u64 stride = u64(gridDim.x) * BLOCK;
+    for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < count; i += stride) {
+        scaled[i] = matrix.element(i);
     }
 }
 

@@ -5,7 +5,7 @@ use super::simt::target;
 use super::unavailable;
 use crate::compiler::{Architecture, Compiler};
 use crate::kernels::Module;
-use crate::libraries::candidates;
+use crate::libraries::{Library, candidates};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -85,14 +85,19 @@ fn libraries_are_looked_for_in_toolkits_and_among_pythons_packages() {
         let at = names.iter().position(|&other| other == name)?;
         Some(folder.join(["old", "toolkit", "env", "conda", "home"][at]))
     };
-    let found = candidates(13, variable);
+    let found = candidates(Library::Nvrtc, 13, variable);
     let own: Vec<&PathBuf> = found.iter().filter(|path| path.starts_with(&folder)).collect();
     assert_eq!(own, expected.iter().collect::<Vec<_>>());
     let bare: Vec<String> =
         found.iter().filter(|path| path.is_relative()).map(|path| path.display().to_string()).collect();
     let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so", "libnvrtc.so.14"];
     assert_eq!(bare[..5], names);
-    assert!(candidates(13, |_| Some("relative".into())).iter().all(|path| !path.starts_with("relative")));
+    let cublas = candidates(Library::Cublas, 12, |_| None);
+    let bare: Vec<&str> = cublas.iter().filter(|path| path.is_relative()).filter_map(|path| path.to_str()).collect();
+    assert_eq!(bare, ["libcublas.so.12", "libcublas.so.11", "libcublas.so", "libcublas.so.13", "libcublas.so.14"]);
+    assert!(
+        candidates(Library::Nvrtc, 13, |_| Some("relative".into())).iter().all(|path| !path.starts_with("relative"))
+    );
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -101,5 +106,5 @@ fn an_environments_compiler_is_found() {
     let Some(compiler) = compiler() else { return };
     let major = compiler.version.0;
     let variable = |name: &str| (name == "VIRTUAL_ENV").then(venv);
-    assert!(candidates(major, variable).iter().any(|path| Compiler::open(path).is_some()));
+    assert!(candidates(Library::Nvrtc, major, variable).iter().any(|path| Compiler::open(path).is_some()));
 }

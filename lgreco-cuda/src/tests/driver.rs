@@ -40,15 +40,15 @@ fn build_fake(folder: &Path, more: Option<&Path>) -> Option<[(&'static str, Stri
 /// returns what it prints.
 fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
     nvrtc::compiler()?;
-    run(test, variables, None)
+    run("driver", test, variables, None)
 }
 
-/// The same, with one more folder of libraries.
-fn run(test: &str, variables: &[(&str, &str)], more: Option<&Path>) -> Option<String> {
+/// The same, of a file of tests, with one more folder of libraries.
+pub(super) fn run(file: &str, test: &str, variables: &[(&str, &str)], more: Option<&Path>) -> Option<String> {
     let folder = target().join(format!("driver-{}", std::process::id())).join(test);
     let environment = build_fake(&folder, more)?;
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "--nocapture", &format!("tests::driver::{test}")]);
+    command.args(["--ignored", "--exact", "--nocapture", &format!("tests::{file}::{test}")]);
     command.envs(environment).envs(variables.iter().copied());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -69,7 +69,7 @@ fn environment() {
 }
 
 /// What the fake has counted: allocations, contexts held, streams, modules, contexts on the stack; waits and launches.
-fn state() -> [i32; 7] {
+pub(super) fn state() -> [i32; 7] {
     let mut state = [0; 7];
     // SAFETY: the fake, which is loaded already, writes seven numbers.
     unsafe {
@@ -211,7 +211,7 @@ fn a_compiler_is_chosen_for_driver_and_device() {
         ("14000", "90", "NVRTC 13.0 for sm_90"),
     ] {
         let variables = [("FAKE_CUDA_VERSION", driver), ("FAKE_CUDA_CAPABILITY", device)];
-        let Some(text) = run("choice", &variables, Some(&folder)) else { return };
+        let Some(text) = run("driver", "choice", &variables, Some(&folder)) else { return };
         assert!(text.contains(&format!("usable: Ok(\"{expected}\")")), "{driver}, {device}: {text}");
     }
     std::fs::remove_dir_all(&folder).unwrap();

@@ -2,6 +2,7 @@
 
 mod compiler;
 mod conformance;
+mod cublas;
 mod driver;
 mod faults;
 mod feedback;

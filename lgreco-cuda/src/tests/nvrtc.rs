@@ -5,7 +5,7 @@ use super::unavailable;
 use crate::Error;
 use crate::compiler::{Architecture, Compiler};
 use crate::kernels::Module;
-use crate::libraries::candidates;
+use crate::libraries::{Library, candidates};
 use std::path::{Path, PathBuf};
 
 /// Python's packages that `tests/run` has put under `target/cuda`.
@@ -15,7 +15,7 @@ pub(super) fn venv() -> PathBuf {
 
 /// The compilers there are, one of each version: in `venv`, or the system's.
 fn compilers() -> Vec<Compiler> {
-    let paths = candidates(13, |name| (name == "VIRTUAL_ENV").then(venv));
+    let paths = candidates(Library::Nvrtc, 13, |name| (name == "VIRTUAL_ENV").then(venv));
     let mut all: Vec<Compiler> = paths.iter().filter_map(|path| Compiler::open(path)?.ok()).collect();
     all.sort_by_key(|compiler| compiler.version);
     all.dedup_by_key(|compiler| compiler.version);

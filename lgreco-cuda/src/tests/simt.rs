@@ -3,6 +3,7 @@
 
 use super::unavailable;
 use crate::Error;
+use crate::cublas::Gemm;
 use crate::cuda::Arguments;
 use crate::device::{Device, Launch, Part};
 use crate::kernels::{Kernel, Module};
@@ -233,6 +234,24 @@ impl Device for Simt {
             return Ok(());
         }
         Err(Simt::driver(kernel, &CStr::from_bytes_until_nul(&error).unwrap_or_default().to_string_lossy()))
+    }
+
+    fn use_cublas(&mut self, _: Part) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn multiply(&mut self, gemm: &Gemm) -> Result<(), Error> {
+        // SAFETY: parts are memory that is there; all hold f32, and the product overlaps none.
+        let [left, right, product] = [gemm.left, gemm.right, gemm.product].map(|part| unsafe {
+            std::slice::from_raw_parts_mut(pointer(part).cast::<f32>(), part.bytes as usize / 4)
+        });
+        let [rows, terms] = [gemm.rows, gemm.terms].map(|size| size as usize);
+        for (i, value) in product.iter_mut().enumerate() {
+            let (row, col) = (i % rows, i / rows);
+            let of_left = |term| if gemm.transposed { left[row * terms + term] } else { left[term * rows + row] };
+            *value = (0..terms).map(|term| of_left(term) * right[col * terms + term]).sum();
+        }
+        Ok(())
     }
 
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {
