@@ -175,7 +175,7 @@ __device__ inline void add_fused_row(Params p, const Layer* layers, Held& held, 
 }
 
 // For stochastic rounding where every interval holds zero.
-extern "C" __launch_bounds__(BLOCK, 3) __global__ void row(Params p, const void* values, const Grid* grids,
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void row(Params p, const void* values, const Grid* grids,
                                                            double* partials) {
     add_row<true>(p, values, grids, partials);
 }
