@@ -48,7 +48,7 @@ use worker::{Failure, Worker};
 /// Trains two small models with every compression scheme.
 #[derive(Parser)]
 struct Args {
-    /// A sixth of the steps: under five minutes on two cores.
+    /// Few steps: under five minutes on two cores.
     #[arg(long)]
     quick: bool,
     /// Write the results as JSON.

@@ -49,14 +49,14 @@ impl Task {
     pub fn transformer(quick: bool) -> Task {
         let text = Text::load();
         let size = Size { vocabulary: text.vocabulary, context: 64, width: 96, heads: 4, depth: 2 };
-        let (steps, validations) = if quick { (160, 4) } else { (960, 10) };
+        let (steps, validations) = if quick { (120, 3) } else { (800, 10) };
         let data = Data::Text { text, size, windows: 2 };
         Task { name: "transformer", steps, validations, density: 0.1, rank: 4.0, peak: 0.3, data }
     }
 
     /// A convolutional network that recognises digits.
     pub fn convnet(quick: bool) -> Task {
-        let (steps, validations) = if quick { (200, 4) } else { (1200, 10) };
+        let (steps, validations) = if quick { (150, 3) } else { (1200, 10) };
         let data = Data::Digits { digits: Digits::load(), images: 8 };
         Task { name: "convnet", steps, validations, density: 0.2, rank: 8.0, peak: 0.02, data }
     }
