@@ -13,7 +13,7 @@ use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_all;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, devices};
+use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, devices};
 use std::error::Error;
 use std::time::Instant;
 
@@ -202,11 +202,11 @@ impl Bench {
                 let gradient = unsafe { DeviceGradient::new(self.gradient, Dtype::F32, Shape::new(rows, cols)?) }?;
                 jobs.push(DeviceJob { gradient, candidates, stream: Stream::default() });
             }
-            self.backend.reserve(&jobs)?;
+            self.backend.reserve(&jobs, &[Call::Measure])?;
             let mut table = vec![f64::NAN; options * jobs.len()];
             let here = CALLS as f64 * seconds(|| Ok(self.backend.measure_device(&jobs, &mut table)?))?;
             assert!(table.iter().all(|error| error.is_finite()));
-            let workspace = CudaBackend::workspace_bytes(&jobs)? >> 20;
+            let workspace = self.backend.workspace_bytes(&jobs, &[Call::Measure])? >> 20;
             println!("{name}: table of {} × {options}: {:.2} ms, workspace {workspace} MiB", jobs.len(), 1e3 * here);
         }
         Ok(())

@@ -2,7 +2,6 @@
 
 use crate::Error;
 use crate::codec::{decode, decoded_bytes, encode};
-use crate::counting::Counting;
 use crate::cuda::Cuda;
 use crate::device::{Device, Part};
 use crate::exchange::Pending;
@@ -163,7 +162,8 @@ impl CudaBackend {
         self.gpu.use_cublas()
     }
 
-    /// Bytes of device memory held between calls: the workspace, which grows with the largest layer.
+    /// Bytes of device memory held between calls: the workspace, which grows with the largest layer, and which
+    /// [`reserve`](CudaBackend::reserve) makes beforehand.
     ///
     /// ```
     /// # let Ok(backend) = lgreco_cuda::CudaBackend::new(0) else { return };
@@ -218,46 +218,6 @@ impl CudaBackend {
     /// The first job that fails, with its reason.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         measure(&mut self.gpu, &work_of(jobs), rows).map_err(|(job, error)| DeviceJobError { job, error })
-    }
-
-    /// Bytes of workspace that [`measure_device`](CudaBackend::measure_device) needs for `jobs`; no device is asked.
-    ///
-    /// ```
-    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
-    /// use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// // SAFETY: the values are not asked for.
-    /// let gradient = unsafe { DeviceGradient::new(4096, Dtype::F32, Shape::new(1024, 1024)?) }?;
-    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
-    /// let job = DeviceJob { gradient, candidates, stream: Stream::default() };
-    /// let bytes = CudaBackend::workspace_bytes(&[job])?;
-    /// assert!(bytes > 0 && bytes < 1024 * 1024); // a quarter of the gradient
-    /// assert_eq!(CudaBackend::workspace_bytes(&[job, job])?, 2 * bytes); // as many layers as one launch works on
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`measure_device`](CudaBackend::measure_device), but for the values.
-    pub fn workspace_bytes(jobs: &[DeviceJob<'_>]) -> Result<u64, DeviceJobError> {
-        counted(jobs).map(|gpu| gpu.held())
-    }
-
-    /// Done: allocates that workspace, so that later calls for `jobs` allocate nothing. Waits for the device.
-    ///
-    /// ```
-    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
-    /// assert_eq!(backend.reserve(&[]), Ok(())); // at the start of a training run, with all layers
-    /// ```
-    ///
-    /// # Errors
-    /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Driver`].
-    pub fn reserve(&mut self, jobs: &[DeviceJob<'_>]) -> Result<(), DeviceJobError> {
-        for (name, bytes) in counted(jobs)?.rooms() {
-            self.gpu.room(name, bytes).map_err(|error| DeviceJobError { job: 0, error })?;
-        }
-        Ok(())
     }
 
     /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back.
@@ -322,7 +282,11 @@ impl CudaBackend {
         self.gpu.write(bytemuck::cast_slice(&values), target)
     }
 
-    pub(crate) fn gpu(&mut self) -> &mut Gpu {
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(crate) fn gpu_mut(&mut self) -> &mut Gpu {
         &mut self.gpu
     }
 
@@ -339,16 +303,8 @@ impl CudaBackend {
     }
 }
 
-fn work_of<'a>(jobs: &[DeviceJob<'a>]) -> Vec<Work<'a>> {
+pub(crate) fn work_of<'a>(jobs: &[DeviceJob<'a>]) -> Vec<Work<'a>> {
     jobs.iter().map(|job| Work::new(Input::Device(job.gradient), job.candidates, job.stream)).collect()
-}
-
-/// A workspace after `jobs`, without a device.
-fn counted(jobs: &[DeviceJob<'_>]) -> Result<Gpu, DeviceJobError> {
-    let mut gpu = Gpu::new(Box::new(Counting));
-    let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
-    measure(&mut gpu, &work_of(jobs), &mut rows).map_err(|(job, error)| DeviceJobError { job, error })?;
-    Ok(gpu)
 }
 
 /// Rows agree with the core's within 1e-4, payloads of QSGD and TopK and what they decode to bit for bit.

@@ -6,7 +6,7 @@ use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor};
 use crate::{Error, magnitude, positions, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
-use lgreco_core::compress::{Compressor, Setting, topk::TopK};
+use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
 
@@ -88,7 +88,6 @@ pub(crate) fn enqueue_decoding(
         Setting::Qsgd(c) => qsgd::decode(gpu, c, payload, target).map(|()| None),
         Setting::TopK(c) => positions::decode(gpu, c, payload, target, status).map(|ones| Some([0, ones])),
         Setting::PowerSgd(c) => {
-            powersgd::check(shape, c.rank)?;
             let rank = powersgd::effective(shape, c.rank);
             powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
         }
@@ -131,30 +130,26 @@ pub(crate) fn encode(
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
 /// and done, when that is left to the core: dense payloads, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
+    let Some(setting) = setting_of(payload)? else { return Ok(false) };
+    let bytes = gpu.upload(Scratch::Payload, bytes)?;
+    let status = gpu.room(Scratch::Results, STATUS)?;
     let target = Tensor::of_part(target);
-    match payload.header.method {
-        Method::Qsgd => {
-            let qsgd = lgreco_core::compress::qsgd::of_payload(payload)?;
-            let bytes = gpu.upload(Scratch::Payload, bytes)?;
-            qsgd::decode(gpu, qsgd, bytes, &target)?;
-        }
-        Method::TopK => {
-            let Some(top) = positions::of_payload(payload) else { return Ok(false) };
-            let bytes = gpu.upload(Scratch::Payload, bytes)?;
-            let status = gpu.room(Scratch::Results, STATUS)?;
-            let ones = positions::decode(gpu, top, bytes, &target, status)?;
-            return Ok(gpu.read::<u32>(status)? == [0, ones]);
-        }
-        Method::PowerSgd => {
-            let Some(rank) = powersgd::of_payload(payload) else { return Ok(false) };
-            let bytes = gpu.upload(Scratch::Payload, bytes)?;
-            let status = gpu.room(Scratch::Results, STATUS)?;
-            powersgd::decode(gpu, rank, bytes, payload.header.shape, target.part, status)?;
-            return Ok(gpu.read::<u32>(status)? == [0, 0]);
-        }
-        _ => return Ok(false),
+    match enqueue_decoding(gpu, &setting, payload.header.shape, bytes, &target, status)? {
+        Some(expected) => Ok(gpu.read::<u32>(status)? == expected),
+        None => Ok(true),
     }
-    Ok(true)
+}
+
+/// A setting whose payloads are decoded as this one is, or `None` when the core has to do that.
+fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>, Error> {
+    Ok(match payload.header.method {
+        Method::Qsgd => Some(Setting::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
+        Method::TopK => positions::of_payload(payload).map(Setting::TopK),
+        Method::PowerSgd => {
+            powersgd::of_payload(payload).map(|rank| Setting::PowerSgd(PowerSgd { rank, iterations: 1 }))
+        }
+        _ => None,
+    })
 }
 
 /// Bytes of the decoded values.

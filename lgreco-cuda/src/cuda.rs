@@ -214,6 +214,11 @@ impl Device for Cuda {
         }
     }
 
+    fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        self.function(kernel).map(drop)
+    }
+
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
         let _current = Current::make(self.context)?;
         // SAFETY: as long as the bytes; pageable memory is read before the call returns, and for page-locked memory the

@@ -54,6 +54,9 @@ pub(crate) trait Device: Send {
     /// Done, after all that was enqueued.
     fn free(&mut self, part: Part);
 
+    /// Done: makes a kernel ready, so that its first launch takes no longer than others.
+    fn prepare(&mut self, kernel: Kernel) -> Result<(), Error>;
+
     /// Whether memory may be used for more than one purpose after another. A device that looks for errors says no.
     fn reuses(&self) -> bool {
         true

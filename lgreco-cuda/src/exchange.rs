@@ -30,7 +30,7 @@ pub(crate) struct Pending {
 
 impl Pending {
     /// Where the next call's status will be.
-    fn status(&mut self, gpu: &mut Gpu) -> Result<Part, Error> {
+    pub(crate) fn status(&mut self, gpu: &mut Gpu) -> Result<Part, Error> {
         if self.calls.len() == MOST {
             return Err(Error::Memory { what: "for what is known of enqueued calls is full: they need a check" });
         }

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{STATUS, check, checked_len, enqueue, enqueue_decoding, header};
+use crate::codec::{STATUS, check, checked_len, encode, enqueue, enqueue_decoding, header};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
@@ -127,70 +127,88 @@ impl CudaBackend {
         payload: &mut [u8],
     ) -> Result<usize, Error> {
         let DeviceResidual { address, storage } = residual.into();
-        let shape = gradient.shape();
-        if !(gain > 0.0 && gain <= 1.0) {
-            let value = f64::from(gain);
-            return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
-        }
-        if matches!(setting, Setting::Dense) {
-            return Err(Error::Method("error feedback of uncompressed gradients"));
-        }
-        let memory = checked(address, storage.bytes(shape.elements()), 4)?;
-        if shape.elements() == 0 {
-            return self.encode_device(setting, gradient, stream, payload);
-        }
-        // A key of their own: the same bits must not round both payload and memory.
-        let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
-        let base = Params {
-            storage: storage as u32,
-            gain,
-            keep: 1.0 - gain,
-            step: stream.step,
-            layer: stream.layer,
-            rank: stream.rank,
-            seed_low: seed as u32,
-            seed_high: (seed >> 32) as u32,
-            ..Params::default()
-        };
-
-        let (gpu, bytes) = (self.gpu(), 4 * shape.elements() as u64);
-        let offered = gpu.room(Scratch::Offered, bytes)?;
-        let next = Tensor::of_part(gpu.room(Scratch::Decoded, bytes)?);
-        let known = gpu.room(Scratch::Known, 12 + 2 * STATUS)?;
-        let [of_gradient, of_sums, of_next] = [0, 4, 8].map(|at| known.cut(at, 4));
-        let [of_encoding, of_decoding] = [12, 12 + STATUS].map(|at| known.cut(at, STATUS));
-        gpu.clear(known)?;
-
-        let input = Input::Device(*gradient);
-        let tensor = input.tensor(gpu)?;
-        pass(gpu, "offer", &tensor, [memory, offered], base)?;
-        magnitude::largest(gpu, &tensor, of_gradient)?;
-        magnitude::largest(gpu, &Tensor::of_part(offered), of_sums)?;
-
-        let whole = Input::Device(DeviceGradient::of_part(offered, Dtype::F32, shape));
-        let len = checked_len(setting, &whole, payload.len())?;
-        let header = header(setting, &whole)?;
-        let sent = gpu.room(Scratch::Payload, len as u64)?;
-        enqueue(gpu, setting, &whole, payload_stream(setting, stream), sent, of_encoding)?;
-        enqueue_decoding(gpu, setting, shape, sent, &next, of_decoding)?;
-        pass(gpu, "remember", &Tensor::of_part(offered), [memory, next.part], base)?;
-        magnitude::largest(gpu, &next, of_next)?;
-
-        let words = gpu.read::<u32>(known)?;
-        let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
-        check_finite(gpu, &input, words[0])?;
-        if words[1] >= INFINITY {
-            return overflow("the gradient with what is remembered");
-        }
-        check(gpu, setting, &whole, &words[3..])?;
-        if words[2] > largest_kept(storage) {
-            return overflow("what is to be remembered");
-        }
-        store(gpu, storage, &next, memory, base)?;
-        header.write(payload)?;
-        gpu.read_into(sent.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
-        Ok(len)
+        let part = checked(address, storage.bytes(gradient.shape().elements()), 4)?;
+        step(self.gpu_mut(), setting, gradient, &Memory { part, storage, gain }, stream, payload)
     }
+}
+
+/// A residual and how much of it is renewed.
+pub(crate) struct Memory {
+    pub(crate) part: Part,
+    pub(crate) storage: Storage,
+    pub(crate) gain: f32,
+}
+
+/// Done: [`encode_with_feedback`](CudaBackend::encode_with_feedback).
+pub(crate) fn step(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    gradient: &DeviceGradient,
+    &Memory { part: memory, storage, gain }: &Memory,
+    stream: Stream,
+    payload: &mut [u8],
+) -> Result<usize, Error> {
+    let (shape, input) = (gradient.shape(), Input::Device(*gradient));
+    if !(gain > 0.0 && gain <= 1.0) {
+        let value = f64::from(gain);
+        return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
+    }
+    if matches!(setting, Setting::Dense) {
+        return Err(Error::Method("error feedback of uncompressed gradients"));
+    }
+    if shape.elements() == 0 {
+        return encode(gpu, setting, &input, stream, payload);
+    }
+    // A key of their own: the same bits must not round both payload and memory.
+    let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
+    let base = Params {
+        storage: storage as u32,
+        gain,
+        keep: 1.0 - gain,
+        step: stream.step,
+        layer: stream.layer,
+        rank: stream.rank,
+        seed_low: seed as u32,
+        seed_high: (seed >> 32) as u32,
+        ..Params::default()
+    };
+
+    let bytes = 4 * shape.elements() as u64;
+    let offered = gpu.room(Scratch::Offered, bytes)?;
+    let next = Tensor::of_part(gpu.room(Scratch::Decoded, bytes)?);
+    let known = gpu.room(Scratch::Known, 12 + 2 * STATUS)?;
+    let [of_gradient, of_sums, of_next] = [0, 4, 8].map(|at| known.cut(at, 4));
+    let [of_encoding, of_decoding] = [12, 12 + STATUS].map(|at| known.cut(at, STATUS));
+    gpu.clear(known)?;
+
+    let tensor = input.tensor(gpu)?;
+    pass(gpu, "offer", &tensor, [memory, offered], base)?;
+    magnitude::largest(gpu, &tensor, of_gradient)?;
+    magnitude::largest(gpu, &Tensor::of_part(offered), of_sums)?;
+
+    let whole = Input::Device(DeviceGradient::of_part(offered, Dtype::F32, shape));
+    let len = checked_len(setting, &whole, payload.len())?;
+    let header = header(setting, &whole)?;
+    let sent = gpu.room(Scratch::Payload, len as u64)?;
+    enqueue(gpu, setting, &whole, payload_stream(setting, stream), sent, of_encoding)?;
+    enqueue_decoding(gpu, setting, shape, sent, &next, of_decoding)?;
+    pass(gpu, "remember", &Tensor::of_part(offered), [memory, next.part], base)?;
+    magnitude::largest(gpu, &next, of_next)?;
+
+    let words = gpu.read::<u32>(known)?;
+    let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
+    check_finite(gpu, &input, words[0])?;
+    if words[1] >= INFINITY {
+        return overflow("the gradient with what is remembered");
+    }
+    check(gpu, setting, &whole, &words[3..])?;
+    if words[2] > largest_kept(storage) {
+        return overflow("what is to be remembered");
+    }
+    store(gpu, storage, &next, memory, base)?;
+    header.write(payload)?;
+    gpu.read_into(sent.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
+    Ok(len)
 }
 
 /// Enqueued: a pass over `values` and, in step with them, two other parts.

@@ -1,6 +1,7 @@
 //! A device with its workspace: rooms that live from call to call.
 
 use crate::Error;
+use crate::counting::Counting;
 use crate::cublas::{Gemm, WORKSPACE};
 use crate::device::{BLOCK, Device, Launch, Part};
 use crate::kernels::Kernel;
@@ -86,9 +87,28 @@ impl Gpu {
         self.rooms.values().map(|room| room.bytes).sum()
     }
 
-    /// The rooms that there are, and their sizes.
-    pub(crate) fn rooms(&self) -> impl Iterator<Item = (Scratch, u64)> + '_ {
-        self.rooms.iter().map(|(&name, room)| (name, room.bytes))
+    /// A workspace as this one begins, on a device that only notes what it is asked for.
+    pub(crate) fn rehearsal(&self, device: Counting) -> Result<Gpu, Error> {
+        let mut gpu = Gpu::new(Box::new(device));
+        if self.has_cublas {
+            gpu.use_cublas()?;
+        }
+        Ok(gpu)
+    }
+
+    /// Done: makes every room at least as large as `other`'s. What rooms that grow held is lost.
+    pub(crate) fn grow_to(&mut self, other: &Gpu) -> Result<(), Error> {
+        for (&name, &Part { bytes, .. }) in &other.rooms {
+            if self.rooms.get(&name).is_none_or(|room| room.bytes < bytes) {
+                self.room(name, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Done: makes a kernel ready.
+    pub(crate) fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
+        self.device.prepare(kernel)
     }
 
     /// Exactly `bytes` of the workspace, aligned to 256, for one purpose: what the room held is lost, and earlier parts of

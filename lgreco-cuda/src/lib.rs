@@ -10,8 +10,8 @@
 //! # Enqueued or done
 //! Every call says in its first word which it is. *Enqueued*: the work is in the backend's stream, in the order of the
 //! calls, and may still be running; errors of its execution come with a later call. *Done*: the call has waited for the
-//! stream, because something comes back. A call that has to enlarge the workspace waits too;
-//! [`reserve`](CudaBackend::reserve) does that beforehand.
+//! stream, because something comes back. A call that has to enlarge the workspace or to load a
+//! kernel waits too; [`reserve`](CudaBackend::reserve) does that beforehand.
 //!
 //! # Exactness
 //! Payloads of QSGD and TopK, and what payloads of all methods decode to, are, bit for bit, those of the core: kernels are
@@ -22,8 +22,8 @@
 //!
 //! # Inside
 //! All code of the host is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
-//! launch, download. It has three devices: `cuda.rs`, the driver; `counting.rs`, which only adds up what it is asked for;
-//! and, in tests, `tests/simt.rs`, where g++ compiles the same `.cu` files for the processor.
+//! launch, download. It has three devices: `cuda.rs`, the driver; `counting.rs`, which only notes what it is asked for,
+//! so that calls can be rehearsed (`reserve.rs`); and, in tests, `tests/simt.rs`, where g++ compiles the same `.cu` files for the processor.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
@@ -67,6 +67,7 @@ mod nvrtc;
 mod positions;
 mod powersgd;
 mod qsgd;
+mod reserve;
 mod rows;
 mod sums;
 #[allow(unsafe_code)]
@@ -79,4 +80,5 @@ pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
 pub use devices::{DeviceInfo, devices};
 pub use error::Error;
 pub use feedback::DeviceResidual;
+pub use reserve::Call;
 pub use tensor::DeviceGradient;

@@ -127,6 +127,24 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Resu
     }
 }
 
+/// Done: encodes at PowerSGD's largest rank, which says whether anything overflows.
+fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
+    let Candidates::PowerSgd { iterations, ranks } = job.candidates else { return Ok(()) };
+    let Some(&rank) = ranks.iter().max() else { return Ok(()) };
+    let setting = Setting::PowerSgd(PowerSgd { rank, iterations });
+    let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
+    encode(gpu, &setting, &job.input, job.stream, &mut payload).map(drop)
+}
+
+/// All that [`measure`] may do with any values; the device must be one that does nothing.
+pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), (usize, Error)> {
+    measure(gpu, jobs, &mut vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()])?;
+    for (index, job) in jobs.iter().enumerate() {
+        try_largest(gpu, job).map_err(|error| (index, error))?;
+    }
+    Ok(())
+}
+
 /// Makes a row of the words of a job's results.
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Result<(), Error> {
     check_finite(gpu, &job.input, words[0] as u32)?;
@@ -140,13 +158,9 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
             }
             row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);
         }
-        Candidates::PowerSgd { iterations, ranks } => {
-            let largest = ranks.iter().copied().max().unwrap_or(0);
-            if words[0] as u32 >= powersgd::NEAR_OVERFLOW && largest > 0 {
-                // Encoding says whether anything overflows.
-                let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
-                let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
-                encode(gpu, &setting, &job.input, job.stream, &mut payload)?;
+        Candidates::PowerSgd { ranks, .. } => {
+            if words[0] as u32 >= powersgd::NEAR_OVERFLOW {
+                try_largest(gpu, job)?;
             }
             powersgd::errors(job.input.shape(), ranks, words, row);
         }

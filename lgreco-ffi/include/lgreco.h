@@ -594,6 +594,9 @@ typedef struct lgreco_cut_counters {
     double hit_energy;
 } lgreco_cut_counters;
 
+// Calls on device memory, a sum of LGRECO_CUDA_...
+typedef uint32_t lgreco_cuda_calls;
+
 // The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`. This struct never
 // changes.
 typedef struct lgreco_rng_stream {
@@ -1022,6 +1025,24 @@ typedef struct lgreco_rng_stream {
 
 // The stage below: receives activations, sends gradients.
 #define LGRECO_END_DOWNSTREAM 1
+
+// lgreco_cuda_measure.
+#define LGRECO_CUDA_MEASURE 1
+
+// lgreco_cuda_encode.
+#define LGRECO_CUDA_ENCODE 2
+
+// lgreco_cuda_encode_with_feedback, whatever the storage.
+#define LGRECO_CUDA_ENCODE_WITH_FEEDBACK 4
+
+// lgreco_cuda_decode.
+#define LGRECO_CUDA_DECODE 8
+
+// lgreco_cuda_encode_to_device.
+#define LGRECO_CUDA_ENCODE_TO_DEVICE 16
+
+// lgreco_cuda_decode_on_device.
+#define LGRECO_CUDA_DECODE_ON_DEVICE 32
 
 #ifdef __cplusplus
 extern "C" {
@@ -1655,8 +1676,16 @@ const char *lgreco_cuda_message(const struct lgreco_cuda *cuda);
 lgreco_status lgreco_cuda_keep_code_in(struct lgreco_cuda *cuda,
                                        const char *folder);
 
-// Tells the bytes of device memory that the handle holds: what calls have worked in so far.
-lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda, uint64_t *bytes);
+// Done: PowerSGD's payloads are made with cuBLAS's products from now on, which costs 32 MiB of device memory, and four bytes
+// per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded values do not.
+//
+// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays as it
+// was then.
+lgreco_status lgreco_cuda_use_cublas(struct lgreco_cuda *cuda);
+
+// Tells the bytes of device memory that the handle holds: what calls have worked in so far, and what was reserved.
+lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,
+                                     uint64_t *bytes);
 
 // Done: waits for all that is in the stream.
 //
@@ -1681,23 +1710,27 @@ lgreco_status lgreco_cuda_measure(struct lgreco_cuda *cuda,
                                   const struct lgreco_search_options *options,
                                   struct lgreco_table **table);
 
-// Tells the bytes of device memory that lgreco_cuda_measure works in on such layers, whose `values` are not looked at. The
-// device is not asked.
+// Tells the bytes of device memory that `calls` work in on such layers, whose `values` are not looked at, under any setting
+// that `options` offer them: what lgreco_cuda_held_bytes tells when a handle that held none has reserved them. The device
+// is not asked.
 //
-// As lgreco_cuda_measure, but for the values.
+// As lgreco_cuda_measure, but for the values; LGRECO_UNKNOWN_CONSTANT.
 lgreco_status lgreco_cuda_workspace_bytes(struct lgreco_cuda *cuda,
                                           const struct lgreco_layer *layers,
                                           size_t layers_len,
                                           const struct lgreco_search_options *options,
+                                          lgreco_cuda_calls calls,
                                           uint64_t *bytes);
 
-// Done: allocates that memory, so that later calls of lgreco_cuda_measure for such layers allocate none on the device.
+// Done: allocates that memory, and compiles and loads the kernels, so that later `calls` for such layers, under any setting
+// that `options` offer them, allocate nothing on the device and load nothing.
 //
-// As lgreco_cuda_measure, but for the values.
+// As lgreco_cuda_workspace_bytes; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 lgreco_status lgreco_cuda_reserve(struct lgreco_cuda *cuda,
                                   const struct lgreco_layer *layers,
                                   size_t layers_len,
-                                  const struct lgreco_search_options *options);
+                                  const struct lgreco_search_options *options,
+                                  lgreco_cuda_calls calls);
 
 // Tells the bytes of the payload of a layer under a setting, whatever the values, which are not looked at.
 //

@@ -26,22 +26,25 @@ public:
 
     void keep_code_in(const std::string &folder) { check(lgreco_cuda_keep_code_in(get(), folder.c_str())); }
 
+    void use_cublas() { check(lgreco_cuda_use_cublas(get())); }
+
     Table measure(const std::vector<lgreco_layer> &layers, const lgreco_search_options &options = search_options()) {
         lgreco_table *made = nullptr;
         check(lgreco_cuda_measure(get(), layers.data(), layers.size(), &options, &made));
         return Table(made);
     }
 
-    // Bytes of device memory that `measure` works in.
-    std::uint64_t workspace_bytes(const std::vector<lgreco_layer> &layers,
+    // Bytes of device memory that `calls`, a sum of LGRECO_CUDA_..., work in.
+    std::uint64_t workspace_bytes(const std::vector<lgreco_layer> &layers, lgreco_cuda_calls calls,
                                   const lgreco_search_options &options = search_options()) const {
         std::uint64_t bytes = 0;
-        check(lgreco_cuda_workspace_bytes(get(), layers.data(), layers.size(), &options, &bytes));
+        check(lgreco_cuda_workspace_bytes(get(), layers.data(), layers.size(), &options, calls, &bytes));
         return bytes;
     }
 
-    void reserve(const std::vector<lgreco_layer> &layers, const lgreco_search_options &options = search_options()) {
-        check(lgreco_cuda_reserve(get(), layers.data(), layers.size(), &options));
+    void reserve(const std::vector<lgreco_layer> &layers, lgreco_cuda_calls calls,
+                 const lgreco_search_options &options = search_options()) {
+        check(lgreco_cuda_reserve(get(), layers.data(), layers.size(), &options, calls));
     }
 
     std::uint64_t held_bytes() const {

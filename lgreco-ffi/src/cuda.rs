@@ -27,16 +27,29 @@ pub(crate) struct Row<'a> {
     pub(crate) stream: Stream,
 }
 
+/// Calls to reserve memory for.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reserves"))]
+pub(crate) enum Call {
+    Measure,
+    Encode,
+    EncodeWithFeedback,
+    Decode,
+    EncodeToDevice,
+    DecodeOnDevice,
+}
+
 /// A device with a stream. Safety of the unsafe calls: addresses are as README.md asks of device pointers.
 pub(crate) trait OnDevice {
     fn keep_code_in(&mut self, folder: &str);
+    fn use_cublas(&mut self) -> Result<(), Failure>;
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<(), Failure>;
     fn check(&mut self) -> Result<(), Failure>;
     /// Addresses are not looked at.
-    fn workspace_bytes(&self, rows: &[Row<'_>]) -> Result<u64, Failure>;
+    fn workspace_bytes(&self, rows: &[Row<'_>], calls: &[Call]) -> Result<u64, Failure>;
     /// Addresses are not looked at.
-    fn reserve(&mut self, rows: &[Row<'_>]) -> Result<(), Failure>;
+    fn reserve(&mut self, rows: &[Row<'_>], calls: &[Call]) -> Result<(), Failure>;
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure>;
     unsafe fn encode(
         &mut self,
@@ -101,7 +114,7 @@ pub(crate) unsafe fn on_stream(_: *mut c_void) -> Result<Box<dyn OnDevice>, Fail
 
 #[cfg(feature = "cuda")]
 mod backend {
-    use super::{DeviceTensor, OnDevice, Row};
+    use super::{Call, DeviceTensor, OnDevice, Row};
     use crate::status::Failure;
     use lgreco_core::compress::Setting;
     use lgreco_core::feedback::Storage;
@@ -138,6 +151,18 @@ mod backend {
         unsafe { jobs(&rows) }
     }
 
+    fn to_cuda(calls: &[Call]) -> Vec<lgreco_cuda::Call> {
+        let to_cuda = |call: &Call| match call {
+            Call::Measure => lgreco_cuda::Call::Measure,
+            Call::Encode => lgreco_cuda::Call::Encode,
+            Call::EncodeWithFeedback => lgreco_cuda::Call::EncodeWithFeedback,
+            Call::Decode => lgreco_cuda::Call::Decode,
+            Call::EncodeToDevice => lgreco_cuda::Call::EncodeToDevice,
+            Call::DecodeOnDevice => lgreco_cuda::Call::DecodeOnDevice,
+        };
+        calls.iter().map(to_cuda).collect()
+    }
+
     fn of_layer(rows: &[Row<'_>]) -> impl Fn(DeviceJobError) -> Failure {
         |failed| {
             let failure = Failure::from(failed.error);
@@ -153,6 +178,10 @@ mod backend {
             CudaBackend::keep_code_in(self, folder);
         }
 
+        fn use_cublas(&mut self) -> Result<(), Failure> {
+            Ok(CudaBackend::use_cublas(self)?)
+        }
+
         fn held_bytes(&self) -> u64 {
             CudaBackend::held_bytes(self)
         }
@@ -166,12 +195,12 @@ mod backend {
                 .map_err(|failed| Failure::OfCall { call: failed.job, failure: Box::new(failed.error.into()) })
         }
 
-        fn workspace_bytes(&self, rows: &[Row<'_>]) -> Result<u64, Failure> {
-            CudaBackend::workspace_bytes(&jobs_without_values(rows)?).map_err(of_layer(rows))
+        fn workspace_bytes(&self, rows: &[Row<'_>], calls: &[Call]) -> Result<u64, Failure> {
+            CudaBackend::workspace_bytes(self, &jobs_without_values(rows)?, &to_cuda(calls)).map_err(of_layer(rows))
         }
 
-        fn reserve(&mut self, rows: &[Row<'_>]) -> Result<(), Failure> {
-            CudaBackend::reserve(self, &jobs_without_values(rows)?).map_err(of_layer(rows))
+        fn reserve(&mut self, rows: &[Row<'_>], calls: &[Call]) -> Result<(), Failure> {
+            CudaBackend::reserve(self, &jobs_without_values(rows)?, &to_cuda(calls)).map_err(of_layer(rows))
         }
 
         unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure> {

@@ -245,10 +245,10 @@ pub(crate) enum Failure {
 
 #[cfg(feature = "cuda")]
 fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
-    use lgreco_cuda::Error::{Core, Method, NoCompiler, NoDevice, NoDriver, OutOfMemory, TooOld};
+    use lgreco_cuda::Error::{Core, Method, NoCompiler, NoCublas, NoDevice, NoDriver, OutOfMemory, TooOld};
     match error {
         Core(error) => error.code(),
-        NoDriver | NoCompiler | NoDevice { .. } | TooOld { .. } | Method(_) => LGRECO_UNAVAILABLE,
+        NoDriver | NoCompiler | NoCublas | NoDevice { .. } | TooOld { .. } | Method(_) => LGRECO_UNAVAILABLE,
         OutOfMemory { .. } => LGRECO_OUT_OF_MEMORY,
         _ => LGRECO_DEVICE,
     }

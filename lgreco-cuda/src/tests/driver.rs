@@ -8,7 +8,7 @@ use super::compiler::{library, stand_ins};
 use super::simt::{Flavour, build, entries, target};
 use super::{ROWS, nvrtc};
 use crate::kernels::Module;
-use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices};
+use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices};
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Shape};
@@ -63,7 +63,10 @@ pub(super) fn run(file: &str, test: &str, variables: &[(&str, &str)], more: Opti
 #[ignore = "prints an environment"]
 fn environment() {
     nvrtc::compiler().expect("NVRTC");
-    for (name, value) in build_fake(&target().join("driver"), None).expect("g++") {
+    let folder = target().join("driver");
+    let environment = build_fake(&folder, None).expect("g++");
+    library("fake_cublas.cpp", &[], &folder.join("libcublas.so.12")).expect("g++");
+    for (name, value) in environment {
         println!("environment: {name}={value}");
     }
 }
@@ -126,8 +129,9 @@ fn beside_a_trainer() {
     let gradient = unsafe { DeviceGradient::new(values.as_ptr().expose_provenance() as u64, Dtype::F32, shape) };
     let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
     let jobs = [DeviceJob { gradient: gradient.unwrap(), candidates, stream: Stream::default() }; 5];
-    backend.reserve(&jobs).unwrap();
-    assert_eq!(backend.held_bytes(), CudaBackend::workspace_bytes(&jobs).unwrap());
+    let keeps = Candidates::TopK { values: Dtype::F32, keeps: &[40] };
+    backend.reserve(&jobs, &[Call::Measure]).unwrap();
+    backend.reserve(&[DeviceJob { candidates: keeps, ..jobs[0] }], &[Call::EncodeWithFeedback]).unwrap();
     let before = state();
     backend.measure_device(&jobs, &mut [0.0; 10]).unwrap();
     let after = state();
@@ -152,8 +156,8 @@ fn beside_a_trainer() {
         .unwrap();
         state()[5] - before
     };
-    waits();
     assert_eq!(waits(), 2, "for what is known, and for the payload");
+    assert_eq!((state()[0], state()[3]), (before[0], before[3]), "rooms and modules");
     drop(backend);
     assert_eq!(state()[..5], [0, 0, 0, 0, 1], "what is left: the trainer's context on the stack");
 }

@@ -165,22 +165,6 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
 }
 
 #[test]
-fn workspaces_are_known_beforehand() {
-    let Some(mut backend) = backend(flavour(), 0) else { return };
-    let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
-    let gradient = tensor.gradients()[0];
-    let held = Held::new(&gradient, 0);
-    let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[1, 2, 4] };
-    let jobs = [DeviceJob { gradient: held.gradient(&gradient), candidates, stream: Stream::default() }];
-    let bytes = CudaBackend::workspace_bytes(&jobs).unwrap();
-    assert!(bytes > 0);
-    backend.reserve(&jobs).unwrap();
-    assert_eq!(backend.held_bytes(), bytes);
-    backend.measure_device(&jobs, &mut [0.0; 3]).unwrap();
-    assert_eq!(backend.held_bytes(), bytes);
-}
-
-#[test]
 fn addresses_that_cannot_be_are_refused() {
     let shape = Shape::new(3, 5).unwrap();
     for (address, dtype) in [(0, Dtype::F32), (4098, Dtype::F32), (4097, Dtype::Bf16), (u64::MAX - 31, Dtype::F32)] {

@@ -11,6 +11,7 @@ mod memory;
 mod nvrtc;
 mod powersgd;
 mod qsgd;
+mod reserve;
 mod simt;
 mod sources;
 mod topk;

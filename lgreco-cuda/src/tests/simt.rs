@@ -181,6 +181,10 @@ impl Device for Simt {
     }
 
     /// Every room is of exactly its size and starts out undefined.
+    fn prepare(&mut self, _: Kernel) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn reuses(&self) -> bool {
         false
     }

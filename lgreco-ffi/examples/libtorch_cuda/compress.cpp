@@ -41,7 +41,8 @@ bool compress() {
 
     const lgreco::Context context;
     lgreco::Cuda cuda = lgreco::Cuda::on_stream(context, c10::cuda::getCurrentCUDAStream().stream());
-    cuda.reserve(model);
+    cuda.reserve(model, LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE_WITH_FEEDBACK | LGRECO_CUDA_DECODE |
+                            LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE);
     const lgreco::Table table = cuda.measure(model);
     const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
     const lgreco_table_view view = table.view();

@@ -75,7 +75,18 @@ pub unsafe extern "C" fn lgreco_cuda_keep_code_in(cuda: *mut lgreco_cuda, folder
     }
 }
 
-/// Tells the bytes of device memory that the handle holds: what calls have worked in so far.
+/// Done: PowerSGD's payloads are made with cuBLAS's products from now on, which costs 32 MiB of device memory, and four bytes
+/// per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded values do not.
+///
+/// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays as it
+/// was then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_use_cublas(cuda: *mut lgreco_cuda) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::call(cuda, |cuda| cuda.use_cublas()) }
+}
+
+/// Tells the bytes of device memory that the handle holds: what calls have worked in so far, and what was reserved.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_held_bytes(cuda: *mut lgreco_cuda, bytes: *mut u64) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.

@@ -2,7 +2,7 @@ use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
 use super::measure::lgreco_search_options;
 use super::table::{Source, TableState, lgreco_table};
-use crate::cuda::{DeviceTensor, Row};
+use crate::cuda::{Call, DeviceTensor, OnDevice, Row};
 use crate::handle;
 use crate::pointers::{place, versioned_array, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
@@ -56,7 +56,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Runs a call on the rows that a search asks for, whose values are not looked at.
+/// Runs a call on the rows that a search asks for, whose values are not looked at, and on the calls that `calls` names.
 ///
 /// # Safety
 /// README.md, handles and pointers.
@@ -65,16 +65,50 @@ unsafe fn without_values(
     layers: *const lgreco_layer,
     layers_len: usize,
     options: *const lgreco_search_options,
-    call: impl FnOnce(&mut Box<dyn crate::cuda::OnDevice>, &[Row<'_>]) -> Result<(), Failure>,
+    calls: lgreco_cuda_calls,
+    call: impl FnOnce(&mut Box<dyn OnDevice>, &[Row<'_>], &[Call]) -> Result<(), Failure>,
 ) -> lgreco_status {
     // SAFETY: passed on.
     unsafe {
         handle::call(cuda, |cuda| {
+            let calls = named(calls)?;
             let model = Model::read(layers, layers_len)?;
             let offer = model.offer(options)?;
-            call(cuda, &model.rows(&offer, |_, _| Ok(0))?)
+            call(cuda, &model.rows(&offer, |_, _| Ok(0))?, &calls)
         })
     }
+}
+
+/// Calls on device memory, a sum of LGRECO_CUDA_...
+pub type lgreco_cuda_calls = u32;
+
+/// lgreco_cuda_measure.
+pub const LGRECO_CUDA_MEASURE: lgreco_cuda_calls = 1;
+/// lgreco_cuda_encode.
+pub const LGRECO_CUDA_ENCODE: lgreco_cuda_calls = 2;
+/// lgreco_cuda_encode_with_feedback, whatever the storage.
+pub const LGRECO_CUDA_ENCODE_WITH_FEEDBACK: lgreco_cuda_calls = 4;
+/// lgreco_cuda_decode.
+pub const LGRECO_CUDA_DECODE: lgreco_cuda_calls = 8;
+/// lgreco_cuda_encode_to_device.
+pub const LGRECO_CUDA_ENCODE_TO_DEVICE: lgreco_cuda_calls = 16;
+/// lgreco_cuda_decode_on_device.
+pub const LGRECO_CUDA_DECODE_ON_DEVICE: lgreco_cuda_calls = 32;
+
+fn named(calls: lgreco_cuda_calls) -> Result<Vec<Call>, Failure> {
+    let known = [
+        (LGRECO_CUDA_MEASURE, Call::Measure),
+        (LGRECO_CUDA_ENCODE, Call::Encode),
+        (LGRECO_CUDA_ENCODE_WITH_FEEDBACK, Call::EncodeWithFeedback),
+        (LGRECO_CUDA_DECODE, Call::Decode),
+        (LGRECO_CUDA_ENCODE_TO_DEVICE, Call::EncodeToDevice),
+        (LGRECO_CUDA_DECODE_ON_DEVICE, Call::DecodeOnDevice),
+    ];
+    let all = known.iter().fold(0, |all, &(flag, _)| all | flag);
+    if calls & !all != 0 {
+        return Err(Failure::UnknownConstant { what: "calls", found: calls });
+    }
+    Ok(known.into_iter().filter(|&(flag, _)| calls & flag != 0).map(|(_, call)| call).collect())
 }
 
 /// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors come
@@ -103,37 +137,41 @@ pub unsafe extern "C" fn lgreco_cuda_measure(
     }
 }
 
-/// Tells the bytes of device memory that lgreco_cuda_measure works in on such layers, whose `values` are not looked at. The
-/// device is not asked.
+/// Tells the bytes of device memory that `calls` work in on such layers, whose `values` are not looked at, under any setting
+/// that `options` offer them: what lgreco_cuda_held_bytes tells when a handle that held none has reserved them. The device
+/// is not asked.
 ///
-/// As lgreco_cuda_measure, but for the values.
+/// As lgreco_cuda_measure, but for the values; LGRECO_UNKNOWN_CONSTANT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     cuda: *mut lgreco_cuda,
     layers: *const lgreco_layer,
     layers_len: usize,
     options: *const lgreco_search_options,
+    calls: lgreco_cuda_calls,
     bytes: *mut u64,
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        without_values(cuda, layers, layers_len, options, |cuda, rows| {
-            place(bytes, "bytes")?.write(cuda.workspace_bytes(rows)?);
+        without_values(cuda, layers, layers_len, options, calls, |cuda, rows, calls| {
+            place(bytes, "bytes")?.write(cuda.workspace_bytes(rows, calls)?);
             Ok(())
         })
     }
 }
 
-/// Done: allocates that memory, so that later calls of lgreco_cuda_measure for such layers allocate none on the device.
+/// Done: allocates that memory, and compiles and loads the kernels, so that later `calls` for such layers, under any setting
+/// that `options` offer them, allocate nothing on the device and load nothing.
 ///
-/// As lgreco_cuda_measure, but for the values.
+/// As lgreco_cuda_workspace_bytes; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_reserve(
     cuda: *mut lgreco_cuda,
     layers: *const lgreco_layer,
     layers_len: usize,
     options: *const lgreco_search_options,
+    calls: lgreco_cuda_calls,
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
-    unsafe { without_values(cuda, layers, layers_len, options, |cuda, rows| cuda.reserve(rows)) }
+    unsafe { without_values(cuda, layers, layers_len, options, calls, |cuda, rows, calls| cuda.reserve(rows, calls)) }
 }

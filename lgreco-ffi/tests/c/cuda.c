@@ -139,6 +139,9 @@ static void feedback(int layer, const lgreco_setting *setting, lgreco_storage st
     OK(lgreco_compressor_destroy(&compressor));
 }
 
+static const lgreco_cuda_calls ALL = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_ENCODE_WITH_FEEDBACK |
+                                     LGRECO_CUDA_DECODE | LGRECO_CUDA_ENCODE_TO_DEVICE | LGRECO_CUDA_DECODE_ON_DEVICE;
+
 // Measures, plans on what was measured, and compresses by the plan.
 static void tables(lgreco_method method) {
     lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
@@ -149,13 +152,16 @@ static void tables(lgreco_method method) {
     uint64_t needed = 0, held = 0;
     search.method = method;
     search.seed = SEED;
-    OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, &search, &needed));
-    OK(lgreco_cuda_reserve(cuda, model, LAYERS, &search));
+    // Calls need less than all of them together, and a reservation is enough for what follows.
+    for (lgreco_cuda_calls calls = LGRECO_CUDA_MEASURE; calls < ALL; calls <<= 1) {
+        OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, &search, calls, &held));
+        OK(lgreco_cuda_workspace_bytes(cuda, model, LAYERS, &search, ALL, &needed));
+        CHECK(held > 0 && held < needed);
+    }
+    OK(lgreco_cuda_reserve(cuda, model, LAYERS, &search, ALL));
     OK(lgreco_cuda_held_bytes(cuda, &held));
-    CHECK(needed > 0 && held >= needed);
+    CHECK(held >= needed);
     OK(lgreco_cuda_measure(cuda, model, LAYERS, &search, &found));
-    OK(lgreco_cuda_held_bytes(cuda, &needed));
-    CHECK(held == needed);
     OK(lgreco_table_measure(context, on_host, LAYERS, &search, &expected, NULL));
     OK(lgreco_table_get(expected, &a));
     OK(lgreco_table_get(found, &b));
@@ -172,7 +178,10 @@ static void tables(lgreco_method method) {
         lgreco_setting setting = LGRECO_SETTING_INIT;
         OK(lgreco_table_setting(found, l, chosen.options[l], &setting));
         payloads((int)b.model_layers[l], &setting);
+        if (setting.method != LGRECO_METHOD_POWERSGD) feedback((int)b.model_layers[l], &setting, LGRECO_STORAGE_INT8);
     }
+    OK(lgreco_cuda_held_bytes(cuda, &needed));
+    CHECK(held == needed);
     OK(lgreco_plan_destroy(&plan));
     OK(lgreco_table_destroy(&found));
     OK(lgreco_table_destroy(&expected));
@@ -194,9 +203,11 @@ static void arguments(void) {
     NULL_(lgreco_cuda_held_bytes(cuda, NULL));
     NULL_(lgreco_cuda_measure(cuda, NULL, 1, NULL, &table));
     NULL_(lgreco_cuda_measure(cuda, fc1, 1, NULL, NULL));
-    NULL_(lgreco_cuda_workspace_bytes(cuda, NULL, 1, NULL, &bytes));
-    NULL_(lgreco_cuda_workspace_bytes(cuda, fc1, 1, NULL, NULL));
-    NULL_(lgreco_cuda_reserve(cuda, NULL, 1, NULL));
+    NULL_(lgreco_cuda_workspace_bytes(cuda, NULL, 1, NULL, ALL, &bytes));
+    NULL_(lgreco_cuda_workspace_bytes(cuda, fc1, 1, NULL, ALL, NULL));
+    NULL_(lgreco_cuda_reserve(cuda, NULL, 1, NULL, ALL));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_workspace_bytes(cuda, fc1, 1, NULL, ALL + 1, &bytes));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_reserve(cuda, fc1, 1, NULL, 1u << 31));
     NULL_(lgreco_cuda_payload_len(cuda, NULL, &setting, &length));
     NULL_(lgreco_cuda_payload_len(cuda, fc1, NULL, &length));
     NULL_(lgreco_cuda_payload_len(cuda, fc1, &setting, NULL));
@@ -330,6 +341,8 @@ int main(int argc, char **argv) {
             feedback(l, &setting, storage);
         }
     }
+    OK(lgreco_cuda_use_cublas(cuda));
+    tables(LGRECO_METHOD_POWERSGD);
     arguments();
     not_finite();
     if (driver.last_stream != NULL) CHECK(driver.last_stream() == stream);

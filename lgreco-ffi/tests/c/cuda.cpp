@@ -32,8 +32,9 @@ static void works(const lgreco::Context &context) {
     const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims, gradient)};
 
     lgreco::Cuda cuda = lgreco::Cuda::on_stream(context, stream);
-    cuda.reserve(model);
-    CHECK(cuda.held_bytes() >= cuda.workspace_bytes(model));
+    const lgreco_cuda_calls calls = LGRECO_CUDA_MEASURE | LGRECO_CUDA_ENCODE | LGRECO_CUDA_DECODE;
+    cuda.reserve(model, calls);
+    CHECK(cuda.held_bytes() == cuda.workspace_bytes(model, calls));
     const lgreco::Table table = cuda.measure(model);
     const lgreco::Plan plan = lgreco::Plan::solve(context, table.view());
     const lgreco_setting setting = table.setting(0, plan.view().options[0]);

@@ -308,12 +308,13 @@ static void null_pointers(void) {
     NULL_(lgreco_cuda_create(NULL, 0, &no_cuda));
     NULL_(lgreco_cuda_create_on_stream(NULL, &no_cuda, NULL));
     NULL_(lgreco_cuda_keep_code_in(NULL, "."));
+    NULL_(lgreco_cuda_use_cublas(NULL));
     NULL_(lgreco_cuda_held_bytes(NULL, &steps));
     NULL_(lgreco_cuda_synchronize(NULL));
     NULL_(lgreco_cuda_check(NULL));
     NULL_(lgreco_cuda_measure(NULL, &layer, 1, NULL, &no_table));
-    NULL_(lgreco_cuda_workspace_bytes(NULL, &layer, 1, NULL, &steps));
-    NULL_(lgreco_cuda_reserve(NULL, &layer, 1, NULL));
+    NULL_(lgreco_cuda_workspace_bytes(NULL, &layer, 1, NULL, 1, &steps));
+    NULL_(lgreco_cuda_reserve(NULL, &layer, 1, NULL, 1));
     NULL_(lgreco_cuda_payload_len(NULL, &layer, &setting, &length));
     NULL_(lgreco_cuda_encode(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
     NULL_(lgreco_cuda_encode_with_feedback(NULL, &layer, &setting, &words, 1, 0, floats, sizeof floats, bytes, sizeof bytes,

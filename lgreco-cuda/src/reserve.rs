@@ -1,0 +1,155 @@
+//! Memory and kernels before there is work: the work is rehearsed on a device that only notes what it is asked for.
+
+use crate::Error;
+use crate::backend::{CudaBackend, DeviceJob, DeviceJobError, work_of};
+use crate::codec::{STATUS, encode, enqueue, enqueue_decoding};
+use crate::counting::{Counting, Kernels};
+use crate::device::Part;
+use crate::exchange::Pending;
+use crate::feedback::{Memory, step};
+use crate::gpu::{Gpu, Scratch};
+use crate::magnitude::{INFINITY, first_from};
+use crate::rows::rehearse;
+use crate::tensor::{Input, Tensor};
+use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::feedback::Storage;
+use lgreco_core::gradient::Dtype;
+
+/// A call that [`reserve`](CudaBackend::reserve) makes memory and kernels for.
+///
+/// ```
+/// use lgreco_cuda::Call;
+/// let on_the_wire = [Call::EncodeToDevice, Call::DecodeOnDevice]; // what goes through NCCL
+/// assert!(!on_the_wire.contains(&Call::Measure));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// [`measure_device`](CudaBackend::measure_device) of all jobs.
+    Measure,
+    /// [`encode_device`](CudaBackend::encode_device) under any candidate.
+    Encode,
+    /// [`encode_with_feedback`](CudaBackend::encode_with_feedback) under any candidate, whatever the residual is kept in.
+    EncodeWithFeedback,
+    /// [`decode_to_device`](CudaBackend::decode_to_device) of such payloads.
+    Decode,
+    /// [`encode_to_device`](CudaBackend::encode_to_device) under any candidate.
+    EncodeToDevice,
+    /// [`decode_on_device`](CudaBackend::decode_on_device) of such payloads.
+    DecodeOnDevice,
+}
+
+impl CudaBackend {
+    /// Bytes of workspace that these calls need for `jobs`: what a backend without any, used as this one is with regard to
+    /// cuBLAS, holds after [`reserve`](CudaBackend::reserve). No device is asked, and no gradient read.
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+    /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
+    /// use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ok(_) = CudaBackend::new(0) else { return Ok(()) };
+    /// let backend = CudaBackend::new(0)?;
+    /// // SAFETY: the values are not asked for.
+    /// let gradient = unsafe { DeviceGradient::new(4096, Dtype::F32, Shape::new(1024, 1024)?) }?;
+    /// let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] };
+    /// let jobs = [DeviceJob { gradient, candidates, stream: Stream::default() }];
+    /// assert!(backend.workspace_bytes(&jobs, &[Call::Measure])? < 1 << 20);
+    /// // The sum of gradient and residual, and the next residual.
+    /// assert!(backend.workspace_bytes(&jobs, &[Call::EncodeWithFeedback])? > 8 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the calls, but for the values.
+    ///
+    /// # Complexity
+    /// That of enqueuing the calls.
+    pub fn workspace_bytes(&self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<u64, DeviceJobError> {
+        rehearsed(self.gpu(), jobs, calls).map(|(gpu, _)| gpu.held())
+    }
+
+    /// Done: allocates that workspace, and compiles and loads the kernels of these calls. The calls, for these jobs and
+    /// their candidates, then allocate nothing and load nothing, so that those that only enqueue never wait.
+    ///
+    /// ```
+    /// use lgreco_cuda::Call;
+    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// // At the start of a training run, with all layers in place of none.
+    /// assert_eq!(backend.reserve(&[], &[Call::Measure, Call::EncodeToDevice, Call::DecodeOnDevice]), Ok(()));
+    /// ```
+    ///
+    /// # Errors
+    /// As [`workspace_bytes`](CudaBackend::workspace_bytes); [`Error::OutOfMemory`], [`Error::Compile`],
+    /// [`Error::Driver`].
+    pub fn reserve(&mut self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(), DeviceJobError> {
+        let (rehearsed, kernels) = rehearsed(self.gpu(), jobs, calls)?;
+        let gpu = self.gpu_mut();
+        let of_batch = |error| DeviceJobError { job: 0, error };
+        gpu.grow_to(&rehearsed).map_err(of_batch)?;
+        kernels.get().into_iter().try_for_each(|kernel| gpu.prepare(kernel)).map_err(of_batch)
+    }
+}
+
+/// A workspace as `like` begins, after the calls, and the kernels that they launch.
+fn rehearsed(like: &Gpu, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
+    let of_job = |job| move |error| DeviceJobError { job, error };
+    let kernels = Kernels::default();
+    let mut gpu = like.rehearsal(Counting { kernels: kernels.clone() }).map_err(of_job(0))?;
+    for &call in calls {
+        if call == Call::Measure {
+            rehearse(&mut gpu, &work_of(jobs)).map_err(|(job, error)| DeviceJobError { job, error })?;
+        }
+        for (index, job) in jobs.iter().enumerate() {
+            rehearse_job(&mut gpu, call, job).map_err(of_job(index))?;
+        }
+    }
+    Ok((gpu, kernels))
+}
+
+/// What a call may do for a job whose values may be anything.
+fn rehearse_job(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>) -> Result<(), Error> {
+    if job.gradient.shape().elements() == 0 {
+        return Ok(());
+    }
+    if !matches!(call, Call::Decode | Call::DecodeOnDevice) {
+        first_from(gpu, &Input::Device(job.gradient), INFINITY)?;
+    }
+    let mut settings = (0..job.candidates.len()).filter_map(|index| job.candidates.setting(index));
+    settings.try_for_each(|setting| rehearse_setting(gpu, call, job, &setting))
+}
+
+fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Setting) -> Result<(), Error> {
+    let (input, shape) = (Input::Device(job.gradient), job.gradient.shape());
+    let len = |dtype: Dtype| setting.payload_len(shape, dtype);
+    // Memory of the caller's.
+    let of_caller = |bytes: u64| Part { address: 0, bytes };
+    let values = Tensor::of_part(of_caller(4 * shape.elements() as u64));
+    match call {
+        Call::Measure => Ok(()),
+        Call::Encode => {
+            let mut payload = vec![0; len(job.gradient.dtype())?];
+            encode(gpu, setting, &input, job.stream, &mut payload).map(drop)
+        }
+        Call::EncodeWithFeedback => {
+            let mut payload = vec![0; len(Dtype::F32)?];
+            [Storage::F32, Storage::Bf16, Storage::Int8].into_iter().try_for_each(|storage| {
+                let memory = Memory { part: of_caller(storage.bytes(shape.elements())), storage, gain: 1.0 };
+                step(gpu, setting, &job.gradient, &memory, job.stream, &mut payload).map(drop)
+            })
+        }
+        Call::EncodeToDevice => {
+            let status = Pending::default().status(gpu)?;
+            let payload = of_caller(len(job.gradient.dtype())? as u64);
+            enqueue(gpu, setting, &input, job.stream, payload, status)
+        }
+        Call::Decode | Call::DecodeOnDevice => {
+            let len = len(Dtype::F32)? as u64;
+            let (payload, status) = match call {
+                Call::Decode => (gpu.room(Scratch::Payload, len)?, gpu.room(Scratch::Results, STATUS)?),
+                _ => (of_caller(len), Pending::default().status(gpu)?),
+            };
+            enqueue_decoding(gpu, setting, shape, payload, &values, status).map(drop)
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What is reserved is all that calls take, and what was said beforehand.
+#![allow(unsafe_code)]
+
+use super::launches::{Calls, Counted};
+use crate::codec::header;
+use crate::device::Part;
+use crate::tensor::Input;
+use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual};
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::{Candidates, Compressor, Setting};
+use lgreco_core::feedback::Storage;
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const CALLS: [Call; 6] =
+    [Call::Measure, Call::Encode, Call::EncodeWithFeedback, Call::Decode, Call::EncodeToDevice, Call::DecodeOnDevice];
+
+fn job(candidates: Candidates<'_>, rows: usize, cols: usize, dtype: Dtype) -> DeviceJob<'_> {
+    let shape = Shape::new(rows, cols).unwrap();
+    let part = Part { address: 256, bytes: (shape.elements() * dtype.bytes()) as u64 };
+    DeviceJob { gradient: DeviceGradient::of_part(part, dtype, shape), candidates, stream: Stream::default() }
+}
+
+/// Jobs of one method whose largest layer is neither the first nor the last, and whose candidates do not ascend.
+fn jobs(candidates: Candidates<'_>) -> Vec<DeviceJob<'_>> {
+    [(300, 70, Dtype::F32), (64, 64, Dtype::Bf16), (700, 900, Dtype::F16), (130, 5, Dtype::F32)]
+        .map(|(rows, cols, dtype)| job(candidates, rows, cols, dtype))
+        .into()
+}
+
+fn each_method(mut check: impl FnMut(&[DeviceJob<'_>])) {
+    let of = |base| Candidates::Qsgd { base, bits: &[3, 1, 8] };
+    check(&jobs(of(Qsgd::default())));
+    check(&jobs(of(Qsgd { bucket: 100, rounding: Rounding::Nearest, ..Qsgd::default() })));
+    check(&jobs(of(Qsgd { bucket: 1024, scale: Scale::MinMax, ..Qsgd::default() })));
+    for values in [Dtype::F32, Dtype::Bf16] {
+        check(&jobs(Candidates::TopK { values, keeps: &[7, 300, 1] }));
+    }
+    check(&jobs(Candidates::PowerSgd { iterations: 2, ranks: &[1, 40, 4] }));
+}
+
+/// Makes a call for all jobs and candidates. What comes of it depends on what the device answers, and does not matter.
+fn make(backend: &mut CudaBackend, call: Call, jobs: &[DeviceJob<'_>]) {
+    if call == Call::Measure {
+        let _ = backend.measure_device(jobs, &mut vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()]);
+        // Where one fails, what its values decide is not asked of those after it.
+        for job in jobs {
+            let _ = backend.measure_device(&[*job], &mut vec![0.0; job.candidates.len()]);
+        }
+    }
+    for job in jobs {
+        for setting in (0..job.candidates.len()).map(|index| job.candidates.setting(index).unwrap()) {
+            make_one(backend, call, job, &setting);
+        }
+    }
+    let _ = backend.check();
+}
+
+fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting: &Setting) {
+    let (shape, stream) = (job.gradient.shape(), job.stream);
+    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+    // SAFETY: a device that counts looks at no address.
+    unsafe {
+        let _ = match call {
+            Call::Measure => return,
+            Call::Encode => backend.encode_device(setting, &job.gradient, stream, &mut payload),
+            Call::EncodeWithFeedback => {
+                [Storage::F32, Storage::Bf16, Storage::Int8].into_iter().try_fold(0, |_, storage| {
+                    let residual = DeviceResidual { address: 256, storage };
+                    backend.encode_with_feedback(setting, &job.gradient, residual, 0.5, stream, &mut payload)
+                })
+            }
+            Call::Decode => {
+                header(setting, &Input::Device(job.gradient)).unwrap().write(&mut payload).unwrap();
+                backend.decode_to_device(&payload, 256).map(|()| 0)
+            }
+            Call::EncodeToDevice => backend.encode_to_device(setting, &job.gradient, stream, 256),
+            Call::DecodeOnDevice => backend.decode_on_device(setting, shape, 256, 256).map(|()| 0),
+        };
+    }
+}
+
+/// What was read decides what else is done: nothing is known, values near the largest, none of them finite.
+const CONTENTS: [u8; 3] = [0, 0x7f, 0xff];
+
+fn make_all(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[DeviceJob<'_>]) {
+    for content in CONTENTS {
+        of_device.content.store(content, Ordering::Relaxed);
+        make(backend, call, jobs);
+    }
+}
+
+fn counted(cublas: bool) -> (CudaBackend, Arc<Calls>) {
+    let of_device = Arc::new(Calls::default());
+    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    if cublas {
+        backend.use_cublas().unwrap();
+    }
+    (backend, of_device)
+}
+
+#[test]
+fn what_is_reserved_is_what_calls_take() {
+    for (cublas, call) in [false, true].into_iter().flat_map(|cublas| CALLS.map(|call| (cublas, call))) {
+        each_method(|jobs| {
+            let (mut backend, of_device) = counted(cublas);
+            let bytes = backend.workspace_bytes(jobs, &[call]).unwrap();
+            backend.reserve(jobs, &[call]).unwrap();
+            let allocations = of_device.allocations.load(Ordering::Relaxed);
+            let context = (call, jobs[0].candidates);
+            assert_eq!(backend.held_bytes(), bytes, "{context:?}");
+            assert!(of_device.launched.get().is_empty());
+            make_all(&mut backend, &of_device, call, jobs);
+            assert_eq!(of_device.allocations.load(Ordering::Relaxed), allocations, "{context:?}");
+            let (prepared, launched) = (of_device.prepared.get(), of_device.launched.get());
+            assert!(!launched.is_empty(), "{context:?}");
+            assert!(launched.iter().all(|kernel| prepared.contains(kernel)), "{context:?}: {launched:?}");
+            assert!(prepared.iter().all(|kernel| launched.contains(kernel)), "{context:?}: {launched:?}");
+
+            let (mut other, of_device) = counted(cublas);
+            make_all(&mut other, &of_device, call, jobs);
+            assert_eq!(other.held_bytes(), bytes, "{context:?}: without a reservation");
+        });
+    }
+}
+
+#[test]
+fn reservations_add_to_each_other() {
+    each_method(|jobs| {
+        let (mut backend, of_device) = counted(false);
+        backend.reserve(&jobs[..1], &CALLS[..3]).unwrap();
+        backend.reserve(jobs, &CALLS).unwrap();
+        assert_eq!(backend.held_bytes(), backend.workspace_bytes(jobs, &CALLS).unwrap());
+        let allocations = of_device.allocations.load(Ordering::Relaxed);
+        backend.reserve(&jobs[1..], &CALLS[2..]).unwrap();
+        CALLS.into_iter().for_each(|call| make_all(&mut backend, &of_device, call, jobs));
+        assert_eq!(of_device.allocations.load(Ordering::Relaxed), allocations);
+    });
+}
+
+#[test]
+fn empty_gradients_and_no_candidates_are_nothing_to_fail_on() {
+    let (mut backend, _) = counted(false);
+    let base = Qsgd::default();
+    let empty = job(Candidates::Qsgd { base, bits: &[4] }, 0, 5, Dtype::F32);
+    let undecided = job(Candidates::Qsgd { base, bits: &[] }, 3, 5, Dtype::F32);
+    assert_eq!(backend.reserve(&[empty, undecided], &CALLS), Ok(()));
+    assert_eq!(backend.reserve(&[], &CALLS), Ok(()));
+}
+
+#[test]
+fn candidates_that_do_not_fit_are_named_with_their_job() {
+    let (backend, _) = counted(false);
+    let fitting = jobs(Candidates::Qsgd { base: Qsgd::default(), bits: &[4] })[0];
+    for (candidates, expected) in [
+        (Candidates::TopK { values: Dtype::F32, keeps: &[21_001] }, "kept elements is 21001"),
+        (Candidates::LoCo { groups: &[64] }, "does not run on CUDA devices"),
+    ] {
+        for call in CALLS {
+            let jobs = [fitting, DeviceJob { candidates, ..fitting }];
+            let failed = backend.workspace_bytes(&jobs, &[call]).unwrap_err();
+            assert!(failed.job == 1 && failed.to_string().contains(expected), "{call:?}: {failed}");
+        }
+    }
+}
