@@ -29,7 +29,6 @@ pub(crate) struct Row<'a> {
 
 /// Calls to reserve memory for.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reserves"))]
 pub(crate) enum Call {
     Measure,
     Encode,
