@@ -36,7 +36,7 @@ pub(crate) enum Scratch {
     Q,
     Chunks,
     InnerProducts,
-    Norms,
+    Triangle,
     Ranks,
     Matrix,
     Cublas,

@@ -56,7 +56,7 @@ impl Module {
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
-            Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu")].concat(),
+            Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu"), file!("orthonormal.cu")].concat(),
         }
     }
 }

@@ -28,7 +28,7 @@
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
 //!   `values.cu` the three element types, `philox.cu` the random words, `buckets.cu` QSGD's grids, `bins.cu` TopK's
-//!   histogram).
+//!   histogram, `orthonormal.cu` PowerSGD's orthonormal columns).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source's, and their `FIELDS` for a
 //!   test; functions that ask `Gpu` for rooms of the workspace (`Scratch`, one purpose at a time, content undefined)
 //!   and launch `Kernel { module, entry }` with the parameters, then the addresses of parts of memory. Blocks have `BLOCK`

@@ -23,7 +23,6 @@ pub(crate) struct Params {
     chunk: u32,
     chunks: u32,
     len: u32,
-    column: u32,
     second: u32,
     stretch: u32,
     stretches: u32,
@@ -45,7 +44,6 @@ impl Params {
         "chunk",
         "chunks",
         "len",
-        "column",
         "second",
         "stretch",
         "stretches",
@@ -65,15 +63,18 @@ const SIDE: u32 = 32;
 /// Most terms of a product that are added in f32, and the blocks that a product is divided among if it has enough terms.
 const CHUNK: u32 = 4096;
 const SPREAD: u32 = 1024;
-/// Least rows of an inner product that a warp adds up, and most parts an inner product has.
-const STRETCH: u32 = 1024;
+/// Least rows of an inner product that a thread adds up, and most parts an inner product has.
+const STRETCH: u32 = 128;
 const STRETCHES: u32 = 64;
+/// A block's part of the Gram matrix; the most columns for which all of it lies in shared memory.
+const EDGE: u32 = 16;
+const MOST_SHARED: u32 = 64;
+/// Threads of a block that substitutes.
+const SOLVERS: u32 = 64;
 /// Ranks measured together.
 const RANKS: usize = 8;
-/// The largest rank there is room for in a block.
+/// The largest rank, whose Gram matrix one block factors.
 const LARGEST_RANK: u32 = 1024;
-/// Warps of a block.
-const WARPS: u32 = 8;
 
 /// From this magnitude on products of factors may leave the range of f32.
 pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
@@ -141,7 +142,7 @@ impl<'t> Run<'t> {
             self.scale(gpu, self.q, self.base.cols)?;
             self.multiply(gpu, false)?;
             self.scale(gpu, self.p, self.base.rows)?;
-            self.orthonormalise(gpu)?;
+            orthonormalise(gpu, self.p, self.base.rows, self.base.columns)?;
             self.multiply(gpu, true)?;
         }
         Ok(())
@@ -195,29 +196,24 @@ impl<'t> Run<'t> {
         let params = Params { len, ..self.base };
         gpu.launch(kernel("scale_columns"), params, &[factor], self.base.columns.into())
     }
+}
 
-    /// Enqueued: makes the columns of `p` orthonormal.
-    fn orthonormalise(&self, gpu: &mut Gpu) -> Result<(), Error> {
-        let Params { rows, columns, .. } = self.base;
-        let stretch = rows.div_ceil(STRETCHES).max(STRETCH);
-        let stretches = rows.div_ceil(stretch);
-        let partial = gpu.room(Scratch::InnerProducts, 8 * u64::from(stretches) * u64::from(columns))?;
-        let norms = gpu.room(Scratch::Norms, 16)?;
-        let each_row = looping_blocks(rows.into());
-        for column in 0..columns {
-            let params = Params { column, stretch, stretches, ..self.base };
-            let grid = [stretches.into(), (column + 1).div_ceil(WARPS).into(), 1];
-            let products = |gpu: &mut Gpu| gpu.launch_3d(kernel("inner_products"), params, &[self.p, partial], grid, 0);
-            for second in [0, 1] {
-                products(gpu)?;
-                let params = Params { second, ..params };
-                gpu.launch(kernel("subtract_projection"), params, &[self.p, partial, norms], each_row)?;
-            }
-            products(gpu)?;
-            gpu.launch(kernel("normalise"), params, &[self.p, partial, norms], each_row)?;
-        }
-        Ok(())
+/// Enqueued: makes the columns of a factor orthonormal; those that depend on columns before them become zeros.
+pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u32) -> Result<(), Error> {
+    let stretch = rows.div_ceil(STRETCHES).next_multiple_of(DEPTH).max(STRETCH);
+    let stretches = rows.div_ceil(stretch);
+    let side = u64::from(columns.div_ceil(EDGE));
+    let parts = side * (side + 1) / 2;
+    let partial = gpu.room(Scratch::InnerProducts, 8 * u64::from(BLOCK) * parts * u64::from(stretches))?;
+    let triangle = gpu.room(Scratch::Triangle, 8 * u64::from(columns) * u64::from(columns))?;
+    let shared = 8 * columns * (1 + if columns <= MOST_SHARED { columns } else { 0 });
+    for second in [0, 1] {
+        let params = Params { rows, columns, second, stretch, stretches, ..Params::default() };
+        gpu.launch_3d(kernel("gram"), params, &[factor, partial], [stretches.into(), parts, 1], 0)?;
+        gpu.launch_3d(kernel("cholesky"), params, &[partial, triangle], [1, 1, 1], shared)?;
+        gpu.launch_of(kernel("solve"), params, &[factor, triangle], rows.div_ceil(SOLVERS).into(), SOLVERS)?;
     }
+    Ok(())
 }
 
 /// The different ranks in effect, ascending.

@@ -12,9 +12,8 @@ struct Params {
     u32 chunk;       // terms of a product that one block adds up, a multiple of DEPTH
     u32 chunks;
     u32 len;      // of the columns scaled
-    u32 column;   // the one being orthonormalised
-    u32 second;   // whether that is its second pass
-    u32 stretch;  // rows of an inner product that one warp adds up
+    u32 second;   // whether columns are orthonormalised for the second time
+    u32 stretch;  // rows of an inner product that one thread adds up
     u32 stretches;
     u32 ranks;          // of `sought`
     u32 near_overflow;  // the magnitude from which on products of factors may leave the range of f32
@@ -31,7 +30,6 @@ struct Params {
 #define SIDE 32
 #define SLAB 16
 #define RANKS 8
-#define MOST_COLUMNS 1024
 
 __device__ inline int exponent_of(u32 largest) {
     return int(largest >> 23) - 127;
@@ -194,69 +192,6 @@ extern "C" __global__ void add_chunks(Params p, const float* partial, float* pro
             sum += double(partial[chunk * count + at]);
         }
         product[at] = float(sum);
-    }
-}
-
-// Orthonormal columns by Gram-Schmidt, twice over ("twice is enough"), a column at a time.
-
-// partial[stretch][c] = inner product of columns c <= `column` and `column`, over a stretch of rows. A warp each.
-extern "C" __global__ void inner_products(Params p, const float* factor, double* partial) {
-    u32 c = blockIdx.y * WARPS + threadIdx.x / 32;
-    if (c > p.column) {
-        return;
-    }
-    u64 first = u64(blockIdx.x) * p.stretch;
-    u64 end = min(first + p.stretch, u64(p.rows));
-    const float* own = factor + u64(p.column) * p.rows;
-    const float* other = factor + u64(c) * p.rows;
-    double sum = 0.0;
-    for (u64 i = first + threadIdx.x % 32; i < end; i += 32) {
-        sum += double(own[i]) * double(other[i]);
-    }
-    for (u32 reach = 16; reach > 0; reach >>= 1) {
-        sum += __shfl_down_sync(FULL, sum, reach);
-    }
-    if (threadIdx.x % 32 == 0) {
-        partial[blockIdx.x * p.columns + c] = sum;
-    }
-}
-
-__device__ inline double inner_product(const Params& p, const double* partial, u32 c) {
-    double sum = 0.0;
-    for (u32 stretch = 0; stretch < p.stretches; stretch++) {
-        sum += partial[stretch * p.columns + c];
-    }
-    return sum;
-}
-
-// Subtracts from `column` its projection on those before it; norms[second] becomes its squared norm before that.
-extern "C" __global__ void subtract_projection(Params p, float* factor, const double* partial, double* norms) {
-    __shared__ double products[MOST_COLUMNS];
-    for (u32 c = threadIdx.x; c <= p.column; c += BLOCK) {
-        products[c] = inner_product(p, partial, c);
-    }
-    __syncthreads();
-    float* own = factor + u64(p.column) * p.rows;
-    for (u32 i = blockIdx.x * BLOCK + threadIdx.x; i < p.rows; i += gridDim.x * BLOCK) {
-        double sum = 0.0;
-        for (u32 c = 0; c < p.column; c++) {
-            sum += products[c] * double(factor[u64(c) * p.rows + i]);
-        }
-        own[i] = float(double(own[i]) - sum);
-    }
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        norms[p.second] = products[p.column];
-    }
-}
-
-// Brings `column` to norm 1, or to 0 when either pass took too much of it: what is left is rounding then.
-extern "C" __global__ void normalise(Params p, float* factor, const double* partial, const double* norms) {
-    double left = inner_product(p, partial, p.column);
-    bool independent = norms[1] > norms[0] * (1.0 / (1ull << 40)) && left > norms[1] * 0.25;
-    double by = independent ? 1.0 / sqrt(left) : 0.0;
-    float* own = factor + u64(p.column) * p.rows;
-    for (u32 i = blockIdx.x * BLOCK + threadIdx.x; i < p.rows; i += gridDim.x * BLOCK) {
-        own[i] = float(double(own[i]) * by);
     }
 }
 

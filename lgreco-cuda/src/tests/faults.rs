@@ -40,8 +40,14 @@ fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
 
 #[test]
 fn the_suite_passes_under_the_sanitizers() {
-    let suites =
-        ["tests::conformance", "tests::memory", "tests::feedback", "tests::qsgd::layers", "tests::cublas::the_scaled"];
+    let suites = [
+        "tests::conformance",
+        "tests::memory",
+        "tests::feedback",
+        "tests::qsgd::layers",
+        "tests::cublas::the_scaled",
+        "tests::orthonormal::more",
+    ];
     let Some(output) = under_sanitizers(&suites) else { return };
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));

@@ -106,6 +106,13 @@ fn a_table_waits_once_and_qsgds_layers_share_launches() {
     assert_eq!(qsgd(Qsgd { bucket: 1000, ..Qsgd::default() }), [4 * 150, 150 + 1, 1]);
     let [launches, others, waits] = calls(Candidates::TopK { values: Dtype::F32, keeps: &[10, 100] });
     assert_eq!((launches, others, waits), (5 * 150, 2 * 150 + 1, 1));
-    let [launches, others, waits] = calls(Candidates::PowerSgd { iterations: 1, ranks: &[1, 2, 4] });
-    assert!(launches <= 40 * 150 && others <= 10 * 150 && waits == 1, "{launches}, {others}, {waits}");
+}
+
+#[test]
+fn powersgds_launches_do_not_depend_on_the_rank() {
+    let powersgd = |iterations, ranks| calls(Candidates::PowerSgd { iterations, ranks });
+    for ranks in [&[1][..], &[1, 2, 4], &[1, 2, 4, 8, 16, 32, 64], &[500]] {
+        assert_eq!(powersgd(1, ranks), [16 * 150, 150 + 1, 1], "{ranks:?}");
+        assert_eq!(powersgd(5, ranks), [(4 + 5 * 12) * 150, 150 + 1, 1], "{ranks:?}");
+    }
 }

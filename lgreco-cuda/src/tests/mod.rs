@@ -9,6 +9,7 @@ mod feedback;
 mod launches;
 mod memory;
 mod nvrtc;
+mod orthonormal;
 mod powersgd;
 mod qsgd;
 mod reserve;

@@ -7,10 +7,10 @@ use crate::kernels::Module;
 use lgreco_core::backend::{Backend, Job, JobError, Portable};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
-use lgreco_core::gradient::{Dtype, Gradient};
+use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_decode, check_encode, check_powersgd, check_rows};
-use lgreco_core::testing::powersgd::uniform;
+use lgreco_core::testing::powersgd::{low_rank, uniform};
 
 fn setting(rank: u32) -> Setting {
     Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
@@ -88,6 +88,37 @@ fn zero_and_dependent_columns_become_zeros() {
     }
 }
 
+/// Matrices whose products with random columns are nearly dependent, or soon are: what the core says of them, but for
+/// 1e-10 of their squared norm, which is rounding.
+#[test]
+fn ill_conditioned_matrices_have_the_cores_rows() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let shape = Shape::new(90, 64).unwrap();
+    let fading = |fade: f64| low_rank(shape, &std::array::from_fn::<_, 64, _>(|c| 10f64.powf(-fade * c as f64)), 9);
+    let of_element =
+        |element: &dyn Fn(i32, i32) -> f32| -> Vec<f32> { (0..90 * 64).map(|at| element(at / 64, at % 64)).collect() };
+    let noise = uniform(90 * 64, 11);
+    for (name, values) in [
+        ("fading", fading(0.05)),
+        ("fading", fading(0.2)),
+        ("fading", fading(1.0)),
+        ("of rank 9", low_rank(shape, &[1.0; 9], 10)),
+        ("Hilbert's", of_element(&|row, col| 1.0 / (1 + row + col) as f32)),
+        ("Vandermonde's", of_element(&|row, col| (row as f32 / 90.0).powi(col))),
+        ("all but equal columns", of_element(&|row, col| 1.0 + row as f32 + 1e-3 * noise[(64 * row + col) as usize])),
+    ] {
+        let tensor = Tensor::new(&values, 90, 64);
+        let norm: f64 = values.iter().map(|&x| f64::from(x).powi(2)).sum();
+        let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 2, 4, 8, 16, 32] };
+        let jobs = [Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() }];
+        let (mut found, mut expected) = ([f64::NAN; 6], [f64::NAN; 6]);
+        backend.measure(&jobs, &mut [], &mut found).unwrap();
+        Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], &mut expected).unwrap();
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= ROWS * b + 1e-10 * norm;
+        assert!(found.iter().zip(&expected).all(near), "{name}: {found:?}, not {expected:?}; norm {norm}");
+    }
+}
+
 /// Values at the ends of the range, and payloads that no encoder writes.
 #[test]
 fn what_leaves_the_range_is_refused_as_in_the_core() {
@@ -144,8 +175,18 @@ fn missing_barriers_are_found() {
         ("    __syncthreads();\n    u32 found", "    u32 found"),
         ("        __syncthreads();\n        float parts", "        float parts"),
         ("        }\n        __syncthreads();\n    }\n#pragma", "        }\n    }\n#pragma"),
-        ("    __syncthreads();\n    float* own", "    float* own"),
         ("        __syncthreads();\n        for (u32 at", "        for (u32 at"),
+        ("        __syncthreads();\n        double part", "        double part"),
+        ("        sum += part;\n        __syncthreads();", "        sum += part;"),
+        ("    __syncthreads();\n    double least", "    double least"),
+        (
+            "            }\n        }\n        __syncthreads();\n    }\n    for",
+            "            }\n        }\n    }\n    for",
+        ),
+        (
+            "    }\n    __syncthreads();\n    for (u32 at = threadIdx.x; at < p.columns",
+            "    }\n    for (u32 at = threadIdx.x; at < p.columns",
+        ),
     ] {
         let Some(mut backend) = edited(Flavour::Races, from, to) else { return };
         assert!(row(&mut backend).is_err(), "{from}");
@@ -164,7 +205,9 @@ fn wrong_numbers_are_found() {
             "u64 stride = u64(gridDim.x) * BLOCK * 2;\n    for (u64 at",
         ),
         ("u32(block), 0, p.layer", "u32(block), 1, p.layer"),
-        ("c < p.column; c++", "c + 1 < p.column; c++"),
+        ("sum += part;", "sum = part;"),
+        ("triangle[at] = k == c ? norms[k] : g[at] * norms[k];", "triangle[at] = k == c ? norms[k] : g[at];"),
+        ("k < first; k++", "k + 1 < first; k++"),
         ("j0 + j < end;\n            u32 row", "j0 + j + 1 < end;\n            u32 row"),
         (
             "number += gridDim.x) {\n        Tile tile(p, number, left, right);\n        float",
