@@ -21,17 +21,9 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
     let shape = input.shape();
     Ok(match *setting {
         Setting::Dense => Header { method: Method::Dense, variant: input.dtype() as u8, parameter: 0, shape },
-        Setting::Qsgd(c) => {
-            let variant = (c.bits - 1) | (c.scale as u8) << 3;
-            Header { method: Method::Qsgd, variant, parameter: c.bucket, shape }
-        }
-        Setting::TopK(c) => {
-            let variant = positions::variant(c, shape.elements() as u32);
-            Header { method: Method::TopK, variant, parameter: c.keep, shape }
-        }
-        Setting::PowerSgd(c) => {
-            Header { method: Method::PowerSgd, variant: 0, parameter: powersgd::effective(shape, c.rank), shape }
-        }
+        Setting::Qsgd(c) => c.header(shape)?,
+        Setting::TopK(c) => c.header(shape)?,
+        Setting::PowerSgd(c) => c.header(shape)?,
         _ => return Err(NO_ENCODER),
     })
 }
@@ -128,7 +120,7 @@ pub(crate) fn encode(
 }
 
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
-/// and done, when that is left to the core: dense payloads, and those that no encoder writes.
+/// and done, when that is left to the core: dense payloads, those that hold nothing, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;
@@ -144,9 +136,13 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
 fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>, Error> {
     Ok(match payload.header.method {
         Method::Qsgd => Some(Setting::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
-        Method::TopK => positions::of_payload(payload).map(Setting::TopK),
+        Method::TopK => {
+            let top = lgreco_core::compress::topk::of_payload(payload)?.top;
+            (top.keep > 0).then_some(Setting::TopK(top))
+        }
         Method::PowerSgd => {
-            powersgd::of_payload(payload).map(|rank| Setting::PowerSgd(PowerSgd { rank, iterations: 1 }))
+            let rank = lgreco_core::compress::powersgd::of_payload(payload)?.rank;
+            Some(Setting::PowerSgd(PowerSgd { rank, iterations: 1 }))
         }
         _ => None,
     })

@@ -6,9 +6,8 @@ use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, topk};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::wire::{HEADER_LEN, Payload};
-use lgreco_core::gradient::Dtype;
+use lgreco_core::compress::topk::{Coding, Layout, TopK};
+use lgreco_core::compress::wire::HEADER_LEN;
 
 /// `Params` of `positions.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -41,37 +40,6 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Positions, entry }
 }
 
-/// How positions are written; see the core's `topk`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
-    code: u32,
-    low_bits: u32,
-    low_bytes: u64,
-    high_bytes: u64,
-}
-
-impl Layout {
-    fn new(elements: u32, keep: u32) -> Layout {
-        if keep == elements {
-            return Layout { code: 0, low_bits: 0, low_bytes: 0, high_bytes: 0 };
-        }
-        let fano = |low_bits: u32| {
-            let low_bytes = (u64::from(keep) * u64::from(low_bits)).div_ceil(8);
-            let high_bytes = (u64::from(keep) + u64::from((elements - 1) >> low_bits)).div_ceil(8);
-            Layout { code: 2, low_bits, low_bytes, high_bytes }
-        };
-        let bytes = |layout: &Layout| layout.low_bytes + layout.high_bytes;
-        let bitmap = Layout { code: 1, low_bits: 0, low_bytes: 0, high_bytes: u64::from(elements).div_ceil(8) };
-        let fano = (0..32).map(fano).min_by_key(bytes).filter(|fano| bytes(fano) < bytes(&bitmap));
-        fano.unwrap_or(bitmap)
-    }
-}
-
-/// The header's `variant`.
-pub(crate) fn variant(top: TopK, elements: u32) -> u8 {
-    top.values as u8 | (Layout::new(elements, top.keep).code as u8) << 2
-}
-
 /// A payload's body in parts.
 struct Body {
     values: Part,
@@ -96,7 +64,7 @@ fn params(top: TopK, elements: u32, layout: Layout) -> Params {
         count: elements,
         sent: top.values as u32,
         keep: top.keep,
-        placement: layout.code,
+        placement: layout.coding as u32,
         low_bits: layout.low_bits,
         low_bytes: layout.low_bytes as u32,
         high_bytes: layout.high_bytes as u32,
@@ -109,7 +77,7 @@ fn params(top: TopK, elements: u32, layout: Layout) -> Params {
 pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, status: Part) -> Result<(), Error> {
     let cut = topk::cut(gpu, tensor, top.keep, status)?;
     gpu.copy(cut.cut(0, 4), status.from(4))?;
-    let layout = Layout::new(tensor.elements, top.keep);
+    let layout = top.layout(tensor.elements)?;
     let body = Body::of(payload, top, layout);
     let blocks = u64::from(tensor.elements).div_ceil(TILE);
     let params = Params { dtype: tensor.dtype as u32, records: blocks as u32, ..params(top, tensor.elements, layout) };
@@ -131,14 +99,14 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, s
 /// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status` must be 0
 /// and what is returned: else no encoder wrote the payload.
 pub(crate) fn decode(gpu: &mut Gpu, top: TopK, payload: Part, target: &Tensor, status: Part) -> Result<u32, Error> {
-    let layout = Layout::new(target.elements, top.keep);
+    let layout = top.layout(target.elements)?;
     let body = Body::of(payload, top, layout);
     let of_ones = layout.high_bytes.div_ceil(ONES);
     let params = Params { records: of_ones as u32, ..params(top, target.elements, layout) };
     gpu.clear(status)?;
     gpu.clear(target.part)?;
     let positions = gpu.room(Scratch::Positions, 4 * u64::from(top.keep))?;
-    if layout.code != 0 {
+    if layout.coding != Coding::All {
         let records = gpu.room(Scratch::Records, RECORD * of_ones)?;
         gpu.launch(kernel("count_ones"), params, &[body.high, records], of_ones)?;
         gpu.launch(kernel("scan"), params, &[records, status.from(4)], 1)?;
@@ -148,24 +116,5 @@ pub(crate) fn decode(gpu: &mut Gpu, top: TopK, payload: Part, target: &Tensor, s
     let blocks = blocks(u64::from(top.keep));
     gpu.launch(kernel("check_kept"), params, &[body.values, positions, status], blocks)?;
     gpu.launch(kernel("scatter"), params, &[body.values, positions, status, target.part], blocks)?;
-    Ok(if layout.code == 0 { 0 } else { top.keep })
-}
-
-/// The setting of a TopK payload, or `None` when the core's decoder has to say what is wrong with it.
-pub(crate) fn of_payload(payload: &Payload<'_>) -> Option<TopK> {
-    let header = payload.header;
-    let (keep, elements) = (header.parameter, header.shape.elements() as u32);
-    let values = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|&d| d as u8 == header.variant & 3)?;
-    let top = TopK { keep, values };
-    if keep > elements || keep == 0 || header.variant != variant(top, elements) {
-        return None;
-    }
-    let layout = Layout::new(elements, keep);
-    let values_len = u64::from(keep) * values.bytes() as u64;
-    if payload.body.len() as u64 != values_len + layout.low_bytes + layout.high_bytes {
-        return None;
-    }
-    let low = &payload.body[values_len as usize..][..layout.low_bytes as usize];
-    let padding = 8 * layout.low_bytes - u64::from(keep) * u64::from(layout.low_bits);
-    low.last().is_none_or(|&last| u32::from(last) >> (8 - padding) == 0).then_some(top)
+    Ok(if layout.coding == Coding::All { 0 } else { top.keep })
 }

@@ -7,7 +7,7 @@ use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, magnitude, sums};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::wire::{HEADER_LEN, Payload};
+use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
 
@@ -301,14 +301,6 @@ pub(crate) fn fault(faults: u32) -> Result<(), Error> {
 /// Tiles of the matrix that factors make.
 fn tiles(params: &Params) -> u64 {
     u64::from(params.rows.div_ceil(SIDE)) * u64::from(params.cols.div_ceil(SIDE))
-}
-
-/// The rank of a payload, or `None` when the core's decoder has to say what is wrong with it.
-pub(crate) fn of_payload(payload: &Payload<'_>) -> Option<u32> {
-    let (shape, rank) = (payload.header.shape, payload.header.parameter);
-    let fits = payload.header.variant == 0 && rank != 0 && rank == effective(shape, rank);
-    let len = 4 * u64::from(rank) * (shape.rows() as u64 + shape.cols() as u64);
-    (fits && payload.body.len() as u64 == len).then_some(rank)
 }
 
 /// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status` must be 0:

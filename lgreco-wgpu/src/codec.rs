@@ -6,7 +6,7 @@ use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
 use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk};
-use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
+use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::rng::Stream;
@@ -30,18 +30,9 @@ pub(crate) fn encode(
     }
     let header = match *setting {
         Setting::Dense => return encode_dense(gpu, input, stream, payload),
-        Setting::Qsgd(c) => {
-            let variant = (c.bits - 1) | (c.scale as u8) << 3;
-            Header { method: Method::Qsgd, variant, parameter: c.bucket, shape }
-        }
-        Setting::TopK(c) => {
-            let variant = positions::variant(c, shape.elements());
-            Header { method: Method::TopK, variant, parameter: c.keep, shape }
-        }
-        Setting::PowerSgd(c) => {
-            let rank = powersgd::effective(shape, c.rank) as u32;
-            Header { method: Method::PowerSgd, variant: 0, parameter: rank, shape }
-        }
+        Setting::Qsgd(c) => c.header(shape)?,
+        Setting::TopK(c) => c.header(shape)?,
+        Setting::PowerSgd(c) => c.header(shape)?,
         _ => return Err(Error::Method(methods::of_setting(setting))),
     };
     header.write(payload)?;
@@ -134,13 +125,13 @@ enum Body<'p> {
 }
 
 impl<'p> Body<'p> {
-    /// `None` when decoding is left to the core: dense payloads, those that no encoder writes, and PowerSGD at the ends
-    /// of the range of f32.
+    /// `None` when decoding is left to the core: dense payloads, those that hold nothing or that no encoder writes, and
+    /// PowerSGD at the ends of the range of f32.
     fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
         Ok(match payload.header.method {
             Method::Qsgd => Some(Body::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
-            Method::TopK => positions::of_payload(payload).map(Body::TopK),
-            Method::PowerSgd => reconstruct::of_payload(payload).map(Body::PowerSgd),
+            Method::TopK => positions::of_payload(payload)?.map(Body::TopK),
+            Method::PowerSgd => reconstruct::of_payload(payload)?.map(Body::PowerSgd),
             Method::Dense | Method::AdaComp | Method::LoCo => None,
         })
     }

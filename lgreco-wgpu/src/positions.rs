@@ -6,51 +6,24 @@ use crate::gpu::PER_GROUP;
 use crate::memory::Scratch;
 use crate::tensor::{Piece, Tensor};
 use crate::topk::{Params, kernel, select};
-use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::topk::{self, Coding, Layout, TopK};
 use lgreco_core::compress::wire::{HEADER_LEN, Payload};
-use lgreco_core::gradient::Dtype;
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
 
 /// Bytes of a block, whose ones are positions.
 const BLOCK: usize = PER_GROUP / 8;
 
-/// How positions are written; see the core's `topk`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
-    code: u32,
-    low_bits: u32,
-    low_bytes: usize,
-    high_bytes: usize,
-}
-
-impl Layout {
-    fn new(elements: usize, keep: usize) -> Layout {
-        if keep == elements {
-            return Layout { code: 0, low_bits: 0, low_bytes: 0, high_bytes: 0 };
-        }
-        let fano = |low_bits: u32| {
-            let low_bytes = (keep * low_bits as usize).div_ceil(8);
-            Layout { code: 2, low_bits, low_bytes, high_bytes: (keep + ((elements - 1) >> low_bits)).div_ceil(8) }
-        };
-        let bytes = |layout: &Layout| layout.low_bytes + layout.high_bytes;
-        let bitmap = Layout { code: 1, low_bits: 0, low_bytes: 0, high_bytes: elements.div_ceil(8) };
-        let fano = (0..32).map(fano).min_by_key(bytes).filter(|fano| bytes(fano) < bytes(&bitmap));
-        fano.unwrap_or(bitmap)
-    }
-}
-
 /// The parameters that say where the parts of a payload lie.
-fn places(top: TopK, elements: usize) -> Params {
-    let keep = top.keep as usize;
-    let layout = Layout::new(elements, keep);
-    let low = HEADER_LEN + keep * top.values.bytes();
-    let high = low + layout.low_bytes;
-    Params {
+fn places(top: TopK, elements: usize) -> Result<Params, Error> {
+    let layout = top.layout(elements as u32)?;
+    let low = HEADER_LEN + top.keep as usize * top.values.bytes();
+    let high = low + layout.low_bytes as usize;
+    Ok(Params {
         sent: top.values as u32,
         elements: elements as u32,
         keep: top.keep,
-        placement: layout.code,
+        placement: layout.coding as u32,
         low_bits: layout.low_bits,
         values_word: (HEADER_LEN / 4) as u32,
         low_word: (low / 4) as u32,
@@ -58,12 +31,7 @@ fn places(top: TopK, elements: usize) -> Params {
         high_word: (high / 4) as u32,
         high_bit: (high % 4 * 8) as u32,
         ..Params::default()
-    }
-}
-
-/// The header's `variant`.
-pub(crate) fn variant(top: TopK, elements: usize) -> u8 {
-    top.values as u8 | (Layout::new(elements, top.keep as usize).code as u8) << 2
+    })
 }
 
 /// Records the encoding of all but the header; returns the payload's words, header included. Word 0 of `results`
@@ -83,7 +51,7 @@ pub(crate) fn encode(
     let total_blocks: usize = pieces.iter().map(Piece::groups).sum();
     let blocks = batch.scratch(Scratch::Blocks, 8 * total_blocks as u64)?;
     let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
-    let base = Params { dtype: tensor.dtype as u32, ..places(top, tensor.elements) };
+    let base = Params { dtype: tensor.dtype as u32, ..places(top, tensor.elements)? };
     let mut parts = Vec::new();
     let mut first_block = 0;
     for piece in pieces {
@@ -126,33 +94,18 @@ pub(crate) struct Body<'p> {
     ones: Vec<usize>,
 }
 
-/// The body of a TopK payload, or `None` when the core's decoder has to say what is wrong with it.
-pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Option<Body<'p>> {
-    let header = payload.header;
-    let (keep, elements) = (header.parameter, header.shape.elements());
-    let values = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|&d| d as u8 == header.variant & 3)?;
-    let top = TopK { keep, values };
-    if keep as usize > elements || keep == 0 || header.variant != variant(top, elements) {
-        return None;
-    }
-    let layout = Layout::new(elements, keep as usize);
-    let values_len = keep as usize * values.bytes();
-    if payload.body.len() != values_len + layout.low_bytes + layout.high_bytes {
-        return None;
-    }
-    let (values, places) = payload.body.split_at(values_len);
-    let (low, high) = places.split_at(layout.low_bytes);
-    let padding = 8 * layout.low_bytes - keep as usize * layout.low_bits as usize;
-    if low.last().is_some_and(|&last| u32::from(last) >> (8 - padding) != 0) {
-        return None;
-    }
+/// A TopK payload's body, or `None` when it is left to the core: nothing is kept, or positions are not as many as values.
+pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
+    let topk::Body { top, layout, values, positions } = topk::of_payload(payload)?;
+    let (low, high) = positions.split_at(layout.low_bytes as usize);
     let mut ones = vec![0];
     let mut sum = 0;
     ones.extend(high.chunks(BLOCK).map(|block| {
         sum += count_ones(block);
         sum
     }));
-    (layout.code == 0 || sum == keep as usize).then_some(Body { top, layout, values, low, high, ones })
+    let sound = top.keep > 0 && (layout.coding == Coding::All || sum == top.keep as usize);
+    Ok(sound.then_some(Body { top, layout, values, low, high, ones }))
 }
 
 fn count_ones(bytes: &[u8]) -> usize {
@@ -171,7 +124,7 @@ impl Body<'_> {
     /// All values in stretches of at most `most` values and blocks; a block alone has no more than [`PER_GROUP`].
     fn stretches(&self, most: usize, most_blocks: usize) -> Vec<Stretch> {
         let mut stretches = Vec::new();
-        if self.layout.code == 0 {
+        if self.layout.coding == Coding::All {
             let keep = self.top.keep as usize;
             let values = (0..keep).step_by(most).map(|first| first..keep.min(first + most));
             return values.map(|values| Stretch { values, blocks: 0..0 }).collect();
@@ -193,11 +146,11 @@ impl Body<'_> {
     fn positions(&self, stretch: &Stretch) -> Range<usize> {
         let Stretch { values, blocks } = stretch;
         let bits = blocks.start * PER_GROUP..blocks.end * PER_GROUP;
-        match self.layout.code {
-            0 => values.clone(),
-            1 => bits,
+        match self.layout.coding {
+            Coding::All => values.clone(),
+            Coding::Bitmap => bits,
             // What comes before a one is a one per value, and a zero per step of 2^low_bits.
-            _ => {
+            Coding::EliasFano => {
                 (bits.start - values.start) << self.layout.low_bits..(bits.end - values.end + 1) << self.layout.low_bits
             }
         }
@@ -250,7 +203,7 @@ fn upload(
     before: Option<&Uploaded>,
     results: &Buffer,
 ) -> Result<Uploaded, Error> {
-    let Layout { code, low_bits, .. } = body.layout;
+    let Layout { coding, low_bits, .. } = body.layout;
     let Stretch { values, blocks } = stretch;
     let size = body.top.values.bytes();
     let first_low = values.start * low_bits as usize;
@@ -260,14 +213,14 @@ fn upload(
         count: values.len() as u32,
         first_block: blocks.start as u32,
         elements: elements as u32,
-        placement: code,
+        placement: coding as u32,
         low_bits,
         low_bit: (first_low % 8) as u32,
         ..Params::default()
     };
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
     let positions = batch.buffer(4 * (1 + values.len()) as u64, usage)?;
-    if code != 0 {
+    if coding != Coding::All {
         if let Some(before) = before {
             batch.copy(&before.positions, 4 * u64::from(before.params.count), &positions, 0, 4);
         }

@@ -5,9 +5,10 @@ use crate::batch::Batch;
 use crate::factor::Factor;
 use crate::magnitude;
 use crate::memory::Scratch;
-use crate::powersgd::{Params, SIDE, check, effective, kernel};
+use crate::powersgd::{Params, SIDE, check, kernel};
 use crate::rectangles::Cuts;
 use crate::tensor::Tensor;
+use lgreco_core::compress::powersgd;
 use lgreco_core::compress::wire::Payload;
 use lgreco_core::gradient::Shape;
 
@@ -19,32 +20,29 @@ pub(crate) struct Factors {
     exponent: i32,
 }
 
-/// The factors, or `None` when the core has to decode: the payload is at fault, or values lie at the ends of the range.
-pub(crate) fn of_payload(payload: &Payload<'_>) -> Option<Factors> {
-    let (shape, rank) = (payload.header.shape, payload.header.parameter as usize);
-    if payload.header.variant != 0 || rank == 0 || rank != effective(shape, payload.header.parameter) {
-        return None;
+/// The factors, or `None` when the core has to decode: they are too large for the kernels, or values lie at the ends of
+/// the range.
+pub(crate) fn of_payload(payload: &Payload<'_>) -> Result<Option<Factors>, Error> {
+    let powersgd::Factors { rank, p, q } = powersgd::of_payload(payload)?;
+    let rank = rank as usize;
+    if check(payload.header.shape, rank).is_err() {
+        return Ok(None);
     }
-    check(shape, rank).ok()?;
-    let words = payload.body.as_chunks::<4>().0;
-    if payload.body.len() != 4 * rank * (shape.rows() + shape.cols()) {
-        return None;
-    }
-    let values: Vec<f32> = words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
-    let (p, q) = values.split_at(rank * shape.rows());
+    let widened = |values: &[[u8; 4]]| values.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect::<Vec<f32>>();
+    let (p, q) = (widened(p), widened(q));
     let exponent = |values: &[f32]| {
         let largest = values.iter().fold(0, |a, x| a.max(x.to_bits() & 0x7fff_ffff));
         // None for zeros, subnormal numbers and what is not finite.
         (0x0080_0000..magnitude::INFINITY).contains(&largest).then_some((largest >> 23) as i32 - 127)
     };
-    let (of_p, of_q) = (exponent(p)?, exponent(q)?);
+    let (Some(of_p), Some(of_q)) = (exponent(&p), exponent(&q)) else { return Ok(None) };
     let scaled = |values: &[f32], exponent: i32| {
         let power = 2f64.powi(-exponent);
         values.iter().map(|&x| (f64::from(x) * power) as f32).collect()
     };
     let exponent = of_p + of_q;
-    let factors = Factors { p: scaled(p, of_p), q: scaled(q, of_q), rank, exponent };
-    (-126..=100).contains(&exponent).then_some(factors)
+    let factors = Factors { p: scaled(&p, of_p), q: scaled(&q, of_q), rank, exponent };
+    Ok((-126..=100).contains(&exponent).then_some(factors))
 }
 
 /// Records the decoding of factors into `target`.

@@ -78,7 +78,7 @@ impl CltK {
     /// elements.
     pub(crate) fn for_each(&self, shape: Shape, positions: &[u8], mut visit: impl FnMut(usize)) -> Result<(), Error> {
         let mut count = 0;
-        positions::for_each(self.layout(shape.elements()), shape.elements() as u32, positions, |position| {
+        positions::for_each(self.layout(shape.elements()), positions, |position| {
             count += 1;
             if count > self.keep {
                 return Err(Error::PayloadBody { what: "more positions than kept values" });

@@ -2,50 +2,83 @@
 
 use crate::Error;
 
-/// How k positions below n are written; a function of (n, k).
+/// How sorted positions are coded; the number stands in bits 2–3 of a TopK header's variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Coding {
+    /// Not at all: every position is taken.
+    All = 0,
+    /// One bit for each element.
+    Bitmap = 1,
+    /// Elias–Fano: low bits packed, high bits in unary.
+    EliasFano = 2,
+}
+
+/// Where k sorted positions below n lie among the bytes that end a TopK payload, as a function of k and n: what
+/// [`topk`](crate::compress::topk) says of the format, in numbers, for encoders and decoders elsewhere, on a GPU for
+/// instance. Made by [`TopK::layout`](crate::compress::topk::TopK::layout) and
+/// [`of_payload`](crate::compress::topk::of_payload).
+///
+/// ```
+/// use lgreco_core::compress::topk::{Coding, TopK};
+/// use lgreco_core::gradient::Dtype;
+/// let layout = TopK { keep: 3, values: Dtype::Bf16 }.layout(100)?;
+/// assert_eq!((layout.coding, layout.low_bits), (Coding::EliasFano, 5));
+/// assert_eq!((layout.low_bytes, layout.high_bytes), (2, 1)); // 3 · 5 bits, and 3 + (99 >> 5)
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// Every position is taken.
-    All,
-    /// One bit for each of n elements.
-    Bitmap { elements: u32 },
-    /// Low bits packed, high bits in unary.
-    EliasFano { keep: u32, low_bits: u32, low_bytes: u64, high_bytes: u64 },
+pub struct Layout {
+    /// How they are coded.
+    pub coding: Coding,
+    /// Of each position, the bits that are packed: 0 to 31, 0 but for Elias–Fano.
+    pub low_bits: u32,
+    /// Bytes of the packed bits, which come first.
+    pub low_bytes: u64,
+    /// Bytes of the bitmap or of the high bits in unary.
+    pub high_bytes: u64,
+    elements: u32,
+    keep: u32,
 }
 
 impl Layout {
-    /// The layout of `keep` positions below `elements`.
+    /// The layout of `keep` positions below `elements`, of which there are no fewer.
     pub(super) fn new(elements: u32, keep: u32) -> Layout {
+        let all = Layout { coding: Coding::All, low_bits: 0, low_bytes: 0, high_bytes: 0, elements, keep };
         if keep == elements {
-            return Layout::All;
+            return all;
         }
         let elias_fano = (0..32)
             .map(|low_bits| {
                 let low_bytes = (keep as u64 * low_bits as u64).div_ceil(8);
                 let high_bytes = (keep as u64 + ((elements - 1) >> low_bits) as u64).div_ceil(8);
-                Layout::EliasFano { keep, low_bits, low_bytes, high_bytes }
+                Layout { coding: Coding::EliasFano, low_bits, low_bytes, high_bytes, ..all }
             })
             .min_by_key(|layout| layout.bytes());
-        let bitmap = Layout::Bitmap { elements };
+        let bitmap = Layout { coding: Coding::Bitmap, high_bytes: (elements as u64).div_ceil(8), ..all };
         elias_fano.filter(|fano| fano.bytes() < bitmap.bytes()).unwrap_or(bitmap)
     }
 
     /// Bytes it takes.
-    pub(super) fn bytes(self) -> u64 {
-        match self {
-            Layout::All => 0,
-            Layout::Bitmap { elements } => (elements as u64).div_ceil(8),
-            Layout::EliasFano { low_bytes, high_bytes, .. } => low_bytes + high_bytes,
-        }
+    ///
+    /// ```
+    /// use lgreco_core::{compress::topk::TopK, gradient::Dtype};
+    /// let bytes = |keep| TopK { keep, values: Dtype::F32 }.layout(1000).map(|layout| layout.bytes());
+    /// assert_eq!([bytes(1)?, bytes(10)?, bytes(500)?, bytes(1000)?], [2, 11, 125, 0]);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    pub const fn bytes(self) -> u64 {
+        self.low_bytes + self.high_bytes
     }
 
-    /// Its number in the payload.
-    pub(super) fn code(self) -> u8 {
-        match self {
-            Layout::All => 0,
-            Layout::Bitmap { .. } => 1,
-            Layout::EliasFano { .. } => 2,
+    /// `Err` when a bit of the low bits' last byte is set that belongs to no position.
+    pub(super) fn check_padding(self, bytes: &[u8]) -> Result<(), Error> {
+        let low = &bytes[..self.low_bytes as usize];
+        let padding = self.low_bytes * 8 - self.keep as u64 * self.low_bits as u64;
+        if low.last().is_some_and(|&last| last as u32 >> (8 - padding) != 0) {
+            return Err(Error::PayloadBody { what: "padding is not zero" });
         }
+        Ok(())
     }
 }
 
@@ -60,15 +93,15 @@ impl<'a> Writer<'a> {
     /// A writer into `bytes`, whose length is that of `layout`.
     pub(super) fn new(layout: Layout, bytes: &'a mut [u8]) -> Self {
         bytes.fill(0);
-        match layout {
-            Layout::All => Writer::All,
-            Layout::Bitmap { .. } => Writer::Bitmap(bytes),
-            Layout::EliasFano { low_bits, low_bytes, .. } => {
-                let (low, high) = bytes.split_at_mut(low_bytes as usize);
+        match layout.coding {
+            Coding::All => Writer::All,
+            Coding::Bitmap => Writer::Bitmap(bytes),
+            Coding::EliasFano => {
+                let (low, high) = bytes.split_at_mut(layout.low_bytes as usize);
                 Writer::EliasFano {
                     low: PackedBits { bytes: low, at: 0, pending: 0, held: 0 },
                     high,
-                    low_bits,
+                    low_bits: layout.low_bits,
                     count: 0,
                 }
             }
@@ -132,18 +165,19 @@ impl PackedBits<'_> {
     }
 }
 
-/// Calls `visit` with each position in `bytes` (as long as `layout`'s), checking that they are `keep` ascending
-/// positions below `elements` and that the padding is 0.
+/// Calls `visit` with each position in `bytes` (as long as `layout`'s), checking that they ascend below the number of
+/// elements, that Elias–Fano has no more than its layout says, and that the padding is 0.
 pub(super) fn for_each(
     layout: Layout,
-    elements: u32,
     bytes: &[u8],
     mut visit: impl FnMut(u32) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    match layout {
-        Layout::All => (0..elements).try_for_each(visit),
-        Layout::Bitmap { .. } => ones(bytes).try_for_each(|bit| visit(below(bit, elements)?)),
-        Layout::EliasFano { low_bits, low_bytes, keep, .. } => {
+    let Layout { coding, low_bits, low_bytes, elements, keep, .. } = layout;
+    match coding {
+        Coding::All => (0..elements).try_for_each(visit),
+        Coding::Bitmap => ones(bytes).try_for_each(|bit| visit(below(bit, elements)?)),
+        Coding::EliasFano => {
+            layout.check_padding(bytes)?;
             let (low, high) = bytes.split_at(low_bytes as usize);
             let mut least = 0u64;
             for (i, bit) in ones(high).enumerate() {
@@ -156,10 +190,6 @@ pub(super) fn for_each(
                 }
                 least = position + 1;
                 visit(below(position, elements)?)?;
-            }
-            let padding = low_bytes * 8 - keep as u64 * low_bits as u64;
-            if low.last().is_some_and(|&last| last as u32 >> (8 - padding) != 0) {
-                return Err(Error::PayloadBody { what: "padding is not zero" });
             }
             Ok(())
         }

@@ -3,6 +3,7 @@
 //! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_powersgd`] and [`check_batches`], or
 //! [`check_all`] of them.
 
+use super::golden;
 use super::qsgd::squared_error;
 use crate::Error;
 use crate::backend::{Backend, Job, JobError, Portable};
@@ -298,11 +299,12 @@ pub fn check_dense(backend: &mut dyn Backend) {
     });
 }
 
-/// QSGD's payloads and rows of every tensor, with varied settings, and damaged payloads.
+/// QSGD's payloads and rows of every tensor, with varied settings; damaged payloads, and [golden](super::golden) ones.
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].
 pub fn check_qsgd(backend: &mut dyn Backend, relative: f64) {
+    golden::check_qsgd(backend);
     let buckets = [512, 1, 7, 32, 1000, 2048, 100_000];
     for_each_gradient(|number, gradient| {
         let bucket = buckets[number % buckets.len()];
@@ -340,11 +342,12 @@ pub fn check_qsgd(backend: &mut dyn Backend, relative: f64) {
     check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
 }
 
-/// TopK's payloads and rows of every tensor, with varied k and value types, and damaged payloads.
+/// TopK's payloads and rows of every tensor, with varied k and value types; damaged payloads, and [golden](super::golden) ones.
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].
 pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
+    golden::check_topk(backend);
     for_each_gradient(|number, gradient| {
         let elements = gradient.shape().elements() as u32;
         let keeps: Vec<u32> = [1, elements / 100, elements / 10, elements / 2, elements - 1, elements]
@@ -380,11 +383,12 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
 }
 
 /// PowerSGD: rows of well-conditioned matrices within `relative`; payloads of the same header and length, which decode to
-/// the same matrix within `relative` of its norm; refusals.
+/// the same matrix within `relative` of its norm; refusals, and [golden](super::golden) payloads.
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].
 pub fn check_powersgd(backend: &mut dyn Backend, relative: f64) {
+    golden::check_powersgd(backend);
     for (rows, cols, scale) in [
         (1, 1, 1.0),
         (5, 3, 100.0),

@@ -13,6 +13,7 @@ pub mod feedback;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod fuzz;
+pub mod golden;
 pub mod hard_threshold;
 pub mod loco;
 pub mod models;

@@ -70,7 +70,7 @@ fn scatter(count: u32, layout: Layout, body: &[u8], values: &mut [f32]) -> Resul
         return refused("padding is not zero");
     }
     let mut found = 0;
-    positions::for_each(layout, values.len() as u32, positions, |position| {
+    positions::for_each(layout, positions, |position| {
         if found == count {
             return refused("more positions than elements sent");
         }

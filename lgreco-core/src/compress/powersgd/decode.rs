@@ -33,21 +33,55 @@ use crate::linalg::{self, Columns};
 /// # Complexity
 /// O(rows · cols · r), no workspace, 32 KiB of stack.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    let len = stated(&payload.header)?;
-    let (shape, rank) = (payload.header.shape, payload.header.parameter as usize);
+    let Factors { rank, p, q } = of_payload(payload)?;
+    let shape = payload.header.shape;
     expect_len("decoded values", shape.elements(), values.len())?;
-    let words = payload.body_of_len(len)?.as_chunks::<4>().0;
-    if !words.iter().all(|&x| f32::from_le_bytes(x).is_finite()) {
+    if !p.iter().chain(q).all(|&x| f32::from_le_bytes(x).is_finite()) {
         return Err(Error::PayloadBody { what: "a factor is not finite" });
     }
-    let (p, q) = words.split_at(rank * shape.rows());
     let p = Columns { values: p, len: shape.rows() };
     let q = Columns { values: q, len: shape.cols() };
-    if linalg::reconstruct(p, q, rank, shape.cols(), values) {
+    if linalg::reconstruct(p, q, rank as usize, shape.cols(), values) {
         Ok(())
     } else {
         Err(Error::Overflow { what: "the product of the factors" })
     }
+}
+
+/// A payload's factors, made by [`of_payload`]: f32 little-endian, one column after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Factors<'a> {
+    /// Columns of each.
+    pub rank: u32,
+    /// `P̂`, rank · rows values.
+    pub p: &'a [[u8; 4]],
+    /// `Q`, rank · cols values.
+    pub q: &'a [[u8; 4]],
+}
+
+/// The factors in `payload`, by its header, whose length has been checked; for decoders elsewhere, on a GPU for instance.
+/// Their values are not looked at, which [`decode`] may still refuse.
+///
+/// ```
+/// use lgreco_core::compress::{powersgd, wire::Payload};
+/// let mut bytes = vec![b'L', 1, 3, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]; // rank 1 of 2 × 3
+/// [1.0, 0.0, 4.0, 5.0, 6.0].map(|value: f32| bytes.extend(value.to_le_bytes()));
+/// let factors = powersgd::of_payload(&Payload::parse(&bytes)?)?;
+/// assert_eq!((factors.rank, factors.p.len(), factors.q[0]), (1, 2, 4f32.to_le_bytes()));
+/// assert!(powersgd::of_payload(&Payload::parse(&bytes[..32])?).is_err());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`decode`], but for the values of the factors and their product.
+///
+/// # Complexity
+/// O(1).
+pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Factors<'a>, Error> {
+    let len = stated(&payload.header)?;
+    let rank = payload.header.parameter;
+    let (p, q) = payload.body_of_len(len)?.as_chunks::<4>().0.split_at(rank as usize * payload.header.shape.rows());
+    Ok(Factors { rank, p, q })
 }
 
 /// Bytes of the body that a header implies.

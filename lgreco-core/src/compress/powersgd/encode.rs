@@ -1,8 +1,8 @@
 //! Power iteration and the payload it ends in.
 
-use super::{PowerSgd, body_len, effective_rank, start::start};
+use super::{PowerSgd, body_len, effective_rank, header, start::start};
 use crate::Error;
-use crate::compress::wire::{HEADER_LEN, Header, Method};
+use crate::compress::wire::HEADER_LEN;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::linalg::{self, LANES, Matrix, Panels, Row};
@@ -269,7 +269,7 @@ fn prepare(shape: Shape, rank: usize, workspace: &mut [u64], payload_len: usize)
 }
 
 fn write(shape: Shape, rank: usize, work: &Work<'_>, payload: &mut [u8]) -> Result<usize, Error> {
-    Header { method: Method::PowerSgd, variant: 0, parameter: rank as u32, shape }.write(payload)?;
+    header(shape, rank).write(payload)?;
     let words = payload[HEADER_LEN..].as_chunks_mut::<4>().0;
     let (p, q) = words.split_at_mut(rank * shape.rows());
     linalg::unpack(work.p, shape.rows(), rank, |i, x| p[i] = x.to_le_bytes());

@@ -28,8 +28,8 @@ mod measure;
 mod start;
 mod steps;
 
-pub use decode::decode;
 pub(super) use decode::stated;
+pub use decode::{Factors, decode, of_payload};
 pub use encode::encode_warm;
 pub use measure::{measure, measure_workspace_len};
 pub use start::start_matrix;
@@ -37,7 +37,7 @@ pub use steps::{back_project, orthonormalise, project, reconstruct, steps_worksp
 
 use crate::Error;
 use crate::compress::Compressor;
-use crate::compress::wire::HEADER_LEN;
+use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
@@ -97,6 +97,22 @@ impl Compressor for PowerSgd {
 }
 
 impl PowerSgd {
+    /// The header of a payload, which has the rank in effect.
+    ///
+    /// ```
+    /// use lgreco_core::{compress::powersgd::PowerSgd, gradient::Shape};
+    /// let header = PowerSgd { rank: 4, iterations: 1 }.header(Shape::new(3, 100)?)?;
+    /// assert_eq!((header.variant, header.parameter), (0, 3));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when the rank or the number of iterations is 0.
+    pub fn header(&self, shape: Shape) -> Result<Header, Error> {
+        self.check()?;
+        Ok(header(shape, effective_rank(shape, self.rank)))
+    }
+
     fn check(&self) -> Result<(), Error> {
         for (what, value) in [("rank", self.rank), ("power iterations", self.iterations)] {
             if value == 0 {
@@ -109,6 +125,10 @@ impl PowerSgd {
 
 fn effective_rank(shape: Shape, rank: u32) -> usize {
     (rank as usize).min(shape.rows()).min(shape.cols())
+}
+
+fn header(shape: Shape, rank: usize) -> Header {
+    Header { method: Method::PowerSgd, variant: 0, parameter: rank as u32, shape }
 }
 
 /// Bytes of both factors.

@@ -1,6 +1,8 @@
 use super::*;
+use crate::backend::Portable;
 use crate::compress::wire::Payload;
 use crate::gradient::{Bf16, Element, F16, Values};
+use crate::testing::golden;
 use crate::testing::powersgd::*;
 use alloc::{vec, vec::Vec};
 use core::ops::RangeInclusive;
@@ -296,6 +298,11 @@ fn bad_gradients_name_the_first_offender() {
     let huge = vec![f32::MAX; 100];
     let overflow = round_trip(&gradient(&huge, shape(10, 10)), PowerSgd { rank: 2, iterations: 1 }, STREAM).err();
     assert!(matches!(overflow, Some(Error::Overflow { .. })));
+}
+
+#[test]
+fn payload_bytes_are_fixed() {
+    golden::check_powersgd(&mut Portable);
 }
 
 #[test]

@@ -162,9 +162,21 @@ impl Qsgd {
         self.bits as u32 - self.sign_magnitude() as u32
     }
 
-    /// The header's `variant`.
-    const fn variant(&self) -> u8 {
-        (self.bits - 1) | (self.scale as u8) << 3
+    /// The header of a payload.
+    ///
+    /// ```
+    /// use lgreco_core::{compress::qsgd::{Qsgd, Scale}, gradient::Shape};
+    /// let header = Qsgd { bits: 8, scale: Scale::MinMax, ..Qsgd::default() }.header(Shape::new(10, 10)?)?;
+    /// assert_eq!((header.variant, header.parameter), (7 | 1 << 3, 512));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when the bits are not 1 to 8 or the bucket is 0.
+    pub fn header(&self, shape: Shape) -> Result<Header, Error> {
+        self.check()?;
+        let variant = (self.bits - 1) | (self.scale as u8) << 3;
+        Ok(Header { method: Method::Qsgd, variant, parameter: self.bucket, shape })
     }
 
     /// Bytes of a payload's body, which a message may hold without its header.
@@ -220,7 +232,7 @@ impl Compressor for Qsgd {
         let shape = gradient.shape();
         let length = self.payload_len(shape, gradient.values().dtype())?;
         expect_room("payload bytes", length, payload.len())?;
-        Header { method: Method::Qsgd, variant: self.variant(), parameter: self.bucket, shape }.write(payload)?;
+        self.header(shape)?.write(payload)?;
         let body = &mut payload[HEADER_LEN..length];
         with_elements!(gradient.values(), values => self.encode_body(values, stream, body))?;
         Ok(length)

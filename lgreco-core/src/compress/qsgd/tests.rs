@@ -1,7 +1,9 @@
 use super::*;
+use crate::backend::Portable;
 use crate::compress::wire::Payload;
 use crate::gradient::{Bf16, Element, F16, Values};
 use crate::simd::Kernel;
+use crate::testing::golden;
 use crate::testing::qsgd::{check_averages, check_gradient, check_payload, check_round_trip, squared_error};
 use proptest::prelude::*;
 use std::vec::Vec;
@@ -48,27 +50,7 @@ fn every_number_of_levels_times_its_inverse_is_one() {
 /// Worked out by hand; the random words of the default stream are Philox's published answer for zeros.
 #[test]
 fn golden_payloads() {
-    let one = 1f32.to_le_bytes();
-    let nearest = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
-    // Sevenths: 7, -3.5, 1.75, 0 become 7, -4, 2, 0.
-    let expected =
-        [&b"L\x01\x01\x03\x00\x02\x00\x00\x04\x00\x00\x00\x01\x00\x00\x00"[..], &one, &[0xc7, 0x02]].concat();
-    assert_eq!(encoded(&[1.0, -0.5, 0.25, 0.0], nearest), expected);
-    // Added: 0.399, 0.880, 0.735, 0.605.
-    let two = Qsgd { bits: 2, bucket: 3, ..Qsgd::default() };
-    let fifth = 0.2f32.to_le_bytes();
-    let expected = [&b"L\x01\x01\x01\x03\0\0\0\x04\0\0\0\x01\0\0\0"[..], &one, &fifth, &[0b01_00_11_01]].concat();
-    assert_eq!(encoded(&[1.0, -0.5, 0.25, 0.2], two), expected);
-    let min_max = Qsgd { bits: 2, scale: Scale::MinMax, ..nearest };
-    let scales = [0f32.to_le_bytes(), 3f32.to_le_bytes()].concat();
-    let expected = [&b"L\x01\x01\x09\0\x02\0\0\x04\0\0\0\x01\0\0\0"[..], &scales, &[0b11_01_11_00]].concat();
-    assert_eq!(encoded(&[-0.0, 3.0, 1.0, 2.75], min_max), expected);
-    // (1 + x/N)/2 is 1, 0.25, 0.625, 0.5.
-    let one_bit = Qsgd { bits: 1, ..Qsgd::default() };
-    let expected = [&b"L\x01\x01\x00\x00\x02\0\0\x04\0\0\0\x01\0\0\0"[..], &one, &[0b1111]].concat();
-    assert_eq!(encoded(&[1.0, -0.5, 0.25, 0.0], one_bit), expected);
-    let expected = [&b"L\x01\x01\x00\x00\x02\0\0\x04\0\0\0\x01\0\0\0"[..], &one, &[0b0101]].concat();
-    assert_eq!(encoded(&[1.0, -0.8, 0.55, -0.3], one_bit), expected);
+    golden::check_qsgd(&mut Portable);
 }
 
 #[test]

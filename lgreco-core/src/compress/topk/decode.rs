@@ -1,6 +1,6 @@
 //! Decoding: scatter the kept values into zeros.
 
-use super::{TopK, body_len};
+use super::{TopK, body_len, header};
 use crate::Error;
 use crate::compress::positions::{self, Layout};
 use crate::compress::value::{WireValue, with_wire_type};
@@ -32,71 +32,102 @@ use crate::gradient::Dtype;
 /// # Complexity
 /// O(n) time, no workspace.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    let body = Body::of(payload, values.len())?;
+    let body = body(payload, values.len())?;
     values.fill(0.0);
     body.scatter(values, |place, value| *place = value)
 }
 
 /// Adds what a TopK payload holds to `values`, in time that grows with what it holds. Same errors as [`decode`].
 pub(crate) fn add(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    Body::of(payload, values.len())?.scatter(values, |place, value| *place += value)
+    body(payload, values.len())?.scatter(values, |place, value| *place += value)
 }
 
 /// The inverse of [`encode_body`](super::encode_body); `body` has exactly the length it has for these values.
 pub(crate) fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
-    let body = Body::new(top.keep, top.values, Layout::new(values.len() as u32, top.keep), body);
+    let body = Body::new(*top, Layout::new(values.len() as u32, top.keep), body);
     values.fill(0.0);
     body.scatter(values, |place, value| *place = value)
 }
 
+/// The parts of a TopK payload's body, by its header, whose length has been checked; for decoders elsewhere, on a GPU for
+/// instance. Neither values nor positions are looked at, which [`decode`] may still refuse.
+///
+/// ```
+/// use lgreco_core::compress::{topk::{self, Coding}, wire::Payload};
+/// let bytes = [b'L', 1, 2, 4, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0x80, 0x3f, 0b010];
+/// let body = topk::of_payload(&Payload::parse(&bytes)?)?;
+/// assert_eq!((body.top.keep, body.layout.coding), (1, Coding::Bitmap));
+/// assert_eq!((body.values, body.positions), (1f32.to_le_bytes().as_slice(), [0b010].as_slice()));
+/// assert!(topk::of_payload(&Payload::parse(&bytes[..20])?).is_err());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`decode`], but for values and positions.
+///
+/// # Complexity
+/// O(1).
+pub fn of_payload<'a>(payload: &Payload<'a>) -> Result<Body<'a>, Error> {
+    let (len, layout, values) = stated(&payload.header)?;
+    let top = TopK { keep: payload.header.parameter, values };
+    let body = Body::new(top, layout, payload.body_of_len(len)?);
+    body.layout.check_padding(body.positions)?;
+    Ok(body)
+}
+
+/// The body of the payload of a tensor with as many values.
+fn body<'a>(payload: &Payload<'a>, values: usize) -> Result<Body<'a>, Error> {
+    let body = of_payload(payload)?;
+    expect_len("values", payload.header.shape.elements(), values)?;
+    Ok(body)
+}
+
 /// Bytes of the body that a header implies, its layout of positions and the type of its values.
-pub(in crate::compress) fn stated(header: &Header) -> Result<(usize, Layout, Dtype), Error> {
+pub(in crate::compress) fn stated(found: &Header) -> Result<(usize, Layout, Dtype), Error> {
     let expect = |what, expected: u8, found: u8| {
         let (expected, found) = (expected as u64, found as u64);
         if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
     };
-    expect("method", Method::TopK as u8, header.method as u8)?;
-    let (keep, elements) = (header.parameter, header.shape.elements());
+    expect("method", Method::TopK as u8, found.method as u8)?;
+    let (keep, elements) = (found.parameter, found.shape.elements());
     if keep as usize > elements {
         let expected = "at most the number of elements";
         return Err(Error::Parameter { what: "kept elements", value: keep as f64, expected });
     }
     let layout = Layout::new(elements as u32, keep);
-    let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|&d| d as u8 == header.variant & 3);
+    let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|&d| d as u8 == found.variant & 3);
     let dtype = dtype.unwrap_or(Dtype::F32);
-    expect("variant", dtype as u8 | layout.code() << 2, header.variant)?;
+    expect("variant", header(keep, dtype, found.shape, layout).variant, found.variant)?;
     Ok((usize::try_from(body_len(keep, elements, dtype)).unwrap_or(usize::MAX), layout, dtype))
 }
 
-/// A payload's body, cut into its parts.
-struct Body<'a> {
-    kept: &'a [u8],
-    positions: &'a [u8],
-    layout: Layout,
-    dtype: Dtype,
+/// The parts of a payload's body, made by [`of_payload`].
+#[derive(Clone, Copy, Debug)]
+pub struct Body<'a> {
+    /// How many elements are kept, which may be none, and the type of their values.
+    pub top: TopK,
+    /// How their positions are written.
+    pub layout: Layout,
+    /// The kept values in order of position, little-endian.
+    pub values: &'a [u8],
+    /// The positions: [`low_bytes`](Layout::low_bytes), then [`high_bytes`](Layout::high_bytes).
+    pub positions: &'a [u8],
 }
 
 impl<'a> Body<'a> {
-    fn of(payload: &Payload<'a>, values: usize) -> Result<Self, Error> {
-        let header = payload.header;
-        let (len, layout, dtype) = stated(&header)?;
-        expect_len("values", header.shape.elements(), values)?;
-        Ok(Body::new(header.parameter, dtype, layout, payload.body_of_len(len)?))
-    }
-
-    fn new(keep: u32, dtype: Dtype, layout: Layout, body: &'a [u8]) -> Self {
-        let (kept, positions) = body.split_at(keep as usize * dtype.bytes());
-        Body { kept, positions, layout, dtype }
+    fn new(top: TopK, layout: Layout, body: &'a [u8]) -> Self {
+        let (values, positions) = body.split_at(top.keep as usize * top.values.bytes());
+        Body { top, layout, values, positions }
     }
 
     fn scatter(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
-        with_wire_type!(self.dtype, V => self.scatter_as::<V>(values, put))
+        with_wire_type!(self.top.values, V => self.scatter_as::<V>(values, put))
     }
 
     #[inline(always)]
     fn scatter_as<V: WireValue>(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
-        let mut kept = self.kept.chunks_exact(size_of::<V>());
-        positions::for_each(self.layout, values.len() as u32, self.positions, |position| {
+        let mut kept = self.values.chunks_exact(size_of::<V>());
+        positions::for_each(self.layout, self.positions, |position| {
             let value = kept.next().ok_or(Error::PayloadBody { what: "more positions than kept values" })?;
             let value = V::get(value);
             if !value.is_finite() {

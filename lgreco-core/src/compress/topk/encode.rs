@@ -1,10 +1,10 @@
 //! Encoding: find the k-th largest magnitude, then write what reaches it.
 
-use super::{STRETCH, TopK, check_keep, payload_len};
+use super::{STRETCH, TopK, check_keep, header, payload_len};
 use crate::Error;
-use crate::compress::positions::{Layout, Writer};
+use crate::compress::positions::{Coding, Layout, Writer};
 use crate::compress::value::{WireValue, with_wire_type};
-use crate::compress::wire::{HEADER_LEN, Header, Method};
+use crate::compress::wire::HEADER_LEN;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{self, Cut};
@@ -54,9 +54,7 @@ pub(super) struct Body<'a> {
 impl<'a> Body<'a> {
     /// Writes the header of a payload with `keep` elements, which has exactly its length.
     pub(super) fn begin(keep: u32, dtype: Dtype, shape: Shape, payload: &'a mut [u8]) -> Result<Self, Error> {
-        let layout = Layout::new(shape.elements() as u32, keep);
-        let variant = dtype as u8 | layout.code() << 2;
-        Header { method: Method::TopK, variant, parameter: keep, shape }.write(payload)?;
+        header(keep, dtype, shape, Layout::new(shape.elements() as u32, keep)).write(payload)?;
         Ok(Body::of(keep, dtype, shape.elements(), &mut payload[HEADER_LEN..]))
     }
 
@@ -80,8 +78,8 @@ pub(in crate::compress) fn write_positions<T: Element>(
 
 /// Where the kept elements end; `Err` with the first that is not finite.
 fn cut<T: Element>(values: &[T], layout: Layout, keep: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
-    match layout {
-        Layout::All => select::check_finite(values).map(|()| Cut { magnitude: 0, ties: u32::MAX }),
+    match layout.coding {
+        Coding::All => select::check_finite(values).map(|()| Cut { magnitude: 0, ties: u32::MAX }),
         _ => select::kth_largest_magnitude(values, keep, workspace),
     }
 }

@@ -31,16 +31,17 @@ mod tests;
 
 pub(super) use at_least::{AtLeast, sent, write_workspace_len};
 pub(crate) use decode::add;
-pub use decode::decode;
 pub(crate) use decode::decode_body;
 pub(super) use decode::stated;
+pub use decode::{Body, decode, of_payload};
 pub(crate) use encode::encode_body;
 pub(super) use encode::write_positions;
 pub use measure::{measure, measure_workspace_len};
 
+pub use super::positions::{Coding, Layout};
+
 use super::Compressor;
-use super::positions::Layout;
-use super::wire::HEADER_LEN;
+use super::wire::{HEADER_LEN, Header, Method};
 use crate::Error;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
@@ -100,6 +101,39 @@ impl TopK {
         let keep = (density * elements as f64 + 0.5) as u32;
         Ok(TopK { keep: keep.clamp(elements.min(1), elements), values })
     }
+
+    /// How the positions of what is kept of `elements` are written.
+    ///
+    /// ```
+    /// use lgreco_core::compress::topk::{Coding, TopK};
+    /// use lgreco_core::gradient::Dtype;
+    /// let coding = |keep| TopK { keep, values: Dtype::F32 }.layout(64).map(|layout| layout.coding);
+    /// assert_eq!([coding(2)?, coding(32)?, coding(64)?], [Coding::EliasFano, Coding::Bitmap, Coding::All]);
+    /// assert!(coding(65).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] unless [`keep`](TopK::keep) is between 1 and `elements`, or both are 0.
+    pub fn layout(&self, elements: u32) -> Result<Layout, Error> {
+        check_keep(self.keep, elements as usize)?;
+        Ok(Layout::new(elements, self.keep))
+    }
+
+    /// The header of a payload.
+    ///
+    /// ```
+    /// use lgreco_core::{compress::topk::TopK, gradient::{Dtype, Shape}};
+    /// let header = TopK { keep: 3, values: Dtype::Bf16 }.header(Shape::new(10, 10)?)?;
+    /// assert_eq!((header.variant, header.parameter), (2 | 2 << 2, 3)); // bf16, Elias–Fano
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`layout`](TopK::layout).
+    pub fn header(&self, shape: Shape) -> Result<Header, Error> {
+        Ok(header(self.keep, self.values, shape, self.layout(shape.elements() as u32)?))
+    }
 }
 
 /// `Err` unless `keep` elements of `elements` can be kept.
@@ -112,6 +146,11 @@ pub(crate) fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
         value: keep as f64,
         expected: "between 1 and the number of elements (0 if there are none)",
     })
+}
+
+/// The header of a payload with `keep` elements, which may be none.
+fn header(keep: u32, values: Dtype, shape: Shape, layout: Layout) -> Header {
+    Header { method: Method::TopK, variant: values as u8 | (layout.coding as u8) << 2, parameter: keep, shape }
 }
 
 /// Bytes of a payload's body.
@@ -131,7 +170,7 @@ pub(crate) fn for_each_position(
     bytes: &[u8],
     visit: impl FnMut(u32) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    super::positions::for_each(Layout::new(elements as u32, keep), elements as u32, bytes, visit)
+    super::positions::for_each(Layout::new(elements as u32, keep), bytes, visit)
 }
 
 /// Bytes of a payload with `keep` of the elements.

@@ -1,10 +1,12 @@
 use super::{TopK, decode, measure, measure_workspace_len};
 use crate::Error;
+use crate::backend::Portable;
 use crate::compress::Compressor;
 use crate::compress::wire::Payload;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
 use crate::select;
+use crate::testing::golden;
 use crate::testing::topk::{check_all_types, check_bytes, check_payload, check_round_trip, check_row};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -32,20 +34,7 @@ fn words(seed: u64) -> impl Iterator<Item = u32> {
 
 #[test]
 fn payload_bytes_are_fixed() {
-    let header = |variant, keep, rows| [b'L', 1, 2, variant, keep, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
-    // Everything: no positions.
-    let all = encoded(&[1.0, -2.0], TopK { keep: 2, values: Dtype::Bf16 }).unwrap();
-    assert_eq!(all, [&header(2, 2, 2)[..], &[0x80, 0x3f, 0x00, 0xc0]].concat());
-    // A bitmap; of the two ones the first is kept.
-    let bitmap = encoded(&[0.0, 1.0, 1.0, -2.0, 0.5], TopK { keep: 2, values: Dtype::F16 }).unwrap();
-    assert_eq!(bitmap, [&header(5, 2, 5)[..], &[0x00, 0x3c, 0x00, 0xc0, 0b01010]].concat());
-    // Elias–Fano of 3, 66, 99 below 100 with 5 low bits: 3, 2, 3 packed; high bits 0, 2, 3 at bits 0, 3, 5.
-    let mut sparse = [0.0; 100];
-    (sparse[3], sparse[66], sparse[99]) = (1.0, 2.0, 3.0);
-    let fano = encoded(&sparse, TopK { keep: 3, values: Dtype::Bf16 }).unwrap();
-    let low = 3 | 2 << 5 | 3 << 10u32;
-    let body = [0x80, 0x3f, 0x00, 0x40, 0x40, 0x40, low as u8, (low >> 8) as u8, 0b10_1001];
-    assert_eq!(fano, [&header(10, 3, 100)[..], &body].concat());
+    golden::check_topk(&mut Portable);
 }
 
 #[test]
