@@ -65,16 +65,6 @@ impl From<u64> for DeviceResidual {
     }
 }
 
-/// Bits of the largest magnitude that can be kept, as the core has it.
-fn largest_kept(storage: Storage) -> u32 {
-    match storage {
-        Storage::F32 => INFINITY - 1,
-        Storage::Bf16 => 0x7f7f_0000,
-        // 127 * 2^121
-        Storage::Int8 => 0x7f7e_0000,
-    }
-}
-
 impl CudaBackend {
     /// Done: one step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and
     /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`; an address alone is one of
@@ -202,7 +192,7 @@ pub(crate) fn step(
         return overflow("the gradient with what is remembered");
     }
     check(gpu, setting, &whole, &words[3..])?;
-    if words[2] > largest_kept(storage) {
+    if words[2] > storage.largest().to_bits() {
         return overflow("what is to be remembered");
     }
     store(gpu, storage, &next, memory, base)?;

@@ -118,15 +118,6 @@ impl BufferResidual<'_> {
             }
         }
     }
-
-    /// Bits of the largest magnitude that can be kept, as the core has it.
-    fn largest(&self) -> u32 {
-        match self.storage {
-            Storage::F32 => INFINITY - 1,
-            Storage::Bf16 => 0x7f7f_0000,
-            Storage::Int8 => 0x7f7e_0000,
-        }
-    }
 }
 
 impl WgpuBackend {
@@ -242,7 +233,7 @@ impl WgpuBackend {
         let mut batch = Batch::new(self.gpu())?;
         pass(&mut batch, "remember", &Tensor::of_buffer(&decoded, 0, elements), residual, &sums, base)?;
         let [left] = largest(batch, [&sums])?;
-        if left > residual.largest() {
+        if left > residual.storage.largest().to_bits() {
             return overflow("what is to be remembered");
         }
         let mut batch = Batch::new(self.gpu())?;

@@ -324,7 +324,9 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         // A key of their own: the same bits must not round both payload and memory.
         let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
         let words = self.words.as_mut();
-        if dispatch(Commit { law, storage, words, elements, gradient, decoded, store: None }) > storage.largest() {
+        if dispatch(Commit { law, storage, words, elements, gradient, decoded, store: None })
+            > storage.largest().to_bits()
+        {
             return Err(Error::Overflow { what: "what is to be remembered" });
         }
         let words = self.words.as_mut();

@@ -63,13 +63,19 @@ impl Storage {
         }
     }
 
-    /// Bits of the largest magnitude that can be kept.
-    pub(super) const fn largest(self) -> u32 {
+    /// The largest magnitude that can be kept.
+    ///
+    /// ```
+    /// use lgreco_core::feedback::Storage;
+    /// assert_eq!(Storage::F32.largest(), f32::MAX);
+    /// assert_eq!(Storage::Bf16.largest(), 255.0 * 2f32.powi(120)); // that of bfloat16
+    /// assert_eq!(Storage::Int8.largest(), 127.0 * 2f32.powi(121));
+    /// ```
+    pub const fn largest(self) -> f32 {
         match self {
-            Storage::F32 => f32::MAX.to_bits(),
-            Storage::Bf16 => 0x7f7f_0000,
-            // 127 · 2^121
-            Storage::Int8 => 0x7f7e_0000,
+            Storage::F32 => f32::MAX,
+            Storage::Bf16 => f32::from_bits(0x7f7f_0000),
+            Storage::Int8 => f32::from_bits(0x7f7e_0000),
         }
     }
 }
