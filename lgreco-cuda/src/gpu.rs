@@ -46,11 +46,20 @@ pub(crate) struct Gpu {
     device: Box<dyn Device>,
     rooms: HashMap<Scratch, Part>,
     has_cublas: bool,
+    /// Payloads of the host decoded here, not left to the core.
+    #[cfg(test)]
+    pub(crate) decoded: usize,
 }
 
 impl Gpu {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
-        Gpu { device, rooms: HashMap::new(), has_cublas: false }
+        Gpu {
+            device,
+            rooms: HashMap::new(),
+            has_cublas: false,
+            #[cfg(test)]
+            decoded: 0,
+        }
     }
 
     pub(crate) fn keep_code_in(&mut self, folder: PathBuf) {

@@ -156,11 +156,21 @@ pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part)
 /// `Layer` of `qsgd.cu`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Layer {
+pub(crate) struct Layer {
     values: u64,
     blocks: u64,
     dtype: u32,
     count: u32,
+}
+
+#[cfg(test)]
+impl Layer {
+    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
+        ("values", std::mem::offset_of!(Layer, values)),
+        ("blocks", std::mem::offset_of!(Layer, blocks)),
+        ("dtype", std::mem::offset_of!(Layer, dtype)),
+        ("count", std::mem::offset_of!(Layer, count)),
+    ];
 }
 
 /// The [`Road`] of one pass, for buckets that a block holds, and of one launch for many small tensors; to the same bits.

@@ -4,11 +4,23 @@ use super::simt::entries;
 use crate::kernels::Module;
 use crate::{feedback, magnitude, positions, powersgd, qsgd, sums, topk};
 
-/// The fields of the source's `Params`, all of which take four bytes.
-fn fields(source: &str) -> Vec<&str> {
-    let body = source.split("struct Params {").nth(1).and_then(|text| text.split('}').next()).expect("a struct Params");
-    let fields = body.lines().filter_map(|line| line.split(';').next().filter(|_| line.contains(';')));
-    fields.map(|field| field.split_whitespace().last().expect("a name")).collect()
+/// The fields of a struct of the source, with their offsets, and its size.
+fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
+    let body = source.split(&format!("struct {name} {{")).nth(1).and_then(|text| text.split('}').next());
+    let fields = body.expect("the struct").lines().filter_map(|line| line.split_once(';'));
+    let mut size: usize = 0;
+    let fields = fields.map(|(field, _)| {
+        let (kind, name) = field.trim().split_once(' ').expect("a type and a name");
+        let bytes = match kind {
+            "u32" | "float" => 4,
+            "u64" | "double" => 8,
+            _ => panic!("{kind} {name}"),
+        };
+        assert!(size.is_multiple_of(bytes), "{name} is padded");
+        size += bytes;
+        (name, size - bytes)
+    });
+    (fields.collect(), size)
 }
 
 #[test]
@@ -26,7 +38,9 @@ fn parameters_are_laid_out_as_in_the_sources() {
         let source = module.source();
         assert!(!entries(&source).is_empty());
         let (names, size) = of_module(module);
-        assert_eq!(fields(&source), names, "{module:?}");
-        assert_eq!(size, 4 * names.len(), "{module:?}");
+        let (fields, bytes) = fields(&source, "Params");
+        assert_eq!(fields.iter().map(|field| field.0).collect::<Vec<_>>(), names, "{module:?}");
+        assert_eq!((size, bytes), (4 * names.len(), size), "{module:?}");
     }
+    assert_eq!(fields(&Module::Qsgd.source(), "Layer"), (qsgd::Layer::FIELDS.to_vec(), size_of::<qsgd::Layer>()));
 }
