@@ -1,0 +1,20 @@
+# What the programs with LibTorch share.
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+if(NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE Release)
+endif()
+
+# PyPI's LibTorch for Linux is the one with CUDA, and its package looks for a CUDA toolkit. It does not when its target
+# for the CUDA runtime is there already; who needs the runtime's headers brings them.
+add_library(torch::cudart INTERFACE IMPORTED)
+find_package(Torch REQUIRED)
+find_package(lgreco 0.1 REQUIRED)
+
+# A program of one source.
+function(add_libtorch_program name source)
+    add_executable(${name} ${source})
+    target_compile_options(${name} PRIVATE -Wall -Wextra -Werror)
+    target_include_directories(${name} SYSTEM PRIVATE ${TORCH_INCLUDE_DIRS})
+    target_link_libraries(${name} PRIVATE torch_cpu_library lgreco::lgreco)
+endfunction()
