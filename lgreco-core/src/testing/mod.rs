@@ -21,6 +21,7 @@ pub mod oracle;
 pub mod plans;
 pub mod powersgd;
 pub mod qsgd;
+pub mod residual;
 pub mod sidco;
 pub mod tables;
 pub mod topk;

@@ -1,6 +1,5 @@
 //! Data races and memory errors: that there are none, and that planted ones are found.
 
-use super::feedback::{STORAGES, check as check_feedback};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend, unavailable};
 use crate::CudaBackend;
@@ -11,6 +10,7 @@ use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_dense, check_qsgd, check_rows};
 use lgreco_core::testing::powersgd::uniform;
+use lgreco_core::testing::residual;
 use std::process::{Command, Output};
 
 #[test]
@@ -19,8 +19,8 @@ fn no_kernel_has_a_data_race() {
     let Some(mut backend) = backend(Flavour::Races, 0) else { return };
     check_dense(&mut backend);
     check_qsgd(&mut backend, ROWS);
-    for storage in STORAGES {
-        check_feedback(&mut backend, (61, 47), Setting::Qsgd(Qsgd::default()), 0.2, storage);
+    for storage in residual::STORAGES {
+        residual::check(&mut backend, (61, 47), Setting::Qsgd(Qsgd::default()), 0.2, storage);
     }
 }
 
