@@ -1,6 +1,7 @@
 //! Random sequences of calls through the C API, for tests and fuzzing.
 
 mod compress;
+mod cuda;
 mod cut;
 mod plan;
 mod train;
@@ -58,6 +59,7 @@ struct State {
     controllers: [*mut lgreco_controller; 2],
     /// Upstream and downstream.
     cuts: [*mut lgreco_cut; 2],
+    cudas: [*mut lgreco_cuda; 2],
     payload: Vec<u8>,
     length: usize,
     message: Vec<u8>,
@@ -76,6 +78,7 @@ impl State {
             compressors: [null_mut(); 2],
             controllers: [null_mut(); 2],
             cuts: [null_mut(); 2],
+            cudas: [null_mut(); 2],
             payload: vec![0; ROOM],
             length: 0,
             message: vec![0; ROOM],
@@ -105,6 +108,7 @@ impl State {
                 lgreco_compressor_message(self.compressors[which]),
                 lgreco_controller_message(self.controllers[which]),
                 lgreco_cut_message(self.cuts[which]),
+                lgreco_cuda_message(self.cudas[which]),
             ] {
                 assert!(CStr::from_ptr(message).to_str().is_ok());
             }
@@ -122,22 +126,24 @@ impl Drop for State {
             self.compressors.iter_mut().for_each(|handle| assert_eq!(lgreco_compressor_destroy(handle), LGRECO_OK));
             self.controllers.iter_mut().for_each(|handle| assert_eq!(lgreco_controller_destroy(handle), LGRECO_OK));
             self.cuts.iter_mut().for_each(|handle| assert_eq!(lgreco_cut_destroy(handle), LGRECO_OK));
+            self.cudas.iter_mut().for_each(|handle| assert_eq!(lgreco_cuda_destroy(handle), LGRECO_OK));
         }
     }
 }
 
 /// Makes the calls that `bytes` say, with NULLs, handles of other kinds, destroyed handles, truncated payloads and
 /// numbers that are no constants among them; returns how many succeed on contexts, on tables and plans, on compressors, on
-/// controllers and on cuts.
+/// controllers, on cuts and on CUDA devices.
 ///
 /// # Panics
 /// When a call returns a status without a name, panics inside, leaves a handle behind a failure, or a message is no text;
 /// when a payload that was just made is not decoded to finite values.
-pub fn check(bytes: &[u8]) -> [usize; 5] {
-    let (mut bytes, mut state, mut done) = (Bytes(bytes), State::new(), [0; 5]);
+pub fn check(bytes: &[u8]) -> [usize; 6] {
+    let (mut bytes, mut state, mut done) = (Bytes(bytes), State::new(), [0; 6]);
     for _ in 0..64 {
         let which = usize::from(bytes.below(2));
         let (noun, call): (usize, Call) = match bytes.below(8) {
+            0 if bytes.below(2) == 1 => (5, cuda::call),
             0 => (0, context),
             1 | 2 => (1, plan::call),
             3 | 4 => (2, compress::call),
@@ -219,6 +225,14 @@ fn setting(bytes: &mut Bytes) -> lgreco_setting {
     }
 }
 
+fn search(bytes: &mut Bytes) -> lgreco_search_options {
+    lgreco_search_options {
+        method: u32::from(bytes.below(5)),
+        min_elements: usize::from(bytes.below(40)),
+        ..Default::default()
+    }
+}
+
 /// Replaces a handle by what `create` makes; a failed creation must leave NULL.
 fn renew<T>(
     handle: &mut *mut T,
@@ -237,7 +251,7 @@ fn renew<T>(
 mod tests {
     #[test]
     fn random_sequences_of_calls_keep_the_contract() {
-        let (mut state, mut done) = (1u64, [0; 5]);
+        let (mut state, mut done) = (1u64, [0; 6]);
         for _ in 0..3000 {
             let bytes: Vec<u8> = (0..4000)
                 .map(|_| {

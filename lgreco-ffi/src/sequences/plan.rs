@@ -1,6 +1,6 @@
 //! Tables and plans.
 
-use super::{Bytes, State, gradient, layer, renew, setting};
+use super::{Bytes, State, gradient, layer, renew, search, setting};
 use crate::*;
 use core::ffi::CStr;
 use core::ptr::null_mut;
@@ -31,11 +31,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             2 => {
                 let gradient = gradient(bytes);
                 let layer = layer(bytes, &gradient);
-                let search = lgreco_search_options {
-                    method: u32::from(bytes.below(5)),
-                    min_elements: usize::from(bytes.below(40)),
-                    ..Default::default()
-                };
+                let search = search(bytes);
                 renew(&mut state.tables[which], lgreco_table_destroy, |to| {
                     lgreco_table_measure(context, &layer, 1, &search, to, null_mut())
                 })
