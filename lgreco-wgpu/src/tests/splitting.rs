@@ -1,6 +1,7 @@
 //! Tensors larger than a binding or a dispatch, at limits made small for it.
 
 use super::{ROWS, backend, backend_with, check_payload, cut, small};
+use crate::powersgd::SIDE;
 use crate::{WgpuBackend, orthonormal};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
@@ -54,10 +55,11 @@ fn three_pieces_do_as_one() {
 fn matrices_are_cut_along_both_sides() {
     let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
     let stream = Stream { seed: 4, ..Stream::default() };
-    let values = uniform(ROWS_OF * COLS, 5);
-    // Rows longer than a dispatch is wide, more of them than it is high, and factors that several workgroups
-    // orthonormalise.
-    for (rows, cols) in [(ROWS_OF, COLS), (COLS, ROWS_OF), (3, 134_582), (33_000, 3)] {
+    let values = uniform(3 * 134_582, 5);
+    // Rows longer than a dispatch is wide, more of them than it is high, rows longer than a piece, and factors that several
+    // workgroups orthonormalise.
+    for (rows, cols) in [(1571, 90), (90, 1571), (3, 134_582), (33_000, 3)] {
+        assert!(rows.max(cols) > SIDE * backend.gpu().most_groups());
         let tensor = Tensor::new(&values[..rows * cols], rows, cols);
         let gradient = tensor.gradients()[0];
         let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 2] };
