@@ -20,19 +20,7 @@ pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
             self.0.run()
         }
     }
-    #[cfg(test)]
-    if baseline_alone() {
-        return kernel.run();
-    }
     pulp::Arch::new().dispatch(Adapter(kernel))
-}
-
-/// Whether this crate's own tests are to run without vector instructions beyond the target's baseline.
-#[cfg(all(test, feature = "std"))]
-fn baseline_alone() -> bool {
-    static ALONE: std::sync::LazyLock<bool> =
-        std::sync::LazyLock::new(|| std::env::var_os("LGRECO_BASELINE").is_some());
-    *ALONE
 }
 
 /// Runs `kernel` compiled for the target's baseline instructions.

@@ -9,9 +9,9 @@ use crate::{picture, run, schemes};
 use indicatif::ProgressBar;
 use lgreco_core::exchange::threads;
 
-/// Long enough for a warm-up of 2 steps and several decisions.
-fn tiny(mut task: Task) -> Task {
-    (task.steps, task.validations) = (10, 2);
+/// With a warm-up of 5 steps, and a decision at its end and after every 4 steps.
+fn tiny(mut task: Task, steps: u32) -> Task {
+    (task.steps, task.validations) = (steps, 2);
     task
 }
 
@@ -26,7 +26,7 @@ fn a_stopped_and_restored_run_is_the_same_run() {
         (Task::convnet(true), scheme("topk", "l-greco")),
         (Task::convnet(true), scheme("clt-k", "scalecom")),
     ] {
-        let task = tiny(task);
+        let task = tiny(task, 16);
         let train = |from: Option<Vec<Checkpoint>>, until: u32| {
             threads::run(2, |collective| {
                 let rank = lgreco_core::exchange::Collective::rank(&collective) as usize;
@@ -34,27 +34,33 @@ fn a_stopped_and_restored_run_is_the_same_run() {
                 if let Some(checkpoints) = &from {
                     worker.restore(&checkpoints[rank])?;
                 }
-                worker.train(until, |_, _| Ok(()))?;
+                let mut decided = Vec::new();
+                worker.train(until, |_, report| {
+                    decided.extend(report.switched.then_some(report.step));
+                    Ok(())
+                })?;
                 let loss = worker.validate()?.to_bits();
-                Ok::<_, Failure>((loss, worker.totals.bytes, worker.parameter_bits()?, worker.save()?))
+                Ok::<_, Failure>((decided, (loss, worker.totals.bytes, worker.parameter_bits()?), worker.save()?))
             })
             .into_iter()
             .collect::<Result<Vec<_>, Failure>>()
             .unwrap()
         };
-        let whole = train(None, 10);
-        let half = train(None, 5).into_iter().map(|(.., checkpoint)| checkpoint).collect();
-        let resumed = train(Some(half), 10);
-        for (whole, resumed) in whole.iter().zip(&resumed) {
-            assert_eq!((whole.0, whole.1), (resumed.0, resumed.1), "{scheme:?}");
-            assert!(whole.2 == resumed.2, "{scheme:?}");
+        let whole = train(None, 16);
+        let half = train(None, 8);
+        // What is stopped has a plan, residuals and whatever else a method remembers.
+        assert!(half.iter().all(|(decided, ..)| *decided == [5]), "{scheme:?}: {:?}", half[0].0);
+        let resumed = train(Some(half.into_iter().map(|(.., checkpoint)| checkpoint).collect()), 16);
+        for ((decided, whole, _), (decided_later, resumed, _)) in whole.iter().zip(&resumed) {
+            assert_eq!(decided[..], [&[5], &decided_later[..]].concat(), "{scheme:?}");
+            assert!(whole == resumed, "{scheme:?}");
         }
     }
 }
 
 #[test]
 fn every_scheme_runs_and_the_json_says_what_it_sent() {
-    let task = tiny(Task::convnet(true));
+    let task = tiny(Task::convnet(true), 10);
     let bar = ProgressBar::hidden();
     let mut metrics = Vec::new();
     let rows: Vec<Row> =
@@ -113,7 +119,7 @@ fn check_metrics(metrics: &[u8], rows: &[Row]) {
 #[test]
 fn exact_plans_are_no_larger_than_those_of_the_dynamic_program() {
     for method in METHODS {
-        let task = tiny(Task::convnet(true));
+        let task = tiny(Task::convnet(true), 10);
         let sent = |name| {
             let sent = threads::run(2, |collective| {
                 let mut worker = Worker::new(&task, 7, scheme(method, name), collective)?;

@@ -208,8 +208,10 @@ pub fn check_gradient(gradient: &Gradient<'_>, qsgd: Qsgd, stream: Stream) {
     let short = qsgd.encode(gradient, stream, &mut [], &mut payload.clone()[..length - 1]);
     assert!(matches!(short, Err(Error::Length { .. })), "{short:?}");
 
+    let parsed = Payload::parse(&payload).unwrap();
+    assert_eq!(qsgd::of_payload(&parsed), Ok(Qsgd { rounding: Rounding::Nearest, ..qsgd }));
     let mut decoded = alloc::vec![f32::NAN; values.len()];
-    qsgd::decode(&Payload::parse(&payload).unwrap(), &mut decoded).unwrap();
+    qsgd::decode(&parsed, &mut decoded).unwrap();
     assert_eq!(decoded, decode(&payload, values.len(), qsgd), "{qsgd:?}");
     check_ends(&values, &decoded, qsgd);
 
@@ -280,7 +282,7 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
     }
 }
 
-/// Decodes arbitrary bytes: an error or finite values, never a panic.
+/// Decodes arbitrary bytes: an error or finite values, never a panic, and [`qsgd::of_payload`] says the same.
 ///
 /// ```
 /// use lgreco_core::testing::qsgd::check_payload;
@@ -294,7 +296,14 @@ pub fn check_payload(bytes: &[u8]) {
     // A code takes a bit at least, so that no payload makes the decoder's caller allocate more than it sent.
     let elements = payload.header.shape.elements().min(8 * payload.body.len());
     let mut values = alloc::vec![0.0; elements];
-    if qsgd::decode(&payload, &mut values).is_ok() {
+    let decoded = qsgd::decode(&payload, &mut values);
+    let described = qsgd::of_payload(&payload).map(|_| ());
+    if elements == payload.header.shape.elements() {
+        assert_eq!(described, decoded);
+    } else {
+        assert!(described.is_err() && decoded.is_err(), "{described:?}, {decoded:?}");
+    }
+    if decoded.is_ok() {
         assert!(values.iter().all(|value| value.is_finite()));
     }
 }

@@ -1,11 +1,12 @@
 //! The two products of PowerSGD, `M Q` and `Mᵀ P`, without transposing `M`.
 //!
-//! [`portable`] or, with the feature `gemm`, [`gemm`]: the same functions, the same promises. `M` is read once per
-//! product, and an element of a result is the same sum in the same order whatever the rank and the element type.
+//! [`portable`] or, with the feature `gemm`, [`gemm`]: the same functions, the same promises, the same tests. `M` is
+//! read once per product, and an element of a result is the same sum in the same order whatever the rank and the element
+//! type.
 
 #[cfg(feature = "gemm")]
 mod gemm;
-#[cfg(not(feature = "gemm"))]
+#[cfg(any(test, not(feature = "gemm")))]
 mod portable;
 #[cfg(test)]
 mod tests;

@@ -4,16 +4,43 @@ use crate::linalg::{pack, panels, unpack};
 use crate::testing::powersgd::uniform;
 use alloc::{vec, vec::Vec};
 
+type Product<T> = fn(Matrix<'_, T>, &[Row], &mut [Row], usize, &mut [u64]);
+
+/// `scratch_words`, `project` and `back_project`.
+struct Products<T> {
+    scratch_words: fn(usize) -> usize,
+    project: Product<T>,
+    back_project: Product<T>,
+}
+
+/// Those of every implementation that is compiled.
+fn all<T: Element>() -> impl Iterator<Item = Products<T>> {
+    let portable = Products {
+        scratch_words: portable::scratch_words,
+        project: portable::project,
+        back_project: portable::back_project,
+    };
+    #[cfg(feature = "gemm")]
+    let gemm =
+        Products { scratch_words: gemm::scratch_words, project: gemm::project, back_project: gemm::back_project };
+    [
+        portable,
+        #[cfg(feature = "gemm")]
+        gemm,
+    ]
+    .into_iter()
+}
+
 /// `P = M Q` and `Q' = Mᵀ P'` of factors given column after column, from stale buffers.
-fn products<T: Element>(m: Matrix<'_, T>, q: &[f32], p: &[f32], rank: usize) -> [Vec<f32>; 2] {
-    let mut scratch = vec![!0; scratch_words(rank)];
+fn products<T: Element>(by: &Products<T>, m: Matrix<'_, T>, q: &[f32], p: &[f32], rank: usize) -> [Vec<f32>; 2] {
+    let mut scratch = vec![!0; (by.scratch_words)(rank)];
     let [mut q_in, mut q_out] = [0; 2].map(|_| vec![[f32::NAN; LANES]; panels(rank) * m.cols]);
     let [mut p_in, mut p_out] = [0; 2].map(|_| vec![[f32::NAN; LANES]; panels(rank) * m.rows]);
     pack(q, m.cols, &mut q_in);
     pack(p, m.rows, &mut p_in);
-    project(m, &q_in, &mut p_out, rank, &mut scratch);
+    (by.project)(m, &q_in, &mut p_out, rank, &mut scratch);
     scratch.fill(!0);
-    back_project(m, &p_in, &mut q_out, rank, &mut scratch);
+    (by.back_project)(m, &p_in, &mut q_out, rank, &mut scratch);
     [(p_out, m.rows), (q_out, m.cols)].map(|(factor, len)| {
         for row in &factor[factor.len() - len..] {
             assert!(row[(rank - 1) % LANES + 1..].iter().all(|&x| x == 0.0), "lanes beyond the rank are zero");
@@ -39,12 +66,12 @@ const SHAPES: [(usize, usize); 7] = [(1, 1), (1, 530), (530, 1), (7, 5), (66, 25
 
 #[test]
 fn products_are_sums_of_products() {
-    for (rows, cols) in SHAPES {
+    for ((rows, cols), by) in SHAPES.into_iter().flat_map(|shape| all().map(move |by| (shape, by))) {
         let values = uniform(rows * cols, 1);
         let m = Matrix { values: &values[..], rows, cols };
         for rank in [1, 16, 19] {
             let (q, p) = (uniform(cols * rank, 2), uniform(rows * rank, 3));
-            let [p_out, q_out] = products(m, &q, &p, rank);
+            let [p_out, q_out] = products(&by, m, &q, &p, rank);
             assert_product(|i, k| values[i * cols + k], &q, &p_out, rows, rank);
             assert_product(|k, i| values[i * cols + k], &p, &q_out, cols, rank);
         }
@@ -53,13 +80,13 @@ fn products_are_sums_of_products() {
 
 #[test]
 fn a_column_is_the_same_whatever_stands_beside_it() {
-    for (rows, cols) in SHAPES {
+    for ((rows, cols), by) in SHAPES.into_iter().flat_map(|shape| all().map(move |by| (shape, by))) {
         let values = uniform(rows * cols, 1);
         let m = Matrix { values: &values[..], rows, cols };
         let (q, p) = (uniform(cols * 37, 2), uniform(rows * 37, 3));
-        let [p_all, q_all] = products(m, &q, &p, 37);
+        let [p_all, q_all] = products(&by, m, &q, &p, 37);
         for rank in [1, 3, 16, 17, 36] {
-            let [p_out, q_out] = products(m, &q[..cols * rank], &p[..rows * rank], rank);
+            let [p_out, q_out] = products(&by, m, &q[..cols * rank], &p[..rows * rank], rank);
             assert_eq!(p_out, p_all[..rows * rank]);
             assert_eq!(q_out, q_all[..cols * rank]);
         }
@@ -73,8 +100,11 @@ fn sixteen_bit_elements_are_their_f32_values() {
             let narrow: Vec<T> = uniform(rows * cols, 1).into_iter().map(T::from_f32).collect();
             let wide: Vec<f32> = narrow.iter().map(|x| x.to_f32()).collect();
             let (q, p) = (uniform(cols * 5, 2), uniform(rows * 5, 3));
-            let of_narrow = products(Matrix { values: &narrow, rows, cols }, &q, &p, 5);
-            assert_eq!(of_narrow, products(Matrix { values: &wide, rows, cols }, &q, &p, 5));
+            for (of_narrow, of_wide) in all().zip(all()) {
+                let of_narrow = products(&of_narrow, Matrix { values: &narrow, rows, cols }, &q, &p, 5);
+                let of_wide = products(&of_wide, Matrix { values: &wide, rows, cols }, &q, &p, 5);
+                assert_eq!(of_narrow, of_wide);
+            }
         }
     }
     check::<F16>();
