@@ -16,9 +16,9 @@ pub struct Task {
     pub steps: u32,
     /// Validations in the course of training.
     pub validations: u32,
-    /// TopK's uniform density, known to keep the loss.
+    /// TopK's uniform density, whose error is the budget.
     pub density: f64,
-    /// PowerSGD's uniform rank, known to keep the loss.
+    /// PowerSGD's uniform rank, likewise.
     pub rank: f64,
     /// The learning rate after its warm-up.
     peak: f32,
