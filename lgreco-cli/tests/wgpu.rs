@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{json, lgreco, stdout};
+use common::{failure_in, file, json, lgreco, safetensors, stdout};
 use std::process::Command;
 
 /// Whether there is an adapter; says so when there is none, and fails when `LGRECO_REQUIRE` names wgpu.
@@ -39,6 +39,21 @@ fn plans_are_made_and_compared() {
         assert!(of("wgpu") && !of("cpu"), "{command}");
     }
     assert!(stdout(&["compare", "--method", "topk", "--backend", "wgpu"]).contains("exact"));
+}
+
+#[test]
+fn what_a_device_cannot_do_is_said_of_the_layer() {
+    if !adapter() {
+        return;
+    }
+    let tensor = |name, dims: &'static [usize]| (name, "BF16", dims, vec![0; 2 * dims.iter().product::<usize>()]);
+    let tensors = [tensor("fc.weight", &[64, 64]), tensor("embedding.weight", &[5_000_000, 1])];
+    let (folder, _) = file("g.safetensors", &safetensors(&tensors));
+    let args = ["plan", "g.safetensors", "--method", "powersgd", "--backend", "wgpu"];
+    let (code, line) = failure_in(folder.path(), &args);
+    let expected = "lgreco: g.safetensors: layer `embedding.weight`: PowerSGD with a side above 4,194,304 or a rank \
+                    above 1024 does not run on wgpu devices";
+    assert_eq!((code, line.as_str()), (1, expected));
 }
 
 #[test]

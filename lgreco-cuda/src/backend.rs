@@ -317,7 +317,7 @@ impl Backend for CudaBackend {
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let work: Vec<Work<'_>> =
             jobs.iter().map(|job| Work::new(Input::Host(job.gradient), job.candidates, job.stream)).collect();
-        measure(&mut self.gpu, &work, rows).map_err(|(job, error)| JobError { job, error: self.told(error) })
+        measure(&mut self.gpu, &work, rows).map_err(|(job, error)| JobError { job: Some(job), error: self.told(error) })
     }
 
     fn encode(

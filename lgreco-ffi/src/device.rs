@@ -104,7 +104,7 @@ impl Backend for Device {
 
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let measured = self.run(|backend| Ok(backend.measure(jobs, workspace, rows)));
-        measured.unwrap_or_else(|error| Err(JobError { job: 0, error }))
+        measured.unwrap_or_else(|error| Err(JobError { job: None, error }))
     }
 
     fn encode(

@@ -163,7 +163,7 @@ impl WgpuBackend {
     }
 
     pub(crate) fn reserve_for(&mut self, work: &[Work<'_>]) -> Result<u64, BufferJobError> {
-        reserve(&mut self.gpu, work).map_err(|(job, error)| BufferJobError { job, error })?;
+        reserve(&mut self.gpu, work)?;
         Ok(self.held_bytes())
     }
 
@@ -217,7 +217,8 @@ impl Backend for WgpuBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        measure(&mut self.gpu, &host_work(jobs), rows).map_err(|(job, error)| JobError { job, error: self.told(error) })
+        measure(&mut self.gpu, &host_work(jobs), rows)
+            .map_err(|BufferJobError { job, error }| JobError { job, error: self.told(error) })
     }
 
     fn encode(

@@ -9,6 +9,7 @@ use crate::tensor::{BufferGradient, Input, Tensor};
 use lgreco_core::compress::wire::Payload;
 use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::rng::Stream;
+use std::fmt;
 use wgpu::{Buffer, BufferUsages};
 
 /// A row to measure of a gradient that lies on the device; see [`Job`](lgreco_core::backend::Job).
@@ -32,21 +33,33 @@ pub struct BufferJob<'a> {
     pub stream: Stream,
 }
 
-/// An error and the job of the batch it happened in.
+/// An error and the job of the batch that it is about.
 ///
 /// ```
 /// use lgreco_wgpu::{BufferJobError, Error};
-/// let failed = BufferJobError { job: 2, error: Error::Lost("reset".into()) };
-/// assert_eq!(failed.to_string(), "job 2: the device is lost: reset");
+/// let failed = BufferJobError { job: Some(2), error: Error::Method("LoCo") };
+/// assert_eq!(failed.to_string(), "job 2: LoCo does not run on wgpu devices");
+/// let failed = BufferJobError { job: None, error: Error::Lost("reset".into()) };
+/// assert_eq!(failed.to_string(), "the device is lost: reset");
 /// ```
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("job {job}: {error}")]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BufferJobError {
-    /// Index of the job in its batch; 0 when the batch as a whole failed.
-    pub job: usize,
+    /// Index of the job in its batch; `None` when the batch as a whole failed.
+    pub job: Option<usize>,
     /// What went wrong.
     pub error: Error,
 }
+
+impl fmt::Display for BufferJobError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.job {
+            Some(job) => write!(f, "job {job}: {}", self.error),
+            None => self.error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for BufferJobError {}
 
 impl WgpuBackend {
     /// [`reserve`](WgpuBackend::reserve) for [`measure_buffers`](WgpuBackend::measure_buffers), which uploads nothing.
@@ -106,9 +119,9 @@ impl WgpuBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason.
+    /// The first job that fails, with its reason; of none in particular what goes wrong with the device.
     pub fn measure_buffers(&mut self, jobs: &[BufferJob<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
-        measure(self.gpu(), &device_work(jobs), rows).map_err(|(job, error)| BufferJobError { job, error })
+        measure(self.gpu(), &device_work(jobs), rows)
     }
 
     /// [`Backend::encode`](lgreco_core::backend::Backend::encode) for a gradient on the device: only the payload comes

@@ -125,8 +125,9 @@ enum Body<'p> {
 }
 
 impl<'p> Body<'p> {
-    /// `None` when decoding is left to the core: dense payloads, those that hold nothing or that no encoder writes, and
-    /// PowerSGD at the ends of the range of f32.
+    /// `None` when decoding is left to the core: methods without kernels (dense, AdaComp, LoCo), payloads that hold
+    /// nothing or that no encoder writes, and PowerSGD of sides or ranks beyond the kernels or at the ends of the range of
+    /// f32.
     fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
         Ok(match payload.header.method {
             Method::Qsgd => Some(Body::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),

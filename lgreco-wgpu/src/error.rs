@@ -59,6 +59,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether it is about what a call was given, not about the device that was to do it.
+    pub(crate) fn is_of_input(&self) -> bool {
+        matches!(self, Error::Core(_) | Error::Buffer { .. } | Error::TooLarge { .. } | Error::Method(_))
+    }
+
     /// The core's error of the same kind, without the text only this crate's has.
     pub(crate) fn to_core(&self) -> lgreco_core::Error {
         let what = match self {

@@ -6,8 +6,8 @@ use crate::rectangles::Cuts;
 use std::ops::Range;
 use wgpu::Buffer;
 
-/// Bands are multiples of this, the side of a tile.
-const SIDE: usize = 16;
+/// Rows and columns of a tile; bands have a multiple of as many rows.
+pub(crate) const SIDE: usize = 16;
 
 /// A factor of `rank` columns, cut into bands of rows that fit a binding. Bands hold their columns one after the other.
 pub(crate) struct Factor {

@@ -6,48 +6,17 @@ use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude::{self, INFINITY, check_finite};
 use crate::memory::Scratch;
+use crate::params::params;
 use crate::tensor::{BufferGradient, Input, Tensor};
-use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
 use lgreco_core::feedback::{Storage, payload_stream};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
-/// `Params` of `feedback.wgsl`.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Params {
-    offset: u32,
-    dtype: u32,
-    first: u32,
-    count: u32,
-    storage: u32,
-    gain: u32,
-    keep: u32,
-    step: u32,
-    layer: u32,
-    rank: u32,
-    seed_low: u32,
-    seed_high: u32,
-}
-
-#[cfg(test)]
-impl Params {
-    pub(crate) const FIELDS: [&'static str; 12] = [
-        "offset",
-        "dtype",
-        "first",
-        "count",
-        "storage",
-        "gain",
-        "keep",
-        "step",
-        "layer",
-        "rank",
-        "seed_low",
-        "seed_high",
-    ];
+params! {
+    /// `Params` of `feedback.wgsl`.
+    offset, dtype, first, count, storage, gain, keep, step, layer, rank, seed_low, seed_high,
 }
 
 /// Elements that share an exponent under [`Storage::Int8`].

@@ -9,7 +9,8 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 /// Elements a workgroup works on.
 pub(crate) const PER_GROUP: usize = 2048;
 
-/// Least binding that every kernel's tables fit; the default of WebGPU is 128 MiB.
+/// Least binding that the tables of QSGD and TopK fit, and of PowerSGD but for high ranks of long matrices; the default
+/// of WebGPU is 128 MiB.
 const LEAST_BINDING: u64 = 2 << 20;
 /// Least workgroups per dimension, likewise; the default is 65,535.
 const LEAST_GROUPS: u64 = 64;

@@ -35,6 +35,7 @@ mod magnitude;
 mod memory;
 mod methods;
 mod orthonormal;
+mod params;
 mod positions;
 mod powersgd;
 mod qsgd;

@@ -5,28 +5,16 @@ use crate::batch::{Batch, Part};
 use crate::gpu::Gpu;
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
+use crate::params::params;
 use crate::tensor::{Input, Tensor};
-use bytemuck::{Pod, Zeroable};
 use wgpu::Buffer;
 
 /// Bits of f32 infinity; magnitudes of finite numbers are smaller.
 pub(crate) const INFINITY: u32 = 0x7f80_0000;
 
-/// `Params` of `magnitude.wgsl`.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Params {
-    offset: u32,
-    dtype: u32,
-    first: u32,
-    count: u32,
-    least: u32,
-    result: u32,
-}
-
-#[cfg(test)]
-impl Params {
-    pub(crate) const FIELDS: [&'static str; 6] = ["offset", "dtype", "first", "count", "least", "result"];
+params! {
+    /// `Params` of `magnitude.wgsl`.
+    offset, dtype, first, count, least, result,
 }
 
 fn dispatch(batch: &mut Batch<'_>, tensor: &Tensor, entry: &'static str, least: u32, results: &Buffer, result: usize) {

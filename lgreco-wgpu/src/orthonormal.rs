@@ -7,7 +7,7 @@ const MOST_ITERATIONS: usize = 40_000;
 
 /// Rows of a factor, in bands of `height`, that one workgroup makes orthonormal: all while there is little to do, else
 /// few.
-pub(crate) fn stretch(rows: usize, height: usize, rank: usize, most_groups: usize) -> usize {
+pub(crate) fn chunk_rows(rows: usize, height: usize, rank: usize, most_groups: usize) -> usize {
     const LITTLE: usize = 1 << 16;
     let rows = if rows * rank <= LITTLE { rows } else { 512.max(rows.div_ceil(most_groups.min(256))) };
     rows.min(height)
@@ -15,15 +15,15 @@ pub(crate) fn stretch(rows: usize, height: usize, rank: usize, most_groups: usiz
 
 /// The steps of orthonormalisation that run in one dispatch each: one where several workgroups have to wait for each
 /// other, else as many as loops are allowed.
-pub(crate) fn dispatches(rows: usize, rank: usize, stretch: usize) -> Vec<Range<usize>> {
+pub(crate) fn dispatches(rows: usize, rank: usize, chunk_rows: usize) -> Vec<Range<usize>> {
     let steps = 3 * rank + 1;
-    if stretch < rows {
+    if chunk_rows < rows {
         return (0..steps).map(|step| step..step + 1).collect();
     }
     let mut dispatches: Vec<Range<usize>> = Vec::new();
     let mut left = 0;
     for step in 0..steps {
-        let cost = iterations(stretch, 1, step / 3);
+        let cost = iterations(chunk_rows, 1, step / 3);
         match dispatches.last_mut() {
             Some(last) if cost <= left => last.end = step + 1,
             _ => {
@@ -36,9 +36,9 @@ pub(crate) fn dispatches(rows: usize, rank: usize, stretch: usize) -> Vec<Range<
     dispatches
 }
 
-/// Iterations of loops that one step for `column` takes at most, with `chunks` stretches of rows.
-pub(crate) fn iterations(stretch: usize, chunks: usize, column: usize) -> usize {
-    let rows = stretch.div_ceil(256);
+/// Iterations of loops that one step for `column` takes at most, with `chunks` of rows.
+pub(crate) fn iterations(chunk_rows: usize, chunks: usize, column: usize) -> usize {
+    let rows = chunk_rows.div_ceil(256);
     let gather = (column + 1).div_ceil(256) * (1 + chunks);
     1 + gather + rows * (4 + column / 4) + (column + 1).div_ceil(4) * (1 + rows + 8)
 }

@@ -22,7 +22,6 @@ fn places(top: TopK, elements: usize) -> Result<Params, Error> {
     Ok(Params {
         sent: top.values as u32,
         elements: elements as u32,
-        keep: top.keep,
         placement: layout.coding as u32,
         low_bits: layout.low_bits,
         values_word: (HEADER_LEN / 4) as u32,
@@ -34,6 +33,16 @@ fn places(top: TopK, elements: usize) -> Result<Params, Error> {
     })
 }
 
+/// `Err` when shaders, which number a payload's words in 32 bits, cannot reach all of them.
+fn check_reach(payload_len: usize) -> Result<(), Error> {
+    const MOST: u64 = 4 * u32::MAX as u64;
+    let bytes = payload_len as u64;
+    if bytes <= MOST {
+        return Ok(());
+    }
+    Err(Error::TooLarge { what: "a TopK payload", bytes, limit: "reach of 32-bit word numbers", largest: MOST })
+}
+
 /// Records the encoding of all but the header; returns the payload's words, header included. Word 0 of `results`
 /// becomes the largest magnitude, word 1 the bits of the k-th largest. `top.keep` is at least 1.
 pub(crate) fn encode(
@@ -43,6 +52,7 @@ pub(crate) fn encode(
     payload_len: usize,
     results: &Buffer,
 ) -> Result<Tensor, Error> {
+    check_reach(payload_len)?;
     let tables = select(batch, tensor, top.values, &[top.keep], false, results, 0)?;
     let state = &tables.state;
     // The magnitude in `Keep`.
@@ -219,7 +229,9 @@ fn upload(
         ..Params::default()
     };
     let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
-    let positions = batch.buffer(4 * (1 + values.len()) as u64, usage)?;
+    // Without positions the binding is never read.
+    let words = if coding == Coding::All { 1 } else { 1 + values.len() };
+    let positions = batch.buffer(4 * words as u64, usage)?;
     if coding != Coding::All {
         if let Some(before) = before {
             batch.copy(&before.positions, 4 * u64::from(before.params.count), &positions, 0, 4);
@@ -233,4 +245,28 @@ fn upload(
     }
     let sent = batch.upload(&body.values[values.start * size..values.end * size])?;
     Ok(Uploaded { params, values: sent, positions, range: body.positions(stretch) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lgreco_core::compress::Compressor;
+    use lgreco_core::gradient::{Dtype, Shape};
+
+    #[test]
+    fn payloads_that_words_of_32_bits_cannot_number_are_refused() {
+        let len = |keep| {
+            let shape = Shape::new(u32::MAX as usize, 1).unwrap();
+            TopK { keep, values: Dtype::F32 }.payload_len(shape, Dtype::F32).unwrap()
+        };
+        // A bitmap, and values up to the last number; and all values, without positions.
+        let last = u32::MAX - 4 - (1 << 27);
+        assert_eq!(len(last), 4 * u32::MAX as usize);
+        assert_eq!(check_reach(len(last)), Ok(()));
+        let (what, limit, largest) = ("a TopK payload", "reach of 32-bit word numbers", 4 * u64::from(u32::MAX));
+        for keep in [last + 1, 4_209_067_949, u32::MAX] {
+            let bytes = len(keep) as u64;
+            assert_eq!(check_reach(bytes as usize), Err(Error::TooLarge { what, bytes, limit, largest }));
+        }
+    }
 }

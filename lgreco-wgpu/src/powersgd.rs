@@ -2,89 +2,26 @@
 
 use crate::Error;
 use crate::batch::{Batch, Part};
-use crate::factor::{Band, Factor};
+use crate::factor::{Band, Factor, SIDE};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude;
 use crate::memory::Scratch;
 use crate::orthonormal;
+use crate::params::params;
 use crate::rectangles::{Rectangle, rectangles};
 use crate::sums::{self, RECORD};
 use crate::tensor::Tensor;
-use bytemuck::{Pod, Zeroable};
 use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
-/// `Params` of `powersgd.wgsl`.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Params {
-    pub(crate) offset: u32,
-    pub(crate) dtype: u32,
-    pub(crate) row: u32,
-    pub(crate) col: u32,
-    pub(crate) rows: u32,
-    pub(crate) cols: u32,
-    pub(crate) stride: u32,
-    pub(crate) transposed: u32,
-    pub(crate) all_rows: u32,
-    pub(crate) all_cols: u32,
-    pub(crate) columns: u32,
-    pub(crate) first_step: u32,
-    pub(crate) last_step: u32,
-    pub(crate) chunks: u32,
-    pub(crate) first_chunk: u32,
-    pub(crate) stretch: u32,
-    pub(crate) groups: u32,
-    pub(crate) looks: u32,
-    pub(crate) largest: u32,
-    pub(crate) tiles: u32,
-    pub(crate) ranks: u32,
-    pub(crate) record: u32,
-    pub(crate) exponent: u32,
-    pub(crate) layer: u32,
-    pub(crate) seed_low: u32,
-    pub(crate) seed_high: u32,
-    pub(crate) step: u32,
-    pub(crate) rank: u32,
+params! {
+    /// `Params` of `powersgd.wgsl`.
+    offset, dtype, row, col, rows, cols, stride, transposed, all_rows, all_cols, columns,
+    first_step, last_step, chunks, first_chunk, chunk_rows, groups, largest_only, largest, tiles,
+    ranks, record, exponent, layer, seed_low, seed_high, step, rank,
 }
 
-#[cfg(test)]
-impl Params {
-    pub(crate) const FIELDS: [&'static str; 28] = [
-        "offset",
-        "dtype",
-        "row",
-        "col",
-        "rows",
-        "cols",
-        "stride",
-        "transposed",
-        "all_rows",
-        "all_cols",
-        "columns",
-        "first_step",
-        "last_step",
-        "chunks",
-        "first_chunk",
-        "stretch",
-        "groups",
-        "looks",
-        "largest",
-        "tiles",
-        "ranks",
-        "record",
-        "exponent",
-        "layer",
-        "seed_low",
-        "seed_high",
-        "step",
-        "rank",
-    ];
-}
-
-/// Rows and columns of a tile.
-pub(crate) const SIDE: usize = 16;
 /// Terms one workgroup adds up.
 const CHUNK: usize = 4096;
 /// Ranks measured together.
@@ -183,9 +120,15 @@ impl Run<'_> {
         batch.clear(&columns, 4 * self.rank as u64);
         let bands = factor.bands();
         // What is largest in a column of several bands has to be known before any is scaled.
-        let looked_at = if bands.len() > 1 { bands } else { &[] };
-        for (band, looks) in looked_at.iter().map(|band| (band, true)).chain(bands.iter().map(|band| (band, false))) {
-            let params = Params { all_rows: band.rows as u32, groups: groups as u32, looks: looks as u32, ..self.base };
+        let first = if bands.len() > 1 { bands } else { &[] };
+        let passes = first.iter().map(|band| (band, true)).chain(bands.iter().map(|band| (band, false)));
+        for (band, largest_only) in passes {
+            let params = Params {
+                all_rows: band.rows as u32,
+                groups: groups as u32,
+                largest_only: largest_only as u32,
+                ..self.base
+            };
             let bindings = [(3, (&band.buffer).into()), (5, (&columns).into())];
             batch.dispatch(kernel("scale_columns"), params, &bindings, groups);
         }
@@ -195,10 +138,10 @@ impl Run<'_> {
     /// Makes the columns of `p` orthonormal.
     fn orthonormalise(&self, batch: &mut Batch<'_>) -> Result<(), Error> {
         let rows = self.shape.rows();
-        let stretch = orthonormal::stretch(rows, self.p.height(), self.rank, batch.gpu.most_groups());
-        let chunks: usize = self.p.bands().iter().map(|band| band.rows.div_ceil(stretch)).sum();
+        let chunk_rows = orthonormal::chunk_rows(rows, self.p.height(), self.rank, batch.gpu.most_groups());
+        let chunks: usize = self.p.bands().iter().map(|band| band.rows.div_ceil(chunk_rows)).sum();
         let inner = batch.scratch(Scratch::Inner, 4 * (2 * chunks * self.rank + 2) as u64)?;
-        for steps in orthonormal::dispatches(rows, self.rank, stretch) {
+        for steps in orthonormal::dispatches(rows, self.rank, chunk_rows) {
             let mut first_chunk = 0;
             for band in self.p.bands() {
                 let params = Params {
@@ -207,10 +150,10 @@ impl Run<'_> {
                     last_step: steps.end as u32,
                     chunks: chunks as u32,
                     first_chunk: first_chunk as u32,
-                    stretch: stretch as u32,
+                    chunk_rows: chunk_rows as u32,
                     ..self.base
                 };
-                let groups = band.rows.div_ceil(stretch);
+                let groups = band.rows.div_ceil(chunk_rows);
                 let bindings = [(3, (&band.buffer).into()), (8, (&inner).into())];
                 batch.dispatch(kernel("orthonormalise"), params, &bindings, groups);
                 first_chunk += groups;

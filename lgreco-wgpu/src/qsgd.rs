@@ -4,67 +4,20 @@ use crate::Error;
 use crate::batch::Batch;
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
+use crate::params::params;
 use crate::sums::{self, RECORD};
 use crate::tensor::{Piece, Tensor};
-use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::rng::Stream;
 use std::ops::Range;
 use wgpu::Buffer;
 
-/// `Params` of `qsgd.wgsl`.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Params {
-    offset: u32,
-    dtype: u32,
-    first: u32,
-    count: u32,
-    bucket: u32,
-    first_bucket: u32,
-    buckets: u32,
-    sign_magnitude: u32,
-    min_max: u32,
-    nearest: u32,
-    widths: u32,
-    bits: u32,
-    log_levels: u32,
-    inverse_levels: u32,
-    step: u32,
-    layer: u32,
-    rank: u32,
-    seed_low: u32,
-    seed_high: u32,
-    record: u32,
-    result: u32,
-}
-
-#[cfg(test)]
-impl Params {
-    pub(crate) const FIELDS: [&'static str; 21] = [
-        "offset",
-        "dtype",
-        "first",
-        "count",
-        "bucket",
-        "first_bucket",
-        "buckets",
-        "sign_magnitude",
-        "min_max",
-        "nearest",
-        "widths",
-        "bits",
-        "log_levels",
-        "inverse_levels",
-        "step",
-        "layer",
-        "rank",
-        "seed_low",
-        "seed_high",
-        "record",
-        "result",
-    ];
+params! {
+    /// `Params` of `qsgd.wgsl`.
+    offset, dtype, first, count, bucket, first_bucket, buckets, sign_magnitude, min_max, nearest,
+    widths, bits, log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, record,
+    result,
 }
 
 /// Elements one invocation works on.
@@ -82,28 +35,28 @@ fn sign_magnitude(qsgd: Qsgd) -> bool {
 }
 
 /// Whole buckets that are worked on together, because their grids fit a binding.
-struct Stretch {
+struct BucketRange {
     elements: Range<usize>,
     first_bucket: usize,
     buckets: usize,
 }
 
-fn stretches(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<Stretch> {
+fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketRange> {
     let bucket = bucket as usize;
-    // Stretches begin where words of codes do.
+    // Ranges begin where words of codes do.
     let unit = bucket << (PER_INVOCATION.trailing_zeros() - bucket.trailing_zeros().min(5));
     let most = ((batch.gpu.window / GRID) as usize).min(batch.gpu.most_groups() * 64);
     let len = unit.saturating_mul((most / (unit / bucket)).max(1));
     let starts = (0..elements).step_by(len);
-    let stretch = |start: usize| {
+    let range = |start: usize| {
         let end = elements.min(start.saturating_add(len));
-        Stretch { elements: start..end, first_bucket: start / bucket, buckets: (end - start).div_ceil(bucket) }
+        BucketRange { elements: start..end, first_bucket: start / bucket, buckets: (end - start).div_ceil(bucket) }
     };
-    starts.map(stretch).collect()
+    starts.map(range).collect()
 }
 
 /// The parameters all kernels of a piece share.
-fn params(tensor: &Tensor, piece: &Piece, qsgd: Qsgd, stretch: &Stretch) -> Params {
+fn params(tensor: &Tensor, piece: &Piece, qsgd: Qsgd, range: &BucketRange) -> Params {
     let sign_magnitude = sign_magnitude(qsgd);
     let log_levels = qsgd.bits as u32 - sign_magnitude as u32;
     Params {
@@ -112,8 +65,8 @@ fn params(tensor: &Tensor, piece: &Piece, qsgd: Qsgd, stretch: &Stretch) -> Para
         first: piece.first as u32,
         count: piece.count as u32,
         bucket: qsgd.bucket,
-        first_bucket: stretch.first_bucket as u32,
-        buckets: stretch.buckets as u32,
+        first_bucket: range.first_bucket as u32,
+        buckets: range.buckets as u32,
         sign_magnitude: sign_magnitude as u32,
         min_max: (qsgd.scale == Scale::MinMax) as u32,
         nearest: (qsgd.rounding == Rounding::Nearest) as u32,
@@ -124,32 +77,32 @@ fn params(tensor: &Tensor, piece: &Piece, qsgd: Qsgd, stretch: &Stretch) -> Para
     }
 }
 
-/// Finds the grids of a stretch's buckets.
+/// Finds the grids of a range of buckets.
 fn grids(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
     qsgd: Qsgd,
-    stretch: &Stretch,
+    range: &BucketRange,
     results: &Buffer,
     status: u32,
 ) -> Result<Buffer, Error> {
-    let extremes = batch.scratch(Scratch::Extremes, EXTREMES * stretch.buckets as u64)?;
-    let grids = batch.scratch(Scratch::Grids, GRID * stretch.buckets as u64)?;
-    batch.clear(&extremes, EXTREMES * stretch.buckets as u64);
-    for piece in tensor.pieces(batch, stretch.elements.clone()) {
-        let params = params(tensor, &piece, qsgd, stretch);
+    let extremes = batch.scratch(Scratch::Extremes, EXTREMES * range.buckets as u64)?;
+    let grids = batch.scratch(Scratch::Grids, GRID * range.buckets as u64)?;
+    batch.clear(&extremes, EXTREMES * range.buckets as u64);
+    for piece in tensor.pieces(batch, range.elements.clone()) {
+        let params = params(tensor, &piece, qsgd, range);
         let bindings = [(1, piece.part.clone()), (2, (&extremes).into())];
         batch.dispatch(kernel("extreme_values"), params, &bindings, piece.groups());
     }
     let params = Params {
-        buckets: stretch.buckets as u32,
+        buckets: range.buckets as u32,
         sign_magnitude: sign_magnitude(qsgd) as u32,
         min_max: (qsgd.scale == Scale::MinMax) as u32,
         result: status,
         ..Params::default()
     };
     let bindings = [(2, (&extremes).into()), (3, (&grids).into()), (6, results.into())];
-    batch.dispatch(kernel("make_grids"), params, &bindings, stretch.buckets.div_ceil(64));
+    batch.dispatch(kernel("make_grids"), params, &bindings, range.buckets.div_ceil(64));
     Ok(grids)
 }
 
@@ -171,16 +124,16 @@ pub(crate) fn measure(
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let qsgd = Qsgd { bits: first, ..base };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
-        let stretches = stretches(batch, tensor.elements, base.bucket);
-        let pieces = stretches.iter().flat_map(|stretch| tensor.pieces(batch, stretch.elements.clone()));
+        let ranges = bucket_ranges(batch, tensor.elements, base.bucket);
+        let pieces = ranges.iter().flat_map(|range| tensor.pieces(batch, range.elements.clone()));
         let left: usize = pieces.map(|piece| sums::left_of(piece.groups())).sum();
         let totals = batch.scratch(Scratch::Totals, sums::bytes(left))?;
         let mut count = 0;
-        for stretch in stretches {
-            let grids = grids(batch, tensor, qsgd, &stretch, results, result as u32)?;
-            for piece in tensor.pieces(batch, stretch.elements.clone()) {
+        for range in ranges {
+            let grids = grids(batch, tensor, qsgd, &range, results, result as u32)?;
+            for piece in tensor.pieces(batch, range.elements.clone()) {
                 let output = batch.scratch(Scratch::Output, sums::bytes(piece.groups()))?;
-                let params = Params { widths, ..params(tensor, &piece, qsgd, &stretch) };
+                let params = Params { widths, ..params(tensor, &piece, qsgd, &range) };
                 let bindings = [(1, piece.part.clone()), (3, (&grids).into()), (5, (&output).into())];
                 batch.dispatch(kernel("row"), params, &bindings, piece.groups());
                 count += sums::add(batch, &output, piece.groups(), &totals, count);
@@ -215,9 +168,9 @@ pub(crate) fn encode(
 ) -> Result<Tensor, Error> {
     let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
     let codes_at = HEADER_LEN + scales_len(qsgd, tensor.elements.div_ceil(qsgd.bucket as usize));
-    for stretch in stretches(batch, tensor.elements, qsgd.bucket) {
-        let grids = grids(batch, tensor, qsgd, &stretch, results, 0)?;
-        let scales = scales_len(qsgd, stretch.buckets) as u64;
+    for range in bucket_ranges(batch, tensor.elements, qsgd.bucket) {
+        let grids = grids(batch, tensor, qsgd, &range, results, 0)?;
+        let scales = scales_len(qsgd, range.buckets) as u64;
         let words = batch.scratch(Scratch::Words, scales)?;
         let params_of = |piece: &Piece| Params {
             step: stream.step,
@@ -225,12 +178,12 @@ pub(crate) fn encode(
             rank: stream.rank,
             seed_low: stream.seed as u32,
             seed_high: (stream.seed >> 32) as u32,
-            ..params(tensor, piece, qsgd, &stretch)
+            ..params(tensor, piece, qsgd, &range)
         };
-        let pieces = tensor.pieces(batch, stretch.elements.clone());
+        let pieces = tensor.pieces(batch, range.elements.clone());
         let bindings = [(3, (&grids).into()), (4, (&words).into())];
-        batch.dispatch(kernel("scales"), params_of(&pieces[0]), &bindings, stretch.buckets.div_ceil(64));
-        let at = HEADER_LEN + scales_len(qsgd, stretch.first_bucket);
+        batch.dispatch(kernel("scales"), params_of(&pieces[0]), &bindings, range.buckets.div_ceil(64));
+        let at = HEADER_LEN + scales_len(qsgd, range.first_bucket);
         payload.take(batch, &words, at / 4, scales as usize / 4);
         for piece in &pieces {
             let whole = piece.count.next_multiple_of(PER_INVOCATION) / 8 * qsgd.bits as usize;
@@ -249,18 +202,17 @@ pub(crate) fn encode(
 pub(crate) fn decode(batch: &mut Batch<'_>, qsgd: Qsgd, body: &[u8], target: &Tensor) -> Result<(), Error> {
     let elements = target.elements;
     let (scales, codes) = body.split_at(scales_len(qsgd, elements.div_ceil(qsgd.bucket as usize)));
-    for stretch in stretches(batch, elements, qsgd.bucket) {
-        let of_stretch =
-            scales_len(qsgd, stretch.first_bucket)..scales_len(qsgd, stretch.first_bucket + stretch.buckets);
-        let extremes = batch.upload(&scales[of_stretch])?;
-        for first in stretch.elements.clone().step_by(batch.gpu.piece_len()) {
-            let count = batch.gpu.piece_len().min(stretch.elements.end - first);
+    for range in bucket_ranges(batch, elements, qsgd.bucket) {
+        let of_range = scales_len(qsgd, range.first_bucket)..scales_len(qsgd, range.first_bucket + range.buckets);
+        let extremes = batch.upload(&scales[of_range])?;
+        for first in range.elements.clone().step_by(batch.gpu.piece_len()) {
+            let count = batch.gpu.piece_len().min(range.elements.end - first);
             let of_piece = first / 8 * qsgd.bits as usize..((first + count) * qsgd.bits as usize).div_ceil(8);
             let words = batch.upload(&codes[of_piece])?;
             let output = batch.scratch(Scratch::Output, 4 * count as u64)?;
             let bindings = [(2, extremes.clone()), (4, words.clone()), (5, (&output).into())];
             let piece = Piece { part: words, skip: 0, first, count };
-            batch.dispatch(kernel("decode"), params(target, &piece, qsgd, &stretch), &bindings, piece.groups());
+            batch.dispatch(kernel("decode"), params(target, &piece, qsgd, &range), &bindings, piece.groups());
             target.take(batch, &output, first, count);
         }
     }

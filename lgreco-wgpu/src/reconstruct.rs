@@ -2,10 +2,10 @@
 
 use crate::Error;
 use crate::batch::Batch;
-use crate::factor::Factor;
+use crate::factor::{Factor, SIDE};
 use crate::magnitude;
 use crate::memory::Scratch;
-use crate::powersgd::{Params, SIDE, check, kernel};
+use crate::powersgd::{Params, check, kernel};
 use crate::rectangles::Cuts;
 use crate::tensor::Tensor;
 use lgreco_core::compress::powersgd;

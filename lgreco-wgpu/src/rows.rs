@@ -1,6 +1,7 @@
 //! Batches of rows: recorded together, read back at once.
 
 use crate::batch::{Batch, Part};
+use crate::buffers::BufferJobError;
 use crate::codec::{NEAR_OVERFLOW, encode};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
@@ -52,30 +53,39 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Measures all jobs and writes their rows one after another; an error comes with its job.
-pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), (usize, Error)> {
+/// An error of job `index`, unless it is one that any other would have met too.
+fn of_job(index: usize) -> impl Fn(Error) -> BufferJobError {
+    move |error| BufferJobError { job: error.is_of_input().then_some(index), error }
+}
+
+fn of_batch(error: Error) -> BufferJobError {
+    BufferJobError { job: None, error }
+}
+
+/// Measures all jobs and writes their rows one after another.
+pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
     let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
     if rows.len() != total {
         let what = "rows, one place per candidate";
-        return Err((0, lgreco_core::Error::Length { what, expected: total, found: rows.len() }.into()));
+        return Err(of_batch(lgreco_core::Error::Length { what, expected: total, found: rows.len() }.into()));
     }
     // Jobs before one that cannot be measured may fail first.
-    let refused = jobs.iter().enumerate().find_map(|(index, job)| check(job).err().map(|error| (index, error)));
+    let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
     let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
     let words = record(gpu, measured)?;
     let (mut rest, mut words) = (&mut rows[..], &words[..]);
     for (index, job) in measured.iter().enumerate() {
         let (row, next) = rest.split_at_mut(job.candidates.len());
         let (own, others) = words.split_at(result_words(job));
-        take_row(gpu, job, own, row).map_err(|error| (index, error))?;
+        take_row(gpu, job, own, row).map_err(of_job(index))?;
         (rest, words) = (next, others);
     }
-    refused.map_or(Ok(()), Err)
+    refused.map_or(Ok(()), |(index, error)| Err(of_job(index)(error)))
 }
 
 /// Takes the memory and compiles the kernels that measuring `jobs` needs.
-pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), (usize, Error)> {
-    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(|error| (index, error)))?;
+pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
+    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))?;
     gpu.rehearsing = true;
     let recorded = record(gpu, jobs);
     gpu.rehearsing = false;
@@ -83,11 +93,10 @@ pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), (usize, Er
 }
 
 /// Runs all jobs and returns the words of their results.
-fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, (usize, Error)> {
+fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, BufferJobError> {
     let total: usize = jobs.iter().map(result_words).sum();
-    let at = |job| move |error| (job, error);
-    let mut batch = Batch::new(gpu).map_err(at(0))?;
-    let results = batch.scratch(Scratch::Results, 4 * total as u64).map_err(at(0))?;
+    let mut batch = Batch::new(gpu).map_err(of_batch)?;
+    let results = batch.scratch(Scratch::Results, 4 * total as u64).map_err(of_batch)?;
     batch.clear(&results, 4 * total as u64);
     let mut last: Option<(Input<'_>, Tensor)> = None;
     let (mut result, mut uploaded) = (0, 0);
@@ -96,20 +105,20 @@ fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, (usize, Error)> 
             Some((input, tensor)) if input.is(&job.input) => tensor,
             _ => {
                 if uploaded > UPLOADS {
-                    batch.wait().map_err(at(index))?;
+                    batch.wait().map_err(of_batch)?;
                     uploaded = 0;
                 }
                 if matches!(job.input, Input::Host(_)) {
                     uploaded += (job.input.shape().elements() * job.input.dtype().bytes()) as u64;
                 }
-                job.input.tensor(&mut batch).map_err(at(index))?
+                job.input.tensor(&mut batch).map_err(of_job(index))?
             }
         };
-        row(&mut batch, job, &tensor, &results, result).map_err(at(index))?;
+        row(&mut batch, job, &tensor, &results, result).map_err(of_job(index))?;
         last = Some((job.input, tensor));
         result += result_words(job);
     }
-    let bytes = batch.read(&[Part { buffer: results, offset: 0, size: 4 * total as u64 }]).map_err(at(0))?;
+    let bytes = batch.read(&[Part { buffer: results, offset: 0, size: 4 * total as u64 }]).map_err(of_batch)?;
     Ok(bytemuck::pod_collect_to_vec(&bytes))
 }
 

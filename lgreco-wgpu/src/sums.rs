@@ -4,7 +4,7 @@ use crate::Error;
 use crate::batch::{Batch, Part};
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
-use bytemuck::{Pod, Zeroable};
+use crate::params::params;
 use wgpu::Buffer;
 
 /// Words of a record: eight mantissas, then eight exponents.
@@ -15,17 +15,9 @@ const PER_WORKGROUP: usize = 4096;
 
 const ADD: Kernel = Kernel { shader: Shader::Sums, entry: "add_records" };
 
-/// `Params` of `sums.wgsl`.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Params {
-    count: u32,
-    target_record: u32,
-}
-
-#[cfg(test)]
-impl Params {
-    pub(crate) const FIELDS: [&'static str; 2] = ["count", "target_record"];
+params! {
+    /// `Params` of `sums.wgsl`.
+    count, target_record,
 }
 
 /// Bytes of `records` records.

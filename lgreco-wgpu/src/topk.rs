@@ -4,68 +4,17 @@ use crate::Error;
 use crate::batch::Batch;
 use crate::kernels::{Kernel, Shader};
 use crate::memory::Scratch;
+use crate::params::params;
 use crate::sums;
 use crate::tensor::{Piece, Tensor};
-use bytemuck::{Pod, Zeroable};
 use lgreco_core::gradient::Dtype;
 use wgpu::Buffer;
 
-/// `Params` of `topk.wgsl`.
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct Params {
-    pub(crate) offset: u32,
-    pub(crate) dtype: u32,
-    pub(crate) first: u32,
-    pub(crate) count: u32,
-    pub(crate) sent: u32,
-    pub(crate) rounds: u32,
-    pub(crate) energies: u32,
-    pub(crate) first_keep: u32,
-    pub(crate) keeps: u32,
-    pub(crate) blocks: u32,
-    pub(crate) first_block: u32,
-    pub(crate) result: u32,
-    pub(crate) elements: u32,
-    pub(crate) keep: u32,
-    pub(crate) placement: u32,
-    pub(crate) low_bits: u32,
-    pub(crate) values_word: u32,
-    pub(crate) low_word: u32,
-    pub(crate) low_bit: u32,
-    pub(crate) high_word: u32,
-    pub(crate) high_bit: u32,
-    pub(crate) window: u32,
-    pub(crate) window_len: u32,
-}
-
-#[cfg(test)]
-impl Params {
-    pub(crate) const FIELDS: [&'static str; 23] = [
-        "offset",
-        "dtype",
-        "first",
-        "count",
-        "sent",
-        "rounds",
-        "energies",
-        "first_keep",
-        "keeps",
-        "blocks",
-        "first_block",
-        "result",
-        "elements",
-        "keep",
-        "placement",
-        "low_bits",
-        "values_word",
-        "low_word",
-        "low_bit",
-        "high_word",
-        "high_bit",
-        "window",
-        "window_len",
-    ];
+params! {
+    /// `Params` of `topk.wgsl`.
+    offset, dtype, first, count, sent, rounds, energies, first_keep, keeps, blocks, first_block,
+    result, elements, placement, low_bits, values_word, low_word, low_bit, high_word, high_bit,
+    window, window_len,
 }
 
 /// Words of a bin of level 1.

@@ -45,8 +45,9 @@ impl Model {
                 search.min_elements
             )),
             Error::Device { .. } => {
-                let told = opened.failure().unwrap_or_else(|| failed.to_string());
-                Failure::no_result(format_args!("{}: {told}", self.name))
+                let layer = failed.layer.map_or_else(String::new, |name| format!("layer `{name}`: "));
+                let told = opened.failure().unwrap_or_else(|| failed.error.to_string());
+                Failure::no_result(format_args!("{}: {layer}{told}", self.name))
             }
             error => Failure::from_core(&error, format_args!("{}: {failed}", self.name)),
         })?;

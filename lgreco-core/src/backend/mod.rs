@@ -11,6 +11,7 @@ use crate::compress::{Candidates, Compressor, Setting, decode};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Gradient;
 use crate::rng::Stream;
+use core::fmt;
 
 /// One row to measure.
 ///
@@ -35,21 +36,33 @@ pub struct Job<'a> {
     pub stream: Stream,
 }
 
-/// An error and the job of the batch it happened in.
+/// An error and the job of the batch that it is about.
 ///
 /// ```
 /// use lgreco_core::{Error, backend::JobError};
-/// let failed = JobError { job: 2, error: Error::NonFinite { index: 7, value: f32::NAN } };
+/// let failed = JobError { job: Some(2), error: Error::NonFinite { index: 7, value: f32::NAN } };
 /// assert_eq!(failed.to_string(), "job 2: element 7 is NaN: gradients must be finite");
+/// let failed = JobError { job: None, error: Error::Device { what: "it is lost" } };
+/// assert_eq!(failed.to_string(), "the device failed: it is lost");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("job {job}: {error}")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JobError {
-    /// Index of the job in its batch.
-    pub job: usize,
+    /// Index of the job in its batch; `None` when the batch as a whole failed.
+    pub job: Option<usize>,
     /// What went wrong.
     pub error: Error,
 }
+
+impl fmt::Display for JobError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.job {
+            Some(job) => write!(f, "job {job}: {}", self.error),
+            None => self.error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for JobError {}
 
 /// Something that measures rows, encodes and decodes. Integer results (codes, indices, payload bytes of QSGD and TopK)
 /// are equal bit for bit on every backend; measured errors agree within the bound each backend documents.
@@ -104,8 +117,9 @@ pub trait Backend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason; [`Error::Length`] when `rows` has not one place per candidate or
-    /// `workspace` is shorter than [`workspace_len`](Backend::workspace_len).
+    /// The first job that fails, with its reason. Of no job in particular: [`Error::Length`] when `rows` has not one place
+    /// per candidate or `workspace` is shorter than [`workspace_len`](Backend::workspace_len), and what goes wrong with a
+    /// device while it works on all.
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
     /// Compresses `gradient` under `setting`; see [`Compressor::encode`].
@@ -185,12 +199,12 @@ impl Backend for Portable {
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let at = |job| move |error| JobError { job, error };
         let total = jobs.iter().map(|job| job.candidates.len()).sum();
-        expect_len("rows, one place per candidate", total, rows.len()).map_err(at(0))?;
-        expect_room("workspace", self.workspace_len(jobs), workspace.len()).map_err(at(0))?;
+        expect_len("rows, one place per candidate", total, rows.len()).map_err(at(None))?;
+        expect_room("workspace", self.workspace_len(jobs), workspace.len()).map_err(at(None))?;
         let mut rest = rows;
         for (index, job) in jobs.iter().enumerate() {
             let (row, next) = rest.split_at_mut(job.candidates.len());
-            job.candidates.measure(&job.gradient, job.stream, workspace, row).map_err(at(index))?;
+            job.candidates.measure(&job.gradient, job.stream, workspace, row).map_err(at(Some(index)))?;
             rest = next;
         }
         Ok(())

@@ -38,7 +38,8 @@ impl Backend for Parallel {
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let total = jobs.iter().map(|job| job.candidates.len()).sum();
-        expect_len("rows, one place per candidate", total, rows.len()).map_err(|error| JobError { job: 0, error })?;
+        expect_len("rows, one place per candidate", total, rows.len())
+            .map_err(|error| JobError { job: None, error })?;
         let mut rest = rows;
         let mut parts = Vec::with_capacity(jobs.len());
         for (index, job) in jobs.iter().enumerate() {
@@ -51,7 +52,7 @@ impl Backend for Parallel {
             let needed = job.candidates.measure_workspace_len(shape, dtype);
             workspace.resize(needed.max(workspace.len()), 0);
             let result = job.candidates.measure(&job.gradient, job.stream, workspace, row);
-            result.err().map(|error| JobError { job: index, error })
+            result.err().map(|error| JobError { job: Some(index), error })
         });
         match failed.flatten().min_by_key(|failure| failure.job) {
             Some(failure) => Err(failure),
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!(one, all);
         (tensors[4].1[33], tensors[9].1[5]) = (f32::INFINITY, f32::INFINITY);
         let (one, all) = rows_of(&tensors);
-        let first = JobError { job: 4, error: Error::NonFinite { index: 33, value: f32::INFINITY } };
+        let first = JobError { job: Some(4), error: Error::NonFinite { index: 33, value: f32::INFINITY } };
         assert_eq!((one.0, all.0), (Err(first), Err(first)));
     }
 }

@@ -336,8 +336,8 @@ impl Search {
     ///
     /// # Errors
     /// The first layer that holds NaN or infinity, by name; [`Error::EmptyTable`] when no layer is left to compress;
-    /// [`Error::Length`] without families; [`Error::DuplicateName`]; errors of the backend and of [`NamedTable`]'s
-    /// [`build`](crate::table::Builder::build).
+    /// [`Error::Length`] without families; [`Error::DuplicateName`]; errors of the backend, by name where they are about
+    /// one layer, and of [`NamedTable`]'s [`build`](crate::table::Builder::build).
     ///
     /// # Complexity
     /// Per method and layer that of [`Candidates::measure`](crate::compress::Candidates::measure), with 5 power iterations
@@ -351,7 +351,8 @@ impl Search {
         let mut rows = vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()];
         let mut workspace = vec![0; backend.workspace_len(&jobs)];
         backend.measure(&jobs, &mut workspace, &mut rows).map_err(|failed| {
-            let layer = offer.rows().nth(failed.job).map(|row| model[row.layer].name.into());
+            let row = failed.job.and_then(|job| offer.rows().nth(job));
+            let layer = row.map(|row| model[row.layer].name.into());
             NamedError { error: failed.error, layer, option: None }
         })?;
         offer.into_measured(&rows)

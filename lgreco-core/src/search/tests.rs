@@ -1,7 +1,9 @@
 use super::*;
-use crate::backend::Portable;
+use crate::backend::{JobError, Portable};
 use crate::compress::Compressor;
 use crate::compress::powersgd::PowerSgd;
+use crate::compress::qsgd::Qsgd;
+use crate::compress::topk::TopK;
 use crate::testing::powersgd::{round_trip, squared_error, uniform};
 use std::string::ToString;
 
@@ -86,31 +88,162 @@ fn the_stream_makes_the_payloads_that_were_measured() {
     assert!((error(Stream { layer: 0, ..stream }) - stated).abs() > 1e-5 * stated);
 }
 
+/// What a search must make of a model.
+struct Expected {
+    labels: &'static [&'static str],
+    default: u32,
+    settings: Vec<Setting>,
+    /// Bytes of payloads.
+    sizes: &'static [u64],
+}
+
+/// Gives rows that count down from the number of candidates, or fails; keeps what it was asked for.
+#[derive(Default)]
+struct Scripted {
+    asked: Vec<(Vec<Setting>, Stream)>,
+    failure: Option<JobError>,
+}
+
+impl Backend for Scripted {
+    fn workspace_len(&self, _: &[Job<'_>]) -> usize {
+        0
+    }
+    fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        let settings = |job: &Job<'_>| (0..job.candidates.len()).filter_map(|i| job.candidates.setting(i)).collect();
+        self.asked = jobs.iter().map(|job| (settings(job), job.stream)).collect();
+        rows.iter_mut().rev().enumerate().for_each(|(i, place)| *place = (1 + i) as f64);
+        self.failure.map_or(Ok(()), Err)
+    }
+    fn encode(
+        &mut self,
+        _: &Setting,
+        _: &Gradient<'_>,
+        _: Stream,
+        _: &mut [u64],
+        _: &mut [u8],
+    ) -> Result<usize, Error> {
+        unreachable!("measuring encodes nothing")
+    }
+    fn decode(&mut self, _: &[u8], _: &mut [f32]) -> Result<(), Error> {
+        unreachable!("measuring decodes nothing")
+    }
+}
+
+/// Sizes of a 40 x 64 tensor and of a 64 x 40 one alike, and the smallest ranges that show everything.
+fn expectations() -> Vec<(Search, Expected)> {
+    let range = |first, last, step| Range { first, last, step };
+    let qsgd = |bits| Setting::Qsgd(Qsgd { bits, ..Qsgd::default() });
+    let topk = |keep| Setting::TopK(TopK { keep, values: Dtype::F32 });
+    let low_rank = |rank| Setting::PowerSgd(PowerSgd { rank, iterations: 5 });
+    vec![
+        (
+            Search::new(Method::Qsgd).with_range(range(2.0, 8.0, 2.0)).unwrap(),
+            Expected {
+                labels: &["qsgd 2", "qsgd 4", "qsgd 6", "qsgd 8"],
+                default: 1,
+                settings: [2, 4, 6, 8].map(qsgd).to_vec(),
+                // Five buckets of at most 512 values, and 320 bytes per bit.
+                sizes: &[16 + 20 + 640, 16 + 20 + 1280, 16 + 20 + 1920, 16 + 20 + 2560],
+            },
+        ),
+        (
+            Search::new(Method::TopK).with_default(0.1).unwrap().with_range(range(0.05, 1.0, 0.95)).unwrap(),
+            Expected {
+                labels: &["topk 5%", "topk 10%", "dense"],
+                default: 1,
+                settings: [topk(128), topk(256), Setting::Dense].to_vec(),
+                // Elias-Fano with 4 and 3 lower bits: 128 + 2559 / 16 and 256 + 2559 / 8 upper ones.
+                sizes: &[16 + 512 + 64 + 36, 16 + 1024 + 96 + 72, 16 + 10240],
+            },
+        ),
+        (
+            Search::new(Method::PowerSgd).with_range(range(3.0, 5.0, 2.0)).unwrap(),
+            Expected {
+                labels: &["powersgd 3", "powersgd 4", "powersgd 5"],
+                default: 1,
+                settings: [3, 4, 5].map(low_rank).to_vec(),
+                // A row of 40 and a row of 64 numbers per rank.
+                sizes: &[16 + 3 * 416, 16 + 4 * 416, 16 + 5 * 416],
+            },
+        ),
+    ]
+}
+
 #[test]
-fn an_offer_becomes_the_table_that_measuring_makes() {
-    let (wide, tall) = (uniform(64 * 40, 1), uniform(64 * 40, 2));
+fn tables_offers_and_jobs_are_those_written_down() {
+    let values = uniform(64 * 40, 1);
     let model = [
-        Layer::new("wide", &[40, 64], Values::F32(&wide)).unwrap(),
-        Layer::new("bias", &[64], Values::F32(&wide[..64])).unwrap(),
-        Layer::new("tall", &[64, 40], Values::F32(&tall)).unwrap(),
+        Layer::new("wide", &[40, 64], Values::F32(&values)).unwrap(),
+        Layer::new("bias", &[64], Values::F32(&values[..64])).unwrap(),
+        Layer::new("tall", &[64, 40], Values::F32(&values)).unwrap(),
     ];
-    for method in Method::ALL {
-        let search = Search { seed: 5, ..Search::new(method) };
+    for (search, expected) in expectations() {
+        let search = Search { seed: 5, metric: Metric::SquaredL2, ..search };
+        let mut backend = Scripted::default();
+        let measured = search.measure(&model, &mut backend).unwrap();
+        check_measured(&measured, &expected);
+        // Where it is sent uncompressed, TopK of everything is what was measured.
+        let all = Setting::TopK(TopK { keep: 2560, values: Dtype::F32 });
+        let asked = expected.settings.iter().map(|&setting| if setting == Setting::Dense { all } else { setting });
+        let asked: Vec<Setting> = asked.collect();
+        let streams = [0, 2].map(|layer| Stream { seed: 5, layer, ..Stream::default() });
+        assert_eq!(backend.asked, streams.map(|stream| (asked.clone(), stream)));
+
         let described = model.map(|layer| (layer.name(), layer.dims(), Dtype::F32));
-        let mut errors = Vec::new();
         let offer = search.offer(described).unwrap();
-        for OfferedRow { layer, candidates, stream } in offer.rows() {
-            let gradient = model[layer].gradient();
-            let mut workspace = vec![0; candidates.measure_workspace_len(gradient.shape(), Dtype::F32)];
-            let mut row = vec![0.0; candidates.len()];
-            candidates.measure(&gradient, stream, &mut workspace, &mut row).unwrap();
-            errors.extend(row);
-        }
-        let expected = measure(search.clone(), &model);
-        assert_eq!((expected.layers.as_slice(), expected.uncompressed.as_slice()), (&[0, 2][..], &[1][..]));
-        assert_eq!(std::format!("{:?}", offer.into_measured(&errors).unwrap()), std::format!("{expected:?}"));
+        let offered = offer.rows().map(|OfferedRow { layer, candidates, stream }| {
+            ((0..candidates.len()).filter_map(|i| candidates.setting(i)).collect::<Vec<_>>(), stream, layer)
+        });
+        let [first, second] = streams;
+        assert_eq!(offered.collect::<Vec<_>>(), [(asked.clone(), first, 0), (asked.clone(), second, 2)]);
+        let candidates = 2 * asked.len();
+        let errors: Vec<f64> = (1..=candidates).rev().map(|error| error as f64).collect();
+        check_measured(&offer.into_measured(&errors).unwrap(), &expected);
         let short = search.offer(described).unwrap().into_measured(&errors[1..]).unwrap_err();
-        let (expected, found) = (errors.len(), errors.len() - 1);
+        let (expected, found) = (candidates, candidates - 1);
         assert_eq!(short.error, Error::Length { what: "squared errors, one per candidate", expected, found });
     }
+}
+
+/// Squared errors count down over both layers.
+fn check_measured(measured: &Measured, expected: &Expected) {
+    let options = expected.labels.len();
+    assert_eq!((&measured.layers[..], &measured.uncompressed[..]), (&[0, 2][..], &[1][..]));
+    assert_eq!(measured.defaults, [expected.default; 2]);
+    assert_eq!([0, 1].map(|layer| measured.table.name(layer)), ["wide", "tall"]);
+    for layer in [0, 1] {
+        assert_eq!(labels(measured, layer), expected.labels);
+        let settings: Vec<Setting> = (0..options).map(|option| measured.setting(layer, option)).collect();
+        assert_eq!(settings, expected.settings);
+        assert_eq!(measured.stream(layer), Stream { seed: 5, layer: 2 * layer as u32, ..Stream::default() });
+        for (option, choice) in measured.table.view().layer(layer).iter().enumerate() {
+            let counted = (2 * options - layer * options - option) as f64;
+            let error = if settings[option] == Setting::Dense { 0.0 } else { counted };
+            assert_eq!((choice.size, choice.error), (8 * expected.sizes[option], error));
+        }
+    }
+}
+
+#[test]
+fn a_hybrid_search_offers_what_the_three_methods_do() {
+    let offer = Search::new(Method::Hybrid).offer([("w", &[64, 40][..], Dtype::F32)]).unwrap();
+    let rows = offer.rows().map(|row| (row.candidates.len(), row.candidates.setting(0).unwrap()));
+    let qsgd = Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() });
+    let top = Setting::TopK(TopK { keep: 3, values: Dtype::F32 });
+    let low_rank = Setting::PowerSgd(PowerSgd { rank: 4, iterations: 5 });
+    assert_eq!(rows.collect::<Vec<_>>(), [(7, qsgd), (100, top), (13, low_rank)]);
+}
+
+#[test]
+fn failures_name_a_layer_where_they_are_about_one() {
+    let values = uniform(64 * 40, 1);
+    let model = ["a", "b"].map(|name| Layer::new(name, &[64, 40], Values::F32(&values)).unwrap());
+    let error = Error::Device { what: "it is lost" };
+    let said = |job| {
+        let mut backend = Scripted { failure: Some(JobError { job, error }), ..Scripted::default() };
+        Search::new(Method::Hybrid).measure(&model, &mut backend).unwrap_err().to_string()
+    };
+    assert_eq!(said(Some(2)), "layer `a`: the device failed: it is lost");
+    assert_eq!(said(Some(3)), "layer `b`: the device failed: it is lost");
+    assert_eq!(said(None), "the device failed: it is lost");
 }

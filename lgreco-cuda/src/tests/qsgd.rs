@@ -124,7 +124,7 @@ fn check_layers(backend: &mut CudaBackend) {
                 assert!(round == 0 && found.iter().zip(&expected).all(near), "{found:?}, not {expected:?}");
             }
             (Err(found), Err(expected)) => {
-                assert!(round == 1 && found.job == 20 && expected.job == 20, "{found}, not {expected}");
+                assert!(round == 1 && found.job == 20 && expected.job == Some(20), "{found}, not {expected}");
                 assert_eq!(found.error, Error::Core(expected.error));
             }
             outcomes => panic!("{outcomes:?}"),

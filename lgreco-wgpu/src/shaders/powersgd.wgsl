@@ -23,9 +23,9 @@ struct Params {
     last_step: u32, // the one after
     chunks: u32,
     first_chunk: u32, // of the band, when it is made orthonormal
-    stretch: u32, // rows that one workgroup orthonormalises
+    chunk_rows: u32, // rows that one workgroup orthonormalises
     groups: u32, // workgroups dispatched
-    looks: u32, // whether a band's columns are only looked at, not scaled
+    largest_only: u32, // whether only the largest magnitudes of a band's columns are found, and nothing is scaled
     largest: u32, // word of `results` with the largest magnitude of M
     tiles: u32,
     ranks: u32, // of `sought`
@@ -109,12 +109,15 @@ fn scale_columns(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
         for (var i = lane.index; i < params.all_rows; i += 256u) {
             largest = max(largest, bitcast<u32>(product[first + i]) & MAGNITUDE);
         }
-        largest = max(largest_of(lane, 256u, largest), output[column]);
-        if (params.looks != 0u) {
+        largest = largest_of(lane, 256u, largest);
+        if (params.largest_only != 0u) {
             if (lane.index == 0u) {
-                output[column] = largest;
+                output[column] = max(largest, output[column]);
             }
-        } else if (largest != 0u) {
+            continue;
+        }
+        largest = max(largest, output[column]);
+        if (largest != 0u) {
             let e = i32(largest >> 23u) - 127;
             for (var i = lane.index; i < params.all_rows; i += 256u) {
                 product[first + i] = scaled(bitcast<u32>(product[first + i]), e);

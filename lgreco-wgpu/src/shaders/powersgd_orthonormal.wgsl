@@ -3,18 +3,18 @@
 //   3c      brings column c - 1 to norm 1
 //   3c + 1  subtracts from column c its projection on those before it
 //   3c + 2  does so again
-// and one more step ends the last column. A workgroup works on a stretch of rows and begins a step with the inner
-// products of all stretches. One that has all rows goes through many steps in a dispatch.
+// and one more step ends the last column. A workgroup works on a chunk of rows and begins a step with the inner
+// products of all chunks. One that has all rows goes through many steps in a dispatch.
 
-// Of each stretch: inner products of the last step and of the one before; then the squared norms of a column before its
+// Of each chunk: inner products of the last step and of the one before; then the squared norms of a column before its
 // first projection was subtracted, and between both.
 @group(0) @binding(8) var<storage, read_write> inner: array<f32>;
 
 var<workgroup> sums: array<vec4<f32>, 256>;
 var<workgroup> products: array<f32, 1024>;
 
-fn inner_at(step: u32, stretch: u32, c: u32) -> u32 {
-    return (step % 2u * params.chunks + stretch) * params.columns + c;
+fn inner_at(step: u32, chunk: u32, c: u32) -> u32 {
+    return (step % 2u * params.chunks + chunk) * params.columns + c;
 }
 
 // products[c] = the inner product of the step before, for c from .. to.
@@ -22,8 +22,8 @@ fn gather(step: u32, from_column: u32, to_column: u32, lane: u32) {
     workgroupBarrier();
     for (var c = from_column + lane; c < to_column; c += 256u) {
         var sum = 0.0;
-        for (var stretch = 0u; stretch < params.chunks; stretch++) {
-            sum += inner[inner_at(step + 1u, stretch, c)];
+        for (var chunk = 0u; chunk < params.chunks; chunk++) {
+            sum += inner[inner_at(step + 1u, chunk, c)];
         }
         products[c] = sum;
     }
@@ -61,7 +61,7 @@ fn subtract_projection(column: u32, start: u32, end: u32, lane: u32) {
 }
 
 // Four columns at a time; of the last four some may lie beyond `column`.
-fn inner_products(step: u32, stretch: u32, column: u32, start: u32, end: u32, lane: u32) {
+fn inner_products(step: u32, chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
     let own = column * params.all_rows;
     for (var c = 0u; c <= column; c += 4u) {
         let at = min(vec4<u32>(c, c + 1u, c + 2u, c + 3u), vec4<u32>(column)) * params.all_rows;
@@ -80,7 +80,7 @@ fn inner_products(step: u32, stretch: u32, column: u32, start: u32, end: u32, la
         }
         workgroupBarrier();
         if (lane < 4u && c + lane <= column) {
-            inner[inner_at(step, stretch, c + lane)] = sums[0][lane];
+            inner[inner_at(step, chunk, c + lane)] = sums[0][lane];
         }
     }
 }
@@ -88,8 +88,8 @@ fn inner_products(step: u32, stretch: u32, column: u32, start: u32, end: u32, la
 @compute @workgroup_size(256)
 fn orthonormalise(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let own = params.first_chunk + group.x;
-    let start = group.x * params.stretch;
-    let end = min(start + params.stretch, params.all_rows);
+    let start = group.x * params.chunk_rows;
+    let end = min(start + params.chunk_rows, params.all_rows);
     for (var step = params.first_step; step < params.last_step; step++) {
         let column = step / 3u;
         let phase = step % 3u;

@@ -15,7 +15,6 @@ struct Params {
     first_block: u32,
     result: u32,
     elements: u32,
-    keep: u32,
     placement: u32, // 0: no positions, 1: bitmap, 2: Elias-Fano
     low_bits: u32,
     // First bit of each part of the payload, as word and bit.

@@ -65,14 +65,37 @@ fn methods_without_kernels_are_refused_by_name() {
     assert_eq!(Error::Method("LoCo").to_string(), "LoCo does not run on wgpu devices");
 }
 
+fn job<'a>(tensor: &'a Tensor, candidates: Candidates<'a>) -> Job<'a> {
+    Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() }
+}
+
 #[test]
 fn a_lost_device_is_an_error() {
     let Some(mut backend) = backend() else { return };
     let tensor = Tensor::new(&uniform(3000, 1), 60, 50);
     rows(&mut backend, &tensor).unwrap();
     backend.device().destroy();
-    assert!(matches!(rows(&mut backend, &tensor), Err(lgreco_core::Error::Device { .. })));
+    let candidates = Candidates::Qsgd { base: Qsgd::default(), bits: &[4] };
+    let failed = backend.measure(&[job(&tensor, candidates); 2], &mut [], &mut [0.0; 2]).unwrap_err();
+    assert!(failed.job.is_none() && matches!(failed.error, lgreco_core::Error::Device { .. }), "{failed:?}");
     assert!(matches!(backend.failure(), Some(Error::Lost(_) | Error::Refused(_))), "{:?}", backend.failure());
+}
+
+/// Of a job that is refused and of one that does not fit; jobs before it are as good as ever.
+#[test]
+fn what_is_wrong_with_a_job_comes_with_its_number() {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    let mut backend = WgpuBackend::with_device(device, queue).unwrap();
+    let tensor = Tensor::new(&uniform(60, 1), 6, 10);
+    let long = Tensor::new(&vec![1.0; (1 << 22) + 1], (1 << 22) + 1, 1);
+    let low_rank = Candidates::PowerSgd { iterations: 1, ranks: &[1] };
+    let sides = Error::Method("PowerSGD with a side above 4,194,304 or a rank above 1024");
+    for (wrong, expected) in
+        [(job(&tensor, Candidates::LoCo { groups: &[8] }), Error::Method("LoCo")), (job(&long, low_rank), sides)]
+    {
+        let failed = backend.measure(&[job(&tensor, low_rank), wrong], &mut [], &mut [0.0; 2]).unwrap_err();
+        assert_eq!((failed.job, backend.failure()), (Some(1), Some(&expected)));
+    }
 }
 
 /// Of error feedback's sums, which are twice as large as a gradient in bf16.
@@ -163,11 +186,11 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
     for (rows, rank) in sides.filter(|(rows, rank)| rank <= rows) {
         for (window, groups) in [(2 << 20, 64), (2 << 20, 65_535), (128 << 20, 65_535), (1 << 32, 65_535)] {
             let height = factor::height(window, rank).min(rows);
-            let stretch = orthonormal::stretch(rows, height, rank, groups);
-            let chunks = rows / height * height.div_ceil(stretch) + (rows % height).div_ceil(stretch);
-            for steps in orthonormal::dispatches(rows, rank, stretch) {
+            let chunk_rows = orthonormal::chunk_rows(rows, height, rank, groups);
+            let chunks = rows / height * height.div_ceil(chunk_rows) + (rows % height).div_ceil(chunk_rows);
+            for steps in orthonormal::dispatches(rows, rank, chunk_rows) {
                 let columns = steps.clone().map(|step| step / 3);
-                let iterations: usize = columns.map(|column| orthonormal::iterations(stretch, chunks, column)).sum();
+                let iterations: usize = columns.map(|column| orthonormal::iterations(chunk_rows, chunks, column)).sum();
                 let what = format!("steps {steps:?} of {rows} x {rank} in bands of {height}");
                 assert!((iterations as u64) < CUT - 10_000, "{what}: {iterations}");
             }

@@ -39,21 +39,25 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
 
 #[test]
 fn parameters_are_laid_out_as_in_the_shaders() {
-    let fields: [(Shader, &[&str], usize); 6] = [
-        (Shader::Feedback, &feedback::Params::FIELDS, size_of::<feedback::Params>()),
-        (Shader::Magnitude, &magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
-        (Shader::Sums, &sums::Params::FIELDS, size_of::<sums::Params>()),
-        (Shader::Qsgd, &qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
-        (Shader::TopK, &topk::Params::FIELDS, size_of::<topk::Params>()),
-        (Shader::PowerSgd, &powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
-    ];
-    for (shader, fields, size) in fields {
+    for shader in Shader::ALL {
+        let (fields, size) = match shader {
+            Shader::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
+            Shader::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
+            Shader::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
+            Shader::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
+            Shader::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
+            Shader::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
+        };
         let (module, _) = module(shader, false);
         let params = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some("Params")).unwrap().1;
         let naga::TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
         assert_eq!(*span as usize, size);
-        let names: Vec<&str> = members.iter().map(|member| member.name.as_deref().unwrap()).collect();
-        assert_eq!(names, fields);
-        assert!(members.iter().enumerate().all(|(i, member)| member.offset as usize == 4 * i));
+        let member = |member: &naga::StructMember| {
+            assert_eq!(module.types[member.ty].inner, naga::TypeInner::Scalar(naga::Scalar::U32), "{member:?}");
+            (member.name.clone().unwrap(), member.offset as usize)
+        };
+        let members: Vec<(String, usize)> = members.iter().map(member).collect();
+        let fields: Vec<(String, usize)> = fields.iter().map(|&(name, offset)| (name.to_owned(), offset)).collect();
+        assert_eq!(members, fields, "{shader:?}");
     }
 }

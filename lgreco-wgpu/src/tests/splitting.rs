@@ -1,7 +1,7 @@
 //! Tensors larger than a binding or a dispatch, at limits made small for it.
 
 use super::{ROWS, backend, backend_with, check_payload, cut, small};
-use crate::powersgd::SIDE;
+use crate::factor::SIDE;
 use crate::{WgpuBackend, orthonormal};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
@@ -161,9 +161,9 @@ fn columns_are_orthonormal_whoever_works_on_them() {
     for (rows, cols, rank, workgroups, dispatches) in
         [(1000, 30, 5, 1, 1), (500, 130, 120, 1, 2), (20_000, 40, 4, 40, 13), (1030, 70, 65, 3, 196)]
     {
-        let stretch = orthonormal::stretch(rows, rows, rank, 65_535);
-        assert_eq!(rows.div_ceil(stretch), workgroups);
-        assert_eq!(orthonormal::dispatches(rows, rank, stretch).len(), dispatches, "{rows} x {rank}");
+        let chunk_rows = orthonormal::chunk_rows(rows, rows, rank, 65_535);
+        assert_eq!(rows.div_ceil(chunk_rows), workgroups);
+        assert_eq!(orthonormal::dispatches(rows, rank, chunk_rows).len(), dispatches, "{rows} x {rank}");
         let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
         let gradient = tensor.gradients()[0];
         let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, rank as u32] };

@@ -157,7 +157,7 @@ fn rows_are_measured_on_the_backend_it_is_given() {
             0
         }
         fn measure(&mut self, _: &[Job<'_>], _: &mut [u64], _: &mut [f64]) -> Result<(), JobError> {
-            Err(JobError { job: 1, error: Error::OutOfMemory { words: 77 } })
+            Err(JobError { job: Some(1), error: Error::OutOfMemory { words: 77 } })
         }
         fn encode(
             &mut self,
