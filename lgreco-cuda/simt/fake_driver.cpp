@@ -89,6 +89,9 @@ ENQUEUED(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void* 
 ENQUEUED(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t bytes, void* stream),
          if (!inside(to, bytes)) return 700;
          memset(reinterpret_cast<void*>(to), value, bytes))
+ENQUEUED(cuMemsetD32Async, (uint64_t to, unsigned value, size_t words, void* stream),
+         if (!inside(to, 4 * words) || to % 4 != 0) return 700;
+         for (size_t i = 0; i < words; i++) memcpy(reinterpret_cast<void*>(to + 4 * i), &value, 4))
 IN_CONTEXT(cuModuleUnload, (void*), --modules)
 
 // The library whose kernel the code, an ELF file, names among its sections.

@@ -1,6 +1,5 @@
 //! The backend: the core's interface, and the same on the embedder's device memory.
 
-use crate::Error;
 use crate::codec::{decode, decoded_bytes, encode};
 use crate::cuda::Cuda;
 use crate::device::{Device, Part};
@@ -8,10 +7,11 @@ use crate::exchange::Pending;
 use crate::gpu::{Gpu, Scratch};
 use crate::rows::{Work, measure};
 use crate::tensor::{DeviceGradient, Input, checked};
+use crate::{Error, powersgd};
 use lgreco_core::backend::{Backend, Job, JobError};
 use lgreco_core::compress::wire::Payload;
 use lgreco_core::compress::{Candidates, Setting};
-use lgreco_core::gradient::Gradient;
+use lgreco_core::gradient::{Gradient, Shape};
 use lgreco_core::rng::Stream;
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -37,20 +37,37 @@ pub struct DeviceJob<'a> {
     pub stream: Stream,
 }
 
-/// An error and the job of the batch it happened in.
+/// An error, and the job of the batch that is at fault.
 ///
 /// ```
 /// use lgreco_cuda::{DeviceJobError, Error};
-/// let failed = DeviceJobError { job: 2, error: Error::OutOfMemory { bytes: 4096 } };
-/// assert_eq!(failed.to_string(), "job 2: the device is out of memory: 4096 bytes cannot be allocated");
+/// let error = Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN });
+/// let failed = DeviceJobError { job: Some(2), error };
+/// assert_eq!(failed.to_string(), "job 2: element 3 is NaN: gradients must be finite");
+/// let failed = DeviceJobError { job: None, error: Error::OutOfMemory { bytes: 4096 } };
+/// assert_eq!(failed.to_string(), "the device is out of memory: 4096 bytes cannot be allocated");
 /// ```
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("job {job}: {error}")]
+#[error("{}{error}", .job.map_or(String::new(), |job| format!("job {job}: ")))]
 pub struct DeviceJobError {
-    /// Index of the job in its batch; 0 when the batch as a whole failed.
-    pub job: usize,
+    /// Index of the job in its batch; `None` when no job is at fault, but the batch or the device.
+    pub job: Option<usize>,
     /// What went wrong.
     pub error: Error,
+}
+
+impl DeviceJobError {
+    /// What went wrong while `job` was worked on.
+    pub(crate) fn at(job: usize, error: Error) -> Self {
+        DeviceJobError { job: Some(job).filter(|_| !error.is_of_device()), error }
+    }
+}
+
+/// What went wrong with all of a batch.
+impl From<Error> for DeviceJobError {
+    fn from(error: Error) -> Self {
+        DeviceJobError { job: None, error }
+    }
 }
 
 /// An NVIDIA GPU.
@@ -92,13 +109,14 @@ impl CudaBackend {
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoCompiler`], [`Error::NoDevice`], [`Error::TooOld`], each with what is missing;
-    /// [`Error::Driver`].
+    /// [`Error::Driver`], also when the device has no memory for a context.
     pub fn new(ordinal: usize) -> Result<Self, Error> {
         Ok(Self::on(Box::new(Cuda::new(ordinal)?)))
     }
 
     /// The device and context that are current on the calling thread, on the embedder's stream (`cudaStream_t` and
-    /// `CUstream` are the same; null is the default stream). All work goes to that stream.
+    /// `CUstream` are the same; null is the default stream). All work goes to that stream. It cannot be captured into a
+    /// graph: calls wait, allocate, and copy from memory of the host that is gone when the graph runs.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -125,7 +143,9 @@ impl CudaBackend {
 
     /// Keeps compiled kernels in `folder`, which exists, and takes them from there: starting costs about a second less
     /// from the second time on. Anybody who may write there may decide what the GPU executes. Files are named by the
-    /// architecture and a hash of sources, options and NVRTC's version; one that cannot be written is left out.
+    /// architecture and a hash of sources, options and NVRTC's version, and written at once or not at all; one that
+    /// cannot be written is left out, one that is damaged or does not load is made anew. Kernels that were compiled before
+    /// the call are kept too.
     ///
     /// ```
     /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
@@ -133,6 +153,27 @@ impl CudaBackend {
     /// ```
     pub fn keep_code_in(&mut self, folder: impl Into<PathBuf>) {
         self.gpu.keep_code_in(folder.into());
+    }
+
+    /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, and PowerSGD of ranks up to
+    /// 1024, or whatever rank where a matrix has no more rows or columns. Others are [`Error::Method`].
+    ///
+    /// ```
+    /// use lgreco_core::compress::{Setting, powersgd::PowerSgd};
+    /// use lgreco_core::gradient::Shape;
+    /// use lgreco_cuda::CudaBackend;
+    /// let setting = Setting::PowerSgd(PowerSgd { rank: 1500, iterations: 1 });
+    /// assert!(!CudaBackend::takes(&setting, Shape::new(2048, 2048)?));
+    /// assert!(CudaBackend::takes(&setting, Shape::new(2048, 1024)?)); // of rank 1024
+    /// assert!(!CudaBackend::takes(&Setting::Dense, Shape::new(2048, 1024)?)); // there is nothing to make
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    pub fn takes(setting: &Setting, shape: Shape) -> bool {
+        match setting {
+            Setting::Qsgd(_) | Setting::TopK(_) => true,
+            Setting::PowerSgd(power) => powersgd::check(shape, power.rank).is_ok(),
+            _ => false,
+        }
     }
 
     /// Done: makes the products of PowerSGD's encoders, [`encode_with_feedback`](CudaBackend::encode_with_feedback) among
@@ -215,9 +256,10 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason.
+    /// The first job that fails, with its reason; without a job [`Length`](lgreco_core::Error::Length) when `rows` has not
+    /// one place per candidate, and what the device says.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
-        measure(&mut self.gpu, &work_of(jobs), rows).map_err(|(job, error)| DeviceJobError { job, error })
+        measure(&mut self.gpu, &work_of(jobs), rows)
     }
 
     /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back.
@@ -246,9 +288,10 @@ impl CudaBackend {
         encode(&mut self.gpu, setting, &Input::Device(*gradient), stream, payload)
     }
 
-    /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a multiple of
-    /// 4. Nothing of them may be used when an error is returned. A payload in page-locked memory has to stay as it is until
-    /// the stream has come this far.
+    /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a multiple
+    /// of 4. Nothing of them may be used when an error is returned. A payload in page-locked memory has to stay as it is
+    /// until the stream has come this far, and so has any payload where the GPU reads the processor's memory by itself
+    /// (Grace Hopper): the driver copies the others before the call returns.
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};
@@ -264,13 +307,13 @@ impl CudaBackend {
     ///
     /// # Safety
     /// `address` is valid memory of four bytes per element in the backend's context, which nothing else uses, other than
-    /// work ordered before or after on the backend's stream; page-locked payloads stay as said.
+    /// work ordered before or after on the backend's stream; payloads stay as said.
     pub unsafe fn decode_to_device(&mut self, payload: &[u8], address: u64) -> Result<(), Error> {
         let target = checked(address, decoded_bytes(Payload::parse(payload)?.header.shape), 4)?;
         self.decode_to_part(payload, target)
     }
 
-    /// Enqueued: decodes a payload into f32 values.
+    /// Enqueued for QSGD, done for other methods: decodes a payload into f32 values.
     pub(crate) fn decode_to_part(&mut self, payload: &[u8], target: Part) -> Result<(), Error> {
         let parsed = Payload::parse(payload)?;
         let elements = parsed.header.shape.elements();
@@ -279,7 +322,8 @@ impl CudaBackend {
         }
         let mut values = vec![0.0f32; elements];
         lgreco_core::compress::decode(payload, &mut values)?;
-        self.gpu.write(bytemuck::cast_slice(&values), target)
+        self.gpu.write(bytemuck::cast_slice(&values), target)?;
+        self.gpu.synchronise()
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {
@@ -317,7 +361,8 @@ impl Backend for CudaBackend {
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let work: Vec<Work<'_>> =
             jobs.iter().map(|job| Work::new(Input::Host(job.gradient), job.candidates, job.stream)).collect();
-        measure(&mut self.gpu, &work, rows).map_err(|(job, error)| JobError { job: Some(job), error: self.told(error) })
+        let measured = measure(&mut self.gpu, &work, rows);
+        measured.map_err(|DeviceJobError { job, error }| JobError { job, error: self.told(error) })
     }
 
     fn encode(

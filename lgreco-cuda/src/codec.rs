@@ -67,7 +67,7 @@ pub(crate) fn enqueue(
 }
 
 /// Enqueued: decodes a payload that [`enqueue`] wrote, with any header, of a gradient of this shape. Returns what
-/// `status` must be afterwards, else other bytes were there; `None` when any bytes do.
+/// `status` must be afterwards, which [`check_decoded`] compares; `None` when any bytes do.
 pub(crate) fn enqueue_decoding(
     gpu: &mut Gpu,
     setting: &Setting,
@@ -99,6 +99,14 @@ pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status:
     }
 }
 
+/// `Err` when a status is not the one that decoding an encoder's payload leaves.
+pub(crate) fn check_decoded(status: &[u32], expected: Option<[u32; 2]>) -> Result<(), Error> {
+    if expected.is_none_or(|expected| status == expected) {
+        return Ok(());
+    }
+    Err(lgreco_core::Error::PayloadBody { what: "it is not what an encoder writes" }.into())
+}
+
 /// Done: [`Compressor::encode`], of values on either side.
 pub(crate) fn encode(
     gpu: &mut Gpu,
@@ -123,7 +131,7 @@ pub(crate) fn encode(
 /// and done, when that is left to the core: dense payloads, those that hold nothing, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
-    let bytes = gpu.upload(Scratch::Payload, bytes)?;
+    let bytes = gpu.lend(Scratch::Payload, bytes)?;
     let status = gpu.room(Scratch::Results, STATUS)?;
     let target = Tensor::of_part(target);
     let good = match enqueue_decoding(gpu, &setting, payload.header.shape, bytes, &target, status)? {

@@ -1,12 +1,13 @@
 //! NVRTC: kernels compiled at run time, each once per architecture and process, and kept on disk where that is wanted.
 
 use crate::Error;
+use crate::kept;
 use crate::kernels::Module;
 use crate::libraries::{Library, candidates};
 use crate::nvrtc::{Form, Nvrtc};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// The options of every module: arithmetic is IEEE 754's, because bits of payloads depend on it.
 const OPTIONS: [&str; 6] = [
@@ -39,18 +40,13 @@ impl Architecture {
         }
     }
 
-    /// The best for a device of compute capability `device`: its own machine code, so that drivers older than NVRTC do; or
-    /// what is nearest before, which drivers compile on.
-    pub(crate) fn of(device: u32, supported: &[u32]) -> Result<Self, Error> {
+    /// The best for a device of compute capability `device`: its own machine code, so that drivers older than NVRTC do;
+    /// or what is nearest before, which drivers compile on. `None` for devices older than all of `supported`.
+    pub(crate) fn of(device: u32, supported: &[u32]) -> Option<Self> {
         if supported.contains(&device) {
-            return Ok(Architecture::Sass(device));
+            return Some(Architecture::Sass(device));
         }
-        let before = supported.iter().copied().filter(|&number| number < device).max();
-        before.map(Architecture::Ptx).ok_or_else(|| Error::TooOld {
-            what: "the device's compute capability",
-            needed: supported.iter().min().map_or("one that NVRTC knows".into(), |&least| capability(least)),
-            found: capability(device),
-        })
+        supported.iter().copied().filter(|&number| number < device).max().map(Architecture::Ptx)
     }
 }
 
@@ -60,7 +56,7 @@ pub(crate) fn capability(number: u32) -> String {
 }
 
 /// Code by the hash of what it was made of.
-type Made = HashMap<(u64, Architecture), Arc<[u8]>>;
+static MADE: Mutex<Option<HashMap<(u64, Architecture), Box<[u8]>>>> = Mutex::new(None);
 
 /// An NVRTC, its version, and the compute capabilities it compiles for.
 #[derive(Clone, Debug)]
@@ -109,39 +105,59 @@ impl Compiler {
             let what = "the CUDA version of the NVIDIA driver";
             return Err(Error::TooOld { what, needed, found: text(driver) });
         }
-        let architecture = Architecture::of(device, &self.supported)?;
-        Ok((self, architecture))
+        match Architecture::of(device, &self.supported) {
+            Some(architecture) => Ok((self, architecture)),
+            None => {
+                let least = self.supported.iter().min().map_or("a later one".into(), |&least| capability(least));
+                let needed = format!("{least} (for NVRTC {}, which was found)", text(self.version));
+                Err(Error::TooOld { what: "the device's compute capability", needed, found: capability(device) })
+            }
+        }
     }
 
-    /// The module's code, compiled on first use; with a folder, from there and to there.
-    pub(crate) fn code(
+    /// What `load` makes of the module's code: of what this process has made before, or else of the folder's, or else of
+    /// what is compiled now. The folder then has it; what it had that was damaged or did not load is replaced.
+    pub(crate) fn load<T>(
         &self,
         module: Module,
         architecture: Architecture,
         folder: Option<&Path>,
-    ) -> Result<Arc<[u8]>, Error> {
-        static MADE: Mutex<Option<Made>> = Mutex::new(None);
+        load: impl Fn(&[u8]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let source = module.source();
-        let hash = hash(&source, self.version);
+        let hash = self.hash(&source);
+        let file = folder.map(|folder| file(folder, module, hash, architecture));
         let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
         let made = made.get_or_insert_default();
         if let Some(code) = made.get(&(hash, architecture)) {
-            return Ok(Arc::clone(code));
+            let loaded = load(code)?;
+            file.iter().filter(|file| !file.exists()).for_each(|file| kept::write(file, code));
+            return Ok(loaded);
         }
-        let file = folder.map(|folder| folder.join(format!("{}-{hash:016x}-{}", module.name(), architecture.name())));
-        let kept = file.as_ref().and_then(|file| std::fs::read(file).ok()).filter(|kept| !kept.is_empty());
-        let code: Arc<[u8]> = match kept {
-            Some(code) => code.into(),
-            None => {
-                let (code, _) = self.compile(module.name(), &source, architecture, &[])?;
-                if let Some(file) = file {
-                    keep(&file, &code);
-                }
-                code.into()
-            }
-        };
-        made.insert((hash, architecture), Arc::clone(&code));
-        Ok(code)
+        let kept = file.as_deref().and_then(kept::read);
+        if let Some((code, loaded)) = kept.and_then(|code| load(&code).ok().map(|loaded| (code, loaded))) {
+            made.insert((hash, architecture), code.into());
+            return Ok(loaded);
+        }
+        let (code, _) = self.compile(module.name(), &source, architecture, &[])?;
+        let loaded = load(&code)?;
+        file.iter().for_each(|file| kept::write(file, &code));
+        made.insert((hash, architecture), code.into());
+        Ok(loaded)
+    }
+
+    /// Puts what this process has made of the module into a folder that does not have it.
+    pub(crate) fn keep(&self, module: Module, architecture: Architecture, folder: &Path) {
+        let hash = self.hash(&module.source());
+        let file = file(folder, module, hash, architecture);
+        let made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        let code = made.as_ref().and_then(|made| made.get(&(hash, architecture)));
+        code.filter(|_| !file.exists()).iter().for_each(|code| kept::write(&file, code));
+    }
+
+    /// A number for all that decides what is made of a source.
+    fn hash(&self, source: &str) -> u64 {
+        kept::hash(format!("{source}{OPTIONS:?}{:?}", self.version).as_bytes())
     }
 
     /// Compiles a source; the code and NVRTC's log.
@@ -163,16 +179,7 @@ impl Compiler {
     }
 }
 
-/// Writes a file at once or not at all; a cache that cannot be written is no error.
-fn keep(file: &Path, code: &[u8]) {
-    let unfinished = file.with_extension(format!("{}.part", std::process::id()));
-    if std::fs::write(&unfinished, code).is_ok() && std::fs::rename(&unfinished, file).is_err() {
-        std::fs::remove_file(&unfinished).ok();
-    }
-}
-
-/// FNV-1a of all that decides what a compiler makes.
-fn hash(source: &str, version: (u32, u32)) -> u64 {
-    let all = format!("{source}{OPTIONS:?}{version:?}");
-    all.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+/// Where a folder has a module's code.
+pub(crate) fn file(folder: &Path, module: Module, hash: u64, architecture: Architecture) -> PathBuf {
+    folder.join(format!("{}-{hash:016x}-{}", module.name(), architecture.name()))
 }

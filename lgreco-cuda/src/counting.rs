@@ -41,6 +41,10 @@ impl Device for Counting {
         Ok(())
     }
 
+    fn set(&mut self, _: Part, _: u32) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn upload(&mut self, _: &[u8], _: Part) -> Result<(), Error> {
         Ok(())
     }

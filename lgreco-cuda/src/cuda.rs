@@ -1,4 +1,5 @@
-//! The driver: a context, a stream, modules. Every call makes the context current and afterwards what was current before.
+//! The driver: a context, a stream, modules. Every call makes the context current and afterwards what was current
+//! before.
 
 use crate::Error;
 use crate::compiler::{Architecture, Compiler, capability};
@@ -13,7 +14,7 @@ use std::ptr::null_mut;
 
 /// The least version of the driver's interface, 1000 times the major plus 10 times the minor, and of devices.
 const OLDEST_DRIVER: i32 = 11_000;
-const OLDEST_DEVICE: u32 = 60;
+pub(crate) const OLDEST_DEVICE: u32 = 60;
 
 /// `Err` with the driver's words.
 fn said<T>(call: &'static str, outcome: Result<T, DriverError>) -> Result<T, Error> {
@@ -172,10 +173,11 @@ impl Cuda {
         let module = match self.modules.get(&kernel.module) {
             Some(&module) => module,
             None => {
-                let code = self.compiler.code(kernel.module, self.architecture, self.folder.as_deref())?;
-                // SAFETY: NVRTC made the code: a whole object, or text that ends with NUL.
-                let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
-                let module = said("cuModuleLoadData", module)?;
+                // SAFETY: a whole object of NVRTC's, or text that ends with NUL. What comes from the folder has the
+                // checksum it was written with, and the embedder's word that nobody else writes there.
+                let load =
+                    |code: &[u8]| said("cuModuleLoadData", unsafe { result::module::load_data(code.as_ptr().cast()) });
+                let module = self.compiler.load(kernel.module, self.architecture, self.folder.as_deref(), load)?;
                 self.modules.insert(kernel.module, module);
                 module
             }
@@ -191,6 +193,7 @@ impl Cuda {
 
 impl Device for Cuda {
     fn keep_code_in(&mut self, folder: PathBuf) {
+        self.modules.keys().for_each(|&module| self.compiler.keep(module, self.architecture, &folder));
         self.folder = Some(folder);
     }
 
@@ -219,10 +222,18 @@ impl Device for Cuda {
         self.function(kernel).map(drop)
     }
 
+    fn set(&mut self, word_at: Part, word: u32) -> Result<(), Error> {
+        let _current = Current::make(self.context)?;
+        // SAFETY: a part is memory that is there; this one has a word, and is aligned for it.
+        let set = unsafe { sys::cuMemsetD32Async(word_at.address, word, word_at.bytes as usize / 4, self.stream) };
+        said("cuMemsetD32Async", set.result())
+    }
+
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
         let _current = Current::make(self.context)?;
-        // SAFETY: as long as the bytes; pageable memory is read before the call returns, and for page-locked memory the
-        // callers wait.
+        // SAFETY: as long as the bytes. The driver may read them until the stream has come this far, unless it copies
+        // pageable memory first, as it does where the device cannot read that by itself: the callers either wait, keep
+        // what they lend, or have their own caller's promise to.
         said("cuMemcpyHtoDAsync", unsafe { result::memcpy_htod_async(to.address, bytes, self.stream) })
     }
 
@@ -288,8 +299,8 @@ impl Device for Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         let Ok(current) = Current::make(self.context) else { return };
-        // SAFETY: all handles are this value's own and used no more; what is enqueued is waited for. Nothing can be done
-        // about an error.
+        // SAFETY: all handles are this value's own and used no more; what is enqueued is waited for. Nothing can be
+        // done about an error.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
             self.cublas = None;

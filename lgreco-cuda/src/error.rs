@@ -18,15 +18,16 @@ pub enum Error {
     NoDriver,
     /// The compiler's library is not there.
     #[error(
-        "no NVRTC: the library libnvrtc (nvrtc64 on Windows) was not found on the library path, in CUDA_HOME, CUDA_PATH \
-         or /usr/local/cuda, nor among the Python packages of VIRTUAL_ENV, CONDA_PREFIX, ~/.local or /usr/local; it comes \
-         with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12"
+        "no NVRTC: the library libnvrtc (nvrtc64 on Windows) was not found on the library path, in CUDA_HOME, \
+         CUDA_PATH or /usr/local/cuda, nor among the Python packages of VIRTUAL_ENV, CONDA_PREFIX, ~/.local or \
+         /usr/local; it comes with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cuda-nvrtc and \
+         nvidia-cuda-nvrtc-cu12"
     )]
     NoCompiler,
     /// The library of products that was asked for is not there.
     #[error(
-        "no cuBLAS of CUDA 11.5 or later: the library libcublas (cublas64 on Windows) was not found where NVRTC is looked \
-         for; it comes with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cublas and \
+        "no cuBLAS of CUDA 11.5 or later: the library libcublas (cublas64 on Windows) was not found where NVRTC is \
+         looked for; it comes with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cublas and \
          nvidia-cublas-cu12"
     )]
     NoCublas,
@@ -38,7 +39,7 @@ pub enum Error {
         /// The driver's words.
         reason: String,
     },
-    /// The driver or the device is too old.
+    /// The driver or the device is too old, or NVRTC too new for it.
     #[error("{what} is {found}, at least {needed} is needed")]
     TooOld {
         /// What is too old.
@@ -84,6 +85,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the device, its driver or its compiler failed, and not what the call was given. It may then have been at
+    /// something that was enqueued by an earlier call.
+    ///
+    /// ```
+    /// use lgreco_cuda::Error;
+    /// assert!(Error::OutOfMemory { bytes: 4096 }.is_of_device());
+    /// assert!(!Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN }).is_of_device());
+    /// ```
+    pub fn is_of_device(&self) -> bool {
+        !matches!(self, Error::Core(_) | Error::Memory { .. } | Error::Method(_))
+    }
+
     /// The core's error of the same kind, without the text only this crate's has.
     pub(crate) fn to_core(&self) -> lgreco_core::Error {
         let what = match self {

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::backend::{CudaBackend, DeviceJobError};
-use crate::codec::{STATUS, check, checked_len, enqueue, enqueue_decoding, header};
+use crate::codec::{STATUS, check, check_decoded, checked_len, enqueue, enqueue_decoding, header};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
@@ -17,8 +17,8 @@ const MOST: usize = 4096;
 /// What has been enqueued.
 enum Enqueued {
     Encoding(Setting, DeviceGradient),
-    /// The status of a payload that an encoder wrote.
-    Decoding([u32; 2]),
+    /// With the status of a payload that an encoder wrote; `None` when any bytes can be decoded.
+    Decoding(Option<[u32; 2]>),
 }
 
 /// Calls that have not been checked yet, and where what is known of them will be.
@@ -29,11 +29,17 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    /// `Err` when a check is due.
+    fn has_room(&self) -> Result<(), Error> {
+        if self.calls.len() < MOST {
+            return Ok(());
+        }
+        Err(Error::Memory { what: "for what is known of enqueued calls is full: they need a check" })
+    }
+
     /// Where the next call's status will be.
     pub(crate) fn status(&mut self, gpu: &mut Gpu) -> Result<Part, Error> {
-        if self.calls.len() == MOST {
-            return Err(Error::Memory { what: "for what is known of enqueued calls is full: they need a check" });
-        }
+        self.has_room()?;
         let statuses = match self.statuses {
             Some(statuses) => statuses,
             None => *self.statuses.insert(gpu.room(Scratch::Statuses, STATUS * MOST as u64)?),
@@ -43,15 +49,17 @@ impl Pending {
 }
 
 impl CudaBackend {
-    /// Enqueued: [`Backend::encode`](lgreco_core::backend::Backend::encode) from device memory to device memory; returns the
-    /// payload's length. [`check`](CudaBackend::check) says later whether the gradient could be compressed.
+    /// Enqueued: [`Backend::encode`](lgreco_core::backend::Backend::encode) from device memory to device memory; returns
+    /// the payload's length. [`check`](CudaBackend::check) says later whether the gradient could be compressed: until
+    /// then the gradient has to stay in its place, unwritten, because a check looks for the value at fault there.
     ///
     /// ```no_run
     /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
     /// use lgreco_core::gradient::{Dtype, Shape};
     /// use lgreco_core::rng::Stream;
     /// use lgreco_cuda::{CudaBackend, DeviceGradient};
-    /// /// Sends a gradient of 64 × 64 f32 through `all_gather`, whose stream is the backend's. All are device addresses.
+    /// /// Sends a gradient of 64 × 64 f32 through `all_gather`, whose stream is the backend's. All are device
+    /// /// addresses.
     /// fn exchange(
     ///     cuda: &mut CudaBackend,
     ///     (gradient, payload, received, decoded): (u64, u64, u64, u64),
@@ -70,13 +78,14 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), but for the values, and those of the device;
-    /// [`Error::Memory`] when `address` is 0 or no multiple of 4, and after 4096 calls without a check.
+    /// As [`Compressor::encode`](lgreco_core::compress::Compressor::encode), but for the values, and those of the
+    /// device; [`Error::Memory`] when `address` is 0 or no multiple of 4, and after 4096 calls without a check.
     ///
     /// # Safety
-    /// `address` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes in the backend's
-    /// context, apart from the gradient's, which nothing else uses, other than work ordered before or after on the
-    /// backend's stream.
+    /// `address` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes in the
+    /// backend's context, apart from the gradient's, which nothing else uses, other than work ordered before or after on
+    /// the backend's stream. The gradient's memory stays valid until the next [`check`](CudaBackend::check), or until
+    /// the backend is dropped without one.
     pub unsafe fn encode_to_device(
         &mut self,
         setting: &Setting,
@@ -89,9 +98,10 @@ impl CudaBackend {
         let payload = checked(address, len as u64, 4)?;
         let mut bytes = [0; HEADER_LEN];
         header(setting, &input)?.write(&mut bytes)?;
+        let words = bytes.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word));
         let (gpu, pending) = self.gpu_and_pending();
         let status = pending.status(gpu)?;
-        gpu.write(&bytes, payload)?;
+        gpu.write_words(&words.collect::<Vec<u32>>(), payload)?;
         enqueue(gpu, setting, &input, stream, payload, status)?;
         pending.calls.push(Enqueued::Encoding(*setting, *gradient));
         Ok(len)
@@ -99,7 +109,8 @@ impl CudaBackend {
 
     /// Done: whether all gradients encoded by [`encode_to_device`](CudaBackend::encode_to_device) since the last check
     /// could be compressed, and all payloads decoded by [`decode_on_device`](CudaBackend::decode_on_device) were an
-    /// encoder's. Nothing of what came out of those that were not may be used.
+    /// encoder's. Waits once. Where one was not, its gradient is read again for the position and the value: gradients
+    /// have to be there, unwritten, until the check.
     ///
     /// ```
     /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
@@ -107,25 +118,23 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first call that failed, as `job` in the order of the calls, with the reason that
+    /// The first call that failed, as `job`: its number, from 0, among the calls of both kinds that returned `Ok` since
+    /// the last check, those included that cannot fail. With it comes the reason that
     /// [`Compressor::encode`](lgreco_core::compress::Compressor::encode) has, or
     /// [`PayloadBody`](lgreco_core::Error::PayloadBody); [`Error::Memory`] in its place when the gradient has been
-    /// overwritten. Those of the device.
+    /// overwritten. Calls after it may have failed too, and are not told of: nothing of what came out of any of them may
+    /// be used. Those of the device, without a number; then nothing is known of any call.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
         let (gpu, pending) = self.gpu_and_pending();
         let calls = std::mem::take(&mut pending.calls);
         let Some(statuses) = pending.statuses.filter(|_| !calls.is_empty()) else { return Ok(()) };
-        let at = |job| move |error| DeviceJobError { job, error };
-        let words = gpu.read::<u32>(statuses.cut(0, STATUS * calls.len() as u64)).map_err(at(0))?;
+        let words = gpu.read::<u32>(statuses.cut(0, STATUS * calls.len() as u64))?;
         for (job, (call, status)) in calls.iter().zip(words.as_chunks::<2>().0).enumerate() {
             let outcome = match call {
                 Enqueued::Encoding(setting, gradient) => check(gpu, setting, &Input::Device(*gradient), status),
-                Enqueued::Decoding(expected) if status == expected => Ok(()),
-                Enqueued::Decoding(_) => {
-                    Err(lgreco_core::Error::PayloadBody { what: "it is not what an encoder writes" }.into())
-                }
+                Enqueued::Decoding(expected) => check_decoded(status, *expected),
             };
-            outcome.map_err(at(job))?;
+            outcome.map_err(|error| DeviceJobError::at(job, error))?;
         }
         Ok(())
     }
@@ -136,14 +145,14 @@ impl CudaBackend {
     /// tells. Its header is not read.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco_core::Error::Parameter) of the setting's; [`Error::Memory`] when an address is 0 or no multiple
-    /// of 4, and after 4096 calls without a check; [`Error::Method`] for methods that are not decoded on
+    /// [`Parameter`](lgreco_core::Error::Parameter) of the setting's; [`Error::Memory`] when an address is 0 or no
+    /// multiple of 4, and after 4096 calls without a check; [`Error::Method`] for methods that are not decoded on
     /// the device; those of the device.
     ///
     /// # Safety
-    /// `payload` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes, `values` of four
-    /// bytes per element, both in the backend's context, apart from each other, and used by nothing else, other than work
-    /// ordered before or after on the backend's stream.
+    /// `payload` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes, `values` of
+    /// four bytes per element, both in the backend's context, apart from each other, and used by nothing else, other than
+    /// work ordered before or after on the backend's stream.
     pub unsafe fn decode_on_device(
         &mut self,
         setting: &Setting,
@@ -153,15 +162,15 @@ impl CudaBackend {
     ) -> Result<(), Error> {
         let len = setting.payload_len(shape, Dtype::F32)? as u64;
         let (payload, target) = (checked(payload, len, 4)?, checked(values, 4 * shape.elements() as u64, 4)?);
-        if shape.elements() == 0 {
-            return Ok(());
-        }
         let (gpu, pending) = self.gpu_and_pending();
-        let status = pending.status(gpu)?;
-        let target = Tensor::of_part(target);
-        if let Some(expected) = enqueue_decoding(gpu, setting, shape, payload, &target, status)? {
-            pending.calls.push(Enqueued::Decoding(expected));
-        }
+        let expected = if shape.elements() == 0 {
+            pending.has_room()?;
+            None
+        } else {
+            let status = pending.status(gpu)?;
+            enqueue_decoding(gpu, setting, shape, payload, &Tensor::of_part(target), status)?
+        };
+        pending.calls.push(Enqueued::Decoding(expected));
         Ok(())
     }
 }

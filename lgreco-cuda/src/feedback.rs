@@ -2,15 +2,15 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{STATUS, check, checked_len, encode, enqueue, enqueue_decoding, header};
+use crate::codec::{STATUS, check, check_decoded, checked_len, encode, enqueue, enqueue_decoding, header};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
-use crate::magnitude::{self, INFINITY, check_finite};
+use crate::magnitude::{INFINITY, check_finite};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
-use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::compress::wire::{HEADER_LEN, Header};
 use lgreco_core::feedback::{GROUP, Storage, payload_stream};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
@@ -66,13 +66,14 @@ impl From<u64> for DeviceResidual {
 }
 
 impl CudaBackend {
-    /// Done: one step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and
-    /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`; an address alone is one of
-    /// f32. Payload and residual are, bit for bit, those of the core's
+    /// Done: one step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`,
+    /// and keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`; an address alone is
+    /// one of f32. Payload and residual are, bit for bit, those of the core's
     /// [`Rule::Residual`](lgreco_core::feedback::Rule) in the same [`Storage`] (for PowerSGD, of the payload this
     /// backend makes).
     ///
-    /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the step.
+    /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the
+    /// step.
     ///
     /// ```no_run
     /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -80,7 +81,11 @@ impl CudaBackend {
     /// use lgreco_core::rng::Stream;
     /// use lgreco_cuda::{CudaBackend, DeviceGradient};
     /// /// What a worker sends of one layer at one step; `gradient` and `residual` are device addresses of 64 × 64 f32.
-    /// fn compress(cuda: &mut CudaBackend, gradient: u64, residual: u64, step: u32) -> Result<Vec<u8>, lgreco_cuda::Error> {
+    /// fn compress(
+    ///     cuda: &mut CudaBackend,
+    ///     (gradient, residual): (u64, u64),
+    ///     step: u32,
+    /// ) -> Result<Vec<u8>, lgreco_cuda::Error> {
     ///     let (shape, setting) = (Shape::new(64, 64)?, Setting::Qsgd(Qsgd::default()));
     ///     let mut payload = vec![0; setting.payload_len(shape, Dtype::F32)?];
     ///     let stream = Stream { step, ..Stream::default() };
@@ -101,8 +106,9 @@ impl CudaBackend {
     /// nothing; those of [`encode_device`](CudaBackend::encode_device). The residual is then unchanged.
     ///
     /// # Complexity
-    /// Encode, decode and, for bf16 and int8, three passes, else two and a copy. Waits twice: for what is known of the
-    /// sums, and for the payload. Keeps eight bytes per element of workspace.
+    /// Encode, decode and, for bf16 and int8, three passes, else two and a copy; they find the largest magnitudes on
+    /// their way. Waits twice: for what is known of the sums, and for the payload. Keeps eight bytes per element of
+    /// workspace.
     ///
     /// # Safety
     /// The residual is valid memory of [`Storage::bytes`] in the backend's context, apart from the gradient's, which
@@ -130,83 +136,146 @@ pub(crate) struct Memory {
 }
 
 /// Done: [`encode_with_feedback`](CudaBackend::encode_with_feedback).
-pub(crate) fn step(
+fn step(
     gpu: &mut Gpu,
     setting: &Setting,
     gradient: &DeviceGradient,
-    &Memory { part: memory, storage, gain }: &Memory,
+    memory: &Memory,
     stream: Stream,
     payload: &mut [u8],
 ) -> Result<usize, Error> {
-    let (shape, input) = (gradient.shape(), Input::Device(*gradient));
-    if !(gain > 0.0 && gain <= 1.0) {
-        let value = f64::from(gain);
-        return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
+    match Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())? {
+        Some(step) => {
+            step.check(gpu, setting, gradient, memory.storage)?;
+            step.finish(gpu, memory, payload)
+        }
+        None => encode(gpu, setting, &Input::Device(*gradient), stream, payload),
     }
-    if matches!(setting, Setting::Dense) {
-        return Err(Error::Method("error feedback of uncompressed gradients"));
-    }
-    if shape.elements() == 0 {
-        return encode(gpu, setting, &input, stream, payload);
-    }
-    // A key of their own: the same bits must not round both payload and memory.
-    let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
-    let base = Params {
-        storage: storage as u32,
-        gain,
-        keep: 1.0 - gain,
-        step: stream.step,
-        layer: stream.layer,
-        rank: stream.rank,
-        seed_low: seed as u32,
-        seed_high: (seed >> 32) as u32,
-        ..Params::default()
-    };
-
-    let bytes = 4 * shape.elements() as u64;
-    let offered = gpu.room(Scratch::Offered, bytes)?;
-    let next = Tensor::of_part(gpu.room(Scratch::Decoded, bytes)?);
-    let known = gpu.room(Scratch::Known, 12 + 2 * STATUS)?;
-    let [of_gradient, of_sums, of_next] = [0, 4, 8].map(|at| known.cut(at, 4));
-    let [of_encoding, of_decoding] = [12, 12 + STATUS].map(|at| known.cut(at, STATUS));
-    gpu.clear(known)?;
-
-    let tensor = input.tensor(gpu)?;
-    pass(gpu, "offer", &tensor, [memory, offered], base)?;
-    magnitude::largest(gpu, &tensor, of_gradient)?;
-    magnitude::largest(gpu, &Tensor::of_part(offered), of_sums)?;
-
-    let whole = Input::Device(DeviceGradient::of_part(offered, Dtype::F32, shape));
-    let len = checked_len(setting, &whole, payload.len())?;
-    let header = header(setting, &whole)?;
-    let sent = gpu.room(Scratch::Payload, len as u64)?;
-    enqueue(gpu, setting, &whole, payload_stream(setting, stream), sent, of_encoding)?;
-    enqueue_decoding(gpu, setting, shape, sent, &next, of_decoding)?;
-    pass(gpu, "remember", &Tensor::of_part(offered), [memory, next.part], base)?;
-    magnitude::largest(gpu, &next, of_next)?;
-
-    let words = gpu.read::<u32>(known)?;
-    let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
-    check_finite(gpu, &input, words[0])?;
-    if words[1] >= INFINITY {
-        return overflow("the gradient with what is remembered");
-    }
-    check(gpu, setting, &whole, &words[3..])?;
-    if words[2] > storage.largest().to_bits() {
-        return overflow("what is to be remembered");
-    }
-    store(gpu, storage, &next, memory, base)?;
-    header.write(payload)?;
-    gpu.read_into(sent.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
-    Ok(len)
 }
 
-/// Enqueued: a pass over `values` and, in step with them, two other parts.
-fn pass(gpu: &mut Gpu, entry: &'static str, values: &Tensor, others: [Part; 2], base: Params) -> Result<(), Error> {
+/// All that [`step`] does where nothing is wrong, except to ask that; the device must be one that does nothing.
+pub(crate) fn rehearse_step(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    gradient: &DeviceGradient,
+    memory: &Memory,
+    stream: Stream,
+    payload: &mut [u8],
+) -> Result<(), Error> {
+    let step = Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())?;
+    step.map_or(Ok(()), |step| step.finish(gpu, memory, payload).map(drop))
+}
+
+/// What has been enqueued of a step, which has changed nothing yet.
+struct Step {
+    /// The sum that is compressed.
+    whole: DeviceGradient,
+    /// What is to be remembered.
+    next: Tensor,
+    /// Words: the largest magnitudes of the gradient, of the sum and of `next`, and two statuses.
+    known: Part,
+    /// What the second status must be.
+    decoded: Option<[u32; 2]>,
+    header: Header,
+    sent: Part,
+    base: Params,
+}
+
+impl Step {
+    /// Enqueued; `None` for gradients without elements.
+    fn enqueue(
+        gpu: &mut Gpu,
+        setting: &Setting,
+        gradient: &DeviceGradient,
+        &Memory { part: memory, storage, gain }: &Memory,
+        stream: Stream,
+        room: usize,
+    ) -> Result<Option<Self>, Error> {
+        let (shape, input) = (gradient.shape(), Input::Device(*gradient));
+        if !(gain > 0.0 && gain <= 1.0) {
+            let value = f64::from(gain);
+            return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
+        }
+        if matches!(setting, Setting::Dense) {
+            return Err(Error::Method("error feedback of uncompressed gradients"));
+        }
+        if shape.elements() == 0 {
+            return Ok(None);
+        }
+        // A key of their own: the same bits must not round both payload and memory.
+        let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
+        let base = Params {
+            storage: storage as u32,
+            gain,
+            keep: 1.0 - gain,
+            step: stream.step,
+            layer: stream.layer,
+            rank: stream.rank,
+            seed_low: seed as u32,
+            seed_high: (seed >> 32) as u32,
+            ..Params::default()
+        };
+
+        let bytes = 4 * shape.elements() as u64;
+        let offered = gpu.room(Scratch::Offered, bytes)?;
+        let next = Tensor::of_part(gpu.room(Scratch::Decoded, bytes)?);
+        let known = gpu.room(Scratch::Known, 12 + 2 * STATUS)?;
+        let (of_sums, of_next) = (known.cut(0, 8), known.cut(8, 4));
+        let [of_encoding, of_decoding] = [12, 12 + STATUS].map(|at| known.cut(at, STATUS));
+        gpu.clear(known)?;
+
+        let tensor = input.tensor(gpu)?;
+        pass(gpu, "offer", &tensor, [memory, offered, of_sums], base)?;
+
+        let whole = DeviceGradient::of_part(offered, Dtype::F32, shape);
+        let sum = Input::Device(whole);
+        let len = checked_len(setting, &sum, room)?;
+        let header = header(setting, &sum)?;
+        let sent = gpu.room(Scratch::Payload, len as u64)?;
+        enqueue(gpu, setting, &sum, payload_stream(setting, stream), sent, of_encoding)?;
+        let decoded = enqueue_decoding(gpu, setting, shape, sent, &next, of_decoding)?;
+        pass(gpu, "remember", &Tensor::of_part(offered), [memory, next.part, of_next], base)?;
+        Ok(Some(Step { whole, next, known, decoded, header, sent, base }))
+    }
+
+    /// Done: whether the step may be finished.
+    fn check(
+        &self,
+        gpu: &mut Gpu,
+        setting: &Setting,
+        gradient: &DeviceGradient,
+        storage: Storage,
+    ) -> Result<(), Error> {
+        let words = gpu.read::<u32>(self.known)?;
+        let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
+        check_finite(gpu, &Input::Device(*gradient), words[0])?;
+        if words[1] >= INFINITY {
+            return overflow("the gradient with what is remembered");
+        }
+        check(gpu, setting, &Input::Device(self.whole), &words[3..5])?;
+        check_decoded(&words[5..], self.decoded)?;
+        if words[2] > storage.largest().to_bits() {
+            return overflow("what is to be remembered");
+        }
+        Ok(())
+    }
+
+    /// Done: renews the memory, and fetches the payload.
+    fn finish(&self, gpu: &mut Gpu, memory: &Memory, payload: &mut [u8]) -> Result<usize, Error> {
+        store(gpu, memory.storage, &self.next, memory.part, self.base)?;
+        self.header.write(payload)?;
+        let len = self.sent.bytes as usize;
+        gpu.read_into(self.sent.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
+        Ok(len)
+    }
+}
+
+/// Enqueued: a pass over `values` and, in step with them, two other parts; the last is for the largest magnitudes.
+fn pass(gpu: &mut Gpu, entry: &'static str, values: &Tensor, others: [Part; 3], base: Params) -> Result<(), Error> {
     let params = Params { dtype: values.dtype as u32, count: values.elements, ..base };
     let kernel = Kernel { module: Module::Feedback, entry };
-    let [second, third] = others;
-    gpu.launch(kernel, params, &[values.part, second, third], looping_blocks(values.elements.into()))
+    let [second, third, largest] = others;
+    gpu.launch(kernel, params, &[values.part, second, third, largest], looping_blocks(values.elements.into()))
 }
 
 /// Enqueued: rounds `values` to what the memory is kept in.

@@ -46,6 +46,8 @@ pub(crate) struct Gpu {
     device: Box<dyn Device>,
     rooms: HashMap<Scratch, Part>,
     has_cublas: bool,
+    /// Bytes that the device may still read.
+    in_flight: Vec<Box<[u8]>>,
     /// Payloads of the host decoded here, not left to the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
@@ -57,6 +59,7 @@ impl Gpu {
             device,
             rooms: HashMap::new(),
             has_cublas: false,
+            in_flight: Vec::new(),
             #[cfg(test)]
             decoded: 0,
         }
@@ -84,6 +87,14 @@ impl Gpu {
     /// Whether products may be cuBLAS's.
     pub(crate) fn has_cublas(&self) -> bool {
         self.has_cublas
+    }
+
+    /// Runs `call` with the crate's own products, whatever was said.
+    pub(crate) fn without_cublas<T>(&mut self, call: impl FnOnce(&mut Gpu) -> T) -> T {
+        let has_cublas = std::mem::take(&mut self.has_cublas);
+        let outcome = call(self);
+        self.has_cublas = has_cublas;
+        outcome
     }
 
     /// Enqueued: a product by cuBLAS.
@@ -120,8 +131,8 @@ impl Gpu {
         self.device.prepare(kernel)
     }
 
-    /// Exactly `bytes` of the workspace, aligned to 256, for one purpose: what the room held is lost, and earlier parts of
-    /// it may not be used any more. Waits for the device when the room has to grow.
+    /// Exactly `bytes` of the workspace, aligned to 256, for one purpose: what the room held is lost, and earlier parts
+    /// of it may not be used any more. Waits for the device when the room has to grow.
     pub(crate) fn room(&mut self, name: Scratch, bytes: u64) -> Result<Part, Error> {
         let bytes = bytes.max(1);
         if let Some(room) = self.rooms.get(&name).filter(|room| room.bytes >= bytes && self.device.reuses()) {
@@ -135,14 +146,34 @@ impl Gpu {
         Ok(room)
     }
 
-    /// A room with `bytes` in it, enqueued.
+    /// A room with a few `bytes` in it, enqueued. A copy of them stays until the device is waited for.
     pub(crate) fn upload(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part, Error> {
+        let copy: Box<[u8]> = bytes.into();
+        let room = self.lend(name, &copy)?;
+        self.in_flight.push(copy);
+        Ok(room)
+    }
+
+    /// A room with `bytes` in it, enqueued, as [`write`](Gpu::write).
+    pub(crate) fn lend(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part, Error> {
         let room = self.room(name, bytes.len() as u64)?;
         self.write(bytes, room)?;
         Ok(room)
     }
 
-    /// Enqueued: `bytes` go to the start of `to`.
+    /// What the device may still read of this workspace's.
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Enqueued: words go to the start of `to`, each with its command.
+    pub(crate) fn write_words(&mut self, words: &[u32], to: Part) -> Result<(), Error> {
+        let at = |index: usize| to.cut(4 * index as u64, 4);
+        words.iter().enumerate().try_for_each(|(index, &word)| self.device.set(at(index), word))
+    }
+
+    /// Enqueued: `bytes` go to the start of `to`. The caller keeps them as they are, as [`Device::upload`] says.
     pub(crate) fn write(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
         if bytes.is_empty() { Ok(()) } else { self.device.upload(bytes, to.cut(0, bytes.len() as u64)) }
     }
@@ -157,7 +188,8 @@ impl Gpu {
         if from.bytes == 0 { Ok(()) } else { self.device.copy(from, to.cut(0, from.bytes)) }
     }
 
-    /// Enqueued: `blocks` blocks of `BLOCK` threads. The kernel's arguments are `params`, then the addresses of `parts`.
+    /// Enqueued: `blocks` blocks of `BLOCK` threads. The kernel's arguments are `params`, then the addresses of
+    /// `parts`.
     pub(crate) fn launch<P: Pod>(
         &mut self,
         kernel: Kernel,
@@ -181,7 +213,8 @@ impl Gpu {
         self.device.launch(Launch { kernel, grid: [blocks as u32, 1, 1], block: threads, shared: 0, params, parts })
     }
 
-    /// Enqueued: as [`launch`](Gpu::launch), with a grid of three dimensions and `shared` bytes of dynamic shared memory.
+    /// Enqueued: as [`launch`](Gpu::launch), with a grid of three dimensions and `shared` bytes of dynamic shared
+    /// memory.
     pub(crate) fn launch_3d<P: Pod>(
         &mut self,
         kernel: Kernel,
@@ -207,25 +240,34 @@ impl Gpu {
 
     /// Done: the bytes of `part`, which is as long as `bytes`.
     pub(crate) fn read_into(&mut self, part: Part, bytes: &mut [u8]) -> Result<(), Error> {
-        if bytes.is_empty() { self.device.synchronise() } else { self.device.download(part, bytes) }
+        if bytes.is_empty() {
+            self.device.synchronise()?
+        } else {
+            self.device.download(part, bytes)?
+        }
+        self.in_flight.clear();
+        Ok(())
     }
 
     /// Done: everything.
     pub(crate) fn synchronise(&mut self) -> Result<(), Error> {
-        self.device.synchronise()
+        self.device.synchronise()?;
+        self.in_flight.clear();
+        Ok(())
     }
 }
 
 impl Drop for Gpu {
     fn drop(&mut self) {
+        // Waits; what is in flight goes afterwards.
         for (_, room) in self.rooms.drain() {
             self.device.free(room);
         }
     }
 }
 
-/// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any device,
-/// and so few in tests that it happens there.
+/// Blocks of kernels whose threads take more than one share when there would be more of them; enough to fill any
+/// device, and so few in tests that it happens there.
 const MOST: u64 = if cfg!(test) { 3 } else { 2048 };
 
 /// Blocks of a launch over several layers: no more for small ones than for a few large ones.

@@ -1,8 +1,8 @@
 //! lgreco's error tables and compressors on NVIDIA GPUs.
 //!
-//! [`CudaBackend`] is a [`Backend`](lgreco_core::backend::Backend): it takes gradients from host memory. It also works on
-//! gradients that lie in device memory ([`DeviceGradient`]), on a trainer's own context and stream; of those only rows and
-//! payloads come back.
+//! [`CudaBackend`] is a [`Backend`](lgreco_core::backend::Backend): it takes gradients from host memory. It also works
+//! on gradients that lie in device memory ([`DeviceGradient`]), on a trainer's own context and stream; of those only
+//! rows and payloads come back.
 //!
 //! Nothing of CUDA is needed to build it: the driver and NVRTC, which compiles the kernels on first use, are loaded at run
 //! time. Where something is missing, [`CudaBackend::new`] says what.
@@ -11,7 +11,7 @@
 //! Every call says in its first word which it is. *Enqueued*: the work is in the backend's stream, in the order of the
 //! calls, and may still be running; errors of its execution come with a later call. *Done*: the call has waited for the
 //! stream, because something comes back. A call that has to enlarge the workspace or to load a
-//! kernel waits too; [`reserve`](CudaBackend::reserve) does that beforehand.
+//! kernel waits too; [`reserve`](CudaBackend::reserve) does that beforehand. Streams cannot be captured into graphs.
 //!
 //! # Exactness
 //! Payloads of QSGD and TopK, and what payloads of all methods decode to, are, bit for bit, those of the core: kernels are
@@ -23,7 +23,8 @@
 //! # Inside
 //! All code of the host is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
 //! launch, download. It has three devices: `cuda.rs`, the driver; `counting.rs`, which only notes what it is asked for,
-//! so that calls can be rehearsed (`reserve.rs`); and, in tests, `tests/simt.rs`, where g++ compiles the same `.cu` files for the processor.
+//! so that calls can be rehearsed (`reserve.rs`); and, in tests, `tests/simt.rs`, where g++ compiles the same `.cu` files
+//! for the processor.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
@@ -59,6 +60,7 @@ mod exchange;
 #[allow(unsafe_code)]
 mod feedback;
 mod gpu;
+mod kept;
 mod kernels;
 mod libraries;
 mod magnitude;

@@ -6,7 +6,7 @@ use crate::codec::{STATUS, encode, enqueue, enqueue_decoding};
 use crate::counting::{Counting, Kernels};
 use crate::device::Part;
 use crate::exchange::Pending;
-use crate::feedback::{Memory, step};
+use crate::feedback::{Memory, rehearse_step};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, first_from};
 use crate::rows::rehearse;
@@ -28,7 +28,8 @@ pub enum Call {
     Measure,
     /// [`encode_device`](CudaBackend::encode_device) under any candidate.
     Encode,
-    /// [`encode_with_feedback`](CudaBackend::encode_with_feedback) under any candidate, whatever the residual is kept in.
+    /// [`encode_with_feedback`](CudaBackend::encode_with_feedback) under any candidate, whatever the residual is
+    /// kept in.
     EncodeWithFeedback,
     /// [`decode_to_device`](CudaBackend::decode_to_device) of such payloads.
     Decode,
@@ -39,8 +40,8 @@ pub enum Call {
 }
 
 impl CudaBackend {
-    /// Bytes of workspace that these calls need for `jobs`: what a backend without any, used as this one is with regard to
-    /// cuBLAS, holds after [`reserve`](CudaBackend::reserve). No device is asked, and no gradient read.
+    /// Bytes of workspace that these calls need for `jobs`: what a backend without any, used as this one is with regard
+    /// to cuBLAS, holds after [`reserve`](CudaBackend::reserve). No device is asked, and no gradient read.
     ///
     /// ```
     /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
@@ -85,23 +86,21 @@ impl CudaBackend {
     pub fn reserve(&mut self, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(), DeviceJobError> {
         let (rehearsed, kernels) = rehearsed(self.gpu(), jobs, calls)?;
         let gpu = self.gpu_mut();
-        let of_batch = |error| DeviceJobError { job: 0, error };
-        gpu.grow_to(&rehearsed).map_err(of_batch)?;
-        kernels.get().into_iter().try_for_each(|kernel| gpu.prepare(kernel)).map_err(of_batch)
+        gpu.grow_to(&rehearsed)?;
+        Ok(kernels.get().into_iter().try_for_each(|kernel| gpu.prepare(kernel))?)
     }
 }
 
 /// A workspace as `like` begins, after the calls, and the kernels that they launch.
 fn rehearsed(like: &Gpu, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
-    let of_job = |job| move |error| DeviceJobError { job, error };
     let kernels = Kernels::default();
-    let mut gpu = like.rehearsal(Counting { kernels: kernels.clone() }).map_err(of_job(0))?;
+    let mut gpu = like.rehearsal(Counting { kernels: kernels.clone() })?;
     for &call in calls {
         if call == Call::Measure {
-            rehearse(&mut gpu, &work_of(jobs)).map_err(|(job, error)| DeviceJobError { job, error })?;
+            rehearse(&mut gpu, &work_of(jobs))?;
         }
         for (index, job) in jobs.iter().enumerate() {
-            rehearse_job(&mut gpu, call, job).map_err(of_job(index))?;
+            rehearse_job(&mut gpu, call, job).map_err(|error| DeviceJobError::at(index, error))?;
         }
     }
     Ok((gpu, kernels))
@@ -135,7 +134,7 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
             let mut payload = vec![0; len(Dtype::F32)?];
             [Storage::F32, Storage::Bf16, Storage::Int8].into_iter().try_for_each(|storage| {
                 let memory = Memory { part: of_caller(storage.bytes(shape.elements())), storage, gain: 1.0 };
-                step(gpu, setting, &job.gradient, &memory, job.stream, &mut payload).map(drop)
+                rehearse_step(gpu, setting, &job.gradient, &memory, job.stream, &mut payload)
             })
         }
         Call::EncodeToDevice => {

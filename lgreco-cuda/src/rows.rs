@@ -1,5 +1,6 @@
 //! Batches of rows: enqueued together, read back at once.
 
+use crate::backend::DeviceJobError;
 use crate::codec::encode;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
@@ -51,33 +52,33 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Done: measures all jobs and writes their rows one after another; an error comes with its job.
-pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), (usize, Error)> {
+/// Done: measures all jobs and writes their rows one after another.
+pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
     let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
     if rows.len() != total {
         let what = "rows, one place per candidate";
-        return Err((0, lgreco_core::Error::Length { what, expected: total, found: rows.len() }.into()));
+        return Err(Error::from(lgreco_core::Error::Length { what, expected: total, found: rows.len() }).into());
     }
     // Jobs before one that cannot be measured may fail first.
-    let refused = jobs.iter().enumerate().find_map(|(index, job)| check(job).err().map(|error| (index, error)));
+    let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
     let measured = &jobs[..refused.as_ref().map_or(jobs.len(), |&(index, _)| index)];
     let words = enqueue(gpu, measured)?;
     let (mut rest, mut words) = (&mut rows[..], &words[..]);
     for (index, job) in measured.iter().enumerate() {
         let (row, next) = rest.split_at_mut(job.candidates.len());
         let (own, others) = words.split_at(result_words(job));
-        take_row(gpu, job, own, row).map_err(|error| (index, error))?;
+        take_row(gpu, job, own, row).map_err(|error| DeviceJobError::at(index, error))?;
         (rest, words) = (next, others);
     }
-    refused.map_or(Ok(()), Err)
+    refused.map_or(Ok(()), |(index, error)| Err(DeviceJobError::at(index, error)))
 }
 
 /// Done: runs all jobs and returns the words of their results.
-fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, (usize, Error)> {
+fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError> {
     let total: u64 = jobs.iter().map(|job| result_words(job) as u64).sum();
-    let at = |job| move |error| (job, error);
-    let results = gpu.room(Scratch::Results, 8 * total).map_err(at(0))?;
-    gpu.clear(results).map_err(at(0))?;
+    let at = |job| move |error| DeviceJobError::at(job, error);
+    let results = gpu.room(Scratch::Results, 8 * total)?;
+    gpu.clear(results)?;
     let mut last: Option<(Input<'_>, Tensor)> = None;
     let (mut index, mut first) = (0, 0);
     while let Some(job) = jobs.get(index) {
@@ -95,7 +96,7 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, (usize, Error)>
         last = Some((job.input, tensor)).filter(|_| alike.len() == 1);
         (index, first) = (index + alike.len(), first + bytes);
     }
-    if total == 0 { Ok(Vec::new()) } else { gpu.read(results).map_err(at(0)) }
+    if total == 0 { Ok(Vec::new()) } else { Ok(gpu.read(results)?) }
 }
 
 /// How many jobs from the first on differ in nothing but the device memory they read, so that one launch can do for them.
@@ -127,20 +128,20 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Resu
     }
 }
 
-/// Done: encodes at PowerSGD's largest rank, which says whether anything overflows.
+/// Done: encodes at PowerSGD's largest rank, with the crate's own products, which says whether anything overflows.
 fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
     let Candidates::PowerSgd { iterations, ranks } = job.candidates else { return Ok(()) };
     let Some(&rank) = ranks.iter().max() else { return Ok(()) };
     let setting = Setting::PowerSgd(PowerSgd { rank, iterations });
     let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
-    encode(gpu, &setting, &job.input, job.stream, &mut payload).map(drop)
+    gpu.without_cublas(|gpu| encode(gpu, &setting, &job.input, job.stream, &mut payload)).map(drop)
 }
 
 /// All that [`measure`] may do with any values; the device must be one that does nothing.
-pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), (usize, Error)> {
+pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
     measure(gpu, jobs, &mut vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()])?;
     for (index, job) in jobs.iter().enumerate() {
-        try_largest(gpu, job).map_err(|error| (index, error))?;
+        try_largest(gpu, job).map_err(|error| DeviceJobError::at(index, error))?;
     }
     Ok(())
 }

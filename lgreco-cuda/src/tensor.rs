@@ -32,8 +32,10 @@ impl DeviceGradient {
     ///
     /// # Safety
     /// As long as the value, or a copy of it, is used, and until all work enqueued with it is done, `address` is valid
-    /// memory of `shape.elements() * dtype.bytes()` bytes in the backend's context, which nothing else writes, other than
-    /// work ordered before or after on the backend's stream.
+    /// memory of `shape.elements() * dtype.bytes()` bytes in the backend's context, which nothing else writes, other
+    /// than work ordered before or after on the backend's stream. What is given to
+    /// [`encode_to_device`](crate::CudaBackend::encode_to_device) is used until the next
+    /// [`check`](crate::CudaBackend::check).
     pub unsafe fn new(address: u64, dtype: Dtype, shape: Shape) -> Result<Self, Error> {
         let bytes = (shape.elements() * dtype.bytes()) as u64;
         Ok(DeviceGradient { part: checked(address, bytes, dtype.bytes() as u64)?, dtype, shape })
@@ -127,8 +129,8 @@ impl<'a> Input<'a> {
         let (dtype, elements) = (self.dtype(), self.shape().elements() as u32);
         let part = match self {
             Input::Host(gradient) => {
-                let part = gpu.upload(Scratch::Values, bytes_of(gradient))?;
-                // The caller's memory may be page-locked, and is only borrowed.
+                let part = gpu.lend(Scratch::Values, bytes_of(gradient))?;
+                // The device may still read the caller's memory, which is only borrowed.
                 gpu.synchronise()?;
                 part
             }

@@ -17,6 +17,9 @@ pub(crate) struct DeviceTensor {
     pub(crate) shape: Shape,
 }
 
+/// An address that suits every type, of gradients that are not looked at.
+pub(crate) const NOWHERE: u64 = 256;
+
 /// A row to measure.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
 pub(crate) struct Row<'a> {
@@ -45,9 +48,9 @@ pub(crate) trait OnDevice {
     fn held_bytes(&self) -> u64;
     fn synchronise(&mut self) -> Result<(), Failure>;
     fn check(&mut self) -> Result<(), Failure>;
-    /// Addresses are not looked at.
+    /// Nothing is done with addresses, which may be [`NOWHERE`].
     fn workspace_bytes(&self, rows: &[Row<'_>], calls: &[Call]) -> Result<u64, Failure>;
-    /// Addresses are not looked at.
+    /// Nothing is done with addresses, which may be [`NOWHERE`].
     fn reserve(&mut self, rows: &[Row<'_>], calls: &[Call]) -> Result<(), Failure>;
     unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure>;
     unsafe fn encode(
@@ -121,9 +124,6 @@ mod backend {
     use lgreco_core::rng::Stream;
     use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, DeviceResidual};
 
-    /// An address that suits every type, for calls that look at none.
-    const NOWHERE: u64 = 256;
-
     /// # Safety
     /// As for [`DeviceGradient::new`].
     unsafe fn gradient(tensor: DeviceTensor) -> Result<DeviceGradient, Failure> {
@@ -142,14 +142,6 @@ mod backend {
         rows.iter().map(job).collect()
     }
 
-    /// Jobs for calls that ask for no values.
-    fn jobs_without_values<'a>(rows: &[Row<'a>]) -> Result<Vec<DeviceJob<'a>>, Failure> {
-        let nowhere = |row: &Row<'a>| Row { gradient: DeviceTensor { address: NOWHERE, ..row.gradient }, ..*row };
-        let rows: Vec<Row<'a>> = rows.iter().map(nowhere).collect();
-        // SAFETY: nothing is done with the addresses.
-        unsafe { jobs(&rows) }
-    }
-
     fn to_cuda(calls: &[Call]) -> Vec<lgreco_cuda::Call> {
         let to_cuda = |call: &Call| match call {
             Call::Measure => lgreco_cuda::Call::Measure,
@@ -165,7 +157,7 @@ mod backend {
     fn of_layer(rows: &[Row<'_>]) -> impl Fn(DeviceJobError) -> Failure {
         |failed| {
             let failure = Failure::from(failed.error);
-            match rows.get(failed.job) {
+            match failed.job.and_then(|job| rows.get(job)) {
                 Some(row) => failure.of_layer(row.layer),
                 None => failure,
             }
@@ -190,16 +182,22 @@ mod backend {
         }
 
         fn check(&mut self) -> Result<(), Failure> {
-            CudaBackend::check(self)
-                .map_err(|failed| Failure::OfCall { call: failed.job, failure: Box::new(failed.error.into()) })
+            CudaBackend::check(self).map_err(|DeviceJobError { job, error }| match job {
+                Some(call) => Failure::OfCall { call, failure: Box::new(error.into()) },
+                None => error.into(),
+            })
         }
 
         fn workspace_bytes(&self, rows: &[Row<'_>], calls: &[Call]) -> Result<u64, Failure> {
-            CudaBackend::workspace_bytes(self, &jobs_without_values(rows)?, &to_cuda(calls)).map_err(of_layer(rows))
+            // SAFETY: nothing is done with the addresses.
+            let jobs = unsafe { jobs(rows) }?;
+            CudaBackend::workspace_bytes(self, &jobs, &to_cuda(calls)).map_err(of_layer(rows))
         }
 
         fn reserve(&mut self, rows: &[Row<'_>], calls: &[Call]) -> Result<(), Failure> {
-            CudaBackend::reserve(self, &jobs_without_values(rows)?, &to_cuda(calls)).map_err(of_layer(rows))
+            // SAFETY: nothing is done with the addresses.
+            let jobs = unsafe { jobs(rows) }?;
+            CudaBackend::reserve(self, &jobs, &to_cuda(calls)).map_err(of_layer(rows))
         }
 
         unsafe fn measure(&mut self, rows: &[Row<'_>], squared_errors: &mut [f64]) -> Result<(), Failure> {

@@ -5,7 +5,7 @@ use crate::status::Failure;
 use lgreco_core::Error;
 use lgreco_core::backend::{Backend, Job, JobError, Portable};
 use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::Gradient;
+use lgreco_core::gradient::{Gradient, Shape};
 use lgreco_core::rng::Stream;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use std::sync::{Arc, Mutex};
@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex};
 #[derive(Clone)]
 pub(crate) enum Device {
     Cpu,
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    Gpu(Arc<Mutex<dyn Backend + Send>>),
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<Mutex<lgreco_cuda::CudaBackend>>),
+    #[cfg(feature = "wgpu")]
+    Wgpu(Arc<Mutex<lgreco_wgpu::WgpuBackend>>),
 }
 
 const NO_DEVICE: Failure = Failure::Unavailable { what: "the device" };
@@ -22,7 +24,7 @@ const NO_DEVICE: Failure = Failure::Unavailable { what: "the device" };
 #[cfg(feature = "cuda")]
 fn cuda(index: u32) -> Result<Device, Failure> {
     let backend = lgreco_cuda::CudaBackend::new(index as usize)?;
-    Ok(Device::Gpu(Arc::new(Mutex::new(backend))))
+    Ok(Device::Cuda(Arc::new(Mutex::new(backend))))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -33,7 +35,7 @@ fn cuda(_: u32) -> Result<Device, Failure> {
 #[cfg(feature = "wgpu")]
 fn wgpu(index: u32) -> Result<Device, Failure> {
     match (index, lgreco_wgpu::WgpuBackend::new()) {
-        (0, Ok(backend)) => Ok(Device::Gpu(Arc::new(Mutex::new(backend)))),
+        (0, Ok(backend)) => Ok(Device::Wgpu(Arc::new(Mutex::new(backend)))),
         _ => Err(NO_DEVICE),
     }
 }
@@ -54,10 +56,34 @@ impl Device {
         }
     }
 
-    /// Whether rows and payloads of this setting are made on a GPU.
-    pub(crate) fn takes(&self, setting: &Setting) -> bool {
-        let has_kernels = matches!(setting, Setting::Qsgd(_) | Setting::TopK(_) | Setting::PowerSgd(_));
-        !matches!(self, Device::Cpu) && has_kernels
+    /// Whether rows and payloads of such gradients under this setting are made on a GPU.
+    pub(crate) fn takes(&self, setting: &Setting, shape: Shape) -> bool {
+        match self {
+            Device::Cpu => false,
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => lgreco_cuda::CudaBackend::takes(setting, shape),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(_) => matches!(setting, Setting::Qsgd(_) | Setting::TopK(_) | Setting::PowerSgd(_)),
+        }
+    }
+
+    /// Whether a job's whole row is made on a GPU.
+    fn takes_row(&self, job: &Job<'_>) -> bool {
+        let takes =
+            |index| job.candidates.setting(index).is_some_and(|setting| self.takes(&setting, job.gradient.shape()));
+        !matches!(self, Device::Cpu) && (0..job.candidates.len()).all(takes)
+    }
+
+    /// What a failure is in the GPU's own words, if it was the GPU that failed and these are known.
+    pub(crate) fn in_its_words(&self, failure: Failure) -> Failure {
+        match self {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(shared) if failure.is_of_device() => {
+                let said = shared.lock().ok().and_then(|backend| backend.failure().cloned());
+                said.map_or(failure, Failure::Cuda)
+            }
+            _ => failure,
+        }
     }
 
     /// Measures one row: squared errors, and the bytes of payloads, also where the values decide them. What has no kernels
@@ -70,7 +96,7 @@ impl Device {
     ) -> Result<(), Error> {
         let Job { gradient, candidates, stream } = job;
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
-        if !candidates.setting(0).is_some_and(|setting| self.takes(&setting)) {
+        if !self.takes_row(job) {
             let mut workspace = vec![0; candidates.measure_workspace_len(shape, dtype)];
             return candidates.measure_with_lens(gradient, *stream, &mut workspace, squared_errors, payload_lens);
         }
@@ -86,23 +112,50 @@ impl Device {
 
     /// Runs a call on the device, when those of other threads have ended.
     fn run<T>(&self, call: impl FnOnce(&mut dyn Backend) -> Result<T, Error>) -> Result<T, Error> {
+        #[cfg(any(feature = "cuda", feature = "wgpu"))]
+        const PANICKED: Error = Error::Device { what: "an earlier call on it panicked" };
         match self {
             Device::Cpu => call(&mut Portable),
-            #[cfg(any(feature = "cuda", feature = "wgpu"))]
-            Device::Gpu(shared) => match shared.lock() {
-                Ok(mut backend) => call(&mut *backend),
-                Err(_) => Err(Error::Device { what: "an earlier call on it panicked" }),
-            },
+            #[cfg(feature = "cuda")]
+            Device::Cuda(shared) => call(&mut *shared.lock().map_err(|_| PANICKED)?),
+            #[cfg(feature = "wgpu")]
+            Device::Wgpu(shared) => call(&mut *shared.lock().map_err(|_| PANICKED)?),
         }
+    }
+
+    /// Measures jobs one after another, each where its row is made.
+    fn measure_each(&self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        let total = jobs.iter().map(|job| job.candidates.len()).sum();
+        if rows.len() != total {
+            let error = Error::Length { what: "rows, one place per candidate", expected: total, found: rows.len() };
+            return Err(JobError { job: None, error });
+        }
+        let mut rest = rows;
+        for (index, job) in jobs.iter().enumerate() {
+            let (row, others) = rest.split_at_mut(job.candidates.len());
+            let measure = |backend: &mut dyn Backend| Ok(backend.measure(&[*job], workspace, row));
+            let measured = if self.takes_row(job) { self.run(measure) } else { Device::Cpu.run(measure) };
+            measured
+                .map_err(|error| JobError { job: None, error })?
+                .map_err(|failed| JobError { job: failed.job.map(|_| index), ..failed })?;
+            rest = others;
+        }
+        Ok(())
     }
 }
 
+/// On a GPU, tables that have a row it does not take are measured row by row, those on the CPU.
 impl Backend for Device {
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
-        self.run(|backend| Ok(backend.workspace_len(jobs))).unwrap_or(0)
+        let words = self.run(|backend| Ok(backend.workspace_len(jobs))).unwrap_or(0);
+        let others = jobs.iter().filter(|job| !self.takes_row(job)).map(|job| Portable.workspace_len(&[*job]));
+        others.fold(words, usize::max)
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        if !matches!(self, Device::Cpu) && !jobs.iter().all(|job| self.takes_row(job)) {
+            return self.measure_each(jobs, workspace, rows);
+        }
         let measured = self.run(|backend| Ok(backend.measure(jobs, workspace, rows)));
         measured.unwrap_or_else(|error| Err(JobError { job: None, error }))
     }

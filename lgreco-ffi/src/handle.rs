@@ -1,5 +1,6 @@
 //! Handles: what a caller's opaque pointer points to, and how calls get at it.
 
+use crate::device::Device;
 use crate::message::Message;
 use crate::status::*;
 use core::cell::UnsafeCell;
@@ -17,6 +18,11 @@ pub(crate) trait Kind {
     type State;
     /// The layer the handle is about, if it is about one, for messages.
     fn layer(state: &Self::State) -> Option<&str> {
+        let _ = state;
+        None
+    }
+    /// The device the handle works on, if it may be a GPU, which has words of its own for failures.
+    fn device(state: &Self::State) -> Option<&Device> {
         let _ = state;
         None
     }
@@ -98,7 +104,12 @@ pub(crate) unsafe fn call<K: Kind>(
     let (status, next) = match catch_unwind(AssertUnwindSafe(|| call(state))) {
         Ok(Ok(())) => (LGRECO_OK, FREE),
         Ok(Err(failure)) => {
-            message.set(format_args!("{}{failure}", OfLayer(K::layer(state))));
+            let failure = match K::device(state) {
+                Some(device) => device.in_its_words(failure),
+                None => failure,
+            };
+            let layer = K::layer(state).filter(|_| !failure.is_of_device());
+            message.set(format_args!("{}{failure}", OfLayer(layer)));
             (failure.status(), FREE)
         }
         Err(panic) => {

@@ -255,9 +255,19 @@ fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
 }
 
 impl Failure {
-    /// The same, about a layer.
+    /// The same, about a layer, if it can be one's fault.
     pub(crate) fn of_layer(self, name: &str) -> Failure {
-        Failure::OfLayer { name: name.into(), failure: Box::new(self) }
+        if self.is_of_device() { self } else { Failure::OfLayer { name: name.into(), failure: Box::new(self) } }
+    }
+
+    /// Whether a device failed, perhaps in what it had been told earlier.
+    pub(crate) fn is_of_device(&self) -> bool {
+        match self {
+            Failure::Core(error) | Failure::Named(NamedError { error, .. }) => matches!(error, Error::Device { .. }),
+            #[cfg(feature = "cuda")]
+            Failure::Cuda(error) => error.is_of_device(),
+            _ => false,
+        }
     }
 
     pub(crate) fn status(&self) -> lgreco_status {

@@ -128,16 +128,16 @@ def least_squares(method, gradient):
 
 
 def rows(method, gradients, options, ours, theirs):
-    """How far our rows are from PyTorch's: relative deviations of every entry that is not an exact zero."""
+    """How far our rows are from PyTorch's: relative deviations of every entry that is an exact zero on neither side."""
     deviations, above_least = [], []
     for gradient, row, our_row, their_row in zip(gradients, options, ours, theirs):
         least = least_squares(method, gradient)
         for (kind, parameter), our_error, their_error in zip(row, our_row, their_row):
-            if kind == "dense" or max(our_error, their_error) == 0:
+            if kind == "dense" or min(our_error, their_error) == 0:
                 continue
             deviations.append(our_error / their_error - 1)
             number = published.kept(parameter, gradient.numel()) if kind == "topk" else parameter
-            if number < len(least):
+            if number < len(least) and least[number] > 0:
                 above_least.append(our_error / math.sqrt(least[number].item()) - 1)
     size = len(deviations)
     mean = sum(deviations) / size

@@ -1,4 +1,5 @@
-// Error feedback: what is compressed, and what is remembered. The numbers are those of lgreco_core::feedback, bit for bit.
+// Error feedback: what is compressed, and what is remembered. The numbers are those of lgreco_core::feedback, bit for
+// bit.
 //
 // A memory is f32 (0), bf16 (1), or int8 (2): a code per value, then an exponent for every GROUP of them.
 
@@ -31,20 +32,42 @@ __device__ inline float remembered(const Params& p, const void* memory, u64 i) {
     return float(static_cast<signed char>(bytes[i])) * scale;
 }
 
-// offered = memory + gradient.
-extern "C" __global__ void offer(Params p, const void* values, const void* memory, float* offered) {
-    u64 stride = u64(gridDim.x) * BLOCK;
-    for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < p.count; i += stride) {
-        offered[i] = remembered(p, memory, i) + value(values, p.dtype, i);
+// result becomes at least the bits of the largest magnitude of a warp's. All lanes must come.
+__device__ inline void give_largest(u32 own, u32* result) {
+    own = warp_max(own);
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(result, own);
     }
 }
 
-// next = keep * memory + gain * (offered - next), where `next` begins as what the payload decodes to.
-extern "C" __global__ void remember(Params p, const float* offered, const void* memory, float* next) {
+// offered = memory + gradient. largest[0] and largest[1] become at least the bits of the largest magnitude of the
+// gradient and of the sums.
+extern "C" __global__ void offer(Params p, const void* values, const void* memory, float* offered, u32* largest) {
+    u32 of_values = 0;
+    u32 of_sums = 0;
     u64 stride = u64(gridDim.x) * BLOCK;
     for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < p.count; i += stride) {
-        next[i] = p.keep * remembered(p, memory, i) + p.gain * (offered[i] - next[i]);
+        float own = value(values, p.dtype, i);
+        float sum = remembered(p, memory, i) + own;
+        offered[i] = sum;
+        of_values = max(of_values, __float_as_uint(own) & MAGNITUDE);
+        of_sums = max(of_sums, __float_as_uint(sum) & MAGNITUDE);
     }
+    give_largest(of_values, &largest[0]);
+    give_largest(of_sums, &largest[1]);
+}
+
+// next = keep * memory + gain * (offered - next), where `next` begins as what the payload decodes to. largest[0] becomes
+// at least the bits of its largest magnitude.
+extern "C" __global__ void remember(Params p, const float* offered, const void* memory, float* next, u32* largest) {
+    u32 found = 0;
+    u64 stride = u64(gridDim.x) * BLOCK;
+    for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < p.count; i += stride) {
+        float own = p.keep * remembered(p, memory, i) + p.gain * (offered[i] - next[i]);
+        next[i] = own;
+        found = max(found, __float_as_uint(own) & MAGNITUDE);
+    }
+    give_largest(found, &largest[0]);
 }
 
 __device__ inline Words words_of(const Params& p, u64 i) {

@@ -46,7 +46,8 @@ fn a_compiler_suits_a_driver_and_a_device_or_says_why_not() {
     assert_eq!(suits("libnvrtc.so.13", (13, 0), 120).unwrap(), "compute_90");
     assert_eq!(suits("libnvrtc.so.12", (13, 0), 70).unwrap(), "compute_50");
     let old = suits("libnvrtc.so.13", (13, 0), 70).unwrap_err();
-    assert_eq!(old, "the device's compute capability is 7.0, at least 7.5 is needed");
+    let needed = "at least 7.5 (for NVRTC 13.0, which was found) is needed";
+    assert_eq!(old, format!("the device's compute capability is 7.0, {needed}"));
     let old = suits("libnvrtc.so.13", (12, 4), 90).unwrap_err();
     let what = "the CUDA version of the NVIDIA driver is 12.4";
     assert_eq!(old, format!("{what}, at least 13.0 (for the NVRTC that was found) is needed"));

@@ -113,16 +113,22 @@ fn shapes() {
 }
 
 fn rows_are_left_alone(own: &mut CudaBackend, cublas: &mut CudaBackend) {
-    let tensor = Tensor::new(&uniform(100 * 70, 2), 100, 70);
-    let candidates = Candidates::PowerSgd { iterations: 1, ranks: &[1, 5] };
-    let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
-    let before = products();
-    let [a, b] = [own, cublas].map(|backend| {
-        let mut row = [0.0; 2];
-        backend.measure(&[job], &mut [], &mut row).unwrap();
-        row
-    });
-    assert_eq!((a, products()), (b, before));
+    // From 2^90 on, something is encoded to know whether it overflows.
+    for magnitude in [1.0, 1e30] {
+        let values: Vec<f32> = uniform(100 * 70, 2).iter().map(|x| x * magnitude).collect();
+        let tensor = Tensor::new(&values, 100, 70);
+        let candidates = Candidates::PowerSgd { iterations: 1, ranks: &[1, 5] };
+        let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
+        let before = products();
+        let [a, b] = [&mut *own, &mut *cublas].map(|backend| {
+            let mut row = [0.0; 2];
+            backend.measure(&[job], &mut [], &mut row).unwrap();
+            row
+        });
+        assert_eq!((a, products()), (b, before), "{magnitude}");
+        encode(cublas, 5, &tensor.gradients()[0]).unwrap();
+        assert_eq!(products(), before + 4, "encoders use it afterwards");
+    }
 }
 
 /// The scaled copy under the race check or the sanitizers, and products that know of no leading dimensions.

@@ -99,6 +99,11 @@ fn suite() {
     let [rooms, contexts, streams, modules, on_stack, _, launches] = state();
     assert!(rooms > 3 && modules >= 2 && launches > 1000, "{:?}", state());
     assert_eq!((contexts, streams, on_stack), (1, 1, 0));
+    let folder = target().join(format!("kept-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    backend.keep_code_in(&folder);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), modules as usize, "what was compiled before");
+    std::fs::remove_dir_all(&folder).unwrap();
     drop(backend);
     assert_eq!(state()[..5], [0; 5], "what is left");
     assert!(matches!(CudaBackend::new(7), Err(Error::NoDevice { ordinal: 7, .. })));

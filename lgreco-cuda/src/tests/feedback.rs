@@ -4,12 +4,13 @@
 
 use super::backend;
 use super::memory::Held;
-use super::simt::flavour;
+use super::simt::{Edit, Flavour, Simt, flavour};
+use crate::kernels::Module;
 use crate::{CudaBackend, DeviceResidual, Error};
 use lgreco_core::backend::Backend;
-use lgreco_core::compress::{Setting, qsgd::Qsgd};
+use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::feedback::Storage;
-use lgreco_core::gradient::Gradient;
+use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
@@ -88,6 +89,29 @@ fn large_residuals_are_worked_on_in_a_loop() {
 fn what_powersgd_leaves_out_is_remembered() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
     check_powersgd(&mut backend, (61, 47), 2);
+}
+
+/// If a payload could not be decoded, all of the sum would be remembered although it was sent.
+#[test]
+fn a_payload_that_does_not_decode_is_not_remembered() {
+    let edit = Edit {
+        module: Module::Positions,
+        from: "index >= p.keep) {\n            atomicMax",
+        to: "true) {\n            atomicMax",
+    };
+    let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
+    let mut backend = CudaBackend::on(Box::new(device));
+    let tensor = Tensor::new(&uniform(61 * 47, 1), 61, 47);
+    let gradient = tensor.gradients()[0];
+    let (held, mut kept) = (Held::new(&gradient, 0), backend.zeros(Storage::F32, 61 * 47));
+    let setting = Setting::TopK(TopK { keep: 55, values: Dtype::F32 });
+    let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+    let (on_device, residual) = (held.gradient(&gradient), kept.residual());
+    // SAFETY: the residual is of the gradient's size.
+    let failed =
+        unsafe { backend.encode_with_feedback(&setting, &on_device, residual, 1.0, Stream::default(), &mut payload) };
+    assert!(matches!(failed, Err(Error::Core(lgreco_core::Error::PayloadBody { .. }))), "{failed:?}");
+    assert!(backend.bytes(&kept).iter().all(|&byte| byte == 0), "the residual has changed");
 }
 
 #[test]

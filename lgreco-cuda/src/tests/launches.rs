@@ -1,15 +1,16 @@
-//! How often a table of many layers asks the device for something.
+//! How often a table of many layers asks the device for something, and what is said when it fails.
+#![allow(unsafe_code)]
 
 use crate::counting::Kernels;
 use crate::cublas::Gemm;
 use crate::device::{Device, Launch, Part};
 use crate::kernels::Kernel;
-use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
-use lgreco_core::compress::{Candidates, qsgd::Qsgd};
+use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, Error};
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// What a device has been asked for.
 #[derive(Default)]
@@ -17,6 +18,11 @@ pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
     /// What every byte that is read from the device is.
     pub(super) content: AtomicU8,
+    /// Unless 0, the ones that feedback's own TopK payload had, among words of `content`.
+    pub(super) ones: AtomicU32,
+    /// What all launches answer, if not that they are done.
+    pub(super) failing: Mutex<Option<Error>>,
+    pub(super) uploads: AtomicUsize,
     /// Launches; other work that is enqueued; waits.
     kinds: [AtomicUsize; 3],
     pub(super) prepared: Kernels,
@@ -45,7 +51,13 @@ impl Device for Counted {
         Ok(())
     }
 
+    fn set(&mut self, _: Part, _: u32) -> Result<(), Error> {
+        self.0.add(1);
+        Ok(())
+    }
+
     fn upload(&mut self, _: &[u8], _: Part) -> Result<(), Error> {
+        self.0.uploads.fetch_add(1, Ordering::Relaxed);
         self.0.add(1);
         Ok(())
     }
@@ -63,7 +75,7 @@ impl Device for Counted {
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error> {
         self.0.add(0);
         self.0.launched.add(launch.kernel);
-        Ok(())
+        self.0.failing.lock().unwrap().clone().map_or(Ok(()), Err)
     }
 
     fn use_cublas(&mut self, _: Part) -> Result<(), Error> {
@@ -77,6 +89,11 @@ impl Device for Counted {
     fn download(&mut self, _: Part, bytes: &mut [u8]) -> Result<(), Error> {
         self.0.add(2);
         bytes.fill(self.0.content.load(Ordering::Relaxed));
+        // What is known of a step of feedback: three magnitudes and two statuses.
+        let ones = self.0.ones.load(Ordering::Relaxed);
+        if ones > 0 && bytes.len() == 28 {
+            bytes[24..].copy_from_slice(&ones.to_ne_bytes());
+        }
         Ok(())
     }
 
@@ -115,4 +132,69 @@ fn powersgds_launches_do_not_depend_on_the_rank() {
         assert_eq!(powersgd(1, ranks), [16 * 150, 150 + 1, 1], "{ranks:?}");
         assert_eq!(powersgd(5, ranks), [(4 + 5 * 12) * 150, 150 + 1, 1], "{ranks:?}");
     }
+}
+
+/// What is copied from the host may still be read when the call has returned.
+#[test]
+fn payloads_for_the_device_need_nothing_of_the_hosts_memory() {
+    let of_device = Arc::new(Calls::default());
+    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let shape = Shape::new(64, 64).unwrap();
+    let gradient = DeviceGradient::of_part(Part { address: 256, bytes: 4 * 64 * 64 }, Dtype::F32, shape);
+    let mut uploads = |setting| {
+        let before = of_device.uploads.load(Ordering::Relaxed);
+        // SAFETY: a device that counts looks at no address.
+        unsafe {
+            backend.encode_to_device(&setting, &gradient, Stream::default(), 256).unwrap();
+            backend.decode_on_device(&setting, shape, 256, 4096).unwrap();
+        }
+        of_device.uploads.load(Ordering::Relaxed) - before
+    };
+    assert_eq!(uploads(Setting::Qsgd(Qsgd::default())), 0);
+    assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 0);
+    // The number of elements to keep, of which a copy stays until the device is waited for.
+    assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
+    assert_eq!(backend.gpu().in_flight(), 1);
+    let _ = backend.check();
+    assert_eq!(backend.gpu().in_flight(), 0);
+}
+
+/// What the device says may be about work of another layer, or of none.
+#[test]
+fn failures_of_the_device_name_no_job() {
+    let of_device = Arc::new(Calls::default());
+    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let shape = Shape::new(64, 64).unwrap();
+    let gradient = DeviceGradient::of_part(Part { address: 256, bytes: 4 * 64 * 64 }, Dtype::F32, shape);
+    let candidates = Candidates::PowerSgd { iterations: 1, ranks: &[1] };
+    let jobs = [DeviceJob { gradient, candidates, stream: Stream::default() }; 3];
+    let length = backend.measure_device(&jobs, &mut [0.0; 2]).unwrap_err();
+    assert!(length.job.is_none() && matches!(length.error, Error::Core(_)), "{length}");
+    let refused = Candidates::LoCo { groups: &[64] };
+    let failed = backend.measure_device(&[jobs[0], DeviceJob { candidates: refused, ..jobs[0] }], &mut [0.0; 2]);
+    assert_eq!(failed.unwrap_err().job, Some(1));
+    for error in [
+        Error::Driver { call: "start", reason: "an earlier fault".into() },
+        Error::OutOfMemory { bytes: 4096 },
+        Error::Compile { module: "powersgd.cu", architecture: "sm_80".into(), log: String::new() },
+    ] {
+        *of_device.failing.lock().unwrap() = Some(error.clone());
+        assert_eq!(backend.measure_device(&jobs, &mut [0.0; 3]), Err(DeviceJobError { job: None, error }));
+    }
+}
+
+/// Magnitudes are found by the passes of a step: none is for them alone.
+#[test]
+fn a_step_of_feedback_adds_two_passes_and_a_copy() {
+    let of_device = Arc::new(Calls::default());
+    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let shape = Shape::new(64, 64).unwrap();
+    let gradient = DeviceGradient::of_part(Part { address: 256, bytes: 4 * 64 * 64 }, Dtype::F32, shape);
+    let setting = Setting::Qsgd(Qsgd::default());
+    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+    // SAFETY: a device that counts looks at no address.
+    unsafe { backend.encode_with_feedback(&setting, &gradient, 256, 1.0, Stream::default(), &mut payload) }.unwrap();
+    let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
+    assert_eq!(entries, ["offer", "fused_encode", "decode", "remember"]);
+    assert_eq!([0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed)), [4, 3, 2]);
 }

@@ -138,6 +138,9 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
         let found = unsafe {
             let small = Setting::Qsgd(Qsgd { bits: 2, bucket: 2, ..Qsgd::default() });
             backend.encode_to_device(&small, &fine, stream, other).unwrap();
+            // Calls that cannot fail have numbers too; those that are refused have none.
+            backend.decode_on_device(&small, fine.shape(), other, out).unwrap();
+            backend.decode_on_device(&small, Shape::new(0, 5).unwrap(), other, out).unwrap();
             assert_eq!(backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to), Ok(len));
             let unaligned = backend.encode_to_device(&setting, &held.gradient(&gradient), stream, to + 2);
             assert!(matches!(unaligned, Err(Error::Memory { .. })), "{unaligned:?}");
@@ -156,12 +159,41 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
                 assert!(decoded == values);
             }
             (Err(_), Err(failed)) => {
-                assert!(failed.to_string().starts_with("job 1: element 1234 is NaN"), "{failed}");
+                assert!(failed.to_string().starts_with("job 3: element 1234 is NaN"), "{failed}");
                 assert_eq!(backend.check(), Ok(()), "told once");
             }
             outcomes => panic!("{outcomes:?}"),
         }
     }
+}
+
+#[test]
+fn a_check_is_due_after_so_many_calls() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let (setting, empty) = (Setting::Qsgd(Qsgd::default()), Shape::new(0, 5).unwrap());
+    // SAFETY: nothing is decoded.
+    let decode = |backend: &mut CudaBackend| unsafe { backend.decode_on_device(&setting, empty, 256, 256) };
+    for _ in 0..2 {
+        (0..4096).for_each(|_| decode(&mut backend).unwrap());
+        assert!(matches!(decode(&mut backend), Err(Error::Memory { .. })));
+        assert_eq!(backend.check(), Ok(()));
+    }
+}
+
+/// The contract of `check`: it looks for the value at fault in the gradient itself.
+#[test]
+fn a_gradient_that_has_been_overwritten_is_told_as_such() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let tensor = Tensor::new(&[1.0, f32::NAN], 2, 1);
+    let gradient = tensor.gradients()[0];
+    let mut held = Held::new(&gradient, 0);
+    let (setting, mut payload) = (Setting::Qsgd(Qsgd { bucket: 2, ..Qsgd::default() }), [0u32; 16]);
+    let to = payload.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: room for a payload.
+    unsafe { backend.encode_to_device(&setting, &held.gradient(&gradient), Stream::default(), to) }.unwrap();
+    held.words.fill(0);
+    let failed = backend.check().unwrap_err();
+    assert!(failed.job == Some(0) && matches!(failed.error, Error::Memory { .. }), "{failed}");
 }
 
 #[test]

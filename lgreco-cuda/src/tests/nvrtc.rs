@@ -3,9 +3,12 @@
 use super::simt::entries;
 use super::unavailable;
 use crate::Error;
-use crate::compiler::{Architecture, Compiler};
+use crate::compiler::{Architecture, Compiler, file};
+use crate::cuda::OLDEST_DEVICE;
+use crate::kept;
 use crate::kernels::Module;
 use crate::libraries::{Library, candidates};
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 /// Python's packages that `tests/run` has put under `target/cuda`.
@@ -41,9 +44,10 @@ fn numbers(log: &str, what: &str) -> Vec<u32> {
 fn kernels_compile_for_every_architecture_and_spill_nowhere() {
     for (index, compiler) in compilers().iter().enumerate() {
         // From CUDA 13 on, 7.5 is the least.
-        let oldest = *compiler.supported.iter().filter(|&&number| number >= 70).min().expect("an architecture");
+        let oldest =
+            *compiler.supported.iter().filter(|&&number| number >= OLDEST_DEVICE).min().expect("an architecture");
         let newest = *compiler.supported.iter().max().expect("an architecture");
-        let between: &[u32] = if index == 0 { &[80, 90] } else { &[] };
+        let between: &[u32] = if index == 0 { &[61, 70, 80, 90] } else { &[] };
         check_kernels(compiler, oldest, &[&[oldest], between, &[newest]].concat());
     }
 }
@@ -90,26 +94,91 @@ fn a_source_that_does_not_compile_is_said_with_its_line() {
     assert!(log.contains("wrong.cu(2)") && log.contains("nothing"), "{log}");
 }
 
+/// A folder of this test's own, empty.
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("lgreco-cuda-{name}-{}", std::process::id()));
+    std::fs::remove_dir_all(&folder).ok();
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn whole(code: &[u8]) -> Result<Vec<u8>, Error> {
+    assert!(code.starts_with(b"\x7fELF"), "damaged code");
+    Ok(code.to_vec())
+}
+
 #[test]
 fn compiled_code_is_kept_in_memory_and_on_disk() {
     let Some(compiler) = compiler() else { return };
-    let folder = std::env::temp_dir().join(format!("lgreco-cuda-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let code = compiler.code(Module::Sums, Architecture::Sass(86), Some(&folder)).unwrap();
-    let files: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(files.len(), 1, "{files:?}");
-    assert_eq!(std::fs::read(&files[0]).unwrap(), *code);
+    let (folder, sass) = (folder("kept"), Architecture::Sass(86));
+    let code = compiler.load(Module::Sums, sass, None, whole).unwrap();
+    assert_eq!(files(&folder).len(), 0);
+    // Compiled before there was a folder.
+    compiler.keep(Module::Sums, sass, &folder);
+    let [kept] = &files(&folder)[..] else { panic!("{:?}", files(&folder)) };
+    assert_eq!(kept::read(kept).unwrap(), code);
+    std::fs::remove_file(kept).unwrap();
+    assert_eq!(compiler.load(Module::Sums, sass, Some(&folder), whole).unwrap(), code);
+    assert_eq!(files(&folder), [kept.clone()]);
     std::fs::remove_dir_all(&folder).unwrap();
-    let again = compiler.code(Module::Sums, Architecture::Sass(86), Some(&folder)).unwrap();
-    assert!(std::sync::Arc::ptr_eq(&code, &again));
+}
+
+/// Another process's, for which other architectures stand.
+#[test]
+fn kept_code_that_is_damaged_or_does_not_load_is_made_anew() {
+    let Some(compiler) = compiler() else { return };
+    let folder = folder("damaged");
+    let good = compiler.load(Module::Magnitude, Architecture::Sass(86), Some(&folder), whole).unwrap();
+    let first = files(&folder)[0].to_str().unwrap().to_owned();
+    let file = |number| PathBuf::from(first.replace("sm_86", &format!("sm_{number}")));
+    for (number, damage) in [(89, 0), (90, 1), (80, 2)] {
+        let path = file(number);
+        kept::write(&path, &good);
+        let mut bytes = std::fs::read(&path).unwrap();
+        match damage {
+            0 => bytes.truncate(bytes.len() / 2),
+            1 => bytes[100] ^= 1,
+            _ => bytes.clear(),
+        }
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(kept::read(&path), None);
+        let code = compiler.load(Module::Magnitude, Architecture::Sass(number), Some(&folder), whole).unwrap();
+        assert_eq!(kept::read(&path).unwrap(), code);
+    }
+    // Whole, but nothing that the driver takes.
+    let path = file(75);
+    kept::write(&path, b"of another driver");
+    let calls = Cell::new(0);
+    let load = |code: &[u8]| {
+        calls.set(calls.get() + 1);
+        let refused = Error::Driver { call: "cuModuleLoadData", reason: "invalid image".into() };
+        if code == b"of another driver" { Err(refused) } else { whole(code) }
+    };
+    let code = compiler.load(Module::Magnitude, Architecture::Sass(75), Some(&folder), load).unwrap();
+    assert_eq!((kept::read(&path).unwrap(), calls.get()), (code, 2));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn files_of_different_code_are_never_one() {
+    let names = [(Module::Qsgd, 1, 80), (Module::Qsgd, 2, 80), (Module::Qsgd, 1, 90), (Module::TopK, 1, 80)];
+    let names = names.map(|(module, hash, number)| file(Path::new("shared"), module, hash, Architecture::Sass(number)));
+    let unfinished = names.each_ref().map(|name| kept::unfinished(name));
+    for (index, name) in names.iter().enumerate() {
+        assert!(!names[..index].contains(name) && !unfinished[..index].contains(&unfinished[index]), "{name:?}");
+        assert!(unfinished[index].to_str().unwrap().starts_with(name.to_str().unwrap()));
+    }
 }
 
 #[test]
 fn devices_get_their_own_code_or_what_is_nearest_before() {
     let supported = [70, 80, 90];
-    assert_eq!(Architecture::of(80, &supported), Ok(Architecture::Sass(80)));
-    assert_eq!(Architecture::of(86, &supported), Ok(Architecture::Ptx(80)));
-    assert_eq!(Architecture::of(120, &supported), Ok(Architecture::Ptx(90)));
-    let old = Architecture::of(61, &supported).unwrap_err();
-    assert_eq!(old.to_string(), "the device's compute capability is 6.1, at least 7.0 is needed");
+    assert_eq!(Architecture::of(80, &supported), Some(Architecture::Sass(80)));
+    assert_eq!(Architecture::of(86, &supported), Some(Architecture::Ptx(80)));
+    assert_eq!(Architecture::of(120, &supported), Some(Architecture::Ptx(90)));
+    assert_eq!(Architecture::of(61, &supported), None);
 }

@@ -67,14 +67,19 @@ struct ShimLaunch {
 }
 
 impl Simt {
-    /// Threads of a block run forwards (`order` 0), backwards (1) or at random (from 2 on). `None`, said aloud, where there
-    /// is no g++.
+    /// Threads of a block run forwards (`order` 0), backwards (1) or at random (from 2 on). An edited module is compiled at
+    /// once, so that no test takes an edit that cannot be made for a fault found. `None`, said aloud, where there is no
+    /// g++.
     pub(super) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         if let Err(error) = Command::new("g++").arg("--version").output() {
             unavailable(&format!("no g++ to run kernels on the processor: {error}"));
             return None;
         }
-        Some(Simt { flavour, order, edit, libraries: HashMap::new() })
+        let mut device = Simt { flavour, order, edit, libraries: HashMap::new() };
+        if let Some(edit) = edit {
+            device.library(edit.module);
+        }
+        Some(device)
     }
 
     fn library(&mut self, module: Module) -> &Library {
@@ -120,7 +125,8 @@ pub(super) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let target = target();
     let exports: String = entries(source).iter().map(|entry| format!("SHIM_EXPORT({entry})\n")).collect();
     let text = format!("#define CUDA_SHIM\n#include {shim:?}\n{source}\n#line 1 \"exports\"\n{exports}");
-    let common = "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off -g -Wno-unknown-pragmas";
+    let common = "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off -g \
+                  -Wno-unknown-pragmas";
     let own = match flavour {
         Flavour::Plain => "-O2",
         Flavour::Races => "-O1 -fsanitize=thread",
@@ -194,6 +200,10 @@ impl Device for Simt {
         // SAFETY: a part is memory that is there.
         unsafe { pointer(to).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
+    }
+
+    fn set(&mut self, word_at: Part, word: u32) -> Result<(), Error> {
+        self.upload(&word.to_ne_bytes(), word_at)
     }
 
     fn clear(&mut self, part: Part) -> Result<(), Error> {

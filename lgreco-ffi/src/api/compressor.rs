@@ -28,6 +28,9 @@ impl Kind for lgreco_compressor {
     fn layer(state: &Compressor) -> Option<&str> {
         Some(&state.name)
     }
+    fn device(state: &Compressor) -> Option<&Device> {
+        Some(&state.device)
+    }
 }
 
 pub(crate) struct Compressor {
@@ -82,14 +85,15 @@ impl Compressor {
 
     fn encode(&mut self, step: u32, gradient: &Gradient<'_>, payload: &mut [u8]) -> Result<usize, Error> {
         let stream = Stream { step, ..self.stream };
-        let Compressor { setting, device, memory, workspace, decoded, compensated, .. } = self;
+        let Compressor { setting, device, memory, workspace, decoded, compensated, shape, .. } = self;
+        let shape = *shape;
         let in_halves = |rule| matches!(rule, Rule::Residual(_) | Rule::Ef21);
         match memory {
-            None if device.takes(setting) => device.encode(setting, gradient, stream, workspace, payload),
+            None if device.takes(setting, shape) => device.encode(setting, gradient, stream, workspace, payload),
             None => setting.encode(gradient, stream, workspace, payload),
-            Some(memory) if device.takes(setting) && in_halves(memory.rule()) => {
+            Some(memory) if device.takes(setting, shape) && in_halves(memory.rule()) => {
                 memory.compensate(gradient, compensated)?;
-                let sum = Gradient::new(Values::F32(compensated), self.shape)?;
+                let sum = Gradient::new(Values::F32(compensated), shape)?;
                 let length = device.encode(setting, &sum, payload_stream(setting, stream), workspace, payload)?;
                 device.decode(&payload[..length], decoded)?;
                 memory.update(gradient, decoded, stream)?;

@@ -9,8 +9,8 @@ pub type lgreco_device = u32;
 
 /// The CPU.
 pub const LGRECO_DEVICE_CPU: lgreco_device = 0;
-/// An NVIDIA GPU through CUDA, in libraries built with the feature `cuda`. As LGRECO_DEVICE_WGPU, of values in host memory;
-/// what works on values in the GPU's memory begins with lgreco_cuda_.
+/// An NVIDIA GPU through CUDA, in libraries built with the feature `cuda`. As LGRECO_DEVICE_WGPU, of values in host memory,
+/// but for PowerSGD with ranks above 1024, which are the CPU's; what works on values in the GPU's memory begins with lgreco_cuda_.
 pub const LGRECO_DEVICE_CUDA: lgreco_device = 1;
 /// Any GPU through Vulkan, Metal or DirectX 12, in libraries built with the feature `wgpu`. Error rows and payloads of QSGD,
 /// TopK and PowerSGD are made there, of values in host memory; everything else is done on the CPU.
@@ -60,12 +60,15 @@ impl Kind for lgreco_context {
     const WHAT: &'static str = "context";
     const TAG: [u8; 8] = *b"lgcontxt";
     type State = Context;
+    fn device(state: &Context) -> Option<&Device> {
+        Some(&state.device)
+    }
 }
 
 /// Makes a context. `options` may be NULL: the CPU.
 ///
-/// LGRECO_NOT_BUILT_IN when this build has no such devices, LGRECO_UNAVAILABLE when this machine has none, or none that can
-/// be used (for CUDA, lgreco_cuda_create says what is missing).
+/// LGRECO_NOT_BUILT_IN when this build has no such devices, LGRECO_UNAVAILABLE when this machine has none, or none that
+/// can be used, LGRECO_DEVICE when its driver fails (for CUDA, lgreco_cuda_create says what is missing, or failed).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_create(
     options: *const lgreco_context_options,

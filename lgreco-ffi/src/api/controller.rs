@@ -3,6 +3,7 @@ use super::context::{check_stream, lgreco_context};
 use super::controller_options::lgreco_controller_options;
 use super::gradient::{lgreco_layer, values_mut, values_range};
 use super::table::Texts;
+use crate::device::Device;
 use crate::handle::{self, Kind};
 use crate::pointers::{
     Range, Versioned, all_disjoint, filled, slice, versioned, versioned_array, versioned_or_default,
@@ -24,10 +25,15 @@ impl Kind for lgreco_controller {
     const WHAT: &'static str = "controller";
     const TAG: [u8; 8] = *b"lgcontrl";
     type State = ControllerState;
+    fn device(state: &ControllerState) -> Option<&Device> {
+        Some(&state.device)
+    }
 }
 
 pub(crate) struct ControllerState {
     pub(super) controller: Controller,
+    /// What the controller measures on.
+    device: Device,
     pub(super) report: Option<Report>,
     /// What the last load did not find, found too much, and found in another shape.
     pub(super) loaded: [Texts; 3],
@@ -155,6 +161,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
             })?;
             Ok(ControllerState {
                 controller: controller.with_backend(Box::new(context.device.clone())),
+                device: context.device.clone(),
                 report: None,
                 loaded: Default::default(),
                 gradients: Vec::with_capacity(names.len()),

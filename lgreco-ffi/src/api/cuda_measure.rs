@@ -2,7 +2,7 @@ use super::cuda::lgreco_cuda;
 use super::gradient::{Tensor, lgreco_layer};
 use super::measure::lgreco_search_options;
 use super::table::{Source, TableState, lgreco_table};
-use crate::cuda::{Call, DeviceTensor, OnDevice, Row};
+use crate::cuda::{Call, DeviceTensor, NOWHERE, OnDevice, Row};
 use crate::handle;
 use crate::pointers::{place, versioned_array, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
@@ -74,7 +74,7 @@ unsafe fn without_values(
             let calls = named(calls)?;
             let model = Model::read(layers, layers_len)?;
             let offer = model.offer(options)?;
-            call(cuda, &model.rows(&offer, |_, _| Ok(0))?, &calls)
+            call(cuda, &model.rows(&offer, |_, _| Ok(NOWHERE))?, &calls)
         })
     }
 }
@@ -111,11 +111,12 @@ fn named(calls: lgreco_cuda_calls) -> Result<Vec<Call>, Failure> {
     Ok(known.into_iter().filter(|&(flag, _)| calls & flag != 0).map(|(_, call)| call).collect())
 }
 
-/// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors come
-/// back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
+/// Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors
+/// come back. `values` of layers are device pointers; those of layers that are left out of the table are not looked at.
 /// `options` may be NULL. Allocates, on the device too unless that was reserved.
 ///
-/// As lgreco_table_measure; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+/// As lgreco_table_measure; LGRECO_UNAVAILABLE for PowerSGD with ranks above 1024; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE,
+/// which name no layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_measure(
     cuda: *mut lgreco_cuda,
@@ -137,9 +138,9 @@ pub unsafe extern "C" fn lgreco_cuda_measure(
     }
 }
 
-/// Tells the bytes of device memory that `calls` work in on such layers, whose `values` are not looked at, under any setting
-/// that `options` offer them: what lgreco_cuda_held_bytes tells when a handle that held none has reserved them. The device
-/// is not asked.
+/// Tells the bytes of device memory that `calls` work in on such layers, whose `values` are not looked at, under any
+/// setting that `options` offer them: what lgreco_cuda_held_bytes tells when a handle that held none has reserved them.
+/// The device is not asked.
 ///
 /// As lgreco_cuda_measure, but for the values; LGRECO_UNKNOWN_CONSTANT.
 #[unsafe(no_mangle)]
@@ -160,8 +161,8 @@ pub unsafe extern "C" fn lgreco_cuda_workspace_bytes(
     }
 }
 
-/// Done: allocates that memory, and compiles and loads the kernels, so that later `calls` for such layers, under any setting
-/// that `options` offer them, allocate nothing on the device and load nothing.
+/// Done: allocates that memory, and compiles and loads the kernels, so that later `calls` for such layers, under any
+/// setting that `options` offer them, allocate nothing on the device and load nothing.
 ///
 /// As lgreco_cuda_workspace_bytes; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 #[unsafe(no_mangle)]

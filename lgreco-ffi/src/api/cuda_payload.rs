@@ -12,8 +12,8 @@ use lgreco_core::compress::{Compressor as _, Setting};
 use lgreco_core::rng::Stream;
 use std::ffi::c_void;
 
-/// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`. This struct never
-/// changes.
+/// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`, with feedback also
+/// from `step`. Residuals in bf16 and int8 are rounded by all of it. This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct lgreco_rng_stream {
@@ -114,10 +114,10 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
 }
 
 /// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
-/// bytes. Takes QSGD, TopK, PowerSGD and uncompressed gradients. `rng` names the random words.
+/// bytes. Takes QSGD, TopK, PowerSGD of ranks up to 1024 and uncompressed gradients. `rng` names the random words.
 ///
 /// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len; LGRECO_UNAVAILABLE for other
-/// methods; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
+/// methods and ranks; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_encode(
     cuda: *mut lgreco_cuda,
@@ -140,13 +140,13 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
 }
 
 /// Done: one step of error feedback: compresses the sum of gradient and `residual`, and leaves in `residual` `gain` times
-/// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte aligned,
-/// zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2 n
+/// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
+/// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2 n
 /// (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
 /// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
 ///
-/// As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients. The
-/// residual is then unchanged.
+/// As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
+/// The residual is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
     cuda: *mut lgreco_cuda,
@@ -179,7 +179,8 @@ pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
 }
 
 /// Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory,
-/// `values_len` = the number of elements. Payloads in page-locked memory must stay until the stream has come this far.
+/// `values_len` = the number of elements. Payloads in page-locked memory must stay until the stream has come this far,
+/// and all payloads where the GPU reads the processor's memory by itself (Grace Hopper).
 ///
 /// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes;
 /// LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` then hold nothing to be used.
@@ -204,7 +205,8 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
 }
 
 /// Enqueued: compresses a gradient as lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
-/// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed.
+/// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; until then
+/// the gradient must stay in its place, unwritten.
 ///
 /// As lgreco_cuda_encode, but for the values; LGRECO_DEVICE when a check is due.
 #[unsafe(no_mangle)]

@@ -1,5 +1,6 @@
 // lgreco_cuda_... on device pointers: tables, payloads, residuals and failures are the CPU's. Needs a GPU, or the fake of
 // lgreco-cuda; `cuda missing` expects neither, `cuda FOLDER` keeps compiled kernels there.
+#define _POSIX_C_SOURCE 200112L  // setenv
 #include "driver.h"
 
 #include <math.h>
@@ -55,7 +56,8 @@ static void prepare(void) {
         on_host[l].dtype = dtypes[l];
         on_host[l].values = host[l];
         model[l] = on_host[l];
-        model[l].values = l == 0 ? NULL : on_device(host[l], dtypes[l] == LGRECO_DTYPE_F32 ? 4 * ELEMENTS : 2 * ELEMENTS);
+        const size_t bytes = dtypes[l] == LGRECO_DTYPE_F32 ? 4 * ELEMENTS : 2 * ELEMENTS;
+        model[l].values = l == 0 ? NULL : on_device(host[l], bytes);
     }
     payload = on_device(NULL, ROOM);
     values = on_device(NULL, 4 * ELEMENTS);
@@ -293,11 +295,97 @@ static void not_finite(void) {
                                                                BYTES, one, ROOM, &length));
     to_host(other, residual, sizeof other);
     CHECK(memcmp(decoded, other, sizeof other) == 0);
-    OK(lgreco_cuda_encode_to_device(cuda, &model[2], &setting, &stream_of, payload, ROOM, &length));
+    // Decodings have numbers too, those of QSGD, which cannot fail, among them; calls that are refused have none.
+    lgreco_setting qsgd = LGRECO_SETTING_INIT;
+    qsgd.method = LGRECO_METHOD_QSGD;
+    OK(lgreco_cuda_encode_to_device(cuda, &model[2], &qsgd, &stream_of, payload, ROOM, &length));
+    OK(lgreco_cuda_decode_on_device(cuda, &model[2], &qsgd, payload, length, values, ELEMENTS));
+    STATUS(LGRECO_LENGTH, lgreco_cuda_decode_on_device(cuda, &model[2], &qsgd, payload, 5, values, ELEMENTS));
     OK(lgreco_cuda_encode_to_device(cuda, &model[1], &setting, &stream_of, payload, ROOM, &length));
     STATUS(LGRECO_NON_FINITE, lgreco_cuda_check(cuda));
-    TEXT("call 1 since the last check: element 5 is NaN", lgreco_cuda_message(cuda));
+    TEXT("call 2 since the last check: element 5 is NaN", lgreco_cuda_message(cuda));
     OK(lgreco_cuda_check(cuda));
+}
+
+// What the fake driver refuses names no layer, and contexts of the device say it in the same words.
+static void failures_of_the_device(void) {
+    if (driver.state == NULL) return;
+    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
+    lgreco_context *gpu = NULL;
+    lgreco_setting qsgd = LGRECO_SETTING_INIT;
+    lgreco_compressor *compressor = NULL;
+    lgreco_table *table = NULL;
+    double error = 0;
+    const lgreco_rng_stream stream_of = words(1, 0);
+    qsgd.method = LGRECO_METHOD_QSGD;
+    options.device = LGRECO_DEVICE_CUDA;
+    OK(lgreco_context_create(&options, &gpu));
+    OK(lgreco_compressor_create(gpu, &on_host[2], &qsgd, NULL, &compressor));
+    CHECK(setenv("FAKE_CUDA_FAIL", "cuMemAlloc_v2=2", 1) == 0);
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_measure(cuda, model, LAYERS, NULL, &table));
+    TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_reserve(cuda, model, LAYERS, NULL, ALL));
+    TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_cuda_encode(cuda, &model[2], &qsgd, &stream_of, one, ROOM, &length));
+    TEXT("the device is out of memory: ", lgreco_cuda_message(cuda));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_measure(gpu, &on_host[2], &qsgd, 1, 0, 0, &error, NULL, NULL));
+    TEXT("the device is out of memory: ", lgreco_context_message(gpu));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_table_measure(gpu, &on_host[2], 1, NULL, &table, NULL));
+    TEXT("the device is out of memory: ", lgreco_context_message(gpu));
+    STATUS(LGRECO_OUT_OF_MEMORY, lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length, NULL));
+    TEXT("the device is out of memory: ", lgreco_compressor_message(compressor));
+    CHECK(setenv("FAKE_CUDA_FAIL", "cuStreamSynchronize=700", 1) == 0);
+    STATUS(LGRECO_DEVICE, lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length, NULL));
+    TEXT("the driver failed in cuStreamSynchronize: ", lgreco_compressor_message(compressor));
+    CHECK(setenv("FAKE_CUDA_FAIL", "cuStreamCreate=2", 1) == 0);
+    lgreco_cuda *other_cuda = NULL;
+    STATUS(LGRECO_DEVICE, lgreco_cuda_create(context, 0, &other_cuda));
+    CHECK(unsetenv("FAKE_CUDA_FAIL") == 0 && other_cuda == NULL);
+    OK(lgreco_compressor_encode(compressor, 0, bf16, one, ROOM, &length, NULL));
+    OK(lgreco_compressor_destroy(&compressor));
+    OK(lgreco_context_destroy(&gpu));
+}
+
+// Ranks that the kernels are not made for: refused on device pointers, the CPU's in contexts. The NaN is found first.
+static void large_ranks(void) {
+    enum { SIDE = 2100, LARGE = 1025 };
+    static float square[SIDE * SIDE];
+    static uint8_t room[4 * SIDE * SIDE];
+    static const size_t dims[] = {SIDE, SIDE};
+    const lgreco_rng_stream stream_of = words(1, 0);
+    lgreco_context_options options = LGRECO_CONTEXT_OPTIONS_INIT;
+    lgreco_context *gpu = NULL;
+    lgreco_setting power = LGRECO_SETTING_INIT;
+    lgreco_compressor *compressor = NULL;
+    lgreco_layer wide = LGRECO_LAYER_INIT;
+    double error = 0;
+    square[7] = NAN;
+    wide.name = "wide";
+    wide.dims = dims;
+    wide.dims_len = 2;
+    wide.values = square;
+    power.method = LGRECO_METHOD_POWERSGD;
+    power.rank = LARGE;
+    options.device = LGRECO_DEVICE_CUDA;
+    OK(lgreco_context_create(&options, &gpu));
+    OK(lgreco_compressor_create(gpu, &wide, &power, NULL, &compressor));
+    STATUS(LGRECO_NON_FINITE, lgreco_compressor_encode(compressor, 0, square, room, sizeof room, &length, NULL));
+    TEXT("layer `wide`: element 7 is NaN", lgreco_compressor_message(compressor));
+    STATUS(LGRECO_NON_FINITE, lgreco_measure(gpu, &wide, &power, 1, 0, 0, &error, NULL, NULL));
+    TEXT("layer `wide`: element 7 is NaN", lgreco_context_message(gpu));
+    lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+    lgreco_table *table = NULL;
+    search.method = LGRECO_METHOD_POWERSGD;
+    search.parameter = search.first = 1;
+    search.last = LARGE;
+    search.step = LARGE - 1;
+    STATUS(LGRECO_NON_FINITE, lgreco_table_measure(gpu, &wide, 1, &search, &table, NULL));
+    TEXT("layer `wide`: element 7 is NaN", lgreco_context_message(gpu));
+    wide.values = on_device(square, sizeof square);
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_encode(cuda, &wide, &power, &stream_of, room, sizeof room, &length));
+    TEXT("layer `wide`: PowerSGD with a rank above 1024 does not run", lgreco_cuda_message(cuda));
+    OK(lgreco_compressor_destroy(&compressor));
+    OK(lgreco_context_destroy(&gpu));
 }
 
 static void in_the_primary_context(void) {
@@ -325,10 +413,15 @@ int main(int argc, char **argv) {
     CHECK(driver.push(cuda_context) == 0 && driver.stream(&stream, 0) == 0);
     prepare();
     int before[7] = {0}, after[7] = {0};
+    OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
+    failures_of_the_device();
+    large_ranks();
+    OK(lgreco_cuda_destroy(&cuda));
     if (driver.state != NULL) driver.state(before);
     OK(lgreco_cuda_create_on_stream(context, &cuda, stream));
     if (argc > 1) OK(lgreco_cuda_keep_code_in(cuda, argv[1]));
-    const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD, LGRECO_METHOD_HYBRID};
+    const lgreco_method methods[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD,
+                                     LGRECO_METHOD_HYBRID};
     for (int m = 0; m < 4; m++) tables(methods[m]);
     lgreco_setting setting = LGRECO_SETTING_INIT;
     payloads(1, &setting);
