@@ -144,8 +144,8 @@ impl CudaBackend {
     /// Keeps compiled kernels in `folder`, which exists, and takes them from there: starting costs about a second less
     /// from the second time on. Anybody who may write there may decide what the GPU executes. Files are named by the
     /// architecture and a hash of sources, options and NVRTC's version, and written at once or not at all; one that
-    /// cannot be written is left out, one that is damaged or does not load is made anew. Kernels that were compiled before
-    /// the call are kept too.
+    /// cannot be written is left out, one that is damaged or does not load is made anew. Kernels that were compiled
+    /// before the call are kept too.
     ///
     /// ```
     /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
@@ -155,8 +155,8 @@ impl CudaBackend {
         self.gpu.keep_code_in(folder.into());
     }
 
-    /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, and PowerSGD of ranks up to
-    /// 1024, or whatever rank where a matrix has no more rows or columns. Others are [`Error::Method`].
+    /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, and PowerSGD of ranks up
+    /// to 1024, or whatever rank where a matrix has no more rows or columns. Others are [`Error::Method`].
     ///
     /// ```
     /// use lgreco_core::compress::{Setting, powersgd::PowerSgd};
@@ -256,8 +256,8 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// The first job that fails, with its reason; without a job [`Length`](lgreco_core::Error::Length) when `rows` has not
-    /// one place per candidate, and what the device says.
+    /// The first job that fails, with its reason; without a job [`Length`](lgreco_core::Error::Length) when `rows` has
+    /// not one place per candidate, and what the device says.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
         measure(&mut self.gpu, &work_of(jobs), rows)
     }
@@ -288,10 +288,10 @@ impl CudaBackend {
         encode(&mut self.gpu, setting, &Input::Device(*gradient), stream, payload)
     }
 
-    /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a multiple
-    /// of 4. Nothing of them may be used when an error is returned. A payload in page-locked memory has to stay as it is
-    /// until the stream has come this far, and so has any payload where the GPU reads the processor's memory by itself
-    /// (Grace Hopper): the driver copies the others before the call returns.
+    /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a
+    /// multiple of 4. Nothing of them may be used when an error is returned. A payload in page-locked memory has to
+    /// stay as it is until the stream has come this far, and so has any payload where the GPU reads the processor's
+    /// memory by itself (Grace Hopper): the driver copies the others before the call returns.
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};

@@ -56,7 +56,10 @@ pub(crate) fn capability(number: u32) -> String {
 }
 
 /// Code by the hash of what it was made of.
-static MADE: Mutex<Option<HashMap<(u64, Architecture), Box<[u8]>>>> = Mutex::new(None);
+type Made = HashMap<(u64, Architecture), Box<[u8]>>;
+
+/// What this process has made.
+static MADE: Mutex<Option<Made>> = Mutex::new(None);
 
 /// An NVRTC, its version, and the compute capabilities it compiles for.
 #[derive(Clone, Debug)]
@@ -115,8 +118,8 @@ impl Compiler {
         }
     }
 
-    /// What `load` makes of the module's code: of what this process has made before, or else of the folder's, or else of
-    /// what is compiled now. The folder then has it; what it had that was damaged or did not load is replaced.
+    /// What `load` makes of the module's code: of what this process has made before, or else of the folder's, or else
+    /// of what is compiled now. The folder then has it; what it had that was damaged or did not load is replaced.
     pub(crate) fn load<T>(
         &self,
         module: Module,

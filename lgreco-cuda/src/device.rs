@@ -65,8 +65,8 @@ pub(crate) trait Device: Send {
     /// Enqueued: a word, which goes with the command.
     fn set(&mut self, word_at: Part, word: u32) -> Result<(), Error>;
 
-    /// Enqueued. `bytes`, of the same length, have to stay as they are until the stream has come this far where they are
-    /// page-locked, or the device reads all of the processor's memory by itself; else the driver copies them first.
+    /// Enqueued. `bytes`, of the same length, have to stay as they are until the stream has come this far where they
+    /// are page-locked, or the device reads all of the processor's memory by itself; else the driver copies them first.
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error>;
 
     /// Enqueued: fills with zeros.

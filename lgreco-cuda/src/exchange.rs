@@ -49,9 +49,9 @@ impl Pending {
 }
 
 impl CudaBackend {
-    /// Enqueued: [`Backend::encode`](lgreco_core::backend::Backend::encode) from device memory to device memory; returns
-    /// the payload's length. [`check`](CudaBackend::check) says later whether the gradient could be compressed: until
-    /// then the gradient has to stay in its place, unwritten, because a check looks for the value at fault there.
+    /// Enqueued: [`Backend::encode`](lgreco_core::backend::Backend::encode) from device memory to device memory;
+    /// returns the payload's length. [`check`](CudaBackend::check) says later whether the gradient could be compressed:
+    /// until then the gradient has to stay in its place, unwritten, because a check looks for the value at fault there.
     ///
     /// ```no_run
     /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -83,9 +83,9 @@ impl CudaBackend {
     ///
     /// # Safety
     /// `address` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes in the
-    /// backend's context, apart from the gradient's, which nothing else uses, other than work ordered before or after on
-    /// the backend's stream. The gradient's memory stays valid until the next [`check`](CudaBackend::check), or until
-    /// the backend is dropped without one.
+    /// backend's context, apart from the gradient's, which nothing else uses, other than work ordered before or after
+    /// on the backend's stream. The gradient's memory stays valid until the next [`check`](CudaBackend::check), or
+    /// until the backend is dropped without one.
     pub unsafe fn encode_to_device(
         &mut self,
         setting: &Setting,
@@ -122,8 +122,8 @@ impl CudaBackend {
     /// the last check, those included that cannot fail. With it comes the reason that
     /// [`Compressor::encode`](lgreco_core::compress::Compressor::encode) has, or
     /// [`PayloadBody`](lgreco_core::Error::PayloadBody); [`Error::Memory`] in its place when the gradient has been
-    /// overwritten. Calls after it may have failed too, and are not told of: nothing of what came out of any of them may
-    /// be used. Those of the device, without a number; then nothing is known of any call.
+    /// overwritten. Calls after it may have failed too, and are not told of: nothing of what came out of any of them
+    /// may be used. Those of the device, without a number; then nothing is known of any call.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
         let (gpu, pending) = self.gpu_and_pending();
         let calls = std::mem::take(&mut pending.calls);
@@ -151,8 +151,8 @@ impl CudaBackend {
     ///
     /// # Safety
     /// `payload` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes, `values` of
-    /// four bytes per element, both in the backend's context, apart from each other, and used by nothing else, other than
-    /// work ordered before or after on the backend's stream.
+    /// four bytes per element, both in the backend's context, apart from each other, and used by nothing else, other
+    /// than work ordered before or after on the backend's stream.
     pub unsafe fn decode_on_device(
         &mut self,
         setting: &Setting,

@@ -24,8 +24,8 @@ pub(crate) fn write(file: &Path, code: &[u8]) {
     }
 }
 
-/// Where this process writes what is to become `file`. Processes of several machines may have one number; they then write
-/// the same.
+/// Where this process writes what is to become `file`. Processes of several machines may have one number; they then
+/// write the same.
 pub(crate) fn unfinished(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(format!(".{}.part", std::process::id()));

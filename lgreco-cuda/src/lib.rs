@@ -23,8 +23,8 @@
 //! # Inside
 //! All code of the host is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
 //! launch, download. It has three devices: `cuda.rs`, the driver; `counting.rs`, which only notes what it is asked for,
-//! so that calls can be rehearsed (`reserve.rs`); and, in tests, `tests/simt.rs`, where g++ compiles the same `.cu` files
-//! for the processor.
+//! so that calls can be rehearsed (`reserve.rs`); and, in tests, `tests/simt.rs`, where g++ compiles the same `.cu`
+//! files for the processor.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,

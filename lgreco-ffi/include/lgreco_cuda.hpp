@@ -1,6 +1,6 @@
 // lgreco_cuda_... of lgreco.h for C++17: gradients, residuals and payloads in the memory of an NVIDIA GPU, on a trainer's
-// stream. Pointers are the device's unless something else is said; what is enqueued and what is done, and how long memory
-// has to stay, stands in lgreco.h.
+// stream. Pointers are the device's unless something else is said; what is enqueued and what is done, and how long
+// memory has to stay, stands in lgreco.h.
 #ifndef LGRECO_CUDA_HPP
 #define LGRECO_CUDA_HPP
 
@@ -98,8 +98,8 @@ public:
         check(lgreco_cuda_decode_on_device(get(), &layer, &setting, payload, length, values, values_len));
     }
 
-    // Throws what encode_to_device and decode_on_device could not know, of the first call at fault; what came out of those
-    // after it is not to be used either.
+    // Throws what encode_to_device and decode_on_device could not know, of the first call at fault; what came out of
+    // those after it is not to be used either.
     void check() { check(lgreco_cuda_check(get())); }
 
     void synchronize() { check(lgreco_cuda_synchronize(get())); }

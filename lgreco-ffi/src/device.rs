@@ -59,7 +59,10 @@ impl Device {
     /// Whether rows and payloads of such gradients under this setting are made on a GPU.
     pub(crate) fn takes(&self, setting: &Setting, shape: Shape) -> bool {
         match self {
-            Device::Cpu => false,
+            Device::Cpu => {
+                let _ = (setting, shape);
+                false
+            }
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => lgreco_cuda::CudaBackend::takes(setting, shape),
             #[cfg(feature = "wgpu")]
@@ -76,14 +79,14 @@ impl Device {
 
     /// What a failure is in the GPU's own words, if it was the GPU that failed and these are known.
     pub(crate) fn in_its_words(&self, failure: Failure) -> Failure {
-        match self {
-            #[cfg(feature = "cuda")]
-            Device::Cuda(shared) if failure.is_of_device() => {
-                let said = shared.lock().ok().and_then(|backend| backend.failure().cloned());
-                said.map_or(failure, Failure::Cuda)
-            }
-            _ => failure,
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(shared) = self
+            && failure.is_of_device()
+            && let Some(said) = shared.lock().ok().and_then(|backend| backend.failure().cloned())
+        {
+            return Failure::Cuda(said);
         }
+        failure
     }
 
     /// Measures one row: squared errors, and the bytes of payloads, also where the values decide them. What has no kernels

@@ -11,8 +11,8 @@
 //! | `status` | codes and the text of failures |
 //!
 //! `unsafe` blocks stand in `handle`, `pointers`, `api` and `cuda` alone, and in `sequences`, which calls `api` for
-//! tests. What the exported functions demand of their callers is what `README.md` promises C callers: pointers are null or valid for what
-//! the header says, handles null or live.
+//! tests. What the exported functions demand of their callers is what `README.md` promises C callers: pointers are null
+//! or valid for what the header says, handles null or live.
 #![allow(non_camel_case_types, reason = "the names of C types")]
 #![allow(rustdoc::broken_intra_doc_links, reason = "documentation is the header's, where brackets index arrays")]
 #![allow(clippy::missing_safety_doc, reason = "one contract holds for every function: README.md")]

@@ -1,5 +1,5 @@
-"""Times the published method's whole table of a transformer with GPT-2's shapes on a GPU: one PyTorch simulation per layer
-and option, the least of several runs. `lgreco-cuda/examples/on_device.rs` times ours of the same shapes."""
+"""Times the published method's whole table of a transformer with GPT-2's shapes on a GPU: one PyTorch simulation per
+layer and option, the least of several runs. `lgreco-cuda/examples/on_device.rs` times ours of the same shapes."""
 
 import argparse
 import time

@@ -57,8 +57,8 @@ extern "C" __global__ void offer(Params p, const void* values, const void* memor
     give_largest(of_sums, &largest[1]);
 }
 
-// next = keep * memory + gain * (offered - next), where `next` begins as what the payload decodes to. largest[0] becomes
-// at least the bits of its largest magnitude.
+// next = keep * memory + gain * (offered - next), where `next` begins as what the payload decodes to. largest[0]
+// becomes at least the bits of its largest magnitude.
 extern "C" __global__ void remember(Params p, const float* offered, const void* memory, float* next, u32* largest) {
     u32 found = 0;
     u64 stride = u64(gridDim.x) * BLOCK;

@@ -123,7 +123,7 @@ fn compiled_code_is_kept_in_memory_and_on_disk() {
     assert_eq!(kept::read(kept).unwrap(), code);
     std::fs::remove_file(kept).unwrap();
     assert_eq!(compiler.load(Module::Sums, sass, Some(&folder), whole).unwrap(), code);
-    assert_eq!(files(&folder), [kept.clone()]);
+    assert!(files(&folder).contains(kept) && files(&folder).len() == 1);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -6,8 +6,8 @@ use crate::status::lgreco_status;
 use core::ffi::{c_char, c_void};
 
 /// An NVIDIA GPU that works on pointers to its own memory, on one stream, in libraries built with the feature `cuda`.
-/// Calls say in their first word whether their work is enqueued there when they return, or done. (The devices that there
-/// are can be listed in Rust alone: `lgreco_cuda::devices`.)
+/// Calls say in their first word whether their work is enqueued there when they return, or done. (The devices that
+/// there are can be listed in Rust alone: `lgreco_cuda::devices`.)
 pub struct lgreco_cuda {
     _private: [u8; 0],
 }
@@ -18,12 +18,12 @@ impl Kind for lgreco_cuda {
     type State = Box<dyn OnDevice>;
 }
 
-/// Makes a handle for device number `ordinal`, from 0, in its primary context (PyTorch's, and that of the CUDA runtime),
-/// on a stream of its own, which does not wait for the default stream.
+/// Makes a handle for device number `ordinal`, from 0, in its primary context (PyTorch's, and that of the CUDA
+/// runtime), on a stream of its own, which does not wait for the default stream.
 ///
 /// LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver, its compiler NVRTC or the device
-/// is missing or too old: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of memory
-/// for a context or a stream.
+/// is missing or too old: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of
+/// memory for a context or a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_create(
     context: *mut lgreco_context,
@@ -57,8 +57,8 @@ pub unsafe extern "C" fn lgreco_cuda_destroy(cuda: *mut *mut lgreco_cuda) -> lgr
     unsafe { handle::destroy(cuda) }
 }
 
-/// What went wrong in the last failed call on the handle, with the layer's name where it is that layer's fault; empty if
-/// none has failed. Valid until the next call on it.
+/// What went wrong in the last failed call on the handle, with the layer's name where it is that layer's fault; empty
+/// if none has failed. Valid until the next call on it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_message(cuda: *const lgreco_cuda) -> *const c_char {
     // SAFETY: README.md, handles.
@@ -80,10 +80,11 @@ pub unsafe extern "C" fn lgreco_cuda_keep_code_in(cuda: *mut lgreco_cuda, folder
 }
 
 /// Done: PowerSGD's payloads are made with cuBLAS's products from now on, which costs 32 MiB of device memory, and four
-/// bytes per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded values do not.
+/// bytes per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded
+/// values do not.
 ///
-/// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays as
-/// it was then.
+/// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays
+/// as it was then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_use_cublas(cuda: *mut lgreco_cuda) -> lgreco_status {
     // SAFETY: README.md, handles.
@@ -112,13 +113,13 @@ pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgre
 }
 
 /// Done: whether all that lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device have enqueued since the last
-/// check could be done. Gradients that were encoded must be in their place, unwritten, until now: one that is at fault is
-/// read again. The message names the first call that failed by its number, from 0, among all calls of both kinds that
-/// returned LGRECO_OK since the last check. Calls after it may have failed too, and are not told of: nothing of what came
-/// out of it or of them may be used. At least one check is due in 4096 such calls.
+/// check could be done. Gradients that were encoded must be in their place, unwritten, until now: one that is at fault
+/// is read again. The message names the first call that failed by its number, from 0, among all calls of both kinds
+/// that returned LGRECO_OK since the last check. Calls after it may have failed too, and are not told of: nothing of
+/// what came out of it or of them may be used. At least one check is due in 4096 such calls.
 ///
-/// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY; LGRECO_DEVICE, also when a gradient
-/// at fault has been overwritten; where the driver fails, no call is named and nothing is known of any.
+/// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY; LGRECO_DEVICE, also when a
+/// gradient at fault has been overwritten; where the driver fails, no call is named and nothing is known of any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_check(cuda: *mut lgreco_cuda) -> lgreco_status {
     // SAFETY: README.md, handles.

@@ -12,8 +12,8 @@ use lgreco_core::compress::{Compressor as _, Setting};
 use lgreco_core::rng::Stream;
 use std::ffi::c_void;
 
-/// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`, with feedback also
-/// from `step`. Residuals in bf16 and int8 are rounded by all of it. This struct never changes.
+/// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`, with feedback
+/// also from `step`. Residuals in bf16 and int8 are rounded by all of it. This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct lgreco_rng_stream {
@@ -141,8 +141,8 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
 
 /// Done: one step of error feedback: compresses the sum of gradient and `residual`, and leaves in `residual` `gain` times
 /// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
-/// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2 n
-/// (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
+/// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2
+/// n (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
 /// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
 ///
 /// As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
@@ -205,8 +205,8 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
 }
 
 /// Enqueued: compresses a gradient as lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
-/// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; until then
-/// the gradient must stay in its place, unwritten.
+/// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; until
+/// then the gradient must stay in its place, unwritten.
 ///
 /// As lgreco_cuda_encode, but for the values; LGRECO_DEVICE when a check is due.
 #[unsafe(no_mangle)]
