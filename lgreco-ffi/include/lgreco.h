@@ -39,8 +39,8 @@ typedef struct lgreco_context lgreco_context;
 typedef struct lgreco_controller lgreco_controller;
 
 // An NVIDIA GPU that works on pointers to its own memory, on one stream, in libraries built with the feature `cuda`.
-// Calls say in their first word whether their work is enqueued there when they return, or done. (The devices that there
-// are can be listed in Rust alone: `lgreco_cuda::devices`.)
+// Calls say in their first word whether their work is enqueued there when they return, or done. (The devices that
+// there are can be listed in Rust alone: `lgreco_cuda::devices`.)
 typedef struct lgreco_cuda lgreco_cuda;
 
 // One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
@@ -598,8 +598,8 @@ typedef struct lgreco_cut_counters {
 // Calls on device memory, a sum of LGRECO_CUDA_...
 typedef uint32_t lgreco_cuda_calls;
 
-// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`, with feedback also
-// from `step`. Residuals in bf16 and int8 are rounded by all of it. This struct never changes.
+// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`, with feedback
+// also from `step`. Residuals in bf16 and int8 are rounded by all of it. This struct never changes.
 typedef struct lgreco_rng_stream {
     // Seed of the run, the same on every rank.
     uint64_t seed;
@@ -778,8 +778,9 @@ typedef struct lgreco_rng_stream {
 // The CPU.
 #define LGRECO_DEVICE_CPU 0
 
-// An NVIDIA GPU through CUDA, in libraries built with the feature `cuda`. As LGRECO_DEVICE_WGPU, of values in host memory,
-// but for PowerSGD with ranks above 1024, which are the CPU's; what works on values in the GPU's memory begins with lgreco_cuda_.
+// An NVIDIA GPU through CUDA, in libraries built with the feature `cuda`. As LGRECO_DEVICE_WGPU, of values in host
+// memory, but for PowerSGD with ranks above 1024, which are the CPU's; what works on values in the GPU's memory begins
+// with lgreco_cuda_.
 #define LGRECO_DEVICE_CUDA 1
 
 // Any GPU through Vulkan, Metal or DirectX 12, in libraries built with the feature `wgpu`. Error rows and payloads of QSGD,
@@ -1647,12 +1648,12 @@ lgreco_status lgreco_cut_restore(struct lgreco_context *context,
                                  size_t length,
                                  struct lgreco_cut **cut);
 
-// Makes a handle for device number `ordinal`, from 0, in its primary context (PyTorch's, and that of the CUDA runtime),
-// on a stream of its own, which does not wait for the default stream.
+// Makes a handle for device number `ordinal`, from 0, in its primary context (PyTorch's, and that of the CUDA
+// runtime), on a stream of its own, which does not wait for the default stream.
 //
 // LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver, its compiler NVRTC or the device
-// is missing or too old: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of memory
-// for a context or a stream.
+// is missing or too old: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of
+// memory for a context or a stream.
 lgreco_status lgreco_cuda_create(struct lgreco_context *context,
                                  uint32_t ordinal,
                                  struct lgreco_cuda **cuda);
@@ -1670,8 +1671,8 @@ lgreco_status lgreco_cuda_create_on_stream(struct lgreco_context *context,
 // to NULL, does nothing.
 lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 
-// What went wrong in the last failed call on the handle, with the layer's name where it is that layer's fault; empty if
-// none has failed. Valid until the next call on it.
+// What went wrong in the last failed call on the handle, with the layer's name where it is that layer's fault; empty
+// if none has failed. Valid until the next call on it.
 const char *lgreco_cuda_message(const struct lgreco_cuda *cuda);
 
 // Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves about a second
@@ -1681,10 +1682,11 @@ lgreco_status lgreco_cuda_keep_code_in(struct lgreco_cuda *cuda,
                                        const char *folder);
 
 // Done: PowerSGD's payloads are made with cuBLAS's products from now on, which costs 32 MiB of device memory, and four
-// bytes per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded values do not.
+// bytes per element of the largest matrix. They then depend on the GPU and on cuBLAS's version. Tables and decoded
+// values do not.
 //
-// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays as
-// it was then.
+// LGRECO_UNAVAILABLE where cuBLAS of CUDA 11.5 or later is not found; LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. All stays
+// as it was then.
 lgreco_status lgreco_cuda_use_cublas(struct lgreco_cuda *cuda);
 
 // Tells the bytes of device memory that the handle holds: what calls have worked in so far, and what was reserved.
@@ -1697,13 +1699,13 @@ lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,
 lgreco_status lgreco_cuda_synchronize(struct lgreco_cuda *cuda);
 
 // Done: whether all that lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device have enqueued since the last
-// check could be done. Gradients that were encoded must be in their place, unwritten, until now: one that is at fault is
-// read again. The message names the first call that failed by its number, from 0, among all calls of both kinds that
-// returned LGRECO_OK since the last check. Calls after it may have failed too, and are not told of: nothing of what came
-// out of it or of them may be used. At least one check is due in 4096 such calls.
+// check could be done. Gradients that were encoded must be in their place, unwritten, until now: one that is at fault
+// is read again. The message names the first call that failed by its number, from 0, among all calls of both kinds
+// that returned LGRECO_OK since the last check. Calls after it may have failed too, and are not told of: nothing of
+// what came out of it or of them may be used. At least one check is due in 4096 such calls.
 //
-// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY; LGRECO_DEVICE, also when a gradient
-// at fault has been overwritten; where the driver fails, no call is named and nothing is known of any.
+// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY; LGRECO_DEVICE, also when a
+// gradient at fault has been overwritten; where the driver fails, no call is named and nothing is known of any.
 lgreco_status lgreco_cuda_check(struct lgreco_cuda *cuda);
 
 // Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors
@@ -1763,8 +1765,8 @@ lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
 
 // Done: one step of error feedback: compresses the sum of gradient and `residual`, and leaves in `residual` `gain` times
 // what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
-// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2 n
-// (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
+// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2
+// n (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
 // lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
 //
 // As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
@@ -1794,8 +1796,8 @@ lgreco_status lgreco_cuda_decode(struct lgreco_cuda *cuda,
                                  size_t values_len);
 
 // Enqueued: compresses a gradient as lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
-// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; until then
-// the gradient must stay in its place, unwritten.
+// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; until
+// then the gradient must stay in its place, unwritten.
 //
 // As lgreco_cuda_encode, but for the values; LGRECO_DEVICE when a check is due.
 lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
