@@ -15,6 +15,7 @@ use lgreco_core::testing::backend::check_all;
 use lgreco_core::testing::powersgd::uniform;
 use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, devices};
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Instant;
 
 /// Calls that are enqueued before the device is waited for.
@@ -42,10 +43,21 @@ fn memory(bytes: usize) -> Outcome<u64> {
     Ok(unsafe { result::malloc_sync(bytes) }?)
 }
 
-fn main() -> Outcome<()> {
+fn main() -> ExitCode {
+    match check() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check() -> Outcome<()> {
     for device in devices()? {
         println!("{}, compute capability {}, driver for CUDA {}", device.name, device.capability, device.driver);
-        println!("{} MiB, {:?}", device.memory >> 20, device.usable);
+        let usable = device.usable.unwrap_or_else(|error| error.to_string());
+        println!("{} MiB, {usable}", device.memory >> 20);
     }
     let mut backend = CudaBackend::new(0)?;
     let start = Instant::now();

@@ -133,6 +133,14 @@ CALL(cuGetErrorName, (int code, const char** name), *name = code == 2 ? "CUDA_ER
 CALL(cuGetErrorString, (int code, const char** text), static char words[32];
      snprintf(words, sizeof words, "code %d", code); *text = words)
 
+// What examples/on_device.rs does on its own.
+CALL(cuCtxSetCurrent, (void* context), stack.assign(1, context))
+IN_CONTEXT(cuCtxSynchronize, (), )
+IN_CONTEXT(cuMemcpyHtoD_v2, (uint64_t to, const void* from, size_t bytes), if (!inside(to, bytes)) return 700;
+           memcpy(reinterpret_cast<void*>(to), from, bytes))
+IN_CONTEXT(cuMemcpyDtoH_v2, (void* to, uint64_t from, size_t bytes), if (!inside(from, bytes)) return 700;
+           memcpy(to, reinterpret_cast<void*>(from), bytes))
+
 // NVRTC asks for a table of the driver's: one that holds nothing but its own size.
 CALL(cuGetExportTable, (const void** table, const void*), static size_t own = sizeof own; *table = &own)
 

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::kept;
 use crate::kernels::Module;
-use crate::libraries::{Library, candidates};
+use crate::libraries::{Library, NEWEST, candidates, fault};
 use crate::nvrtc::{Form, Nvrtc};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -76,18 +76,34 @@ impl Compiler {
     pub(crate) fn find(driver: (u32, u32), device: u32) -> Result<(Self, Architecture), Error> {
         let mut refused = None;
         for path in candidates(Library::Nvrtc, driver.0, |variable| std::env::var_os(variable).map(PathBuf::from)) {
-            let Some(opened) = Compiler::open(&path) else { continue };
-            match opened.and_then(|compiler| compiler.suits(driver, device)) {
-                Ok(found) => return Ok(found),
-                Err(error) => refused = refused.or(Some(error)),
+            match Compiler::open(&path).map(|opened| opened?.suits(driver, device)) {
+                Some(Ok(found)) => return Ok(found),
+                Some(Err(error)) => refused = refused.or(Some(error)),
+                None => {}
             }
         }
         Err(refused.unwrap_or(Error::NoCompiler))
     }
 
-    /// The NVRTC in a library; `None` when there is no such library, or no NVRTC in it.
+    /// `Err` when there is no NVRTC for any driver, with why the first that was found does not do.
+    pub(crate) fn any() -> Result<(), Error> {
+        let mut refused = None;
+        for path in candidates(Library::Nvrtc, NEWEST, |variable| std::env::var_os(variable).map(PathBuf::from)) {
+            match Compiler::open(&path) {
+                Some(Ok(_)) => return Ok(()),
+                Some(Err(error)) => refused = refused.or(Some(error)),
+                None => {}
+            }
+        }
+        Err(refused.unwrap_or(Error::NoCompiler))
+    }
+
+    /// The NVRTC in a library; `None` when there is no such library.
     pub(crate) fn open(path: &Path) -> Option<Result<Self, Error>> {
-        let nvrtc = Nvrtc::load(path)?;
+        let nvrtc = match Nvrtc::load(path) {
+            Ok(nvrtc) => nvrtc,
+            Err(error) => return fault(path, &error).map(Err),
+        };
         let failed = |call| move |reason| Error::Driver { call, reason };
         let asked = |nvrtc: Nvrtc| {
             let version = nvrtc.version().map_err(failed("nvrtcVersion"))?;

@@ -6,10 +6,11 @@ use crate::compiler::{Architecture, Compiler, capability};
 use crate::cublas::{Cublas, Gemm};
 use crate::device::{Device, Launch, Part};
 use crate::kernels::{Kernel, Module};
+use crate::libraries::fault;
 use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 /// The least version of the driver's interface, 1000 times the major plus 10 times the minor, and of devices.
@@ -28,13 +29,61 @@ fn words(error: DriverError) -> String {
     format!("{} ({})", text(error.error_string()), text(error.error_name()))
 }
 
+/// What is called of the driver's library, by way of cudarc, which panics where one is missing.
+pub(crate) const FUNCTIONS: [&str; 29] = [
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDeviceTotalMem_v2",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD32Async",
+    "cuMemsetD8Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+];
+
+/// `Err` unless the driver's library is there, and whole.
+fn present() -> Result<(), Error> {
+    // SAFETY: loads a library and looks for nothing in it.
+    if !unsafe { sys::is_culib_present() } {
+        let name = Path::new(if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" });
+        // SAFETY: as before.
+        let fault = unsafe { libloading::Library::new(name) }.err().and_then(|error| fault(name, &error));
+        return Err(fault.unwrap_or(Error::NoDriver));
+    }
+    for name in FUNCTIONS {
+        // SAFETY: the address is not used, and the library is there.
+        if let Err(error) = unsafe { sys::culib().get::<*const c_void>(name.as_bytes()) } {
+            return Err(Error::Library { library: "the NVIDIA driver's library".into(), reason: error.to_string() });
+        }
+    }
+    Ok(())
+}
+
 /// Initialises the driver and says which version of CUDA it supports, major and minor. cudarc must not be called
 /// before, because it panics where there is no driver.
 pub(crate) fn start() -> Result<(u32, u32), Error> {
-    // SAFETY: loads a library and looks for nothing in it.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Error::NoDriver);
-    }
+    present()?;
     let mut version = 0;
     // SAFETY: a place for an int.
     said("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) }.result())?;
@@ -43,7 +92,12 @@ pub(crate) fn start() -> Result<(u32, u32), Error> {
         let what = "the CUDA version of the NVIDIA driver";
         return Err(Error::TooOld { what, needed: text(OLDEST_DRIVER), found: text(version) });
     }
-    result::init().map_err(|error| Error::NoDevice { ordinal: 0, reason: words(error) })?;
+    match result::init() {
+        Err(error @ DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+            return Err(Error::NoDevice { ordinal: 0, reason: words(error) });
+        }
+        outcome => said("cuInit", outcome)?,
+    }
     Ok((version as u32 / 1000, version as u32 % 1000 / 10))
 }
 

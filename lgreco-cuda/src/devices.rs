@@ -1,6 +1,6 @@
 //! The devices of this machine.
 
-use crate::compiler::capability;
+use crate::compiler::{Compiler, capability};
 use crate::{Error, cuda};
 
 /// A device and whether the backend can use it.
@@ -37,7 +37,23 @@ pub struct DeviceInfo {
 /// [`Error::NoDriver`], [`Error::TooOld`], [`Error::NoDevice`] when there is none, [`Error::Driver`].
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     let driver = cuda::start()?;
-    (0..cuda::count()?).map(|ordinal| info(ordinal, driver)).collect()
+    let count = cuda::count()?;
+    if count == 0 {
+        return Err(Error::NoDevice { ordinal: 0, reason: "the driver shows none".into() });
+    }
+    (0..count).map(|ordinal| info(ordinal, driver)).collect()
+}
+
+/// What of CUDA's software no device can be used without and is not on this machine: the driver, NVRTC.
+///
+/// ```
+/// for missing in lgreco_cuda::missing() {
+///     println!("{missing}");
+/// }
+/// ```
+pub fn missing() -> Vec<Error> {
+    let driver = cuda::start().err().filter(|error| !matches!(error, Error::NoDevice { .. }));
+    driver.into_iter().chain(Compiler::any().err()).collect()
 }
 
 fn info(ordinal: usize, driver: (u32, u32)) -> Result<DeviceInfo, Error> {

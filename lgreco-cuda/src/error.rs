@@ -24,6 +24,14 @@ pub enum Error {
          nvidia-cuda-nvrtc-cu12"
     )]
     NoCompiler,
+    /// A library is there, but not all of it, or it is none.
+    #[error("{library} does not load: {reason}")]
+    Library {
+        /// Which file, or what was looked for under this name.
+        library: String,
+        /// The loader's words.
+        reason: String,
+    },
     /// The library of products that was asked for is not there.
     #[error(
         "no cuBLAS of CUDA 11.5 or later: the library libcublas (cublas64 on Windows) was not found where NVRTC is \
@@ -102,6 +110,7 @@ impl Error {
         let what = match self {
             Error::Core(error) => return *error,
             Error::NoDriver => "there is no driver",
+            Error::Library { .. } => "a library of its does not load",
             Error::NoCompiler => "there is no compiler for its kernels",
             Error::NoCublas => "cuBLAS is not there",
             Error::NoDevice { .. } => "it is not there",

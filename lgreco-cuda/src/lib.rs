@@ -79,7 +79,7 @@ mod tests;
 mod topk;
 
 pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
-pub use devices::{DeviceInfo, devices};
+pub use devices::{DeviceInfo, devices, missing};
 pub use error::Error;
 pub use feedback::DeviceResidual;
 pub use reserve::Call;

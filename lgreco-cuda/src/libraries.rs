@@ -1,10 +1,15 @@
 //! Where NVIDIA's run-time libraries may be: on the library path, in a toolkit, among Python's packages.
 
+use crate::Error;
+use std::error::Error as _;
 use std::path::{Path, PathBuf};
 
 /// The oldest major version of CUDA that is looked for, and how many later than the driver's, to say what is wrong.
 const OLDEST: u32 = 11;
 const LATER: u32 = 2;
+
+/// The newest major version that is known.
+pub(crate) const NEWEST: u32 = 13;
 
 /// A library that comes with CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +55,21 @@ pub(crate) fn candidates(library: Library, driver: u32, variable: impl Fn(&str) 
         std::iter::once(name.into()).chain(found)
     };
     library.names(driver).into_iter().flat_map(of_name).collect()
+}
+
+/// Why a library cannot be used; `None` when there is none under this name.
+pub(crate) fn fault(path: &Path, error: &libloading::Error) -> Option<Error> {
+    let mut reason = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        reason = format!("{reason}: {error}");
+        source = error.source();
+    }
+    // A file that is there may need another one that is not.
+    let named = path.to_string_lossy();
+    let own = reason.contains(&format!("{named}: "));
+    let absent = own && reason.contains("No such file") || reason.contains("os error 126");
+    (!absent || path.is_absolute()).then(|| Error::Library { library: named.into_owned(), reason })
 }
 
 /// Folders of libraries: of toolkits, then of Python's packages, in an environment's or the system's.

@@ -43,29 +43,29 @@ pub(crate) enum Form {
 }
 
 impl Nvrtc {
-    /// `None` when the library is not there, or lacks a function, as those before 11.2 do.
-    pub(crate) fn load(path: &Path) -> Option<Nvrtc> {
+    /// `Err` when the library is not there, or lacks a function, as those before 11.2 do.
+    pub(crate) fn load(path: &Path) -> Result<Nvrtc, libloading::Error> {
         // SAFETY: NVIDIA's library, whose initialisers are its own affair; the functions have the types that its header
         // has had since 11.2. It is never unloaded, so they stay.
         unsafe {
-            let library = Library::new(path).ok()?;
+            let library = Library::new(path)?;
             let functions = Nvrtc {
-                version: *library.get(b"nvrtcVersion\0").ok()?,
-                supported_count: *library.get(b"nvrtcGetNumSupportedArchs\0").ok()?,
-                supported: *library.get(b"nvrtcGetSupportedArchs\0").ok()?,
-                error_string: *library.get(b"nvrtcGetErrorString\0").ok()?,
-                create: *library.get(b"nvrtcCreateProgram\0").ok()?,
-                destroy: *library.get(b"nvrtcDestroyProgram\0").ok()?,
-                compile: *library.get(b"nvrtcCompileProgram\0").ok()?,
-                log_size: *library.get(b"nvrtcGetProgramLogSize\0").ok()?,
-                log: *library.get(b"nvrtcGetProgramLog\0").ok()?,
-                ptx_size: *library.get(b"nvrtcGetPTXSize\0").ok()?,
-                ptx: *library.get(b"nvrtcGetPTX\0").ok()?,
-                cubin_size: *library.get(b"nvrtcGetCUBINSize\0").ok()?,
-                cubin: *library.get(b"nvrtcGetCUBIN\0").ok()?,
+                version: *library.get(b"nvrtcVersion\0")?,
+                supported_count: *library.get(b"nvrtcGetNumSupportedArchs\0")?,
+                supported: *library.get(b"nvrtcGetSupportedArchs\0")?,
+                error_string: *library.get(b"nvrtcGetErrorString\0")?,
+                create: *library.get(b"nvrtcCreateProgram\0")?,
+                destroy: *library.get(b"nvrtcDestroyProgram\0")?,
+                compile: *library.get(b"nvrtcCompileProgram\0")?,
+                log_size: *library.get(b"nvrtcGetProgramLogSize\0")?,
+                log: *library.get(b"nvrtcGetProgramLog\0")?,
+                ptx_size: *library.get(b"nvrtcGetPTXSize\0")?,
+                ptx: *library.get(b"nvrtcGetPTX\0")?,
+                cubin_size: *library.get(b"nvrtcGetCUBINSize\0")?,
+                cubin: *library.get(b"nvrtcGetCUBIN\0")?,
             };
             std::mem::forget(library);
-            Some(functions)
+            Ok(functions)
         }
     }
 

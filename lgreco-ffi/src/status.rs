@@ -245,10 +245,12 @@ pub(crate) enum Failure {
 
 #[cfg(feature = "cuda")]
 fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
-    use lgreco_cuda::Error::{Core, Method, NoCompiler, NoCublas, NoDevice, NoDriver, OutOfMemory, TooOld};
+    use lgreco_cuda::Error::{Core, Library, Method, NoCompiler, NoCublas, NoDevice, NoDriver, OutOfMemory, TooOld};
     match error {
         Core(error) => error.code(),
-        NoDriver | NoCompiler | NoCublas | NoDevice { .. } | TooOld { .. } | Method(_) => LGRECO_UNAVAILABLE,
+        NoDriver | NoCompiler | NoCublas | Library { .. } | NoDevice { .. } | TooOld { .. } | Method(_) => {
+            LGRECO_UNAVAILABLE
+        }
         OutOfMemory { .. } => LGRECO_OUT_OF_MEMORY,
         _ => LGRECO_DEVICE,
     }

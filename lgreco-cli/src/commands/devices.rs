@@ -60,12 +60,19 @@ fn cuda() -> String {
     "cuda   not available: not part of this build\n".into()
 }
 
-/// A line per device.
+/// A line per device, or per thing that is missing.
 #[cfg(feature = "cuda")]
 fn cuda() -> String {
     let devices = match lgreco_cuda::devices() {
         Ok(devices) => devices,
-        Err(error) => return crate::failure::printable(&format!("cuda   not available: {error}")) + "\n",
+        Err(error) => {
+            let mut all = lgreco_cuda::missing();
+            if !all.contains(&error) {
+                all.insert(0, error);
+            }
+            let line = |missing| crate::failure::printable(&format!("cuda   not available: {missing}")) + "\n";
+            return all.into_iter().map(line).collect();
+        }
     };
     let line = |device: lgreco_cuda::DeviceInfo| {
         let about = format!(
@@ -77,7 +84,7 @@ fn cuda() -> String {
         );
         let line = match device.usable {
             Ok(compiler) => format!("cuda   available: {about}, {compiler}"),
-            Err(error) => format!("cuda   not available: {error}: {about}"),
+            Err(error) => format!("cuda   not available: {about}: {error}"),
         };
         crate::failure::printable(&line) + "\n"
     };

@@ -51,7 +51,14 @@ fn a_compiler_suits_a_driver_and_a_device_or_says_why_not() {
     let old = suits("libnvrtc.so.13", (12, 4), 90).unwrap_err();
     let what = "the CUDA version of the NVIDIA driver is 12.4";
     assert_eq!(old, format!("{what}, at least 13.0 (for the NVRTC that was found) is needed"));
-    assert!(Compiler::open(&folder.join("libnvrtc.so.9")).is_none());
+    assert!(Compiler::open(Path::new("libnvrtc.so.9")).is_none());
+    let junk = folder.join("junk.so");
+    std::fs::write(&junk, "no library").unwrap();
+    for (path, reason) in [(&junk, "file too short"), (&folder.join("libnvrtc.so.9"), "No such file")] {
+        let refused = Compiler::open(path).expect("what is wrong").unwrap_err().to_string();
+        assert!(refused.starts_with(&format!("{} does not load: ", path.display())), "{refused}");
+        assert!(refused.contains(reason), "{refused}");
+    }
     let oldest = folder.join("oldest.so");
     library("fake_nvrtc.cpp", &["-DMAJOR=11", "-DMINOR=1", "-DLEAST=35"], &oldest).unwrap();
     let old = Compiler::open(&oldest).expect("an NVRTC").unwrap().suits((12, 0), 80).unwrap_err();

@@ -7,8 +7,9 @@
 use super::compiler::{library, stand_ins};
 use super::simt::{Flavour, build, entries, target};
 use super::{ROWS, nvrtc};
+use crate::cuda::FUNCTIONS;
 use crate::kernels::Module;
-use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices};
+use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices, missing};
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Shape};
@@ -47,15 +48,21 @@ fn with_the_fake(test: &str, variables: &[(&str, &str)]) -> Option<String> {
 pub(super) fn run(file: &str, test: &str, variables: &[(&str, &str)], more: Option<&Path>) -> Option<String> {
     let folder = target().join(format!("driver-{}", std::process::id())).join(test);
     let environment = build_fake(&folder, more)?;
+    let own = environment.iter().map(|(name, value)| (*name, value.as_str()));
+    let text = run_with(file, test, &own.chain(variables.iter().copied()).collect::<Vec<_>>());
+    std::fs::remove_dir_all(&folder).unwrap();
+    Some(text)
+}
+
+/// The same, with nothing but these variables.
+fn run_with(file: &str, test: &str, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", &format!("tests::{file}::{test}")]);
-    command.envs(environment).envs(variables.iter().copied());
-    let output = command.output().unwrap();
+    let output = command.envs(variables.iter().copied()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::remove_dir_all(&folder).unwrap();
     assert!(text.contains("1 passed"), "{text}");
-    Some(text)
+    text
 }
 
 /// For programs of other crates: `lgreco-ffi/tests/run`.
@@ -81,6 +88,48 @@ pub(super) fn state() -> [i32; 7] {
         get(state.as_mut_ptr());
     }
     state
+}
+
+/// What is missing is known before cudarc panics, because the imitation has nothing else, and every call succeeds on it.
+#[test]
+fn functions_are_looked_for_before_they_are_called() {
+    let source = include_str!("../../simt/fake_driver.cpp");
+    let names = source.split(['\n', '(', ',']).map(str::trim).filter(|word| {
+        word.starts_with("cu") && word.chars().nth(2).is_some_and(char::is_uppercase) && !word.contains(' ')
+    });
+    let mut others: Vec<&str> = names.filter(|name| !FUNCTIONS.contains(name)).collect();
+    others.sort_unstable();
+    let of_the_bench = ["cuCtxSetCurrent", "cuCtxSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2"];
+    assert_eq!(others, [&of_the_bench[..2], &["cuGetExportTable"], &of_the_bench[2..]].concat());
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_is_refused() {
+    let folder = target().join(format!("lacking-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let fake = folder.join("libcuda.so.1");
+    let Some(()) = library("fake_driver.cpp", &["-DcuDeviceGetCount=cuDeviceCountedNot"], &fake) else { return };
+    let environment = [("LD_LIBRARY_PATH", folder.to_str().unwrap())];
+    let run = |what: &str| {
+        let text = run_with("driver", "what_is_missing", &environment);
+        assert!(text.contains(&format!("devices: {what}")), "{text}");
+    };
+    run("the NVIDIA driver's library does not load: ");
+    std::fs::write(&fake, "no library").unwrap();
+    run("libcuda.so.1 does not load: ");
+    std::fs::remove_file(&fake).unwrap();
+    if devices().is_err() {
+        run("no NVIDIA driver: ");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+#[ignore = "needs a library path of its own"]
+fn what_is_missing() {
+    println!("devices: {}", devices().unwrap_err());
+    println!("new: {}", CudaBackend::new(0).err().unwrap());
+    println!("missing: {:?}", missing());
 }
 
 #[test]
@@ -171,6 +220,7 @@ fn beside_a_trainer() {
 fn failures_of_the_driver_are_said() {
     for (failing, expected) in [
         (("FAKE_CUDA_FAIL", "cuInit=100"), "no CUDA device 0: code 100 (CUDA_ERROR)"),
+        (("FAKE_CUDA_FAIL", "cuInit=803"), "the driver failed in cuInit: code 803 (CUDA_ERROR)"),
         (("FAKE_CUDA_VERSION", "10020"), "the CUDA version of the NVIDIA driver is 10.2, at least 11.0 is needed"),
         (("FAKE_CUDA_FAIL", "cuDevicePrimaryCtxRetain=2"), "the driver failed in cuDevicePrimaryCtxRetain: code 2"),
         (("FAKE_CUDA_FAIL", "cuStreamCreate=999"), "the driver failed in cuStreamCreate: code 999"),
