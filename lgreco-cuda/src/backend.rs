@@ -141,7 +141,7 @@ impl CudaBackend {
         CudaBackend { gpu: Gpu::new(device), pending: Pending::default(), failure: None }
     }
 
-    /// Keeps compiled kernels in `folder`, which exists, and takes them from there: starting costs about a second less
+    /// Keeps compiled kernels in `folder`, which exists, and takes them from there: starting costs some seconds less
     /// from the second time on. Anybody who may write there may decide what the GPU executes. Files are named by the
     /// architecture and a hash of sources, options and NVRTC's version, and written at once or not at all; one that
     /// cannot be written is left out, one that is damaged or does not load is made anew. Kernels that were compiled

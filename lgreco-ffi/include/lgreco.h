@@ -1675,7 +1675,7 @@ lgreco_status lgreco_cuda_destroy(struct lgreco_cuda **cuda);
 // if none has failed. Valid until the next call on it.
 const char *lgreco_cuda_message(const struct lgreco_cuda *cuda);
 
-// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves about a second
+// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves some seconds
 // at every later start. Who may write there decides what the GPU executes. What cannot be written is left out, what is
 // damaged is made anew.
 lgreco_status lgreco_cuda_keep_code_in(struct lgreco_cuda *cuda,

@@ -65,7 +65,7 @@ pub unsafe extern "C" fn lgreco_cuda_message(cuda: *const lgreco_cuda) -> *const
     unsafe { handle::message(cuda) }
 }
 
-/// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves about a second
+/// Keeps compiled kernels in an existing folder, a path in UTF-8, and takes them from there, which saves some seconds
 /// at every later start. Who may write there decides what the GPU executes. What cannot be written is left out, what is
 /// damaged is made anew.
 #[unsafe(no_mangle)]
