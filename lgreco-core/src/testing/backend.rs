@@ -299,7 +299,7 @@ pub fn check_dense(backend: &mut dyn Backend) {
     });
 }
 
-/// QSGD's payloads and rows of every tensor, with varied settings; damaged payloads, and [golden](super::golden) ones.
+/// QSGD's payloads and rows of every tensor, with varied settings; damaged payloads, and [golden] ones.
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].
@@ -342,7 +342,7 @@ pub fn check_qsgd(backend: &mut dyn Backend, relative: f64) {
     check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
 }
 
-/// TopK's payloads and rows of every tensor, with varied k and value types; damaged payloads, and [golden](super::golden) ones.
+/// TopK's payloads and rows of every tensor, with varied k and value types; damaged payloads, and [golden] ones.
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].
@@ -383,7 +383,7 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
 }
 
 /// PowerSGD: rows of well-conditioned matrices within `relative`; payloads of the same header and length, which decode to
-/// the same matrix within `relative` of its norm; refusals, and [golden](super::golden) payloads.
+/// the same matrix within `relative` of its norm; refusals, and [golden] payloads.
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].
