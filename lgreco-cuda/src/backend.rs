@@ -156,7 +156,8 @@ impl CudaBackend {
     }
 
     /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, and PowerSGD of ranks up
-    /// to 1024, or whatever rank where a matrix has no more rows or columns. Others are [`Error::Method`].
+    /// to 1024, or whatever rank where a matrix has no more rows or columns, and sides up to 2^31. Others are
+    /// [`Error::Method`].
     ///
     /// ```
     /// use lgreco_core::compress::{Setting, powersgd::PowerSgd};
@@ -165,6 +166,8 @@ impl CudaBackend {
     /// let setting = Setting::PowerSgd(PowerSgd { rank: 1500, iterations: 1 });
     /// assert!(!CudaBackend::takes(&setting, Shape::new(2048, 2048)?));
     /// assert!(CudaBackend::takes(&setting, Shape::new(2048, 1024)?)); // of rank 1024
+    /// assert!(CudaBackend::takes(&setting, Shape::new(1 << 31, 1)?));
+    /// assert!(!CudaBackend::takes(&setting, Shape::new((1 << 31) + 1, 1)?));
     /// assert!(!CudaBackend::takes(&Setting::Dense, Shape::new(2048, 1024)?)); // there is nothing to make
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```

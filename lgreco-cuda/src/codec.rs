@@ -80,6 +80,7 @@ pub(crate) fn enqueue_decoding(
         Setting::Qsgd(c) => qsgd::decode(gpu, c, payload, target).map(|()| None),
         Setting::TopK(c) => positions::decode(gpu, c, payload, target, status).map(|ones| Some([0, ones])),
         Setting::PowerSgd(c) => {
+            powersgd::check_sides(shape)?;
             let rank = powersgd::effective(shape, c.rank);
             powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
         }
@@ -155,7 +156,8 @@ fn setting_of(payload: &Payload<'_>) -> Result<Option<Setting>, Error> {
         }
         Method::PowerSgd => {
             let rank = lgreco_core::compress::powersgd::of_payload(payload)?.rank;
-            Some(Setting::PowerSgd(PowerSgd { rank, iterations: 1 }))
+            let fits = powersgd::check_sides(payload.header.shape).is_ok();
+            fits.then_some(Setting::PowerSgd(PowerSgd { rank, iterations: 1 }))
         }
         _ => None,
     })

@@ -75,6 +75,8 @@ const SOLVERS: u32 = 64;
 const RANKS: usize = 8;
 /// The largest rank, whose Gram matrix one block factors.
 const LARGEST_RANK: u32 = 1024;
+/// The largest side: threads go on from row to row in 32 bits.
+const LARGEST_SIDE: u64 = 1 << 31;
 
 /// From this magnitude on products of factors may leave the range of f32.
 pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
@@ -89,12 +91,21 @@ pub(crate) fn effective(shape: Shape, rank: u32) -> u32 {
     rank.min(u32::try_from(side).unwrap_or(u32::MAX))
 }
 
-/// `Err` when a rank is beyond what the kernels are made for.
+/// `Err` when a rank or a side is beyond what the kernels are made for.
 pub(crate) fn check(shape: Shape, rank: u32) -> Result<(), Error> {
+    check_sides(shape)?;
     if effective(shape, rank) <= LARGEST_RANK {
         return Ok(());
     }
     Err(Error::Method("PowerSGD with a rank above 1024"))
+}
+
+/// `Err` when a side is beyond what the kernels are made for.
+pub(crate) fn check_sides(shape: Shape) -> Result<(), Error> {
+    if shape.rows().max(shape.cols()) as u64 <= LARGEST_SIDE {
+        return Ok(());
+    }
+    Err(Error::Method("PowerSGD with a side above 2,147,483,648"))
 }
 
 /// A matrix and the factors of its compression.
