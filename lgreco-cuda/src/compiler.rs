@@ -74,23 +74,20 @@ impl Compiler {
     /// makes: of the driver's major version, or else an older one. `Err` when there is none, with why the first that
     /// was found does not do.
     pub(crate) fn find(driver: (u32, u32), device: u32) -> Result<(Self, Architecture), Error> {
-        let mut refused = None;
-        for path in candidates(Library::Nvrtc, driver.0, |variable| std::env::var_os(variable).map(PathBuf::from)) {
-            match Compiler::open(&path).map(|opened| opened?.suits(driver, device)) {
-                Some(Ok(found)) => return Ok(found),
-                Some(Err(error)) => refused = refused.or(Some(error)),
-                None => {}
-            }
-        }
-        Err(refused.unwrap_or(Error::NoCompiler))
+        Compiler::first(driver.0, |compiler| compiler.suits(driver, device))
     }
 
     /// `Err` when there is no NVRTC for any driver, with why the first that was found does not do.
     pub(crate) fn any() -> Result<(), Error> {
+        Compiler::first(NEWEST, |_| Ok(()))
+    }
+
+    /// What `take` makes of the first NVRTC that it takes, for a driver of this major version.
+    fn first<T>(driver: u32, take: impl Fn(Compiler) -> Result<T, Error>) -> Result<T, Error> {
         let mut refused = None;
-        for path in candidates(Library::Nvrtc, NEWEST, |variable| std::env::var_os(variable).map(PathBuf::from)) {
-            match Compiler::open(&path) {
-                Some(Ok(_)) => return Ok(()),
+        for path in candidates(Library::Nvrtc, driver, |variable| std::env::var_os(variable).map(PathBuf::from)) {
+            match Compiler::open(&path).map(|opened| take(opened?)) {
+                Some(Ok(taken)) => return Ok(taken),
                 Some(Err(error)) => refused = refused.or(Some(error)),
                 None => {}
             }
