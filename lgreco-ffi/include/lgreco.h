@@ -1478,9 +1478,11 @@ const char *lgreco_cut_message(const struct lgreco_cut *cut);
 // Tells the most bytes of a message that this end writes.
 lgreco_status lgreco_cut_bound(struct lgreco_cut *cut, size_t *bytes);
 
-// Tells of how many samples a message is: the values that its receiver gets are as many times the features.
+// Tells of how many samples a message for this end is, at most a batch: the values that it gets are as many times the
+// features.
 //
-// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message.
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end's;
+// LGRECO_OUT_OF_STEP for those of another generation.
 lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
                                  const uint8_t *message,
                                  size_t length,

@@ -13,6 +13,13 @@ use crate::gradient::{Gradient, Values};
 use crate::select::check_finite;
 
 impl Half {
+    /// How many values a message holds, whatever its mode.
+    pub(super) fn values_len(&self, clock: Clock, message: &[u8]) -> Result<usize, Error> {
+        let message = Message::parse(message)?;
+        self.check_message(&message, message.header.mode == Mode::Train, clock)?;
+        Ok(message.header.shape.elements())
+    }
+
     /// Decodes a message of evaluation.
     pub(super) fn read_evaluation(&self, clock: Clock, message: &Message<'_>, values: &mut [f32]) -> Result<(), Error> {
         self.check_message(message, false, clock)?;

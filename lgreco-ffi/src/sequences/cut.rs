@@ -59,7 +59,12 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             2 | 3 => {
                 lgreco_cut_send_activations(above, from, f32, samples, ids, message, capacity, lengths, ticket, none)
             }
-            4 | 5 => lgreco_cut_receive_activations(below, message, length, to, to_len, ticket, none),
+            4 | 5 => {
+                let mut stated = 0;
+                let status = lgreco_cut_samples(below, message, length, &mut stated);
+                assert!(status != LGRECO_OK || stated <= BATCH);
+                lgreco_cut_receive_activations(below, message, length, to, to_len, ticket, none)
+            }
             6 => {
                 let ticket = *ticket;
                 lgreco_cut_send_gradients(below, ticket, from, f32, samples, message, capacity, lengths, none)
