@@ -128,7 +128,7 @@ impl Script {
         let mut bytes = bytes.iter().copied();
         let mut next = || bytes.next().unwrap_or(0) as u32;
         // Workers beyond the first are threads, which take most of the time of a small model.
-        let world = [1, 1, 1, 1, 2, 2, 2, 3][next() as usize % 8];
+        let world = [1, 1, 1, 1, 1, 2, 2, 3][next() as usize % 8];
         let method = Method::ALL[next() as usize % 4];
         let mut search = Search::new(method);
         search.min_elements = 16;
@@ -350,14 +350,14 @@ fn check_logs(script: &Script, logs: &[Log]) {
     exchanged.for_each(|taken| assert!(taken.settings.iter().all(|setting| setting == "dense")));
 }
 
-/// Any bytes as a script of a dozen steps, enough for three decisions; run a second time where their number is a multiple
-/// of four.
+/// Any bytes as a script of some eight steps, enough for two decisions; run a second time where their number is a multiple
+/// of eight.
 ///
 /// # Panics
 /// When a property does not hold.
 pub fn check_bytes(bytes: &[u8]) {
-    let script = Script::from_bytes(&bytes[..bytes.len().min(40)]);
-    match bytes.len().is_multiple_of(4) {
+    let script = Script::from_bytes(&bytes[..bytes.len().min(30)]);
+    match bytes.len().is_multiple_of(8) {
         true => check(&script),
         false => check_logs(&script, &script.run()),
     }

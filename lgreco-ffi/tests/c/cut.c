@@ -60,6 +60,7 @@ static Trace steps(Ends ends, uint32_t first, uint32_t count, float change) {
                                        &trace.forward_bytes, &ticket, NULL));
         OK(lgreco_cut_samples(ends.below, message, trace.forward_bytes, &samples));
         CHECK(samples == BATCH);
+        CHECK(lgreco_cut_samples(ends.above, message, trace.forward_bytes, &samples) == LGRECO_PAYLOAD_HEADER);
         OK(lgreco_cut_receive_activations(ends.below, message, trace.forward_bytes, received, VALUES, &arrived, NULL));
         CHECK(arrived == ticket);
         trace.forward_error = error_of(activations);

@@ -233,6 +233,21 @@ fn the_bytes_are_fixed() {
     assert_eq!(message[108..], [&1f32.to_le_bytes()[..], &[0b100]].concat());
 }
 
+/// One value in 2^31 makes a short message, which another end's setting may well have; this one's does not.
+#[test]
+fn no_room_is_made_for_what_a_damaged_header_states() {
+    let codec = Codec::TopK { keep: 1, values: Dtype::F32 };
+    let mut pair = Pair::new(plain(1, 2, codec)).unwrap();
+    let (_, mut message) = pair.send(Values::F32(&[1.0, 2.0]), &[]).unwrap();
+    assert_eq!(pair.below.values_len(&message), Ok(2));
+    assert!(matches!(pair.above.values_len(&message), Err(Error::PayloadHeader { what: "direction", .. })));
+    message[24..28].copy_from_slice(&(1u32 << 31).to_le_bytes());
+    message.resize(HEADER_LEN + codec.body_len(1, 1 << 31).unwrap(), 0);
+    assert_eq!(Message::parse(&message).unwrap().header.shape.elements(), 1 << 31);
+    assert!(matches!(pair.below.values_len(&message), Err(Error::PayloadHeader { what: "features", .. })));
+    assert!(matches!(pair.deliver(&message), Err(Error::PayloadHeader { what: "features", .. })));
+}
+
 #[test]
 fn strange_messages_are_refused() {
     let pair = Pair::new(plain(1, 2, Codec::Dense { values: Dtype::F32 })).unwrap();
