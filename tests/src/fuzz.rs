@@ -10,10 +10,12 @@ use lgreco_core::testing;
 pub type Check = fn(&[u8]);
 
 /// Every target in `fuzz/fuzz_targets` and its check.
-pub const TARGETS: [(&str, Check); 17] = [
+pub const TARGETS: [(&str, Check); 22] = [
     ("adacomp", testing::adacomp::check_bytes),
     ("adapt", testing::adapt::check_bytes),
+    ("arguments", lgreco_cli::testing::check_arguments),
     ("c_api", c_api),
+    ("c_structs", c_structs),
     ("cut", testing::cut::check_program),
     ("cut_bytes", testing::cut::check_bytes),
     ("dense", testing::fuzz::dense),
@@ -22,9 +24,12 @@ pub const TARGETS: [(&str, Check); 17] = [
     ("hard_threshold", testing::hard_threshold::check_bytes),
     ("loco", testing::loco::check_bytes),
     ("payload", testing::fuzz::payload),
+    ("peer", testing::hostile::check_peer),
+    ("plan_json", testing::documents::check_documents),
     ("planner", testing::fuzz::planner),
     ("powersgd", testing::fuzz::powersgd),
     ("qsgd", testing::qsgd::check_round_trip),
+    ("resume", testing::hostile::check_resume),
     ("safetensors", safetensors),
     ("sidco", testing::sidco::check_bytes),
     ("topk", testing::fuzz::topk),
@@ -36,6 +41,14 @@ pub const TARGETS: [(&str, Check); 17] = [
 /// When the contract does not hold.
 pub fn c_api(bytes: &[u8]) {
     lgreco::sequences::check(bytes);
+}
+
+/// Structs of the C API of any size and content.
+///
+/// # Panics
+/// When the contract does not hold.
+pub fn c_structs(bytes: &[u8]) {
+    lgreco::sequences::structs::check(bytes);
 }
 
 /// Reads `bytes` as a safetensors file. What can be read has gradients as long as their shapes say, under names that
