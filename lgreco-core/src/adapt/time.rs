@@ -120,7 +120,7 @@ impl TimeModel {
     ///
     /// # Errors
     /// [`Error::Length`] unless there is one entry per bucket; [`Error::Parameter`] when `seconds` is NaN, infinite or
-    /// negative.
+    /// negative; [`Error::Overflow`] when squares of them leave f64. The model is then unchanged.
     ///
     /// # Complexity
     /// O(buckets²).
@@ -129,17 +129,20 @@ impl TimeModel {
         if !(seconds.is_finite() && seconds >= 0.0) {
             return Err(Error::Parameter { what: "seconds", value: seconds, expected: "a finite number >= 0" });
         }
-        self.samples += 1;
-        let (columns, count) = (self.means.len(), self.samples as f64);
+        let (columns, count) = (self.means.len(), (self.samples + 1) as f64);
         let value = |column: usize| bytes.get(column).map_or(seconds, |&bytes| bytes as f64);
+        let means = &self.means;
         // Welford's update.
-        for i in 0..columns {
-            let off = (value(i) - self.means[i]) * ((count - 1.0) / count);
-            for j in 0..=i {
-                let product = off * (value(j) - self.means[j]);
-                self.products[i * columns + j] += product;
-            }
+        let added = |i: usize, j: usize| {
+            let off = (value(i) - means[i]) * ((count - 1.0) / count);
+            off * (value(j) - means[j])
+        };
+        let pairs = || (0..columns).flat_map(|i| (0..=i).map(move |j| (i, j)));
+        if !pairs().all(|(i, j)| (self.products[i * columns + j] + added(i, j)).is_finite()) {
+            return Err(Error::Overflow { what: "a sum of the time model" });
         }
+        pairs().for_each(|(i, j)| self.products[i * columns + j] += added(i, j));
+        self.samples += 1;
         (0..columns).for_each(|i| self.means[i] += (value(i) - self.means[i]) / count);
         Ok(())
     }

@@ -7,6 +7,8 @@ pub mod adacomp;
 pub mod adapt;
 pub mod backend;
 pub mod cut;
+#[cfg(feature = "json")]
+pub mod documents;
 #[cfg(any(test, feature = "std"))]
 pub mod exchange;
 pub mod feedback;
@@ -15,6 +17,8 @@ pub mod files;
 pub mod fuzz;
 pub mod golden;
 pub mod hard_threshold;
+#[cfg(any(test, feature = "std"))]
+pub mod hostile;
 pub mod loco;
 pub mod models;
 pub mod oracle;

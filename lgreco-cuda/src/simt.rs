@@ -1,7 +1,6 @@
 //! A device on the processor: the kernels' own sources, compiled by g++ against `simt/cuda_shim.h`.
 #![allow(unsafe_code)]
 
-use super::unavailable;
 use crate::Error;
 use crate::cublas::Gemm;
 use crate::cuda::Arguments;
@@ -15,9 +14,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
+/// Says that something cannot be checked here, and fails when `LGRECO_REQUIRE` names cuda.
+pub(crate) fn unavailable(reason: &str) {
+    let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
+    eprintln!("SKIP: {reason}");
+}
+
 /// What the kernels are compiled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flavour {
+pub(crate) enum Flavour {
     /// Optimised.
     Plain,
     /// With the check for data races.
@@ -27,7 +33,7 @@ pub(super) enum Flavour {
 }
 
 /// The flavour that the environment asks for.
-pub(super) fn flavour() -> Flavour {
+pub(crate) fn flavour() -> Flavour {
     match std::env::var("LGRECO_SIMT").as_deref() {
         Ok("sanitized") => Flavour::Sanitized,
         _ => Flavour::Plain,
@@ -36,13 +42,13 @@ pub(super) fn flavour() -> Flavour {
 
 /// An edit of a module's source: a text that occurs in it, and what it becomes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Edit {
-    pub(super) module: Module,
-    pub(super) from: &'static str,
-    pub(super) to: &'static str,
+pub(crate) struct Edit {
+    pub(crate) module: Module,
+    pub(crate) from: &'static str,
+    pub(crate) to: &'static str,
 }
 
-pub(super) struct Simt {
+pub(crate) struct Simt {
     flavour: Flavour,
     order: c_int,
     edit: Option<Edit>,
@@ -70,7 +76,7 @@ impl Simt {
     /// Threads of a block run forwards (`order` 0), backwards (1) or at random (from 2 on). An edited module is
     /// compiled at once, so that no test takes an edit that cannot be made for a fault found. `None`, said aloud, where
     /// there is no g++.
-    pub(super) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
+    pub(crate) fn new(flavour: Flavour, order: c_int, edit: Option<Edit>) -> Option<Self> {
         if let Err(error) = Command::new("g++").arg("--version").output() {
             unavailable(&format!("no g++ to run kernels on the processor: {error}"));
             return None;
@@ -102,7 +108,7 @@ impl Simt {
 }
 
 /// The names of a source's kernels.
-pub(super) fn entries(source: &str) -> Vec<&str> {
+pub(crate) fn entries(source: &str) -> Vec<&str> {
     let after = source.split("__global__ ").skip(1);
     after
         .map(|text| text.split("(Params").next().and_then(|text| text.split(' ').next_back()).expect("a name"))
@@ -110,7 +116,7 @@ pub(super) fn entries(source: &str) -> Vec<&str> {
 }
 
 /// A folder for what tests compile.
-pub(super) fn target() -> PathBuf {
+pub(crate) fn target() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| folder.join("../target"), PathBuf::from).join("simt");
@@ -119,7 +125,7 @@ pub(super) fn target() -> PathBuf {
 }
 
 /// Compiles a module to a library, unless that is done.
-pub(super) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
+pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (shim, check) = (folder.join("simt/cuda_shim.h"), folder.join("simt/cuda_racecheck.cpp"));
     let target = target();

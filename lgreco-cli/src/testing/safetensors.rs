@@ -1,4 +1,4 @@
-//! What the fuzz target `safetensors` checks.
+//! What any bytes as a file of gradients must do, for tests and fuzzing.
 
 use crate::gradients::Gradients;
 use lgreco_core::backend::Portable;
