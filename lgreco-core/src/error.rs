@@ -218,6 +218,14 @@ pub enum Error {
         /// The value found.
         found: u64,
     },
+    /// A saved state that is not as it was written.
+    #[error("the saved state is damaged or cut short: its checksum is {found:#x}, that of its bytes {expected:#x}")]
+    Checksum {
+        /// The checksum of the bytes.
+        expected: u64,
+        /// The checksum they carry.
+        found: u64,
+    },
     /// The embedder's collective call failed.
     #[error("a collective call failed with the embedder's code {code}")]
     Collective {
@@ -365,6 +373,7 @@ impl Error {
             Error::NotContractive { .. } => 60,
             Error::FeedbackRule { .. } => 61,
             Error::SavedState { .. } => 62,
+            Error::Checksum { .. } => 63,
             Error::Collective { .. } => 80,
             Error::Peer { .. } => 81,
             Error::PeerPlan { .. } => 82,

@@ -1,7 +1,7 @@
 //! One worker's end of the training loop.
 
 use super::accordion::Highest;
-use super::agreement::{self, Hash, agree};
+use super::agreement::{self, agree};
 use super::buckets::{Buckets, Moment, workspace};
 use super::codes::Choice;
 use super::decide::{Answer, Question, uniform};
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::Error;
 use crate::backend::{Backend, Portable};
+use crate::checksum::Hash;
 use crate::compress::{Setting, check_finite};
 use crate::error::expect_len;
 use crate::exchange::Collective;

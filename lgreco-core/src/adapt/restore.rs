@@ -5,6 +5,7 @@ use super::layer::{Counts, LayerState};
 use super::saved::{MAGIC, NONE, State, VERSION, Writer, check};
 use super::{Cause, Controller, Decision, Policy, Uncompressed};
 use crate::Error;
+use crate::checksum;
 use crate::feedback::{Aggregation, Memory, SavedState};
 use crate::rng::Stream;
 use alloc::string::String;
@@ -77,15 +78,18 @@ impl Controller {
             let mean = self.window.means.get(layer);
             to.numbers([mean.is_some() as u64]);
             to.values(mean.map_or(&[], |mean| mean));
-            let len = state.memory.as_ref().map_or(0, Memory::saved_len);
+            let len = state.memory.as_ref().map_or(0, Memory::part_len);
             to.numbers([len as u64]);
             if let Some(memory) = &state.memory {
                 let start = to.0.len();
                 to.0.resize(start + len, 0);
-                memory.save(&mut to.0[start..])?;
+                memory.save_part(&mut to.0[start..]);
                 to.pad();
             }
         }
+        let end = to.0.len() + checksum::LEN;
+        to.0.resize(end, 0);
+        checksum::seal(&mut to.0);
         Ok(to.0)
     }
 
@@ -119,10 +123,10 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::SavedState`], [`Error::Length`], [`Error::DuplicateName`] and those of settings, shapes and residuals for
-    /// bytes that are no state of version 1, whatever they are; [`Error::SavedState`] when states are of different steps
-    /// or numbers of workers; [`Error::Overflow`] of summed residuals; [`Error::OutOfMemory`]. The controller is then
-    /// unchanged.
+    /// [`Error::Checksum`] when a state is not as it was saved; [`Error::SavedState`], [`Error::Length`],
+    /// [`Error::DuplicateName`] and those of settings, shapes and residuals for bytes that are no state of version 2,
+    /// whatever they are; [`Error::SavedState`] when states are of different steps or numbers of workers;
+    /// [`Error::Overflow`] of summed residuals; [`Error::OutOfMemory`]. The controller is then unchanged.
     pub fn load(&mut self, plan: &[u8], residuals: &[&[u8]]) -> Result<Loaded, Error> {
         let plan = State::parse(plan)?;
         let residuals = residuals.iter().map(|bytes| State::parse(bytes)).collect::<Result<Vec<_>, _>>()?;

@@ -5,7 +5,7 @@
 //!
 //! | field | |
 //! |---|---|
-//! | `lgreco-c`, version 1 | 8 bytes each |
+//! | `lgreco-c`, version 2 | 8 bytes each |
 //! | rank, world size, steps taken, step of the next decision (2^64 − 1: none) | |
 //! | steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
@@ -15,12 +15,14 @@
 //! | setting, 2 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
 //! | PowerSGD's factor, f32 | cols × rank |
 //! | 0 or 1, then the window's mean, f32 | one per element |
-//! | length of the residual's state, the state as of [`Memory::save`](crate::feedback::Memory::save) | |
+//! | length of the residual's state, that of [`Memory::save`](crate::feedback::Memory::save) but for its checksum | |
+//! | checksum of all before it | |
 
 use super::codes::Choice;
 use super::layer::{Counts, rank};
 use super::{Decision, Tensor, TimeModel, accordion::Highest};
 use crate::Error;
+use crate::checksum;
 use crate::compress::Compressor;
 use crate::error::expect_len;
 use crate::feedback::{Rule, SavedState};
@@ -29,7 +31,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 pub(super) const NONE: u64 = u64::MAX;
 /// Counts are below this, so that adding to them never overflows.
 const COUNT_LIMIT: u64 = 1 << 63;
@@ -145,6 +147,8 @@ impl<'a> State<'a> {
         check("magic", magic == MAGIC, magic)?;
         let version = reader.number()?;
         check("version", version == VERSION, version)?;
+        let mut reader = Reader(checksum::open(bytes)?);
+        reader.bytes(16)?;
         let (rank, world) = (reader.word("rank")?, reader.word("world size")?);
         check("rank", rank < world, rank as u64)?;
         let (step, due) = (reader.count("number of steps")?, reader.number()?);
@@ -224,7 +228,7 @@ impl<'a> Layer<'a> {
         let mean = if reader.flag("window")? { Some(reader.values(shape.elements())?) } else { None };
         let memory = match reader.number()? {
             0 => None,
-            len => Some(SavedState::parse(reader.bytes(len)?)?),
+            len => Some(SavedState::parse_part(reader.bytes(len)?)?),
         };
         if let Some(memory) = &memory {
             let fits = memory.shape() == shape && matches!(memory.rule(), Rule::Residual(_));

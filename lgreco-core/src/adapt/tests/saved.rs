@@ -1,6 +1,7 @@
 //! Stopping and continuing.
 
 use super::*;
+use crate::testing::reseal;
 
 fn steps(controller: &mut Controller, worker: &mut ThreadCollective, count: usize) -> Vec<(Report, Vec<Vec<f32>>)> {
     (0..count).map(|_| take_step(controller, worker, 1.0, 1.0).unwrap()).collect()
@@ -154,6 +155,36 @@ fn damaged_states_are_refused_or_restored() {
     }
 }
 
+/// Among them the step of the next decision, without which a run would never plan again, and the counters.
+#[test]
+fn every_flipped_bit_is_refused() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut config = config(Method::PowerSgd, LGRECO);
+    config.feedback = Feedback::always(Residual::CLASSIC);
+    let layers = || vec![Tensor::new("fc", &[16, 6], Dtype::F32).unwrap()];
+    let mut controller = Controller::new(config.clone(), layers(), &worker).unwrap();
+    for step in 0..6 {
+        controller.step(&mut worker, &mut [ValuesMut::F32(&mut noise(0, 0, step, 96))], 1.0).unwrap();
+    }
+    assert!(residual(&controller, 0).iter().any(|&x| x != 0.0));
+    let saved = controller.save().unwrap();
+    let mut fresh = Controller::new(config, layers(), &worker).unwrap();
+    let before = fresh.save().unwrap();
+    for bit in 0..8 * saved.len() {
+        let mut bytes = saved.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        for found in [fresh.load(&bytes, &[&saved]), fresh.load(&saved, &[&bytes])] {
+            match found {
+                Err(Error::SavedState { .. }) => assert!(bit < 128, "bit {bit}"),
+                found => assert!(matches!(found, Err(Error::Checksum { .. })) && bit >= 128, "bit {bit}: {found:?}"),
+            }
+        }
+        assert!(fresh.save() == Ok(before.clone()), "the refusal of bit {bit} changed the controller");
+    }
+    fresh.load(&saved, &[&saved]).unwrap();
+    assert!(fresh.save() == Ok(saved));
+}
+
 /// A run that continues under a longer warm-up waits for its end with the decision after the one that was due.
 #[test]
 fn a_longer_warm_up_is_kept_when_continuing() {
@@ -202,13 +233,14 @@ fn counts_without_end_are_refused() {
     let largest = |at: usize| {
         let mut changed = saved.clone();
         changed[at..at + 8].fill(0xff);
+        reseal(&mut changed);
         changed
     };
     let step = largest(32);
     let found = Err(Error::SavedState { what: "number of steps", found: u64::MAX });
     assert_eq!(controller.load(&step, &[&step]), found);
     let (mut refused, mut stepped) = (0, 0);
-    for at in (16..saved.len() - 8).step_by(8) {
+    for at in (16..saved.len() - 16).step_by(8) {
         let state = largest(at);
         let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
         match controller.load(&state, &[&state]) {
