@@ -425,6 +425,18 @@ impl Error {
     }
 }
 
+/// `Err` with the first layer that has the name of an earlier one. O(n log n).
+#[cfg(feature = "alloc")]
+pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+    let mut seen = alloc::collections::BTreeMap::new();
+    for (layer, name) in names.into_iter().enumerate() {
+        if let Some(first) = seen.insert(name, layer) {
+            return Err(Error::DuplicateName { layer, first });
+        }
+    }
+    Ok(())
+}
+
 /// `Err` unless `found == expected`.
 pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
