@@ -414,10 +414,13 @@ static void saved_state(void) {
     uint64_t steps = 0;
     const double norm = memory_norm(stopped, &steps);
     for (size_t shorter = 0; shorter < length; shorter += shorter < 64 ? 1 : 97)
-        STATUS(LGRECO_LENGTH, lgreco_compressor_load(stopped, saved, shorter));
-    saved[0] ^= 1;
-    STATUS(LGRECO_SAVED_STATE, lgreco_compressor_load(stopped, saved, length));
-    saved[0] ^= 1;
+        STATUS(shorter < 40 ? LGRECO_LENGTH : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, shorter));
+    // So is every flipped bit: in the magic and the version as no state of this version.
+    for (size_t bit = 0; bit < 8 * length; bit++) {
+        saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        STATUS(bit < 24 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, length));
+        saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
     CHECK(memory_norm(stopped, &steps) == norm && steps == 6);
 
     // Nor does the state of another layer or other options fit.
