@@ -94,7 +94,7 @@ impl Drop for Handles {
 /// Methods whose values decide a payload's length.
 const VARIABLE: [lgreco_method; 3] = [LGRECO_METHOD_ADACOMP, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO];
 
-/// A case of tests/vectors/payloads.json.
+/// A case of tests/golden/v0.1/payloads.json.
 #[derive(Deserialize)]
 struct Case {
     name: String,
@@ -183,7 +183,7 @@ fn hex(digits: &str) -> Vec<u8> {
 /// PowerSGD's sums may be taken in any order; elsewhere every bit is settled.
 #[test]
 fn payloads_are_the_golden_ones() {
-    let cases: Vec<Case> = serde_json::from_str(include_str!("../../tests/vectors/payloads.json")).unwrap();
+    let cases: Vec<Case> = serde_json::from_str(include_str!("../../tests/golden/v0.1/payloads.json")).unwrap();
     let mut methods = BTreeMap::new();
     for case in &cases {
         let setting = setting_of(&case.setting);
