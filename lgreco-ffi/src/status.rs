@@ -370,35 +370,6 @@ impl From<file::Error> for Failure {
 mod tests {
     use super::*;
 
-    /// The codes in core's own source, so that a new one cannot be forgotten here.
-    #[test]
-    fn every_code_of_the_core_has_a_constant() {
-        let source = include_str!("../../lgreco-core/src/error.rs");
-        let codes: Vec<(&str, u32)> = source
-            .lines()
-            .filter_map(|line| {
-                let (variant, code) = line.trim().strip_prefix("Error::")?.split_once("=>")?;
-                let code = match code.trim().strip_suffix(',')? {
-                    "Error::NON_FINITE_GRADIENT" => LGRECO_NON_FINITE_GRADIENT,
-                    code => code.parse().ok()?,
-                };
-                Some((variant.split([' ', '{']).next()?, code))
-            })
-            .collect();
-        let of_gradient = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN }.code();
-        assert_eq!(of_gradient, LGRECO_NON_FINITE_GRADIENT);
-        assert!(codes.len() >= 37, "{codes:?}");
-        for (variant, code) in codes {
-            let words = variant.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
-                true => format!("_{c}"),
-                false => c.to_uppercase().to_string(),
-            });
-            let expected = format!("LGRECO_{}", words.collect::<String>());
-            assert_eq!(name(code).map(|name| name.to_str().unwrap()), Some(expected.as_str()), "code {code}");
-            assert!(code < 200, "codes from 200 on are the C API's own");
-        }
-    }
-
     #[test]
     fn numbers_that_are_no_status_have_no_name() {
         assert_eq!((name(10), name(199), name(u32::MAX)), (None, None, None));

@@ -50,7 +50,7 @@ static int equal(const Payload *a, const Payload *b) {
     return a->length == b->length && memcmp(a->bytes, b->bytes, a->length) == 0;
 }
 
-// Golden payloads of tests/vectors/payloads.json.
+// Golden payloads of tests/golden/v0.1/payloads.json.
 static void golden(void) {
     static const float from[] = {0.5f,   -1.0f, 0.0f, 0.25f, -0.0f,   3.0f,      -6.0f, 0.001f, -0.75f, 2.5f, 1.25f, -0.125f,
                                  0.0625f, -2.0f, 1.0f, 0.3125f, -0.6f, 0.2f, 1.75f, -1.5f, 0.9f, -0.05f, 0.7f, -2.25f};
