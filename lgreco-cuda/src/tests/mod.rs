@@ -19,6 +19,9 @@ mod topk;
 
 use crate::CudaBackend;
 use simt::{Flavour, Simt};
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::sync::{Mutex, PoisonError};
 
 /// What rows agree within.
 const ROWS: f64 = 1e-4;
@@ -27,7 +30,11 @@ const ROWS: f64 = 1e-4;
 fn unavailable(reason: &str) {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
-    eprintln!("SKIP: {reason}");
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.into()) {
+        // Not by `eprintln!`, which libtest keeps to itself.
+        writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
+    }
 }
 
 /// The backend with kernels that run on the processor.
