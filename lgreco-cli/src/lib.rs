@@ -8,7 +8,7 @@ pub mod failure;
 pub mod gradients;
 mod plot;
 mod report;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
 mod units;

@@ -416,7 +416,7 @@ impl Downstream {
     /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
     /// let mut saved = vec![0; below.saved_len()];
     /// below.save(&mut saved)?;
-    /// assert_eq!(saved[..4], *b"LSE\x01");
+    /// assert_eq!(saved[..4], *b"LSE\x02");
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///

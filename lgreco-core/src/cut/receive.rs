@@ -1,6 +1,5 @@
 //! The receiving half: a message to the batch that the stage computes with.
 
-use super::checksum::checksum_values;
 use super::codec::Codec;
 use super::half::{Clock, Half, Scratch, State, in_step};
 use super::message::{HEADER_LEN, Message, Mode, Visit};
@@ -8,6 +7,7 @@ use super::send::check_unique;
 use super::store::Store;
 use super::values::get_all;
 use crate::Error;
+use crate::checksum;
 use crate::error::expect_len;
 use crate::gradient::{Gradient, Values};
 use crate::select::check_finite;
@@ -53,7 +53,11 @@ impl Half {
             State::Samples(store) => return self.read_samples(store, message, workspace, values),
             State::Positions(memory) => {
                 memory.values(values)?;
-                in_step("checksum of the estimate", checksum_values(values) as u64, message.header.checksum as u64)?;
+                in_step(
+                    "checksum of the estimate",
+                    checksum::short::of_values(values) as u64,
+                    message.header.checksum as u64,
+                )?;
             }
             State::Nothing => {}
         }

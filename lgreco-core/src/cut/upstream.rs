@@ -505,7 +505,7 @@ impl Upstream {
     /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
     /// let mut saved = vec![0; above.saved_len()];
     /// above.save(&mut saved)?;
-    /// assert_eq!(saved[..4], *b"LSE\x01");
+    /// assert_eq!(saved[..4], *b"LSE\x02");
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
@@ -533,9 +533,9 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OtherSetting`] when it was saved under another setting; [`Error::SavedState`], [`Error::Length`],
-    /// [`Error::Parameter`], [`Error::FeedbackRule`] and [`Error::TooManyElements`] on bytes that no end writes;
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OtherSetting`] when it was saved under another setting; [`Error::Checksum`] when an end was saved but is
+    /// not as it was; [`Error::SavedState`], [`Error::Length`], [`Error::Parameter`], [`Error::FeedbackRule`] and
+    /// [`Error::TooManyElements`] on bytes that no end writes; [`Error::OutOfMemory`].
     pub fn restore(setting: CutSetting, bytes: &[u8]) -> Result<Upstream, Error> {
         End::restore(setting, bytes, Role::Upstream).map(Upstream)
     }

@@ -18,6 +18,7 @@ use crate::gradient::{Bf16, Dtype, Element, ValuesMut};
 use crate::plan::{Solver, exact::Limits};
 use crate::rng::Stream;
 use crate::search::{Method, Search};
+use crate::testing::reseal;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::{vec, vec::Vec};
@@ -363,11 +364,18 @@ pub fn check_bytes(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a saved state of the small model on one worker.
+/// Any bytes as a saved state of the small model on one worker, as they are and with the right checksum.
 ///
 /// # Panics
 /// When what was loaded is not saved as it was, or a refusal changed the controller.
 pub fn check_state(bytes: &[u8]) {
+    check_loads(bytes);
+    let mut sealed = bytes.to_vec();
+    reseal(&mut sealed);
+    check_loads(&sealed);
+}
+
+fn check_loads(bytes: &[u8]) {
     let worker = ThreadCollective::group(1).remove(0);
     let mut config = Config::new(Search::new(Method::Hybrid));
     config.feedback = Feedback::always(Residual::CLASSIC);

@@ -4,6 +4,7 @@ mod compress;
 mod cuda;
 mod cut;
 mod plan;
+pub mod structs;
 mod train;
 
 use crate::*;
