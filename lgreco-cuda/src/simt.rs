@@ -8,8 +8,9 @@ use crate::device::{Device, Launch, Part};
 use crate::kernels::{Kernel, Module};
 use libloading::Library;
 use std::alloc::{Layout, alloc, dealloc};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +19,11 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) fn unavailable(reason: &str) {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
-    eprintln!("SKIP: {reason}");
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.into()) {
+        // Not by `eprintln!`, which libtest keeps to itself.
+        writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
+    }
 }
 
 /// What the kernels are compiled with.

@@ -21,7 +21,7 @@
 #define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
 
 // Bytes of a saved cut setting.
-#define LGRECO_CUT_SETTING_BYTES 68
+#define LGRECO_CUT_SETTING_BYTES 76
 
 // The id of samples that are not to be remembered.
 #define LGRECO_UNREMEMBERED UINT64_MAX
@@ -691,6 +691,9 @@ typedef struct lgreco_rng_stream {
 // Bytes that are not a saved state of this version.
 #define LGRECO_SAVED_STATE 62
 
+// A saved state that is not as it was written: damaged or cut short.
+#define LGRECO_CHECKSUM 63
+
 // A collective callback failed.
 #define LGRECO_COLLECTIVE 80
 
@@ -1313,8 +1316,8 @@ lgreco_status lgreco_compressor_save(struct lgreco_compressor *compressor,
 
 // Restores what another compressor of the same layer and options saved; it continues bit for bit. Any bytes may be given.
 //
-// LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or other feedback; LGRECO_LENGTH. The
-// memory is then unchanged. Allocates.
+// LGRECO_CHECKSUM when they are damaged; LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or
+// other feedback; LGRECO_LENGTH. The memory is then unchanged. Allocates.
 lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
                                      const uint8_t *saved,
                                      size_t length);
@@ -1422,7 +1425,8 @@ lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
 // workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
 // Any bytes may be given. `loaded` may be NULL. Allocates.
 //
-// LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The controller is then unchanged.
+// LGRECO_CHECKSUM for a state that is damaged; LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The
+// controller is then unchanged.
 lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
                                      const uint8_t *plan,
                                      size_t plan_len,
@@ -1443,7 +1447,8 @@ lgreco_status lgreco_cut_setting_to_bytes(struct lgreco_context *context,
 // Fills `setting`, and `forward` and `backward`, to which the setting then points, with what lgreco_cut_setting_to_bytes
 // wrote. Any bytes may be given.
 //
-// LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; codes of lgreco_cut_create.
+// LGRECO_CHECKSUM for a setting that is damaged; LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; codes of
+// lgreco_cut_create.
 lgreco_status lgreco_cut_setting_from_bytes(struct lgreco_context *context,
                                             const uint8_t *bytes,
                                             size_t length,
@@ -1478,9 +1483,11 @@ const char *lgreco_cut_message(const struct lgreco_cut *cut);
 // Tells the most bytes of a message that this end writes.
 lgreco_status lgreco_cut_bound(struct lgreco_cut *cut, size_t *bytes);
 
-// Tells of how many samples a message is: the values that its receiver gets are as many times the features.
+// Tells of how many samples a message for this end is, at most a batch: the values that it gets are as many times the
+// features.
 //
-// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message.
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end's;
+// LGRECO_OUT_OF_STEP for those of another generation.
 lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
                                  const uint8_t *message,
                                  size_t length,
@@ -1639,8 +1646,8 @@ lgreco_status lgreco_cut_save(struct lgreco_cut *cut, uint8_t *saved, size_t cap
 
 // Makes the end that was saved, which continues bit for bit. Any bytes may be given.
 //
-// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_SAVED_STATE and others for bytes that no such end
-// writes.
+// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_CHECKSUM when it is damaged; LGRECO_SAVED_STATE and
+// others for bytes that no such end writes.
 lgreco_status lgreco_cut_restore(struct lgreco_context *context,
                                  const struct lgreco_cut_setting *setting,
                                  lgreco_end end,

@@ -2,9 +2,11 @@
 
 use super::{Collective, CollectiveError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::ScopedJoinHandle;
 use std::vec::Vec;
 
-/// Runs `work` on `world_size` threads, each with its place in their group, and returns what they return, by rank.
+/// Runs `work` on `world_size` threads, the first of them the caller's, each with its place in their group, and returns
+/// what they return, by rank.
 ///
 /// # Panics
 /// When `world_size` is 0 or `work` panics on any thread; the others then get errors, so all of them end.
@@ -20,12 +22,14 @@ use std::vec::Vec;
 pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
-        let group = ThreadCollective::group(world_size);
-        let threads: Vec<_> = group.into_iter().map(|place| scope.spawn(move || work(place))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        let mut group = ThreadCollective::group(world_size).into_iter();
+        let own = group.next();
+        let others: Vec<_> = group.map(|place| scope.spawn(move || work(place))).collect();
+        let mut results: Vec<T> = own.into_iter().map(work).collect();
+        let result =
+            |thread: ScopedJoinHandle<'_, T>| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        results.extend(others.into_iter().map(result));
+        results
     })
 }
 

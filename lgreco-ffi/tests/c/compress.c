@@ -50,7 +50,7 @@ static int equal(const Payload *a, const Payload *b) {
     return a->length == b->length && memcmp(a->bytes, b->bytes, a->length) == 0;
 }
 
-// Golden payloads of tests/vectors/payloads.json.
+// Golden payloads of tests/golden/v0.1/payloads.json.
 static void golden(void) {
     static const float from[] = {0.5f,   -1.0f, 0.0f, 0.25f, -0.0f,   3.0f,      -6.0f, 0.001f, -0.75f, 2.5f, 1.25f, -0.125f,
                                  0.0625f, -2.0f, 1.0f, 0.3125f, -0.6f, 0.2f, 1.75f, -1.5f, 0.9f, -0.05f, 0.7f, -2.25f};
@@ -414,10 +414,13 @@ static void saved_state(void) {
     uint64_t steps = 0;
     const double norm = memory_norm(stopped, &steps);
     for (size_t shorter = 0; shorter < length; shorter += shorter < 64 ? 1 : 97)
-        STATUS(LGRECO_LENGTH, lgreco_compressor_load(stopped, saved, shorter));
-    saved[0] ^= 1;
-    STATUS(LGRECO_SAVED_STATE, lgreco_compressor_load(stopped, saved, length));
-    saved[0] ^= 1;
+        STATUS(shorter < 40 ? LGRECO_LENGTH : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, shorter));
+    // So is every flipped bit: in the magic and the version as no state of this version.
+    for (size_t bit = 0; bit < 8 * length; bit++) {
+        saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        STATUS(bit < 24 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, length));
+        saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
     CHECK(memory_norm(stopped, &steps) == norm && steps == 6);
 
     // Nor does the state of another layer or other options fit.

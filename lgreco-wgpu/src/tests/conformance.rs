@@ -1,6 +1,6 @@
 //! The core's conformance suite, at the adapter's limits and at small ones.
 
-use super::{ROWS, backend, backend_with, cut};
+use super::{ROWS, backend, backend_with, cut, skipped};
 use crate::WgpuBackend;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::powersgd::PowerSgd;
@@ -96,7 +96,7 @@ fn subgroups_change_no_bit() {
         return;
     };
     if !with.device().features().contains(Features::SUBGROUP) {
-        return eprintln!("SKIP: the adapter has no subgroups");
+        return skipped("the adapter has no subgroups");
     }
     for tensor in tensors() {
         for gradient in tensor.gradients() {

@@ -41,7 +41,8 @@ pub fn check_peer(bytes: &[u8]) {
 
 /// Brings what readers check before they look at anything else, but which tells nothing about the rest, into
 /// agreement with damaged bytes.
-fn repair(saved: Vec<u8>) -> Vec<u8> {
+fn repair(mut saved: Vec<u8>) -> Vec<u8> {
+    super::reseal(&mut saved);
     saved
 }
 

@@ -1,3 +1,0 @@
-//! What fuzz targets check.
-
-pub mod arguments;
