@@ -67,14 +67,11 @@ pub(super) fn check(choices: &mut Choices<'_>) -> usize {
 
 fn go_on(config: &Config, saved: &[u8], scales: &[f32], worker: &mut ThreadCollective) -> Vec<Taken> {
     let mut controller = Controller::new(config.clone(), model(), worker).expect("a sound configuration");
-    match controller.load(saved, &[saved]) {
-        Ok(_) => check_saves(&controller, config, worker),
-        Err(_) => {
-            let fresh = Controller::new(config.clone(), model(), worker).expect("a sound configuration");
-            assert!(fresh.save() == controller.save(), "a refusal changed the controller");
-            if worker.world_size() == 1 {
-                return [].into();
-            }
+    if controller.load(saved, &[saved]).is_err() {
+        let fresh = Controller::new(config.clone(), model(), worker).expect("a sound configuration");
+        assert!(fresh.save() == controller.save(), "a refusal changed the controller");
+        if worker.world_size() == 1 {
+            return [].into();
         }
     }
     let steps = (STEPS..).zip(scales).map(|(step, &scale)| {

@@ -217,8 +217,11 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
     ];
     let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
     let (fixed, search) = (settings(bytes, &fixed), grown(bytes, &[search], &[]));
+    // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
+    let plan = lgreco_plan_options { states: 1 << 8, ..Default::default() };
     let options = lgreco_controller_options {
         search: search.pointer(),
+        plan: &plan,
         fixed: fixed.pointer(),
         policy: bytes.below(7).into(),
         warmup: 2,
