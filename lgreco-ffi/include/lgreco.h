@@ -1214,12 +1214,33 @@ lgreco_status lgreco_plan_from_json(struct lgreco_context *context,
 // Makes the compressor of `layer`, whose `values` are not looked at. `options` may be NULL. Allocates all that later
 // calls work in.
 //
-// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_FEEDBACK_RULE when it does not fit the feedback.
+// LGRECO_PARAMETER when the setting does not fit the layer; as lgreco_feedback_check when it does not suit the feedback.
 lgreco_status lgreco_compressor_create(struct lgreco_context *context,
                                        const struct lgreco_layer *layer,
                                        const struct lgreco_setting *setting,
                                        const struct lgreco_compressor_options *options,
                                        struct lgreco_compressor **compressor);
+
+// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too:
+//
+// |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
+// |---------------------------------|--------------------------------|-------|-----------------|
+// | TopK, CLT-k, SIDCo, PowerSGD    | yes                            | TopK  | yes             |
+// | QSGD                            | from 4 bits, buckets up to 512 | no    | as for RESIDUAL |
+// | LoCo                            | yes, with LoCo's own options   | no    | yes             |
+// | hard thresholds, AdaComp        | yes                            | no    | no              |
+//
+// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
+// remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
+// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than the table says may
+// suit them, or less. Allocates.
+//
+// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_FEEDBACK_RULE when method and feedback do
+// not go together at all; LGRECO_PARAMETER, LGRECO_NON_FINITE.
+lgreco_status lgreco_feedback_check(struct lgreco_context *context,
+                                    const struct lgreco_layer *layer,
+                                    const struct lgreco_setting *setting,
+                                    const struct lgreco_compressor_options *options);
 
 // Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
 lgreco_status lgreco_compressor_destroy(struct lgreco_compressor **compressor);
@@ -1230,6 +1251,8 @@ const char *lgreco_compressor_message(const struct lgreco_compressor *compressor
 
 // Changes the setting between two steps, as when plans change; what is remembered stays. Allocates when the new setting
 // needs a larger workspace than any before.
+//
+// As lgreco_compressor_create when it does not fit the layer or suit the feedback. The setting is then unchanged.
 lgreco_status lgreco_compressor_set_setting(struct lgreco_compressor *compressor,
                                             const struct lgreco_setting *setting);
 

@@ -4,7 +4,7 @@ use super::accordion::Highest;
 use super::agreement::{self, agree};
 use super::buckets::{Buckets, Moment, workspace};
 use super::codes::Choice;
-use super::decide::{Answer, Question, uniform};
+use super::decide::{Answer, Question, refused, suited, uniform};
 use super::layer::{LayerState, Switch};
 use super::window::Window;
 use super::{
@@ -277,8 +277,10 @@ impl Controller {
             self.decide(collective, fell)?
         } else if let (true, Some(accordion)) = (fell, accordion) {
             let low = vec![accordion.low; self.tensors.len()];
-            let choices = uniform(&self.config, &self.tensors, Some(&low))?;
-            Answer { decision: Decision::without_plan(self.step, Cause::LearningRate), choices, norms: vec![] }
+            let choices = suited(&self.config, &self.tensors, uniform(&self.config, &self.tensors, Some(&low))?);
+            let mut decision = Decision::without_plan(self.step, Cause::LearningRate);
+            decision.not_contractive = refused(&choices);
+            Answer { decision, choices, norms: vec![] }
         } else {
             self.learning_rate = highest;
             return Ok(false);
