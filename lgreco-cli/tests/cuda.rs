@@ -1,5 +1,4 @@
 //! `--backend cuda`: the CPU's table, or one line that says why not.
-#![cfg(feature = "cuda")]
 
 mod common;
 
@@ -12,12 +11,13 @@ fn device() -> bool {
     let devices = stdout(&["devices"]);
     let found = devices.lines().any(|line| line.starts_with("cuda   available: "));
     if !found {
-        eprintln!("SKIP: {devices}");
+        common::skipped(&devices);
     }
     found
 }
 
 #[test]
+#[cfg_attr(not(feature = "cuda"), ignore = "needs --features cuda")]
 fn tables_are_those_of_the_cpu() {
     if device() {
         common::METHODS.iter().for_each(|method| common::check_table("cuda", method));
@@ -29,6 +29,7 @@ fn tables_are_those_of_the_cpu() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "cuda"), ignore = "needs --features cuda")]
 fn without_a_device_there_is_a_reason() {
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lgreco"));

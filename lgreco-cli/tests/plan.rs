@@ -194,5 +194,8 @@ fn devices_lists_what_is_missing_too() {
     let devices = stdout(&["devices"]);
     let line = |name: &str| devices.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
     assert!(line("cpu").contains(" available: "));
-    assert!(line("wgpu").contains("available: ") && line("cuda").contains("available: "));
+    for (name, built_in) in [("wgpu", cfg!(feature = "wgpu")), ("cuda", cfg!(feature = "cuda"))] {
+        assert!(line(name).contains("available: "), "{devices}");
+        assert_eq!(line(name).contains(&format!("`--features {name}` adds it")), !built_in, "{devices}");
+    }
 }

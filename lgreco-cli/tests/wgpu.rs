@@ -1,5 +1,4 @@
 //! `--backend wgpu`: the CPU's table and plan, or one line that says why not.
-#![cfg(feature = "wgpu")]
 
 mod common;
 
@@ -13,12 +12,13 @@ fn adapter() -> bool {
     if !found {
         let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
         assert!(!required.split(',').any(|name| name == "wgpu"), "LGRECO_REQUIRE, but {devices}");
-        eprintln!("SKIP: {devices}");
+        common::skipped(&devices);
     }
     found
 }
 
 #[test]
+#[cfg_attr(not(feature = "wgpu"), ignore = "needs --features wgpu")]
 fn tables_are_those_of_the_cpu() {
     if adapter() {
         common::METHODS.iter().for_each(|method| common::check_table("wgpu", method));
@@ -26,6 +26,7 @@ fn tables_are_those_of_the_cpu() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "wgpu"), ignore = "needs --features wgpu")]
 fn plans_are_made_and_compared() {
     if !adapter() {
         return;
@@ -42,6 +43,7 @@ fn plans_are_made_and_compared() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "wgpu"), ignore = "needs --features wgpu")]
 fn what_a_device_cannot_do_is_said_of_the_layer() {
     if !adapter() {
         return;
@@ -57,6 +59,7 @@ fn what_a_device_cannot_do_is_said_of_the_layer() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "wgpu"), ignore = "needs --features wgpu")]
 fn without_a_driver_there_is_a_reason() {
     let run = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lgreco"));

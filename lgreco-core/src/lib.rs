@@ -70,6 +70,7 @@ extern crate std;
 #[cfg(feature = "alloc")]
 pub mod adapt;
 pub mod backend;
+mod checksum;
 pub mod compress;
 pub mod cut;
 mod error;

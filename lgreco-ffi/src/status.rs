@@ -60,6 +60,8 @@ pub const LGRECO_NOT_CONTRACTIVE: lgreco_status = 60;
 pub const LGRECO_FEEDBACK_RULE: lgreco_status = 61;
 /// Bytes that are not a saved state of this version.
 pub const LGRECO_SAVED_STATE: lgreco_status = 62;
+/// A saved state that is not as it was written: damaged or cut short.
+pub const LGRECO_CHECKSUM: lgreco_status = 63;
 /// A collective callback failed.
 pub const LGRECO_COLLECTIVE: lgreco_status = 80;
 /// Another worker could not take part.
@@ -151,6 +153,7 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_NOT_CONTRACTIVE => c"LGRECO_NOT_CONTRACTIVE",
         LGRECO_FEEDBACK_RULE => c"LGRECO_FEEDBACK_RULE",
         LGRECO_SAVED_STATE => c"LGRECO_SAVED_STATE",
+        LGRECO_CHECKSUM => c"LGRECO_CHECKSUM",
         LGRECO_COLLECTIVE => c"LGRECO_COLLECTIVE",
         LGRECO_PEER => c"LGRECO_PEER",
         LGRECO_PEER_PLAN => c"LGRECO_PEER_PLAN",

@@ -3,7 +3,9 @@
 //! failure, and so does an `LGRECO_GPU` that is given.
 
 use lgreco::*;
+use std::io::Write as _;
 use std::ptr::{null, null_mut};
+use std::sync::Once;
 
 const ROWS: usize = 64;
 const COLS: usize = 48;
@@ -42,7 +44,9 @@ impl Contexts {
         if gpu.0 == LGRECO_UNAVAILABLE && std::env::var_os("LGRECO_GPU").is_none() {
             let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
             assert!(!required.split(',').any(|name| name == "wgpu"), "no GPU through wgpu, but LGRECO_REQUIRE");
-            eprintln!("SKIP: no GPU through wgpu");
+            static SAID: Once = Once::new();
+            // Past what libtest captures.
+            SAID.call_once(|| writeln!(std::io::stderr(), "SKIP: no GPU through wgpu").expect("standard error"));
             return None;
         }
         assert_eq!(gpu.0, LGRECO_OK);
@@ -114,6 +118,7 @@ fn trace(
 
 /// The handles outlive the contexts. PowerSGD's sums are taken in another order.
 #[test]
+#[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn payloads_and_memories_are_those_of_the_cpu() {
     let Some(Contexts([cpu, gpu])) = &Contexts::new() else { return };
     for setting in settings() {
@@ -141,6 +146,7 @@ fn near(a: f64, b: f64) -> bool {
 }
 
 #[test]
+#[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn rows_are_those_of_the_cpu() {
     let (values, settings) = (gradient(1, ELEMENTS), settings());
     let (layer, count) = (layer(c"fc1", &[ROWS, COLS], &values), settings.len());
@@ -161,6 +167,7 @@ fn rows_are_those_of_the_cpu() {
 }
 
 #[test]
+#[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn tables_are_those_of_the_cpu() {
     let (one, two) = (gradient(1, ELEMENTS), gradient(2, ELEMENTS));
     let layers = [layer(c"fc1", &[ROWS, COLS], &one), layer(c"fc2", &[COLS, ROWS], &two)];
@@ -216,6 +223,7 @@ unsafe extern "C" fn broadcast(
 
 /// A controller decides on the GPU's rows, also when the context is gone.
 #[test]
+#[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn decisions_are_those_of_the_cpu() {
     let collective = lgreco_collective {
         all_reduce_sum: Some(reduce),
@@ -261,6 +269,7 @@ fn decisions_are_those_of_the_cpu() {
 }
 
 #[test]
+#[cfg_attr(not(all(feature = "cuda", feature = "wgpu")), ignore = "needs --features cuda,wgpu")]
 fn a_machine_has_so_many_devices() {
     let mut context = null_mut();
     for (device, device_index, status) in [(gpu(), 1000, LGRECO_UNAVAILABLE), (3, 0, LGRECO_UNKNOWN_CONSTANT)] {

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use serde_json::Value;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -97,4 +98,9 @@ pub fn check_table(backend: &str, method: &str) {
     let (errors, right) = (errors(&mut found), errors(&mut expected));
     assert_eq!(found, expected, "{method}: all but the errors");
     assert!(errors.iter().zip(&right).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{method}");
+}
+
+/// Says what is not checked here: not by `eprintln!`, which libtest keeps to itself.
+pub fn skipped(reason: &str) {
+    writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
 }

@@ -6,6 +6,7 @@ mod cublas;
 mod driver;
 mod faults;
 mod feedback;
+mod hostile;
 mod launches;
 mod memory;
 mod nvrtc;
@@ -13,22 +14,14 @@ mod orthonormal;
 mod powersgd;
 mod qsgd;
 mod reserve;
-mod simt;
 mod sources;
 mod topk;
 
 use crate::CudaBackend;
-use simt::{Flavour, Simt};
+use crate::simt::{self, Flavour, Simt, unavailable};
 
 /// What rows agree within.
 const ROWS: f64 = 1e-4;
-
-/// Says that something cannot be checked here, and fails when `LGRECO_REQUIRE` names cuda.
-fn unavailable(reason: &str) {
-    let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
-    eprintln!("SKIP: {reason}");
-}
 
 /// The backend with kernels that run on the processor.
 fn backend(flavour: Flavour, order: i32) -> Option<CudaBackend> {

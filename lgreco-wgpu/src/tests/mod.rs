@@ -16,9 +16,16 @@ use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_encode;
+use std::io::Write as _;
+use std::sync::Once;
 
 /// Rows are within this of the core's.
 const ROWS: f64 = 1e-4;
+
+/// Says what is not checked here: not by `eprintln!`, which libtest keeps to itself.
+fn skipped(reason: &str) {
+    writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
+}
 
 /// A backend, or `None` after saying why there is none.
 fn backend() -> Option<WgpuBackend> {
@@ -34,7 +41,8 @@ fn backend_with(features: wgpu::Features, limit: impl FnOnce(wgpu::Limits) -> wg
         Err(error) => {
             let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
             assert!(!required.split(',').any(|name| name == "wgpu"), "no wgpu adapter, but LGRECO_REQUIRE: {error}");
-            eprintln!("SKIP: no wgpu adapter: {error}");
+            static SAID: Once = Once::new();
+            SAID.call_once(|| skipped(&format!("no wgpu adapter: {error}")));
             return None;
         }
     };

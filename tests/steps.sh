@@ -1,0 +1,147 @@
+# Steps of tests/run, side by side: as many at a time as there are cores, in the order of their declaration.
+# Sourced by tests/run. Needs bash 4.4.
+#
+#   step NAME DESCRIPTION [lane:LANE] [after:NAME]... COMMAND...
+#
+# Steps of one lane run one after another (cargo locks the folder it builds in). A step begins when those after which it
+# comes, which are declared before it, have ended; where one of them failed it is not run, which is a failure too. COMMAND is a function or a program; its output goes to target/tests/NAME.log.
+
+names=()
+declare -A description=() lane=() after=() command=() outcome=() reason=() seconds=() cpu=() started=()
+declare -A running=() # its process
+logs=target/tests
+all_output=       # print what steps print that pass, too
+skipped_status=77 # of a step that cannot run here
+
+step() {
+    local name=$1
+    names+=("$name") description[$name]=$2 lane[$name]='' after[$name]=''
+    shift 2
+    while :; do
+        case $1 in
+        lane:*) lane[$name]=${1#lane:} ;;
+        after:*) after[$name]+=" ${1#after:}" ;;
+        *) break ;;
+        esac
+        shift
+    done
+    command[$name]=$(printf '%q ' "$@")
+}
+
+say() { printf '%s\n' "$*" >&2; }
+
+# For the functions of steps: nothing of KIND can be checked here, and why. LGRECO_REQUIRE makes that a failure.
+skip() { # KIND REASON
+    case ",${LGRECO_REQUIRE:-}," in *",$1,"*) say "LGRECO_REQUIRE names $1, but $2" && exit 1 ;; esac
+    printf '%s\n' "$2" >"$logs/$step_name.reason"
+    exit "$skipped_status"
+}
+
+# Leaves the steps named, and those after which they come.
+choose_steps() {
+    local name other wanted=" $* " kept=() i
+    for name in "$@"; do [ -n "${command[$name]:-}" ] || die "no step is called $name; tests/run --list shows them"; done
+    for ((i = ${#names[@]} - 1; i >= 0; i--)); do # those after which a step comes are declared before it
+        name=${names[i]}
+        [[ $wanted == *" $name "* ]] || continue
+        kept=("$name" "${kept[@]}") wanted+="${after[$name]} "
+    done
+    names=("${kept[@]}")
+}
+
+line() { # NAME
+    printf '%-4s %5s %5s  %-12s %s\n' "${outcome[$1]}" "${seconds[$1]:--}" "${cpu[$1]:--}" "$1" \
+        "${description[$1]}${reason[$1]:+: ${reason[$1]}}"
+}
+
+end_step() { # NAME STATUS CPU
+    local name=$1
+    seconds[$name]=$((SECONDS - started[$name])) cpu[$name]=$3
+    case $2 in
+    0) outcome[$name]=pass ;;
+    "$skipped_status") outcome[$name]=skip reason[$name]=$(<"$logs/$name.reason") ;;
+    *) outcome[$name]=FAIL failed=1 ;;
+    esac
+    if [ -n "$all_output" ]; then say "==> $name" && cat "$logs/$name.log" >&2; fi
+    line "$name" >&2
+    if [ "${outcome[$name]}" = FAIL ] && [ -z "$all_output" ]; then
+        tail -n 40 "$logs/$name.log" | sed 's/^/    /' >&2
+        say "    (the last lines of $logs/$name.log)"
+    fi
+}
+
+# Of all that this process has waited for.
+cpu_seconds() {
+    times >"$logs/$name.times"
+    awk -F '[ms ]+' 'NR == 2 { printf "%d", 60 * ($1 + $3) + $2 + $4 + .5 }' "$logs/$name.times"
+}
+
+# Prints `now`, `later`, or why the step cannot run any more.
+readiness() { # NAME
+    local other
+    for other in ${after[$1]}; do
+        case ${outcome[$other]:-} in
+        pass | skip) ;;
+        '') echo later && return ;;
+        FAIL) echo "$other failed" && return ;;
+        esac
+    done
+    for other in "${!running[@]}"; do
+        if [ -n "${lane[$1]}" ] && [ "${lane[$other]}" = "${lane[$1]}" ]; then echo later && return; fi
+    done
+    echo now
+}
+
+start_step() { # NAME
+    local name=$1
+    started[$name]=$SECONDS
+    { # A group of processes of its own, so that an interrupt ends all of it.
+        trap - INT TERM EXIT
+        (step_name=$name && eval "${command[$name]}") </dev/null >"$logs/$name.log" 2>&1
+        echo "$name $? $(cpu_seconds)" >&"$ended"
+    } &
+    running[$name]=$!
+}
+
+stop_steps() {
+    local process
+    trap - INT TERM EXIT
+    for process in "${running[@]}"; do kill -TERM -- "-$process" 2>/dev/null; done
+    say "tests/run: interrupted during ${!running[*]}"
+    exit 130
+}
+
+# Runs all steps; returns whether none failed.
+run_steps() { # HOW MANY AT A TIME
+    local name ready status cpu_time ended
+    failed=0
+    mkdir -p "$logs"
+    rm -f "$logs"/*.log "$logs"/*.reason "$logs"/*.times "$logs/ended"
+    mkfifo "$logs/ended" && exec {ended}<>"$logs/ended" # where steps say that they have ended
+    set -m
+    trap stop_steps INT TERM EXIT
+    while :; do
+        for name in "${names[@]}"; do
+            [ ${#running[@]} -lt "$1" ] || break
+            [ -z "${outcome[$name]:-}${started[$name]:-}" ] || continue
+            ready=$(readiness "$name")
+            case $ready in
+            now) start_step "$name" ;;
+            later) ;;
+            *) outcome[$name]=FAIL reason[$name]="not run: $ready" failed=1 && line "$name" >&2 ;;
+            esac
+        done
+        [ ${#running[@]} -gt 0 ] || break
+        read -r name status cpu_time <&"$ended"
+        unset "running[$name]"
+        end_step "$name" "$status" "$cpu_time"
+    done
+    trap - INT TERM EXIT
+    set +m
+    exec {ended}>&-
+    say ""
+    say "        s CPU s"
+    for name in "${names[@]}"; do line "$name" >&2; done
+    if [ "$failed" = 0 ]; then say "all passed in $((SECONDS / 60)) min $((SECONDS % 60)) s"; else say FAILED; fi
+    return "$failed"
+}

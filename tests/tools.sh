@@ -1,0 +1,88 @@
+# What steps need besides Rust: looks for it and installs it. Sourced by tests/run.
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"; else return 127; fi
+}
+apt_install() { # PACKAGE...
+    local package
+    say "tests/run: installing $*"
+    as_root apt-get update && {
+        as_root apt-get install -y --no-install-recommends "$@" ||
+            for package in "$@"; do as_root apt-get install -y --no-install-recommends "$package"; done
+    }
+}
+
+# Without these there is nothing to test.
+compiler_and_linker() {
+    local component
+    command -v cargo >/dev/null ||
+        die "no cargo found; install Rust from https://rustup.rs or your distribution, 1.89 or later"
+    command -v cc >/dev/null || apt_install gcc libc6-dev >&2 ||
+        die "could not install gcc; install a C compiler and linker, then run again"
+    for component in rustfmt clippy; do
+        cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1 && continue
+        say "tests/run: cargo has no $component: installing it"
+        rustup component add "$component" >&2 || die "could not install $component; install it, then run again"
+    done
+}
+
+has_vulkan() {
+    [ "$(uname)" != Linux ] || [ -n "${VK_ICD_FILENAMES:-}" ] || compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null ||
+        compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
+}
+
+# A step of its own, because it takes a while beside which tests can be compiled. What cannot be installed is missed by
+# the steps that need it.
+tools() {
+    local tool packages=()
+    for tool in g++ clang cmake make pkg-config valgrind mpicxx mpirun python3; do
+        command -v "$tool" >/dev/null && continue
+        case $tool in
+        mpicxx) packages+=(libopenmpi-dev) ;;
+        mpirun) packages+=(openmpi-bin) ;;
+        *) packages+=("$tool") ;;
+        esac
+    done
+    has_vulkan || packages+=(mesa-vulkan-drivers)
+    python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
+    [ ${#packages[@]} = 0 ] || apt_install "${packages[@]}" || true
+}
+
+# The rest of a step is skipped where one of these programs is missing.
+need() { # KIND TOOL...
+    local kind=$1 tool
+    shift
+    for tool in "$@"; do command -v "$tool" >/dev/null || skip "$kind" "no $tool"; done
+}
+need_vulkan() { has_vulkan || skip wgpu "no Vulkan driver and none could be installed"; }
+
+# NVIDIA's run-time compiler, from PyPI, compiles CUDA's kernels where there is no GPU.
+cuda_venv=target/cuda/venv
+nvrtc_packages=([12]=nvidia-cuda-nvrtc-cu12==12.9.86 [13]=nvidia-cuda-nvrtc==13.5.37) # 365 MB on disk
+has_nvrtc() { compgen -G "$cuda_venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.$1" >/dev/null; }
+nvrtc() { # MAJOR
+    has_nvrtc "$1" && return
+    python3 -m venv "$cuda_venv" || skip cuda "no Python with venv"
+    "$cuda_venv/bin/pip" install --quiet --disable-pip-version-check "${nvrtc_packages[$1]}" ||
+        skip cuda "could not install ${nvrtc_packages[$1]}"
+}
+
+# Prints why CUDA's kernels are neither compiled nor run on the processor.
+cuda_reason() {
+    [ "$(uname -sm)" = "Linux x86_64" ] || { echo "kernels run on the processor on x86-64 Linux alone"; return; }
+    command -v g++ >/dev/null || { echo "no g++"; return; }
+    has_nvrtc 12 || has_nvrtc 13 || echo "no run-time compiler"
+}
+need_cuda() {
+    local reason
+    reason=$(cuda_reason)
+    [ -z "$reason" ] || skip cuda "$reason"
+}
+
+# What tests may not leave out, because it is there.
+required() {
+    local kinds=${LGRECO_REQUIRE:-}
+    ! has_vulkan || kinds+=,wgpu
+    [ -n "$(cuda_reason)" ] || kinds+=,cuda
+    echo "$kinds"
+}
