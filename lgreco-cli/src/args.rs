@@ -66,8 +66,8 @@ pub enum Command {
 /// Where gradients come from and what each layer is offered.
 #[derive(Args, Debug)]
 pub struct Source {
-    /// Gradients, one tensor per layer: F32, F16 or BF16 in a safetensors file. Without it a small sample compiled into
-    /// the command is used: a transformer's bf16 gradients.
+    /// Gradients, one tensor per layer: F32, F16 or BF16 in a safetensors file, or in several: their index (`*.json`) or
+    /// their folder. Without it a small sample compiled into the command is used: a transformer's bf16 gradients.
     pub gradients: Option<PathBuf>,
     /// How to compress.
     #[arg(long, value_enum, default_value_t = MethodArg::Qsgd)]

@@ -8,6 +8,9 @@ pub mod failure;
 pub mod gradients;
 mod plot;
 mod report;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;
 mod units;
 
 use clap::Parser;

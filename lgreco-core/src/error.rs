@@ -218,6 +218,14 @@ pub enum Error {
         /// The value found.
         found: u64,
     },
+    /// A saved state that is not as it was written.
+    #[error("the saved state is damaged or cut short: its checksum is {found:#x}, that of its bytes {expected:#x}")]
+    Checksum {
+        /// The checksum of the bytes.
+        expected: u64,
+        /// The checksum they carry.
+        found: u64,
+    },
     /// The embedder's collective call failed.
     #[error("a collective call failed with the embedder's code {code}")]
     Collective {
@@ -365,6 +373,7 @@ impl Error {
             Error::NotContractive { .. } => 60,
             Error::FeedbackRule { .. } => 61,
             Error::SavedState { .. } => 62,
+            Error::Checksum { .. } => 63,
             Error::Collective { .. } => 80,
             Error::Peer { .. } => 81,
             Error::PeerPlan { .. } => 82,
@@ -414,6 +423,18 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// `Err` with the first layer that has the name of an earlier one. O(n log n).
+#[cfg(feature = "alloc")]
+pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+    let mut seen = alloc::collections::BTreeMap::new();
+    for (layer, name) in names.into_iter().enumerate() {
+        if let Some(first) = seen.insert(name, layer) {
+            return Err(Error::DuplicateName { layer, first });
+        }
+    }
+    Ok(())
 }
 
 /// `Err` unless `found == expected`.

@@ -59,6 +59,7 @@
 //! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
 //! * `testing`: the module `testing`: generators, oracles and property checks. Implies `alloc`.
 #![no_std]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 #[cfg(any(test, feature = "alloc"))]
@@ -69,6 +70,7 @@ extern crate std;
 #[cfg(feature = "alloc")]
 pub mod adapt;
 pub mod backend;
+mod checksum;
 pub mod compress;
 pub mod cut;
 mod error;

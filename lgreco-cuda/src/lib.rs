@@ -23,7 +23,7 @@
 //! # Inside
 //! All code of the host is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
 //! launch, download. It has three devices: `cuda.rs`, the driver; `counting.rs`, which only notes what it is asked for,
-//! so that calls can be rehearsed (`reserve.rs`); and, in tests, `tests/simt.rs`, where g++ compiles the same `.cu`
+//! so that calls can be rehearsed (`reserve.rs`); and, in tests, `simt.rs`, where g++ compiles the same `.cu`
 //! files for the processor.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
@@ -71,9 +71,16 @@ mod powersgd;
 mod qsgd;
 mod reserve;
 mod rows;
+#[cfg(any(test, feature = "testing"))]
+#[allow(unsafe_code)]
+#[cfg_attr(not(test), allow(dead_code, reason = "most of it is for tests"))]
+mod simt;
 mod sums;
 #[allow(unsafe_code)]
 mod tensor;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod topk;

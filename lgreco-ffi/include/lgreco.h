@@ -21,7 +21,7 @@
 #define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
 
 // Bytes of a saved cut setting.
-#define LGRECO_CUT_SETTING_BYTES 68
+#define LGRECO_CUT_SETTING_BYTES 76
 
 // The id of samples that are not to be remembered.
 #define LGRECO_UNREMEMBERED UINT64_MAX
@@ -691,6 +691,9 @@ typedef struct lgreco_rng_stream {
 // Bytes that are not a saved state of this version.
 #define LGRECO_SAVED_STATE 62
 
+// A saved state that is not as it was written: damaged or cut short.
+#define LGRECO_CHECKSUM 63
+
 // A collective callback failed.
 #define LGRECO_COLLECTIVE 80
 
@@ -1211,12 +1214,33 @@ lgreco_status lgreco_plan_from_json(struct lgreco_context *context,
 // Makes the compressor of `layer`, whose `values` are not looked at. `options` may be NULL. Allocates all that later
 // calls work in.
 //
-// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_FEEDBACK_RULE when it does not fit the feedback.
+// LGRECO_PARAMETER when the setting does not fit the layer; as lgreco_feedback_check when it does not suit the feedback.
 lgreco_status lgreco_compressor_create(struct lgreco_context *context,
                                        const struct lgreco_layer *layer,
                                        const struct lgreco_setting *setting,
                                        const struct lgreco_compressor_options *options,
                                        struct lgreco_compressor **compressor);
+
+// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too:
+//
+// |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
+// |---------------------------------|--------------------------------|-------|-----------------|
+// | TopK, CLT-k, SIDCo, PowerSGD    | yes                            | TopK  | yes             |
+// | QSGD                            | from 4 bits, buckets up to 512 | no    | as for RESIDUAL |
+// | LoCo                            | yes, with LoCo's own options   | no    | yes             |
+// | hard thresholds, AdaComp        | yes                            | no    | no              |
+//
+// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
+// remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
+// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than the table says may
+// suit them, or less. Allocates.
+//
+// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_FEEDBACK_RULE when method and feedback do
+// not go together at all; LGRECO_PARAMETER, LGRECO_NON_FINITE.
+lgreco_status lgreco_feedback_check(struct lgreco_context *context,
+                                    const struct lgreco_layer *layer,
+                                    const struct lgreco_setting *setting,
+                                    const struct lgreco_compressor_options *options);
 
 // Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
 lgreco_status lgreco_compressor_destroy(struct lgreco_compressor **compressor);
@@ -1227,6 +1251,8 @@ const char *lgreco_compressor_message(const struct lgreco_compressor *compressor
 
 // Changes the setting between two steps, as when plans change; what is remembered stays. Allocates when the new setting
 // needs a larger workspace than any before.
+//
+// As lgreco_compressor_create when it does not fit the layer or suit the feedback. The setting is then unchanged.
 lgreco_status lgreco_compressor_set_setting(struct lgreco_compressor *compressor,
                                             const struct lgreco_setting *setting);
 
@@ -1313,8 +1339,8 @@ lgreco_status lgreco_compressor_save(struct lgreco_compressor *compressor,
 
 // Restores what another compressor of the same layer and options saved; it continues bit for bit. Any bytes may be given.
 //
-// LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or other feedback; LGRECO_LENGTH. The
-// memory is then unchanged. Allocates.
+// LGRECO_CHECKSUM when they are damaged; LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or
+// other feedback; LGRECO_LENGTH. The memory is then unchanged. Allocates.
 lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
                                      const uint8_t *saved,
                                      size_t length);
@@ -1422,7 +1448,8 @@ lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
 // workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
 // Any bytes may be given. `loaded` may be NULL. Allocates.
 //
-// LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The controller is then unchanged.
+// LGRECO_CHECKSUM for a state that is damaged; LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The
+// controller is then unchanged.
 lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
                                      const uint8_t *plan,
                                      size_t plan_len,
@@ -1443,7 +1470,8 @@ lgreco_status lgreco_cut_setting_to_bytes(struct lgreco_context *context,
 // Fills `setting`, and `forward` and `backward`, to which the setting then points, with what lgreco_cut_setting_to_bytes
 // wrote. Any bytes may be given.
 //
-// LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; codes of lgreco_cut_create.
+// LGRECO_CHECKSUM for a setting that is damaged; LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; codes of
+// lgreco_cut_create.
 lgreco_status lgreco_cut_setting_from_bytes(struct lgreco_context *context,
                                             const uint8_t *bytes,
                                             size_t length,
@@ -1478,9 +1506,11 @@ const char *lgreco_cut_message(const struct lgreco_cut *cut);
 // Tells the most bytes of a message that this end writes.
 lgreco_status lgreco_cut_bound(struct lgreco_cut *cut, size_t *bytes);
 
-// Tells of how many samples a message is: the values that its receiver gets are as many times the features.
+// Tells of how many samples a message for this end is, at most a batch: the values that it gets are as many times the
+// features.
 //
-// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message.
+// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end's;
+// LGRECO_OUT_OF_STEP for those of another generation.
 lgreco_status lgreco_cut_samples(struct lgreco_cut *cut,
                                  const uint8_t *message,
                                  size_t length,
@@ -1639,8 +1669,8 @@ lgreco_status lgreco_cut_save(struct lgreco_cut *cut, uint8_t *saved, size_t cap
 
 // Makes the end that was saved, which continues bit for bit. Any bytes may be given.
 //
-// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_SAVED_STATE and others for bytes that no such end
-// writes.
+// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_CHECKSUM when it is damaged; LGRECO_SAVED_STATE and
+// others for bytes that no such end writes.
 lgreco_status lgreco_cut_restore(struct lgreco_context *context,
                                  const struct lgreco_cut_setting *setting,
                                  lgreco_end end,

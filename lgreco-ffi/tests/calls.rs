@@ -4,6 +4,7 @@ mod common;
 
 use common::{allocations, gradient};
 use lgreco::*;
+use lgreco_core::Error;
 use lgreco_core::compress::adacomp::AdaComp;
 use lgreco_core::compress::clt::CltK;
 use lgreco_core::compress::hard_threshold::HardThreshold;
@@ -17,6 +18,7 @@ use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 
 struct Handles {
@@ -92,7 +94,7 @@ impl Drop for Handles {
 /// Methods whose values decide a payload's length.
 const VARIABLE: [lgreco_method; 3] = [LGRECO_METHOD_ADACOMP, LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO];
 
-/// A case of tests/vectors/payloads.json.
+/// A case of tests/golden/v0.1/payloads.json.
 #[derive(Deserialize)]
 struct Case {
     name: String,
@@ -181,7 +183,7 @@ fn hex(digits: &str) -> Vec<u8> {
 /// PowerSGD's sums may be taken in any order; elsewhere every bit is settled.
 #[test]
 fn payloads_are_the_golden_ones() {
-    let cases: Vec<Case> = serde_json::from_str(include_str!("../../tests/vectors/payloads.json")).unwrap();
+    let cases: Vec<Case> = serde_json::from_str(include_str!("../../tests/golden/v0.1/payloads.json")).unwrap();
     let mut methods = BTreeMap::new();
     for case in &cases {
         let setting = setting_of(&case.setting);
@@ -359,5 +361,36 @@ fn receiving_and_planning_into_a_workspace_do_not_allocate() {
             })
         };
         assert_eq!((count, plan.size), (0, size));
+    }
+}
+
+/// The codes in core's own source, so that a new one cannot be forgotten here.
+#[test]
+fn every_code_of_the_core_has_a_constant() {
+    let source = include_str!("../../lgreco-core/src/error.rs");
+    let codes: Vec<(&str, u32)> = source
+        .lines()
+        .filter_map(|line| {
+            let (variant, code) = line.trim().strip_prefix("Error::")?.split_once("=>")?;
+            let code = match code.trim().strip_suffix(',')? {
+                "Error::NON_FINITE_GRADIENT" => LGRECO_NON_FINITE_GRADIENT,
+                code => code.parse().ok()?,
+            };
+            Some((variant.split([' ', '{']).next()?, code))
+        })
+        .collect();
+    let of_gradient = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN }.code();
+    assert_eq!(of_gradient, LGRECO_NON_FINITE_GRADIENT);
+    assert!(codes.len() >= 37, "{codes:?}");
+    for (variant, code) in codes {
+        let words = variant.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
+            true => format!("_{c}"),
+            false => c.to_uppercase().to_string(),
+        });
+        let expected = format!("LGRECO_{}", words.collect::<String>());
+        // SAFETY: the name of a known status is a constant.
+        let name = unsafe { CStr::from_ptr(lgreco_status_name(code)) };
+        assert_eq!(name.to_str(), Ok(expected.as_str()), "code {code}");
+        assert!(code < 200, "codes from 200 on are the C API's own");
     }
 }

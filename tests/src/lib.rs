@@ -6,3 +6,8 @@ pub mod fuzz;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+/// Those of the core's.
+#[cfg(doctest)]
+#[doc = include_str!("../../lgreco-core/README.md")]
+pub struct CoreReadme;

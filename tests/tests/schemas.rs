@@ -6,6 +6,7 @@ use lgreco_core::backend::Portable;
 use lgreco_core::file::{PlanFile, Seconds, TableFile};
 use lgreco_core::plan::{self, Solver, budget::Budget};
 use lgreco_core::search::{Method, Search};
+use lgreco_core::testing::documents::document;
 use serde_json::{Value, json};
 
 fn schema(name: &str) -> Validator {
@@ -100,4 +101,32 @@ fn what_the_schemas_take_the_readers_take() {
         "layers": [{"name": "a", "option": 0.0, "label": "b", "size": 1e3, "error": 0}]}"#;
     assert_valid(&schema("plan"), plan);
     assert_valid(&schema("plan"), &PlanFile::parse(plan.as_bytes()).unwrap().to_json());
+}
+
+/// Of files in which tokens have changed: what the readers take, the schemas take, and what they write of it.
+#[test]
+fn what_the_readers_take_the_schemas_take() {
+    let (tables, plans) = (schema("table"), schema("plan"));
+    let (mut state, mut read) = (1u64, [0, 0]);
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    for _ in 0..20_000 {
+        let bytes: Vec<u8> = (0..4 + 3 * (next() % 2)).map(|_| next()).collect();
+        let json = document(&bytes);
+        // Two numbers that the reader skips may be beyond f64, and a `Value` not.
+        let Ok(value) = serde_json::from_str::<Value>(&json) else { continue };
+        if let Ok(file) = TableFile::parse(json.as_bytes()) {
+            assert!(tables.is_valid(&value), "the reader takes a table that the schema refuses: {json}");
+            assert_valid(&tables, &file.to_json());
+            read[0] += 1;
+        }
+        if let Ok(file) = PlanFile::parse(json.as_bytes()) {
+            assert!(plans.is_valid(&value), "the reader takes a plan that the schema refuses: {json}");
+            assert_valid(&plans, &file.to_json());
+            read[1] += 1;
+        }
+    }
+    assert!(read.iter().all(|&count| count > 500), "only {read:?} were read");
 }

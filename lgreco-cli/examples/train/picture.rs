@@ -70,9 +70,20 @@ fn legend(area: &Area<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The places of a run on the axes: a loss that is not finite has none, nor have zero bytes on a logarithmic one.
+fn points(row: &Row) -> Vec<(f64, f64)> {
+    let places = row.curve.iter().map(|&(bytes, loss)| (bytes as f64, f64::from(loss)));
+    places.filter(|&(bytes, loss)| bytes > 0.0 && loss.is_finite()).collect()
+}
+
 fn panel(area: &Area<'_>, title: &str, rows: &[&Row]) -> Result<(), Failure> {
-    let points = |row: &Row| -> Vec<(f64, f64)> { row.curve.iter().map(|&(x, y)| (x as f64, y as f64)).collect() };
     let all = || rows.iter().flat_map(|row| points(row));
+    // The marks of an axis without ends would be counted for ever.
+    if all().next().is_none() {
+        let style = ("sans-serif", 16).into_font().color(&INK);
+        area.draw(&Text::new(format!("{title}: nothing to draw"), (12, 12), style))?;
+        return Ok(());
+    }
     let span = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
     };

@@ -96,6 +96,36 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
     assert_eq!(lines, rows.len() + METHODS.len() - 1);
 }
 
+/// A panel of a method that has no run has no ends for its axes, nor has a run that diverged at once.
+#[test]
+fn a_picture_of_one_row_is_drawn() {
+    let row = |method, curve: &[(u64, f32)]| Row {
+        model: "convnet",
+        method,
+        scheme: "uniform",
+        final_loss: curve[curve.len() - 1].1,
+        bytes: 1,
+        ratio: 1.0,
+        seconds: 1.0,
+        steps: 1,
+        planning: 0.0,
+        curve: curve.to_vec(),
+    };
+    for (method, curve, lines) in [
+        ("none", &[(7, 1.0)][..], 3),
+        ("qsgd", &[(1000, 2.0), (2000, 1.0)], 1),
+        ("qsgd", &[(7, 0.0)], 1),
+        ("topk", &[(0, 1.0)], 0),
+        ("powersgd", &[(7, f32::NAN), (8, f32::INFINITY)], 0),
+    ] {
+        let svg = picture::svg(&[row(method, curve)]).unwrap();
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let ends = document.descendants().filter(|node| node.attribute("r") == Some("4")).count();
+        assert_eq!(ends, lines, "{method} {curve:?}");
+        assert_eq!(svg.matches("nothing to draw").count(), METHODS.len() - lines, "{method} {curve:?}");
+    }
+}
+
 /// A line per step, which add up to what a run's row says.
 fn check_metrics(metrics: &[u8], rows: &[Row]) {
     let mut lines = std::str::from_utf8(metrics).unwrap().lines();

@@ -14,13 +14,15 @@ use serde_json::{Value, json};
 use std::io::Write;
 
 pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
-    write::distinct(compare.gradients.as_deref(), compare.json.as_ref(), None)?;
-    let model = model::Model::load(compare.gradients.as_deref())?;
     let methods = compare.method.map_or_else(|| MethodArg::value_variants().to_vec(), |method| vec![method]);
+    let search = |&method| model::build_search(method, &compare.candidates, compare.default, compare.range);
+    let searches = methods.iter().map(search).collect::<Result<Vec<_>, Failure>>()?;
+    let model = model::Model::open(compare.gradients.as_deref())?;
+    write::distinct(model.files(), compare.json.as_ref(), None)?;
+    let (outcomes, _) = model.measure(&searches, compare.candidates.backend)?;
     let (mut comparisons, mut infeasible) = (Vec::new(), Vec::new());
-    for method in methods {
-        let search = model::build_search(method, &compare.candidates, compare.default, compare.range)?;
-        let (measured, facts, measure) = model.measure(&search, compare.candidates.backend)?;
+    for ((method, search), outcome) in methods.into_iter().zip(searches).zip(outcomes) {
+        let model::Outcome { measured, facts, seconds: measure } = outcome;
         let (method, metric) = (Method::from(method), search.metric);
         let failed = |error| {
             let named = measured.table.name_error(error);

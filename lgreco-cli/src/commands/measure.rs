@@ -8,12 +8,13 @@ use lgreco_core::file::TableFile;
 use std::io::Write;
 
 pub fn run(source: &Source, json: Option<&Target>, out: &mut dyn Write) -> Result<(), Failure> {
-    write::distinct(source.gradients.as_deref(), json, None)?;
     let search = model::search(source)?;
-    let model = model::Model::load(source.gradients.as_deref())?;
-    let (measured, facts, seconds) = model.measure(&search, source.candidates.backend)?;
+    let model = model::Model::open(source.gradients.as_deref())?;
+    write::distinct(model.files(), json, None)?;
+    let (outcome, reading) = model.measure_one(search, source.candidates.backend)?;
+    let model::Outcome { measured, facts, seconds } = outcome;
     let table = measured.table;
-    let times = [("reading", model.read), ("measuring", seconds)];
+    let times = [("reading", reading), ("measuring", seconds)];
     let text = report::measured(&table, &facts, &times);
     let file = TableFile { table, budget: None };
     emit(out, || text, || file.to_json(), json)

@@ -4,67 +4,187 @@ use super::backend::Opened;
 use super::timed;
 use crate::args::{BackendArg, Candidates, MethodArg, RangeArg, Source};
 use crate::failure::Failure;
-use crate::gradients::Gradients;
+use crate::gradients::Stored;
 use crate::report::{Facts, LeftAlone};
 use lgreco_core::Error;
+use lgreco_core::backend::{Backend, Job};
 use lgreco_core::gradient::{Element, Values};
-use lgreco_core::search::{Layer, Measured, Method, Range, Search};
+use lgreco_core::search::{Layer, Measured, Method, Offer, Range, Search};
+use lgreco_core::table::NamedError;
+use rayon::prelude::*;
 use std::path::Path;
+use std::time::Instant;
 
 /// Gradients and where they came from.
 pub struct Model {
-    pub gradients: Gradients,
-    /// The file's path, or what stands for it.
+    gradients: Stored,
+    /// The path, or what stands for it.
     pub name: String,
-    /// Seconds of reading.
-    pub read: f64,
+}
+
+/// What came of one search.
+pub struct Outcome {
+    pub measured: Measured,
+    pub facts: Facts,
+    /// Seconds of measuring, without those of reading.
+    pub seconds: f64,
+}
+
+/// A search on its way through the batches of a model.
+struct Pass<'a> {
+    offer: Offer<'a>,
+    /// Squared errors of the rows measured so far, which are as many as `rows`.
+    errors: Vec<f64>,
+    rows: usize,
+    seconds: f64,
 }
 
 impl Model {
-    pub fn load(path: Option<&Path>) -> Result<Model, Failure> {
+    pub fn open(path: Option<&Path>) -> Result<Model, Failure> {
         let Some(path) = path else {
-            let (gradients, read) = timed("reading the sample".into(), Gradients::sample);
-            return Ok(Model { gradients, name: "the built-in sample".into(), read });
+            return Ok(Model { gradients: Stored::sample(), name: "the built-in sample".into() });
         };
-        let (gradients, read) = timed(format!("reading {}", path.display()), || Gradients::read(path));
-        Ok(Model { gradients: gradients?, name: path.display().to_string(), read })
+        Ok(Model { gradients: Stored::open(path)?, name: path.display().to_string() })
     }
 
-    /// Measures the model's layers and returns their table, facts about them, and the seconds it took.
+    /// The files it is in, which nothing may be written over.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.gradients.files()
+    }
+
+    /// Measures the model's layers under each of `searches`, reading it once, and returns what came of them and the
+    /// seconds of reading.
     ///
     /// Tensors that stay uncompressed must be finite too: a gradient with NaN anywhere is not one to plan for.
-    pub fn measure(&self, search: &Search, on: BackendArg) -> Result<(Measured, Facts, f64), Failure> {
-        let layers = self.gradients.layers();
-        let doing = format!("measuring {} tensors of {}", layers.len(), self.name);
+    pub fn measure(&self, searches: &[Search], on: BackendArg) -> Result<(Vec<Outcome>, f64), Failure> {
         let mut opened = Opened::new(on)?;
-        let (measured, seconds) = timed(doing, || search.measure(&layers, opened.backend()));
-        let mut measured = measured.map_err(|failed| match failed.error {
-            Error::EmptyTable => self.wrong(format_args!(
-                "no layer to compress: all {} tensors have one dimension or fewer than {} elements",
-                layers.len(),
+        let layers = self.gradients.layers().len();
+        let (outcomes, _) =
+            timed(format!("measuring {layers} tensors of {}", self.name), || self.measured(searches, &mut opened));
+        outcomes
+    }
+
+    /// [`measure`](Model::measure) for a single search.
+    pub fn measure_one(&self, search: Search, on: BackendArg) -> Result<(Outcome, f64), Failure> {
+        let (mut outcomes, reading) = self.measure(&[search], on)?;
+        Ok((outcomes.remove(0), reading))
+    }
+
+    fn measured(&self, searches: &[Search], opened: &mut Opened) -> Result<(Vec<Outcome>, f64), Failure> {
+        let gradients = &self.gradients;
+        let pass = |search: &Search| {
+            let offer = search.offer(gradients.layers()).map_err(|failed| self.failed(search, failed, None))?;
+            if offer.rows().next().is_none() {
+                return Err(self.failed(
+                    search,
+                    NamedError { error: Error::EmptyTable, layer: None, option: None },
+                    None,
+                ));
+            }
+            Ok(Pass { offer, errors: Vec::new(), rows: 0, seconds: 0.0 })
+        };
+        let mut passes = searches.iter().map(pass).collect::<Result<Vec<_>, Failure>>()?;
+        let (mut buffer, mut workspace) = (Vec::new(), Vec::new());
+        let (mut norms, mut reading) = (Vec::with_capacity(gradients.layers().len()), 0.0);
+        for batch in gradients.batches() {
+            let start = Instant::now();
+            let layers = gradients.read(batch.clone(), &mut buffer)?;
+            reading += start.elapsed().as_secs_f64();
+            norms.par_extend(layers.par_iter().map(norm));
+            // The norm of finite gradients is finite, in f64.
+            if let Some(bad) = norms[batch.start..].iter().position(|norm| !norm.is_finite())
+                && let Some(error) = first_non_finite(&layers[bad])
+            {
+                let file = gradients.file_of(batch.start + bad).map_or(self.name.clone(), |f| f.display().to_string());
+                return Err(Failure::bad_input(format_args!("{file}: layer `{}`: {error}", layers[bad].name())));
+            }
+            for (pass, search) in passes.iter_mut().zip(searches) {
+                pass.measure(&layers, batch.start, opened.backend(), &mut workspace).map_err(|failed| {
+                    let told = opened.failure();
+                    self.failed(search, failed, told)
+                })?;
+            }
+        }
+        let outcome = |(Pass { offer, errors, seconds, .. }, search): (Pass<'_>, &Search)| {
+            let mut measured = offer.into_measured(&errors).map_err(|failed| self.failed(search, failed, None))?;
+            let facts = self.facts(&norms, &measured, opened.device_memory());
+            for (layer, &bits) in facts.sizes.iter().enumerate() {
+                measured.table.set_uncompressed_size(layer, bits);
+            }
+            Ok(Outcome { measured, facts, seconds })
+        };
+        let outcomes = passes.into_iter().zip(searches).map(outcome).collect::<Result<_, Failure>>()?;
+        Ok((outcomes, reading))
+    }
+
+    /// What `failed` means to the user, with what the device said of it.
+    fn failed(&self, search: &Search, failed: NamedError, told: Option<String>) -> Failure {
+        match failed.error {
+            Error::EmptyTable => Failure::bad_input(format_args!(
+                "{}: no layer to compress: all {} tensors have one dimension or fewer than {} elements",
+                self.name,
+                self.gradients.layers().len(),
                 search.min_elements
             )),
             Error::Device { .. } => {
-                let layer = failed.layer.map_or_else(String::new, |name| format!("layer `{name}`: "));
-                let told = opened.failure().unwrap_or_else(|| failed.error.to_string());
+                let layer = failed.layer.as_ref().map_or_else(String::new, |name| format!("layer `{name}`: "));
+                let told = told.unwrap_or_else(|| failed.error.to_string());
                 Failure::no_result(format_args!("{}: {layer}{told}", self.name))
             }
             error => Failure::from_core(&error, format_args!("{}: {failed}", self.name)),
-        })?;
-        for &index in &measured.uncompressed {
-            if let Some(error) = first_non_finite(&layers[index]) {
-                return Err(self.wrong(format_args!("layer `{}`: {error}", layers[index].name())));
-            }
         }
-        let facts = facts(&layers, &measured, opened.device_memory());
-        for (layer, &bits) in facts.sizes.iter().enumerate() {
-            measured.table.set_uncompressed_size(layer, bits);
-        }
-        Ok((measured, facts, seconds))
     }
 
-    fn wrong(&self, what: std::fmt::Arguments<'_>) -> Failure {
-        Failure::bad_input(format_args!("{}: {what}", self.name))
+    fn facts(&self, norms: &[f64], measured: &Measured, device_memory: Option<u64>) -> Facts {
+        let layers: Vec<_> = self.gradients.layers().collect();
+        let elements = |index: usize| layers[index].1.iter().map(|&dim| dim as u64).product::<u64>();
+        let size = |index: usize| 8 * elements(index) * layers[index].2.bytes() as u64;
+        let (taken, left) = (&measured.layers, &measured.uncompressed);
+        Facts {
+            shapes: taken.iter().map(|&index| layers[index].1.to_vec()).collect(),
+            norms: taken.iter().map(|&index| norms[index]).collect(),
+            sizes: taken.iter().map(|&index| size(index)).collect(),
+            left_alone: LeftAlone {
+                layers: left.len(),
+                elements: left.iter().map(|&index| elements(index)).sum(),
+                size: left.iter().map(|&index| size(index)).sum(),
+            },
+            device_memory,
+        }
+    }
+}
+
+impl Pass<'_> {
+    /// Measures the rows of `layers`, which begin with the model's layer `first`.
+    fn measure(
+        &mut self,
+        layers: &[Layer<'_>],
+        first: usize,
+        backend: &mut dyn Backend,
+        workspace: &mut Vec<u64>,
+    ) -> Result<(), NamedError> {
+        let start = Instant::now();
+        let rows = self.offer.rows().skip(self.rows).take_while(|row| row.layer < first + layers.len());
+        let rows: Vec<_> = rows.collect();
+        let jobs: Vec<_> = rows
+            .iter()
+            .map(|row| Job {
+                gradient: layers[row.layer - first].gradient(),
+                candidates: row.candidates,
+                stream: row.stream,
+            })
+            .collect();
+        let measured = self.errors.len();
+        self.errors.resize(measured + jobs.iter().map(|job| job.candidates.len()).sum::<usize>(), 0.0);
+        let needed = backend.workspace_len(&jobs);
+        workspace.resize(needed.max(workspace.len()), 0);
+        let done = backend.measure(&jobs, workspace, &mut self.errors[measured..]);
+        self.rows += rows.len();
+        self.seconds += start.elapsed().as_secs_f64();
+        done.map_err(|failed| {
+            let layer = failed.job.map(|job| layers[rows[job].layer - first].name().into());
+            NamedError { error: failed.error, layer, option: None }
+        })
     }
 }
 
@@ -94,31 +214,14 @@ pub fn build_search(
     Ok(search)
 }
 
-fn facts(layers: &[Layer<'_>], measured: &Measured, device_memory: Option<u64>) -> Facts {
-    let taken = || measured.layers.iter().map(|&index| &layers[index]);
-    let left = || measured.uncompressed.iter().map(|&index| &layers[index]);
-    Facts {
-        shapes: taken().map(|layer| layer.dims().to_vec()).collect(),
-        norms: taken().map(norm).collect(),
-        sizes: taken().map(size).collect(),
-        left_alone: LeftAlone {
-            layers: left().count(),
-            elements: left().map(|layer| layer.gradient().shape().elements() as u64).sum(),
-            size: left().map(size).sum(),
-        },
-        device_memory,
-    }
-}
-
-/// Bits of the gradient as it is.
-fn size(layer: &Layer<'_>) -> u64 {
-    let values = layer.gradient().values();
-    8 * values.len() as u64 * values.dtype().bytes() as u64
-}
-
+/// The l2 norm, in eight sums, which vector instructions add side by side.
 fn norm(layer: &Layer<'_>) -> f64 {
     fn squared<T: Element>(values: &[T]) -> f64 {
-        values.iter().map(|v| f64::from(v.to_f32()).powi(2)).sum()
+        let mut sums = [0.0; 8];
+        for values in values.chunks(8) {
+            sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += f64::from(v.to_f32()).powi(2));
+        }
+        sums.iter().sum()
     }
     match layer.gradient().values() {
         Values::F32(v) => squared(v),

@@ -9,10 +9,11 @@ use lgreco_core::search::{Method, Metric};
 use std::io::Write;
 
 pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Write) -> Result<(), Failure> {
-    write::distinct(source.gradients.as_deref(), output.json.as_ref(), output.plot.as_deref())?;
     let search = model::search(source)?;
-    let model = model::Model::load(source.gradients.as_deref())?;
-    let (measured, facts, measure) = model.measure(&search, source.candidates.backend)?;
+    let model = model::Model::open(source.gradients.as_deref())?;
+    write::distinct(model.files(), output.json.as_ref(), output.plot.as_deref())?;
+    let (outcome, reading) = model.measure_one(search, source.candidates.backend)?;
+    let model::Outcome { measured, facts, seconds: measure } = outcome;
     let table = &measured.table;
     let solved = solve::solve(&model.name, table, None, solving)?;
     if let Some(path) = &output.plot {
@@ -21,7 +22,7 @@ pub fn run(source: &Source, solving: Solving, output: &Output, out: &mut dyn Wri
         write::file(path, &solve::picture(title, table, &solved.plan, Some(&facts)).svg())?;
     }
     let report = || {
-        let times = [("reading", model.read), ("measuring", measure), ("solving", solved.seconds)];
+        let times = [("reading", reading), ("measuring", measure), ("solving", solved.seconds)];
         let mut text = report::plan(table, &solved, Some(&facts), &times);
         if source.method == MethodArg::Hybrid {
             text += report::HYBRID_NOTE;

@@ -16,7 +16,7 @@ pub fn run(path: &Path, solving: Solving, output: &Output, out: &mut dyn Write) 
     let from_stdin = path == Path::new("-");
     let name = if from_stdin { "standard input".to_owned() } else { path.display().to_string() };
     let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
-    write::distinct((!from_stdin).then_some(path), output.json.as_ref(), output.plot.as_deref())?;
+    write::distinct((!from_stdin).then_some(path).into_iter(), output.json.as_ref(), output.plot.as_deref())?;
     let bytes = if from_stdin {
         let mut bytes = Vec::new();
         std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)

@@ -7,14 +7,19 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Refuses to write over `input`, and to write two results to one file.
-pub fn distinct(input: Option<&Path>, json: Option<&Target>, plot: Option<&Path>) -> Result<(), Failure> {
+/// Refuses to write over `inputs`, and to write two results to one file.
+pub fn distinct<'a>(
+    inputs: impl Iterator<Item = &'a Path>,
+    json: Option<&'a Target>,
+    plot: Option<&'a Path>,
+) -> Result<(), Failure> {
     let json = match json {
         Some(Target::File(path)) => Some(path.as_path()),
         _ => None,
     };
-    let named = [("the input", input), ("--json", json), ("--plot", plot)];
-    let files: Vec<_> = named.into_iter().filter_map(|(name, path)| Some((name, path?, place(path?)))).collect();
+    let results = json.map(|path| ("--json", path)).into_iter().chain(plot.map(|path| ("--plot", path)));
+    let named = inputs.map(|path| ("the input", path)).chain(results);
+    let files: Vec<_> = named.map(|(name, path)| (name, path, place(path))).collect();
     for (at, (flag, path, place)) in files.iter().enumerate() {
         if let Some((other, ..)) = files[..at].iter().find(|(.., earlier)| earlier == place && !is_special(place)) {
             return Err(Failure::bad_input(format_args!("{flag} {} would overwrite {other}", path.display())));

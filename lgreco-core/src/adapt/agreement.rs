@@ -44,17 +44,3 @@ pub(super) fn agree<C: Collective + ?Sized>(
     }
     Ok(messages.fold(0, |all, [.., answers]| all | answers))
 }
-
-/// 64-bit FNV-1a, a word at a time, with a shift that brings high bits down.
-#[derive(Clone, Copy)]
-pub(super) struct Hash(pub u64);
-
-impl Hash {
-    pub(super) const START: Hash = Hash(0xcbf2_9ce4_8422_2325);
-
-    pub(super) fn add(mut self, word: u64) -> Self {
-        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-        self.0 ^= self.0 >> 29;
-        self
-    }
-}

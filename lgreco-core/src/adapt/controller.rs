@@ -1,10 +1,10 @@
 //! One worker's end of the training loop.
 
 use super::accordion::Highest;
-use super::agreement::{self, Hash, agree};
+use super::agreement::{self, agree};
 use super::buckets::{Buckets, Moment, workspace};
 use super::codes::Choice;
-use super::decide::{Answer, Question, uniform};
+use super::decide::{Answer, Question, refused, suited, uniform};
 use super::layer::{LayerState, Switch};
 use super::window::Window;
 use super::{
@@ -12,8 +12,9 @@ use super::{
 };
 use crate::Error;
 use crate::backend::{Backend, Portable};
+use crate::checksum::Hash;
 use crate::compress::{Setting, check_finite};
-use crate::error::expect_len;
+use crate::error::{expect_distinct, expect_len};
 use crate::exchange::Collective;
 use crate::feedback::Residual;
 use crate::gradient::{Gradient, ValuesMut};
@@ -87,8 +88,8 @@ impl Controller {
     /// [`Error::OutOfMemory`].
     ///
     /// # Complexity
-    /// Allocates three f32 per element of the largest bucket, on the measuring rank one more per element of the model,
-    /// and what uncompressed exchanges need.
+    /// O(n log n) in the layers. Allocates three f32 per element of the largest bucket, on the measuring rank one more per
+    /// element of the model, and what uncompressed exchanges need.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let (rank, world) = (collective.rank(), collective.world_size());
         if rank >= world {
@@ -96,11 +97,7 @@ impl Controller {
             return Err(Error::Parameter { what: "rank", value, expected: "below the number of workers" });
         }
         config.check(&tensors, world)?;
-        for (layer, tensor) in tensors.iter().enumerate() {
-            if let Some(first) = tensors[..layer].iter().position(|other| other.name == tensor.name) {
-                return Err(Error::DuplicateName { layer, first });
-            }
-        }
+        expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
         let adapts = config.policy != Policy::Uncompressed;
         let measures = adapts && rank == config.measuring_rank;
         let means = tensors.iter().filter(|_| measures).map(|tensor| vec![0.0; tensor.shape.elements()]).collect();
@@ -280,8 +277,10 @@ impl Controller {
             self.decide(collective, fell)?
         } else if let (true, Some(accordion)) = (fell, accordion) {
             let low = vec![accordion.low; self.tensors.len()];
-            let choices = uniform(&self.config, &self.tensors, Some(&low))?;
-            Answer { decision: Decision::without_plan(self.step, Cause::LearningRate), choices, norms: vec![] }
+            let choices = suited(&self.config, &self.tensors, uniform(&self.config, &self.tensors, Some(&low))?);
+            let mut decision = Decision::without_plan(self.step, Cause::LearningRate);
+            decision.not_contractive = refused(&choices);
+            Answer { decision, choices, norms: vec![] }
         } else {
             self.learning_rate = highest;
             return Ok(false);

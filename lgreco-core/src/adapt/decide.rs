@@ -6,7 +6,7 @@ use super::{Accordion, Cause, Config, Decision, Fit, FitKind, Objective, Policy,
 use super::{accordion, window::Window};
 use crate::backend::Backend;
 use crate::compress::{Compressor, Setting};
-use crate::feedback::{contraction, contraction_workspace_len, require_contraction};
+use crate::feedback::{Rule, contraction, contraction_workspace_len, require_contraction};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::num::{Sum, sqrt};
 use crate::plan::{self, Plan, baseline, budget::Budget};
@@ -63,9 +63,9 @@ impl Question<'_> {
             Policy::KMeans { .. } | Policy::LGreco { .. } => self.plan(&means, &norms, &mut decision, &mut relative)?,
         };
         self.require_contractions(&means, &relative, &mut choices)?;
-        let count = |why| choices.iter().filter(|choice| choice.uncompressed == Some(why)).count() as u32;
-        decision.slower = count(Uncompressed::Slower);
-        decision.not_contractive = count(Uncompressed::NotContractive);
+        let slower = choices.iter().filter(|choice| choice.uncompressed == Some(Uncompressed::Slower));
+        decision.slower = slower.count() as u32;
+        decision.not_contractive = refused(&choices);
         Ok(Answer { decision, choices, norms })
     }
 
@@ -280,6 +280,22 @@ pub(super) fn uniform(config: &Config, tensors: &[Tensor], levels: Option<&[f64]
         })
     };
     tensors.iter().enumerate().map(of).collect()
+}
+
+/// The same, without settings that do not suit their feedback, for choices made without gradients.
+pub(super) fn suited(config: &Config, tensors: &[Tensor], mut choices: Vec<Choice>) -> Vec<Choice> {
+    for (choice, tensor) in choices.iter_mut().zip(tensors) {
+        let residual = config.feedback.of(&choice.setting);
+        if residual.is_some_and(|residual| Rule::Residual(residual).suits(&choice.setting, tensor.shape).is_err()) {
+            *choice = Choice::dense(Uncompressed::NotContractive);
+        }
+    }
+    choices
+}
+
+/// How many settings were refused because feedback would amplify errors.
+pub(super) fn refused(choices: &[Choice]) -> u32 {
+    choices.iter().filter(|choice| choice.uncompressed == Some(Uncompressed::NotContractive)).count() as u32
 }
 
 fn chosen(setting: Setting) -> Choice {

@@ -5,8 +5,10 @@ use super::layer::{Counts, LayerState};
 use super::saved::{MAGIC, NONE, State, VERSION, Writer, check};
 use super::{Cause, Controller, Decision, Policy, Uncompressed};
 use crate::Error;
+use crate::checksum;
 use crate::feedback::{Aggregation, Memory, SavedState};
 use crate::rng::Stream;
+use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -77,15 +79,18 @@ impl Controller {
             let mean = self.window.means.get(layer);
             to.numbers([mean.is_some() as u64]);
             to.values(mean.map_or(&[], |mean| mean));
-            let len = state.memory.as_ref().map_or(0, Memory::saved_len);
+            let len = state.memory.as_ref().map_or(0, Memory::part_len);
             to.numbers([len as u64]);
             if let Some(memory) = &state.memory {
                 let start = to.0.len();
                 to.0.resize(start + len, 0);
-                memory.save(&mut to.0[start..])?;
+                memory.save_part(&mut to.0[start..]);
                 to.pad();
             }
         }
+        let end = to.0.len() + checksum::LEN;
+        to.0.resize(end, 0);
+        checksum::seal(&mut to.0);
         Ok(to.0)
     }
 
@@ -119,10 +124,13 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::SavedState`], [`Error::Length`], [`Error::DuplicateName`] and those of settings, shapes and residuals for
-    /// bytes that are no state of version 1, whatever they are; [`Error::SavedState`] when states are of different steps
-    /// or numbers of workers; [`Error::Overflow`] of summed residuals; [`Error::OutOfMemory`]. The controller is then
-    /// unchanged.
+    /// [`Error::Checksum`] when a state is not as it was saved; [`Error::SavedState`], [`Error::Length`],
+    /// [`Error::DuplicateName`] and those of settings, shapes and residuals for bytes that are no state of version 2,
+    /// whatever they are; [`Error::SavedState`] when states are of different steps or numbers of workers;
+    /// [`Error::Overflow`] of summed residuals; [`Error::OutOfMemory`]. The controller is then unchanged.
+    ///
+    /// # Complexity
+    /// The bytes of all states, and O(n log n) in the layers.
     pub fn load(&mut self, plan: &[u8], residuals: &[&[u8]]) -> Result<Loaded, Error> {
         let plan = State::parse(plan)?;
         let residuals = residuals.iter().map(|bytes| State::parse(bytes)).collect::<Result<Vec<_>, _>>()?;
@@ -131,8 +139,9 @@ impl Controller {
             check("a residual's number of workers", state.world == plan.world, state.world as u64)?;
         }
         let mut loaded = Loaded { rank: plan.rank, world_size: plan.world, ..Loaded::default() };
-        let known = |name: &str| self.tensors.iter().any(|tensor| tensor.name == name);
-        loaded.extra = plan.layers.iter().filter(|layer| !known(layer.name)).map(|layer| layer.name.into()).collect();
+        let known: BTreeSet<&str> = self.tensors.iter().map(|tensor| &*tensor.name).collect();
+        loaded.extra =
+            plan.layers.iter().filter(|layer| !known.contains(layer.name)).map(|layer| layer.name.into()).collect();
         let mut states = vec![];
         let mut choices = vec![];
         for (index, tensor) in self.tensors.iter().enumerate() {

@@ -5,31 +5,34 @@
 //!
 //! | field | |
 //! |---|---|
-//! | `lgreco-c`, version 1 | 8 bytes each |
+//! | `lgreco-c`, version 2 | 8 bytes each |
 //! | rank, world size, steps taken, step of the next decision (2^64 − 1: none) | |
 //! | steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
-//! | buckets, samples and `(b + 1)(b + 2)` sums of the time model | |
+//! | buckets and samples of the time model; if there are any samples, its `(b + 1)(b + 2)` sums | |
 //! | number of layers; of each: | |
 //! | length of its name, the name, rows, columns, code of the element type | |
 //! | setting, 2 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
 //! | PowerSGD's factor, f32 | cols × rank |
 //! | 0 or 1, then the window's mean, f32 | one per element |
-//! | length of the residual's state, the state as of [`Memory::save`](crate::feedback::Memory::save) | |
+//! | length of the residual's state, that of [`Memory::save`](crate::feedback::Memory::save) but for its checksum | |
+//! | checksum of all before it | |
 
 use super::codes::Choice;
 use super::layer::{Counts, rank};
 use super::{Decision, Tensor, TimeModel, accordion::Highest};
 use crate::Error;
+use crate::checksum;
 use crate::compress::Compressor;
-use crate::error::expect_len;
+use crate::error::{expect_distinct, expect_len};
 use crate::feedback::{Rule, SavedState};
 use crate::gradient::{Dtype, Shape};
+use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 pub(super) const NONE: u64 = u64::MAX;
 /// Counts are below this, so that adding to them never overflows.
 const COUNT_LIMIT: u64 = 1 << 63;
@@ -123,6 +126,8 @@ pub(super) struct State<'a> {
     pub decision: Option<Decision>,
     pub time: TimeModel,
     pub layers: Vec<Layer<'a>>,
+    /// Of each layer, by name.
+    places: BTreeMap<&'a str, usize>,
 }
 
 pub(super) struct Layer<'a> {
@@ -145,6 +150,8 @@ impl<'a> State<'a> {
         check("magic", magic == MAGIC, magic)?;
         let version = reader.number()?;
         check("version", version == VERSION, version)?;
+        let mut reader = Reader(checksum::open(bytes)?);
+        reader.bytes(16)?;
         let (rank, world) = (reader.word("rank")?, reader.word("world size")?);
         check("rank", rank < world, rank as u64)?;
         let (step, due) = (reader.count("number of steps")?, reader.number()?);
@@ -163,29 +170,26 @@ impl<'a> State<'a> {
             layers.push(Layer::parse(&mut reader)?);
         }
         expect_len("saved state bytes after the last layer", 0, reader.0.len())?;
-        let mut names: Vec<_> = layers.iter().map(|layer| layer.name).zip(0..).collect();
-        names.sort_unstable();
-        match names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            Some(pair) => Err(Error::DuplicateName { layer: pair[1].1, first: pair[0].1 }),
-            None => Ok(State {
-                rank,
-                world,
-                step,
-                due: (due != NONE).then_some(due),
-                window_steps,
-                learning_rate: Highest(learning_rate),
-                non_finite,
-                decision: decided.then_some(decision),
-                time,
-                layers,
-            }),
-        }
+        expect_distinct(layers.iter().map(|layer| layer.name))?;
+        Ok(State {
+            rank,
+            world,
+            step,
+            due: (due != NONE).then_some(due),
+            window_steps,
+            learning_rate: Highest(learning_rate),
+            non_finite,
+            decision: decided.then_some(decision),
+            time,
+            places: layers.iter().map(|layer| layer.name).zip(0..).collect(),
+            layers,
+        })
     }
 
     fn time(reader: &mut Reader<'_>) -> Result<TimeModel, Error> {
         let (buckets, samples) = (reader.word("buckets")? as u64, reader.count("number of samples")?);
         // 2^32 squared fits, eight times that does not.
-        let numbers = (buckets + 1).checked_mul(8 * (buckets + 2));
+        let numbers = if samples == 0 { Some(0) } else { (buckets + 1).checked_mul(8 * (buckets + 2)) };
         let numbers = reader.bytes(numbers.ok_or(Error::SavedState { what: "buckets", found: buckets })?)?;
         let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();
         let time = TimeModel::from_numbers(buckets as usize, samples, &numbers);
@@ -193,7 +197,7 @@ impl<'a> State<'a> {
     }
 
     pub(super) fn layer(&self, name: &str) -> Option<&Layer<'a>> {
-        self.layers.iter().find(|layer| layer.name == name)
+        self.places.get(name).map(|&place| &self.layers[place])
     }
 
     /// The layer of this name, shape and element type.
@@ -224,7 +228,7 @@ impl<'a> Layer<'a> {
         let mean = if reader.flag("window")? { Some(reader.values(shape.elements())?) } else { None };
         let memory = match reader.number()? {
             0 => None,
-            len => Some(SavedState::parse(reader.bytes(len)?)?),
+            len => Some(SavedState::parse_part(reader.bytes(len)?)?),
         };
         if let Some(memory) = &memory {
             let fits = memory.shape() == shape && matches!(memory.rule(), Rule::Residual(_));

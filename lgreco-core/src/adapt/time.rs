@@ -29,9 +29,10 @@ use alloc::vec::Vec;
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeModel {
     samples: u64,
-    /// Means of bytes by bucket, then of seconds.
+    buckets: usize,
+    /// Means of bytes by bucket, then of seconds; empty without samples.
     means: Vec<f64>,
-    /// Centred sums of products, one row per entry of `means`.
+    /// Centred sums of products, one row per entry of `means`; empty without samples.
     products: Vec<f64>,
 }
 
@@ -85,8 +86,7 @@ impl TimeModel {
     /// assert_eq!(TimeModel::new(3).fit().kind, FitKind::None);
     /// ```
     pub fn new(buckets: usize) -> Self {
-        let columns = buckets + 1;
-        TimeModel { samples: 0, means: vec![0.0; columns], products: vec![0.0; columns * columns] }
+        TimeModel { samples: 0, buckets, means: vec![], products: vec![] }
     }
 
     /// Number of buckets.
@@ -96,7 +96,7 @@ impl TimeModel {
     /// assert_eq!(TimeModel::new(3).buckets(), 3);
     /// ```
     pub fn buckets(&self) -> usize {
-        self.means.len() - 1
+        self.buckets
     }
 
     /// Number of samples.
@@ -120,26 +120,35 @@ impl TimeModel {
     ///
     /// # Errors
     /// [`Error::Length`] unless there is one entry per bucket; [`Error::Parameter`] when `seconds` is NaN, infinite or
-    /// negative.
+    /// negative; [`Error::Overflow`] when squares of them leave f64; [`Error::OutOfMemory`] at the first sample. The
+    /// model is then unchanged.
     ///
     /// # Complexity
-    /// O(buckets²).
+    /// O(buckets²); the first sample allocates as much.
     pub fn record(&mut self, bytes: &[u64], seconds: f64) -> Result<(), Error> {
         expect_len("bytes, one entry per bucket", self.buckets(), bytes.len())?;
         if !(seconds.is_finite() && seconds >= 0.0) {
             return Err(Error::Parameter { what: "seconds", value: seconds, expected: "a finite number >= 0" });
         }
-        self.samples += 1;
-        let (columns, count) = (self.means.len(), self.samples as f64);
-        let value = |column: usize| bytes.get(column).map_or(seconds, |&bytes| bytes as f64);
-        // Welford's update.
-        for i in 0..columns {
-            let off = (value(i) - self.means[i]) * ((count - 1.0) / count);
-            for j in 0..=i {
-                let product = off * (value(j) - self.means[j]);
-                self.products[i * columns + j] += product;
-            }
+        if self.samples == 0 {
+            let columns = self.buckets + 1;
+            self.means = zeros(columns)?;
+            self.products = zeros(columns.saturating_mul(columns))?;
         }
+        let (columns, count) = (self.means.len(), (self.samples + 1) as f64);
+        let value = |column: usize| bytes.get(column).map_or(seconds, |&bytes| bytes as f64);
+        let means = &self.means;
+        // Welford's update.
+        let added = |i: usize, j: usize| {
+            let off = (value(i) - means[i]) * ((count - 1.0) / count);
+            off * (value(j) - means[j])
+        };
+        let pairs = || (0..columns).flat_map(|i| (0..=i).map(move |j| (i, j)));
+        if !pairs().all(|(i, j)| (self.products[i * columns + j] + added(i, j)).is_finite()) {
+            return Err(Error::Overflow { what: "a sum of the time model" });
+        }
+        pairs().for_each(|(i, j)| self.products[i * columns + j] += added(i, j));
+        self.samples += 1;
         (0..columns).for_each(|i| self.means[i] += (value(i) - self.means[i]) / count);
         Ok(())
     }
@@ -160,6 +169,9 @@ impl TimeModel {
     /// O(buckets³), allocates O(buckets²).
     pub fn fit(&self) -> Fit {
         let buckets = self.buckets();
+        if self.samples == 0 {
+            return Fit { kind: FitKind::None, constant: 0.0, seconds_per_byte: vec![] };
+        }
         let per_bucket = if self.samples > buckets as u64 { self.slopes() } else { None };
         let (kind, slopes) = match per_bucket.filter(|slopes| slopes.iter().all(|&slope| slope >= 0.0)) {
             Some(slopes) => (FitKind::PerBucket, slopes),
@@ -223,8 +235,18 @@ impl TimeModel {
 
     /// The model of these samples and numbers; `None` unless as many as [`numbers`](TimeModel::numbers) gives, all finite.
     pub(super) fn from_numbers(buckets: usize, samples: u64, numbers: &[f64]) -> Option<Self> {
+        if samples == 0 {
+            return numbers.is_empty().then(|| TimeModel::new(buckets));
+        }
         let fits = numbers.len() == (buckets + 1) * (buckets + 2) && numbers.iter().all(|x| x.is_finite());
         let (means, products) = numbers.split_at_checked(buckets + 1)?;
-        fits.then(|| TimeModel { samples, means: means.into(), products: products.into() })
+        fits.then(|| TimeModel { samples, buckets, means: means.into(), products: products.into() })
     }
+}
+
+fn zeros(len: usize) -> Result<Vec<f64>, Error> {
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { words: len })?;
+    zeros.resize(len, 0.0);
+    Ok(zeros)
 }

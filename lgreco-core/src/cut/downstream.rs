@@ -95,8 +95,32 @@ impl Downstream {
         self.0.backward.message_len()
     }
 
+    /// How many activations a message holds, whatever its mode: at most `batch` × `features` of the setting. What to make
+    /// room for before a message is received, since a damaged header may state any number.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// assert_eq!(below.values_len(&forward[..sent.len])?, 2);
+    /// forward[24..28].copy_from_slice(&u32::MAX.to_le_bytes()); // features
+    /// assert!(below.values_len(&forward[..sent.len]).is_err());
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
+    /// setting; [`Error::OutOfStep`] when it is of another generation.
+    pub fn values_len(&self, message: &[u8]) -> Result<usize, Error> {
+        self.0.forward.values_len(self.0.clock, message)
+    }
+
     /// Decompresses a message of activations into `activations`, which the stage is to compute with, and returns its
-    /// ticket. [`Message::parse`] tells how many there are.
+    /// ticket. [`values_len`](Downstream::values_len) tells how many there are.
     ///
     /// ```
     /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
@@ -392,7 +416,7 @@ impl Downstream {
     /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
     /// let mut saved = vec![0; below.saved_len()];
     /// below.save(&mut saved)?;
-    /// assert_eq!(saved[..4], *b"LSE\x01");
+    /// assert_eq!(saved[..4], *b"LSE\x02");
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///

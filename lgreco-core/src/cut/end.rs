@@ -6,6 +6,7 @@ use super::message::Direction;
 use super::setting::{Compatibility, CutSetting};
 use super::tickets::Tickets;
 use crate::Error;
+use crate::checksum;
 use crate::error::{expect_len, expect_room};
 
 /// Which end.
@@ -17,9 +18,9 @@ pub(super) enum Role {
     Downstream = 1,
 }
 
-const MAGIC: [u8; 4] = *b"LSE\x01";
+const MAGIC: [u8; 4] = *b"LSE\x02";
 /// Bytes before the halves, and of what precedes the setting.
-const HEAD_LEN: usize = SETTING_AT + CutSetting::BYTES;
+const HEAD_LEN: usize = SETTING_AT + CutSetting::PART_BYTES;
 const SETTING_AT: usize = 28;
 
 #[derive(Clone, Debug)]
@@ -113,11 +114,11 @@ impl End {
     }
 
     pub(super) fn saved_len(&self) -> usize {
-        HEAD_LEN + self.forward.saved_len() + self.backward.saved_len()
+        HEAD_LEN + self.forward.saved_len() + self.backward.saved_len() + checksum::LEN
     }
 
-    /// `LSE`, version 1; role, three zeros; generation; steps; the first sequence number of this step; the setting; the
-    /// two halves.
+    /// `LSE`, version 2; role, three zeros; generation; steps; the first sequence number of this step; the setting; the
+    /// two halves; the checksum of all before it.
     pub(super) fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         let pending = self.forward.pending() + self.tickets.pending();
         if pending > 0 {
@@ -125,35 +126,36 @@ impl End {
         }
         let len = self.saved_len();
         expect_room("bytes of a saved cut", len, bytes.len())?;
-        let (head, halves) = bytes[..len].split_at_mut(HEAD_LEN);
+        let (head, halves) = bytes[..len - checksum::LEN].split_at_mut(HEAD_LEN);
         head.fill(0);
         head[..4].copy_from_slice(&MAGIC);
         head[4] = self.role as u8;
         head[8..12].copy_from_slice(&self.clock.generation.to_le_bytes());
         head[12..20].copy_from_slice(&self.clock.step.to_le_bytes());
         head[20..28].copy_from_slice(&self.first_of_step.to_le_bytes());
-        head[SETTING_AT..].copy_from_slice(&self.setting.to_bytes());
+        head[SETTING_AT..].copy_from_slice(&self.setting.to_part());
         let (forward, backward) = halves.split_at_mut(self.forward.saved_len());
-        self.forward.save(forward)?;
-        self.backward.save(backward)?;
+        self.forward.save(forward);
+        self.backward.save(backward);
+        checksum::seal(&mut bytes[..len]);
         Ok(len)
     }
 
     pub(super) fn restore(setting: CutSetting, bytes: &[u8], role: Role) -> Result<End, Error> {
-        expect_room("bytes of a saved cut", HEAD_LEN, bytes.len())?;
-        let (head, halves) = bytes.split_at(HEAD_LEN);
+        expect_room("bytes of a saved cut", HEAD_LEN + checksum::LEN, bytes.len())?;
         let wrong = |what, found: u64| Err(Error::SavedState { what, found });
-        let long = |at: usize| head[at..].first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes));
-        if head[..4] != MAGIC {
+        let long = |at: usize| bytes[at..].first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes));
+        if bytes[..4] != MAGIC {
             return wrong("magic or version of a cut", long(0) & 0xffff_ffff);
         }
+        let (head, halves) = checksum::open(bytes)?.split_at(HEAD_LEN);
         if head[4] != role as u8 {
             return wrong("end of a cut (0 upstream, 1 downstream)", head[4] as u64);
         }
         if head[5..8] != [0; 3] {
             return wrong("reserved field", long(4) >> 8 & 0xff_ffff);
         }
-        let saved = CutSetting::from_bytes(&head[SETTING_AT..])?;
+        let saved = CutSetting::from_part(&head[SETTING_AT..])?;
         match saved.compare(&setting) {
             Compatibility::Same => {}
             Compatibility::TrainsDifferently { what } | Compatibility::EvaluatesDifferently { what } => {

@@ -194,26 +194,23 @@ impl Half {
     pub(super) fn saved_len(&self) -> usize {
         let memory = match &self.state {
             State::Nothing => 0,
-            State::Positions(memory) => memory.saved_len(),
+            State::Positions(memory) => memory.part_len(),
             State::Samples(store) => store.saved_len(),
         };
         8 + Counters::BYTES + 8 + memory
     }
 
     /// Writes sequence number, counters, the memory's length and the memory.
-    pub(super) fn save(&self, bytes: &mut [u8]) -> Result<(), Error> {
+    pub(super) fn save(&self, bytes: &mut [u8]) {
         let (head, memory) = bytes.split_at_mut(16 + Counters::BYTES);
         head[..8].copy_from_slice(&self.sequence.to_le_bytes());
         head[8..8 + Counters::BYTES].copy_from_slice(&self.counters.to_bytes());
         head[8 + Counters::BYTES..].copy_from_slice(&(memory.len() as u64).to_le_bytes());
         match &self.state {
             State::Nothing => {}
-            State::Positions(state) => {
-                state.save(memory)?;
-            }
+            State::Positions(state) => state.save_part(memory),
             State::Samples(store) => store.save(memory),
         }
-        Ok(())
     }
 
     /// Takes over what [`save`](Half::save) wrote, and returns the bytes that follow. On an error the half holds
@@ -228,7 +225,7 @@ impl Half {
         match &mut self.state {
             State::Nothing => expect_len("bytes of a saved memory", 0, memory_len)?,
             State::Positions(state) => {
-                let saved = SavedState::parse(memory)?;
+                let saved = SavedState::parse_part(memory)?;
                 if saved.rule() != state.rule() || saved.shape() != state.shape() {
                     return Err(Error::SavedState {
                         what: "memory of another rule or shape, updates",

@@ -222,7 +222,8 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Splits bytes into header and body. Total: any bytes may be given.
+    /// Splits bytes into header and body. Total: any bytes may be given. A damaged header may state 2^32 − 1 elements in a
+    /// short message; how much room a message needs, the ends' `values_len` says, which know the setting.
     ///
     /// ```
     /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};

@@ -78,8 +78,6 @@
 //! Deviations from AQ-SGD's code: first visits by presence instead of by epoch, least-recently-updated samples forgotten
 //! beyond the capacity, rows in bf16 instead of f16, which overflows.
 
-#[cfg(feature = "alloc")]
-mod checksum;
 mod codec;
 #[cfg(feature = "alloc")]
 mod counters;

@@ -1,6 +1,5 @@
 //! The receiving half: a message to the batch that the stage computes with.
 
-use super::checksum::checksum_values;
 use super::codec::Codec;
 use super::half::{Clock, Half, Scratch, State, in_step};
 use super::message::{HEADER_LEN, Message, Mode, Visit};
@@ -8,11 +7,19 @@ use super::send::check_unique;
 use super::store::Store;
 use super::values::get_all;
 use crate::Error;
+use crate::checksum;
 use crate::error::expect_len;
 use crate::gradient::{Gradient, Values};
 use crate::select::check_finite;
 
 impl Half {
+    /// How many values a message holds, whatever its mode.
+    pub(super) fn values_len(&self, clock: Clock, message: &[u8]) -> Result<usize, Error> {
+        let message = Message::parse(message)?;
+        self.check_message(&message, message.header.mode == Mode::Train, clock)?;
+        Ok(message.header.shape.elements())
+    }
+
     /// Decodes a message of evaluation.
     pub(super) fn read_evaluation(&self, clock: Clock, message: &Message<'_>, values: &mut [f32]) -> Result<(), Error> {
         self.check_message(message, false, clock)?;
@@ -46,7 +53,11 @@ impl Half {
             State::Samples(store) => return self.read_samples(store, message, workspace, values),
             State::Positions(memory) => {
                 memory.values(values)?;
-                in_step("checksum of the estimate", checksum_values(values) as u64, message.header.checksum as u64)?;
+                in_step(
+                    "checksum of the estimate",
+                    checksum::short::of_values(values) as u64,
+                    message.header.checksum as u64,
+                )?;
             }
             State::Nothing => {}
         }

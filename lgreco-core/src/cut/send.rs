@@ -1,6 +1,5 @@
 //! The sending half: a batch to a message.
 
-use super::checksum::checksum_values;
 use super::codec::Codec;
 use super::half::{Clock, Half, Scratch, State};
 use super::message::{HEADER_LEN, Header, Mode, SAMPLE_ENTRY_LEN, Visit, write_entry};
@@ -8,6 +7,7 @@ use super::setting::LinkMemory;
 use super::store::Store;
 use super::values::put_all;
 use crate::Error;
+use crate::checksum;
 use crate::error::{expect_len, expect_room};
 use crate::feedback::restrict_values;
 use crate::gradient::{Element, Gradient, Values, with_elements};
@@ -76,7 +76,7 @@ impl Half {
                 memory.compensate(&Gradient::new(values, shape)?, offered)?;
                 memory.values(decoded)?;
                 match (self.link.memory, codec) {
-                    (LinkMemory::Ef21, _) => header.checksum = checksum_values(decoded),
+                    (LinkMemory::Ef21, _) => header.checksum = checksum::short::of_values(decoded),
                     (LinkMemory::Mixed(_), Codec::TopK { keep, .. }) => with_elements!(values, v => {
                         let rows = offered.chunks_exact_mut(features).zip(decoded.chunks_exact_mut(features));
                         for ((offered, remembered), values) in rows.zip(v.chunks_exact(features)) {

@@ -2,6 +2,7 @@
 
 use super::codec::{Codec, Tile};
 use crate::Error;
+use crate::checksum;
 use crate::error::expect_len;
 use crate::feedback::{Residual, Storage};
 use crate::gradient::Shape;
@@ -146,7 +147,7 @@ pub enum Compatibility {
     },
 }
 
-const MAGIC: [u8; 4] = *b"LSC\x01";
+const MAGIC: [u8; 4] = *b"LSC\x02";
 const LINK_BYTES: usize = Codec::BYTES + 16;
 
 impl CutSetting {
@@ -156,7 +157,10 @@ impl CutSetting {
     /// # use lgreco_core::cut::CutSetting;
     /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes().len(), CutSetting::BYTES);
     /// ```
-    pub const BYTES: usize = 20 + 2 * LINK_BYTES;
+    pub const BYTES: usize = CutSetting::PART_BYTES + checksum::LEN;
+
+    /// Without the checksum, as it stands in a saved end.
+    pub(crate) const PART_BYTES: usize = 20 + 2 * LINK_BYTES;
 
     /// Memoryless tiles of 128 values with 4 bits forward and 8 bits backward, the widths of AQ-SGD's experiments; up to
     /// 8 micro-batches in flight.
@@ -255,15 +259,23 @@ impl CutSetting {
         self.forward.memory.by_position() || self.backward.memory.by_position()
     }
 
-    /// The setting in bytes, little-endian: `LSC`, version 1, cut, batch, features, micro-batches in flight, then codec
-    /// and memory of the two directions.
+    /// The setting in bytes, little-endian: `LSC`, version 2, cut, batch, features, micro-batches in flight, codec and
+    /// memory of the two directions, a checksum.
     ///
     /// ```
     /// # use lgreco_core::cut::CutSetting;
-    /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes()[..4], *b"LSC\x01");
+    /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes()[..4], *b"LSC\x02");
     /// ```
     pub fn to_bytes(&self) -> [u8; CutSetting::BYTES] {
         let mut bytes = [0; CutSetting::BYTES];
+        bytes[..CutSetting::PART_BYTES].copy_from_slice(&self.to_part());
+        checksum::seal(&mut bytes);
+        bytes
+    }
+
+    /// [`to_bytes`](CutSetting::to_bytes) without the checksum.
+    pub(crate) fn to_part(self) -> [u8; CutSetting::PART_BYTES] {
+        let mut bytes = [0; CutSetting::PART_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         for (at, word) in [self.cut, self.batch, self.features, self.in_flight].into_iter().enumerate() {
             bytes[4 + 4 * at..8 + 4 * at].copy_from_slice(&word.to_le_bytes());
@@ -285,13 +297,19 @@ impl CutSetting {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SavedState`]; those of [`check`](CutSetting::check).
+    /// [`Error::Length`]; [`Error::Checksum`] when a setting was saved but is not as it was; for other bytes
+    /// [`Error::SavedState`] and those of [`check`](CutSetting::check).
     pub fn from_bytes(bytes: &[u8]) -> Result<CutSetting, Error> {
         expect_len("bytes of a cut's setting", CutSetting::BYTES, bytes.len())?;
+        check_version(bytes)?;
+        CutSetting::from_part(checksum::open(bytes)?)
+    }
+
+    /// What [`to_part`](CutSetting::to_part) wrote.
+    pub(crate) fn from_part(bytes: &[u8]) -> Result<CutSetting, Error> {
+        expect_len("bytes of a cut's setting", CutSetting::PART_BYTES, bytes.len())?;
+        check_version(bytes)?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        if bytes[..4] != MAGIC {
-            return Err(Error::SavedState { what: "magic or version of a cut's setting", found: word(0) as u64 });
-        }
         let link = |at: usize| {
             let codec = bytes[at..].first_chunk().and_then(|&codec| Codec::from_bytes(codec));
             let memory = bytes[at + Codec::BYTES..].first_chunk().and_then(|&memory| LinkMemory::from_bytes(memory));
@@ -311,6 +329,12 @@ impl CutSetting {
         setting.check()?;
         Ok(setting)
     }
+}
+
+fn check_version(bytes: &[u8]) -> Result<(), Error> {
+    let found = [bytes[0], bytes[1], bytes[2], bytes[3]];
+    let what = "magic or version of a cut's setting";
+    if found == MAGIC { Ok(()) } else { Err(Error::SavedState { what, found: u32::from_le_bytes(found) as u64 }) }
 }
 
 impl LinkMemory {

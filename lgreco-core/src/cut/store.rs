@@ -1,9 +1,9 @@
 //! What one end of a cut remembers of each sample (AQ-SGD).
 
-use super::checksum::checksum_bytes;
 use super::setting::RowStorage;
 use super::values::{get_all, put_all};
 use crate::Error;
+use crate::checksum;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Dtype;
@@ -132,7 +132,7 @@ impl Store {
 
     /// The checksum of a sample's row, if it is remembered.
     pub(super) fn checksum(&self, id: u64) -> Option<u32> {
-        self.rows.get(&id).map(|row| checksum_bytes(&self.slots[row.slot]))
+        self.rows.get(&id).map(|row| checksum::short::of_bytes(&self.slots[row.slot]))
     }
 
     /// Reads a sample's row; false when it is not remembered.

@@ -284,6 +284,31 @@ impl Upstream {
         self.0.tickets.get(ticket, self.0.forward.features()).map(|(shape, _)| shape.rows())
     }
 
+    /// How many gradients a message holds: at most `batch` × `features` of the setting. What to make room for before a
+    /// message is received, since a damaged header may state any number.
+    ///
+    /// ```
+    /// # use lgreco_core::cut::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_core::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// # let mut values = [0.0; 2];
+    /// # let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut values)?;
+    /// let len = below.send(ticket, Values::F32(&[0.5, -0.5]), &mut workspace, &mut backward)?;
+    /// assert_eq!(above.values_len(&backward[..len])?, 2);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
+    /// setting; [`Error::OutOfStep`] when it is of another generation.
+    pub fn values_len(&self, message: &[u8]) -> Result<usize, Error> {
+        self.0.backward.values_len(self.0.clock, message)
+    }
+
     /// Decompresses a message of gradients into `gradients`, and returns its ticket, which is then given back.
     ///
     /// ```
@@ -480,7 +505,7 @@ impl Upstream {
     /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
     /// let mut saved = vec![0; above.saved_len()];
     /// above.save(&mut saved)?;
-    /// assert_eq!(saved[..4], *b"LSE\x01");
+    /// assert_eq!(saved[..4], *b"LSE\x02");
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
@@ -508,9 +533,9 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OtherSetting`] when it was saved under another setting; [`Error::SavedState`], [`Error::Length`],
-    /// [`Error::Parameter`], [`Error::FeedbackRule`] and [`Error::TooManyElements`] on bytes that no end writes;
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OtherSetting`] when it was saved under another setting; [`Error::Checksum`] when an end was saved but is
+    /// not as it was; [`Error::SavedState`], [`Error::Length`], [`Error::Parameter`], [`Error::FeedbackRule`] and
+    /// [`Error::TooManyElements`] on bytes that no end writes; [`Error::OutOfMemory`].
     pub fn restore(setting: CutSetting, bytes: &[u8]) -> Result<Upstream, Error> {
         End::restore(setting, bytes, Role::Upstream).map(Upstream)
     }

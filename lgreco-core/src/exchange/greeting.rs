@@ -3,6 +3,7 @@
 use super::collective::{Collective, Place};
 use super::{Layer, Route};
 use crate::Error;
+use crate::checksum::Hash;
 use crate::compress::Setting;
 
 /// Words of one greeting: error code or 0, fingerprint, message length.
@@ -54,22 +55,10 @@ pub(super) fn exchange<'w, C: Collective + ?Sized>(
     Ok((greetings, lens))
 }
 
-/// 64-bit FNV-1a, a word at a time.
-struct Hash(u64);
-
-impl Hash {
-    fn add(&mut self, word: u64) {
-        self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-        self.0 ^= self.0 >> 29;
-    }
-}
-
 /// What all ranks must agree on. Equal on different machines; changes with anything that changes the exchange.
 pub(super) fn fingerprint(place: Place, layers: &[Layer<'_>], route: Route, seed: u64, step: u32) -> u64 {
-    let mut hash = Hash(0xcbf2_9ce4_8422_2325);
-    for word in [place.world as u64, route as u64, seed, step as u64, layers.len() as u64] {
-        hash.add(word);
-    }
+    let words = [place.world as u64, route as u64, seed, step as u64, layers.len() as u64];
+    let mut hash = words.into_iter().fold(Hash::START, Hash::add);
     for layer in layers {
         let shape = layer.gradient.shape();
         let setting = match layer.setting {
@@ -84,12 +73,10 @@ pub(super) fn fingerprint(place: Place, layers: &[Layer<'_>], route: Route, seed
             Setting::LoCo(c) => [7, c.group as u64, 0, 0, 0],
             Setting::HardThreshold(c) => [5, c.lambda.to_bits() as u64, c.values as u64, 0, 0],
         };
-        for word in [layer.index as u64, shape.rows() as u64, shape.cols() as u64].into_iter().chain(setting) {
-            hash.add(word);
-        }
-        for pair in layer.factor.chunks(2) {
-            hash.add(pair.iter().fold(0, |word, x| word << 32 | x.to_bits() as u64));
-        }
+        let place = [layer.index as u64, shape.rows() as u64, shape.cols() as u64];
+        hash = place.into_iter().chain(setting).fold(hash, Hash::add);
+        let pairs = layer.factor.chunks(2).map(|pair| pair.iter().fold(0, |word, x| word << 32 | x.to_bits() as u64));
+        hash = pairs.fold(hash, Hash::add);
     }
     hash.0
 }

@@ -2,9 +2,11 @@
 
 use super::{Collective, CollectiveError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::ScopedJoinHandle;
 use std::vec::Vec;
 
-/// Runs `work` on `world_size` threads, each with its place in their group, and returns what they return, by rank.
+/// Runs `work` on `world_size` threads, the first of them the caller's, each with its place in their group, and returns
+/// what they return, by rank.
 ///
 /// # Panics
 /// When `world_size` is 0 or `work` panics on any thread; the others then get errors, so all of them end.
@@ -20,12 +22,14 @@ use std::vec::Vec;
 pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
-        let group = ThreadCollective::group(world_size);
-        let threads: Vec<_> = group.into_iter().map(|place| scope.spawn(move || work(place))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        let mut group = ThreadCollective::group(world_size).into_iter();
+        let own = group.next();
+        let others: Vec<_> = group.map(|place| scope.spawn(move || work(place))).collect();
+        let mut results: Vec<T> = own.into_iter().map(work).collect();
+        let result =
+            |thread: ScopedJoinHandle<'_, T>| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        results.extend(others.into_iter().map(result));
+        results
     })
 }
 
@@ -45,12 +49,15 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
 #[derive(Debug)]
 pub struct ThreadCollective {
     rank: usize,
+    /// Which of the slots the next meeting is about.
+    turn: usize,
     group: Arc<Group>,
 }
 
 #[derive(Debug)]
 struct Group {
-    slots: Vec<RwLock<Slot>>,
+    /// Two per worker, which take turns: whoever writes one again has met all others since they could read it.
+    slots: Vec<[RwLock<Slot>; 2]>,
     meeting: Mutex<Meeting>,
     changed: Condvar,
 }
@@ -113,11 +120,11 @@ impl ThreadCollective {
     pub fn group(world_size: u32) -> Vec<ThreadCollective> {
         assert!(world_size > 0, "a group has at least one worker");
         let group = Arc::new(Group {
-            slots: (0..world_size).map(|_| RwLock::default()).collect(),
+            slots: (0..world_size).map(|_| Default::default()).collect(),
             meeting: Mutex::default(),
             changed: Condvar::new(),
         });
-        (0..world_size as usize).map(|rank| ThreadCollective { rank, group: group.clone() }).collect()
+        (0..world_size as usize).map(|rank| ThreadCollective { rank, turn: 0, group: group.clone() }).collect()
     }
 
     /// Waits for the others.
@@ -151,18 +158,19 @@ impl ThreadCollective {
     }
 
     fn slot(&self, rank: usize) -> RwLockReadGuard<'_, Slot> {
-        self.group.slots[rank].read().unwrap_or_else(PoisonError::into_inner)
+        self.group.slots[rank][self.turn].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows `bytes` to the others, calls `read` when theirs can be seen, and waits until all have read.
+    /// Shows `bytes` to the others, and calls `read` when theirs can be seen.
     fn show(
-        &self,
+        &mut self,
         call: Call,
         bytes: &[u8],
         read: impl FnOnce(&Self) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         {
-            let mut slot = self.group.slots[self.rank].write().unwrap_or_else(PoisonError::into_inner);
+            let slot = &self.group.slots[self.rank][self.turn];
+            let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
             slot.call = Some(call);
             slot.bytes.clear();
             slot.bytes.extend_from_slice(bytes);
@@ -170,7 +178,7 @@ impl ThreadCollective {
         self.meet()?;
         let agreed = (0..self.group.slots.len()).all(|rank| self.slot(rank).call == Some(call));
         let outcome = if agreed { read(self) } else { Err(Self::MISMATCH) };
-        self.meet()?;
+        self.turn ^= 1;
         outcome
     }
 }

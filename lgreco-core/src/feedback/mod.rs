@@ -13,6 +13,18 @@
 //! AdaComp ([`adacomp`](crate::compress::adacomp)) is the one method that looks at `g` beside `p`: [`Memory::step`] hands it
 //! both under error feedback. EF21 and EF21+ refuse it, and hard thresholds, which are no contractions whatever the values.
 //!
+//! What suits what ([`Rule::suits`] tells before there is a gradient, [`contraction`] of a gradient):
+//!
+//! | | residual | EF-mixed | EF21, EF21+ |
+//! |---|---|---|---|
+//! | TopK, CLT-k, SIDCo, PowerSGD | yes | TopK only | yes |
+//! | QSGD | from 4 bits, in buckets of up to 512 | no | as for residuals |
+//! | LoCo | yes, its own is [`Residual::LOCO`] | no | yes |
+//! | hard thresholds, AdaComp | yes | no | no |
+//!
+//! QSGD is unbiased and needs no feedback. With too few bits for its bucket it is no contraction, and whatever is remembered
+//! grows from step to step until it overflows.
+//!
 //! [`Memory::step`] does the whole of it for one payload. Where collectives come between compressing and decoding
 //! (PowerSGD's two all-reduces, the leader's indices of ScaleCom), [`Memory::compensate`] and [`Memory::update`] are
 //! its two halves.
@@ -54,6 +66,7 @@ mod rule;
 mod saved;
 mod step;
 mod storage;
+mod suits;
 #[cfg(test)]
 mod tests;
 

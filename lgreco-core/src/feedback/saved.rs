@@ -3,7 +3,7 @@
 //! | bytes | field, little-endian |
 //! |---|---|
 //! | 0..2 | `LM` |
-//! | 2 | version, 1 |
+//! | 2 | version, 2 |
 //! | 3 | rule: 0 residual, 1 EF-mixed, 2 EF21, 3 EF21+ |
 //! | 4 | storage: 0 f32, 1 bf16, 2 int8 |
 //! | 5..8 | 0 |
@@ -13,11 +13,13 @@
 //! | 20..24 | columns |
 //! | 24..32 | steps so far |
 //! | 32.. | the elements; for int8 the codes, then the exponent fields of the groups |
+//! | the last 8 | checksum of all before it; none where the memory is saved as part of something else |
 
 use super::rule::{Aggregation, Residual, Rule};
 use super::storage::{EXPONENT_MAX, GROUP};
 use super::{Memory, Storage};
 use crate::Error;
+use crate::checksum;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Shape;
 
@@ -27,12 +29,12 @@ use crate::gradient::Shape;
 /// use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SAVED_HEADER_LEN};
 /// let rule = Rule::Residual(Residual::CLASSIC);
 /// let memory = Memory::owned(rule, Aggregation::Summed, lgreco_core::gradient::Shape::new(8, 8)?)?;
-/// assert_eq!(memory.saved_len(), SAVED_HEADER_LEN + 4 * 64);
+/// assert_eq!(memory.saved_len(), SAVED_HEADER_LEN + 4 * 64 + 8);
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 pub const SAVED_HEADER_LEN: usize = 32;
 const MAGIC: u16 = u16::from_le_bytes(*b"LM");
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Exact number of bytes [`save`](Memory::save) writes.
@@ -42,25 +44,30 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// # use lgreco_core::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
     /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
-    /// assert_eq!(memory.saved_len(), 32 + 2 * 4);
+    /// assert_eq!(memory.saved_len(), 32 + 2 * 4 + 8);
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     pub fn saved_len(&self) -> usize {
+        self.part_len() + checksum::LEN
+    }
+
+    /// Exact number of bytes [`save_part`](Memory::save_part) writes.
+    pub(crate) fn part_len(&self) -> usize {
         SAVED_HEADER_LEN + self.rule.residual().storage.bytes(self.shape.elements()) as usize
     }
 
     /// Writes the memory, whole, to `bytes[..saved_len]` and returns that length: 32 bytes that say what it is (`LM`,
-    /// version, rule, storage, gain, reset period, shape, steps), then the elements; little-endian, the same on every
-    /// machine. Whose memory it is, layer and rank, is for the caller to note.
+    /// version, rule, storage, gain, reset period, shape, steps), the elements and a checksum; little-endian, the same on
+    /// every machine. Whose memory it is, layer and rank, is for the caller to note.
     ///
     /// ```
     /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule};
     /// # use lgreco_core::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
     /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
-    /// let mut bytes = [0; 40];
-    /// assert_eq!(memory.save(&mut bytes)?, 40);
-    /// assert_eq!(bytes[..3], [b'L', b'M', 1]);
+    /// let mut bytes = [0; 48];
+    /// assert_eq!(memory.save(&mut bytes)?, 48);
+    /// assert_eq!(bytes[..3], [b'L', b'M', 2]);
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
@@ -69,6 +76,13 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         let len = self.saved_len();
         expect_room("saved state bytes", len, bytes.len())?;
+        self.save_part(&mut bytes[..len - checksum::LEN]);
+        checksum::seal(&mut bytes[..len]);
+        Ok(len)
+    }
+
+    /// Writes the memory without a checksum to `bytes`, [`part_len`](Memory::part_len) of them.
+    pub(crate) fn save_part(&self, bytes: &mut [u8]) {
         let Residual { gain, reset_every, storage } = self.rule.residual();
         let rule = match self.rule {
             Rule::Residual(_) => 0,
@@ -76,7 +90,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
             Rule::Ef21 => 2,
             Rule::Ef21Plus => 3,
         };
-        let (header, body) = bytes[..len].split_at_mut(SAVED_HEADER_LEN);
+        let (header, body) = bytes.split_at_mut(SAVED_HEADER_LEN);
         header[..2].copy_from_slice(&MAGIC.to_le_bytes());
         header[2..8].copy_from_slice(&[VERSION, rule, storage as u8, 0, 0, 0]);
         header[8..12].copy_from_slice(&gain.to_le_bytes());
@@ -86,7 +100,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         header[24..].copy_from_slice(&self.steps.to_le_bytes());
         body.copy_from_slice(&bytemuck::cast_slice::<u64, u8>(self.words.as_ref())[..body.len()]);
         to_or_from_little_endian(storage, body);
-        Ok(len)
     }
 }
 
@@ -124,7 +137,7 @@ impl<'a> SavedState<'a> {
     /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
     /// # use lgreco_core::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 40];
+    /// # let mut bytes = [0; 48];
     /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
     /// assert!(SavedState::parse(&bytes).is_ok());
     /// assert!(SavedState::parse(&bytes[1..]).is_err());
@@ -132,17 +145,20 @@ impl<'a> SavedState<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SavedState`], [`Error::Parameter`] (gain), [`Error::TooManyElements`].
+    /// [`Error::Checksum`] when a memory was saved but is not as it was; for other bytes [`Error::Length`],
+    /// [`Error::SavedState`], [`Error::Parameter`] (gain), [`Error::TooManyElements`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        expect_room("saved state bytes", SAVED_HEADER_LEN + checksum::LEN, bytes.len())?;
+        check_version(bytes)?;
+        Self::parse_part(checksum::open(bytes)?)
+    }
+
+    /// What [`Memory::save_part`] wrote.
+    pub(crate) fn parse_part(bytes: &'a [u8]) -> Result<Self, Error> {
         expect_room("saved state bytes", SAVED_HEADER_LEN, bytes.len())?;
+        check_version(bytes)?;
         let (header, body) = bytes.split_at(SAVED_HEADER_LEN);
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        let expect = |what, holds: bool, found: u64| {
-            if holds { Ok(()) } else { Err(Error::SavedState { what, found }) }
-        };
-        let magic = u16::from_le_bytes([header[0], header[1]]);
-        expect("magic", magic == MAGIC, magic as u64)?;
-        expect("version", header[2] == VERSION, header[2] as u64)?;
         expect("reserved field", header[5..8] == [0; 3], (word(4) >> 8) as u64)?;
         let code = header[4];
         let storage = Storage::ALL.into_iter().find(|&s| s as u8 == code);
@@ -173,7 +189,7 @@ impl<'a> SavedState<'a> {
     /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
     /// # use lgreco_core::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 40];
+    /// # let mut bytes = [0; 48];
     /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
     /// assert_eq!(SavedState::parse(&bytes)?.rule(), rule);
     /// # Ok::<(), lgreco_core::Error>(())
@@ -188,7 +204,7 @@ impl<'a> SavedState<'a> {
     /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
     /// # use lgreco_core::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 40];
+    /// # let mut bytes = [0; 48];
     /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
     /// assert_eq!(SavedState::parse(&bytes)?.shape(), shape);
     /// # Ok::<(), lgreco_core::Error>(())
@@ -203,7 +219,7 @@ impl<'a> SavedState<'a> {
     /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
     /// # use lgreco_core::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 40];
+    /// # let mut bytes = [0; 48];
     /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
     /// assert_eq!(SavedState::parse(&bytes)?.steps(), 0);
     /// # Ok::<(), lgreco_core::Error>(())
@@ -218,7 +234,7 @@ impl<'a> SavedState<'a> {
     /// # use lgreco_core::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
     /// # use lgreco_core::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 40];
+    /// # let mut bytes = [0; 48];
     /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
     /// let memory = SavedState::parse(&bytes)?.restore(Aggregation::Summed, vec![0; rule.state_len(shape)])?;
     /// assert_eq!(memory.rule(), rule);
@@ -239,6 +255,16 @@ impl<'a> SavedState<'a> {
         memory.steps = self.steps;
         Ok(memory)
     }
+}
+
+fn expect(what: &'static str, holds: bool, found: u64) -> Result<(), Error> {
+    if holds { Ok(()) } else { Err(Error::SavedState { what, found }) }
+}
+
+fn check_version(bytes: &[u8]) -> Result<(), Error> {
+    let magic = u16::from_le_bytes([bytes[0], bytes[1]]);
+    expect("magic", magic == MAGIC, magic as u64)?;
+    expect("version", bytes[2] == VERSION, bytes[2] as u64)
 }
 
 fn to_or_from_little_endian(storage: Storage, body: &mut [u8]) {

@@ -30,17 +30,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for
     /// EF21 and EF21+ with methods that are no contractions whatever the values.
     pub fn message_len(&self, setting: &Setting, dtype: Dtype) -> Result<usize, Error> {
-        if let (Rule::Mixed(_), false) = (self.rule, matches!(setting, Setting::TopK(_))) {
-            return Err(Error::FeedbackRule { rule: self.rule.name(), needs: "TopK" });
-        }
-        let refused = match setting {
-            Setting::HardThreshold(_) => Some("a contraction: what stays below a fixed threshold is never corrected"),
-            Setting::AdaComp(_) => Some("a contraction: one magnitude for all bins may add more than it takes away"),
-            _ => None,
-        };
-        if let (Rule::Ef21 | Rule::Ef21Plus, Some(needs)) = (self.rule, refused) {
-            return Err(Error::FeedbackRule { rule: self.rule.name(), needs });
-        }
+        self.rule.check_method(setting)?;
         Ok(setting.payload_len(self.shape, dtype)? + matches!(self.rule, Rule::Ef21Plus) as usize)
     }
 

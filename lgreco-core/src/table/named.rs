@@ -2,7 +2,8 @@
 
 use super::{Choice, Table};
 use crate::Error;
-use alloc::{borrow::ToOwned, collections::BTreeMap, string::String, vec::Vec};
+use crate::error::expect_distinct;
+use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::fmt;
 
 /// An owned, validated table with the names of its layers and options.
@@ -315,17 +316,13 @@ impl Builder {
 impl NamedTable {
     fn validate(&self) -> Result<(), Error> {
         let view = Table::new(&self.choices, &self.ends)?;
-        let mut seen = BTreeMap::new();
         for (layer, (named, options)) in self.layers.iter().zip(view.iter()).enumerate() {
             if let Some(option) = named.default.map(|option| option as usize).filter(|&option| option >= options.len())
             {
                 return Err(Error::NoSuchOption { layer, option, options: options.len() });
             }
-            if let Some(first) = seen.insert(&named.name, layer) {
-                return Err(Error::DuplicateName { layer, first });
-            }
         }
-        Ok(())
+        expect_distinct(self.layers.iter().map(|layer| &*layer.name))
     }
 }
 

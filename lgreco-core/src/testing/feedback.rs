@@ -6,6 +6,7 @@ use crate::compress::{Compressor, Setting, decode};
 use crate::feedback::{Aggregation, Memory, Residual, Rule, SavedState, Storage};
 use crate::gradient::{Gradient, Shape, Values};
 use crate::rng::Stream;
+use crate::testing::reseal;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -178,8 +179,16 @@ pub fn check_both_ends(rule: Rule, setting: Setting, steps: &[Vec<f32>], shape: 
     }
 }
 
-/// Asserts that any bytes are either refused or a memory that saves to the same bytes and takes a step without panic.
+/// Asserts that any bytes, as they are and with the right checksum, are either refused or a memory that saves to the same
+/// bytes and takes a step without panic.
 pub fn check_saved_bytes(bytes: &[u8]) {
+    check_memory(bytes);
+    let mut sealed = bytes.to_vec();
+    reseal(&mut sealed);
+    check_memory(&sealed);
+}
+
+fn check_memory(bytes: &[u8]) {
     let Ok(saved) = SavedState::parse(bytes) else { return };
     let words = vec![!0; saved.rule().state_len(saved.shape())];
     let memory = saved.restore(Aggregation::PointToPoint, words).expect("checked bytes");

@@ -1,18 +1,18 @@
 //! Hard thresholds against their textbook: a comparison per element.
 
-use super::topk::{STALE, bits, check_payload, rounded, same_error, widened};
+use super::topk::{DTYPES, STALE, bits, check_payload, rounded, same_error, widened, with_values};
 use crate::Error;
 use crate::compress::hard_threshold::{self, HardThreshold};
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, decode, stated_len};
-use crate::gradient::{Bf16, Dtype, F16, Gradient, Shape, Values};
+use crate::gradient::{Dtype, Gradient, Shape};
 use crate::num::Sum;
 use crate::rng::Stream;
 use alloc::vec;
 use alloc::vec::Vec;
 
 /// Bytes of a payload with `count` of `elements`: TopK's.
-fn payload_len(count: usize, elements: usize, dtype: Dtype) -> usize {
+pub(super) fn payload_len(count: usize, elements: usize, dtype: Dtype) -> usize {
     if count == 0 {
         return 16;
     }
@@ -105,17 +105,16 @@ pub fn check(gradient: &Gradient<'_>, dtype: Dtype, lambdas: &[f32]) {
 /// # Panics
 /// When it does not hold.
 pub fn check_all_types(bits: &[u32], lambdas: &[f32]) {
-    let shape = Shape::new(bits.len(), 1).unwrap();
-    let single: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
-    let half: Vec<F16> = bits.iter().map(|&b| F16((b >> 16) as u16)).collect();
-    let brain: Vec<Bf16> = bits.iter().map(|&b| Bf16((b >> 16) as u16)).collect();
-    for values in [Values::F32(&single), Values::F16(&half), Values::Bf16(&brain)] {
-        let gradient = Gradient::new(values, shape).unwrap();
-        [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().for_each(|dtype| check(&gradient, dtype, lambdas));
-    }
+    (0..9).for_each(|types| check_types(bits, lambdas, types));
 }
 
-/// Asserts [`check_all_types`] on an instance made of arbitrary bytes: the first words are thresholds, the others values.
+/// Asserts [`check`] on `bits` read as f32, f16 or bf16 by `types / 3`, with values sent as one of them by `types % 3`.
+fn check_types(bits: &[u32], lambdas: &[f32], types: usize) {
+    with_values(bits, DTYPES[types / 3], |gradient| check(gradient, DTYPES[types % 3], lambdas));
+}
+
+/// Asserts [`check`] on an instance made of arbitrary bytes: the first words are thresholds, the others values, the first
+/// byte also chooses the types.
 ///
 /// # Panics
 /// When it does not hold.
@@ -126,5 +125,5 @@ pub fn check_bytes(bytes: &[u8]) {
     // A value as a threshold, so that something ties with it.
     let tie = values.last().map(|word| f32::from_bits(word & 0x7fff_ffff));
     let lambdas: Vec<f32> = lambdas.chain(tie).filter(|lambda| *lambda > 0.0 && lambda.is_finite()).collect();
-    check_all_types(values, &lambdas);
+    check_types(values, &lambdas, bytes.first().map_or(0, |&byte| usize::from(byte % 9)));
 }

@@ -148,8 +148,8 @@ pub fn decode(bytes: &[u8], elements: usize, qsgd: Qsgd) -> Vec<f32> {
 }
 
 /// The expected squared error of the encoder's decisions and the decoder's values, and how far f32 arithmetic may move
-/// the measured row from it: the decoder's rounding, relative to the distance of two levels; the encoder's position
-/// on the grid; and the rounding of subnormal results.
+/// the measured row from it: the decoder's rounding, relative to the distance of two levels, and the encoder's position
+/// on the grid.
 ///
 /// ```
 /// use lgreco_core::{compress::qsgd::Qsgd, testing::qsgd::squared_error};
@@ -173,7 +173,7 @@ pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
                     (1.0 - part) * residual((position * s) >> 23) + above
                 }
             };
-            tolerance += square(length * power_of_two(-22)) + length / s as f64 * power_of_two(-148);
+            tolerance += square(length * power_of_two(-22));
         }
     }
     let relative = match qsgd.rounding {
@@ -181,6 +181,21 @@ pub fn squared_error(values: &[f32], qsgd: Qsgd) -> (f64, f64) {
         Rounding::Stochastic => 2e-6 + s as f64 * power_of_two(-21),
     };
     (error, tolerance + relative * error)
+}
+
+/// How far a row may be off that leaves out that decoded values are rounded to subnormal numbers.
+///
+/// ```
+/// use lgreco_core::{compress::qsgd::Qsgd, testing::qsgd::subnormal_rounding};
+/// assert!(subnormal_rounding(&[1.0, 0.25], Qsgd::default()) < 1e-44);
+/// ```
+pub fn subnormal_rounding(values: &[f32], qsgd: Qsgd) -> f64 {
+    let buckets = values.chunks(qsgd.bucket as usize).map(|chunk| {
+        let Bucket { low, high, .. } = bucket(chunk, qsgd);
+        let step = (high as f64 - low as f64) / last_level(qsgd) as f64;
+        chunk.len() as f64 * (step * power_of_two(-148) + power_of_two(-298))
+    });
+    buckets.sum()
 }
 
 /// Checks a gradient of finite values against the functions above: payload bytes and their number, decoded values, and

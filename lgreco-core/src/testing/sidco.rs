@@ -1,6 +1,6 @@
 //! SIDCo against its textbook: stages over lists of magnitudes, as the paper writes them.
 
-use super::hard_threshold::squared_error;
+use super::hard_threshold::{payload_len, squared_error};
 use super::topk::{STALE, bits, check_payload, order, rounded, same_error, widened};
 use crate::Error;
 use crate::compress::sidco::{self, Fit, Sidco};
@@ -58,8 +58,8 @@ pub fn threshold(sidco: Sidco, values: &[f32]) -> Option<f64> {
 }
 
 /// Asserts that `sidco` sends the largest elements, as many as exceed the textbook's threshold (those within 1e-9 of it
-/// either way) but between half and twice the wanted number, in no more than the predicted bytes, and that the row is
-/// error and length of that. Returns how many are sent. Gamma fits have no textbook here.
+/// either way) but between half and twice the wanted number, or all where that is shorter, in no more than the predicted
+/// bytes, and that the row is error and length of that. Returns how many are sent. Gamma fits have no textbook here.
 ///
 /// # Panics
 /// When it does not, or a value is not finite or does not fit the value type.
@@ -86,20 +86,31 @@ pub fn check(sidco: Sidco, gradient: &Gradient<'_>) -> u32 {
 
     let n = values.len() as u32;
     let target = ((sidco.density * n as f64 + 0.5) as u32).clamp(n.min(1), n);
+    let (half, twice) = (target.div_ceil(2), n.min(2 * target));
+    // All are sent where that is shorter than what reaches the threshold, with positions.
+    let length = |count: u32| payload_len(count as usize, values.len(), sidco.values);
+    let or_all = |count: u32| if length(count) > length(n) { n } else { count };
     if values.iter().all(|&x| x == 0.0) {
         assert_eq!(sent, 0);
     } else if values.len() < sidco::SMALLEST {
         assert_eq!(sent, target);
     } else {
-        assert!((target.div_ceil(2)..=n.min(2 * target)).contains(&sent), "{sent} sent, {target} wanted");
+        let whole = sent == n && or_all(twice) == n;
+        assert!(whole || (half..=twice).contains(&sent), "{sent} sent, {target} wanted");
         if sidco.fit != Fit::GammaPareto {
             let above = |x: f64| values.iter().filter(|v| v.abs() as f64 > x).count() as u32;
-            let (least, largest) = match threshold(sidco, &values) {
-                Some(eta) => (above(eta * (1.0 + 1e-9)), above(eta * (1.0 - 1e-9))),
-                None => (target, target),
+            let bounded = |count: u32| match count.clamp(half, twice) {
+                within if within == count => or_all(count),
+                within => within,
             };
-            let bounded = |count: u32| count.clamp(target.div_ceil(2), n.min(2 * target));
-            assert!((bounded(least)..=bounded(largest)).contains(&sent), "{sent} sent, not {least} to {largest}");
+            match threshold(sidco, &values) {
+                Some(eta) => {
+                    let (least, most) = (above(eta * (1.0 + 1e-9)), above(eta * (1.0 - 1e-9)));
+                    let found = (least..=most).any(|count| bounded(count) == sent);
+                    assert!(found, "{sent} sent, not {least} to {most}, wanted {target}");
+                }
+                None => assert_eq!(sent, target),
+            }
         }
     }
     let (mut row, mut lens) = ([f64::NAN], [0]);

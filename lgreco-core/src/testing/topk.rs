@@ -232,8 +232,7 @@ pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
     Some(decoded)
 }
 
-/// Asserts [`check_round_trip`] for each of `keeps` and each value type, and [`check_row`] for all of them at once, on
-/// `bits` read as f32, f16 and bf16.
+/// [`check_types`] for all element and value types.
 ///
 /// ```
 /// use lgreco_core::testing::topk::check_all_types;
@@ -243,17 +242,42 @@ pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
 /// # Panics
 /// When one of them does.
 pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
+    (0..9).for_each(|types| check_types(bits, keeps, types));
+}
+
+/// Asserts [`check_round_trip`] for each of `keeps`, and [`check_row`] for all of them at once, on `bits` read as f32, f16
+/// or bf16 by `types / 3`, with values sent as one of them by `types % 3`.
+///
+/// ```
+/// use lgreco_core::testing::topk::check_types;
+/// check_types(&[0.5f32, -3.0, 3.0, f32::NAN].map(f32::to_bits), &[1, 3], 8);
+/// ```
+///
+/// # Panics
+/// When one of them does, or `types` is 9 or more.
+pub fn check_types(bits: &[u32], keeps: &[u32], types: usize) {
+    let dtype = DTYPES[types % 3];
+    with_values(bits, DTYPES[types / 3], |gradient| {
+        check_row(gradient, dtype, keeps);
+        keeps.iter().for_each(|&keep| check_round_trip(gradient, TopK { keep, values: dtype }));
+    });
+}
+
+/// The types of values.
+pub(super) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+
+/// Hands `check` a vector of `bits` read as f32, or their upper halves read as f16 or bf16.
+pub(super) fn with_values(bits: &[u32], dtype: Dtype, check: impl FnOnce(&Gradient<'_>)) {
     let shape = Shape::new(bits.len(), 1).unwrap();
     let single: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
     let half: Vec<F16> = bits.iter().map(|&b| F16((b >> 16) as u16)).collect();
     let brain: Vec<Bf16> = bits.iter().map(|&b| Bf16((b >> 16) as u16)).collect();
-    for values in [Values::F32(&single), Values::F16(&half), Values::Bf16(&brain)] {
-        let gradient = Gradient::new(values, shape).unwrap();
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            check_row(&gradient, dtype, keeps);
-            keeps.iter().for_each(|&keep| check_round_trip(&gradient, TopK { keep, values: dtype }));
-        }
-    }
+    let values = match dtype {
+        Dtype::F32 => Values::F32(&single),
+        Dtype::F16 => Values::F16(&half),
+        Dtype::Bf16 => Values::Bf16(&brain),
+    };
+    check(&Gradient::new(values, shape).unwrap());
 }
 
 /// Asserts [`check_all_types`] on an instance made of arbitrary bytes: two choose k, the others are values.

@@ -11,7 +11,7 @@ use core::ffi::{c_char, c_void};
 use lgreco_core::Error;
 use lgreco_core::backend::Backend;
 use lgreco_core::compress::{Compressor as _, Setting, wire::Payload};
-use lgreco_core::feedback::{Aggregation, Memory, Rule, SavedState, payload_stream};
+use lgreco_core::feedback::{Aggregation, Memory, Rule, SavedState, contraction_workspace_len, payload_stream};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::table::NamedError;
@@ -70,7 +70,10 @@ impl Compressor {
     /// Changes the setting if it fits the layer and the rule.
     fn set(&mut self, setting: Setting) -> Result<(), Error> {
         let words = match &self.memory {
-            Some(memory) => memory.workspace_len(&setting, self.dtype)?,
+            Some(memory) => {
+                memory.rule().suits(&setting, self.shape)?;
+                memory.workspace_len(&setting, self.dtype)?
+            }
             None => {
                 setting.payload_len(self.shape, self.dtype)?;
                 setting.encode_workspace_len(self.shape, self.dtype)
@@ -139,7 +142,7 @@ impl Compressor {
 /// Makes the compressor of `layer`, whose `values` are not looked at. `options` may be NULL. Allocates all that later
 /// calls work in.
 ///
-/// LGRECO_PARAMETER when the setting does not fit the layer, LGRECO_FEEDBACK_RULE when it does not fit the feedback.
+/// LGRECO_PARAMETER when the setting does not fit the layer; as lgreco_feedback_check when it does not suit the feedback.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_create(
     context: *mut lgreco_context,
@@ -177,6 +180,50 @@ pub unsafe extern "C" fn lgreco_compressor_create(
     }
 }
 
+/// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too:
+///
+/// |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
+/// |---------------------------------|--------------------------------|-------|-----------------|
+/// | TopK, CLT-k, SIDCo, PowerSGD    | yes                            | TopK  | yes             |
+/// | QSGD                            | from 4 bits, buckets up to 512 | no    | as for RESIDUAL |
+/// | LoCo                            | yes, with LoCo's own options   | no    | yes             |
+/// | hard thresholds, AdaComp        | yes                            | no    | no              |
+///
+/// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
+/// remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
+/// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than the table says may
+/// suit them, or less. Allocates.
+///
+/// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_FEEDBACK_RULE when method and feedback do
+/// not go together at all; LGRECO_PARAMETER, LGRECO_NON_FINITE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_feedback_check(
+    context: *mut lgreco_context,
+    layer: *const lgreco_layer,
+    setting: *const lgreco_setting,
+    options: *const lgreco_compressor_options,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(context, |_| {
+            let layer = versioned(layer)?;
+            let tensor = layer.tensor()?;
+            let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
+            let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
+            setting.payload_len(tensor.shape, tensor.dtype).map_err(named)?;
+            let Some(rule) = options.rule()? else { return Ok(()) };
+            if layer.values.is_null() {
+                return Ok(rule.suits(&setting, tensor.shape).map_err(named)?);
+            }
+            let gradient = layer.gradient(tensor)?;
+            let stream = Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank };
+            let words = contraction_workspace_len(&setting, tensor.shape, tensor.dtype);
+            let mut workspace = zeros(words).map_err(named)?;
+            Ok(rule.suits_gradient(&setting, &gradient, stream, &mut workspace).map_err(named)?)
+        })
+    }
+}
+
 /// Frees a compressor and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_destroy(compressor: *mut *mut lgreco_compressor) -> lgreco_status {
@@ -194,6 +241,8 @@ pub unsafe extern "C" fn lgreco_compressor_message(compressor: *const lgreco_com
 
 /// Changes the setting between two steps, as when plans change; what is remembered stays. Allocates when the new setting
 /// needs a larger workspace than any before.
+///
+/// As lgreco_compressor_create when it does not fit the layer or suit the feedback. The setting is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_set_setting(
     compressor: *mut lgreco_compressor,

@@ -6,7 +6,7 @@ use crate::pointers::{place, slice, versioned};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_core::Error;
-use lgreco_core::cut::{CutSetting, Downstream, Message, Upstream};
+use lgreco_core::cut::{CutSetting, Downstream, Upstream};
 
 /// Which end of a cut: LGRECO_END_...
 pub type lgreco_end = u32;
@@ -60,6 +60,14 @@ impl CutState {
             End::Upstream(end) => end.workspace_len(),
             End::Downstream(end) => end.workspace_len(),
         }
+    }
+
+    fn samples(&self, message: &[u8]) -> Result<usize, Error> {
+        let values = match &self.end {
+            End::Upstream(end) => end.values_len(message)?,
+            End::Downstream(end) => end.values_len(message)?,
+        };
+        Ok(values / self.setting().features as usize)
     }
 
     fn bound(&self) -> usize {
@@ -137,9 +145,11 @@ pub unsafe extern "C" fn lgreco_cut_bound(cut: *mut lgreco_cut, bytes: *mut usiz
     }
 }
 
-/// Tells of how many samples a message is: the values that its receiver gets are as many times the features.
+/// Tells of how many samples a message for this end is, at most a batch: the values that it gets are as many times the
+/// features.
 ///
-/// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message.
+/// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_LENGTH for bytes that are no message of the other end's;
+/// LGRECO_OUT_OF_STEP for those of another generation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_samples(
     cut: *mut lgreco_cut,
@@ -149,9 +159,9 @@ pub unsafe extern "C" fn lgreco_cut_samples(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |_| {
+        handle::call(cut, |state| {
             let samples = place(samples, "samples")?;
-            samples.write(Message::parse(slice(message, length, "message")?)?.header.shape.rows());
+            samples.write(state.samples(slice(message, length, "message")?)?);
             Ok(())
         })
     }

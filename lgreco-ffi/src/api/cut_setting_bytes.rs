@@ -8,7 +8,7 @@ use lgreco_core::Error;
 use lgreco_core::cut::{Compatibility, CutSetting};
 
 /// Bytes of a saved cut setting.
-pub const LGRECO_CUT_SETTING_BYTES: usize = 68;
+pub const LGRECO_CUT_SETTING_BYTES: usize = 76;
 
 const _: () = assert!(LGRECO_CUT_SETTING_BYTES == CutSetting::BYTES);
 
@@ -49,7 +49,8 @@ pub unsafe extern "C" fn lgreco_cut_setting_to_bytes(
 /// Fills `setting`, and `forward` and `backward`, to which the setting then points, with what lgreco_cut_setting_to_bytes
 /// wrote. Any bytes may be given.
 ///
-/// LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; codes of lgreco_cut_create.
+/// LGRECO_CHECKSUM for a setting that is damaged; LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; codes of
+/// lgreco_cut_create.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_setting_from_bytes(
     context: *mut lgreco_context,

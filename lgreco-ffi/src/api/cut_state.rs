@@ -224,8 +224,8 @@ pub unsafe extern "C" fn lgreco_cut_save(cut: *mut lgreco_cut, saved: *mut u8, c
 
 /// Makes the end that was saved, which continues bit for bit. Any bytes may be given.
 ///
-/// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_SAVED_STATE and others for bytes that no such end
-/// writes.
+/// LGRECO_OTHER_SETTING when it was saved under another setting; LGRECO_CHECKSUM when it is damaged; LGRECO_SAVED_STATE and
+/// others for bytes that no such end writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_restore(
     context: *mut lgreco_context,

@@ -115,8 +115,8 @@ pub unsafe extern "C" fn lgreco_compressor_save(
 
 /// Restores what another compressor of the same layer and options saved; it continues bit for bit. Any bytes may be given.
 ///
-/// LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or other feedback; LGRECO_LENGTH. The
-/// memory is then unchanged. Allocates.
+/// LGRECO_CHECKSUM when they are damaged; LGRECO_SAVED_STATE when the bytes are no saved state, or that of another shape or
+/// other feedback; LGRECO_LENGTH. The memory is then unchanged. Allocates.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_compressor_load(
     compressor: *mut lgreco_compressor,

@@ -10,6 +10,7 @@ use lgreco_core::Error;
 use lgreco_core::file::PlanFile;
 use lgreco_core::plan::{Plan, Summary, check};
 use lgreco_core::table::NamedTable;
+use std::collections::BTreeMap;
 
 /// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it; `length` as for lgreco_table_to_json.
 ///
@@ -65,13 +66,14 @@ fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
         return Err(Error::Length { what: "layers of the plan", expected: layers, found: file.layers.len() }.into());
     }
     let mut options = vec![None; layers];
+    let places: BTreeMap<&str, usize> = (0..layers).map(|layer| (table.name(layer), layer)).collect();
     for entry in &file.layers {
         let at = |error| lgreco_core::table::NamedError {
             error,
             layer: Some(entry.name.clone()),
             option: Some(entry.label.clone()),
         };
-        let layer = (0..layers).find(|&layer| table.name(layer) == entry.name);
+        let layer = places.get(&*entry.name).copied();
         let layer = layer.ok_or(at(Error::UnknownName { what: "layer", expected: "one of the table's" }))?;
         let labels = table.labels(layer);
         let label = labels.get(entry.option as usize);

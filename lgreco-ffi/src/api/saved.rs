@@ -85,7 +85,8 @@ pub unsafe extern "C" fn lgreco_controller_save(
 /// workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
 /// Any bytes may be given. `loaded` may be NULL. Allocates.
 ///
-/// LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The controller is then unchanged.
+/// LGRECO_CHECKSUM for a state that is damaged; LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The
+/// controller is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_load(
     controller: *mut lgreco_controller,

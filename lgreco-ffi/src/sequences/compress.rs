@@ -3,6 +3,7 @@
 use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
 use crate::*;
 use core::ptr::null_mut;
+use lgreco_core::testing::reseal;
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let context = state.context(which, bytes);
@@ -56,6 +57,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let status = lgreco_compressor_save(compressor, saved.as_mut_ptr(), capacity);
                 let at = usize::from(bytes.below(200));
                 saved[at] ^= bytes.below(4) / 3;
+                reseal(&mut saved[..capacity]);
                 match status {
                     LGRECO_OK => lgreco_compressor_load(compressor, saved.as_ptr(), capacity),
                     status => status,

@@ -4,6 +4,7 @@ mod compress;
 mod cuda;
 mod cut;
 mod plan;
+pub mod structs;
 mod train;
 
 use crate::*;
@@ -52,6 +53,8 @@ impl Bytes<'_> {
 
 /// Two of each handle, NULL until they are made and after they are destroyed, and what calls have written.
 struct State {
+    /// A handle that is no context, which no call renews: calls that renew another may be given it.
+    foreign: *mut lgreco_table,
     contexts: [*mut lgreco_context; 2],
     tables: [*mut lgreco_table; 2],
     plans: [*mut lgreco_plan; 2],
@@ -72,6 +75,7 @@ struct State {
 impl State {
     fn new() -> State {
         State {
+            foreign: foreign(),
             contexts: [null_mut(); 2],
             tables: [null_mut(); 2],
             plans: [null_mut(); 2],
@@ -89,11 +93,10 @@ impl State {
         }
     }
 
-    /// The context; one time in 32 a handle of another kind, or NULL more often.
+    /// The context; one time in 16 a handle of another kind, one in 32 NULL.
     fn context(&self, which: usize, bytes: &mut Bytes) -> *mut lgreco_context {
         match bytes.below(32) {
-            31 => self.tables[which].cast(),
-            30 => self.cuts[which].cast(),
+            30 | 31 => self.foreign.cast(),
             29 => null_mut(),
             _ => self.contexts[which],
         }
@@ -116,10 +119,29 @@ impl State {
     }
 }
 
+/// A table of one layer with one option.
+fn foreign() -> *mut lgreco_table {
+    let (mut context, mut table) = (null_mut(), null_mut());
+    let view = lgreco_table_view {
+        layers: 1,
+        ends: &1,
+        choices: &lgreco_choice { size: 8, error: 0.0 },
+        ..Default::default()
+    };
+    // SAFETY: every pointer is NULL or to a value that lives as long as the call; a table does not need its context.
+    unsafe {
+        assert_eq!(lgreco_context_create(null(), &mut context), LGRECO_OK);
+        assert_eq!(lgreco_table_create(context, &view, &mut table), LGRECO_OK);
+        assert_eq!(lgreco_context_destroy(&mut context), LGRECO_OK);
+    }
+    table
+}
+
 impl Drop for State {
     fn drop(&mut self) {
         // SAFETY: handles are live or NULL.
         unsafe {
+            assert_eq!(lgreco_table_destroy(&raw mut self.foreign), LGRECO_OK);
             self.contexts.iter_mut().for_each(|handle| assert_eq!(lgreco_context_destroy(handle), LGRECO_OK));
             self.tables.iter_mut().for_each(|handle| assert_eq!(lgreco_table_destroy(handle), LGRECO_OK));
             self.plans.iter_mut().for_each(|handle| assert_eq!(lgreco_plan_destroy(handle), LGRECO_OK));

@@ -50,7 +50,7 @@ static int equal(const Payload *a, const Payload *b) {
     return a->length == b->length && memcmp(a->bytes, b->bytes, a->length) == 0;
 }
 
-// Golden payloads of tests/vectors/payloads.json.
+// Golden payloads of tests/golden/v0.1/payloads.json.
 static void golden(void) {
     static const float from[] = {0.5f,   -1.0f, 0.0f, 0.25f, -0.0f,   3.0f,      -6.0f, 0.001f, -0.75f, 2.5f, 1.25f, -0.125f,
                                  0.0625f, -2.0f, 1.0f, 0.3125f, -0.6f, 0.2f, 1.75f, -1.5f, 0.9f, -0.05f, 0.7f, -2.25f};
@@ -359,6 +359,46 @@ static void every_option_of_feedback_counts(void) {
     }
 }
 
+// With few bits QSGD adds more error than it is given, and what is remembered would grow until it overflows.
+static void feedback_that_diverges_is_refused(void) {
+    lgreco_layer wide = layer();
+    const size_t dims[] = {32, 32};
+    wide.dims = dims;
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
+    lgreco_compressor *compressor = NULL;
+    setting.method = LGRECO_METHOD_QSGD;
+    const lgreco_feedback rules[] = {LGRECO_FEEDBACK_RESIDUAL, LGRECO_FEEDBACK_EF21};
+    for (int i = 0; i < 2; i++) {
+        options.feedback = rules[i];
+        for (setting.bits = 1; setting.bits <= 8; setting.bits++) {
+            const lgreco_status expected = setting.bits < 4 ? LGRECO_NOT_CONTRACTIVE : LGRECO_OK;
+            STATUS(expected, lgreco_compressor_create(context, &wide, &setting, &options, &compressor));
+            STATUS(expected, lgreco_feedback_check(context, &wide, &setting, &options));
+            CHECK((compressor == NULL) == (expected != LGRECO_OK));
+            if (compressor) {
+                lgreco_setting two_bits = setting;
+                two_bits.bits = 2;
+                STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_compressor_set_setting(compressor, &two_bits));
+                OK(lgreco_compressor_destroy(&compressor));
+            }
+        }
+    }
+    setting.bits = 2;
+    STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(context, &wide, &setting, &options));
+    TEXT("layer `fc1.weight`: the compressor's squared error is ", lgreco_context_message(context));
+    OK(lgreco_feedback_check(context, &wide, &setting, NULL));
+    // Of values, what they say: equal ones are sent exactly, one among small ones is not.
+    float flat[32 * 32];
+    for (int i = 0; i < 32 * 32; i++) flat[i] = 0.1f;
+    wide.values = flat;
+    OK(lgreco_feedback_check(context, &wide, &setting, &options));
+    flat[0] = flat[600] = 1.0f;
+    STATUS(LGRECO_NOT_CONTRACTIVE, lgreco_feedback_check(context, &wide, &setting, &options));
+    setting.method = LGRECO_METHOD_ADACOMP;
+    STATUS(LGRECO_FEEDBACK_RULE, lgreco_feedback_check(context, &wide, &setting, &options));
+}
+
 static void both_ends_of_ef21_agree(void) {
     static float estimate[ELEMENTS], memory[ELEMENTS], other[ELEMENTS];
     for (uint32_t rule = LGRECO_FEEDBACK_EF21; rule <= LGRECO_FEEDBACK_EF21_PLUS; rule++) {
@@ -386,7 +426,7 @@ static void both_ends_of_ef21_agree(void) {
 static void saved_state(void) {
     lgreco_setting setting = LGRECO_SETTING_INIT;
     setting.method = LGRECO_METHOD_QSGD;
-    setting.bits = 3;
+    setting.bits = 4;
     lgreco_compressor_options options = LGRECO_COMPRESSOR_OPTIONS_INIT;
     options.feedback = LGRECO_FEEDBACK_RESIDUAL;
     options.storage = LGRECO_STORAGE_INT8;
@@ -414,10 +454,13 @@ static void saved_state(void) {
     uint64_t steps = 0;
     const double norm = memory_norm(stopped, &steps);
     for (size_t shorter = 0; shorter < length; shorter += shorter < 64 ? 1 : 97)
-        STATUS(LGRECO_LENGTH, lgreco_compressor_load(stopped, saved, shorter));
-    saved[0] ^= 1;
-    STATUS(LGRECO_SAVED_STATE, lgreco_compressor_load(stopped, saved, length));
-    saved[0] ^= 1;
+        STATUS(shorter < 40 ? LGRECO_LENGTH : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, shorter));
+    // So is every flipped bit: in the magic and the version as no state of this version.
+    for (size_t bit = 0; bit < 8 * length; bit++) {
+        saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        STATUS(bit < 24 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM, lgreco_compressor_load(stopped, saved, length));
+        saved[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
     CHECK(memory_norm(stopped, &steps) == norm && steps == 6);
 
     // Nor does the state of another layer or other options fit.
@@ -499,6 +542,7 @@ int main(void) {
     residuals();
     every_option_of_feedback_counts();
     both_ends_of_ef21_agree();
+    feedback_that_diverges_is_refused();
     saved_state();
     hostile_payloads();
     lgreco_context_destroy(&context);

@@ -131,6 +131,9 @@ static void null_pointers(void) {
     NULL_(lgreco_plan_from_json(context, NULL, "{}", 2, &no_plan));
     NULL_(lgreco_plan_from_json(context, table, NULL, 2, &no_plan));
     NULL_(lgreco_plan_from_json(context, table, "{}", 2, NULL));
+    NULL_(lgreco_feedback_check(NULL, &layer, &setting, NULL));
+    NULL_(lgreco_feedback_check(context, NULL, &setting, NULL));
+    NULL_(lgreco_feedback_check(context, &layer, NULL, NULL));
     NULL_(lgreco_compressor_create(NULL, &layer, &setting, NULL, &no_compressor));
     NULL_(lgreco_compressor_create(context, NULL, &setting, NULL, &no_compressor));
     NULL_(lgreco_compressor_create(context, &layer, NULL, NULL, &no_compressor));

@@ -39,7 +39,7 @@ typedef struct {
     lgreco_decision decision[WORKERS_MAX];
     lgreco_metrics metrics[WORKERS_MAX][LAYERS];
     lgreco_setting settings[LAYERS];
-    lgreco_outcome outcome;
+    lgreco_outcome outcome[WORKERS_MAX];
     double residual[WORKERS_MAX];
     int nan_rank, nan_step, sync;
     double drop_rate_at;
@@ -93,7 +93,7 @@ static void *train(void *argument) {
         for (int l = 0; l < LAYERS; l++) hash = hashed(hash, model->values[l], elements(l) * sizeof(float));
         bytes_out += report.bytes_out;
         switches += report.switched;
-        if (report.outcome != LGRECO_OUTCOME_EXCHANGED) run->outcome = report.outcome;
+        if (report.outcome != LGRECO_OUTCOME_EXCHANGED) run->outcome[rank] = report.outcome;
         CHECK(report.bytes_in == 4 * (2 * ELEMENTS + BIAS) && report.exchange_seconds >= 0);
         if (run->sync) {
             uint64_t bytes[8];
@@ -140,19 +140,16 @@ static Run with(lgreco_controller_options options, uint32_t workers) {
     now = &run;
     run_group(workers, members, train);
     for (uint32_t rank = 0; rank < workers; rank++) {
-        CHECK(run.failed[rank] == LGRECO_OK && run.hash[rank] == run.hash[0]);
+        CHECK(run.failed[rank] == LGRECO_OK && run.hash[rank] == run.hash[0] && run.outcome[rank] == run.outcome[0]);
         CHECK(memcmp(&run.decision[rank], &run.decision[0], sizeof run.decision[0]) == 0);
     }
     return run;
 }
 
-static lgreco_search_options topk;
+static lgreco_search_options topk = LGRECO_SEARCH_OPTIONS_INIT;  // main sets it, all threads read it
 
 static lgreco_controller_options base(void) {
     lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
-    topk = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
-    topk.method = LGRECO_METHOD_TOPK;
-    topk.parameter = 0.1;
     options.search = &topk;
     options.warmup = 3;
     options.period = 4;
@@ -358,11 +355,11 @@ static void non_finite_gradients(void) {
     TEXT("rank 1 failed with error code 101", run.message[0]);
     run.options.non_finite = LGRECO_NON_FINITE_STEP_SKIP;
     run_group(3, members, train);
-    CHECK(run.failed[0] == LGRECO_OK && run.outcome == LGRECO_OUTCOME_SKIPPED && run.hash[0] == run.hash[1]);
+    CHECK(run.failed[0] == LGRECO_OK && run.outcome[0] == LGRECO_OUTCOME_SKIPPED && run.hash[0] == run.hash[1]);
     CHECK(run.metrics[0][0].steps == STEPS - 1);
     run.options.non_finite = LGRECO_NON_FINITE_STEP_PASS_THROUGH;
     run_group(3, members, train);
-    CHECK(run.failed[0] == LGRECO_OK && run.outcome == LGRECO_OUTCOME_PASSED_THROUGH);
+    CHECK(run.failed[0] == LGRECO_OK && run.outcome[0] == LGRECO_OUTCOME_PASSED_THROUGH);
 }
 
 // Each call of rank 1 fails once; everybody's step ends, nobody waits.
@@ -421,6 +418,13 @@ static void *resume(void *argument) {
     const uint8_t *const own[] = {saved[rank]};
     for (size_t shorter = 0; shorter < saved_len[rank]; shorter += shorter < 300 ? 7 : 1009)
         CHECK(lgreco_controller_load(controller, own[0], shorter, own, &saved_len[rank], 1, NULL) != LGRECO_OK);
+    // A flipped bit in each word, in the magic and the version too.
+    for (size_t bit = 0; bit < 8 * saved_len[rank]; bit += 67) {
+        saved[rank][bit / 8] ^= (uint8_t)(1 << bit % 8);
+        STATUS(bit < 128 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM,
+               lgreco_controller_load(controller, own[0], saved_len[rank], own, &saved_len[rank], 1, NULL));
+        saved[rank][bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
     OK(lgreco_controller_load(controller, own[0], saved_len[rank], own, &saved_len[rank], 1, &loaded));
     CHECK(loaded.missing_len == 0 && loaded.extra_len == 0 && loaded.misshaped_len == 0);
     CHECK(loaded.rank == rank && loaded.world_size == member->group->workers);
@@ -579,6 +583,8 @@ static void misuse(void) {
 }
 
 int main(void) {
+    topk.method = LGRECO_METHOD_TOPK;
+    topk.parameter = 0.1;
     policies();
     options_count();
     non_finite_gradients();

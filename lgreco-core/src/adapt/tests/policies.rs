@@ -113,6 +113,35 @@ fn feedback_is_refused_where_it_would_amplify() {
     assert_eq!(run(Feedback::default()), (None, vec![two_bits, Setting::Dense, two_bits], 0));
 }
 
+/// A fall of the learning rate comes without gradients to measure.
+#[test]
+fn feedback_is_refused_after_a_fall_of_the_learning_rate_too() {
+    let settings = |feedback| {
+        let mut worker = ThreadCollective::group(1).remove(0);
+        let mut config = config(Method::Qsgd, Policy::Accordion(Accordion::new(3.0, 2.0)));
+        (config.feedback, config.schedule.period) = (feedback, 1000);
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        for rate in [1.0, 1.0, 1.0, 0.01] {
+            take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
+        }
+        let decision = *controller.decision().unwrap();
+        assert_eq!(decision.cause, Cause::LearningRate);
+        (settings(&controller), decision.not_contractive)
+    };
+    let three_bits = Setting::Qsgd(Qsgd { bits: 3, ..Qsgd::default() });
+    assert_eq!(settings(Feedback::default()), (vec![three_bits, Setting::Dense, three_bits], 0));
+    // The second matrix has 320 elements, too few for a tail that outweighs 3 bits.
+    assert_eq!(settings(Feedback::always(Residual::CLASSIC)).1, 0);
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut config = config(Method::Qsgd, Policy::Accordion(Accordion::new(2.0, 1.0)));
+    (config.feedback, config.schedule.period) = (Feedback::always(Residual::CLASSIC), 1000);
+    let mut controller = Controller::new(config, model(), &worker).unwrap();
+    for rate in [1.0, 1.0, 1.0, 0.01] {
+        take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
+    }
+    assert_eq!(controller.decision().unwrap().not_contractive, 2);
+}
+
 #[test]
 fn buckets_change_the_number_of_exchanges_and_nothing_else() {
     let run = |bucket_bytes| {

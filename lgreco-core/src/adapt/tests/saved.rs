@@ -1,6 +1,7 @@
 //! Stopping and continuing.
 
 use super::*;
+use crate::testing::reseal;
 
 fn steps(controller: &mut Controller, worker: &mut ThreadCollective, count: usize) -> Vec<(Report, Vec<Vec<f32>>)> {
     (0..count).map(|_| take_step(controller, worker, 1.0, 1.0).unwrap()).collect()
@@ -154,6 +155,64 @@ fn damaged_states_are_refused_or_restored() {
     }
 }
 
+/// Comparing every name with every other would take minutes, and numbers for every pair of buckets 80 GB.
+#[test]
+fn a_hundred_thousand_layers_are_no_trouble() {
+    const LAYERS: usize = 100_000;
+    let worker = ThreadCollective::group(1).remove(0);
+    let layers = |names: core::ops::Range<usize>| -> Vec<Tensor> {
+        names.map(|i| Tensor::new(&std::format!("layer.{i}.weight"), &[2, 1], Dtype::F32).unwrap()).collect()
+    };
+    let mut config = config(Method::TopK, LGRECO);
+    for bucket_bytes in [0, 1 << 20] {
+        config.bucket_bytes = bucket_bytes;
+        let new = |names| Controller::new(config.clone(), layers(names), &worker);
+        let saved = new(0..LAYERS).unwrap().save().unwrap();
+        let mut same = new(0..LAYERS).unwrap();
+        let loaded = same.load(&saved, &[&saved]).unwrap();
+        assert_eq!(loaded, Loaded { rank: 0, world_size: 1, ..Loaded::default() });
+        assert!(same.save() == Ok(saved.clone()));
+        let mut other = new(1..LAYERS + 1).unwrap();
+        let loaded = other.load(&saved, &[&saved]).unwrap();
+        assert_eq!(loaded.missing, [std::format!("layer.{LAYERS}.weight")]);
+        assert_eq!(loaded.extra, ["layer.0.weight"]);
+    }
+    let mut twice = layers(0..LAYERS);
+    twice.extend(layers(7..9));
+    let found = Controller::new(config, twice, &worker).err();
+    assert_eq!(found, Some(Error::DuplicateName { layer: LAYERS, first: 7 }));
+}
+
+/// Among them the step of the next decision, without which a run would never plan again, and the counters.
+#[test]
+fn every_flipped_bit_is_refused() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut config = config(Method::PowerSgd, LGRECO);
+    config.feedback = Feedback::always(Residual::CLASSIC);
+    let layers = || vec![Tensor::new("fc", &[16, 6], Dtype::F32).unwrap()];
+    let mut controller = Controller::new(config.clone(), layers(), &worker).unwrap();
+    for step in 0..6 {
+        controller.step(&mut worker, &mut [ValuesMut::F32(&mut noise(0, 0, step, 96))], 1.0).unwrap();
+    }
+    assert!(residual(&controller, 0).iter().any(|&x| x != 0.0));
+    let saved = controller.save().unwrap();
+    let mut fresh = Controller::new(config, layers(), &worker).unwrap();
+    let before = fresh.save().unwrap();
+    for bit in 0..8 * saved.len() {
+        let mut bytes = saved.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        for found in [fresh.load(&bytes, &[&saved]), fresh.load(&saved, &[&bytes])] {
+            match found {
+                Err(Error::SavedState { .. }) => assert!(bit < 128, "bit {bit}"),
+                found => assert!(matches!(found, Err(Error::Checksum { .. })) && bit >= 128, "bit {bit}: {found:?}"),
+            }
+        }
+        assert!(fresh.save() == Ok(before.clone()), "the refusal of bit {bit} changed the controller");
+    }
+    fresh.load(&saved, &[&saved]).unwrap();
+    assert!(fresh.save() == Ok(saved));
+}
+
 /// A run that continues under a longer warm-up waits for its end with the decision after the one that was due.
 #[test]
 fn a_longer_warm_up_is_kept_when_continuing() {
@@ -202,13 +261,14 @@ fn counts_without_end_are_refused() {
     let largest = |at: usize| {
         let mut changed = saved.clone();
         changed[at..at + 8].fill(0xff);
+        reseal(&mut changed);
         changed
     };
     let step = largest(32);
     let found = Err(Error::SavedState { what: "number of steps", found: u64::MAX });
     assert_eq!(controller.load(&step, &[&step]), found);
     let (mut refused, mut stepped) = (0, 0);
-    for at in (16..saved.len() - 8).step_by(8) {
+    for at in (16..saved.len() - 16).step_by(8) {
         let state = largest(at);
         let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
         match controller.load(&state, &[&state]) {

@@ -147,3 +147,14 @@ fn without_a_fit_bits_are_minimised_and_the_decision_says_so() {
     assert_eq!(Decision { fit: None, ..seconds }, bits(|| Objective::Bits));
     assert_eq!(seconds.fit, Some(FitKind::None));
 }
+
+#[test]
+fn a_sample_whose_square_leaves_f64_is_refused_and_changes_nothing() {
+    let mut model = TimeModel::new(1);
+    model.record(&[100], 1e-3).unwrap();
+    let before = model.clone();
+    assert_eq!(model.record(&[200], 1e200), Err(Error::Overflow { what: "a sum of the time model" }));
+    assert_eq!(model, before);
+    model.record(&[200], 2e-3).unwrap();
+    assert_eq!(model.fit().kind, FitKind::PerBucket);
+}

@@ -13,6 +13,9 @@ pub(super) const HALF: u32 = 1 << (FRACTION_BITS - 1);
 /// The bits of 1.0.
 pub(super) const ONE: u32 = 0x3f80_0000;
 
+/// Levels of a bucket of smaller magnitudes decode to numbers that are rounded as subnormal ones are.
+const FAINT: f32 = f32::from_bits((127 - 100) << FRACTION_BITS);
+
 const LANES: usize = 32;
 const INFINITY: u32 = 0x7f80_0000;
 const MAGNITUDE: u32 = 0x7fff_ffff;
@@ -89,6 +92,20 @@ impl Grid {
     #[inline(always)]
     pub(super) fn holds_zero(&self) -> bool {
         self.low <= 0.0 && self.high >= 0.0
+    }
+
+    /// Whether rounding to subnormal numbers may move decoded values by a share of the grid's length.
+    #[inline(always)]
+    pub(super) fn is_faint(&self) -> bool {
+        self.high.max(-self.low) < FAINT
+    }
+
+    /// The ends between which levels are decoded, and what brings decoded values to the scale of `scaled_low` and
+    /// `scaled_high`: scaled ends, among which nothing overflows or is rounded as a subnormal number, unless decoding
+    /// does the latter.
+    #[inline(always)]
+    pub(super) fn ends(&self) -> (f32, f32, f32) {
+        if self.is_faint() { (self.low, self.high, self.power) } else { (self.scaled_low, self.scaled_high, 1.0) }
     }
 
     /// Where `value` (its magnitude, with sign and magnitude) lies between the ends: 0 to 2^23.

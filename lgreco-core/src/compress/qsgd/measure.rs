@@ -15,11 +15,12 @@ const LANES: usize = 32;
 /// [`Rounding::Stochastic`].
 ///
 /// For stochastic rounding this is Σ Δ²·f·(1 − f), with Δ the distance of two levels and `f` the fraction that the
-/// encoder itself rounds; nearest rounding, and buckets all of whose values lie on one side of zero (where decoded
-/// values may be much larger than Δ), are computed from the values that would be decoded. Only rounding of f32 arithmetic
-/// separates the answer from the real error: below 1e-5 of it for more than a few values, and never more than
-/// `2e-6 + s·2^-21` of it for stochastic and 2e-6 for nearest rounding, plus, per value, `2^-44` of the squared length
-/// of its bucket's interval. (Buckets below 2^-120 add the rounding of subnormal results.)
+/// encoder itself rounds; nearest rounding, buckets all of whose values lie on one side of zero (where decoded values may
+/// be much larger than Δ) and those of magnitudes below 2^-100 (where they may be rounded to subnormal numbers) are
+/// computed from the values that would be decoded. Only rounding of f32 arithmetic separates the answer from the real
+/// error: below 1e-5 of it for more than a few values, and never more than `2e-6 + s·2^-21` of it for stochastic and 2e-6
+/// for nearest rounding, plus, per value, `2^-44` of the squared length of its bucket's interval. (GPUs leave rounding to
+/// subnormal numbers out: `Δ·2^-148 + 2^-298` more per value.)
 ///
 /// # Errors
 /// [`Error::Length`] when `squared_errors` is not as long as `bits`; [`Error::Parameter`]; [`Error::NonFinite`] with the
@@ -100,12 +101,13 @@ impl<E: Element> Measure<'_, E> {
                     }
                     let log_levels = qsgd.log_levels();
                     *error += match base.rounding {
-                        Rounding::Stochastic if grid.holds_zero() => {
+                        Rounding::Stochastic if grid.holds_zero() && !grid.is_faint() => {
                             let step = unit / ((1u32 << log_levels) - 1) as f64;
                             block.variance(len, log_levels) * (step * step)
                         }
                         Rounding::Stochastic => {
-                            block.expected_residual(len, log_levels, &grid) * (residual_unit * residual_unit)
+                            let expected = block.expected_residual::<SIGN_MAGNITUDE>(len, log_levels, &grid);
+                            expected * (residual_unit * residual_unit)
                         }
                         Rounding::Nearest => {
                             block.residual::<SIGN_MAGNITUDE>(len, log_levels, &grid) * (residual_unit * residual_unit)
@@ -148,8 +150,9 @@ impl Block {
 
     /// Σ (1 − f)·(lower level − value)² + f·(upper level − value)², in scaled units.
     #[inline(always)]
-    fn expected_residual(&self, len: usize, log_levels: u32, grid: &Grid) -> f64 {
+    fn expected_residual<const SIGN_MAGNITUDE: bool>(&self, len: usize, log_levels: u32, grid: &Grid) -> f64 {
         let inverse = inverse_levels(log_levels);
+        let (low, high, power) = grid.ends();
         let mut sums = [0.0; LANES];
         let positions = self.positions[..len].as_chunks::<LANES>().0;
         for (positions, scaled) in positions.iter().zip(self.scaled.as_chunks::<LANES>().0) {
@@ -157,8 +160,8 @@ impl Block {
                 let levels = in_levels(positions[lane], log_levels);
                 let fraction = f32::from_bits((levels & FRACTION) | ONE) - 1.0;
                 let level = (levels >> FRACTION_BITS) as i32;
-                let below = point::<false>(level, inverse, grid.scaled_low, grid.scaled_high) - scaled[lane];
-                let above = point::<false>(level + 1, inverse, grid.scaled_low, grid.scaled_high) - scaled[lane];
+                let below = point::<SIGN_MAGNITUDE>(level, inverse, low, high) * power - scaled[lane];
+                let above = point::<SIGN_MAGNITUDE>(level + 1, inverse, low, high) * power - scaled[lane];
                 sums[lane] += (1.0 - fraction) * (below * below) + fraction * (above * above);
             }
         }
@@ -169,13 +172,13 @@ impl Block {
     #[inline(always)]
     fn residual<const SIGN_MAGNITUDE: bool>(&self, len: usize, log_levels: u32, grid: &Grid) -> f64 {
         let inverse = inverse_levels(log_levels);
+        let (low, high, power) = grid.ends();
         let mut sums = [0.0; LANES];
         let positions = self.positions[..len].as_chunks::<LANES>().0;
         for (positions, scaled) in positions.iter().zip(self.scaled.as_chunks::<LANES>().0) {
             for lane in 0..LANES {
                 let level = ((in_levels(positions[lane], log_levels) + HALF) >> FRACTION_BITS) as i32;
-                let point = point::<SIGN_MAGNITUDE>(level, inverse, grid.scaled_low, grid.scaled_high);
-                let residual = point - scaled[lane];
+                let residual = point::<SIGN_MAGNITUDE>(level, inverse, low, high) * power - scaled[lane];
                 sums[lane] += residual * residual;
             }
         }

@@ -88,6 +88,21 @@ fn no_elements_zeros_constants_and_the_ends_of_f32() {
     }
 }
 
+/// Levels between numbers of a few units of the smallest subnormal number decode to multiples of it.
+#[test]
+fn rows_of_subnormal_numbers_are_those_of_decoded_values() {
+    let unit = f32::from_bits(1);
+    let values: Vec<f32> = (-3..=4).map(|i| i as f32 * unit).collect();
+    let gradient = Gradient::new(Values::F32(&values), Shape::new(8, 1).unwrap()).unwrap();
+    for qsgd in settings().filter(|qsgd| qsgd.rounding == Rounding::Nearest) {
+        let squares = values.iter().zip(decoded(&values, qsgd)).map(|(&x, y)| ((x - y) / unit) as f64).map(|d| d * d);
+        let expected = squares.sum::<f64>() * (unit as f64).powi(2);
+        let mut row = [f64::NAN];
+        measure(&gradient, qsgd, &[qsgd.bits], &mut row).unwrap();
+        assert!((row[0] - expected).abs() <= 1e-5 * expected, "{qsgd:?}: {:e}, expected {expected:e}", row[0]);
+    }
+}
+
 fn decoded(values: &[f32], qsgd: Qsgd) -> Vec<f32> {
     let payload = encoded(values, qsgd);
     let mut decoded = std::vec![f32::NAN; values.len()];

@@ -3,7 +3,7 @@
 //! The first stage fits all magnitudes and takes the threshold that a quarter of them should exceed; every further stage
 //! fits what the elements above the threshold exceed it by, each raising it by the same ratio of densities until the
 //! density is reached. One stage fits everything at once. What exceeds the last threshold is sent, in
-//! [`topk`]'s payload.
+//! [`topk`]'s payload; all elements are sent where that takes fewer bytes, for then no positions are.
 //!
 //! How far the density comes out right depends on the tail and the number of stages; [`Stages`] adapts that number to
 //! what was sent. Whatever the fit says, between half and twice the wanted number of elements are sent (of a gradient that

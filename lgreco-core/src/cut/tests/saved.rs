@@ -3,6 +3,7 @@
 use super::*;
 use crate::Error;
 use crate::feedback::Residual;
+use crate::testing::reseal;
 use alloc::vec;
 use proptest::prelude::*;
 
@@ -107,11 +108,12 @@ fn ends_that_remember_other_rows_are_told() {
     pair.step(&[1.0, 2.0], &[Some(77)]).unwrap();
     let saved = pair.save().unwrap();
     // The last eight bytes of the forward half are the row; then comes the backward half.
-    let row = saved[1].len() - (16 + 80) - 8;
+    let row = saved[1].len() - 8 - (16 + 80) - 8;
     assert_eq!(saved[1][row..row + 8], [1f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
     let with = |change: &dyn Fn(&mut Vec<u8>), samples: &[Option<u64>]| {
         let mut bytes = saved.clone();
         change(&mut bytes[1]);
+        reseal(&mut bytes[1]);
         let mut pair = Pair::restore(setting, &bytes).unwrap();
         let (_, message) = pair.send(Values::F32(&[1.0, 2.0]), samples).unwrap();
         pair.deliver(&message).err()
@@ -149,8 +151,9 @@ fn strange_saved_ends_are_refused() {
     let mut pair = Pair::new(setting).unwrap();
     pair.step(&[1.0; 3], &[Some(1)]).unwrap();
     let mut padded = pair.save().unwrap()[0].clone();
-    let last = padded.len() - (16 + 80) - 1;
+    let last = padded.len() - 8 - (16 + 80) - 1;
     padded[last] = 1;
+    reseal(&mut padded);
     let found = Upstream::restore(setting, &padded).err();
     assert!(matches!(found, Some(Error::SavedState { what: "row of a sample, id", found: 1 })), "{found:?}");
 
@@ -159,10 +162,11 @@ fn strange_saved_ends_are_refused() {
     pair.step(&[1.0, 2.0], &[Some(1)]).unwrap();
     pair.step(&[1.0, 2.0], &[Some(2)]).unwrap();
     let [above, _] = pair.save().unwrap();
-    let rows = above.len() - (16 + 80) - 2 * 16;
+    let rows = above.len() - 8 - (16 + 80) - 2 * 16;
     let refused = |at: usize, bytes: &[u8], expected: &str| {
         let mut changed = above.clone();
         changed[at..at + bytes.len()].copy_from_slice(bytes);
+        reseal(&mut changed);
         let found = Upstream::restore(setting, &changed).err();
         assert!(matches!(found, Some(Error::SavedState { what, .. }) if what == expected), "{expected}: {found:?}");
     };
@@ -170,15 +174,37 @@ fn strange_saved_ends_are_refused() {
     refused(rows + 12, &f32::NAN.to_le_bytes(), "row of a sample, id");
     refused(rows - 8, &[4], "number of samples");
     refused(0, b"M", "magic or version of a cut");
-    refused(3, &[2], "magic or version of a cut");
+    refused(3, &[1], "magic or version of a cut");
     refused(5, &[1], "reserved field");
     refused(19, &[0x80], "number of steps");
     refused(20, &[9], "first message of the step");
     refused(28, b"M", "magic or version of a cut's setting");
-    let forward = 28 + CutSetting::BYTES;
+    let forward = 28 + CutSetting::PART_BYTES;
     refused(forward + 7, &[0x80], "sequence number");
     refused(forward + 15, &[0x80], "one of the counters, messages");
     refused(forward + 8 + 72, &f64::NAN.to_le_bytes(), "one of the counters, messages");
+}
+
+#[test]
+fn every_flipped_bit_is_refused() {
+    for setting in settings() {
+        let mut pair = Pair::new(setting).unwrap();
+        pair.step(&noise(18, 1), &ids(0..2)).unwrap();
+        let [above, below] = pair.save().unwrap();
+        let flip = |bytes: &[u8], bit: usize| {
+            let mut bytes = bytes.to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            bytes
+        };
+        let refused = |bit, found: Option<Error>| match found {
+            Some(Error::SavedState { .. }) => assert!(bit < 32, "bit {bit}"),
+            found => assert!(matches!(found, Some(Error::Checksum { .. })) && bit >= 32, "bit {bit}: {found:?}"),
+        };
+        (0..8 * above.len()).for_each(|bit| refused(bit, Upstream::restore(setting, &flip(&above, bit)).err()));
+        (0..8 * below.len()).for_each(|bit| refused(bit, Downstream::restore(setting, &flip(&below, bit)).err()));
+        let bytes = setting.to_bytes();
+        (0..8 * bytes.len()).for_each(|bit| refused(bit, CutSetting::from_bytes(&flip(&bytes, bit)).err()));
+    }
 }
 
 #[test]
@@ -196,10 +222,12 @@ fn the_bytes_are_fixed() {
             memory: residual,
         },
     };
-    let head = [b'L', b'S', b'C', 1, 1, 0, 0, 0, 2, 0, 0, 0, 6, 0, 0, 0, 3, 0, 0, 0];
+    let head = [b'L', b'S', b'C', 2, 1, 0, 0, 0, 2, 0, 0, 0, 6, 0, 0, 0, 3, 0, 0, 0];
     let forward = [3, 0, 2, 0, 4, 0, 0, 0, 4, 2, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0];
     let backward = [2, 5, 2, 1, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x3f, 0, 2, 0, 0, 0, 0, 0, 0];
-    assert_eq!(setting.to_bytes()[..], [&head[..], &forward, &backward].concat());
+    let mut sealed = [&head[..], &forward, &backward, &[0; 8]].concat();
+    reseal(&mut sealed);
+    assert_eq!(setting.to_bytes()[..], sealed);
     assert_eq!(CutSetting::from_bytes(&setting.to_bytes()), Ok(setting));
 
     let codec = Codec::TopK { keep: 1, values: Dtype::F32 };
@@ -231,6 +259,21 @@ fn the_bytes_are_fixed() {
     assert_eq!(message[64..96], [change, first].concat());
     assert_eq!(message[96..108], [8f32, 0.0, -1.0].map(f32::to_le_bytes).concat());
     assert_eq!(message[108..], [&1f32.to_le_bytes()[..], &[0b100]].concat());
+}
+
+/// One value in 2^31 makes a short message, which another end's setting may well have; this one's does not.
+#[test]
+fn no_room_is_made_for_what_a_damaged_header_states() {
+    let codec = Codec::TopK { keep: 1, values: Dtype::F32 };
+    let mut pair = Pair::new(plain(1, 2, codec)).unwrap();
+    let (_, mut message) = pair.send(Values::F32(&[1.0, 2.0]), &[]).unwrap();
+    assert_eq!(pair.below.values_len(&message), Ok(2));
+    assert!(matches!(pair.above.values_len(&message), Err(Error::PayloadHeader { what: "direction", .. })));
+    message[24..28].copy_from_slice(&(1u32 << 31).to_le_bytes());
+    message.resize(HEADER_LEN + codec.body_len(1, 1 << 31).unwrap(), 0);
+    assert_eq!(Message::parse(&message).unwrap().header.shape.elements(), 1 << 31);
+    assert!(matches!(pair.below.values_len(&message), Err(Error::PayloadHeader { what: "features", .. })));
+    assert!(matches!(pair.deliver(&message), Err(Error::PayloadHeader { what: "features", .. })));
 }
 
 #[test]

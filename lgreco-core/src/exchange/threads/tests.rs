@@ -73,3 +73,10 @@ fn different_calls_are_errors_on_all() {
     let results = threads::run(2, |mut worker| worker.broadcast(2, &mut [0]));
     assert_eq!(results, [Err(ThreadCollective::MISMATCH); 2]);
 }
+
+#[test]
+fn the_first_rank_is_the_callers_thread() {
+    let caller = std::thread::current().id();
+    let found = threads::run(3, |worker| (worker.rank(), std::thread::current().id() == caller));
+    assert_eq!(found, [(0, true), (1, false), (2, false)]);
+}

@@ -3,6 +3,7 @@ mod powersgd;
 mod refusals;
 mod rules;
 mod saved;
+mod suits;
 mod variable;
 
 use super::*;

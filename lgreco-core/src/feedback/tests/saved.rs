@@ -1,5 +1,6 @@
 use super::*;
 use crate::Error;
+use crate::testing::reseal;
 use alloc::vec;
 use proptest::prelude::*;
 
@@ -25,16 +26,40 @@ fn the_bytes_are_fixed() {
     };
     let header = |storage| {
         let parameters = [0, 0, 0, 0x3f, 0, 2, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0];
-        [&[b'L', b'M', 1, 0, storage, 0, 0, 0][..], &parameters, &[0; 8]].concat()
+        [&[b'L', b'M', 2, 0, storage, 0, 0, 0][..], &parameters, &[0; 8]].concat()
     };
-    assert_eq!(save(Storage::F32, &[1.0, -2.0]), [&header(0)[..], &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0]].concat());
-    assert_eq!(save(Storage::Bf16, &[1.0, -2.0]), [&header(1)[..], &[0x80, 0x3f, 0, 0xc0]].concat());
+    assert_eq!(save(Storage::F32, &[1.0, -2.0]), sealed(&[&header(0), &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0]]));
+    assert_eq!(save(Storage::Bf16, &[1.0, -2.0]), sealed(&[&header(1), &[0x80, 0x3f, 0, 0xc0]]));
     // 1 = 64 · 2^-6, exponent field 121.
-    assert_eq!(save(Storage::Int8, &[1.0, -0.5]), [&header(2)[..], &[64, 0xe0, 121]].concat());
+    assert_eq!(save(Storage::Int8, &[1.0, -0.5]), sealed(&[&header(2), &[64, 0xe0, 121]]));
     let mut worker = Worker::new(Rule::Ef21, Setting::Dense, vector(1), Stream::default()).unwrap();
     worker.step(&gradient(&[1.0], vector(1))).unwrap();
-    let ef21 = [b'L', b'M', 1, 2, 0, 0, 0, 0, 0, 0, 0x80, 0x3f, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1];
-    assert_eq!(worker.save(), [&ef21[..], &[0; 7], &1f32.to_le_bytes()].concat());
+    let ef21 = [b'L', b'M', 2, 2, 0, 0, 0, 0, 0, 0, 0x80, 0x3f, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1];
+    assert_eq!(worker.save(), sealed(&[&ef21, &[0; 7], &1f32.to_le_bytes()]));
+}
+
+/// The parts, and their checksum.
+fn sealed(parts: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = [parts.concat(), vec![0; 8]].concat();
+    reseal(&mut bytes);
+    bytes
+}
+
+#[test]
+fn every_flipped_bit_is_refused() {
+    for rule in rules(true) {
+        let mut worker = Worker::new(rule, Setting::Dense, vector(70), Stream::default()).unwrap();
+        worker.memory.set(&noise(70, 1), Stream::default()).unwrap();
+        let saved = worker.save();
+        for bit in 0..8 * saved.len() {
+            let mut bytes = saved.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            match SavedState::parse(&bytes).err() {
+                Some(Error::SavedState { .. }) => assert!(bit < 24, "bit {bit}"),
+                found => assert!(matches!(found, Some(Error::Checksum { .. })) && bit >= 24, "bit {bit}: {found:?}"),
+            }
+        }
+    }
 }
 
 #[test]
@@ -44,10 +69,11 @@ fn strange_bytes_are_refused() {
         worker.memory.set(&noise(600, 1), Stream::default()).unwrap();
         let mut bytes = worker.save();
         bytes[at] = byte;
+        reseal(&mut bytes);
         SavedState::parse(&bytes).err()
     };
     let loco = Rule::Residual(Residual::LOCO);
-    for (at, byte) in [(0, b'm'), (2, 2), (3, 4), (4, 3), (6, 1), (40, 0x80), (632, 249), (633, 255)] {
+    for (at, byte) in [(0, b'm'), (2, 1), (3, 4), (4, 3), (6, 1), (40, 0x80), (632, 249), (633, 255)] {
         assert!(matches!(refused(loco, at, byte), Some(Error::SavedState { .. })), "byte {at}");
     }
     assert!(matches!(refused(loco, 11, 0xbf), Some(Error::Parameter { .. })));
@@ -60,11 +86,14 @@ fn strange_bytes_are_refused() {
     assert!((0..bytes.len()).all(|len| SavedState::parse(&bytes[..len]).is_err()));
     bytes.push(0);
     assert!(SavedState::parse(&bytes).is_err());
+    reseal(&mut bytes);
+    assert!(matches!(SavedState::parse(&bytes), Err(Error::Length { .. })));
     for storage in [Storage::F32, Storage::Bf16] {
         let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
         let mut bytes = Worker::new(rule, Setting::Dense, vector(5), Stream::default()).unwrap().save();
         let len = bytes.len();
-        bytes[len - 2..].copy_from_slice(&[0x80, 0x7f]);
+        bytes[len - 10..len - 8].copy_from_slice(&[0x80, 0x7f]);
+        reseal(&mut bytes);
         assert!(matches!(SavedState::parse(&bytes), Err(Error::SavedState { what: "an element", .. })));
     }
 }
@@ -85,7 +114,7 @@ proptest! {
         gain in prop_oneof![Just(1.0f32), any::<f32>()], steps: u64, words in prop::collection::vec(any::<u64>(), 900),
         fit: bool,
     ) {
-        let mut bytes = vec![b'L', b'M', 1, rule, storage, 0, 0, 0];
+        let mut bytes = vec![b'L', b'M', 2, rule, storage, 0, 0, 0];
         bytes.extend(gain.to_le_bytes());
         bytes.extend([reset, 0, 0, 0, rows, 0, 0, 0, cols, 0, 0, 0]);
         bytes.extend(steps.to_le_bytes());
@@ -95,6 +124,7 @@ proptest! {
         let mask = if fit { 0x3f3f_3f3f_3f3f_3f3f } else { !0 };
         let body: Vec<u8> = words.iter().flat_map(|w| (w & mask).to_le_bytes()).collect();
         bytes.extend(&body[..len.min(body.len())]);
+        bytes.extend([0; 8]);
         check_saved_bytes(&bytes);
         check_saved_bytes(&body);
     }

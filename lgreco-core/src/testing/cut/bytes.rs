@@ -3,6 +3,7 @@
 use super::snapshot;
 use crate::cut::{CutSetting, Direction, Downstream, Header, Link, LinkMemory, Message, RowStorage, Upstream};
 use crate::feedback::Residual;
+use crate::testing::reseal;
 use alloc::vec;
 
 /// Any bytes as a message: refused, or decoded to finite values by an end that waits for just this one; and refused
@@ -39,13 +40,20 @@ pub fn check_message(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as saved ends: refused, or an end that saves to the same bytes.
+/// Any bytes as saved ends, as they are and with the right checksum: refused, or an end that saves to the same bytes.
 ///
 /// # Panics
 /// When a property does not hold.
 pub fn check_saved(bytes: &[u8]) {
-    let Some(Ok(setting)) = bytes.get(28..28 + CutSetting::BYTES).map(CutSetting::from_bytes) else { return };
-    assert_eq!(setting.to_bytes(), bytes[28..28 + CutSetting::BYTES]);
+    check_ends(bytes);
+    let mut sealed = bytes.to_vec();
+    reseal(&mut sealed);
+    check_ends(&sealed);
+}
+
+fn check_ends(bytes: &[u8]) {
+    let Some(Ok(setting)) = bytes.get(28..28 + CutSetting::PART_BYTES).map(CutSetting::from_part) else { return };
+    assert_eq!(setting.to_part(), bytes[28..28 + CutSetting::PART_BYTES]);
     if setting.batch as u64 * setting.features as u64 > 1 << 14 || setting.in_flight > 16 {
         return;
     }

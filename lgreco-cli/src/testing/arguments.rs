@@ -1,0 +1,366 @@
+//! What any words on the command line must do, for tests and fuzzing.
+
+use crate::args::{Cli, Command, Output, Solving, Target};
+use crate::failure::printable;
+use crate::{commands, usage};
+use clap::Parser;
+use clap::error::ErrorKind;
+use lgreco_core::file::{PlanFile, TableFile};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// What became of a command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It is none, and was told why, or asked for help.
+    Refused,
+    /// It names files or work that a check must not touch or has no time for.
+    Left,
+    /// It ran and was told why it has no result.
+    Failed,
+    /// It ran to its end.
+    Done,
+}
+
+/// The words that options and commands are made of; `{}` is the folder of [`folder`].
+const WORDS: [&str; 96] = [
+    "plan",
+    "measure",
+    "solve",
+    "compare",
+    "devices",
+    "help",
+    "--help",
+    "-h",
+    "--version",
+    "-V",
+    "--",
+    "-",
+    "",
+    "--method",
+    "--default",
+    "--range",
+    "--metric",
+    "--min-elements",
+    "--backend",
+    "--solver",
+    "--levels",
+    "--budget",
+    "--alpha",
+    "--json",
+    "--plot",
+    "qsgd",
+    "topk",
+    "powersgd",
+    "hybrid",
+    "l2",
+    "squared-l2",
+    "exact",
+    "dp",
+    "uniform",
+    "cpu",
+    "cuda",
+    "wgpu",
+    "gpu",
+    "{}/gradients.safetensors",
+    "{}/one.safetensors",
+    "{}/nan.safetensors",
+    "{}/broken.safetensors",
+    "{}/table.json",
+    "{}/plan.json",
+    "{}/missing",
+    "{}/missing/file",
+    "{}",
+    "{}/out.json",
+    "{}/out.svg",
+    "0",
+    "1",
+    "2",
+    "4",
+    "8",
+    "9",
+    "16",
+    "64",
+    "1000",
+    "1024",
+    "10000",
+    "4294967295",
+    "4294967296",
+    "18446744073709551615",
+    "18446744073709551616",
+    "-1",
+    "0.5",
+    "0.01",
+    "1%",
+    "100%",
+    "101%",
+    "1e-300",
+    "1e300",
+    "1e400",
+    "-0",
+    "nan",
+    "inf",
+    "-inf",
+    "2..8",
+    "1..8",
+    "8..2",
+    "2..8:2",
+    "2..8:0",
+    "2..8:-1",
+    "2..8:1e-300",
+    "1..1e300",
+    "0..1",
+    "0.1%..10%:0.1%",
+    "0.1%..10%",
+    "1%..1%",
+    "..",
+    ":",
+    "2..",
+    "nan..nan:nan",
+    "1..2..3:4:5",
+    "plans",
+    "--jsno",
+];
+
+/// A safetensors file.
+fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
+}
+
+/// A folder with small inputs, made once.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = std::env::temp_dir().join("lgreco-arguments");
+        fs::create_dir_all(&folder).expect("a folder for temporary files");
+        let values: Vec<u8> = (0..64).flat_map(|i| (((i * 37 % 64) as f32 - 30.0) / 8.0).to_le_bytes()).collect();
+        let halves: Vec<u8> = values.chunks_exact(4).flat_map(|x| [x[2], x[3]]).collect();
+        let all = [&values[..], &halves, &values[..20]].concat();
+        let header = r#"{"fc1":{"dtype":"F32","shape":[8,8],"data_offsets":[0,256]},
+            "fc2":{"dtype":"BF16","shape":[4,16],"data_offsets":[256,384]},
+            "bias":{"dtype":"F32","shape":[5],"data_offsets":[384,404]}}"#;
+        let one = r#"{"fc1":{"dtype":"F32","shape":[8,8],"data_offsets":[0,256]}}"#;
+        let mut nan = safetensors(one, &values);
+        nan.iter_mut().rev().take(4).for_each(|byte| *byte = 0xff);
+        let table = r#"{"version":1,"metric":"l2","layers":[{"name":"fc1","elements":64,"default":0,"options":[
+            {"label":"qsgd 4","size":300,"error":0.5},{"label":"qsgd 8","size":600,"error":0.1}]}]}"#;
+        let files: [(&str, &[u8]); 6] = [
+            ("gradients.safetensors", &safetensors(header, &all)),
+            ("one.safetensors", &safetensors(one, &values)),
+            ("nan.safetensors", &nan),
+            ("broken.safetensors", &safetensors(header, &values)),
+            ("table.json", table.as_bytes()),
+            ("plan.json", b"{\"version\":1}"),
+        ];
+        for (name, bytes) in files {
+            // Another process may be reading what an earlier run has written.
+            if fs::read(folder.join(name)).ok().as_deref() != Some(bytes) {
+                fs::write(folder.join(name), bytes).expect("a temporary file");
+            }
+        }
+        folder
+    })
+}
+
+/// The command line that `bytes` make: mostly known words, some glued together, some of any bytes.
+pub fn words(bytes: &[u8]) -> Vec<OsString> {
+    let (mut rest, mut words) = (bytes, vec![OsString::from("lgreco")]);
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        match byte {
+            // The next word belongs to this one: `--json=` and the like.
+            254 => {
+                if let Some((&next, after)) = rest.split_first()
+                    && let Some(word) = words.last_mut().filter(|word| *word != "lgreco")
+                {
+                    rest = after;
+                    word.push("=");
+                    word.push(known(next));
+                }
+            }
+            255 => {
+                let (&len, after) = rest.split_first().unwrap_or((&0, &[]));
+                let (word, after) = after.split_at(usize::from(len % 16).min(after.len()));
+                rest = after;
+                words.push(any(word));
+            }
+            byte => words.push(known(byte)),
+        }
+    }
+    words
+}
+
+fn known(byte: u8) -> OsString {
+    WORDS[usize::from(byte) % WORDS.len()].replace("{}", &folder().to_string_lossy()).into()
+}
+
+#[cfg(unix)]
+fn any(bytes: &[u8]) -> OsString {
+    std::os::unix::ffi::OsStringExt::from_vec(bytes.to_vec())
+}
+
+#[cfg(not(unix))]
+fn any(bytes: &[u8]) -> OsString {
+    String::from_utf8_lossy(bytes).into_owned().into()
+}
+
+/// Any bytes as a command line; see [`run`].
+///
+/// # Panics
+/// When a property does not hold.
+pub fn check_arguments(bytes: &[u8]) {
+    run(words(bytes));
+}
+
+/// Parses a command line and, where it stays within the temporary folder and takes little time, runs it. It is refused
+/// or fails in one line of text, or runs to its end, with the JSON that was asked for.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn run(words: Vec<OsString>) -> End {
+    let cli = match Cli::try_parse_from(&words) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            assert_eq!(error.exit_code(), if asked { 0 } else { 2 }, "{words:?}");
+            if !asked && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                check_line(&usage(&error), &words);
+            }
+            return End::Refused;
+        }
+    };
+    if !is_small(&cli.command) {
+        return End::Left;
+    }
+    let mut out = vec![];
+    match commands::run(&cli.command, &mut out) {
+        Ok(()) => {
+            let text = String::from_utf8(out).expect("text");
+            assert!(!text.is_empty(), "{words:?}: says nothing");
+            check_json(&cli.command, &text);
+            End::Done
+        }
+        Err(failure) => {
+            check_line(&failure.message, &words);
+            End::Failed
+        }
+    }
+}
+
+/// Asserts that a message is one line that can be printed, and says something.
+fn check_line(message: &str, words: &[OsString]) {
+    assert!(!message.trim().is_empty(), "{words:?}: refused without a reason");
+    assert!(!message.contains('\n') && printable(message) == message, "{words:?}: {message:?}");
+}
+
+/// Whether a command reads and writes in the folder alone, and takes little time.
+fn is_small(command: &Command) -> bool {
+    let small = |solving: &Solving| solving.levels.is_none_or(|levels| levels <= 10_000);
+    // Not what is measured without a file: the sample takes too long.
+    let read = |path: Option<&Path>| path.is_some_and(is_inside);
+    let written =
+        |output: &Output| is_written_inside(output.json.as_ref()) && output.plot.as_deref().is_none_or(is_inside);
+    match command {
+        Command::Plan { source, solving, output } => {
+            read(source.gradients.as_deref()) && small(solving) && written(output)
+        }
+        Command::Measure { source, json } => read(source.gradients.as_deref()) && is_written_inside(json.as_ref()),
+        Command::Solve { table, solving, output } => is_inside(table) && small(solving) && written(output),
+        Command::Compare(compare) => {
+            read(compare.gradients.as_deref()) && compare.levels <= 10_000 && is_written_inside(compare.json.as_ref())
+        }
+        Command::Devices => true,
+    }
+}
+
+fn is_written_inside(target: Option<&Target>) -> bool {
+    match target {
+        Some(Target::File(path)) => is_inside(path),
+        Some(Target::Stdout) | None => true,
+    }
+}
+
+/// Whether a path is one of those in [`WORDS`].
+fn is_inside(path: &Path) -> bool {
+    let name = path.strip_prefix(folder());
+    name.is_ok_and(|name| {
+        WORDS
+            .iter()
+            .any(|word| word.strip_prefix("{}").is_some_and(|word| Path::new(word.trim_start_matches('/')) == name))
+    })
+}
+
+/// Asserts that JSON on standard output is what it should be.
+fn check_json(command: &Command, text: &str) {
+    match command {
+        Command::Plan { output, .. } | Command::Solve { output, .. } if output.json == Some(Target::Stdout) => {
+            PlanFile::parse(text.as_bytes()).expect("a plan file");
+        }
+        Command::Measure { json: Some(Target::Stdout), .. } => {
+            drop(TableFile::parse(text.as_bytes()).expect("a table file"))
+        }
+        Command::Compare(compare) if compare.json == Some(Target::Stdout) => {
+            serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> End {
+        let line = line.replace("{}", &folder().to_string_lossy());
+        run(["lgreco"].into_iter().chain(line.split_whitespace()).map(OsString::from).collect())
+    }
+
+    #[test]
+    fn command_lines_end_as_they_should() {
+        for line in [
+            "plan {}/gradients.safetensors --min-elements 8 --json -",
+            "plan {}/one.safetensors --min-elements 1 --method hybrid --plot {}/out.svg",
+            "measure {}/gradients.safetensors --min-elements 8 --method topk --json -",
+            "solve {}/table.json --json {}/out.json",
+            "solve {}/table.json --solver dp --levels 100 --alpha 2",
+            "compare {}/gradients.safetensors --min-elements 8 --levels 100 --json -",
+            "devices",
+        ] {
+            assert_eq!(of(line), End::Done, "{line}");
+        }
+        for line in
+            ["plan {}/nan.safetensors", "solve {}/plan.json", "measure {}/missing", "plan {}/broken.safetensors"]
+        {
+            assert_eq!(of(line), End::Failed, "{line}");
+        }
+        for line in ["", "plan --jsno", "solve", "plan --levels 0", "--help", "plan --backend gpu"] {
+            assert_eq!(of(line), End::Refused, "{line}");
+        }
+        for line in ["plan", "solve -", "plan /etc/passwd", "solve {}/table.json --json /elsewhere"] {
+            assert_eq!(of(line), End::Left, "{line}");
+        }
+    }
+
+    #[test]
+    fn any_words_are_parsed_or_refused_and_small_commands_end() {
+        let (mut state, mut ran) = (3u64, 0);
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        for _ in 0..2000 {
+            // A command and its file, so that most lines get further than that.
+            let mut bytes = vec![next() % 4, 38 + next() % 6];
+            for _ in 0..next() % 4 {
+                bytes.extend([13 + next() % 12, 25 + next() % 72]);
+            }
+            if next().is_multiple_of(4) {
+                bytes.extend([255, 3, next(), next(), next()]);
+            }
+            ran += usize::from(matches!(run(words(&bytes)), End::Done | End::Failed));
+        }
+        assert!(ran > 200, "only {ran} of 2000 command lines ran");
+    }
+}

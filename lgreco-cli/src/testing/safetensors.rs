@@ -1,0 +1,35 @@
+//! What any bytes as a file of gradients must do, for tests and fuzzing.
+
+use crate::gradients::Gradients;
+use lgreco_core::backend::Portable;
+use lgreco_core::plan::{self, Solver, budget::Budget, exact::Limits};
+use lgreco_core::search::{Method, Search};
+
+/// Reads `bytes` as a safetensors file. What can be read has gradients as long as their shapes say, under names that
+/// differ; of small models the table is measured and planned, and the plan verified, or an error says why not.
+///
+/// # Panics
+/// When a property does not hold.
+pub fn safetensors(bytes: &[u8]) {
+    let Ok(gradients) = Gradients::parse(bytes.to_vec()) else { return };
+    let layers = gradients.layers();
+    let mut names: Vec<&str> = layers.iter().map(|layer| layer.name()).collect();
+    names.sort_unstable();
+    assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "two layers have one name");
+    for layer in &layers {
+        assert_eq!(layer.dims().iter().product::<usize>(), layer.gradient().shape().elements());
+        assert_eq!(layer.gradient().values().len(), layer.gradient().shape().elements());
+    }
+    if bytes.len() > 1 << 14 {
+        return;
+    }
+    for method in Method::ALL {
+        let mut search = Search::new(method);
+        search.min_elements = 2;
+        let Ok(measured) = search.measure(&layers, &mut Portable) else { continue };
+        let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
+        let solver = Solver::Exact(Limits { states: 1 << 8 });
+        let plan = plan::solve(&measured.table.view(), budget, solver).expect("the default plan is within its budget");
+        assert_eq!(plan.options().len(), measured.layers.len());
+    }
+}

@@ -1,0 +1,187 @@
+//! Tables and plans as JSON of which some tokens have changed, so that readers get past the first brace.
+
+use super::files::check_files;
+use crate::file::{PlanFile, TableFile};
+use crate::plan::{self, Solver, budget::Budget, exact::Limits};
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+const TABLE: &str = r#"{"version":1,"metric":"l2","budget":12.5,"x-note":[1,{"a":null}],"layers":[
+    {"name":"fc1","elements":9,"default":0,"uncompressed_size":288,
+     "options":[{"label":"qsgd 4","size":200,"error":0.5},{"label":"qsgd 8","size":300,"error":0.125}]},
+    {"name":"fc\u00e92","elements":64,"default":1,"options":[{"label":"a","size":0,"error":0},
+     {"label":"b","size":9007199254740993,"error":1e-3},{"label":"c","size":70,"error":2.5}]}]}"#;
+
+const BARE_TABLE: &str = r#"{"version":1.0,"metric":"","layers":[{"name":"a","elements":1e3,"options":[
+    {"label":"","size":3.0,"error":1}]}]}"#;
+
+const PLAN: &str = r#"{"version":1,"solver":"exact","size":500,"lower_bound":499.0,"proven":false,"error":0.5,"budget":1,
+    "uncompressed_size":4096,"default_size":600,"seconds":{"measure":0.25,"solve":1e-6},"layers":[
+    {"name":"fc1","option":1,"label":"qsgd 8","size":300,"error":0.125},
+    {"name":"fc2","option":0,"label":"a","size":200,"error":0.375}]}"#;
+
+/// What takes the place of tokens: numbers at the ends of their types, literals, keys of both kinds of files, text that
+/// escapes, and what is no JSON.
+const TOKENS: [&str; 56] = [
+    "0",
+    "1",
+    "-1",
+    "-0",
+    "-0.0",
+    "2",
+    "0.5",
+    "3.0",
+    "1e3",
+    "1e-400",
+    "5e-324",
+    "1e308",
+    "1.7976931348623157e308",
+    "1e309",
+    "-1e309",
+    "9007199254740992",
+    "9007199254740992.0",
+    "9007199254740993",
+    "18446744073709551615",
+    "18446744073709551616",
+    "4294967295",
+    "4294967296",
+    "123456789012345678901234567890123456789012345678901234567890",
+    "0.30000000000000000000000000000000000000000000001",
+    "01",
+    "1.",
+    ".5",
+    "+1",
+    "NaN",
+    "Infinity",
+    "null",
+    "true",
+    "false",
+    "[]",
+    "{}",
+    "[[[[[[[[]]]]]]]]",
+    "\"\"",
+    "\"fc1\"",
+    "\"\\u0000\\n\\\"\\\\\"",
+    "\"\\ud800\"",
+    "\"\\ud83d\\ude00\"",
+    "\"\u{202e}\u{feff}\"",
+    "\"unended",
+    "\"version\"",
+    "\"layers\"",
+    "\"name\"",
+    "\"options\"",
+    "\"size\"",
+    "\"error\"",
+    "\"default\"",
+    "\"budget\"",
+    "\"bugdet\"",
+    "{",
+    "}",
+    "]",
+    ",",
+];
+
+/// The tokens of `json`, with the white space before them.
+fn tokens(json: &str) -> Vec<&str> {
+    let (mut tokens, mut rest) = (Vec::new(), json);
+    while !rest.is_empty() {
+        let start = rest.len() - rest.trim_start().len();
+        let token = &rest[start..];
+        let len = match token.bytes().next() {
+            None => 0,
+            Some(b'"') => 2 + token[1..].find('"').unwrap_or(token.len() - 2),
+            Some(b'{' | b'}' | b'[' | b']' | b',' | b':') => 1,
+            Some(_) => token.find(|c: char| c.is_whitespace() || "{}[],:".contains(c)).unwrap_or(token.len()),
+        };
+        tokens.push(&rest[..start + len]);
+        rest = &rest[start + len..];
+    }
+    tokens
+}
+
+/// A table or a plan of which the tokens that `bytes` say are replaced, left out, doubled or swapped; three bytes a
+/// change, none for the files as they are.
+///
+/// ```
+/// use lgreco_core::{file::TableFile, testing::documents::document};
+/// assert!(TableFile::parse(document(&[0]).as_bytes()).is_ok());
+/// assert!(TableFile::parse(document(&[0, 0, 3, 5]).as_bytes()).is_err()); // version 2
+/// ```
+pub fn document(bytes: &[u8]) -> String {
+    let (&which, changes) = bytes.split_first().unwrap_or((&0, &[]));
+    let mut tokens = tokens([TABLE, PLAN, BARE_TABLE][usize::from(which) % 3]);
+    for &[kind, at, with] in changes.as_chunks::<3>().0.iter().take(16) {
+        let (at, new) = (usize::from(at) % tokens.len().max(1), TOKENS[usize::from(with) % TOKENS.len()]);
+        let other = usize::from(with) % tokens.len().max(1);
+        match kind % 5 {
+            _ if tokens.is_empty() => tokens.push(new),
+            0 => tokens[at] = new,
+            1 => drop(tokens.remove(at)),
+            2 => tokens.insert(at, new),
+            3 => tokens.swap(at, other),
+            _ => {
+                // A member, an element or a whole object once more.
+                let range = at.min(other)..at.max(other).min(at.min(other) + 12);
+                let copied: Vec<&str> = tokens[range.clone()].to_vec();
+                tokens.splice(range.end..range.end, copied);
+            }
+        }
+    }
+    tokens.concat()
+}
+
+/// Reads a changed table or plan: refused with a reason, or written and read back to the same, and of what is a table
+/// the plan found is within its budget.
+///
+/// ```
+/// lgreco_core::testing::documents::check_documents(&[0, 0, 40, 11, 3, 20, 30]);
+/// ```
+///
+/// # Panics
+/// When that is not so.
+pub fn check_documents(bytes: &[u8]) {
+    let json = document(bytes);
+    check_files(json.as_bytes());
+    if let Err(error) = PlanFile::parse(json.as_bytes()) {
+        assert!(!error.to_string().is_empty());
+    }
+    let file = match TableFile::parse(json.as_bytes()) {
+        Ok(file) => file,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    let view = file.table.view();
+    let Ok(Some(limit)) = file.limit() else { return };
+    let solver = Solver::Exact(Limits { states: 1 << 8 });
+    if let Ok(plan) = plan::solve(&view, Budget::Absolute(limit), solver) {
+        assert!(plan.summary().error <= limit, "{json}: a plan over its budget");
+        let plan = PlanFile::new(&file.table, &plan);
+        assert_eq!(PlanFile::parse(plan.to_json().as_bytes()), Ok(plan), "{json}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Stream;
+
+    #[test]
+    fn tokens_are_all_of_the_text() {
+        for json in [TABLE, PLAN, BARE_TABLE, "", " ", "\"unended", "1 2"] {
+            assert_eq!(tokens(json).concat(), json);
+        }
+    }
+
+    #[test]
+    fn changed_documents_are_read_or_refused() {
+        let mut read = 0;
+        for step in 0..4000 {
+            let stream = Stream { seed: 13, step, ..Stream::default() };
+            let bytes: Vec<u8> = (0..4 + 3 * u64::from(step % 3)).map(|i| (stream.word(i) >> 24) as u8).collect();
+            check_documents(&bytes);
+            let json = document(&bytes);
+            let json = json.as_bytes();
+            read += usize::from(TableFile::parse(json).is_ok() || PlanFile::parse(json).is_ok());
+        }
+        assert!((400..3600).contains(&read), "{read} of 4000 changed documents were read");
+    }
+}

@@ -1,0 +1,78 @@
+//! Damaged payloads, decoded by a backend and by the core.
+
+use super::Choices;
+use crate::backend::Backend;
+use crate::compress::powersgd::PowerSgd;
+use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::topk::TopK;
+use crate::compress::wire::Payload;
+use crate::compress::{Compressor, Setting, decode};
+use crate::gradient::{Dtype, Gradient, Shape, Values};
+use crate::rng::Stream;
+use alloc::{vec, vec::Vec};
+
+/// Settings of the methods that devices decode, for tensors of at least 12 elements.
+const SETTINGS: [Setting; 10] = [
+    Setting::Qsgd(Qsgd { bits: 1, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Nearest }),
+    Setting::Qsgd(Qsgd { bits: 3, bucket: 7, scale: Scale::MinMax, rounding: Rounding::Stochastic }),
+    Setting::Qsgd(Qsgd { bits: 4, bucket: 512, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
+    Setting::Qsgd(Qsgd { bits: 8, bucket: 64, scale: Scale::MinMax, rounding: Rounding::Nearest }),
+    Setting::TopK(TopK { keep: 1, values: Dtype::F32 }),
+    Setting::TopK(TopK { keep: 12, values: Dtype::F16 }),
+    Setting::TopK(TopK { keep: 7, values: Dtype::Bf16 }),
+    Setting::PowerSgd(PowerSgd { rank: 1, iterations: 1 }),
+    Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }),
+    Setting::Dense,
+];
+
+/// Sides of tensors: one column, few elements, more than a word of positions, more than a block of threads.
+const SHAPES: [(usize, usize); 6] = [(12, 1), (4, 6), (1, 65), (16, 20), (3, 111), (40, 15)];
+
+/// A sound payload, its setting and shape.
+///
+/// # Panics
+/// When a sound gradient cannot be encoded.
+pub fn payload(choices: &mut Choices<'_>) -> (Setting, Shape, Vec<u8>) {
+    let (setting, &(rows, cols)) = (*choices.of(&SETTINGS), choices.of(&SHAPES));
+    let shape = Shape::new(rows, cols).expect("a small matrix");
+    let (step, scale) = (u32::from(choices.next()), *choices.of(&[1.0, 1e-3, 1e4, 0.0]));
+    let stream = Stream { seed: 17, step, ..Stream::default() };
+    let value = |i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale;
+    let values: Vec<f32> = (0..shape.elements() as u64).map(value).collect();
+    let gradient = Gradient::new(Values::F32(&values), shape).expect("as many values as elements");
+    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).expect("a setting that fits")];
+    let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+    setting.encode(&gradient, stream, &mut workspace, &mut payload).expect("a sound gradient");
+    (setting, shape, payload)
+}
+
+/// A payload, damaged or not, decoded by `backend` and by the core: the same values, bit for bit, or the same refusal.
+/// Returns whether it was decoded.
+///
+/// ```
+/// use lgreco_core::{backend::Portable, testing::hostile::check_decoding};
+/// assert!(check_decoding(&[], &mut Portable));
+/// assert!(!check_decoding(&[0, 0, 0, 0, 1, 7, 1, 0, 0], &mut Portable)); // another magic number
+/// ```
+///
+/// # Panics
+/// When they differ.
+pub fn check_decoding(bytes: &[u8], backend: &mut dyn Backend) -> bool {
+    let mut choices = Choices::new(bytes);
+    let (setting, shape, mut payload) = payload(&mut choices);
+    for _ in 0..choices.next() % 4 {
+        choices.damage_any(&mut payload);
+    }
+    // As many values as the damaged header says, unless those are many.
+    let stated = Payload::parse(&payload).map(|payload| payload.header.shape.elements());
+    let elements = stated.ok().filter(|&elements| elements <= 1 << 12).unwrap_or(shape.elements());
+    let [mut expected, mut found] = [(); 2].map(|()| vec![-1.0f32; elements]);
+    let by_core = decode(&payload, &mut expected).map(drop);
+    let by_backend = backend.decode(&payload, &mut found);
+    assert_eq!(by_backend, by_core, "{setting} {shape:?}: {payload:02x?}");
+    let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    if by_core.is_ok() {
+        assert_eq!(bits(&found), bits(&expected), "{setting} {shape:?}: {payload:02x?}");
+    }
+    by_core.is_ok()
+}

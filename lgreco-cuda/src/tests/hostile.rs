@@ -1,0 +1,50 @@
+//! Damaged payloads, with the kernels on the processor.
+#![allow(unsafe_code)]
+
+use super::backend;
+use super::simt::flavour;
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::hostile::{Choices, check_decoding, payload};
+
+fn random(step: u32) -> Vec<u8> {
+    let stream = Stream { seed: 19, step, ..Stream::default() };
+    (0..40).map(|i| (stream.word(i) >> 24) as u8).collect()
+}
+
+#[test]
+fn damaged_payloads_are_decoded_or_refused_as_by_the_core() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let good = (0..2000).filter(|&step| check_decoding(&random(step), &mut backend)).count();
+    assert!((200..1800).contains(&good), "{good} of 2000 payloads were decoded");
+    let decoded = backend.gpu().decoded;
+    assert!(decoded > 200, "only {decoded} of them by the kernels");
+}
+
+/// Whose headers nobody reads and whose bodies are any: some values come out, or the check tells. The sanitizers see
+/// what is read or written elsewhere.
+#[test]
+fn damaged_payloads_on_the_device_stay_where_they_are() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let (mut good, mut refused, mut method) = (0, 0, 0);
+    for step in 0..1000 {
+        let bytes = random(step);
+        let mut choices = Choices::new(&bytes);
+        let (setting, shape, mut payload) = payload(&mut choices);
+        for _ in 0..choices.next() % 4 {
+            choices.damage(&mut payload);
+        }
+        // Exactly as long, and aligned to words.
+        let mut words: Vec<u32> = vec![0; payload.len().div_ceil(4)];
+        bytemuck::cast_slice_mut(&mut words)[..payload.len()].copy_from_slice(&payload);
+        let mut values = vec![0u32; shape.elements()];
+        let (from, to) = (words.as_ptr().expose_provenance() as u64, values.as_mut_ptr().expose_provenance() as u64);
+        // SAFETY: the device is the processor; both are memory of these lengths until the check.
+        let enqueued = unsafe { backend.decode_on_device(&setting, shape, from, to) };
+        match enqueued.map(|()| backend.check()) {
+            Ok(Ok(())) => good += 1,
+            Ok(Err(_)) => refused += 1,
+            Err(_) => method += 1,
+        }
+    }
+    assert!(good > 100 && refused > 10 && method > 10, "{good} decoded, {refused} refused, {method} of other methods");
+}

@@ -1,0 +1,355 @@
+//! Layers of any shape and element type: rows, tables, compressors, controllers, cuts.
+
+use super::memory::{Buffer, Grown, Values, grown};
+use super::{Bytes, expect};
+use crate::sequences::{search, setting};
+use crate::*;
+use core::ffi::c_void;
+use core::mem::offset_of;
+use core::ptr::{null, null_mut};
+
+const HUGE: usize = 1 << 32;
+
+/// Shapes: of any number of dimensions, empty ones, and those whose sides, elements or bytes no computer has.
+const SHAPES: [&[usize]; 20] = [
+    &[4, 6],
+    &[24],
+    &[2, 3, 4],
+    &[1],
+    &[],
+    &[1, 1, 1, 1, 2],
+    &[7, 1],
+    &[1, 7],
+    &[64],
+    &[0],
+    &[0, 7],
+    &[7, 0, 2],
+    &[HUGE, HUGE],
+    &[HUGE - 1, HUGE - 1],
+    &[HUGE / 2, HUGE / 2],
+    &[usize::MAX, 2],
+    &[2, usize::MAX],
+    &[usize::MAX, usize::MAX, usize::MAX],
+    &[0, usize::MAX],
+    &[3, HUGE, HUGE],
+];
+
+/// A layer and the memory it names.
+struct Owned {
+    dims: &'static [usize],
+    dtype: u32,
+    values: Values,
+    elements: usize,
+}
+
+impl Owned {
+    fn new(bytes: &mut Bytes) -> Owned {
+        let dims = SHAPES[usize::from(bytes.below(64)) % SHAPES.len()];
+        let dtype = [0, 1, 2, 0, 1, 2, 0, 3][usize::from(bytes.below(8))];
+        // Of a shape that nobody has there are no values, because none may be read.
+        let elements = dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim)).filter(|&all| all <= 64);
+        let elements = elements.unwrap_or(0);
+        Owned { dims, dtype, values: Values::new(bytes, elements, dtype), elements }
+    }
+
+    fn view(&mut self, bytes: &mut Bytes) -> lgreco_layer {
+        let values: *mut c_void = self.values.place(bytes);
+        let name = [c"fc1", c"", c"\xff\xfe"][usize::from(bytes.below(16) / 7)];
+        lgreco_layer {
+            name: bytes.maybe(name.as_ptr()),
+            dims: bytes.maybe(self.dims.as_ptr()),
+            dims_len: self.dims.len(),
+            // Something that must not be read is no NULL.
+            values: if self.elements == 0 { core::ptr::dangling::<u64>().cast() } else { values },
+            dtype: self.dtype,
+            ..Default::default()
+        }
+    }
+}
+
+/// Layers as structs that name the memory they have.
+fn layers(bytes: &mut Bytes, views: &[lgreco_layer]) -> Grown {
+    let kept = [
+        offset_of!(lgreco_layer, name),
+        offset_of!(lgreco_layer, dims),
+        offset_of!(lgreco_layer, dims_len),
+        offset_of!(lgreco_layer, values),
+        offset_of!(lgreco_layer, dtype),
+    ];
+    grown(bytes, views, &kept)
+}
+
+/// Settings as structs; power iterations are what the caller has time for.
+fn settings(bytes: &mut Bytes, settings: &[lgreco_setting]) -> Grown {
+    grown(bytes, settings, &[offset_of!(lgreco_setting, iterations) & !7])
+}
+
+/// A row of errors of one layer, or the table of up to three.
+pub(super) fn measure(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
+    let mut owned = [Owned::new(bytes), Owned::new(bytes), Owned::new(bytes)];
+    let views = owned.each_mut().map(|layer| layer.view(bytes));
+    let count = usize::from(bytes.below(4));
+    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    unsafe {
+        if bytes.below(2) == 0 {
+            let layer = layers(bytes, &views[..1]);
+            let settings = [setting(bytes), setting(bytes), setting(bytes)];
+            let settings = self::settings(bytes, &settings[..count]);
+            let (mut errors, mut sizes) = (Buffer::new(count), Buffer::new(count));
+            let (to, sizes_to) = (errors.place(bytes), sizes.place(bytes));
+            let (from, settings) = (layer.pointer(), settings.pointer());
+            let status = expect(lgreco_measure(context, from, settings, count, 1, 0, to, sizes_to, null_mut()));
+            assert!(
+                status != LGRECO_OK || errors.values().iter().all(|error: &f64| error.is_finite() && *error >= 0.0)
+            );
+            return status;
+        }
+        let mut table = core::ptr::dangling_mut();
+        let (layers, options) = (layers(bytes, &views[..count]), search(bytes));
+        let options = grown(bytes, &[options], &[]);
+        let status =
+            expect(lgreco_table_measure(context, layers.pointer(), count, options.pointer(), &mut table, null_mut()));
+        assert_eq!(status == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");
+        if status == LGRECO_OK {
+            let mut view = grown(bytes, &[lgreco_table_view::default()], &[]);
+            expect(lgreco_table_get(table, view.place()));
+            view.check_guard();
+            let mut found = grown(bytes, &[lgreco_setting::default()], &[]);
+            expect(lgreco_table_setting(table, bytes.below(3).into(), bytes.below(9).into(), found.place()));
+            found.check_guard();
+        }
+        assert_eq!(lgreco_table_destroy(&mut table), LGRECO_OK);
+        status
+    }
+}
+
+/// A compressor of a layer: made, asked for its bound, one or two payloads there and back, saved and loaded.
+pub(super) fn compressor(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
+    let mut owned = Owned::new(bytes);
+    let view = owned.view(bytes);
+    let options = lgreco_compressor_options {
+        feedback: bytes.below(6).into(),
+        storage: bytes.below(4).into(),
+        aggregation: bytes.below(2).into(),
+        gain: 1.0,
+        ..Default::default()
+    };
+    let mut compressor = core::ptr::dangling_mut();
+    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    unsafe {
+        let layer = layers(bytes, &[view]);
+        let (setting, options) = (setting(bytes), grown(bytes, &[options], &[]));
+        let setting = settings(bytes, &[setting]);
+        let (setting, options) = (setting.pointer(), options.pointer());
+        let mut status = expect(lgreco_compressor_create(context, layer.pointer(), setting, options, &mut compressor));
+        assert_eq!(status == LGRECO_OK, !compressor.is_null(), "a failed call leaves NULL");
+        let (mut bound, mut length) = (0, usize::MAX);
+        if status == LGRECO_OK && owned.elements > 0 {
+            status = expect(lgreco_compressor_bound(compressor, &mut bound));
+        }
+        for step in 0..2 {
+            if status != LGRECO_OK || bound == 0 || bound > 1 << 16 {
+                break;
+            }
+            let capacity = [bound, bound, bound, bound + 9, bound - 1, 0][usize::from(bytes.below(6))];
+            let (mut payload, mut decoded) = (Buffer::<u8>::new(capacity), Buffer::<f32>::new(owned.elements));
+            let (from, to) = (owned.values.place(bytes), payload.place(bytes));
+            status = expect(lgreco_compressor_encode(compressor, step, from, to, capacity, &mut length, null_mut()));
+            if status == LGRECO_OK {
+                assert!(length <= capacity);
+                let cut = length - usize::from(bytes.below(8) / 7).min(length);
+                let (from, elements) = (payload.place(bytes), owned.elements);
+                let (to, none) = (decoded.place(bytes), null_mut());
+                let decode = [lgreco_compressor_decode, lgreco_compressor_receive][usize::from(bytes.below(2))];
+                if expect(decode(compressor, from, cut, to, elements, none)) == LGRECO_OK {
+                    assert!(decoded.values().iter().all(|x| x.is_finite()), "values that are not finite");
+                }
+            }
+        }
+        let mut needed = 0;
+        if !compressor.is_null() && expect(lgreco_compressor_saved_len(compressor, &mut needed)) == LGRECO_OK {
+            let mut saved = Buffer::<u8>::new(needed);
+            let to = saved.place(bytes);
+            if expect(lgreco_compressor_save(compressor, to, needed)) == LGRECO_OK {
+                expect(lgreco_compressor_load(compressor, to, needed - usize::from(bytes.below(4) / 3).min(needed)));
+            }
+        }
+        assert_eq!(lgreco_compressor_destroy(&mut compressor), LGRECO_OK);
+        status
+    }
+}
+
+unsafe extern "C" fn reduce(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
+    0
+}
+
+unsafe extern "C" fn gather(_: *mut c_void, own: *const u8, lens: *const u64, to: *mut u8, _: *mut c_void) -> i32 {
+    // SAFETY: a group of one: `lens` has one entry, and both arrays are as long as it says.
+    unsafe { own.copy_to(to, *lens as usize) };
+    0
+}
+
+unsafe extern "C" fn broadcast(_: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+    0
+}
+
+/// A controller of up to three layers, alone in its group: made, a few steps, what it tells.
+pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
+    let mut owned = [Owned::new(bytes), Owned::new(bytes), Owned::new(bytes)];
+    let mut views = owned.each_mut().map(|layer| layer.view(bytes));
+    for (view, name) in views.iter_mut().zip([c"fc1", c"fc2", c"fc3"]) {
+        view.name = bytes.maybe(name.as_ptr());
+    }
+    let count = usize::from(bytes.below(4));
+    let functions = lgreco_collective {
+        all_reduce_sum: Some(reduce),
+        all_gather: Some(gather),
+        broadcast: Some(broadcast),
+        ..Default::default()
+    };
+    let functions_kept = [
+        offset_of!(lgreco_collective, rank),
+        offset_of!(lgreco_collective, user),
+        offset_of!(lgreco_collective, all_reduce_sum),
+        offset_of!(lgreco_collective, all_gather),
+        offset_of!(lgreco_collective, broadcast),
+        offset_of!(lgreco_collective, all_to_all),
+    ];
+    let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
+    let (fixed, search) = (settings(bytes, &fixed), grown(bytes, &[search], &[]));
+    // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
+    let plan = lgreco_plan_options { states: 1 << 8, ..Default::default() };
+    let options = lgreco_controller_options {
+        search: search.pointer(),
+        plan: &plan,
+        fixed: fixed.pointer(),
+        policy: bytes.below(7).into(),
+        warmup: 2,
+        period: 1,
+        ..Default::default()
+    };
+    let options_kept = [
+        offset_of!(lgreco_controller_options, search),
+        offset_of!(lgreco_controller_options, plan),
+        offset_of!(lgreco_controller_options, fixed),
+        offset_of!(lgreco_controller_options, compute_seconds),
+        offset_of!(lgreco_controller_options, compute_user),
+    ];
+    let mut controller = core::ptr::dangling_mut();
+    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    unsafe {
+        let (layers, options) = (layers(bytes, &views[..count]), grown(bytes, &[options], &options_kept));
+        let functions = grown(bytes, &[functions], &functions_kept);
+        let (collective, layers, options) = (functions.pointer(), layers.pointer(), options.pointer());
+        let mut status = expect(lgreco_controller_create(context, collective, layers, count, options, &mut controller));
+        assert_eq!(status == LGRECO_OK, !controller.is_null(), "a failed call leaves NULL");
+        for _ in 0..2 + bytes.below(3) {
+            if status != LGRECO_OK {
+                break;
+            }
+            let sound = owned.iter().take(count).all(|layer| layer.values.are_finite(layer.dtype));
+            let gradients = owned.each_mut().map(|layer| layer.values.place(bytes));
+            let mut report = grown(bytes, &[lgreco_report::default()], &[]);
+            let (from, to) = (bytes.maybe(gradients.as_ptr()), report.place());
+            let rate = f64::from(bytes.value());
+            status = expect(lgreco_controller_step(controller, collective, from, count, rate, to, null_mut()));
+            report.check_guard();
+            let finite = owned.iter().take(count).all(|layer| layer.values.are_finite(layer.dtype));
+            assert!(status != LGRECO_OK || !sound || finite, "means that are not finite");
+        }
+        if !controller.is_null() {
+            let layer = usize::from(bytes.below(4));
+            let mut found = [
+                grown(bytes, &[lgreco_setting::default()], &[]),
+                grown(bytes, &[lgreco_metrics::default()], &[]),
+                grown(bytes, &[lgreco_decision::default()], &[]),
+            ];
+            let [setting, metrics, decision] = &mut found;
+            expect(lgreco_controller_setting(controller, layer, setting.place()));
+            expect(lgreco_controller_metrics(controller, layer, metrics.place()));
+            expect(lgreco_controller_decision(controller, decision.place()));
+            found.iter().for_each(|found| found.check_guard());
+            let (mut length, mut loaded) = (0, grown(bytes, &[lgreco_loaded::default()], &[]));
+            expect(lgreco_controller_save(controller, null_mut(), 0, &mut length));
+            let mut saved = Buffer::<u8>::new(length);
+            let to = saved.place(bytes);
+            if expect(lgreco_controller_save(controller, to, length, &mut length)) == LGRECO_OK {
+                let from = to.cast_const();
+                expect(lgreco_controller_load(controller, from, length, &from, &length, 1, loaded.place()));
+                loaded.check_guard();
+            }
+        }
+        assert_eq!(lgreco_controller_destroy(&mut controller), LGRECO_OK);
+        status
+    }
+}
+
+/// Both ends of a cut of any small setting: a micro-batch there and back, in any element type.
+pub(super) fn cut(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
+    let link = |bytes: &mut Bytes| lgreco_link {
+        codec: bytes.below(6).into(),
+        bits: bytes.below(10).into(),
+        tile: bytes.below(9).into(),
+        channels: bytes.below(3).into(),
+        keep: bytes.below(10).into(),
+        memory: bytes.below(6).into(),
+        capacity: bytes.below(4).into(),
+        rows: bytes.below(4).into(),
+        ..Default::default()
+    };
+    let (forward, backward) = (link(bytes), link(bytes));
+    // The capacity of a memory is what its owner wants to spend.
+    let kept = [offset_of!(lgreco_link, capacity) & !7];
+    let (forward, backward) = (grown(bytes, &[forward], &kept), grown(bytes, &[backward], &kept));
+    let (batch, features) = (1 + usize::from(bytes.below(3)), 1 + usize::from(bytes.below(12)));
+    let setting = lgreco_cut_setting {
+        forward: forward.pointer(),
+        backward: if bytes.below(2) == 0 { backward.pointer() } else { null() },
+        batch: batch as u32,
+        features: features as u32,
+        ..Default::default()
+    };
+    let kept = [
+        offset_of!(lgreco_cut_setting, forward),
+        offset_of!(lgreco_cut_setting, backward),
+        offset_of!(lgreco_cut_setting, cut),
+        offset_of!(lgreco_cut_setting, batch) & !7,
+        offset_of!(lgreco_cut_setting, features) & !7,
+    ];
+    let setting = grown(bytes, &[setting], &kept);
+    let mut ends = [core::ptr::dangling_mut(); 2];
+    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    unsafe {
+        let mut status = LGRECO_OK;
+        for (end, to) in [LGRECO_END_UPSTREAM, LGRECO_END_DOWNSTREAM].into_iter().zip(&mut ends) {
+            status = expect(lgreco_cut_create(context, setting.pointer(), end, 1, to));
+            assert_eq!(status == LGRECO_OK, !to.is_null(), "a failed call leaves NULL");
+        }
+        let [above, below] = ends;
+        let samples = batch.saturating_sub(usize::from(bytes.below(8) / 7));
+        let elements = samples * features;
+        let dtype = u32::from(bytes.below(3));
+        let mut values = Values::new(bytes, elements, dtype);
+        let ids = [1, 2, 3];
+        if status == LGRECO_OK && samples > 0 {
+            let mut bound = 0;
+            assert_eq!(lgreco_cut_bound(above, &mut bound), LGRECO_OK);
+            let capacity = bound - usize::from(bytes.below(16) / 15);
+            let (mut message, mut received) = (Buffer::<u8>::new(capacity), Buffer::<f32>::new(elements));
+            let (from, to, ids) = (values.place(bytes), message.place(bytes), bytes.maybe(ids.as_ptr()));
+            let (mut length, mut ticket, none) = (0, 0, null_mut());
+            let (length_to, ticket_to) = (&raw mut length, &raw mut ticket);
+            status = expect(lgreco_cut_send_activations(
+                above, from, dtype, samples, ids, to, capacity, length_to, ticket_to, none,
+            ));
+            if status == LGRECO_OK {
+                let (from, to) = (message.place(bytes), received.place(bytes));
+                status =
+                    expect(lgreco_cut_receive_activations(below, from, length, to, elements, &raw mut ticket, none));
+                assert!(status != LGRECO_OK || received.values().iter().all(|x| x.is_finite()));
+            }
+        }
+        ends.iter_mut().for_each(|end| assert_eq!(lgreco_cut_destroy(end), LGRECO_OK));
+        status
+    }
+}

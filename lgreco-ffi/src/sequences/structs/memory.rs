@@ -1,0 +1,147 @@
+//! The caller's memory: structs as large as they say, buffers with guards behind them.
+
+use super::Bytes;
+use crate::pointers::Versioned;
+use core::ffi::c_void;
+
+const WORD: usize = size_of::<u64>();
+
+/// Structs one after the other, each as large as its first word says, or of no struct's size.
+pub(super) struct Grown {
+    words: Vec<u64>,
+    /// Words of the structs; behind them is a guard.
+    used: usize,
+    null: bool,
+}
+
+const GUARD: u64 = 0x5aa5_a55a_5aa5_a55a;
+
+/// Numbers that callers get wrong.
+const WORDS: [u64; 12] = [
+    0,
+    1,
+    u64::MAX,
+    1 << 63,
+    (1 << 63) - 1,
+    1 << 32,
+    (1 << 32) - 1,
+    0x7ff8_0000_0000_0000,
+    0x7ff0_0000_0000_0000,
+    0x7fef_ffff_ffff_ffff,
+    0x7fc0_0000_7fc0_0000,
+    0x0000_0001_0000_0001,
+];
+
+/// `values` as a caller of any age may pass them: the size of the first header, of this one, of a later one, or of none.
+/// Numbers may have been overwritten by any, but for those in the words at the offsets `kept`: pointers, and numbers that
+/// say what they point to.
+pub(super) fn grown<T: Versioned>(bytes: &mut Bytes, values: &[T], kept: &[usize]) -> Grown {
+    let size = match bytes.below(16) {
+        0 => T::FIRST_SIZE,
+        1 => size_of::<T>() + WORD,
+        2 => size_of::<T>() + 8 * WORD,
+        3 => usize::from(bytes.next()) % size_of::<T>(),
+        _ => size_of::<T>(),
+    };
+    let stride = size.next_multiple_of(WORD).max(WORD);
+    let used = stride / WORD * values.len();
+    let mut words = vec![0; used + 1];
+    words[used] = GUARD;
+    for (value, to) in values.iter().zip(words.chunks_exact_mut(stride / WORD)) {
+        let known = to.len().min(size_of::<T>() / WORD);
+        // SAFETY: both are as long as that; structs of the header have no padding.
+        unsafe { (&raw const *value).cast::<u64>().copy_to_nonoverlapping(to.as_mut_ptr(), known) };
+        to[0] = size as u64;
+        for _ in 0..bytes.below(8) / 6 {
+            let at = 1 + usize::from(bytes.next()) % to.len().max(2);
+            let word = match bytes.below(16) {
+                kind @ 0..12 => WORDS[usize::from(kind)],
+                _ => u64::from(bytes.next()),
+            };
+            match to.get_mut(at) {
+                Some(_) if kept.contains(&(at * WORD)) => {}
+                // A half of it, where two numbers share a word.
+                Some(to) if bytes.below(2) == 0 => *to = *to & !0xffff_ffff | word & 0xffff_ffff,
+                Some(to) => *to = word,
+                None => {}
+            }
+        }
+    }
+    Grown { words, used, null: bytes.below(32) == 31 }
+}
+
+impl Grown {
+    pub(super) fn pointer<T>(&self) -> *const T {
+        if self.null { core::ptr::null() } else { self.words.as_ptr().cast() }
+    }
+
+    pub(super) fn place<T>(&mut self) -> *mut T {
+        if self.null { core::ptr::null_mut() } else { self.words.as_mut_ptr().cast() }
+    }
+
+    /// Asserts that nothing was written behind the structs.
+    pub(super) fn check_guard(&self) {
+        assert_eq!(self.words[self.used], GUARD, "a struct was filled beyond its struct_size");
+    }
+}
+
+/// An array of exactly so many elements, so that sanitizers see what goes beyond.
+pub(super) struct Buffer<T> {
+    values: Vec<T>,
+}
+
+impl<T: Clone + Default> Buffer<T> {
+    pub(super) fn new(len: usize) -> Buffer<T> {
+        Buffer { values: vec![T::default(); len] }
+    }
+
+    /// NULL one time in 16.
+    pub(super) fn place(&mut self, bytes: &mut Bytes) -> *mut T {
+        if bytes.below(16) == 15 { core::ptr::null_mut() } else { self.values.as_mut_ptr() }
+    }
+
+    pub(super) fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    pub(super) fn values_mut(&mut self) -> &mut [T] {
+        &mut self.values
+    }
+}
+
+/// Values of a layer in one of the element types; a type that is none has those of f32.
+pub(super) struct Values {
+    wide: Vec<f32>,
+    narrow: Vec<u16>,
+}
+
+impl Values {
+    pub(super) fn new(bytes: &mut Bytes, elements: usize, dtype: u32) -> Values {
+        match dtype {
+            1 | 2 => {
+                let narrow = |byte: u8| match byte {
+                    // NaN and infinity in both 16-bit types.
+                    254 => 0x7fc0,
+                    255 => 0x7f80,
+                    byte => u16::from(byte) << 7 & 0x3fff | u16::from(byte & 1) << 15,
+                };
+                Values { wide: vec![], narrow: (0..elements).map(|_| narrow(bytes.next())).collect() }
+            }
+            _ => Values { wide: (0..elements).map(|_| bytes.value()).collect(), narrow: vec![] },
+        }
+    }
+
+    pub(super) fn place(&mut self, bytes: &mut Bytes) -> *mut c_void {
+        let place: *mut c_void = match self.narrow.is_empty() {
+            true => self.wide.as_mut_ptr().cast(),
+            false => self.narrow.as_mut_ptr().cast(),
+        };
+        bytes.maybe_mut(place)
+    }
+
+    /// Whether all are finite, as values of `dtype`.
+    pub(super) fn are_finite(&self, dtype: u32) -> bool {
+        let exponent = if dtype == 1 { 0x7c00 } else { 0x7f80 };
+        self.wide.iter().all(|x| x.is_finite()) && self.narrow.iter().all(|x| x & exponent != exponent)
+    }
+}

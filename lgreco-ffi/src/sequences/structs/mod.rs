@@ -1,0 +1,78 @@
+//! Structs of callers of any age, with any numbers in them; layers of any shape and element type; arrays of any length.
+//!
+//! All memory is there, as long as the lengths say, but where a call must refuse a length before it reads anything.
+
+mod layers;
+mod memory;
+mod plans;
+
+use super::Bytes;
+use crate::*;
+use core::ffi::CStr;
+use core::ptr::null_mut;
+
+/// Makes the calls that `bytes` say on structs whose size is that of an older or newer header, or of none, and whose
+/// numbers are any. Returns how many calls succeed on layers alone, on compressors, on controllers, on cuts, and on
+/// tables and plans.
+///
+/// # Panics
+/// When a call panics inside, returns a status without a name, writes beyond what it was told, leaves a handle behind a
+/// failure, or gives values that are not finite as good.
+pub fn check(bytes: &[u8]) -> [usize; 5] {
+    let (mut bytes, mut done) = (Bytes(bytes), [0; 5]);
+    let mut context = null_mut();
+    // SAFETY: the struct is as large as it says; the handle is live or NULL.
+    unsafe {
+        let device = if bytes.below(64) == 63 { u32::from(bytes.next()) } else { LGRECO_DEVICE_CPU };
+        let options = memory::grown(&mut bytes, &[lgreco_context_options { device, ..Default::default() }], &[]);
+        let mut created = expect(lgreco_context_create(options.pointer(), &mut context));
+        assert_eq!(created == LGRECO_OK, !context.is_null(), "a failed call leaves NULL");
+        if created != LGRECO_OK {
+            created = expect(lgreco_context_create(core::ptr::null(), &mut context));
+        }
+        assert_eq!(created, LGRECO_OK);
+        for _ in 0..4 {
+            let (noun, status) = match bytes.below(8) {
+                0 | 1 => (0, layers::measure(&mut bytes, context)),
+                2 | 3 => (1, layers::compressor(&mut bytes, context)),
+                4 | 5 => (2, layers::controller(&mut bytes, context)),
+                6 => (3, layers::cut(&mut bytes, context)),
+                _ => (4, plans::table_and_plan(&mut bytes, context)),
+            };
+            done[noun] += usize::from(status == LGRECO_OK);
+            assert!(CStr::from_ptr(lgreco_context_message(context)).to_str().is_ok());
+            if bytes.0.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(lgreco_context_destroy(&mut context), LGRECO_OK);
+    }
+    done
+}
+
+/// Asserts that a status has a name and is no panic.
+fn expect(status: lgreco_status) -> lgreco_status {
+    assert_ne!(status, LGRECO_PANIC);
+    // SAFETY: static text.
+    let name = unsafe { CStr::from_ptr(lgreco_status_name(status)) };
+    assert_ne!(name, c"unknown status", "{status}");
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn structs_of_any_size_and_content_keep_the_contract() {
+        let (mut state, mut done) = (7u64, [0; 5]);
+        for _ in 0..12_000 {
+            let bytes: Vec<u8> = (0..300)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (state >> 56) as u8
+                })
+                .collect();
+            done.iter_mut().zip(super::check(&bytes)).for_each(|(all, more)| *all += more);
+        }
+        assert!(done.iter().all(|&calls| calls > 100), "only {done:?} calls did something");
+    }
+}

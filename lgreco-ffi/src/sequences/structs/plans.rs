@@ -1,0 +1,92 @@
+//! Tables and plans as views.
+
+use super::memory::{Buffer, grown};
+use super::{Bytes, expect};
+use crate::*;
+use core::ffi::c_char;
+use core::mem::offset_of;
+use core::ptr::{null, null_mut};
+
+/// A table of up to three layers, as a view and as a handle; its plan, as a handle and in the caller's buffers; and the
+/// check of a plan of any numbers.
+pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
+    let layers = usize::from(bytes.below(4));
+    let mut ends = Buffer::<usize>::new(layers);
+    let mut end = 0;
+    for place in ends.values_mut() {
+        end += usize::from(bytes.below(4));
+        *place = end;
+    }
+    let mut choices = Buffer::<lgreco_choice>::new(end);
+    for choice in choices.values_mut() {
+        let size = if bytes.below(16) == 15 { u64::MAX / 2 } else { bytes.next().into() };
+        *choice = lgreco_choice { size, error: f64::from(bytes.value()).abs() };
+    }
+    let names: [*const c_char; 3] = [c"a", c"b", c"c"].map(|name| bytes.maybe(name.as_ptr()));
+    let elements = [u64::from(bytes.next()), u64::MAX, 7];
+    let defaults: Vec<u32> = (0..layers).map(|_| bytes.below(4).into()).collect();
+    let budget = f64::from(bytes.value());
+    let view = lgreco_table_view {
+        layers,
+        ends: ends.place(bytes),
+        choices: choices.place(bytes),
+        defaults: bytes.maybe(defaults.as_ptr()),
+        budget: if bytes.below(2) == 0 { &budget } else { null() },
+        names: if bytes.below(2) == 0 { names.as_ptr() } else { null() },
+        elements: if bytes.below(2) == 0 { elements.as_ptr() } else { null() },
+        uncompressed_sizes: if bytes.below(2) == 0 { elements.as_ptr() } else { null() },
+        metric: if bytes.below(2) == 0 { c"l2".as_ptr() } else { null() },
+        ..Default::default()
+    };
+    // All of a view are pointers, and the number of what they point to.
+    let kept: Vec<usize> = (1..size_of::<lgreco_table_view>() / 8).map(|word| 8 * word).collect();
+    let view = grown(bytes, &[view], &kept);
+    let options = lgreco_plan_options {
+        solver: bytes.below(3).into(),
+        levels: bytes.next().into(),
+        states: bytes.next().into(),
+        ..Default::default()
+    };
+    // Levels and states are what the caller has memory and time for.
+    let kept = [offset_of!(lgreco_plan_options, levels) & !7, offset_of!(lgreco_plan_options, states)];
+    let options = grown(bytes, &[options], &kept);
+    let (mut table, mut plan) = (core::ptr::dangling_mut(), core::ptr::dangling_mut());
+    // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
+    unsafe {
+        let created = expect(lgreco_table_create(context, view.pointer(), &mut table));
+        assert_eq!(created == LGRECO_OK, !table.is_null(), "a failed call leaves NULL");
+        let mut got = grown(bytes, &[lgreco_table_view::default()], &[]);
+        if created == LGRECO_OK {
+            expect(lgreco_table_get(table, got.place()));
+            got.check_guard();
+        }
+        assert_eq!(lgreco_table_destroy(&mut table), LGRECO_OK);
+
+        let solved = expect(lgreco_plan_solve(context, view.pointer(), options.pointer(), &mut plan));
+        assert_eq!(solved == LGRECO_OK, !plan.is_null(), "a failed call leaves NULL");
+        let mut words = usize::MAX;
+        let known = expect(lgreco_plan_workspace_len(context, view.pointer(), options.pointer(), &mut words));
+        if known == LGRECO_OK && words < 1 << 20 {
+            let short = usize::from(bytes.below(8) / 7);
+            let (mut workspace, mut chosen) =
+                (Buffer::<u64>::new(words.saturating_sub(short)), Buffer::<u32>::new(layers));
+            let mut into = grown(bytes, &[lgreco_plan_view::default()], &[]);
+            let (work, work_len) = (workspace.place(bytes), workspace.values().len());
+            let (to, to_len) = (chosen.place(bytes), layers.saturating_sub(usize::from(bytes.below(8) / 7)));
+            let (table, options, plan) = (view.pointer(), options.pointer(), into.place());
+            expect(lgreco_plan_solve_into(context, table, options, work, work_len, to, to_len, plan));
+            into.check_guard();
+        }
+        if solved == LGRECO_OK {
+            let mut found = lgreco_plan_view::default();
+            assert_eq!(lgreco_plan_get(plan, &mut found), LGRECO_OK);
+            assert_eq!(lgreco_plan_check(context, view.pointer(), &found), LGRECO_OK, "a plan fails its own check");
+            let kept = [offset_of!(lgreco_plan_view, layers), offset_of!(lgreco_plan_view, options)];
+            let any = grown(bytes, &[found], &[kept[0], kept[1], offset_of!(lgreco_plan_view, solver)]);
+            expect(lgreco_plan_check(context, view.pointer(), any.pointer()));
+        }
+        assert_eq!(lgreco_plan_destroy(&mut plan), LGRECO_OK);
+        assert_eq!(expect(lgreco_plan_solve(context, null(), null(), null_mut())), LGRECO_NULL_POINTER);
+        solved
+    }
+}

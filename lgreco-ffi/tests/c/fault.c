@@ -1,0 +1,50 @@
+// Breaks the contract where the library cannot notice: `fault read` lies about a length, `fault race` lets two calls write
+// to one place. The sanitizers have to say so, from inside the library.
+#include "check.h"
+
+#include <pthread.h>
+
+enum { ELEMENTS = 4096 };
+
+static uint8_t payload[16 + 4 * ELEMENTS];
+static size_t length;
+static float decoded[ELEMENTS];
+
+static lgreco_compressor *new_compressor(void) {
+    static const size_t dims[] = {ELEMENTS};
+    lgreco_context *context = new_context();
+    lgreco_compressor *compressor = NULL;
+    lgreco_layer layer = LGRECO_LAYER_INIT;
+    lgreco_setting setting = LGRECO_SETTING_INIT;
+    layer.name = "fc1";
+    layer.dims = dims;
+    layer.dims_len = 1;
+    setting.method = LGRECO_METHOD_QSGD;
+    OK(lgreco_compressor_create(context, &layer, &setting, NULL, &compressor));
+    OK(lgreco_context_destroy(&context));
+    return compressor;
+}
+
+static void *decode(void *argument) {
+    lgreco_compressor *compressor = new_compressor();
+    OK(lgreco_compressor_decode(compressor, payload, length, decoded, ELEMENTS, NULL));
+    OK(lgreco_compressor_destroy(&compressor));
+    return argument;
+}
+
+int main(int argc, char **argv) {
+    const int race = argc == 2 && strcmp(argv[1], "race") == 0;
+    const size_t given = race ? ELEMENTS : ELEMENTS / 2;
+    float *const values = malloc(given * sizeof *values);
+    fill(values, given, 1);
+    lgreco_compressor *compressor = new_compressor();
+    OK(lgreco_compressor_encode(compressor, 0, values, payload, sizeof payload, &length, NULL));
+    OK(lgreco_compressor_destroy(&compressor));
+    free(values);
+    if (race) {
+        pthread_t threads[2];
+        for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, decode, NULL) == 0);
+        for (int i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    return report("fault");
+}
