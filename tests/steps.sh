@@ -1,4 +1,4 @@
-# Steps of tests/run, side by side: as many at a time as there are cores, in the order of their declaration.
+# Steps of tests/run, some at a time, begun in the order of their declaration.
 # Sourced by tests/run. Needs bash 4.4.
 #
 #   step NAME DESCRIPTION [lane:LANE] [after:NAME]... COMMAND...
