@@ -1,10 +1,11 @@
-# Steps of tests/run, side by side: as many at a time as there are cores, in the order of their declaration.
+# Steps of tests/run, some at a time, begun in the order of their declaration.
 # Sourced by tests/run. Needs bash 4.4.
 #
 #   step NAME DESCRIPTION [lane:LANE] [after:NAME]... COMMAND...
 #
 # Steps of one lane run one after another (cargo locks the folder it builds in). A step begins when those after which it
-# comes, which are declared before it, have ended; where one of them failed it is not run, which is a failure too. COMMAND is a function or a program; its output goes to target/tests/NAME.log.
+# comes, which are declared before it, have ended; where one of them failed it is not run, which is a failure too.
+# COMMAND is a function or a program; its output goes to target/tests/NAME.log.
 
 names=()
 declare -A description=() lane=() after=() command=() outcome=() reason=() seconds=() cpu=() started=()
@@ -70,11 +71,8 @@ end_step() { # NAME STATUS CPU
     fi
 }
 
-# Of all that this process has waited for.
-cpu_seconds() {
-    times >"$logs/$name.times"
-    awk -F '[ms ]+' 'NR == 2 { printf "%d", 60 * ($1 + $3) + $2 + $4 + .5 }' "$logs/$name.times"
-}
+# Of all programs of a step, from what the shell's `times` says.
+cpu_seconds() { awk -F '[ms ]+' 'NR == 2 { printf "%d", 60 * ($1 + $3) + $2 + $4 + .5 }' "$logs/$1.times"; }
 
 # Prints `now`, `later`, or why the step cannot run any more.
 readiness() { # NAME
@@ -93,12 +91,14 @@ readiness() { # NAME
 }
 
 start_step() { # NAME
-    local name=$1
+    local name=$1 status
     started[$name]=$SECONDS
     { # A group of processes of its own, so that an interrupt ends all of it.
         trap - INT TERM EXIT
         (step_name=$name && eval "${command[$name]}") </dev/null >"$logs/$name.log" 2>&1
-        echo "$name $? $(cpu_seconds)" >&"$ended"
+        status=$?
+        times >"$logs/$name.times"
+        echo "$name $status $(cpu_seconds "$name")" >&"$ended"
     } &
     running[$name]=$!
 }

@@ -1,7 +1,7 @@
 //! Everything lgreco-core does without features, on buffers of the stack: budgets, both solvers and the verifier, every
 //! compressor's encode, decode and row, and messages of a cut. The results are digests, so that a program that can only
 //! return an exit code can compare them; [`EXPECTED`] holds them for little-endian machines of any kind.
-#![cfg_attr(not(test), no_std)]
+#![no_std]
 #![forbid(unsafe_code)]
 
 mod compressors;
@@ -61,16 +61,5 @@ impl Digest {
 
     fn u64(&mut self, value: u64) {
         self.bytes(&value.to_le_bytes());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn digests_do_not_depend_on_features_or_instruction_sets() {
-        let found = super::run().unwrap();
-        let wrong: Vec<_> =
-            super::EXPECTED.into_iter().zip(found).filter(|((_, expected), found)| expected != found).collect();
-        assert!(wrong.is_empty(), "((name, expected), found): {wrong:#018x?}");
     }
 }
