@@ -1,12 +1,13 @@
-//! The shaders' decoders on the GPU that wgpu finds, or on lavapipe, on damaged payloads: the core's values, bit for bit,
-//! or its refusal. What a shader reads at positions that a payload says is not checked by anybody else.
+//! The shaders' decoders on the GPU that wgpu finds, or on lavapipe, on damaged payloads: the core's values, bit for bit
+//! but for PowerSGD's products, or its refusal. What a shader reads at positions that a payload says is not checked by
+//! anybody else.
 #![no_main]
-use lgreco_core::testing::hostile::check_decoding;
+use lgreco_core::testing::hostile::{Products, check_decoding};
 use lgreco_wgpu::WgpuBackend;
 use std::cell::RefCell;
 
 // Kept, with its buffers and pipelines, because they take seconds to make.
 thread_local!(static DEVICE: RefCell<WgpuBackend> = RefCell::new(WgpuBackend::new().expect("an adapter")));
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    DEVICE.with_borrow_mut(|device| check_decoding(bytes, device));
+    DEVICE.with_borrow_mut(|device| check_decoding(bytes, device, Products::Rounded));
 });

@@ -11,7 +11,7 @@ mod runs;
 mod state;
 
 pub use damage::Choices;
-pub use payloads::{check_decoding, payload};
+pub use payloads::{Products, check_decoding, payload};
 
 use alloc::vec::Vec;
 
