@@ -143,7 +143,7 @@ fn memory_is_bounded_by_the_largest_layers() {
     let bytes = 2 * rows * columns;
     let layer = |i: usize| {
         // Most have one dimension, so that little is measured.
-        let dims = if i % 8 == 0 { format!("[{rows},{columns}]") } else { format!("[{}]", rows * columns) };
+        let dims = if i.is_multiple_of(8) { format!("[{rows},{columns}]") } else { format!("[{}]", rows * columns) };
         format!(r#""w{i}":{{"dtype":"BF16","shape":{dims},"data_offsets":[{},{}]}}"#, i * bytes, (i + 1) * bytes)
     };
     let header = format!("{{{}}}", (0..LAYERS).map(layer).collect::<Vec<_>>().join(","));
