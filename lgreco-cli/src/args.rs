@@ -1,6 +1,6 @@
 //! The command line's grammar.
 
-use clap::builder::{PathBufValueParser, RangedI64ValueParser, TypedValueParser};
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lgreco_core::search::{Method, Metric};
 use std::path::{Path, PathBuf};
@@ -76,12 +76,12 @@ pub struct Source {
     pub candidates: Candidates,
     /// The setting whose error is the budget: bits, density (`1%` or `0.01`) or rank. [default: qsgd 4, topk 1%,
     /// powersgd 4; hybrid takes bits, as its budget is that of uniform QSGD]
-    #[arg(long, value_name = "PARAMETER", allow_negative_numbers = true, value_parser = parameter)]
+    #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter)]
     pub default: Option<f64>,
     /// The settings offered: FIRST..LAST or FIRST..LAST:STEP, and always the default. Without a step bits and ranks go by
     /// 1, densities by FIRST.
     /// [default: for bits and ranks half to twice the default, for densities a tenth to ten times]
-    #[arg(long, value_name = "RANGE", value_parser = range)]
+    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range)]
     pub range: Option<RangeArg>,
 }
 
@@ -92,10 +92,10 @@ pub struct Candidates {
     #[arg(long, value_enum, default_value_t = MetricArg::L2)]
     pub metric: MetricArg,
     /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 1024)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = count, default_value_t = 1024)]
     pub min_elements: usize,
-    /// Where to measure: `cpu`, all cores of this machine; `cuda`, its first NVIDIA GPU; or `wgpu`, its fastest GPU.
-    /// `lgreco devices` lists them.
+    /// Where to measure: `cpu`, all cores of this machine; `cuda`, its first NVIDIA GPU; or `wgpu`, its fastest GPU, in
+    /// builds with `--features wgpu`. `lgreco devices` lists them.
     #[arg(long, value_name = "BACKEND", value_parser = backend, default_value = "cpu")]
     pub backend: BackendArg,
 }
@@ -107,14 +107,14 @@ pub struct Solving {
     #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
     pub solver: SolverArg,
     /// Cells the budget is cut into; for `--solver dp` only. [default: 10000]
-    #[arg(long, value_name = "CELLS", allow_negative_numbers = true, value_parser = levels())]
+    #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels)]
     pub levels: Option<u32>,
     /// How much error a plan may have: `uniform` for what the default setting costs, or a number in the metric's unit.
     /// [default: the table file's own budget if it has one, else uniform]
-    #[arg(long, value_name = "uniform|NUMBER", allow_negative_numbers = true, value_parser = budget)]
+    #[arg(long, value_name = "uniform|NUMBER", allow_hyphen_values = true, value_parser = budget)]
     pub budget: Option<BudgetArg>,
     /// Multiplies the uniform budget. [default: 1]
-    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, value_parser = not_negative)]
     pub alpha: Option<f64>,
 }
 
@@ -140,16 +140,16 @@ pub struct Compare {
     #[command(flatten)]
     pub candidates: Candidates,
     /// The method's default, as for `plan`.
-    #[arg(long, value_name = "PARAMETER", allow_negative_numbers = true, value_parser = parameter, requires = "method")]
+    #[arg(long, value_name = "PARAMETER", allow_hyphen_values = true, value_parser = parameter, requires = "method")]
     pub default: Option<f64>,
     /// The settings offered besides the default, as for `plan`.
-    #[arg(long, value_name = "RANGE", value_parser = range, requires = "method")]
+    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range, requires = "method")]
     pub range: Option<RangeArg>,
     /// Multiplies the uniform budget.
-    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true, value_parser = not_negative, default_value_t = 1.0)]
+    #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, value_parser = not_negative, default_value_t = 1.0)]
     pub alpha: f64,
     /// Cells of Algorithm 1.
-    #[arg(long, value_name = "CELLS", allow_negative_numbers = true, value_parser = levels(), default_value_t = 10_000)]
+    #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels, default_value_t = 10_000)]
     pub levels: u32,
     /// Write the comparison as JSON to FILE, or to standard output (and nothing else there) with `-`.
     #[arg(long, value_name = "FILE")]
@@ -258,8 +258,15 @@ pub struct RangeArg {
 }
 
 /// Cells of Algorithm 1. Time and memory are proportional to them; the paper has 10,000.
-fn levels() -> RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=10_000_000)
+fn levels(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(levels @ 1..=10_000_000) => Ok(levels),
+        _ => Err("expected an integer from 1 to 10000000".into()),
+    }
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| format!("expected an integer from 0 to {}", usize::MAX))
 }
 
 /// A file to draw into.
@@ -274,7 +281,7 @@ fn parameter(text: &str) -> Result<f64, String> {
     let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     match number.trim().parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(value / unit),
-        _ => Err("expected a number such as 4, 0.01 or 1%".into()),
+        _ => Err("expected a finite number such as 4, 0.01 or 1%".into()),
     }
 }
 
@@ -288,12 +295,16 @@ fn budget(text: &str) -> Result<BudgetArg, String> {
     if text == "uniform" {
         return Ok(BudgetArg::Uniform);
     }
-    let value = not_negative(text).map_err(|_| "expected `uniform` or a number >= 0")?;
+    let value = not_negative(text).map_err(|_| "expected `uniform` or a finite number >= 0")?;
     Ok(BudgetArg::Absolute(value))
 }
 
+/// What a build without `backend` says when it is asked for.
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
-const NOT_IN_BUILD: &str = "this backend is not part of this build (`lgreco devices` lists what is)";
+pub fn not_in_build(backend: &str) -> String {
+    let command = format!("cargo run --release --features {backend} -- devices");
+    format!("not part of this build: `--features {backend}` adds it, as in `{command}`")
+}
 
 fn backend(text: &str) -> Result<BackendArg, String> {
     match text {
@@ -301,11 +312,11 @@ fn backend(text: &str) -> Result<BackendArg, String> {
         #[cfg(feature = "wgpu")]
         "wgpu" => Ok(BackendArg::Wgpu),
         #[cfg(not(feature = "wgpu"))]
-        "wgpu" => Err(NOT_IN_BUILD.into()),
+        "wgpu" => Err(not_in_build("wgpu")),
         #[cfg(feature = "cuda")]
         "cuda" => Ok(BackendArg::Cuda),
         #[cfg(not(feature = "cuda"))]
-        "cuda" => Err(NOT_IN_BUILD.into()),
+        "cuda" => Err(not_in_build("cuda")),
         _ => Err("expected cpu, cuda or wgpu".into()),
     }
 }
@@ -313,7 +324,7 @@ fn backend(text: &str) -> Result<BackendArg, String> {
 fn not_negative(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
-        _ => Err("expected a number >= 0".into()),
+        _ => Err("expected a finite number >= 0".into()),
     }
 }
 

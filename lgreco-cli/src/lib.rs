@@ -24,18 +24,25 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match args::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
-            let told = match error.kind() {
-                ErrorKind::DisplayHelp
-                | ErrorKind::DisplayVersion
-                | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.print(),
-                _ => writeln!(io::stderr(), "lgreco: {}", usage(&error)),
+            return match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => done(commands::printed(error.print())),
+                kind => {
+                    // Nobody is left to tell when the terminal is gone.
+                    let _ = match kind {
+                        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.print(),
+                        _ => writeln!(io::stderr(), "lgreco: {}", usage(&error)),
+                    };
+                    ExitCode::from(error.exit_code() as u8)
+                }
             };
-            // Nobody is left to tell when the terminal is gone.
-            let _ = told;
-            return ExitCode::from(error.exit_code() as u8);
         }
     };
-    match commands::run(&cli.command, &mut io::stdout().lock()) {
+    done(commands::run(&cli.command, &mut io::stdout().lock()))
+}
+
+/// Tells of a failure, if there is one, and says so with the exit code.
+fn done(result: Result<(), failure::Failure>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             let _ = writeln!(io::stderr(), "lgreco: {failure}");

@@ -194,5 +194,23 @@ fn devices_lists_what_is_missing_too() {
     let devices = stdout(&["devices"]);
     let line = |name: &str| devices.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
     assert!(line("cpu").contains(" available: "));
-    assert!(line("wgpu").contains("available: ") && line("cuda").contains("available: "));
+    for (name, built_in) in [("wgpu", cfg!(feature = "wgpu")), ("cuda", cfg!(feature = "cuda"))] {
+        assert!(line(name).contains("available: "), "{devices}");
+        assert_eq!(line(name).contains(&format!("`--features {name}` adds it")), !built_in, "{devices}");
+    }
+}
+
+/// `cargo run` compiles all default members: with wgpu among them the first build takes three times as long.
+#[test]
+fn the_first_build_leaves_wgpu_out() {
+    let tree = |features: &[&str]| {
+        let mut cargo = std::process::Command::new(env!("CARGO"));
+        cargo.args(["tree", "--offline", "--edges", "normal", "--prefix", "none"]).args(features);
+        let output = cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let first = tree(&[]);
+    assert!(first.contains("lgreco-cli ") && first.contains("cudarc ") && !first.contains("wgpu"), "{first}");
+    assert!(tree(&["--features", "wgpu"]).contains("wgpu-core "));
 }

@@ -77,6 +77,7 @@ fn tables_that_are_wrong() {
         ("[1,2".into(), &[]),
         (r#"{"version":2,"metric":"l2","layers":[]}"#.into(), &["version"]),
         (r#"{"version":1,"metric":"l2","layers":[]}"#.into(), &["no layers"]),
+        (r#"{"version":1,"metric":"l2","bugdet":1,"layers":[]}"#.into(), &["`bugdet`", "`budget`", "x-"]),
         (layer("[]"), &["fc1"]),
         (layer(r#"[{"label":"x","size":-8,"error":1}]"#), &["fc1", "option 0", "size"]),
         (layer(r#"[{"label":"x","size":8,"error":-1}]"#), &["fc1", "option 0", "error"]),
@@ -104,6 +105,21 @@ fn an_infeasible_budget_is_told_with_the_smallest_error() {
     assert!(line.contains("infeasible") && line.contains("smallest achievable error is "), "{line}");
     let smallest = line.rsplit(' ').next().unwrap();
     assert_eq!(lgreco(&["plan", "--budget", smallest]).status.code(), Some(0), "{smallest}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_standard_output_is_a_failure() {
+    for args in
+        [&["--help"][..], &["plan", "--help"], &["--version"], &["devices"], &["plan"], &["plan", "--json", "-"]]
+    {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lgreco"));
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = command.args(args).env("XDG_RUNTIME_DIR", std::env::temp_dir()).stdout(full).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {told}");
+        assert!(told.starts_with("lgreco: standard output: ") && told.lines().count() == 1, "{args:?}: {told}");
+    }
 }
 
 #[test]
@@ -169,13 +185,21 @@ fn requests_that_make_no_sense() {
         (&["optimise"][..], &["optimise"][..]),
         (&["plan", "--method", "zip"], &["--method", "zip", "topk"]),
         #[cfg(not(feature = "cuda"))]
-        (&["plan", "--backend", "cuda"], &["--backend", "cuda"]),
+        (&["plan", "--backend", "cuda"], &["--backend", "cuda", "--features cuda"]),
         #[cfg(not(feature = "wgpu"))]
-        (&["plan", "--backend", "wgpu"], &["--backend", "wgpu"]),
+        (&["plan", "--backend", "wgpu"], &["--backend", "wgpu", "--features wgpu"]),
         (&["plan", "--budget", "nan"], &["--budget", "nan"]),
         (&["plan", "--alpha", "-1"], &["--alpha", "-1"]),
         (&["plan", "--budget", "-3.5"], &["--budget", "-3.5"]),
-        (&["plan", "--min-elements", "-1"], &["--min-elements", "-1"]),
+        (&["plan", "--budget", "-inf"], &["--budget", "-inf", "expected `uniform` or a finite number >= 0"]),
+        (&["plan", "--budget", "1e999"], &["--budget", "1e999", "finite"]),
+        (&["plan", "--budget", ""], &["--budget", "expected `uniform` or a finite"]),
+        (&["compare", "--alpha", "-nan"], &["--alpha", "-nan", "expected a finite number >= 0"]),
+        (&["plan", "--default", "-inf"], &["--default", "-inf", "expected a finite number such as"]),
+        (&["plan", "--range", "-2..8:-inf"], &["--range", "-2..8:-inf", "expected a finite number"]),
+        (&["plan", "--min-elements", "-1"], &["--min-elements", "-1", "expected an integer from 0"]),
+        (&["plan", "--min-elements", "1.5"], &["--min-elements", "1.5", "expected an integer from 0"]),
+        (&["plan", "--levels", "-inf"], &["--levels", "-inf", "expected an integer from 1 to 10000000"]),
         (&["plan", "--solver", "dp", "--levels", "0"], &["--levels", "0"]),
         (&["plan", "--solver", "dp", "--levels", "4000000000"], &["--levels", "4000000000", "10000000"]),
         (&["compare", "--levels", "10000001"], &["--levels"]),

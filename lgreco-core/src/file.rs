@@ -1,9 +1,9 @@
 //! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository; and metrics of a run as lines of
 //! JSON.
 //!
-//! Readers are total: any bytes give a value or an [`Error`] that says where. Keys that version 1 does not know are
-//! ignored, so that writers may add some; a key that an object has twice is an error. Floats are written with the
-//! digits that read back to the same bits.
+//! Readers are total: any bytes give a value or an [`Error`] that says where. Keys that begin with `x-` are the writers'
+//! own and ignored; other keys that version 1 does not know are errors, as are keys that an object has twice. Floats are
+//! written with the digits that read back to the same bits.
 
 mod metrics;
 mod plan;
@@ -58,6 +58,16 @@ pub enum Error {
         expected: &'static str,
         /// The JSON found, shortened, or `missing`.
         found: String,
+    },
+    /// A key that version 1 does not know.
+    #[error("{}key `{key}` is unknown: is `{nearest}` meant? (keys of your own begin with `x-`)", Prefix(place))]
+    Key {
+        /// Layer and option; empty at the top.
+        place: String,
+        /// The key, shortened.
+        key: String,
+        /// The known key with the fewest letters to change.
+        nearest: &'static str,
     },
     /// The file is well formed; the table in it is not valid.
     #[error(transparent)]

@@ -154,8 +154,12 @@ fn other_licences_are_refused() {
     };
     let good = ["MIT", "MIT/Apache-2.0", "GPL-3.0-only OR MIT", "(MIT OR ISC) AND Apache-2.0"];
     let bad = ["GPL-3.0-only", "MIT AND ISC", "MPL-2.0", "MIT OR", ""];
-    good.map(|license| assert_eq!(check("a", Some(license)), Ok(()), "{license}"));
-    bad.map(|license| assert!(check("a", Some(license)).is_err(), "{license}"));
+    for license in good {
+        assert_eq!(check("a", Some(license)), Ok(()), "{license}");
+    }
+    for license in bad {
+        assert!(check("a", Some(license)).is_err(), "{license}");
+    }
     assert!(check("a", None).is_err());
     assert_eq!(check("excepted", Some("MPL-2.0")), Ok(()));
 }

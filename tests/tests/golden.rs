@@ -126,7 +126,7 @@ struct Method {
     method: String,
 }
 
-/// PowerSGD's product is a sum that may be taken in any order: its values agree to 1e-5 of the largest, the others' bits.
+/// PowerSGD's sums may be taken in any order: its values agree to 1e-5 of the largest, the others' bit for bit.
 #[test]
 fn payloads_are_read_as_they_always_were() {
     let mut methods = BTreeSet::new();

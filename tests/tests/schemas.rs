@@ -47,7 +47,7 @@ fn files_of_every_method_are_valid() {
 #[test]
 fn what_the_table_schema_refuses_the_reader_refuses() {
     let schema = schema("table");
-    let good = json!({"version": 1, "metric": "l2", "budget": 12.5, "note": "unknown keys are ignored", "layers": [
+    let good = json!({"version": 1, "metric": "l2", "budget": 12.5, "x-note": "keys of one's own are ignored", "layers": [
         {"name": "fc1.weight", "elements": 262144, "default": 1,
          "options": [{"label": "a", "size": 16768, "error": 3.25}, {"label": "b", "size": 33536, "error": 3}]}]});
     assert!(schema.is_valid(&good));
@@ -76,6 +76,14 @@ fn what_the_table_schema_refuses_the_reader_refuses() {
         assert!(!schema.is_valid(&bad), "{place} {wrong} passes the schema");
         assert!(TableFile::parse(bad.to_string().as_bytes()).is_err(), "{place} {wrong} passes the reader");
     }
+    for place in ["", "/layers/0", "/layers/0/options/0"] {
+        let with = |key: &str| {
+            let mut other = good.clone();
+            other.pointer_mut(place).unwrap()[key] = json!(1);
+            (schema.is_valid(&other), TableFile::parse(other.to_string().as_bytes()).is_ok())
+        };
+        assert_eq!((with("note"), with("x-b")), ((false, false), (true, true)), "{place}");
+    }
     for (place, key) in
         [("", "version"), ("", "metric"), ("", "layers"), ("/layers/0", "name"), ("/layers/0", "options")]
     {
@@ -101,6 +109,14 @@ fn what_the_schemas_take_the_readers_take() {
         "layers": [{"name": "a", "option": 0.0, "label": "b", "size": 1e3, "error": 0}]}"#;
     assert_valid(&schema("plan"), plan);
     assert_valid(&schema("plan"), &PlanFile::parse(plan.as_bytes()).unwrap().to_json());
+    for place in ["", "/layers/0", "/seconds"] {
+        let with = |key: &str| {
+            let mut other: Value = serde_json::from_str(plan).unwrap();
+            other.pointer_mut(place).unwrap()[key] = json!(1);
+            (schema("plan").is_valid(&other), PlanFile::parse(other.to_string().as_bytes()).is_ok())
+        };
+        assert_eq!((with("note"), with("x-b")), ((false, false), (true, true)), "{place}");
+    }
 }
 
 /// Of files in which tokens have changed: what the readers take, the schemas take, and what they write of it.

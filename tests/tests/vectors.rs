@@ -1,12 +1,12 @@
-//! Golden payloads: `golden/v0.1/payloads.json` holds inputs, settings, payload bytes and decoded values, numbers as the hex
-//! digits of their bits, for implementations in any language. Payloads and values are the same bit for bit, but for
+//! Golden payloads: `golden/v0.1/payloads.json` holds inputs, settings, payload bytes and decoded values, numbers as
+//! the hex digits of their bits, for implementations in any language. Payloads and values are the same bit for bit, but for
 //! PowerSGD: its sums may be taken in any order, so that only the header, the length and, to 1e-5 of the largest input,
 //! the decoded values are the same.
 //!
 //! SIDCo's cases keep their thresholds away from values, since logarithms differ in their last bits.
 //!
-//! With `LGRECO_BLESS=1` the test writes what this implementation makes of cases whose payload is empty; payload formats
-//! are permanent, so the others stay as they are.
+//! With `LGRECO_BLESS=1` the test writes what this implementation makes of cases whose payload is empty; payload
+//! formats are permanent, so the others stay as they are.
 
 use lgreco_core::compress::adacomp::AdaComp;
 use lgreco_core::compress::clt::CltK;

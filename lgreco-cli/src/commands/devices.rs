@@ -22,7 +22,7 @@ pub fn report() -> String {
 
 #[cfg(not(feature = "wgpu"))]
 fn wgpu() -> String {
-    "wgpu   not available: not part of this build\n".into()
+    format!("wgpu   not available: {}\n", crate::args::not_in_build("wgpu"))
 }
 
 /// A line per adapter.
@@ -57,7 +57,7 @@ fn wgpu() -> String {
 
 #[cfg(not(feature = "cuda"))]
 fn cuda() -> String {
-    "cuda   not available: not part of this build\n".into()
+    format!("cuda   not available: {}\n", crate::args::not_in_build("cuda"))
 }
 
 /// A line per device, or per thing that is missing.

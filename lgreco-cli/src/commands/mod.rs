@@ -12,7 +12,7 @@ mod write;
 use crate::args::{Command, Target};
 use crate::failure::Failure;
 use indicatif::ProgressBar;
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::time::{Duration, Instant};
 
 /// Runs a command whose result goes to `out`.
@@ -43,9 +43,13 @@ fn emit(
     }
 }
 
-/// Writes `text`; a reader that has seen enough and closed its end is no failure.
 fn print(out: &mut dyn Write, text: &str) -> Result<(), Failure> {
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// What came of writing to standard output; a reader that has seen enough and closed its end is no failure.
+pub fn printed(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }

@@ -2,7 +2,7 @@
 
 use crate::args::Target;
 use crate::failure::Failure;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -43,17 +43,43 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    let mut name = OsString::from(".");
-    name.push(place.file_name().unwrap_or_default());
-    name.push(format!(".{}.tmp", std::process::id()));
-    let beside = place.with_file_name(name);
+    remove_abandoned(place);
+    let name = place.file_name().unwrap_or_default();
+    let beside = place.with_file_name(with_ends(name, OsStr::new(&format!("{}.tmp", std::process::id()))));
     let mut file = File::create_new(&beside)?;
-    let filled = file.write_all(bytes).and_then(|()| permissions.map_or(Ok(()), |these| file.set_permissions(these)));
-    drop(file);
+    // Where nothing can be locked nothing that is abandoned is removed either.
+    let _ = file.try_lock();
+    let filled = file
+        .write_all(bytes)
+        .and_then(|()| permissions.map_or(Ok(()), |these| file.set_permissions(these)))
+        .and_then(|()| file.sync_all());
     filled.and_then(|()| fs::rename(&beside, place)).inspect_err(|_| {
         // The first error is the one to tell.
         let _ = fs::remove_file(&beside);
-    })
+    })?;
+    // The file is there; after a power cut it is so for certain if its folder can be synchronised too.
+    let _ = File::open(place.with_file_name("")).and_then(|folder| folder.sync_all());
+    Ok(())
+}
+
+/// The name of a file beside the one called `name`, hidden and different from all that are not made here.
+fn with_ends(name: &OsStr, end: &OsStr) -> OsString {
+    [OsStr::new("."), name, OsStr::new("."), end].into_iter().collect()
+}
+
+/// Removes what was written beside `place` by processes that were killed: those that live lock what they write.
+fn remove_abandoned(place: &Path) {
+    let start = with_ends(place.file_name().unwrap_or_default(), OsStr::new(""));
+    let ours = |name: &OsStr| {
+        let middle = name.as_encoded_bytes().strip_prefix(start.as_encoded_bytes())?.strip_suffix(b".tmp")?;
+        (!middle.is_empty() && middle.iter().all(u8::is_ascii_digit)).then_some(())
+    };
+    let entries = place.with_file_name("").read_dir().into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| ours(&entry.file_name()).is_some()) {
+        if File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// The file that `path` leads to, through links; where there is none yet, the place it would have.
@@ -69,4 +95,25 @@ fn place(path: &Path) -> PathBuf {
 /// Whether there is something at `place` that is no file.
 fn is_special(place: &Path) -> bool {
     fs::metadata(place).is_ok_and(|there| !there.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in [".plan.json.17.tmp", ".plan.json.18.tmp", ".plan.json.tmp", ".plan.json.x.tmp", ".plan.17.tmp"] {
+            fs::write(path(name), "half").unwrap();
+        }
+        let live = File::open(path(".plan.json.18.tmp")).unwrap();
+        live.try_lock().unwrap();
+        file(&path("plan.json"), "whole").unwrap();
+        assert_eq!(fs::read_to_string(path("plan.json")).unwrap(), "whole");
+        let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, [".plan.17.tmp", ".plan.json.18.tmp", ".plan.json.tmp", ".plan.json.x.tmp", "plan.json"]);
+    }
 }

@@ -2,6 +2,22 @@ use super::{Error, VERSION, read, read::Object};
 use crate::{plan::Plan, table::NamedTable};
 use alloc::{format, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+const KEYS: [&str; 11] = [
+    "version",
+    "solver",
+    "size",
+    "lower_bound",
+    "proven",
+    "error",
+    "budget",
+    "uncompressed_size",
+    "default_size",
+    "layers",
+    "seconds",
+];
+const LAYER_KEYS: [&str; 5] = ["name", "option", "label", "size", "error"];
 
 /// A plan file.
 ///
@@ -151,14 +167,22 @@ impl PlanFile {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Version`]; [`Error::Field`] when there is no readable version; else [`Error::Json`] with line and
-    /// column.
+    /// [`Error::Version`]; [`Error::Field`] when there is no readable version; [`Error::Key`]; else [`Error::Json`] with
+    /// line and column.
     ///
     /// # Complexity
     /// O(bytes).
     pub fn parse(json: &[u8]) -> Result<PlanFile, Error> {
         let json = read::text(json)?;
-        Object::parse(String::new(), json)?.version()?;
+        let file = Object::parse(String::new(), json)?;
+        file.version()?;
+        file.only(&KEYS)?;
+        for (index, layer) in file.array("layers").unwrap_or_default().into_iter().enumerate() {
+            Object::parse(format!("layer {index}"), layer)?.only(&LAYER_KEYS)?;
+        }
+        if let Ok(Some(seconds)) = file.optional::<&RawValue>("seconds", "") {
+            Object::parse("seconds".into(), seconds.get())?.only(&["measure", "solve"])?;
+        }
         serde_json::from_str(json).map_err(|error| Error::Json { place: String::new(), what: format!("{error}") })
     }
 

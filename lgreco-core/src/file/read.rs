@@ -120,6 +120,14 @@ impl<'a> Object<'a> {
         }
     }
 
+    /// Refuses keys that are neither `known` nor begin with `x-`.
+    pub(super) fn only(&self, known: &[&'static str]) -> Result<(), Error> {
+        let unknown = |key: &&String| !known.contains(&key.as_str()) && !key.starts_with("x-");
+        let Some(key) = self.fields.keys().find(unknown) else { return Ok(()) };
+        let nearest = known.iter().copied().min_by_key(|known| distance(key, known)).unwrap_or_default();
+        Err(Error::Key { place: self.place.clone(), key: shortened(key), nearest })
+    }
+
     /// A count that must be there.
     pub(super) fn count(&self, field: &'static str) -> Result<u64, Error> {
         self.required(field, COUNT).map(|Count(count)| count)
@@ -150,12 +158,30 @@ impl<'a> Object<'a> {
     }
 
     pub(super) fn wrong(&self, field: &'static str, expected: &'static str) -> Error {
-        const LONGEST: usize = 40;
-        let found = match self.fields.get(field).map(|value| value.get()) {
-            None => "missing".to_owned(),
-            Some(json) if json.chars().count() <= LONGEST => json.to_owned(),
-            Some(json) => format!("{}…", json.chars().take(LONGEST).collect::<String>()),
-        };
+        let found = self.fields.get(field).map_or("missing".to_owned(), |value| shortened(value.get()));
         Error::Field { place: self.place.clone(), field, expected, found }
     }
+}
+
+/// `text` as far as a message shows it.
+fn shortened(text: &str) -> String {
+    const LONGEST: usize = 40;
+    match text.char_indices().nth(LONGEST) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// Characters to insert, remove or replace (Levenshtein's distance, of what a message shows of `found`).
+fn distance(found: &str, known: &str) -> usize {
+    let mut row: Vec<usize> = (0..=known.chars().count()).collect();
+    for (line, a) in shortened(found).chars().enumerate() {
+        let mut diagonal = core::mem::replace(&mut row[0], line + 1);
+        for (column, b) in known.chars().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[known.chars().count()]
 }

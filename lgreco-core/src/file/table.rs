@@ -40,13 +40,15 @@ impl TableFile {
     /// ```
     ///
     /// # Errors
-    /// [`Error`] names the layer, the option and the field, what was found there and what was expected.
+    /// [`Error`] names the layer, the option and the field, what was found there and what was expected; of an unknown key
+    /// the one that may be meant.
     ///
     /// # Complexity
     /// O(bytes).
     pub fn parse(json: &[u8]) -> Result<TableFile, Error> {
         let file = Object::parse(String::new(), read::text(json)?)?;
         file.version()?;
+        file.only(&["version", "metric", "budget", "layers"])?;
         let finite = "a finite number >= 0";
         let budget: Option<f64> = file.optional("budget", finite)?;
         if budget.is_some_and(|budget| !(budget.is_finite() && budget >= 0.0)) {
@@ -59,8 +61,10 @@ impl TableFile {
             let name: String = layer.required("name", "a string")?;
             let place = format!("layer {index} (`{name}`)");
             let layer = Object::parse(place.clone(), json)?;
+            layer.only(&["name", "elements", "uncompressed_size", "default", "options"])?;
             let options = layer.array("options")?.into_iter().enumerate().map(|(index, json)| {
                 let option = Object::parse(format!("{place}, option {index}"), json)?;
+                option.only(&["label", "size", "error"])?;
                 let error = option.required("error", finite)?;
                 Ok((option.required("label", "a string")?, Choice { size: option.count("size")?, error }))
             });

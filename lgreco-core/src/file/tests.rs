@@ -5,7 +5,7 @@ use crate::testing::{files::check_files, tables::Instance};
 use proptest::prelude::*;
 use std::{format, string::String, string::ToString, vec, vec::Vec};
 
-const TABLE: &str = r#"{"version":1, "metric":"l2", "budget":12.5, "note":[{}],
+const TABLE: &str = r#"{"version":1, "metric":"l2", "budget":12.5, "x-note":[{}],
  "layers":[{"name":"fc1.weight","elements":262144,"default":1,
             "options":[{"label":"topk 0.1%","size":16768,"error":3.25}, {"label":"topk 0.2%","size":33536,"error":3.01}]},
            {"name":"fc2 \"é\"","elements":9,
@@ -78,6 +78,42 @@ fn keys_that_are_there_twice_are_named() {
     for twice in [r#"{"version":1,"version":1}"#, r#"{"version":1,"solver":"a","solver":"b"}"#] {
         assert!(PlanFile::parse(twice.as_bytes()).unwrap_err().to_string().contains("is there twice"));
     }
+}
+
+#[test]
+fn unknown_keys_are_refused_with_the_nearest_known_one() {
+    let own = "(keys of your own begin with `x-`)";
+    assert_eq!(message("\"budget\"", "\"bugdet\""), format!("key `bugdet` is unknown: is `budget` meant? {own}"));
+    assert_eq!(
+        message("\"default\":1", "\"Default\":1"),
+        format!("layer 0 (`fc1.weight`): key `Default` is unknown: is `default` meant? {own}")
+    );
+    assert_eq!(
+        message("\"size\":288", "\"size\":288,\"sise\":1"),
+        format!("layer 1 (`fc2 \"é\"`), option 0: key `sise` is unknown: is `size` meant? {own}")
+    );
+    for key in ["x", "X-note", "note", "", "é"] {
+        assert!(message("x-note", key).starts_with(&format!("key `{key}` is unknown: is `")), "{key}");
+    }
+    assert!(message("x-note", &"n".repeat(99)).starts_with(&format!("key `{}…` is unknown", "n".repeat(40))));
+    let theirs = TABLE.replace("\"size\"", "\"x-\":{},\"size\"").replace("\"name\"", "\"x-1\":null,\"name\"");
+    assert_eq!(TableFile::parse(theirs.as_bytes()), TableFile::parse(TABLE.as_bytes()));
+
+    let plan = r#"{"version":1, "solver":"exact", "size":1, "lower_bound":1, "proven":true, "error":0, "budget":1,
+        "uncompressed_size":2, "layers":[{"name":"a", "option":0, "label":"b", "size":1, "error":0}],
+        "seconds":{"solve":1}}"#;
+    let refused = |from: &str, to: &str| {
+        assert!(plan.contains(from));
+        PlanFile::parse(plan.replacen(from, to, 1).as_bytes()).unwrap_err().to_string()
+    };
+    assert_eq!(refused("\"proven\"", "\"proved\""), format!("key `proved` is unknown: is `proven` meant? {own}"));
+    assert_eq!(refused("\"label\"", "\"lable\""), format!("layer 0: key `lable` is unknown: is `label` meant? {own}"));
+    assert_eq!(
+        refused("\"solve\"", "\"solved\""),
+        format!("seconds: key `solved` is unknown: is `solve` meant? {own}")
+    );
+    let theirs = plan.replace("\"size\"", "\"x-a\":1,\"size\"").replace("\"solve\":", "\"x-b\":[],\"solve\":");
+    assert_eq!(PlanFile::parse(theirs.as_bytes()), PlanFile::parse(plan.as_bytes()));
 }
 
 #[test]
