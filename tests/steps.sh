@@ -41,7 +41,9 @@ skip() { # KIND REASON
 # Leaves the steps named, and those after which they come.
 choose_steps() {
     local name other wanted=" $* " kept=() i
-    for name in "$@"; do [ -n "${command[$name]:-}" ] || die "no step is called $name; tests/run --list shows them"; done
+    for name in "$@"; do
+        [ -n "${command[$name]:-}" ] || die "no step is called $name; tests/run --list shows them"
+    done
     for ((i = ${#names[@]} - 1; i >= 0; i--)); do # those after which a step comes are declared before it
         name=${names[i]}
         [[ $wanted == *" $name "* ]] || continue

@@ -27,8 +27,8 @@ compiler_and_linker() {
 }
 
 has_vulkan() {
-    [ "$(uname)" != Linux ] || [ -n "${VK_ICD_FILENAMES:-}" ] || compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null ||
-        compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
+    [ "$(uname)" != Linux ] || [ -n "${VK_ICD_FILENAMES:-}" ] ||
+        compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
 }
 
 # A step of its own, because it takes a while beside which tests can be compiled. What cannot be installed is missed by
