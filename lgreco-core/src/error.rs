@@ -1,4 +1,5 @@
 use crate::num::Sum;
+use core::fmt;
 
 /// Everything that can go wrong, with the place and the numbers; no strings are built.
 ///
@@ -25,7 +26,7 @@ pub enum Error {
         found: usize,
     },
     /// A parameter is outside its range.
-    #[error("{what} is {value}, expected {expected}")]
+    #[error("{what} is {}, expected {expected}", Number(.value))]
     Parameter {
         /// Which parameter.
         what: &'static str,
@@ -71,7 +72,7 @@ pub enum Error {
         what: &'static str,
     },
     /// An element is too large for the format it is to be sent in.
-    #[error("element {index} is {value}: its magnitude does not fit the format it is sent in")]
+    #[error("element {index} is {}: its magnitude does not fit the format it is sent in", Number(.value))]
     ElementOverflow {
         /// Position of the element.
         index: usize,
@@ -96,7 +97,7 @@ pub enum Error {
         layer: usize,
     },
     /// An option's error is NaN, infinite or negative.
-    #[error("layer {layer}, option {option}: error is {value}, expected a finite number >= 0")]
+    #[error("layer {layer}, option {option}: error is {}, expected a finite number >= 0", Number(.value))]
     OptionError {
         /// Index of the layer.
         layer: usize,
@@ -134,13 +135,17 @@ pub enum Error {
         first: usize,
     },
     /// A budget that is NaN, infinite or negative.
-    #[error("the error budget is {value}, expected a finite number >= 0")]
+    #[error("the error budget is {}, expected a finite number >= 0", Number(.value))]
     Budget {
         /// The budget given.
         value: f64,
     },
     /// No plan meets the budget.
-    #[error("infeasible: the error budget is {budget}, the smallest achievable error is {smallest}")]
+    #[error(
+        "infeasible: the error budget is {}, the smallest achievable error is {}",
+        Number(.budget),
+        Number(.smallest)
+    )]
     Infeasible {
         /// The budget.
         budget: f64,
@@ -148,7 +153,7 @@ pub enum Error {
         smallest: f64,
     },
     /// The plan's choices cost more error than its budget.
-    #[error("the plan's error is {error}, its budget {budget}")]
+    #[error("the plan's error is {}, its budget {}", Number(.error), Number(.budget))]
     OverBudget {
         /// The error of the choices, summed by the verifier.
         error: f64,
@@ -156,7 +161,7 @@ pub enum Error {
         budget: f64,
     },
     /// A plan's statement about itself does not hold.
-    #[error("the plan states {what} {stated}, the verifier finds {found}")]
+    #[error("the plan states {what} {}, the verifier finds {}", Number(.stated), Number(.found))]
     PlanMismatch {
         /// Which statement.
         what: &'static str,
@@ -195,8 +200,9 @@ pub enum Error {
 
     /// A compressor under which feedback may amplify errors instead of repaying them.
     #[error(
-        "the compressor's squared error is {relative} of the gradient's squared norm: feedback needs less than 1, or \
-         what it remembers outgrows the gradients; compress more mildly or do without feedback"
+        "the compressor's squared error is {} of the gradient's squared norm: feedback needs less than 1, or what it \
+         remembers outgrows the gradients; compress more mildly or do without feedback",
+        Number(.relative)
     )]
     NotContractive {
         /// Squared error by squared norm.
@@ -333,6 +339,15 @@ impl Error {
     /// Code of [`Error::NonFiniteGradient`].
     pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
 
+    /// The error of another rank that told this code. Codes are below 1000, so a larger one is no code but damage.
+    pub(crate) fn of_peer(rank: u32, code: u64) -> Error {
+        let damaged = Error::PayloadBody { what: "" }.code();
+        match u32::try_from(code).ok().filter(|&code| code < 1000) {
+            Some(code) => Error::Peer { rank, code },
+            None => Error::PeerMessage { rank, code: damaged },
+        }
+    }
+
     /// No plan meets `budget`, since the most exact one has the error `smallest`.
     pub(crate) fn infeasible(budget: f64, smallest: Sum) -> Error {
         let smallest = smallest.rounded_up();
@@ -425,6 +440,17 @@ impl Error {
     }
 }
 
+/// A number for people: with an exponent where it would otherwise be a row of zeros.
+pub(crate) struct Number<'a, T>(pub(crate) &'a T);
+
+impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = (*self.0).into().abs();
+        let plain = !size.is_finite() || size == 0.0 || (1e-5..1e16).contains(&size);
+        if plain { fmt::Display::fmt(self.0, f) } else { fmt::LowerExp::fmt(self.0, f) }
+    }
+}
+
 /// `Err` with the first layer that has the name of an earlier one. O(n log n).
 #[cfg(feature = "alloc")]
 pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
@@ -445,4 +471,39 @@ pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> R
 /// `Err` unless `found >= expected`.
 pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     if expected <= found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn large_and_small_numbers_are_short() {
+        let text = |value| Error::Budget { value }.to_string();
+        assert_eq!(text(-1e308), "the error budget is -1e308, expected a finite number >= 0");
+        assert_eq!(text(f64::NEG_INFINITY), "the error budget is -inf, expected a finite number >= 0");
+        assert_eq!(text(-5e-324), "the error budget is -5e-324, expected a finite number >= 0");
+        assert_eq!(text(-0.25), "the error budget is -0.25, expected a finite number >= 0");
+        let infeasible = Error::Infeasible { budget: 1e300, smallest: 1.5e300 }.to_string();
+        assert_eq!(infeasible, "infeasible: the error budget is 1e300, the smallest achievable error is 1.5e300");
+        let element = Error::ElementOverflow { index: 3, value: 1e38 }.to_string();
+        assert_eq!(element, "element 3 is 1e38: its magnitude does not fit the format it is sent in");
+        let all = [
+            Error::Parameter { what: "gain", value: 1e308, expected: "in (0, 1]" },
+            Error::OptionError { layer: 0, option: 0, value: -1e308 },
+            Error::OverBudget { error: 1e308, budget: 1e300 },
+            Error::PlanMismatch { what: "error", stated: 1e308, found: 1e-308 },
+            Error::NotContractive { relative: 1e308 },
+        ];
+        assert!(all.iter().all(|error| error.to_string().len() < 220));
+    }
+
+    #[test]
+    fn what_is_no_code_is_a_damaged_message() {
+        assert_eq!(Error::of_peer(2, 101), Error::Peer { rank: 2, code: 101 });
+        for code in [1000, u64::from(u32::MAX), 1 << 40, u64::MAX] {
+            assert_eq!(Error::of_peer(2, code), Error::PeerMessage { rank: 2, code: 41 });
+        }
+    }
 }

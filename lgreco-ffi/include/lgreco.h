@@ -3,7 +3,20 @@
  *
  * What holds for every call here (order of arguments, NULL, ownership, threads, errors, versions) stands in
  * lgreco-ffi/README.md. In short: every call returns a status, outputs count only after LGRECO_OK, handles are freed
- * by their destroy call and nothing else, different handles may be used by different threads at the same time.
+ * by their destroy call and nothing else, different handles may be used by different threads at the same time. A
+ * context is one handle: a call that is given a context another thread is using returns LGRECO_BUSY, so threads that
+ * make things at the same time need a context each, or a lock. After fork() the child may go on with handles of the CPU,
+ * which are copies; those of a GPU belong to the parent.
+ *
+ * Compressing by hand: what lgreco_controller does for a trainer, one that exchanges payloads itself must do.
+ *   - Every rank needs the settings of every layer: lgreco_setting_to_bytes and lgreco_setting_from_bytes, or the table
+ *     and the plan as text (lgreco_table_to_json, lgreco_plan_to_json); both are the same on every machine.
+ *   - lgreco_feedback_check tells which feedback suits which method.
+ *   - Payloads are decoded one by one, and what they decode to is summed. Those of PowerSGD too: two factors of every
+ *     rank belong together, and sums of factors are the factors of nothing. Only the controller all-reduces factors.
+ *   - Payloads whose length the values decide (AdaComp, hard thresholds, SIDCo) are as long as the call that writes them
+ *     says, at most lgreco_compressor_bound; send the length before them, or as many bytes as the bound with the length
+ *     told some other way. All others have one length under one setting, on every rank.
  *
  * Generated from the Rust source: LGRECO_BLESS=1 cargo test -p lgreco-ffi --test header
  */
@@ -19,6 +32,9 @@
 #define LGRECO_VERSION_PATCH 0
 #define LGRECO_VERSION_STRING "0.1.0"
 #define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
+
+// Bytes of a setting.
+#define LGRECO_SETTING_BYTES 68
 
 // Bytes of a saved cut setting.
 #define LGRECO_CUT_SETTING_BYTES 76
@@ -68,10 +84,63 @@ typedef struct lgreco_context_options {
     // Which device of that kind, from 0, the default: CUDA's ordinal; of LGRECO_DEVICE_WGPU there is one, the fastest
     // adapter.
     uint32_t device_index;
+    // Where lgreco_context_create writes why it failed, as there is no handle then to ask: text with a NUL at its end, cut
+    // to `message_capacity`, and "" when it succeeds. NULL, the default, for nowhere. Not used after the call.
+    char *message;
+    // Bytes there; 512 are always enough.
+    size_t message_capacity;
 } lgreco_context_options;
+
+// A compression method: LGRECO_METHOD_...; below 32 the codes are those in payload headers.
+typedef uint32_t lgreco_method;
+
+// Which interval the levels of a QSGD bucket divide: LGRECO_SCALE_...
+typedef uint32_t lgreco_scale;
+
+// How QSGD rounds between two levels: LGRECO_ROUNDING_...
+typedef uint32_t lgreco_rounding;
 
 // An element type: LGRECO_DTYPE_...
 typedef uint32_t lgreco_dtype;
+
+// Which distributions SIDCo fits to magnitudes: LGRECO_SIDCO_FIT_...
+typedef uint32_t lgreco_sidco_fit;
+
+// A compressor with its parameters. Begin with LGRECO_SETTING_INIT; fields of other methods are not looked at.
+typedef struct lgreco_setting {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
+    lgreco_method method;
+    // QSGD: bits per element, 1 to 8; 4 by default.
+    uint32_t bits;
+    // QSGD: elements per bucket, at least 1; 512 by default.
+    uint32_t bucket;
+    // QSGD: LGRECO_SCALE_MAX_NORM by default.
+    lgreco_scale scale;
+    // QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
+    lgreco_rounding rounding;
+    // TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
+    uint32_t keep;
+    // TopK, hard thresholds, SIDCo: type the values are sent in; LGRECO_DTYPE_F32 by default.
+    lgreco_dtype values;
+    // PowerSGD: rank, at least 1; 4 by default.
+    uint32_t rank;
+    // PowerSGD: power iterations, 1 to 1000; 1 by default.
+    uint32_t iterations;
+    // Hard thresholds: the least magnitude sent, positive and finite; 0 by default, so that it must be set.
+    float lambda;
+    // SIDCo: the wanted share of elements, in (0, 1]; 0.01 by default.
+    double density;
+    // SIDCo: LGRECO_SIDCO_FIT_EXPONENTIAL by default.
+    lgreco_sidco_fit fit;
+    // SIDCo: number of stages, at least 1; 1 by default.
+    uint32_t stages;
+    // AdaComp: elements per bin, at least 1; 500 by default, for convolutions the authors take 50.
+    uint32_t bin;
+    // LoCo: elements per group, at least 1; 512 by default.
+    uint32_t group;
+} lgreco_setting;
 
 // A named tensor of the model. Begin with LGRECO_LAYER_INIT.
 typedef struct lgreco_layer {
@@ -90,9 +159,6 @@ typedef struct lgreco_layer {
     // Must be 0.
     uint32_t reserved;
 } lgreco_layer;
-
-// A compression method: LGRECO_METHOD_...; below 32 the codes are those in payload headers.
-typedef uint32_t lgreco_method;
 
 // What errors of tables are measured in: LGRECO_METRIC_...
 typedef uint32_t lgreco_metric;
@@ -122,51 +188,6 @@ typedef struct lgreco_search_options {
     // Seed of random start matrices: give compressors the same; 0 by default.
     uint64_t seed;
 } lgreco_search_options;
-
-// Which interval the levels of a QSGD bucket divide: LGRECO_SCALE_...
-typedef uint32_t lgreco_scale;
-
-// How QSGD rounds between two levels: LGRECO_ROUNDING_...
-typedef uint32_t lgreco_rounding;
-
-// Which distributions SIDCo fits to magnitudes: LGRECO_SIDCO_FIT_...
-typedef uint32_t lgreco_sidco_fit;
-
-// A compressor with its parameters. Begin with LGRECO_SETTING_INIT; fields of other methods are not looked at.
-typedef struct lgreco_setting {
-    // Set by the INIT macro.
-    size_t struct_size;
-    // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
-    lgreco_method method;
-    // QSGD: bits per element, 1 to 8; 4 by default.
-    uint32_t bits;
-    // QSGD: elements per bucket, at least 1; 512 by default.
-    uint32_t bucket;
-    // QSGD: LGRECO_SCALE_MAX_NORM by default.
-    lgreco_scale scale;
-    // QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
-    lgreco_rounding rounding;
-    // TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
-    uint32_t keep;
-    // TopK, hard thresholds, SIDCo: type the values are sent in; LGRECO_DTYPE_F32 by default.
-    lgreco_dtype values;
-    // PowerSGD: rank, at least 1; 4 by default.
-    uint32_t rank;
-    // PowerSGD: power iterations, at least 1; 1 by default.
-    uint32_t iterations;
-    // Hard thresholds: the least magnitude sent, positive and finite; 0 by default, so that it must be set.
-    float lambda;
-    // SIDCo: the wanted share of elements, in (0, 1]; 0.01 by default.
-    double density;
-    // SIDCo: LGRECO_SIDCO_FIT_EXPONENTIAL by default.
-    lgreco_sidco_fit fit;
-    // SIDCo: number of stages, at least 1; 1 by default.
-    uint32_t stages;
-    // AdaComp: elements per bin, at least 1; 500 by default, for convolutions the authors take 50.
-    uint32_t bin;
-    // LoCo: elements per group, at least 1; 512 by default.
-    uint32_t group;
-} lgreco_setting;
 
 // One option of one layer. This struct never changes.
 typedef struct lgreco_choice {
@@ -1065,7 +1086,7 @@ const char *lgreco_version_string(void);
 // Makes a context. `options` may be NULL: the CPU.
 //
 // LGRECO_NOT_BUILT_IN when this build has no such devices, LGRECO_UNAVAILABLE when this machine has none, or none that
-// can be used, LGRECO_DEVICE when its driver fails (for CUDA, lgreco_cuda_create says what is missing, or failed).
+// can be used, LGRECO_DEVICE when its driver fails. What is missing, or failed, is written to the options' `message`.
 lgreco_status lgreco_context_create(const struct lgreco_context_options *options,
                                     struct lgreco_context **context);
 
@@ -1075,6 +1096,24 @@ lgreco_status lgreco_context_destroy(struct lgreco_context **context);
 // What went wrong in the last failed call that was given the context; empty if none has failed. Valid until the next
 // such call.
 const char *lgreco_context_message(const struct lgreco_context *context);
+
+// Writes a setting to bytes[0 .. LGRECO_SETTING_BYTES], the same on every machine, so that ranks that compress by hand can
+// send it to one another. Settings that compress alike have the same bytes: fields of other methods are left out.
+//
+// LGRECO_LENGTH when `capacity` is less; LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER.
+lgreco_status lgreco_setting_to_bytes(struct lgreco_context *context,
+                                      const struct lgreco_setting *setting,
+                                      uint8_t *bytes,
+                                      size_t capacity);
+
+// Fills `setting` with what lgreco_setting_to_bytes wrote. Any bytes may be given. Whether the setting fits a layer is for
+// the calls that use it to say.
+//
+// LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER.
+lgreco_status lgreco_setting_from_bytes(struct lgreco_context *context,
+                                        const uint8_t *bytes,
+                                        size_t length,
+                                        struct lgreco_setting *setting);
 
 // Measures every layer of a model on its gradient under every candidate: the error table to plan on, each option with
 // its setting (lgreco_table_setting). Layers with one dimension or fewer, or few elements, are left out: `model_layers`
@@ -1221,7 +1260,8 @@ lgreco_status lgreco_compressor_create(struct lgreco_context *context,
                                        const struct lgreco_compressor_options *options,
                                        struct lgreco_compressor **compressor);
 
-// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too:
+// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too, without
+// values:
 //
 // |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
 // |---------------------------------|--------------------------------|-------|-----------------|
@@ -1797,7 +1837,7 @@ lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
 // what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
 // aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2
 // n (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
-// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
+// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL, but for lgreco_feedback_check, which this call does not ask.
 //
 // As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
 // The residual is then unchanged.
@@ -1857,7 +1897,7 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
 #endif  // __cplusplus
 
 // Structs as calls expect them: struct_size set, options at their defaults.
-#define LGRECO_CONTEXT_OPTIONS_INIT {sizeof(lgreco_context_options), LGRECO_DEVICE_CPU, 0}
+#define LGRECO_CONTEXT_OPTIONS_INIT {sizeof(lgreco_context_options), LGRECO_DEVICE_CPU, 0, NULL, 0}
 #define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32, 0}
 #define LGRECO_SETTING_INIT                                                                                            \
     {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \

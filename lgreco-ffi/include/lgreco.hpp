@@ -92,7 +92,13 @@ class Context {
 public:
     explicit Context(const lgreco_context_options &options = context_options()) {
         lgreco_context *made = nullptr;
-        lgreco::check(lgreco_context_create(&options, &made));
+        char reason[512] = "";
+        lgreco_context_options told = options;
+        if (told.message == nullptr) {
+            told.message = reason;
+            told.message_capacity = sizeof reason;
+        }
+        lgreco::check(lgreco_context_create(&told, &made), told.message);
         handle_.reset(made);
     }
 

@@ -34,10 +34,11 @@ fn cuda(_: u32) -> Result<Device, Failure> {
 
 #[cfg(feature = "wgpu")]
 fn wgpu(index: u32) -> Result<Device, Failure> {
-    match (index, lgreco_wgpu::WgpuBackend::new()) {
-        (0, Ok(backend)) => Ok(Device::Wgpu(Arc::new(Mutex::new(backend)))),
-        _ => Err(NO_DEVICE),
+    if index > 0 {
+        return Err(NO_DEVICE);
     }
+    let backend = lgreco_wgpu::WgpuBackend::new().map_err(Failure::Wgpu)?;
+    Ok(Device::Wgpu(Arc::new(Mutex::new(backend))))
 }
 
 #[cfg(not(feature = "wgpu"))]

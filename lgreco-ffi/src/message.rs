@@ -23,6 +23,15 @@ impl Message {
         self.bytes[self.len] = 0;
     }
 
+    /// As much of the text as there is room for, and a NUL; nothing where there is no room.
+    pub(crate) fn copy_to(&self, room: &mut [u8]) {
+        let Some(most) = room.len().checked_sub(1) else { return };
+        let text = str::from_utf8(&self.bytes[..self.len]).unwrap_or_default();
+        let end = (0..=most.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        room[..end].copy_from_slice(&text.as_bytes()[..end]);
+        room[end] = 0;
+    }
+
     pub(crate) const fn as_ptr(&self) -> *const c_char {
         self.bytes.as_ptr().cast()
     }
@@ -62,6 +71,19 @@ mod tests {
         assert_eq!(text(&message), "é".repeat(255));
         message.set(format_args!("short"));
         assert_eq!(text(&message), "short");
+    }
+
+    #[test]
+    fn copies_are_cut_between_characters_too() {
+        let mut message = Message::empty();
+        message.set(format_args!("né"));
+        for (len, expected) in
+            [(0, &b""[..]), (1, b"\0"), (2, b"n\0"), (3, b"n\0."), (4, b"n\xc3\xa9\0"), (5, b"n\xc3\xa9\0.")]
+        {
+            let mut room = [b'.'; 5];
+            message.copy_to(&mut room[..len]);
+            assert_eq!(&room[..len], expected);
+        }
     }
 
     #[test]

@@ -84,12 +84,18 @@ pub(crate) struct Range {
     what: &'static str,
     start: usize,
     bytes: usize,
+    layer: Option<usize>,
 }
 
 impl Range {
+    /// That of this layer of a model.
+    pub(crate) fn of_layer(self, layer: usize) -> Range {
+        Range { layer: Some(layer), ..self }
+    }
+
     pub(crate) fn of<T>(pointer: *const T, len: usize, what: &'static str) -> Range {
         let bytes = if pointer.is_null() { 0 } else { len.saturating_mul(size_of::<T>()) };
-        Range { what, start: pointer.addr(), bytes }
+        Range { what, start: pointer.addr(), bytes, layer: None }
     }
 }
 
@@ -102,7 +108,10 @@ pub(crate) fn disjoint(output: Range, others: &[Range]) -> Result<(), Failure> {
             && other.start < output.start.saturating_add(output.bytes)
     };
     match others.iter().find(meets) {
-        Some(other) => Err(Failure::Overlap { what: output.what, with: other.what }),
+        Some(other) => {
+            let layers = [output.layer, other.layer];
+            Err(Failure::Overlap { what: output.what, with: other.what, layers })
+        }
         None => Ok(()),
     }
 }

@@ -201,6 +201,8 @@ pub(crate) enum Failure {
     Overlap {
         what: &'static str,
         with: &'static str,
+        /// Index of the layers that both belong to, if they belong to layers.
+        layers: [Option<usize>; 2],
     },
     StructSize {
         what: &'static str,
@@ -230,6 +232,9 @@ pub(crate) enum Failure {
     NotBuiltIn,
     #[cfg(feature = "cuda")]
     Cuda(lgreco_cuda::Error),
+    /// There is no such GPU, or none that can be used.
+    #[cfg(feature = "wgpu")]
+    Wgpu(lgreco_wgpu::Error),
     OfLayer {
         name: String,
         failure: Box<Failure>,
@@ -294,6 +299,8 @@ impl Failure {
             Failure::NotBuiltIn => LGRECO_NOT_BUILT_IN,
             #[cfg(feature = "cuda")]
             Failure::Cuda(error) => of_cuda(error),
+            #[cfg(feature = "wgpu")]
+            Failure::Wgpu(_) => LGRECO_UNAVAILABLE,
             Failure::OfLayer { failure, .. } => failure.status(),
             #[cfg(feature = "cuda")]
             Failure::OfCall { failure, .. } => failure.status(),
@@ -314,7 +321,10 @@ impl fmt::Display for Failure {
             Failure::File(error) => error.fmt(f),
             Failure::Null { what } => write!(f, "{what} is NULL"),
             Failure::Alignment { what } => write!(f, "{what} is not aligned for its type"),
-            Failure::Overlap { what, with } => write!(f, "{what} overlaps {with}"),
+            Failure::Overlap { what, with, layers: [_, None] } => write!(f, "{what} overlaps {with}"),
+            Failure::Overlap { what, with, layers: [_, Some(layer)] } => {
+                write!(f, "{what} share memory with {with} of layer {layer}, counted from 0")
+            }
             Failure::StructSize { what, smallest, found } => {
                 write!(f, "struct_size of {what} is {found}, expected at least {smallest}: set it with the INIT macro")
             }
@@ -329,6 +339,8 @@ impl fmt::Display for Failure {
             Failure::NotBuiltIn => f.write_str("the library was built without this kind of device"),
             #[cfg(feature = "cuda")]
             Failure::Cuda(error) => error.fmt(f),
+            #[cfg(feature = "wgpu")]
+            Failure::Wgpu(error) => error.fmt(f),
             Failure::OfLayer { name, failure } => write!(f, "layer `{name}`: {failure}"),
             #[cfg(feature = "cuda")]
             Failure::OfCall { call, failure } => write!(f, "call {call} since the last check: {failure}"),

@@ -273,10 +273,14 @@ fn decisions_are_those_of_the_cpu() {
 fn a_machine_has_so_many_devices() {
     let mut context = null_mut();
     for (device, device_index, status) in [(gpu(), 1000, LGRECO_UNAVAILABLE), (3, 0, LGRECO_UNKNOWN_CONSTANT)] {
-        let options = lgreco_context_options { device, device_index, ..Default::default() };
-        // SAFETY: both live.
+        let mut reason = [b'?'; 512];
+        let (message, message_capacity) = (reason.as_mut_ptr().cast(), reason.len());
+        let options = lgreco_context_options { device, device_index, message, message_capacity, ..Default::default() };
+        // SAFETY: all live, the room with its length.
         assert_eq!(unsafe { lgreco_context_create(&options, &raw mut context) }, status);
         assert!(context.is_null());
+        let reason = std::ffi::CStr::from_bytes_until_nul(&reason).unwrap().to_str().unwrap();
+        assert!(reason.len() > 10, "{reason}");
     }
     // SAFETY: NULL and a place.
     assert_eq!(unsafe { lgreco_context_create(null(), &raw mut context) }, LGRECO_OK);

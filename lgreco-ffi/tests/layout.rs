@@ -60,7 +60,16 @@ impl Program {
 #[test]
 fn c_and_rust_agree_on_structs_and_their_defaults() {
     let mut p = Program::default();
-    struct_of!(p, lgreco_context_options, "LGRECO_CONTEXT_OPTIONS_INIT", struct_size, device, device_index);
+    struct_of!(
+        p,
+        lgreco_context_options,
+        "LGRECO_CONTEXT_OPTIONS_INIT",
+        struct_size,
+        device,
+        device_index,
+        message,
+        message_capacity
+    );
     struct_of!(p, lgreco_layer, "LGRECO_LAYER_INIT", struct_size, name, dims, dims_len, values, dtype, reserved);
     struct_of!(
         p,

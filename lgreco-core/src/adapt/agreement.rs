@@ -35,7 +35,7 @@ pub(super) fn agree<C: Collective + ?Sized>(
     local?;
     for (rank, [code, ..]) in messages.clone().enumerate() {
         if code != 0 {
-            return Err(Error::Peer { rank: rank as u32, code: u32::try_from(code).unwrap_or(u32::MAX) });
+            return Err(Error::of_peer(rank as u32, code));
         }
     }
     let first = messages.clone().next().map(|[_, fingerprint, _]| fingerprint);

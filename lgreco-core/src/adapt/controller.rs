@@ -15,7 +15,7 @@ use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
 use crate::compress::{Setting, check_finite};
 use crate::error::{expect_distinct, expect_len};
-use crate::exchange::Collective;
+use crate::exchange::{Collective, Place};
 use crate::feedback::Residual;
 use crate::gradient::{Gradient, ValuesMut};
 use crate::rng::Stream;
@@ -91,11 +91,7 @@ impl Controller {
     /// O(n log n) in the layers. Allocates three f32 per element of the largest bucket, on the measuring rank one more per
     /// element of the model, and what uncompressed exchanges need.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
-        let (rank, world) = (collective.rank(), collective.world_size());
-        if rank >= world {
-            let value = rank as f64;
-            return Err(Error::Parameter { what: "rank", value, expected: "below the number of workers" });
-        }
+        let Place { rank, world } = Place::of(collective)?;
         config.check(&tensors, world)?;
         expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
         let adapts = config.policy != Policy::Uncompressed;

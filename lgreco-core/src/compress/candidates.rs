@@ -46,7 +46,7 @@ pub enum Candidates<'a> {
     },
     /// PowerSGD at each of `ranks`.
     PowerSgd {
-        /// Power iterations, at least 1.
+        /// Power iterations, 1 to [`MOST_ITERATIONS`](powersgd::MOST_ITERATIONS).
         iterations: u32,
         /// Ranks, at least 1.
         ranks: &'a [u32],

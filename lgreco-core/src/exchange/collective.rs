@@ -119,17 +119,19 @@ pub trait Collective {
 
 /// One worker's place in its group.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) rank: u32,
-    pub(super) world: u32,
+pub(crate) struct Place {
+    pub(crate) rank: u32,
+    pub(crate) world: u32,
 }
 
 impl Place {
-    pub(super) fn of<C: Collective + ?Sized>(collective: &C) -> Result<Place, Error> {
+    pub(crate) fn of<C: Collective + ?Sized>(collective: &C) -> Result<Place, Error> {
         let (rank, world) = (collective.rank(), collective.world_size());
-        if rank < world {
-            return Ok(Place { rank, world });
+        let wrong = |what, value: u32, expected| Err(Error::Parameter { what, value: value.into(), expected });
+        match (rank, world) {
+            (_, 0) => wrong("the number of workers", 0, "at least 1"),
+            _ if rank >= world => wrong("rank", rank, "below the number of workers"),
+            _ => Ok(Place { rank, world }),
         }
-        Err(Error::Parameter { what: "rank", value: rank as f64, expected: "below the number of workers" })
     }
 }

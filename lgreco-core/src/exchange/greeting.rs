@@ -38,7 +38,7 @@ pub(super) fn exchange<'w, C: Collective + ?Sized>(
     let told = greetings.as_chunks::<WORDS>().0.iter().map(|greeting| greeting.map(u64::from_le));
     for (rank, [code, ..]) in (0..).zip(told.clone()) {
         if code != 0 {
-            return Err(Error::Peer { rank, code: u32::try_from(code).unwrap_or(u32::MAX) });
+            return Err(Error::of_peer(rank, code));
         }
     }
     let first = told.clone().next().map(|[_, fingerprint, _]| fingerprint);

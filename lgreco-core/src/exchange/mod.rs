@@ -54,6 +54,8 @@ pub mod threads;
 mod workspace;
 
 pub use bucket::{Aggregation, Layer, Route, aggregate, workspace_len};
+#[cfg(feature = "alloc")]
+pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
 
 #[cfg(test)]

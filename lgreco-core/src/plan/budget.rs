@@ -39,7 +39,8 @@ impl Budget<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] when `alpha` is NaN, infinite or negative; [`Error::Budget`] when the budget is;
+    /// [`Error::Parameter`] when `alpha` is NaN, infinite or negative, or when `alpha` times the error of the defaults is
+    /// beyond f64; [`Error::Budget`] when a budget that was given is NaN, infinite or negative;
     /// [`Error::Length`] and [`Error::NoSuchOption`] when the reference plan does not fit the table.
     ///
     /// # Complexity
@@ -51,8 +52,14 @@ impl Budget<'_> {
                 if !(alpha.is_finite() && alpha >= 0.0) {
                     return Err(Error::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" });
                 }
+                let sum = table.chosen(options)?.map(|choice| choice.error).collect::<Sum>().rounded_up();
                 // Rounding is monotone: for alpha >= 1 the product is not below the rounded-up sum.
-                alpha * table.chosen(options)?.map(|choice| choice.error).collect::<Sum>().rounded_up()
+                let value = alpha * sum;
+                if !value.is_finite() {
+                    let (what, value) = ("alpha times the error of the defaults", f64::INFINITY);
+                    return Err(Error::Parameter { what, value, expected: "a finite number" });
+                }
+                value
             }
         };
         if value.is_finite() && value >= 0.0 { Ok(value.abs()) } else { Err(Error::Budget { value }) }
@@ -72,9 +79,11 @@ mod tests {
         let small = Table::new(&choices[..2], &[1, 2]).unwrap();
         let sum = Budget::Defaults { alpha: 1.0, options: &[0, 0] }.limit(&small).unwrap();
         assert_eq!(sum, 1f64.next_up());
-        assert!(matches!(Budget::Defaults { alpha: 2.0, options: &[0, 0] }.limit(&table), Err(Error::Budget { .. })));
+        let what = "alpha times the error of the defaults";
+        let overflow = Err(Error::Parameter { what, value: f64::INFINITY, expected: "a finite number" });
+        assert_eq!(Budget::Defaults { alpha: 2.0, options: &[0, 0] }.limit(&table), overflow);
         let large = Table::new(&choices, &[1, 2, 3, 4]).unwrap();
-        assert!(matches!(Budget::Defaults { alpha: 1.0, options: &[0; 4] }.limit(&large), Err(Error::Budget { .. })));
+        assert_eq!(Budget::Defaults { alpha: 1.0, options: &[0; 4] }.limit(&large), overflow);
     }
 
     #[test]

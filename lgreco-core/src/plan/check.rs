@@ -56,8 +56,12 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<(), E
         return Err(Error::PlanMismatch { what: "lower bound", stated: lower_bound as f64, found: stated as f64 });
     }
     let near = error.is_finite() && error >= 0.0 && {
-        let (below, above) = (error.next_down().max(0.0), error.next_up().min(f64::MAX));
-        ExactSum::from(below) <= sum && sum <= ExactSum::from(above)
+        let below = error.next_down().max(0.0);
+        // The largest f64 has none above it, but sums beyond it are near it all the same.
+        let step = if error < f64::MAX { error.next_up() - error } else { error - below };
+        let mut above = ExactSum::from(error);
+        above.add(step);
+        ExactSum::from(below) <= sum && sum <= above
     };
     if !near {
         return Err(Error::PlanMismatch { what: "error", stated: error, found: sum.approximate() });
@@ -170,6 +174,18 @@ mod tests {
         assert_eq!(verify(&table, &[1], &right).unwrap_err().code(), 1);
         let no_such = Error::NoSuchOption { layer: 1, option: 1, options: 1 };
         assert_eq!(verify(&table, &[1, 1], &right), Err(no_such));
+    }
+
+    /// A sum between the largest f64 and the next power of two is over every budget, not misstated.
+    #[test]
+    fn sums_beyond_the_largest_number_are_over_the_budget() {
+        let choices = [f64::MAX, 1e290, 5e291].map(|error| Choice { size: 1, error });
+        let table = Table::new(&choices, &[1, 3]).unwrap();
+        let summary = Summary { size: 2, lower_bound: 2, error: f64::MAX, budget: f64::MAX };
+        for option in 0..2 {
+            let found = verify(&table, &[0, option], &summary);
+            assert_eq!(found, Err(Error::OverBudget { error: f64::MAX, budget: f64::MAX }));
+        }
     }
 
     proptest! {

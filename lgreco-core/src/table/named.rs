@@ -2,7 +2,7 @@
 
 use super::{Choice, Table};
 use crate::Error;
-use crate::error::expect_distinct;
+use crate::error::{Number, expect_distinct};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::fmt;
 
@@ -353,7 +353,9 @@ impl fmt::Display for NamedError {
         }
         match self.error {
             Error::EmptyLayer { .. } => f.write_str(" has no options"),
-            Error::OptionError { value, .. } => write!(f, ": error is {value}, expected a finite number >= 0"),
+            Error::OptionError { value, .. } => {
+                write!(f, ": error is {}, expected a finite number >= 0", Number(&value))
+            }
             Error::SizeOverflow { size, .. } => write!(f, ": size {size} makes the total overflow 64 bits"),
             Error::NoSuchOption { option, options, .. } => write!(f, ": there is no option {option} of {options}"),
             Error::DuplicateName { layer, first } => write!(f, ": layers {first} and {layer} share this name"),

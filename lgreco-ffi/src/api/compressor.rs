@@ -180,7 +180,8 @@ pub unsafe extern "C" fn lgreco_compressor_create(
     }
 }
 
-/// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too:
+/// Whether the feedback of `options` may be kept under `setting` on `layer`, which lgreco_compressor_create asks too, without
+/// values:
 ///
 /// |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
 /// |---------------------------------|--------------------------------|-------|-----------------|

@@ -1,6 +1,7 @@
 use crate::device::Device;
 use crate::handle::{self, Kind};
-use crate::pointers::{Versioned, place, versioned_or_default};
+use crate::message::Message;
+use crate::pointers::{Versioned, place, slice_mut, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 
@@ -28,6 +29,11 @@ pub struct lgreco_context_options {
     /// Which device of that kind, from 0, the default: CUDA's ordinal; of LGRECO_DEVICE_WGPU there is one, the fastest
     /// adapter.
     pub device_index: u32,
+    /// Where lgreco_context_create writes why it failed, as there is no handle then to ask: text with a NUL at its end, cut
+    /// to `message_capacity`, and "" when it succeeds. NULL, the default, for nowhere. Not used after the call.
+    pub message: *mut c_char,
+    /// Bytes there; 512 are always enough.
+    pub message_capacity: usize,
 }
 
 impl Default for lgreco_context_options {
@@ -36,11 +42,13 @@ impl Default for lgreco_context_options {
             struct_size: size_of::<lgreco_context_options>(),
             device: LGRECO_DEVICE_CPU,
             device_index: 0,
+            message: core::ptr::null_mut(),
+            message_capacity: 0,
         }
     }
 }
 
-// SAFETY: repr(C), starts with a usize, integers only.
+// SAFETY: repr(C), starts with a usize, integers and a raw pointer only.
 unsafe impl Versioned for lgreco_context_options {
     const WHAT: &'static str = "context options";
     const FIRST_SIZE: usize = 16;
@@ -69,7 +77,7 @@ impl Kind for lgreco_context {
 /// Makes a context. `options` may be NULL: the CPU.
 ///
 /// LGRECO_NOT_BUILT_IN when this build has no such devices, LGRECO_UNAVAILABLE when this machine has none, or none that
-/// can be used, LGRECO_DEVICE when its driver fails (for CUDA, lgreco_cuda_create says what is missing, or failed).
+/// can be used, LGRECO_DEVICE when its driver fails. What is missing, or failed, is written to the options' `message`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_context_create(
     options: *const lgreco_context_options,
@@ -82,7 +90,15 @@ pub unsafe extern "C" fn lgreco_context_create(
             context.write(core::ptr::null_mut());
             (versioned_or_default(options)?, context)
         };
-        let device = Device::open(options.device, options.device_index)?;
+        // SAFETY: README.md, pointers.
+        let room = unsafe { slice_mut(options.message.cast::<u8>(), options.message_capacity, "message")? };
+        let device = Device::open(options.device, options.device_index);
+        let mut message = Message::empty();
+        if let Err(failure) = &device {
+            message.set(format_args!("{failure}"));
+        }
+        message.copy_to(room);
+        let device = device?;
         context.write(handle::new::<lgreco_context>(Context { device }));
         Ok(())
     })

@@ -215,16 +215,19 @@ pub unsafe extern "C" fn lgreco_controller_step(
             state.gradients.clear();
             state.ranges.clear();
             let tensors = state.controller.tensors();
-            for (&pointer, tensor) in pointers.iter().zip(tensors) {
+            for (layer, (&pointer, tensor)) in pointers.iter().zip(tensors).enumerate() {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
                 state.gradients.push(values_mut(pointer, dtype, shape.elements())?);
-                state.ranges.push(values_range(pointer, dtype, shape));
+                state.ranges.push(values_range(pointer, dtype, shape).of_layer(layer));
             }
             if pointers.len() != tensors.len() {
                 let (expected, found) = (tensors.len(), pointers.len());
                 return Err(Error::Length { what: "gradients, one per layer", expected, found }.into());
             }
-            all_disjoint(&mut state.ranges)?;
+            all_disjoint(&mut state.ranges).map_err(|failure| match failure {
+                Failure::Overlap { layers: [Some(layer), _], .. } => failure.of_layer(tensors[layer].name()),
+                failure => failure,
+            })?;
             let done = state.controller.step(&mut collective, &mut state.gradients, learning_rate);
             state.gradients.clear();
             let done = done.map_err(|error| state.named(error))?;

@@ -143,7 +143,7 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
 /// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
 /// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2
 /// n (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
-/// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
+/// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL, but for lgreco_feedback_check, which this call does not ask.
 ///
 /// As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
 /// The residual is then unchanged.

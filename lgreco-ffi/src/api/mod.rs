@@ -9,6 +9,8 @@ mod gradient;
 
 mod setting;
 
+mod setting_bytes;
+
 mod measure;
 mod row;
 
@@ -79,6 +81,7 @@ pub use plan::*;
 pub use plan_file::*;
 pub use saved::*;
 pub use setting::*;
+pub use setting_bytes::*;
 pub use table::*;
 pub use table_file::*;
 #[cfg(feature = "testing")]

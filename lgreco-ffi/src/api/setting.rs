@@ -87,7 +87,7 @@ pub struct lgreco_setting {
     pub values: lgreco_dtype,
     /// PowerSGD: rank, at least 1; 4 by default.
     pub rank: u32,
-    /// PowerSGD: power iterations, at least 1; 1 by default.
+    /// PowerSGD: power iterations, 1 to 1000; 1 by default.
     pub iterations: u32,
     /// Hard thresholds: the least magnitude sent, positive and finite; 0 by default, so that it must be set.
     pub lambda: f32,

@@ -359,6 +359,27 @@ static void every_option_of_feedback_counts(void) {
     }
 }
 
+// Ranks that compress by hand send one another their settings.
+static void settings_as_bytes(void) {
+    uint8_t bytes[LGRECO_SETTING_BYTES], again[LGRECO_SETTING_BYTES];
+    lgreco_setting setting = LGRECO_SETTING_INIT, read = LGRECO_SETTING_INIT;
+    setting.method = LGRECO_METHOD_SIDCO;
+    setting.density = 0.125;
+    setting.fit = LGRECO_SIDCO_FIT_PARETO;
+    setting.bits = 7;  // of another method
+    STATUS(LGRECO_LENGTH, lgreco_setting_to_bytes(context, &setting, bytes, sizeof bytes - 1));
+    OK(lgreco_setting_to_bytes(context, &setting, bytes, sizeof bytes));
+    OK(lgreco_setting_from_bytes(context, bytes, sizeof bytes, &read));
+    CHECK(read.method == setting.method && read.density == 0.125 && read.fit == setting.fit && read.bits == 4);
+    OK(lgreco_setting_to_bytes(context, &read, again, sizeof again));
+    CHECK(memcmp(bytes, again, sizeof bytes) == 0);
+    STATUS(LGRECO_LENGTH, lgreco_setting_from_bytes(context, bytes, sizeof bytes - 1, &read));
+    bytes[0] ^= 1;
+    STATUS(LGRECO_SAVED_STATE, lgreco_setting_from_bytes(context, bytes, sizeof bytes, &read));
+    setting.method = 77;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_setting_to_bytes(context, &setting, bytes, sizeof bytes));
+}
+
 // With few bits QSGD adds more error than it is given, and what is remembered would grow until it overflows.
 static void feedback_that_diverges_is_refused(void) {
     lgreco_layer wide = layer();
@@ -542,6 +563,7 @@ int main(void) {
     residuals();
     every_option_of_feedback_counts();
     both_ends_of_ef21_agree();
+    settings_as_bytes();
     feedback_that_diverges_is_refused();
     saved_state();
     hostile_payloads();

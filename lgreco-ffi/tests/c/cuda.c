@@ -32,7 +32,11 @@ static void missing(void) {
     TEXT("no NVIDIA driver: the library libcuda", lgreco_context_message(context));
     CHECK(cuda == NULL);
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create_on_stream(context, &cuda, NULL));
+    char reason[512];
+    options.message = reason;
+    options.message_capacity = sizeof reason;
     STATUS(LGRECO_UNAVAILABLE, lgreco_context_create(&options, &gpu));
+    TEXT("no NVIDIA driver: the library libcuda", reason);
     CHECK(gpu == NULL);
 }
 

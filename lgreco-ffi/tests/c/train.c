@@ -549,6 +549,8 @@ static void misuse(void) {
     STATUS(LGRECO_UNAVAILABLE, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, &model));
     pointers[1] = model.values[0] + ELEMENTS - 1;
     STATUS(LGRECO_OVERLAP, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    TEXT("layer `", lgreco_controller_message(made));
+    CHECK(strstr(lgreco_controller_message(made), "share memory with values of layer 0, counted from 0") != NULL);
     pointers[1] = NULL;
     STATUS(LGRECO_NULL_POINTER, lgreco_controller_step(made, &collective, pointers, LAYERS, 0.1, NULL, NULL));
     pointers[1] = model.values[1];

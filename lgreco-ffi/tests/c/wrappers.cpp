@@ -158,8 +158,14 @@ int main() {
     lgreco_compressor_options options = lgreco::compressor_options();
     options.feedback = LGRECO_FEEDBACK_RESIDUAL;
     std::vector<lgreco::Compressor> compressors;
-    for (std::size_t layer = 0; layer < model.size(); layer++)
-        compressors.emplace_back(context, model[layer], table.setting(layer, plan.view().options[layer]), options);
+    for (std::size_t layer = 0; layer < model.size(); layer++) {
+        lgreco_setting setting = table.setting(layer, plan.view().options[layer]);
+        lgreco_layer any = model[layer];
+        any.values = nullptr;
+        // Fewer bits suit no feedback, whatever these values are.
+        if (lgreco_feedback_check(context.get(), &any, &setting, &options) != LGRECO_OK) setting.bits = 4;
+        compressors.emplace_back(context, model[layer], setting, options);
+    }
     std::vector<std::uint8_t> payload;
     std::vector<float> decoded(fc1.size());
     compressors[0].encode(0, fc1.data(), payload);
@@ -192,7 +198,7 @@ int main() {
     throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { copy.setting(0, 0); });
     throws(LGRECO_FEEDBACK_RULE, "LGRECO_FEEDBACK_RULE: layer `fc1`: ", [&] { moved.receive(payload, decoded); });
     throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json(context, "{"); });
-    throws(LGRECO_NOT_BUILT_IN, "LGRECO_NOT_BUILT_IN", [] {
+    throws(LGRECO_NOT_BUILT_IN, "LGRECO_NOT_BUILT_IN: the library was built without this kind of device", [] {
         lgreco_context_options cuda = lgreco::context_options();
         cuda.device = LGRECO_DEVICE_CUDA;
         lgreco::Context none(cuda);

@@ -240,13 +240,14 @@ fn senseless_configurations_are_refused() {
 /// A network that fails in the middle.
 #[test]
 fn a_broken_network_is_an_error() {
-    struct Broken;
+    /// Of so many workers.
+    struct Broken(u32);
     impl Collective for Broken {
         fn rank(&self) -> u32 {
             0
         }
         fn world_size(&self) -> u32 {
-            2
+            self.0
         }
         fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
             Err(CollectiveError { code: 3 })
@@ -258,7 +259,9 @@ fn a_broken_network_is_an_error() {
             Err(CollectiveError { code: 5 })
         }
     }
-    let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &Broken).unwrap();
-    let result = controller.step(&mut Broken, &mut views(&mut gradients(0, 0, 1.0)), 1.0);
+    let none = Controller::new(config(Method::TopK, LGRECO), model(), &Broken(0)).err().unwrap();
+    assert_eq!(none.to_string(), "the number of workers is 0, expected at least 1");
+    let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &Broken(2)).unwrap();
+    let result = controller.step(&mut Broken(2), &mut views(&mut gradients(0, 0, 1.0)), 1.0);
     assert_eq!(result, Err(Error::Collective { code: 4 }));
 }

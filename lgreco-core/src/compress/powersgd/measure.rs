@@ -36,7 +36,7 @@ pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usiz
 /// the same but cancels.) Ranks that leave less than 1/1024 of `‖M‖²` are all summed element by element.
 ///
 /// # Errors
-/// [`Error::NonFinite`]; [`Error::Parameter`] when a rank or `iterations` is 0; [`Error::Length`] when
+/// [`Error::NonFinite`]; [`Error::Parameter`] when a rank is 0 or `iterations` out of range; [`Error::Length`] when
 /// `squared_errors` is not as long as `ranks` or the workspace is too short; [`Error::Overflow`] as for encode at the
 /// largest rank.
 ///

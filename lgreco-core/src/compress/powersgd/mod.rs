@@ -41,6 +41,18 @@ use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
+/// The most power iterations: far more than any gap between singular values in f32 takes to be seen, and few enough that no
+/// call seems to hang.
+///
+/// ```
+/// use lgreco_core::compress::powersgd::{MOST_ITERATIONS, PowerSgd};
+/// use lgreco_core::gradient::Shape;
+/// let header = |iterations| PowerSgd { rank: 4, iterations }.header(Shape::new(8, 8)?);
+/// assert!(header(MOST_ITERATIONS).is_ok() && header(MOST_ITERATIONS + 1).is_err());
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+pub const MOST_ITERATIONS: u32 = 1000;
+
 /// PowerSGD at one rank, started afresh at every call.
 ///
 /// ```
@@ -65,7 +77,7 @@ use crate::rng::Stream;
 pub struct PowerSgd {
     /// Rank, at least 1; `min(rows, cols)` where that is less.
     pub rank: u32,
-    /// Power iterations, at least 1. More of them bring the error closer to that of the best matrix of this rank; the
+    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More of them bring the error closer to that of the best matrix of this rank; the
     /// published method does one per step and relies on warm start ([`encode_warm`]).
     pub iterations: u32,
 }
@@ -107,17 +119,19 @@ impl PowerSgd {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] when the rank or the number of iterations is 0.
+    /// [`Error::Parameter`] when the rank is 0 or the number of iterations out of range.
     pub fn header(&self, shape: Shape) -> Result<Header, Error> {
         self.check()?;
         Ok(header(shape, effective_rank(shape, self.rank)))
     }
 
     fn check(&self) -> Result<(), Error> {
-        for (what, value) in [("rank", self.rank), ("power iterations", self.iterations)] {
-            if value == 0 {
-                return Err(Error::Parameter { what, value: 0.0, expected: "at least 1" });
-            }
+        if self.rank == 0 {
+            return Err(Error::Parameter { what: "rank", value: 0.0, expected: "at least 1" });
+        }
+        if !(1..=MOST_ITERATIONS).contains(&self.iterations) {
+            let value = f64::from(self.iterations);
+            return Err(Error::Parameter { what: "power iterations", value, expected: "1 to 1000" });
         }
         Ok(())
     }

@@ -276,7 +276,7 @@ fn options_have_effects_and_limits() {
     assert_ne!(payload(2, 1, STREAM), payload(2, 1, Stream { layer: 3, ..STREAM }));
     assert_eq!(payload(2, 1, STREAM), payload(2, 1, Stream { step: 9, rank: 5, ..STREAM }));
     assert_eq!(payload(8, 1, STREAM), payload(99, 1, STREAM));
-    for (rank, iterations) in [(0, 1), (1, 0)] {
+    for (rank, iterations) in [(0, 1), (1, 0), (1, 1001), (1, u32::MAX)] {
         let refused = round_trip(&g, PowerSgd { rank, iterations }, STREAM).err();
         assert!(matches!(refused, Some(Error::Parameter { .. })));
     }

@@ -43,6 +43,54 @@ fn any_budget() -> impl Strategy<Value = (f64, f64)> {
     (prop_oneof![Just(1.0), Just(0.1), Just(0.0), (-320i32..300).prop_map(|x| 10f64.powi(x))], 0.0..1.5)
 }
 
+/// The same table at the ends of f64 and in the middle, where all errors are multiples of the smallest number: the same
+/// plan, proved.
+#[test]
+fn plans_are_proved_at_both_ends_of_the_numbers() {
+    let stream = crate::rng::Stream::default();
+    let mut proved = 0;
+    for case in 0..300u64 {
+        let word = |i: u64| u64::from(stream.word(case << 20 | i));
+        let (layers, options) = (1 + word(0) % 20, 1 + word(1) % 12);
+        let option = |l: u64, o: u64| (word(2 + 99 * l + o) % 5000, word(3000 + 99 * l + o) as f64);
+        let rows: Vec<Vec<(u64, f64)>> = (0..layers).map(|l| (0..options).map(|o| option(l, o)).collect()).collect();
+        let (choices, ends) = table_of(&rows);
+        let largest: f64 = rows.iter().map(|row| row.iter().map(|choice| choice.1).fold(0.0, f64::max)).sum();
+        let budget = (largest * [1.0, 0.7, 0.3][case as usize % 3]).floor();
+        let top = 2f64.powi(1023 - largest.log2().floor() as i32);
+        let mut plans = [1.0, top, f64::MIN_POSITIVE, 5e-324].map(|scale| {
+            let choices: Vec<_> = choices.iter().map(|c| Choice { error: c.error * scale, ..*c }).collect();
+            let table = Table::new(&choices, &ends).unwrap();
+            let mut plan = std::vec![0; layers as usize];
+            let mut workspace = std::vec![0; workspace_len(&table, DEFAULT)];
+            let summary = solve(&table, budget * scale, DEFAULT, &mut workspace, &mut plan).ok()?;
+            crate::plan::check::verify(&table, &plan, &summary).unwrap();
+            assert!(summary.proven(), "{scale:e}: {summary:?}");
+            proved += 1;
+            Some((summary.size, plan, summary.error / scale))
+        });
+        let first = plans[0].take();
+        plans[1..].iter().for_each(|plan| assert_eq!(*plan, first));
+    }
+    assert!(proved > 400, "{proved}");
+}
+
+/// A budget of the largest number, and errors that only together exceed it.
+#[test]
+fn sums_beyond_the_largest_number_are_no_plans() {
+    let half = f64::MAX / 2.0;
+    let rows = std::vec![std::vec![(10, half), (1, half.next_up())]; 2];
+    let (choices, ends) = table_of(&rows);
+    let table = Table::new(&choices, &ends).unwrap();
+    check_against(&table, f64::MAX, DEFAULT, exhaustive(&table, f64::MAX));
+    let mut plan = [9; 2];
+    let summary = solve(&table, f64::MAX, DEFAULT, &mut std::vec![0; workspace_len(&table, DEFAULT)], &mut plan);
+    let summary = summary.unwrap();
+    assert_eq!((summary.size, plan, summary.proven()), (20, [0, 0], true));
+    let found = solve(&table, half, DEFAULT, &mut std::vec![0; workspace_len(&table, DEFAULT)], &mut plan);
+    assert_eq!(found.err(), Some(Error::Infeasible { budget: half, smallest: f64::MAX }));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
