@@ -1,5 +1,4 @@
 //! A device on the processor: the kernels' own sources, compiled by g++ against `simt/cuda_shim.h`.
-#![allow(unsafe_code)]
 
 use crate::Error;
 use crate::cublas::Gemm;

@@ -30,7 +30,7 @@ fn damaged_payloads_on_the_device_stay_where_they_are() {
         let bytes = random(step);
         let mut choices = Choices::new(&bytes);
         let (setting, shape, mut payload) = payload(&mut choices);
-        for _ in 0..choices.next() % 4 {
+        for _ in 0..choices.byte() % 4 {
             choices.damage(&mut payload);
         }
         // Exactly as long, and aligned to words.

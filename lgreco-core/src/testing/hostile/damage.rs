@@ -34,7 +34,7 @@ impl<'a> Choices<'a> {
     }
 
     /// The next byte.
-    pub fn next(&mut self) -> u8 {
+    pub fn byte(&mut self) -> u8 {
         let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
         self.0 = rest;
         first
@@ -42,7 +42,7 @@ impl<'a> Choices<'a> {
 
     /// A number below `count`; 0 if that is 0. Takes two bytes.
     pub fn below(&mut self, count: usize) -> usize {
-        usize::from(u16::from_le_bytes([self.next(), self.next()])) % count.max(1)
+        usize::from(u16::from_le_bytes([self.byte(), self.byte()])) % count.max(1)
     }
 
     /// One of `options`, of which there is at least one.
@@ -50,7 +50,7 @@ impl<'a> Choices<'a> {
     /// # Panics
     /// When there is none.
     pub fn of<'b, T>(&mut self, options: &'b [T]) -> &'b T {
-        &options[usize::from(self.next()) % options.len()]
+        &options[usize::from(self.byte()) % options.len()]
     }
 
     /// What has not been taken yet.
@@ -64,14 +64,14 @@ impl<'a> Choices<'a> {
         if bytes.is_empty() {
             return;
         }
-        let (kind, at) = (self.next(), self.below(bytes.len()));
+        let (kind, at) = (self.byte(), self.below(bytes.len()));
         // Fields lie at multiples of their sizes, mostly.
         let field = |size: usize| if kind & 0x80 == 0 { at / size * size } else { at };
         let mut put = |at: usize, field: &[u8]| bytes[at..].iter_mut().zip(field).for_each(|(to, &byte)| *to = byte);
         match kind % 6 {
-            0 => bytes[at] ^= 1 << (self.next() % 8),
-            1 => bytes[at] = self.next(),
-            2 => put(field(4), &[self.next(), self.next(), self.next(), self.next()]),
+            0 => bytes[at] ^= 1 << (self.byte() % 8),
+            1 => bytes[at] = self.byte(),
+            2 => put(field(4), &[self.byte(), self.byte(), self.byte(), self.byte()]),
             3 => put(field(4), &self.of(&WORDS).to_le_bytes()[..4]),
             4 => put(field(8), &self.of(&WORDS).to_le_bytes()),
             _ => {
@@ -84,7 +84,7 @@ impl<'a> Choices<'a> {
 
     /// As [`damage`](Choices::damage), or bytes are cut off, inserted, or doubled.
     pub fn damage_any(&mut self, bytes: &mut Vec<u8>) {
-        match self.next() % 16 {
+        match self.byte() % 16 {
             0 => bytes.truncate(self.below(bytes.len() + 1)),
             1 => {
                 let at = self.below(bytes.len() + 1) / 8 * 8;

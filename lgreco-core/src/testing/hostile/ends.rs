@@ -42,8 +42,8 @@ fn stopped() -> &'static [(CutSetting, [Vec<u8>; 2])] {
 pub(super) fn check(choices: &mut Choices<'_>) -> usize {
     let of = choices.below(stopped().len());
     let (setting, mut saved) = stopped()[of].clone();
-    for _ in 0..1 + choices.next() % 3 {
-        let end = usize::from(choices.next() % 2);
+    for _ in 0..1 + choices.byte() % 3 {
+        let end = usize::from(choices.byte() % 2);
         choices.damage_any(&mut saved[end]);
     }
     let saved = saved.map(repair);
@@ -53,7 +53,7 @@ pub(super) fn check(choices: &mut Choices<'_>) -> usize {
     for step in 2..4u32 {
         let scale = *choices.of(&[1.0, 0.0, 1e-30, 3e37]);
         let values: Vec<f32> = (0..8).map(|i| (((i * 5 + step) % 11) as f32 - 5.0) * scale).collect();
-        let ids = [Some(u64::from(choices.next() % 4)), Some(7)];
+        let ids = [Some(u64::from(choices.byte() % 4)), Some(7)];
         let Ok((sent, message)) = pair.send(Values::F32(&values), &ids) else { continue };
         if let Ok(values) = pair.deliver(&message) {
             assert!(values.iter().all(|x| x.is_finite()), "activations that are not finite");

@@ -36,14 +36,14 @@ pub(super) fn check(choices: &mut Choices<'_>) -> usize {
         let _ = worker.step(&gradient(&values(step, 1.0), shape()));
     }
     let mut saved = worker.save();
-    for _ in 0..1 + choices.next() % 3 {
+    for _ in 0..1 + choices.byte() % 3 {
         choices.damage_any(&mut saved);
     }
     let saved = repair(saved);
     let Ok(state) = SavedState::parse(&saved) else { return 0 };
     let words = vec![!0; state.rule().state_len(state.shape())];
     let memory = state.restore(Aggregation::PointToPoint, words).expect("checked bytes");
-    let setting = if choices.next() % 4 == 3 { *choices.of(&SETTINGS) } else { setting };
+    let setting = if choices.byte() % 4 == 3 { *choices.of(&SETTINGS) } else { setting };
     let mut worker = Worker { memory, setting, stream: Stream::default() };
     assert_eq!(worker.save(), saved);
     let mut taken = 0;

@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 /// When a property does not hold.
 pub fn check_resume(bytes: &[u8]) {
     let mut choices = Choices::new(bytes);
-    match choices.next() % 8 {
+    match choices.byte() % 8 {
         0..=4 => state::check(&mut choices),
         5 => memories::check(&mut choices),
         _ => ends::check(&mut choices),

@@ -35,7 +35,7 @@ const SHAPES: [(usize, usize); 6] = [(12, 1), (4, 6), (1, 65), (16, 20), (3, 111
 pub fn payload(choices: &mut Choices<'_>) -> (Setting, Shape, Vec<u8>) {
     let (setting, &(rows, cols)) = (*choices.of(&SETTINGS), choices.of(&SHAPES));
     let shape = Shape::new(rows, cols).expect("a small matrix");
-    let (step, scale) = (u32::from(choices.next()), *choices.of(&[1.0, 1e-3, 1e4, 0.0]));
+    let (step, scale) = (u32::from(choices.byte()), *choices.of(&[1.0, 1e-3, 1e4, 0.0]));
     let stream = Stream { seed: 17, step, ..Stream::default() };
     let value = |i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale;
     let values: Vec<f32> = (0..shape.elements() as u64).map(value).collect();
@@ -70,7 +70,7 @@ pub enum Products {
 pub fn check_decoding(bytes: &[u8], backend: &mut dyn Backend, products: Products) -> bool {
     let mut choices = Choices::new(bytes);
     let (setting, shape, mut payload) = payload(&mut choices);
-    for _ in 0..choices.next() % 4 {
+    for _ in 0..choices.byte() % 4 {
         choices.damage_any(&mut payload);
     }
     // As many values as the damaged header says, unless those are many.

@@ -134,7 +134,7 @@ impl Peers<'_, '_> {
             Some((heard, told)) if *heard == call && told.len() == bytes.len() => bytes.copy_from_slice(told),
             _ => self.heard = [].iter(),
         }
-        let kind = self.choices.next();
+        let kind = self.choices.byte();
         if kind % 4 == 3 {
             (0..1 + kind / 64).for_each(|_| self.choices.damage(bytes));
         }
@@ -203,7 +203,7 @@ type Given = [Result<(), Error>; 2];
 
 pub(super) fn check(mut choices: Choices<'_>) -> Given {
     let run = &runs()[choices.below(runs().len())];
-    let first = usize::from(choices.next()) % run.steps.len();
+    let first = usize::from(choices.byte()) % run.steps.len();
     let Run { config, rank, world, steps } = run;
     let mut peers = Peers { rank: *rank, world: *world, heard: [].iter(), choices: &mut choices };
     let mut controller = Controller::new(config.clone(), model(), &peers).expect("a sound configuration");

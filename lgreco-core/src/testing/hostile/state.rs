@@ -46,8 +46,8 @@ type Taken = Option<Vec<u32>>;
 pub(super) fn check(choices: &mut Choices<'_>) -> usize {
     let Stopped { config, saved } = choices.of(stopped());
     let mut saved = saved.clone();
-    let (alike, of) = (choices.next() % 2 == 1, choices.below(saved.len()));
-    for _ in 0..1 + choices.next() % 4 {
+    let (alike, of) = (choices.byte() % 2 == 1, choices.below(saved.len()));
+    for _ in 0..1 + choices.byte() % 4 {
         choices.damage_any(&mut saved[of]);
     }
     saved[of] = repair(core::mem::take(&mut saved[of]));
@@ -55,7 +55,7 @@ pub(super) fn check(choices: &mut Choices<'_>) -> usize {
         let damaged = saved[of].clone();
         saved.fill(damaged);
     }
-    let scales: Vec<f32> = (0..2 + choices.next() % 2).map(|_| *choices.of(&[1.0, 0.0, 1e-30, 1e30, 3e38])).collect();
+    let scales: Vec<f32> = (0..2 + choices.byte() % 2).map(|_| *choices.of(&[1.0, 0.0, 1e-30, 1e30, 3e38])).collect();
     let rank = |mut worker: ThreadCollective| go_on(config, &saved[worker.rank() as usize], &scales, &mut worker);
     let taken = match ThreadCollective::group(saved.len() as u32).pop() {
         Some(alone) if saved.len() == 1 => [rank(alone)].into(),
