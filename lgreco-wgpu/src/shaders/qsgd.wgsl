@@ -327,7 +327,7 @@ fn decoded(code: u32, bucket: u32) -> u32 {
     let part = multiply(bitcast<u32>(f32(level)), params.inverse_levels);
     if (params.sign_magnitude != 0u) {
         let magnitude = multiply(part, atomicLoad(&extremes[bucket]));
-        return magnitude | select(0u, SIGN, level != 0u && code > level);
+        return magnitude ^ select(0u, SIGN, level != 0u && code > level);
     }
     var low: u32;
     var high: u32;
