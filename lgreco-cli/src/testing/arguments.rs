@@ -206,7 +206,7 @@ fn any(bytes: &[u8]) -> OsString {
     String::from_utf8_lossy(bytes).into_owned().into()
 }
 
-/// Any bytes as a command line; see [`run`].
+/// Any bytes as a command line; see `run`.
 ///
 /// # Panics
 /// When a property does not hold.
