@@ -224,8 +224,8 @@ pub enum Error {
         /// The value found.
         found: u64,
     },
-    /// A saved state that is not as it was written.
-    #[error("the saved state is damaged or cut short: its checksum is {found:#x}, that of its bytes {expected:#x}")]
+    /// A saved state or a sealed payload that is not as it was written.
+    #[error("the bytes are damaged or cut short: their checksum is {expected:#x}, the one that they carry {found:#x}")]
     Checksum {
         /// The checksum of the bytes.
         expected: u64,

@@ -135,13 +135,13 @@ pub(crate) fn build(module: Module, source: &str, flavour: Flavour) -> PathBuf {
     let target = target();
     let exports: String = entries(source).iter().map(|entry| format!("SHIM_EXPORT({entry})\n")).collect();
     let text = format!("#define CUDA_SHIM\n#include {shim:?}\n{source}\n#line 1 \"exports\"\n{exports}");
-    let common = "-std=c++17 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off -g \
+    let common = "-std=c++17 -O1 -fPIC -fvisibility=hidden -fno-gnu-unique -fno-strict-aliasing -ffp-contract=off \
                   -Wno-unknown-pragmas";
     let own = match flavour {
-        Flavour::Plain => "-O2",
-        Flavour::Races => "-O1 -fsanitize=thread",
+        Flavour::Plain => "-g0",
+        Flavour::Races => "-g1 -fsanitize=thread",
         Flavour::Sanitized => {
-            "-O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fsanitize-sections=cuda_shared"
+            "-g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fsanitize-sections=cuda_shared"
         }
     };
     let all =

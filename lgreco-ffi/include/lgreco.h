@@ -12,6 +12,7 @@
  *   - Every rank needs the settings of every layer: lgreco_setting_to_bytes and lgreco_setting_from_bytes, or the table
  *     and the plan as text (lgreco_table_to_json, lgreco_plan_to_json); both are the same on every machine.
  *   - lgreco_feedback_check tells which feedback suits which method.
+ *   - Networks that may change bits unnoticed: lgreco_payload_seal and lgreco_payload_unseal put a checksum behind a payload.
  *   - Payloads are decoded one by one, and what they decode to is summed. Those of PowerSGD too: two factors of every
  *     rank belong together, and sums of factors are the factors of nothing. Only the controller all-reduces factors.
  *   - Payloads whose length the values decide (AdaComp, hard thresholds, SIDCo) are as long as the call that writes them
@@ -34,7 +35,10 @@
 #define LGRECO_VERSION (LGRECO_VERSION_MAJOR * 10000 + LGRECO_VERSION_MINOR * 100 + LGRECO_VERSION_PATCH)
 
 // Bytes of a setting.
-#define LGRECO_SETTING_BYTES 68
+#define LGRECO_SETTING_BYTES 76
+
+// Bytes that lgreco_payload_seal adds. Sizes in tables and plans are those of payloads without them.
+#define LGRECO_SEAL_BYTES 8
 
 // Bytes of a saved cut setting.
 #define LGRECO_CUT_SETTING_BYTES 76
@@ -712,7 +716,7 @@ typedef struct lgreco_rng_stream {
 // Bytes that are not a saved state of this version.
 #define LGRECO_SAVED_STATE 62
 
-// A saved state that is not as it was written: damaged or cut short.
+// A saved state or a sealed payload that is not as it was written: damaged or cut short.
 #define LGRECO_CHECKSUM 63
 
 // A collective callback failed.
@@ -1109,7 +1113,8 @@ lgreco_status lgreco_setting_to_bytes(struct lgreco_context *context,
 // Fills `setting` with what lgreco_setting_to_bytes wrote. Any bytes may be given. Whether the setting fits a layer is for
 // the calls that use it to say.
 //
-// LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER.
+// LGRECO_CHECKSUM for a setting that is not as it was written; LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no
+// setting; LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER.
 lgreco_status lgreco_setting_from_bytes(struct lgreco_context *context,
                                         const uint8_t *bytes,
                                         size_t length,
@@ -1384,6 +1389,26 @@ lgreco_status lgreco_compressor_save(struct lgreco_compressor *compressor,
 lgreco_status lgreco_compressor_load(struct lgreco_compressor *compressor,
                                      const uint8_t *saved,
                                      size_t length);
+
+// Writes a checksum of payload[0 .. length] to the LGRECO_SEAL_BYTES after it, for networks and files that may change bits
+// unnoticed: most changes of a payload decode to other numbers. `sealed_length` receives the length of both. Does not
+// allocate.
+//
+// LGRECO_LENGTH when `capacity` is less than that; nothing is written.
+lgreco_status lgreco_payload_seal(struct lgreco_context *context,
+                                  uint8_t *payload,
+                                  size_t length,
+                                  size_t capacity,
+                                  size_t *sealed_length);
+
+// Tells how many of the bytes that lgreco_payload_seal closed are the payload: those that lgreco_compressor_decode takes.
+// Any bytes may be given. Does not allocate.
+//
+// LGRECO_CHECKSUM when a bit has changed or the end is missing; LGRECO_LENGTH when there are fewer than LGRECO_SEAL_BYTES.
+lgreco_status lgreco_payload_unseal(struct lgreco_context *context,
+                                    const uint8_t *sealed,
+                                    size_t sealed_length,
+                                    size_t *length);
 
 // Makes a controller for a model of these layers, whose `values` are not looked at, at the collective's rank. All ranks
 // must give the same layers and options; `options` may be NULL. No collective call is made.

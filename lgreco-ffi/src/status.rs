@@ -60,7 +60,7 @@ pub const LGRECO_NOT_CONTRACTIVE: lgreco_status = 60;
 pub const LGRECO_FEEDBACK_RULE: lgreco_status = 61;
 /// Bytes that are not a saved state of this version.
 pub const LGRECO_SAVED_STATE: lgreco_status = 62;
-/// A saved state that is not as it was written: damaged or cut short.
+/// A saved state or a sealed payload that is not as it was written: damaged or cut short.
 pub const LGRECO_CHECKSUM: lgreco_status = 63;
 /// A collective callback failed.
 pub const LGRECO_COLLECTIVE: lgreco_status = 80;

@@ -25,6 +25,7 @@ pub mod loco;
 mod positions;
 pub mod powersgd;
 pub mod qsgd;
+mod sealed;
 mod setting;
 pub mod sidco;
 pub mod topk;
@@ -32,6 +33,7 @@ mod value;
 pub mod wire;
 
 pub use candidates::Candidates;
+pub use sealed::{SEAL_LEN, seal, unseal};
 pub(crate) use setting::decode_parsed;
 pub use setting::{Setting, decode, stated_len};
 

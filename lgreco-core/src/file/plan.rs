@@ -167,8 +167,8 @@ impl PlanFile {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Version`]; [`Error::Field`] when there is no readable version; [`Error::Key`]; else [`Error::Json`] with
-    /// line and column.
+    /// [`Error::Version`]; [`Error::Field`] when there is no readable version, no layer, or a number below 0;
+    /// [`Error::Key`]; else [`Error::Json`] with line and column.
     ///
     /// # Complexity
     /// O(bytes).
@@ -177,21 +177,43 @@ impl PlanFile {
         let file = Object::parse(String::new(), json)?;
         file.version()?;
         file.only(&KEYS)?;
-        for (index, layer) in file.array("layers").unwrap_or_default().into_iter().enumerate() {
-            Object::parse(format!("layer {index}"), layer)?.only(&LAYER_KEYS)?;
+        let layers = file.array("layers").unwrap_or_default().into_iter().enumerate();
+        let layers = layers.map(|(index, layer)| {
+            let layer = Object::parse(format!("layer {index}"), layer)?;
+            layer.only(&LAYER_KEYS)?;
+            Ok(layer)
+        });
+        let layers = layers.collect::<Result<Vec<_>, Error>>()?;
+        let seconds = match file.optional::<&RawValue>("seconds", "") {
+            Ok(Some(seconds)) => Some(Object::parse("seconds".into(), seconds.get())?),
+            _ => None,
+        };
+        seconds.iter().try_for_each(|seconds| seconds.only(&["measure", "solve"]))?;
+        let plan: PlanFile = serde_json::from_str(json)
+            .map_err(|error| Error::Json { place: String::new(), what: format!("{error}") })?;
+        if plan.layers.is_empty() {
+            return Err(file.wrong("layers", "at least one layer"));
         }
-        if let Ok(Some(seconds)) = file.optional::<&RawValue>("seconds", "") {
-            Object::parse("seconds".into(), seconds.get())?.only(&["measure", "solve"])?;
+        let not_negative = |object: &Object<'_>, field, value: f64| match value < 0.0 {
+            true => Err(object.wrong(field, "a number >= 0")),
+            false => Ok(()),
+        };
+        let numbers = [("lower_bound", plan.lower_bound), ("error", plan.error), ("budget", plan.budget)];
+        numbers.into_iter().try_for_each(|(field, value)| not_negative(&file, field, value))?;
+        layers.iter().zip(&plan.layers).try_for_each(|(json, layer)| not_negative(json, "error", layer.error))?;
+        if let Some(seconds) = &seconds {
+            not_negative(seconds, "measure", plan.seconds.measure.unwrap_or(0.0))?;
+            not_negative(seconds, "solve", plan.seconds.solve.unwrap_or(0.0))?;
         }
-        serde_json::from_str(json).map_err(|error| Error::Json { place: String::new(), what: format!("{error}") })
+        Ok(plan)
     }
 
     /// Writes a plan file.
     ///
     /// ```
     /// # use lgreco_core::file::PlanFile;
-    /// let json = r#"{"version":1, "solver":"exact", "size":0, "lower_bound":0, "proven":true, "error":0, "budget":0.1,
-    ///     "uncompressed_size":0, "layers":[]}"#;
+    /// let json = r#"{"version":1, "solver":"exact", "size":9, "lower_bound":9, "proven":true, "error":0, "budget":0.1,
+    ///     "uncompressed_size":9, "layers":[{"name":"fc1", "option":0, "label":"dense", "size":9, "error":0}]}"#;
     /// let json = PlanFile::parse(json.as_bytes())?.to_json();
     /// assert!(json.contains("\"budget\": 0.1,\n"));
     /// # Ok::<(), lgreco_core::file::Error>(())

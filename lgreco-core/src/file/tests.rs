@@ -112,6 +112,16 @@ fn unknown_keys_are_refused_with_the_nearest_known_one() {
         refused("\"solve\"", "\"solved\""),
         format!("seconds: key `solved` is unknown: is `solve` meant? {own}")
     );
+    assert_eq!(refused("\"budget\":1", "\"budget\":-1"), "budget is -1, expected a number >= 0");
+    assert_eq!(
+        refused("\"size\":1, \"error\":0}", "\"size\":1, \"error\":-0.5}"),
+        "layer 0: error is -0.5, expected a number >= 0"
+    );
+    assert_eq!(refused("{\"solve\":1}", "{\"measure\":-1e-9}"), "seconds: measure is -1e-9, expected a number >= 0");
+    assert_eq!(
+        refused("[{\"name\":\"a\", \"option\":0, \"label\":\"b\", \"size\":1, \"error\":0}]", "[]"),
+        "layers is [], expected at least one layer"
+    );
     let theirs = plan.replace("\"size\"", "\"x-a\":1,\"size\"").replace("\"solve\":", "\"x-b\":[],\"solve\":");
     assert_eq!(PlanFile::parse(theirs.as_bytes()), PlanFile::parse(plan.as_bytes()));
 }

@@ -30,6 +30,8 @@ mod compressor;
 
 mod memory;
 
+mod sealed;
+
 mod collective;
 
 mod controller_options;
@@ -80,6 +82,7 @@ pub use memory::*;
 pub use plan::*;
 pub use plan_file::*;
 pub use saved::*;
+pub use sealed::*;
 pub use setting::*;
 pub use setting_bytes::*;
 pub use table::*;

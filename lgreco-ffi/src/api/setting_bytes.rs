@@ -4,12 +4,14 @@ use crate::handle;
 use crate::pointers::{filled, slice, slice_mut, versioned};
 use crate::status::{Failure, lgreco_status};
 use lgreco_core::Error;
-use lgreco_core::compress::Setting;
+use lgreco_core::compress::{SEAL_LEN, Setting, seal, unseal};
 
 /// Bytes of a setting.
-pub const LGRECO_SETTING_BYTES: usize = 68;
+pub const LGRECO_SETTING_BYTES: usize = 76;
 
 const MAGIC: [u8; 4] = *b"LGS\x01";
+/// Bytes before the checksum.
+const FIELDS: usize = LGRECO_SETTING_BYTES - SEAL_LEN;
 
 /// Writes a setting to bytes[0 .. LGRECO_SETTING_BYTES], the same on every machine, so that ranks that compress by hand can
 /// send it to one another. Settings that compress alike have the same bytes: fields of other methods are left out.
@@ -37,7 +39,8 @@ pub unsafe extern "C" fn lgreco_setting_to_bytes(
 /// Fills `setting` with what lgreco_setting_to_bytes wrote. Any bytes may be given. Whether the setting fits a layer is for
 /// the calls that use it to say.
 ///
-/// LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no setting; LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER.
+/// LGRECO_CHECKSUM for a setting that is not as it was written; LGRECO_LENGTH, LGRECO_SAVED_STATE for bytes that are no
+/// setting; LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_setting_from_bytes(
     context: *mut lgreco_context,
@@ -55,7 +58,7 @@ pub unsafe extern "C" fn lgreco_setting_from_bytes(
     }
 }
 
-/// `LGS`, version 1; the fields in their order, 4 bytes each, 8 of the density; little-endian.
+/// `LGS`, version 1; the fields in their order, 4 bytes each, 8 of the density; little-endian; a checksum.
 fn written(setting: Setting) -> [u8; LGRECO_SETTING_BYTES] {
     let s = lgreco_setting::from_core(setting);
     let density = s.density.to_bits();
@@ -67,6 +70,7 @@ fn written(setting: Setting) -> [u8; LGRECO_SETTING_BYTES] {
     for (to, word) in fields.chunks_exact_mut(4).zip(words.into_iter().chain(rest)) {
         to.copy_from_slice(&word.to_le_bytes());
     }
+    seal(&mut bytes, FIELDS).expect("room for a checksum");
     bytes
 }
 
@@ -79,6 +83,7 @@ fn read(bytes: &[u8]) -> Result<Setting, Failure> {
     if bytes[..MAGIC.len()] != MAGIC {
         return Err(wrong("magic or version of a setting", 0));
     }
+    unseal(bytes)?;
     let setting = lgreco_setting {
         method: word(1),
         bits: word(2),
@@ -108,7 +113,7 @@ fn read(bytes: &[u8]) -> Result<Setting, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{LGRECO_LENGTH, LGRECO_SAVED_STATE};
+    use crate::status::{LGRECO_CHECKSUM, LGRECO_LENGTH, LGRECO_SAVED_STATE};
     use lgreco_core::testing::adapt::SETTINGS;
 
     #[test]
@@ -121,6 +126,9 @@ mod tests {
             for bit in 0..8 * bytes.len() {
                 let mut changed = bytes;
                 changed[bit / 8] ^= 1 << (bit % 8);
+                let expected = if bit < 32 { LGRECO_SAVED_STATE } else { LGRECO_CHECKSUM };
+                assert_eq!(read(&changed).unwrap_err().status(), expected, "bit {bit}");
+                seal(&mut changed, FIELDS).unwrap();
                 match read(&changed) {
                     Ok(other) => assert_eq!((written(other), bit >= 32), (changed, true)),
                     Err(failure) => assert!(bit >= 32 || failure.status() == LGRECO_SAVED_STATE),

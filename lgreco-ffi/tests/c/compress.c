@@ -359,6 +359,22 @@ static void every_option_of_feedback_counts(void) {
     }
 }
 
+// What changes on the way is refused before it is decoded.
+static void sealed_payloads(void) {
+    uint8_t payload[3 + LGRECO_SEAL_BYTES] = {1, 2, 3};
+    size_t length = 0;
+    STATUS(LGRECO_LENGTH, lgreco_payload_seal(context, payload, 3, sizeof payload - 1, &length));
+    CHECK(length == 0 && payload[3] == 0);
+    OK(lgreco_payload_seal(context, payload, 3, sizeof payload, &length));
+    CHECK(length == sizeof payload);
+    OK(lgreco_payload_unseal(context, payload, sizeof payload, &length));
+    CHECK(length == 3);
+    STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(context, payload, sizeof payload - 1, &length));
+    STATUS(LGRECO_LENGTH, lgreco_payload_unseal(context, payload, LGRECO_SEAL_BYTES - 1, &length));
+    payload[1] ^= 4;
+    STATUS(LGRECO_CHECKSUM, lgreco_payload_unseal(context, payload, sizeof payload, &length));
+}
+
 // Ranks that compress by hand send one another their settings.
 static void settings_as_bytes(void) {
     uint8_t bytes[LGRECO_SETTING_BYTES], again[LGRECO_SETTING_BYTES];
@@ -374,6 +390,8 @@ static void settings_as_bytes(void) {
     OK(lgreco_setting_to_bytes(context, &read, again, sizeof again));
     CHECK(memcmp(bytes, again, sizeof bytes) == 0);
     STATUS(LGRECO_LENGTH, lgreco_setting_from_bytes(context, bytes, sizeof bytes - 1, &read));
+    bytes[20] ^= 1;
+    STATUS(LGRECO_CHECKSUM, lgreco_setting_from_bytes(context, bytes, sizeof bytes, &read));
     bytes[0] ^= 1;
     STATUS(LGRECO_SAVED_STATE, lgreco_setting_from_bytes(context, bytes, sizeof bytes, &read));
     setting.method = 77;
@@ -563,6 +581,7 @@ int main(void) {
     residuals();
     every_option_of_feedback_counts();
     both_ends_of_ef21_agree();
+    sealed_payloads();
     settings_as_bytes();
     feedback_that_diverges_is_refused();
     saved_state();

@@ -140,6 +140,13 @@ static void null_pointers(void) {
     NULL_(lgreco_setting_from_bytes(NULL, setting_bytes, sizeof setting_bytes, &read_setting));
     NULL_(lgreco_setting_from_bytes(context, NULL, sizeof setting_bytes, &read_setting));
     NULL_(lgreco_setting_from_bytes(context, setting_bytes, sizeof setting_bytes, NULL));
+    size_t sealed_length = 0;
+    NULL_(lgreco_payload_seal(NULL, setting_bytes, 1, sizeof setting_bytes, &sealed_length));
+    NULL_(lgreco_payload_seal(context, NULL, 1, sizeof setting_bytes, &sealed_length));
+    NULL_(lgreco_payload_seal(context, setting_bytes, 1, sizeof setting_bytes, NULL));
+    NULL_(lgreco_payload_unseal(NULL, setting_bytes, sizeof setting_bytes, &sealed_length));
+    NULL_(lgreco_payload_unseal(context, NULL, sizeof setting_bytes, &sealed_length));
+    NULL_(lgreco_payload_unseal(context, setting_bytes, sizeof setting_bytes, NULL));
     NULL_(lgreco_feedback_check(NULL, &layer, &setting, NULL));
     NULL_(lgreco_feedback_check(context, NULL, &setting, NULL));
     NULL_(lgreco_feedback_check(context, &layer, NULL, NULL));
