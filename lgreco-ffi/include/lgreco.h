@@ -5,12 +5,12 @@
  * lgreco-ffi/README.md. In short: every call returns a status, outputs count only after LGRECO_OK, handles are freed
  * by their destroy call and nothing else, different handles may be used by different threads at the same time. A
  * context is one handle: a call that is given a context another thread is using returns LGRECO_BUSY, so threads that
- * make things at the same time need a context each, or a lock. After fork() the child may go on with handles of the CPU,
- * which are copies; those of a GPU belong to the parent.
+ * make things at the same time need a context each, or a lock. After fork() the child may go on with handles of the CPU
+ * that no thread was using at that moment, which are copies; those of a GPU belong to the parent.
  *
  * Compressing by hand: what lgreco_controller does for a trainer, one that exchanges payloads itself must do.
- *   - Every rank needs the settings of every layer: lgreco_setting_to_bytes and lgreco_setting_from_bytes, or the table
- *     and the plan as text (lgreco_table_to_json, lgreco_plan_to_json); both are the same on every machine.
+ *   - Every rank needs the settings of every layer: lgreco_setting_to_bytes and lgreco_setting_from_bytes, whose bytes
+ *     are the same on every machine. (Tables and plans as JSON hold labels, which no call makes settings of.)
  *   - lgreco_feedback_check tells which feedback suits which method.
  *   - Networks that may change bits unnoticed: lgreco_payload_seal and lgreco_payload_unseal put a checksum behind a payload.
  *   - Payloads are decoded one by one, and what they decode to is summed. Those of PowerSGD too: two factors of every
@@ -1271,7 +1271,7 @@ lgreco_status lgreco_compressor_create(struct lgreco_context *context,
 // |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
 // |---------------------------------|--------------------------------|-------|-----------------|
 // | TopK, CLT-k, SIDCo, PowerSGD    | yes                            | TopK  | yes             |
-// | QSGD                            | from 4 bits, buckets up to 512 | no    | as for RESIDUAL |
+// | QSGD                            | 4 bits in buckets of up to 512 | no    | as for RESIDUAL |
 // | LoCo                            | yes, with LoCo's own options   | no    | yes             |
 // | hard thresholds, AdaComp        | yes                            | no    | no              |
 //

@@ -98,7 +98,8 @@ public:
             told.message = reason;
             told.message_capacity = sizeof reason;
         }
-        lgreco::check(lgreco_context_create(&told, &made), told.message);
+        if (told.message_capacity > 0) told.message[0] = '\0';
+        lgreco::check(lgreco_context_create(&told, &made), told.message_capacity > 0 ? told.message : nullptr);
         handle_.reset(made);
     }
 

@@ -1,6 +1,7 @@
 //! Saving a controller, and continuing from what was saved.
 
 use super::codes::Choice;
+use super::decide::suited;
 use super::layer::{Counts, LayerState};
 use super::saved::{MAGIC, NONE, State, VERSION, Writer, check};
 use super::{Cause, Controller, Decision, Policy, Uncompressed};
@@ -165,6 +166,10 @@ impl Controller {
             }
             choices.push(match self.config.policy {
                 Policy::Uncompressed => Choice::dense(Uncompressed::Chosen),
+                // Nothing is remembered yet, and no gradient is there to judge by.
+                _ if state.memory.is_none() => {
+                    suited(&self.config, core::slice::from_ref(tensor), vec![state.choice])[0]
+                }
                 _ => state.choice,
             });
             states.push(state);

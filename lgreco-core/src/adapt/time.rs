@@ -132,8 +132,7 @@ impl TimeModel {
         }
         if self.samples == 0 {
             let columns = self.buckets + 1;
-            self.means = zeros(columns)?;
-            self.products = zeros(columns.saturating_mul(columns))?;
+            (self.means, self.products) = (zeros(columns)?, zeros(columns.saturating_mul(columns))?);
         }
         let (columns, count) = (self.means.len(), (self.samples + 1) as f64);
         let value = |column: usize| bytes.get(column).map_or(seconds, |&bytes| bytes as f64);

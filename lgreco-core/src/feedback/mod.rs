@@ -18,7 +18,7 @@
 //! | | residual | EF-mixed | EF21, EF21+ |
 //! |---|---|---|---|
 //! | TopK, CLT-k, SIDCo, PowerSGD | yes | TopK only | yes |
-//! | QSGD | from 4 bits, in buckets of up to 512 | no | as for residuals |
+//! | QSGD | by bits and bucket: 4 bits in up to 512, 3 in 128 | no | as for residuals |
 //! | LoCo | yes, its own is [`Residual::LOCO`] | no | yes |
 //! | hard thresholds, AdaComp | yes | no | no |
 //!

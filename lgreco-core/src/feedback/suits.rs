@@ -8,7 +8,7 @@ use crate::gradient::{Gradient, Shape};
 use crate::num::sqrt;
 use crate::rng::Stream;
 
-/// Elements of the longest bucket that is looked at.
+/// The most elements of a bucket that are looked at.
 const LONGEST: usize = 1 << 16;
 
 impl Rule {
@@ -16,7 +16,7 @@ impl Rule {
     /// that can be told beforehand; [`suits_gradient`](Rule::suits_gradient) tells it of one gradient.
     ///
     /// QSGD is judged by its squared error on a bucket with a heavy tail: the quantiles `(i + 1/4) / (n − 1/2)` of Student's t
-    /// with two degrees of freedom, `n` the elements of a bucket, at most 65536. Under this 1 to 3 bits in buckets of 512 are
+    /// with two degrees of freedom, `n` the elements of a bucket, of which 65536 are looked at. Under this 1 to 3 bits in buckets of 512 are
     /// no contraction, 4 bits are one. The other methods are contractions, or bound what is remembered in another way.
     ///
     /// ```
@@ -102,19 +102,21 @@ impl Rule {
 
 /// The expected relative squared error on one bucket of heavy-tailed values.
 fn on_heavy_tails(qsgd: &Qsgd, elements: usize) -> f64 {
-    let len = elements.min(qsgd.bucket as usize).min(LONGEST);
-    let value = |i: usize| {
-        let below = (i as f64 + 0.25) / (len as f64 - 0.5);
+    let bucket = elements.min(qsgd.bucket as usize);
+    let quantile = |i: usize, of: usize| {
+        let below = (i as f64 + 0.25) / (of as f64 - 0.5);
         (2.0 * below - 1.0) / sqrt(2.0 * below * (1.0 - below))
     };
-    let largest = value(len.saturating_sub(1));
+    // The grid is as long as the whole bucket's, of which a part is looked at.
+    let largest = quantile(bucket.saturating_sub(1), bucket);
+    let len = bucket.min(LONGEST);
     let intervals = (1u32 << qsgd.bits) - 1;
     let (lowest, step) = match qsgd.scale {
         Scale::MaxNorm if qsgd.bits > 1 => (0.0, largest / (intervals >> 1) as f64),
         _ => (-largest, 2.0 * largest / intervals as f64),
     };
     let (mut error, mut norm) = (0.0, 0.0);
-    for x in (0..len).map(value) {
+    for x in (0..len).map(|i| quantile(i, len)) {
         let place = (x - lowest) / step;
         // Truncated, which for places below 0 leaves the same two levels with their distances exchanged.
         let up = (place - place as i64 as f64).abs();

@@ -186,14 +186,14 @@ pub unsafe extern "C" fn lgreco_compressor_create(
 /// |                                 | RESIDUAL                       | MIXED | EF21, EF21_PLUS |
 /// |---------------------------------|--------------------------------|-------|-----------------|
 /// | TopK, CLT-k, SIDCo, PowerSGD    | yes                            | TopK  | yes             |
-/// | QSGD                            | from 4 bits, buckets up to 512 | no    | as for RESIDUAL |
+/// | QSGD                            | 4 bits in buckets of up to 512 | no    | as for RESIDUAL |
 /// | LoCo                            | yes, with LoCo's own options   | no    | yes             |
 /// | hard thresholds, AdaComp        | yes                            | no    | no              |
 ///
 /// QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
 /// remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
 /// when a compressor is made. Otherwise any method is judged by them, which must be finite: more than the table says may
-/// suit them, or less. Allocates.
+/// suit them, or less. With LGRECO_FEEDBACK_NONE nothing is asked of the values. Allocates.
 ///
 /// LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_FEEDBACK_RULE when method and feedback do
 /// not go together at all; LGRECO_PARAMETER, LGRECO_NON_FINITE.

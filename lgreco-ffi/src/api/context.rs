@@ -1,7 +1,7 @@
 use crate::device::Device;
 use crate::handle::{self, Kind};
 use crate::message::Message;
-use crate::pointers::{Versioned, place, slice_mut, versioned_or_default};
+use crate::pointers::{Range, Versioned, disjoint, place, slice_mut, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 
@@ -90,6 +90,8 @@ pub unsafe extern "C" fn lgreco_context_create(
             context.write(core::ptr::null_mut());
             (versioned_or_default(options)?, context)
         };
+        let message = Range::of(options.message, options.message_capacity, "message");
+        disjoint(message, &[Range::of(context, 1, "context")])?;
         // SAFETY: README.md, pointers.
         let room = unsafe { slice_mut(options.message.cast::<u8>(), options.message_capacity, "message")? };
         let device = Device::open(options.device, options.device_index);

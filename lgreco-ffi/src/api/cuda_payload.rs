@@ -9,6 +9,7 @@ use crate::status::{Failure, lgreco_status};
 use lgreco_core::Error;
 use lgreco_core::compress::wire::Payload;
 use lgreco_core::compress::{Compressor as _, Setting};
+use lgreco_core::feedback::{Residual, Rule};
 use lgreco_core::rng::Stream;
 use std::ffi::c_void;
 
@@ -143,9 +144,9 @@ pub unsafe extern "C" fn lgreco_cuda_encode(
 /// what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
 /// aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2
 /// n (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
-/// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL, but for lgreco_feedback_check, which this call does not ask.
+/// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
 ///
-/// As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
+/// As lgreco_cuda_encode; LGRECO_NOT_CONTRACTIVE as lgreco_feedback_check without values; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
 /// The residual is then unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
@@ -171,7 +172,9 @@ pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
             let others = [Range::of(residual, residual_bytes, "residual")];
             let residual = (bytes_address(residual, residual_bytes, "residual")?, storage);
             encoding.to_host(&others, (payload, capacity, length), |gradient, payload| {
-                let Encoding { setting, stream, .. } = &encoding;
+                let Encoding { setting, stream, tensor, .. } = &encoding;
+                let rule = Rule::Residual(Residual { gain, reset_every: 0, storage });
+                rule.suits(setting, tensor.shape)?;
                 cuda.encode_with_feedback(setting, gradient, *stream, gain, residual, payload)
             })
         })

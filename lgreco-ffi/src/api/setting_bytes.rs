@@ -147,6 +147,7 @@ mod tests {
         for (to, word) in expected[8..].chunks_exact_mut(4).zip(fields.into_iter().chain(rest)) {
             to.copy_from_slice(&u32::to_le_bytes(word));
         }
+        seal(&mut expected, FIELDS).unwrap();
         assert_eq!(written(SETTINGS[2]), expected);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
 use crate::*;
-use core::ptr::null_mut;
+use core::ptr::{null, null_mut};
 use lgreco_core::testing::reseal;
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
@@ -12,7 +12,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
     // live or NULL.
     unsafe {
-        match bytes.below(10) {
+        match bytes.below(12) {
             0 | 1 => {
                 let (layer, setting) = (layer(bytes, &gradient), setting(bytes));
                 let options = lgreco_compressor_options {
@@ -43,6 +43,15 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 assert!(status != LGRECO_OK || values.iter().all(|value| value.is_finite()));
                 status
             }
+            10 => bytes_and_back(bytes, context),
+            11 => {
+                let (mut layer, setting) = (layer(bytes, &gradient), setting(bytes));
+                if bytes.below(2) == 0 {
+                    layer.values = null();
+                }
+                let options = lgreco_compressor_options { feedback: u32::from(bytes.below(6)), ..Default::default() };
+                lgreco_feedback_check(context, &layer, &setting, &options)
+            }
             8 => {
                 let (mut norm, mut steps) = (0.0, 0);
                 match bytes.below(3) {
@@ -64,5 +73,38 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 }
             }
         }
+    }
+}
+
+/// A setting as bytes and a payload under a checksum, damaged at times: they come back as they were, or are refused.
+///
+/// # Safety
+/// `context` is live, NULL or a handle of another kind.
+unsafe fn bytes_and_back(bytes: &mut Bytes, context: *mut lgreco_context) -> lgreco_status {
+    let (mut written, mut length) = ([0; LGRECO_SETTING_BYTES + LGRECO_SEAL_BYTES], 0);
+    let mut read = lgreco_setting::default();
+    // SAFETY: arrays are as long as is said, and `context` is what the caller says.
+    unsafe {
+        let status = lgreco_setting_to_bytes(context, &setting(bytes), written.as_mut_ptr(), LGRECO_SETTING_BYTES);
+        if status != LGRECO_OK {
+            return status;
+        }
+        let capacity = written.len() - usize::from(bytes.below(2));
+        let status = lgreco_payload_seal(context, written.as_mut_ptr(), LGRECO_SETTING_BYTES, capacity, &mut length);
+        if status != LGRECO_OK {
+            return status;
+        }
+        let damage = bytes.below(2) == 1;
+        let (at, bit) = (usize::from(bytes.next()) % written.len(), bytes.below(8));
+        written[at] ^= u8::from(damage) << bit;
+        let status = lgreco_payload_unseal(context, written.as_ptr(), written.len(), &mut length);
+        assert_eq!(status, if damage { LGRECO_CHECKSUM } else { LGRECO_OK });
+        if bytes.below(2) == 1 {
+            // Behind the checksum.
+            reseal(&mut written[..LGRECO_SETTING_BYTES]);
+        }
+        let status = lgreco_setting_from_bytes(context, written.as_ptr(), LGRECO_SETTING_BYTES, &mut read);
+        assert!(status == LGRECO_OK || damage);
+        status
     }
 }

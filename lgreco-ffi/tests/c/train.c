@@ -418,7 +418,7 @@ static void *resume(void *argument) {
     const uint8_t *const own[] = {saved[rank]};
     for (size_t shorter = 0; shorter < saved_len[rank]; shorter += shorter < 300 ? 7 : 1009)
         CHECK(lgreco_controller_load(controller, own[0], shorter, own, &saved_len[rank], 1, NULL) != LGRECO_OK);
-    // A flipped bit in each word, in the magic and the version too.
+    // Flipped bits all over, in the magic and the version too.
     for (size_t bit = 0; bit < 8 * saved_len[rank]; bit += 67) {
         saved[rank][bit / 8] ^= (uint8_t)(1 << bit % 8);
         STATUS(bit < 128 ? LGRECO_SAVED_STATE : LGRECO_CHECKSUM,

@@ -1,6 +1,7 @@
 //! Stopping and continuing.
 
 use super::*;
+use crate::compress::qsgd::Qsgd;
 use crate::testing::reseal;
 
 fn steps(controller: &mut Controller, worker: &mut ThreadCollective, count: usize) -> Vec<(Report, Vec<Vec<f32>>)> {
@@ -211,6 +212,32 @@ fn every_flipped_bit_is_refused() {
     }
     fresh.load(&saved, &[&saved]).unwrap();
     assert!(fresh.save() == Ok(saved));
+}
+
+/// A run that continues with feedback, which it had none of: a setting that feedback would diverge under is refused.
+#[test]
+fn saved_settings_that_do_not_suit_new_feedback_are_not_taken() {
+    let two_bits = Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() });
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let make = |feedback, worker: &ThreadCollective| {
+        let mut config = config(Method::Qsgd, Policy::Fixed(vec![two_bits]));
+        config.feedback = feedback;
+        config.schedule.period = 1000;
+        Controller::new(config, vec![Tensor::new("fc", &[64, 32], Dtype::F32).unwrap()], worker).unwrap()
+    };
+    let mut controller = make(Feedback::default(), &worker);
+    for step in 0..4 {
+        controller.step(&mut worker, &mut [ValuesMut::F32(&mut noise(0, 0, step, 2048))], 1.0).unwrap();
+    }
+    assert_eq!(controller.setting(0), two_bits);
+    let saved = controller.save().unwrap();
+    let after = |feedback, worker: &ThreadCollective| {
+        let mut controller = make(feedback, worker);
+        controller.load(&saved, &[&saved]).unwrap();
+        controller.setting(0)
+    };
+    assert_eq!(after(Feedback::default(), &worker), two_bits);
+    assert_eq!(after(Feedback::always(Residual::CLASSIC), &worker), Setting::Dense);
 }
 
 /// A run that continues under a longer warm-up waits for its end with the decision after the one that was due.

@@ -41,8 +41,8 @@ use crate::compress::wire::{HEADER_LEN, Header, Method};
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
-/// The most power iterations: far more than any gap between singular values in f32 takes to be seen, and few enough that no
-/// call seems to hang.
+/// The most power iterations: far more than any gap between singular values in f32 takes to be seen, and few enough that a
+/// call ends.
 ///
 /// ```
 /// use lgreco_core::compress::powersgd::{MOST_ITERATIONS, PowerSgd};

@@ -2,6 +2,7 @@
 
 use super::{MOST_STAGES, TopK};
 use crate::Error;
+use crate::checksum;
 use crate::error::expect_len;
 use crate::gradient::Dtype;
 use crate::num::ln;
@@ -17,9 +18,9 @@ const TOLERANCE: f64 = 0.2;
 /// assert_eq!(Stages::new(0.01)?.save().len(), SAVED_LEN);
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
-pub const SAVED_LEN: usize = 40;
+pub const SAVED_LEN: usize = 40 + checksum::LEN;
 const MAGIC: u16 = u16::from_le_bytes(*b"LS");
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The number of stages of one layer on one worker, from 2 on.
 ///
@@ -129,12 +130,12 @@ impl Stages {
         }
     }
 
-    /// The state as bytes, little-endian: `LS`, version 1, the sense, stages, observations, four zeros, density, sum of
-    /// ratios, last distance.
+    /// The state as bytes, little-endian: `LS`, version 2, the sense, stages, observations, four zeros, density, sum of
+    /// ratios, last distance, a checksum.
     ///
     /// ```
     /// # use lgreco_core::compress::sidco::Stages;
-    /// assert_eq!(Stages::new(0.01)?.save()[..3], [b'L', b'S', 1]);
+    /// assert_eq!(Stages::new(0.01)?.save()[..3], [b'L', b'S', 2]);
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     pub fn save(&self) -> [u8; SAVED_LEN] {
@@ -146,6 +147,7 @@ impl Stages {
         for (at, x) in [(16, self.density), (24, self.sum), (32, self.last)] {
             bytes[at..at + 8].copy_from_slice(&x.to_le_bytes());
         }
+        checksum::seal(&mut bytes);
         bytes
     }
 
@@ -155,12 +157,13 @@ impl Stages {
     /// # use lgreco_core::compress::sidco::Stages;
     /// let stages = Stages::new(0.01)?;
     /// assert_eq!(Stages::restore(&stages.save()), Ok(stages));
-    /// assert!(Stages::restore(&[0; 40]).is_err());
+    /// assert!(Stages::restore(&[0; 48]).is_err());
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::SavedState`] names what no state has; [`Error::Parameter`] for the density.
+    /// [`Error::Length`]; [`Error::Checksum`] when a state is not as it was saved; [`Error::SavedState`] names what no
+    /// state has; [`Error::Parameter`] for the density.
     pub fn restore(bytes: &[u8]) -> Result<Self, Error> {
         expect_len("saved state bytes", SAVED_LEN, bytes.len())?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -170,6 +173,7 @@ impl Stages {
         };
         expect("magic", bytes[..2] == MAGIC.to_le_bytes(), word(0) as u64 & 0xffff)?;
         expect("version", bytes[2] == VERSION, bytes[2] as u64)?;
+        checksum::open(bytes)?;
         expect("sense", bytes[3] <= 1, bytes[3] as u64)?;
         expect("reserved field", word(12) == 0, word(12) as u64)?;
         let stages = Stages {

@@ -3,6 +3,7 @@ use crate::Error;
 use crate::compress::Compressor;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::rng::Stream;
+use crate::testing::reseal;
 use crate::testing::sidco::{check, check_bytes};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -132,13 +133,24 @@ fn saved_stages_are_checked() {
     let saved = stages.save();
     assert_eq!(Stages::restore(&saved), Ok(stages));
     assert!(matches!(Stages::restore(&saved[1..]), Err(Error::Length { .. })));
-    for (at, byte) in [(0, 0), (2, 2), (3, 2), (4, 0), (5, 1), (8, 5), (12, 1), (31, 0xff), (39, 0xff)] {
+    for bit in 0..8 * SAVED_LEN {
+        let mut changed = saved;
+        changed[bit / 8] ^= 1 << (bit % 8);
+        let found = Stages::restore(&changed);
+        match found {
+            Err(Error::SavedState { .. }) => assert!(bit < 24, "bit {bit}"),
+            found => assert!(matches!(found, Err(Error::Checksum { .. })) && bit >= 24, "bit {bit}: {found:?}"),
+        }
+    }
+    for (at, byte) in [(0, 0), (2, 1), (3, 2), (4, 0), (5, 1), (8, 5), (12, 1), (31, 0xff), (39, 0xff)] {
         let mut changed = saved;
         changed[at] = byte;
+        reseal(&mut changed);
         assert!(matches!(Stages::restore(&changed), Err(Error::SavedState { .. })), "byte {at}");
     }
     let mut changed = saved;
     changed[16..24].copy_from_slice(&2f64.to_le_bytes());
+    reseal(&mut changed);
     assert!(matches!(Stages::restore(&changed), Err(Error::Parameter { .. })));
     assert_eq!(SAVED_LEN, saved.len());
 }

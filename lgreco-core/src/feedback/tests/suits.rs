@@ -65,6 +65,7 @@ fn longer_buckets_need_more_bits() {
     // A bucket is no longer than its layer.
     assert!(suits(3, 512, 128) && !suits(3, 512, 512) && suits(2, u32::MAX, 0) && suits(2, u32::MAX, 1));
     assert!(!suits(4, u32::MAX, u32::MAX as usize));
+    assert!(suits(8, 1 << 16, 1 << 24) && !suits(8, u32::MAX, 1 << 24));
     let bits = Rule::Ef21.suits(&Setting::Qsgd(Qsgd { bits: 9, ..Qsgd::default() }), vector(3));
     assert!(matches!(bits, Err(Error::Parameter { .. })));
 }

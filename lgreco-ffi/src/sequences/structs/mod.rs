@@ -9,6 +9,7 @@ mod plans;
 use super::Bytes;
 use crate::*;
 use core::ffi::CStr;
+use core::mem::offset_of;
 use core::ptr::null_mut;
 
 /// Makes the calls that `bytes` say on structs whose size is that of an older or newer header, or of none, and whose
@@ -24,7 +25,11 @@ pub fn check(bytes: &[u8]) -> [usize; 5] {
     // SAFETY: the struct is as large as it says; the handle is live or NULL.
     unsafe {
         let device = if bytes.below(64) == 63 { u32::from(bytes.next()) } else { LGRECO_DEVICE_CPU };
-        let options = memory::grown(&mut bytes, &[lgreco_context_options { device, ..Default::default() }], &[]);
+        let options = {
+            let kept =
+                [offset_of!(lgreco_context_options, message), offset_of!(lgreco_context_options, message_capacity)];
+            memory::grown(&mut bytes, &[lgreco_context_options { device, ..Default::default() }], &kept)
+        };
         let mut created = expect(lgreco_context_create(options.pointer(), &mut context));
         assert_eq!(created == LGRECO_OK, !context.is_null(), "a failed call leaves NULL");
         if created != LGRECO_OK {
