@@ -7,6 +7,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+/// How often a new file is created, while other processes remove it.
+const TRIES: usize = 100;
+
 /// Refuses to write over `inputs`, and to write two results to one file.
 pub fn distinct<'a>(
     inputs: impl Iterator<Item = &'a Path>,
@@ -46,9 +49,7 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
     remove_abandoned(place);
     let name = place.file_name().unwrap_or_default();
     let beside = place.with_file_name(with_ends(name, OsStr::new(&format!("{}.tmp", std::process::id()))));
-    let mut file = File::create_new(&beside)?;
-    // Where nothing can be locked nothing that is abandoned is removed either.
-    let _ = file.try_lock();
+    let mut file = create(&beside)?;
     let filled = file
         .write_all(bytes)
         .and_then(|()| permissions.map_or(Ok(()), |these| file.set_permissions(these)))
@@ -60,6 +61,19 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
     // The file is there; after a power cut it is so for certain if its folder can be synchronised too.
     let _ = File::open(place.with_file_name("")).and_then(|folder| folder.sync_all());
     Ok(())
+}
+
+/// A new file, locked, so that no other process takes it for abandoned.
+fn create(path: &Path) -> io::Result<File> {
+    for _ in 0..TRIES {
+        let file = File::create_new(path)?;
+        // Until then another process could lock it, and holds the lock until it has removed the file. Where nothing can
+        // be locked nothing that is abandoned is removed either.
+        if file.lock().is_err() || path.try_exists()? {
+            return Ok(file);
+        }
+    }
+    Err(io::Error::other("other processes keep removing what is being written"))
 }
 
 /// The name of a file beside the one called `name`, hidden and different from all that are not made here.
@@ -76,7 +90,14 @@ fn remove_abandoned(place: &Path) {
     };
     let entries = place.with_file_name("").read_dir().into_iter().flatten().flatten();
     for entry in entries.filter(|entry| ours(&entry.file_name()).is_some()) {
-        if File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+        // What is no file is not made here, and a pipe would be waited for.
+        if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
+        // Locked until it is removed: who creates it and cannot lock it knows that it goes.
+        if let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -100,6 +121,35 @@ fn is_special(place: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Whoever looks for abandoned files between creation and lock finds one that nobody has locked.
+    #[test]
+    fn what_is_written_is_not_taken_for_abandoned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.json");
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    remove_abandoned(&path);
+                }
+            });
+            let all: io::Result<()> = (0..500).try_for_each(|_| replace(&path, b"whole"));
+            done.store(true, Ordering::Relaxed);
+            all.unwrap();
+        });
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn nobody_waits_for_a_pipe_of_that_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join(".plan.json.17.tmp");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        file(&folder.path().join("plan.json"), "whole").unwrap();
+        assert!(pipe.exists());
+    }
 
     #[test]
     fn what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not() {
