@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How often a new file is created, while other processes remove it.
 const TRIES: usize = 100;
@@ -47,9 +48,7 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     remove_abandoned(place);
-    let name = place.file_name().unwrap_or_default();
-    let beside = place.with_file_name(with_ends(name, OsStr::new(&format!("{}.tmp", std::process::id()))));
-    let mut file = create(&beside)?;
+    let (beside, mut file) = create_beside(place)?;
     let filled = file
         .write_all(bytes)
         .and_then(|()| permissions.map_or(Ok(()), |these| file.set_permissions(these)))
@@ -63,14 +62,18 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A new file, locked, so that no other process takes it for abandoned.
-fn create(path: &Path) -> io::Result<File> {
+/// A new file beside `place`, locked, so that no other process takes it for abandoned.
+fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
+    // Every name comes once: who removes an earlier file must not meet this one in its place.
+    static CREATED: AtomicU64 = AtomicU64::new(0);
     for _ in 0..TRIES {
-        let file = File::create_new(path)?;
+        let end = format!("{}-{}.tmp", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
+        let path = place.with_file_name(with_ends(place.file_name().unwrap_or_default(), OsStr::new(&end)));
+        let file = File::create_new(&path)?;
         // Until then another process could lock it, and holds the lock until it has removed the file. Where nothing can
         // be locked nothing that is abandoned is removed either.
         if file.lock().is_err() || path.try_exists()? {
-            return Ok(file);
+            return Ok((path, file));
         }
     }
     Err(io::Error::other("other processes keep removing what is being written"))
@@ -86,7 +89,7 @@ fn remove_abandoned(place: &Path) {
     let start = with_ends(place.file_name().unwrap_or_default(), OsStr::new(""));
     let ours = |name: &OsStr| {
         let middle = name.as_encoded_bytes().strip_prefix(start.as_encoded_bytes())?.strip_suffix(b".tmp")?;
-        (!middle.is_empty() && middle.iter().all(u8::is_ascii_digit)).then_some(())
+        (!middle.is_empty() && middle.iter().all(|&byte| byte.is_ascii_digit() || byte == b'-')).then_some(())
     };
     let entries = place.with_file_name("").read_dir().into_iter().flatten().flatten();
     for entry in entries.filter(|entry| ours(&entry.file_name()).is_some()) {
@@ -94,7 +97,7 @@ fn remove_abandoned(place: &Path) {
         if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
-        // Locked until it is removed: who creates it and cannot lock it knows that it goes.
+        // Locked until it is removed: who has just created it waits for the lock, and then sees that it is gone.
         if let Ok(file) = File::open(entry.path())
             && file.try_lock().is_ok()
         {
@@ -121,7 +124,7 @@ fn is_special(place: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     /// Whoever looks for abandoned files between creation and lock finds one that nobody has locked.
     #[test]
@@ -135,7 +138,7 @@ mod tests {
                     remove_abandoned(&path);
                 }
             });
-            let all: io::Result<()> = (0..500).try_for_each(|_| replace(&path, b"whole"));
+            let all: io::Result<()> = (0..100).try_for_each(|_| replace(&path, b"whole"));
             done.store(true, Ordering::Relaxed);
             all.unwrap();
         });
@@ -145,7 +148,7 @@ mod tests {
     #[cfg(unix)]
     fn nobody_waits_for_a_pipe_of_that_name() {
         let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join(".plan.json.17.tmp");
+        let pipe = folder.path().join(".plan.json.17-0.tmp");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
         file(&folder.path().join("plan.json"), "whole").unwrap();
         assert!(pipe.exists());
@@ -155,15 +158,16 @@ mod tests {
     fn what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        for name in [".plan.json.17.tmp", ".plan.json.18.tmp", ".plan.json.tmp", ".plan.json.x.tmp", ".plan.17.tmp"] {
+        for name in [".plan.json.17-0.tmp", ".plan.json.18-1.tmp", ".plan.json.tmp", ".plan.json.x.tmp", ".plan.17.tmp"]
+        {
             fs::write(path(name), "half").unwrap();
         }
-        let live = File::open(path(".plan.json.18.tmp")).unwrap();
+        let live = File::open(path(".plan.json.18-1.tmp")).unwrap();
         live.try_lock().unwrap();
         file(&path("plan.json"), "whole").unwrap();
         assert_eq!(fs::read_to_string(path("plan.json")).unwrap(), "whole");
         let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
-        assert_eq!(names, [".plan.17.tmp", ".plan.json.18.tmp", ".plan.json.tmp", ".plan.json.x.tmp", "plan.json"]);
+        assert_eq!(names, [".plan.17.tmp", ".plan.json.18-1.tmp", ".plan.json.tmp", ".plan.json.x.tmp", "plan.json"]);
     }
 }
