@@ -15,7 +15,7 @@ all_output=       # print what steps print that pass, too
 skipped_status=77 # of a step that cannot run here
 
 step() {
-    local name=$1
+    local name=$1 other
     names+=("$name") description[$name]=$2 lane[$name]='' after[$name]=''
     shift 2
     while :; do
@@ -25,6 +25,9 @@ step() {
         *) break ;;
         esac
         shift
+    done
+    for other in ${after[$name]}; do
+        [ -n "${command[$other]:-}" ] || die "$name comes after $other, which no step before it is called"
     done
     command[$name]=$(printf '%q ' "$@")
 }
@@ -62,7 +65,13 @@ end_step() { # NAME STATUS CPU
     seconds[$name]=$((SECONDS - started[$name])) cpu[$name]=$3
     case $2 in
     0) outcome[$name]=pass ;;
-    "$skipped_status") outcome[$name]=skip reason[$name]=$(<"$logs/$name.reason") ;;
+    "$skipped_status") # which programs may exit with, too
+        if [ -s "$logs/$name.reason" ]; then
+            outcome[$name]=skip reason[$name]=$(<"$logs/$name.reason")
+        else
+            outcome[$name]=FAIL reason[$name]="exit code $2 without a reason to skip" failed=1
+        fi
+        ;;
     *) outcome[$name]=FAIL failed=1 ;;
     esac
     if [ -n "$all_output" ]; then say "==> $name" && cat "$logs/$name.log" >&2; fi
@@ -141,6 +150,9 @@ run_steps() { # HOW MANY AT A TIME
     trap - INT TERM EXIT
     set +m
     exec {ended}>&-
+    for name in "${names[@]}"; do
+        [ -n "${outcome[$name]:-}" ] || outcome[$name]=FAIL reason[$name]="never run" failed=1
+    done
     say ""
     say "        s CPU s"
     for name in "${names[@]}"; do line "$name" >&2; done

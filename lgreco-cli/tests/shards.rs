@@ -130,6 +130,16 @@ fn no_file_of_a_model_is_written_over() {
         let (code, line) = failure_in(folder.path(), &[command, "m", "--json", "m/2.safetensors"]);
         assert!(code == 2 && line.contains("--json m/2.safetensors would overwrite the input"), "{line}");
     }
+    index(&folder.path().join("m"), INDEX, &LAYERS);
+    let kept = std::fs::read(folder.path().join("m").join(INDEX)).unwrap();
+    let path = format!("m/{INDEX}");
+    for model in ["m", &path] {
+        for (command, flag) in [("plan", "--json"), ("plan", "--plot"), ("measure", "--json"), ("compare", "--json")] {
+            let (code, line) = failure_in(folder.path(), &[command, model, flag, &path]);
+            assert!(code == 2 && line.contains(&format!("{flag} {path} would overwrite the input")), "{line}");
+        }
+    }
+    assert_eq!(std::fs::read(folder.path().join(&path)).unwrap(), kept);
 }
 
 /// Several times the memory that the command may have: what it holds is what its largest layers need.

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use spdx::{Expression, LicenseReq, Licensee, ParseMode};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -97,7 +98,9 @@ fn metadata() -> Metadata {
     };
     let mut output = run(&[]);
     if !output.status.success() {
-        eprintln!("SKIP: dependencies of other platforms: {}", String::from_utf8_lossy(&output.stderr));
+        // Not by `eprintln!`, which libtest keeps to itself.
+        let reason = String::from_utf8_lossy(&output.stderr);
+        writeln!(std::io::stderr(), "SKIP: dependencies of other platforms: {reason}").expect("standard error");
         let host = Command::new("rustc").arg("-vV").output().unwrap();
         let host = String::from_utf8(host.stdout).unwrap();
         let host = host.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();

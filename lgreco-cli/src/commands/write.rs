@@ -6,6 +6,10 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How often a new file is created, while other processes remove it.
+const TRIES: usize = 100;
 
 /// Refuses to write over `inputs`, and to write two results to one file.
 pub fn distinct<'a>(
@@ -44,11 +48,7 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     remove_abandoned(place);
-    let name = place.file_name().unwrap_or_default();
-    let beside = place.with_file_name(with_ends(name, OsStr::new(&format!("{}.tmp", std::process::id()))));
-    let mut file = File::create_new(&beside)?;
-    // Where nothing can be locked nothing that is abandoned is removed either.
-    let _ = file.try_lock();
+    let (beside, mut file) = create_beside(place)?;
     let filled = file
         .write_all(bytes)
         .and_then(|()| permissions.map_or(Ok(()), |these| file.set_permissions(these)))
@@ -62,6 +62,23 @@ fn replace(place: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// A new file beside `place`, locked, so that no other process takes it for abandoned.
+fn create_beside(place: &Path) -> io::Result<(PathBuf, File)> {
+    // Every name comes once: who removes an earlier file must not meet this one in its place.
+    static CREATED: AtomicU64 = AtomicU64::new(0);
+    for _ in 0..TRIES {
+        let end = format!("{}-{}.tmp", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
+        let path = place.with_file_name(with_ends(place.file_name().unwrap_or_default(), OsStr::new(&end)));
+        let file = File::create_new(&path)?;
+        // Until then another process could lock it, and holds the lock until it has removed the file. Where nothing can
+        // be locked nothing that is abandoned is removed either.
+        if file.lock().is_err() || path.try_exists()? {
+            return Ok((path, file));
+        }
+    }
+    Err(io::Error::other("other processes keep removing what is being written"))
+}
+
 /// The name of a file beside the one called `name`, hidden and different from all that are not made here.
 fn with_ends(name: &OsStr, end: &OsStr) -> OsString {
     [OsStr::new("."), name, OsStr::new("."), end].into_iter().collect()
@@ -72,11 +89,18 @@ fn remove_abandoned(place: &Path) {
     let start = with_ends(place.file_name().unwrap_or_default(), OsStr::new(""));
     let ours = |name: &OsStr| {
         let middle = name.as_encoded_bytes().strip_prefix(start.as_encoded_bytes())?.strip_suffix(b".tmp")?;
-        (!middle.is_empty() && middle.iter().all(u8::is_ascii_digit)).then_some(())
+        (!middle.is_empty() && middle.iter().all(|&byte| byte.is_ascii_digit() || byte == b'-')).then_some(())
     };
     let entries = place.with_file_name("").read_dir().into_iter().flatten().flatten();
     for entry in entries.filter(|entry| ours(&entry.file_name()).is_some()) {
-        if File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+        // What is no file is not made here, and a pipe would be waited for.
+        if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
+        // Locked until it is removed: who has just created it waits for the lock, and then sees that it is gone.
+        if let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -100,20 +124,50 @@ fn is_special(place: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// Whoever looks for abandoned files between creation and lock finds one that nobody has locked.
+    #[test]
+    fn what_is_written_is_not_taken_for_abandoned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.json");
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    remove_abandoned(&path);
+                }
+            });
+            let all: io::Result<()> = (0..100).try_for_each(|_| replace(&path, b"whole"));
+            done.store(true, Ordering::Relaxed);
+            all.unwrap();
+        });
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn nobody_waits_for_a_pipe_of_that_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join(".plan.json.17-0.tmp");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        file(&folder.path().join("plan.json"), "whole").unwrap();
+        assert!(pipe.exists());
+    }
 
     #[test]
     fn what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        for name in [".plan.json.17.tmp", ".plan.json.18.tmp", ".plan.json.tmp", ".plan.json.x.tmp", ".plan.17.tmp"] {
+        for name in [".plan.json.17-0.tmp", ".plan.json.18-1.tmp", ".plan.json.tmp", ".plan.json.x.tmp", ".plan.17.tmp"]
+        {
             fs::write(path(name), "half").unwrap();
         }
-        let live = File::open(path(".plan.json.18.tmp")).unwrap();
+        let live = File::open(path(".plan.json.18-1.tmp")).unwrap();
         live.try_lock().unwrap();
         file(&path("plan.json"), "whole").unwrap();
         assert_eq!(fs::read_to_string(path("plan.json")).unwrap(), "whole");
         let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
-        assert_eq!(names, [".plan.17.tmp", ".plan.json.18.tmp", ".plan.json.tmp", ".plan.json.x.tmp", "plan.json"]);
+        assert_eq!(names, [".plan.17.tmp", ".plan.json.18-1.tmp", ".plan.json.tmp", ".plan.json.x.tmp", "plan.json"]);
     }
 }

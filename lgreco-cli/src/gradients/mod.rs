@@ -21,6 +21,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// The gradients of a small transformer after 300 steps of training, in bf16.
 static SAMPLE: &[u8] = include_bytes!("../../data/sample.safetensors");
@@ -31,6 +32,8 @@ const SMALL_BATCH: usize = 64 << 20;
 /// Gradients in files: their headers are read, their values not yet.
 #[derive(Debug)]
 pub struct Stored {
+    /// The file that names the shards, if there is one.
+    index: Option<PathBuf>,
     shards: Vec<Shard>,
     tensors: Vec<Tensor>,
 }
@@ -45,7 +48,8 @@ struct Shard {
 /// The bytes of a file, in it or in memory.
 #[derive(Debug)]
 enum Bytes {
-    File(File),
+    /// Locked from the seek to the end of the read: all threads share the place in it.
+    File(Mutex<File>),
     Memory(Cow<'static, [u8]>),
 }
 
@@ -53,7 +57,7 @@ impl Bytes {
     fn open(path: &Path) -> io::Result<Bytes> {
         let mut file = File::open(path)?;
         if file.metadata()?.is_file() {
-            return Ok(Bytes::File(file));
+            return Ok(Bytes::File(file.into()));
         }
         // A pipe is read once, from its beginning to its end.
         let mut bytes = Vec::new();
@@ -63,7 +67,7 @@ impl Bytes {
 
     fn len(&self) -> io::Result<u64> {
         match self {
-            Bytes::File(file) => Ok(file.metadata()?.len()),
+            Bytes::File(file) => Ok(file.lock().unwrap_or_else(PoisonError::into_inner).metadata()?.len()),
             Bytes::Memory(bytes) => Ok(bytes.len() as u64),
         }
     }
@@ -72,7 +76,7 @@ impl Bytes {
     fn read_at(&self, place: u64, out: &mut [u8]) -> io::Result<()> {
         match self {
             Bytes::File(file) => {
-                let mut file: &File = file;
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 file.seek(SeekFrom::Start(place))?;
                 file.read_exact(out)
             }
@@ -95,7 +99,7 @@ impl Stored {
     /// names does not hold, names files outside its folder, or does not list a layer of a file.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let files = Files::of(path)?;
-        let mut stored = Stored { shards: Vec::new(), tensors: Vec::new() };
+        let mut stored = Stored { index: None, shards: Vec::new(), tensors: Vec::new() };
         for path in files.paths {
             let bytes = Bytes::open(&path).map_err(|error| match &files.index {
                 Some(index) => wrong(&path, format_args!("{error} (listed in {})", index.path.display())),
@@ -118,6 +122,7 @@ impl Stored {
             let what = format_args!("the file has no layer `{name}`, which {} has in it", index.path.display());
             return Err(wrong(file, what));
         }
+        stored.index = files.index.map(|index| index.path);
         Ok(stored)
     }
 
@@ -137,7 +142,7 @@ impl Stored {
         if tensors.is_empty() {
             return Err(Failure::bad_input(NO_TENSORS));
         }
-        Ok(Stored { shards: vec![Shard { path: None, bytes }], tensors })
+        Ok(Stored { index: None, shards: vec![Shard { path: None, bytes }], tensors })
     }
 
     /// Whether there are layers, each in one file.
@@ -156,9 +161,9 @@ impl Stored {
         Ok(())
     }
 
-    /// The files there are.
+    /// The files there are, and the index that names them.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.shards.iter().filter_map(|shard| shard.path.as_deref())
+        self.shards.iter().filter_map(|shard| shard.path.as_deref()).chain(self.index.as_deref())
     }
 
     /// The file that layer `index` is in, if there are files.
@@ -380,8 +385,11 @@ mod tests {
             at: 0,
             bytes,
         };
-        let stored =
-            |sizes: &[usize]| Stored { shards: Vec::new(), tensors: sizes.iter().copied().map(tensor).collect() };
+        let stored = |sizes: &[usize]| Stored {
+            index: None,
+            shards: Vec::new(),
+            tensors: sizes.iter().copied().map(tensor).collect(),
+        };
         let (small, large) = (4 << 20, 100 << 20);
         assert_eq!(stored(&[small; 40]).batches(), [0..16, 16..32, 32..40]);
         assert_eq!(stored(&[large; 9]).batches(), [0..4, 4..8, 8..9]);
@@ -404,6 +412,29 @@ mod tests {
             message.ends_with("g.safetensors: layer `w`: the file has become shorter since it was opened"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn threads_that_read_at_once_get_their_own_bytes() {
+        const LAYERS: usize = 64;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("g.safetensors");
+        let entry =
+            |i: usize| format!(r#""w{i}":{{"dtype":"F32","shape":[1],"data_offsets":[{},{}]}}"#, 4 * i, 4 * i + 4);
+        let header = format!("{{{}}}", (0..LAYERS).map(entry).collect::<Vec<_>>().join(","));
+        let data: Vec<u8> = (0..LAYERS).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        std::fs::write(&path, file(&header, &data)).unwrap();
+        let stored = Stored::open(&path).unwrap();
+        let read_all = &|from: usize| {
+            for i in (0..200 * LAYERS).map(|i| (i + from) % LAYERS) {
+                let mut buffer = Vec::new();
+                let layers = stored.read(i..i + 1, &mut buffer).unwrap();
+                assert_eq!(floats(&layers[0]), [i as f32]);
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..4).for_each(|thread| drop(scope.spawn(move || read_all(thread * LAYERS / 4))));
+        });
     }
 
     #[test]

@@ -9,7 +9,7 @@ use lgreco_core::file::{PlanFile, TableFile};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What became of a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,11 +129,11 @@ fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// A folder with small inputs, made once.
+/// A folder with small inputs, of this process alone: what another one reads and writes is elsewhere.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let folder = std::env::temp_dir().join("lgreco-arguments");
+        let folder = std::env::temp_dir().join(format!("lgreco-arguments-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder for temporary files");
         let values: Vec<u8> = (0..64).flat_map(|i| (((i * 37 % 64) as f32 - 30.0) / 8.0).to_le_bytes()).collect();
         let halves: Vec<u8> = values.chunks_exact(4).flat_map(|x| [x[2], x[3]]).collect();
@@ -155,10 +155,7 @@ fn folder() -> &'static Path {
             ("plan.json", b"{\"version\":1}"),
         ];
         for (name, bytes) in files {
-            // Another process may be reading what an earlier run has written.
-            if fs::read(folder.join(name)).ok().as_deref() != Some(bytes) {
-                fs::write(folder.join(name), bytes).expect("a temporary file");
-            }
+            fs::write(folder.join(name), bytes).expect("a temporary file");
         }
         folder
     })
@@ -234,6 +231,9 @@ pub fn run(words: Vec<OsString>) -> End {
     if !is_small(&cli.command) {
         return End::Left;
     }
+    // Threads write the same files.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut out = vec![];
     match commands::run(&cli.command, &mut out) {
         Ok(()) => {

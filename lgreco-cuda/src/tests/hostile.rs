@@ -5,6 +5,8 @@ use super::backend;
 use super::simt::flavour;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::hostile::{Choices, Products, check_decoding, payload};
+use std::io::Write as _;
+use std::path::Path;
 
 fn random(step: u32) -> Vec<u8> {
     let stream = Stream { seed: 19, step, ..Stream::default() };
@@ -47,4 +49,24 @@ fn damaged_payloads_on_the_device_stay_where_they_are() {
         }
     }
     assert!(good > 100 && refused > 10 && method > 10, "{good} decoded, {refused} refused, {method} of other methods");
+}
+
+/// What fuzzing of this backend starts from, and inputs that were found to be at fault.
+#[test]
+fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/gpu/seeds/gpu_cuda");
+    if !seeds.try_exists().unwrap() {
+        let reason = format!("{} is not there: packages do not hold it", seeds.display());
+        return writeln!(std::io::stderr(), "SKIP: {reason}").expect("standard error");
+    }
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let mut checked = 0;
+    for entry in seeds.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        eprintln!("{}", path.display()); // printed where the check fails
+        check_decoding(&std::fs::read(&path).unwrap(), &mut backend, Products::Exact);
+        checked += 1;
+    }
+    assert!(checked >= 20, "{checked} seeds in {}", seeds.display());
+    assert!(backend.gpu().decoded > 0, "the device has decoded none of them");
 }

@@ -9,6 +9,7 @@ use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{check_batches, check_dense, check_powersgd, check_qsgd, check_topk, tensors};
 use lgreco_core::testing::hostile::{Products, check_decoding};
+use std::path::Path;
 use wgpu::Features;
 
 #[test]
@@ -118,4 +119,24 @@ fn damaged_payloads_are_decoded_or_refused_as_by_the_core() {
     assert!((100..900).contains(&good), "{good} of 1000 payloads were decoded");
     let decoded = backend.gpu().decoded;
     assert!(decoded > 100, "only {decoded} of them by the shaders");
+}
+
+/// What fuzzing of this backend starts from, and inputs that were found to be at fault.
+#[test]
+fn seeds_of_fuzzing_are_decoded_or_refused_as_by_the_core() {
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/gpu/seeds/gpu_wgpu");
+    if !seeds.try_exists().unwrap() {
+        let reason = format!("{} is not there: packages do not hold it", seeds.display());
+        return skipped(&reason);
+    }
+    let Some(mut backend) = backend() else { return };
+    let mut checked = 0;
+    for entry in seeds.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        eprintln!("{}", path.display()); // printed where the check fails
+        check_decoding(&std::fs::read(&path).unwrap(), &mut backend, Products::Rounded);
+        checked += 1;
+    }
+    assert!(checked >= 20, "{checked} seeds in {}", seeds.display());
+    assert!(backend.gpu().decoded > 0, "the device has decoded none of them");
 }
