@@ -1278,7 +1278,7 @@ lgreco_status lgreco_compressor_create(struct lgreco_context *context,
 // QSGD is unbiased and needs no feedback. With few bits or long buckets it adds more error than it is given, and what is
 // remembered would grow until it overflows. The layer's `values` may be NULL: QSGD is then judged by heavy-tailed values, as
 // when a compressor is made. Otherwise any method is judged by them, which must be finite: more than the table says may
-// suit them, or less. Allocates.
+// suit them, or less. With LGRECO_FEEDBACK_NONE nothing is asked of the values. Allocates.
 //
 // LGRECO_NOT_CONTRACTIVE, with the squared error in the context's message; LGRECO_FEEDBACK_RULE when method and feedback do
 // not go together at all; LGRECO_PARAMETER, LGRECO_NON_FINITE.
@@ -1862,9 +1862,9 @@ lgreco_status lgreco_cuda_encode(struct lgreco_cuda *cuda,
 // what was not sent of the sum, plus 1 - `gain` times what was there. `residual` is in the device's memory, 4-byte
 // aligned, zeros before the first step, and kept in `storage`: for n elements it has 4 n bytes (LGRECO_STORAGE_F32), 2
 // n (LGRECO_STORAGE_BF16), or n + n / 512, the quotient rounded up (LGRECO_STORAGE_INT8). The same as
-// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL, but for lgreco_feedback_check, which this call does not ask.
+// lgreco_compressor_encode with LGRECO_FEEDBACK_RESIDUAL.
 //
-// As lgreco_cuda_encode; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
+// As lgreco_cuda_encode; LGRECO_NOT_CONTRACTIVE as lgreco_feedback_check without values; LGRECO_PARAMETER unless `gain` is in (0, 1], LGRECO_UNAVAILABLE for uncompressed gradients.
 // The residual is then unchanged.
 lgreco_status lgreco_cuda_encode_with_feedback(struct lgreco_cuda *cuda,
                                                const struct lgreco_layer *layer,
