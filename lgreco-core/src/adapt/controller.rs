@@ -273,7 +273,8 @@ impl Controller {
             self.decide(collective, fell)?
         } else if let (true, Some(accordion)) = (fell, accordion) {
             let low = vec![accordion.low; self.tensors.len()];
-            let choices = suited(&self.config, &self.tensors, uniform(&self.config, &self.tensors, Some(&low))?);
+            let choices = uniform(&self.config, &self.tensors, Some(&low))?.into_iter().zip(&self.tensors);
+            let choices: Vec<_> = choices.map(|(choice, tensor)| suited(&self.config, tensor, choice)).collect();
             let mut decision = Decision::without_plan(self.step, Cause::LearningRate);
             decision.not_contractive = refused(&choices);
             Answer { decision, choices, norms: vec![] }

@@ -282,15 +282,13 @@ pub(super) fn uniform(config: &Config, tensors: &[Tensor], levels: Option<&[f64]
     tensors.iter().enumerate().map(of).collect()
 }
 
-/// The same, without settings that do not suit their feedback, for choices made without gradients.
-pub(super) fn suited(config: &Config, tensors: &[Tensor], mut choices: Vec<Choice>) -> Vec<Choice> {
-    for (choice, tensor) in choices.iter_mut().zip(tensors) {
-        let residual = config.feedback.of(&choice.setting);
-        if residual.is_some_and(|residual| Rule::Residual(residual).suits(&choice.setting, tensor.shape).is_err()) {
-            *choice = Choice::dense(Uncompressed::NotContractive);
-        }
+/// A choice made without a gradient; uncompressed where its setting does not suit its feedback.
+pub(super) fn suited(config: &Config, tensor: &Tensor, choice: Choice) -> Choice {
+    let residual = config.feedback.of(&choice.setting);
+    match residual.is_some_and(|residual| Rule::Residual(residual).suits(&choice.setting, tensor.shape).is_err()) {
+        true => Choice::dense(Uncompressed::NotContractive),
+        false => choice,
     }
-    choices
 }
 
 /// How many settings were refused because feedback would amplify errors.

@@ -167,9 +167,7 @@ impl Controller {
             choices.push(match self.config.policy {
                 Policy::Uncompressed => Choice::dense(Uncompressed::Chosen),
                 // Nothing is remembered yet, and no gradient is there to judge by.
-                _ if state.memory.is_none() => {
-                    suited(&self.config, core::slice::from_ref(tensor), vec![state.choice])[0]
-                }
+                _ if state.memory.is_none() => suited(&self.config, tensor, state.choice),
                 _ => state.choice,
             });
             states.push(state);
