@@ -90,6 +90,7 @@ fn hybrid() -> Vec<(Setting, Shape)> {
 }
 
 mod failures;
+mod golden;
 mod group;
 mod leader;
 mod variable;

@@ -1,0 +1,125 @@
+//! What ranks tell each other inside the messages of an exchange: how each fares, and what each is about to do.
+
+use crate::Error;
+
+/// Bytes of a slip at the head of a message.
+pub(super) const LEN: usize = 16;
+
+/// A rank's slip.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Slip {
+    /// The code of its failure, 0 for none.
+    pub(super) code: u64,
+    /// Of what all ranks must agree on.
+    pub(super) fingerprint: u64,
+}
+
+/// What a rank reports that could not read another's message, so that it is not the first to have failed.
+const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
+/// In a sum, numbers below are codes of failures, others the lower bits of a fingerprint. All are integers that f32 has.
+const FINGERPRINTS: u64 = 1 << 12;
+const END: u64 = 1 << 24;
+
+impl Slip {
+    pub(super) fn new(failure: Option<Error>, fingerprint: u64) -> Slip {
+        Slip { code: failure.map_or(0, |error| error.code().into()), fingerprint }
+    }
+
+    pub(super) fn write(self, head: &mut [u8]) {
+        let words = [self.code, self.fingerprint].map(u64::to_le);
+        head[..LEN].copy_from_slice(bytemuck::bytes_of(&words));
+    }
+
+    /// The slip at the head of a message that is long enough.
+    pub(super) fn read(message: &[u8]) -> Slip {
+        let word = |at: usize| message[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        Slip { code: word(0), fingerprint: word(1) }
+    }
+
+    /// The slip as one number of an all-reduce, in a place that is zero on all other ranks.
+    pub(super) fn to_sum(self) -> f32 {
+        match self.code {
+            0 => (FINGERPRINTS + self.fingerprint % (END - FINGERPRINTS)) as f32,
+            code => code.min(FINGERPRINTS - 1) as f32,
+        }
+    }
+
+    /// What [`to_sum`](Slip::to_sum) told; with as much of the fingerprint.
+    pub(super) fn of_sum(sum: f32) -> Slip {
+        let whole = sum as u64;
+        match whole {
+            _ if whole as f32 != sum || !(1..END).contains(&whole) => Slip { code: UNREADABLE, fingerprint: 0 },
+            _ if whole < FINGERPRINTS => Slip { code: whole, fingerprint: 0 },
+            _ => Slip { code: 0, fingerprint: whole },
+        }
+    }
+}
+
+/// Goes on if every rank can and all are about to do the same.
+///
+/// # Errors
+/// All ranks fail or none. A rank that has failed gets its own error, others [`Error::Peer`] with the first that failed
+/// by itself; [`Error::PeerPlan`] names the first rank that disagrees with rank 0.
+pub(super) fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
+    let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);
+    let first = failed.clone().find(|(_, slip)| slip.code != UNREADABLE);
+    match (own, first.or_else(|| failed.next())) {
+        (Some(own), Some((rank, slip))) if own.code() as u64 == UNREADABLE && slip.code != UNREADABLE => {
+            return Err(Error::of_peer(rank, slip.code));
+        }
+        (Some(own), _) => return Err(own),
+        (None, Some((rank, slip))) => return Err(Error::of_peer(rank, slip.code)),
+        (None, None) => {}
+    }
+    let first = slips.clone().next().map(|slip| slip.fingerprint);
+    match (0..).zip(slips).find(|(_, slip)| Some(slip.fingerprint) != first) {
+        Some((rank, _)) => Err(Error::PeerPlan { rank }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    const FINE: Slip = Slip { code: 0, fingerprint: 0xfeed_beef_1234_5678 };
+    const NAN: Error = Error::NonFinite { index: 3, value: f32::NAN };
+    const JUNK: Error = Error::PeerMessage { rank: 2, code: 40 };
+
+    #[test]
+    fn slips_survive_messages_and_sums() {
+        for slip in [FINE, Slip::new(Some(NAN), 7), Slip::new(Some(JUNK), 0)] {
+            let mut head = [0xa5; LEN + 3];
+            slip.write(&mut head);
+            assert_eq!(Slip::read(&head), slip);
+            assert_eq!(Slip::of_sum(slip.to_sum()).code, slip.code);
+        }
+        let near = Slip { fingerprint: FINE.fingerprint + 1, ..FINE };
+        assert_ne!(Slip::of_sum(FINE.to_sum()), Slip::of_sum(near.to_sum()));
+        for fingerprint in [0, END - FINGERPRINTS - 1, END - FINGERPRINTS, u64::MAX] {
+            let told = Slip { code: 0, fingerprint };
+            assert_eq!(Slip::of_sum(told.to_sum()).to_sum() - told.to_sum(), FINGERPRINTS as f32 % END as f32);
+        }
+        for junk in [f32::NAN, f32::INFINITY, -1.0, 0.0, 0.5, 4096.5, 16777216.0, 1e30] {
+            assert_eq!(Slip::of_sum(junk).code, UNREADABLE, "{junk}");
+        }
+    }
+
+    #[test]
+    fn whoever_failed_first_is_named() {
+        let slips = |failures: [Option<Error>; 3]| failures.map(|failure| Slip::new(failure, 1));
+        let judged = |own, failures| judge(own, slips(failures).into_iter());
+        assert_eq!(judged(None, [None; 3]), Ok(()));
+        assert_eq!(judged(None, [None, Some(NAN), None]), Err(Error::Peer { rank: 1, code: 4 }));
+        assert_eq!(judged(Some(NAN), [None, Some(NAN), None]), Err(NAN));
+        // Ranks 0 and 1 could not read what rank 2, which had failed, sent them.
+        let failures = [Some(JUNK), Some(JUNK), Some(NAN)];
+        let results: Vec<_> = failures.iter().map(|&own| judged(own, failures)).collect();
+        assert_eq!(results, [Err(Error::Peer { rank: 2, code: 4 }), Err(Error::Peer { rank: 2, code: 4 }), Err(NAN)]);
+        assert_eq!(judged(Some(JUNK), [None, Some(JUNK), None]), Err(JUNK));
+        assert_eq!(judged(None, [None, Some(JUNK), None]), Err(Error::Peer { rank: 1, code: 83 }));
+        let differing = [FINE, FINE, Slip { fingerprint: 0, ..FINE }];
+        assert_eq!(judge(None, differing.into_iter()), Err(Error::PeerPlan { rank: 2 }));
+    }
+}
