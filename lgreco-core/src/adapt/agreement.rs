@@ -7,9 +7,9 @@ use crate::exchange::Collective;
 /// Words of one rank's message: error code or 0, fingerprint, and answers.
 const WORDS: usize = 3;
 
-/// Words of room for the messages of `world` ranks and their lengths.
+/// Words of room for the messages of `world` ranks.
 pub(super) const fn words(world: usize) -> usize {
-    (WORDS + 1) * world
+    WORDS * world
 }
 
 /// Tells all ranks how this one fared, and returns which questions, a bit each, any rank answered with yes.
@@ -23,15 +23,13 @@ pub(super) fn agree<C: Collective + ?Sized>(
     fingerprint: u64,
     words: &mut [u64],
 ) -> Result<u64, Error> {
-    let world = words.len() / (WORDS + 1);
-    let (messages, lens) = words.split_at_mut(WORDS * world);
-    lens.fill(8 * WORDS as u64);
     let own = match local {
         Ok(answers) => [0, fingerprint, answers],
         Err(error) => [error.code() as u64, fingerprint, 0],
     };
-    collective.all_gather(bytemuck::bytes_of(&own.map(u64::to_le)), lens, bytemuck::cast_slice_mut(messages))?;
-    let messages = messages.as_chunks::<WORDS>().0.iter().map(|message| message.map(u64::from_le));
+    words[WORDS * collective.rank() as usize..][..WORDS].copy_from_slice(&own.map(u64::to_le));
+    collective.all_gather(bytemuck::cast_slice_mut(words))?;
+    let messages = words.as_chunks::<WORDS>().0.iter().map(|message| message.map(u64::from_le));
     local?;
     for (rank, [code, ..]) in messages.clone().enumerate() {
         if code != 0 {

@@ -1,11 +1,11 @@
 //! A bucket of layers, from gradients to means.
 
 use super::collective::{Collective, Place};
-use super::workspace::{Lens, Room};
-use super::{gather, greeting, reduce, scatter};
+use super::flight::{Agreement, Flight};
+use super::workspace::Lens;
 use crate::Error;
 use crate::compress::Setting;
-use crate::error::{expect_len, expect_room};
+use crate::error::expect_len;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
 
@@ -131,7 +131,7 @@ impl Layer<'_> {
         is_gathered(&self.setting, route)
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         let shape = self.gradient.shape();
         if let Some(fresh) = &self.fresh {
             expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
@@ -162,18 +162,35 @@ pub(super) fn factor_rank(setting: &Setting, shape: Shape) -> usize {
     }
 }
 
-/// Where in a run an exchange happens, seen from one rank.
-#[derive(Clone, Copy)]
-pub(super) struct Moment {
-    pub(super) place: Place,
-    pub(super) seed: u64,
-    pub(super) step: u32,
+/// Where in a run an exchange happens, seen from one rank. All but `rank` is the same on every rank.
+///
+/// ```
+/// use lgreco_core::exchange::{Moment, Route};
+/// let moment = Moment { rank: 3, world_size: 4, route: Route::AllGather, seed: 7, step: 100 };
+/// # let _ = moment;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// This worker's number, below `world_size`.
+    pub rank: u32,
+    /// Number of workers.
+    pub world_size: u32,
+    /// How payloads of fixed length travel.
+    pub route: Route,
+    /// Of the run's random bits.
+    pub seed: u64,
+    /// The optimiser's step, so that no two exchanges of a layer share random bits.
+    pub step: u32,
 }
 
 impl Moment {
+    pub(super) fn check(&self) -> Result<(), Error> {
+        Place { rank: self.rank, world: self.world_size }.check()
+    }
+
     /// The rank whose positions the settings with shared positions use.
     pub(super) fn leader(&self) -> u32 {
-        self.step % self.place.world
+        self.step % self.world_size
     }
 
     /// The random bits of layer `layer` on rank `rank`.
@@ -182,14 +199,14 @@ impl Moment {
     }
 }
 
-/// Words of workspace that [`aggregate`] needs for layers of these settings, shapes and element types.
+/// Words of workspace that a [`Flight`] needs with layers of these settings, shapes and element types.
 ///
 /// ```
 /// use lgreco_core::compress::Setting;
 /// use lgreco_core::exchange::{Route, workspace_len};
 /// use lgreco_core::gradient::{Dtype, Shape};
 /// let layers = [(Setting::Dense, Shape::new(10, 10)?, Dtype::F32)];
-/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 4 + 100 / 2);
+/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 4 + (100 + 4) / 2);
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
@@ -200,47 +217,40 @@ pub fn workspace_len(
     route: Route,
     world_size: u32,
 ) -> Result<usize, Error> {
-    Ok(greeting::words(world_size as usize) + Lens::new(layers, route, world_size)?.words())
+    Ok(Lens::new(layers, route, world_size)?.words())
 }
 
-/// Averages a bucket of layers over the workers; see the [module](crate::exchange) for what is sent and what mean and
-/// own contribution are. All workers call it with the same layers, settings, `route`, `seed` and `step`; `step` is the
-/// optimiser's, so that no two calls share random bits. PowerSGD does one power iteration per call, whatever its
-/// setting says, and relies on `factor` for accuracy.
+/// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and [`Request::perform`] for each
+/// of its requests. PowerSGD does one power iteration per call, whatever its setting says, and relies on `factor` for
+/// accuracy.
 ///
-/// When it fails on one worker it fails on all, at the same point of the sequence of collectives, and the next call
-/// finds them in step; unless the network itself fails or changes bytes. `mean` and `own` are then of no use; `factor`
-/// is unchanged.
+/// Whether ranks bring the same layers and settings is found out anew at every call, by an all-gather of 24 bytes each.
 ///
 /// # Errors
-/// This rank's: those of the compressors, [`Error::Length`], [`Error::Overflow`] when a sum over the workers leaves f32.
-/// Of others: [`Error::Peer`] names a rank that failed and the code of its error, [`Error::PeerPlan`] a rank with other
-/// layers, [`Error::PeerMessage`] one whose payloads cannot be decoded. [`Error::Collective`] when the embedder's call
-/// failed. A workspace too short even for the greeting, 4 words per worker, is found on this rank alone.
+/// Those of [`Flight::begin`] and [`Flight::next`]; [`Error::Parameter`] when `collective` has no workers or a rank
+/// beyond them, [`Error::Collective`] when the embedder's call failed.
 ///
 /// # Complexity
 /// Encoding once, and for payloads decoding once per worker ([`Route::AllGather`]) or about twice in all
 /// ([`Route::ScatterReduce`]). Workspace: [`workspace_len`].
 ///
 /// ```
-/// use lgreco_core::compress::{Setting, topk::TopK};
-/// use lgreco_core::exchange::{self, Layer, Route, threads};
+/// use lgreco_core::compress::Setting;
+/// use lgreco_core::exchange::{self, Collective, Layer, Route, threads};
 /// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 ///
-/// let shape = Shape::new(4, 1)?;
-/// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
-/// let gradients = [[0.0f32, 4.0, 0.0, 1.0], [0.0, 1.0, -2.0, 0.0]];
+/// let (shape, setting) = (Shape::new(2, 1)?, Setting::Dense);
 /// let means = threads::run(2, |mut worker| {
-///     let values = &gradients[exchange::Collective::rank(&worker) as usize];
-///     let gradient = Gradient::new(Values::F32(values), shape)?;
-///     let (mut mean, mut own) = ([0.0; 4], [0.0; 4]);
+///     let values = [1.0, worker.rank() as f32];
+///     let gradient = Gradient::new(Values::F32(&values), shape)?;
+///     let mut mean = [0.0; 2];
 ///     let words = exchange::workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?;
-///     let (own, factor) = (Some(&mut own[..]), &mut [][..]);
-///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, mean: &mut mean, own, factor };
+///     let factor = &mut [][..];
+///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, mean: &mut mean, own: None, factor };
 ///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
 ///     Ok::<_, lgreco_core::Error>(mean)
 /// });
-/// assert_eq!(means, [Ok([0.0, 2.0, -1.0, 0.0]), Ok([0.0, 2.0, -1.0, 0.0])]);
+/// assert_eq!(means, [Ok([1.0, 0.5]); 2]);
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 pub fn aggregate<C: Collective + ?Sized>(
@@ -251,41 +261,11 @@ pub fn aggregate<C: Collective + ?Sized>(
     step: u32,
     workspace: &mut [u64],
 ) -> Result<(), Error> {
-    let place = Place::of(collective)?;
-    let moment = Moment { place, seed, step };
-    let greeting = greeting::words(place.world as usize);
-    expect_room("workspace words", greeting, workspace.len())?;
-    let (greeting, rest) = workspace.split_at_mut(greeting);
-
-    let prepared = prepare(layers, route, moment, rest);
-    let local = prepared.as_ref().map(|(room, len)| (*len, room.message.len())).map_err(|error| *error);
-    let fingerprint = greeting::fingerprint(place, layers, route, seed, step);
-    let (words, lens) = greeting::exchange(collective, local, fingerprint, greeting)?;
-    let (mut room, _) = prepared?;
-
-    reduce::finish(collective, layers, moment, &mut room)?;
-    gather::finish(collective, layers, route, place, lens, &mut room)?;
-    if !room.shares.is_empty() {
-        scatter::finish(collective, layers, moment, words, &mut room)?;
+    let Place { rank, world } = Place::of(collective)?;
+    let moment = Moment { rank, world_size: world, route, seed, step };
+    let mut flight = Flight::begin(layers, moment, Agreement::Needed, workspace)?;
+    while let Some(request) = flight.next(layers, workspace)? {
+        request.perform(collective)?;
     }
-    reduce::keep_factors(layers, room.right);
     Ok(())
-}
-
-/// All that can be done without the others; also the length of what is to be gathered from this rank.
-fn prepare<'a>(
-    layers: &mut [Layer<'_>],
-    route: Route,
-    moment: Moment,
-    workspace: &'a mut [u64],
-) -> Result<(Room<'a>, usize), Error> {
-    let kinds = layers.iter().map(|layer| (layer.setting, layer.gradient.shape(), layer.gradient.values().dtype()));
-    let mut room = Room::new(Lens::new(kinds, route, moment.place.world)?, workspace)?;
-    layers.iter().try_for_each(Layer::check)?;
-    reduce::begin(layers, moment, &mut room)?;
-    let len = gather::begin(layers, route, moment, &mut room)?;
-    if route == Route::ScatterReduce {
-        scatter::begin(layers, moment, &mut room)?;
-    }
-    Ok((room, len))
 }

@@ -62,8 +62,10 @@ impl From<CollectiveError> for Error {
 ///     fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
 ///         Ok(())
 ///     }
-///     fn all_gather(&mut self, own: &[u8], _: &[u64], received: &mut [u8]) -> Result<(), CollectiveError> {
-///         received.copy_from_slice(own);
+///     fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
+///         Ok(())
+///     }
+///     fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
 ///         Ok(())
 ///     }
 ///     fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
@@ -87,12 +89,18 @@ pub trait Collective {
     /// The embedder's.
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError>;
 
-    /// Writes every worker's bytes to `received`, in rank order, one after the other. Worker `i` brings `lens[i]` bytes;
-    /// `received` is as long as all of them.
+    /// Fills `buffer` with every worker's bytes, in rank order. It has equal parts, one per worker; this worker's bytes are
+    /// in their place.
     ///
     /// # Errors
     /// The embedder's.
-    fn all_gather(&mut self, own: &[u8], lens: &[u64], received: &mut [u8]) -> Result<(), CollectiveError>;
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError>;
+
+    /// The same with parts of `lens[i]` bytes, some of which may be 0; `buffer` is as long as all of them.
+    ///
+    /// # Errors
+    /// The embedder's.
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError>;
 
     /// Replaces `bytes` by those of worker `root`.
     ///
@@ -126,12 +134,16 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn of<C: Collective + ?Sized>(collective: &C) -> Result<Place, Error> {
-        let (rank, world) = (collective.rank(), collective.world_size());
+        let place = Place { rank: collective.rank(), world: collective.world_size() };
+        place.check().map(|()| place)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let wrong = |what, value: u32, expected| Err(Error::Parameter { what, value: value.into(), expected });
-        match (rank, world) {
-            (_, 0) => wrong("the number of workers", 0, "at least 1"),
-            _ if rank >= world => wrong("rank", rank, "below the number of workers"),
-            _ => Ok(Place { rank, world }),
+        match *self {
+            Place { world: 0, .. } => wrong("the number of workers", 0, "at least 1"),
+            Place { rank, world } if rank >= world => wrong("rank", rank, "below the number of workers"),
+            _ => Ok(()),
         }
     }
 }

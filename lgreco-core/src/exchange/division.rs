@@ -1,5 +1,6 @@
 //! Which rank averages which part of a bucket.
 
+use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
@@ -36,14 +37,18 @@ impl Division {
         Cursor { share: self.boundary(owner)..self.boundary(owner + 1), first: 0 }
     }
 
-    /// Bytes of all shares together, and of the most that a rank receives at a time.
+    /// Bytes of all shares together, each with a slip, and of the most that a rank receives at a time; zero where
+    /// nothing travels in pieces.
     pub(super) fn buffer_lens(
         &self,
         layers: impl Iterator<Item = (Setting, Shape)> + Clone,
     ) -> Result<(usize, usize), Error> {
         let (mut all, mut largest) = (0, 0);
+        if self.elements == 0 {
+            return Ok((0, 0));
+        }
         for owner in 0..self.world {
-            let (mut cursor, mut share) = (self.cursor(owner), 0);
+            let (mut cursor, mut share) = (self.cursor(owner), slip::LEN);
             for (setting, shape) in layers.clone() {
                 share += cursor.next(setting, shape)?.map_or(0, |piece| piece.payload_len);
             }

@@ -1,27 +1,30 @@
 //! Payloads to everybody.
 
-use super::Route;
 use super::bucket::{Layer, Moment};
-use super::collective::{Collective, Place};
 use super::mean::{add, average};
-use super::workspace::Room;
+use super::request::Request;
+use super::slip::{self, Slip, judge};
+use super::workspace::{Lens, Ranks, Room, messages};
 use crate::Error;
 use crate::compress::wire::{Method, Payload};
 use crate::compress::{Compressor, Setting, adacomp, decode, decode_parsed, stated_len, topk};
 use crate::error::expect_room;
 use crate::gradient::Shape;
 
-/// Writes this rank's message and returns its length.
-pub(super) fn begin(
-    layers: &mut [Layer<'_>],
-    route: Route,
-    moment: Moment,
-    room: &mut Room<'_>,
-) -> Result<usize, Error> {
-    let mut at = 0;
-    for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
-        let stream = moment.stream(layer.index, moment.place.rank);
-        let payload = &mut room.message[at..];
+/// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and returns the length of the
+/// message.
+pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, lens: Lens, room: &mut Room<'_>) -> Result<usize, Error> {
+    if lens.message == 0 {
+        return Ok(0);
+    }
+    let message = match lens.varies {
+        true => &mut *room.message,
+        false => &mut room.received[moment.rank as usize * lens.message..][..lens.message],
+    };
+    let mut at = slip::LEN;
+    for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
+        let stream = moment.stream(layer.index, moment.rank);
+        let payload = &mut message[at..];
         let len = match (layer.setting, &layer.fresh) {
             (Setting::AdaComp(ada), Some(fresh)) => ada.encode_compensated(&layer.gradient, fresh, payload)?,
             _ => layer.setting.encode(&layer.gradient, stream, room.encode, payload)?,
@@ -32,32 +35,37 @@ pub(super) fn begin(
     Ok(at)
 }
 
-/// Exchanges the messages, which have these lengths, and sums what they hold, in rank order.
-pub(super) fn finish<C: Collective + ?Sized>(
-    collective: &mut C,
+/// Puts this rank's message of `len` bytes among all and asks for the others'.
+pub(super) fn request<'a>(own: Slip, len: usize, moment: Moment, lens: Lens, room: Room<'a>) -> Request<'a> {
+    let Room { ranks: Ranks { lens: each, .. }, message, received, .. } = room;
+    if !lens.varies {
+        each.fill(lens.message as u64);
+        own.write(&mut received[moment.rank as usize * lens.message..]);
+        return Request::AllGather { buffer: &mut received[..lens.message * moment.world_size as usize] };
+    }
+    let (before, all) = (sum(&each[..moment.rank as usize]), sum(each));
+    own.write(message);
+    received[before..][..len].copy_from_slice(&message[..len]);
+    Request::AllGatherEach { lens: each, buffer: &mut received[..all] }
+}
+
+/// Sums what the messages hold, in rank order.
+pub(super) fn take_in(
+    own: Option<Error>,
     layers: &mut [Layer<'_>],
-    route: Route,
-    place: Place,
-    lens: &[u64],
+    moment: Moment,
     room: &mut Room<'_>,
 ) -> Result<(), Error> {
-    if room.message.is_empty() {
-        return Ok(());
-    }
-    // Everybody's greeting was checked to announce no more than there is room for.
-    let own = lens[place.rank as usize] as usize;
-    let mut rest = &mut room.received[..lens.iter().sum::<u64>() as usize];
-    collective.all_gather(&room.message[..own], lens, rest)?;
-    for (rank, &len) in (0..).zip(lens) {
-        let message;
-        (message, rest) = rest.split_at_mut(len as usize);
-        let mut unread = &*message;
-        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
+    let received = messages(room.ranks.lens, room.received);
+    judge(own, received.clone().map(Slip::read))?;
+    for (rank, message) in (0..).zip(received) {
+        let mut unread = &message[slip::LEN..];
+        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
             let failed = |error: Error| Error::PeerMessage { rank, code: error.code() };
             let payload;
             (payload, unread) = split(unread, layer).map_err(failed)?;
             sum_from(rank, payload, layer, room.decoded)?;
-            if let (true, Some(own)) = (rank == place.rank, &mut layer.own) {
+            if let (true, Some(own)) = (rank == moment.rank, &mut layer.own) {
                 decode(payload, own)?;
             }
         }
@@ -65,7 +73,12 @@ pub(super) fn finish<C: Collective + ?Sized>(
             return Err(Error::PeerMessage { rank, code: Error::PayloadBody { what: "" }.code() });
         }
     }
-    layers.iter_mut().filter(|layer| layer.is_gathered(route)).try_for_each(|layer| average(layer.mean, place.world))
+    let mut gathered = layers.iter_mut().filter(|layer| layer.is_gathered(moment.route));
+    gathered.try_for_each(|layer| average(layer.mean, moment.world_size))
+}
+
+fn sum(lens: &[u64]) -> usize {
+    lens.iter().sum::<u64>() as usize
 }
 
 /// Cuts a layer's payload off a message.

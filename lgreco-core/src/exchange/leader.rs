@@ -20,7 +20,7 @@ pub(super) fn begin(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -
     for layer in layers {
         let Setting::CltK(clt) = layer.setting else { continue };
         let positions = take(&mut positions, &clt, layer.gradient.shape());
-        if moment.place.rank == moment.leader() {
+        if moment.rank == moment.leader() {
             clt.lead(&layer.gradient, room.encode, positions)?;
         } else {
             check_finite(&layer.gradient)?;

@@ -43,20 +43,25 @@
 mod bucket;
 mod collective;
 mod division;
+mod fingerprint;
+mod flight;
 mod gather;
-mod greeting;
 mod leader;
 mod mean;
 mod reduce;
+mod request;
 mod scatter;
+mod slip;
 #[cfg(any(test, feature = "std"))]
 pub mod threads;
 mod workspace;
 
-pub use bucket::{Aggregation, Layer, Route, aggregate, workspace_len};
+pub use bucket::{Aggregation, Layer, Moment, Route, aggregate, workspace_len};
 #[cfg(feature = "alloc")]
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
+pub use flight::{Agreement, Flight};
+pub use request::Request;
 
 #[cfg(test)]
 mod tests;

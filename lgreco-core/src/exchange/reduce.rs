@@ -1,10 +1,9 @@
 //! Dense layers, PowerSGD and CLT-k: sums on the wire.
 
 use super::bucket::{Layer, Moment};
-use super::collective::Collective;
 use super::leader;
 use super::mean::average;
-use super::workspace::Room;
+use super::workspace::{Lens, Room};
 use crate::Error;
 use crate::compress::Setting;
 use crate::compress::powersgd::{back_project, orthonormalise, project, reconstruct, start_matrix};
@@ -71,35 +70,11 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
     Ok(())
 }
 
-/// The broadcast, both all-reduces, and what comes between and after them. Fails on all ranks or on none.
-pub(super) fn finish<C: Collective + ?Sized>(
-    collective: &mut C,
-    layers: &mut [Layer<'_>],
-    moment: Moment,
-    room: &mut Room<'_>,
-) -> Result<(), Error> {
-    let world = moment.place.world;
-    if !room.positions.is_empty() {
-        collective.broadcast(moment.leader(), room.positions)?;
-    }
-    let mut local = leader::fill(layers, moment, room);
-    if local.is_err() {
-        // Tells the others, in the only place they look at.
-        room.left.fill(f32::NAN);
-    }
-    if !room.left.is_empty() {
-        collective.all_reduce_sum(room.left)?;
-    }
-    if !room.right.is_empty() {
-        local = local.and_then(|()| between(layers, room));
-        if local.is_err() {
-            room.right.fill(f32::NAN);
-        }
-        collective.all_reduce_sum(room.right)?;
-    }
-    local?;
-    average(room.right, world)?;
-    let (mut left, mut right, mut positions) = (&mut *room.left, &mut *room.right, &mut *room.positions);
+/// From the sums to means; PowerSGD's averaged `Q` stays in `room.right`.
+pub(super) fn means(layers: &mut [Layer<'_>], world: u32, lens: Lens, room: &mut Room<'_>) -> Result<(), Error> {
+    let (mut left, mut right) = (&mut room.left[..lens.left], &mut room.right[..lens.right]);
+    average(right, world)?;
+    let mut positions = &mut *room.positions;
     for layer in layers {
         let (left_len, right_len) = part_lens(layer);
         let (p, q) = (take(&mut left, left_len), take(&mut right, right_len));
@@ -120,7 +95,7 @@ pub(super) fn finish<C: Collective + ?Sized>(
 }
 
 /// From summed `P` to this rank's `Q` and its own contribution.
-fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
+pub(super) fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
     let (mut left, mut right) = (&mut *room.left, &mut *room.right);
     for layer in layers {
         let (left_len, right_len) = part_lens(layer);

@@ -1,19 +1,20 @@
 //! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
 
 use super::bucket::{Layer, Moment};
-use super::collective::{Collective, Place};
 use super::division::{Division, Piece, is_scattered};
 use super::gather::decode_from;
 use super::mean::{add, average};
 use super::reduce::widen;
-use super::workspace::Room;
+use super::request::Request;
+use super::slip::{self, Slip, judge};
+use super::workspace::{Ranks, Room, messages};
 use crate::Error;
 use crate::compress::{Compressor, check_finite, decode};
 use crate::gradient::{Gradient, Values};
 use crate::rng::Stream;
 
-fn division(layers: &[Layer<'_>], place: Place) -> Division {
-    Division::new(layers.iter().map(|layer| (layer.setting, layer.gradient.shape())), place.world)
+fn division(layers: &[Layer<'_>], world: u32) -> Division {
+    Division::new(layers.iter().map(|layer| (layer.setting, layer.gradient.shape())), world)
 }
 
 /// Calls `visit` with each of `owner`'s pieces, its layer, and where its payload begins in the share.
@@ -34,11 +35,11 @@ fn for_each(
     Ok(())
 }
 
-/// Bytes of `owner`'s share.
-fn share_len(division: Division, owner: u32, layers: &mut [Layer<'_>]) -> Result<usize, Error> {
-    let mut len = 0;
+/// Bytes of the message about `owner`'s share: a slip and the payloads of its pieces.
+fn message_len(division: Division, owner: u32, layers: &mut [Layer<'_>]) -> Result<usize, Error> {
+    let mut len = slip::LEN;
     for_each(division, owner, layers, |piece, _, at| {
-        len = at + piece.payload_len;
+        len = slip::LEN + at + piece.payload_len;
         Ok(())
     })?;
     Ok(len)
@@ -57,22 +58,23 @@ fn cut<'a>(gradient: &Gradient<'a>, piece: &Piece) -> Result<Gradient<'a>, Error
 
 /// The random bits of rank `rank` for `owner`'s piece of a layer; the owner's own are those of the second compression.
 fn stream(moment: Moment, layer: u32, rank: u32, owner: u32) -> Stream {
-    moment.stream(layer, rank.wrapping_mul(moment.place.world).wrapping_add(owner))
+    moment.stream(layer, rank.wrapping_mul(moment.world_size).wrapping_add(owner))
 }
 
-/// Writes the other owners' shares.
+/// Writes the messages about the other owners' shares, but for their slips.
 pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let Place { rank, world } = moment.place;
-    let division = division(layers, moment.place);
+    let Moment { rank, world_size: world, .. } = moment;
+    let division = division(layers, world);
     // Of the whole tensors: this rank's share is not encoded yet, and positions are to be those in the tensor.
     layers.iter().filter(|layer| is_scattered(&layer.setting)).try_for_each(|layer| check_finite(&layer.gradient))?;
     let mut first = 0;
     for owner in (0..world).filter(|&owner| owner != rank) {
-        let mut end = first;
+        let mut end = first + slip::LEN;
         for_each(division, owner, layers, |piece, layer, at| {
             let gradient = cut(&layer.gradient, &piece)?;
-            end = first + at + piece.payload_len;
-            let payload = &mut room.shares[first + at..end];
+            let start = first + slip::LEN + at;
+            end = start + piece.payload_len;
+            let payload = &mut room.shares[start..end];
             piece.setting.encode(&gradient, stream(moment, layer.index, rank, owner), room.encode, payload)?;
             if let Some(own) = &mut layer.own {
                 decode(payload, &mut own[piece.range])?;
@@ -84,77 +86,47 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     Ok(())
 }
 
-/// Exchanges the shares, averages this rank's and hands it out.
-pub(super) fn finish<C: Collective + ?Sized>(
-    collective: &mut C,
+/// Asks for the exchange of the messages about shares.
+pub(super) fn request<'a>(
+    own: Slip,
     layers: &mut [Layer<'_>],
     moment: Moment,
-    words: &mut [u64],
-    room: &mut Room<'_>,
-) -> Result<(), Error> {
-    let Place { rank, world } = moment.place;
-    let division = division(layers, moment.place);
-    let (lens, words) = words.split_at_mut(world as usize);
-    for (owner, len) in (0..world).zip(&mut *lens) {
-        *len = share_len(division, owner, layers)? as u64;
-    }
-    let share = lens[rank as usize] as usize;
-    let all = room.shares.len();
-
-    let received_lens = &mut words[..world as usize];
-    received_lens.fill(share as u64);
+    room: Room<'a>,
+) -> Result<Request<'a>, Error> {
+    let Moment { rank, world_size: world, .. } = moment;
+    let division = division(layers, world);
+    let Room { ranks: Ranks { lens: send_lens, spare }, shares, received, .. } = room;
+    let received_lens = &mut spare[..world as usize];
+    received_lens.fill(message_len(division, rank, layers)? as u64);
     received_lens[rank as usize] = 0;
-    lens[rank as usize] = 0;
-    let received = &mut room.received[..share * (world as usize - 1)];
-    collective.all_to_all(&room.shares[..all - share], lens, received, received_lens)?;
-    lens[rank as usize] = share as u64;
-
-    let local = reduce(division, layers, moment, share, room);
-    if let Err(error) = local {
-        refuse(&mut room.shares[..share], error);
-    }
-    collective.all_gather(&room.shares[..share], lens, &mut room.received[..all])?;
-    local?;
-
-    let mut first = 0;
-    for (owner, &len) in (0..world).zip(&*lens) {
-        let payloads = &room.received[first..first + len as usize];
+    let mut at = 0;
+    for (owner, len) in (0..world).zip(&mut *send_lens) {
+        *len = if owner == rank { 0 } else { message_len(division, owner, layers)? as u64 };
         if owner != rank {
-            check_refusal(owner, payloads)?;
-            for_each(division, owner, layers, |piece, layer, at| {
-                let payload = &payloads[at..at + piece.payload_len];
-                decode_from(owner, payload, &piece.setting, piece.shape, &mut layer.mean[piece.range])
-            })?;
+            own.write(&mut shares[at..]);
         }
-        first += len as usize;
+        at += *len as usize;
     }
-    Ok(())
-}
-
-/// Where payloads begin with their magic, the share of an owner that failed has this, and the error's code.
-const REFUSAL: [u8; 4] = [0; 4];
-
-fn refuse(share: &mut [u8], error: Error) {
-    let head = REFUSAL.into_iter().chain(error.code().to_le_bytes());
-    share.iter_mut().zip(head).for_each(|(to, byte)| *to = byte);
-}
-
-fn check_refusal(owner: u32, share: &[u8]) -> Result<(), Error> {
-    match share.as_chunks().0 {
-        [REFUSAL, code, ..] => Err(Error::Peer { rank: owner, code: u32::from_le_bytes(*code) }),
-        _ => Ok(()),
-    }
+    let received = &mut received[..received_lens.iter().sum::<u64>() as usize];
+    Ok(Request::AllToAll { send: &shares[..at], send_lens, received, received_lens })
 }
 
 /// Averages this rank's share, compresses the mean into the front of `room.shares` and keeps what that decodes to.
-fn reduce(
-    division: Division,
+/// Every rank has other messages, so what is wrong with them is told with the means.
+pub(super) fn reduce(
+    own: Option<Error>,
+    fingerprint: u64,
     layers: &mut [Layer<'_>],
     moment: Moment,
-    share: usize,
     room: &mut Room<'_>,
 ) -> Result<(), Error> {
-    let Place { rank, world } = moment.place;
+    let Moment { rank, world_size: world, .. } = moment;
+    let division = division(layers, world);
+    let len = message_len(division, rank, layers)?;
+    let received = &*room.received;
+    let message = |peer: u32| &received[(peer as usize - (peer > rank) as usize) * len..][..len];
+    let slip = |peer| if peer == rank { Slip::new(own, fingerprint) } else { Slip::read(message(peer)) };
+    judge(own, (0..world).map(slip))?;
     for_each(division, rank, layers, |piece, layer, at| {
         let gradient = cut(&layer.gradient, &piece)?;
         let mean = &mut layer.mean[piece.range.clone()];
@@ -164,8 +136,7 @@ fn reduce(
             if peer == rank {
                 widen(&gradient, values);
             } else {
-                let message = peer as usize - (peer > rank) as usize;
-                let payload = &room.received[message * share + at..][..piece.payload_len];
+                let payload = &message(peer)[slip::LEN + at..][..piece.payload_len];
                 decode_from(peer, payload, &piece.setting, piece.shape, values)?;
             }
             if peer > 0 {
@@ -187,4 +158,45 @@ fn reduce(
         mean.copy_from_slice(decoded);
         Ok(())
     })
+}
+
+/// Asks for everybody's mean of its share.
+pub(super) fn request_means<'a>(
+    own: Slip,
+    layers: &mut [Layer<'_>],
+    moment: Moment,
+    room: Room<'a>,
+) -> Result<Request<'a>, Error> {
+    let division = division(layers, moment.world_size);
+    let Room { ranks: Ranks { lens, .. }, shares, received, .. } = room;
+    let mut at = 0;
+    for (owner, len) in (0..moment.world_size).zip(&mut *lens) {
+        *len = message_len(division, owner, layers)? as u64;
+        if owner == moment.rank {
+            let (head, payloads) = received[at..at + *len as usize].split_at_mut(slip::LEN);
+            own.write(head);
+            payloads.copy_from_slice(&shares[..payloads.len()]);
+        }
+        at += *len as usize;
+    }
+    Ok(Request::AllGatherEach { lens, buffer: &mut received[..at] })
+}
+
+/// Takes in the means of the others' shares.
+pub(super) fn take_in(
+    own: Option<Error>,
+    layers: &mut [Layer<'_>],
+    moment: Moment,
+    room: &mut Room<'_>,
+) -> Result<(), Error> {
+    let division = division(layers, moment.world_size);
+    let received = messages(room.ranks.lens, room.received);
+    judge(own, received.clone().map(Slip::read))?;
+    for (owner, message) in (0..).zip(received).filter(|(owner, _)| *owner != moment.rank) {
+        for_each(division, owner, layers, |piece, layer, at| {
+            let payload = &message[slip::LEN + at..][..piece.payload_len];
+            decode_from(owner, payload, &piece.setting, piece.shape, &mut layer.mean[piece.range])
+        })?;
+    }
+    Ok(())
 }

@@ -14,8 +14,10 @@ pub(super) struct Slip {
     pub(super) fingerprint: u64,
 }
 
-/// What a rank reports that could not read another's message, so that it is not the first to have failed.
 const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
+/// What a rank reports that found fault with another, so that it is not the first to have failed.
+const OF_OTHERS: [u64; 3] =
+    [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
 /// In a sum, numbers below are codes of failures, others the lower bits of a fingerprint. All are integers that f32 has.
 const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
@@ -62,9 +64,10 @@ impl Slip {
 /// by itself; [`Error::PeerPlan`] names the first rank that disagrees with rank 0.
 pub(super) fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
     let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);
-    let first = failed.clone().find(|(_, slip)| slip.code != UNREADABLE);
+    let by_itself = |code: u64| !OF_OTHERS.contains(&code);
+    let first = failed.clone().find(|(_, slip)| by_itself(slip.code));
     match (own, first.or_else(|| failed.next())) {
-        (Some(own), Some((rank, slip))) if own.code() as u64 == UNREADABLE && slip.code != UNREADABLE => {
+        (Some(own), Some((rank, slip))) if by_itself(slip.code) && !by_itself(own.code().into()) => {
             return Err(Error::of_peer(rank, slip.code));
         }
         (Some(own), _) => return Err(own),
@@ -84,12 +87,12 @@ mod tests {
     use std::vec::Vec;
 
     const FINE: Slip = Slip { code: 0, fingerprint: 0xfeed_beef_1234_5678 };
-    const NAN: Error = Error::NonFinite { index: 3, value: f32::NAN };
+    const BROKEN: Error = Error::NonFinite { index: 3, value: f32::INFINITY };
     const JUNK: Error = Error::PeerMessage { rank: 2, code: 40 };
 
     #[test]
     fn slips_survive_messages_and_sums() {
-        for slip in [FINE, Slip::new(Some(NAN), 7), Slip::new(Some(JUNK), 0)] {
+        for slip in [FINE, Slip::new(Some(BROKEN), 7), Slip::new(Some(JUNK), 0)] {
             let mut head = [0xa5; LEN + 3];
             slip.write(&mut head);
             assert_eq!(Slip::read(&head), slip);
@@ -98,8 +101,8 @@ mod tests {
         let near = Slip { fingerprint: FINE.fingerprint + 1, ..FINE };
         assert_ne!(Slip::of_sum(FINE.to_sum()), Slip::of_sum(near.to_sum()));
         for fingerprint in [0, END - FINGERPRINTS - 1, END - FINGERPRINTS, u64::MAX] {
-            let told = Slip { code: 0, fingerprint };
-            assert_eq!(Slip::of_sum(told.to_sum()).to_sum() - told.to_sum(), FINGERPRINTS as f32 % END as f32);
+            let told = Slip { code: 0, fingerprint }.to_sum();
+            assert_eq!(Slip::of_sum(told), Slip { code: 0, fingerprint: told as u64 });
         }
         for junk in [f32::NAN, f32::INFINITY, -1.0, 0.0, 0.5, 4096.5, 16777216.0, 1e30] {
             assert_eq!(Slip::of_sum(junk).code, UNREADABLE, "{junk}");
@@ -111,12 +114,15 @@ mod tests {
         let slips = |failures: [Option<Error>; 3]| failures.map(|failure| Slip::new(failure, 1));
         let judged = |own, failures| judge(own, slips(failures).into_iter());
         assert_eq!(judged(None, [None; 3]), Ok(()));
-        assert_eq!(judged(None, [None, Some(NAN), None]), Err(Error::Peer { rank: 1, code: 4 }));
-        assert_eq!(judged(Some(NAN), [None, Some(NAN), None]), Err(NAN));
+        assert_eq!(judged(None, [None, Some(BROKEN), None]), Err(Error::Peer { rank: 1, code: 4 }));
+        assert_eq!(judged(Some(BROKEN), [None, Some(BROKEN), None]), Err(BROKEN));
         // Ranks 0 and 1 could not read what rank 2, which had failed, sent them.
-        let failures = [Some(JUNK), Some(JUNK), Some(NAN)];
+        let failures = [Some(JUNK), Some(JUNK), Some(BROKEN)];
         let results: Vec<_> = failures.iter().map(|&own| judged(own, failures)).collect();
-        assert_eq!(results, [Err(Error::Peer { rank: 2, code: 4 }), Err(Error::Peer { rank: 2, code: 4 }), Err(NAN)]);
+        assert_eq!(
+            results,
+            [Err(Error::Peer { rank: 2, code: 4 }), Err(Error::Peer { rank: 2, code: 4 }), Err(BROKEN)]
+        );
         assert_eq!(judged(Some(JUNK), [None, Some(JUNK), None]), Err(JUNK));
         assert_eq!(judged(None, [None, Some(JUNK), None]), Err(Error::Peer { rank: 1, code: 83 }));
         let differing = [FINE, FINE, Slip { fingerprint: 0, ..FINE }];

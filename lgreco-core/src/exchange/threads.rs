@@ -1,6 +1,7 @@
 //! Workers that are threads of one process.
 
 use super::{Collective, CollectiveError};
+use core::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::ScopedJoinHandle;
 use std::vec::Vec;
@@ -41,8 +42,9 @@ pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync
 /// ```
 /// use lgreco_core::exchange::{Collective, threads};
 /// let gathered = threads::run(2, |mut worker| {
-///     let (own, mut all) = (vec![worker.rank() as u8; 2], [9; 4]);
-///     worker.all_gather(&own, &[2, 2], &mut all).map(|()| all)
+///     let mut all = [9; 4];
+///     all[2 * worker.rank() as usize..][..2].fill(worker.rank() as u8);
+///     worker.all_gather(&mut all).map(|()| all)
 /// });
 /// assert_eq!(gathered, [Ok([0, 0, 1, 1]); 2]);
 /// ```
@@ -157,6 +159,19 @@ impl ThreadCollective {
         if fits { Ok(()) } else { Err(Self::MISMATCH) }
     }
 
+    /// Shows the part `own` of `buffer`, and fills it with everybody's, which are as long as `len` says.
+    fn gather(
+        &mut self,
+        own: Range<usize>,
+        len: impl Fn(usize) -> usize,
+        mut buffer: &mut [u8],
+    ) -> Result<(), CollectiveError> {
+        self.put(Call::Gather, &buffer[own]);
+        self.see(Call::Gather, |this| {
+            (0..this.group.slots.len()).try_for_each(|rank| take(&mut buffer, len(rank), &this.slot(rank).bytes))
+        })
+    }
+
     fn slot(&self, rank: usize) -> RwLockReadGuard<'_, Slot> {
         self.group.slots[rank][self.turn].read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,13 +183,25 @@ impl ThreadCollective {
         bytes: &[u8],
         read: impl FnOnce(&Self) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        {
-            let slot = &self.group.slots[self.rank][self.turn];
-            let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
-            slot.call = Some(call);
-            slot.bytes.clear();
-            slot.bytes.extend_from_slice(bytes);
-        }
+        self.put(call, bytes);
+        self.see(call, read)
+    }
+
+    /// Writes `bytes` where the others will look.
+    fn put(&mut self, call: Call, bytes: &[u8]) {
+        let slot = &self.group.slots[self.rank][self.turn];
+        let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
+        slot.call = Some(call);
+        slot.bytes.clear();
+        slot.bytes.extend_from_slice(bytes);
+    }
+
+    /// Waits until all have written, and calls `read` if they made the same call.
+    fn see(
+        &mut self,
+        call: Call,
+        read: impl FnOnce(&Self) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
         self.meet()?;
         let agreed = (0..self.group.slots.len()).all(|rank| self.slot(rank).call == Some(call));
         let outcome = if agreed { read(self) } else { Err(Self::MISMATCH) };
@@ -227,14 +254,19 @@ impl Collective for ThreadCollective {
         })
     }
 
-    fn all_gather(&mut self, own: &[u8], lens: &[u64], mut received: &mut [u8]) -> Result<(), CollectiveError> {
-        self.show(Call::Gather, own, |this| {
-            this.check_lens(lens, received)?;
-            for (rank, &len) in lens.iter().enumerate() {
-                take(&mut received, len as usize, &this.slot(rank).bytes)?;
-            }
-            Ok(())
-        })
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let world = self.group.slots.len();
+        let len = buffer.len() / world;
+        let gathered = self.gather(self.rank * len..(self.rank + 1) * len, |_| len, buffer);
+        gathered.and(if buffer.len().is_multiple_of(world) { Ok(()) } else { Err(Self::MISMATCH) })
+    }
+
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let start = lens.iter().take(self.rank).fold(0, |all: u64, len| all.saturating_add(*len));
+        let own = lens.get(self.rank).and_then(|len| Some(start as usize..start.checked_add(*len)? as usize));
+        let own = own.filter(|own| own.end <= buffer.len()).unwrap_or(0..0);
+        let checked = self.check_lens(lens, buffer);
+        self.gather(own, |rank| checked.map_or(0, |()| lens[rank] as usize), buffer).and(checked)
     }
 
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {

@@ -1,25 +1,50 @@
 //! What an exchange needs of memory, and how a workspace is cut into it.
 
-use super::bucket::{Route, factor_rank, is_gathered};
+use super::bucket::{Layer, Moment, Route, factor_rank, is_gathered};
 use super::division::Division;
+use super::slip::{self, Slip};
 use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Shape};
 
-/// Lengths of the parts of a workspace, but for the greeting.
-#[derive(Clone, Copy, Default)]
+/// Words per rank for [`Ranks`].
+const WORDS: usize = 4;
+
+/// The part of a workspace that every exchange has, whatever its layers are.
+pub(super) struct Ranks<'a> {
+    /// Bytes of each rank's message.
+    pub(super) lens: &'a mut [u64],
+    /// What ranks tell each other to agree, 24 bytes each; later other lengths.
+    pub(super) spare: &'a mut [u64],
+}
+
+impl<'a> Ranks<'a> {
+    pub(super) fn new(world: u32, workspace: &'a mut [u64]) -> Result<(Self, &'a mut [u64]), Error> {
+        let world = world as usize;
+        expect_room("workspace words", WORDS.saturating_mul(world), workspace.len())?;
+        let (words, rest) = workspace.split_at_mut(WORDS * world);
+        let (lens, spare) = words.split_at_mut(world);
+        Ok((Ranks { lens, spare }, rest))
+    }
+}
+
+/// Lengths of the parts of a workspace, but for those of [`Ranks`].
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lens {
-    /// f32: dense values, `P` factors and values at shared positions.
-    left: usize,
-    /// f32: `Q` factors.
-    right: usize,
+    world: usize,
+    /// f32: dense values, `P` factors and values at shared positions. Where there are any, a slip per rank follows.
+    pub(super) left: usize,
+    /// f32: `Q` factors. Likewise.
+    pub(super) right: usize,
     /// Bytes: shared positions.
-    positions: usize,
-    /// Bytes: this rank's payloads that everybody gets.
-    message: usize,
-    /// Bytes: payloads for the owners of shares.
-    shares: usize,
+    pub(super) positions: usize,
+    /// Bytes: this rank's slip and payloads that everybody gets; the most if lengths vary.
+    pub(super) message: usize,
+    /// Whether the values decide the length of a message.
+    pub(super) varies: bool,
+    /// Bytes: slips and payloads for the owners of shares.
+    pub(super) shares: usize,
     /// Bytes.
     received: usize,
     /// f32: one decoded payload.
@@ -34,7 +59,7 @@ impl Lens {
         route: Route,
         world: u32,
     ) -> Result<Lens, Error> {
-        let mut lens = Lens::default();
+        let mut lens = Lens { world: world as usize, ..Lens::default() };
         for (setting, shape, dtype) in layers.clone() {
             let payload = setting.payload_len(shape, dtype)?;
             let mut encode = setting.encode_workspace_len(shape, dtype);
@@ -57,7 +82,8 @@ impl Lens {
                 }
             }
             if is_gathered(&setting, route) {
-                lens.message = lens.message.saturating_add(payload);
+                lens.message = lens.message.max(slip::LEN).saturating_add(payload);
+                lens.varies |= !setting.has_fixed_len();
             }
             lens.encode = lens.encode.max(encode);
         }
@@ -71,15 +97,33 @@ impl Lens {
         Ok(lens)
     }
 
+    pub(super) fn of(layers: &[Layer<'_>], moment: Moment) -> Result<Lens, Error> {
+        let kinds = layers.iter().map(|layer| (layer.setting, layer.gradient.shape(), layer.gradient.values().dtype()));
+        Lens::new(kinds, moment.route, moment.world_size)
+    }
+
+    /// With the ranks' slips, if there is anything to sum.
+    fn sums(&self, values: usize) -> usize {
+        if values == 0 { 0 } else { values + self.world }
+    }
+
+    /// Bytes for this rank's message while the lengths of the others' are not known.
+    fn staged(&self) -> usize {
+        if self.varies { self.message } else { 0 }
+    }
+
+    /// Words in all, with those of [`Ranks`].
     pub(super) fn words(&self) -> usize {
-        let singles = [self.left, self.right, self.decoded].map(|len| len.div_ceil(2));
-        let bytes = [self.positions, self.message, self.shares, self.received].map(|len| len.div_ceil(8));
-        singles.into_iter().chain(bytes).fold(self.encode, usize::saturating_add)
+        let singles = [self.sums(self.left), self.sums(self.right), self.decoded].map(|len| len.div_ceil(2));
+        let bytes = [self.positions, self.staged(), self.shares, self.received].map(|len| len.div_ceil(8));
+        let ranks = [WORDS.saturating_mul(self.world)];
+        singles.into_iter().chain(bytes).chain(ranks).fold(self.encode, usize::saturating_add)
     }
 }
 
 /// A workspace cut into its parts; see [`Lens`].
 pub(super) struct Room<'a> {
+    pub(super) ranks: Ranks<'a>,
     pub(super) left: &'a mut [f32],
     pub(super) right: &'a mut [f32],
     pub(super) positions: &'a mut [u8],
@@ -91,8 +135,9 @@ pub(super) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    pub(super) fn new(lens: Lens, mut words: &'a mut [u64]) -> Result<Self, Error> {
-        expect_room("workspace words after the greeting", lens.words(), words.len())?;
+    pub(super) fn new(lens: Lens, workspace: &'a mut [u64]) -> Result<Self, Error> {
+        expect_room("workspace words", lens.words(), workspace.len())?;
+        let (ranks, mut words) = Ranks::new(lens.world as u32, workspace)?;
         fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
             words: &mut &'a mut [u64],
             len: usize,
@@ -102,14 +147,36 @@ impl<'a> Room<'a> {
             &mut bytemuck::cast_slice_mut(part)[..len]
         }
         Ok(Room {
-            left: take(&mut words, lens.left),
-            right: take(&mut words, lens.right),
+            ranks,
+            left: take(&mut words, lens.sums(lens.left)),
+            right: take(&mut words, lens.sums(lens.right)),
             positions: take(&mut words, lens.positions),
-            message: take(&mut words, lens.message),
+            message: take(&mut words, lens.staged()),
             shares: take(&mut words, lens.shares),
             received: take(&mut words, lens.received),
             decoded: take(&mut words, lens.decoded),
             encode: words,
         })
     }
+}
+
+/// The ranks' messages, one after the other.
+pub(super) fn messages<'a>(lens: &'a [u64], received: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + Clone {
+    lens.iter().scan(0, |at, &len| {
+        let message = received.get(*at..*at + len as usize);
+        *at += len as usize;
+        message
+    })
+}
+
+/// Puts a rank's slip behind the values of an all-reduce.
+pub(super) fn put_slip(sums: &mut [f32], values: usize, rank: u32, slip: Slip) {
+    let slips = &mut sums[values..];
+    slips.fill(0.0);
+    slips[rank as usize] = slip.to_sum();
+}
+
+/// The slips that an all-reduce has brought.
+pub(super) fn slips(sums: &[f32], values: usize) -> impl Iterator<Item = Slip> + Clone {
+    sums[values..].iter().map(|&sum| Slip::of_sum(sum))
 }

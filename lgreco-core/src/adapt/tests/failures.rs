@@ -252,8 +252,11 @@ fn a_broken_network_is_an_error() {
         fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
             Err(CollectiveError { code: 3 })
         }
-        fn all_gather(&mut self, _: &[u8], _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+        fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
             Err(CollectiveError { code: 4 })
+        }
+        fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+            Err(CollectiveError { code: 6 })
         }
         fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
             Err(CollectiveError { code: 5 })

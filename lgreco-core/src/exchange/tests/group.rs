@@ -32,10 +32,11 @@ fn lengths_are_one_per_rank() {
     let results = threads::run(2, |mut worker| {
         let odd = worker.rank() == 1;
         let (lens, received): (&[u64], usize) = if odd { (&[1, 1, 1], 3) } else { (&[1, 1], 2) };
-        let gathered = worker.all_gather(&[7], lens, &mut vec![0; received]);
-        let longer = worker.all_gather(&[7], &[1, 1], &mut vec![0; 2 + odd as usize]);
+        let gathered = worker.all_gather_each(lens, &mut vec![0; received]);
+        let longer = worker.all_gather_each(&[1, 1], &mut vec![0; 2 + odd as usize]);
+        let uneven = worker.all_gather(&mut vec![0; 2 + odd as usize]);
         let dealt = worker.all_to_all(&[7, 8], &[1, 1], &mut vec![0; received], lens);
-        [gathered, longer, dealt]
+        [gathered, longer, uneven, dealt]
     });
-    assert_eq!(results, [[Ok(()); 3], [Err(ThreadCollective::MISMATCH); 3]]);
+    assert_eq!(results, [[Ok(()); 4], [Err(ThreadCollective::MISMATCH); 4]]);
 }

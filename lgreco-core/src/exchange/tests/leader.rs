@@ -110,8 +110,11 @@ impl Collective for Misled {
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
         self.0.all_reduce_sum(values)
     }
-    fn all_gather(&mut self, own: &[u8], lens: &[u64], received: &mut [u8]) -> Result<(), CollectiveError> {
-        self.0.all_gather(own, lens, received)
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.all_gather(buffer)
+    }
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.0.all_gather_each(lens, buffer)
     }
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
         self.0.broadcast(root, bytes)?;
@@ -135,7 +138,7 @@ fn positions_that_are_none_fail_on_all() {
             worker.1 = false;
             (failed, case.exchange(&mut worker, None).is_ok())
         });
-        let poisoned = (Error::Overflow { what: "the sum over the workers" }, true);
-        assert_eq!(results, [poisoned, poisoned, (Error::PeerMessage { rank: 0, code: 41 }, true)]);
+        let told = (Error::Peer { rank: 2, code: 83 }, true);
+        assert_eq!(results, [told, told, (Error::PeerMessage { rank: 0, code: 41 }, true)]);
     }
 }

@@ -17,10 +17,13 @@ impl Collective for Counting {
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
         self.0.all_reduce_sum(values)
     }
-    fn all_gather(&mut self, own: &[u8], lens: &[u64], received: &mut [u8]) -> Result<(), CollectiveError> {
-        assert_eq!(lens[self.rank() as usize], own.len() as u64);
-        self.1.push(own.len() as u64);
-        self.0.all_gather(own, lens, received)
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.1.push(buffer.len() as u64 / self.world_size() as u64);
+        self.0.all_gather(buffer)
+    }
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.1.push(lens[self.rank() as usize]);
+        self.0.all_gather_each(lens, buffer)
     }
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
         self.0.broadcast(root, bytes)
@@ -49,7 +52,7 @@ fn messages_are_as_long_as_their_payloads() {
                 setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload).unwrap()
             })
             .sum();
-        assert_eq!(sent, [24, expected as u64]);
+        assert_eq!(sent, [24, 16 + expected as u64]);
         assert!(rank != 1 || expected == 16 + 16 + topk(3).payload_len(shape(50, 1), Dtype::F32).unwrap() + 4);
     }
 }

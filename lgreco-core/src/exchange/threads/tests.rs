@@ -8,11 +8,22 @@ fn moves_what_it_says() {
         threads::run(world, |mut worker| {
             let rank = worker.rank();
             let lens: Vec<u64> = (0..world as u64).collect();
-            let mut received = vec![9; lens.iter().sum::<u64>() as usize];
             for _ in 0..20 {
-                worker.all_gather(&vec![rank as u8; rank as usize], &lens, &mut received).unwrap();
-                let expected: Vec<u8> = (0..world as u8).flat_map(|r| vec![r; r as usize]).collect();
-                assert_eq!(received, expected);
+                let parts =
+                    |len: fn(u8) -> u8| (0..world as u8).flat_map(|r| vec![r; len(r).into()]).collect::<Vec<_>>();
+                let hide_others =
+                    |bytes: &mut [u8]| bytes.iter_mut().filter(|r| **r != rank as u8).for_each(|r| *r = 99);
+                for (len, equal) in [(|r| r) as fn(u8) -> u8, |_| 3].into_iter().zip([false, true]) {
+                    let expected = parts(len);
+                    let mut buffer = expected.clone();
+                    hide_others(&mut buffer);
+                    match equal {
+                        true => worker.all_gather(&mut buffer),
+                        false => worker.all_gather_each(&lens, &mut buffer),
+                    }
+                    .unwrap();
+                    assert_eq!(buffer, expected);
+                }
 
                 let mut bytes = [rank as u8; 3];
                 worker.broadcast(world - 1, &mut bytes).unwrap();
@@ -54,7 +65,7 @@ fn those_who_leave_or_panic_keep_nobody_waiting() {
         threads::run(3, |mut worker| {
             let first = worker.broadcast(0, &mut [1]);
             assert!(worker.rank() != 2, "a worker that fails");
-            let second = worker.all_gather(&[1], &[1, 1, 1], &mut [0; 3]);
+            let second = worker.all_gather(&mut [0; 3]);
             results.lock().unwrap().push((first, second));
         })
     }));

@@ -92,9 +92,15 @@ impl Collective for Recorder {
         Ok(())
     }
 
-    fn all_gather(&mut self, own: &[u8], lens: &[u64], received: &mut [u8]) -> Result<(), CollectiveError> {
-        self.inner.all_gather(own, lens, received)?;
-        self.heard.push((Call::Gather, received.to_vec()));
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.inner.all_gather(buffer)?;
+        self.heard.push((Call::Gather, buffer.to_vec()));
+        Ok(())
+    }
+
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.inner.all_gather_each(lens, buffer)?;
+        self.heard.push((Call::Gather, buffer.to_vec()));
         Ok(())
     }
 
@@ -161,19 +167,21 @@ impl Collective for Peers<'_, '_> {
         Ok(())
     }
 
-    fn all_gather(&mut self, own: &[u8], lens: &[u64], received: &mut [u8]) -> Result<(), CollectiveError> {
-        let (mut rest, mut kept, mut at) = (&mut *received, 0..0, 0);
-        for (rank, &len) in lens.iter().enumerate() {
-            let part;
-            (part, rest) = rest.split_at_mut(len as usize);
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let lens = vec![buffer.len() as u64 / u64::from(self.world); self.world as usize];
+        self.all_gather_each(&lens, buffer)
+    }
+
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let start = |rank: usize| lens[..rank].iter().sum::<u64>() as usize;
+        assert_eq!(start(lens.len()), buffer.len(), "room for other lengths than announced");
+        let kept = start(self.rank as usize)..start(self.rank as usize + 1);
+        let own = buffer[kept.clone()].to_vec();
+        for rank in 0..lens.len() {
+            let part = &mut buffer[start(rank)..start(rank + 1)];
             part.iter_mut().zip(own.iter().cycle()).for_each(|(to, &byte)| *to = byte);
-            if rank as u32 == self.rank {
-                kept = at..at + part.len();
-            }
-            at += part.len();
         }
-        assert!(rest.is_empty(), "room for other lengths than announced");
-        self.hear(Call::Gather, received, kept);
+        self.hear(Call::Gather, buffer, kept);
         Ok(())
     }
 
