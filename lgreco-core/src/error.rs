@@ -274,6 +274,20 @@ pub enum Error {
         /// The element.
         value: f32,
     },
+    /// A layer is in a bucket that is being exchanged.
+    #[error("layer {layer} is in a bucket that is being exchanged")]
+    InFlight {
+        /// Index of the layer.
+        layer: usize,
+    },
+    /// A call that does not fit where the step is.
+    #[error("{what}, expected {expected}")]
+    StepOrder {
+        /// Where the step is.
+        what: &'static str,
+        /// Where it should be.
+        expected: &'static str,
+    },
     /// What another worker sent cannot be decoded.
     #[error("the message of rank {rank} cannot be decoded, error code {code}")]
     PeerMessage {
@@ -395,6 +409,8 @@ impl Error {
             Error::PeerMessage { .. } => 83,
             Error::LayerMismatch { .. } => 100,
             Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
+            Error::InFlight { .. } => 102,
+            Error::StepOrder { .. } => 103,
             Error::OutOfStep { .. } => 120,
             Error::SampleOutOfStep { .. } => 121,
             Error::DuplicateSample { .. } => 122,
@@ -420,6 +436,7 @@ impl Error {
             | Error::NoSuchOption { layer, .. }
             | Error::DuplicateName { layer, .. }
             | Error::LayerMismatch { layer, .. }
+            | Error::InFlight { layer }
             | Error::NonFiniteGradient { layer, .. } => Some(layer),
             _ => None,
         }

@@ -2,7 +2,6 @@
 //! want the same one.
 
 use crate::Error;
-use crate::exchange::Collective;
 
 /// Words of one rank's message: error code or 0, fingerprint, and answers.
 const WORDS: usize = 3;
@@ -12,25 +11,23 @@ pub(super) const fn words(world: usize) -> usize {
     WORDS * world
 }
 
-/// Tells all ranks how this one fared, and returns which questions, a bit each, any rank answered with yes.
-///
-/// # Errors
-/// This rank's own; else [`Error::Peer`] with the first rank that failed, [`Error::PeerPlan`] with the first whose
-/// fingerprint is not rank 0's; [`Error::Collective`].
-pub(super) fn agree<C: Collective + ?Sized>(
-    collective: &mut C,
-    local: Result<u64, Error>,
-    fingerprint: u64,
-    words: &mut [u64],
-) -> Result<u64, Error> {
+/// Puts what this rank has to say among the messages of all.
+pub(super) fn put(rank: u32, local: Result<u64, Error>, fingerprint: u64, words: &mut [u64]) {
     let own = match local {
         Ok(answers) => [0, fingerprint, answers],
         Err(error) => [error.code() as u64, fingerprint, 0],
     };
-    words[WORDS * collective.rank() as usize..][..WORDS].copy_from_slice(&own.map(u64::to_le));
-    collective.all_gather(bytemuck::cast_slice_mut(words))?;
+    words[WORDS * rank as usize..][..WORDS].copy_from_slice(&own.map(u64::to_le));
+}
+
+/// From all ranks' messages, which questions, a bit each, any rank has answered with yes.
+///
+/// # Errors
+/// `own`, this rank's; else [`Error::Peer`] with the first rank that failed, [`Error::PeerPlan`] with the first whose
+/// fingerprint is not rank 0's.
+pub(super) fn read(own: Option<Error>, words: &[u64]) -> Result<u64, Error> {
     let messages = words.as_chunks::<WORDS>().0.iter().map(|message| message.map(u64::from_le));
-    local?;
+    own.map_or(Ok(()), Err)?;
     for (rank, [code, ..]) in messages.clone().enumerate() {
         if code != 0 {
             return Err(Error::of_peer(rank as u32, code));

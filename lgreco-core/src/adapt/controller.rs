@@ -1,31 +1,26 @@
 //! One worker's end of the training loop.
 
 use super::accordion::Highest;
-use super::agreement::{self, agree};
-use super::buckets::{Buckets, Moment, workspace};
+use super::arena::Arena;
+use super::bucket::{check_layer, non_finite};
 use super::codes::Choice;
-use super::decide::{Answer, Question, refused, suited, uniform};
+use super::control::Control;
+use super::groups::Groups;
 use super::layer::{LayerState, Switch};
 use super::window::Window;
-use super::{
-    Cause, Config, Decision, Feedback, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel, decision,
-};
+use super::{Config, Decision, Feedback, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel};
 use crate::Error;
 use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
-use crate::compress::{Setting, check_finite};
 use crate::error::{expect_distinct, expect_len};
 use crate::exchange::{Collective, Place};
 use crate::feedback::Residual;
-use crate::gradient::{Gradient, ValuesMut};
+use crate::gradient::{Element, ValuesMut, with_elements};
 use crate::rng::Stream;
 use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
-
-/// What ranks ask each other before a step: whether a gradient is not finite, whether the measuring rank could decide.
-const BROKEN: u64 = 1;
-const MEASURABLE: u64 = 2;
 
 /// One worker's end of the training loop: decides when and how hard to compress, compresses, exchanges, and remembers.
 ///
@@ -56,14 +51,28 @@ pub struct Controller {
     pub(super) non_finite: u64,
     /// An error of this rank alone that the others have not been told yet.
     pub(super) late: Option<Error>,
-    pub(super) buckets: Buckets,
-    /// Room for agreements.
-    words: Vec<u64>,
+    pub(super) groups: Groups,
+    /// Sets of layers of which ranks know that they all exchange them together.
+    pub(super) agreed: BTreeSet<u64>,
+    /// Buffers that no bucket has.
+    pub(super) arenas: Vec<Arena>,
+    pub(super) control: Control,
+    /// What the buckets of this step have come to.
+    pub(super) taken: Taken,
     /// Of the configuration and the model.
     identity: u64,
     /// Of the settings.
     plan: u64,
-    backend: Box<dyn Backend + Send>,
+    pub(super) backend: Box<dyn Backend + Send>,
+}
+
+/// What the buckets of a step have come to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    pub bytes_out: u64,
+    pub broken: bool,
+    /// Seconds of planning, and when exchanging began.
+    pub planned: Option<(f64, f64)>,
 }
 
 impl Controller {
@@ -88,8 +97,7 @@ impl Controller {
     /// [`Error::OutOfMemory`].
     ///
     /// # Complexity
-    /// O(n log n) in the layers. Allocates three f32 per element of the largest bucket, on the measuring rank one more per
-    /// element of the model, and what uncompressed exchanges need.
+    /// O(n log n) in the layers. Allocates an f32 per element of the model on the measuring rank.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let Place { rank, world } = Place::of(collective)?;
         config.check(&tensors, world)?;
@@ -97,8 +105,7 @@ impl Controller {
         let adapts = config.policy != Policy::Uncompressed;
         let measures = adapts && rank == config.measuring_rank;
         let means = tensors.iter().filter(|_| measures).map(|tensor| vec![0.0; tensor.shape.elements()]).collect();
-        let mut buckets = Buckets::new(&tensors, config.bucket_bytes);
-        buckets.resize(workspace(buckets.workspace_len(&tensors, |_| Setting::Dense, config.route, world)?)?);
+        let groups = Groups::new(&tensors, config.bucket_bytes);
         let mut controller = Controller {
             rank,
             world,
@@ -109,11 +116,14 @@ impl Controller {
             norms: vec![],
             learning_rate: Highest::default(),
             decision: None,
-            time: TimeModel::new(buckets.len()),
+            time: TimeModel::new(groups.ranges.len()),
             non_finite: 0,
             late: None,
-            buckets,
-            words: vec![0; agreement::words(world as usize)],
+            groups,
+            agreed: BTreeSet::new(),
+            arenas: vec![],
+            control: Control::new(world),
+            taken: Taken::default(),
             identity: identity(&config, &tensors, world),
             plan: 0,
             backend: Box::new(Portable),
@@ -182,72 +192,66 @@ impl Controller {
                 expected: "that of the controller, of as many workers",
             });
         }
-        let start = self.now();
-        let local = self.late.take().map_or(Ok(()), Err).and_then(|()| self.check(gradients, learning_rate));
-        let local = local.and_then(|()| match (first_non_finite(gradients), self.config.non_finite) {
+        let local = self.check(gradients).and_then(|()| match (first_non_finite(gradients), self.config.non_finite) {
             (Some(error), NonFinite::Error) => Err(error),
-            (found, _) => Ok(found.map_or(0, |_| BROKEN) | if self.measurable() { MEASURABLE } else { 0 }),
+            (found, _) => Ok(found.is_some()),
         });
-        let answers = match agree(collective, local, self.fingerprint(learning_rate), &mut self.words) {
-            Err(error @ (Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. })) => {
-                self.non_finite += 1;
+        let broken = self.agree_to_step(collective, local, learning_rate)?;
+        if broken {
+            self.non_finite += 1;
+            return self.without_compression(collective, gradients);
+        }
+        for group in 0..self.groups.ranges.len() {
+            let range = self.groups.ranges[group].clone();
+            let mut bucket = self.open_group(range.clone())?;
+            let exchanged = bucket.exchange(collective, &mut gradients[range]);
+            self.close(bucket)?;
+            if let Err(error) = exchanged {
+                self.end_step();
                 return Err(error);
             }
-            answers => answers?,
-        };
-        let broken = answers & BROKEN != 0;
-        let switched = self.adapt(collective, learning_rate, answers & MEASURABLE != 0)?;
-        let planned = self.now();
+        }
+        self.finish_step()
+    }
 
-        let step = self.step;
-        self.step += 1;
-        let bytes_in = self.tensors.iter().map(Tensor::bytes).sum();
-        let mut report = Report { step, outcome: Outcome::Exchanged, switched, bytes_in, bytes_out: 0, seconds: None };
-        if !broken {
-            if self.due.is_some_and(|due| step.saturating_add(self.config.schedule.window) >= due) {
-                self.window.add(gradients);
+    /// Finds out whether all ranks can take this step and want the same, decides and switches if it is time to; returns
+    /// whether some rank's gradient is not finite.
+    fn agree_to_step<C: Collective + ?Sized>(
+        &mut self,
+        collective: &mut C,
+        local: Result<bool, Error>,
+        learning_rate: f64,
+    ) -> Result<bool, Error> {
+        self.begin(learning_rate, Some(local))?;
+        loop {
+            let performed = match self.control() {
+                Ok(None) => return Ok(self.control.broken()),
+                Ok(Some(request)) => request.perform(collective).map_err(Error::from),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = performed {
+                let code = Error::NON_FINITE_GRADIENT;
+                if error.code() == code || matches!(error, Error::Peer { code: of_peer, .. } if of_peer == code) {
+                    self.non_finite += 1;
+                }
+                self.control.cancel();
+                return Err(error);
             }
-            report.bytes_out = self.exchange(collective, gradients, step)?;
-        } else {
-            self.non_finite += 1;
-            self.without_compression(collective, gradients, &mut report)?;
         }
-        if let (Some(start), Some(planned), Some(end)) = (start, planned, self.now()) {
-            report.seconds = Some(Seconds { planning: planned - start, exchange: end - planned });
-        }
-        Ok(report)
     }
 
-    /// Whether this rank decides for all, and has seen a gradient to decide by.
-    fn measurable(&self) -> bool {
-        self.rank == self.config.measuring_rank && self.window.steps > 0
-    }
-
-    fn now(&self) -> Option<f64> {
+    pub(super) fn now(&self) -> Option<f64> {
         self.config.clock.map(|clock| clock())
     }
 
-    fn check(&self, gradients: &[ValuesMut<'_>], learning_rate: f64) -> Result<(), Error> {
+    fn check(&self, gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
         expect_len("gradients, one per layer", self.tensors.len(), gradients.len())?;
-        for (layer, (tensor, gradient)) in self.tensors.iter().zip(gradients).enumerate() {
-            let (values, mismatch) =
-                (gradient.values(), |what, expected, found| Err(Error::LayerMismatch { layer, what, expected, found }));
-            if values.dtype() != tensor.dtype {
-                return mismatch("the code of the element type", tensor.dtype as usize, values.dtype() as usize);
-            }
-            if values.len() != tensor.shape.elements() {
-                return mismatch("the number of values", tensor.shape.elements(), values.len());
-            }
-        }
-        if !(learning_rate.is_finite() && learning_rate >= 0.0) {
-            let expected = "a finite number >= 0";
-            return Err(Error::Parameter { what: "learning rate", value: learning_rate, expected });
-        }
-        Ok(())
+        let mut layers = self.tensors.iter().zip(gradients).enumerate();
+        layers.try_for_each(|(layer, (tensor, gradient))| check_layer(layer, tensor.shape, tensor.dtype, gradient))
     }
 
     /// What all ranks must agree on at this step.
-    fn fingerprint(&self, learning_rate: f64) -> u64 {
+    pub(super) fn fingerprint(&self, learning_rate: f64) -> u64 {
         let rate = if self.config.accordion().is_some() { learning_rate } else { 0.0 };
         let schedule = [self.step, self.due.unwrap_or(u64::MAX)];
         [self.plan, rate.to_bits()].into_iter().chain(schedule).fold(Hash(self.identity), Hash::add).0
@@ -258,128 +262,27 @@ impl Controller {
         words.fold(Hash::START, Hash::add).0
     }
 
-    /// Decides if it is time to and the measuring rank can, and switches.
-    fn adapt<C: Collective + ?Sized>(
-        &mut self,
-        collective: &mut C,
-        learning_rate: f64,
-        measurable: bool,
-    ) -> Result<bool, Error> {
-        let mut highest = self.learning_rate;
-        let accordion = self.config.accordion().filter(|_| self.step >= self.config.schedule.warmup);
-        let fell = accordion.is_some_and(|accordion| highest.falls(&accordion, learning_rate));
-        let due = measurable && self.due.is_some_and(|due| self.step >= due);
-        let Answer { decision, choices, norms } = if due {
-            self.decide(collective, fell)?
-        } else if let (true, Some(accordion)) = (fell, accordion) {
-            let low = vec![accordion.low; self.tensors.len()];
-            let choices = uniform(&self.config, &self.tensors, Some(&low))?.into_iter().zip(&self.tensors);
-            let choices: Vec<_> = choices.map(|(choice, tensor)| suited(&self.config, tensor, choice)).collect();
-            let mut decision = Decision::without_plan(self.step, Cause::LearningRate);
-            decision.not_contractive = refused(&choices);
-            Answer { decision, choices, norms: vec![] }
-        } else {
-            self.learning_rate = highest;
-            return Ok(false);
-        };
-        self.switch(collective, &choices)?;
-        self.decision = Some(decision);
-        self.learning_rate = Highest(learning_rate);
-        if due {
-            self.due = self.config.next_decision(self.step);
-            self.window.clear();
-            self.norms = norms;
-        }
-        Ok(true)
-    }
-
-    /// Measures and plans on one rank, for all.
-    fn decide<C: Collective + ?Sized>(&mut self, collective: &mut C, fell: bool) -> Result<Answer, Error> {
-        let root = self.config.measuring_rank;
-        let answer = if self.rank == root {
-            let question = Question {
-                config: &self.config,
-                tensors: &self.tensors,
-                step: self.step,
-                window: &self.window,
-                norms: &self.norms,
-                fell,
-                time: &self.time,
-                bucket_of: &self.buckets.of,
-                backend: &mut *self.backend,
-            };
-            question.answer()
-        } else {
-            Err(Error::Peer { rank: root, code: 0 })
-        };
-        let mut words = decision::message(self.tensors.len(), answer.as_ref());
-        words.iter_mut().for_each(|word| *word = word.to_le());
-        collective.broadcast(root, bytemuck::cast_slice_mut(&mut words))?;
-        words.iter_mut().for_each(|word| *word = u64::from_le(*word));
-        if self.rank == root { answer } else { decision::read(root, &words) }
-    }
-
-    /// Gives every layer its new setting, on all ranks or on none.
-    fn switch<C: Collective + ?Sized>(&mut self, collective: &mut C, choices: &[Choice]) -> Result<(), Error> {
-        let prepared = self.prepare(&self.states, choices, self.step);
-        let ready = prepared.as_ref().map(|_| 0).map_err(|error| *error);
-        agree(collective, ready, self.step, &mut self.words)?;
-        let (switches, room) = prepared?;
-        self.states.iter_mut().zip(switches).for_each(|(state, switch)| state.commit(switch));
-        self.buckets.resize(room);
-        self.plan = self.plan_hash();
-        Ok(())
-    }
-
-    /// What giving `states` the settings `choices` at `step` needs: the parts that change, and the workspace.
-    pub(super) fn prepare(
-        &self,
-        states: &[LayerState],
-        choices: &[Choice],
-        step: u64,
-    ) -> Result<(Vec<Switch>, Vec<u64>), Error> {
+    /// What giving `states` the settings `choices` at `step` changes.
+    pub(super) fn prepare(&self, states: &[LayerState], choices: &[Choice], step: u64) -> Result<Vec<Switch>, Error> {
         let layers = states.iter().zip(&self.tensors).zip(choices).enumerate();
         let switches = layers.map(|(layer, ((state, tensor), &choice))| {
             let (seed, step) = (self.config.search.seed, step as u32);
             state.prepare(choice, &self.config, tensor, Stream { seed, step, layer: layer as u32, rank: self.rank })
         });
-        let switches = switches.collect::<Result<Vec<_>, _>>()?;
-        let setting = |layer: usize| choices[layer].setting;
-        let words = self.buckets.workspace_len(&self.tensors, setting, self.config.route, self.world)?;
-        Ok((switches, workspace(words)?))
+        switches.collect()
     }
 
-    /// Takes over layers that were loaded.
-    pub(super) fn install(&mut self, states: Vec<LayerState>, room: Vec<u64>) {
-        self.states = states;
-        self.buckets.resize(room);
+    pub(super) fn switch(&mut self, switches: Vec<Switch>) {
+        self.states.iter_mut().zip(switches).for_each(|(state, switch)| state.commit(switch));
         self.plan = self.plan_hash();
     }
 
-    fn exchange<C: Collective + ?Sized>(
-        &mut self,
-        collective: &mut C,
-        gradients: &mut [ValuesMut<'_>],
-        step: u64,
-    ) -> Result<u64, Error> {
-        let moment = Moment {
-            route: self.config.route,
-            seed: self.config.search.seed,
-            step: step as u32,
-            rank: self.rank,
-            measured: self.config.metrics_every > 0 && step.is_multiple_of(self.config.metrics_every),
-        };
-        let mut bytes = 0;
-        for bucket in 0..self.buckets.len() {
-            let start = self.now();
-            let (tensors, states) = (&self.tensors, &mut self.states);
-            bytes += self.buckets.exchange(bucket, collective, tensors, states, gradients, moment, &mut self.late)?;
-            if let (Some(start), Some(end)) = (start, self.now()) {
-                let states = &mut self.states[self.buckets.layers(bucket)];
-                states.iter_mut().for_each(|state| *state.bucket_seconds.get_or_insert(0.0) += end - start);
-            }
-        }
-        Ok(bytes)
+    /// Takes over layers that were loaded.
+    pub(super) fn install(&mut self, states: Vec<LayerState>) {
+        self.states = states;
+        self.plan = self.plan_hash();
+        self.agreed.clear();
+        self.control.cancel();
     }
 
     /// A step in which some rank's gradient is not finite.
@@ -387,27 +290,65 @@ impl Controller {
         &mut self,
         collective: &mut C,
         gradients: &mut [ValuesMut<'_>],
-        report: &mut Report,
-    ) -> Result<(), Error> {
+    ) -> Result<Report, Error> {
+        let mut report = self.finish_step()?;
         if self.config.non_finite == NonFinite::PassThrough {
             (report.outcome, report.bytes_out) = (Outcome::PassedThrough, report.bytes_in);
-            return (0..self.buckets.len()).try_for_each(|bucket| self.buckets.pass(bucket, collective, gradients));
+            for range in &self.groups.ranges {
+                pass(collective, &mut gradients[range.clone()])?;
+            }
+            return Ok(report);
         }
         report.outcome = Outcome::Skipped;
         gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(0.0)));
-        Ok(())
+        Ok(report)
+    }
+
+    /// Ends the step, whose buckets have all been exchanged and taken back. Layers that were in no bucket keep their
+    /// residuals.
+    ///
+    /// # Errors
+    /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
+    pub fn finish_step(&mut self) -> Result<Report, Error> {
+        self.control.expect_open()?;
+        if let Some(layer) = self.states.iter().position(|state| state.lent) {
+            return Err(Error::InFlight { layer });
+        }
+        let (step, taken) = (self.step, self.taken);
+        let switched = self.control.switched();
+        let outcome = if taken.broken { Outcome::PassedThrough } else { Outcome::Exchanged };
+        if taken.broken {
+            self.non_finite += 1;
+        }
+        let bytes_in = self.tensors.iter().map(Tensor::bytes).sum();
+        let seconds = taken.planned.zip(self.now());
+        let seconds = seconds.map(|((planning, start), end)| Seconds { planning, exchange: end - start });
+        self.end_step();
+        Ok(Report { step, outcome, switched, bytes_in, bytes_out: taken.bytes_out, seconds })
+    }
+
+    /// The next step is another one.
+    fn end_step(&mut self) {
+        self.step += 1;
+        self.control.cancel();
     }
 }
 
+/// Averages gradients as they are, uncompressed, with whatever is not finite in them.
+fn pass<C: Collective + ?Sized>(collective: &mut C, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+    let mut sum = Vec::new();
+    for gradient in gradients.iter() {
+        with_elements!(gradient.values(), v => sum.extend(v.iter().map(|x| x.to_f32())));
+    }
+    collective.all_reduce_sum(&mut sum)?;
+    let world = collective.world_size() as f32;
+    let mut means = sum.iter().map(|sum| sum / world);
+    gradients.iter_mut().for_each(|gradient| gradient.write(means.by_ref()));
+    Ok(())
+}
+
 fn first_non_finite(gradients: &[ValuesMut<'_>]) -> Option<Error> {
-    gradients.iter().enumerate().find_map(|(layer, gradient)| {
-        let column = crate::gradient::Shape::new(gradient.values().len(), 1)
-            .and_then(|shape| Gradient::new(gradient.values(), shape));
-        match column.and_then(|gradient| check_finite(&gradient)) {
-            Err(Error::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
-            _ => None,
-        }
-    })
+    gradients.iter().enumerate().find_map(|(layer, gradient)| non_finite(layer, gradient))
 }
 
 /// What must be the same on all ranks from the beginning.

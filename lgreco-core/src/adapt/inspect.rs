@@ -137,7 +137,7 @@ impl Controller {
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     pub fn buckets(&self) -> usize {
-        self.buckets.len()
+        self.groups.ranges.len()
     }
 
     /// Bytes that this worker sends per bucket under the present settings: what a sample of synchronisation time
@@ -150,8 +150,8 @@ impl Controller {
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     pub fn bucket_bytes(&self) -> Vec<u64> {
-        let mut bytes = vec![0; self.buckets.len()];
-        for ((state, tensor), &bucket) in self.states.iter().zip(&self.tensors).zip(&self.buckets.of) {
+        let mut bytes = vec![0; self.groups.ranges.len()];
+        for ((state, tensor), &bucket) in self.states.iter().zip(&self.tensors).zip(&self.groups.of) {
             let sent = state.choice.setting.payload_len(tensor.shape, tensor.dtype);
             bytes[bucket] += sent.map_or(0, |sent| sent as u64);
         }

@@ -27,6 +27,8 @@ pub(super) struct LayerState {
     pub relative_error: Option<f64>,
     /// Seconds that its bucket's exchanges took. Not saved.
     pub bucket_seconds: Option<f64>,
+    /// Whether a bucket has all of this but the choice.
+    pub lent: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -54,14 +56,6 @@ pub(super) fn rank(setting: &Setting, shape: Shape) -> usize {
     }
 }
 
-/// Bytes that one worker sends for a layer: the payload's, or the plain values'.
-pub(super) fn bytes_out(setting: &Setting, tensor: &Tensor) -> Result<u64, Error> {
-    match setting {
-        Setting::Dense => Ok(tensor.bytes()),
-        _ => Ok(setting.payload_len(tensor.shape, tensor.dtype)? as u64),
-    }
-}
-
 impl LayerState {
     /// A layer before the first decision.
     pub(super) fn new(policy: &Policy) -> Self {
@@ -74,7 +68,23 @@ impl LayerState {
             counts: Counts::default(),
             relative_error: None,
             bucket_seconds: None,
+            lent: false,
         }
+    }
+
+    /// Lends everything; the choice stays known.
+    pub(super) fn lend(&mut self) -> LayerState {
+        let nothing = LayerState {
+            choice: self.choice,
+            memory: None,
+            feedback: self.feedback,
+            factor: vec![],
+            counts: self.counts,
+            relative_error: self.relative_error,
+            bucket_seconds: self.bucket_seconds,
+            lent: true,
+        };
+        core::mem::replace(self, nothing)
     }
 
     /// Prepares a new setting. The residual stays, in the format of the new rule; PowerSGD's factor is cut, or extended

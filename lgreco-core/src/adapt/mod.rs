@@ -81,15 +81,19 @@
 
 mod accordion;
 mod agreement;
-mod buckets;
+mod arena;
+mod bucket;
 mod codes;
 mod config;
+mod control;
 mod controller;
 mod decide;
 mod decision;
 mod feedback;
+mod groups;
 mod inspect;
 mod layer;
+mod lend;
 mod metrics;
 mod restore;
 mod saved;
@@ -97,6 +101,7 @@ mod tensor;
 mod time;
 mod window;
 
+pub use bucket::Bucket;
 pub use config::{Accordion, ComputeSeconds, Config, NonFinite, Objective, Policy, Schedule};
 pub use controller::Controller;
 pub use decision::{Cause, Decision, Uncompressed};

@@ -51,12 +51,16 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// This rank's overflow of a residual, if that was to be told by the next step.
+    /// This rank's overflow of a residual, if that was to be told by the next step; [`Error::InFlight`] while a bucket is
+    /// being exchanged.
     ///
     /// # Complexity
     /// Residuals and factors; on the measuring rank the window's mean too.
     pub fn save(&self) -> Result<Vec<u8>, Error> {
         self.late.map_or(Ok(()), Err)?;
+        if let Some(layer) = self.states.iter().position(|state| state.lent) {
+            return Err(Error::InFlight { layer });
+        }
         let mut to = Writer(vec![]);
         to.numbers([MAGIC, VERSION, self.rank as u64, self.world as u64, self.step, self.due.unwrap_or(NONE)]);
         to.numbers([self.window.steps, self.learning_rate.0.to_bits(), self.non_finite]);
@@ -172,14 +176,14 @@ impl Controller {
             });
             states.push(state);
         }
-        let (switches, room) = self.prepare(&states, &choices, plan.step)?;
+        let switches = self.prepare(&states, &choices, plan.step)?;
         for (state, switch) in states.iter_mut().zip(switches) {
             let counts = state.counts;
             state.commit(switch);
             state.counts = counts;
         }
         self.resume(&plan, &loaded);
-        self.install(states, room);
+        self.install(states);
         Ok(loaded)
     }
 
@@ -221,7 +225,7 @@ impl Controller {
 fn combined(memories: &[SavedState<'_>], scale: f32, stream: Stream) -> Result<Option<Memory<Vec<u64>>>, Error> {
     let Some(first) = memories.first() else { return Ok(None) };
     let restore = |saved: &SavedState<'_>| {
-        saved.restore(Aggregation::Summed, super::buckets::workspace(saved.rule().state_len(saved.shape()))?)
+        saved.restore(Aggregation::Summed, super::arena::workspace(saved.rule().state_len(saved.shape()))?)
     };
     let mut memory = restore(first)?;
     if memories.len() > 1 || scale != 1.0 {

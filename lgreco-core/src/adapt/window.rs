@@ -1,5 +1,5 @@
 use super::Tensor;
-use crate::gradient::{Bf16, Dtype, Element, F16, Values, ValuesMut, with_elements};
+use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
 use crate::simd::{Kernel, dispatch};
 use alloc::vec::Vec;
 
@@ -29,14 +29,6 @@ impl<T: Element> Kernel for Blend<'_, T> {
 }
 
 impl Window {
-    pub(super) fn add(&mut self, gradients: &[ValuesMut<'_>]) {
-        self.steps += 1;
-        let steps = self.steps as f32;
-        for (mean, gradient) in self.means.iter_mut().zip(gradients) {
-            with_elements!(gradient.values(), values => dispatch(Blend { mean, values, steps }));
-        }
-    }
-
     pub(super) fn clear(&mut self) {
         self.steps = 0;
         self.means.iter_mut().for_each(|mean| mean.fill(0.0));
@@ -51,6 +43,12 @@ impl Window {
         });
         typed.collect()
     }
+}
+
+/// Adds a layer's gradient, the `steps`-th, to its mean; on ranks that do not measure, which is empty, does nothing.
+pub(super) fn add(mean: &mut [f32], gradient: Values<'_>, steps: u64) {
+    let steps = steps as f32;
+    with_elements!(gradient, values => dispatch(Blend { mean, values, steps }));
 }
 
 /// A mean in the element type of its layer.

@@ -166,7 +166,7 @@ pub(super) fn factor_rank(setting: &Setting, shape: Shape) -> usize {
 ///
 /// ```
 /// use lgreco_core::exchange::{Moment, Route};
-/// let moment = Moment { rank: 3, world_size: 4, route: Route::AllGather, seed: 7, step: 100 };
+/// let moment = Moment { rank: 3, world_size: 4, route: Route::AllGather, seed: 7, step: 100, terms: 0 };
 /// # let _ = moment;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +181,8 @@ pub struct Moment {
     pub seed: u64,
     /// The optimiser's step, so that no two exchanges of a layer share random bits.
     pub step: u32,
+    /// Stands for anything else on which ranks must agree.
+    pub terms: u64,
 }
 
 impl Moment {
@@ -262,8 +264,8 @@ pub fn aggregate<C: Collective + ?Sized>(
     workspace: &mut [u64],
 ) -> Result<(), Error> {
     let Place { rank, world } = Place::of(collective)?;
-    let moment = Moment { rank, world_size: world, route, seed, step };
-    let mut flight = Flight::begin(layers, moment, Agreement::Needed, workspace)?;
+    let moment = Moment { rank, world_size: world, route, seed, step, terms: 0 };
+    let mut flight = Flight::begin(layers, moment, Agreement::Needed, None, workspace)?;
     while let Some(request) = flight.next(layers, workspace)? {
         request.perform(collective)?;
     }

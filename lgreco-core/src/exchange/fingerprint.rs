@@ -6,8 +6,8 @@ use crate::compress::Setting;
 
 /// Equal on different machines; changes with anything that changes the exchange.
 pub(super) fn fingerprint(moment: Moment, layers: &[Layer<'_>]) -> u64 {
-    let Moment { world_size, route, seed, step, .. } = moment;
-    let words = [world_size as u64, route as u64, seed, step as u64, layers.len() as u64];
+    let Moment { world_size, route, seed, step, terms, .. } = moment;
+    let words = [world_size as u64, route as u64, seed, step as u64, terms, layers.len() as u64];
     let mut hash = words.into_iter().fold(Hash::START, Hash::add);
     for layer in layers {
         let shape = layer.gradient.shape();

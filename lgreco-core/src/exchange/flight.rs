@@ -4,7 +4,7 @@ use super::bucket::{Layer, Moment};
 use super::fingerprint::fingerprint;
 use super::request::Request;
 use super::slip::{self, Slip, judge};
-use super::workspace::{Lens, Ranks, Room, put_slip, slips};
+use super::workspace::{Lens, Ranks, Room, put_slip, slips, sum};
 use super::{gather, leader, reduce, scatter};
 use crate::Error;
 
@@ -74,7 +74,7 @@ pub enum Agreement {
 /// let shape = Shape::new(4, 1)?;
 /// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
 /// let means = threads::run(2, |mut worker| {
-///     let moment = Moment { rank: worker.rank(), world_size: 2, route: Route::AllGather, seed: 7, step: 0 };
+///     let moment = Moment { rank: worker.rank(), world_size: 2, route: Route::AllGather, seed: 7, step: 0, terms: 0 };
 ///     let values = [[0.0f32, 4.0, 0.0, 1.0], [0.0, 1.0, -2.0, 0.0]][worker.rank() as usize];
 ///     let gradient = Gradient::new(Values::F32(&values), shape)?;
 ///     let (mut mean, mut own) = ([0.0; 4], [0.0; 4]);
@@ -82,7 +82,7 @@ pub enum Agreement {
 ///     let layers = &mut [Layer { index: 0, setting, gradient, fresh: None, sent: 0, mean: &mut mean, own, factor }];
 ///     let mut workspace = vec![0; workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?];
 ///
-///     let mut flight = Flight::begin(layers, moment, Agreement::Reached, &mut workspace)?;
+///     let mut flight = Flight::begin(layers, moment, Agreement::Reached, None, &mut workspace)?;
 ///     let mut collectives = 0;
 ///     while let Some(request) = flight.next(layers, &mut workspace)? {
 ///         assert!(matches!(request, Request::AllGather { .. }));
@@ -113,7 +113,8 @@ impl Flight {
     /// flight's until it has ended.
     ///
     /// What is wrong with this rank's part (its gradient is not finite, say) is no error here, because the others wait for
-    /// its messages: all are told, and [`next`](Flight::next) fails on all of them.
+    /// its messages: all are told, and [`next`](Flight::next) fails on all of them. So are those of a rank that says by
+    /// `failure` that it has failed before; it compresses nothing.
     ///
     /// # Errors
     /// What no message could tell, so that this rank alone finds it: [`Error::Parameter`] when the moment's rank is not
@@ -127,6 +128,7 @@ impl Flight {
         layers: &mut [Layer<'_>],
         moment: Moment,
         agreement: Agreement,
+        failure: Option<Error>,
         workspace: &mut [u64],
     ) -> Result<Flight, Error> {
         moment.check()?;
@@ -137,7 +139,7 @@ impl Flight {
             stage: Stage::Begun,
             agreement,
             fingerprint: fingerprint(moment, layers),
-            failure: None,
+            failure,
             lens: lens.ok(),
             message: 0,
         };
@@ -147,15 +149,23 @@ impl Flight {
             (Ok(room), _) => room,
             (Err(error), Agreement::Reached) => return Err(error),
             (Err(error), Agreement::Needed) => {
-                (flight.failure, flight.lens) = (Some(error), None);
+                (flight.failure, flight.lens) = (failure.or(Some(error)), None);
                 return Ok(flight);
             }
         };
+        if failure.is_some() {
+            return Ok(flight);
+        }
         match prepare(layers, moment, lens, &mut room) {
             Ok(message) => flight.message = message,
             Err(error) => flight.failure = Some(error),
         }
         Ok(flight)
+    }
+
+    /// What is wrong with this rank's part.
+    pub fn failure(&self) -> Option<Error> {
+        self.failure
     }
 
     /// Goes on, once the collective asked for before is done, until the next one; `None` when the means are ready. Layers
@@ -178,16 +188,31 @@ impl Flight {
         layers: &mut [Layer<'_>],
         workspace: &'w mut [u64],
     ) -> Result<Option<Request<'w>>, Error> {
+        match self.advance(layers, workspace)? {
+            true => self.request(workspace).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// What is wrong with this rank's part, if [`begin`](Flight::begin) has found that it knows better what it is.
+    pub(crate) fn fail(&mut self, failure: Error) {
+        self.failure = Some(failure);
+    }
+
+    /// [`next`](Flight::next), but for the [request](Flight::request) itself; `false` when the means are ready.
+    pub(crate) fn advance(&mut self, layers: &mut [Layer<'_>], workspace: &mut [u64]) -> Result<bool, Error> {
         if self.stage == Stage::Done {
-            return Ok(None);
+            return Ok(false);
         }
-        if let Err(error) = self.take_in(layers, workspace) {
+        let advanced = self.take_in(layers, workspace).and_then(|()| {
+            let stage = STAGES.into_iter().find(|&stage| stage > self.stage && self.has(stage));
+            self.stage = stage.unwrap_or(Stage::Done);
+            self.put(layers, workspace)
+        });
+        if advanced.is_err() {
             self.stage = Stage::Done;
-            return Err(error);
         }
-        let stage = STAGES.into_iter().find(|&stage| stage > self.stage && self.has(stage));
-        self.stage = stage.unwrap_or(Stage::Done);
-        self.request(layers, workspace)
+        advanced.map(|()| self.stage != Stage::Done)
     }
 
     /// Whether this bucket has such a stage.
@@ -255,45 +280,61 @@ impl Flight {
         Ok(())
     }
 
-    /// What to do next.
-    fn request<'w>(
-        &mut self,
-        layers: &mut [Layer<'_>],
-        workspace: &'w mut [u64],
-    ) -> Result<Option<Request<'w>>, Error> {
+    /// Makes ready what the next collective sends.
+    fn put(&mut self, layers: &mut [Layer<'_>], workspace: &mut [u64]) -> Result<(), Error> {
         let (moment, rank) = (self.moment, self.moment.rank);
         if self.stage == Stage::Agreement {
             let (Ranks { spare, .. }, _) = Ranks::new(moment.world_size, workspace)?;
-            let buffer = bytemuck::cast_slice_mut::<u64, u8>(spare);
-            let own = &mut buffer[rank as usize * GREETING..][..GREETING];
+            let own = &mut bytemuck::cast_slice_mut::<u64, u8>(spare)[rank as usize * GREETING..][..GREETING];
             self.slip().write(own);
             own[slip::LEN..].copy_from_slice(&(self.message as u64).to_le_bytes());
-            return Ok(Some(Request::AllGather { buffer }));
+            return Ok(());
         }
-        let Some(lens) = self.lens else { return Ok(None) };
-        let mut room = Room::new(lens, workspace)?;
+        let Some(lens) = self.lens else { return Ok(()) };
+        let room = &mut Room::new(lens, workspace)?;
         if self.stage == Stage::Sums {
-            self.failure = self.failure.or(leader::fill(layers, moment, &mut room).err());
+            self.failure = self.failure.or(leader::fill(layers, moment, room).err());
         }
         let slip = self.slip();
-        Ok(Some(match self.stage {
-            Stage::Positions => Request::Broadcast { root: moment.leader(), bytes: room.positions },
-            Stage::Sums => {
-                put_slip(room.left, lens.left, rank, slip);
-                Request::AllReduceSum { values: room.left }
-            }
-            Stage::Factors => {
-                put_slip(room.right, lens.right, rank, slip);
-                Request::AllReduceSum { values: room.right }
-            }
-            Stage::Payloads => gather::request(slip, self.message, moment, lens, room),
-            Stage::Pieces => scatter::request(slip, layers, moment, room)?,
-            Stage::Means => scatter::request_means(slip, layers, moment, room)?,
-            Stage::Begun | Stage::Agreement | Stage::Done => {
+        match self.stage {
+            Stage::Begun | Stage::Agreement | Stage::Positions => {}
+            Stage::Sums => put_slip(room.left, lens.left, rank, slip),
+            Stage::Factors => put_slip(room.right, lens.right, rank, slip),
+            Stage::Payloads => gather::put(slip, self.message, moment, lens, room),
+            Stage::Pieces => scatter::put(slip, layers, moment, room)?,
+            Stage::Means => scatter::put_means(slip, layers, moment, room)?,
+            Stage::Done => {
                 reduce::keep_factors(layers, room.right);
-                return self.failure.map_or(Ok(None), Err);
+                return self.failure.map_or(Ok(()), Err);
             }
-        }))
+        }
+        Ok(())
+    }
+
+    /// The collective that the flight waits for.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when the workspace is shorter than it was.
+    pub(crate) fn request<'w>(&self, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
+        let Some(lens) = self.lens.filter(|_| self.stage != Stage::Agreement) else {
+            let (Ranks { spare, .. }, _) = Ranks::new(self.moment.world_size, workspace)?;
+            return Ok(Request::AllGather { buffer: bytemuck::cast_slice_mut(spare) });
+        };
+        let Room { ranks: Ranks { lens: each, spare }, left, right, positions, shares, received, .. } =
+            Room::new(lens, workspace)?;
+        let all = sum(each);
+        Ok(match self.stage {
+            Stage::Positions => Request::Broadcast { root: self.moment.leader(), bytes: positions },
+            Stage::Sums => Request::AllReduceSum { values: left },
+            Stage::Factors => Request::AllReduceSum { values: right },
+            Stage::Payloads if !lens.varies => Request::AllGather { buffer: &mut received[..all] },
+            Stage::Pieces => {
+                let received_lens = &spare[..each.len()];
+                let received = &mut received[..sum(received_lens)];
+                Request::AllToAll { send: &shares[..all], send_lens: each, received, received_lens }
+            }
+            _ => Request::AllGatherEach { lens: each, buffer: &mut received[..all] },
+        })
     }
 }
 

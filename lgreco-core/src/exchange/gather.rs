@@ -2,9 +2,8 @@
 
 use super::bucket::{Layer, Moment};
 use super::mean::{add, average};
-use super::request::Request;
 use super::slip::{self, Slip, judge};
-use super::workspace::{Lens, Ranks, Room, messages};
+use super::workspace::{Lens, Room, messages, sum};
 use crate::Error;
 use crate::compress::wire::{Method, Payload};
 use crate::compress::{Compressor, Setting, adacomp, decode, decode_parsed, stated_len, topk};
@@ -35,18 +34,17 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, lens: Lens, room: 
     Ok(at)
 }
 
-/// Puts this rank's message of `len` bytes among all and asks for the others'.
-pub(super) fn request<'a>(own: Slip, len: usize, moment: Moment, lens: Lens, room: Room<'a>) -> Request<'a> {
-    let Room { ranks: Ranks { lens: each, .. }, message, received, .. } = room;
+/// Puts this rank's message of `len` bytes among all.
+pub(super) fn put(own: Slip, len: usize, moment: Moment, lens: Lens, room: &mut Room<'_>) {
+    let each = &mut *room.ranks.lens;
     if !lens.varies {
         each.fill(lens.message as u64);
-        own.write(&mut received[moment.rank as usize * lens.message..]);
-        return Request::AllGather { buffer: &mut received[..lens.message * moment.world_size as usize] };
+        own.write(&mut room.received[moment.rank as usize * lens.message..]);
+        return;
     }
-    let (before, all) = (sum(&each[..moment.rank as usize]), sum(each));
-    own.write(message);
-    received[before..][..len].copy_from_slice(&message[..len]);
-    Request::AllGatherEach { lens: each, buffer: &mut received[..all] }
+    own.write(room.message);
+    let before = sum(&each[..moment.rank as usize]);
+    room.received[before..][..len].copy_from_slice(&room.message[..len]);
 }
 
 /// Sums what the messages hold, in rank order.
@@ -75,10 +73,6 @@ pub(super) fn take_in(
     }
     let mut gathered = layers.iter_mut().filter(|layer| layer.is_gathered(moment.route));
     gathered.try_for_each(|layer| average(layer.mean, moment.world_size))
-}
-
-fn sum(lens: &[u64]) -> usize {
-    lens.iter().sum::<u64>() as usize
 }
 
 /// Cuts a layer's payload off a message.

@@ -5,9 +5,8 @@ use super::division::{Division, Piece, is_scattered};
 use super::gather::decode_from;
 use super::mean::{add, average};
 use super::reduce::widen;
-use super::request::Request;
 use super::slip::{self, Slip, judge};
-use super::workspace::{Ranks, Room, messages};
+use super::workspace::{Room, messages};
 use crate::Error;
 use crate::compress::{Compressor, check_finite, decode};
 use crate::gradient::{Gradient, Values};
@@ -86,29 +85,23 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     Ok(())
 }
 
-/// Asks for the exchange of the messages about shares.
-pub(super) fn request<'a>(
-    own: Slip,
-    layers: &mut [Layer<'_>],
-    moment: Moment,
-    room: Room<'a>,
-) -> Result<Request<'a>, Error> {
+/// Puts slips on the messages about shares, and writes down how long they are: those that this rank sends to
+/// `room.ranks.lens`, those that it receives to `room.ranks.spare`.
+pub(super) fn put(own: Slip, layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, world);
-    let Room { ranks: Ranks { lens: send_lens, spare }, shares, received, .. } = room;
-    let received_lens = &mut spare[..world as usize];
-    received_lens.fill(message_len(division, rank, layers)? as u64);
-    received_lens[rank as usize] = 0;
+    let received = &mut room.ranks.spare[..world as usize];
+    received.fill(message_len(division, rank, layers)? as u64);
+    received[rank as usize] = 0;
     let mut at = 0;
-    for (owner, len) in (0..world).zip(&mut *send_lens) {
+    for (owner, len) in (0..world).zip(&mut *room.ranks.lens) {
         *len = if owner == rank { 0 } else { message_len(division, owner, layers)? as u64 };
         if owner != rank {
-            own.write(&mut shares[at..]);
+            own.write(&mut room.shares[at..]);
         }
         at += *len as usize;
     }
-    let received = &mut received[..received_lens.iter().sum::<u64>() as usize];
-    Ok(Request::AllToAll { send: &shares[..at], send_lens, received, received_lens })
+    Ok(())
 }
 
 /// Averages this rank's share, compresses the mean into the front of `room.shares` and keeps what that decodes to.
@@ -160,26 +153,20 @@ pub(super) fn reduce(
     })
 }
 
-/// Asks for everybody's mean of its share.
-pub(super) fn request_means<'a>(
-    own: Slip,
-    layers: &mut [Layer<'_>],
-    moment: Moment,
-    room: Room<'a>,
-) -> Result<Request<'a>, Error> {
+/// Puts this rank's mean of its share among all.
+pub(super) fn put_means(own: Slip, layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment.world_size);
-    let Room { ranks: Ranks { lens, .. }, shares, received, .. } = room;
     let mut at = 0;
-    for (owner, len) in (0..moment.world_size).zip(&mut *lens) {
+    for (owner, len) in (0..moment.world_size).zip(&mut *room.ranks.lens) {
         *len = message_len(division, owner, layers)? as u64;
         if owner == moment.rank {
-            let (head, payloads) = received[at..at + *len as usize].split_at_mut(slip::LEN);
+            let (head, payloads) = room.received[at..at + *len as usize].split_at_mut(slip::LEN);
             own.write(head);
-            payloads.copy_from_slice(&shares[..payloads.len()]);
+            payloads.copy_from_slice(&room.shares[..payloads.len()]);
         }
         at += *len as usize;
     }
-    Ok(Request::AllGatherEach { lens, buffer: &mut received[..at] })
+    Ok(())
 }
 
 /// Takes in the means of the others' shares.

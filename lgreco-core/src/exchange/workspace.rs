@@ -160,6 +160,11 @@ impl<'a> Room<'a> {
     }
 }
 
+/// Bytes of all messages.
+pub(super) fn sum(lens: &[u64]) -> usize {
+    lens.iter().sum::<u64>() as usize
+}
+
 /// The ranks' messages, one after the other.
 pub(super) fn messages<'a>(lens: &'a [u64], received: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + Clone {
     lens.iter().scan(0, |at, &len| {

@@ -155,7 +155,7 @@ fn an_overflow_is_an_error_on_every_rank_and_the_next_step_works() {
     });
     let overflow = Error::Overflow { what: "the gradient with what is remembered" };
     assert_eq!(results[0], [Ok(()), Ok(()), Ok(()), Err(overflow), Ok(())]);
-    assert_eq!(results[1], [Ok(()), Ok(()), Ok(()), Err(Error::Peer { rank: 0, code: 4 }), Ok(())]);
+    assert_eq!(results[1], [Ok(()), Ok(()), Ok(()), Err(Error::Peer { rank: 0, code: 5 }), Ok(())]);
 }
 
 /// A residual that does not fit its 16-bit format: found after the exchange, told by the next step.

@@ -14,6 +14,7 @@ use proptest::prelude::*;
 use std::string::ToString;
 use std::{vec, vec::Vec};
 
+mod buckets;
 mod failures;
 mod policies;
 mod saved;

@@ -1,0 +1,67 @@
+//! The buffers of one exchange.
+
+use super::layer::LayerState;
+use crate::Error;
+use crate::exchange::Layer;
+use crate::gradient::{Dtype, Shape};
+use alloc::vec::Vec;
+
+/// A layer on loan from the controller.
+pub(super) struct Kept {
+    pub index: usize,
+    pub shape: Shape,
+    pub dtype: Dtype,
+    pub state: LayerState,
+    /// The measuring rank's mean gradient; empty on others.
+    pub window: Vec<f32>,
+}
+
+/// What an exchange needs beside the gradients, kept from one to the next.
+#[derive(Default)]
+pub(super) struct Arena {
+    pub kept: Vec<Kept>,
+    /// A place per element of the bucket: means, what is offered to the compressors, this rank's contributions.
+    pub mean: Vec<f32>,
+    pub offered: Vec<f32>,
+    pub own: Vec<f32>,
+    /// Bytes of this rank's payloads, by layer of the bucket.
+    pub sent: Vec<u64>,
+    pub workspace: Vec<u64>,
+    /// Empty between calls; kept for its room.
+    pub list: Vec<Layer<'static>>,
+}
+
+impl Arena {
+    /// Has room for `elements` and `words`, without making room that is there already.
+    pub(super) fn reserve(&mut self, layers: usize, elements: usize, words: usize) -> Result<(), Error> {
+        for values in [&mut self.mean, &mut self.offered, &mut self.own] {
+            resize(values, elements, 0.0)?;
+        }
+        resize(&mut self.sent, layers, 0)?;
+        resize(&mut self.workspace, words, 0)?;
+        let more = |len: usize| layers.saturating_sub(len);
+        let out_of_memory = Error::OutOfMemory { words: layers };
+        self.kept.try_reserve(more(self.kept.len())).map_err(|_| out_of_memory)?;
+        self.list.try_reserve(more(self.list.len())).map_err(|_| out_of_memory)
+    }
+}
+
+fn resize<T: Clone>(values: &mut Vec<T>, len: usize, value: T) -> Result<(), Error> {
+    let words = (len * size_of::<T>()).div_ceil(8);
+    values.try_reserve_exact(len.saturating_sub(values.len())).map_err(|_| Error::OutOfMemory { words })?;
+    values.resize(len, value);
+    Ok(())
+}
+
+/// The room of an empty list, for layers of another lifetime; collecting in place keeps the allocation.
+pub(super) fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
+    list.clear();
+    list.into_iter().map(|_| unreachable!("the list is empty")).collect()
+}
+
+/// Zeroed memory.
+pub(super) fn workspace(words: usize) -> Result<Vec<u64>, Error> {
+    let mut workspace = Vec::new();
+    resize(&mut workspace, words, 0)?;
+    Ok(workspace)
+}

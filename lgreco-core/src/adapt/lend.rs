@@ -1,0 +1,152 @@
+//! Buckets lent and taken back.
+
+use super::Controller;
+use super::arena::{Arena, Kept};
+use super::bucket::Bucket;
+use crate::Error;
+use crate::checksum::Hash;
+use crate::exchange::{Agreement, Collective, Moment};
+use crate::gradient::ValuesMut;
+use core::ops::Range;
+
+impl Controller {
+    /// Lends a bucket of these layers, in any order, for one exchange in the step that has begun. All ranks exchange the same
+    /// layers together; with layers that have not been exchanged together before, a further all-gather of 24 bytes per rank
+    /// finds out whether they do. Different buckets may be under way at the same time, on any threads, as long as all ranks
+    /// start their collectives in the same order.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::LayerMismatch`] for a layer that
+    /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`Error::OutOfMemory`].
+    ///
+    /// # Complexity
+    /// O(layers). Allocates where no bucket that was taken back had as much room: three f32 per element and what the settings
+    /// need. [`Controller::step`] has one bucket at a time.
+    pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
+        let agreement = match self.agreed.contains(&group(layers.iter().copied())) {
+            true => Agreement::Reached,
+            false => Agreement::Needed,
+        };
+        self.lend(layers.iter().copied(), agreement)
+    }
+
+    /// Lends the layers of a group, of which all ranks know that they exchange them together.
+    pub(super) fn open_group(&mut self, layers: Range<usize>) -> Result<Bucket, Error> {
+        self.lend(layers, Agreement::Reached)
+    }
+
+    fn lend(
+        &mut self,
+        layers: impl ExactSizeIterator<Item = usize> + Clone,
+        agreement: Agreement,
+    ) -> Result<Bucket, Error> {
+        self.control.expect_open()?;
+        let mut arena = self.arenas.pop().unwrap_or_default();
+        arena.kept.clear();
+        if arena.kept.try_reserve(layers.len()).is_err() {
+            return Err(Error::OutOfMemory { words: layers.len() });
+        }
+        for index in layers {
+            let lendable = match self.states.get(index) {
+                None => Err(Error::LayerMismatch {
+                    layer: index,
+                    what: "layers",
+                    expected: self.states.len(),
+                    found: index,
+                }),
+                Some(state) if state.lent => Err(Error::InFlight { layer: index }),
+                Some(_) => Ok(()),
+            };
+            if let Err(error) = lendable {
+                self.take_back(arena);
+                return Err(error);
+            }
+            let tensor = &self.tensors[index];
+            arena.kept.push(Kept {
+                index,
+                shape: tensor.shape,
+                dtype: tensor.dtype,
+                state: self.states[index].lend(),
+                window: self.window.means.get_mut(index).map(core::mem::take).unwrap_or_default(),
+            });
+        }
+        let moment = Moment {
+            rank: self.rank,
+            world_size: self.world,
+            route: self.config.route,
+            seed: self.config.search.seed,
+            step: self.step as u32,
+            terms: self.control.terms(),
+        };
+        let mut bucket = match Bucket::new(arena, moment, agreement) {
+            Ok(bucket) => bucket,
+            Err((arena, error)) => {
+                self.take_back(arena);
+                return Err(error);
+            }
+        };
+        let every = self.config.metrics_every;
+        bucket.measured = every > 0 && self.step.is_multiple_of(every);
+        bucket.window_steps = if self.control.in_window() { self.window.steps } else { 0 };
+        bucket.non_finite = self.config.non_finite;
+        bucket.failure = self.late.take();
+        bucket.began = self.now();
+        Ok(bucket)
+    }
+
+    /// Takes a bucket back, wherever it is. One that has not been exchanged leaves the residuals of its layers as they were.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] for a bucket that this controller has not lent, or not since a saved state was loaded.
+    pub fn close(&mut self, bucket: Bucket) -> Result<(), Error> {
+        let lent = |layer: usize| self.states.get(layer).is_some_and(|state| state.lent);
+        if !bucket.layers().all(lent) {
+            return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
+        }
+        if bucket.is_exchanged() {
+            self.agreed.insert(group(bucket.layers()));
+        }
+        self.taken.bytes_out += bucket.bytes;
+        self.taken.broken |= bucket.is_broken();
+        self.late = self.late.or(bucket.late);
+        let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
+        let mut arena = bucket.arena;
+        for kept in &mut arena.kept {
+            if let Some(seconds) = seconds {
+                *kept.state.bucket_seconds.get_or_insert(0.0) += seconds;
+            }
+        }
+        self.take_back(arena);
+        Ok(())
+    }
+
+    fn take_back(&mut self, mut arena: Arena) {
+        for Kept { index, state, window, .. } in arena.kept.drain(..) {
+            self.states[index] = state;
+            if let Some(mean) = self.window.means.get_mut(index) {
+                *mean = window;
+            }
+        }
+        self.arenas.push(arena);
+    }
+}
+
+/// A name for layers that are exchanged together.
+fn group(layers: impl Iterator<Item = usize>) -> u64 {
+    layers.fold(Hash::START, |hash, layer| hash.add(layer as u64)).0
+}
+
+impl Bucket {
+    /// Exchanges gradients by blocking collectives.
+    pub(super) fn exchange<C: Collective + ?Sized>(
+        &mut self,
+        collective: &mut C,
+        gradients: &mut [ValuesMut<'_>],
+    ) -> Result<(), Error> {
+        self.submit(gradients)?;
+        while let Some(request) = self.next(gradients)? {
+            request.perform(collective)?;
+        }
+        Ok(())
+    }
+}
