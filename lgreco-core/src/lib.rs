@@ -79,6 +79,8 @@ pub mod feedback;
 #[cfg(feature = "json")]
 pub mod file;
 pub mod gradient;
+#[doc(hidden)]
+pub mod internal;
 mod linalg;
 mod num;
 pub mod plan;
@@ -86,7 +88,7 @@ pub mod rng;
 #[cfg(feature = "alloc")]
 pub mod search;
 mod select;
-mod simd;
+pub mod simd;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

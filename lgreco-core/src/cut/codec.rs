@@ -5,9 +5,9 @@ use super::symmetric::{Scope, Symmetric};
 use super::values::{get_all, put_all};
 use crate::Error;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
-use crate::compress::topk;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
+use crate::internal::topk;
 use crate::rng::Stream;
 use crate::select;
 

@@ -5,8 +5,9 @@
 
 use super::values::{get, put};
 use crate::Error;
-use crate::compress::topk::{self, TopK};
+use crate::compress::topk::TopK;
 use crate::gradient::Dtype;
+use crate::internal::topk;
 
 /// What is kept of each sample of `features` values.
 pub(super) struct Sparse {

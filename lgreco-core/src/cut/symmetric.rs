@@ -9,8 +9,8 @@
 //! overflows at 65504; nothing is added to the scale before dividing, since that distorts small tensors.
 
 use crate::Error;
-use crate::compress::bits;
 use crate::gradient::{Bf16, Dtype, Element};
+use crate::internal::bits;
 use core::iter::repeat;
 
 /// Codes worked on together: a multiple of 8, so that blocks start on byte boundaries.

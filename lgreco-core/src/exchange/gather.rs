@@ -7,9 +7,10 @@ use super::mean::{add, average};
 use super::workspace::Room;
 use crate::Error;
 use crate::compress::wire::{Method, Payload};
-use crate::compress::{Compressor, Setting, adacomp, decode, decode_parsed, stated_len, topk};
+use crate::compress::{Compressor, Setting, decode, stated_len};
 use crate::error::expect_room;
 use crate::gradient::Shape;
+use crate::internal::{adacomp, payload::decode_parsed, topk};
 
 /// Writes this rank's message and returns its length.
 pub(super) fn begin(

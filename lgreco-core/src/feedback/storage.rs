@@ -1,7 +1,7 @@
 //! How a memory keeps its numbers: f32, bf16, or 8-bit codes that share an exponent in groups.
 
-use crate::compress::qsgd::{BLOCK, random};
 use crate::gradient::{Bf16, Element};
+use crate::internal::rng::{BLOCK, fill_block};
 use crate::rng::Stream;
 
 /// Consecutive elements that share an exponent under [`Storage::Int8`]; also what the kernels work on at a time.
@@ -137,7 +137,7 @@ pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize,
             values.copy_from_slice(&block[..values.len()]);
         }
         Storage::Bf16 => {
-            random::fill(stream, start, &mut random);
+            fill_block(stream, start, &mut random);
             let mut rounded = [Bf16(0); GROUP];
             for i in 0..GROUP {
                 rounded[i] = Bf16(((block[i].to_bits() + (random[i] >> 7)) >> 16) as u16);
@@ -146,7 +146,7 @@ pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize,
             values.copy_from_slice(&rounded[..values.len()]);
         }
         Storage::Int8 => {
-            random::fill(stream, start, &mut random);
+            fill_block(stream, start, &mut random);
             let exponent = exponent(largest_bits(block));
             let inverse = f32::from_bits((254 - exponent) << 23);
             let mut codes = [0u8; GROUP];

@@ -262,7 +262,7 @@ impl Script {
                     for (layer, rounding) in log.rounding.iter_mut().enumerate() {
                         let norm = |values: &[f32]| values.iter().map(|&x| x.abs() as f64).sum::<f64>();
                         let size = norm(&before[layer]) + norm(&after[layer]) + norms[layer];
-                        *rounding += size * controller.tensors()[layer].dtype().rounding();
+                        *rounding += size * narrowing(controller.tensors()[layer].dtype());
                     }
                 }
                 Ok(Taken { outcome: report.outcome, settings: settings.collect(), means })
@@ -275,13 +275,11 @@ impl Script {
     }
 }
 
-impl Dtype {
-    /// What narrowing a mean may lose, and what sums over three workers may.
-    fn rounding(self) -> f64 {
-        match self {
-            Dtype::F32 => 64.0 * f32::EPSILON as f64,
-            _ => 1.0 / 128.0,
-        }
+/// What narrowing a mean may lose, and what sums over three workers may.
+fn narrowing(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => 64.0 * f32::EPSILON as f64,
+        _ => 1.0 / 128.0,
     }
 }
 

@@ -1,14 +1,17 @@
 //! Random words for one block of elements, many Philox counters at a time.
 
-use super::BLOCK;
-use crate::rng::Stream;
+use super::Stream;
+
+/// Elements per block: what loops work on while it lies in the first-level cache. A multiple of 8, so that blocks start
+/// on byte boundaries of packed codes, and of the words one counter makes.
+pub const BLOCK: usize = 512;
 
 /// Words `first .. first + BLOCK` of the stream, shifted right by 9 to 23 bits. `first` is a multiple of 4.
 ///
 /// Compiles to one counter per 64-bit lane: each 32-bit word of the state lies in the low half of a lane, whose upper
 /// half is never read, so that a round needs one widening multiplication per product and no shuffles.
 #[inline(always)]
-pub(crate) fn fill(stream: &Stream, first: usize, words: &mut [u32; BLOCK]) {
+pub fn fill_block(stream: &Stream, first: usize, words: &mut [u32; BLOCK]) {
     const LOW: u64 = 0xffff_ffff;
     let first_counter = (first / 4) as u32;
     for (lane, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
@@ -37,7 +40,7 @@ mod tests {
         let stream = Stream { seed: 0x0123_4567_89ab_cdef, step: 5, layer: 7, rank: 11 };
         for first in [0, 512, (1 << 32) - 512, (1 << 34) - 256] {
             let mut words = [0; BLOCK];
-            fill(&stream, first, &mut words);
+            fill_block(&stream, first, &mut words);
             for (i, &word) in words.iter().enumerate() {
                 assert_eq!(word, stream.word((first + i) as u64) >> 9, "word {}", first + i);
             }
