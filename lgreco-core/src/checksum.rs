@@ -14,6 +14,7 @@ impl Hash {
     pub const START: Hash = Hash(0xcbf2_9ce4_8422_2325);
 
     /// Takes a word more.
+    #[allow(clippy::should_implement_trait, reason = "a hash is no number")]
     #[inline]
     pub fn add(mut self, word: u64) -> Self {
         self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
@@ -51,40 +52,6 @@ pub fn open(bytes: &[u8]) -> Result<&[u8], Error> {
     let (bytes, sum) = bytes.split_last_chunk::<LEN>().ok_or(short)?;
     let (expected, found) = (Hash::of_bytes(bytes).0, u64::from_le_bytes(*sum));
     if expected == found { Ok(bytes) } else { Err(Error::Checksum { expected, found }) }
-}
-
-/// The 32-bit checksum that messages across a cut carry of what their sender remembers.
-#[cfg(feature = "alloc")]
-pub mod short {
-    const LANES: usize = 8;
-    const PRIME: u32 = 0x9e37_79b1;
-
-    fn mix(hash: u32, word: u32) -> u32 {
-        (hash ^ word).wrapping_mul(PRIME).rotate_left(13)
-    }
-
-    /// Eight interleaved sequences, each a chain of invertible steps, and a chain over their results.
-    fn checksum<T: Copy>(words: &[T], bits: impl Fn(T) -> u32) -> u32 {
-        let mut lanes = [PRIME; LANES];
-        let (blocks, rest) = words.as_chunks::<LANES>();
-        for block in blocks {
-            for l in 0..LANES {
-                lanes[l] = mix(lanes[l], bits(block[l]));
-            }
-        }
-        lanes.iter_mut().zip(rest).for_each(|(lane, &word)| *lane = mix(*lane, bits(word)));
-        lanes.into_iter().fold(words.len() as u32, mix)
-    }
-
-    /// Of numbers, by their bits.
-    pub fn of_values(values: &[f32]) -> u32 {
-        checksum(values, f32::to_bits)
-    }
-
-    /// Of a multiple of four bytes.
-    pub fn of_bytes(bytes: &[u8]) -> u32 {
-        checksum(bytes.as_chunks::<4>().0, u32::from_le_bytes)
-    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,8 @@
 //! Borrowed gradients: f32, f16 or bf16 values with the matrix shape that PowerSGD sees.
 
 mod element;
-mod mutable;
 
 pub use element::{Bf16, Dtype, Element, F16};
-pub use mutable::ValuesMut;
-#[cfg(feature = "alloc")]
-pub(crate) use mutable::first_too_large;
 
 use crate::Error;
 
