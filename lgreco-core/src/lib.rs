@@ -1,4 +1,5 @@
-//! The algorithm core of lgreco: decides, layer by layer, how hard to compress each gradient, and compresses it.
+//! The algorithm core of lgreco: decides, layer by layer, how hard to compress each gradient, and compresses it. What a
+//! training loop needs besides is `lgreco-train`.
 //!
 //! Data takes one road: gradients → measured rows → [`table`] → [`plan`] → [`compress`] → payloads.
 //!

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 /// Why a layer is sent uncompressed.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::adapt::{alone, step_alone}};
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # use lgreco_train::controller::Uncompressed;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
@@ -72,7 +72,7 @@ impl Uncompressed {
 /// What made the settings change.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::adapt::{alone, step_alone}};
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # use lgreco_train::controller::Cause;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
@@ -90,7 +90,7 @@ pub enum Cause {
 /// The last decision; the same on every rank.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::adapt::{alone, step_alone}};
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
 /// let decision = controller.decision().unwrap();

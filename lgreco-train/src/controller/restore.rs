@@ -17,7 +17,7 @@ use alloc::vec::Vec;
 /// What [`Controller::load`] found, by layer name.
 ///
 /// ```
-/// # use lgreco_train::{search::Method, testing::adapt::{alone, step_alone}};
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
 /// # let (mut controller, mut worker) = alone(Method::TopK)?;
 /// let loaded = controller.load(&controller.save()?, &[])?;
 /// assert_eq!((loaded.missing.len(), loaded.rank, loaded.world_size), (0, 0, 1));
@@ -43,7 +43,7 @@ impl Controller {
     /// [loads](Controller::load) it continues bit for bit. The configuration is not in it.
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::adapt::{alone, step_alone}};
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// let saved = controller.save()?;
     /// assert_eq!(saved[..8], *b"lgreco-c");
@@ -114,7 +114,7 @@ impl Controller {
     /// [`Policy::Uncompressed`].
     ///
     /// ```
-    /// # use lgreco_train::{search::Method, testing::adapt::{alone, step_alone}};
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
     /// # let (mut controller, mut worker) = alone(Method::TopK)?;
     /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
     /// let saved = controller.save()?;
