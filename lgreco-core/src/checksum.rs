@@ -6,13 +6,17 @@
 use crate::Error;
 
 /// 64-bit FNV-1a, a word at a time, with a shift that brings high bits down.
-#[derive(Clone, Copy)]
-pub(crate) struct Hash(pub(crate) u64);
+#[derive(Clone, Copy, Debug)]
+pub struct Hash(pub u64);
 
 impl Hash {
-    pub(crate) const START: Hash = Hash(0xcbf2_9ce4_8422_2325);
+    /// Of nothing.
+    pub const START: Hash = Hash(0xcbf2_9ce4_8422_2325);
 
-    pub(crate) fn add(mut self, word: u64) -> Self {
+    /// Takes a word more.
+    #[allow(clippy::should_implement_trait, reason = "a hash is no number")]
+    #[inline]
+    pub fn add(mut self, word: u64) -> Self {
         self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3);
         self.0 ^= self.0 >> 29;
         self
@@ -30,10 +34,10 @@ impl Hash {
 }
 
 /// Bytes of the checksum at the end of a saved state.
-pub(crate) const LEN: usize = 8;
+pub const LEN: usize = 8;
 
 /// Writes the checksum of what is before it to the last bytes. Of fewer bytes than a checksum has, none is changed.
-pub(crate) fn seal(bytes: &mut [u8]) {
+pub fn seal(bytes: &mut [u8]) {
     if let Some((bytes, sum)) = bytes.split_last_chunk_mut::<LEN>() {
         *sum = Hash::of_bytes(bytes).0.to_le_bytes();
     }
@@ -43,45 +47,11 @@ pub(crate) fn seal(bytes: &mut [u8]) {
 ///
 /// # Errors
 /// [`Error::Length`] when there is no room for a checksum; [`Error::Checksum`] when it is another.
-pub(crate) fn open(bytes: &[u8]) -> Result<&[u8], Error> {
+pub fn open(bytes: &[u8]) -> Result<&[u8], Error> {
     let short = Error::Length { what: "saved state bytes", expected: LEN, found: bytes.len() };
     let (bytes, sum) = bytes.split_last_chunk::<LEN>().ok_or(short)?;
     let (expected, found) = (Hash::of_bytes(bytes).0, u64::from_le_bytes(*sum));
     if expected == found { Ok(bytes) } else { Err(Error::Checksum { expected, found }) }
-}
-
-/// The 32-bit checksum that messages across a cut carry of what their sender remembers.
-#[cfg(feature = "alloc")]
-pub(crate) mod short {
-    const LANES: usize = 8;
-    const PRIME: u32 = 0x9e37_79b1;
-
-    fn mix(hash: u32, word: u32) -> u32 {
-        (hash ^ word).wrapping_mul(PRIME).rotate_left(13)
-    }
-
-    /// Eight interleaved sequences, each a chain of invertible steps, and a chain over their results.
-    fn checksum<T: Copy>(words: &[T], bits: impl Fn(T) -> u32) -> u32 {
-        let mut lanes = [PRIME; LANES];
-        let (blocks, rest) = words.as_chunks::<LANES>();
-        for block in blocks {
-            for l in 0..LANES {
-                lanes[l] = mix(lanes[l], bits(block[l]));
-            }
-        }
-        lanes.iter_mut().zip(rest).for_each(|(lane, &word)| *lane = mix(*lane, bits(word)));
-        lanes.into_iter().fold(words.len() as u32, mix)
-    }
-
-    /// Of numbers, by their bits.
-    pub(crate) fn of_values(values: &[f32]) -> u32 {
-        checksum(values, f32::to_bits)
-    }
-
-    /// Of a multiple of four bytes.
-    pub(crate) fn of_bytes(bytes: &[u8]) -> u32 {
-        checksum(bytes.as_chunks::<4>().0, u32::from_le_bytes)
-    }
 }
 
 #[cfg(test)]

@@ -351,10 +351,12 @@ pub enum Error {
 
 impl Error {
     /// Code of [`Error::NonFiniteGradient`].
-    pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
+    #[doc(hidden)]
+    pub const NON_FINITE_GRADIENT: u32 = 101;
 
     /// The error of another rank that told this code. Codes are below 1000, so a larger one is no code but damage.
-    pub(crate) fn of_peer(rank: u32, code: u64) -> Error {
+    #[doc(hidden)]
+    pub fn of_peer(rank: u32, code: u64) -> Error {
         let damaged = Error::PayloadBody { what: "" }.code();
         match u32::try_from(code).ok().filter(|&code| code < 1000) {
             Some(code) => Error::Peer { rank, code },
@@ -458,7 +460,7 @@ impl Error {
 }
 
 /// A number for people: with an exponent where it would otherwise be a row of zeros.
-pub(crate) struct Number<'a, T>(pub(crate) &'a T);
+pub struct Number<'a, T>(pub &'a T);
 
 impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -470,7 +472,7 @@ impl<T: Copy + Into<f64> + fmt::Display + fmt::LowerExp> fmt::Display for Number
 
 /// `Err` with the first layer that has the name of an earlier one. O(n log n).
 #[cfg(feature = "alloc")]
-pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+pub fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
     let mut seen = alloc::collections::BTreeMap::new();
     for (layer, name) in names.into_iter().enumerate() {
         if let Some(first) = seen.insert(name, layer) {
@@ -481,12 +483,12 @@ pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> R
 }
 
 /// `Err` unless `found == expected`.
-pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
+pub fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
 /// `Err` unless `found >= expected`.
-pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
+pub fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
     if expected <= found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 

@@ -1,18 +1,15 @@
-//! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository; and metrics of a run as lines of
-//! JSON.
+//! Table and plan files: JSON, version 1, with schemas in `schemas/` of the repository.
 //!
 //! Readers are total: any bytes give a value or an [`Error`] that says where. Keys that begin with `x-` are the writers'
 //! own and ignored; other keys that version 1 does not know are errors, as are keys that an object has twice. Floats are
 //! written with the digits that read back to the same bits.
 
-mod metrics;
 mod plan;
 mod read;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use metrics::metrics_line;
 pub use plan::{PlanFile, PlanLayer, Seconds};
 pub use table::TableFile;
 

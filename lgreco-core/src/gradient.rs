@@ -1,12 +1,8 @@
 //! Borrowed gradients: f32, f16 or bf16 values with the matrix shape that PowerSGD sees.
 
 mod element;
-mod mutable;
 
 pub use element::{Bf16, Dtype, Element, F16};
-pub use mutable::ValuesMut;
-#[cfg(feature = "alloc")]
-pub(crate) use mutable::first_too_large;
 
 use crate::Error;
 
@@ -28,8 +24,19 @@ pub enum Values<'a> {
     Bf16(&'a [Bf16]),
 }
 
-/// Runs generic code on the slice inside a [`Values`], whatever its element type.
-macro_rules! with_elements {
+/// Runs generic code on the slice inside a [`Values`], whatever its element type: `with_elements!(values, slice => code)`.
+///
+/// ```
+/// use lgreco_core::gradient::{Bf16, Element, Values, with_elements};
+/// fn largest<T: Element>(values: &[T]) -> f32 {
+///     values.iter().fold(0.0, |largest, value| value.to_f32().abs().max(largest))
+/// }
+/// let values = Values::Bf16(&[Bf16(0x3f80), Bf16(0xc000)]);
+/// assert_eq!(with_elements!(values, slice => largest(slice)), 2.0);
+/// ```
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __with_elements {
     ($values:expr, $slice:ident => $body:expr) => {
         match $values {
             $crate::gradient::Values::F32($slice) => $body,
@@ -38,7 +45,8 @@ macro_rules! with_elements {
         }
     };
 }
-pub(crate) use with_elements;
+#[doc(inline)]
+pub use __with_elements as with_elements;
 
 impl Values<'_> {
     /// Number of elements.

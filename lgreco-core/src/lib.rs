@@ -1,4 +1,5 @@
-//! The algorithm core of lgreco: decides, layer by layer, how hard to compress each gradient, and compresses it.
+//! The algorithm core of lgreco: decides, layer by layer, how hard to compress each gradient, and compresses it. What a
+//! training loop needs besides is `lgreco-train`.
 //!
 //! Data takes one road: gradients → measured rows → [`table`] → [`plan`] → [`compress`] → payloads.
 //!
@@ -52,7 +53,7 @@
 //! buffers.
 //! * `std` (default): run-time choice of vector instructions; without it, loops use those the target is compiled for.
 //!   Results are the same bits. Implies `alloc`.
-//! * `alloc`: owned tables and plans, the planner that allocates its workspace, and the modules `search` and `adapt`.
+//! * `alloc`: owned tables and plans, the planner that allocates its workspace, and the module `search`.
 //! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks, which gives up its equality of bits
 //!   between processors. Implies `std`.
 //! * `rayon`: `backend::Parallel`, which measures layers in parallel. Implies `std`.
@@ -67,18 +68,15 @@ extern crate alloc;
 #[cfg(any(test, feature = "std"))]
 extern crate std;
 
-#[cfg(feature = "alloc")]
-pub mod adapt;
 pub mod backend;
 mod checksum;
 pub mod compress;
-pub mod cut;
 mod error;
-pub mod exchange;
-pub mod feedback;
 #[cfg(feature = "json")]
 pub mod file;
 pub mod gradient;
+#[doc(hidden)]
+pub mod internal;
 mod linalg;
 mod num;
 pub mod plan;
@@ -86,7 +84,7 @@ pub mod rng;
 #[cfg(feature = "alloc")]
 pub mod search;
 mod select;
-mod simd;
+pub mod simd;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -1,17 +1,17 @@
 //! The one door to float functions, and sums that do not lose what they add.
 
 /// Square root, the same bits with and without std.
-pub(crate) fn sqrt(x: f64) -> f64 {
+pub fn sqrt(x: f64) -> f64 {
     num_traits::Float::sqrt(x)
 }
 
 /// Natural logarithm; the last bits may differ with and without std.
-pub(crate) fn ln(x: f64) -> f64 {
+pub fn ln(x: f64) -> f64 {
     num_traits::Float::ln(x)
 }
 
 /// Exponential function; the last bits may differ with and without std.
-pub(crate) fn exp(x: f64) -> f64 {
+pub fn exp(x: f64) -> f64 {
     num_traits::Float::exp(x)
 }
 
@@ -20,7 +20,7 @@ pub(crate) fn exp(x: f64) -> f64 {
 ///
 /// Knuth's TwoSum at each step, the one inexact step rounded up; addends must be finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Sum {
+pub struct Sum {
     high: f64,
     low: f64,
 }
@@ -32,7 +32,9 @@ fn two_sum(a: f64, b: f64) -> (f64, f64) {
 }
 
 impl Sum {
-    pub(crate) fn add(&mut self, x: f64) {
+    /// Adds a number.
+    #[inline]
+    pub fn add(&mut self, x: f64) {
         let (sum, rest) = two_sum(self.high, x);
         let (tail, lost) = two_sum(rest, self.low);
         let (high, low) = two_sum(sum, if lost > 0.0 { tail.next_up() } else { tail });
@@ -40,17 +42,17 @@ impl Sum {
     }
 
     /// The sum, rounded to nearest.
-    pub(crate) fn value(self) -> f64 {
+    pub fn value(self) -> f64 {
         self.high
     }
 
     /// The smallest f64 that is not below the sum.
-    pub(crate) fn rounded_up(self) -> f64 {
+    pub fn rounded_up(self) -> f64 {
         if self.low > 0.0 { self.high.next_up() } else { self.high }
     }
 
     /// Whether the sum is at most `limit`, decided on all 106 bits; true only if the exact sum is.
-    pub(crate) fn at_most(self, limit: f64) -> bool {
+    pub fn at_most(self, limit: f64) -> bool {
         self.high < limit || (self.high == limit && self.low <= 0.0)
     }
 }

@@ -21,40 +21,40 @@ const INFINITY: u32 = 0x7f80_0000;
 
 /// The bits of |x|.
 #[inline(always)]
-pub(crate) fn magnitude_bits<T: Element>(x: T) -> u32 {
+pub fn magnitude_bits<T: Element>(x: T) -> u32 {
     x.to_f32().to_bits() & 0x7fff_ffff
 }
 
 /// Where the k largest magnitudes end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub struct Cut {
     /// Bits of the k-th largest magnitude.
-    pub(crate) magnitude: u32,
+    pub magnitude: u32,
     /// How many elements of exactly this magnitude are among the k largest; at least 1.
-    pub(crate) ties: u32,
+    pub ties: u32,
 }
 
 /// A bracket of magnitudes, by their bits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bracket {
+pub struct Bracket {
     /// Magnitudes inside are above this one,
-    pub(crate) low: u32,
+    pub low: u32,
     /// and not above this one.
-    pub(crate) high: u32,
+    pub high: u32,
     /// Nearly all magnitudes lie from here on,
-    pub(crate) bottom: u32,
+    pub bottom: u32,
     /// and up to here.
-    pub(crate) top: u32,
+    pub top: u32,
 }
 
 impl Bracket {
     /// All finite magnitudes except 0.
-    pub(crate) const ALL: Bracket = Bracket { low: 0, high: INFINITY - 1, bottom: 0, top: INFINITY - 1 };
+    pub const ALL: Bracket = Bracket { low: 0, high: INFINITY - 1, bottom: 0, top: INFINITY - 1 };
 
     /// A bracket that almost surely holds the `k`-th largest magnitude, from a sample of fixed positions.
     ///
     /// `scratch` needs room for [`SAMPLE_MAX`] numbers or one per element, whichever is less.
-    pub(crate) fn sampled<T: Element>(values: &[T], k: u32, scratch: &mut [u32]) -> Bracket {
+    pub fn sampled<T: Element>(values: &[T], k: u32, scratch: &mut [u32]) -> Bracket {
         if values.len() < SAMPLED_FROM {
             return Bracket::ALL;
         }
@@ -81,24 +81,24 @@ impl Bracket {
 }
 
 /// The position the sample takes from the `i`-th `stride` elements: scattered, so that periodic data cannot hide from it.
-pub(crate) fn sampled_position(i: usize, stride: usize) -> usize {
+pub fn sampled_position(i: usize, stride: usize) -> usize {
     let scatter = (i as u32).wrapping_mul(0x9E37_79B9) as u64 * stride as u64;
     i * stride + (scatter >> 32) as usize
 }
 
 /// What a pass over all elements finds out about a [`Bracket`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Split {
+pub struct Split {
     /// Elements above the bracket.
-    pub(crate) above: u32,
+    pub above: u32,
     /// Elements inside; their magnitude bits are in the caller's buffer, in order.
-    pub(crate) inside: usize,
+    pub inside: usize,
     /// Elements of magnitude `low`.
-    pub(crate) tied: u32,
+    pub tied: u32,
     /// Sum of squares of the elements below `low`; 0 unless asked for.
-    pub(crate) energy_below: f64,
+    pub energy_below: f64,
     /// The largest magnitude's bits.
-    pub(crate) max: u32,
+    pub max: u32,
 }
 
 /// One pass: counts what lies outside `bracket` and collects what lies inside.
@@ -179,7 +179,7 @@ fn split_block<T: Element, const ENERGY: bool>(
 ///
 /// # Errors
 /// [`Error::NonFinite`] with the first offender.
-pub(crate) fn split<T: Element, const ENERGY: bool>(
+pub fn split<T: Element, const ENERGY: bool>(
     values: &[T],
     bracket: Bracket,
     inside: &mut [u32],
@@ -192,7 +192,7 @@ pub(crate) fn split<T: Element, const ENERGY: bool>(
 }
 
 /// `Err` with the first NaN or infinity.
-pub(crate) fn check_finite<T: Element>(values: &[T]) -> Result<(), Error> {
+pub fn check_finite<T: Element>(values: &[T]) -> Result<(), Error> {
     let nothing = Bracket { low: Bracket::ALL.high, ..Bracket::ALL };
     split::<T, false>(values, nothing, &mut []).map(|_| ())
 }
@@ -203,7 +203,7 @@ fn first_non_finite<T: Element>(values: &[T]) -> Error {
 }
 
 /// Words of workspace for [`kth_largest_magnitude`].
-pub(crate) const fn workspace_len(elements: usize) -> usize {
+pub const fn workspace_len(elements: usize) -> usize {
     elements.div_ceil(2)
 }
 
@@ -215,7 +215,7 @@ pub(crate) const fn workspace_len(elements: usize) -> usize {
 ///
 /// # Complexity
 /// O(n): one pass over the values, and one more when the sampled bracket misses.
-pub(crate) fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
+pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [u64]) -> Result<Cut, Error> {
     expect_room("workspace words", workspace_len(values.len()), workspace.len())?;
     debug_assert!(k >= 1 && k as usize <= values.len());
     let buffer: &mut [u32] = bytemuck::cast_slice_mut(workspace);
@@ -238,7 +238,7 @@ pub(crate) fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace:
 ///
 /// # Errors
 /// [`Error::NonFinite`] with the first offender.
-pub(crate) fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32, Error> {
+pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32, Error> {
     let bracket = Bracket { low: magnitude - 1, high: magnitude - 1, ..Bracket::ALL };
     split::<T, false>(values, bracket, &mut []).map(|split| split.above)
 }
@@ -280,7 +280,7 @@ impl<T: Element> Kernel for AtLeast<'_, T> {
 
 /// Writes the positions of the elements of at least `magnitude` to the front of `indices`, ascending, and returns
 /// their number; `indices` has room for one per element.
-pub(crate) fn indices_at_least<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
+pub fn indices_at_least<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
     dispatch(AtLeast { values, magnitude, indices })
 }
 

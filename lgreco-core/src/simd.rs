@@ -3,28 +3,45 @@
 //! Kernels fix their own lane structure (arrays of partial sums), and Rust neither reassociates nor contracts float
 //! operations, so every choice gives the same bits.
 
-/// A loop worth compiling once per instruction set. `run` must be `#[inline(always)]`, and so must what it calls.
-pub(crate) trait Kernel {
+/// A loop worth compiling once per instruction set.
+///
+/// ```
+/// use lgreco_core::simd::{Kernel, dispatch};
+/// struct Double<'a>(&'a mut [f32]);
+/// impl Kernel for Double<'_> {
+///     type Output = ();
+///     #[inline(always)]
+///     fn run(self) {
+///         self.0.iter_mut().for_each(|x| *x *= 2.0);
+///     }
+/// }
+/// let mut values = [1.0, 2.0];
+/// dispatch(Double(&mut values));
+/// assert_eq!(values, [2.0, 4.0]);
+/// ```
+pub trait Kernel {
+    /// What the loop finds out.
     type Output;
+    /// The loop. Must be `#[inline(always)]`, and so must what it calls: only what is inlined is compiled for the
+    /// instruction set.
     fn run(self) -> Self::Output;
 }
 
-/// Runs `kernel` compiled for the best instructions this processor has.
-#[cfg(feature = "std")]
-pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
-    struct Adapter<K>(K);
-    impl<K: Kernel> pulp::WithSimd for Adapter<K> {
-        type Output = K::Output;
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(self, _: S) -> K::Output {
-            self.0.run()
+/// Runs `kernel`, compiled for the best instructions this processor has; without the feature `std`, for the target's
+/// baseline.
+pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(feature = "std")]
+    {
+        struct Adapter<K>(K);
+        impl<K: Kernel> pulp::WithSimd for Adapter<K> {
+            type Output = K::Output;
+            #[inline(always)]
+            fn with_simd<S: pulp::Simd>(self, _: S) -> K::Output {
+                self.0.run()
+            }
         }
+        pulp::Arch::new().dispatch(Adapter(kernel))
     }
-    pulp::Arch::new().dispatch(Adapter(kernel))
-}
-
-/// Runs `kernel` compiled for the target's baseline instructions.
-#[cfg(not(feature = "std"))]
-pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(not(feature = "std"))]
     kernel.run()
 }

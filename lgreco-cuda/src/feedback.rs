@@ -11,9 +11,9 @@ use crate::tensor::{DeviceGradient, Input, Tensor, checked};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::wire::{HEADER_LEN, Header};
-use lgreco_core::feedback::{GROUP, Storage, payload_stream};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
+use lgreco_train::feedback::{GROUP, Storage, payload_stream};
 
 /// `Params` of `feedback.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -44,7 +44,7 @@ const _: () = assert!(GROUP == 512, "as in feedback.cu");
 /// What a worker remembers of one layer, in device memory: zeros before the first step.
 ///
 /// ```
-/// use lgreco_core::feedback::Storage;
+/// use lgreco_train::feedback::Storage;
 /// use lgreco_cuda::DeviceResidual;
 /// let residual = DeviceResidual { address: 0x7f00_0000_0000, storage: Storage::Int8 };
 /// assert_eq!(residual.storage.bytes(64 * 576), 64 * 576 + 72); // a byte per element, and one per 512
@@ -69,7 +69,7 @@ impl CudaBackend {
     /// Done: one step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`,
     /// and keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`; an address alone is
     /// one of f32. Payload and residual are, bit for bit, those of the core's
-    /// [`Rule::Residual`](lgreco_core::feedback::Rule) in the same [`Storage`] (for PowerSGD, of the payload this
+    /// [`Rule::Residual`](lgreco_train::feedback::Rule) in the same [`Storage`] (for PowerSGD, of the payload this
     /// backend makes).
     ///
     /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the

@@ -20,8 +20,11 @@ pub(crate) enum Scratch {
     Grids,
     Payload,
     Output,
+    #[cfg(feature = "train")]
     Offered,
+    #[cfg(feature = "train")]
     Decoded,
+    #[cfg(feature = "train")]
     Known,
     Statuses,
     Bins,

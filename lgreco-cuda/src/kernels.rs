@@ -6,6 +6,7 @@ pub(crate) enum Module {
     Magnitude,
     Sums,
     Qsgd,
+    #[cfg(feature = "train")]
     Feedback,
     TopK,
     Positions,
@@ -37,6 +38,7 @@ impl Module {
             Module::Magnitude => "magnitude.cu",
             Module::Sums => "sums.cu",
             Module::Qsgd => "qsgd.cu",
+            #[cfg(feature = "train")]
             Module::Feedback => "feedback.cu",
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
@@ -53,6 +55,7 @@ impl Module {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
             Module::Sums => [DEVICE, file!("sums.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, file!("buckets.cu"), file!("qsgd.cu")].concat(),
+            #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),

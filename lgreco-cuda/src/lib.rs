@@ -57,6 +57,7 @@ mod devices;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
+#[cfg(feature = "train")]
 #[allow(unsafe_code)]
 mod feedback;
 mod gpu;
@@ -88,6 +89,7 @@ mod topk;
 pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
 pub use devices::{DeviceInfo, devices, missing};
 pub use error::Error;
+#[cfg(feature = "train")]
 pub use feedback::DeviceResidual;
 pub use reserve::Call;
 pub use tensor::DeviceGradient;

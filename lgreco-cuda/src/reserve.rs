@@ -6,14 +6,16 @@ use crate::codec::{STATUS, encode, enqueue, enqueue_decoding};
 use crate::counting::{Counting, Kernels};
 use crate::device::Part;
 use crate::exchange::Pending;
+#[cfg(feature = "train")]
 use crate::feedback::{Memory, rehearse_step};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, first_from};
 use crate::rows::rehearse;
 use crate::tensor::{Input, Tensor};
 use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::Dtype;
+#[cfg(feature = "train")]
+use lgreco_train::feedback::Storage;
 
 /// A call that [`reserve`](CudaBackend::reserve) makes memory and kernels for.
 ///
@@ -30,6 +32,7 @@ pub enum Call {
     Encode,
     /// [`encode_with_feedback`](CudaBackend::encode_with_feedback) under any candidate, whatever the residual is
     /// kept in.
+    #[cfg(feature = "train")]
     EncodeWithFeedback,
     /// [`decode_to_device`](CudaBackend::decode_to_device) of such payloads.
     Decode,
@@ -130,6 +133,7 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
             let mut payload = vec![0; len(job.gradient.dtype())?];
             encode(gpu, setting, &input, job.stream, &mut payload).map(drop)
         }
+        #[cfg(feature = "train")]
         Call::EncodeWithFeedback => {
             let mut payload = vec![0; len(Dtype::F32)?];
             [Storage::F32, Storage::Bf16, Storage::Int8].into_iter().try_for_each(|storage| {

@@ -42,6 +42,7 @@ impl DeviceGradient {
     }
 
     /// A gradient of the backend's own.
+    #[cfg(feature = "train")]
     pub(crate) fn of_part(part: Part, dtype: Dtype, shape: Shape) -> Self {
         DeviceGradient { part, dtype, shape }
     }

@@ -2,9 +2,9 @@
 //! that the call is what takes time. Fails where it is 100 ns or more.
 
 use lgreco::*;
-use lgreco_core::compress::{Compressor, Setting, decode};
-use lgreco_core::gradient::{Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco_train::compress::{Compressor, Setting, decode};
+use lgreco_train::gradient::{Gradient, Shape, Values};
+use lgreco_train::rng::Stream;
 use std::hint::black_box;
 use std::ptr::{null, null_mut};
 use std::time::Instant;

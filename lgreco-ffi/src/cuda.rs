@@ -2,10 +2,10 @@
 //! and so there is no handle.
 
 use crate::status::Failure;
-use lgreco_core::compress::{Candidates, Setting};
-use lgreco_core::feedback::Storage;
-use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::rng::Stream;
+use lgreco_train::compress::{Candidates, Setting};
+use lgreco_train::feedback::Storage;
+use lgreco_train::gradient::{Dtype, Shape};
+use lgreco_train::rng::Stream;
 use std::ffi::c_void;
 
 /// A gradient at a device address, which is aligned for its type.
@@ -118,11 +118,11 @@ pub(crate) unsafe fn on_stream(_: *mut c_void) -> Result<Box<dyn OnDevice>, Fail
 mod backend {
     use super::{Call, DeviceTensor, OnDevice, Row};
     use crate::status::Failure;
-    use lgreco_core::compress::Setting;
-    use lgreco_core::feedback::Storage;
-    use lgreco_core::gradient::Shape;
-    use lgreco_core::rng::Stream;
     use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, DeviceResidual};
+    use lgreco_train::compress::Setting;
+    use lgreco_train::feedback::Storage;
+    use lgreco_train::gradient::Shape;
+    use lgreco_train::rng::Stream;
 
     /// # Safety
     /// As for [`DeviceGradient::new`].

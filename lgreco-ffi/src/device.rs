@@ -2,11 +2,11 @@
 
 use crate::api::{LGRECO_DEVICE_CPU, LGRECO_DEVICE_CUDA, LGRECO_DEVICE_WGPU, lgreco_device};
 use crate::status::Failure;
-use lgreco_core::Error;
-use lgreco_core::backend::{Backend, Job, JobError, Portable};
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Gradient, Shape};
-use lgreco_core::rng::Stream;
+use lgreco_train::Error;
+use lgreco_train::backend::{Backend, Job, JobError, Portable};
+use lgreco_train::compress::{Compressor, Setting};
+use lgreco_train::gradient::{Gradient, Shape};
+use lgreco_train::rng::Stream;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use std::sync::{Arc, Mutex};
 

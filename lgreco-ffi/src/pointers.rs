@@ -3,7 +3,7 @@
 use crate::status::Failure;
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
-use lgreco_core::Error;
+use lgreco_train::Error;
 
 fn check<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
     match pointer {

@@ -2,8 +2,8 @@
 
 use core::ffi::{CStr, c_char};
 use core::fmt;
-use lgreco_core::table::NamedError;
-use lgreco_core::{Error, file};
+use lgreco_train::table::NamedError;
+use lgreco_train::{Error, file};
 
 /// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
 pub type lgreco_status = u32;

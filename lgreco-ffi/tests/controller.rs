@@ -5,12 +5,12 @@ mod common;
 
 use common::{allocations, gradient};
 use lgreco::*;
-use lgreco_core::adapt::{Config, Controller, Feedback, Policy, Schedule, Tensor};
-use lgreco_core::compress::{Setting, adacomp::AdaComp, loco::LoCo, qsgd::Qsgd, topk::TopK};
-use lgreco_core::exchange::threads::ThreadCollective;
-use lgreco_core::feedback::{Residual, Storage};
-use lgreco_core::gradient::{Dtype, ValuesMut};
-use lgreco_core::search::{Method, Search};
+use lgreco_train::compress::{Setting, adacomp::AdaComp, loco::LoCo, qsgd::Qsgd, topk::TopK};
+use lgreco_train::controller::{Config, Controller, Feedback, Policy, Schedule, Tensor};
+use lgreco_train::exchange::threads::ThreadCollective;
+use lgreco_train::feedback::{Residual, Storage};
+use lgreco_train::gradient::{Dtype, ValuesMut};
+use lgreco_train::search::{Method, Search};
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 

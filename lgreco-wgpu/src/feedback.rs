@@ -9,9 +9,9 @@ use crate::memory::Scratch;
 use crate::params::params;
 use crate::tensor::{BufferGradient, Input, Tensor};
 use lgreco_core::compress::Setting;
-use lgreco_core::feedback::{Storage, payload_stream};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
+use lgreco_train::feedback::{Storage, payload_stream};
 use wgpu::{Buffer, BufferUsages};
 
 params! {
@@ -20,7 +20,7 @@ params! {
 }
 
 /// Elements that share an exponent under [`Storage::Int8`].
-const GROUP: usize = lgreco_core::feedback::GROUP;
+const GROUP: usize = lgreco_train::feedback::GROUP;
 /// Codes of int8 are padded to this, so that the exponents behind them can be bound.
 const ALIGNMENT: u64 = 256;
 const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
@@ -28,7 +28,7 @@ const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC)
 /// What a worker remembers of one layer, in a buffer of the device: zeros before the first step.
 ///
 /// ```
-/// use lgreco_core::feedback::Storage;
+/// use lgreco_train::feedback::Storage;
 /// use lgreco_wgpu::{BufferResidual, wgpu};
 /// # let (device, _) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
 /// let buffer = device.create_buffer(&wgpu::BufferDescriptor {
@@ -53,7 +53,7 @@ impl BufferResidual<'_> {
     /// Bytes of the buffer for `elements` elements.
     ///
     /// ```
-    /// use lgreco_core::feedback::Storage;
+    /// use lgreco_train::feedback::Storage;
     /// use lgreco_wgpu::BufferResidual;
     /// assert_eq!(BufferResidual::bytes(Storage::Bf16, 3), 8);
     /// ```
@@ -92,7 +92,7 @@ impl BufferResidual<'_> {
 impl WgpuBackend {
     /// One step of error feedback for a gradient on the device: compresses `residual + gradient` into `payload`, and
     /// keeps `(1 − gain) residual + gain (residual + gradient − what was sent)` in `residual`. Payload and residual
-    /// are, bit for bit, those of the core's [`Rule::Residual`](lgreco_core::feedback::Rule) in the same format (for
+    /// are, bit for bit, those of the core's [`Rule::Residual`](lgreco_train::feedback::Rule) in the same format (for
     /// PowerSGD, of the payload this backend makes).
     ///
     /// PowerSGD draws another start matrix at every step of `stream`, as the core does; QSGD's words are those of the
@@ -100,7 +100,7 @@ impl WgpuBackend {
     ///
     /// ```
     /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
-    /// use lgreco_core::feedback::Storage;
+    /// use lgreco_train::feedback::Storage;
     /// use lgreco_core::gradient::{Dtype, Shape};
     /// use lgreco_core::rng::Stream;
     /// use lgreco_wgpu::{BufferGradient, BufferResidual, WgpuBackend, wgpu};

@@ -10,6 +10,7 @@ pub(crate) enum Shader {
     Qsgd,
     TopK,
     PowerSgd,
+    #[cfg(feature = "train")]
     Feedback,
 }
 
@@ -34,6 +35,7 @@ impl Shader {
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
                 [FLOAT, WIDE, VALUES, lanes, tables, select, energy, encode, decode].concat()
             }
+            #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
             Shader::PowerSgd => {
                 let (factors, multiply) =

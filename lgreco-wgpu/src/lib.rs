@@ -28,6 +28,7 @@ mod buffers;
 mod codec;
 mod error;
 mod factor;
+#[cfg(feature = "train")]
 mod feedback;
 mod gpu;
 mod kernels;
@@ -52,6 +53,7 @@ pub use adapters::{Adapter, adapters};
 pub use backend::WgpuBackend;
 pub use buffers::{BufferJob, BufferJobError};
 pub use error::Error;
+#[cfg(feature = "train")]
 pub use feedback::BufferResidual;
 pub use tensor::BufferGradient;
 pub use wgpu;

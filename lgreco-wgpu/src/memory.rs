@@ -26,7 +26,9 @@ pub(crate) enum Scratch {
     Columns,
     Partial,
     Inner,
+    #[cfg(feature = "train")]
     Offered,
+    #[cfg(feature = "train")]
     Decoded,
 }
 

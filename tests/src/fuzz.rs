@@ -1,6 +1,6 @@
 //! The fuzz targets by name, so that plain tests can replay their seeds.
 
-use lgreco_core::testing;
+use lgreco_train::testing;
 
 /// A check that any bytes must pass.
 pub type Check = fn(&[u8]);
@@ -8,13 +8,13 @@ pub type Check = fn(&[u8]);
 /// Every target in `fuzz/fuzz_targets` and its check.
 pub const TARGETS: [(&str, Check); 23] = [
     ("adacomp", testing::adacomp::check_bytes),
-    ("adapt", testing::adapt::check_bytes),
-    ("adapt_state", testing::adapt::check_state),
+    ("adapt", testing::controller::check_bytes),
+    ("adapt_state", testing::controller::check_state),
     ("arguments", lgreco_cli::testing::check_arguments),
     ("c_api", |bytes| _ = lgreco::sequences::check(bytes)),
     ("c_structs", |bytes| _ = lgreco::sequences::structs::check(bytes)),
-    ("cut", testing::cut::check_program),
-    ("cut_bytes", testing::cut::check_bytes),
+    ("cut", testing::pipeline::check_program),
+    ("cut_bytes", testing::pipeline::check_bytes),
     ("dense", testing::fuzz::dense),
     ("feedback", testing::feedback::check_saved_bytes),
     ("files", testing::files::check_files),

@@ -11,3 +11,8 @@ pub struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../lgreco-core/README.md")]
 pub struct CoreReadme;
+
+/// Those of training's.
+#[cfg(doctest)]
+#[doc = include_str!("../../lgreco-train/README.md")]
+pub struct TrainReadme;

@@ -2,9 +2,9 @@
 //! stands beside it in a `.txt` file, one fact a line, floats as the hex digits of their bits; Python's reader wrote
 //! those.
 
-use lgreco_core::compress::decode;
-use lgreco_core::file::{PlanFile, TableFile};
-use lgreco_core::plan::{self, Solver, budget::Budget};
+use lgreco_train::compress::decode;
+use lgreco_train::file::{PlanFile, TableFile};
+use lgreco_train::plan::{self, Solver, budget::Budget};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::fs;

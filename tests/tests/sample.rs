@@ -1,12 +1,12 @@
 //! On the shipped gradients: every entry of every method's table is what a real encode and decode gives.
 
 use lgreco_cli::gradients::Gradients;
-use lgreco_core::backend::{Parallel, Portable};
-use lgreco_core::compress::{Compressor, Setting, decode};
-use lgreco_core::gradient::{Gradient, Values};
-use lgreco_core::plan::{self, Solver, budget::Budget, exact::Limits};
-use lgreco_core::rng::Stream;
-use lgreco_core::search::{Measured, Method, Metric, Search};
+use lgreco_train::backend::{Parallel, Portable};
+use lgreco_train::compress::{Compressor, Setting, decode};
+use lgreco_train::gradient::{Gradient, Values};
+use lgreco_train::plan::{self, Solver, budget::Budget, exact::Limits};
+use lgreco_train::rng::Stream;
+use lgreco_train::search::{Measured, Method, Metric, Search};
 
 /// Draws per stochastic option.
 const DRAWS: u32 = 48;

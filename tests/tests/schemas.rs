@@ -1,12 +1,12 @@
-//! The JSON Schemas in `schemas/` and the readers and writers of `lgreco_core::file` agree.
+//! The JSON Schemas in `schemas/` and the readers and writers of `lgreco_train::file` agree.
 
 use jsonschema::Validator;
 use lgreco_cli::gradients::Gradients;
-use lgreco_core::backend::Portable;
-use lgreco_core::file::{PlanFile, Seconds, TableFile};
-use lgreco_core::plan::{self, Solver, budget::Budget};
-use lgreco_core::search::{Method, Search};
-use lgreco_core::testing::documents::document;
+use lgreco_train::backend::Portable;
+use lgreco_train::file::{PlanFile, Seconds, TableFile};
+use lgreco_train::plan::{self, Solver, budget::Budget};
+use lgreco_train::search::{Method, Search};
+use lgreco_train::testing::documents::document;
 use serde_json::{Value, json};
 
 fn schema(name: &str) -> Validator {

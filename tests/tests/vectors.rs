@@ -8,18 +8,18 @@
 //! With `LGRECO_BLESS=1` the test writes what this implementation makes of cases whose payload is empty; payload
 //! formats are permanent, so the others stay as they are.
 
-use lgreco_core::compress::adacomp::AdaComp;
-use lgreco_core::compress::clt::CltK;
-use lgreco_core::compress::hard_threshold::HardThreshold;
-use lgreco_core::compress::loco::LoCo;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::sidco::{Fit, Sidco};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::compress::{Compressor, Setting, decode};
-use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco_train::compress::adacomp::AdaComp;
+use lgreco_train::compress::clt::CltK;
+use lgreco_train::compress::hard_threshold::HardThreshold;
+use lgreco_train::compress::loco::LoCo;
+use lgreco_train::compress::powersgd::PowerSgd;
+use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_train::compress::sidco::{Fit, Sidco};
+use lgreco_train::compress::topk::TopK;
+use lgreco_train::compress::wire::HEADER_LEN;
+use lgreco_train::compress::{Compressor, Setting, decode};
+use lgreco_train::gradient::{Bf16, Dtype, F16, Gradient, Shape, Values};
+use lgreco_train::rng::Stream;
 use serde::{Deserialize, Serialize};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/v0.1/payloads.json");

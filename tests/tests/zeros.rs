@@ -1,16 +1,16 @@
 //! Zero tensors, empty ones among them, come back as exact zeros from every compressor, in payloads of the stated size.
 
-use lgreco_core::compress::adacomp::AdaComp;
-use lgreco_core::compress::clt::CltK;
-use lgreco_core::compress::hard_threshold::HardThreshold;
-use lgreco_core::compress::loco::LoCo;
-use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::sidco::{Fit, Sidco};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::{Compressor, Setting, decode};
-use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
+use lgreco_train::compress::adacomp::AdaComp;
+use lgreco_train::compress::clt::CltK;
+use lgreco_train::compress::hard_threshold::HardThreshold;
+use lgreco_train::compress::loco::LoCo;
+use lgreco_train::compress::powersgd::PowerSgd;
+use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_train::compress::sidco::{Fit, Sidco};
+use lgreco_train::compress::topk::TopK;
+use lgreco_train::compress::{Compressor, Setting, decode};
+use lgreco_train::gradient::{Bf16, Dtype, F16, Gradient, Shape, Values};
+use lgreco_train::rng::Stream;
 
 fn settings(elements: u32) -> Vec<Setting> {
     let mut settings = vec![Setting::Dense];

@@ -21,9 +21,9 @@ mod parameters;
 mod stages;
 
 use clap::Parser;
-use lgreco_core::cut::{Codec, CutSetting, Evaluation, Link, LinkMemory, Tile};
-use lgreco_core::feedback::Residual;
-use lgreco_core::gradient::Dtype;
+use lgreco_train::feedback::Residual;
+use lgreco_train::gradient::Dtype;
+use lgreco_train::pipeline::{Codec, CutSetting, Evaluation, Link, LinkMemory, Tile};
 use stages::{BATCH, FEATURES, Failure, Pipeline};
 
 /// Trains a network that is cut in two, with compression at the cut.
@@ -40,12 +40,12 @@ fn quantised(bits: u8) -> Codec {
     Codec::MinMax { bits, tile: Tile::Elements(128) }
 }
 
-fn top(density: f64) -> Result<Codec, lgreco_core::Error> {
+fn top(density: f64) -> Result<Codec, lgreco_train::Error> {
     Codec::top_k(density, FEATURES, Dtype::F32)
 }
 
 /// Name, forward codec and memory, backward codec.
-fn settings() -> Result<Vec<(&'static str, Codec, LinkMemory, Codec)>, lgreco_core::Error> {
+fn settings() -> Result<Vec<(&'static str, Codec, LinkMemory, Codec)>, lgreco_train::Error> {
     const NONE: LinkMemory = LinkMemory::None;
     const FEEDBACK: LinkMemory = LinkMemory::Residual(Residual::CLASSIC);
     Ok(vec![

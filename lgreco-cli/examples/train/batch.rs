@@ -1,7 +1,7 @@
 //! What a model learns from in one step.
 
 use candle_core::{D, Result, Tensor};
-use lgreco_core::rng::Stream;
+use lgreco_train::rng::Stream;
 
 /// Inputs and what the model should say about them.
 pub struct Batch {

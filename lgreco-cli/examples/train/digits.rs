@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, draw};
 use candle_core::{Device, Result, Tensor};
-use lgreco_core::rng::Stream;
+use lgreco_train::rng::Stream;
 
 const PIXELS: usize = 64;
 const NOISE: f32 = 1.0;

@@ -34,7 +34,7 @@ mod worker;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use lgreco_core::exchange::{Collective, threads};
+use lgreco_train::exchange::{Collective, threads};
 use report::Row;
 use schemes::Scheme;
 use std::fs::File;

@@ -2,7 +2,7 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
-use lgreco_core::rng::Stream;
+use lgreco_train::rng::Stream;
 
 /// A tensor to be trained.
 pub struct Parameter {

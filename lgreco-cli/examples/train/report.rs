@@ -2,8 +2,7 @@
 
 use crate::schemes::Scheme;
 use crate::task::Task;
-use lgreco_core::adapt::{Controller, Report};
-use lgreco_core::file;
+use lgreco_train::controller::{Controller, Report};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -63,7 +62,8 @@ pub fn metrics_line(
     controller: &Controller,
     report: &Report,
 ) -> Result<String, serde_json::Error> {
-    let mut line: Map<String, Value> = serde_json::from_str(&file::metrics_line(controller, report))?;
+    let mut line: Map<String, Value> =
+        serde_json::from_str(&lgreco_train::controller::metrics_line(controller, report))?;
     for (key, value) in [("model", task.name), ("method", scheme.method), ("scheme", scheme.name)] {
         line.insert(key.into(), value.into());
     }

@@ -1,11 +1,11 @@
 //! The ways of compressing that are compared.
 
 use crate::task::Task;
-use lgreco_core::adapt::{Accordion, Config, Policy, Schedule, Tensor};
-use lgreco_core::compress::{Setting, clt::CltK};
-use lgreco_core::feedback::Residual;
-use lgreco_core::plan::Solver;
-use lgreco_core::search::{Method, Search};
+use lgreco_train::compress::{Setting, clt::CltK};
+use lgreco_train::controller::{Accordion, Config, Policy, Schedule, Tensor};
+use lgreco_train::feedback::Residual;
+use lgreco_train::plan::Solver;
+use lgreco_train::search::{Method, Search};
 use std::sync::LazyLock;
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ pub fn all() -> Vec<Scheme> {
 
 impl Scheme {
     /// What a controller is told for `task`, whose model has these tensors.
-    pub fn config(&self, task: &Task, seed: u64, tensors: &[Tensor]) -> Result<Config, lgreco_core::Error> {
+    pub fn config(&self, task: &Task, seed: u64, tensors: &[Tensor]) -> Result<Config, lgreco_train::Error> {
         let method = match self.method {
             "topk" | "clt-k" => Method::TopK,
             "powersgd" => Method::PowerSgd,
@@ -77,7 +77,7 @@ impl Scheme {
 }
 
 /// As many elements as TopK would keep, chosen by a leader.
-fn scalecom(tensor: &Tensor, search: &Search) -> Result<Setting, lgreco_core::Error> {
+fn scalecom(tensor: &Tensor, search: &Search) -> Result<Setting, lgreco_train::Error> {
     Ok(match search.uniform(tensor.dims(), tensor.dtype())? {
         Setting::TopK(top) => Setting::CltK(CltK { keep: top.keep }),
         dense => dense,

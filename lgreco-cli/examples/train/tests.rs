@@ -7,7 +7,7 @@ use crate::worker::checkpoint::Checkpoint;
 use crate::worker::{Failure, Worker};
 use crate::{picture, run, schemes};
 use indicatif::ProgressBar;
-use lgreco_core::exchange::threads;
+use lgreco_train::exchange::threads;
 
 /// With a warm-up of 5 steps, and a decision at its end and after every 4 steps.
 fn tiny(mut task: Task, steps: u32) -> Task {
@@ -29,7 +29,7 @@ fn a_stopped_and_restored_run_is_the_same_run() {
         let task = tiny(task, 16);
         let train = |from: Option<Vec<Checkpoint>>, until: u32| {
             threads::run(2, |collective| {
-                let rank = lgreco_core::exchange::Collective::rank(&collective) as usize;
+                let rank = lgreco_train::exchange::Collective::rank(&collective) as usize;
                 let mut worker = Worker::new(&task, 7, scheme, collective)?;
                 if let Some(checkpoints) = &from {
                     worker.restore(&checkpoints[rank])?;

@@ -4,7 +4,7 @@
 //! masked shifts close the gaps inside one 64-bit word.
 
 /// Bytes that `count` codes of `width` bits take.
-pub(crate) const fn packed_len(count: u64, width: u8) -> u64 {
+pub const fn packed_len(count: u64, width: u8) -> u64 {
     (count * width as u64).div_ceil(8)
 }
 
@@ -86,14 +86,14 @@ macro_rules! with_width {
 /// Fills `packed` with the codes, each below `2^width` (1 to 8) and in its own byte. `codes` has a multiple of 8
 /// entries, at least those that `packed` has room for.
 #[inline(always)]
-pub(crate) fn pack(width: u8, codes: &[u8], packed: &mut [u8]) {
+pub fn pack(width: u8, codes: &[u8], packed: &mut [u8]) {
     with_width!(width, pack_as(codes, packed))
 }
 
 /// The inverse of [`pack`]: one code per byte of `codes`, which has a multiple of 8 entries, at least those that
 /// `packed` holds in part.
 #[inline(always)]
-pub(crate) fn unpack(width: u8, packed: &[u8], codes: &mut [u8]) {
+pub fn unpack(width: u8, packed: &[u8], codes: &mut [u8]) {
     with_width!(width, unpack_as(packed, codes))
 }
 

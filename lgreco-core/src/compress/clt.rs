@@ -3,8 +3,8 @@
 //! At step `t` rank `t mod W` leads: it selects the `keep` largest magnitudes of its own compensated gradient and
 //! broadcasts their positions; all workers sum their values there in one all-reduce. The set being shared, selecting
 //! commutes with averaging, and the traffic of a worker does not grow with their number.
-//! [`exchange`](crate::exchange) does this for layers set to [`CltK`]; ScaleCom's low-pass filter is the gain of
-//! [`feedback::Residual`](crate::feedback::Residual), the paper's beta.
+//! The exchange of `lgreco-train` does this for layers set to [`CltK`]; ScaleCom's low-pass filter is the gain of its
+//! residuals, the paper's beta.
 //!
 //! # Source
 //! Chen et al., "ScaleCom: Scalable sparsified gradient compression for communication-efficient distributed training",

@@ -26,7 +26,7 @@ mod positions;
 pub mod powersgd;
 pub mod qsgd;
 mod sealed;
-mod setting;
+pub(crate) mod setting;
 pub mod sidco;
 pub mod topk;
 mod value;
@@ -34,7 +34,6 @@ pub mod wire;
 
 pub use candidates::Candidates;
 pub use sealed::{SEAL_LEN, seal, unseal};
-pub(crate) use setting::decode_parsed;
 pub use setting::{Setting, decode, stated_len};
 
 use crate::Error;
@@ -125,7 +124,20 @@ pub trait Compressor {
     ) -> Result<usize, Error>;
 }
 
-/// `Err` with the first NaN or infinity of a gradient.
-pub(crate) fn check_finite(gradient: &Gradient<'_>) -> Result<(), Error> {
+/// `Err` with the first NaN or infinity of a gradient, which every compressor refuses.
+///
+/// ```
+/// # use lgreco_core::{Error, compress::check_finite, gradient::{Gradient, Shape, Values}};
+/// let gradient = Gradient::new(Values::F32(&[1.0, f32::INFINITY]), Shape::new(1, 2)?)?;
+/// assert_eq!(check_finite(&gradient), Err(Error::NonFinite { index: 1, value: f32::INFINITY }));
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::NonFinite`].
+///
+/// # Complexity
+/// O(elements), a pass.
+pub fn check_finite(gradient: &Gradient<'_>) -> Result<(), Error> {
     with_elements!(gradient.values(), values => crate::select::check_finite(values))
 }

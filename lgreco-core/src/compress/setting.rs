@@ -142,7 +142,8 @@ pub fn decode(payload: &[u8], values: &mut [f32]) -> Result<Header, Error> {
     Ok(payload.header)
 }
 
-pub(crate) fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+/// [`decode`] of what has been parsed already.
+pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     match payload.header.method {
         Method::Dense => dense::decode(payload, values),
         Method::Qsgd => qsgd::decode(payload, values),

@@ -3,21 +3,14 @@
 //! Every `check_*` function panics when what it checks does not hold, and says what was found.
 
 pub mod adacomp;
-#[cfg(any(test, feature = "std"))]
-pub mod adapt;
 pub mod backend;
-pub mod cut;
 #[cfg(feature = "json")]
 pub mod documents;
-#[cfg(any(test, feature = "std"))]
-pub mod exchange;
-pub mod feedback;
 #[cfg(feature = "json")]
 pub mod files;
 pub mod fuzz;
 pub mod golden;
 pub mod hard_threshold;
-#[cfg(any(test, feature = "std"))]
 pub mod hostile;
 pub mod loco;
 pub mod models;
@@ -25,7 +18,6 @@ pub mod oracle;
 pub mod plans;
 pub mod powersgd;
 pub mod qsgd;
-pub mod residual;
 pub mod sidco;
 pub mod tables;
 pub mod topk;

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 const UNIT: f64 = 8388608.0;
 
 /// 2^`exponent`, for a normal number.
-pub(super) const fn power_of_two(exponent: i64) -> f64 {
+pub const fn power_of_two(exponent: i64) -> f64 {
     f64::from_bits(((1023 + exponent) as u64) << 52)
 }
 

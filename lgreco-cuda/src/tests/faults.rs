@@ -10,7 +10,7 @@ use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_dense, check_qsgd, check_rows};
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_core::testing::residual;
+use lgreco_train::testing::residual;
 use std::process::{Command, Output};
 
 #[test]

@@ -9,12 +9,12 @@ use crate::kernels::Module;
 use crate::{CudaBackend, DeviceResidual, Error};
 use lgreco_core::backend::Backend;
 use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_core::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
+use lgreco_train::feedback::Storage;
+use lgreco_train::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 
 /// A residual, and rubbish behind it that has to stay.
 pub struct Kept {

@@ -8,9 +8,9 @@ use crate::tensor::Input;
 use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::{Candidates, Compressor, Setting};
-use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
+use lgreco_train::feedback::Storage;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -1,7 +1,7 @@
 use crate::pointers::Versioned;
 use crate::status::Failure;
 use core::ffi::c_void;
-use lgreco_core::exchange::{Collective, CollectiveError};
+use lgreco_train::exchange::{Collective, CollectiveError};
 
 /// The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
 /// sockets. Begin with LGRECO_COLLECTIVE_INIT.

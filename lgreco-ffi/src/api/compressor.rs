@@ -8,13 +8,13 @@ use crate::handle::{self, Kind};
 use crate::pointers::{Range, disjoint, place, slice_mut, versioned, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
-use lgreco_core::Error;
-use lgreco_core::backend::Backend;
-use lgreco_core::compress::{Compressor as _, Setting, wire::Payload};
-use lgreco_core::feedback::{Aggregation, Memory, Rule, SavedState, contraction_workspace_len, payload_stream};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-use lgreco_core::rng::Stream;
-use lgreco_core::table::NamedError;
+use lgreco_train::Error;
+use lgreco_train::backend::Backend;
+use lgreco_train::compress::{Compressor as _, Setting, wire::Payload};
+use lgreco_train::feedback::{Aggregation, Memory, Rule, SavedState, contraction_workspace_len, payload_stream};
+use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_train::rng::Stream;
+use lgreco_train::table::NamedError;
 
 /// The compressor of one layer on one worker, with what it remembers and the memory it works in.
 pub struct lgreco_compressor {

@@ -1,6 +1,6 @@
 use crate::pointers::Versioned;
 use crate::status::Failure;
-use lgreco_core::feedback::{Aggregation, Residual, Rule, Storage};
+use lgreco_train::feedback::{Aggregation, Residual, Rule, Storage};
 
 /// What a compressor remembers between steps: LGRECO_FEEDBACK_...
 pub type lgreco_feedback = u32;

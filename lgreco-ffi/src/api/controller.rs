@@ -10,10 +10,10 @@ use crate::pointers::{
 };
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
-use lgreco_core::Error;
-use lgreco_core::adapt::{Controller, Outcome, Report, Tensor};
-use lgreco_core::gradient::ValuesMut;
-use lgreco_core::table::NamedError;
+use lgreco_train::Error;
+use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
+use lgreco_train::gradient::ValuesMut;
+use lgreco_train::table::NamedError;
 
 /// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
 /// remembers.

@@ -5,11 +5,11 @@ use super::setting::lgreco_setting;
 use crate::pointers::{Versioned, versioned_array, versioned_or_default};
 use crate::status::Failure;
 use core::ffi::c_void;
-use lgreco_core::adapt::{Accordion, Config, Feedback, NonFinite, Objective, Policy, Schedule};
-use lgreco_core::compress::Setting;
-use lgreco_core::exchange::Route;
-use lgreco_core::feedback::Residual;
-use lgreco_core::gradient::Shape;
+use lgreco_train::compress::Setting;
+use lgreco_train::controller::{Accordion, Config, Feedback, NonFinite, Objective, Policy, Schedule};
+use lgreco_train::exchange::Route;
+use lgreco_train::feedback::Residual;
+use lgreco_train::gradient::Shape;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -117,7 +117,7 @@ pub struct lgreco_controller_options {
 
 impl Default for lgreco_controller_options {
     fn default() -> Self {
-        let config = Config::new(lgreco_core::search::Search::new(lgreco_core::search::Method::Qsgd));
+        let config = Config::new(lgreco_train::search::Search::new(lgreco_train::search::Method::Qsgd));
         let Accordion { eta, drop, .. } = Accordion::new(0.0, 0.0);
         lgreco_controller_options {
             struct_size: size_of::<lgreco_controller_options>(),

@@ -6,7 +6,7 @@ use crate::cuda::{Call, DeviceTensor, NOWHERE, OnDevice, Row};
 use crate::handle;
 use crate::pointers::{place, versioned_array, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
-use lgreco_core::search::Offer;
+use lgreco_train::search::Offer;
 
 /// A model's layers with their names.
 struct Model<'a> {
@@ -45,7 +45,7 @@ impl<'a> Model<'a> {
     where
         'a: 'b,
     {
-        let row = |row: lgreco_core::search::OfferedRow<'b>| {
+        let row = |row: lgreco_train::search::OfferedRow<'b>| {
             let tensor = self.tensors[row.layer];
             let Tensor { name, dtype, shape, .. } = tensor;
             let address = address(&self.layers[row.layer], tensor).map_err(|failure| failure.of_layer(name))?;

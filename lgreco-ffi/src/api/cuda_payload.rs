@@ -6,11 +6,11 @@ use crate::cuda::{DeviceTensor, OnDevice};
 use crate::handle;
 use crate::pointers::{Range, address, all_disjoint, disjoint, place, slice, slice_mut, versioned};
 use crate::status::{Failure, lgreco_status};
-use lgreco_core::Error;
-use lgreco_core::compress::wire::Payload;
-use lgreco_core::compress::{Compressor as _, Setting};
-use lgreco_core::feedback::{Residual, Rule};
-use lgreco_core::rng::Stream;
+use lgreco_train::Error;
+use lgreco_train::compress::wire::Payload;
+use lgreco_train::compress::{Compressor as _, Setting};
+use lgreco_train::feedback::{Residual, Rule};
+use lgreco_train::rng::Stream;
 use std::ffi::c_void;
 
 /// The random words of one payload: QSGD rounds by all of it, PowerSGD starts from `seed` and `layer`, with feedback

@@ -5,8 +5,8 @@ use crate::handle::{self, Kind};
 use crate::pointers::{place, slice, versioned};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_core::Error;
-use lgreco_core::cut::{CutSetting, Downstream, Upstream};
+use lgreco_train::Error;
+use lgreco_train::pipeline::{CutSetting, Downstream, Upstream};
 
 /// Which end of a cut: LGRECO_END_...
 pub type lgreco_end = u32;

@@ -6,9 +6,9 @@ use crate::handle;
 use crate::pointers::{Range, disjoint, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
-use lgreco_core::Error;
-use lgreco_core::cut::{CutSetting, Downstream, Evaluation, Upstream};
-use lgreco_core::gradient::Values;
+use lgreco_train::Error;
+use lgreco_train::gradient::Values;
+use lgreco_train::pipeline::{CutSetting, Downstream, Evaluation, Upstream};
 
 /// The id of samples that are not to be remembered.
 pub const LGRECO_UNREMEMBERED: u64 = u64::MAX;

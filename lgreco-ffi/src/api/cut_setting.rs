@@ -3,8 +3,8 @@ use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
 use super::setting::bits;
 use crate::pointers::{Versioned, versioned};
 use crate::status::Failure;
-use lgreco_core::cut::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile};
-use lgreco_core::feedback::Residual;
+use lgreco_train::feedback::Residual;
+use lgreco_train::pipeline::{Codec, CutSetting, Link, LinkMemory, RowStorage, Scope, Tile};
 
 /// How one direction of a cut is compressed: LGRECO_CODEC_...
 pub type lgreco_codec = u32;

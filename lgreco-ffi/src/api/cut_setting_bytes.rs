@@ -4,8 +4,8 @@ use crate::handle;
 use crate::pointers::{filled, place, slice, slice_mut, versioned};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{CStr, c_char};
-use lgreco_core::Error;
-use lgreco_core::cut::{Compatibility, CutSetting};
+use lgreco_train::Error;
+use lgreco_train::pipeline::{Compatibility, CutSetting};
 
 /// Bytes of a saved cut setting.
 pub const LGRECO_CUT_SETTING_BYTES: usize = 76;

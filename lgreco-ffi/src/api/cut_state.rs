@@ -4,8 +4,8 @@ use super::cut_setting::lgreco_cut_setting;
 use crate::handle;
 use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
-use lgreco_core::Error;
-use lgreco_core::cut::{Counters, Direction, Downstream, Upstream};
+use lgreco_train::Error;
+use lgreco_train::pipeline::{Counters, Direction, Downstream, Upstream};
 
 /// What an end has done in one direction, evaluation aside. Begin with LGRECO_CUT_COUNTERS_INIT.
 #[repr(C)]

@@ -1,7 +1,7 @@
 use crate::pointers::{Range, Versioned, address, slice, slice_mut, text};
 use crate::status::Failure;
 use core::ffi::{c_char, c_void};
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 
 /// An element type: LGRECO_DTYPE_...
 pub type lgreco_dtype = u32;

@@ -5,9 +5,9 @@ use crate::handle;
 use crate::pointers::{Versioned, filled, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_core::Error;
-use lgreco_core::adapt::{Cause, Decision, FitKind, Metrics};
-use lgreco_core::file::metrics_line;
+use lgreco_train::Error;
+use lgreco_train::controller::metrics_line;
+use lgreco_train::controller::{Cause, Decision, FitKind, Metrics};
 
 /// Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
 pub type lgreco_uncompressed = u32;

@@ -7,9 +7,9 @@ use crate::handle;
 use crate::pointers::{Range, Versioned, disjoint, slice_mut, versioned_array, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
-use lgreco_core::rng::Stream;
-use lgreco_core::search::{Layer, Method, Metric, Range as Parameters, Search};
-use lgreco_core::table::NamedError;
+use lgreco_train::rng::Stream;
+use lgreco_train::search::{Layer, Method, Metric, Range as Parameters, Search};
+use lgreco_train::table::NamedError;
 
 /// What errors of tables are measured in: LGRECO_METRIC_...
 pub type lgreco_metric = u32;

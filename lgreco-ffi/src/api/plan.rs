@@ -4,8 +4,8 @@ use crate::handle::{self, Immutable, Kind};
 use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mut, versioned, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_core::Error;
-use lgreco_core::plan::{Plan, Solver, Summary, budget::Budget, check, dp, exact, solve_against};
+use lgreco_train::Error;
+use lgreco_train::plan::{Plan, Solver, Summary, budget::Budget, check, dp, exact, solve_against};
 use std::ffi::CString;
 
 /// How to choose: LGRECO_SOLVER_...

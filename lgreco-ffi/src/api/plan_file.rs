@@ -6,10 +6,10 @@ use crate::handle;
 use crate::pointers::slice;
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_core::Error;
-use lgreco_core::file::PlanFile;
-use lgreco_core::plan::{Plan, Summary, check};
-use lgreco_core::table::NamedTable;
+use lgreco_train::Error;
+use lgreco_train::file::PlanFile;
+use lgreco_train::plan::{Plan, Summary, check};
+use lgreco_train::table::NamedTable;
 use std::collections::BTreeMap;
 
 /// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it; `length` as for lgreco_table_to_json.
@@ -68,7 +68,7 @@ fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
     let mut options = vec![None; layers];
     let places: BTreeMap<&str, usize> = (0..layers).map(|layer| (table.name(layer), layer)).collect();
     for entry in &file.layers {
-        let at = |error| lgreco_core::table::NamedError {
+        let at = |error| lgreco_train::table::NamedError {
             error,
             layer: Some(entry.name.clone()),
             option: Some(entry.label.clone()),

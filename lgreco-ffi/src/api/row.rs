@@ -1,15 +1,15 @@
 //! From a list of settings to rows that are measured together.
 
 use crate::device::Device;
-use lgreco_core::Error;
-use lgreco_core::backend::Job;
-use lgreco_core::compress::{
+use lgreco_train::Error;
+use lgreco_train::backend::Job;
+use lgreco_train::compress::{
     Candidates, Compressor, Setting, adacomp::AdaComp, clt::CltK, hard_threshold::HardThreshold, loco::LoCo,
     powersgd::PowerSgd, qsgd::Qsgd, sidco::Sidco, topk::TopK,
 };
-use lgreco_core::feedback::contraction;
-use lgreco_core::gradient::Gradient;
-use lgreco_core::rng::Stream;
+use lgreco_train::feedback::contraction;
+use lgreco_train::gradient::Gradient;
+use lgreco_train::rng::Stream;
 
 /// Squared error and payload bytes of each setting; each run of like settings is one row.
 pub(super) fn measure(

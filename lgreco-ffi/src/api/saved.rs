@@ -4,7 +4,7 @@ use crate::handle;
 use crate::pointers::{Versioned, filled, place, slice, slice_mut};
 use crate::status::lgreco_status;
 use core::ffi::c_char;
-use lgreco_core::Error;
+use lgreco_train::Error;
 
 /// What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
 /// controller is destroyed.

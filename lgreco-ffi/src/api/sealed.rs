@@ -2,7 +2,7 @@ use super::context::lgreco_context;
 use crate::handle;
 use crate::pointers::{Range, disjoint, place, slice, slice_mut};
 use crate::status::lgreco_status;
-use lgreco_core::compress::{seal, unseal};
+use lgreco_train::compress::{seal, unseal};
 
 /// Bytes that lgreco_payload_seal adds. Sizes in tables and plans are those of payloads without them.
 pub const LGRECO_SEAL_BYTES: usize = 8;

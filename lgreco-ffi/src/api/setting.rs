@@ -1,8 +1,8 @@
 use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
 use crate::pointers::Versioned;
 use crate::status::Failure;
-use lgreco_core::Error;
-use lgreco_core::compress::{
+use lgreco_train::Error;
+use lgreco_train::compress::{
     Setting,
     adacomp::AdaComp,
     clt::CltK,

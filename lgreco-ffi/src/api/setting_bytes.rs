@@ -3,8 +3,8 @@ use super::setting::lgreco_setting;
 use crate::handle;
 use crate::pointers::{filled, slice, slice_mut, versioned};
 use crate::status::{Failure, lgreco_status};
-use lgreco_core::Error;
-use lgreco_core::compress::{SEAL_LEN, Setting, seal, unseal};
+use lgreco_train::Error;
+use lgreco_train::compress::{SEAL_LEN, Setting, seal, unseal};
 
 /// Bytes of a setting.
 pub const LGRECO_SETTING_BYTES: usize = 76;
@@ -114,7 +114,7 @@ fn read(bytes: &[u8]) -> Result<Setting, Failure> {
 mod tests {
     use super::*;
     use crate::status::{LGRECO_CHECKSUM, LGRECO_LENGTH, LGRECO_SAVED_STATE};
-    use lgreco_core::testing::adapt::SETTINGS;
+    use lgreco_train::testing::controller::SETTINGS;
 
     #[test]
     fn settings_come_back_and_differ() {

@@ -4,8 +4,8 @@ use crate::handle::{self, Immutable, Kind};
 use crate::pointers::{Range, Versioned, filled, slice, text, versioned};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_core::table::{Choice, NamedError, NamedTable, Table};
-use lgreco_core::{Error, search::Measured};
+use lgreco_train::table::{Choice, NamedError, NamedTable, Table};
+use lgreco_train::{Error, search::Measured};
 use std::ffi::CString;
 
 /// One option of one layer. This struct never changes.

@@ -4,8 +4,8 @@ use crate::handle;
 use crate::pointers::{Range, disjoint, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_core::Error;
-use lgreco_core::file::TableFile;
+use lgreco_train::Error;
+use lgreco_train::file::TableFile;
 
 /// Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
 ///

@@ -3,7 +3,7 @@
 use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
 use crate::*;
 use core::ptr::{null, null_mut};
-use lgreco_core::testing::reseal;
+use lgreco_train::testing::reseal;
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
     let context = state.context(which, bytes);

@@ -6,10 +6,10 @@ use crate::handle;
 use crate::status::Failure;
 use crate::*;
 use core::ptr::null_mut;
-use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::feedback::Storage;
-use lgreco_core::gradient::Shape;
-use lgreco_core::rng::Stream;
+use lgreco_train::compress::{Compressor, Setting};
+use lgreco_train::feedback::Storage;
+use lgreco_train::gradient::Shape;
+use lgreco_train::rng::Stream;
 
 /// The number of no device, whatever there is.
 const ORDINAL: u32 = 1 << 20;

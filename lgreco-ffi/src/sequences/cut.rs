@@ -3,7 +3,7 @@
 use super::{Bytes, ROOM, State, renew};
 use crate::*;
 use core::ptr::{null, null_mut};
-use lgreco_core::testing::reseal;
+use lgreco_train::testing::reseal;
 
 const BATCH: usize = 2;
 const FEATURES: usize = 8;

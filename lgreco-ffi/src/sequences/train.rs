@@ -4,7 +4,7 @@ use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, setting};
 use crate::*;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
-use lgreco_core::testing::reseal;
+use lgreco_train::testing::reseal;
 
 unsafe extern "C" fn reduce(user: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
     i32::from(!user.is_null())

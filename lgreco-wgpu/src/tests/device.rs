@@ -7,11 +7,11 @@ use crate::kernels::{Kernel, Kernels, Shader};
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend, factor, orthonormal};
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
-use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
+use lgreco_train::feedback::Storage;
 use wgpu::BufferUsages;
 
 fn rows(backend: &mut WgpuBackend, tensor: &Tensor) -> Result<Vec<f64>, lgreco_core::Error> {

@@ -6,12 +6,12 @@ use crate::batch::{Batch, Part};
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend};
 use lgreco_core::backend::Backend;
 use lgreco_core::compress::{Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_core::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
+use lgreco_train::feedback::Storage;
+use lgreco_train::testing::residual::{ResidualDevice, STORAGES, check, check_all, check_limits, check_powersgd};
 use wgpu::{Buffer, BufferUsages};
 
 const USAGE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);

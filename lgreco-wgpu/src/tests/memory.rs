@@ -5,11 +5,11 @@ use crate::{BufferGradient, BufferJob, BufferResidual, WgpuBackend};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::feedback::Storage;
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
+use lgreco_train::feedback::Storage;
 
 fn noop() -> WgpuBackend {
     let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());

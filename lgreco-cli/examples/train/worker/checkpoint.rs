@@ -2,7 +2,7 @@
 
 use super::{Failure, Totals, Worker};
 use crate::optimiser::Optimiser;
-use lgreco_core::exchange::Collective;
+use lgreco_train::exchange::Collective;
 
 /// All that a stopped worker needs to go on.
 pub struct Checkpoint {

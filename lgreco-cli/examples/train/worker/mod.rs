@@ -6,9 +6,9 @@ pub mod checkpoint;
 use crate::optimiser::Optimiser;
 use crate::schemes::Scheme;
 use crate::task::{Model, Task};
-use lgreco_core::adapt::{Controller, Report, Tensor};
-use lgreco_core::exchange::Collective;
-use lgreco_core::gradient::{Dtype, ValuesMut};
+use lgreco_train::controller::{Controller, Report, Tensor};
+use lgreco_train::exchange::Collective;
+use lgreco_train::gradient::{Dtype, ValuesMut};
 use std::error::Error;
 use std::time::Instant;
 

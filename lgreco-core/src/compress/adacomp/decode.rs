@@ -33,7 +33,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
 }
 
 /// Adds what an AdaComp payload holds to `values`, in time that grows with what it holds. Same errors as [`decode`].
-pub(crate) fn add(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn add(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     let (len, layout) = stated(&payload.header)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
     scatter(payload.header.parameter, layout, payload.body_of_len(len)?, values)

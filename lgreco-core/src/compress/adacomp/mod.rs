@@ -26,11 +26,10 @@
 //! at one in a hundred, and no largest bin.
 
 mod choose;
-mod decode;
+pub(crate) mod decode;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use decode::add;
 pub use decode::decode;
 pub(super) use decode::stated;
 

@@ -4,9 +4,9 @@ use super::LoCo;
 use super::encode::value;
 use crate::Error;
 use crate::compress::bits;
-use crate::compress::qsgd::BLOCK;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
+use crate::rng::block::BLOCK;
 use crate::simd::{Kernel, dispatch};
 
 /// Writes the values that `payload`, made by [`LoCo`], stands for; `values` has one entry per element.

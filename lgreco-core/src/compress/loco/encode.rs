@@ -2,8 +2,9 @@
 
 use crate::Error;
 use crate::compress::bits;
-use crate::compress::qsgd::{BLOCK, Scale, grid::Grid};
+use crate::compress::qsgd::{Scale, grid::Grid};
 use crate::gradient::Element;
+use crate::rng::block::BLOCK;
 use crate::simd::Kernel;
 
 /// The code of a value, −8 to 7.

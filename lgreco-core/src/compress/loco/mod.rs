@@ -3,7 +3,7 @@
 //! A group of consecutive elements is scaled by its largest magnitude `M`; a code is `x · 8 / M`, rounded to the nearest
 //! whole number, halves to the even one, and no larger than 7: −8 to 7. It decodes to `code / 8 · M`: `−M` exactly, and
 //! `M` as 7/8 of it, one whole step off, which only a memory repairs. LoCo's memory, a moving average of errors in 8 bits
-//! with resets, is [`Residual::LOCO`](crate::feedback::Residual::LOCO).
+//! with resets, is `feedback::Residual::LOCO` of `lgreco-train`.
 //!
 //! `x · 8 / M` is computed as `x·p·c·8` in f32, with `p` and `c` as in [`qsgd`](super::qsgd): exact but for one rounding of
 //! `c` and one of a product, so that only values within 2^-22 of halfway may go to the other side; the same bits on every

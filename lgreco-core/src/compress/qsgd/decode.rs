@@ -1,11 +1,12 @@
 //! Codes to values.
 
 use super::grid::{inverse_levels, point};
-use super::{BLOCK, Qsgd, Rounding, Scale};
+use super::{Qsgd, Rounding, Scale};
 use crate::Error;
 use crate::compress::bits;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
+use crate::rng::block::BLOCK;
 use crate::simd::{Kernel, dispatch};
 
 impl Qsgd {

@@ -1,11 +1,12 @@
 //! Values to codes.
 
 use super::grid::{FRACTION_BITS, Grid, HALF, in_levels};
-use super::{BLOCK, Qsgd, Rounding, Scale, random};
+use super::{Qsgd, Rounding, Scale};
 use crate::Error;
 use crate::compress::bits;
 use crate::gradient::Element;
 use crate::rng::Stream;
+use crate::rng::block::{BLOCK, fill_block};
 use crate::simd::Kernel;
 
 /// Fills `scales` and `codes`, which have exactly the lengths needed.
@@ -38,7 +39,7 @@ impl<E: Element> Encode<'_, E> {
         for ((block, block_values), packed) in values.chunks(BLOCK).enumerate().zip(packed_blocks) {
             let first = block * BLOCK;
             if qsgd.rounding == Rounding::Stochastic {
-                random::fill(&stream, first, &mut addends);
+                fill_block(&stream, first, &mut addends);
             }
             let mut at = 0;
             while at < block_values.len() {

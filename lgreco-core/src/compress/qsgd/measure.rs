@@ -1,10 +1,11 @@
 //! A whole row of the error table: the squared error of every width, while a block of values lies in the cache.
 
 use super::grid::{FRACTION, FRACTION_BITS, Grid, HALF, ONE, in_levels, inverse_levels, point};
-use super::{BLOCK, Qsgd, Rounding};
+use super::{Qsgd, Rounding};
 use crate::Error;
 use crate::error::expect_len;
 use crate::gradient::{Element, Gradient, with_elements};
+use crate::rng::block::BLOCK;
 use crate::select::check_finite;
 use crate::simd::{Kernel, dispatch};
 

@@ -35,7 +35,6 @@ mod decode;
 mod encode;
 pub(super) mod grid;
 mod measure;
-pub(crate) mod random;
 
 pub(super) use decode::stated;
 pub use decode::{decode, of_payload};
@@ -48,10 +47,6 @@ use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::simd::dispatch;
-
-/// Elements per block: what is worked on while it lies in the first-level cache. A multiple of 8, so that blocks start
-/// on byte boundaries of the codes, and of the elements one step of the random generator makes.
-pub(crate) const BLOCK: usize = 512;
 
 /// Which interval a bucket's levels divide. The discriminants stand in payload headers and never change.
 ///

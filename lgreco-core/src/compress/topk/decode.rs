@@ -38,12 +38,12 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
 }
 
 /// Adds what a TopK payload holds to `values`, in time that grows with what it holds. Same errors as [`decode`].
-pub(crate) fn add(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+pub fn add(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     body(payload, values.len())?.scatter(values, |place, value| *place += value)
 }
 
-/// The inverse of [`encode_body`](super::encode_body); `body` has exactly the length it has for these values.
-pub(crate) fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+/// The inverse of [`encode_body`](super::encode::encode_body); `body` has exactly the length it has for these values.
+pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
     let body = Body::new(*top, Layout::new(values.len() as u32, top.keep), body);
     values.fill(0.0);
     body.scatter(values, |place, value| *place = value)

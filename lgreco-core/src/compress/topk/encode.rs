@@ -27,7 +27,7 @@ pub(super) fn encode(
 }
 
 /// Fills a payload's body, which a message may hold without its header; everything has the length it needs.
-pub(crate) fn encode_body<T: Element>(
+pub fn encode_body<T: Element>(
     top: &TopK,
     elements: &[T],
     workspace: &mut [u64],

@@ -23,18 +23,17 @@
 //! Elias–Fano: P. Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21(2), 1974.
 
 mod at_least;
-mod decode;
-mod encode;
+pub(crate) mod body;
+pub(crate) mod decode;
+pub(crate) mod encode;
 mod measure;
 #[cfg(test)]
 mod tests;
 
 pub(super) use at_least::{AtLeast, sent, write_workspace_len};
-pub(crate) use decode::add;
-pub(crate) use decode::decode_body;
+pub(super) use body::{body_len, check_keep};
 pub(super) use decode::stated;
 pub use decode::{Body, decode, of_payload};
-pub(crate) use encode::encode_body;
 pub(super) use encode::write_positions;
 pub use measure::{measure, measure_workspace_len};
 
@@ -136,41 +135,9 @@ impl TopK {
     }
 }
 
-/// `Err` unless `keep` elements of `elements` can be kept.
-pub(crate) fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
-    if keep as usize <= elements && (keep > 0 || elements == 0) {
-        return Ok(());
-    }
-    Err(Error::Parameter {
-        what: "kept elements",
-        value: keep as f64,
-        expected: "between 1 and the number of elements (0 if there are none)",
-    })
-}
-
 /// The header of a payload with `keep` elements, which may be none.
 fn header(keep: u32, values: Dtype, shape: Shape, layout: Layout) -> Header {
     Header { method: Method::TopK, variant: values as u8 | (layout.coding as u8) << 2, parameter: keep, shape }
-}
-
-/// Bytes of a payload's body.
-pub(crate) fn body_len(keep: u32, elements: usize, values: Dtype) -> u64 {
-    keep as u64 * values.bytes() as u64 + positions_len(keep, elements)
-}
-
-/// Bytes of the positions, which end a payload's body.
-pub(crate) fn positions_len(keep: u32, elements: usize) -> u64 {
-    Layout::new(elements as u32, keep).bytes()
-}
-
-/// Calls `visit` with each of the `keep` positions that end a payload's body.
-pub(crate) fn for_each_position(
-    keep: u32,
-    elements: usize,
-    bytes: &[u8],
-    visit: impl FnMut(u32) -> Result<(), Error>,
-) -> Result<(), Error> {
-    super::positions::for_each(Layout::new(elements as u32, keep), bytes, visit)
 }
 
 /// Bytes of a payload with `keep` of the elements.

@@ -1,0 +1,37 @@
+//! What a payload's body is made of, which a message may hold without the header.
+
+use crate::Error;
+use crate::compress::positions::{self, Layout};
+use crate::gradient::Dtype;
+
+/// `Err` unless `keep` elements of `elements` can be kept.
+pub fn check_keep(keep: u32, elements: usize) -> Result<(), Error> {
+    if keep as usize <= elements && (keep > 0 || elements == 0) {
+        return Ok(());
+    }
+    Err(Error::Parameter {
+        what: "kept elements",
+        value: keep as f64,
+        expected: "between 1 and the number of elements (0 if there are none)",
+    })
+}
+
+/// Bytes of a payload's body.
+pub fn body_len(keep: u32, elements: usize, values: Dtype) -> u64 {
+    keep as u64 * values.bytes() as u64 + positions_len(keep, elements)
+}
+
+/// Bytes of the positions, which end a payload's body.
+pub fn positions_len(keep: u32, elements: usize) -> u64 {
+    Layout::new(elements as u32, keep).bytes()
+}
+
+/// Calls `visit` with each of the `keep` positions that end a payload's body.
+pub fn for_each_position(
+    keep: u32,
+    elements: usize,
+    bytes: &[u8],
+    visit: impl FnMut(u32) -> Result<(), Error>,
+) -> Result<(), Error> {
+    positions::for_each(Layout::new(elements as u32, keep), bytes, visit)
+}

@@ -1,0 +1,126 @@
+//! What lgreco's other crates are built with, and nobody else should be: it may change with any version.
+
+/// Lengths, names and numbers of errors.
+pub mod error {
+    #[cfg(feature = "alloc")]
+    pub use crate::error::expect_distinct;
+    pub use crate::error::{Number, expect_len, expect_room};
+}
+
+/// Checksums of saved states and of what ranks agree upon.
+pub mod checksum {
+    pub use crate::checksum::{Hash, LEN, open, seal};
+}
+
+/// Double-double sums, and functions of f64 that `core` has not.
+pub mod num {
+    pub use crate::num::{Sum, sqrt};
+}
+
+/// Selection by magnitude.
+pub mod select {
+    pub use crate::select::{check_finite, kth_largest_magnitude, magnitude_bits, workspace_len};
+}
+
+/// Random words for a block of elements.
+pub mod rng {
+    pub use crate::rng::block::{BLOCK, fill_block};
+}
+
+/// Codes of a fixed width.
+pub mod bits {
+    pub use crate::compress::bits::{pack, packed_len, unpack};
+}
+
+/// Bodies of TopK's payloads without their header.
+pub mod topk {
+    pub use crate::compress::topk::body::{body_len, check_keep, for_each_position, positions_len};
+    pub use crate::compress::topk::decode::{add, decode_body};
+    pub use crate::compress::topk::encode::encode_body;
+}
+
+/// AdaComp's payloads, added to what there is.
+pub mod adacomp {
+    pub use crate::compress::adacomp::decode::add;
+}
+
+/// Payloads of any kind.
+pub mod payload {
+    pub use crate::compress::setting::decode_parsed;
+}
+
+/// Bodies of QSGD's payloads without their header.
+pub mod qsgd {
+    use crate::Error;
+    use crate::compress::qsgd::Qsgd;
+    use crate::gradient::Element;
+    use crate::rng::Stream;
+
+    /// What a payload of [`Qsgd`] has after its header.
+    pub trait Body {
+        /// `Err` unless bits and bucket are in range.
+        fn check(&self) -> Result<(), Error>;
+
+        /// Bytes of a body.
+        fn body_len(&self, elements: usize) -> Result<usize, Error>;
+
+        /// Fills a body.
+        fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error>;
+
+        /// The inverse of [`encode_body`](Body::encode_body).
+        fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error>;
+    }
+
+    // The inherent methods of the same names come first.
+    impl Body for Qsgd {
+        fn check(&self) -> Result<(), Error> {
+            Qsgd::check(self)
+        }
+
+        fn body_len(&self, elements: usize) -> Result<usize, Error> {
+            Qsgd::body_len(self, elements)
+        }
+
+        fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
+            Qsgd::encode_body(self, values, stream, body)
+        }
+
+        fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+            Qsgd::decode_body(self, body, values)
+        }
+    }
+}
+
+/// The positions that the leader of CLT-k broadcasts.
+pub mod clt {
+    use crate::Error;
+    use crate::compress::clt::CltK;
+    use crate::gradient::{Gradient, Shape};
+
+    /// Positions of [`CltK`] without a payload.
+    pub trait Positions {
+        /// Their bytes.
+        fn positions_len(&self, shape: Shape) -> usize;
+
+        /// Writes the positions of the largest magnitudes.
+        fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<(), Error>;
+
+        /// Calls `visit` with each position, ascending.
+        fn for_each(&self, shape: Shape, positions: &[u8], visit: impl FnMut(usize)) -> Result<(), Error>;
+    }
+
+    // The inherent methods of the same names come first.
+    impl Positions for CltK {
+        fn positions_len(&self, shape: Shape) -> usize {
+            CltK::positions_len(self, shape)
+        }
+
+        fn lead(&self, gradient: &Gradient<'_>, workspace: &mut [u64], positions: &mut [u8]) -> Result<(), Error> {
+            CltK::lead(self, gradient, workspace, positions)
+        }
+
+        fn for_each(&self, shape: Shape, positions: &[u8], visit: impl FnMut(usize)) -> Result<(), Error> {
+            CltK::for_each(self, shape, positions, visit)
+        }
+    }
+}

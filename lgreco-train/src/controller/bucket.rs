@@ -1,0 +1,408 @@
+//! Layers that are exchanged together, from gradients to means and residuals.
+
+use super::NonFinite;
+use super::arena::{Arena, Kept, recycled};
+use super::layer::LayerState;
+use super::window;
+use crate::Error;
+use crate::compress::{Compressor, Setting, check_finite};
+use crate::error::expect_len;
+use crate::exchange::{Agreement, Flight, Layer, Moment, Request, workspace_len};
+use crate::gradient::{Dtype, Element, Gradient, Shape, Values, ValuesMut, first_too_large, with_elements};
+use crate::rng::Stream;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// Where a bucket is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Progress {
+    Open,
+    UnderWay,
+    /// Gradients are means, and what layers remember is that of the next step.
+    Exchanged,
+    /// Some rank's gradient was not finite; nothing else has changed.
+    Broken,
+    Failed,
+}
+
+/// Layers that are exchanged together in one step, lent by a [`Controller`](super::Controller) with all that this rank
+/// keeps of them, so that buckets can be worked on at the same time, on any thread.
+///
+/// [`submit`](Bucket::submit) takes the gradients; [`next`](Bucket::next) says which collectives to perform, until the
+/// gradients are means; the controller [takes it back](super::Controller::close). A bucket that is dropped instead takes the
+/// residuals of its layers along: the controller then refuses them until a saved state is loaded.
+///
+/// ```
+/// use lgreco_train::controller::{Config, Controller, Tensor};
+/// use lgreco_train::exchange::{Collective, threads};
+/// use lgreco_train::gradient::{Dtype, ValuesMut};
+/// use lgreco_train::search::{Method, Search};
+///
+/// let means = threads::run(2, |mut worker| {
+///     let config = Config::new(Search::new(Method::Qsgd));
+///     let layers = ["fc1", "fc2"].map(|name| Tensor::new(name, &[8, 8], Dtype::F32));
+///     let layers = layers.into_iter().collect::<Result<Vec<_>, _>>()?;
+///     let mut controller = Controller::new(config, layers, &worker)?;
+///
+///     controller.begin_step(0.1)?;
+///     while let Some(request) = controller.control()? { // at most steps there is nothing to do
+///         request.perform(&mut worker)?;
+///     }
+///     let mut gradients = [[1.0; 64], [worker.rank() as f32; 64]];
+///     for layer in [1, 0] { // as the backward pass goes
+///         let mut bucket = controller.open(&[layer])?;
+///         let mut values = [ValuesMut::F32(&mut gradients[layer])];
+///         bucket.submit(&mut values)?;
+///         while let Some(request) = bucket.next(&mut values)? {
+///             request.perform(&mut worker)?; // or start it here, and go on when it is done
+///         }
+///         controller.close(bucket)?;
+///     }
+///     controller.finish_step()?;
+///     Ok::<_, lgreco_train::Error>(gradients.map(|values| values[0]))
+/// });
+/// assert_eq!(means, [Ok([1.0, 0.5]), Ok([1.0, 0.5])]);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct Bucket {
+    pub(super) arena: Arena,
+    pub(super) moment: Moment,
+    pub(super) agreement: Agreement,
+    /// Whether relative errors are measured.
+    pub(super) measured: bool,
+    /// Which step of a decision's window this is; 0 for none.
+    pub(super) window_steps: u64,
+    pub(super) non_finite: NonFinite,
+    /// What has gone wrong on this rank before, and is to be told to all.
+    pub(super) failure: Option<Error>,
+    /// What has gone wrong on this rank after the exchange, and is to be told at the next.
+    pub(super) late: Option<Error>,
+    pub(super) bytes: u64,
+    pub(super) began: Option<f64>,
+    pub(super) flight: Option<Flight>,
+    progress: Progress,
+}
+
+/// Words of workspace for layers of these settings.
+pub(super) fn words(
+    layers: impl Iterator<Item = (Setting, Shape, Dtype)> + Clone,
+    moment: &Moment,
+) -> Result<usize, Error> {
+    let narrow = workspace_len(layers.clone(), moment.route, moment.world_size)?;
+    // With a residual, f32 is compressed.
+    let wide = layers.map(|(setting, shape, _)| (setting, shape, Dtype::F32));
+    Ok(narrow.max(workspace_len(wide, moment.route, moment.world_size)?))
+}
+
+impl Bucket {
+    pub(super) fn new(arena: Arena, moment: Moment, agreement: Agreement) -> Result<Bucket, (Arena, Error)> {
+        let mut bucket = Bucket {
+            arena,
+            moment,
+            agreement,
+            measured: false,
+            window_steps: 0,
+            non_finite: NonFinite::Error,
+            failure: None,
+            late: None,
+            bytes: 0,
+            began: None,
+            flight: None,
+            progress: Progress::Open,
+        };
+        match bucket.reserve() {
+            Ok(()) => Ok(bucket),
+            Err(error) => Err((bucket.arena, error)),
+        }
+    }
+
+    fn reserve(&mut self) -> Result<(), Error> {
+        let kept = self.arena.kept.iter();
+        let words = words(kept.clone().map(|kept| (kept.state.choice.setting, kept.shape, kept.dtype)), &self.moment)?;
+        let elements = kept.clone().map(|kept| kept.shape.elements()).sum();
+        self.arena.reserve(kept.len(), elements, words)
+    }
+
+    /// The layers, in the order in which their gradients are given.
+    pub fn layers(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.arena.kept.iter().map(|kept| kept.index)
+    }
+
+    pub(super) fn is_exchanged(&self) -> bool {
+        self.progress == Progress::Exchanged
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.progress == Progress::Broken
+    }
+
+    /// Takes the gradients of this step, one per layer, adds residuals and compresses. What is wrong with them is told to
+    /// all ranks, so that [`next`](Bucket::next) fails on every rank.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] when there are gradients already.
+    ///
+    /// # Complexity
+    /// Encodes every layer. Allocates nothing.
+    pub fn submit(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+        if self.progress != Progress::Open {
+            return Err(Error::StepOrder { what: "the bucket has gradients", expected: "an open one" });
+        }
+        if self.failure.is_none() {
+            self.failure = check(&self.arena.kept, gradients).err();
+        }
+        if self.failure.is_none() {
+            self.failure = self.offer(gradients).err();
+        }
+        let (moment, agreement, failure) = (self.moment, self.agreement, self.failure);
+        let Arena { kept, mean, offered, own, sent, workspace, list } = &mut self.arena;
+        let mut layers = list_of(kept, mean, offered, own, gradients, failure, self.measured, core::mem::take(list))?;
+        let flight = Flight::begin(&mut layers, moment, agreement, failure, workspace);
+        sent.iter_mut().zip(&layers).for_each(|(to, layer)| *to = layer.sent);
+        *list = recycled(layers);
+        let mut flight = flight?;
+        if flight.failure().is_none() {
+            self.add_to_window(gradients);
+        }
+        if let (None, Some(Error::NonFinite { .. })) = (failure, flight.failure()) {
+            if let Some(error) = first_non_finite(&self.arena.kept, gradients) {
+                flight.fail(error);
+            }
+        }
+        (self.flight, self.progress) = (Some(flight), Progress::UnderWay);
+        Ok(())
+    }
+
+    /// Goes on, once the collective asked for before is done, until the next one; `None` when the gradients are means and
+    /// residuals have taken note. `gradients` are those of [`submit`](Bucket::submit).
+    ///
+    /// Where some rank's gradient is not finite, and the configuration does not make that an error, all gradients of the bucket
+    /// become NaN on every rank, so that a loss scaler finds them, and residuals stay as they are.
+    ///
+    /// # Errors
+    /// Those of [`Flight::next`], on all ranks alike; gradients are then of no use, residuals are unchanged.
+    /// [`Error::ElementOverflow`] when a mean does not fit its layer's element type, on all ranks.
+    /// [`Error::StepOrder`] when there are no gradients yet, [`Error::LayerMismatch`], [`Error::Length`] when they are of
+    /// other lengths than before.
+    ///
+    /// # Complexity
+    /// In all, decodes every payload and takes up to three passes for residuals. Allocates nothing.
+    pub fn next(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Request<'_>>, Error> {
+        match self.progress {
+            Progress::UnderWay => {}
+            Progress::Exchanged | Progress::Broken => return Ok(None),
+            Progress::Open => return Err(Error::StepOrder { what: "the bucket is open", expected: "gradients" }),
+            Progress::Failed => return Err(Error::StepOrder { what: "the bucket has failed", expected: "another" }),
+        }
+        let Some(flight) = &mut self.flight else { return Ok(None) };
+        let failure = self.failure;
+        if failure.is_none() {
+            check(&self.arena.kept, gradients)?;
+        }
+        let Arena { kept, mean, offered, own, workspace, list, .. } = &mut self.arena;
+        let mut layers = list_of(kept, mean, offered, own, gradients, failure, self.measured, core::mem::take(list))?;
+        let advanced = flight.advance(&mut layers, workspace);
+        *list = recycled(layers);
+        match advanced {
+            Ok(true) => return flight.request(&mut self.arena.workspace).map(Some),
+            Ok(false) => {}
+            Err(error) => return self.fail(error, gradients),
+        }
+        match self.take_means(gradients) {
+            Ok(()) => self.progress = Progress::Exchanged,
+            Err(error) => return self.fail(error, gradients),
+        }
+        Ok(None)
+    }
+
+    /// Ends without means.
+    fn fail(&mut self, error: Error, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Request<'_>>, Error> {
+        self.progress = Progress::Failed;
+        let not_finite =
+            matches!(error, Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. });
+        if !not_finite || self.non_finite == NonFinite::Error {
+            return Err(error);
+        }
+        self.progress = Progress::Broken;
+        gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(f32::NAN)));
+        Ok(None)
+    }
+
+    /// Adds the gradients to the window's means.
+    fn add_to_window(&mut self, gradients: &[ValuesMut<'_>]) {
+        if self.window_steps > 0 {
+            for (kept, gradient) in self.arena.kept.iter_mut().zip(gradients) {
+                window::add(&mut kept.window, gradient.values(), self.window_steps);
+            }
+        }
+    }
+
+    /// Writes what is to be compressed where there is a residual.
+    fn offer(&mut self, gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
+        let mut offered = &mut self.arena.offered[..];
+        for (kept, gradient) in self.arena.kept.iter().zip(gradients) {
+            let offered = take(&mut offered, kept.shape.elements());
+            if let Some(memory) = &kept.state.memory {
+                let layer = kept.index;
+                memory.compensate(&Gradient::new(gradient.values(), kept.shape)?, offered).map_err(
+                    |error| match error {
+                        Error::NonFinite { index, value } => Error::NonFiniteGradient { layer, index, value },
+                        error => error,
+                    },
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gradients become means, and residuals take note.
+    fn take_means(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+        let Arena { kept, mean, offered, own, sent, .. } = &mut self.arena;
+        for (kept, part) in kept.iter().zip(parts(kept)) {
+            if let Some(index) = first_too_large(&mean[part.clone()], kept.dtype) {
+                return Err(Error::ElementOverflow { index, value: mean[part][index] });
+            }
+        }
+        let mut at = 0;
+        for ((kept, gradient), &sent) in kept.iter_mut().zip(gradients).zip(&*sent) {
+            let part = at..at + kept.shape.elements();
+            at = part.end;
+            let Moment { seed, step, rank, .. } = self.moment;
+            let stream = Stream { seed, step, layer: kept.index as u32, rank };
+            let (state, own) = (&mut kept.state, &own[part.clone()]);
+            if self.measured && owns(state, true) {
+                state.relative_error = Some(match state.memory {
+                    Some(_) => relative_error(Values::F32(&offered[part.clone()]), own),
+                    None => relative_error(gradient.values(), own),
+                });
+            }
+            if let (true, Some(memory)) = (state.feedback, &mut state.memory) {
+                let updated = memory.update(&Gradient::new(gradient.values(), kept.shape)?, own, stream);
+                self.late = self.late.take().or(updated.err());
+            } else {
+                state.memory = None;
+            }
+            let setting = state.choice.setting;
+            let bytes = (kept.shape.elements() * kept.dtype.bytes()) as u64;
+            let sent = match setting {
+                Setting::Dense => bytes,
+                _ if setting.has_fixed_len() => setting.payload_len(kept.shape, kept.dtype)? as u64,
+                _ => sent,
+            };
+            state.counts.steps += 1;
+            state.counts.bytes_in += bytes;
+            state.counts.bytes_out += sent;
+            self.bytes += sent;
+            gradient.write(mean[part].iter().copied());
+        }
+        Ok(())
+    }
+}
+
+/// Cuts the first `len` values off.
+fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (part, rest) = core::mem::take(room).split_at_mut(len);
+    *room = rest;
+    part
+}
+
+/// Where each layer lies in the buffers of its bucket.
+fn parts(kept: &[Kept]) -> impl Iterator<Item = Range<usize>> {
+    kept.iter().scan(0, |end, kept| {
+        let start = *end;
+        *end += kept.shape.elements();
+        Some(start..*end)
+    })
+}
+
+/// The layers as the exchange takes them. Where this rank has failed, gradients may be of any kind and are not looked at.
+#[expect(clippy::too_many_arguments, reason = "the parts of an arena, borrowed apart")]
+fn list_of<'a>(
+    kept: &'a mut [Kept],
+    mut mean: &'a mut [f32],
+    mut offered: &'a mut [f32],
+    mut own: &'a mut [f32],
+    gradients: &'a [ValuesMut<'_>],
+    failure: Option<Error>,
+    measured: bool,
+    list: Vec<Layer<'static>>,
+) -> Result<Vec<Layer<'a>>, Error> {
+    let mut list = recycled(list);
+    for (place, kept) in kept.iter_mut().enumerate() {
+        let (shape, elements) = (kept.shape, kept.shape.elements());
+        let (mean, offered, own) = (take(&mut mean, elements), take(&mut offered, elements), take(&mut own, elements));
+        let owned = owns(&kept.state, measured);
+        let setting = kept.state.choice.setting;
+        let offered = Gradient::new(Values::F32(offered), shape)?;
+        let (gradient, fresh) = match gradients.get(place).filter(|_| failure.is_none()) {
+            None => (offered, None),
+            Some(values) => {
+                let fresh = Gradient::new(values.values(), shape)?;
+                let twice = matches!(setting, Setting::AdaComp(_)).then_some(fresh);
+                if kept.state.memory.is_some() { (offered, twice) } else { (fresh, None) }
+            }
+        };
+        list.push(Layer {
+            index: kept.index as u32,
+            setting,
+            gradient,
+            fresh,
+            sent: 0,
+            mean,
+            own: owned.then_some(own),
+            factor: &mut kept.state.factor,
+        });
+    }
+    Ok(list)
+}
+
+/// Whether gradients are those of the layers.
+pub(super) fn check(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
+    expect_len("gradients, one per layer", kept.len(), gradients.len())?;
+    for (kept, gradient) in kept.iter().zip(gradients) {
+        check_layer(kept.index, kept.shape, kept.dtype, gradient)?;
+    }
+    Ok(())
+}
+
+/// Whether a gradient is that of layer `layer`.
+pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, gradient: &ValuesMut<'_>) -> Result<(), Error> {
+    let values = gradient.values();
+    let mismatch = |what, expected, found| Err(Error::LayerMismatch { layer, what, expected, found });
+    if values.dtype() != dtype {
+        return mismatch("the code of the element type", dtype as usize, values.dtype() as usize);
+    }
+    if values.len() != shape.elements() {
+        return mismatch("the number of values", shape.elements(), values.len());
+    }
+    Ok(())
+}
+
+/// The first value that is NaN or infinite.
+pub(super) fn non_finite(layer: usize, gradient: &ValuesMut<'_>) -> Option<Error> {
+    let column = Shape::new(gradient.values().len(), 1).and_then(|shape| Gradient::new(gradient.values(), shape));
+    match column.and_then(|gradient| check_finite(&gradient)) {
+        Err(Error::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
+        _ => None,
+    }
+}
+
+fn first_non_finite(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Option<Error> {
+    kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.index, gradient))
+}
+
+/// Whether a layer's own contribution is needed.
+fn owns(state: &LayerState, measured: bool) -> bool {
+    state.memory.is_some() || measured && state.choice.uncompressed.is_none()
+}
+
+/// ‖values − own‖² / ‖values‖², 0 for zeros.
+fn relative_error(values: Values<'_>, own: &[f32]) -> f64 {
+    let (mut error, mut norm) = (0.0, 0.0);
+    with_elements!(values, v => for (x, &y) in v.iter().zip(own) {
+        let (x, y) = (x.to_f32() as f64, y as f64);
+        error += (x - y) * (x - y);
+        norm += x * x;
+    });
+    if norm > 0.0 { error / norm } else { 0.0 }
+}

@@ -1,0 +1,297 @@
+//! What a controller is told once.
+
+use super::{Feedback, Tensor};
+use crate::Error;
+use crate::compress::{Compressor, Setting};
+use crate::exchange::Route;
+use crate::gradient::Shape;
+use crate::plan::Solver;
+use crate::search::Search;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+/// Everything a controller is told once; the same on every rank.
+///
+/// ```
+/// use lgreco_train::controller::{Accordion, Config, Policy};
+/// use lgreco_train::search::{Method, Search};
+/// // L-GreCo over ranks 8 to 32; Accordion's ranks 32 and 8 set the error budget.
+/// let mut config = Config::new(Search::new(Method::PowerSgd).with_default(16.0)?);
+/// config.policy = Policy::LGreco { solver: Default::default(), accordion: Some(Accordion::new(32.0, 8.0)) };
+/// config.schedule.warmup = 500;
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Who decides how hard each layer is compressed; L-GreCo with the exact solver unless set.
+    pub policy: Policy,
+    /// What is offered to the layers, which layers are left alone, and in `seed` the seed of all random bits.
+    pub search: Search,
+    /// The error budget is this many times the error of the default settings; 1 unless set.
+    pub alpha: f64,
+    /// When it is decided.
+    pub schedule: Schedule,
+    /// What layers remember under each compressor.
+    pub feedback: Feedback,
+    /// What a plan minimises.
+    pub objective: Objective,
+    /// What happens to a step in which some rank's gradient holds NaN or infinity.
+    pub non_finite: NonFinite,
+    /// How payloads that cannot be summed on the wire travel.
+    pub route: Route,
+    /// Layers are exchanged together until their uncompressed gradients exceed this many bytes; 4 MiB unless set.
+    pub bucket_bytes: usize,
+    /// The rank that measures and plans for all; 0 unless set.
+    pub measuring_rank: u32,
+    /// [`Metrics::relative_error`](super::Metrics) is measured every so many steps, 0 for never; 10 unless set.
+    pub metrics_every: u64,
+    /// Seconds since any fixed moment. With it, reports and metrics tell how long planning and exchanging took.
+    pub clock: Option<fn() -> f64>,
+}
+
+/// Who decides.
+///
+/// ```
+/// use lgreco_train::controller::{Config, Policy};
+/// use lgreco_train::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::Qsgd));
+/// assert!(matches!(config.policy, Policy::LGreco { accordion: None, .. }));
+/// config.policy = Policy::KMeans { clusters: 7 };
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub enum Policy {
+    /// Nothing is ever compressed.
+    Uncompressed,
+    /// The search's default everywhere.
+    Uniform,
+    /// One setting per layer, decided by the caller.
+    Fixed(Vec<Setting>),
+    /// CGX: layers clustered by size and error, one level per cluster, within the error budget.
+    KMeans {
+        /// Number of clusters; CGX has one per bit width, the L-GreCo paper 6 for ranks.
+        clusters: usize,
+    },
+    /// Two levels, by Accordion's detector alone; no budget.
+    Accordion(Accordion),
+    /// The cheapest plan within the error budget.
+    LGreco {
+        /// The exact solver, or the paper's dynamic programme.
+        solver: Solver,
+        /// The settings whose error is the budget: Accordion's, or, without, the search's default everywhere.
+        accordion: Option<Accordion>,
+    },
+}
+
+/// Accordion's detector (Agarwal et al., MLSys 2021) and its two levels, in the unit of the search's first method.
+///
+/// A layer is *critical* at a decision, and gets `low` compression, when its window's gradient norm changed by a
+/// fraction of at least `eta` since the last decision, at the first decision, and when the norm was 0 then. When the
+/// learning rate falls by more than `drop` from its highest since the last decision, all layers get `low` compression
+/// until the next one.
+///
+/// Deviations: the norm is that of the window's mean, not of an epoch's sum; the threshold `drop` (the authors react to
+/// any decrease, which a schedule that decays at every step would cause all the time).
+///
+/// ```
+/// use lgreco_train::controller::{Accordion, Policy};
+/// let any_decrease = Accordion { drop: 1.0, ..Accordion::new(4.0, 1.0) };
+/// let policy = Policy::Accordion(any_decrease);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Accordion {
+    /// The parameter of critical layers: many bits, a high density or rank.
+    pub low: f64,
+    /// The parameter of the others, below `low`.
+    pub high: f64,
+    /// Relative change of the norm from which on a layer is critical.
+    pub eta: f64,
+    /// Factor, at least 1, by which the learning rate must fall at once or over a period; 1: any decrease.
+    pub drop: f64,
+}
+
+impl Accordion {
+    /// The published threshold 0.5, and learning rates that fall by more than 1.5.
+    ///
+    /// ```
+    /// use lgreco_train::controller::Accordion;
+    /// assert_eq!(Accordion::new(2.0, 1.0).eta, 0.5); // PowerSGD ranks 2 and 1
+    /// ```
+    pub const fn new(low: f64, high: f64) -> Self {
+        Accordion { low, high, eta: 0.5, drop: 1.5 }
+    }
+}
+
+/// When it is decided, in steps.
+///
+/// ```
+/// use lgreco_train::controller::Schedule;
+/// let per_epoch = Schedule { warmup: 5 * 391, period: 391, window: 10 };
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Steps before the first decision, all of them uncompressed; at least 2. Cover the learning rate's warm-up.
+    pub warmup: u64,
+    /// Steps from one decision to the next, at least 1; an epoch in the paper.
+    pub period: u64,
+    /// A decision sees the mean gradient of this many steps before it, at least 1, and no step before the last decision.
+    pub window: u64,
+}
+
+/// What a plan minimises.
+///
+/// ```
+/// use lgreco_train::controller::Objective;
+/// use lgreco_train::compress::Setting;
+/// // Two nanoseconds per element to compress and decompress, whatever the compressor.
+/// let compute = |setting: &Setting, shape: lgreco_train::gradient::Shape| match setting {
+///     Setting::Dense => 0.0,
+///     _ => 2e-9 * shape.elements() as f64,
+/// };
+/// let objective = Objective::Seconds(std::sync::Arc::new(compute));
+/// ```
+#[derive(Clone, Default)]
+pub enum Objective {
+    /// Bits on the wire.
+    #[default]
+    Bits,
+    /// Seconds: `bytes · T(bucket)` by the [`TimeModel`](super::TimeModel), plus the seconds that one worker computes to
+    /// compress, exchange and decompress a layer of this shape under this setting, which the embedder has measured.
+    /// Sending a layer uncompressed is then an option everywhere. Bytes are those of one worker's payload, whatever
+    /// collective carries them; where that matters (an all-gather's traffic grows with the number of workers, an
+    /// all-reduce's hardly does), it belongs into these seconds.
+    Seconds(Arc<ComputeSeconds>),
+}
+
+/// Seconds of computation that a layer of this shape takes under this setting.
+///
+/// ```
+/// use lgreco_train::{controller::ComputeSeconds, compress::Setting, gradient::Shape};
+/// let by_elements = |setting: &Setting, shape: Shape| match setting {
+///     Setting::Dense => 0.0,
+///     _ => 1e-9 * shape.elements() as f64,
+/// };
+/// let compute: &ComputeSeconds = &by_elements;
+/// assert!(compute(&Setting::Qsgd(Default::default()), Shape::new(64, 64)?) > 0.0);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub type ComputeSeconds = dyn Fn(&Setting, Shape) -> f64 + Send + Sync;
+
+/// What happens to a step in which some rank's gradient holds NaN or infinity. All ranks do the same.
+///
+/// ```
+/// use lgreco_train::controller::{Config, NonFinite};
+/// use lgreco_train::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::Qsgd));
+/// assert_eq!(config.non_finite, NonFinite::Error);
+/// config.non_finite = NonFinite::Skip;
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
+    #[default]
+    Error,
+    /// Nothing is exchanged: gradients become zeros, residuals stay.
+    Skip,
+    /// The step is exchanged uncompressed, NaN and infinity with it, so that a loss scaler sees them on every rank;
+    /// residuals stay.
+    PassThrough,
+}
+
+impl Config {
+    /// L-GreCo over what `search` offers: 100 steps of warm-up, a decision every 1000 steps on the last 10 gradients.
+    ///
+    /// ```
+    /// use lgreco_train::controller::Config;
+    /// use lgreco_train::search::{Method, Search};
+    /// assert_eq!(Config::new(Search::new(Method::TopK)).schedule.warmup, 100);
+    /// ```
+    pub fn new(search: Search) -> Self {
+        Config {
+            policy: Policy::LGreco { solver: Solver::default(), accordion: None },
+            search,
+            alpha: 1.0,
+            schedule: Schedule { warmup: 100, period: 1000, window: 10 },
+            feedback: Feedback::default(),
+            objective: Objective::default(),
+            non_finite: NonFinite::default(),
+            route: Route::default(),
+            bucket_bytes: 4 << 20,
+            measuring_rank: 0,
+            metrics_every: 10,
+            clock: None,
+        }
+    }
+
+    /// The detector of the policies that have one.
+    pub(super) fn accordion(&self) -> Option<Accordion> {
+        match self.policy {
+            Policy::Accordion(accordion) => Some(accordion),
+            Policy::LGreco { accordion, .. } => accordion,
+            _ => None,
+        }
+    }
+
+    /// The step of the decision after the one at `step`.
+    pub(super) fn next_decision(&self, step: u64) -> Option<u64> {
+        match self.policy {
+            Policy::Uncompressed | Policy::Uniform | Policy::Fixed(_) => None,
+            _ => {
+                let Schedule { warmup, period, .. } = self.schedule;
+                // A run that is continued under a longer warm-up may have decided before its end.
+                Some(step.checked_sub(warmup).map_or(warmup, |since| {
+                    warmup.saturating_add((since / period).saturating_add(1).saturating_mul(period))
+                }))
+            }
+        }
+    }
+
+    pub(super) fn check(&self, tensors: &[Tensor], world: u32) -> Result<(), Error> {
+        let require = |holds: bool, what, value: f64, expected| {
+            if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
+        };
+        let Schedule { warmup, period, window } = self.schedule;
+        require(warmup >= 2, "warm-up", warmup as f64, "at least 2 steps")?;
+        require(period >= 1, "period", period as f64, "at least 1 step")?;
+        require(window >= 1, "window", window as f64, "at least 1 step")?;
+        require(self.alpha.is_finite() && self.alpha >= 0.0, "alpha", self.alpha, "a finite number >= 0")?;
+        let rank = self.measuring_rank;
+        require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
+        self.feedback.check()?;
+        if let Policy::KMeans { clusters } = self.policy {
+            require(clusters >= 1, "clusters", clusters as f64, "at least 1")?;
+        }
+        if let Policy::Fixed(settings) = &self.policy {
+            crate::error::expect_len("fixed settings, one per layer", tensors.len(), settings.len())?;
+            for (setting, tensor) in settings.iter().zip(tensors) {
+                setting.payload_len(tensor.shape, tensor.dtype)?;
+            }
+        }
+        if let Some(Accordion { low, high, eta, drop }) = self.accordion() {
+            require(eta > 0.0 && eta.is_finite(), "Accordion's eta", eta, "a finite number above 0")?;
+            require(drop >= 1.0 && drop.is_finite(), "Accordion's drop", drop, "a finite number of at least 1")?;
+            require(
+                low > high,
+                "Accordion's low compression",
+                low,
+                "a larger parameter than that of high compression",
+            )?;
+            self.search.clone().with_default(low)?;
+            self.search.clone().with_default(high)?;
+            if let Policy::LGreco { .. } = self.policy {
+                for level in [low, high] {
+                    require(self.search.offers(level), "Accordion's level", level, "one of the parameters searched")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl core::fmt::Debug for Objective {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Objective::Bits => "Bits",
+            Objective::Seconds(_) => "Seconds",
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! What was decided, and how it reaches the ranks that did not measure.
+
+use super::FitKind;
+use super::codes::{self, Choice};
+use super::decide::Answer;
+use crate::Error;
+use crate::plan::Summary;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Why a layer is sent uncompressed.
+///
+/// ```
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # use lgreco_train::controller::Uncompressed;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// assert_eq!(controller.metrics(1).uncompressed, Some(Uncompressed::Small)); // the bias
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Uncompressed {
+    /// Nothing has been decided yet, or the layer was not in the saved state.
+    WarmUp = 0,
+    /// The search leaves it alone: it has one dimension or fewer, or too few elements.
+    Small = 1,
+    /// The setting would have saved no bytes.
+    NoSaving = 2,
+    /// It was chosen: by the plan, or by the caller of [`Policy::Fixed`](super::Policy).
+    Chosen = 3,
+    /// Compressing it would take longer than sending it does.
+    Slower = 4,
+    /// The compressor loses as much as it is given, so that feedback might amplify errors instead of repaying them; see
+    /// [`require_contraction`](crate::feedback::require_contraction).
+    NotContractive = 5,
+}
+
+impl Uncompressed {
+    /// All reasons, in the order of their codes.
+    ///
+    /// ```
+    /// use lgreco_train::controller::Uncompressed;
+    /// assert!(Uncompressed::ALL.iter().enumerate().all(|(code, &reason)| reason as usize == code));
+    /// ```
+    pub const ALL: [Uncompressed; 6] = [
+        Uncompressed::WarmUp,
+        Uncompressed::Small,
+        Uncompressed::NoSaving,
+        Uncompressed::Chosen,
+        Uncompressed::Slower,
+        Uncompressed::NotContractive,
+    ];
+
+    /// A word for files and messages.
+    ///
+    /// ```
+    /// assert_eq!(lgreco_train::controller::Uncompressed::NotContractive.name(), "not contractive");
+    /// ```
+    pub const fn name(self) -> &'static str {
+        match self {
+            Uncompressed::WarmUp => "warm-up",
+            Uncompressed::Small => "small",
+            Uncompressed::NoSaving => "no saving",
+            Uncompressed::Chosen => "chosen",
+            Uncompressed::Slower => "slower",
+            Uncompressed::NotContractive => "not contractive",
+        }
+    }
+}
+
+/// What made the settings change.
+///
+/// ```
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # use lgreco_train::controller::Cause;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// assert_eq!(controller.decision().map(|decision| decision.cause), Some(Cause::Schedule));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The schedule.
+    Schedule,
+    /// The learning rate fell, and Accordion put all layers to low compression.
+    LearningRate,
+}
+
+/// The last decision; the same on every rank.
+///
+/// ```
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// let decision = controller.decision().unwrap();
+/// assert_eq!((decision.step, decision.uncompressed_size), (2, 8 * (16 + 4 * 4096)));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// The first step under it.
+    pub step: u64,
+    /// What made it.
+    pub cause: Cause,
+    /// Of policies that plan: size, bound, error and budget of the layers that may be compressed.
+    pub plan: Option<Summary>,
+    /// Size of the same layers under the settings that the budget comes from; 0 of policies that do not plan.
+    pub default_size: u64,
+    /// Size of the same layers uncompressed; 0 of policies that do not plan.
+    pub uncompressed_size: u64,
+    /// Under [`Objective::Seconds`](super::Objective), how seconds per byte were found; sizes are then picoseconds, but
+    /// for [`FitKind::None`], with which they are bits as they are under [`Objective::Bits`](super::Objective).
+    pub fit: Option<FitKind>,
+    /// Layers that are sent uncompressed because that is faster.
+    pub slower: u32,
+    /// Layers that are sent uncompressed because feedback would not work with what was chosen.
+    pub not_contractive: u32,
+}
+
+impl Decision {
+    /// Whether the plan is smaller, or faster, than sending everything uncompressed; `None` for policies that do not
+    /// plan.
+    ///
+    /// ```
+    /// # use lgreco_train::{controller::{Cause, Decision}, plan::Summary};
+    /// let plan = Some(Summary { size: 1000, lower_bound: 1000, error: 0.0, budget: 1.0 });
+    /// let (step, cause) = (100, Cause::Schedule);
+    /// let (default_size, uncompressed_size) = (2000, 1000);
+    /// let decision = Decision { step, cause, plan, default_size, uncompressed_size, fit: None, slower: 3, not_contractive: 0 };
+    /// assert_eq!(decision.pays(), Some(false)); // compression is off
+    /// ```
+    pub fn pays(&self) -> Option<bool> {
+        self.plan.map(|plan| plan.size < self.uncompressed_size)
+    }
+
+    /// By a policy that does not plan.
+    pub(super) const fn without_plan(step: u64, cause: Cause) -> Decision {
+        let (default_size, uncompressed_size) = (0, 0);
+        Decision { step, cause, plan: None, default_size, uncompressed_size, fit: None, slower: 0, not_contractive: 0 }
+    }
+
+    pub(super) const WORDS: usize = 10;
+
+    pub(super) fn encode(&self) -> [u64; Self::WORDS] {
+        let plan = self.plan.unwrap_or(Summary { size: 0, lower_bound: 0, error: 0.0, budget: 0.0 });
+        let fit = match self.fit {
+            None => 0,
+            Some(FitKind::PerBucket) => 1,
+            Some(FitKind::Pooled) => 2,
+            Some(FitKind::None) => 3,
+        };
+        [
+            self.step,
+            (self.cause == Cause::LearningRate) as u64 | (self.plan.is_some() as u64) << 8 | fit << 16,
+            plan.size,
+            plan.lower_bound,
+            plan.error.to_bits(),
+            plan.budget.to_bits(),
+            self.default_size,
+            self.uncompressed_size,
+            self.slower as u64,
+            self.not_contractive as u64,
+        ]
+    }
+
+    pub(super) fn decode(words: &[u64; Self::WORDS]) -> Result<Decision, Error> {
+        let [step, kind, size, lower_bound, error, budget, default_size, uncompressed_size, slower, not_contractive] =
+            *words;
+        let summary = Summary { size, lower_bound, error: f64::from_bits(error), budget: f64::from_bits(budget) };
+        let decision = Decision {
+            step,
+            cause: if kind as u8 == 0 { Cause::Schedule } else { Cause::LearningRate },
+            plan: ((kind >> 8) as u8 != 0).then_some(summary),
+            default_size,
+            uncompressed_size,
+            fit: match kind >> 16 {
+                1 => Some(FitKind::PerBucket),
+                2 => Some(FitKind::Pooled),
+                3 => Some(FitKind::None),
+                _ => None,
+            },
+            slower: slower as u32,
+            not_contractive: not_contractive as u32,
+        };
+        let numbers = error == 0 || summary.error.is_finite() && summary.budget.is_finite();
+        if numbers && decision.encode() == *words {
+            return Ok(decision);
+        }
+        Err(Error::SavedState { what: "the decision", found: kind })
+    }
+}
+
+/// The answer of the measuring rank, or the code of its error, as the words it broadcasts: as many in either case.
+pub(super) fn message(layers: usize, answer: Result<&Answer, &Error>) -> Vec<u64> {
+    let mut words = vec![0; 1 + Decision::WORDS + codes::WORDS * layers];
+    match answer {
+        Ok(answer) => {
+            words[1..][..Decision::WORDS].copy_from_slice(&answer.decision.encode());
+            let rest = words[1 + Decision::WORDS..].as_chunks_mut::<{ codes::WORDS }>().0;
+            rest.iter_mut().zip(&answer.choices).for_each(|(to, choice)| *to = choice.encode());
+        }
+        Err(error) => words[0] = error.code() as u64,
+    }
+    words
+}
+
+/// What rank `rank` broadcast; without the norms, which it keeps.
+///
+/// # Errors
+/// [`Error::Peer`] with the code of its error; [`Error::PeerMessage`].
+pub(super) fn read(rank: u32, words: &[u64]) -> Result<Answer, Error> {
+    let refused = |error: Error| Error::PeerMessage { rank, code: error.code() };
+    let (code, rest) = words.split_first().ok_or(Error::PeerMessage { rank, code: 1 })?;
+    if *code != 0 {
+        return Err(Error::Peer { rank, code: u32::try_from(*code).unwrap_or(u32::MAX) });
+    }
+    let (decision, choices) = rest.split_first_chunk().ok_or(Error::PeerMessage { rank, code: 1 })?;
+    let decision = Decision::decode(decision).map_err(refused)?;
+    let choices = choices.as_chunks::<{ codes::WORDS }>().0.iter().map(|&words| Choice::decode(words));
+    let choices = choices.collect::<Result<_, _>>().map_err(refused)?;
+    Ok(Answer { decision, choices, norms: vec![] })
+}

@@ -1,0 +1,68 @@
+//! What layers remember between steps, by compressor.
+
+use crate::Error;
+use crate::compress::Setting;
+use crate::feedback::Residual;
+
+/// What a layer remembers under each compressor, `None` for nothing; nothing ever under an uncompressed setting.
+///
+/// ```
+/// use lgreco_train::controller::{Config, Feedback};
+/// use lgreco_train::feedback::Residual;
+/// use lgreco_train::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::TopK));
+/// assert_eq!(config.feedback, Feedback::default());
+/// config.feedback.others = Some(Residual { gain: 0.5, reset_every: 1000, ..Residual::CLASSIC });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Feedback {
+    /// Under QSGD, which is unbiased: nothing unless set.
+    pub qsgd: Option<Residual>,
+    /// Under LoCo: its moving average, [`Residual::LOCO`], unless set.
+    pub loco: Option<Residual>,
+    /// Under all other lossy compressors: classic error feedback unless set.
+    pub others: Option<Residual>,
+}
+
+impl Feedback {
+    /// Nothing, whatever the compressor.
+    pub const NONE: Feedback = Feedback { qsgd: None, loco: None, others: None };
+
+    /// The same under every lossy compressor, QSGD and LoCo too.
+    ///
+    /// ```
+    /// use lgreco_train::{controller::Feedback, feedback::Residual};
+    /// assert_eq!(Feedback::always(Residual::CLASSIC).qsgd, Some(Residual::CLASSIC));
+    /// ```
+    pub const fn always(residual: Residual) -> Feedback {
+        Feedback { qsgd: Some(residual), loco: Some(residual), others: Some(residual) }
+    }
+
+    /// What is remembered under a setting.
+    ///
+    /// ```
+    /// use lgreco_train::controller::Feedback;
+    /// use lgreco_train::compress::{Setting, powersgd::PowerSgd, qsgd::Qsgd};
+    /// let feedback = Feedback::default();
+    /// assert!(feedback.of(&Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 })).is_some());
+    /// assert!(feedback.of(&Setting::Qsgd(Qsgd::default())).is_none());
+    /// ```
+    pub const fn of(&self, setting: &Setting) -> Option<Residual> {
+        match setting {
+            Setting::Dense => None,
+            Setting::Qsgd(_) => self.qsgd,
+            Setting::LoCo(_) => self.loco,
+            _ => self.others,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        [self.qsgd, self.loco, self.others].iter().flatten().try_for_each(Residual::check)
+    }
+}
+
+impl Default for Feedback {
+    fn default() -> Self {
+        Feedback { qsgd: None, loco: Some(Residual::LOCO), others: Some(Residual::CLASSIC) }
+    }
+}

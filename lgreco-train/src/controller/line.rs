@@ -1,0 +1,179 @@
+use super::{Cause, Controller, FitKind, Outcome, Report};
+use crate::file::VERSION;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use serde::Serialize;
+
+/// A step's report with the metrics of all layers as one line of JSON, without the line's end: one object whose keys are
+/// those of [`Report`], [`Decision`](crate::controller::Decision) and [`Metrics`](crate::controller::Metrics). What is not known
+/// is left out; sizes in `unit`, bytes in bytes.
+///
+/// ```
+/// use lgreco_train::controller::{Config, Controller, Tensor, metrics_line};
+/// use lgreco_train::exchange::threads::ThreadCollective;
+/// use lgreco_train::gradient::{Dtype, ValuesMut};
+/// use lgreco_train::search::{Method, Search};
+/// let mut worker = ThreadCollective::group(1).remove(0);
+/// let layers = vec![Tensor::new("bias", &[2], Dtype::F32)?];
+/// let mut controller = Controller::new(Config::new(Search::new(Method::Qsgd)), layers, &worker)?;
+/// let report = controller.step(&mut worker, &mut [ValuesMut::F32(&mut [1.0, 2.0])], 0.1)?;
+/// let line = metrics_line(&controller, &report);
+/// assert!(line.starts_with(r#"{"version":1,"step":0,"outcome":"exchanged","switched":false,"bytes_in":8,"bytes_out":8,"#));
+/// assert!(line.contains(r#""layers":[{"name":"bias","setting":"dense","uncompressed":"warm-up","steps":1,"#));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+///
+/// # Complexity
+/// A pass over the residuals.
+pub fn metrics_line(controller: &Controller, report: &Report) -> String {
+    let layers = (0..controller.tensors().len()).map(|layer| {
+        let metrics = controller.metrics(layer);
+        Layer {
+            name: metrics.name,
+            setting: metrics.setting.to_string(),
+            uncompressed: metrics.uncompressed.map(|why| why.name()),
+            steps: metrics.steps,
+            bytes_in: metrics.bytes_in,
+            bytes_out: metrics.bytes_out,
+            relative_error: metrics.relative_error,
+            residual_norm: metrics.residual_norm,
+            bucket_seconds: metrics.bucket_seconds,
+            not_contractive: metrics.not_contractive,
+        }
+    });
+    let line = Line {
+        version: VERSION,
+        step: report.step,
+        outcome: match report.outcome {
+            Outcome::Exchanged => "exchanged",
+            Outcome::Skipped => "skipped",
+            Outcome::PassedThrough => "passed through",
+        },
+        switched: report.switched,
+        bytes_in: report.bytes_in,
+        bytes_out: report.bytes_out,
+        planning_seconds: report.seconds.map(|seconds| seconds.planning),
+        exchange_seconds: report.seconds.map(|seconds| seconds.exchange),
+        non_finite_steps: controller.non_finite_steps(),
+        decision: controller.decision().map(|decision| Decision {
+            step: decision.step,
+            cause: match decision.cause {
+                Cause::Schedule => "schedule",
+                Cause::LearningRate => "learning rate",
+            },
+            unit: decision.plan.map(|_| match decision.fit {
+                None | Some(FitKind::None) => "bits",
+                Some(FitKind::PerBucket | FitKind::Pooled) => "picoseconds",
+            }),
+            size: decision.plan.map(|plan| plan.size),
+            lower_bound: decision.plan.map(|plan| plan.lower_bound),
+            error: decision.plan.map(|plan| plan.error),
+            budget: decision.plan.map(|plan| plan.budget),
+            default_size: decision.plan.map(|_| decision.default_size),
+            uncompressed_size: decision.plan.map(|_| decision.uncompressed_size),
+            pays: decision.pays(),
+            slower: decision.slower,
+            not_contractive: decision.not_contractive,
+        }),
+        layers: layers.collect(),
+    };
+    // Strings, finite numbers and lists of them have a JSON form.
+    serde_json::to_string(&line).unwrap_or_default()
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    version: u64,
+    step: u64,
+    outcome: &'static str,
+    switched: bool,
+    bytes_in: u64,
+    bytes_out: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    planning_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exchange_seconds: Option<f64>,
+    non_finite_steps: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decision: Option<Decision>,
+    layers: Vec<Layer<'a>>,
+}
+
+#[derive(Serialize)]
+struct Decision {
+    step: u64,
+    cause: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lower_bound: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default_size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uncompressed_size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pays: Option<bool>,
+    slower: u32,
+    not_contractive: u32,
+}
+
+#[derive(Serialize)]
+struct Layer<'a> {
+    name: &'a str,
+    setting: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uncompressed: Option<&'static str>,
+    steps: u64,
+    bytes_in: u64,
+    bytes_out: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relative_error: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    residual_norm: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bucket_seconds: Option<f64>,
+    not_contractive: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::search::Method;
+    use crate::testing::controller::{alone, step_alone};
+
+    #[test]
+    fn metrics_of_a_run_are_what_the_controller_says() {
+        let (mut controller, mut worker) = alone(Method::TopK).unwrap();
+        for step in 0..4 {
+            let report = step_alone(&mut controller, &mut worker).unwrap();
+            let line: serde_json::Value = serde_json::from_str(&metrics_line(&controller, &report)).unwrap();
+            assert_eq!((&line["step"], &line["switched"]), (&step.into(), &(step == 2).into()));
+            assert_eq!(line["bytes_out"], report.bytes_out);
+            let metrics = controller.metrics(0);
+            let layer = &line["layers"][0];
+            assert_eq!(layer["setting"], metrics.setting.to_string());
+            assert_eq!(layer["bytes_out"], metrics.bytes_out);
+            assert_eq!(layer["residual_norm"].as_f64(), metrics.residual_norm);
+            assert_eq!(layer["bucket_seconds"].as_f64(), metrics.bucket_seconds);
+            assert_eq!(line["layers"][1]["uncompressed"], if step < 2 { "warm-up" } else { "small" });
+            match controller.decision() {
+                None => assert!(line.get("decision").is_none() && layer["uncompressed"] == "warm-up"),
+                Some(decision) => {
+                    let plan = decision.plan.unwrap();
+                    assert_eq!(
+                        (&line["decision"]["size"], &line["decision"]["unit"]),
+                        (&plan.size.into(), &"bits".into())
+                    );
+                    assert_eq!((&line["decision"]["pays"], &line["decision"]["step"]), (&true.into(), &2.into()));
+                    assert!(layer.get("uncompressed").is_none());
+                }
+            }
+        }
+    }
+}

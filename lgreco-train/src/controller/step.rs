@@ -1,0 +1,371 @@
+//! One worker's end of the training loop.
+
+use super::accordion::Highest;
+use super::arena::Arena;
+use super::bucket::{check_layer, non_finite};
+use super::codes::Choice;
+use super::control::Control;
+use super::groups::Groups;
+use super::layer::{LayerState, Switch};
+use super::window::Window;
+use super::{Config, Decision, Feedback, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel};
+use crate::Error;
+use crate::backend::{Backend, Portable};
+use crate::checksum::Hash;
+use crate::error::{expect_distinct, expect_len};
+use crate::exchange::{Collective, Place};
+use crate::feedback::Residual;
+use crate::gradient::{Element, ValuesMut, with_elements};
+use crate::rng::Stream;
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// One worker's end of the training loop: decides when and how hard to compress, compresses, exchanges, and remembers.
+///
+/// See the [module](crate::controller) for the order of a step and an example that trains.
+///
+/// ```
+/// # use lgreco_train::{search::Method, testing::controller::alone};
+/// # let (controller, _) = alone(Method::TopK)?;
+/// assert_eq!((controller.steps(), controller.decision()), (0, None));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct Controller {
+    pub(super) config: Config,
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) rank: u32,
+    pub(super) world: u32,
+    pub(super) states: Vec<LayerState>,
+    pub(super) step: u64,
+    /// The step of the next decision.
+    pub(super) due: Option<u64>,
+    pub(super) window: Window,
+    /// The measuring rank's gradient norms at the last decision; empty before.
+    pub(super) norms: Vec<f64>,
+    pub(super) learning_rate: Highest,
+    pub(super) decision: Option<Decision>,
+    pub(super) time: TimeModel,
+    /// Steps in which some rank's gradient was not finite.
+    pub(super) non_finite: u64,
+    /// An error of this rank alone that the others have not been told yet.
+    pub(super) late: Option<Error>,
+    pub(super) groups: Groups,
+    /// Sets of layers of which ranks know that they all exchange them together.
+    pub(super) agreed: BTreeSet<u64>,
+    /// Buffers that no bucket has.
+    pub(super) arenas: Vec<Arena>,
+    pub(super) control: Control,
+    /// What the buckets of this step have come to.
+    pub(super) taken: Taken,
+    /// Of the configuration and the model.
+    identity: u64,
+    /// Of the settings.
+    plan: u64,
+    pub(super) backend: Box<dyn Backend + Send>,
+}
+
+/// What the buckets of a step have come to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    pub bytes_out: u64,
+    pub broken: bool,
+    /// Seconds of planning, and when exchanging began.
+    pub planned: Option<(f64, f64)>,
+}
+
+impl Controller {
+    /// A controller for a model whose layers are `tensors`, at `collective`'s rank. All ranks must give the same
+    /// configuration and layers; the first step finds out if layers, schedules, seeds, routes, feedback or what is to be
+    /// done with [`NonFinite`] gradients differ. What the measuring rank alone acts upon is not compared.
+    ///
+    /// ```
+    /// # use lgreco_train::{controller::{Config, Controller, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
+    /// # use lgreco_train::search::{Method, Search};
+    /// # let worker = ThreadCollective::group(1).remove(0);
+    /// let tensors = vec![Tensor::new("weight", &[64, 64], Dtype::F32)?];
+    /// let mut config = Config::new(Search::new(Method::PowerSgd));
+    /// config.schedule.warmup = 1;
+    /// let refused = Controller::new(config, tensors, &worker).err().unwrap();
+    /// assert_eq!(refused.to_string(), "warm-up is 1, expected at least 2 steps");
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`], [`Error::Length`] for what makes no sense in the configuration; [`Error::DuplicateName`];
+    /// [`Error::OutOfMemory`].
+    ///
+    /// # Complexity
+    /// O(n log n) in the layers. Allocates an f32 per element of the model on the measuring rank.
+    pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
+        let Place { rank, world } = Place::of(collective)?;
+        config.check(&tensors, world)?;
+        expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
+        let adapts = config.policy != Policy::Uncompressed;
+        let measures = adapts && rank == config.measuring_rank;
+        let means = tensors.iter().filter(|_| measures).map(|tensor| vec![0.0; tensor.shape.elements()]).collect();
+        let groups = Groups::new(&tensors, config.bucket_bytes);
+        let mut controller = Controller {
+            rank,
+            world,
+            states: tensors.iter().map(|_| LayerState::new(&config.policy)).collect(),
+            step: 0,
+            due: adapts.then_some(config.schedule.warmup),
+            window: Window { steps: 0, means },
+            norms: vec![],
+            learning_rate: Highest::default(),
+            decision: None,
+            time: TimeModel::new(groups.ranges.len()),
+            non_finite: 0,
+            late: None,
+            groups,
+            agreed: BTreeSet::new(),
+            arenas: vec![],
+            control: Control::new(world),
+            taken: Taken::default(),
+            identity: identity(&config, &tensors, world),
+            plan: 0,
+            backend: Box::new(Portable),
+            config,
+            tensors,
+        };
+        controller.plan = controller.plan_hash();
+        Ok(controller)
+    }
+
+    /// Measures on another backend than the portable one.
+    ///
+    /// ```
+    /// # use lgreco_train::{controller::{Config, Controller, Tensor}, backend::Portable, exchange::threads::ThreadCollective};
+    /// # use lgreco_train::search::{Method, Search};
+    /// # let (config, tensors, worker) = (Config::new(Search::new(Method::TopK)), vec![], ThreadCollective::group(1).remove(0));
+    /// let controller = Controller::new(config, tensors, &worker)?.with_backend(Box::new(Portable));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn with_backend(mut self, backend: Box<dyn Backend + Send>) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// Takes a step: `gradients`, one per layer, become their means over the workers. All ranks call it, at every step,
+    /// with the same `learning_rate` (only Accordion looks at it).
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # use lgreco_train::gradient::ValuesMut;
+    /// let (mut weight, mut bias) = (vec![1.0; 4096], vec![0.5; 64]); // from the backward pass
+    /// let gradients = &mut [&mut weight[..], &mut bias[..]].map(ValuesMut::from);
+    /// let report = controller.step(&mut worker, gradients, 0.1)?;
+    /// assert_eq!((report.step, report.bytes_in, bias[0]), (0, 4 * (4096 + 64), 0.5)); // now the means
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Whatever fails on one rank fails on all: there with the error itself, elsewhere with [`Error::Peer`] and its code.
+    ///
+    /// Before anything has changed, so that the step may be repeated: [`Error::Length`], [`Error::LayerMismatch`] when
+    /// gradients are not those of the layers; [`Error::NonFiniteGradient`] under [`NonFinite::Error`];
+    /// [`Error::Parameter`] for a learning rate that is not finite or negative, and when rank or number of workers
+    /// changed; [`Error::PeerPlan`] when ranks differ in configuration, layers, settings, step or learning rate; those of
+    /// search and planner when a decision fails.
+    ///
+    /// In the middle of the exchange: [`Error::Overflow`], [`Error::ElementOverflow`], [`Error::PeerMessage`]. The
+    /// step is then over, all of its gradients are of no use, and the residuals of the buckets exchanged before have
+    /// taken note of it; the next step works. [`Error::Overflow`] of a residual alone is told by the next step, which
+    /// then may be repeated. After [`Error::Collective`] ranks may differ: restore a saved state.
+    ///
+    /// # Complexity
+    /// A pass over the gradients, the exchange, and up to three passes for a residual. Allocates at decisions only.
+    pub fn step<C: Collective + ?Sized>(
+        &mut self,
+        collective: &mut C,
+        gradients: &mut [ValuesMut<'_>],
+        learning_rate: f64,
+    ) -> Result<Report, Error> {
+        if (collective.rank(), collective.world_size()) != (self.rank, self.world) {
+            let value = collective.rank() as f64;
+            return Err(Error::Parameter {
+                what: "rank",
+                value,
+                expected: "that of the controller, of as many workers",
+            });
+        }
+        let local = self.check(gradients).and_then(|()| match (first_non_finite(gradients), self.config.non_finite) {
+            (Some(error), NonFinite::Error) => Err(error),
+            (found, _) => Ok(found.is_some()),
+        });
+        let broken = self.agree_to_step(collective, local, learning_rate)?;
+        if broken {
+            self.non_finite += 1;
+            return self.without_compression(collective, gradients);
+        }
+        for group in 0..self.groups.ranges.len() {
+            let range = self.groups.ranges[group].clone();
+            let mut bucket = self.open_group(range.clone())?;
+            let exchanged = bucket.exchange(collective, &mut gradients[range]);
+            self.close(bucket)?;
+            if let Err(error) = exchanged {
+                self.end_step();
+                return Err(error);
+            }
+        }
+        self.finish_step()
+    }
+
+    /// Finds out whether all ranks can take this step and want the same, decides and switches if it is time to; returns
+    /// whether some rank's gradient is not finite.
+    fn agree_to_step<C: Collective + ?Sized>(
+        &mut self,
+        collective: &mut C,
+        local: Result<bool, Error>,
+        learning_rate: f64,
+    ) -> Result<bool, Error> {
+        self.begin(learning_rate, Some(local))?;
+        loop {
+            let performed = match self.control() {
+                Ok(None) => return Ok(self.control.broken()),
+                Ok(Some(request)) => request.perform(collective).map_err(Error::from),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = performed {
+                let code = Error::NON_FINITE_GRADIENT;
+                if error.code() == code || matches!(error, Error::Peer { code: of_peer, .. } if of_peer == code) {
+                    self.non_finite += 1;
+                }
+                self.control.cancel();
+                return Err(error);
+            }
+        }
+    }
+
+    pub(super) fn now(&self) -> Option<f64> {
+        self.config.clock.map(|clock| clock())
+    }
+
+    fn check(&self, gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
+        expect_len("gradients, one per layer", self.tensors.len(), gradients.len())?;
+        let mut layers = self.tensors.iter().zip(gradients).enumerate();
+        layers.try_for_each(|(layer, (tensor, gradient))| check_layer(layer, tensor.shape, tensor.dtype, gradient))
+    }
+
+    /// What all ranks must agree on at this step.
+    pub(super) fn fingerprint(&self, learning_rate: f64) -> u64 {
+        let rate = if self.config.accordion().is_some() { learning_rate } else { 0.0 };
+        let schedule = [self.step, self.due.unwrap_or(u64::MAX)];
+        [self.plan, rate.to_bits()].into_iter().chain(schedule).fold(Hash(self.identity), Hash::add).0
+    }
+
+    fn plan_hash(&self) -> u64 {
+        let words = self.states.iter().flat_map(|state| state.choice.encode());
+        words.fold(Hash::START, Hash::add).0
+    }
+
+    /// What giving `states` the settings `choices` at `step` changes.
+    pub(super) fn prepare(&self, states: &[LayerState], choices: &[Choice], step: u64) -> Result<Vec<Switch>, Error> {
+        let layers = states.iter().zip(&self.tensors).zip(choices).enumerate();
+        let switches = layers.map(|(layer, ((state, tensor), &choice))| {
+            let (seed, step) = (self.config.search.seed, step as u32);
+            state.prepare(choice, &self.config, tensor, Stream { seed, step, layer: layer as u32, rank: self.rank })
+        });
+        switches.collect()
+    }
+
+    pub(super) fn switch(&mut self, switches: Vec<Switch>) {
+        self.states.iter_mut().zip(switches).for_each(|(state, switch)| state.commit(switch));
+        self.plan = self.plan_hash();
+    }
+
+    /// Takes over layers that were loaded.
+    pub(super) fn install(&mut self, states: Vec<LayerState>) {
+        self.states = states;
+        self.plan = self.plan_hash();
+        self.agreed.clear();
+        self.control.cancel();
+    }
+
+    /// A step in which some rank's gradient is not finite.
+    fn without_compression<C: Collective + ?Sized>(
+        &mut self,
+        collective: &mut C,
+        gradients: &mut [ValuesMut<'_>],
+    ) -> Result<Report, Error> {
+        let mut report = self.finish_step()?;
+        if self.config.non_finite == NonFinite::PassThrough {
+            (report.outcome, report.bytes_out) = (Outcome::PassedThrough, report.bytes_in);
+            for range in &self.groups.ranges {
+                pass(collective, &mut gradients[range.clone()])?;
+            }
+            return Ok(report);
+        }
+        report.outcome = Outcome::Skipped;
+        gradients.iter_mut().for_each(|gradient| gradient.write(core::iter::repeat(0.0)));
+        Ok(report)
+    }
+
+    /// Ends the step, whose buckets have all been exchanged and taken back. Layers that were in no bucket keep their
+    /// residuals.
+    ///
+    /// # Errors
+    /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
+    pub fn finish_step(&mut self) -> Result<Report, Error> {
+        self.control.expect_open()?;
+        if let Some(layer) = self.states.iter().position(|state| state.lent) {
+            return Err(Error::InFlight { layer });
+        }
+        let (step, taken) = (self.step, self.taken);
+        let switched = self.control.switched();
+        let outcome = if taken.broken { Outcome::PassedThrough } else { Outcome::Exchanged };
+        if taken.broken {
+            self.non_finite += 1;
+        }
+        let bytes_in = self.tensors.iter().map(Tensor::bytes).sum();
+        let seconds = taken.planned.zip(self.now());
+        let seconds = seconds.map(|((planning, start), end)| Seconds { planning, exchange: end - start });
+        self.end_step();
+        Ok(Report { step, outcome, switched, bytes_in, bytes_out: taken.bytes_out, seconds })
+    }
+
+    /// The next step is another one.
+    fn end_step(&mut self) {
+        self.step += 1;
+        self.control.cancel();
+    }
+}
+
+/// Averages gradients as they are, uncompressed, with whatever is not finite in them.
+fn pass<C: Collective + ?Sized>(collective: &mut C, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+    let mut sum = Vec::new();
+    for gradient in gradients.iter() {
+        with_elements!(gradient.values(), v => sum.extend(v.iter().map(|x| x.to_f32())));
+    }
+    collective.all_reduce_sum(&mut sum)?;
+    let world = collective.world_size() as f32;
+    let mut means = sum.iter().map(|sum| sum / world);
+    gradients.iter_mut().for_each(|gradient| gradient.write(means.by_ref()));
+    Ok(())
+}
+
+fn first_non_finite(gradients: &[ValuesMut<'_>]) -> Option<Error> {
+    gradients.iter().enumerate().find_map(|(layer, gradient)| non_finite(layer, gradient))
+}
+
+/// What must be the same on all ranks from the beginning.
+fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
+    let schedule = config.schedule;
+    let numbers = [schedule.warmup, schedule.period, schedule.window, config.search.seed, config.bucket_bytes as u64];
+    let kinds = [world as u64, config.route as u64, config.non_finite as u64, config.measuring_rank as u64];
+    let tensors = tensors.iter().flat_map(|tensor| {
+        let name = tensor.name.bytes().map(u64::from);
+        name.chain([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64])
+    });
+    let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
+    let Feedback { qsgd, loco, others } = config.feedback;
+    let residual = |Residual { gain, reset_every, storage }: Residual| {
+        [1 + storage as u64, gain.to_bits() as u64, reset_every as u64]
+    };
+    let feedback = [qsgd, loco, others].into_iter().flat_map(|rule| rule.map_or([0; 3], residual));
+    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(tensors);
+    words.fold(Hash::START, Hash::add).0
+}

@@ -1,0 +1,151 @@
+//! Payloads to everybody.
+
+use super::bucket::{Layer, Moment};
+use super::mean::{add, average};
+use super::slip::{self, Slip, judge};
+use super::workspace::{Lens, Room, messages, sum};
+use crate::Error;
+use crate::compress::wire::{Method, Payload};
+use crate::compress::{Compressor, Setting, decode, stated_len};
+use crate::error::expect_room;
+use crate::gradient::Shape;
+use crate::internal::{adacomp, payload::decode_parsed, topk};
+
+/// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and returns the length of the
+/// message.
+pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, lens: Lens, room: &mut Room<'_>) -> Result<usize, Error> {
+    if lens.message == 0 {
+        return Ok(0);
+    }
+    let message = match lens.varies {
+        true => &mut *room.message,
+        false => &mut room.received[moment.rank as usize * lens.message..][..lens.message],
+    };
+    let mut at = slip::LEN;
+    for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
+        let stream = moment.stream(layer.index, moment.rank);
+        let payload = &mut message[at..];
+        let len = match (layer.setting, &layer.fresh) {
+            (Setting::AdaComp(ada), Some(fresh)) => ada.encode_compensated(&layer.gradient, fresh, payload)?,
+            _ => layer.setting.encode(&layer.gradient, stream, room.encode, payload)?,
+        };
+        layer.sent = len as u64;
+        at += len;
+    }
+    Ok(at)
+}
+
+/// Puts this rank's message of `len` bytes among all.
+pub(super) fn put(own: Slip, len: usize, moment: Moment, lens: Lens, room: &mut Room<'_>) {
+    let each = &mut *room.ranks.lens;
+    if !lens.varies {
+        each.fill(lens.message as u64);
+        own.write(&mut room.received[moment.rank as usize * lens.message..]);
+        return;
+    }
+    own.write(room.message);
+    let before = sum(&each[..moment.rank as usize]);
+    room.received[before..][..len].copy_from_slice(&room.message[..len]);
+}
+
+/// Sums what the messages hold, in rank order.
+pub(super) fn take_in(
+    own: Option<Error>,
+    layers: &mut [Layer<'_>],
+    moment: Moment,
+    room: &mut Room<'_>,
+) -> Result<(), Error> {
+    let received = messages(room.ranks.lens, room.received);
+    judge(own, received.clone().map(Slip::read))?;
+    for (rank, message) in (0..).zip(received) {
+        let mut unread = &message[slip::LEN..];
+        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
+            let failed = |error: Error| Error::PeerMessage { rank, code: error.code() };
+            let payload;
+            (payload, unread) = split(unread, layer).map_err(failed)?;
+            sum_from(rank, payload, layer, room.decoded)?;
+            if let (true, Some(own)) = (rank == moment.rank, &mut layer.own) {
+                decode(payload, own)?;
+            }
+        }
+        if !unread.is_empty() {
+            return Err(Error::PeerMessage { rank, code: Error::PayloadBody { what: "" }.code() });
+        }
+    }
+    let mut gathered = layers.iter_mut().filter(|layer| layer.is_gathered(moment.route));
+    gathered.try_for_each(|layer| average(layer.mean, moment.world_size))
+}
+
+/// Cuts a layer's payload off a message.
+fn split<'a>(message: &'a [u8], layer: &Layer<'_>) -> Result<(&'a [u8], &'a [u8]), Error> {
+    let len = match layer.setting.has_fixed_len() {
+        true => layer.setting.payload_len(layer.gradient.shape(), layer.gradient.values().dtype())?,
+        false => stated_len(message)?,
+    };
+    expect_room("payload bytes", len, message.len())?;
+    Ok(message.split_at(len))
+}
+
+/// Adds what `rank` contributes to the sum, which rank 0 begins.
+fn sum_from(rank: u32, payload: &[u8], layer: &mut Layer<'_>, decoded: &mut [f32]) -> Result<(), Error> {
+    let shape = layer.gradient.shape();
+    let add_sparse = match method(&layer.setting) {
+        Method::TopK => Some(topk::add as fn(&Payload<'_>, &mut [f32]) -> _),
+        Method::AdaComp => Some(adacomp::add as _),
+        _ => None,
+    };
+    if let Some(add_sparse) = add_sparse {
+        if rank == 0 {
+            layer.mean.fill(0.0);
+        }
+        return read_from(rank, payload, &layer.setting, shape, |payload| add_sparse(payload, layer.mean));
+    }
+    if rank == 0 {
+        return decode_from(rank, payload, &layer.setting, shape, layer.mean);
+    }
+    let decoded = &mut decoded[..shape.elements()];
+    decode_from(rank, payload, &layer.setting, shape, decoded)?;
+    add(layer.mean, decoded);
+    Ok(())
+}
+
+/// What payloads of `setting` say they are.
+const fn method(setting: &Setting) -> Method {
+    match setting {
+        Setting::Dense => Method::Dense,
+        Setting::Qsgd(_) => Method::Qsgd,
+        Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) => Method::TopK,
+        Setting::PowerSgd(_) => Method::PowerSgd,
+        Setting::AdaComp(_) => Method::AdaComp,
+        Setting::LoCo(_) => Method::LoCo,
+    }
+}
+
+/// Decodes a payload that `rank` sent for a tensor of this setting and shape.
+pub(super) fn decode_from(
+    rank: u32,
+    payload: &[u8],
+    setting: &Setting,
+    shape: Shape,
+    values: &mut [f32],
+) -> Result<(), Error> {
+    read_from(rank, payload, setting, shape, |payload| decode_parsed(payload, values))
+}
+
+/// Lets `read` read a payload that `rank` sent for a tensor of this setting and shape.
+fn read_from(
+    rank: u32,
+    payload: &[u8],
+    setting: &Setting,
+    shape: Shape,
+    read: impl FnOnce(&Payload<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let checked = || {
+        let payload = Payload::parse(payload)?;
+        if (payload.header.method, payload.header.shape) != (method(setting), shape) {
+            return Err(Error::PayloadBody { what: "its method or shape is not that of the layer" });
+        }
+        read(&payload)
+    };
+    checked().map_err(|error| Error::PeerMessage { rank, code: error.code() })
+}

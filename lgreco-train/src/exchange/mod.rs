@@ -1,0 +1,66 @@
+//! Aggregation: the mean of all workers' compressed gradients over a [`Collective`] the embedder supplies.
+//!
+//! A *bucket* is a list of layers exchanged together: one [`aggregate`] call makes the same few collective calls
+//! whatever the gradients hold, and many small layers cost one latency, not many.
+//!
+//! | setting ([`Aggregation::of`]) | collectives | what a worker contributes |
+//! |---|---|---|
+//! | dense | all-reduce | its gradient |
+//! | PowerSGD | all-reduce of `P`, all-reduce of `Q` | `P̂ Q_iᵀ`, its own `Q_i` before averaging |
+//! | CLT-k | broadcast of the leader's positions, all-reduce of the values there | its values at these positions |
+//! | QSGD, LoCo, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
+//! | QSGD, LoCo, TopK by [`Route::ScatterReduce`] | all-to-all, all-gather of payloads | its decoded payload, see below |
+//! | hard threshold, SIDCo, AdaComp: the length depends on the values | all-gather of payloads, whatever the route | its decoded payload |
+//!
+//! Dense values, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
+//! layers one broadcast; payloads of all layers share one message: the payloads one after the other, in layer order.
+//! Before any of them goes one all-gather of 24 bytes per rank: whether the rank's part went well, a fingerprint of its
+//! layers, settings, seed, step and warm-start factors, and its message's length. A rank that fails (a gradient holds
+//! NaN, say) or disagrees is thus named on every rank, and nobody waits for it. A length is believed only up to the most
+//! that the layers' payloads may take together, and each payload only if it is as long as its header implies.
+//!
+//! An all-reduce moves f32: dense layers of 16-bit gradients travel as 4 bytes per element, twice what their payload
+//! length and so an error table says.
+//!
+//! # The mean
+//! The decoded contributions are summed in f32 and the sum is divided by the number of workers, once, at the end.
+//! Afterwards every rank holds the same bits. Every worker also gets its own contribution `ĝ`, for its residual
+//! (`m' = m + a (g − ĝ)`); the mean of the contributions is the mean, up to rounding, for every setting and route: no
+//! gradient is lost, whatever the residuals keep.
+//!
+//! # Scatter-reduce
+//! The elements of a bucket are divided among the ranks (QSGD, LoCo: at bucket boundaries of the quantiser; TopK: `keep`
+//! is divided in proportion, at least one per piece). Everybody sends each owner its piece, compressed; the owner adds
+//! its own piece uncompressed, compresses the mean, and all-gathers it. The owner contributes its piece plus the error
+//! of the second compression times the number of workers, so that its residual makes up for it at the next step.
+//!
+//! # Source
+//! Vogels et al., "PowerSGD", NeurIPS 2019, Algorithm 1, with the residual of the authors' later code (own `Q`);
+//! Alistarh et al., "QSGD", NeurIPS 2017 (all-gather); Markov et al., "CGX", Middleware 2022 (scatter-reduce); Tang
+//! et al., "DoubleSqueeze", ICML 2019 (error feedback of the second compression); Chen et al., "ScaleCom", NeurIPS 2020
+//! (CLT-k; all layers of a step have one leader).
+
+mod bucket;
+mod collective;
+mod division;
+mod fingerprint;
+mod flight;
+mod gather;
+mod leader;
+mod mean;
+mod reduce;
+mod request;
+mod scatter;
+mod slip;
+#[cfg(any(test, feature = "std"))]
+pub mod threads;
+mod workspace;
+
+pub use bucket::{Aggregation, Layer, Moment, Route, aggregate, workspace_len};
+pub(crate) use collective::Place;
+pub use collective::{Collective, CollectiveError};
+pub use flight::{Agreement, Flight};
+pub use request::Request;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! What an exchange asks the embedder to do.
+
+use super::collective::{Collective, CollectiveError};
+
+/// A collective, on memory of the exchange. All ranks make the same ones in the same order.
+///
+/// ```
+/// use lgreco_train::exchange::{Request, threads};
+/// let sums = threads::run(2, |mut worker| {
+///     let mut values = [1.0, 2.0];
+///     Request::AllReduceSum { values: &mut values }.perform(&mut worker).map(|()| values)
+/// });
+/// assert_eq!(sums, [Ok([2.0, 4.0]); 2]);
+/// ```
+#[derive(Debug, PartialEq)]
+pub enum Request<'a> {
+    /// Replace the values by their sums over the workers.
+    AllReduceSum {
+        /// As many on every rank.
+        values: &'a mut [f32],
+    },
+    /// Fill `buffer` with every rank's bytes, in rank order. This rank's are in their place.
+    AllGather {
+        /// Equal parts, one per rank.
+        buffer: &'a mut [u8],
+    },
+    /// The same with parts of different lengths.
+    AllGatherEach {
+        /// Bytes of each rank's part, 0 for some.
+        lens: &'a [u64],
+        /// All parts, one after the other.
+        buffer: &'a mut [u8],
+    },
+    /// Replace the bytes by those of one rank.
+    Broadcast {
+        /// Whose.
+        root: u32,
+        /// As many on every rank.
+        bytes: &'a mut [u8],
+    },
+    /// Send every rank its part of `send`, and receive a part from each; in both, parts are in rank order, one after the
+    /// other, and this rank's own is empty.
+    AllToAll {
+        /// What to send.
+        send: &'a [u8],
+        /// Bytes of each rank's part of it.
+        send_lens: &'a [u64],
+        /// Where to put what comes.
+        received: &'a mut [u8],
+        /// Bytes of each rank's part of it.
+        received_lens: &'a [u64],
+    },
+}
+
+impl Request<'_> {
+    /// Does it, and waits until it is done.
+    ///
+    /// # Errors
+    /// Those of `collective`.
+    pub fn perform<C: Collective + ?Sized>(self, collective: &mut C) -> Result<(), CollectiveError> {
+        match self {
+            Request::AllReduceSum { values } => collective.all_reduce_sum(values),
+            Request::AllGather { buffer } => collective.all_gather(buffer),
+            Request::AllGatherEach { lens, buffer } => collective.all_gather_each(lens, buffer),
+            Request::Broadcast { root, bytes } => collective.broadcast(root, bytes),
+            Request::AllToAll { send, send_lens, received, received_lens } => {
+                collective.all_to_all(send, send_lens, received, received_lens)
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Workers that are threads of one process.
+
+use super::{Collective, CollectiveError};
+use core::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::ScopedJoinHandle;
+use std::vec::Vec;
+
+/// Runs `work` on `world_size` threads, the first of them the caller's, each with its place in their group, and returns
+/// what they return, by rank.
+///
+/// # Panics
+/// When `world_size` is 0 or `work` panics on any thread; the others then get errors, so all of them end.
+///
+/// ```
+/// use lgreco_train::exchange::{Collective, threads};
+/// let sums = threads::run(3, |mut worker| {
+///     let mut values = [1.0, worker.rank() as f32];
+///     worker.all_reduce_sum(&mut values).map(|()| values)
+/// });
+/// assert_eq!(sums, [Ok([3.0, 3.0]); 3]);
+/// ```
+pub fn run<T: Send>(world_size: u32, work: impl Fn(ThreadCollective) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let mut group = ThreadCollective::group(world_size).into_iter();
+        let own = group.next();
+        let others: Vec<_> = group.map(|place| scope.spawn(move || work(place))).collect();
+        let mut results: Vec<T> = own.into_iter().map(work).collect();
+        let result =
+            |thread: ScopedJoinHandle<'_, T>| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        results.extend(others.into_iter().map(result));
+        results
+    })
+}
+
+/// One thread's place in a group. Sums are taken in rank order, so they are the same bits at every run.
+///
+/// A thread that drops its place, be it by returning or by panicking, ends the group: calls of the others then fail
+/// with [`ThreadCollective::LEFT`] instead of waiting.
+///
+/// ```
+/// use lgreco_train::exchange::{Collective, threads};
+/// let gathered = threads::run(2, |mut worker| {
+///     let mut all = [9; 4];
+///     all[2 * worker.rank() as usize..][..2].fill(worker.rank() as u8);
+///     worker.all_gather(&mut all).map(|()| all)
+/// });
+/// assert_eq!(gathered, [Ok([0, 0, 1, 1]); 2]);
+/// ```
+#[derive(Debug)]
+pub struct ThreadCollective {
+    rank: usize,
+    /// Which of the slots the next meeting is about.
+    turn: usize,
+    group: Arc<Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    /// Two per worker, which take turns: whoever writes one again has met all others since they could read it.
+    slots: Vec<[RwLock<Slot>; 2]>,
+    meeting: Mutex<Meeting>,
+    changed: Condvar,
+}
+
+/// What one worker brings to a call.
+#[derive(Debug, Default)]
+struct Slot {
+    call: Option<Call>,
+    bytes: Vec<u8>,
+}
+
+/// What workers must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Reduce { len: usize },
+    Gather,
+    Broadcast { root: u32, len: usize },
+    AllToAll,
+}
+
+#[derive(Debug, Default)]
+struct Meeting {
+    /// Meetings that have ended.
+    ended: u64,
+    arrived: usize,
+    left: bool,
+}
+
+impl ThreadCollective {
+    /// Another worker is gone.
+    ///
+    /// ```
+    /// use lgreco_train::exchange::{Collective, threads::ThreadCollective};
+    /// let mut first = ThreadCollective::group(2).remove(0); // the second is dropped
+    /// assert_eq!(first.all_reduce_sum(&mut [1.0]), Err(ThreadCollective::LEFT));
+    /// ```
+    pub const LEFT: CollectiveError = CollectiveError { code: 1 };
+    /// Workers made different calls, or brought other lengths than announced.
+    ///
+    /// ```
+    /// use lgreco_train::exchange::{Collective, threads::{self, ThreadCollective}};
+    /// let results = threads::run(2, |mut worker| {
+    ///     let mut values = vec![1.0; 1 + worker.rank() as usize];
+    ///     worker.all_reduce_sum(&mut values)
+    /// });
+    /// assert_eq!(results, [Err(ThreadCollective::MISMATCH); 2]);
+    /// ```
+    pub const MISMATCH: CollectiveError = CollectiveError { code: 2 };
+
+    /// The places of a group of `world_size` workers, by rank.
+    ///
+    /// ```
+    /// use lgreco_train::exchange::{Collective, threads::ThreadCollective};
+    /// let places = ThreadCollective::group(4);
+    /// assert_eq!((places[3].rank(), places[3].world_size()), (3, 4)); // one for each thread
+    /// ```
+    ///
+    /// # Panics
+    /// When `world_size` is 0.
+    pub fn group(world_size: u32) -> Vec<ThreadCollective> {
+        assert!(world_size > 0, "a group has at least one worker");
+        let group = Arc::new(Group {
+            slots: (0..world_size).map(|_| Default::default()).collect(),
+            meeting: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        (0..world_size as usize).map(|rank| ThreadCollective { rank, turn: 0, group: group.clone() }).collect()
+    }
+
+    /// Waits for the others.
+    fn meet(&self) -> Result<(), CollectiveError> {
+        let mut meeting = self.group.meeting.lock().unwrap_or_else(PoisonError::into_inner);
+        if meeting.left {
+            return Err(Self::LEFT);
+        }
+        meeting.arrived += 1;
+        if meeting.arrived == self.group.slots.len() {
+            meeting.arrived = 0;
+            meeting.ended += 1;
+            self.group.changed.notify_all();
+            return Ok(());
+        }
+        let this = meeting.ended;
+        while meeting.ended == this {
+            if meeting.left {
+                return Err(Self::LEFT);
+            }
+            meeting = self.group.changed.wait(meeting).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+
+    /// `Err` unless there is a length per rank, and as much room as all of them.
+    fn check_lens(&self, lens: &[u64], room: &[u8]) -> Result<(), CollectiveError> {
+        let all = lens.iter().fold(0, |all: u64, len| all.saturating_add(*len));
+        let fits = lens.len() == self.group.slots.len() && all == room.len() as u64;
+        if fits { Ok(()) } else { Err(Self::MISMATCH) }
+    }
+
+    /// Shows the part `own` of `buffer`, and fills it with everybody's, which are as long as `len` says.
+    fn gather(
+        &mut self,
+        own: Range<usize>,
+        len: impl Fn(usize) -> usize,
+        mut buffer: &mut [u8],
+    ) -> Result<(), CollectiveError> {
+        self.put(Call::Gather, &buffer[own]);
+        self.see(Call::Gather, |this| {
+            (0..this.group.slots.len()).try_for_each(|rank| take(&mut buffer, len(rank), &this.slot(rank).bytes))
+        })
+    }
+
+    fn slot(&self, rank: usize) -> RwLockReadGuard<'_, Slot> {
+        self.group.slots[rank][self.turn].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows `bytes` to the others, and calls `read` when theirs can be seen.
+    fn show(
+        &mut self,
+        call: Call,
+        bytes: &[u8],
+        read: impl FnOnce(&Self) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        self.put(call, bytes);
+        self.see(call, read)
+    }
+
+    /// Writes `bytes` where the others will look.
+    fn put(&mut self, call: Call, bytes: &[u8]) {
+        let slot = &self.group.slots[self.rank][self.turn];
+        let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
+        slot.call = Some(call);
+        slot.bytes.clear();
+        slot.bytes.extend_from_slice(bytes);
+    }
+
+    /// Waits until all have written, and calls `read` if they made the same call.
+    fn see(
+        &mut self,
+        call: Call,
+        read: impl FnOnce(&Self) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        self.meet()?;
+        let agreed = (0..self.group.slots.len()).all(|rank| self.slot(rank).call == Some(call));
+        let outcome = if agreed { read(self) } else { Err(Self::MISMATCH) };
+        self.turn ^= 1;
+        outcome
+    }
+}
+
+impl Drop for ThreadCollective {
+    fn drop(&mut self) {
+        self.group.meeting.lock().unwrap_or_else(PoisonError::into_inner).left = true;
+        self.group.changed.notify_all();
+    }
+}
+
+impl Collective for ThreadCollective {
+    fn rank(&self) -> u32 {
+        self.rank as u32
+    }
+
+    fn world_size(&self) -> u32 {
+        self.group.slots.len() as u32
+    }
+
+    /// Each thread sums one part of the values.
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let call = Call::Reduce { len: values.len() };
+        let world = self.group.slots.len();
+        let part = |rank: usize| values.len() * rank / world..values.len() * (rank + 1) / world;
+        let parts: Vec<_> = (0..world).map(part).collect();
+        let own = parts[self.rank].clone();
+        let mut sum = Vec::new();
+        self.show(call, bytemuck::cast_slice(values), |this| {
+            for rank in 0..world {
+                let slot = this.slot(rank);
+                let addends = slot.bytes.as_chunks().0[own.clone()].iter().map(|&bytes| f32::from_ne_bytes(bytes));
+                if rank == 0 {
+                    sum.extend(addends);
+                } else {
+                    sum.iter_mut().zip(addends).for_each(|(sum, x)| *sum += x);
+                }
+            }
+            Ok(())
+        })?;
+        self.show(call, bytemuck::cast_slice(&sum), |this| {
+            for (rank, part) in parts.into_iter().enumerate() {
+                bytemuck::cast_slice_mut(&mut values[part]).copy_from_slice(&this.slot(rank).bytes);
+            }
+            Ok(())
+        })
+    }
+
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let world = self.group.slots.len();
+        let len = buffer.len() / world;
+        let gathered = self.gather(self.rank * len..(self.rank + 1) * len, |_| len, buffer);
+        gathered.and(if buffer.len().is_multiple_of(world) { Ok(()) } else { Err(Self::MISMATCH) })
+    }
+
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let start = lens.iter().take(self.rank).fold(0, |all: u64, len| all.saturating_add(*len));
+        let own = lens.get(self.rank).and_then(|len| Some(start as usize..start.checked_add(*len)? as usize));
+        let own = own.filter(|own| own.end <= buffer.len()).unwrap_or(0..0);
+        let checked = self.check_lens(lens, buffer);
+        self.gather(own, |rank| checked.map_or(0, |()| lens[rank] as usize), buffer).and(checked)
+    }
+
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        let call = Call::Broadcast { root, len: bytes.len() };
+        let shown = if root as usize == self.rank { bytes.to_vec() } else { Vec::new() };
+        self.show(call, &shown, |this| {
+            if root >= this.world_size() {
+                return Err(Self::MISMATCH);
+            }
+            bytes.copy_from_slice(&this.slot(root as usize).bytes);
+            Ok(())
+        })
+    }
+
+    fn all_to_all(
+        &mut self,
+        send: &[u8],
+        send_lens: &[u64],
+        mut received: &mut [u8],
+        received_lens: &[u64],
+    ) -> Result<(), CollectiveError> {
+        // Everybody's lengths, then the bytes.
+        let shown: Vec<u8> = send_lens.iter().flat_map(|len| len.to_ne_bytes()).chain(send.iter().copied()).collect();
+        self.show(Call::AllToAll, &shown, |this| {
+            this.check_lens(received_lens, received)?;
+            for (rank, &len) in received_lens.iter().enumerate() {
+                let slot = this.slot(rank);
+                let (lens, mut bytes) =
+                    slot.bytes.split_at_checked(8 * this.group.slots.len()).ok_or(Self::MISMATCH)?;
+                for (peer, &sent) in lens.as_chunks().0.iter().enumerate() {
+                    let sent = u64::from_ne_bytes(sent) as usize;
+                    let (part, rest) = bytes.split_at_checked(sent).ok_or(Self::MISMATCH)?;
+                    bytes = rest;
+                    if peer == this.rank {
+                        take(&mut received, len as usize, part)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Fills the first `len` bytes of `room`, which then begins behind them.
+fn take(room: &mut &mut [u8], len: usize, bytes: &[u8]) -> Result<(), CollectiveError> {
+    if bytes.len() != len || room.len() < len {
+        return Err(ThreadCollective::MISMATCH);
+    }
+    let (part, rest) = core::mem::take(room).split_at_mut(len);
+    part.copy_from_slice(bytes);
+    *room = rest;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! Whether a compressor loses less than it is given.
+
+use crate::Error;
+use crate::compress::{Candidates, Setting};
+use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
+use crate::num::Sum;
+use crate::rng::Stream;
+
+fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>>) -> R) -> R {
+    match *setting {
+        Setting::Dense => then(None),
+        Setting::Qsgd(base) => then(Some(Candidates::Qsgd { base, bits: &[base.bits] })),
+        Setting::TopK(top) => then(Some(Candidates::TopK { values: top.values, keeps: &[top.keep] })),
+        Setting::HardThreshold(hard) => {
+            then(Some(Candidates::HardThreshold { values: hard.values, lambdas: &[hard.lambda] }))
+        }
+        Setting::AdaComp(ada) => then(Some(Candidates::AdaComp { bins: &[ada.bin] })),
+        Setting::Sidco(base) => then(Some(Candidates::Sidco { base, densities: &[base.density] })),
+        Setting::LoCo(loco) => then(Some(Candidates::LoCo { groups: &[loco.group] })),
+        Setting::CltK(clt) => then(Some(Candidates::CltK { keeps: &[clt.keep] })),
+        Setting::PowerSgd(power) => {
+            then(Some(Candidates::PowerSgd { iterations: power.iterations, ranks: &[power.rank] }))
+        }
+    }
+}
+
+/// Words of workspace that [`contraction`] needs.
+///
+/// ```
+/// use lgreco_train::compress::{Setting, qsgd::Qsgd, topk::TopK};
+/// use lgreco_train::feedback::contraction_workspace_len;
+/// use lgreco_train::gradient::{Dtype, Shape};
+/// let shape = Shape::new(64, 64)?;
+/// assert_eq!(contraction_workspace_len(&Setting::Qsgd(Qsgd::default()), shape, Dtype::F32), 0);
+/// assert!(contraction_workspace_len(&Setting::TopK(TopK { keep: 40, values: Dtype::F32 }), shape, Dtype::F32) > 0);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) -> usize {
+    with_candidates(setting, |row| row.map_or(0, |row| row.measure_workspace_len(shape, dtype)))
+}
+
+/// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², for stochastic rounding its expectation; 0 for a
+/// gradient of zeros. Below 1, `setting` is a contraction on this gradient.
+///
+/// Never above 1 for TopK, CLT-k's leader and hard thresholds (with values in f32) and PowerSGD; but QSGD with few bits
+/// and wide buckets can be anywhere: a step of the grid must not be much wider than a typical value.
+///
+/// # Errors
+/// [`Error::NonFinite`], [`Error::Parameter`], [`Error::Length`], as [`Candidates::measure`].
+///
+/// # Complexity
+/// That of measuring `setting`, and one pass.
+///
+/// ```
+/// use lgreco_train::compress::{Setting, qsgd::Qsgd};
+/// use lgreco_train::feedback::{contraction, require_contraction};
+/// use lgreco_train::gradient::{Gradient, Shape, Values};
+/// use lgreco_train::rng::Stream;
+/// let mut values = [0.1; 512];
+/// values[0] = 1.0;
+/// let gradient = Gradient::new(Values::F32(&values), Shape::new(512, 1)?)?;
+/// let relative = |bits| {
+///     let setting = Setting::Qsgd(Qsgd { bits, ..Qsgd::default() });
+///     contraction(&setting, &gradient, Stream::default(), &mut [])
+/// };
+/// require_contraction(relative(4)?)?;
+/// assert!(require_contraction(relative(2)?).is_err()); // levels −1, 0, 1: 0.1 is sent as 1 once in ten times
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub fn contraction(
+    setting: &Setting,
+    gradient: &Gradient<'_>,
+    stream: Stream,
+    workspace: &mut [u64],
+) -> Result<f64, Error> {
+    let mut squared_error = [0.0];
+    with_candidates(setting, |row| match row {
+        Some(row) => row.measure(gradient, stream, workspace, &mut squared_error),
+        None => crate::compress::check_finite(gradient),
+    })?;
+    let square = |x: f32| x as f64 * x as f64;
+    let norm: Sum = with_elements!(gradient.values(), v => v.iter().map(|x| square(x.to_f32())).collect());
+    Ok(if norm.value() > 0.0 { squared_error[0] / norm.value() } else { 0.0 })
+}
+
+/// `Err` unless `relative`, a squared error over the gradient's squared norm, is below 1.
+///
+/// Error feedback and EF21 are proven to converge under contractions only. Above 1 the memory grows from step to step
+/// (to more than 100 times the gradient's squared norm within 60 steps of 2-bit QSGD in buckets of 2048). A hard threshold
+/// needs no contraction for error feedback: a gradient all below λ is left out whole, relative error 1, and the memory
+/// stays below λ per element all the same.
+///
+/// ```
+/// use lgreco_train::{Error, feedback::require_contraction};
+/// assert_eq!(require_contraction(0.99), Ok(()));
+/// assert_eq!(require_contraction(1.0), Err(Error::NotContractive { relative: 1.0 }));
+/// ```
+///
+/// # Errors
+/// [`Error::NotContractive`].
+pub fn require_contraction(relative: f64) -> Result<(), Error> {
+    if relative < 1.0 { Ok(()) } else { Err(Error::NotContractive { relative }) }
+}

@@ -1,0 +1,342 @@
+//! The memory of one layer on one rank.
+
+use super::kernels::{Commit, Distance, Law, Offer};
+use super::{Aggregation, Rule};
+use crate::Error;
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Element, Gradient, Shape, with_elements};
+use crate::rng::Stream;
+use crate::simd::dispatch;
+
+/// What one worker remembers of one layer, in `W`, a buffer of words: borrowed (`&mut [u64]`) or owned (`Vec<u64>`).
+///
+/// ```
+/// use lgreco_train::compress::{Setting, topk::TopK};
+/// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+/// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_train::rng::Stream;
+///
+/// let shape = Shape::new(3, 1)?;
+/// let rule = Rule::Residual(Residual::CLASSIC);
+/// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
+/// let mut words = vec![0; rule.state_len(shape)];
+/// let mut memory = Memory::new(rule, Aggregation::Summed, shape, &mut words[..])?;
+///
+/// let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)?];
+/// let mut payload = vec![0; memory.message_len(&setting, Dtype::F32)?];
+/// let gradient = Gradient::new(Values::F32(&[3.0, 2.0, 1.0]), shape)?;
+/// let mut sent = [0.0; 3];
+/// for (step, expected) in [[3.0, 0.0, 0.0], [0.0, 4.0, 0.0], [6.0, 0.0, 0.0]].into_iter().enumerate() {
+///     let stream = Stream { step: step as u32, ..Stream::default() };
+///     memory.step(&setting, &gradient, stream, &mut workspace, &mut payload, &mut sent)?;
+///     assert_eq!(sent, expected);
+/// }
+/// memory.values(&mut sent)?;
+/// assert_eq!(sent, [0.0, 2.0, 3.0]);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Memory<W> {
+    pub(super) rule: Rule,
+    pub(super) shape: Shape,
+    pub(super) steps: u64,
+    pub(super) words: W,
+}
+
+impl Memory<alloc::vec::Vec<u64>> {
+    /// A memory of zeros that owns its words.
+    ///
+    /// ```
+    /// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_train::gradient::Shape;
+    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Aggregation::Summed, Shape::new(64, 64)?)?;
+    /// assert_eq!(memory.squared_norm(), 0.0);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Memory::new`]; [`Error::OutOfMemory`].
+    pub fn owned(rule: Rule, aggregation: Aggregation, shape: Shape) -> Result<Self, Error> {
+        let len = rule.state_len(shape);
+        let mut words = alloc::vec::Vec::new();
+        words.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { words: len })?;
+        words.resize(len, 0);
+        Memory::new(rule, aggregation, shape, words)
+    }
+}
+
+impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
+    /// A memory of zeros in `words`, whose content does not matter.
+    ///
+    /// ```
+    /// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_train::gradient::Shape;
+    /// let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(8, 8)?);
+    /// let mut words = [7; 32];
+    /// assert_eq!(words.len(), rule.state_len(shape));
+    /// let memory = Memory::new(rule, Aggregation::Summed, shape, &mut words[..])?;
+    /// assert_eq!(memory.squared_norm(), 0.0);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `words` is shorter than [`Rule::state_len`]; [`Error::Parameter`] when the gain is outside
+    /// (0, 1]; [`Error::FeedbackRule`] for [`Rule::Ef21Plus`] with [`Aggregation::Summed`].
+    pub fn new(rule: Rule, aggregation: Aggregation, shape: Shape, mut words: W) -> Result<Self, Error> {
+        rule.check(aggregation)?;
+        expect_room("state words", rule.state_len(shape), words.as_ref().len())?;
+        words.as_mut().fill(0);
+        Ok(Memory { rule, shape, steps: 0, words })
+    }
+
+    /// The rule.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// assert_eq!(memory.rule(), rule);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub const fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// The shape of the layer.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// assert_eq!(memory.shape(), shape);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Number of updates so far.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// assert_eq!(memory.steps(), 0);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub const fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Squared L2 norm of the residual or estimate.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// memory.set(&[3.0, -4.0], Stream::default())?;
+    /// assert_eq!(memory.squared_norm(), 25.0);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn squared_norm(&self) -> f64 {
+        self.squared_distance::<f32>(&[], &[], true)
+    }
+
+    /// Writes the residual or estimate, row-major: to inspect it, or to hand it to another worker.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// let mut values = [f32::NAN; 2];
+    /// memory.values(&mut values)?;
+    /// assert_eq!(values, [0.0; 2]);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `values` has not one place per element.
+    pub fn values(&self, values: &mut [f32]) -> Result<(), Error> {
+        expect_len("memory values", self.shape.elements(), values.len())?;
+        self.offer_values::<f32>(Law::Residual { gain: 1.0 }, &[], values);
+        Ok(())
+    }
+
+    /// Replaces the residual or estimate by `values`, rounded with the bits of `stream` where the format needs it. EF21
+    /// may start from any estimate that both ends agree on; a residual may take over those of workers that left.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// memory.set(&[0.5, -0.25], Stream::default())?;
+    /// assert!(memory.set(&[f32::NAN, 0.0], Stream::default()).is_err());
+    /// assert_eq!(memory.squared_norm(), 0.3125); // as it was
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`]; [`Error::Overflow`] when a value is not finite or too large for the format.
+    pub fn set(&mut self, values: &[f32], stream: Stream) -> Result<(), Error> {
+        expect_len("memory values", self.shape.elements(), values.len())?;
+        self.commit::<f32>(Law::Replace, &[], values, stream)
+    }
+
+    /// Multiplies the residual or estimate by `factor`, new over old loss scale. Exact for powers of two, underflow
+    /// aside.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// memory.set(&[1.0, -2.0], Stream::default())?;
+    /// memory.rescale(0.5, Stream::default())?; // the loss scale was halved
+    /// let mut values = [0.0; 2];
+    /// memory.values(&mut values)?;
+    /// assert_eq!(values, [0.5, -1.0]);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] unless `factor` is positive and finite; [`Error::Overflow`].
+    pub fn rescale(&mut self, factor: f32, stream: Stream) -> Result<(), Error> {
+        if !(factor > 0.0 && factor.is_finite()) {
+            let value = factor as f64;
+            return Err(Error::Parameter { what: "rescaling factor", value, expected: "positive and finite" });
+        }
+        self.commit::<f32>(Law::Scale { factor }, &[], &[], stream)
+    }
+
+    /// Writes what this step is to compress: `m + g`, for EF21 `g − e`. The first half of [`step`](Memory::step).
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # use lgreco_train::gradient::{Gradient, Values};
+    /// memory.set(&[0.5, 0.0], Stream::default())?;
+    /// let mut compensated = [0.0; 2];
+    /// memory.compensate(&Gradient::new(Values::F32(&[1.0, 2.0]), shape)?, &mut compensated)?;
+    /// assert_eq!(compensated, [1.5, 2.0]);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] with the first offender; [`Error::Overflow`] when a sum leaves f32; [`Error::Length`];
+    /// [`Error::FeedbackRule`] for EF21+, which has to see both candidates.
+    ///
+    /// # Complexity
+    /// One pass.
+    pub fn compensate(&self, gradient: &Gradient<'_>, compensated: &mut [f32]) -> Result<(), Error> {
+        self.check_halves()?;
+        self.offer(gradient, compensated)
+    }
+
+    /// Takes note of `decoded`, what the receivers will make of this worker's own payload (not the average over
+    /// workers). `gradient` is the one given to [`compensate`](Memory::compensate). The second half of
+    /// [`step`](Memory::step).
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # use lgreco_train::gradient::{Gradient, Values};
+    /// let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), shape)?;
+    /// memory.update(&gradient, &[0.0, 2.0], Stream::default())?; // the second was sent
+    /// let mut values = [0.0; 2];
+    /// memory.values(&mut values)?;
+    /// assert_eq!((values, memory.steps()), ([1.0, 0.0], 1));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Overflow`] when the new memory is not finite or does not fit its format; [`Error::Length`];
+    /// [`Error::FeedbackRule`] for EF21+. The memory is then unchanged.
+    ///
+    /// # Complexity
+    /// Two passes, the first of which only reads.
+    pub fn update(&mut self, gradient: &Gradient<'_>, decoded: &[f32], stream: Stream) -> Result<(), Error> {
+        self.check_halves()?;
+        self.check_shape(gradient.shape())?;
+        expect_len("decoded values", self.shape.elements(), decoded.len())?;
+        self.advance(self.rule.law(), gradient, decoded, stream)
+    }
+
+    fn check_halves(&self) -> Result<(), Error> {
+        match self.rule {
+            Rule::Ef21Plus => Err(Error::FeedbackRule { rule: self.rule.name(), needs: "whole steps" }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_shape(&self, shape: Shape) -> Result<(), Error> {
+        expect_len("rows of the gradient", self.shape.rows(), shape.rows())?;
+        expect_len("columns of the gradient", self.shape.cols(), shape.cols())
+    }
+
+    /// [`compensate`](Memory::compensate) for any rule.
+    pub(super) fn offer(&self, gradient: &Gradient<'_>, offered: &mut [f32]) -> Result<(), Error> {
+        self.check_shape(gradient.shape())?;
+        expect_len("compensated values", self.shape.elements(), offered.len())?;
+        let largest = with_elements!(gradient.values(), g => self.offer_values(self.rule.law(), g, offered));
+        if largest > f32::MAX.to_bits() {
+            crate::compress::check_finite(gradient)?;
+            return Err(Error::Overflow { what: "the gradient with what is remembered" });
+        }
+        Ok(())
+    }
+
+    fn offer_values<T: Element>(&self, law: Law, gradient: &[T], offered: &mut [f32]) -> u32 {
+        let (storage, words) = (self.rule.residual().storage, self.words.as_ref());
+        dispatch(Offer { law, storage, words, gradient, offered })
+    }
+
+    /// One step further: commits, counts and resets.
+    pub(super) fn advance(
+        &mut self,
+        law: Law,
+        gradient: &Gradient<'_>,
+        decoded: &[f32],
+        stream: Stream,
+    ) -> Result<(), Error> {
+        with_elements!(gradient.values(), g => self.commit(law, g, decoded, stream))?;
+        self.steps = self.steps.saturating_add(1);
+        let period = self.rule.residual().reset_every;
+        if period > 0 && self.steps.is_multiple_of(period as u64) {
+            self.words.as_mut().fill(0);
+        }
+        Ok(())
+    }
+
+    /// The memory after `law`, kept only if it fits.
+    fn commit<T: Element>(&mut self, law: Law, gradient: &[T], decoded: &[f32], stream: Stream) -> Result<(), Error> {
+        let (storage, elements) = (self.rule.residual().storage, self.shape.elements());
+        // A key of their own: the same bits must not round both payload and memory.
+        let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
+        let words = self.words.as_mut();
+        if dispatch(Commit { law, storage, words, elements, gradient, decoded, store: None })
+            > storage.largest().to_bits()
+        {
+            return Err(Error::Overflow { what: "what is to be remembered" });
+        }
+        let words = self.words.as_mut();
+        dispatch(Commit { law, storage, words, elements, gradient, decoded, store: Some(stream) });
+        Ok(())
+    }
+
+    /// ‖gradient − decoded‖², or ‖gradient − memory − decoded‖².
+    pub(super) fn squared_distance<T: Element>(&self, gradient: &[T], decoded: &[f32], from_memory: bool) -> f64 {
+        let (storage, elements) = (self.rule.residual().storage, self.shape.elements());
+        let words = from_memory.then_some(self.words.as_ref());
+        dispatch(Distance { elements, words, storage, gradient, decoded })
+    }
+}

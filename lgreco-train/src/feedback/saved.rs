@@ -1,0 +1,297 @@
+//! Memories as bytes.
+//!
+//! | bytes | field, little-endian |
+//! |---|---|
+//! | 0..2 | `LM` |
+//! | 2 | version, 2 |
+//! | 3 | rule: 0 residual, 1 EF-mixed, 2 EF21, 3 EF21+ |
+//! | 4 | storage: 0 f32, 1 bf16, 2 int8 |
+//! | 5..8 | 0 |
+//! | 8..12 | gain, f32 |
+//! | 12..16 | steps between resets, 0 for never |
+//! | 16..20 | rows |
+//! | 20..24 | columns |
+//! | 24..32 | steps so far |
+//! | 32.. | the elements; for int8 the codes, then the exponent fields of the groups |
+//! | the last 8 | checksum of all before it; none where the memory is saved as part of something else |
+
+use super::rule::{Aggregation, Residual, Rule};
+use super::storage::{EXPONENT_MAX, GROUP};
+use super::{Memory, Storage};
+use crate::Error;
+use crate::checksum;
+use crate::error::{expect_len, expect_room};
+use crate::gradient::Shape;
+
+/// Bytes before the elements of a saved memory.
+///
+/// ```
+/// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SAVED_HEADER_LEN};
+/// let rule = Rule::Residual(Residual::CLASSIC);
+/// let memory = Memory::owned(rule, Aggregation::Summed, lgreco_train::gradient::Shape::new(8, 8)?)?;
+/// assert_eq!(memory.saved_len(), SAVED_HEADER_LEN + 4 * 64 + 8);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub const SAVED_HEADER_LEN: usize = 32;
+const MAGIC: u16 = u16::from_le_bytes(*b"LM");
+const VERSION: u8 = 2;
+
+impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
+    /// Exact number of bytes [`save`](Memory::save) writes.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// assert_eq!(memory.saved_len(), 32 + 2 * 4 + 8);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn saved_len(&self) -> usize {
+        self.part_len() + checksum::LEN
+    }
+
+    /// Exact number of bytes [`save_part`](Memory::save_part) writes.
+    pub(crate) fn part_len(&self) -> usize {
+        SAVED_HEADER_LEN + self.rule.residual().storage.bytes(self.shape.elements()) as usize
+    }
+
+    /// Writes the memory, whole, to `bytes[..saved_len]` and returns that length: 32 bytes that say what it is (`LM`,
+    /// version, rule, storage, gain, reset period, shape, steps), the elements and a checksum; little-endian, the same on
+    /// every machine. Whose memory it is, layer and rank, is for the caller to note.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::{gradient::Shape, rng::Stream};
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// let mut bytes = [0; 48];
+    /// assert_eq!(memory.save(&mut bytes)?, 48);
+    /// assert_eq!(bytes[..3], [b'L', b'M', 2]);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `bytes` is shorter.
+    pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
+        let len = self.saved_len();
+        expect_room("saved state bytes", len, bytes.len())?;
+        self.save_part(&mut bytes[..len - checksum::LEN]);
+        checksum::seal(&mut bytes[..len]);
+        Ok(len)
+    }
+
+    /// Writes the memory without a checksum to `bytes`, [`part_len`](Memory::part_len) of them.
+    pub(crate) fn save_part(&self, bytes: &mut [u8]) {
+        let Residual { gain, reset_every, storage } = self.rule.residual();
+        let rule = match self.rule {
+            Rule::Residual(_) => 0,
+            Rule::Mixed(_) => 1,
+            Rule::Ef21 => 2,
+            Rule::Ef21Plus => 3,
+        };
+        let (header, body) = bytes.split_at_mut(SAVED_HEADER_LEN);
+        header[..2].copy_from_slice(&MAGIC.to_le_bytes());
+        header[2..8].copy_from_slice(&[VERSION, rule, storage as u8, 0, 0, 0]);
+        header[8..12].copy_from_slice(&gain.to_le_bytes());
+        header[12..16].copy_from_slice(&reset_every.to_le_bytes());
+        header[16..20].copy_from_slice(&(self.shape.rows() as u32).to_le_bytes());
+        header[20..24].copy_from_slice(&(self.shape.cols() as u32).to_le_bytes());
+        header[24..].copy_from_slice(&self.steps.to_le_bytes());
+        body.copy_from_slice(&bytemuck::cast_slice::<u64, u8>(self.words.as_ref())[..body.len()]);
+        to_or_from_little_endian(storage, body);
+    }
+}
+
+/// A saved memory whose bytes have been checked.
+///
+/// ```
+/// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+/// use lgreco_train::{gradient::Shape, rng::Stream};
+/// let rule = Rule::Residual(Residual::LOCO);
+/// let shape = Shape::new(2, 2)?;
+/// let mut memory = Memory::new(rule, Aggregation::Summed, shape, vec![0; rule.state_len(shape)])?;
+/// memory.set(&[1.0, -0.5, 0.25, 0.0], Stream::default())?;
+/// let mut bytes = vec![0; memory.saved_len()];
+/// memory.save(&mut bytes)?;
+///
+/// let saved = SavedState::parse(&bytes)?;
+/// assert_eq!((saved.rule(), saved.shape(), saved.steps()), (rule, shape, 0));
+/// let words = vec![0; saved.rule().state_len(saved.shape())];
+/// let restored = saved.restore(Aggregation::Summed, words)?;
+/// assert_eq!(restored.squared_norm(), memory.squared_norm());
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct SavedState<'a> {
+    rule: Rule,
+    shape: Shape,
+    steps: u64,
+    body: &'a [u8],
+}
+
+impl<'a> SavedState<'a> {
+    /// Checks the bytes of a saved memory; any may be given.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 48];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// assert!(SavedState::parse(&bytes).is_ok());
+    /// assert!(SavedState::parse(&bytes[1..]).is_err());
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Checksum`] when a memory was saved but is not as it was; for other bytes [`Error::Length`],
+    /// [`Error::SavedState`], [`Error::Parameter`] (gain), [`Error::TooManyElements`].
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        expect_room("saved state bytes", SAVED_HEADER_LEN + checksum::LEN, bytes.len())?;
+        check_version(bytes)?;
+        Self::parse_part(checksum::open(bytes)?)
+    }
+
+    /// What [`Memory::save_part`] wrote.
+    pub(crate) fn parse_part(bytes: &'a [u8]) -> Result<Self, Error> {
+        expect_room("saved state bytes", SAVED_HEADER_LEN, bytes.len())?;
+        check_version(bytes)?;
+        let (header, body) = bytes.split_at(SAVED_HEADER_LEN);
+        let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        expect("reserved field", header[5..8] == [0; 3], (word(4) >> 8) as u64)?;
+        let code = header[4];
+        let storage = Storage::ALL.into_iter().find(|&s| s as u8 == code);
+        let storage = storage.ok_or(Error::SavedState { what: "storage", found: code as u64 })?;
+        let residual = Residual { gain: f32::from_bits(word(8)), reset_every: word(12), storage };
+        let rule = match header[3] {
+            0 => Rule::Residual(residual),
+            1 => Rule::Mixed(residual),
+            2 => Rule::Ef21,
+            3 => Rule::Ef21Plus,
+            found => return Err(Error::SavedState { what: "rule", found: found as u64 }),
+        };
+        rule.check(Aggregation::PointToPoint)?;
+        // Estimates have no parameters of their own.
+        expect("gain", rule.residual().gain == residual.gain, word(8) as u64)?;
+        expect("reset period", rule.residual().reset_every == residual.reset_every, word(12) as u64)?;
+        expect("storage", rule.residual().storage == storage, code as u64)?;
+        let shape = Shape::new(word(16) as usize, word(20) as usize)?;
+        let expected = storage.bytes(shape.elements());
+        expect_len("saved elements, bytes", usize::try_from(expected).unwrap_or(usize::MAX), body.len())?;
+        check_elements(storage, body)?;
+        Ok(SavedState { rule, shape, steps: word(24) as u64 | (word(28) as u64) << 32, body })
+    }
+
+    /// The rule it was kept by.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 48];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// assert_eq!(SavedState::parse(&bytes)?.rule(), rule);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub const fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// The shape of its layer; nothing is known about the layer it is restored for, so this is to be compared.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 48];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// assert_eq!(SavedState::parse(&bytes)?.shape(), shape);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Updates it had seen.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 48];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// assert_eq!(SavedState::parse(&bytes)?.steps(), 0);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub const fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The memory, continuing bit for bit where it was saved.
+    ///
+    /// ```
+    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::gradient::Shape;
+    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
+    /// # let mut bytes = [0; 48];
+    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// let memory = SavedState::parse(&bytes)?.restore(Aggregation::Summed, vec![0; rule.state_len(shape)])?;
+    /// assert_eq!(memory.rule(), rule);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Memory::new`].
+    pub fn restore<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &self,
+        aggregation: Aggregation,
+        words: W,
+    ) -> Result<Memory<W>, Error> {
+        let mut memory = Memory::new(self.rule, aggregation, self.shape, words)?;
+        let body = &mut bytemuck::cast_slice_mut::<u64, u8>(memory.words.as_mut())[..self.body.len()];
+        body.copy_from_slice(self.body);
+        to_or_from_little_endian(self.rule.residual().storage, body);
+        memory.steps = self.steps;
+        Ok(memory)
+    }
+}
+
+fn expect(what: &'static str, holds: bool, found: u64) -> Result<(), Error> {
+    if holds { Ok(()) } else { Err(Error::SavedState { what, found }) }
+}
+
+fn check_version(bytes: &[u8]) -> Result<(), Error> {
+    let magic = u16::from_le_bytes([bytes[0], bytes[1]]);
+    expect("magic", magic == MAGIC, magic as u64)?;
+    expect("version", bytes[2] == VERSION, bytes[2] as u64)
+}
+
+fn to_or_from_little_endian(storage: Storage, body: &mut [u8]) {
+    if cfg!(target_endian = "big") {
+        match storage {
+            Storage::F32 => body.as_chunks_mut::<4>().0.iter_mut().for_each(|x| x.reverse()),
+            Storage::Bf16 => body.as_chunks_mut::<2>().0.iter_mut().for_each(|x| x.reverse()),
+            Storage::Int8 => {}
+        }
+    }
+}
+
+/// `Err` unless all elements are finite.
+fn check_elements(storage: Storage, body: &[u8]) -> Result<(), Error> {
+    let wrong = match storage {
+        Storage::F32 => {
+            body.as_chunks::<4>().0.iter().map(|&x| u32::from_le_bytes(x)).find(|x| !f32::from_bits(*x).is_finite())
+        }
+        Storage::Bf16 => {
+            let values = body.as_chunks::<2>().0.iter().map(|&x| u16::from_le_bytes(x) as u32);
+            values.into_iter().find(|x| x & 0x7f80 == 0x7f80)
+        }
+        Storage::Int8 => {
+            let (codes, exponents) = body.split_at(body.len() - body.len().div_ceil(GROUP + 1));
+            let code = codes.iter().find(|&&code| code == 0x80);
+            code.or_else(|| exponents.iter().find(|&&exponent| exponent > EXPONENT_MAX)).map(|&x| x as u32)
+        }
+    };
+    wrong.map_or(Ok(()), |found| Err(Error::SavedState { what: "an element", found: found as u64 }))
+}

@@ -1,0 +1,177 @@
+//! How a memory keeps its numbers: f32, bf16, or 8-bit codes that share an exponent in groups.
+
+use crate::gradient::{Bf16, Element};
+use crate::internal::rng::{BLOCK, fill_block};
+use crate::rng::Stream;
+
+/// Consecutive elements that share an exponent under [`Storage::Int8`]; also what the kernels work on at a time.
+///
+/// ```
+/// use lgreco_train::feedback::{GROUP, Storage};
+/// assert_eq!(Storage::Int8.bytes(10 * GROUP), 10 * (GROUP as u64 + 1));
+/// ```
+pub const GROUP: usize = BLOCK;
+
+pub(super) type Block = [f32; GROUP];
+
+/// The format of a residual.
+///
+/// A number between two representable ones is rounded to either of them at random, with expectation the number itself
+/// (up to 2^-15 of their distance). Rounding to nearest would be fatal here: as soon as a residual exceeds a gradient
+/// 512-fold (bf16), adding the gradient changes nothing, and a coordinate that has not been sent by then stays silent
+/// for ever. Representable numbers are kept exactly, so sent coordinates (zeros) and unchanged ones do not wander.
+///
+/// ```
+/// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, Storage};
+/// use lgreco_train::{gradient::Shape, rng::Stream};
+/// let rule = Rule::Residual(Residual { storage: Storage::Int8, ..Residual::CLASSIC });
+/// let mut memory = Memory::owned(rule, Aggregation::Summed, Shape::new(3, 1)?)?;
+/// memory.set(&[127.0, 0.4, 0.0], Stream::default())?;
+/// let mut kept = [0.0; 3];
+/// memory.values(&mut kept)?;
+/// assert!(kept == [127.0, 0.0, 0.0] || kept == [127.0, 1.0, 0.0]); // 1 with probability 0.4
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Storage {
+    /// Exact; 4 bytes per element.
+    #[default]
+    F32 = 0,
+    /// bfloat16: relative spacing at most 2^-7; 2 bytes per element.
+    Bf16 = 1,
+    /// Multiples −127 … 127 of a power of two `s` per [`GROUP`] elements, the least with `127 s` no less than the
+    /// group's largest magnitude: spacing at most 1/63.5 of that magnitude; 1 byte per element and 1 per group.
+    Int8 = 2,
+}
+
+impl Storage {
+    pub(crate) const ALL: [Storage; 3] = [Storage::F32, Storage::Bf16, Storage::Int8];
+
+    /// Bytes for `elements` elements.
+    ///
+    /// ```
+    /// use lgreco_train::feedback::Storage;
+    /// assert_eq!([Storage::F32, Storage::Bf16, Storage::Int8].map(|storage| storage.bytes(1000)), [4000, 2000, 1002]);
+    /// ```
+    pub const fn bytes(self, elements: usize) -> u64 {
+        let n = elements as u64;
+        match self {
+            Storage::F32 => 4 * n,
+            Storage::Bf16 => 2 * n,
+            Storage::Int8 => n + n.div_ceil(GROUP as u64),
+        }
+    }
+
+    /// The largest magnitude that can be kept.
+    ///
+    /// ```
+    /// use lgreco_train::feedback::Storage;
+    /// assert_eq!(Storage::F32.largest(), f32::MAX);
+    /// assert_eq!(Storage::Bf16.largest(), 255.0 * 2f32.powi(120)); // that of bfloat16
+    /// assert_eq!(Storage::Int8.largest(), 127.0 * 2f32.powi(121));
+    /// ```
+    pub const fn largest(self) -> f32 {
+        match self {
+            Storage::F32 => f32::MAX,
+            Storage::Bf16 => f32::from_bits(0x7f7f_0000),
+            Storage::Int8 => f32::from_bits(0x7f7e_0000),
+        }
+    }
+}
+
+/// Largest exponent field of a group's `s`, 2^121.
+pub(super) const EXPONENT_MAX: u8 = 248;
+
+/// Exponent field of the least power of two `s ≥ 2^-126` with `127 s` at least the magnitude with these bits.
+#[inline(always)]
+fn exponent(largest: u32) -> u32 {
+    ((largest + 0x01_ffff) >> 23).max(7) - 6
+}
+
+/// Reads elements `start..` of `n`, at most a block of them; the others become 0.
+#[inline(always)]
+pub(super) fn load(storage: Storage, words: &[u64], n: usize, start: usize, block: &mut Block) {
+    let end = n.min(start + GROUP);
+    match storage {
+        Storage::F32 => widen(&bytemuck::cast_slice::<u64, f32>(words)[start..end], block),
+        Storage::Bf16 => widen(&bytemuck::cast_slice::<u64, Bf16>(words)[start..end], block),
+        Storage::Int8 => {
+            let bytes = bytemuck::cast_slice::<u64, u8>(words);
+            let scale = f32::from_bits((bytes[n + start / GROUP] as u32) << 23);
+            let codes = &bytes[start..end];
+            if let Ok(codes) = <&[u8; GROUP]>::try_from(codes) {
+                for i in 0..GROUP {
+                    block[i] = codes[i] as i8 as f32 * scale;
+                }
+            } else {
+                block.fill(0.0);
+                block.iter_mut().zip(codes).for_each(|(x, &code)| *x = code as i8 as f32 * scale);
+            }
+        }
+    }
+}
+
+/// The exact values of at most a block of elements, followed by zeros.
+#[inline(always)]
+pub(super) fn widen<T: Element>(values: &[T], block: &mut Block) {
+    if let Ok(values) = <&[T; GROUP]>::try_from(values) {
+        for i in 0..GROUP {
+            block[i] = values[i].to_f32();
+        }
+    } else {
+        block.fill(0.0);
+        block.iter_mut().zip(values).for_each(|(x, v)| *x = v.to_f32());
+    }
+}
+
+/// Writes elements `start..` of `n`, at most a block of them, rounding with the random words of those elements.
+/// No magnitude exceeds [`Storage::largest`], and those past the last element are 0.
+#[inline(always)]
+pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize, block: &Block, stream: &Stream) {
+    let end = n.min(start + GROUP);
+    let mut random = [0u32; GROUP];
+    match storage {
+        Storage::F32 => {
+            let values = &mut bytemuck::cast_slice_mut::<u64, f32>(words)[start..end];
+            values.copy_from_slice(&block[..values.len()]);
+        }
+        Storage::Bf16 => {
+            fill_block(stream, start, &mut random);
+            let mut rounded = [Bf16(0); GROUP];
+            for i in 0..GROUP {
+                rounded[i] = Bf16(((block[i].to_bits() + (random[i] >> 7)) >> 16) as u16);
+            }
+            let values = &mut bytemuck::cast_slice_mut::<u64, Bf16>(words)[start..end];
+            values.copy_from_slice(&rounded[..values.len()]);
+        }
+        Storage::Int8 => {
+            fill_block(stream, start, &mut random);
+            let exponent = exponent(largest_bits(block));
+            let inverse = f32::from_bits((254 - exponent) << 23);
+            let mut codes = [0u8; GROUP];
+            for i in 0..GROUP {
+                // An odd multiple of 2^-16 in (−1/2, 1/2): leaves whole numbers whole.
+                let dither = (2 * (random[i] >> 8) + 1) as i32 as f32 * (1.0 / 65536.0) - 0.5;
+                // 1.5 · 2^23 brings the rounded number into the low bits.
+                codes[i] = (block[i] * inverse + dither + 12_582_912.0).to_bits() as u8;
+            }
+            let bytes = bytemuck::cast_slice_mut::<u64, u8>(words);
+            bytes[n + start / GROUP] = exponent as u8;
+            bytes[start..end].copy_from_slice(&codes[..end - start]);
+        }
+    }
+}
+
+/// Bits of the largest magnitude; those of NaN exceed those of infinity.
+#[inline(always)]
+pub(super) fn largest_bits(block: &Block) -> u32 {
+    const LANES: usize = 16;
+    let mut largest = [0u32; LANES];
+    for chunk in block.as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            largest[l] = largest[l].max(chunk[l].to_bits() & 0x7fff_ffff);
+        }
+    }
+    largest.into_iter().fold(0, u32::max)
+}

@@ -1,0 +1,8 @@
+//! Gradients, borrowed from the trainer: those of [`lgreco_core::gradient`], and [`ValuesMut`], which are replaced by
+//! their mean.
+
+mod mutable;
+
+pub use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
+pub use mutable::ValuesMut;
+pub(crate) use mutable::first_too_large;

@@ -1,0 +1,36 @@
+//! lgreco in a training loop: what workers remember between steps, the mean of their compressed gradients, and the
+//! controller that decides how hard each layer is compressed.
+//!
+//! A trainer makes a [`Controller`](controller::Controller) per worker and calls it once per step; [`controller`] begins
+//! with an example. [`feedback`] and [`exchange`] are its parts, for trainers that decide themselves. What is compressed
+//! how, and how that is chosen, is [`lgreco_core`]'s, whose modules stand here under the same names.
+//!
+//! # Features
+//! The crate is `no_std` and needs an allocator.
+//! * `std` (default): run-time choice of vector instructions, and `exchange::threads`, a group of workers in one process.
+//! * `pipeline`: the module `pipeline`, activations and gradients between the stages of a model.
+//! * `json`: `controller::metrics_line`, and the module `file` of the core.
+//! * `gemm`, `rayon`: those of the core. They imply `std`.
+//! * `testing`: the module `testing`: generators, oracles and property checks. Implies `pipeline`.
+#![no_std]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(any(test, feature = "std"))]
+extern crate std;
+
+pub mod controller;
+pub mod exchange;
+pub mod feedback;
+pub mod gradient;
+#[cfg(feature = "pipeline")]
+pub mod pipeline;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+#[cfg(feature = "json")]
+pub use lgreco_core::file;
+pub use lgreco_core::{Error, backend, compress, plan, rng, search, simd, table};
+
+use lgreco_core::internal::{self, checksum, error, num, select};

@@ -1,0 +1,422 @@
+//! The compressor of one direction, without memory: a batch of samples to the body of a message and back.
+
+use super::sparse::Sparse;
+use super::symmetric::{Scope, Symmetric};
+use super::values::{get_all, put_all};
+use crate::Error;
+use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Dtype, Shape};
+use crate::internal::{qsgd::Body, topk};
+use crate::rng::Stream;
+use crate::select;
+
+/// Which values a min–max quantiser maps onto one grid.
+///
+/// ```
+/// use lgreco_train::pipeline::{Codec, Tile};
+/// let len = |tile| Codec::MinMax { bits: 4, tile }.body_len(2, 100);
+/// assert_eq!((len(Tile::Batch)?, len(Tile::Elements(50))?), (8 + 100, 2 * (2 * 8 + 50)));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tile {
+    /// The whole batch: one outlier coarsens everything.
+    Batch,
+    /// So many consecutive values of one sample (at least 1; a sample's last tile may be shorter). What a sample decodes
+    /// to does not depend on the others.
+    Elements(u32),
+}
+
+/// How a batch (samples × features) is compressed. Every codec is deterministic and sends zeros
+/// for a batch of zeros.
+///
+/// # Complexity
+/// Encoding and decoding take O(samples · features).
+///
+/// ```
+/// use lgreco_train::pipeline::{Codec, Tile};
+/// let (samples, features) = (2, 4);
+/// let batch = [0.0, 1.0, 2.0, 3.0, -1.0, -1.0, -1.0, -1.0];
+/// let codec = Codec::MinMax { bits: 2, tile: Tile::Elements(4) };
+/// let mut body = vec![0; codec.body_len(samples, features)?];
+/// codec.encode(&batch, features, &[], &mut [], &mut body)?;
+/// assert_eq!(body.len(), 2 * (8 + 1)); // per sample minimum and maximum, and four codes of two bits
+/// let mut decoded = [f32::NAN; 8];
+/// codec.decode(&body, features, &[], &mut decoded)?;
+/// assert_eq!(decoded, batch);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+///
+/// # Source
+/// Rudakov et al., arXiv 2401.07788, §2 (min–max, TopK per sample, shared indices); Wang et al., "AQ-SGD", NeurIPS 2022
+/// (symmetric). Deviations: min–max rounds halves to the larger level instead of to even, and sends constant tiles
+/// exactly; TopK keeps exactly `keep` values, of equal magnitudes the first, where the paper's drops all that are tied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// The values themselves.
+    Dense {
+        /// The type they are sent in, rounded to nearest.
+        values: Dtype,
+    },
+    /// Codes on an even grid from a tile's smallest to its largest value, both exact; two f32 per tile. Zero is exact
+    /// only where it is one of them, as in the output of a ReLU.
+    MinMax {
+        /// Bits per value, 1 to 8.
+        bits: u8,
+        /// What shares a grid.
+        tile: Tile,
+    },
+    /// Codes on a grid symmetric about zero, which is exact.
+    Symmetric {
+        /// Bits per value, 2 to 8: one bit would leave only −scale and 0.
+        bits: u8,
+        /// What shares a scale.
+        scope: Scope,
+        /// The type of the scales, [`Dtype::F32`] or [`Dtype::Bf16`].
+        scale: Dtype,
+    },
+    /// The largest magnitudes of each sample with their positions; of equal ones, the first.
+    TopK {
+        /// How many of each sample, 1 to the number of features; [`Codec::top_k`] takes a fraction.
+        keep: u32,
+        /// The type they are sent in, rounded to nearest.
+        values: Dtype,
+    },
+    /// For gradients: the values where the forward [`TopK`](Codec::TopK) of the same micro-batch kept activations. The
+    /// exact derivative of that selection, and no positions are sent.
+    SharedIndex {
+        /// The forward codec's `keep`.
+        keep: u32,
+        /// The type they are sent in, rounded to nearest.
+        values: Dtype,
+    },
+}
+
+impl Codec {
+    /// Bytes of [`to_bytes`](Codec::to_bytes).
+    ///
+    /// ```
+    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// assert_eq!(Codec::Dense { values: Dtype::F32 }.to_bytes().len(), Codec::BYTES);
+    /// ```
+    pub const BYTES: usize = 8;
+
+    /// TopK that keeps the fraction `density` in (0, 1] of each sample: `max(1, N − ⌊N (1 − density)⌋)` of `N` features,
+    /// computed in f64.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when `density` is outside (0, 1] or there are no features; [`Error::TooManyElements`].
+    ///
+    /// ```
+    /// use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// assert_eq!(Codec::top_k(0.5, 7, Dtype::F32)?, Codec::TopK { keep: 4, values: Dtype::F32 });
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn top_k(density: f64, features: usize, values: Dtype) -> Result<Codec, Error> {
+        if !(density > 0.0 && density <= 1.0) {
+            return Err(Error::Parameter { what: "density", value: density, expected: "in (0, 1]" });
+        }
+        let n = Shape::new(1, features)?.elements() as u32;
+        let dropped = (n as f64 * (1.0 - density)) as u32;
+        let codec = Codec::TopK { keep: (n - dropped).max(1), values };
+        codec.check(features)?;
+        Ok(codec)
+    }
+
+    fn sparse(keep: u32, values: Dtype, features: usize) -> Sparse {
+        Sparse { keep, values, features }
+    }
+
+    /// `Err` unless the parameters are in range for samples of `features` values.
+    ///
+    /// ```
+    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// let codec = Codec::TopK { keep: 3, values: Dtype::F32 };
+    /// assert!(codec.check(3).is_ok() && codec.check(2).is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`], naming the one that is not; [`Error::TooManyElements`] from 2^32 features on.
+    pub fn check(&self, features: usize) -> Result<(), Error> {
+        Shape::new(1, features)?;
+        let expect = |what, holds: bool, value: f64, expected| {
+            if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
+        };
+        expect("features", features > 0, 0.0, "at least 1")?;
+        match *self {
+            Codec::Dense { .. } => Ok(()),
+            Codec::MinMax { bits, tile } => quantiser(bits, tile, features).check(),
+            Codec::Symmetric { bits, scope, scale } => {
+                expect("bits of a symmetric quantiser", (2..=8).contains(&bits), bits as f64, "2 to 8")?;
+                expect("type of the scales", scale != Dtype::F16, 1.0, "f32 (0) or bf16 (2)")?;
+                match scope {
+                    Scope::Sample => Ok(()),
+                    Scope::Channel { channels } => {
+                        let divides = channels > 0 && features.is_multiple_of(channels as usize);
+                        expect("channels", divides, channels as f64, "a divisor of the number of features")
+                    }
+                }
+            }
+            Codec::TopK { keep, .. } | Codec::SharedIndex { keep, .. } => topk::check_keep(keep, features),
+        }
+    }
+
+    /// Exact number of bytes of a body for `samples` of `features` values; it does not depend on the values.
+    ///
+    /// # Errors
+    /// Those of [`check`](Codec::check); [`Error::TooManyElements`] from 2^32 elements on.
+    ///
+    /// ```
+    /// use lgreco_train::pipeline::{Codec, Scope};
+    /// use lgreco_train::gradient::Dtype;
+    /// let codec = Codec::Symmetric { bits: 4, scope: Scope::Sample, scale: Dtype::Bf16 };
+    /// assert_eq!(codec.body_len(8, 100)?, 8 * (2 + 50));
+    /// assert_eq!(Codec::top_k(0.1, 1000, Dtype::Bf16)?.body_len(8, 1000)?, 8 * (200 + 66));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn body_len(&self, samples: usize, features: usize) -> Result<usize, Error> {
+        self.check(features)?;
+        let elements = Shape::new(samples, features)?.elements();
+        let times = |len: u64| {
+            let bytes = len.checked_mul(samples as u64).and_then(|bytes| isize::try_from(bytes).ok());
+            bytes.map(|bytes| bytes as usize).ok_or(Error::TooManyElements { rows: samples, cols: features })
+        };
+        match *self {
+            Codec::Dense { values } => times(values.bytes() as u64 * features as u64),
+            Codec::MinMax { .. } if samples == 0 => Ok(0),
+            Codec::MinMax { bits, tile: Tile::Batch } => quantiser(bits, Tile::Batch, elements).body_len(elements),
+            Codec::MinMax { bits, tile } => times(quantiser(bits, tile, features).body_len(features)? as u64),
+            Codec::Symmetric { bits, scope, scale } => Ok(Symmetric { bits, scope, scale, features }.body_len(samples)),
+            Codec::TopK { keep, values } => times(Codec::sparse(keep, values, features).top_len()),
+            Codec::SharedIndex { keep, values } => times(Codec::sparse(keep, values, features).gathered_len()),
+        }
+    }
+
+    /// Bytes of the indices that TopK keeps for shared-index to use; 0 for the other codecs.
+    ///
+    /// ```
+    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// assert_eq!(Codec::top_k(0.1, 1000, Dtype::F32)?.indices_len(8, 1000)?, 8 * 66);
+    /// assert_eq!(Codec::Dense { values: Dtype::F32 }.indices_len(8, 1000)?, 0);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`body_len`](Codec::body_len).
+    pub fn indices_len(&self, samples: usize, features: usize) -> Result<usize, Error> {
+        self.body_len(samples, features)?;
+        Ok(match *self {
+            Codec::TopK { keep, values } => samples * Codec::sparse(keep, values, features).indices_len() as usize,
+            _ => 0,
+        })
+    }
+
+    /// Copies the indices out of the body of a TopK, for shared-index; nothing for the other codecs.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when body or `indices` have not their lengths; those of [`body_len`](Codec::body_len).
+    ///
+    /// ```
+    /// use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// let forward = Codec::TopK { keep: 2, values: Dtype::F32 };
+    /// let backward = Codec::SharedIndex { keep: 2, values: Dtype::F32 };
+    /// let mut body = vec![0; forward.body_len(1, 4)?];
+    /// forward.encode(&[9.0, 1.0, 2.0, -3.0], 4, &[], &mut [0; 2], &mut body)?;
+    /// let mut indices = vec![0; forward.indices_len(1, 4)?];
+    /// forward.indices(&body, 4, &mut indices)?;
+    ///
+    /// let mut values = vec![0; backward.body_len(1, 4)?];
+    /// backward.encode(&[0.1, 0.2, 0.3, 0.4], 4, &indices, &mut [], &mut values)?;
+    /// let mut gradient = [f32::NAN; 4];
+    /// backward.decode(&values, 4, &indices, &mut gradient)?;
+    /// assert_eq!(gradient, [0.1, 0.0, 0.0, 0.4]);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn indices(&self, body: &[u8], features: usize, indices: &mut [u8]) -> Result<(), Error> {
+        self.check(features)?;
+        if let Codec::TopK { keep, values } = *self {
+            let sparse = Codec::sparse(keep, values, features);
+            let samples = body.len() / sparse.top_len() as usize;
+            expect_len("body bytes", self.body_len(samples, features)?, body.len())?;
+            expect_len("indices", self.indices_len(samples, features)?, indices.len())?;
+            sparse.copy_indices(body, indices);
+        }
+        Ok(())
+    }
+
+    /// Words of workspace that [`encode`](Codec::encode) needs, for any number of samples.
+    ///
+    /// ```
+    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// assert_eq!(Codec::TopK { keep: 3, values: Dtype::F32 }.workspace_len(100), 50);
+    /// ```
+    pub fn workspace_len(&self, features: usize) -> usize {
+        match *self {
+            Codec::TopK { .. } => select::workspace_len(features),
+            Codec::Symmetric { bits, scope, scale } => Symmetric { bits, scope, scale, features }.workspace_len(),
+            _ => 0,
+        }
+    }
+
+    /// Compresses `values`, samples of `features` each, into `body`, of exactly [`body_len`](Codec::body_len) bytes.
+    /// `indices` are those of the forward body for shared-index, and empty for other codecs. Nothing of `body` may be
+    /// used when an error is returned.
+    ///
+    /// ```
+    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// let codec = Codec::Dense { values: Dtype::F32 };
+    /// let mut body = [0; 8];
+    /// codec.encode(&[1.0, 2.0], 2, &[], &mut [], &mut body)?;
+    /// assert_eq!(body[4..], 2f32.to_le_bytes());
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] with the first NaN or infinity; [`Error::ElementOverflow`] when a value does not fit the type
+    /// it is sent in; [`Error::Length`]; those of [`body_len`](Codec::body_len).
+    pub fn encode(
+        &self,
+        values: &[f32],
+        features: usize,
+        indices: &[u8],
+        workspace: &mut [u64],
+        body: &mut [u8],
+    ) -> Result<(), Error> {
+        self.check_lens(values.len(), features, indices, body)?;
+        expect_room("workspace words", self.workspace_len(features), workspace.len())?;
+        select::check_finite(values)?;
+        match *self {
+            Codec::Dense { values: dtype } => put_all(dtype, values, body),
+            Codec::MinMax { bits, tile } => {
+                let span = span(tile, values.len(), features);
+                let qsgd = quantiser(bits, tile, span);
+                let parts = values.chunks(span).zip(body.chunks_mut(qsgd.body_len(span)?));
+                parts.into_iter().try_for_each(|(values, body)| qsgd.encode_body(values, Stream::default(), body))
+            }
+            Codec::Symmetric { bits, scope, scale } => {
+                Symmetric { bits, scope, scale, features }.encode(values, workspace, body);
+                Ok(())
+            }
+            Codec::TopK { keep, values: dtype } => {
+                Codec::sparse(keep, dtype, features).encode_top(values, workspace, body)
+            }
+            Codec::SharedIndex { keep, values: dtype } => {
+                Codec::sparse(keep, dtype, features).gather(values, indices, body)
+            }
+        }
+    }
+
+    /// Writes what a body stands for to `values`. Any bytes may be given: what no encoder writes is an error, and
+    /// `values` then holds nothing to be used.
+    ///
+    /// ```
+    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// let codec = Codec::Dense { values: Dtype::F32 };
+    /// let mut values = [f32::NAN; 2];
+    /// codec.decode(&[0, 0, 0x80, 0x3f, 0, 0, 0, 0x40], 2, &[], &mut values)?;
+    /// assert_eq!(values, [1.0, 2.0]);
+    /// assert!(codec.decode(&[0xff; 8], 2, &[], &mut values).is_err()); // not a number
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::PayloadBody`]; [`Error::Length`]; those of [`body_len`](Codec::body_len).
+    pub fn decode(&self, body: &[u8], features: usize, indices: &[u8], values: &mut [f32]) -> Result<(), Error> {
+        self.check_lens(values.len(), features, indices, body)?;
+        match *self {
+            Codec::Dense { values: dtype } => get_all(dtype, body, values),
+            Codec::MinMax { bits, tile } => {
+                let span = span(tile, values.len(), features);
+                let qsgd = quantiser(bits, tile, span);
+                let mut parts = values.chunks_mut(span).zip(body.chunks(qsgd.body_len(span)?));
+                parts.try_for_each(|(values, body)| qsgd.decode_body(body, values))
+            }
+            Codec::Symmetric { bits, scope, scale } => Symmetric { bits, scope, scale, features }.decode(body, values),
+            Codec::TopK { keep, values: dtype } => Codec::sparse(keep, dtype, features).decode_top(body, values),
+            Codec::SharedIndex { keep, values: dtype } => {
+                Codec::sparse(keep, dtype, features).scatter(body, indices, values)
+            }
+        }
+    }
+
+    fn check_lens(&self, values: usize, features: usize, indices: &[u8], body: &[u8]) -> Result<(), Error> {
+        self.check(features)?;
+        let samples = values / features;
+        expect_len("values, whole samples", samples * features, values)?;
+        expect_len("body bytes", self.body_len(samples, features)?, body.len())?;
+        let shared = match *self {
+            Codec::SharedIndex { keep, values } => Codec::TopK { keep, values }.indices_len(samples, features)?,
+            _ => 0,
+        };
+        expect_len("indices", shared, indices.len())
+    }
+
+    /// The codec and its parameters in 8 bytes: kind, bits, element type, scope; then a 32-bit parameter, little-endian.
+    ///
+    /// ```
+    /// # use lgreco_train::pipeline::{Codec, Tile};
+    /// assert_eq!(Codec::MinMax { bits: 4, tile: Tile::Elements(128) }.to_bytes(), [1, 4, 0, 1, 128, 0, 0, 0]);
+    /// ```
+    pub fn to_bytes(&self) -> [u8; Codec::BYTES] {
+        let (head, parameter) = match *self {
+            Codec::Dense { values } => ([0, 0, values as u8, 0], 0),
+            Codec::MinMax { bits, tile: Tile::Batch } => ([1, bits, 0, 0], 0),
+            Codec::MinMax { bits, tile: Tile::Elements(count) } => ([1, bits, 0, 1], count),
+            Codec::Symmetric { bits, scope: Scope::Sample, scale } => ([2, bits, scale as u8, 0], 0),
+            Codec::Symmetric { bits, scope: Scope::Channel { channels }, scale } => {
+                ([2, bits, scale as u8, 1], channels)
+            }
+            Codec::TopK { keep, values } => ([3, 0, values as u8, 0], keep),
+            Codec::SharedIndex { keep, values } => ([4, 0, values as u8, 0], keep),
+        };
+        let mut bytes = [0; Codec::BYTES];
+        bytes[..4].copy_from_slice(&head);
+        bytes[4..].copy_from_slice(&u32::to_le_bytes(parameter));
+        bytes
+    }
+
+    /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, if any; its parameters are not checked yet.
+    ///
+    /// ```
+    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
+    /// let codec = Codec::TopK { keep: 3, values: Dtype::Bf16 };
+    /// assert_eq!(codec.to_bytes(), [3, 0, 2, 0, 3, 0, 0, 0]);
+    /// assert_eq!(Codec::from_bytes(codec.to_bytes()), Some(codec));
+    /// assert_eq!(Codec::from_bytes([9; 8]), None);
+    /// ```
+    pub fn from_bytes(bytes: [u8; Codec::BYTES]) -> Option<Codec> {
+        let [kind, bits, dtype, scope, parameter @ ..] = bytes;
+        let parameter = u32::from_le_bytes(parameter);
+        let dtype = Dtype::from_code(dtype).ok()?;
+        let codec = match (kind, scope) {
+            (0, 0) => Codec::Dense { values: dtype },
+            (1, 0) => Codec::MinMax { bits, tile: Tile::Batch },
+            (1, 1) => Codec::MinMax { bits, tile: Tile::Elements(parameter) },
+            (2, 0) => Codec::Symmetric { bits, scope: Scope::Sample, scale: dtype },
+            (2, 1) => Codec::Symmetric { bits, scope: Scope::Channel { channels: parameter }, scale: dtype },
+            (3, 0) => Codec::TopK { keep: parameter, values: dtype },
+            (4, 0) => Codec::SharedIndex { keep: parameter, values: dtype },
+            _ => return None,
+        };
+        // Fields that the codec does not use are zero.
+        (codec.to_bytes() == bytes).then_some(codec)
+    }
+}
+
+/// What is quantised at a time: a sample, or the whole batch.
+fn span(tile: Tile, elements: usize, features: usize) -> usize {
+    match tile {
+        Tile::Batch => elements.max(1),
+        Tile::Elements(_) => features,
+    }
+}
+
+/// Min–max quantisation of `span` values.
+fn quantiser(bits: u8, tile: Tile, span: usize) -> Qsgd {
+    let bucket = match tile {
+        Tile::Batch => span as u32,
+        Tile::Elements(count) => count,
+    };
+    Qsgd { bits, bucket, scale: Scale::MinMax, rounding: Rounding::Nearest }
+}

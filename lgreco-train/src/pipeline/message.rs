@@ -1,0 +1,357 @@
+//! Messages of a cut: bytes that say everything about themselves. All fields are little-endian.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..2 | `LC` |
+//! | 2 | version, 1 |
+//! | 3 | [`Direction`] |
+//! | 4 | [`Mode`] |
+//! | 5 | memory: 0 none, 1 error feedback, 2 EF-mixed, 3 EF21, 4 AQ-SGD |
+//! | 6 | the sender's element type: that of uncompressed values |
+//! | 7 | 0 |
+//! | 8..16 | codec, as [`Codec::to_bytes`] |
+//! | 16..20 | cut |
+//! | 20..24 | samples |
+//! | 24..28 | features |
+//! | 28..32 | generation |
+//! | 32..40 | sequence number in this direction, 0 in evaluation |
+//! | 40..48 | ticket of the micro-batch, 0 in evaluation |
+//! | 48..56 | activations in training: steps committed; else 0 |
+//! | 56..60 | EF21: checksum of the estimate before this message, else 0 |
+//! | 60..64 | 0 |
+//!
+//! The body is that of the codec; in [`Mode::EvalPlain`] the values in the sender's element type; under AQ-SGD in
+//! training: for each sample 16 bytes (id; checksum of the row remembered, or 0; 0 first visit, 1 change, 2 not
+//! remembered; three zeros), then the first visits' rows in the sender's element type, then the codec's body for the
+//! others.
+
+use super::codec::Codec;
+use crate::Error;
+use crate::error::{expect_len, expect_room};
+use crate::gradient::{Dtype, Shape};
+
+/// Bytes before the body.
+///
+/// ```
+/// use lgreco_train::pipeline::{HEADER_LEN, Message};
+/// assert!(Message::parse(&[0; HEADER_LEN - 1]).is_err());
+/// ```
+pub const HEADER_LEN: usize = 64;
+/// Bytes that AQ-SGD's messages take per sample besides its values.
+///
+/// ```
+/// use lgreco_train::pipeline::{CutSetting, LinkMemory, RowStorage, SAMPLE_ENTRY_LEN, Upstream};
+/// let mut setting = CutSetting::new(0, 8, 64);
+/// let plain = Upstream::new(setting, 0)?.message_len();
+/// setting.forward.memory = LinkMemory::Samples { capacity: 10, storage: RowStorage::F32 };
+/// assert_eq!(Upstream::new(setting, 0)?.message_len(), plain + 8 * SAMPLE_ENTRY_LEN);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub const SAMPLE_ENTRY_LEN: usize = 16;
+const MAGIC: u16 = u16::from_le_bytes(*b"LC");
+const VERSION: u8 = 1;
+
+/// Which way a message goes. The discriminants stand in messages.
+///
+/// ```
+/// use lgreco_train::pipeline::Direction;
+/// assert_eq!((Direction::Forward as u8, Direction::Backward as u8), (0, 1));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Direction {
+    /// Activations.
+    Forward = 0,
+    /// Gradients.
+    Backward = 1,
+}
+
+/// What a message is for. The discriminants stand in messages.
+///
+/// ```
+/// use lgreco_train::pipeline::Mode;
+/// assert_eq!([Mode::Train, Mode::EvalCompressed, Mode::EvalPlain].map(|mode| mode as u8), [0, 1, 2]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Mode {
+    /// Training: memories take part.
+    Train = 0,
+    /// Evaluation of the model with its compression, without memory: the model that TopK has trained.
+    EvalCompressed = 1,
+    /// Evaluation without compression.
+    EvalPlain = 2,
+}
+
+/// How a sample is sent under AQ-SGD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Visit {
+    /// Uncompressed, to be remembered.
+    First,
+    /// As the change of what is remembered, whose checksum this is.
+    Change { checksum: u32 },
+    /// By the codec alone.
+    Unremembered,
+}
+
+/// A message's header.
+///
+/// ```
+/// # use lgreco_train::pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+/// # use lgreco_train::gradient::Values;
+/// # let setting = CutSetting::new(0, 1, 2);
+/// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+/// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+/// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+/// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+/// let header = lgreco_train::pipeline::Message::parse(&forward[..sent.len])?.header;
+/// assert_eq!((header.sequence, header.shape.cols()), (0, 2));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Header {
+    /// Which way it goes.
+    pub direction: Direction,
+    /// What it is for.
+    pub mode: Mode,
+    /// The kind of memory, 0 to 4 as in the table above.
+    pub memory: u8,
+    /// The sender's element type.
+    pub values: Dtype,
+    /// What compressed it.
+    pub codec: Codec,
+    /// Which cut.
+    pub cut: u32,
+    /// Samples × features.
+    pub shape: Shape,
+    /// Which life of the cut: changes at every restart without memory.
+    pub generation: u32,
+    /// Number of messages in this direction before it.
+    pub sequence: u64,
+    /// The micro-batch: the forward message's sequence number.
+    pub ticket: u64,
+    /// Steps committed before it; 0 for gradients.
+    pub step: u64,
+    /// Checksum of EF21's estimate, else 0.
+    pub checksum: u32,
+}
+
+impl Header {
+    /// Whether samples' entries come before the values.
+    pub(super) fn has_samples(&self) -> bool {
+        self.memory == 4 && self.mode == Mode::Train
+    }
+
+    /// Writes the header to the first [`HEADER_LEN`] bytes of `message`. With a [`Codec`], which fills the rest, it makes
+    /// messages of a cut without memory where there is no allocator; the ends write it themselves.
+    ///
+    /// ```
+    /// use lgreco_train::pipeline::{CutSetting, Direction, Evaluation, HEADER_LEN, Header, Message, Mode, Upstream};
+    /// use lgreco_train::gradient::{Dtype, Shape, Values};
+    /// let (setting, values) = (CutSetting::new(0, 1, 4), [1.0, 2.0, 3.0, 4.0]);
+    /// let codec = setting.forward.codec;
+    /// let header = Header {
+    ///     direction: Direction::Forward,
+    ///     mode: Mode::EvalCompressed,
+    ///     memory: 0,
+    ///     values: Dtype::F32,
+    ///     codec,
+    ///     cut: 0,
+    ///     shape: Shape::new(1, 4)?,
+    ///     generation: 0,
+    ///     sequence: 0,
+    ///     ticket: 0,
+    ///     step: 0,
+    ///     checksum: 0,
+    /// };
+    /// let mut message = vec![0; HEADER_LEN + codec.body_len(1, 4)?];
+    /// header.write(&mut message)?;
+    /// codec.encode(&values, 4, &[], &mut [], &mut message[HEADER_LEN..])?;
+    /// assert_eq!(Message::parse(&message)?.header, header);
+    ///
+    /// let above = Upstream::new(setting, 0)?;
+    /// let (mut workspace, mut same) = (vec![0; above.workspace_len()], vec![0; above.message_len()]);
+    /// let len = above.evaluate(Evaluation::Compressed, Values::F32(&values), &mut workspace, &mut same)?;
+    /// assert_eq!(same[..len], message);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] when `message` is shorter.
+    pub fn write(&self, message: &mut [u8]) -> Result<(), Error> {
+        expect_room("message bytes", HEADER_LEN, message.len())?;
+        let header = &mut message[..HEADER_LEN];
+        header.fill(0);
+        header[..2].copy_from_slice(&MAGIC.to_le_bytes());
+        let fields = [VERSION, self.direction as u8, self.mode as u8, self.memory, self.values as u8];
+        header[2..7].copy_from_slice(&fields);
+        header[8..16].copy_from_slice(&self.codec.to_bytes());
+        let (samples, features) = (self.shape.rows() as u32, self.shape.cols() as u32);
+        for (at, word) in [self.cut, samples, features, self.generation].into_iter().enumerate() {
+            header[16 + 4 * at..20 + 4 * at].copy_from_slice(&word.to_le_bytes());
+        }
+        for (at, word) in [self.sequence, self.ticket, self.step].into_iter().enumerate() {
+            header[32 + 8 * at..40 + 8 * at].copy_from_slice(&word.to_le_bytes());
+        }
+        header[56..60].copy_from_slice(&self.checksum.to_le_bytes());
+        Ok(())
+    }
+}
+
+/// A message whose header has been checked, and that its body has the length the header implies.
+///
+/// ```
+/// use lgreco_train::Error;
+/// use lgreco_train::pipeline::{CutSetting, Direction, Evaluation, Message, Upstream};
+/// use lgreco_train::gradient::Values;
+/// let upstream = Upstream::new(CutSetting::new(3, 1, 2), 0)?;
+/// let (mut workspace, mut bytes) = (vec![0; upstream.workspace_len()], vec![0; upstream.message_len()]);
+/// let len = upstream.evaluate(Evaluation::Plain, Values::F32(&[1.0, 2.0]), &mut workspace, &mut bytes)?;
+/// let message = Message::parse(&bytes[..len])?;
+/// assert_eq!((message.header.cut, message.header.direction), (3, Direction::Forward));
+/// assert_eq!(message.body, [1f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
+/// assert!(matches!(Message::parse(&bytes[..len - 1]), Err(Error::Length { expected: 8, found: 7, .. })));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// The header.
+    pub header: Header,
+    /// What follows it.
+    pub body: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// Splits bytes into header and body. Total: any bytes may be given. A damaged header may state 2^32 − 1 elements in a
+    /// short message; how much room a message needs, the ends' `values_len` says, which know the setting.
+    ///
+    /// ```
+    /// # use lgreco_train::pipeline::{CutSetting, Direction, Downstream, Evaluation, Upstream};
+    /// # use lgreco_train::gradient::Values;
+    /// # let setting = CutSetting::new(0, 1, 2);
+    /// # let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+    /// # let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+    /// # let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+    /// # let sent = above.send(Values::F32(&[1.0, 2.0]), &[], &mut workspace, &mut forward)?;
+    /// use lgreco_train::pipeline::{HEADER_LEN, Message};
+    /// assert_eq!(Message::parse(&forward[..sent.len])?.body.len(), sent.len - HEADER_LEN);
+    /// assert!(Message::parse(&forward[..sent.len - 1]).is_err());
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] on too few or too many bytes; [`Error::PayloadHeader`] and [`Error::PayloadField`] on a header
+    /// of another version or that no cut writes; [`Error::Parameter`] and [`Error::TooManyElements`] on parameters out of
+    /// range; [`Error::PayloadBody`] on a sample's entry that no cut writes.
+    pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Error> {
+        expect_room("message bytes", HEADER_LEN, bytes.len())?;
+        let (head, body) = bytes.split_at(HEADER_LEN);
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let long = |at: usize| word(at) as u64 | (word(at + 4) as u64) << 32;
+        let expect = |what, expected: u64, found: u64| {
+            if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
+        };
+        let at_most = |what, largest: u8, found: u8| {
+            if found <= largest {
+                Ok(())
+            } else {
+                Err(Error::PayloadField { what, largest: largest as u64, found: found as u64 })
+            }
+        };
+        expect("magic", MAGIC as u64, word(0) as u64 & 0xffff)?;
+        expect("version", VERSION as u64, head[2] as u64)?;
+        expect("reserved field", 0, head[7] as u64 | word(60) as u64)?;
+        at_most("direction", 1, head[3])?;
+        at_most("mode", 2, head[4])?;
+        at_most("memory", 4, head[5])?;
+        let codec = head[8..].first_chunk().and_then(|&codec| Codec::from_bytes(codec));
+        let shape = Shape::new(word(20) as usize, word(24) as usize)?;
+        let header = Header {
+            direction: if head[3] == 0 { Direction::Forward } else { Direction::Backward },
+            mode: [Mode::Train, Mode::EvalCompressed, Mode::EvalPlain][head[4] as usize],
+            memory: head[5],
+            values: Dtype::from_code(head[6])?,
+            codec: codec.ok_or(Error::PayloadField { what: "codec", largest: 4, found: long(8) })?,
+            cut: word(16),
+            shape,
+            generation: word(28),
+            sequence: long(32),
+            ticket: long(40),
+            step: long(48),
+            checksum: word(56),
+        };
+        expect_room("samples in a message", 1, shape.rows())?;
+        let training = header.mode == Mode::Train;
+        let gradients = header.direction == Direction::Backward;
+        expect("mode of gradients", 0, if gradients { head[4] as u64 } else { 0 })?;
+        expect("memory of gradients, AQ-SGD", 0, (gradients && header.memory == 4) as u64)?;
+        let shared = matches!(header.codec, Codec::SharedIndex { .. });
+        expect("direction of shared-index", 0, (shared && !gradients) as u64)?;
+        expect("checksum without EF21", 0, if training && header.memory == 3 { 0 } else { header.checksum as u64 })?;
+        let numbers = header.sequence | header.ticket | header.step;
+        expect("numbers in evaluation", 0, if training { 0 } else { numbers })?;
+        expect("step of gradients", 0, if gradients { header.step } else { 0 })?;
+        let message = Message { header, body };
+        message.check_body()?;
+        Ok(message)
+    }
+
+    fn check_body(&self) -> Result<(), Error> {
+        let Header { codec, shape, .. } = self.header;
+        let (samples, features) = (shape.rows(), shape.cols());
+        let (entries, first) = if self.header.has_samples() {
+            expect_room("message body bytes", samples.saturating_mul(SAMPLE_ENTRY_LEN), self.body.len())?;
+            let firsts = self.visits().try_fold(0, |count, entry| {
+                let first = matches!(entry?, (_, Visit::First));
+                Ok::<_, Error>(count + first as usize)
+            })?;
+            (samples * SAMPLE_ENTRY_LEN, firsts)
+        } else {
+            (0, if self.header.mode == Mode::EvalPlain { samples } else { 0 })
+        };
+        let plain = Codec::Dense { values: self.header.values }.body_len(first, features)?;
+        let coded = codec.body_len(samples - first, features)?;
+        let expected = entries.checked_add(plain).and_then(|len| len.checked_add(coded));
+        expect_len("message body bytes", expected.unwrap_or(usize::MAX), self.body.len())
+    }
+
+    /// The samples' ids and how each is sent, if the message has them.
+    pub(super) fn visits(&self) -> impl Iterator<Item = Result<(u64, Visit), Error>> + use<'a> {
+        let count = if self.header.has_samples() { self.header.shape.rows() } else { 0 };
+        self.body.chunks_exact(SAMPLE_ENTRY_LEN).take(count).map(|entry| {
+            let long = |at: usize| entry[at..].first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes));
+            let (id, rest) = (long(0), long(8));
+            match (rest >> 32, rest as u32) {
+                (0, 0) => Ok((id, Visit::First)),
+                (1, checksum) => Ok((id, Visit::Change { checksum })),
+                (2, 0) if id == 0 => Ok((id, Visit::Unremembered)),
+                _ => Err(Error::PayloadBody { what: "an entry of a sample is not one" }),
+            }
+        })
+    }
+
+    /// The bytes of uncompressed rows and those of the codec.
+    pub(super) fn parts(&self) -> (&'a [u8], &'a [u8]) {
+        let shape = self.header.shape;
+        let row = shape.cols() * self.header.values.bytes();
+        if self.header.has_samples() {
+            let firsts = self.visits().filter(|entry| matches!(entry, Ok((_, Visit::First)))).count();
+            self.body[shape.rows() * SAMPLE_ENTRY_LEN..].split_at(firsts * row)
+        } else if self.header.mode == Mode::EvalPlain {
+            (self.body, &[])
+        } else {
+            (&[], self.body)
+        }
+    }
+}
+
+/// Writes a sample's entry.
+pub(super) fn write_entry(id: u64, visit: Visit, entry: &mut [u8]) {
+    let (kind, checksum) = match visit {
+        Visit::First => (0, 0),
+        Visit::Change { checksum } => (1, checksum),
+        Visit::Unremembered => (2, 0),
+    };
+    entry[..8].copy_from_slice(&id.to_le_bytes());
+    entry[8..16].copy_from_slice(&(checksum as u64 | kind << 32).to_le_bytes());
+}

@@ -1,0 +1,107 @@
+//! Compression where a model is cut into pipeline stages: activations forward, gradients back.
+//!
+//! A cut has two ends, in two processes: [`Upstream`] sends activations and receives gradients, [`Downstream`] the
+//! reverse. They exchange self-contained messages ([`Message`]) over any transport that neither loses nor reorders them;
+//! if it does, the next call says so before anything has changed, and [`Upstream::repeat`] can make a lost message again
+//! (not under a memory by position: keep it until it has arrived). Both directions have a [`Codec`] and a
+//! [`LinkMemory`] of their own; together with batch and features they make the [`CutSetting`].
+//!
+//! ```
+//! use lgreco_train::pipeline::{CutSetting, Downstream, Evaluation, RowStorage, LinkMemory, Upstream};
+//! use lgreco_train::gradient::Values;
+//!
+//! // Two samples of 64 features per micro-batch. Forward, the change of what is remembered of each sample; back, 8 bits.
+//! let mut setting = CutSetting::new(0, 2, 64);
+//! setting.forward.memory = LinkMemory::Samples { capacity: 1000, storage: RowStorage::Bf16 };
+//! let (mut above, mut below) = (Upstream::new(setting, 0)?, Downstream::new(setting, 0)?);
+//! let mut workspace = vec![0; above.workspace_len().max(below.workspace_len())];
+//! let (mut forward, mut backward) = (vec![0; above.message_len()], vec![0; below.message_len()]);
+//!
+//! let mut bytes = [0; 2];
+//! for (epoch, bytes) in bytes.iter_mut().enumerate() {
+//!     // Stage 0 computes activations of samples 7 and 8, and sends them.
+//!     let activations: Vec<f32> = (0..128).map(|i| (i as f32 + 0.1 * epoch as f32).sin()).collect();
+//!     let sent = above.send(Values::F32(&activations), &[Some(7), Some(8)], &mut workspace, &mut forward)?;
+//!     *bytes = sent.len;
+//!     // Stage 1 goes on with what arrives, and sends back the loss's derivative by it.
+//!     let mut received = vec![0.0; 128];
+//!     let ticket = below.receive(&forward[..sent.len], &mut workspace, &mut received)?;
+//!     assert!(received.iter().zip(&activations).all(|(y, x)| (y - x).abs() < 0.02));
+//!     let gradients = received;
+//!     let len = below.send(ticket, Values::F32(&gradients), &mut workspace, &mut backward)?;
+//!     // Stage 0 backpropagates what comes back as if it had not been compressed.
+//!     let mut derivative = vec![0.0; 128];
+//!     assert_eq!(above.receive(&backward[..len], &mut workspace, &mut derivative)?, sent.ticket);
+//!     // After the optimiser's step.
+//!     above.commit_step()?;
+//!     below.commit_step()?;
+//! }
+//! assert_eq!(bytes, [64 + 2 * 16 + 2 * 256, 64 + 2 * 16 + 2 * (8 + 32)]); // the first visit is uncompressed
+//!
+//! // Evaluation changes nothing.
+//! let len = above.evaluate(Evaluation::Compressed, Values::F32(&[0.5; 64]), &mut workspace, &mut forward)?;
+//! let mut received = vec![0.0; 64];
+//! below.evaluate(&forward[..len], &mut received)?;
+//! assert_eq!(received, [0.5; 64]);
+//! # Ok::<(), lgreco_train::Error>(())
+//! ```
+//!
+//! # Memories
+//! | [`LinkMemory`] | compressed, of activations or gradients `x` | the receiver uses | remembered |
+//! |---|---|---|---|
+//! | [`None`](LinkMemory::None) | `x` as `c` | `c` | |
+//! | [`Residual`](LinkMemory::Residual) | `x + e` as `c` | `c` | sender: `e + x − c`, by position in the batch |
+//! | [`Mixed`](LinkMemory::Mixed) | `x + e` at entries chosen half by abs x, half by abs e | `c` | the same |
+//! | [`Ef21`](LinkMemory::Ef21) | `x − A` as `c` | `A + c` | both ends: `A + c`, by position in the batch |
+//! | [`Samples`](LinkMemory::Samples) | `x − m` as `c`, the first visit uncompressed | `m + c`, or `x` | both ends: the same, rounded to the storage, by sample |
+//!
+//! Memories by position are updated by every message of training; all of its batches must have the same size, and one
+//! position's error is paid to whatever sample comes next there. The memory of samples is updated by
+//! [`commit_step`](Upstream::commit_step) alone, so that all forward passes of a step see the same rows; both ends must
+//! commit at the same point of the sequence of activation messages. The first visit is the one of a sample that is not
+//! remembered, whatever the epoch. It pays when activations of a sample change little between its visits: not with
+//! random crops or dropout above the cut, and not in the first epoch. [`Counters::change_ratio`] tells.
+//!
+//! # What is promised
+//! * Both ends of EF21 and AQ-SGD hold the same bits. A message carries generation, sequence number, steps committed and a
+//!   checksum of what its sender remembers; what does not fit is an error that says both numbers.
+//! * Whatever fails, nothing has changed. Evaluation and repetition take `&self`.
+//! * What is remembered exactly is reconstructed exactly: every codec sends no change as no change.
+//! * A saved end continues bit for bit, on any machine.
+//! * Codecs and [`Message`] allocate nothing; ends allocate when they are made, and while a memory of samples grows.
+//!
+//! # Source
+//! Rudakov, Beznosikov, Kholodov, Gasnikov, "Activations and Gradients Compression for Model-Parallel Training", arXiv
+//! 2401.07788 (codecs per direction, EF and EF21 by position, shared indices, evaluation with compression); Wang et al.,
+//! "Fine-tuning Language Models over Slow Networks using Activation Quantization with Guarantees" (AQ-SGD), NeurIPS 2022.
+//! Deviations from AQ-SGD's code: first visits by presence instead of by epoch, least-recently-updated samples forgotten
+//! beyond the capacity, rows in bf16 instead of f16, which overflows.
+
+mod checksum;
+mod codec;
+mod counters;
+mod downstream;
+mod end;
+mod half;
+mod identity;
+mod message;
+mod receive;
+mod send;
+mod setting;
+mod sparse;
+mod store;
+mod symmetric;
+#[cfg(test)]
+mod tests;
+mod tickets;
+mod upstream;
+mod values;
+
+pub use codec::{Codec, Tile};
+pub use counters::Counters;
+pub use downstream::Downstream;
+pub use identity::token_id;
+pub use message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN};
+pub use setting::{Compatibility, CutSetting, Link, LinkMemory, RowStorage};
+pub use symmetric::Scope;
+pub use upstream::{Evaluation, Sent, Upstream};

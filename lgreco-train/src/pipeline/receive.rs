@@ -1,0 +1,140 @@
+//! The receiving half: a message to the batch that the stage computes with.
+
+use super::checksum;
+use super::codec::Codec;
+use super::half::{Clock, Half, Scratch, State, in_step};
+use super::message::{HEADER_LEN, Message, Mode, Visit};
+use super::send::check_unique;
+use super::store::Store;
+use super::values::get_all;
+use crate::Error;
+use crate::error::expect_len;
+use crate::gradient::{Gradient, Values};
+use crate::select::check_finite;
+
+impl Half {
+    /// How many values a message holds, whatever its mode.
+    pub(super) fn values_len(&self, clock: Clock, message: &[u8]) -> Result<usize, Error> {
+        let message = Message::parse(message)?;
+        self.check_message(&message, message.header.mode == Mode::Train, clock)?;
+        Ok(message.header.shape.elements())
+    }
+
+    /// Decodes a message of evaluation.
+    pub(super) fn read_evaluation(&self, clock: Clock, message: &Message<'_>, values: &mut [f32]) -> Result<(), Error> {
+        self.check_message(message, false, clock)?;
+        expect_len("values", message.header.shape.elements(), values.len())?;
+        let codec = match message.header.mode {
+            Mode::EvalPlain => Codec::Dense { values: message.header.values },
+            _ => self.link.codec,
+        };
+        codec.decode(message.body, self.features(), &[], values)
+    }
+
+    /// `Err` unless a training message is number `sequence` of this direction, sent in the step that this end is in.
+    pub(super) fn check_numbers(&self, clock: Clock, sequence: u64, message: &Message<'_>) -> Result<(), Error> {
+        self.check_message(message, true, clock)?;
+        in_step("sequence number", sequence, message.header.sequence)?;
+        let expected = self.training_header(message.header.shape, message.header.values, clock, 0, 0);
+        in_step("step", expected.step, message.header.step)
+    }
+
+    /// Decodes a training message whose numbers have been checked, and changes nothing. For EF21 `values` receives the
+    /// correction, else what the stage computes with.
+    pub(super) fn read(
+        &self,
+        message: &Message<'_>,
+        indices: &[u8],
+        workspace: &mut [u64],
+        values: &mut [f32],
+    ) -> Result<(), Error> {
+        expect_len("values", message.header.shape.elements(), values.len())?;
+        match &self.state {
+            State::Samples(store) => return self.read_samples(store, message, workspace, values),
+            State::Positions(memory) => {
+                memory.values(values)?;
+                in_step(
+                    "checksum of the estimate",
+                    checksum::of_values(values) as u64,
+                    message.header.checksum as u64,
+                )?;
+            }
+            State::Nothing => {}
+        }
+        self.link.codec.decode(message.body, self.features(), indices, values)
+    }
+
+    fn read_samples(
+        &self,
+        store: &Store,
+        message: &Message<'_>,
+        workspace: &mut [u64],
+        values: &mut [f32],
+    ) -> Result<(), Error> {
+        let (features, shape) = (self.features(), message.header.shape);
+        let Scratch { decoded, rest, .. } = self.scratch(workspace, values.len())?;
+        let visits = || message.visits().filter_map(Result::ok);
+        check_unique(visits().filter(|(_, visit)| *visit != Visit::Unremembered).map(|(id, _)| id), rest)?;
+        for (id, visit) in visits() {
+            let what = match (visit, store.checksum(id)) {
+                (Visit::First, Some(_)) => "sent as its first visit, but remembered here",
+                (Visit::Change { .. }, None) => "sent as a change, but not remembered here",
+                (Visit::Change { checksum }, Some(own)) if checksum != own => "what is remembered has another checksum",
+                _ => continue,
+            };
+            return Err(Error::SampleOutOfStep { id, what });
+        }
+        let (first, coded) = message.parts();
+        let count = visits().filter(|(_, visit)| *visit != Visit::First).count();
+        let decoded = &mut decoded[..count * features];
+        self.link.codec.decode(coded, features, &[], decoded)?;
+        let mut first = first.chunks_exact(features * message.header.values.bytes());
+        let mut decoded = decoded.chunks_exact(features);
+        for ((id, visit), row) in visits().zip(values.chunks_exact_mut(features)).take(shape.rows()) {
+            match visit {
+                Visit::First => get_all(message.header.values, first.next().unwrap_or_default(), row)?,
+                Visit::Unremembered => row.copy_from_slice(decoded.next().unwrap_or_default()),
+                Visit::Change { .. } => {
+                    store.read(id, row)?;
+                    row.iter_mut().zip(decoded.next().unwrap_or_default()).for_each(|(m, d)| *m += d);
+                    if check_finite(row).is_err() {
+                        return Err(Error::PayloadBody { what: "a sample with its change is not finite" });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of a message just [read](Half::read) into `values`, which becomes what the stage computes with. On an
+    /// error nothing changes.
+    pub(super) fn take_note(&mut self, message: &Message<'_>, values: &mut [f32]) -> Result<(), Error> {
+        let (features, stream) = (self.features(), self.stream());
+        match &mut self.state {
+            State::Nothing => {}
+            State::Positions(memory) => {
+                // EF21 adds what was decoded, whatever the gradient.
+                memory.update(&Gradient::new(Values::F32(values), message.header.shape)?, values, stream)?;
+                memory.values(values)?;
+            }
+            State::Samples(store) => {
+                store.reserve(message.header.shape.rows())?;
+                for (entry, row) in message.visits().zip(values.chunks_exact(features)) {
+                    match entry? {
+                        (_, Visit::Unremembered) => self.counters.unremembered += 1,
+                        (id, Visit::First) => {
+                            store.stage(id, row)?;
+                            self.counters.misses += 1;
+                        }
+                        (id, Visit::Change { .. }) => {
+                            store.stage(id, row)?;
+                            self.counters.hits += 1;
+                        }
+                    }
+                }
+            }
+        }
+        self.count(HEADER_LEN + message.body.len(), &message.header);
+        Ok(())
+    }
+}

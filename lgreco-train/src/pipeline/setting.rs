@@ -1,0 +1,408 @@
+//! How a cut compresses, as a value that is saved with the model.
+
+use super::codec::{Codec, Tile};
+use crate::Error;
+use crate::checksum;
+use crate::error::expect_len;
+use crate::feedback::{Residual, Storage};
+use crate::gradient::Shape;
+
+/// How the rows that AQ-SGD remembers are kept. Rounding is to nearest, so that both ends keep the same bits.
+///
+/// ```
+/// use lgreco_train::pipeline::{CutSetting, LinkMemory, RowStorage, Upstream};
+/// use lgreco_train::gradient::Values;
+/// let bytes = |storage| {
+///     let mut setting = CutSetting::new(0, 1, 1024);
+///     setting.forward.memory = LinkMemory::Samples { capacity: 20_000, storage };
+///     let mut upstream = Upstream::new(setting, 0)?;
+///     let (mut workspace, mut message) = (vec![0; upstream.workspace_len()], vec![0; upstream.message_len()]);
+///     upstream.send(Values::F32(&[0.5; 1024]), &[Some(1)], &mut workspace, &mut message)?;
+///     Ok::<u64, lgreco_train::Error>(upstream.memory_bytes())
+/// };
+/// assert_eq!(bytes(RowStorage::F32)?, 4096); // for each sample seen, at both ends
+/// assert_eq!(bytes(RowStorage::Bf16)?, 2048);
+/// assert_eq!(bytes(RowStorage::Quantised { bits: 4 })?, 512 + 8 * 4);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RowStorage {
+    /// Exact; 4 bytes per value.
+    F32,
+    /// bfloat16; 2 bytes per value. It has the range of f32, unlike f16, which overflows at 65504.
+    #[default]
+    Bf16,
+    /// Codes of 2 to 8 bits on a grid symmetric about zero, quantised anew at every visit; one f32 more per 128 values.
+    Quantised {
+        /// Bits per value.
+        bits: u8,
+    },
+}
+
+/// What the two ends of one direction remember between messages. By
+/// [Rudakov et al.](https://arxiv.org/abs/2401.07788), error feedback and EF21 do not train better than plain
+/// compression at a cut, but bring evaluation with and without compression together.
+///
+/// ```
+/// use lgreco_train::pipeline::{CutSetting, LinkMemory};
+/// use lgreco_train::feedback::Residual;
+/// let mut setting = CutSetting::new(0, 8, 64);
+/// setting.forward.memory = LinkMemory::Ef21;
+/// setting.backward.memory = LinkMemory::Residual(Residual::CLASSIC);
+/// assert_eq!(setting.check(), Ok(()));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LinkMemory {
+    /// Nothing: every message stands for itself.
+    None,
+    /// Error feedback: the sender adds to each batch what it could not send before, by position in the batch.
+    Residual(Residual),
+    /// EF-mixed on each sample, as [`Rule::Mixed`](crate::feedback::Rule::Mixed); for TopK only.
+    Mixed(Residual),
+    /// EF21: both ends hold an estimate of the batch, by position, and messages correct it.
+    Ef21,
+    /// AQ-SGD: both ends hold what they last made of each *sample*, by its id. The first visit of a sample is sent
+    /// uncompressed, later ones compress the change. Forward only.
+    Samples {
+        /// Samples remembered at most, at least 1; beyond, the least recently updated one is forgotten.
+        capacity: u32,
+        /// How they are kept.
+        storage: RowStorage,
+    },
+}
+
+/// Codec and memory of one direction.
+///
+/// ```
+/// use lgreco_train::pipeline::{Codec, CutSetting, Link, LinkMemory};
+/// use lgreco_train::gradient::Dtype;
+/// // A tenth of the activations, and gradients at the same places.
+/// let forward = Codec::top_k(0.1, 1000, Dtype::Bf16)?;
+/// let backward = Codec::SharedIndex { keep: 100, values: Dtype::Bf16 };
+/// let [forward, backward] = [forward, backward].map(|codec| Link { codec, memory: LinkMemory::None });
+/// CutSetting { forward, backward, ..CutSetting::new(0, 8, 1000) }.check()?;
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// What compresses.
+    pub codec: Codec,
+    /// What is remembered.
+    pub memory: LinkMemory,
+}
+
+/// Everything about a cut that both ends must agree on. Compression at a cut becomes part of the model: save
+/// [`to_bytes`](CutSetting::to_bytes) with it, and ask [`compare`](CutSetting::compare) before evaluating.
+///
+/// ```
+/// use lgreco_train::pipeline::{Codec, Compatibility, CutSetting, Link, LinkMemory};
+/// use lgreco_train::gradient::Dtype;
+/// let trained = CutSetting::new(0, 128, 64 * 32 * 32);
+/// let mut other = CutSetting::from_bytes(&trained.to_bytes())?;
+/// assert_eq!(other.compare(&trained), Compatibility::Same);
+/// other.backward.memory = LinkMemory::Ef21;
+/// assert_eq!(other.compare(&trained), Compatibility::TrainsDifferently { what: "backward memory" });
+/// other.forward.codec = Codec::top_k(0.1, other.features as usize, Dtype::F32)?;
+/// assert_eq!(other.compare(&trained), Compatibility::EvaluatesDifferently { what: "forward codec" });
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CutSetting {
+    /// Which cut of the model: number of the stage above it, from 0.
+    pub cut: u32,
+    /// Samples per message: in training exactly, with a memory by position ([`LinkMemory::Residual`],
+    /// [`LinkMemory::Mixed`], [`LinkMemory::Ef21`]) in either direction; at most, otherwise. At least 1.
+    pub batch: u32,
+    /// Values per sample, at least 1.
+    pub features: u32,
+    /// Micro-batches that may be on their way forward and back at a time, at least 1.
+    pub in_flight: u32,
+    /// Activations.
+    pub forward: Link,
+    /// Gradients. They need milder compression than activations (arXiv 2401.07788).
+    pub backward: Link,
+}
+
+/// Whether a model trained with one setting of a cut may be run with another.
+///
+/// ```
+/// use lgreco_train::pipeline::{Compatibility, CutSetting};
+/// let (trained, now) = (CutSetting::new(0, 8, 64), CutSetting::new(0, 16, 64));
+/// assert_eq!(now.compare(&trained), Compatibility::TrainsDifferently { what: "batch" });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Compatibility {
+    /// The settings are the same.
+    Same,
+    /// Evaluation gives the same numbers, training goes on differently.
+    TrainsDifferently {
+        /// The first field that differs.
+        what: &'static str,
+    },
+    /// Evaluation is of another model than was trained.
+    EvaluatesDifferently {
+        /// The first field that differs.
+        what: &'static str,
+    },
+}
+
+const MAGIC: [u8; 4] = *b"LSC\x02";
+const LINK_BYTES: usize = Codec::BYTES + 16;
+
+impl CutSetting {
+    /// Bytes of [`to_bytes`](CutSetting::to_bytes).
+    ///
+    /// ```
+    /// # use lgreco_train::pipeline::CutSetting;
+    /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes().len(), CutSetting::BYTES);
+    /// ```
+    pub const BYTES: usize = CutSetting::PART_BYTES + checksum::LEN;
+
+    /// Without the checksum, as it stands in a saved end.
+    pub(crate) const PART_BYTES: usize = 20 + 2 * LINK_BYTES;
+
+    /// Memoryless tiles of 128 values with 4 bits forward and 8 bits backward, the widths of AQ-SGD's experiments; up to
+    /// 8 micro-batches in flight.
+    ///
+    /// ```
+    /// # use lgreco_train::pipeline::{CutSetting, LinkMemory};
+    /// let setting = CutSetting::new(2, 8, 64);
+    /// assert_eq!((setting.cut, setting.batch, setting.features), (2, 8, 64));
+    /// assert_eq!(setting.forward.memory, LinkMemory::None);
+    /// ```
+    pub const fn new(cut: u32, batch: u32, features: u32) -> CutSetting {
+        const fn tiles(bits: u8) -> Link {
+            Link { codec: Codec::MinMax { bits, tile: Tile::Elements(128) }, memory: LinkMemory::None }
+        }
+        CutSetting { cut, batch, features, in_flight: 8, forward: tiles(4), backward: tiles(8) }
+    }
+
+    /// `Err` unless every parameter is in range and fits the others. All constructors that take a setting ask this.
+    ///
+    /// ```
+    /// # use lgreco_train::pipeline::CutSetting;
+    /// assert!(CutSetting::new(0, 8, 64).check().is_ok() && CutSetting::new(0, 0, 64).check().is_err());
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] and [`Error::TooManyElements`]; [`Error::FeedbackRule`] when a memory does not fit its codec
+    /// or its direction.
+    pub fn check(&self) -> Result<(), Error> {
+        Shape::new(self.batch as usize, self.features as usize)?;
+        let at_least_one = |what, value: u32| match value {
+            0 => Err(Error::Parameter { what, value: 0.0, expected: "at least 1" }),
+            _ => Ok(()),
+        };
+        at_least_one("batch", self.batch)?;
+        at_least_one("micro-batches in flight", self.in_flight)?;
+        for link in [&self.forward, &self.backward] {
+            link.codec.body_len(self.batch as usize, self.features as usize)?;
+            link.memory.check(&link.codec)?;
+        }
+        if let LinkMemory::Samples { .. } = self.backward.memory {
+            return Err(Error::FeedbackRule { rule: "AQ-SGD", needs: "the forward direction" });
+        }
+        if let Codec::SharedIndex { .. } = self.forward.codec {
+            return Err(Error::FeedbackRule { rule: "shared-index", needs: "the backward direction" });
+        }
+        if let Codec::SharedIndex { keep: shared, .. } = self.backward.codec {
+            let Codec::TopK { keep, .. } = self.forward.codec else {
+                return Err(Error::FeedbackRule { rule: "shared-index", needs: "TopK forward" });
+            };
+            if let LinkMemory::Ef21 | LinkMemory::Samples { .. } = self.forward.memory {
+                let needs = "a forward memory under which activations are what TopK kept";
+                return Err(Error::FeedbackRule { rule: "shared-index", needs });
+            }
+            if keep != shared {
+                let expected = "those of the forward TopK";
+                return Err(Error::Parameter { what: "shared indices per sample", value: shared as f64, expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// What running with this setting means for a model trained with `trained`. Only cut, features and forward codec
+    /// matter for evaluation, which is memoryless.
+    ///
+    /// ```
+    /// # use lgreco_train::pipeline::{Compatibility, CutSetting};
+    /// let setting = CutSetting::new(0, 8, 64);
+    /// assert_eq!(setting.compare(&setting), Compatibility::Same);
+    /// assert_eq!(setting.compare(&CutSetting::new(1, 8, 64)), Compatibility::EvaluatesDifferently { what: "cut" });
+    /// ```
+    pub fn compare(&self, trained: &CutSetting) -> Compatibility {
+        let evaluation = [
+            ("cut", self.cut == trained.cut),
+            ("features", self.features == trained.features),
+            ("forward codec", self.forward.codec == trained.forward.codec),
+        ];
+        if let Some((what, _)) = evaluation.into_iter().find(|(_, same)| !same) {
+            return Compatibility::EvaluatesDifferently { what };
+        }
+        let training = [
+            ("forward memory", self.forward.memory == trained.forward.memory),
+            ("backward codec", self.backward.codec == trained.backward.codec),
+            ("backward memory", self.backward.memory == trained.backward.memory),
+            ("batch", self.batch == trained.batch),
+            ("micro-batches in flight", self.in_flight == trained.in_flight),
+        ];
+        match training.into_iter().find(|(_, same)| !same) {
+            Some((what, _)) => Compatibility::TrainsDifferently { what },
+            None => Compatibility::Same,
+        }
+    }
+
+    /// Whether a memory by batch position asks for batches of equal size.
+    pub(super) fn by_position(&self) -> bool {
+        self.forward.memory.by_position() || self.backward.memory.by_position()
+    }
+
+    /// The setting in bytes, little-endian: `LSC`, version 2, cut, batch, features, micro-batches in flight, codec and
+    /// memory of the two directions, a checksum.
+    ///
+    /// ```
+    /// # use lgreco_train::pipeline::CutSetting;
+    /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes()[..4], *b"LSC\x02");
+    /// ```
+    pub fn to_bytes(&self) -> [u8; CutSetting::BYTES] {
+        let mut bytes = [0; CutSetting::BYTES];
+        bytes[..CutSetting::PART_BYTES].copy_from_slice(&self.to_part());
+        checksum::seal(&mut bytes);
+        bytes
+    }
+
+    /// [`to_bytes`](CutSetting::to_bytes) without the checksum.
+    pub(crate) fn to_part(self) -> [u8; CutSetting::PART_BYTES] {
+        let mut bytes = [0; CutSetting::PART_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        for (at, word) in [self.cut, self.batch, self.features, self.in_flight].into_iter().enumerate() {
+            bytes[4 + 4 * at..8 + 4 * at].copy_from_slice(&word.to_le_bytes());
+        }
+        for (link, bytes) in [&self.forward, &self.backward].into_iter().zip(bytes[20..].chunks_exact_mut(LINK_BYTES)) {
+            bytes[..Codec::BYTES].copy_from_slice(&link.codec.to_bytes());
+            bytes[Codec::BYTES..].copy_from_slice(&link.memory.to_bytes());
+        }
+        bytes
+    }
+
+    /// The setting that [`to_bytes`](CutSetting::to_bytes) wrote; any bytes may be given.
+    ///
+    /// ```
+    /// # use lgreco_train::pipeline::CutSetting;
+    /// let setting = CutSetting::new(0, 8, 64);
+    /// assert_eq!(CutSetting::from_bytes(&setting.to_bytes())?, setting);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`]; [`Error::Checksum`] when a setting was saved but is not as it was; for other bytes
+    /// [`Error::SavedState`] and those of [`check`](CutSetting::check).
+    pub fn from_bytes(bytes: &[u8]) -> Result<CutSetting, Error> {
+        expect_len("bytes of a cut's setting", CutSetting::BYTES, bytes.len())?;
+        check_version(bytes)?;
+        CutSetting::from_part(checksum::open(bytes)?)
+    }
+
+    /// What [`to_part`](CutSetting::to_part) wrote.
+    pub(crate) fn from_part(bytes: &[u8]) -> Result<CutSetting, Error> {
+        expect_len("bytes of a cut's setting", CutSetting::PART_BYTES, bytes.len())?;
+        check_version(bytes)?;
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let link = |at: usize| {
+            let codec = bytes[at..].first_chunk().and_then(|&codec| Codec::from_bytes(codec));
+            let memory = bytes[at + Codec::BYTES..].first_chunk().and_then(|&memory| LinkMemory::from_bytes(memory));
+            let codec = codec.ok_or(Error::SavedState { what: "codec of a cut", found: word(at) as u64 })?;
+            let found = word(at + Codec::BYTES) as u64;
+            let memory = memory.ok_or(Error::SavedState { what: "memory of a cut", found })?;
+            Ok::<_, Error>(Link { codec, memory })
+        };
+        let setting = CutSetting {
+            cut: word(4),
+            batch: word(8),
+            features: word(12),
+            in_flight: word(16),
+            forward: link(20)?,
+            backward: link(20 + LINK_BYTES)?,
+        };
+        setting.check()?;
+        Ok(setting)
+    }
+}
+
+fn check_version(bytes: &[u8]) -> Result<(), Error> {
+    let found = [bytes[0], bytes[1], bytes[2], bytes[3]];
+    let what = "magic or version of a cut's setting";
+    if found == MAGIC { Ok(()) } else { Err(Error::SavedState { what, found: u32::from_le_bytes(found) as u64 }) }
+}
+
+impl LinkMemory {
+    /// The number that stands in messages and saved settings.
+    pub(super) const fn code(&self) -> u8 {
+        match self {
+            LinkMemory::None => 0,
+            LinkMemory::Residual(_) => 1,
+            LinkMemory::Mixed(_) => 2,
+            LinkMemory::Ef21 => 3,
+            LinkMemory::Samples { .. } => 4,
+        }
+    }
+
+    pub(super) const fn by_position(&self) -> bool {
+        matches!(self, LinkMemory::Residual(_) | LinkMemory::Mixed(_) | LinkMemory::Ef21)
+    }
+
+    fn check(&self, codec: &Codec) -> Result<(), Error> {
+        match *self {
+            LinkMemory::None | LinkMemory::Ef21 => Ok(()),
+            LinkMemory::Mixed(_) if !matches!(codec, Codec::TopK { .. }) => {
+                Err(Error::FeedbackRule { rule: "EF-mixed", needs: "TopK" })
+            }
+            LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) => residual.check(),
+            LinkMemory::Samples { capacity: 0, .. } => {
+                Err(Error::Parameter { what: "capacity for samples", value: 0.0, expected: "at least 1" })
+            }
+            LinkMemory::Samples { storage: RowStorage::Quantised { bits }, .. } if !(2..=8).contains(&bits) => {
+                Err(Error::Parameter { what: "bits of remembered samples", value: bits as f64, expected: "2 to 8" })
+            }
+            LinkMemory::Samples { .. } => Ok(()),
+        }
+    }
+
+    /// Kind, storage, bits, 0; gain; reset period; capacity.
+    fn to_bytes(self) -> [u8; 16] {
+        let (storage, bits, gain, reset_every, capacity) = match self {
+            LinkMemory::None | LinkMemory::Ef21 => (0, 0, 0.0, 0, 0),
+            LinkMemory::Residual(r) | LinkMemory::Mixed(r) => (r.storage as u8, 0, r.gain, r.reset_every, 0),
+            LinkMemory::Samples { capacity, storage: RowStorage::F32 } => (0, 0, 0.0, 0, capacity),
+            LinkMemory::Samples { capacity, storage: RowStorage::Bf16 } => (1, 0, 0.0, 0, capacity),
+            LinkMemory::Samples { capacity, storage: RowStorage::Quantised { bits } } => (2, bits, 0.0, 0, capacity),
+        };
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&[self.code(), storage, bits, 0]);
+        bytes[4..8].copy_from_slice(&f32::to_le_bytes(gain));
+        bytes[8..12].copy_from_slice(&u32::to_le_bytes(reset_every));
+        bytes[12..].copy_from_slice(&u32::to_le_bytes(capacity));
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; 16]) -> Option<LinkMemory> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let residual = || {
+            let storage = Storage::ALL.into_iter().find(|&storage| storage as u8 == bytes[1])?;
+            Some(Residual { gain: f32::from_bits(word(4)), reset_every: word(8), storage })
+        };
+        let memory = match (bytes[0], bytes[1]) {
+            (0, _) => LinkMemory::None,
+            (1, _) => LinkMemory::Residual(residual()?),
+            (2, _) => LinkMemory::Mixed(residual()?),
+            (3, _) => LinkMemory::Ef21,
+            (4, 0) => LinkMemory::Samples { capacity: word(12), storage: RowStorage::F32 },
+            (4, 1) => LinkMemory::Samples { capacity: word(12), storage: RowStorage::Bf16 },
+            (4, 2) => LinkMemory::Samples { capacity: word(12), storage: RowStorage::Quantised { bits: bytes[2] } },
+            _ => return None,
+        };
+        // Fields that the memory does not use are zero.
+        (memory.to_bytes() == bytes).then_some(memory)
+    }
+}

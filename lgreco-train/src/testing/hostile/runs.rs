@@ -1,0 +1,127 @@
+//! Small runs, sound so far, of which states and messages are damaged.
+
+use crate::Error;
+use crate::controller::{Accordion, Config, Controller, Feedback, Objective, Policy, Report, Tensor};
+use crate::exchange::{Collective, Route};
+use crate::feedback::{Residual, Storage};
+use crate::gradient::{Bf16, Dtype, Element, ValuesMut};
+use crate::plan::{Solver, dp, exact::Limits};
+use crate::rng::Stream;
+use crate::search::{Method, Search};
+use crate::testing::controller::SETTINGS;
+use alloc::sync::Arc;
+use alloc::{vec, vec::Vec};
+
+/// Shapes and element types.
+const LAYERS: [(&str, &[usize], Dtype); 3] =
+    [("weight", &[6, 4], Dtype::F32), ("half", &[4, 3], Dtype::Bf16), ("bias", &[5], Dtype::F32)];
+
+/// The layers.
+pub(super) fn model() -> Vec<Tensor> {
+    LAYERS.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).expect("a small tensor")).into()
+}
+
+/// Configurations that differ in what states and messages hold: every setting, every policy, every format of a residual,
+/// both routes, one bucket and several.
+pub(super) fn configs() -> Vec<Config> {
+    let accordion = Accordion::new(8.0, 4.0);
+    // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
+    let exact = |accordion| Policy::LGreco { solver: Solver::Exact(Limits { states: 1 << 8 }), accordion };
+    let mut runs: Vec<(Method, Policy)> =
+        SETTINGS.iter().map(|&setting| (Method::Qsgd, Policy::Fixed(vec![setting; LAYERS.len()]))).collect();
+    runs.extend(Method::ALL.map(|method| (method, exact(None))));
+    runs.extend([
+        (Method::Hybrid, exact(Some(accordion))),
+        (Method::Hybrid, Policy::LGreco { solver: Solver::Dp { levels: dp::LEVELS / 100 }, accordion: None }),
+        (Method::Qsgd, Policy::Accordion(accordion)),
+        (Method::PowerSgd, Policy::KMeans { clusters: 2 }),
+        (Method::TopK, Policy::Uniform),
+        (Method::Qsgd, Policy::Uncompressed),
+    ]);
+    let residuals = [
+        Residual::CLASSIC,
+        Residual { gain: 0.5, reset_every: 3, storage: Storage::Bf16 },
+        Residual { gain: 0.2, reset_every: 0, storage: Storage::Int8 },
+    ];
+    let config = |(index, (method, policy)): (usize, (Method, Policy))| {
+        let mut search = Search::new(method);
+        (search.min_elements, search.seed) = (2, 3);
+        let mut config = Config::new(search);
+        config.policy = policy;
+        (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 2, 2);
+        config.feedback = Feedback::always(residuals[index % 3]);
+        config.route = [Route::AllGather, Route::ScatterReduce][index / 2 % 2];
+        config.bucket_bytes = [1 << 20, 100][index % 2];
+        config.metrics_every = index as u64 % 3;
+        if index % 4 == 1 {
+            config.objective = Objective::Seconds(Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
+        }
+        config
+    };
+    runs.into_iter().enumerate().map(config).collect()
+}
+
+/// The gradients of a rank at a step.
+pub(super) struct Gradients([Vec<f32>; 2], Vec<Bf16>);
+
+impl Gradients {
+    pub(super) fn new(rank: u32, step: u32, scale: f32) -> Gradients {
+        let layer = |layer: u32, len: u64| {
+            let stream = Stream { seed: 3, step, layer, rank };
+            (0..len).map(|i| ((stream.word(i) >> 20) as f32 / 2048.0 - 1.0) * scale).collect::<Vec<f32>>()
+        };
+        Gradients([layer(0, 24), layer(2, 5)], layer(1, 12).iter().map(|&x| Bf16::from_f32(x)).collect())
+    }
+
+    /// A step at the learning rate of the step's number, which falls by half every three steps.
+    pub(super) fn step<C: Collective>(
+        &mut self,
+        controller: &mut Controller,
+        collective: &mut C,
+    ) -> Result<Report, Error> {
+        let rate = 1.0 / (1 << (controller.steps() / 3 % 32)) as f64;
+        let Gradients([weight, bias], half) = self;
+        let gradients = &mut [ValuesMut::F32(weight), ValuesMut::Bf16(half), ValuesMut::F32(bias)];
+        controller.step(collective, gradients, rate)
+    }
+
+    /// Records how long the step took: varying times, so that there is something to fit.
+    pub(super) fn record(&self, controller: &mut Controller) {
+        let seconds = 1e-3 * (1 + controller.steps() % 3) as f64;
+        if let Err(error) = controller.record_sync(&controller.bucket_bytes(), seconds) {
+            // The sums that were loaded are as large as they may be.
+            assert!(matches!(error, Error::Overflow { .. }), "{error}");
+        }
+    }
+
+    pub(super) fn values(&self) -> Vec<f32> {
+        let Gradients([weight, bias], half) = self;
+        weight.iter().copied().chain(half.iter().map(|x| x.to_f32())).chain(bias.iter().copied()).collect()
+    }
+
+    /// The values' bits. Asserts that they are finite.
+    pub(super) fn bits(&self) -> Vec<u32> {
+        let values = self.values();
+        assert!(values.iter().all(|x| x.is_finite()), "means that are not finite come back as good: {values:?}");
+        values.iter().map(|x| x.to_bits()).collect()
+    }
+}
+
+/// Counts of which a state may hold no more.
+const COUNT_LIMIT: u64 = 1 << 63;
+
+/// Asserts that what a controller saves is loaded by another, which then saves the same.
+pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Config, collective: &C) {
+    let saved = match controller.save() {
+        Ok(saved) => saved,
+        Err(error) => return assert!(matches!(error, Error::Overflow { .. }), "{error}"),
+    };
+    let mut twin = Controller::new(config.clone(), model(), collective).expect("a sound configuration");
+    match twin.load(&saved, &[&saved]) {
+        Ok(_) => {}
+        // It was at the limit when it was loaded, and was added to.
+        Err(Error::SavedState { found: COUNT_LIMIT..0x8000_0000_0000_1000, .. }) => return,
+        Err(error) => panic!("what was just saved is refused: {error}"),
+    }
+    assert!(twin.save().as_ref() == Ok(&saved), "a state changes by being restored");
+}

@@ -1,0 +1,96 @@
+//! A controller allocates at decisions only; codecs and messages of a pipeline never do.
+
+mod messages;
+
+use lgreco_train::Error;
+use lgreco_train::controller::{Config, Controller, Policy, Tensor};
+use lgreco_train::exchange::{Collective, CollectiveError};
+use lgreco_train::gradient::{Dtype, ValuesMut};
+use lgreco_train::search::{Method, Search};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: passes everything on to the system's allocator and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as promised by the caller.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A group of one that allocates nothing.
+struct Alone;
+
+impl Collective for Alone {
+    fn rank(&self) -> u32 {
+        0
+    }
+    fn world_size(&self) -> u32 {
+        1
+    }
+    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+    fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+}
+
+/// At which of ten steps it allocates, with decisions at steps 2, 5 and 8.
+fn allocating(method: Method) -> Result<Vec<usize>, Error> {
+    let mut config = Config::new(Search::new(method));
+    config.policy = Policy::LGreco { solver: Default::default(), accordion: None };
+    (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 3, 2);
+    (config.bucket_bytes, config.metrics_every) = (20_000, 1);
+    let layers = [("a", &[64, 32][..]), ("b", &[64]), ("c", &[40, 40])];
+    let layers =
+        layers.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32)).into_iter().collect::<Result<_, _>>()?;
+    let mut controller = Controller::new(config, layers, &Alone)?;
+    let mut allocating = vec![];
+    for step in 0..10 {
+        let wave = |len: usize| (0..len).map(|i| ((i + step) as f32 * 0.7).sin()).collect::<Vec<f32>>();
+        let (mut a, mut b, mut c) = (wave(64 * 32), wave(64), wave(1600));
+        let before = ALLOCATIONS.get();
+        controller.step(&mut Alone, &mut [&mut a[..], &mut b[..], &mut c[..]].map(ValuesMut::from), 0.1)?;
+        if ALLOCATIONS.get() > before {
+            allocating.push(step);
+        }
+    }
+    Ok(allocating)
+}
+
+#[test]
+fn steps_between_decisions_allocate_nothing() {
+    for method in [Method::Qsgd, Method::TopK] {
+        assert_eq!(allocating(method), Ok(vec![2, 5, 8]), "{method:?}");
+    }
+}
+
+/// Without `gemm`, whose products allocate.
+#[cfg(not(feature = "gemm"))]
+#[test]
+fn nor_do_those_of_powersgd() {
+    for method in [Method::PowerSgd, Method::Hybrid] {
+        assert_eq!(allocating(method), Ok(vec![2, 5, 8]), "{method:?}");
+    }
+}

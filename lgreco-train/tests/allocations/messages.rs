@@ -1,0 +1,91 @@
+//! Messages of a pipeline cut: every codec there and back, shared indices, and the parser.
+
+use super::ALLOCATIONS;
+use lgreco_train::Error;
+use lgreco_train::gradient::{Dtype, Shape};
+use lgreco_train::pipeline::{Codec, Direction, HEADER_LEN, Header, Message, Mode, Scope, Tile};
+use lgreco_train::rng::Stream;
+
+const SAMPLES: usize = 5;
+const FEATURES: usize = 66;
+
+/// FNV-1a, 64 bits.
+struct Digest(u64);
+
+impl Digest {
+    fn bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+/// Numbers of both signs over four binary orders of magnitude.
+fn batch(seed: u64) -> [f32; SAMPLES * FEATURES] {
+    let stream = Stream { seed, ..Stream::default() };
+    core::array::from_fn(|index| {
+        let word = stream.word(index as u64);
+        ((word >> 8) as f32 / (1 << 23) as f32 - 1.0) / (1 << (word & 3)) as f32
+    })
+}
+
+/// A message under `codec` and what it decodes to; returns the message.
+fn message(digest: &mut Digest, codec: Codec, indices: &[u8]) -> Result<([u8; 2048], usize), Error> {
+    let header = Header {
+        direction: if indices.is_empty() { Direction::Forward } else { Direction::Backward },
+        mode: Mode::Train,
+        memory: 0,
+        values: Dtype::F32,
+        codec,
+        cut: 3,
+        shape: Shape::new(SAMPLES, FEATURES)?,
+        generation: 1,
+        sequence: 2,
+        ticket: 2,
+        step: 0,
+        checksum: 0,
+    };
+    let (mut bytes, mut workspace, mut values) = ([0xff; 2048], [!0; 64], [f32::NAN; SAMPLES * FEATURES]);
+    let len = HEADER_LEN + codec.body_len(SAMPLES, FEATURES)?;
+    header.write(&mut bytes)?;
+    codec.encode(&batch(len as u64), FEATURES, indices, &mut workspace, &mut bytes[HEADER_LEN..len])?;
+    let parsed = Message::parse(&bytes[..len])?;
+    digest.bytes(&u64::from(parsed.header == header).to_le_bytes());
+    codec.decode(parsed.body, FEATURES, indices, &mut values)?;
+    digest.bytes(&bytes[..len]);
+    values.iter().for_each(|value| digest.bytes(&value.to_bits().to_le_bytes()));
+    Ok((bytes, len))
+}
+
+fn messages() -> Result<u64, Error> {
+    let mut digest = Digest(0xcbf2_9ce4_8422_2325);
+    for values in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        message(&mut digest, Codec::Dense { values }, &[])?;
+        let top = Codec::TopK { keep: 7, values };
+        let (bytes, len) = message(&mut digest, top, &[])?;
+        let mut indices = [0; 512];
+        let indices = &mut indices[..top.indices_len(SAMPLES, FEATURES)?];
+        top.indices(&bytes[HEADER_LEN..len], FEATURES, indices)?;
+        message(&mut digest, Codec::SharedIndex { keep: 7, values }, indices)?;
+    }
+    for bits in 2..=8 {
+        for tile in [Tile::Batch, Tile::Elements(32)] {
+            message(&mut digest, Codec::MinMax { bits, tile }, &[])?;
+        }
+        for scale in [Dtype::F32, Dtype::Bf16] {
+            for scope in [Scope::Sample, Scope::Channel { channels: 6 }] {
+                message(&mut digest, Codec::Symmetric { bits, scope, scale }, &[])?;
+            }
+        }
+    }
+    Ok(digest.0)
+}
+
+/// The digest holds for little-endian machines of any kind, whatever features are on.
+#[test]
+fn messages_are_the_same_bits_everywhere_and_allocate_nothing() {
+    let before = ALLOCATIONS.get();
+    let digest = messages();
+    assert_eq!(ALLOCATIONS.get(), before);
+    assert_eq!(digest, Ok(0x6840_0bc0_ca5d_5ac4));
+}
