@@ -35,17 +35,13 @@ pub mod bits {
 /// Bodies of TopK's payloads without their header.
 pub mod topk {
     pub use crate::compress::topk::body::{body_len, check_keep, for_each_position, positions_len};
-    pub use crate::compress::topk::decode::{add, decode_body};
+    pub use crate::compress::topk::decode::decode_body;
     pub use crate::compress::topk::encode::encode_body;
-}
-
-/// AdaComp's payloads, added to what there is.
-pub mod adacomp {
-    pub use crate::compress::adacomp::decode::add;
 }
 
 /// Payloads of any kind.
 pub mod payload {
+    pub use crate::compress::combine::{Combine, combine, combine_values};
     pub use crate::compress::setting::decode_parsed;
 }
 

@@ -19,6 +19,7 @@ pub mod adacomp;
 pub(crate) mod bits;
 mod candidates;
 pub mod clt;
+pub(crate) mod combine;
 pub mod dense;
 pub mod hard_threshold;
 pub mod loco;

@@ -75,7 +75,12 @@ const BLOCK: usize = 4;
 /// `values = P Qᵀ` (row-major, `cols` columns), summed over the first `rank` columns of both. Answers whether all of it
 /// is finite.
 pub(crate) fn reconstruct<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
-    cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values })
+    cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values, put: |place: &mut f32, sum: f32| *place = sum })
+}
+
+/// `values −= P Qᵀ`, of the same sums. Answers whether all that is left is finite.
+pub(crate) fn subtract<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
+    cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values, put: |place: &mut f32, sum: f32| *place -= sum })
 }
 
 /// `squares[c] = ‖M − P Qᵀ‖²` with the sum taken over columns `..=c`, for `c` in `from..squares.len()`.
@@ -84,12 +89,13 @@ pub(crate) fn residuals<T: Element, F: Factor>(m: Matrix<'_, T>, p: F, q: F, fro
     dispatch(Residuals { m, p, q, from, squares });
 }
 
-struct Reconstruct<'a, F> {
+struct Reconstruct<'a, F, P> {
     p: F,
     q: F,
     rank: usize,
     cols: usize,
     values: &'a mut [f32],
+    put: P,
 }
 
 struct Residuals<'a, T, F> {
@@ -161,11 +167,11 @@ impl Tile {
 /// The sums of a tile, block by block.
 type Sums = [[[Row; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
 
-impl<F: Factor> Kernel for Reconstruct<'_, F> {
+impl<F: Factor, P: Fn(&mut f32, f32)> Kernel for Reconstruct<'_, F, P> {
     type Output = bool;
     #[inline(always)]
     fn run(self) -> bool {
-        let Reconstruct { p, q, rank, cols, values } = self;
+        let Reconstruct { p, q, rank, cols, values, put } = self;
         let mut slab = Slab::EMPTY;
         let mut largest = 0;
         for tile in Tile::all(values.len() / cols, cols) {
@@ -181,8 +187,8 @@ impl<F: Factor> Kernel for Reconstruct<'_, F> {
                 let out = &mut values[(tile.row + i) * cols + tile.col..][..tile.cols];
                 for (k, out) in out.chunks_mut(LANES).enumerate() {
                     for (out, &sum) in out.iter_mut().zip(&sums[k][i / BLOCK][i % BLOCK]) {
-                        *out = sum;
-                        largest = largest.max(sum.to_bits() & 0x7fff_ffff);
+                        put(out, sum);
+                        largest = largest.max(out.to_bits() & 0x7fff_ffff);
                     }
                 }
             }

@@ -2,12 +2,13 @@
 
 use super::NonFinite;
 use super::arena::{Arena, Kept, recycled};
-use super::layer::LayerState;
+use super::layer::{LayerState, plain_values};
 use super::window;
 use crate::Error;
 use crate::compress::{Compressor, Setting, check_finite};
 use crate::error::expect_len;
-use crate::exchange::{Agreement, Flight, Layer, Moment, Request, workspace_len};
+use crate::exchange::{Agreement, Flight, Input, Layer, Moment, Request, Route, is_gathered, workspace_len};
+use crate::feedback::Memory;
 use crate::gradient::{Dtype, Element, Gradient, Shape, Values, ValuesMut, first_too_large, with_elements};
 use crate::rng::Stream;
 use alloc::vec::Vec;
@@ -120,7 +121,8 @@ impl Bucket {
         let kept = self.arena.kept.iter();
         let words = words(kept.clone().map(|kept| (kept.state.choice.setting, kept.shape, kept.dtype)), &self.moment)?;
         let elements = kept.clone().map(|kept| kept.shape.elements()).sum();
-        self.arena.reserve(kept.len(), elements, words)
+        self.arena.reserve(kept.len(), elements, words)?;
+        self.arena.kept.iter_mut().try_for_each(|kept| kept.state.reserve(kept.shape))
     }
 
     /// The layers, in the order in which their gradients are given.
@@ -155,8 +157,10 @@ impl Bucket {
             self.failure = self.offer(gradients).err();
         }
         let (moment, agreement, failure) = (self.moment, self.agreement, self.failure);
+        let when = if failure.is_some() { When::Failed } else { When::Begin };
         let Arena { kept, mean, offered, own, sent, workspace, list } = &mut self.arena;
-        let mut layers = list_of(kept, mean, offered, own, gradients, failure, self.measured, core::mem::take(list))?;
+        let room = Places { mean, offered, own };
+        let mut layers = list_of(kept, room, gradients, when, moment.route, self.measured, core::mem::take(list))?;
         let flight = Flight::begin(&mut layers, moment, agreement, failure, workspace);
         sent.iter_mut().zip(&layers).for_each(|(to, layer)| *to = layer.sent);
         *list = recycled(layers);
@@ -199,10 +203,17 @@ impl Bucket {
         if failure.is_none() {
             check(&self.arena.kept, gradients)?;
         }
+        let when = if failure.is_some() { When::Failed } else { When::Next };
         let Arena { kept, mean, offered, own, workspace, list, .. } = &mut self.arena;
-        let mut layers = list_of(kept, mean, offered, own, gradients, failure, self.measured, core::mem::take(list))?;
+        let (room, route) = (Places { mean, offered, own }, self.moment.route);
+        let mut layers = list_of(kept, room, gradients, when, route, self.measured, core::mem::take(list))?;
         let advanced = flight.advance(&mut layers, workspace);
+        let mut late = None;
+        for layer in &layers {
+            late = late.or(layer.late);
+        }
         *list = recycled(layers);
+        self.late = self.late.or(late);
         match advanced {
             Ok(true) => return flight.request(&mut self.arena.workspace).map(Some),
             Ok(false) => {}
@@ -240,17 +251,16 @@ impl Bucket {
     /// Writes what is to be compressed where there is a residual.
     fn offer(&mut self, gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
         let mut offered = &mut self.arena.offered[..];
-        for (kept, gradient) in self.arena.kept.iter().zip(gradients) {
+        for (kept, gradient) in self.arena.kept.iter_mut().zip(gradients) {
             let offered = take(&mut offered, kept.shape.elements());
-            if let Some(memory) = &kept.state.memory {
-                let layer = kept.index;
-                memory.compensate(&Gradient::new(gradient.values(), kept.shape)?, offered).map_err(
-                    |error| match error {
-                        Error::NonFinite { index, value } => Error::NonFiniteGradient { layer, index, value },
-                        error => error,
-                    },
-                )?;
-            }
+            let LayerState { memory: Some(memory), pending, .. } = &mut kept.state else { continue };
+            let offered = if memory.is_plain() { plain_values(pending, kept.shape) } else { offered };
+            let compensated = memory.compensate(&Gradient::new(gradient.values(), kept.shape)?, offered);
+            let layer = kept.index;
+            compensated.map_err(|error| match error {
+                Error::NonFinite { index, value } => Error::NonFiniteGradient { layer, index, value },
+                error => error,
+            })?;
         }
         Ok(())
     }
@@ -267,33 +277,38 @@ impl Bucket {
         for ((kept, gradient), &sent) in kept.iter_mut().zip(gradients).zip(&*sent) {
             let part = at..at + kept.shape.elements();
             at = part.end;
-            let Moment { seed, step, rank, .. } = self.moment;
+            let Moment { seed, step, rank, route, .. } = self.moment;
             let stream = Stream { seed, step, layer: kept.index as u32, rank };
-            let (state, own) = (&mut kept.state, &own[part.clone()]);
-            if self.measured && owns(state, true) {
-                state.relative_error = Some(match state.memory {
+            let (shape, own) = (kept.shape, &own[part.clone()]);
+            if self.measured && owns(&kept.state, true) {
+                let state = &mut kept.state;
+                state.relative_error = Some(match &state.memory {
+                    Some(memory) if memory.is_plain() => {
+                        relative_error(Values::F32(plain_values(&mut state.pending, shape)), own)
+                    }
                     Some(_) => relative_error(Values::F32(&offered[part.clone()]), own),
                     None => relative_error(gradient.values(), own),
                 });
             }
-            if let (true, Some(memory)) = (state.feedback, &mut state.memory) {
-                let updated = memory.update(&Gradient::new(gradient.values(), kept.shape)?, own, stream);
-                self.late = self.late.take().or(updated.err());
-            } else {
-                state.memory = None;
-            }
-            let setting = state.choice.setting;
-            let bytes = (kept.shape.elements() * kept.dtype.bytes()) as u64;
+            let in_place = is_in_place(kept, route, self.measured);
+            let own = owns(&kept.state, self.measured).then_some(own);
+            let remembered = kept.state.remember(&Gradient::new(gradient.values(), shape)?, own, self.late, stream);
+            self.late = self.late.or(remembered.err());
+            let setting = kept.state.choice.setting;
+            let bytes = (shape.elements() * kept.dtype.bytes()) as u64;
             let sent = match setting {
                 Setting::Dense => bytes,
-                _ if setting.has_fixed_len() => setting.payload_len(kept.shape, kept.dtype)? as u64,
+                _ if setting.has_fixed_len() => setting.payload_len(shape, kept.dtype)? as u64,
                 _ => sent,
             };
-            state.counts.steps += 1;
-            state.counts.bytes_in += bytes;
-            state.counts.bytes_out += sent;
+            let counts = &mut kept.state.counts;
+            counts.steps += 1;
+            counts.bytes_in += bytes;
+            counts.bytes_out += sent;
             self.bytes += sent;
-            gradient.write(mean[part].iter().copied());
+            if !in_place {
+                gradient.write(mean[part].iter().copied());
+            }
         }
         Ok(())
     }
@@ -315,45 +330,86 @@ fn parts(kept: &[Kept]) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The layers as the exchange takes them. Where this rank has failed, gradients may be of any kind and are not looked at.
-#[expect(clippy::too_many_arguments, reason = "the parts of an arena, borrowed apart")]
+/// For what the layers of a bucket are borrowed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    Begin,
+    Next,
+    /// This rank has failed: gradients may be of any kind, and are not looked at.
+    Failed,
+}
+
+/// Buffers with a place per element of the bucket.
+struct Places<'a> {
+    mean: &'a mut [f32],
+    offered: &'a mut [f32],
+    own: &'a mut [f32],
+}
+
+/// The layers as the exchange takes them.
 fn list_of<'a>(
     kept: &'a mut [Kept],
-    mut mean: &'a mut [f32],
-    mut offered: &'a mut [f32],
-    mut own: &'a mut [f32],
-    gradients: &'a [ValuesMut<'_>],
-    failure: Option<Error>,
+    Places { mut mean, mut offered, mut own }: Places<'a>,
+    gradients: &'a mut [ValuesMut<'_>],
+    when: When,
+    route: Route,
     measured: bool,
     list: Vec<Layer<'static>>,
 ) -> Result<Vec<Layer<'a>>, Error> {
     let mut list = recycled(list);
-    for (place, kept) in kept.iter_mut().enumerate() {
-        let (shape, elements) = (kept.shape, kept.shape.elements());
+    let mut gradients = gradients.iter_mut();
+    for kept in kept {
+        let (shape, dtype, elements) = (kept.shape, kept.dtype, kept.shape.elements());
+        let (in_place, owned) = (is_in_place(kept, route, measured), owns(&kept.state, measured));
+        let LayerState { choice, memory, pending, factor, .. } = &mut kept.state;
         let (mean, offered, own) = (take(&mut mean, elements), take(&mut offered, elements), take(&mut own, elements));
-        let owned = owns(&kept.state, measured);
-        let setting = kept.state.choice.setting;
-        let offered = Gradient::new(Values::F32(offered), shape)?;
-        let (gradient, fresh) = match gradients.get(place).filter(|_| failure.is_none()) {
-            None => (offered, None),
-            Some(values) => {
-                let fresh = Gradient::new(values.values(), shape)?;
-                let twice = matches!(setting, Setting::AdaComp(_)).then_some(fresh);
-                if kept.state.memory.is_some() { (offered, twice) } else { (fresh, None) }
-            }
-        };
-        list.push(Layer {
+        let setting = choice.setting;
+        let plain = memory.as_ref().map(Memory::is_plain);
+        let mut layer = Layer {
             index: kept.index as u32,
             setting,
-            gradient,
-            fresh,
+            gradient: Input::Spent { shape, dtype },
+            fresh: None,
             sent: 0,
+            late: None,
             mean,
             own: owned.then_some(own),
-            factor: &mut kept.state.factor,
-        });
+            factor,
+        };
+        if let (Some(gradient), true) = (gradients.next(), when != When::Failed) {
+            layer.gradient = match plain {
+                Some(true) if !measured => Input::Compensated { values: plain_values(pending, shape), shape },
+                Some(true) => Gradient::new(Values::F32(plain_values(pending, shape)), shape)?.into(),
+                Some(false) => Gradient::new(Values::F32(offered), shape)?.into(),
+                None => layer.gradient,
+            };
+            if in_place && when == When::Next {
+                if let ValuesMut::F32(values) = gradient {
+                    layer.mean = values;
+                }
+            } else {
+                let values = Gradient::new(gradient.values(), shape)?;
+                layer.fresh = (plain.is_some() && matches!(setting, Setting::AdaComp(_))).then_some(values);
+                if plain.is_none() {
+                    layer.gradient = values.into();
+                }
+            }
+        }
+        list.push(layer);
     }
     Ok(list)
+}
+
+/// Whether means are written over the gradients as they arrive: nobody needs these then.
+fn is_in_place(kept: &Kept, route: Route, measured: bool) -> bool {
+    let setting = &kept.state.choice.setting;
+    kept.dtype == Dtype::F32
+        && !measured
+        && !matches!(setting, Setting::AdaComp(_))
+        && match &kept.state.memory {
+            Some(memory) => memory.is_plain(),
+            None => *setting == Setting::Dense || is_gathered(setting, route),
+        }
 }
 
 /// Whether gradients are those of the layers.
@@ -391,9 +447,10 @@ fn first_non_finite(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Option<Error>
     kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.index, gradient))
 }
 
-/// Whether a layer's own contribution is needed.
+/// Whether a layer's own contribution is written down.
 fn owns(state: &LayerState, measured: bool) -> bool {
-    state.memory.is_some() || measured && state.choice.uncompressed.is_none()
+    let updates = state.memory.as_ref().is_some_and(|memory| !memory.is_plain());
+    updates || measured && (state.memory.is_some() || state.choice.uncompressed.is_none())
 }
 
 /// ‖values − own‖² / ‖values‖², 0 for zeros.

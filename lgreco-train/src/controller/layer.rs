@@ -5,7 +5,9 @@ use super::{Config, Policy, Tensor, Uncompressed};
 use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::feedback::{Aggregation, Memory, Rule};
-use crate::gradient::Shape;
+use crate::gradient::{Gradient, Shape};
+use crate::internal::payload::{Combine, combine_values};
+use crate::internal::select::check_finite;
 use crate::rng::Stream;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -17,6 +19,11 @@ pub(super) struct LayerState {
     /// The residual. Under a setting without feedback it is what is left of the one before: it goes out whole with the
     /// next gradient.
     pub memory: Option<Memory<Vec<u64>>>,
+    /// As many words as the memory has. During a step it is where the next residual is made, if that is plain f32; after
+    /// it, the residual of the step before. Not saved.
+    pub pending: Vec<u64>,
+    /// Whether `pending` is what the last step can be undone with.
+    pub undoable: bool,
     /// Whether the residual takes note of what is sent.
     pub feedback: bool,
     /// PowerSGD's averaged `Q`.
@@ -63,6 +70,8 @@ impl LayerState {
         LayerState {
             choice: Choice::dense(why),
             memory: None,
+            pending: vec![],
+            undoable: false,
             feedback: false,
             factor: vec![],
             counts: Counts::default(),
@@ -77,6 +86,8 @@ impl LayerState {
         let nothing = LayerState {
             choice: self.choice,
             memory: None,
+            pending: vec![],
+            undoable: false,
             feedback: self.feedback,
             factor: vec![],
             counts: self.counts,
@@ -117,10 +128,67 @@ impl LayerState {
         Ok(Switch { choice, feedback: rule.is_some(), memory, factor })
     }
 
+    /// Makes room for the next residual.
+    pub(super) fn reserve(&mut self, shape: Shape) -> Result<(), Error> {
+        self.undoable = false;
+        let words = self.memory.as_ref().map_or(0, |memory| memory.rule().state_len(shape));
+        if self.pending.len() != words {
+            self.pending = super::arena::workspace(words)?;
+        }
+        Ok(())
+    }
+
+    /// Takes note of what has been sent: `own`, where the residual is not plain f32 or it is measured; `late` is what has
+    /// gone wrong with what is left of plain residuals, of which one has then failed.
+    ///
+    /// # Errors
+    /// [`Error::Overflow`] when the residual does not fit its format; it is then unchanged.
+    pub(super) fn remember(
+        &mut self,
+        gradient: &Gradient<'_>,
+        own: Option<&[f32]>,
+        late: Option<Error>,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let Some(memory) = self.memory.as_mut().filter(|_| self.feedback) else {
+            self.memory = None;
+            return Ok(());
+        };
+        if memory.is_plain() {
+            let left = plain_values(&mut self.pending, gradient.shape());
+            if let Some(own) = own {
+                combine_values(left, Combine::Subtract, own);
+            }
+            if (late.is_some() || own.is_some()) && check_finite(left).is_err() {
+                return Err(Error::Overflow { what: "what is to be remembered" });
+            }
+            memory.replace(&mut self.pending);
+        } else {
+            let own = own.unwrap_or_default();
+            memory.copy_words(&mut self.pending);
+            memory.update(gradient, own, stream)?;
+        }
+        self.undoable = true;
+        Ok(())
+    }
+
+    /// Takes back what the last step has changed, if it was the last of this layer.
+    pub(super) fn undo(&mut self) {
+        if let (true, Some(memory)) = (core::mem::take(&mut self.undoable), &mut self.memory) {
+            memory.undo(&mut self.pending);
+        }
+    }
+
     pub(super) fn commit(&mut self, switch: Switch) {
         let Switch { choice, feedback, memory, factor } = switch;
         self.counts.not_contractive += (choice.uncompressed == Some(Uncompressed::NotContractive)) as u64;
         (self.choice, self.feedback, self.factor) = (choice, feedback, factor);
         self.memory = memory.or(self.memory.take());
+        self.undoable = false;
     }
+}
+
+/// Room for a plain residual as numbers.
+pub(super) fn plain_values(pending: &mut [u64], shape: Shape) -> &mut [f32] {
+    &mut bytemuck::cast_slice_mut(pending)[..shape.elements()]
 }

@@ -4,9 +4,12 @@ use super::collective::{Collective, Place};
 use super::flight::{Agreement, Flight};
 use super::workspace::Lens;
 use crate::Error;
-use crate::compress::Setting;
+use crate::compress::wire::Payload;
+use crate::compress::{Setting, decode};
 use crate::error::expect_len;
-use crate::gradient::{Dtype, Gradient, Shape};
+use crate::gradient::{Dtype, Gradient, Shape, Values};
+use crate::internal::payload::{Combine, combine};
+use crate::internal::select::check_finite;
 use crate::rng::Stream;
 
 /// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo). Others
@@ -73,6 +76,78 @@ impl Aggregation {
     }
 }
 
+/// What a layer brings to an exchange.
+///
+/// ```
+/// use lgreco_train::exchange::Input;
+/// use lgreco_train::gradient::{Gradient, Shape, Values};
+/// let (shape, mut sum) = (Shape::new(2, 1)?, [1.5, 0.5]);
+/// let alone = Input::from(Gradient::new(Values::F32(&[1.0, 2.0]), shape)?);
+/// let with_residual = Input::Compensated { values: &mut sum, shape };
+/// assert_eq!(alone.shape(), with_residual.shape());
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Debug)]
+pub enum Input<'a> {
+    /// Values that stay as they are.
+    Gradient(Gradient<'a>),
+    /// Gradient and residual together. When the means are ready they are what is left after this worker's contribution: the
+    /// next residual.
+    Compensated {
+        /// One per element.
+        values: &'a mut [f32],
+        /// Of the tensor.
+        shape: Shape,
+    },
+    /// A gradient whose values nobody needs any more: [`Flight::next`] does not, where layers are dense or their payloads
+    /// travel whole.
+    Spent {
+        /// Of the tensor.
+        shape: Shape,
+        /// Of its elements.
+        dtype: Dtype,
+    },
+}
+
+impl<'a> From<Gradient<'a>> for Input<'a> {
+    fn from(gradient: Gradient<'a>) -> Self {
+        Input::Gradient(gradient)
+    }
+}
+
+impl Input<'_> {
+    /// Rows and columns.
+    pub fn shape(&self) -> Shape {
+        match self {
+            Input::Gradient(gradient) => gradient.shape(),
+            Input::Compensated { shape, .. } | Input::Spent { shape, .. } => *shape,
+        }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Input::Gradient(gradient) => gradient.values().dtype(),
+            Input::Compensated { .. } => Dtype::F32,
+            Input::Spent { dtype, .. } => *dtype,
+        }
+    }
+
+    /// What is to be compressed.
+    ///
+    /// # Errors
+    /// [`Error::Length`] when its values are spent, or not as many as elements.
+    pub(super) fn get(&self) -> Result<Gradient<'_>, Error> {
+        match self {
+            Input::Gradient(gradient) => Ok(*gradient),
+            Input::Compensated { values, shape } => Gradient::new(Values::F32(values), *shape),
+            Input::Spent { shape, .. } => {
+                Err(Error::Length { what: "values of the gradient", expected: shape.elements(), found: 0 })
+            }
+        }
+    }
+}
+
 /// One layer of a bucket. All but the values of the gradient is the same on every rank.
 ///
 /// ```
@@ -86,9 +161,10 @@ impl Aggregation {
 /// let layer = Layer {
 ///     index: 0,
 ///     setting,
-///     gradient,
+///     gradient: gradient.into(),
 ///     fresh: None,
 ///     sent: 0,
+///     late: None,
 ///     mean: &mut mean,
 ///     own: None, // no residual
 ///     factor: &mut factor,
@@ -103,7 +179,7 @@ pub struct Layer<'a> {
     /// How to compress it.
     pub setting: Setting,
     /// What to compress: the gradient, plus the residual where there is one.
-    pub gradient: Gradient<'a>,
+    pub gradient: Input<'a>,
     /// AdaComp with a memory: the gradient of this step alone, which counts twice. `None` for other settings, and without
     /// a memory.
     pub fresh: Option<Gradient<'a>>,
@@ -111,6 +187,8 @@ pub struct Layer<'a> {
     /// methods whose lengths the values decide); otherwise it is untouched, and
     /// [`payload_len`](crate::compress::Compressor::payload_len) tells.
     pub sent: u64,
+    /// Gets what this rank alone finds wrong with what is left of a compensated gradient: it is not finite.
+    pub late: Option<Error>,
     /// Gets the mean over the workers; one place per element.
     pub mean: &'a mut [f32],
     /// Gets this worker's own contribution to the mean, to be taken off its residual; one place per element.
@@ -131,6 +209,23 @@ impl Layer<'_> {
         is_gathered(&self.setting, route)
     }
 
+    /// Takes what this worker's payload holds off what is compensated, or writes it where contributions go.
+    ///
+    /// # Errors
+    /// Those of decoding.
+    pub(super) fn contribute(&mut self, payload: &[u8], scratch: &mut [f32]) -> Result<(), Error> {
+        if let Some(own) = &mut self.own {
+            decode(payload, own)?;
+        }
+        if let Input::Compensated { values, .. } = &mut self.gradient {
+            combine(&Payload::parse(payload)?, Combine::Subtract, values, scratch)?;
+            if check_finite(values).is_err() {
+                self.late = Some(Error::Overflow { what: "what is to be remembered" });
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
         let shape = self.gradient.shape();
         if let Some(fresh) = &self.fresh {
@@ -141,12 +236,15 @@ impl Layer<'_> {
         if let Some(own) = &self.own {
             expect_len("own values", shape.elements(), own.len())?;
         }
+        if let Input::Compensated { values, .. } = &self.gradient {
+            expect_len("compensated values", shape.elements(), values.len())?;
+        }
         expect_len("warm-start factor", shape.cols() * self.rank(), self.factor.len())
     }
 }
 
 /// Whether payloads of `setting` are gathered whole.
-pub(super) fn is_gathered(setting: &Setting, route: Route) -> bool {
+pub(crate) fn is_gathered(setting: &Setting, route: Route) -> bool {
     match Aggregation::of(setting) {
         Aggregation::Payloads => route == Route::AllGather,
         Aggregation::VariablePayloads => true,
@@ -248,7 +346,9 @@ pub fn workspace_len(
 ///     let mut mean = [0.0; 2];
 ///     let words = exchange::workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?;
 ///     let factor = &mut [][..];
-///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, mean: &mut mean, own: None, factor };
+///     let gradient = gradient.into();
+///     let layer =
+///         Layer { index: 0, setting, gradient, fresh: None, sent: 0, late: None, mean: &mut mean, own: None, factor };
 ///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
 ///     Ok::<_, lgreco_train::Error>(mean)
 /// });

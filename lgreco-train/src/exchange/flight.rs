@@ -79,7 +79,9 @@ pub enum Agreement {
 ///     let gradient = Gradient::new(Values::F32(&values), shape)?;
 ///     let (mut mean, mut own) = ([0.0; 4], [0.0; 4]);
 ///     let (own, factor) = (Some(&mut own[..]), &mut [][..]);
-///     let layers = &mut [Layer { index: 0, setting, gradient, fresh: None, sent: 0, mean: &mut mean, own, factor }];
+///     let (gradient, late) = (gradient.into(), None);
+///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late, mean: &mut mean, own, factor };
+///     let layers = &mut [layer];
 ///     let mut workspace = vec![0; workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?];
 ///
 ///     let mut flight = Flight::begin(layers, moment, Agreement::Reached, None, &mut workspace)?;

@@ -1,15 +1,15 @@
 //! Payloads to everybody.
 
 use super::bucket::{Layer, Moment};
-use super::mean::{add, average};
+use super::mean::average;
 use super::slip::{self, Slip, judge};
 use super::workspace::{Lens, Room, messages, sum};
 use crate::Error;
 use crate::compress::wire::{Method, Payload};
-use crate::compress::{Compressor, Setting, decode, stated_len};
+use crate::compress::{Compressor, Setting, stated_len};
 use crate::error::expect_room;
 use crate::gradient::Shape;
-use crate::internal::{adacomp, payload::decode_parsed, topk};
+use crate::internal::payload::{Combine, combine, decode_parsed};
 
 /// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and returns the length of the
 /// message.
@@ -26,8 +26,8 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, lens: Lens, room: 
         let stream = moment.stream(layer.index, moment.rank);
         let payload = &mut message[at..];
         let len = match (layer.setting, &layer.fresh) {
-            (Setting::AdaComp(ada), Some(fresh)) => ada.encode_compensated(&layer.gradient, fresh, payload)?,
-            _ => layer.setting.encode(&layer.gradient, stream, room.encode, payload)?,
+            (Setting::AdaComp(ada), Some(fresh)) => ada.encode_compensated(&layer.gradient.get()?, fresh, payload)?,
+            _ => layer.setting.encode(&layer.gradient.get()?, stream, room.encode, payload)?,
         };
         layer.sent = len as u64;
         at += len;
@@ -64,8 +64,8 @@ pub(super) fn take_in(
             let payload;
             (payload, unread) = split(unread, layer).map_err(failed)?;
             sum_from(rank, payload, layer, room.decoded)?;
-            if let (true, Some(own)) = (rank == moment.rank, &mut layer.own) {
-                decode(payload, own)?;
+            if rank == moment.rank {
+                layer.contribute(payload, room.decoded)?;
             }
         }
         if !unread.is_empty() {
@@ -79,7 +79,7 @@ pub(super) fn take_in(
 /// Cuts a layer's payload off a message.
 fn split<'a>(message: &'a [u8], layer: &Layer<'_>) -> Result<(&'a [u8], &'a [u8]), Error> {
     let len = match layer.setting.has_fixed_len() {
-        true => layer.setting.payload_len(layer.gradient.shape(), layer.gradient.values().dtype())?,
+        true => layer.setting.payload_len(layer.gradient.shape(), layer.gradient.dtype())?,
         false => stated_len(message)?,
     };
     expect_room("payload bytes", len, message.len())?;
@@ -89,24 +89,15 @@ fn split<'a>(message: &'a [u8], layer: &Layer<'_>) -> Result<(&'a [u8], &'a [u8]
 /// Adds what `rank` contributes to the sum, which rank 0 begins.
 fn sum_from(rank: u32, payload: &[u8], layer: &mut Layer<'_>, decoded: &mut [f32]) -> Result<(), Error> {
     let shape = layer.gradient.shape();
-    let add_sparse = match method(&layer.setting) {
-        Method::TopK => Some(topk::add as fn(&Payload<'_>, &mut [f32]) -> _),
-        Method::AdaComp => Some(adacomp::add as _),
-        _ => None,
-    };
-    if let Some(add_sparse) = add_sparse {
-        if rank == 0 {
-            layer.mean.fill(0.0);
-        }
-        return read_from(rank, payload, &layer.setting, shape, |payload| add_sparse(payload, layer.mean));
-    }
-    if rank == 0 {
+    let sparse = matches!(method(&layer.setting), Method::TopK | Method::AdaComp);
+    if rank == 0 && !sparse {
         return decode_from(rank, payload, &layer.setting, shape, layer.mean);
     }
-    let decoded = &mut decoded[..shape.elements()];
-    decode_from(rank, payload, &layer.setting, shape, decoded)?;
-    add(layer.mean, decoded);
-    Ok(())
+    if rank == 0 {
+        layer.mean.fill(0.0);
+    }
+    let add = |payload: &Payload<'_>| combine(payload, Combine::Add, layer.mean, decoded);
+    read_from(rank, payload, &layer.setting, shape, add)
 }
 
 /// What payloads of `setting` say they are.

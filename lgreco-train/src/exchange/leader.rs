@@ -1,6 +1,6 @@
 //! Shared positions (CLT-k): the leader's by broadcast, everybody's values there in the first all-reduce.
 
-use super::bucket::{Layer, Moment};
+use super::bucket::{Input, Layer, Moment};
 use super::reduce;
 use super::workspace::Room;
 use crate::Error;
@@ -22,9 +22,9 @@ pub(super) fn begin(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -
         let Setting::CltK(clt) = layer.setting else { continue };
         let positions = take(&mut positions, &clt, layer.gradient.shape());
         if moment.rank == moment.leader() {
-            clt.lead(&layer.gradient, room.encode, positions)?;
+            clt.lead(&layer.gradient.get()?, room.encode, positions)?;
         } else {
-            check_finite(&layer.gradient)?;
+            check_finite(&layer.gradient.get()?)?;
         }
     }
     Ok(())
@@ -43,15 +43,21 @@ pub(super) fn fill(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>
         if let Some(own) = &mut layer.own {
             own.fill(0.0);
         }
-        let mut put = |at: usize, value: f32| {
-            values.next().into_iter().for_each(|place| *place = value);
-            if let Some(own) = &mut layer.own {
-                own[at] = value;
-            }
-        };
         let shape = layer.gradient.shape();
-        with_elements!(layer.gradient.values(), v => clt.for_each(shape, positions, |at| put(at, v[at].to_f32())))
-            .map_err(|error| Error::PeerMessage { rank: moment.leader(), code: error.code() })?;
+        let mut put = |value: f32| values.next().into_iter().for_each(|place| *place = value);
+        let filled = match &mut layer.gradient {
+            Input::Compensated { values, .. } => clt.for_each(shape, positions, |at| {
+                put(values[at]);
+                values[at] = 0.0;
+            }),
+            gradient => with_elements!(gradient.get()?.values(), v => clt.for_each(shape, positions, |at| {
+                put(v[at].to_f32());
+                if let Some(own) = &mut layer.own {
+                    own[at] = v[at].to_f32();
+                }
+            })),
+        };
+        filled.map_err(|error| Error::PeerMessage { rank: moment.leader(), code: error.code() })?;
     }
     Ok(())
 }

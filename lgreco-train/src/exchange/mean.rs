@@ -3,24 +3,6 @@
 use crate::Error;
 use crate::simd::{Kernel, dispatch};
 
-struct Add<'a> {
-    sum: &'a mut [f32],
-    addend: &'a [f32],
-}
-
-impl Kernel for Add<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {
-        self.sum.iter_mut().zip(self.addend).for_each(|(sum, x)| *sum += x);
-    }
-}
-
-/// `sum += addend`.
-pub(super) fn add(sum: &mut [f32], addend: &[f32]) {
-    dispatch(Add { sum, addend });
-}
-
 struct Average<'a> {
     sum: &'a mut [f32],
     world: f32,

@@ -56,7 +56,8 @@ mod slip;
 pub mod threads;
 mod workspace;
 
-pub use bucket::{Aggregation, Layer, Moment, Route, aggregate, workspace_len};
+pub(crate) use bucket::is_gathered;
+pub use bucket::{Aggregation, Input, Layer, Moment, Route, aggregate, workspace_len};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
 pub use flight::{Agreement, Flight};

@@ -1,12 +1,12 @@
 //! Dense layers, PowerSGD and CLT-k: sums on the wire.
 
-use super::bucket::{Layer, Moment};
+use super::bucket::{Input, Layer, Moment};
 use super::leader;
 use super::mean::average;
 use super::workspace::{Lens, Room};
 use crate::Error;
 use crate::compress::Setting;
-use crate::compress::powersgd::{back_project, orthonormalise, project, reconstruct, start_matrix};
+use crate::compress::powersgd::{back_project, orthonormalise, project, reconstruct, start_matrix, take_off};
 use crate::compress::{check_finite, powersgd::PowerSgd};
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
@@ -42,15 +42,19 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
         let (p, q) = (take(&mut left, left_len), take(&mut right, right_len));
         match layer.setting {
             Setting::Dense => {
-                check_finite(&layer.gradient)?;
-                widen(&layer.gradient, p);
+                let gradient = layer.gradient.get()?;
+                check_finite(&gradient)?;
+                widen(&gradient, p);
                 if let Some(own) = &mut layer.own {
                     own.copy_from_slice(p);
+                }
+                if let Input::Compensated { values, .. } = &mut layer.gradient {
+                    values.fill(0.0);
                 }
             }
             Setting::PowerSgd(PowerSgd { rank, .. }) => {
                 warm_start(layer, moment.stream(layer.index, 0), q)?;
-                project(&layer.gradient, rank, q, room.encode, p)?;
+                project(&layer.gradient.get()?, rank, q, room.encode, p)?;
             }
             _ => {}
         }
@@ -106,9 +110,12 @@ pub(super) fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(
             return Err(Error::Overflow { what: "the sum over the workers" });
         }
         orthonormalise(shape, rank, room.encode, p)?;
-        back_project(&layer.gradient, rank, p, room.encode, q)?;
+        back_project(&layer.gradient.get()?, rank, p, room.encode, q)?;
         if let Some(own) = &mut layer.own {
             reconstruct(shape, rank, p, q, own)?;
+        }
+        if let Input::Compensated { values, .. } = &mut layer.gradient {
+            layer.late = take_off(shape, rank, p, q, values).err();
         }
     }
     Ok(())

@@ -1,15 +1,18 @@
 //! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
 
-use super::bucket::{Layer, Moment};
+use super::bucket::{Input, Layer, Moment};
 use super::division::{Division, Piece, is_scattered};
 use super::gather::decode_from;
-use super::mean::{add, average};
+use super::mean::average;
 use super::reduce::widen;
 use super::slip::{self, Slip, judge};
 use super::workspace::{Room, messages};
 use crate::Error;
+use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
 use crate::gradient::{Gradient, Values};
+use crate::internal::payload::{Combine, combine, combine_values};
+use crate::internal::select;
 use crate::rng::Stream;
 
 fn division(layers: &[Layer<'_>], world: u32) -> Division {
@@ -65,18 +68,25 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, world);
     // Of the whole tensors: this rank's share is not encoded yet, and positions are to be those in the tensor.
-    layers.iter().filter(|layer| is_scattered(&layer.setting)).try_for_each(|layer| check_finite(&layer.gradient))?;
+    layers
+        .iter()
+        .filter(|layer| is_scattered(&layer.setting))
+        .try_for_each(|layer| check_finite(&layer.gradient.get()?))?;
     let mut first = 0;
     for owner in (0..world).filter(|&owner| owner != rank) {
         let mut end = first + slip::LEN;
         for_each(division, owner, layers, |piece, layer, at| {
-            let gradient = cut(&layer.gradient, &piece)?;
+            let whole = layer.gradient.get()?;
+            let gradient = cut(&whole, &piece)?;
             let start = first + slip::LEN + at;
             end = start + piece.payload_len;
             let payload = &mut room.shares[start..end];
             piece.setting.encode(&gradient, stream(moment, layer.index, rank, owner), room.encode, payload)?;
             if let Some(own) = &mut layer.own {
-                decode(payload, &mut own[piece.range])?;
+                decode(payload, &mut own[piece.range.clone()])?;
+            }
+            if let Input::Compensated { values, .. } = &mut layer.gradient {
+                combine(&Payload::parse(payload)?, Combine::Subtract, &mut values[piece.range], room.decoded)?;
             }
             Ok(())
         })?;
@@ -121,7 +131,8 @@ pub(super) fn reduce(
     let slip = |peer| if peer == rank { Slip::new(own, fingerprint) } else { Slip::read(message(peer)) };
     judge(own, (0..world).map(slip))?;
     for_each(division, rank, layers, |piece, layer, at| {
-        let gradient = cut(&layer.gradient, &piece)?;
+        let whole = layer.gradient.get()?;
+        let gradient = cut(&whole, &piece)?;
         let mean = &mut layer.mean[piece.range.clone()];
         let decoded = &mut room.decoded[..mean.len()];
         for peer in 0..world {
@@ -133,7 +144,7 @@ pub(super) fn reduce(
                 decode_from(peer, payload, &piece.setting, piece.shape, values)?;
             }
             if peer > 0 {
-                add(mean, decoded);
+                combine_values(mean, Combine::Add, decoded);
             }
         }
         average(mean, world)?;
@@ -141,11 +152,21 @@ pub(super) fn reduce(
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
         piece.setting.encode(&exact, stream(moment, layer.index, rank, rank), room.encode, payload)?;
         decode(payload, decoded)?;
+        let contribution =
+            |value: f32, mean: f32, decoded: f32| (value as f64 + world as f64 * (decoded as f64 - mean as f64)) as f32;
         if let Some(own) = &mut layer.own {
-            let own = &mut own[piece.range];
+            let own = &mut own[piece.range.clone()];
             widen(&gradient, own);
             for ((own, &mean), &decoded) in own.iter_mut().zip(&*mean).zip(&*decoded) {
-                *own = (*own as f64 + world as f64 * (decoded as f64 - mean as f64)) as f32;
+                *own = contribution(*own, mean, decoded);
+            }
+        }
+        if let Input::Compensated { values, .. } = &mut layer.gradient {
+            for ((x, &mean), &decoded) in values[piece.range].iter_mut().zip(&*mean).zip(&*decoded) {
+                *x -= contribution(*x, mean, decoded);
+            }
+            if select::check_finite(values).is_err() {
+                layer.late = Some(Error::Overflow { what: "what is to be remembered" });
             }
         }
         mean.copy_from_slice(decoded);

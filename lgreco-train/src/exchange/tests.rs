@@ -321,9 +321,10 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
                 let layer = Layer {
                     index: 0,
                     setting,
-                    gradient,
+                    gradient: gradient.into(),
                     fresh: None,
                     sent: 0,
+                    late: None,
                     mean: &mut mean,
                     own: None,
                     factor: &mut factor,

@@ -99,7 +99,7 @@ impl Lens {
     }
 
     pub(super) fn of(layers: &[Layer<'_>], moment: Moment) -> Result<Lens, Error> {
-        let kinds = layers.iter().map(|layer| (layer.setting, layer.gradient.shape(), layer.gradient.values().dtype()));
+        let kinds = layers.iter().map(|layer| (layer.setting, layer.gradient.shape(), layer.gradient.dtype()));
         Lens::new(kinds, moment.route, moment.world_size)
     }
 

@@ -1,7 +1,7 @@
 //! The memory of one layer on one rank.
 
 use super::kernels::{Commit, Distance, Law, Offer};
-use super::{Aggregation, Rule};
+use super::{Aggregation, Residual, Rule, Storage};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
@@ -44,6 +44,23 @@ pub struct Memory<W> {
 }
 
 impl Memory<alloc::vec::Vec<u64>> {
+    /// One step further, to the plain residual in `next`, which gets the present one.
+    pub(crate) fn replace(&mut self, next: &mut alloc::vec::Vec<u64>) {
+        core::mem::swap(&mut self.words, next);
+        self.count();
+    }
+
+    /// The present content, for [`undo`](Memory::undo).
+    pub(crate) fn copy_words(&self, to: &mut [u64]) {
+        to.copy_from_slice(&self.words);
+    }
+
+    /// One step back, to the content in `words`.
+    pub(crate) fn undo(&mut self, words: &mut alloc::vec::Vec<u64>) {
+        core::mem::swap(&mut self.words, words);
+        self.steps = self.steps.saturating_sub(1);
+    }
+
     /// A memory of zeros that owns its words.
     ///
     /// ```
@@ -271,6 +288,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.advance(self.rule.law(), gradient, decoded, stream)
     }
 
+    /// Whether it is classic error feedback in f32: what is remembered is what has not been sent, and nothing else.
+    pub(crate) fn is_plain(&self) -> bool {
+        let Residual { gain, storage, .. } = self.rule.residual();
+        matches!(self.rule, Rule::Residual(_)) && gain == 1.0 && storage == Storage::F32
+    }
+
     fn check_halves(&self) -> Result<(), Error> {
         match self.rule {
             Rule::Ef21Plus => Err(Error::FeedbackRule { rule: self.rule.name(), needs: "whole steps" }),
@@ -309,12 +332,17 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         stream: Stream,
     ) -> Result<(), Error> {
         with_elements!(gradient.values(), g => self.commit(law, g, decoded, stream))?;
+        self.count();
+        Ok(())
+    }
+
+    /// Counts a step, and forgets everything where that is due.
+    fn count(&mut self) {
         self.steps = self.steps.saturating_add(1);
         let period = self.rule.residual().reset_every;
         if period > 0 && self.steps.is_multiple_of(period as u64) {
             self.words.as_mut().fill(0);
         }
-        Ok(())
     }
 
     /// The memory after `law`, kept only if it fits.

@@ -68,9 +68,10 @@ impl Case {
             layers.push(Layer {
                 index: layers.len() as u32,
                 setting,
-                gradient,
+                gradient: gradient.into(),
                 fresh: None,
                 sent: 0,
+                late: None,
                 mean,
                 own: Some(own),
                 factor,

@@ -1,6 +1,7 @@
 //! Decoding: one magnitude, with signs, among zeros.
 
 use crate::Error;
+use crate::compress::combine::Combine;
 use crate::compress::positions::{self, Layout};
 use crate::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use crate::error::expect_len;
@@ -29,14 +30,14 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     expect_len("values", payload.header.shape.elements(), values.len())?;
     let body = payload.body_of_len(len)?;
     values.fill(0.0);
-    scatter(payload.header.parameter, layout, body, values)
+    scatter(payload.header.parameter, layout, body, Combine::Add, values)
 }
 
-/// Adds what an AdaComp payload holds to `values`, in time that grows with what it holds. Same errors as [`decode`].
-pub fn add(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+/// Combines what an AdaComp payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
+pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
     let (len, layout) = stated(&payload.header)?;
     expect_len("values", payload.header.shape.elements(), values.len())?;
-    scatter(payload.header.parameter, layout, payload.body_of_len(len)?, values)
+    scatter(payload.header.parameter, layout, payload.body_of_len(len)?, how, values)
 }
 
 /// Bytes of the body that a header implies, and its layout of positions.
@@ -55,8 +56,8 @@ pub(in crate::compress) fn stated(header: &Header) -> Result<(usize, Layout), Er
     Ok((super::payload_len(count, header.shape)? - HEADER_LEN, Layout::new(elements as u32, count)))
 }
 
-/// Adds the elements of a body, which has its stated length, to `values`.
-fn scatter(count: u32, layout: Layout, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
+/// Combines the elements of a body, which has its stated length, with `values`.
+fn scatter(count: u32, layout: Layout, body: &[u8], how: Combine, values: &mut [f32]) -> Result<(), Error> {
     let refused = |what| Err(Error::PayloadBody { what });
     let (magnitude, rest) = body.split_at(4);
     let (positions, signs) = rest.split_at(layout.bytes() as usize);
@@ -75,7 +76,7 @@ fn scatter(count: u32, layout: Layout, body: &[u8], values: &mut [f32]) -> Resul
             return refused("more positions than elements sent");
         }
         let sign = (signs[found as usize / 8] >> (found % 8) & 1) as u32;
-        values[position as usize] += f32::from_bits(bits | sign << 31);
+        how.put(&mut values[position as usize], f32::from_bits(bits | sign << 31));
         found += 1;
         Ok(())
     })?;

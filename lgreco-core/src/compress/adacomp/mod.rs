@@ -31,7 +31,7 @@ pub(crate) mod decode;
 mod tests;
 
 pub use decode::decode;
-pub(super) use decode::stated;
+pub(super) use decode::{combine, stated};
 
 use super::positions::{Layout, Writer};
 use super::wire::{HEADER_LEN, Header, Method};

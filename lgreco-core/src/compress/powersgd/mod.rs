@@ -33,7 +33,7 @@ pub use decode::{Factors, decode, of_payload};
 pub use encode::encode_warm;
 pub use measure::{measure, measure_workspace_len};
 pub use start::start_matrix;
-pub use steps::{back_project, orthonormalise, project, reconstruct, steps_workspace_len};
+pub use steps::{back_project, orthonormalise, project, reconstruct, steps_workspace_len, take_off};
 
 use crate::Error;
 use crate::compress::Compressor;

@@ -193,6 +193,32 @@ pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [
     }
 }
 
+/// `values −= P Qᵀ`: what a worker has left of `values` when it has sent the factors. Everything else as [`reconstruct`].
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::take_off, gradient::Shape};
+/// let mut values = [1.0, 10.0, 100.0, 2.0, 20.0, 201.0];
+/// take_off(Shape::new(2, 3)?, 1, &[1.0, 2.0], &[1.0, 10.0, 100.0], &mut values)?;
+/// assert_eq!(values, [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Length`]; [`Error::Overflow`] when what is left is not finite.
+pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
+    let rank = effective_rank(shape, rank);
+    expect_len("factor P", shape.rows() * rank, p.len())?;
+    expect_len("factor Q", shape.cols() * rank, q.len())?;
+    expect_len("values", shape.elements(), values.len())?;
+    let p = Columns { values: p, len: shape.rows() };
+    let q = Columns { values: q, len: shape.cols() };
+    if linalg::subtract(p, q, rank, shape.cols(), values) {
+        Ok(())
+    } else {
+        Err(Error::Overflow { what: "what is to be remembered" })
+    }
+}
+
 /// NaN and infinity in a gradient always reach the product, be it by way of `infinity · 0`.
 fn check_product<T: Element>(what: &'static str, product: &[Row], values: &[T]) -> Result<(), Error> {
     if finite(product) {

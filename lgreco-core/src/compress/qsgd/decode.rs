@@ -4,6 +4,7 @@ use super::grid::{inverse_levels, point};
 use super::{Qsgd, Rounding, Scale};
 use crate::Error;
 use crate::compress::bits;
+use crate::compress::combine::Combine;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::rng::block::BLOCK;
@@ -62,12 +63,30 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     qsgd.decode_body(payload.body_of_len(scales_len + codes_len)?, values)
 }
 
+/// Combines what a payload stands for with `values`. Same errors as [`decode`].
+pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+    let qsgd = Qsgd::from_header(&payload.header)?;
+    let elements = payload.header.shape.elements();
+    expect_len("decoded values", elements, values.len())?;
+    let (scales_len, codes_len) = qsgd.body_lens(elements)?;
+    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
+    qsgd.check_padding(codes, elements)?;
+    match how {
+        Combine::Add => qsgd.put(scales, codes, values, |place, value| *place += value),
+        Combine::Subtract => qsgd.put(scales, codes, values, |place, value| *place -= value),
+    }
+}
+
 impl Qsgd {
     /// The inverse of [`encode_body`](Qsgd::encode_body); `body` has exactly the length it has for these values.
     pub(crate) fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
         let (scales, codes) = body.split_at(self.body_lens(values.len())?.0);
         self.check_padding(codes, values.len())?;
-        dispatch(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, values })
+        self.put(scales, codes, values, |place, value| *place = value)
+    }
+
+    fn put(&self, scales: &[u8], codes: &[u8], values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
+        dispatch(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, values, put })
     }
 
     fn check_padding(&self, codes: &[u8], elements: usize) -> Result<(), Error> {
@@ -119,14 +138,16 @@ pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
     Ok(scales + codes)
 }
 
-struct Decode<'a> {
+struct Decode<'a, F> {
     qsgd: Qsgd,
     scales: &'a [[u8; 4]],
     codes: &'a [u8],
     values: &'a mut [f32],
+    /// Where a value goes.
+    put: F,
 }
 
-impl Kernel for Decode<'_> {
+impl<F: Fn(&mut f32, f32)> Kernel for Decode<'_, F> {
     type Output = Result<(), Error>;
 
     #[inline(always)]
@@ -135,10 +156,10 @@ impl Kernel for Decode<'_> {
     }
 }
 
-impl Decode<'_> {
+impl<F: Fn(&mut f32, f32)> Decode<'_, F> {
     #[inline(always)]
     fn run_as<const SIGN_MAGNITUDE: bool>(self) -> Result<(), Error> {
-        let Decode { qsgd, scales, codes, values } = self;
+        let Decode { qsgd, scales, codes, values, put } = self;
         let bucket_len = qsgd.bucket as usize;
         let (mut low, mut high) = (0.0, 0.0);
         let mut block_codes = [0u8; BLOCK];
@@ -159,6 +180,7 @@ impl Decode<'_> {
                     qsgd.log_levels(),
                     &block_codes[at..end],
                     &mut block_values[at..end],
+                    &put,
                 );
                 at = end;
             }
@@ -185,7 +207,14 @@ fn read_scales(scale: Scale, bucket: usize, scales: &[[u8; 4]]) -> Result<(f32, 
 }
 
 #[inline(always)]
-fn dequantise<const SIGN_MAGNITUDE: bool>(low: f32, high: f32, log_levels: u32, codes: &[u8], values: &mut [f32]) {
+fn dequantise<const SIGN_MAGNITUDE: bool>(
+    low: f32,
+    high: f32,
+    log_levels: u32,
+    codes: &[u8],
+    values: &mut [f32],
+    put: impl Fn(&mut f32, f32),
+) {
     let inverse = inverse_levels(log_levels);
     for (&code, value) in codes.iter().zip(values) {
         let code = code as i32;
@@ -195,6 +224,6 @@ fn dequantise<const SIGN_MAGNITUDE: bool>(low: f32, high: f32, log_levels: u32, 
         } else {
             code
         };
-        *value = point::<SIGN_MAGNITUDE>(level, inverse, low, high);
+        put(value, point::<SIGN_MAGNITUDE>(level, inverse, low, high));
     }
 }

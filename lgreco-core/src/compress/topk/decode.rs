@@ -2,6 +2,7 @@
 
 use super::{TopK, body_len, header};
 use crate::Error;
+use crate::compress::combine::Combine;
 use crate::compress::positions::{self, Layout};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{Header, Method, Payload};
@@ -37,9 +38,9 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     body.scatter(values, |place, value| *place = value)
 }
 
-/// Adds what a TopK payload holds to `values`, in time that grows with what it holds. Same errors as [`decode`].
-pub fn add(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
-    body(payload, values.len())?.scatter(values, |place, value| *place += value)
+/// Combines what a TopK payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
+pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+    body(payload, values.len())?.scatter(values, |place, value| how.put(place, value))
 }
 
 /// The inverse of [`encode_body`](super::encode::encode_body); `body` has exactly the length it has for these values.

@@ -200,9 +200,10 @@ fn a_short_workspace_on_one_worker_is_an_error_on_all() {
         let layer = Layer {
             index: 0,
             setting: Setting::Dense,
-            gradient,
+            gradient: gradient.into(),
             fresh: None,
             sent: 0,
+            late: None,
             mean: &mut mean,
             own: None,
             factor: &mut [],

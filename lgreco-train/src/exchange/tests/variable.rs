@@ -76,9 +76,10 @@ fn adacomp_with_memories() {
             let layer = Layer {
                 index: 0,
                 setting,
-                gradient,
+                gradient: gradient.into(),
                 fresh: Some(g),
                 sent: 0,
+                late: None,
                 mean: &mut mean,
                 own: own_values,
                 factor: &mut [],
