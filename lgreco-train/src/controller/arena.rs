@@ -3,6 +3,7 @@
 use super::layer::LayerState;
 use crate::Error;
 use crate::exchange::Layer;
+use crate::feedback::Memory;
 use crate::gradient::{Dtype, Shape};
 use alloc::vec::Vec;
 
@@ -14,6 +15,15 @@ pub(super) struct Kept {
     pub state: LayerState,
     /// The measuring rank's mean gradient; empty on others.
     pub window: Vec<f32>,
+    /// Whether it has no gradient in this step: zeros are sent, and the residual stays.
+    pub withheld: bool,
+}
+
+impl Kept {
+    /// The residual that goes out with the gradient.
+    pub(super) fn memory(&self) -> Option<&Memory<Vec<u64>>> {
+        self.state.memory.as_ref().filter(|_| !self.withheld)
+    }
 }
 
 /// What an exchange needs beside the gradients, kept from one to the next.

@@ -138,6 +138,27 @@ impl Bucket {
         self.progress == Progress::Broken
     }
 
+    /// Says that a layer has no gradient on this rank in this step: whatever stands in its place counts as zeros, and its
+    /// residual stays where it is instead of going out to where the means may not be applied. Comes before
+    /// [`submit`](Bucket::submit). Other ranks may have a gradient; PowerSGD starts afresh there if none has.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] when there are gradients already; [`Error::LayerMismatch`] when the layer is not in this bucket.
+    pub fn withhold(&mut self, layer: usize) -> Result<(), Error> {
+        self.expect_open()?;
+        let layers = self.arena.kept.len();
+        let place = self.arena.kept.iter_mut().find(|kept| kept.index == layer);
+        let missing = Error::LayerMismatch { layer, what: "the bucket", expected: layers, found: 0 };
+        place.map(|kept| kept.withheld = true).ok_or(missing)
+    }
+
+    fn expect_open(&self) -> Result<(), Error> {
+        match self.progress {
+            Progress::Open => Ok(()),
+            _ => Err(Error::StepOrder { what: "the bucket has gradients", expected: "an open one" }),
+        }
+    }
+
     /// Takes the gradients of this step, one per layer, adds residuals and compresses. What is wrong with them is told to
     /// all ranks, so that [`next`](Bucket::next) fails on every rank.
     ///
@@ -147,9 +168,7 @@ impl Bucket {
     /// # Complexity
     /// Encodes every layer. Allocates nothing.
     pub fn submit(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
-        if self.progress != Progress::Open {
-            return Err(Error::StepOrder { what: "the bucket has gradients", expected: "an open one" });
-        }
+        self.expect_open()?;
         if self.failure.is_none() {
             self.failure = check(&self.arena.kept, gradients).err();
         }
@@ -249,10 +268,14 @@ impl Bucket {
     }
 
     /// Writes what is to be compressed where there is a residual.
-    fn offer(&mut self, gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
+    fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let mut offered = &mut self.arena.offered[..];
         for (kept, gradient) in self.arena.kept.iter_mut().zip(gradients) {
             let offered = take(&mut offered, kept.shape.elements());
+            if kept.withheld {
+                gradient.write(core::iter::repeat(0.0));
+                continue;
+            }
             let LayerState { memory: Some(memory), pending, .. } = &mut kept.state else { continue };
             let offered = if memory.is_plain() { plain_values(pending, kept.shape) } else { offered };
             let compensated = memory.compensate(&Gradient::new(gradient.values(), kept.shape)?, offered);
@@ -280,7 +303,7 @@ impl Bucket {
             let Moment { seed, step, rank, route, .. } = self.moment;
             let stream = Stream { seed, step, layer: kept.index as u32, rank };
             let (shape, own) = (kept.shape, &own[part.clone()]);
-            if self.measured && owns(&kept.state, true) {
+            if self.measured && owns(kept, true) && !kept.withheld {
                 let state = &mut kept.state;
                 state.relative_error = Some(match &state.memory {
                     Some(memory) if memory.is_plain() => {
@@ -291,9 +314,11 @@ impl Bucket {
                 });
             }
             let in_place = is_in_place(kept, route, self.measured);
-            let own = owns(&kept.state, self.measured).then_some(own);
-            let remembered = kept.state.remember(&Gradient::new(gradient.values(), shape)?, own, self.late, stream);
-            self.late = self.late.or(remembered.err());
+            let own = owns(kept, self.measured).then_some(own);
+            if !kept.withheld {
+                let remembered = kept.state.remember(&Gradient::new(gradient.values(), shape)?, own, self.late, stream);
+                self.late = self.late.or(remembered.err());
+            }
             let setting = kept.state.choice.setting;
             let bytes = (shape.elements() * kept.dtype.bytes()) as u64;
             let sent = match setting {
@@ -360,11 +385,11 @@ fn list_of<'a>(
     let mut gradients = gradients.iter_mut();
     for kept in kept {
         let (shape, dtype, elements) = (kept.shape, kept.dtype, kept.shape.elements());
-        let (in_place, owned) = (is_in_place(kept, route, measured), owns(&kept.state, measured));
-        let LayerState { choice, memory, pending, factor, .. } = &mut kept.state;
+        let (in_place, owned) = (is_in_place(kept, route, measured), owns(kept, measured));
+        let plain = kept.memory().map(Memory::is_plain);
+        let LayerState { choice, pending, factor, .. } = &mut kept.state;
         let (mean, offered, own) = (take(&mut mean, elements), take(&mut offered, elements), take(&mut own, elements));
         let setting = choice.setting;
-        let plain = memory.as_ref().map(Memory::is_plain);
         let mut layer = Layer {
             index: kept.index as u32,
             setting,
@@ -406,7 +431,7 @@ fn is_in_place(kept: &Kept, route: Route, measured: bool) -> bool {
     kept.dtype == Dtype::F32
         && !measured
         && !matches!(setting, Setting::AdaComp(_))
-        && match &kept.state.memory {
+        && match kept.memory() {
             Some(memory) => memory.is_plain(),
             None => *setting == Setting::Dense || is_gathered(setting, route),
         }
@@ -448,9 +473,9 @@ fn first_non_finite(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Option<Error>
 }
 
 /// Whether a layer's own contribution is written down.
-fn owns(state: &LayerState, measured: bool) -> bool {
-    let updates = state.memory.as_ref().is_some_and(|memory| !memory.is_plain());
-    updates || measured && (state.memory.is_some() || state.choice.uncompressed.is_none())
+fn owns(kept: &Kept, measured: bool) -> bool {
+    let updates = kept.memory().is_some_and(|memory| !memory.is_plain());
+    updates || measured && (kept.memory().is_some() || kept.state.choice.uncompressed.is_none())
 }
 
 /// ‖values − own‖² / ‖values‖², 0 for zeros.

@@ -83,6 +83,13 @@ impl Control {
         }
     }
 
+    pub(super) fn expect_idle(&self) -> Result<(), Error> {
+        match self.stage {
+            Stage::Idle => Ok(()),
+            _ => Err(Error::StepOrder { what: "a step is under way", expected: "its end" }),
+        }
+    }
+
     /// Whether some rank's gradient is not finite.
     pub(super) fn broken(&self) -> bool {
         self.answers & BROKEN != 0
@@ -125,9 +132,7 @@ impl Controller {
 
     /// With `local`, ranks tell each other how they fare before anything else.
     pub(super) fn begin(&mut self, learning_rate: f64, local: Option<Result<bool, Error>>) -> Result<(), Error> {
-        if self.control.stage != Stage::Idle {
-            return Err(Error::StepOrder { what: "a step is under way", expected: "its end" });
-        }
+        self.control.expect_idle()?;
         let due = self.due.is_some_and(|due| self.step >= due);
         self.control.began = self.now();
         self.taken = Taken::default();

@@ -172,6 +172,20 @@ impl LayerState {
         Ok(())
     }
 
+    /// Scales what is remembered; what it was is pending.
+    pub(super) fn rescale(&mut self, factor: f32, stream: Stream) -> Result<(), Error> {
+        let Some(memory) = &mut self.memory else { return Ok(()) };
+        memory.copy_words(&mut self.pending);
+        memory.rescale(factor, stream)
+    }
+
+    /// What is pending becomes what is remembered.
+    pub(super) fn swap_pending(&mut self) {
+        if let Some(memory) = &mut self.memory {
+            memory.swap_words(&mut self.pending);
+        }
+    }
+
     /// Takes back what the last step has changed, if it was the last of this layer.
     pub(super) fn undo(&mut self) {
         if let (true, Some(memory)) = (core::mem::take(&mut self.undoable), &mut self.memory) {

@@ -68,6 +68,7 @@ impl Controller {
                 dtype: tensor.dtype,
                 state: self.states[index].lend(),
                 window: self.window.means.get_mut(index).map(core::mem::take).unwrap_or_default(),
+                withheld: false,
             });
         }
         let moment = Moment {

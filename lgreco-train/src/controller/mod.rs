@@ -101,6 +101,7 @@ mod saved;
 mod step;
 mod tensor;
 mod time;
+mod transaction;
 mod window;
 
 pub use bucket::Bucket;

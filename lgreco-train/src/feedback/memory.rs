@@ -46,8 +46,13 @@ pub struct Memory<W> {
 impl Memory<alloc::vec::Vec<u64>> {
     /// One step further, to the plain residual in `next`, which gets the present one.
     pub(crate) fn replace(&mut self, next: &mut alloc::vec::Vec<u64>) {
-        core::mem::swap(&mut self.words, next);
+        self.swap_words(next);
         self.count();
+    }
+
+    /// Other content for the present one; as many words.
+    pub(crate) fn swap_words(&mut self, words: &mut alloc::vec::Vec<u64>) {
+        core::mem::swap(&mut self.words, words);
     }
 
     /// The present content, for [`undo`](Memory::undo).
@@ -57,7 +62,7 @@ impl Memory<alloc::vec::Vec<u64>> {
 
     /// One step back, to the content in `words`.
     pub(crate) fn undo(&mut self, words: &mut alloc::vec::Vec<u64>) {
-        core::mem::swap(&mut self.words, words);
+        self.swap_words(words);
         self.steps = self.steps.saturating_sub(1);
     }
 

@@ -21,6 +21,7 @@ mod saved;
 mod schedule;
 mod settings;
 mod time;
+mod transactions;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]

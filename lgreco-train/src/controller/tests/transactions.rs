@@ -1,0 +1,173 @@
+//! No gradient is lost, whatever a trainer does around a step.
+
+use super::*;
+use crate::compress::qsgd::Qsgd;
+
+/// What becomes of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Event {
+    Sound,
+    /// A gradient of rank 1 is not finite: its bucket is left out.
+    Broken,
+    /// The trainer does not apply the means.
+    Skipped,
+    /// Layer 0 has no gradient on rank 0.
+    Withheld,
+    /// Layer 0 is in no bucket.
+    Absent,
+}
+
+fn events() -> impl Strategy<Value = Vec<(Event, usize)>> {
+    let event = prop_oneof![
+        Just(Event::Sound),
+        Just(Event::Broken),
+        Just(Event::Skipped),
+        Just(Event::Withheld),
+        Just(Event::Absent)
+    ];
+    prop::collection::vec((event, 0usize..3), 1..12)
+}
+
+/// Takes a step of one bucket per layer; returns the means that a trainer would apply.
+fn step(
+    controller: &mut Controller,
+    worker: &mut ThreadCollective,
+    gradients: &mut [Vec<f32>],
+    event: Event,
+) -> Vec<Option<Vec<f32>>> {
+    controller.begin_step(1.0).unwrap();
+    while let Some(request) = controller.control().unwrap() {
+        request.perform(worker).unwrap();
+    }
+    let rank = worker.rank();
+    let mut means = vec![];
+    for (layer, values) in gradients.iter_mut().enumerate() {
+        if event == Event::Absent && layer == 0 {
+            means.push(None);
+            continue;
+        }
+        let mut bucket = controller.open(&[layer]).unwrap();
+        if event == Event::Withheld && layer == 0 && rank == 0 {
+            bucket.withhold(0).unwrap();
+        }
+        bucket.exchange(worker, &mut [ValuesMut::F32(values)]).unwrap();
+        controller.close(bucket).unwrap();
+        means.push(values.iter().all(|x| x.is_finite()).then(|| values.clone()));
+    }
+    let report = controller.finish_step().unwrap();
+    assert_eq!(report.outcome == Outcome::PassedThrough, event == Event::Broken);
+    if event == Event::Skipped {
+        controller.roll_back().unwrap();
+        return vec![None; means.len()];
+    }
+    means
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Per element, the means that were applied and the mean of what is remembered make up the mean of the gradients that
+    /// were given.
+    #[test]
+    fn gradients_are_in_means_or_residuals(events in events(), method in 0usize..4, bf16: bool) {
+        let setting = [
+            Setting::TopK(TopK { keep: 7, values: Dtype::F32 }),
+            Setting::Qsgd(Qsgd { bits: 6, ..Qsgd::default() }),
+            Setting::PowerSgd(PowerSgd { rank: 1, iterations: 1 }),
+            Setting::CltK(crate::compress::clt::CltK { keep: 9 }),
+        ][method];
+        let mut config = config(Method::TopK, Policy::Fixed(vec![setting, Setting::Dense, setting]));
+        let storage = if bf16 { crate::feedback::Storage::Bf16 } else { crate::feedback::Storage::F32 };
+        config.feedback = Feedback::always(Residual { storage, ..Residual::CLASSIC });
+        config.non_finite = NonFinite::PassThrough;
+        let runs = threads::run(2, |mut worker| {
+            let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+            let zeros: Vec<Vec<f64>> = model().iter().map(|tensor| vec![0.0; tensor.shape().elements()]).collect();
+            let (mut given, mut applied) = (zeros.clone(), zeros);
+            (0..3).for_each(|_| drop(take_step(&mut controller, &mut worker, 0.0, 1.0).unwrap()));
+            for (number, &(event, at)) in events.iter().enumerate() {
+                let mut values = gradients(worker.rank(), number as u32, 1.0);
+                let sound = values.clone();
+                if event == Event::Broken && worker.rank() == 1 {
+                    values[at][5] = f32::NAN;
+                }
+                let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
+                let means = step(&mut controller, &mut worker, &mut values, event);
+                for (layer, mean) in means.iter().enumerate() {
+                    let Some(mean) = mean else {
+                        assert_eq!(residual(&controller, layer), before[layer], "layer {layer}, {event:?}");
+                        continue;
+                    };
+                    let withheld = event == Event::Withheld && layer == 0 && worker.rank() == 0;
+                    if withheld {
+                        assert_eq!(residual(&controller, layer), before[layer]);
+                    }
+                    for i in 0..mean.len() {
+                        applied[layer][i] += mean[i] as f64;
+                        given[layer][i] += if withheld { 0.0 } else { sound[layer][i] as f64 };
+                    }
+                }
+            }
+            let residuals: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
+            (given, applied, residuals)
+        });
+        let [(mine, applied, my_residuals), (theirs, other, their_residuals)] = &runs[..] else { unreachable!() };
+        prop_assert_eq!(applied, other);
+        // Of numbers of bf16 the last of 8 bits may be lost at every step, and what is remembered is a few units at most.
+        let tolerance = if bf16 { 0.02 } else { 1e-5 } * (1.0 + events.len() as f64);
+        for layer in 0..3 {
+            for i in 0..applied[layer].len() {
+                let given = (mine[layer][i] + theirs[layer][i]) / 2.0;
+                let kept = (my_residuals[layer][i] as f64 + their_residuals[layer][i] as f64) / 2.0;
+                let off = (given - applied[layer][i] - kept).abs();
+                prop_assert!(off < tolerance * 4.0, "layer {}, element {}: {} is lost", layer, i, off);
+            }
+        }
+    }
+}
+
+/// What is remembered in f32 and what is measured beside do not depend on each other.
+#[test]
+fn measuring_errors_changes_nothing() {
+    for method in [Method::TopK, Method::Qsgd, Method::PowerSgd] {
+        on_all(2, |mut worker| {
+            let run = |worker: &mut ThreadCollective, every: u64| {
+                let mut config = config(method, LGRECO);
+                config.feedback = Feedback::always(Residual::CLASSIC);
+                config.search = config
+                    .search
+                    .with_default(match method {
+                        Method::Qsgd => 5.0,
+                        Method::PowerSgd => 2.0,
+                        _ => 0.1,
+                    })
+                    .unwrap();
+                config.metrics_every = every;
+                let mut controller = Controller::new(config, model(), worker).unwrap();
+                let means: Vec<_> = (0..9).map(|_| take_step(&mut controller, worker, 1.0, 1.0).unwrap().1).collect();
+                (means, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>())
+            };
+            assert_eq!(run(&mut worker, 0), run(&mut worker, 1), "{method:?}");
+            assert_eq!(run(&mut worker, 2), run(&mut worker, 1), "{method:?}");
+        });
+    }
+}
+
+#[test]
+fn residuals_are_scaled_all_or_none() {
+    let worker = ThreadCollective::group(1).remove(0);
+    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let mut worker = worker;
+    (0..5).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+    let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
+    controller.rescale_residuals(0.25).unwrap();
+    for (layer, before) in before.iter().enumerate() {
+        assert_eq!(residual(&controller, layer), before.iter().map(|x| 0.25 * x).collect::<Vec<_>>());
+    }
+    controller.rescale_residuals(4.0).unwrap();
+    assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
+    for factor in [0.0, f32::NAN, f32::INFINITY, 3e38] {
+        assert!(controller.rescale_residuals(factor).is_err());
+        assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,73 @@
+//! What a trainer does to residuals when it skips an update or changes the scale of its loss.
+
+use super::Controller;
+use crate::Error;
+use crate::rng::Stream;
+
+impl Controller {
+    /// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has skipped
+    /// the update, say. The step still counts, PowerSGD's factors stay, and layers that the step has not exchanged keep
+    /// theirs. Every rank does it or none. Once only: the residuals of the step before are gone.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let [mut before, mut after] = [[0.0; 4096]; 2];
+    /// controller.residual(0, &mut before)?;
+    /// step_alone(&mut controller, &mut worker)?;
+    /// controller.roll_back()?;
+    /// controller.residual(0, &mut after)?;
+    /// assert_eq!(before, after);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way.
+    ///
+    /// # Complexity
+    /// O(layers).
+    pub fn roll_back(&mut self) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        self.states.iter_mut().for_each(|state| state.undo());
+        Ok(())
+    }
+
+    /// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of the
+    /// loss has changed. Every rank does it with the same factor, or none.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let norm = controller.metrics(0).residual_norm.unwrap_or_default();
+    /// controller.rescale_residuals(0.5)?;
+    /// assert_eq!(controller.metrics(0).residual_norm, Some(0.5 * norm));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] unless `factor` is positive and finite, [`Error::Overflow`] when a residual no longer fits its
+    /// format: then no residual has changed. [`Error::StepOrder`] while a step is under way.
+    ///
+    /// # Complexity
+    /// Three passes over the residuals. The last step can then no longer be rolled back.
+    pub fn rescale_residuals(&mut self, factor: f32) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        let (seed, step, rank) = (self.config.search.seed, self.step as u32, self.rank);
+        let mut outcome = Ok(());
+        let mut scaled = 0;
+        for (layer, (state, tensor)) in self.states.iter_mut().zip(&self.tensors).enumerate() {
+            let stream = Stream { seed, step, layer: layer as u32, rank };
+            outcome = state.reserve(tensor.shape).and_then(|()| state.rescale(factor, stream));
+            if outcome.is_err() {
+                break;
+            }
+            scaled += 1;
+        }
+        if outcome.is_err() {
+            self.states[..scaled].iter_mut().for_each(|state| state.swap_pending());
+        }
+        outcome
+    }
+}
