@@ -32,14 +32,19 @@ public:
         sent_ += count * sizeof *values;
     }
 
-    void all_gather(const std::uint8_t *own, const std::uint64_t *lens, std::uint8_t *received) override {
+    void all_gather(std::uint8_t *buffer, std::size_t length) override {
+        check(MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buffer, int_of(length), MPI_BYTE, communicator_));
+        sent_ += length;
+    }
+
+    void all_gather_each(const std::uint64_t *lens, std::uint8_t *buffer) override {
         std::uint64_t end = 0;
         for (std::size_t i = 0; i < counts_.size(); i++) {
             counts_[i] = int_of(lens[i]);
             offsets_[i] = int_of(end);
             end += lens[i];
         }
-        check(MPI_Allgatherv(own, counts_[rank()], MPI_BYTE, received, counts_.data(), offsets_.data(), MPI_BYTE,
+        check(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buffer, counts_.data(), offsets_.data(), MPI_BYTE,
                              communicator_));
         sent_ += lens[rank()];
     }

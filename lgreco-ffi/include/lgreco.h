@@ -321,16 +321,17 @@ typedef struct lgreco_collective {
     void *user;
     // Replaces `values` by their sums over the workers: the same bits on each, NaN stays NaN.
     int32_t (*all_reduce_sum)(void *user, float *values, size_t count, void *stream);
-    // Writes every worker's bytes to `received`, in rank order: worker i brings lens[i], this one `own`.
-    int32_t (*all_gather)(void *user,
-                          const uint8_t *own,
-                          const uint64_t *lens,
-                          uint8_t *received,
-                          void *stream);
+    // Fills `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are
+    // in their place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
+    int32_t (*all_gather)(void *user, size_t length, uint8_t *buffer, void *stream);
     // Replaces `length` bytes by those of worker `root`.
     int32_t (*broadcast)(void *user, uint32_t root, uint8_t *bytes, size_t length, void *stream);
+    // As `all_gather`, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
+    // thresholds, SIDCo, AdaComp and LGRECO_ROUTE_SCATTER_REDUCE need it; where it is NULL, their steps fail with
+    // LGRECO_COLLECTIVE.
+    int32_t (*all_gather_each)(void *user, const uint64_t *lens, uint8_t *buffer, void *stream);
     // Sends worker i the next send_lens[i] bytes of `send`, and receives the next received_lens[i] of `received` from
-    // it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; else NULL.
+    // it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; NULL likewise.
     int32_t (*all_to_all)(void *user,
                           const uint8_t *send,
                           const uint64_t *send_lens,
@@ -948,7 +949,7 @@ typedef struct lgreco_rng_stream {
 // Everybody gets everybody's payloads.
 #define LGRECO_ROUTE_ALL_GATHER 0
 
-// Each rank averages a part and compresses the mean again; needs the collective's `all_to_all`.
+// Each rank averages a part and compresses the mean again; needs the collective's `all_gather_each` and `all_to_all`.
 #define LGRECO_ROUTE_SCATTER_REDUCE 1
 
 // They are the means of all workers' gradients, compressed as was decided.
@@ -1936,7 +1937,7 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32,                       \
      LGRECO_AGGREGATION_SUMMED, 0}
-#define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, LGRECO_POLICY_L_GRECO,     \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \

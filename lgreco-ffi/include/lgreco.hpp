@@ -276,8 +276,11 @@ public:
     virtual std::uint32_t world_size() const = 0;
     // As the callbacks of lgreco_collective.
     virtual void all_reduce_sum(float *values, std::size_t count) = 0;
-    virtual void all_gather(const std::uint8_t *own, const std::uint64_t *lens, std::uint8_t *received) = 0;
+    virtual void all_gather(std::uint8_t *buffer, std::size_t length) = 0;
     virtual void broadcast(std::uint32_t root, std::uint8_t *bytes, std::size_t length) = 0;
+    virtual void all_gather_each(const std::uint64_t *, std::uint8_t *) {
+        throw Error(LGRECO_UNAVAILABLE, "this collective has no all_gather_each");
+    }
     virtual void all_to_all(const std::uint8_t *, const std::uint64_t *, std::uint8_t *, const std::uint64_t *) {
         throw Error(LGRECO_UNAVAILABLE, "this collective has no all_to_all");
     }
@@ -303,12 +306,14 @@ struct Calls {
         callbacks.all_reduce_sum = [](void *user, float *values, std::size_t count, void *) {
             return guarded(user, [&](Collective &own) { own.all_reduce_sum(values, count); });
         };
-        callbacks.all_gather = [](void *user, const std::uint8_t *bytes, const std::uint64_t *lens,
-                                  std::uint8_t *received, void *) {
-            return guarded(user, [&](Collective &own) { own.all_gather(bytes, lens, received); });
+        callbacks.all_gather = [](void *user, std::size_t length, std::uint8_t *buffer, void *) {
+            return guarded(user, [&](Collective &own) { own.all_gather(buffer, length); });
         };
         callbacks.broadcast = [](void *user, std::uint32_t root, std::uint8_t *bytes, std::size_t length, void *) {
             return guarded(user, [&](Collective &own) { own.broadcast(root, bytes, length); });
+        };
+        callbacks.all_gather_each = [](void *user, const std::uint64_t *lens, std::uint8_t *buffer, void *) {
+            return guarded(user, [&](Collective &own) { own.all_gather_each(lens, buffer); });
         };
         callbacks.all_to_all = [](void *user, const std::uint8_t *send, const std::uint64_t *send_lens,
                                   std::uint8_t *received, const std::uint64_t *received_lens, void *) {

@@ -18,15 +18,11 @@ unsafe extern "C" fn reduce_one(_: *mut c_void, _: *mut f32, _: usize, _: *mut c
     0
 }
 
-unsafe extern "C" fn gather_one(
-    _: *mut c_void,
-    own: *const u8,
-    lens: *const u64,
-    received: *mut u8,
-    _: *mut c_void,
-) -> i32 {
-    // SAFETY: a group of one: `lens` has one entry, and both arrays are as long as it says.
-    unsafe { own.copy_to(received, *lens as usize) };
+unsafe extern "C" fn gather_one(_: *mut c_void, _: usize, _: *mut u8, _: *mut c_void) -> i32 {
+    0
+}
+
+unsafe extern "C" fn gather_each_one(_: *mut c_void, _: *const u64, _: *mut u8, _: *mut c_void) -> i32 {
     0
 }
 
@@ -50,6 +46,7 @@ impl Alone {
             all_reduce_sum: Some(reduce_one),
             all_gather: Some(gather_one),
             broadcast: Some(broadcast_one),
+            all_gather_each: Some(gather_each_one),
             ..Default::default()
         };
         let layers = [0, 1, 2].map(|layer| lgreco_layer {

@@ -165,6 +165,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         all_reduce_sum,
         all_gather,
         broadcast,
+        all_gather_each,
         all_to_all
     );
     struct_of!(

@@ -24,22 +24,21 @@ pub struct lgreco_collective {
     /// Replaces `values` by their sums over the workers: the same bits on each, NaN stays NaN.
     pub all_reduce_sum:
         Option<unsafe extern "C" fn(user: *mut c_void, values: *mut f32, count: usize, stream: *mut c_void) -> i32>,
-    /// Writes every worker's bytes to `received`, in rank order: worker i brings lens[i], this one `own`.
-    pub all_gather: Option<
-        unsafe extern "C" fn(
-            user: *mut c_void,
-            own: *const u8,
-            lens: *const u64,
-            received: *mut u8,
-            stream: *mut c_void,
-        ) -> i32,
-    >,
+    /// Fills `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are
+    /// in their place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
+    pub all_gather:
+        Option<unsafe extern "C" fn(user: *mut c_void, length: usize, buffer: *mut u8, stream: *mut c_void) -> i32>,
     /// Replaces `length` bytes by those of worker `root`.
     pub broadcast: Option<
         unsafe extern "C" fn(user: *mut c_void, root: u32, bytes: *mut u8, length: usize, stream: *mut c_void) -> i32,
     >,
+    /// As `all_gather`, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
+    /// thresholds, SIDCo, AdaComp and LGRECO_ROUTE_SCATTER_REDUCE need it; where it is NULL, their steps fail with
+    /// LGRECO_COLLECTIVE.
+    pub all_gather_each:
+        Option<unsafe extern "C" fn(user: *mut c_void, lens: *const u64, buffer: *mut u8, stream: *mut c_void) -> i32>,
     /// Sends worker i the next send_lens[i] bytes of `send`, and receives the next received_lens[i] of `received` from
-    /// it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; else NULL.
+    /// it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; NULL likewise.
     pub all_to_all: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -62,6 +61,7 @@ impl Default for lgreco_collective {
             all_reduce_sum: None,
             all_gather: None,
             broadcast: None,
+            all_gather_each: None,
             all_to_all: None,
         }
     }
@@ -71,7 +71,7 @@ impl Default for lgreco_collective {
 // to be callable.
 unsafe impl Versioned for lgreco_collective {
     const WHAT: &'static str = "collective";
-    const FIRST_SIZE: usize = 56;
+    const FIRST_SIZE: usize = 64;
 }
 
 /// A caller's collective whose callbacks are there.
@@ -118,11 +118,18 @@ impl Collective for Callbacks {
         done(self.raw.all_reduce_sum.map(|call| unsafe { call(user, pointer, count, stream) }))
     }
 
-    fn all_gather(&mut self, own: &[u8], lens: &[u64], received: &mut [u8]) -> Result<(), CollectiveError> {
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
         let (user, stream) = (self.raw.user, self.stream);
-        let (own, lens, received) = (own.as_ptr(), lens.as_ptr(), received.as_mut_ptr());
+        let (length, buffer) = (buffer.len() / self.raw.world_size as usize, buffer.as_mut_ptr());
         // SAFETY: as above.
-        done(self.raw.all_gather.map(|call| unsafe { call(user, own, lens, received, stream) }))
+        done(self.raw.all_gather.map(|call| unsafe { call(user, length, buffer, stream) }))
+    }
+
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let (user, stream) = (self.raw.user, self.stream);
+        let (lens, buffer) = (lens.as_ptr(), buffer.as_mut_ptr());
+        // SAFETY: as above.
+        done(self.raw.all_gather_each.map(|call| unsafe { call(user, lens, buffer, stream) }))
     }
 
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {

@@ -44,7 +44,7 @@ pub type lgreco_route = u32;
 
 /// Everybody gets everybody's payloads.
 pub const LGRECO_ROUTE_ALL_GATHER: lgreco_route = 0;
-/// Each rank averages a part and compresses the mean again; needs the collective's `all_to_all`.
+/// Each rank averages a part and compresses the mean again; needs the collective's `all_gather_each` and `all_to_all`.
 pub const LGRECO_ROUTE_SCATTER_REDUCE: lgreco_route = 1;
 
 /// What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.

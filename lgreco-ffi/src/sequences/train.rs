@@ -10,9 +10,11 @@ unsafe extern "C" fn reduce(user: *mut c_void, _: *mut f32, _: usize, _: *mut c_
     i32::from(!user.is_null())
 }
 
-unsafe extern "C" fn gather(user: *mut c_void, own: *const u8, lens: *const u64, to: *mut u8, _: *mut c_void) -> i32 {
-    // SAFETY: a group of one: `lens` has one entry, and both arrays are as long as it says.
-    unsafe { own.copy_to(to, *lens as usize) };
+unsafe extern "C" fn gather(user: *mut c_void, _: usize, _: *mut u8, _: *mut c_void) -> i32 {
+    i32::from(!user.is_null())
+}
+
+unsafe extern "C" fn gather_each(user: *mut c_void, _: *const u64, _: *mut u8, _: *mut c_void) -> i32 {
     i32::from(!user.is_null())
 }
 
@@ -27,6 +29,7 @@ fn collective(bytes: &mut Bytes) -> lgreco_collective {
         all_reduce_sum: Some(reduce),
         all_gather: Some(gather),
         broadcast: (bytes.below(32) < 31).then_some(broadcast),
+        all_gather_each: (bytes.below(32) < 31).then_some(gather_each),
         ..Default::default()
     }
 }

@@ -70,16 +70,25 @@ static inline int32_t all_reduce_sum(void *user, float *values, size_t count, vo
     return meet(group);
 }
 
-static inline int32_t all_gather(void *user, const uint8_t *own, const uint64_t *lens, uint8_t *received, void *stream) {
+// Takes from every other worker's buffer what that worker has put into its place there.
+static inline int32_t all_gather_each(void *user, const uint64_t *lens, uint8_t *buffer, void *stream) {
     Member *const member = user;
     Group *const group = member->group;
     int code = enter(member);
     if (code || stream != NULL) return code ? code : 1;
-    group->from[member->rank] = own;
+    group->from[member->rank] = buffer;
     if ((code = meet(group))) return code;
-    for (uint32_t rank = 0; rank < group->workers; received += lens[rank++])
-        if (lens[rank] > 0) memcpy(received, group->from[rank], lens[rank]);
+    size_t at = 0;
+    for (uint32_t rank = 0; rank < group->workers; at += lens[rank++])
+        if (rank != member->rank && lens[rank] > 0)
+            memcpy(buffer + at, (const uint8_t *)group->from[rank] + at, lens[rank]);
     return meet(group);
+}
+
+static inline int32_t all_gather(void *user, size_t length, uint8_t *buffer, void *stream) {
+    uint64_t lens[WORKERS_MAX];
+    for (int rank = 0; rank < WORKERS_MAX; rank++) lens[rank] = length;
+    return all_gather_each(user, lens, buffer, stream);
 }
 
 static inline int32_t broadcast(void *user, uint32_t root, uint8_t *bytes, size_t length, void *stream) {
@@ -118,6 +127,7 @@ static inline lgreco_collective collective_of(Member *member) {
     collective.all_reduce_sum = all_reduce_sum;
     collective.all_gather = all_gather;
     collective.broadcast = broadcast;
+    collective.all_gather_each = all_gather_each;
     collective.all_to_all = all_to_all;
     return collective;
 }

@@ -34,9 +34,8 @@ static int32_t reduce_one(void *user, float *values, size_t count, void *stream)
     return user != NULL || stream != NULL || (count > 0 && values == NULL);
 }
 
-static int32_t gather_one(void *user, const uint8_t *own, const uint64_t *lens, uint8_t *received, void *stream) {
-    if (lens[0] > 0) memcpy(received, own, lens[0]);
-    return user != NULL || stream != NULL;
+static int32_t gather_one(void *user, size_t count, uint8_t *buffer, void *stream) {
+    return user != NULL || stream != NULL || (count > 0 && buffer == NULL);
 }
 
 static int32_t broadcast_one(void *user, uint32_t root, uint8_t *bytes_of_root, size_t count, void *stream) {

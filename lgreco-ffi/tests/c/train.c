@@ -42,6 +42,7 @@ typedef struct {
     lgreco_outcome outcome[WORKERS_MAX];
     double residual[WORKERS_MAX];
     int nan_rank, nan_step, sync;
+    uint32_t huge_step;  // when rank 0's first gradient is too large for PowerSGD's Q, but not for its P; 0: never
     double drop_rate_at;
     lgreco_status failed[WORKERS_MAX];
     char message[WORKERS_MAX][200];
@@ -87,6 +88,8 @@ static void *train(void *argument) {
         lgreco_report report = LGRECO_REPORT_INIT;
         gradients(model, rank, s);
         if (run->nan_rank == (int)rank && run->nan_step == (int)s) model->values[0][77] = NAN;
+        if (rank == 0 && s > 0 && run->huge_step == s)
+            for (int row = 0; row < ROWS; row++) model->values[0][row * COLS] = 1e38f;
         const double rate = run->drop_rate_at > 0 && s >= run->drop_rate_at ? 0.01 : 0.1;
         run->failed[rank] = step(controller, member, model, rate, &report);
         if (run->failed[rank] != LGRECO_OK) break;
@@ -380,6 +383,69 @@ static void callbacks_that_fail(void) {
     }
 }
 
+// Rank 0 fails between PowerSGD's two all-reduces; the second tells the others who has failed.
+static void a_factor_that_overflows(void) {
+    lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    fixed[0].method = LGRECO_METHOD_POWERSGD;
+    fixed[0].rank = 1;
+    Run run = {.options = base(), .nan_rank = -1, .huge_step = 3};
+    run.options.policy = LGRECO_POLICY_FIXED;
+    run.options.fixed = fixed;
+    Member members[WORKERS_MAX] = {{0}};
+    now = &run;
+    run_group(3, members, train);
+    CHECK(run.failed[0] == LGRECO_OVERFLOW && run.failed[1] == LGRECO_PEER && run.failed[2] == LGRECO_PEER);
+    CHECK(strstr(run.message[0], "PowerSGD factor Q") != NULL);
+    TEXT("rank 0 failed with error code 5", run.message[1]);
+    TEXT("rank 0 failed with error code 5", run.message[2]);
+}
+
+// The status of six steps, or of the first that fails, of a worker alone. Optional callbacks are NULL unless asked for.
+static lgreco_status alone_with(lgreco_controller_options options, int all_gather_each_too, int all_to_all_too) {
+    Group group;
+    Model *const model = malloc(sizeof *model);
+    begin_group(&group, 1);
+    Member member = {.group = &group};
+    lgreco_controller *controller = controller_of(&member, &options);
+    lgreco_collective collective = collective_of(&member);
+    if (!all_gather_each_too) collective.all_gather_each = NULL;
+    if (!all_to_all_too) collective.all_to_all = NULL;
+    void *pointers[LAYERS];
+    for (int l = 0; l < LAYERS; l++) pointers[l] = model->values[l];
+    lgreco_status status = LGRECO_OK;
+    for (uint32_t s = 0; s < 6 && status == LGRECO_OK; s++) {
+        gradients(model, 0, s);
+        status = lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL);
+        CHECK(status == LGRECO_OK || s == 3);  // the first that compresses
+    }
+    OK(lgreco_controller_destroy(&controller));
+    end_group(&group);
+    free(model);
+    return status;
+}
+
+static void optional_callbacks(void) {
+    STATUS(LGRECO_OK, alone_with(base(), 0, 0));
+    lgreco_controller_options options = base();
+    options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+    STATUS(LGRECO_OK, alone_with(options, 1, 1));
+    STATUS(LGRECO_COLLECTIVE, alone_with(options, 0, 1));
+    STATUS(LGRECO_COLLECTIVE, alone_with(options, 1, 0));
+    lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    options = base();
+    options.policy = LGRECO_POLICY_FIXED;
+    options.fixed = fixed;
+    const uint32_t methods[] = {LGRECO_METHOD_QSGD,    LGRECO_METHOD_POWERSGD, LGRECO_METHOD_CLT_K,
+                                LGRECO_METHOD_LOCO,    LGRECO_METHOD_SIDCO,    LGRECO_METHOD_ADACOMP,
+                                LGRECO_METHOD_HARD_THRESHOLD};
+    for (int i = 0; i < 7; i++) {
+        fixed[0].method = methods[i];
+        fixed[0].lambda = 0.5f;
+        STATUS(i < 4 ? LGRECO_OK : LGRECO_COLLECTIVE, alone_with(options, 0, 0));  // the last three vary in length
+        STATUS(LGRECO_OK, alone_with(options, 1, 0));
+    }
+}
+
 static uint8_t *saved[WORKERS_MAX];
 static size_t saved_len[WORKERS_MAX];
 static uint64_t straight[WORKERS_MAX], resumed[WORKERS_MAX];
@@ -483,12 +549,12 @@ static void saved_states(void) {
 static lgreco_controller *inner;
 
 // A callback that uses the controller it is called from.
-static int32_t reenter(void *user, const uint8_t *own, const uint64_t *lens, uint8_t *received, void *stream) {
+static int32_t reenter(void *user, size_t length, uint8_t *buffer, void *stream) {
     uint64_t steps, non_finite;
     lgreco_controller *copy = inner;
     STATUS(LGRECO_BUSY, lgreco_controller_steps(inner, &steps, &non_finite));
     STATUS(LGRECO_BUSY, lgreco_controller_destroy(&copy));
-    return all_gather(user, own, lens, received, stream);
+    return all_gather(user, length, buffer, stream);
 }
 
 static void misuse(void) {
@@ -591,6 +657,8 @@ int main(void) {
     options_count();
     non_finite_gradients();
     callbacks_that_fail();
+    a_factor_that_overflows();
+    optional_callbacks();
     saved_states();
     misuse();
     return report("train");

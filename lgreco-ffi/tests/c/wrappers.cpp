@@ -35,9 +35,8 @@ public:
     std::uint32_t rank() const override { return 0; }
     std::uint32_t world_size() const override { return 1; }
     void all_reduce_sum(float *, std::size_t) override {}
-    void all_gather(const std::uint8_t *own, const std::uint64_t *lens, std::uint8_t *received) override {
+    void all_gather(std::uint8_t *, std::size_t) override {
         if (broken) throw std::out_of_range("the network is down");
-        if (lens[0] > 0) memcpy(received, own, lens[0]);
     }
     void broadcast(std::uint32_t, std::uint8_t *, std::size_t) override {}
 };
@@ -91,6 +90,17 @@ static void controllers(const lgreco::Context &context) {
     step(scatter, 0);
     step(scatter, 1);
     throws(LGRECO_UNAVAILABLE, "this collective has no all_to_all", [&] { step(scatter, 2); });
+    std::vector<lgreco_setting> fixed(2, lgreco::setting());
+    fixed[0].method = LGRECO_METHOD_SIDCO;
+    options = lgreco::controller_options();
+    options.policy = LGRECO_POLICY_FIXED;
+    options.fixed = fixed.data();
+    options.warmup = 2;
+    lgreco::Controller variable(context, alone, model, options);
+    step(variable, 0);
+    throws(LGRECO_UNAVAILABLE, "this collective has no all_gather_each", [&] {
+        for (std::uint32_t number = 1; number < 4; number++) step(variable, number);
+    });
 }
 
 static void cuts(const lgreco::Context &context) {

@@ -183,9 +183,11 @@ unsafe extern "C" fn reduce(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_voi
     0
 }
 
-unsafe extern "C" fn gather(_: *mut c_void, own: *const u8, lens: *const u64, to: *mut u8, _: *mut c_void) -> i32 {
-    // SAFETY: a group of one: `lens` has one entry, and both arrays are as long as it says.
-    unsafe { own.copy_to(to, *lens as usize) };
+unsafe extern "C" fn gather(_: *mut c_void, _: usize, _: *mut u8, _: *mut c_void) -> i32 {
+    0
+}
+
+unsafe extern "C" fn gather_each(_: *mut c_void, _: *const u64, _: *mut u8, _: *mut c_void) -> i32 {
     0
 }
 
@@ -205,6 +207,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         all_reduce_sum: Some(reduce),
         all_gather: Some(gather),
         broadcast: Some(broadcast),
+        all_gather_each: Some(gather_each),
         ..Default::default()
     };
     let functions_kept = [
@@ -213,6 +216,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_collective, all_reduce_sum),
         offset_of!(lgreco_collective, all_gather),
         offset_of!(lgreco_collective, broadcast),
+        offset_of!(lgreco_collective, all_gather_each),
         offset_of!(lgreco_collective, all_to_all),
     ];
     let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
