@@ -1,9 +1,8 @@
 //! Decoded values added to others, or taken off them, without a copy of their own in memory.
 
-use super::qsgd;
 use super::setting::decode_parsed;
 use super::wire::{Method, Payload};
-use super::{adacomp, topk};
+use super::{adacomp, powersgd, qsgd, topk};
 use crate::Error;
 use crate::error::expect_room;
 use crate::simd::{Kernel, dispatch};
@@ -35,7 +34,8 @@ pub fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32], scratch:
         Method::TopK => topk::combine(payload, how, values),
         Method::AdaComp => adacomp::combine(payload, how, values),
         Method::Qsgd => qsgd::combine(payload, how, values),
-        Method::Dense | Method::PowerSgd | Method::LoCo => {
+        Method::PowerSgd => powersgd::combine(payload, how, values),
+        Method::Dense | Method::LoCo => {
             expect_room("scratch values", values.len(), scratch.len())?;
             let scratch = &mut scratch[..values.len()];
             decode_parsed(payload, scratch)?;

@@ -78,8 +78,13 @@ pub(crate) fn reconstruct<F: Factor>(p: F, q: F, rank: usize, cols: usize, value
     cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values, put: |place: &mut f32, sum: f32| *place = sum })
 }
 
-/// `values −= P Qᵀ`, of the same sums. Answers whether all that is left is finite.
-pub(crate) fn subtract<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
+/// `values += P Qᵀ`, of the same sums. Answers whether all of them then are finite.
+pub(crate) fn add_product<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
+    cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values, put: |place: &mut f32, sum: f32| *place += sum })
+}
+
+/// `values −= P Qᵀ`, of the same sums. Answers whether all of them then are finite.
+pub(crate) fn subtract_product<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
     cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values, put: |place: &mut f32, sum: f32| *place -= sum })
 }
 
@@ -131,7 +136,7 @@ impl Slab {
 }
 
 #[inline(always)]
-fn add_product([a, b, c, d]: [Row; BLOCK], p: &[f32; BLOCK], &q: &Row) -> [Row; BLOCK] {
+fn add_outer([a, b, c, d]: [Row; BLOCK], p: &[f32; BLOCK], &q: &Row) -> [Row; BLOCK] {
     [add_scaled(a, p[0], q), add_scaled(b, p[1], q), add_scaled(c, p[2], q), add_scaled(d, p[3], q)]
 }
 
@@ -180,7 +185,7 @@ impl<F: Factor, P: Fn(&mut f32, f32)> Kernel for Reconstruct<'_, F, P> {
                 let depth = DEPTH.min(rank - from);
                 slab.load(p, q, from..from + depth, tile);
                 for (b, k) in tile.blocks() {
-                    sums[k][b] = slab.terms(depth, b, k).fold(sums[k][b], |sums, (p, q)| add_product(sums, p, q));
+                    sums[k][b] = slab.terms(depth, b, k).fold(sums[k][b], |sums, (p, q)| add_outer(sums, p, q));
                 }
             }
             for i in 0..tile.rows {
@@ -224,10 +229,10 @@ impl<T: Element, F: Factor> Kernel for Residuals<'_, T, F> {
                     let mut block = sums[k][b];
                     let mut terms = slab.terms(depth, b, k);
                     for (p, q) in terms.by_ref().take(plain) {
-                        block = add_product(block, p, q);
+                        block = add_outer(block, p, q);
                     }
                     for ((p, q), partial) in terms.zip(&mut partial[plain..]) {
-                        block = add_product(block, p, q);
+                        block = add_outer(block, p, q);
                         add_squared_difference(partial, &values[k][b], &block);
                     }
                     sums[k][b] = block;

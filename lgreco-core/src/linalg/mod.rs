@@ -9,7 +9,7 @@ mod low_rank;
 mod orthonormal;
 mod product;
 
-pub(crate) use low_rank::{Columns, Panels, reconstruct, residuals, subtract};
+pub(crate) use low_rank::{Columns, Panels, add_product, reconstruct, residuals, subtract_product};
 pub(crate) use orthonormal::{orthonormalise, squared_norms};
 pub(crate) use product::{Matrix, back_project, project, scratch_words};
 

@@ -2,13 +2,13 @@
 
 use super::NonFinite;
 use super::arena::{Arena, Kept, recycled};
-use super::layer::{LayerState, plain_values};
+use super::layer::LayerState;
 use super::window;
 use crate::Error;
 use crate::compress::{Compressor, Setting, check_finite};
 use crate::error::expect_len;
 use crate::exchange::{Agreement, Flight, Input, Layer, Moment, Request, Route, is_gathered, workspace_len};
-use crate::feedback::Memory;
+use crate::feedback::{Memory, plain_values};
 use crate::gradient::{Dtype, Element, Gradient, Shape, Values, ValuesMut, first_too_large, with_elements};
 use crate::rng::Stream;
 use alloc::vec::Vec;

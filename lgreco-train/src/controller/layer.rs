@@ -4,10 +4,9 @@ use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
 use crate::Error;
 use crate::compress::{Compressor, Setting};
-use crate::feedback::{Aggregation, Memory, Rule};
+use crate::feedback::{Aggregation, Memory, Rule, is_finite, plain_values};
 use crate::gradient::{Gradient, Shape};
 use crate::internal::payload::{Combine, combine_values};
-use crate::internal::select::check_finite;
 use crate::rng::Stream;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -159,7 +158,7 @@ impl LayerState {
             if let Some(own) = own {
                 combine_values(left, Combine::Subtract, own);
             }
-            if (late.is_some() || own.is_some()) && check_finite(left).is_err() {
+            if (late.is_some() || own.is_some()) && !is_finite(left) {
                 return Err(Error::Overflow { what: "what is to be remembered" });
             }
             memory.replace(&mut self.pending);
@@ -200,9 +199,4 @@ impl LayerState {
         self.memory = memory.or(self.memory.take());
         self.undoable = false;
     }
-}
-
-/// Room for a plain residual as numbers.
-pub(super) fn plain_values(pending: &mut [u64], shape: Shape) -> &mut [f32] {
-    &mut bytemuck::cast_slice_mut(pending)[..shape.elements()]
 }

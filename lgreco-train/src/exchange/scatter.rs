@@ -10,9 +10,9 @@ use super::workspace::{Room, messages};
 use crate::Error;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
+use crate::feedback::is_finite;
 use crate::gradient::{Gradient, Values};
 use crate::internal::payload::{Combine, combine, combine_values};
-use crate::internal::select;
 use crate::rng::Stream;
 
 fn division(layers: &[Layer<'_>], world: u32) -> Division {
@@ -165,7 +165,7 @@ pub(super) fn reduce(
             for ((x, &mean), &decoded) in values[piece.range].iter_mut().zip(&*mean).zip(&*decoded) {
                 *x -= contribution(*x, mean, decoded);
             }
-            if select::check_finite(values).is_err() {
+            if !is_finite(values) {
                 layer.late = Some(Error::Overflow { what: "what is to be remembered" });
             }
         }

@@ -1,7 +1,7 @@
 //! The memory of one layer on one rank.
 
 use super::kernels::{Commit, Distance, Law, Offer};
-use super::{Aggregation, Residual, Rule, Storage};
+use super::{Aggregation, Residual, Rule, Storage, plain};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
@@ -44,28 +44,6 @@ pub struct Memory<W> {
 }
 
 impl Memory<alloc::vec::Vec<u64>> {
-    /// One step further, to the plain residual in `next`, which gets the present one.
-    pub(crate) fn replace(&mut self, next: &mut alloc::vec::Vec<u64>) {
-        self.swap_words(next);
-        self.count();
-    }
-
-    /// Other content for the present one; as many words.
-    pub(crate) fn swap_words(&mut self, words: &mut alloc::vec::Vec<u64>) {
-        core::mem::swap(&mut self.words, words);
-    }
-
-    /// The present content, for [`undo`](Memory::undo).
-    pub(crate) fn copy_words(&self, to: &mut [u64]) {
-        to.copy_from_slice(&self.words);
-    }
-
-    /// One step back, to the content in `words`.
-    pub(crate) fn undo(&mut self, words: &mut alloc::vec::Vec<u64>) {
-        self.swap_words(words);
-        self.steps = self.steps.saturating_sub(1);
-    }
-
     /// A memory of zeros that owns its words.
     ///
     /// ```
@@ -293,6 +271,28 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.advance(self.rule.law(), gradient, decoded, stream)
     }
 
+    /// One step further, to the plain residual in `next`, which gets the present one.
+    pub(crate) fn replace(&mut self, next: &mut W) {
+        self.swap_words(next);
+        self.count();
+    }
+
+    /// Other content for the present one; as many words.
+    pub(crate) fn swap_words(&mut self, words: &mut W) {
+        core::mem::swap(&mut self.words, words);
+    }
+
+    /// The present content, for [`undo`](Memory::undo).
+    pub(crate) fn copy_words(&self, to: &mut [u64]) {
+        to.copy_from_slice(self.words.as_ref());
+    }
+
+    /// One step back, to the content in `words`.
+    pub(crate) fn undo(&mut self, words: &mut W) {
+        self.swap_words(words);
+        self.steps = self.steps.saturating_sub(1);
+    }
+
     /// Whether it is classic error feedback in f32: what is remembered is what has not been sent, and nothing else.
     pub(crate) fn is_plain(&self) -> bool {
         let Residual { gain, storage, .. } = self.rule.residual();
@@ -315,8 +315,17 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     pub(super) fn offer(&self, gradient: &Gradient<'_>, offered: &mut [f32]) -> Result<(), Error> {
         self.check_shape(gradient.shape())?;
         expect_len("compensated values", self.shape.elements(), offered.len())?;
-        let largest = with_elements!(gradient.values(), g => self.offer_values(self.rule.law(), g, offered));
-        if largest > f32::MAX.to_bits() {
+        let finite = match self.is_plain() {
+            true => {
+                let residual = &bytemuck::cast_slice(self.words.as_ref())[..offered.len()];
+                with_elements!(gradient.values(), g => plain::compensate(residual, g, offered))
+            }
+            false => {
+                let law = self.rule.law();
+                with_elements!(gradient.values(), g => self.offer_values(law, g, offered)) <= f32::MAX.to_bits()
+            }
+        };
+        if !finite {
             crate::compress::check_finite(gradient)?;
             return Err(Error::Overflow { what: "the gradient with what is remembered" });
         }

@@ -59,9 +59,11 @@
 //! (PowerSGD; deviation: own instead of averaged `Q`).
 
 mod contraction;
+mod encode;
 mod kernels;
 mod memory;
 mod mixed;
+mod plain;
 mod rule;
 mod saved;
 mod step;
@@ -74,6 +76,7 @@ pub use contraction::{contraction, contraction_workspace_len, require_contractio
 pub use memory::Memory;
 #[cfg(feature = "pipeline")]
 pub(crate) use mixed::restrict_values;
+pub(crate) use plain::{is_finite, plain_values};
 pub use rule::{Aggregation, Residual, Rule};
 pub use saved::{SAVED_HEADER_LEN, SavedState};
 pub use step::payload_stream;

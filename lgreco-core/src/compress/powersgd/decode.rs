@@ -2,6 +2,7 @@
 
 use super::{body_len, effective_rank};
 use crate::Error;
+use crate::compress::combine::Combine;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::linalg::{self, Columns};
@@ -33,6 +34,23 @@ use crate::linalg::{self, Columns};
 /// # Complexity
 /// O(rows · cols · r), no workspace, 32 KiB of stack.
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    with_factors(payload, values, linalg::reconstruct)
+}
+
+/// Combines what a payload stands for with `values`. Errors as [`decode`], about what comes of it.
+pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+    match how {
+        Combine::Add => with_factors(payload, values, linalg::add_product),
+        Combine::Subtract => with_factors(payload, values, linalg::subtract_product),
+    }
+}
+
+/// Lets `multiply` do something with the factors and `values`, and answer whether these are finite.
+fn with_factors<'a>(
+    payload: &Payload<'a>,
+    values: &mut [f32],
+    multiply: impl Fn(Columns<'a, [u8; 4]>, Columns<'a, [u8; 4]>, usize, usize, &mut [f32]) -> bool,
+) -> Result<(), Error> {
     let Factors { rank, p, q } = of_payload(payload)?;
     let shape = payload.header.shape;
     expect_len("decoded values", shape.elements(), values.len())?;
@@ -41,7 +59,7 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     }
     let p = Columns { values: p, len: shape.rows() };
     let q = Columns { values: q, len: shape.cols() };
-    if linalg::reconstruct(p, q, rank as usize, shape.cols(), values) {
+    if multiply(p, q, rank as usize, shape.cols(), values) {
         Ok(())
     } else {
         Err(Error::Overflow { what: "the product of the factors" })

@@ -28,8 +28,8 @@ mod measure;
 mod start;
 mod steps;
 
-pub(super) use decode::stated;
 pub use decode::{Factors, decode, of_payload};
+pub(super) use decode::{combine, stated};
 pub use encode::encode_warm;
 pub use measure::{measure, measure_workspace_len};
 pub use start::start_matrix;

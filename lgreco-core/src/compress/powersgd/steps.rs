@@ -212,7 +212,7 @@ pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32
     expect_len("values", shape.elements(), values.len())?;
     let p = Columns { values: p, len: shape.rows() };
     let q = Columns { values: q, len: shape.cols() };
-    if linalg::subtract(p, q, rank, shape.cols(), values) {
+    if linalg::subtract_product(p, q, rank, shape.cols(), values) {
         Ok(())
     } else {
         Err(Error::Overflow { what: "what is to be remembered" })

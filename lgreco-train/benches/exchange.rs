@@ -1,0 +1,168 @@
+//! A whole exchange of two ranks with error feedback, one thread per rank: how many times as long as each thread takes to
+//! read and write as many values once. And encoding with feedback against encoding without.
+//!
+//! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS]`; 2^20 and 2^24 unless given.
+
+use lgreco_train::Error;
+use lgreco_train::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco_train::controller::{Config, Controller, Feedback, Policy, Tensor};
+use lgreco_train::exchange::threads::{self, ThreadCollective};
+use lgreco_train::exchange::{Collective, Request};
+use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+use lgreco_train::rng::Stream;
+use lgreco_train::search::{Method, Search};
+use std::time::Instant;
+
+/// Repetitions, of which the fastest counts.
+const TIMES: u32 = 9;
+
+fn noise(rank: u32, len: usize) -> Vec<f32> {
+    let stream = Stream { seed: 3, step: 0, layer: 0, rank };
+    let value = |i: u64| {
+        let word = stream.word(i);
+        // Heavier tails than a uniform's, as gradients have.
+        let x = (word >> 8) as f32 / (1 << 23) as f32 - 1.0;
+        x * x * x
+    };
+    (0..len as u64).map(value).collect()
+}
+
+fn shape(elements: usize) -> Shape {
+    let rows = 1 << (elements.ilog2() / 2);
+    Shape::new(rows, elements / rows).expect("below 2^32")
+}
+
+fn settings(elements: usize) -> [(&'static str, Setting); 3] {
+    [
+        ("topk 1 %", Setting::TopK(TopK { keep: elements as u32 / 100, values: Dtype::F32 })),
+        ("qsgd 4", Setting::Qsgd(Qsgd::default())),
+        ("powersgd 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 })),
+    ]
+}
+
+/// Seconds of the fastest of some runs, after one that does not count.
+fn fastest(mut run: impl FnMut()) -> f64 {
+    run();
+    (0..TIMES)
+        .map(|_| {
+            let start = Instant::now();
+            run();
+            start.elapsed().as_secs_f64()
+        })
+        .fold(f64::INFINITY, f64::min)
+}
+
+/// Waits for the other rank, so that both start together.
+fn meet(worker: &mut ThreadCollective) {
+    worker.all_gather(&mut [0; 2]).expect("both are there");
+}
+
+/// One exchange; the seconds of computing in it, without waiting for the other rank.
+fn exchange(controller: &mut Controller, worker: &mut ThreadCollective, values: &mut [f32]) -> Result<f64, Error> {
+    let perform = |worker: &mut ThreadCollective, request: Request<'_>| request.perform(worker);
+    controller.begin_step(0.1)?;
+    while let Some(request) = controller.control()? {
+        perform(worker, request)?;
+    }
+    let mut bucket = controller.open(&[0])?;
+    meet(worker);
+    let start = Instant::now();
+    let values = &mut [ValuesMut::F32(values)];
+    bucket.submit(values)?;
+    while let Some(request) = bucket.next(values)? {
+        perform(worker, request)?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    controller.close(bucket)?;
+    controller.finish_step()?;
+    Ok(seconds)
+}
+
+/// Seconds per exchange, and of a pass over as many values, by the slower of both ranks.
+fn exchanges(setting: Setting, elements: usize) -> (f64, f64) {
+    let results = threads::run(2, |mut worker| {
+        let mut config = Config::new(Search::new(Method::TopK));
+        config.policy = Policy::Fixed(vec![setting]);
+        config.feedback = Feedback::always(Residual::CLASSIC);
+        (config.schedule.warmup, config.metrics_every) = (2, 0);
+        let shape = shape(elements);
+        let tensors = vec![Tensor::new("layer", &[shape.rows(), shape.cols()], Dtype::F32).expect("a shape")];
+        let mut controller = Controller::new(config, tensors, &worker).expect("a configuration");
+        let gradient = noise(worker.rank(), elements);
+        let mut values = gradient.clone();
+        let mut seconds = f64::INFINITY;
+        for step in 0..4 + TIMES {
+            values.copy_from_slice(&gradient);
+            let spent = exchange(&mut controller, &mut worker, &mut values).expect("a sound step");
+            if step >= 4 {
+                seconds = seconds.min(spent);
+            }
+        }
+        assert_eq!(controller.setting(0), setting);
+        let mut pass = f64::INFINITY;
+        for _ in 0..TIMES {
+            meet(&mut worker);
+            let start = Instant::now();
+            values.iter_mut().for_each(|x| *x = *x * 0.5 + 1.0);
+            std::hint::black_box(&mut values);
+            pass = pass.min(start.elapsed().as_secs_f64());
+        }
+        (seconds, pass)
+    });
+    results.into_iter().fold((0.0, 0.0), |(a, b), (x, y)| (f64::max(a, x), f64::max(b, y)))
+}
+
+/// Seconds of encoding without and with feedback, whose payloads are compared with those of the three steps apart.
+fn encoders(setting: Setting, elements: usize) -> (f64, f64) {
+    let (shape, values) = (shape(elements), noise(0, elements));
+    let gradient = Gradient::new(Values::F32(&values), shape).expect("a gradient");
+    let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+    let len = setting.payload_len(shape, Dtype::F32).expect("a setting");
+    let (mut payload, mut expected) = (vec![0; len], vec![0; len]);
+    let alone = fastest(|| {
+        setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload).expect("a payload");
+    });
+    let rule = Rule::Residual(Residual::CLASSIC);
+    let mut memory = Memory::owned(rule, Aggregation::Summed, shape).expect("room");
+    let mut apart = memory.clone();
+    let (mut workspace, mut next) = (vec![0; memory.encode_workspace_len(&setting)], vec![0; rule.state_len(shape)]);
+    let mut step = 0;
+    let together = fastest(|| {
+        let stream = Stream { step, ..Stream::default() };
+        memory.encode(&setting, &gradient, stream, &mut next, &mut workspace, &mut payload).expect("a payload");
+        step += 1;
+    });
+    let mut decoded = vec![0.0; elements];
+    for step in 0..step {
+        let stream = Stream { step, ..Stream::default() };
+        let mut room = vec![0; apart.workspace_len(&setting, Dtype::F32).expect("a setting")];
+        apart.step(&setting, &gradient, stream, &mut room, &mut expected, &mut decoded).expect("a payload");
+    }
+    assert!(payload == expected, "{setting}: other payloads than by three steps apart");
+    assert_eq!(memory.squared_norm(), apart.squared_norm(), "{setting}");
+    (alone, together)
+}
+
+fn main() {
+    let given: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
+    let sizes = if given.is_empty() { vec![1 << 20, 1 << 24] } else { given };
+    for elements in sizes {
+        println!("{elements} elements of f32");
+        println!("| | exchange, passes | ms | pass, ms | encode, ms | with feedback, ms | ratio |");
+        println!("|---|--:|--:|--:|--:|--:|--:|");
+        for (name, setting) in settings(elements) {
+            let (exchange, pass) = exchanges(setting, elements);
+            let (alone, together) = encoders(setting, elements);
+            println!(
+                "| {name} | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
+                exchange / pass,
+                1e3 * exchange,
+                1e3 * pass,
+                1e3 * alone,
+                1e3 * together,
+                together / alone
+            );
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The passes over a plain residual, which is as many f32 as there are elements.
+
+use crate::gradient::{Element, Shape};
+use crate::simd::{Kernel, dispatch};
+
+/// The bits of |x|, which order as magnitudes do; those of NaN exceed those of infinity.
+const MAGNITUDE: u32 = 0x7fff_ffff;
+
+/// Words of a plain residual as numbers.
+pub(crate) fn plain_values(words: &mut [u64], shape: Shape) -> &mut [f32] {
+    &mut bytemuck::cast_slice_mut(words)[..shape.elements()]
+}
+
+/// Writes `residual + gradient` to `sum`; answers whether all of it is finite.
+pub(super) fn compensate<T: Element>(residual: &[f32], gradient: &[T], sum: &mut [f32]) -> bool {
+    dispatch(Compensate { residual, gradient, sum })
+}
+
+/// Whether all values are finite.
+pub(crate) fn is_finite(values: &[f32]) -> bool {
+    dispatch(Finite { values })
+}
+
+struct Compensate<'a, T> {
+    residual: &'a [f32],
+    gradient: &'a [T],
+    sum: &'a mut [f32],
+}
+
+impl<T: Element> Kernel for Compensate<'_, T> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut largest = 0;
+        for ((sum, residual), gradient) in self.sum.iter_mut().zip(self.residual).zip(self.gradient) {
+            *sum = residual + gradient.to_f32();
+            largest = largest.max(sum.to_bits() & MAGNITUDE);
+        }
+        largest < f32::INFINITY.to_bits()
+    }
+}
+
+struct Finite<'a> {
+    values: &'a [f32],
+}
+
+impl Kernel for Finite<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let largest = self.values.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & MAGNITUDE));
+        largest < f32::INFINITY.to_bits()
+    }
+}
