@@ -201,7 +201,7 @@ impl Header {
 /// A message whose header has been checked, and that its body has the length the header implies.
 ///
 /// ```
-/// use lgreco_train::Error;
+/// use lgreco_train::{CoreError, Error};
 /// use lgreco_train::pipeline::{CutSetting, Direction, Evaluation, Message, Upstream};
 /// use lgreco_train::gradient::Values;
 /// let upstream = Upstream::new(CutSetting::new(3, 1, 2), 0)?;
@@ -210,8 +210,8 @@ impl Header {
 /// let message = Message::parse(&bytes[..len])?;
 /// assert_eq!((message.header.cut, message.header.direction), (3, Direction::Forward));
 /// assert_eq!(message.body, [1f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
-/// assert!(matches!(Message::parse(&bytes[..len - 1]), Err(Error::Core(CoreError::Length { expected: 8, found: 7, ..
-/// }))));
+/// let cut_off = Message::parse(&bytes[..len - 1]);
+/// assert!(matches!(cut_off, Err(Error::Core(CoreError::Length { expected: 8, found: 7, .. }))));
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
