@@ -1,10 +1,10 @@
 //! The buffers of one exchange.
 
 use super::layer::LayerState;
-use crate::Error;
 use crate::exchange::Layer;
 use crate::feedback::Memory;
 use crate::gradient::{Dtype, Shape};
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 
 /// A layer on loan from the controller.
@@ -50,7 +50,7 @@ impl Arena {
         resize(&mut self.sent, layers, 0)?;
         resize(&mut self.workspace, words, 0)?;
         let more = |len: usize| layers.saturating_sub(len);
-        let out_of_memory = Error::OutOfMemory { words: layers };
+        let out_of_memory = Error::Core(CoreError::OutOfMemory { words: layers });
         self.kept.try_reserve(more(self.kept.len())).map_err(|_| out_of_memory)?;
         self.list.try_reserve(more(self.list.len())).map_err(|_| out_of_memory)
     }
@@ -58,7 +58,9 @@ impl Arena {
 
 fn resize<T: Clone>(values: &mut Vec<T>, len: usize, value: T) -> Result<(), Error> {
     let words = (len * size_of::<T>()).div_ceil(8);
-    values.try_reserve_exact(len.saturating_sub(values.len())).map_err(|_| Error::OutOfMemory { words })?;
+    values
+        .try_reserve_exact(len.saturating_sub(values.len()))
+        .map_err(|_| Error::Core(CoreError::OutOfMemory { words }))?;
     values.resize(len, value);
     Ok(())
 }

@@ -4,13 +4,13 @@ use super::NonFinite;
 use super::arena::{Arena, Kept, recycled};
 use super::layer::LayerState;
 use super::window;
-use crate::Error;
 use crate::compress::{Compressor, Setting, check_finite};
 use crate::error::expect_len;
 use crate::exchange::{Agreement, Flight, Input, Layer, Moment, Request, Route, is_gathered, workspace_len};
 use crate::feedback::{Memory, plain_values};
 use crate::gradient::{Dtype, Element, Gradient, Shape, Values, ValuesMut, first_too_large, with_elements};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -187,7 +187,7 @@ impl Bucket {
         if flight.failure().is_none() {
             self.add_to_window(gradients);
         }
-        if let (None, Some(Error::NonFinite { .. })) = (failure, flight.failure()) {
+        if let (None, Some(Error::Core(CoreError::NonFinite { .. }))) = (failure, flight.failure()) {
             if let Some(error) = first_non_finite(&self.arena.kept, gradients) {
                 flight.fail(error);
             }
@@ -204,8 +204,8 @@ impl Bucket {
     ///
     /// # Errors
     /// Those of [`Flight::next`], on all ranks alike; gradients are then of no use, residuals are unchanged.
-    /// [`Error::ElementOverflow`] when a mean does not fit its layer's element type, on all ranks.
-    /// [`Error::StepOrder`] when there are no gradients yet, [`Error::LayerMismatch`], [`Error::Length`] when they are of
+    /// [`CoreError::ElementOverflow`] when a mean does not fit its layer's element type, on all ranks.
+    /// [`Error::StepOrder`] when there are no gradients yet, [`Error::LayerMismatch`], [`CoreError::Length`] when they are of
     /// other lengths than before.
     ///
     /// # Complexity
@@ -281,7 +281,7 @@ impl Bucket {
             let compensated = memory.compensate(&Gradient::new(gradient.values(), kept.shape)?, offered);
             let layer = kept.index;
             compensated.map_err(|error| match error {
-                Error::NonFinite { index, value } => Error::NonFiniteGradient { layer, index, value },
+                Error::Core(CoreError::NonFinite { index, value }) => Error::NonFiniteGradient { layer, index, value },
                 error => error,
             })?;
         }
@@ -293,7 +293,7 @@ impl Bucket {
         let Arena { kept, mean, offered, own, sent, .. } = &mut self.arena;
         for (kept, part) in kept.iter().zip(parts(kept)) {
             if let Some(index) = first_too_large(&mean[part.clone()], kept.dtype) {
-                return Err(Error::ElementOverflow { index, value: mean[part][index] });
+                return Err(Error::Core(CoreError::ElementOverflow { index, value: mean[part][index] }));
             }
         }
         let mut at = 0;
@@ -463,7 +463,7 @@ pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, gradient: &V
 pub(super) fn non_finite(layer: usize, gradient: &ValuesMut<'_>) -> Option<Error> {
     let column = Shape::new(gradient.values().len(), 1).and_then(|shape| Gradient::new(gradient.values(), shape));
     match column.and_then(|gradient| check_finite(&gradient)) {
-        Err(Error::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
+        Err(CoreError::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
         _ => None,
     }
 }

@@ -7,8 +7,8 @@ use super::decide::{Answer, Question, refused, suited, uniform};
 use super::layer::Switch;
 use super::step::Taken;
 use super::{Cause, Controller, Decision, decision};
-use crate::Error;
 use crate::exchange::Request;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -124,7 +124,7 @@ impl Controller {
     /// gradients can be.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when a step is under way; [`Error::Parameter`] for a learning rate that is not finite or negative.
+    /// [`Error::StepOrder`] when a step is under way; [`CoreError::Parameter`] for a learning rate that is not finite or negative.
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
         check_rate(learning_rate)?;
         self.begin(learning_rate, None)
@@ -302,5 +302,9 @@ fn check_rate(learning_rate: f64) -> Result<(), Error> {
     if learning_rate.is_finite() && learning_rate >= 0.0 {
         return Ok(());
     }
-    Err(Error::Parameter { what: "learning rate", value: learning_rate, expected: "a finite number >= 0" })
+    Err(Error::Core(CoreError::Parameter {
+        what: "learning rate",
+        value: learning_rate,
+        expected: "a finite number >= 0",
+    }))
 }

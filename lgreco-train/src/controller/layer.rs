@@ -2,12 +2,12 @@
 
 use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
-use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::feedback::{Aggregation, Memory, Rule, is_finite, plain_values};
 use crate::gradient::{Gradient, Shape};
 use crate::internal::payload::{Combine, combine_values};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -141,7 +141,7 @@ impl LayerState {
     /// gone wrong with what is left of plain residuals, of which one has then failed.
     ///
     /// # Errors
-    /// [`Error::Overflow`] when the residual does not fit its format; it is then unchanged.
+    /// [`CoreError::Overflow`] when the residual does not fit its format; it is then unchanged.
     pub(super) fn remember(
         &mut self,
         gradient: &Gradient<'_>,
@@ -159,7 +159,7 @@ impl LayerState {
                 combine_values(left, Combine::Subtract, own);
             }
             if (late.is_some() || own.is_some()) && !is_finite(left) {
-                return Err(Error::Overflow { what: "what is to be remembered" });
+                return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
             }
             memory.replace(&mut self.pending);
         } else {

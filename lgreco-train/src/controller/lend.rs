@@ -3,10 +3,10 @@
 use super::Controller;
 use super::arena::{Arena, Kept};
 use super::bucket::Bucket;
-use crate::Error;
 use crate::checksum::Hash;
 use crate::exchange::{Agreement, Collective, Moment};
 use crate::gradient::ValuesMut;
+use crate::{CoreError, Error};
 use core::ops::Range;
 
 impl Controller {
@@ -17,7 +17,7 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::StepOrder`] unless a step has begun and its control requests are done; [`Error::LayerMismatch`] for a layer that
-    /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`Error::OutOfMemory`].
+    /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
     /// O(layers). Allocates where no bucket that was taken back had as much room: three f32 per element and what the settings
@@ -44,7 +44,7 @@ impl Controller {
         let mut arena = self.arenas.pop().unwrap_or_default();
         arena.kept.clear();
         if arena.kept.try_reserve(layers.len()).is_err() {
-            return Err(Error::OutOfMemory { words: layers.len() });
+            return Err(Error::Core(CoreError::OutOfMemory { words: layers.len() }));
         }
         for index in layers {
             let lendable = match self.states.get(index) {

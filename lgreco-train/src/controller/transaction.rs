@@ -47,7 +47,7 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] unless `factor` is positive and finite, [`Error::Overflow`] when a residual no longer fits its
+    /// [`CoreError::Parameter`] unless `factor` is positive and finite, [`CoreError::Overflow`] when a residual no longer fits its
     /// format: then no residual has changed. [`Error::StepOrder`] while a step is under way.
     ///
     /// # Complexity

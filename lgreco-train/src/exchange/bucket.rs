@@ -3,7 +3,6 @@
 use super::collective::{Collective, Place};
 use super::flight::{Agreement, Flight};
 use super::workspace::Lens;
-use crate::Error;
 use crate::compress::wire::Payload;
 use crate::compress::{Setting, decode};
 use crate::error::expect_len;
@@ -11,6 +10,7 @@ use crate::feedback::is_finite;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::internal::payload::{Combine, combine};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 /// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo). Others
 /// are always gathered.
@@ -136,14 +136,16 @@ impl Input<'_> {
     /// What is to be compressed.
     ///
     /// # Errors
-    /// [`Error::Length`] when its values are spent, or not as many as elements.
+    /// [`CoreError::Length`] when its values are spent, or not as many as elements.
     pub(super) fn get(&self) -> Result<Gradient<'_>, Error> {
         match self {
             Input::Gradient(gradient) => Ok(*gradient),
-            Input::Compensated { values, shape } => Gradient::new(Values::F32(values), *shape),
-            Input::Spent { shape, .. } => {
-                Err(Error::Length { what: "values of the gradient", expected: shape.elements(), found: 0 })
-            }
+            Input::Compensated { values, shape } => Ok(Gradient::new(Values::F32(values), *shape)?),
+            Input::Spent { shape, .. } => Err(Error::Core(CoreError::Length {
+                what: "values of the gradient",
+                expected: shape.elements(),
+                found: 0,
+            })),
         }
     }
 }
@@ -222,7 +224,7 @@ impl Layer<'_> {
             let sparse = matches!(self.setting, Setting::TopK(_) | Setting::HardThreshold(_) | Setting::Sidco(_));
             // What TopK sends is f32, or nearer to zero than infinity is.
             if !sparse && !is_finite(values) {
-                self.late = Some(Error::Overflow { what: "what is to be remembered" });
+                self.late = Some(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
             }
         }
         Ok(())
@@ -313,7 +315,7 @@ impl Moment {
 /// ```
 ///
 /// # Errors
-/// [`Error::Parameter`] when a setting does not fit its shape.
+/// [`CoreError::Parameter`](crate::CoreError::Parameter) when a setting does not fit its shape.
 pub fn workspace_len(
     layers: impl Iterator<Item = (Setting, Shape, Dtype)> + Clone,
     route: Route,
@@ -329,7 +331,7 @@ pub fn workspace_len(
 /// Whether ranks bring the same layers and settings is found out anew at every call, by an all-gather of 24 bytes each.
 ///
 /// # Errors
-/// Those of [`Flight::begin`] and [`Flight::next`]; [`Error::Parameter`] when `collective` has no workers or a rank
+/// Those of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`] when `collective` has no workers or a rank
 /// beyond them, [`Error::Collective`] when the embedder's call failed.
 ///
 /// # Complexity

@@ -1,6 +1,6 @@
 //! What the embedder supplies: its network.
 
-use crate::Error;
+use crate::{CoreError, Error};
 
 /// A collective call that failed.
 ///
@@ -139,7 +139,8 @@ impl Place {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let wrong = |what, value: u32, expected| Err(Error::Parameter { what, value: value.into(), expected });
+        let wrong =
+            |what, value: u32, expected| Err(Error::Core(CoreError::Parameter { what, value: value.into(), expected }));
         match *self {
             Place { world: 0, .. } => wrong("the number of workers", 0, "at least 1"),
             Place { rank, world } if rank >= world => wrong("rank", rank, "below the number of workers"),

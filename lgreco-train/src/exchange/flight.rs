@@ -6,7 +6,7 @@ use super::request::Request;
 use super::slip::{self, Slip, judge};
 use super::workspace::{Lens, Ranks, Room, put_slip, slips, sum};
 use super::{gather, leader, reduce, scatter};
-use crate::Error;
+use crate::{CoreError, Error};
 
 /// Bytes of what a rank says before anything else: its slip and the length of its message.
 const GREETING: usize = slip::LEN + 8;
@@ -119,8 +119,8 @@ impl Flight {
     /// `failure` that it has failed before; it compresses nothing.
     ///
     /// # Errors
-    /// What no message could tell, so that this rank alone finds it: [`Error::Parameter`] when the moment's rank is not
-    /// below its number of workers, [`Error::Length`] when the workspace has less than 4 words per worker, and, with
+    /// What no message could tell, so that this rank alone finds it: [`CoreError::Parameter`] when the moment's rank is not
+    /// below its number of workers, [`CoreError::Length`] when the workspace has less than 4 words per worker, and, with
     /// [`Agreement::Reached`], what is not as agreed: too short a workspace, buffers of other lengths than the layer's, a
     /// setting that does not fit its shape.
     ///
@@ -177,10 +177,10 @@ impl Flight {
     /// # Errors
     /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it; unless
     /// the network itself fails or changes bytes. Means and contributions are then of no use, factors are unchanged.
-    /// This rank's own error, if it has one: those of the compressors, [`Error::Length`], [`Error::Overflow`] when a sum
+    /// This rank's own error, if it has one: those of the compressors, [`CoreError::Length`], [`CoreError::Overflow`] when a sum
     /// over the workers leaves f32. Of others: [`Error::Peer`] names the rank that failed first by itself and the code of
     /// its error, [`Error::PeerPlan`] a rank with other layers, settings, seed, step or factors, [`Error::PeerMessage`] one
-    /// whose payloads cannot be decoded. [`Error::Length`] when the workspace is shorter than before.
+    /// whose payloads cannot be decoded. [`CoreError::Length`] when the workspace is shorter than before.
     ///
     /// # Complexity
     /// In all, payloads are decoded once per worker, by [`Route::ScatterReduce`](super::Route) about twice. Allocates
@@ -275,7 +275,8 @@ impl Flight {
         for ((rank, greeting), to) in (0..).zip(greetings).zip(lens) {
             *to = greeting[slip::LEN..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
             if !(least as u64..=most as u64).contains(to) {
-                let error = Error::Length { what: "message bytes", expected: most, found: *to as usize };
+                let error =
+                    Error::Core(CoreError::Length { what: "message bytes", expected: most, found: *to as usize });
                 return Err(Error::PeerMessage { rank, code: error.code() });
             }
         }
@@ -316,7 +317,7 @@ impl Flight {
     /// The collective that the flight waits for.
     ///
     /// # Errors
-    /// [`Error::Length`] when the workspace is shorter than it was.
+    /// [`CoreError::Length`] when the workspace is shorter than it was.
     pub(crate) fn request<'w>(&self, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
         let Some(lens) = self.lens.filter(|_| self.stage != Stage::Agreement) else {
             let (Ranks { spare, .. }, _) = Ranks::new(self.moment.world_size, workspace)?;

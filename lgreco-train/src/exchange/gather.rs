@@ -4,12 +4,12 @@ use super::bucket::{Layer, Moment};
 use super::mean::average;
 use super::slip::{self, Slip, judge};
 use super::workspace::{Lens, Room, messages, sum};
-use crate::Error;
 use crate::compress::wire::{Method, Payload};
 use crate::compress::{Compressor, Setting, stated_len};
 use crate::error::expect_room;
 use crate::gradient::Shape;
 use crate::internal::payload::{Combine, combine, decode_parsed};
+use crate::{CoreError, Error};
 
 /// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and returns the length of the
 /// message.
@@ -69,7 +69,7 @@ pub(super) fn take_in(
             }
         }
         if !unread.is_empty() {
-            return Err(Error::PeerMessage { rank, code: Error::PayloadBody { what: "" }.code() });
+            return Err(Error::PeerMessage { rank, code: CoreError::PayloadBody { what: "" }.code() });
         }
     }
     let mut gathered = layers.iter_mut().filter(|layer| layer.is_gathered(moment.route));
@@ -129,12 +129,12 @@ fn read_from(
     payload: &[u8],
     setting: &Setting,
     shape: Shape,
-    read: impl FnOnce(&Payload<'_>) -> Result<(), Error>,
+    read: impl FnOnce(&Payload<'_>) -> Result<(), CoreError>,
 ) -> Result<(), Error> {
     let checked = || {
         let payload = Payload::parse(payload)?;
         if (payload.header.method, payload.header.shape) != (method(setting), shape) {
-            return Err(Error::PayloadBody { what: "its method or shape is not that of the layer" });
+            return Err(CoreError::PayloadBody { what: "its method or shape is not that of the layer" });
         }
         read(&payload)
     };

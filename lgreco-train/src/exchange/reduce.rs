@@ -4,12 +4,12 @@ use super::bucket::{Input, Layer, Moment};
 use super::leader;
 use super::mean::average;
 use super::workspace::{Lens, Room};
-use crate::Error;
 use crate::compress::Setting;
 use crate::compress::powersgd::{back_project, orthonormalise, project, reconstruct, start_matrix, take_off};
 use crate::compress::{check_finite, powersgd::PowerSgd};
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 /// Cuts the first `len` values off.
 pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
@@ -107,7 +107,7 @@ pub(super) fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(
         let Setting::PowerSgd(PowerSgd { rank, .. }) = layer.setting else { continue };
         let shape = layer.gradient.shape();
         if !p.iter().all(|x| x.is_finite()) {
-            return Err(Error::Overflow { what: "the sum over the workers" });
+            return Err(Error::Core(CoreError::Overflow { what: "the sum over the workers" }));
         }
         orthonormalise(shape, rank, room.encode, p)?;
         back_project(&layer.gradient.get()?, rank, p, room.encode, q)?;
@@ -115,7 +115,7 @@ pub(super) fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(
             reconstruct(shape, rank, p, q, own)?;
         }
         if let Input::Compensated { values, .. } = &mut layer.gradient {
-            layer.late = take_off(shape, rank, p, q, values).err();
+            layer.late = take_off(shape, rank, p, q, values).err().map(Error::from);
         }
     }
     Ok(())

@@ -7,13 +7,13 @@ use super::mean::average;
 use super::reduce::widen;
 use super::slip::{self, Slip, judge};
 use super::workspace::{Room, messages};
-use crate::Error;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
 use crate::feedback::is_finite;
 use crate::gradient::{Gradient, Values};
 use crate::internal::payload::{Combine, combine, combine_values};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 fn division(layers: &[Layer<'_>], world: u32) -> Division {
     Division::new(layers.iter().map(|layer| (layer.setting, layer.gradient.shape())), world)
@@ -55,7 +55,7 @@ fn cut<'a>(gradient: &Gradient<'a>, piece: &Piece) -> Result<Gradient<'a>, Error
         Values::F16(v) => Values::F16(&v[range]),
         Values::Bf16(v) => Values::Bf16(&v[range]),
     };
-    Gradient::new(values, piece.shape)
+    Ok(Gradient::new(values, piece.shape)?)
 }
 
 /// The random bits of rank `rank` for `owner`'s piece of a layer; the owner's own are those of the second compression.
@@ -71,7 +71,7 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     layers
         .iter()
         .filter(|layer| is_scattered(&layer.setting))
-        .try_for_each(|layer| check_finite(&layer.gradient.get()?))?;
+        .try_for_each(|layer| Ok::<_, Error>(check_finite(&layer.gradient.get()?)?))?;
     let mut first = 0;
     for owner in (0..world).filter(|&owner| owner != rank) {
         let mut end = first + slip::LEN;
@@ -166,7 +166,7 @@ pub(super) fn reduce(
                 *x -= contribution(*x, mean, decoded);
             }
             if !is_finite(values) {
-                layer.late = Some(Error::Overflow { what: "what is to be remembered" });
+                layer.late = Some(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
             }
         }
         mean.copy_from_slice(decoded);

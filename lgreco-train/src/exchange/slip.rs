@@ -84,10 +84,11 @@ pub(super) fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clon
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CoreError;
     use std::vec::Vec;
 
     const FINE: Slip = Slip { code: 0, fingerprint: 0xfeed_beef_1234_5678 };
-    const BROKEN: Error = Error::NonFinite { index: 3, value: f32::INFINITY };
+    const BROKEN: Error = Error::Core(CoreError::NonFinite { index: 3, value: f32::INFINITY });
     const JUNK: Error = Error::PeerMessage { rank: 2, code: 40 };
 
     #[test]

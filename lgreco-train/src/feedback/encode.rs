@@ -3,13 +3,13 @@
 use super::Memory;
 use super::plain::{is_finite, plain_values};
 use super::step::payload_stream;
-use crate::Error;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting};
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Values};
 use crate::internal::payload::{Combine, combine};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Words of workspace that [`encode`](Memory::encode) needs.
@@ -73,7 +73,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         let scratch = bytemuck::cast_slice_mut(workspace);
         combine(&Payload::parse(&payload[..len])?, Combine::Subtract, left, scratch)?;
         if !matches!(setting, Setting::TopK(_)) && !is_finite(left) {
-            return Err(Error::Overflow { what: "what is to be remembered" });
+            return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
         }
         self.replace(next);
         Ok(len)

@@ -1,6 +1,7 @@
 //! Buckets under way at the same time, against the blocking step.
 
 use super::*;
+use crate::CoreError;
 use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
@@ -281,7 +282,7 @@ fn calls_out_of_order_are_refused() {
     order(controller.open(&[0]).map(drop));
     order(controller.control().map(drop));
     order(controller.finish_step().map(drop));
-    assert!(matches!(controller.begin_step(f64::NAN), Err(Error::Parameter { .. })));
+    assert!(matches!(controller.begin_step(f64::NAN), Err(Error::Core(CoreError::Parameter { .. }))));
     controller.begin_step(1.0).unwrap();
     order(controller.begin_step(1.0));
     order(controller.open(&[0]).map(drop));
@@ -298,7 +299,7 @@ fn calls_out_of_order_are_refused() {
     order(bucket.next(views).map(drop));
     bucket.submit(views).unwrap();
     order(bucket.submit(views));
-    assert!(matches!(bucket.next(&mut views[..1]), Err(Error::Length { .. })));
+    assert!(matches!(bucket.next(&mut views[..1]), Err(Error::Core(CoreError::Length { .. }))));
     assert!(bucket.next(views).unwrap().is_some());
     controller.close(bucket).unwrap();
     let lost = controller.open(&[2]).unwrap();
