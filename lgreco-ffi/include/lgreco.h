@@ -738,6 +738,12 @@ typedef struct lgreco_rng_stream {
 // A layer's gradient holds NaN or infinity.
 #define LGRECO_NON_FINITE_GRADIENT 101
 
+// A layer is in a bucket that is being exchanged.
+#define LGRECO_IN_FLIGHT 102
+
+// A call that does not fit where the step is: before it has begun, say, or twice.
+#define LGRECO_STEP_ORDER 103
+
 // A message of a cut is not the one that comes next.
 #define LGRECO_OUT_OF_STEP 120
 

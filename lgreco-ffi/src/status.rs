@@ -74,6 +74,10 @@ pub const LGRECO_PEER_MESSAGE: lgreco_status = 83;
 pub const LGRECO_LAYER_MISMATCH: lgreco_status = 100;
 /// A layer's gradient holds NaN or infinity.
 pub const LGRECO_NON_FINITE_GRADIENT: lgreco_status = 101;
+/// A layer is in a bucket that is being exchanged.
+pub const LGRECO_IN_FLIGHT: lgreco_status = 102;
+/// A call that does not fit where the step is: before it has begun, say, or twice.
+pub const LGRECO_STEP_ORDER: lgreco_status = 103;
 /// A message of a cut is not the one that comes next.
 pub const LGRECO_OUT_OF_STEP: lgreco_status = 120;
 /// The two ends of a cut remember different things of a sample.
@@ -160,6 +164,8 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_PEER_MESSAGE => c"LGRECO_PEER_MESSAGE",
         LGRECO_LAYER_MISMATCH => c"LGRECO_LAYER_MISMATCH",
         LGRECO_NON_FINITE_GRADIENT => c"LGRECO_NON_FINITE_GRADIENT",
+        LGRECO_IN_FLIGHT => c"LGRECO_IN_FLIGHT",
+        LGRECO_STEP_ORDER => c"LGRECO_STEP_ORDER",
         LGRECO_OUT_OF_STEP => c"LGRECO_OUT_OF_STEP",
         LGRECO_SAMPLE_OUT_OF_STEP => c"LGRECO_SAMPLE_OUT_OF_STEP",
         LGRECO_DUPLICATE_SAMPLE => c"LGRECO_DUPLICATE_SAMPLE",
