@@ -43,6 +43,7 @@ tools() {
         *) packages+=("$tool") ;;
         esac
     done
+    command -v llvm-symbolizer >/dev/null || packages+=(llvm) # names in what sanitizers report
     has_vulkan || packages+=(mesa-vulkan-drivers)
     python3 -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
     [ ${#packages[@]} = 0 ] || apt_install "${packages[@]}" || true

@@ -5,9 +5,12 @@
 use lgreco_core::testing::hostile::{Products, check_decoding};
 use lgreco_wgpu::WgpuBackend;
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 
-// Kept, with its buffers and pipelines, because they take seconds to make.
-thread_local!(static DEVICE: RefCell<WgpuBackend> = RefCell::new(WgpuBackend::new().expect("an adapter")));
+// Kept, with its buffers and pipelines, because they take seconds to make; never dropped, because at the end of a thread what
+// wgpu itself keeps per thread may be gone.
+thread_local!(static DEVICE: ManuallyDrop<RefCell<WgpuBackend>> =
+    ManuallyDrop::new(RefCell::new(WgpuBackend::new().expect("an adapter"))));
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     DEVICE.with_borrow_mut(|device| check_decoding(bytes, device, Products::Rounded));
 });
