@@ -38,6 +38,7 @@ fn labels_settings_and_sizes_belong_together() {
                 let density: f64 = label["topk ".len()..].trim_end_matches('%').parse().unwrap();
                 assert_eq!((density / 100.0 * 2560.0).round() as u32, top.keep, "{label}");
             }
+            Setting::PowerSgd(_) => assert_eq!(setting.to_string(), format!("{label} iterations 5")),
             other => assert_eq!(other.to_string(), label),
         }
     }
