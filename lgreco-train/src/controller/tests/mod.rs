@@ -16,6 +16,8 @@ use std::{vec, vec::Vec};
 
 mod buckets;
 mod failures;
+#[cfg(feature = "json")]
+mod planned;
 mod policies;
 mod saved;
 mod schedule;
