@@ -1,5 +1,10 @@
+mod word;
+
+pub use word::{Word, nearest};
+
 use crate::num::Sum;
 use core::fmt;
+use word::Found;
 
 /// Everything that can go wrong, with the place and the numbers; no strings are built.
 ///
@@ -41,6 +46,22 @@ pub enum Error {
         /// What it should name.
         what: &'static str,
         /// The names there are.
+        expected: &'static str,
+    },
+    /// A word that no [setting](crate::compress::Setting) has there.
+    #[error("setting: `{word}` is unknown: is `{nearest}` meant?")]
+    SettingWord {
+        /// The word found.
+        word: Word,
+        /// The word with the fewest letters to change that may stand there.
+        nearest: &'static str,
+    },
+    /// A text that is not a [setting](crate::compress::Setting), although all words before are known.
+    #[error("setting: found {}, expected {expected}", Found(.word))]
+    SettingSyntax {
+        /// The word found; empty at the end of the text.
+        word: Word,
+        /// What may stand there.
         expected: &'static str,
     },
     /// A tensor with 2^32 rows, columns or elements, or more.
@@ -374,6 +395,8 @@ impl Error {
             Error::OutOfMemory { .. } => 7,
             Error::ElementOverflow { .. } => 8,
             Error::Device { .. } => 9,
+            Error::SettingWord { .. } => 10,
+            Error::SettingSyntax { .. } => 11,
             Error::EmptyTable => 20,
             Error::EmptyLayer { .. } => 21,
             Error::OptionError { .. } => 22,

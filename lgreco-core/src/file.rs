@@ -4,6 +4,7 @@
 //! own and ignored; other keys that version 1 does not know are errors, as are keys that an object has twice. Floats are
 //! written with the digits that read back to the same bits.
 
+mod model;
 mod plan;
 mod read;
 mod table;
@@ -66,7 +67,23 @@ pub enum Error {
         /// The known key with the fewest letters to change.
         nearest: &'static str,
     },
-    /// The file is well formed; the table in it is not valid.
+    /// A setting that is not understood, or whose parameters are out of range.
+    #[error("{}{error}", Prefix(place))]
+    Setting {
+        /// Layer and option.
+        place: String,
+        /// What is wrong with it.
+        error: crate::Error,
+    },
+    /// A plan has a layer by its label alone: it was made for a table without settings.
+    #[error("layer `{layer}`: the plan has no setting for its option `{label}`")]
+    NoSetting {
+        /// Name of the layer.
+        layer: String,
+        /// Label of its option.
+        label: String,
+    },
+    /// The file is well formed; the table in it is not valid, or the plan does not fit the model.
     #[error(transparent)]
     Table(#[from] NamedError),
 }

@@ -89,4 +89,4 @@ pub mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use error::Error;
+pub use error::{Error, Word};

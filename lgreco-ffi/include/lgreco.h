@@ -10,7 +10,8 @@
  *
  * Compressing by hand: what lgreco_controller does for a trainer, one that exchanges payloads itself must do.
  *   - Every rank needs the settings of every layer: lgreco_setting_to_bytes and lgreco_setting_from_bytes, whose bytes
- *     are the same on every machine. (Tables and plans as JSON hold labels, which no call makes settings of.)
+ *     are the same on every machine. Tables and plans as JSON hold settings as text: lgreco_table_setting tells those of
+ *     a table that was read, lgreco_setting_from_text that of any such text.
  *   - lgreco_feedback_check tells which feedback suits which method.
  *   - Networks that may change bits unnoticed: lgreco_payload_seal and lgreco_payload_unseal put a checksum behind a payload.
  *   - Payloads are decoded one by one, and what they decode to is summed. Those of PowerSGD too: two factors of every
@@ -36,6 +37,9 @@
 
 // Bytes of a setting.
 #define LGRECO_SETTING_BYTES 76
+
+// Bytes that hold any setting's text and the NUL after it.
+#define LGRECO_SETTING_TEXT_BYTES 64
 
 // Bytes that lgreco_payload_seal adds. Sizes in tables and plans are those of payloads without them.
 #define LGRECO_SEAL_BYTES 8
@@ -668,6 +672,12 @@ typedef struct lgreco_rng_stream {
 // A device failed or cannot do this.
 #define LGRECO_DEVICE 9
 
+// A word that no setting has there.
+#define LGRECO_SETTING_WORD 10
+
+// A text that is not a setting, although all words before the place at fault are known.
+#define LGRECO_SETTING_SYNTAX 11
+
 // A table without layers.
 #define LGRECO_EMPTY_TABLE 20
 
@@ -791,7 +801,7 @@ typedef struct lgreco_rng_stream {
 // The device, or what is asked of it, does not exist.
 #define LGRECO_UNAVAILABLE 210
 
-// The table was not measured by the library: it has no compressor settings.
+// The table has no compressor setting for the option, as those that the library did not measure.
 #define LGRECO_NO_SETTINGS 211
 
 // The call is for the other end of a cut.
@@ -1120,6 +1130,27 @@ lgreco_status lgreco_setting_from_bytes(struct lgreco_context *context,
                                         size_t length,
                                         struct lgreco_setting *setting);
 
+// Writes a setting as text with a NUL after it, such as "qsgd 4", "topk 786" or "powersgd 4 iterations 2", as it stands in
+// table and plan files; `length`, which must not be NULL, receives the number of bytes before the NUL. README.md has the
+// words.
+//
+// LGRECO_LENGTH when `capacity` is not above that number: `length` is then set all the same, and `text` may be NULL.
+// LGRECO_UNKNOWN_CONSTANT, LGRECO_PARAMETER. Allocates.
+lgreco_status lgreco_setting_to_text(struct lgreco_context *context,
+                                     const struct lgreco_setting *setting,
+                                     char *text,
+                                     size_t capacity,
+                                     size_t *length);
+
+// Fills `setting` with what `text`, which ends with a NUL, says, as lgreco_setting_to_text writes it. Whether the setting
+// fits a layer is for the calls that use it to say.
+//
+// LGRECO_SETTING_WORD for a word that is unknown there, LGRECO_SETTING_SYNTAX where another word or a number is expected:
+// the message names the word; LGRECO_PARAMETER for a parameter out of range; LGRECO_TEXT.
+lgreco_status lgreco_setting_from_text(struct lgreco_context *context,
+                                       const char *text,
+                                       struct lgreco_setting *setting);
+
 // Measures every layer of a model on its gradient under every candidate: the error table to plan on, each option with
 // its setting (lgreco_table_setting). Layers with one dimension or fewer, or few elements, are left out: `model_layers`
 // of the view tells which are in. `options` may be NULL. Allocates.
@@ -1162,9 +1193,10 @@ lgreco_status lgreco_table_destroy(struct lgreco_table **table);
 // `uncompressed_sizes` and `metric` are then never NULL.
 lgreco_status lgreco_table_get(const struct lgreco_table *table, struct lgreco_table_view *view);
 
-// Fills `setting` with the compressor behind an option of a measured table.
+// Fills `setting` with the compressor behind an option of a table that was measured by the library, now or before it was
+// written to a file.
 //
-// LGRECO_NO_SETTINGS for tables that were not measured by the library; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there
+// LGRECO_NO_SETTINGS for tables of other origin; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there
 // is no such layer.
 lgreco_status lgreco_table_setting(const struct lgreco_table *table,
                                    size_t layer,
@@ -1173,7 +1205,7 @@ lgreco_status lgreco_table_setting(const struct lgreco_table *table,
 
 // Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
 //
-// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create; the message names layer, option and field.
+// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting_from_text; the message names layer, option and field.
 lgreco_status lgreco_table_from_json(struct lgreco_context *context,
                                      const char *json,
                                      size_t length,
@@ -1233,7 +1265,8 @@ lgreco_status lgreco_plan_get(const struct lgreco_plan *plan, struct lgreco_plan
 // Frees a plan and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing.
 lgreco_status lgreco_plan_destroy(struct lgreco_plan **plan);
 
-// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it; `length` as for lgreco_table_to_json.
+// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it, and in it the settings that the table
+// has; `length` as for lgreco_table_to_json.
 //
 // Also LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check when the plan is not one for this table. Allocates.
 lgreco_status lgreco_plan_to_json(const struct lgreco_plan *plan,
@@ -1246,7 +1279,7 @@ lgreco_status lgreco_plan_to_json(const struct lgreco_plan *plan,
 // must name a layer of the table and its option by index and label. That no plan is smaller than the bound in the file is
 // taken on trust.
 //
-// LGRECO_JSON, LGRECO_JSON_VERSION; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
+// LGRECO_JSON, LGRECO_JSON_VERSION; the codes of lgreco_setting_from_text for a setting in it; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
 // layer or label that is not the table's, LGRECO_DUPLICATE_NAME; LGRECO_PLAN_MISMATCH and the other codes of
 // lgreco_plan_check. The message names the layer.
 lgreco_status lgreco_plan_from_json(struct lgreco_context *context,

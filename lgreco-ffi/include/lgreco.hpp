@@ -112,6 +112,21 @@ private:
     detail::Handle<lgreco_context, lgreco_context_destroy> handle_;
 };
 
+// A setting as text, such as "qsgd 4" or "topk 786".
+inline std::string to_text(const Context &context, const lgreco_setting &setting) {
+    char text[LGRECO_SETTING_TEXT_BYTES];
+    std::size_t length = 0;
+    context.check(lgreco_setting_to_text(context.get(), &setting, text, sizeof text, &length));
+    return std::string(text, length);
+}
+
+// The setting that a text says; one with a NUL in it ends there.
+inline lgreco_setting setting_from_text(const Context &context, const std::string &text) {
+    lgreco_setting setting = lgreco::setting();
+    context.check(lgreco_setting_from_text(context.get(), text.c_str(), &setting));
+    return setting;
+}
+
 // An error table.
 class Table {
 public:
@@ -153,7 +168,7 @@ public:
         return view;
     }
 
-    // The compressor behind an option of a measured table.
+    // The compressor behind an option of a table that was measured, now or before it was written to a file.
     lgreco_setting setting(std::size_t layer, std::uint32_t option) const {
         lgreco_setting setting = lgreco::setting();
         check(lgreco_table_setting(get(), layer, option, &setting));

@@ -28,6 +28,10 @@ pub const LGRECO_OUT_OF_MEMORY: lgreco_status = 7;
 pub const LGRECO_ELEMENT_OVERFLOW: lgreco_status = 8;
 /// A device failed or cannot do this.
 pub const LGRECO_DEVICE: lgreco_status = 9;
+/// A word that no setting has there.
+pub const LGRECO_SETTING_WORD: lgreco_status = 10;
+/// A text that is not a setting, although all words before the place at fault are known.
+pub const LGRECO_SETTING_SYNTAX: lgreco_status = 11;
 /// A table without layers.
 pub const LGRECO_EMPTY_TABLE: lgreco_status = 20;
 /// A layer without options.
@@ -110,7 +114,7 @@ pub const LGRECO_HANDLE: lgreco_status = 208;
 pub const LGRECO_BUSY: lgreco_status = 209;
 /// The device, or what is asked of it, does not exist.
 pub const LGRECO_UNAVAILABLE: lgreco_status = 210;
-/// The table was not measured by the library: it has no compressor settings.
+/// The table has no compressor setting for the option, as those that the library did not measure.
 pub const LGRECO_NO_SETTINGS: lgreco_status = 211;
 /// The call is for the other end of a cut.
 pub const LGRECO_OTHER_END: lgreco_status = 212;
@@ -137,6 +141,8 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_OUT_OF_MEMORY => c"LGRECO_OUT_OF_MEMORY",
         LGRECO_ELEMENT_OVERFLOW => c"LGRECO_ELEMENT_OVERFLOW",
         LGRECO_DEVICE => c"LGRECO_DEVICE",
+        LGRECO_SETTING_WORD => c"LGRECO_SETTING_WORD",
+        LGRECO_SETTING_SYNTAX => c"LGRECO_SETTING_SYNTAX",
         LGRECO_EMPTY_TABLE => c"LGRECO_EMPTY_TABLE",
         LGRECO_EMPTY_LAYER => c"LGRECO_EMPTY_LAYER",
         LGRECO_OPTION_ERROR => c"LGRECO_OPTION_ERROR",
@@ -285,6 +291,7 @@ impl Failure {
             Failure::Core(error) => error.code(),
             Failure::Named(named) => named.error.code(),
             Failure::File(file::Error::Table(named)) => named.error.code(),
+            Failure::File(file::Error::Setting { error, .. }) => error.code(),
             Failure::File(file::Error::Version { .. }) => LGRECO_JSON_VERSION,
             Failure::File(_) => LGRECO_JSON,
             Failure::Null { .. } => LGRECO_NULL_POINTER,
@@ -344,7 +351,7 @@ impl fmt::Display for Failure {
             Failure::OfLayer { name, failure } => write!(f, "layer `{name}`: {failure}"),
             #[cfg(feature = "cuda")]
             Failure::OfCall { call, failure } => write!(f, "call {call} since the last check: {failure}"),
-            Failure::NoSettings => f.write_str("the table was not measured: its options have no compressor settings"),
+            Failure::NoSettings => f.write_str("the table has no compressor setting for the option"),
             Failure::NoFeedback => f.write_str("the compressor has no feedback, and so no memory"),
             Failure::OtherFeedback => f.write_str("the saved state is that of other feedback options"),
             Failure::OtherEnd => f.write_str("the call is for the other end of the cut"),
@@ -384,6 +391,6 @@ mod tests {
 
     #[test]
     fn numbers_that_are_no_status_have_no_name() {
-        assert_eq!((name(10), name(199), name(u32::MAX)), (None, None, None));
+        assert_eq!((name(12), name(199), name(u32::MAX)), (None, None, None));
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden");
 /// Files in each version's folder; none is ever taken away.
-const FILES: [(&str, usize); 1] = [("v0.1", 15)];
+const FILES: [(&str, usize); 1] = [("v0.1", 17)];
 const PAYLOADS: usize = 64;
 
 fn files() -> Vec<PathBuf> {
@@ -93,6 +93,7 @@ fn plans_are_read_as_they_always_were() {
             lines.push(format!("layer {}", layer.name));
             let error = bits(layer.error);
             lines.push(format!("option {} size {} error {error} label {}", layer.option, layer.size, layer.label));
+            lines.extend(layer.setting.map(|setting| format!("setting {setting:?}")));
         }
         assert_lines(&path, lines, &expected);
     }

@@ -49,10 +49,10 @@ fn what_the_table_schema_refuses_the_reader_refuses() {
     let schema = schema("table");
     let good = json!({"version": 1, "metric": "l2", "budget": 12.5, "x-note": "keys of one's own are ignored", "layers": [
         {"name": "fc1.weight", "elements": 262144, "default": 1,
-         "options": [{"label": "a", "size": 16768, "error": 3.25}, {"label": "b", "size": 33536, "error": 3}]}]});
+         "options": [{"label": "a", "setting": "topk 262", "size": 16768, "error": 3.25}, {"label": "b", "size": 33536, "error": 3}]}]});
     assert!(schema.is_valid(&good));
     assert!(TableFile::parse(good.to_string().as_bytes()).is_ok());
-    let changes: [(&str, Value); 16] = [
+    let changes: [(&str, Value); 17] = [
         ("/version", json!(2)),
         ("/version", json!("1")),
         ("/metric", json!(7)),
@@ -66,6 +66,7 @@ fn what_the_table_schema_refuses_the_reader_refuses() {
         ("/layers/0/default", json!(-1)),
         ("/layers/0/options", json!([])),
         ("/layers/0/options/0/label", json!(1)),
+        ("/layers/0/options/0/setting", json!(262)),
         ("/layers/0/options/0/size", json!(-1)),
         ("/layers/0/options/0/size", json!(1.5)),
         ("/layers/0/options/1/error", json!(-0.25)),
@@ -101,12 +102,12 @@ fn what_the_schemas_take_the_readers_take() {
         {"name": "fc1.weight", "elements": 2.5e3, "uncompressed_size": 4e4, "default": 0.0,
          "options": [{"label": "a", "size": 16768.0, "error": 3}]},
         {"name": "fc2.weight", "elements": 7, "uncompressed_size": null, "default": null,
-         "options": [{"label": "a", "size": 1, "error": 0}]}]}"#;
+         "options": [{"label": "a", "setting": null, "size": 1, "error": 0}]}]}"#;
     assert_valid(&schema("table"), table);
     assert_valid(&schema("table"), &TableFile::parse(table.as_bytes()).unwrap().to_json());
     let plan = r#"{"version": 1.0, "solver": "exact", "size": 1e3, "lower_bound": 4.5, "proven": false, "error": 0,
         "budget": 1, "uncompressed_size": 2.0, "default_size": null, "seconds": {"measure": null, "solve": null},
-        "layers": [{"name": "a", "option": 0.0, "label": "b", "size": 1e3, "error": 0}]}"#;
+        "layers": [{"name": "a", "option": 0.0, "label": "b", "setting": null, "size": 1e3, "error": 0}]}"#;
     assert_valid(&schema("plan"), plan);
     assert_valid(&schema("plan"), &PlanFile::parse(plan.as_bytes()).unwrap().to_json());
     for place in ["", "/layers/0", "/seconds"] {

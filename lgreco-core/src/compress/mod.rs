@@ -28,6 +28,7 @@ pub mod qsgd;
 mod sealed;
 pub(crate) mod setting;
 pub mod sidco;
+mod text;
 pub mod topk;
 mod value;
 pub mod wire;

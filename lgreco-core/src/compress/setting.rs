@@ -15,10 +15,42 @@ use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Gradient, Shape};
 use crate::rng::Stream;
-use core::fmt;
 
 /// One compressor with its parameters: what a plan gives each layer.
 ///
+/// # As text
+/// A setting is written as one line of text ([`Display`](core::fmt::Display)) and read from it
+/// ([`FromStr`](core::str::FromStr)), neither of which allocates. A text that is read gives the setting that was
+/// written, bit for bit. The method and its first number come first; the words after it may stand in any order, are
+/// written only where they are not the default, and may be read all the same:
+///
+/// | text | may go on with | default |
+/// |---|---|---|
+/// | `dense` | | |
+/// | `qsgd BITS` | `bucket ELEMENTS`, `max-norm` or `min-max`, `stochastic` or `nearest` | `bucket 512 max-norm stochastic` |
+/// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: the type of the values sent | `f32` |
+/// | `powersgd RANK` | `iterations NUMBER` | `iterations 1` |
+/// | `clt-k ELEMENTS` | | |
+/// | `hard-threshold MAGNITUDE` | `f32`, `f16` or `bf16` | `f32` |
+/// | `adacomp ELEMENTS` (per bin) | | |
+/// | `loco ELEMENTS` (per group) | | |
+/// | `sidco DENSITY` | `exponential`, `gamma-pareto` or `pareto`, `stages NUMBER`, `f32`, `f16` or `bf16` | `exponential stages 1 f32` |
+///
+/// Reading fails with [`Error::SettingWord`] on a word that is not known there, [`Error::SettingSyntax`] where another
+/// word or a number is expected or a parameter is there twice, and [`Error::Parameter`] outside of a parameter's range.
+/// Whether as many elements can be kept as `topk` and `clt-k` say, the layer decides
+/// ([`payload_len`](Compressor::payload_len)).
+///
+/// ```
+/// use lgreco_core::compress::{Setting, qsgd::{Qsgd, Scale}};
+/// let setting = Setting::Qsgd(Qsgd { bits: 4, bucket: 128, scale: Scale::MinMax, ..Qsgd::default() });
+/// assert_eq!(setting.to_string(), "qsgd 4 bucket 128 min-max");
+/// assert_eq!("qsgd 4 min-max bucket 128 stochastic".parse(), Ok(setting));
+/// let misspelt = "qsgd 4 buckt 128".parse::<Setting>().unwrap_err();
+/// assert_eq!(misspelt.to_string(), "setting: `buckt` is unknown: is `bucket` meant?");
+/// ```
+///
+/// # Example
 /// ```
 /// use lgreco_core::compress::{Compressor, Setting, decode, topk::TopK};
 /// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
@@ -70,6 +102,19 @@ impl Setting {
             Setting::Sidco(c) => c,
         }
     }
+
+    /// `Err` unless the parameters are in the ranges that they have for any tensor.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match self {
+            Setting::Dense | Setting::TopK(_) | Setting::CltK(_) => Ok(()),
+            Setting::Qsgd(c) => c.check(),
+            Setting::PowerSgd(c) => c.check(),
+            Setting::HardThreshold(c) => c.check(),
+            Setting::AdaComp(c) => c.check(),
+            Setting::LoCo(c) => c.check(),
+            Setting::Sidco(c) => c.check(),
+        }
+    }
 }
 
 impl Compressor for Setting {
@@ -93,22 +138,6 @@ impl Compressor for Setting {
         payload: &mut [u8],
     ) -> Result<usize, Error> {
         self.compressor().encode(gradient, stream, workspace, payload)
-    }
-}
-
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Setting::Dense => write!(f, "dense"),
-            Setting::Qsgd(c) => write!(f, "qsgd {}", c.bits),
-            Setting::TopK(c) => write!(f, "topk k={}", c.keep),
-            Setting::PowerSgd(c) => write!(f, "powersgd {}", c.rank),
-            Setting::CltK(c) => write!(f, "clt-k k={}", c.keep),
-            Setting::HardThreshold(c) => write!(f, "threshold {}", c.lambda),
-            Setting::AdaComp(c) => write!(f, "adacomp {}", c.bin),
-            Setting::LoCo(c) => write!(f, "loco {}", c.group),
-            Setting::Sidco(c) => write!(f, "sidco {}", c.density),
-        }
     }
 }
 

@@ -1,4 +1,5 @@
 use super::{Error, VERSION, read, read::Object};
+use crate::compress::Setting;
 use crate::{plan::Plan, table::NamedTable};
 use alloc::{format, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ const KEYS: [&str; 11] = [
     "layers",
     "seconds",
 ];
-const LAYER_KEYS: [&str; 5] = ["name", "option", "label", "size", "error"];
+const LAYER_KEYS: [&str; 6] = ["name", "option", "label", "setting", "size", "error"];
 
 /// A plan file.
 ///
@@ -68,12 +69,13 @@ pub struct PlanFile {
 /// One layer of a plan file.
 ///
 /// ```
-/// use lgreco_core::file::PlanFile;
+/// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, file::PlanFile};
 /// let json = r#"{"version":1, "solver":"exact", "size":4192, "lower_bound":4192, "proven":true, "error":0.5,
 ///     "budget":0.5, "uncompressed_size":32000,
-///     "layers":[{"name":"fc1.weight", "option":0, "label":"qsgd 4", "size":4192, "error":0.5}]}"#;
+///     "layers":[{"name":"fc1.weight", "option":0, "label":"qsgd 4", "setting":"qsgd 4", "size":4192, "error":0.5}]}"#;
 /// let layer = &PlanFile::parse(json.as_bytes())?.layers[0];
 /// assert_eq!((layer.name.as_str(), layer.label.as_str(), layer.size), ("fc1.weight", "qsgd 4", 4192));
+/// assert_eq!(layer.setting, Some(Setting::Qsgd(Qsgd { bits: 4, ..Qsgd::default() })));
 /// # Ok::<(), lgreco_core::file::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,6 +87,14 @@ pub struct PlanLayer {
     pub option: u32,
     /// Its label.
     pub label: String,
+    /// Its compressor, in the file as text; missing where the plan is for a table without settings.
+    #[serde(
+        default,
+        deserialize_with = "read::optional_setting",
+        serialize_with = "read::write_setting",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub setting: Option<Setting>,
     /// Its size in bits.
     #[serde(deserialize_with = "read::count")]
     pub size: u64,
@@ -116,16 +126,18 @@ impl Seconds {
 }
 
 impl PlanFile {
-    /// The file form of a plan for `table`.
+    /// The file form of a plan for `table`, with the settings that the table has.
     ///
     /// ```
     /// # use lgreco_core::{file::PlanFile, plan::{Plan, budget::Budget}, table::{Choice, NamedTable}};
     /// let option = |label: &str, size, error| (label.to_string(), Choice { size, error });
     /// let mut builder = NamedTable::builder("l2");
     /// builder.layer("fc1.weight", 1000, Some(0), [option("qsgd 4", 4192, 0.5), option("qsgd 2", 2192, 2.0)]);
-    /// let table = builder.build()?;
+    /// let mut table = builder.build()?;
+    /// table.set_setting(0, 1, "qsgd 2".parse()?);
     /// let plan = Plan::from_options(&table.view(), Budget::Absolute(2.0), "by hand", vec![1])?;
     /// let file = PlanFile::new(&table, &plan);
+    /// assert!(file.to_json().contains("\"setting\": \"qsgd 2\","));
     /// assert_eq!((file.size, file.default_size, file.uncompressed_size), (2192, Some(4192), 32000));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -137,7 +149,8 @@ impl PlanFile {
         let layer = |(layer, &option): (usize, &u32)| {
             let choice = view.layer(layer)[option as usize];
             let (name, label) = (table.name(layer).into(), table.label(layer, option as usize).into());
-            PlanLayer { name, option, label, size: choice.size, error: choice.error }
+            let setting = table.setting(layer, option as usize);
+            PlanLayer { name, option, label, setting, size: choice.size, error: choice.error }
         };
         let default_size =
             |options: Vec<u32>| view.iter().zip(options).map(|(layer, option)| layer[option as usize].size).sum();
@@ -168,7 +181,8 @@ impl PlanFile {
     ///
     /// # Errors
     /// [`Error::Version`]; [`Error::Field`] when there is no readable version, no layer, or a number below 0;
-    /// [`Error::Key`]; else [`Error::Json`] with line and column.
+    /// [`Error::Setting`] for a setting that is not one or out of range (whether it fits its layer,
+    /// [`settings`](PlanFile::settings) says); [`Error::Key`]; else [`Error::Json`] with line and column.
     ///
     /// # Complexity
     /// O(bytes).
@@ -181,6 +195,7 @@ impl PlanFile {
         let layers = layers.map(|(index, layer)| {
             let layer = Object::parse(format!("layer {index}"), layer)?;
             layer.only(&LAYER_KEYS)?;
+            layer.setting("setting")?;
             Ok(layer)
         });
         let layers = layers.collect::<Result<Vec<_>, Error>>()?;

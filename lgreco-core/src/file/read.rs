@@ -1,6 +1,8 @@
 //! Objects read field by field, so that errors name the place.
 
 use super::{Error, VERSION};
+use crate::compress::Setting;
+use crate::error::nearest;
 use alloc::{
     borrow::ToOwned,
     collections::BTreeMap,
@@ -9,6 +11,7 @@ use alloc::{
     vec::Vec,
 };
 use core::fmt;
+use serde::Serializer;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -44,6 +47,20 @@ pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D)
 /// Reads the value of a [`Count`] or null.
 pub(super) fn optional_count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     Ok(Option::<Count<u64>>::deserialize(deserializer)?.map(|Count(count)| count))
+}
+
+/// A setting as text, or null.
+pub(super) fn optional_setting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Setting>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+}
+
+/// Writes a setting as text.
+pub(super) fn write_setting<S: Serializer>(setting: &Option<Setting>, serializer: S) -> Result<S::Ok, S::Error> {
+    match setting {
+        Some(setting) => serializer.collect_str(setting),
+        None => serializer.serialize_none(),
+    }
 }
 
 struct Integer;
@@ -124,8 +141,7 @@ impl<'a> Object<'a> {
     pub(super) fn only(&self, known: &[&'static str]) -> Result<(), Error> {
         let unknown = |key: &&String| !known.contains(&key.as_str()) && !key.starts_with("x-");
         let Some(key) = self.fields.keys().find(unknown) else { return Ok(()) };
-        let nearest = known.iter().copied().min_by_key(|known| distance(key, known)).unwrap_or_default();
-        Err(Error::Key { place: self.place.clone(), key: shortened(key), nearest })
+        Err(Error::Key { place: self.place.clone(), key: shortened(key), nearest: nearest(key, known) })
     }
 
     /// A count that must be there.
@@ -151,6 +167,13 @@ impl<'a> Object<'a> {
         }
     }
 
+    /// A setting as text that may be missing or null.
+    pub(super) fn setting(&self, field: &'static str) -> Result<Option<Setting>, Error> {
+        let text: Option<String> = self.optional(field, "a setting as text")?;
+        let setting = text.map(|text| text.parse()).transpose();
+        setting.map_err(|error| Error::Setting { place: self.place.clone(), error })
+    }
+
     /// The elements of an array field.
     pub(super) fn array(&self, field: &'static str) -> Result<Vec<&'a str>, Error> {
         let elements: Vec<&RawValue> = self.required(field, "an array")?;
@@ -170,18 +193,4 @@ fn shortened(text: &str) -> String {
         None => text.to_owned(),
         Some((end, _)) => format!("{}…", &text[..end]),
     }
-}
-
-/// Characters to insert, remove or replace (Levenshtein's distance, of what a message shows of `found`).
-fn distance(found: &str, known: &str) -> usize {
-    let mut row: Vec<usize> = (0..=known.chars().count()).collect();
-    for (line, a) in shortened(found).chars().enumerate() {
-        let mut diagonal = core::mem::replace(&mut row[0], line + 1);
-        for (column, b) in known.chars().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[known.chars().count()]
 }

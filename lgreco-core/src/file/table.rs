@@ -55,7 +55,7 @@ impl TableFile {
             return Err(file.wrong("budget", finite));
         }
         let mut builder = NamedTable::builder(file.required::<String>("metric", "a string")?);
-        let mut sizes = Vec::new();
+        let (mut sizes, mut all_settings) = (Vec::new(), Vec::new());
         for (index, json) in file.array("layers")?.into_iter().enumerate() {
             let layer = Object::parse(format!("layer {index}"), json)?;
             let name: String = layer.required("name", "a string")?;
@@ -64,11 +64,13 @@ impl TableFile {
             layer.only(&["name", "elements", "uncompressed_size", "default", "options"])?;
             let options = layer.array("options")?.into_iter().enumerate().map(|(index, json)| {
                 let option = Object::parse(format!("{place}, option {index}"), json)?;
-                option.only(&["label", "size", "error"])?;
+                option.only(&["label", "setting", "size", "error"])?;
                 let error = option.required("error", finite)?;
-                Ok((option.required("label", "a string")?, Choice { size: option.count("size")?, error }))
+                let choice = Choice { size: option.count("size")?, error };
+                Ok(((option.required("label", "a string")?, choice), option.setting("setting")?))
             });
-            let options: Vec<(String, Choice)> = options.collect::<Result<_, Error>>()?;
+            let (options, settings): (Vec<(String, Choice)>, Vec<_>) = options.collect::<Result<_, Error>>()?;
+            all_settings.push(settings);
             let default = layer.optional("default", "the index of an option")?.map(|Count(option)| option);
             builder.layer(name, layer.count("elements")?, default, options);
             sizes.push(layer.optional("uncompressed_size", COUNT)?.map(|Count(bits)| bits));
@@ -76,6 +78,11 @@ impl TableFile {
         let mut table = builder.build()?;
         for (layer, bits) in sizes.into_iter().enumerate() {
             bits.into_iter().for_each(|bits| table.set_uncompressed_size(layer, bits));
+        }
+        for (layer, settings) in all_settings.into_iter().enumerate() {
+            for (option, setting) in settings.into_iter().enumerate() {
+                setting.into_iter().for_each(|setting| table.set_setting(layer, option, setting));
+            }
         }
         Ok(TableFile { table, budget })
     }
@@ -111,12 +118,14 @@ impl TableFile {
     /// # use lgreco_core::{file::TableFile, table::{Choice, NamedTable}};
     /// let mut builder = NamedTable::builder("l2");
     /// builder.layer("fc1", 9, None, [("qsgd 4".to_string(), Choice { size: 200, error: 0.5 })]);
+    /// let mut table = builder.build()?;
+    /// table.set_setting(0, 0, "qsgd 4 nearest".parse()?);
     /// let lines = r#"{"version":1,"metric":"l2","layers":[
-    /// {"name":"fc1","elements":9,"options":[{"label":"qsgd 4","size":200,"error":0.5}]}
+    /// {"name":"fc1","elements":9,"options":[{"label":"qsgd 4","setting":"qsgd 4 nearest","size":200,"error":0.5}]}
     /// ]}
     /// "#;
-    /// assert_eq!(TableFile { table: builder.build()?, budget: None }.to_json(), lines);
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
+    /// assert_eq!(TableFile { table, budget: None }.to_json(), lines);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn to_json(&self) -> String {
         let table = &self.table;
@@ -139,7 +148,11 @@ impl TableFile {
             for (option, (choice, label)) in table.view().layer(layer).iter().zip(table.labels(layer)).enumerate() {
                 let (label, error) = (text(label), serde_json::Value::from(choice.error));
                 let comma = if option == 0 { "" } else { "," };
-                json += &format!("{comma}{{\"label\":{label},\"size\":{},\"error\":{error}}}", choice.size);
+                json += &format!("{comma}{{\"label\":{label}");
+                if let Some(setting) = table.setting(layer, option) {
+                    json += &format!(",\"setting\":\"{setting}\"");
+                }
+                json += &format!(",\"size\":{},\"error\":{error}}}", choice.size);
             }
             json += "]}";
         }

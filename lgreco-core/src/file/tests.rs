@@ -1,4 +1,6 @@
 use super::*;
+use crate::compress::Setting;
+use crate::gradient::{Dtype, Shape};
 use crate::plan::{Plan, budget::Budget};
 use crate::table::{Choice, NamedTable};
 use crate::testing::{files::check_files, tables::Instance};
@@ -214,4 +216,69 @@ proptest! {
         check_files(&bytes);
         check_files(&with);
     }
+}
+
+#[test]
+fn settings_are_read_from_both_kinds_of_files() {
+    let with = |setting: &str| TABLE.replacen("\"size\":16768", &format!("\"setting\":{setting},\"size\":16768"), 1);
+    let mut file = TableFile::parse(with("\"topk 262 bf16\"").as_bytes()).unwrap();
+    assert_eq!((file.table.setting(0, 0), file.table.setting(0, 1)), ("topk 262 bf16".parse().ok(), None));
+    assert_eq!(TableFile::parse(file.to_json().as_bytes()).as_ref(), Ok(&file));
+    assert_eq!(TableFile::parse(with("null").as_bytes()), TableFile::parse(TABLE.as_bytes()));
+    let refused = |setting| TableFile::parse(with(setting).as_bytes()).unwrap_err().to_string();
+    let place = "layer 0 (`fc1.weight`), option 0: ";
+    assert_eq!(refused("\"topk 2 bf17\""), format!("{place}setting: `bf17` is unknown: is `bf16` meant?"));
+    assert_eq!(refused("\"qsgd 9\""), format!("{place}bits is 9, expected 1 to 8"));
+    assert_eq!(refused("7"), format!("{place}setting is 7, expected a setting as text"));
+
+    file.table.set_setting(1, 0, Setting::Dense);
+    let plan = Plan::from_options(&file.table.view(), Budget::Absolute(9.0), "by hand", vec![0, 0]).unwrap();
+    let plan = PlanFile::new(&file.table, &plan);
+    assert_eq!([0, 1].map(|layer| plan.layers[layer].setting), [file.table.setting(0, 0), Some(Setting::Dense)]);
+    let json = plan.to_json();
+    assert_eq!(PlanFile::parse(json.as_bytes()), Ok(plan));
+    let misspelt = json.replace("topk 262 bf16", "topk 262 bf16 bf16");
+    assert_eq!(
+        PlanFile::parse(misspelt.as_bytes()).unwrap_err().to_string(),
+        "layer 0: setting: found `bf16`, expected each parameter once"
+    );
+}
+
+#[test]
+fn settings_are_found_by_name() {
+    let layer = |name: &str, setting: &str| {
+        format!(r#"{{"name":"{name}", "option":0, "label":"its label", {setting} "size":1, "error":0}}"#)
+    };
+    let plan = |layers: &[String]| {
+        let json = format!(
+            r#"{{"version":1, "solver":"exact", "size":1, "lower_bound":1, "proven":true, "error":0, "budget":1,
+            "uncompressed_size":2, "layers":[{}]}}"#,
+            layers.join(",")
+        );
+        PlanFile::parse(json.as_bytes()).unwrap()
+    };
+    let (shape, dtype) = (Shape::new(10, 10).unwrap(), Dtype::F32);
+    let model = ["bias", "head", "body"].map(|name| (name, shape, dtype));
+    let (top, low_rank) = (r#""setting":"topk 100","#, r#""setting":"powersgd 2 iterations 5","#);
+
+    let settings = plan(&[layer("body", top), layer("head", low_rank)]).settings(model).unwrap();
+    assert_eq!(
+        settings.iter().map(Setting::to_string).collect::<Vec<_>>(),
+        ["dense", "powersgd 2 iterations 5", "topk 100"]
+    );
+
+    let message = |layers: &[String]| plan(layers).settings(model).unwrap_err().to_string();
+    assert_eq!(
+        message(&[layer("body", top), layer("haed", low_rank), layer("a", top)]),
+        "layer `haed`: unknown layer, expected one of the model's"
+    );
+    assert_eq!(message(&[layer("body", top), layer("body", top)]), "layer `body`: layers 0 and 1 share this name");
+    let too_many = message(&[layer("body", r#""setting":"topk 101","#)]);
+    assert_eq!(
+        too_many,
+        "layer `body`: kept elements is 101, expected between 1 and the number of elements (0 if there are none)"
+    );
+    assert_eq!(message(&[layer("body", "")]), "layer `body`: the plan has no setting for its option `its label`");
+    let twice = plan(&[layer("body", top)]).settings([model[0], model[2], model[2]]).unwrap_err();
+    assert_eq!(twice.to_string(), "layer `body`: layers 1 and 2 share this name");
 }

@@ -154,7 +154,6 @@ pub struct Measured {
     pub layers: Vec<usize>,
     /// The model's layers that are not in the table and stay uncompressed.
     pub uncompressed: Vec<usize>,
-    settings: Vec<Vec<Setting>>,
     seed: u64,
 }
 
@@ -173,9 +172,9 @@ impl Measured {
     /// ```
     ///
     /// # Panics
-    /// When the table has no such layer or option.
+    /// When the table has no such layer or option, or has been replaced by one without settings.
     pub fn setting(&self, layer: usize, option: usize) -> Setting {
-        self.settings[layer][option]
+        self.table.setting(layer, option).expect("measured options have settings")
     }
 
     /// The stream a table layer's row was measured with: the search's seed, the layer's index in the model, step and rank
@@ -287,7 +286,7 @@ impl Search {
     /// # use lgreco_core::search::{Method, Search};
     /// # use lgreco_core::gradient::Dtype;
     /// let search = Search::new(Method::PowerSgd).with_default(8.0)?;
-    /// assert_eq!(search.uniform(&[512, 256], Dtype::F32)?.to_string(), "powersgd 8");
+    /// assert_eq!(search.uniform(&[512, 256], Dtype::F32)?.to_string(), "powersgd 8 iterations 5");
     /// assert_eq!(search.uniform(&[512], Dtype::F32)?.to_string(), "dense");
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```

@@ -150,7 +150,12 @@ impl Offer<'_> {
             defaults.push(options.default);
             settings.push(options.settings);
         }
-        let table = builder.build()?;
-        Ok(Measured { table, defaults, layers: indices, uncompressed, settings, seed })
+        let mut table = builder.build()?;
+        for (layer, settings) in settings.into_iter().enumerate() {
+            for (option, setting) in settings.into_iter().enumerate() {
+                table.set_setting(layer, option, setting);
+            }
+        }
+        Ok(Measured { table, defaults, layers: indices, uncompressed, seed })
     }
 }

@@ -5,6 +5,7 @@ use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::Qsgd;
 use crate::compress::topk::TopK;
 use crate::testing::powersgd::{round_trip, squared_error, uniform};
+use alloc::format;
 use std::string::ToString;
 
 fn measure(search: Search, model: &[Layer<'_>]) -> Measured {
@@ -38,6 +39,7 @@ fn labels_settings_and_sizes_belong_together() {
                 let density: f64 = label["topk ".len()..].trim_end_matches('%').parse().unwrap();
                 assert_eq!((density / 100.0 * 2560.0).round() as u32, top.keep, "{label}");
             }
+            Setting::PowerSgd(_) => assert_eq!(setting.to_string(), format!("{label} iterations 5")),
             other => assert_eq!(other.to_string(), label),
         }
     }

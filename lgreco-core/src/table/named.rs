@@ -2,9 +2,11 @@
 
 use super::{Choice, Table};
 use crate::Error;
+use crate::compress::Setting;
 use crate::error::{Number, expect_distinct};
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 use core::fmt;
+use core::ops::Range;
 
 /// An owned, validated table with the names of its layers and options.
 ///
@@ -25,6 +27,7 @@ pub struct NamedTable {
     layers: Vec<NamedLayer>,
     labels: Vec<String>,
     choices: Vec<Choice>,
+    settings: Vec<Option<Setting>>,
     ends: Vec<usize>,
 }
 
@@ -52,6 +55,7 @@ impl NamedTable {
             layers: Vec::new(),
             labels: Vec::new(),
             choices: Vec::new(),
+            settings: Vec::new(),
             ends: Vec::new(),
         })
     }
@@ -208,8 +212,13 @@ impl NamedTable {
     /// # Ok::<(), lgreco_core::table::NamedError>(())
     /// ```
     pub fn labels(&self, layer: usize) -> &[String] {
+        &self.labels[self.options(layer)]
+    }
+
+    /// Where the options of a layer are among all.
+    fn options(&self, layer: usize) -> Range<usize> {
         let start = if layer == 0 { 0 } else { self.ends[layer - 1] };
-        &self.labels[start..self.ends[layer]]
+        start..self.ends[layer]
     }
 
     /// The label of an option.
@@ -224,6 +233,34 @@ impl NamedTable {
     /// ```
     pub fn label(&self, layer: usize, option: usize) -> &str {
         &self.labels(layer)[option]
+    }
+
+    /// The compressor behind an option, if it is known: measured tables have it, others where they were told.
+    ///
+    /// ```
+    /// # use lgreco_core::table::{Choice, NamedTable};
+    /// # let mut builder = NamedTable::builder("l2");
+    /// builder.layer("fc1.weight", 1000, None, [("4 bits".to_string(), Choice { size: 4192, error: 0.5 })]);
+    /// let mut table = builder.build()?;
+    /// assert_eq!(table.setting(0, 0), None);
+    /// table.set_setting(0, 0, "qsgd 4 min-max".parse()?);
+    /// assert_eq!(table.setting(0, 0), "qsgd 4 min-max".parse().ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When the table has no such layer or option.
+    pub fn setting(&self, layer: usize, option: usize) -> Option<Setting> {
+        self.settings[self.options(layer)][option]
+    }
+
+    /// Tells the compressor behind an option, so that plans for this table can be trained with.
+    ///
+    /// # Panics
+    /// As [`setting`](NamedTable::setting).
+    pub fn set_setting(&mut self, layer: usize, option: usize, setting: Setting) {
+        let options = self.options(layer);
+        self.settings[options][option] = Some(setting);
     }
 
     /// Adds names to an error about this table.
@@ -283,6 +320,7 @@ impl Builder {
         for (label, choice) in options {
             table.labels.push(label);
             table.choices.push(choice);
+            table.settings.push(None);
         }
         table.ends.push(table.choices.len());
         self

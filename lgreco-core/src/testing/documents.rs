@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 
 const TABLE: &str = r#"{"version":1,"metric":"l2","budget":12.5,"x-note":[1,{"a":null}],"layers":[
     {"name":"fc1","elements":9,"default":0,"uncompressed_size":288,
-     "options":[{"label":"qsgd 4","size":200,"error":0.5},{"label":"qsgd 8","size":300,"error":0.125}]},
+     "options":[{"label":"qsgd 4","setting":"qsgd 4 bucket 128 nearest","size":200,"error":0.5},
+     {"label":"qsgd 8","size":300,"error":0.125}]},
     {"name":"fc\u00e92","elements":64,"default":1,"options":[{"label":"a","size":0,"error":0},
      {"label":"b","size":9007199254740993,"error":1e-3},{"label":"c","size":70,"error":2.5}]}]}"#;
 
@@ -17,12 +18,12 @@ const BARE_TABLE: &str = r#"{"version":1.0,"metric":"","layers":[{"name":"a","el
 
 const PLAN: &str = r#"{"version":1,"solver":"exact","size":500,"lower_bound":499.0,"proven":false,"error":0.5,"budget":1,
     "uncompressed_size":4096,"default_size":600,"seconds":{"measure":0.25,"solve":1e-6},"layers":[
-    {"name":"fc1","option":1,"label":"qsgd 8","size":300,"error":0.125},
+    {"name":"fc1","option":1,"label":"topk 1%","setting":"topk 5 bf16","size":300,"error":0.125},
     {"name":"fc2","option":0,"label":"a","size":200,"error":0.375}]}"#;
 
 /// What takes the place of tokens: numbers at the ends of their types, literals, keys of both kinds of files, text that
-/// escapes, and what is no JSON.
-const TOKENS: [&str; 56] = [
+/// escapes, what is no JSON, and settings.
+const TOKENS: [&str; 62] = [
     "0",
     "1",
     "-1",
@@ -79,6 +80,12 @@ const TOKENS: [&str; 56] = [
     "}",
     "]",
     ",",
+    "\"setting\"",
+    "\"dense\"",
+    "\"qsgd 9\"",
+    "\"topk 4294967295\"",
+    "\"sidco 5e-324 pareto stages 3 f16\"",
+    "\"hard-threshold \\u0031e-40 f32\"",
 ];
 
 /// The tokens of `json`, with the white space before them.

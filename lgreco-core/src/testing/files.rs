@@ -1,10 +1,11 @@
 //! What the readers of files promise for any bytes.
 
+use super::settings::check_text;
 use crate::file::{PlanFile, TableFile};
 use crate::plan::{Plan, budget::Budget};
 
-/// Reads `bytes` as a table and as a plan; what can be read is written and read back to the same, and a table's default
-/// plan makes a plan file.
+/// Reads `bytes` as a table, as a plan and as a setting; what can be read is written and read back to the same, and a
+/// table's default plan makes a plan file.
 ///
 /// ```
 /// use lgreco_core::testing::files::check_files;
@@ -23,6 +24,9 @@ pub fn check_files(bytes: &[u8]) {
             assert_eq!(plan.default_size, Some(plan.size));
             assert_eq!(PlanFile::parse(plan.to_json().as_bytes()), Ok(plan));
         }
+    }
+    if let Ok(text) = core::str::from_utf8(bytes) {
+        check_text(text);
     }
     if let Ok(file) = PlanFile::parse(bytes) {
         assert_eq!(PlanFile::parse(file.to_json().as_bytes()), Ok(file));

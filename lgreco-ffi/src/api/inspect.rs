@@ -309,7 +309,7 @@ pub unsafe extern "C" fn lgreco_controller_metrics_json(
         handle::call(controller, |state| {
             let report =
                 state.report.as_ref().ok_or(Failure::Unavailable { what: "a report, before the first step," })?;
-            write_text(&metrics_line(&state.controller, report), json, capacity, length)
+            write_text(&metrics_line(&state.controller, report), "json", json, capacity, length)
         })
     }
 }

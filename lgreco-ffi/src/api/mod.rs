@@ -11,6 +11,8 @@ mod setting;
 
 mod setting_bytes;
 
+mod setting_text;
+
 mod measure;
 mod row;
 
@@ -85,6 +87,7 @@ pub use saved::*;
 pub use sealed::*;
 pub use setting::*;
 pub use setting_bytes::*;
+pub use setting_text::*;
 pub use table::*;
 pub use table_file::*;
 #[cfg(feature = "testing")]

@@ -12,7 +12,8 @@ use lgreco_train::plan::{Plan, Summary, check};
 use lgreco_train::table::NamedTable;
 use std::collections::BTreeMap;
 
-/// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it; `length` as for lgreco_table_to_json.
+/// Writes a plan for `table` as JSON (schemas/plan.schema.json) with a NUL after it, and in it the settings that the table
+/// has; `length` as for lgreco_table_to_json.
 ///
 /// Also LGRECO_PLAN_MISMATCH and the other codes of lgreco_plan_check when the plan is not one for this table. Allocates.
 #[unsafe(no_mangle)]
@@ -30,7 +31,7 @@ pub unsafe extern "C" fn lgreco_plan_to_json(
             check::verify(&table.view(), plan.plan.options(), plan.plan.summary())?;
             let mut file = PlanFile::new(table, &plan.plan);
             file.solver = plan.solver.to_string_lossy().into_owned();
-            write_text(&file.to_json(), json, capacity, length)
+            write_text(&file.to_json(), "json", json, capacity, length)
         }
     })
 }
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn lgreco_plan_to_json(
 /// must name a layer of the table and its option by index and label. That no plan is smaller than the bound in the file is
 /// taken on trust.
 ///
-/// LGRECO_JSON, LGRECO_JSON_VERSION; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
+/// LGRECO_JSON, LGRECO_JSON_VERSION; the codes of lgreco_setting_from_text for a setting in it; LGRECO_LENGTH when it does not have one entry per layer; LGRECO_UNKNOWN_NAME for a
 /// layer or label that is not the table's, LGRECO_DUPLICATE_NAME; LGRECO_PLAN_MISMATCH and the other codes of
 /// lgreco_plan_check. The message names the layer.
 #[unsafe(no_mangle)]

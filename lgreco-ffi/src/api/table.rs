@@ -340,9 +340,10 @@ pub unsafe extern "C" fn lgreco_table_get(table: *const lgreco_table, view: *mut
     })
 }
 
-/// Fills `setting` with the compressor behind an option of a measured table.
+/// Fills `setting` with the compressor behind an option of a table that was measured by the library, now or before it was
+/// written to a file.
 ///
-/// LGRECO_NO_SETTINGS for tables that were not measured by the library; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there
+/// LGRECO_NO_SETTINGS for tables of other origin; LGRECO_NO_SUCH_OPTION; LGRECO_LENGTH when there
 /// is no such layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_setting(
@@ -354,16 +355,17 @@ pub unsafe extern "C" fn lgreco_table_setting(
     handle::call_without_handle(|| {
         // SAFETY: README.md, handles and pointers.
         let (table, setting) = unsafe { (handle::shared(table)?, filled(setting)?) };
-        let Source::Measured(measured) = &table.source else { return Err(Failure::NoSettings) };
-        let layers = measured.table.layers();
+        let table = table.table();
+        let layers = table.layers();
         if layer >= layers {
             return Err(Error::Length { what: "layer", expected: layers, found: layer }.into());
         }
-        let (option, options) = (option as usize, measured.table.labels(layer).len());
+        let (option, options) = (option as usize, table.labels(layer).len());
         if option >= options {
             return Err(Error::NoSuchOption { layer, option, options }.into());
         }
-        setting.fill(lgreco_setting::from_core(measured.setting(layer, option)));
+        let found = table.setting(layer, option).ok_or(Failure::NoSettings)?;
+        setting.fill(lgreco_setting::from_core(found));
         Ok(())
     })
 }

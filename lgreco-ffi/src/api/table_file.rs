@@ -9,7 +9,7 @@ use lgreco_train::file::TableFile;
 
 /// Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
 ///
-/// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create; the message names layer, option and field.
+/// LGRECO_JSON, LGRECO_JSON_VERSION, and the codes of lgreco_table_create and lgreco_setting_from_text; the message names layer, option and field.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_table_from_json(
     context: *mut lgreco_context,
@@ -43,29 +43,30 @@ pub unsafe extern "C" fn lgreco_table_to_json(
         unsafe {
             let table = handle::shared(table)?;
             let file = TableFile { table: table.table().clone(), budget: table.budget() };
-            write_text(&file.to_json(), json, capacity, length)
+            write_text(&file.to_json(), "json", json, capacity, length)
         }
     })
 }
 
-/// Writes `text` with a NUL after it.
+/// Writes `text` with a NUL after it to the argument that is called `what`.
 ///
 /// # Safety
 /// README.md, pointers.
 pub(super) unsafe fn write_text(
     text: &str,
+    what: &'static str,
     to: *mut c_char,
     capacity: usize,
     length: *mut usize,
 ) -> Result<(), Failure> {
-    disjoint(Range::of(length, 1, "length"), &[Range::of(to, capacity, "json")])?;
+    disjoint(Range::of(length, 1, "length"), &[Range::of(to, capacity, what)])?;
     // SAFETY: passed on.
     unsafe { place(length, "length") }?.write(text.len());
     if capacity <= text.len() {
-        return Err(Error::Length { what: "json", expected: text.len() + 1, found: capacity }.into());
+        return Err(Error::Length { what, expected: text.len() + 1, found: capacity }.into());
     }
     // SAFETY: passed on.
-    let to = unsafe { slice_mut(to.cast::<u8>(), capacity, "json") }?;
+    let to = unsafe { slice_mut(to.cast::<u8>(), capacity, what) }?;
     to[..text.len()].copy_from_slice(text.as_bytes());
     to[text.len()] = 0;
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::{Bytes, ELEMENTS, State, gradient, layer, renew, setting};
 use crate::*;
+use core::ffi::c_char;
 use core::ptr::{null, null_mut};
 use lgreco_train::testing::reseal;
 
@@ -105,6 +106,40 @@ unsafe fn bytes_and_back(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         }
         let status = lgreco_setting_from_bytes(context, written.as_ptr(), LGRECO_SETTING_BYTES, &mut read);
         assert!(status == LGRECO_OK || damage);
+        if status != LGRECO_OK {
+            return status;
+        }
+        text_and_back(bytes, context, &read)
+    }
+}
+
+/// A setting as text, with a byte changed at times.
+///
+/// # Safety
+/// As [`bytes_and_back`].
+unsafe fn text_and_back(bytes: &mut Bytes, context: *mut lgreco_context, setting: &lgreco_setting) -> lgreco_status {
+    const ROOM: usize = LGRECO_SETTING_TEXT_BYTES;
+    let (mut first, mut second, mut length) = ([0; ROOM], [0; ROOM], [0; 2]);
+    let mut read = lgreco_setting::default();
+    // SAFETY: arrays are as long as is said, texts end with a NUL, and `context` is what the caller says.
+    unsafe {
+        let status = lgreco_setting_to_text(context, setting, first.as_mut_ptr(), ROOM, &mut length[0]);
+        if status != LGRECO_OK {
+            assert_ne!(status, LGRECO_LENGTH);
+            return status;
+        }
+        let damage = bytes.below(2) == 1;
+        if damage {
+            first[usize::from(bytes.next()) % length[0]] = bytes.next().cast_signed() as c_char;
+        }
+        let status = lgreco_setting_from_text(context, first.as_ptr(), &mut read);
+        if status != LGRECO_OK {
+            assert!(damage);
+            return status;
+        }
+        let status = lgreco_setting_to_text(context, &read, second.as_mut_ptr(), ROOM, &mut length[1]);
+        assert_eq!(status, LGRECO_OK);
+        assert!(damage || first == second);
         status
     }
 }

@@ -398,6 +398,41 @@ static void settings_as_bytes(void) {
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_setting_to_bytes(context, &setting, bytes, sizeof bytes));
 }
 
+// People and files have them as text.
+static void settings_as_text(void) {
+    char text[LGRECO_SETTING_TEXT_BYTES];
+    size_t length = 0;
+    lgreco_setting setting = LGRECO_SETTING_INIT, read = LGRECO_SETTING_INIT;
+    const char *const texts[] = {"dense", "qsgd 4", "qsgd 1 bucket 128 min-max nearest", "topk 786 f16",
+                                 "powersgd 4 iterations 2", "clt-k 100", "hard-threshold 0.75 bf16", "adacomp 50",
+                                 "loco 256", "sidco 0.01 gamma-pareto stages 3"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        OK(lgreco_setting_from_text(context, texts[i], &read));
+        OK(lgreco_setting_to_text(context, &read, text, sizeof text, &length));
+        TEXT(texts[i], text);
+        CHECK(length == strlen(text));
+    }
+    OK(lgreco_setting_from_text(context, " qsgd 1 nearest min-max bucket 128 ", &setting));
+    CHECK(setting.method == LGRECO_METHOD_QSGD && setting.bits == 1 && setting.bucket == 128);
+    CHECK(setting.scale == LGRECO_SCALE_MIN_MAX && setting.rounding == LGRECO_ROUNDING_NEAREST);
+    STATUS(LGRECO_LENGTH, lgreco_setting_to_text(context, &setting, text, strlen(texts[2]), &length));
+    CHECK(length == strlen(texts[2]));
+    STATUS(LGRECO_LENGTH, lgreco_setting_to_text(context, &setting, NULL, 0, &length));
+
+    STATUS(LGRECO_SETTING_WORD, lgreco_setting_from_text(context, "qsgd 4 buckt 128", &read));
+    TEXT("setting: `buckt` is unknown: is `bucket` meant?", lgreco_context_message(context));
+    STATUS(LGRECO_SETTING_SYNTAX, lgreco_setting_from_text(context, "topk 1%", &read));
+    STATUS(LGRECO_SETTING_SYNTAX, lgreco_setting_from_text(context, "", &read));
+    STATUS(LGRECO_PARAMETER, lgreco_setting_from_text(context, "qsgd 9", &read));
+    STATUS(LGRECO_TEXT, lgreco_setting_from_text(context, "qsgd \xff", &read));
+    // A failed call leaves the struct as it was.
+    CHECK(read.method == LGRECO_METHOD_SIDCO && read.stages == 3);
+    setting.bits = 9;
+    STATUS(LGRECO_PARAMETER, lgreco_setting_to_text(context, &setting, text, sizeof text, &length));
+    setting.method = 77;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_setting_to_text(context, &setting, text, sizeof text, &length));
+}
+
 // With few bits QSGD adds more error than it is given, and what is remembered would grow until it overflows.
 static void feedback_that_diverges_is_refused(void) {
     lgreco_layer wide = layer();
@@ -583,6 +618,7 @@ int main(void) {
     both_ends_of_ef21_agree();
     sealed_payloads();
     settings_as_bytes();
+    settings_as_text();
     feedback_that_diverges_is_refused();
     saved_state();
     hostile_payloads();

@@ -140,6 +140,15 @@ static void null_pointers(void) {
     NULL_(lgreco_setting_from_bytes(NULL, setting_bytes, sizeof setting_bytes, &read_setting));
     NULL_(lgreco_setting_from_bytes(context, NULL, sizeof setting_bytes, &read_setting));
     NULL_(lgreco_setting_from_bytes(context, setting_bytes, sizeof setting_bytes, NULL));
+    char setting_text[LGRECO_SETTING_TEXT_BYTES];
+    size_t text_length = 0;
+    NULL_(lgreco_setting_to_text(NULL, &setting, setting_text, sizeof setting_text, &text_length));
+    NULL_(lgreco_setting_to_text(context, NULL, setting_text, sizeof setting_text, &text_length));
+    NULL_(lgreco_setting_to_text(context, &setting, NULL, sizeof setting_text, &text_length));
+    NULL_(lgreco_setting_to_text(context, &setting, setting_text, sizeof setting_text, NULL));
+    NULL_(lgreco_setting_from_text(NULL, "dense", &read_setting));
+    NULL_(lgreco_setting_from_text(context, NULL, &read_setting));
+    NULL_(lgreco_setting_from_text(context, "dense", NULL));
     size_t sealed_length = 0;
     NULL_(lgreco_payload_seal(NULL, setting_bytes, 1, sizeof setting_bytes, &sealed_length));
     NULL_(lgreco_payload_seal(context, NULL, 1, sizeof setting_bytes, &sealed_length));

@@ -151,7 +151,15 @@ int main() {
     CHECK(plan.view().proven == 1 && plan.view().layers == 2);
     const lgreco::Table copy = lgreco::Table::from_json(context, table.to_json());
     CHECK(copy.to_json() == table.to_json());
-    CHECK(lgreco::Table(context, table.view()).view().layers == 2);
+    const lgreco::Table bare(context, table.view());
+    CHECK(bare.view().layers == 2);
+    const std::string text = lgreco::to_text(context, table.setting(1, 2));
+    CHECK(!text.empty() && text == lgreco::to_text(context, copy.setting(1, 2)));
+    CHECK(text == lgreco::to_text(context, lgreco::setting_from_text(context, text)));
+    CHECK(plan.to_json(table).find("\"setting\": \"") != std::string::npos);
+    CHECK(plan.to_json(bare).find("\"setting\"") == std::string::npos);
+    throws(LGRECO_SETTING_WORD, "LGRECO_SETTING_WORD: setting: `qsdg` is unknown: is `qsgd` meant?",
+           [&] { lgreco::setting_from_text(context, "qsdg 4"); });
     const lgreco::Plan again = lgreco::Plan::from_json(context, copy, plan.to_json(table));
     CHECK(again.view().size == plan.view().size);
 
@@ -195,7 +203,7 @@ int main() {
            [&] { moved.encode(2, fc1.data(), payload); });
     throws(LGRECO_NON_FINITE, "LGRECO_NON_FINITE: layer `fc1`: element 5 is -inf",
            [&] { lgreco::Table::measure(context, model); });
-    throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { copy.setting(0, 0); });
+    throws(LGRECO_NO_SETTINGS, "LGRECO_NO_SETTINGS", [&] { bare.setting(0, 0); });
     throws(LGRECO_FEEDBACK_RULE, "LGRECO_FEEDBACK_RULE: layer `fc1`: ", [&] { moved.receive(payload, decoded); });
     throws(LGRECO_JSON, "LGRECO_JSON: ", [&] { lgreco::Table::from_json(context, "{"); });
     throws(LGRECO_NOT_BUILT_IN, "LGRECO_NOT_BUILT_IN: the library was built without this kind of device", [] {

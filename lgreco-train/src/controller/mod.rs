@@ -40,7 +40,7 @@
 //! |---|---|---|---|
 //! | [`Uncompressed`](Policy::Uncompressed) | nothing | none | no |
 //! | [`Uniform`](Policy::Uniform) | the search's default | none | no |
-//! | [`Fixed`](Policy::Fixed) | the caller's list | none | no |
+//! | [`Fixed`](Policy::Fixed) | the caller's list, or a plan file (`Policy::from_plan`) | none | no |
 //! | [`KMeans`](Policy::KMeans) | clusters of size and error (CGX) | that of the default | every period |
 //! | [`Accordion`](Policy::Accordion) | change of gradient norms, learning rate | none | every period |
 //! | [`LGreco`](Policy::LGreco) | the cheapest plan | that of the default | every period |
@@ -92,6 +92,8 @@ mod layer;
 #[cfg(feature = "json")]
 mod line;
 mod metrics;
+#[cfg(feature = "json")]
+mod planned;
 mod restore;
 mod saved;
 mod step;

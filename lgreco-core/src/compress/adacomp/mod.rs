@@ -68,7 +68,7 @@ pub struct AdaComp {
 }
 
 impl AdaComp {
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         match self.bin {
             0 => Err(Error::Parameter { what: "bin size", value: 0.0, expected: "at least 1" }),
             _ => Ok(()),

@@ -83,7 +83,7 @@ impl HardThreshold {
         Ok(HardThreshold { lambda: (0.5 / sqrt(sends as f64)) as f32, values })
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         if self.lambda > 0.0 && self.lambda.is_finite() {
             return Ok(());
         }

@@ -68,7 +68,7 @@ impl Default for LoCo {
 }
 
 impl LoCo {
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         match self.group {
             0 => Err(Error::Parameter { what: "group size", value: 0.0, expected: "at least 1" }),
             _ => Ok(()),

@@ -125,7 +125,7 @@ impl PowerSgd {
         Ok(header(shape, effective_rank(shape, self.rank)))
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         if self.rank == 0 {
             return Err(Error::Parameter { what: "rank", value: 0.0, expected: "at least 1" });
         }

@@ -103,7 +103,7 @@ enum Selected {
 }
 
 impl Sidco {
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         if !(1..=MOST_STAGES).contains(&self.stages) {
             return Err(Error::Parameter { what: "stages", value: self.stages as f64, expected: "1 to 1100" });
         }

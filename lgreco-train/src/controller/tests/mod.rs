@@ -15,6 +15,8 @@ use std::string::ToString;
 use std::{vec, vec::Vec};
 
 mod failures;
+#[cfg(feature = "json")]
+mod planned;
 mod policies;
 mod saved;
 mod schedule;

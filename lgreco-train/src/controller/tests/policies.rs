@@ -38,7 +38,7 @@ fn a_falling_learning_rate_lowers_compression_until_the_next_decision() {
             for rate in rates {
                 let (report, _) = take_step(&mut controller, &mut worker, 1.0, rate).unwrap();
                 let cause = controller.decision().map(|decision| decision.cause);
-                seen.push((report.switched, cause, controller.setting(0).to_string() == "powersgd 8"));
+                seen.push((report.switched, cause, controller.setting(0).to_string() == "powersgd 8 iterations 5"));
             }
             seen
         });

@@ -1,0 +1,220 @@
+//! Settings as text, written and read; [`Setting`] says how it reads.
+
+use super::Setting;
+use super::adacomp::AdaComp;
+use super::clt::CltK;
+use super::hard_threshold::HardThreshold;
+use super::loco::LoCo;
+use super::powersgd::PowerSgd;
+use super::qsgd::{Qsgd, Rounding, Scale};
+use super::sidco::{Fit, Sidco};
+use super::topk::TopK;
+use crate::Error;
+use crate::error::{Number, Word, nearest};
+use crate::gradient::Dtype;
+use core::fmt;
+use core::str::{FromStr, SplitAsciiWhitespace};
+
+const METHODS: [&str; 9] = ["dense", "qsgd", "topk", "powersgd", "clt-k", "hard-threshold", "adacomp", "loco", "sidco"];
+/// Power iterations that are not written: those of the published method.
+const ITERATIONS: u32 = 1;
+/// Stages of SIDCo that are not written.
+const STAGES: u32 = 1;
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Setting::Dense => f.write_str("dense"),
+            Setting::Qsgd(Qsgd { bits, bucket, scale, rounding }) => {
+                write!(f, "qsgd {bits}")?;
+                if bucket != Qsgd::default().bucket {
+                    write!(f, " bucket {bucket}")?;
+                }
+                f.write_str(match scale {
+                    Scale::MaxNorm => "",
+                    Scale::MinMax => " min-max",
+                })?;
+                f.write_str(match rounding {
+                    Rounding::Stochastic => "",
+                    Rounding::Nearest => " nearest",
+                })
+            }
+            Setting::TopK(TopK { keep, values }) => write!(f, "topk {keep}{}", sent_as(values)),
+            Setting::PowerSgd(PowerSgd { rank, iterations: ITERATIONS }) => write!(f, "powersgd {rank}"),
+            Setting::PowerSgd(PowerSgd { rank, iterations }) => write!(f, "powersgd {rank} iterations {iterations}"),
+            Setting::CltK(CltK { keep }) => write!(f, "clt-k {keep}"),
+            Setting::HardThreshold(HardThreshold { lambda, values }) => {
+                write!(f, "hard-threshold {}{}", Number(&lambda), sent_as(values))
+            }
+            Setting::AdaComp(AdaComp { bin }) => write!(f, "adacomp {bin}"),
+            Setting::LoCo(LoCo { group }) => write!(f, "loco {group}"),
+            Setting::Sidco(Sidco { density, fit, stages, values }) => {
+                write!(f, "sidco {}", Number(&density))?;
+                f.write_str(match fit {
+                    Fit::Exponential => "",
+                    Fit::GammaPareto => " gamma-pareto",
+                    Fit::Pareto => " pareto",
+                })?;
+                if stages != STAGES {
+                    write!(f, " stages {stages}")?;
+                }
+                f.write_str(sent_as(values))
+            }
+        }
+    }
+}
+
+/// What is written of the type of the values sent.
+const fn sent_as(values: Dtype) -> &'static str {
+    match values {
+        Dtype::F32 => "",
+        Dtype::F16 => " f16",
+        Dtype::Bf16 => " bf16",
+    }
+}
+
+impl FromStr for Setting {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Setting, Error> {
+        let mut words = Words(text.split_ascii_whitespace());
+        let setting = match words.0.next().unwrap_or_default() {
+            "dense" => {
+                words.end()?;
+                Setting::Dense
+            }
+            "qsgd" => Setting::Qsgd(words.qsgd()?),
+            "topk" => Setting::TopK(TopK { keep: words.number("a number of elements")?, values: words.values()? }),
+            "powersgd" => Setting::PowerSgd(words.powersgd()?),
+            "clt-k" => Setting::CltK(CltK { keep: words.last("a number of elements")? }),
+            "hard-threshold" => {
+                Setting::HardThreshold(HardThreshold { lambda: words.number("a magnitude")?, values: words.values()? })
+            }
+            "adacomp" => Setting::AdaComp(AdaComp { bin: words.last("a number of elements per bin")? }),
+            "loco" => Setting::LoCo(LoCo { group: words.last("a number of elements per group")? }),
+            "sidco" => Setting::Sidco(words.sidco()?),
+            "" => return Err(wrong("", "a method, such as dense or qsgd")),
+            method => return Err(unknown(method, &METHODS)),
+        };
+        setting.check()?;
+        Ok(setting)
+    }
+}
+
+/// What has not been read yet.
+struct Words<'a>(SplitAsciiWhitespace<'a>);
+
+impl Words<'_> {
+    fn number<T: FromStr>(&mut self, expected: &'static str) -> Result<T, Error> {
+        let word = self.0.next().unwrap_or_default();
+        word.parse().map_err(|_| wrong(word, expected))
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        self.0.next().map_or(Ok(()), |word| Err(wrong(word, "the end")))
+    }
+
+    /// The only number of a method.
+    fn last(&mut self, expected: &'static str) -> Result<u32, Error> {
+        let number = self.number(expected)?;
+        self.end()?;
+        Ok(number)
+    }
+
+    fn qsgd(&mut self) -> Result<Qsgd, Error> {
+        let bits = self.number("bits, 1 to 8")?;
+        let (mut bucket, mut scale, mut rounding) = (None, None, None);
+        while let Some(word) = self.0.next() {
+            match word {
+                "bucket" => once(word, &mut bucket, self.number("a number of elements per bucket")?)?,
+                "max-norm" => once(word, &mut scale, Scale::MaxNorm)?,
+                "min-max" => once(word, &mut scale, Scale::MinMax)?,
+                "stochastic" => once(word, &mut rounding, Rounding::Stochastic)?,
+                "nearest" => once(word, &mut rounding, Rounding::Nearest)?,
+                _ => return Err(unknown(word, &["bucket", "max-norm", "min-max", "stochastic", "nearest"])),
+            }
+        }
+        Ok(Qsgd {
+            bits,
+            bucket: bucket.unwrap_or(Qsgd::default().bucket),
+            scale: scale.unwrap_or_default(),
+            rounding: rounding.unwrap_or_default(),
+        })
+    }
+
+    fn powersgd(&mut self) -> Result<PowerSgd, Error> {
+        let rank = self.number("a rank")?;
+        let mut iterations = None;
+        while let Some(word) = self.0.next() {
+            match word {
+                "iterations" => once(word, &mut iterations, self.number("a number of power iterations")?)?,
+                _ => return Err(unknown(word, &["iterations"])),
+            }
+        }
+        Ok(PowerSgd { rank, iterations: iterations.unwrap_or(ITERATIONS) })
+    }
+
+    fn sidco(&mut self) -> Result<Sidco, Error> {
+        let density = self.number("a density, in (0, 1]")?;
+        let (mut fit, mut stages, mut values) = (None, None, None);
+        while let Some(word) = self.0.next() {
+            match word {
+                "exponential" => once(word, &mut fit, Fit::Exponential)?,
+                "gamma-pareto" => once(word, &mut fit, Fit::GammaPareto)?,
+                "pareto" => once(word, &mut fit, Fit::Pareto)?,
+                "stages" => once(word, &mut stages, self.number("a number of stages")?)?,
+                _ => match dtype(word) {
+                    Some(dtype) => once(word, &mut values, dtype)?,
+                    None => {
+                        let known = ["exponential", "gamma-pareto", "pareto", "stages", "f32", "f16", "bf16"];
+                        return Err(unknown(word, &known));
+                    }
+                },
+            }
+        }
+        let (fit, stages) = (fit.unwrap_or_default(), stages.unwrap_or(STAGES));
+        Ok(Sidco { density, fit, stages, values: values.unwrap_or(Dtype::F32) })
+    }
+
+    /// The type of the values sent, if it is there, and the end.
+    fn values(&mut self) -> Result<Dtype, Error> {
+        let mut values = None;
+        for word in self.0.by_ref() {
+            let dtype = dtype(word).ok_or_else(|| unknown(word, &["f32", "f16", "bf16"]))?;
+            once(word, &mut values, dtype)?;
+        }
+        Ok(values.unwrap_or(Dtype::F32))
+    }
+}
+
+fn dtype(word: &str) -> Option<Dtype> {
+    match word {
+        "f32" => Some(Dtype::F32),
+        "f16" => Some(Dtype::F16),
+        "bf16" => Some(Dtype::Bf16),
+        _ => None,
+    }
+}
+
+/// Sets a parameter that has not been set yet.
+fn once<T>(word: &str, place: &mut Option<T>, value: T) -> Result<(), Error> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(wrong(word, "each parameter once")),
+    }
+}
+
+fn wrong(word: &str, expected: &'static str) -> Error {
+    Error::SettingSyntax { word: Word::new(word), expected }
+}
+
+/// A number where there should be none is near to no word.
+fn unknown(word: &str, known: &[&'static str]) -> Error {
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        return wrong(word, "no further number");
+    }
+    Error::SettingWord { word: Word::new(word), nearest: nearest(word, known) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! Words of a text, for messages about it.
+
+use core::fmt;
+
+/// The beginning of a word that was found in a text, as far as a message shows it; no allocator is needed.
+///
+/// ```
+/// use lgreco_core::Word;
+/// assert_eq!(Word::new("qsdg").to_string(), "qsdg");
+/// assert_eq!(Word::new("a-word-that-does-not-end-here").to_string(), "a-word-that-does-not-e…");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word {
+    bytes: [u8; Word::LONGEST],
+    len: u8,
+    whole: bool,
+}
+
+impl Word {
+    const LONGEST: usize = 22;
+
+    /// Takes as many characters of `word` as fit 22 bytes.
+    ///
+    /// ```
+    /// # use lgreco_core::Word;
+    /// assert_eq!(Word::new(&"é".repeat(12)).to_string(), "é".repeat(11) + "…");
+    /// ```
+    pub fn new(word: &str) -> Word {
+        let mut bytes = [0; Word::LONGEST];
+        let ends = word.char_indices().map(|(start, c)| start + c.len_utf8());
+        let len = ends.take_while(|&end| end <= Word::LONGEST).last().unwrap_or(0);
+        bytes[..len].copy_from_slice(&word.as_bytes()[..len]);
+        Word { bytes, len: len as u8, whole: len == word.len() }
+    }
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(core::str::from_utf8(&self.bytes[..self.len.into()]).unwrap_or_default())?;
+        if self.whole { Ok(()) } else { f.write_str("…") }
+    }
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{self}`")
+    }
+}
+
+/// A word in backticks, or, of an empty one, that there is none.
+pub(super) struct Found<'a>(pub(super) &'a Word);
+
+impl fmt::Display for Found<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.len == 0 && self.0.whole { f.write_str("nothing") } else { write!(f, "`{}`", self.0) }
+    }
+}
+
+/// The known word with the fewest characters to change: the first of those, or none of none.
+pub fn nearest(found: &str, known: &[&'static str]) -> &'static str {
+    known.iter().copied().min_by_key(|known| distance(found, known)).unwrap_or_default()
+}
+
+/// Characters to insert, remove or replace (Levenshtein's distance) of the first characters of both.
+fn distance(found: &str, known: &str) -> usize {
+    const LONGEST: usize = 40;
+    let mut row: [usize; LONGEST + 1] = core::array::from_fn(|column| column);
+    for (line, a) in found.chars().take(LONGEST).enumerate() {
+        let mut diagonal = core::mem::replace(&mut row[0], line + 1);
+        for (column, b) in known.chars().take(LONGEST).enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[known.chars().take(LONGEST).count()]
+}
