@@ -3,6 +3,8 @@
 mod common;
 
 use common::{METHODS, Tensor, f32_bytes, file, safetensors, stdout, stdout_in};
+use lgreco_cli::gradients::Gradients;
+use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::file::{PlanFile, TableFile};
 use lgreco_core::plan::{Summary, check};
 
@@ -36,6 +38,32 @@ fn every_method_plans_and_its_plan_passes_the_verifier() {
             assert!(plan.size <= uniform && uniform < plan.uncompressed_size, "{method} {solver}");
             assert_eq!(plan.solver, solver);
         }
+    }
+}
+
+/// The sample's layers, in another order, get what the command has chosen, of the size that it has counted.
+#[test]
+fn plans_have_settings_for_the_model() {
+    let gradients = Gradients::sample();
+    let layers = gradients.layers();
+    let model = || {
+        let layers = layers.iter().rev();
+        layers.map(|layer| (layer.name(), layer.gradient().shape(), layer.gradient().values().dtype()))
+    };
+    for method in METHODS {
+        let plan = plan(&["--method", method]);
+        let settings = plan.settings(model()).unwrap();
+        let mut compressed = 0;
+        for ((name, shape, dtype), setting) in model().zip(settings) {
+            match plan.layers.iter().find(|layer| layer.name == name) {
+                Some(layer) => {
+                    assert_eq!(8 * setting.payload_len(shape, dtype).unwrap() as u64, layer.size, "{method} {name}");
+                    compressed += 1;
+                }
+                None => assert_eq!(setting, Setting::Dense, "{method} {name}"),
+            }
+        }
+        assert_eq!(compressed, plan.layers.len());
     }
 }
 
