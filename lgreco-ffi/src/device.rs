@@ -2,7 +2,7 @@
 
 use crate::api::{LGRECO_DEVICE_CPU, LGRECO_DEVICE_CUDA, LGRECO_DEVICE_WGPU, lgreco_device};
 use crate::status::Failure;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::backend::{Backend, Job, JobError, Portable};
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::gradient::{Gradient, Shape};
@@ -97,7 +97,7 @@ impl Device {
         job: &Job<'_>,
         squared_errors: &mut [f64],
         payload_lens: &mut [usize],
-    ) -> Result<(), Error> {
+    ) -> Result<(), CoreError> {
         let Job { gradient, candidates, stream } = job;
         let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
         if !self.takes_row(job) {
@@ -115,9 +115,9 @@ impl Device {
     }
 
     /// Runs a call on the device, when those of other threads have ended.
-    fn run<T>(&self, call: impl FnOnce(&mut dyn Backend) -> Result<T, Error>) -> Result<T, Error> {
+    fn run<T>(&self, call: impl FnOnce(&mut dyn Backend) -> Result<T, CoreError>) -> Result<T, CoreError> {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
-        const PANICKED: Error = Error::Device { what: "an earlier call on it panicked" };
+        const PANICKED: CoreError = CoreError::Device { what: "an earlier call on it panicked" };
         match self {
             Device::Cpu => call(&mut Portable),
             #[cfg(feature = "cuda")]
@@ -131,7 +131,7 @@ impl Device {
     fn measure_each(&self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let total = jobs.iter().map(|job| job.candidates.len()).sum();
         if rows.len() != total {
-            let error = Error::Length { what: "rows, one place per candidate", expected: total, found: rows.len() };
+            let error = CoreError::Length { what: "rows, one place per candidate", expected: total, found: rows.len() };
             return Err(JobError { job: None, error });
         }
         let mut rest = rows;
@@ -171,11 +171,11 @@ impl Backend for Device {
         stream: Stream,
         workspace: &mut [u64],
         payload: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, CoreError> {
         self.run(|backend| backend.encode(setting, gradient, stream, workspace, payload))
     }
 
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), CoreError> {
         self.run(|backend| backend.decode(payload, values))
     }
 }

@@ -3,7 +3,7 @@
 use crate::status::Failure;
 use core::ffi::{CStr, c_char};
 use core::mem::MaybeUninit;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 
 fn check<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
     match pointer {
@@ -16,7 +16,7 @@ fn check<T>(pointer: *const T, what: &'static str) -> Result<(), Failure> {
 fn check_array<T>(pointer: *const T, len: usize, what: &'static str) -> Result<(), Failure> {
     let longest = isize::MAX as usize / size_of::<T>();
     if len > longest {
-        return Err(Error::Length { what, expected: longest, found: len }.into());
+        return Err(CoreError::Length { what, expected: longest, found: len }.into());
     }
     check(pointer, what)
 }

@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_char};
 use core::fmt;
 use lgreco_train::table::NamedError;
-use lgreco_train::{Error, file};
+use lgreco_train::{CoreError, Error, file};
 
 /// How a call ended: LGRECO_OK, or why it failed. Codes are permanent.
 pub type lgreco_status = u32;
@@ -276,10 +276,21 @@ impl Failure {
         if self.is_of_device() { self } else { Failure::OfLayer { name: name.into(), failure: Box::new(self) } }
     }
 
+    /// With the name of the layer at fault, if it is known.
+    pub(crate) fn named(error: impl Into<Error>, layer: Option<String>) -> Failure {
+        match (error.into(), layer) {
+            (Error::Core(error), layer) => Failure::Named(NamedError { error, layer, option: None }),
+            (error, None) => Failure::Core(error),
+            (error, Some(name)) => Failure::OfLayer { name, failure: Box::new(Failure::Core(error)) },
+        }
+    }
+
     /// Whether a device failed, perhaps in what it had been told earlier.
     pub(crate) fn is_of_device(&self) -> bool {
         match self {
-            Failure::Core(error) | Failure::Named(NamedError { error, .. }) => matches!(error, Error::Device { .. }),
+            Failure::Core(Error::Core(error)) | Failure::Named(NamedError { error, .. }) => {
+                matches!(error, CoreError::Device { .. })
+            }
             #[cfg(feature = "cuda")]
             Failure::Cuda(error) => error.is_of_device(),
             _ => false,
@@ -357,6 +368,12 @@ impl fmt::Display for Failure {
             Failure::OtherEnd => f.write_str("the call is for the other end of the cut"),
             Failure::Panicked => f.write_str("an earlier call panicked: the handle can only be destroyed"),
         }
+    }
+}
+
+impl From<CoreError> for Failure {
+    fn from(error: CoreError) -> Failure {
+        Failure::Core(error.into())
     }
 }
 

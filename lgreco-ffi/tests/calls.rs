@@ -364,12 +364,13 @@ fn receiving_and_planning_into_a_workspace_do_not_allocate() {
     }
 }
 
-/// The codes in core's own source, so that a new one cannot be forgotten here.
+/// The codes in the sources of core and training, so that a new one cannot be forgotten here.
 #[test]
-fn every_code_of_the_core_has_a_constant() {
-    let source = include_str!("../../lgreco-core/src/error.rs");
-    let codes: Vec<(&str, u32)> = source
-        .lines()
+fn every_code_of_core_and_training_has_a_constant() {
+    let sources = [include_str!("../../lgreco-core/src/error.rs"), include_str!("../../lgreco-train/src/error.rs")];
+    let codes: Vec<(&str, u32)> = sources
+        .into_iter()
+        .flat_map(str::lines)
         .filter_map(|line| {
             let (variant, code) = line.trim().strip_prefix("Error::")?.split_once("=>")?;
             let code = match code.trim().strip_suffix(',')? {

@@ -21,6 +21,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod controller;
+mod error;
 pub mod exchange;
 pub mod feedback;
 pub mod gradient;
@@ -29,8 +30,9 @@ pub mod pipeline;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use error::Error;
 #[cfg(feature = "json")]
 pub use lgreco_core::file;
-pub use lgreco_core::{Error, backend, compress, plan, rng, search, simd, table};
+pub use lgreco_core::{Error as CoreError, Word, backend, compress, plan, rng, search, simd, table};
 
-use lgreco_core::internal::{self, checksum, error, num, select};
+use lgreco_core::internal::{self, checksum, num, select};

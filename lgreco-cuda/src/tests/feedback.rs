@@ -53,14 +53,14 @@ impl ResidualDevice for CudaBackend {
         gain: f32,
         stream: Stream,
         payload: &mut [u8],
-    ) -> Result<usize, lgreco_core::Error> {
+    ) -> Result<usize, lgreco_train::Error> {
         let held = Held::new(gradient, gradient.values().dtype().bytes());
         // SAFETY: the residual is of the gradient's size.
         let done = unsafe {
             self.encode_with_feedback(setting, &held.gradient(gradient), kept.residual(), gain, stream, payload)
         };
         done.map_err(|error| match error {
-            Error::Core(error) => error,
+            Error::Core(error) => error.into(),
             other => panic!("{other}"),
         })
     }

@@ -8,13 +8,12 @@ use crate::handle::{self, Kind};
 use crate::pointers::{Range, disjoint, place, slice_mut, versioned, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
-use lgreco_train::Error;
 use lgreco_train::backend::Backend;
 use lgreco_train::compress::{Compressor as _, Setting, wire::Payload};
 use lgreco_train::feedback::{Aggregation, Memory, Rule, SavedState, contraction_workspace_len, payload_stream};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
-use lgreco_train::table::NamedError;
+use lgreco_train::{CoreError, Error};
 
 /// The compressor of one layer on one worker, with what it remembers and the memory it works in.
 pub struct lgreco_compressor {
@@ -54,7 +53,7 @@ pub(crate) struct Compressor {
 pub(super) fn zeros<T: Clone + Default>(len: usize) -> Result<Vec<T>, Error> {
     let mut values = Vec::new();
     let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
-    values.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { words })?;
+    values.try_reserve_exact(len).map_err(|_| Error::Core(CoreError::OutOfMemory { words }))?;
     values.resize(len, T::default());
     Ok(values)
 }
@@ -63,7 +62,7 @@ impl Compressor {
     fn bound(&self) -> Result<usize, Error> {
         match &self.memory {
             Some(memory) => memory.message_len(&self.setting, self.dtype),
-            None => self.setting.payload_len(self.shape, self.dtype),
+            None => Ok(self.setting.payload_len(self.shape, self.dtype)?),
         }
     }
 
@@ -92,8 +91,8 @@ impl Compressor {
         let shape = *shape;
         let in_halves = |rule| matches!(rule, Rule::Residual(_) | Rule::Ef21);
         match memory {
-            None if device.takes(setting, shape) => device.encode(setting, gradient, stream, workspace, payload),
-            None => setting.encode(gradient, stream, workspace, payload),
+            None if device.takes(setting, shape) => Ok(device.encode(setting, gradient, stream, workspace, payload)?),
+            None => Ok(setting.encode(gradient, stream, workspace, payload)?),
             Some(memory) if device.takes(setting, shape) && in_halves(memory.rule()) => {
                 memory.compensate(gradient, compensated)?;
                 let sum = Gradient::new(Values::F32(compensated), shape)?;
@@ -106,9 +105,9 @@ impl Compressor {
         }
     }
 
-    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), CoreError> {
         if Payload::parse(payload)?.header.shape != self.shape {
-            return Err(Error::PayloadBody { what: "its shape is not that of the layer" });
+            return Err(CoreError::PayloadBody { what: "its shape is not that of the layer" });
         }
         self.device.decode(payload, values)
     }
@@ -128,7 +127,7 @@ impl Compressor {
             [("number of rows", found.rows(), own.rows()), ("number of columns", found.cols(), own.cols())]
         {
             if found != own {
-                return Err(Error::SavedState { what, found: found as u64 }.into());
+                return Err(CoreError::SavedState { what, found: found as u64 }.into());
             }
         }
         if saved.rule() != memory.rule() {
@@ -157,7 +156,7 @@ pub unsafe extern "C" fn lgreco_compressor_create(
             let tensor = versioned(layer)?.tensor()?;
             let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
             let (rule, aggregation) = (options.rule()?, options.aggregation()?);
-            let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
+            let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
             let memory = rule.map(|rule| Memory::owned(rule, aggregation, tensor.shape)).transpose().map_err(named)?;
             let elements = if memory.is_some() { tensor.shape.elements() } else { 0 };
             let compensated = if matches!(context.device, Device::Cpu) { 0 } else { elements };
@@ -210,17 +209,17 @@ pub unsafe extern "C" fn lgreco_feedback_check(
             let layer = versioned(layer)?;
             let tensor = layer.tensor()?;
             let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
-            let named = |error| NamedError { error, layer: Some(tensor.name.into()), option: None };
-            setting.payload_len(tensor.shape, tensor.dtype).map_err(named)?;
+            let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
+            setting.payload_len(tensor.shape, tensor.dtype).map_err(|error| named(error.into()))?;
             let Some(rule) = options.rule()? else { return Ok(()) };
             if layer.values.is_null() {
-                return Ok(rule.suits(&setting, tensor.shape).map_err(named)?);
+                return rule.suits(&setting, tensor.shape).map_err(named);
             }
             let gradient = layer.gradient(tensor)?;
             let stream = Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank };
             let words = contraction_workspace_len(&setting, tensor.shape, tensor.dtype);
             let mut workspace = zeros(words).map_err(named)?;
-            Ok(rule.suits_gradient(&setting, &gradient, stream, &mut workspace).map_err(named)?)
+            rule.suits_gradient(&setting, &gradient, stream, &mut workspace).map_err(named)
         })
     }
 }

@@ -10,10 +10,9 @@ use crate::pointers::{
 };
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
-use lgreco_train::Error;
 use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
 use lgreco_train::gradient::ValuesMut;
-use lgreco_train::table::NamedError;
+use lgreco_train::{CoreError, Error};
 
 /// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
 /// remembers.
@@ -46,7 +45,7 @@ impl ControllerState {
     /// Adds the layer's name to an error.
     pub(super) fn named(&self, error: Error) -> Failure {
         let layer = error.layer().and_then(|layer| self.controller.tensors().get(layer));
-        Failure::Named(NamedError { error, layer: layer.map(|tensor| tensor.name().into()), option: None })
+        Failure::named(error, layer.map(|tensor| tensor.name().into()))
     }
 
     /// `Err` unless there is such a layer.
@@ -54,7 +53,7 @@ impl ControllerState {
         let layers = self.controller.tensors().len();
         match layer < layers {
             true => Ok(()),
-            false => Err(Error::Length { what: "layer", expected: layers, found: layer }.into()),
+            false => Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into()),
         }
     }
 }
@@ -157,7 +156,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
             let names: Vec<String> = tensors.iter().map(|tensor| tensor.name().into()).collect();
             let controller = Controller::new(config, tensors, &collective).map_err(|error| {
                 let layer = error.layer().and_then(|layer| names.get(layer)).cloned();
-                NamedError { error, layer, option: None }
+                Failure::named(error, layer)
             })?;
             Ok(ControllerState {
                 controller: controller.with_backend(Box::new(context.device.clone())),
@@ -222,7 +221,7 @@ pub unsafe extern "C" fn lgreco_controller_step(
             }
             if pointers.len() != tensors.len() {
                 let (expected, found) = (tensors.len(), pointers.len());
-                return Err(Error::Length { what: "gradients, one per layer", expected, found }.into());
+                return Err(CoreError::Length { what: "gradients, one per layer", expected, found }.into());
             }
             all_disjoint(&mut state.ranges).map_err(|failure| match failure {
                 Failure::Overlap { layers: [Some(layer), _], .. } => failure.of_layer(tensors[layer].name()),

@@ -6,7 +6,7 @@ use crate::cuda::{DeviceTensor, OnDevice};
 use crate::handle;
 use crate::pointers::{Range, address, all_disjoint, disjoint, place, slice, slice_mut, versioned};
 use crate::status::{Failure, lgreco_status};
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::compress::wire::Payload;
 use lgreco_train::compress::{Compressor as _, Setting};
 use lgreco_train::feedback::{Residual, Rule};
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
             let (tensor, setting) = (versioned(layer)?.tensor()?, versioned(setting)?.to_core()?);
             let bytes = place(bytes, "bytes")?;
             let len = setting.payload_len(tensor.shape, tensor.dtype);
-            bytes.write(len.map_err(|error| Failure::Core(error).of_layer(tensor.name))?);
+            bytes.write(len.map_err(|error| Failure::from(error).of_layer(tensor.name))?);
             Ok(())
         })
     }
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
             let written = encoding.run(|gradient| {
                 let needed = encoding.setting.payload_len(tensor.shape, tensor.dtype)?;
                 if capacity < needed {
-                    return Err(Error::Length { what: "payload bytes", expected: needed, found: capacity }.into());
+                    return Err(CoreError::Length { what: "payload bytes", expected: needed, found: capacity }.into());
                 }
                 cuda.encode_to_device(&encoding.setting, gradient, encoding.stream, payload)
             });
@@ -282,14 +282,14 @@ unsafe fn decode_on_device(
 ) -> Result<(), Failure> {
     let needed = setting.payload_len(tensor.shape, tensor.dtype)?;
     if length < needed {
-        return Err(Error::Length { what: "payload bytes", expected: needed, found: length }.into());
+        return Err(CoreError::Length { what: "payload bytes", expected: needed, found: length }.into());
     }
     // SAFETY: passed on.
     unsafe { cuda.decode_on_device(setting, tensor.shape, payload, values) }
 }
 
 fn expect(what: &'static str, expected: usize, found: usize) -> Result<(), Failure> {
-    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }.into()) }
+    if expected == found { Ok(()) } else { Err(CoreError::Length { what, expected, found }.into()) }
 }
 
 fn expect_of(what: &'static str, tensor: Tensor<'_>, expected: usize, found: usize) -> Result<(), Failure> {

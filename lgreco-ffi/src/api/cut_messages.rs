@@ -6,7 +6,7 @@ use crate::handle;
 use crate::pointers::{Range, disjoint, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::gradient::Values;
 use lgreco_train::pipeline::{CutSetting, Downstream, Evaluation, Upstream};
 
@@ -46,7 +46,7 @@ impl CutState {
     ) -> Result<Values<'a>, Failure> {
         let CutSetting { batch, features, .. } = self.setting();
         if samples > batch as usize {
-            return Err(Error::Length { what: "samples", expected: batch as usize, found: samples }.into());
+            return Err(CoreError::Length { what: "samples", expected: batch as usize, found: samples }.into());
         }
         // SAFETY: passed on.
         unsafe { values(pointer, dtype(code)?, samples * features as usize) }

@@ -4,7 +4,7 @@ use crate::handle;
 use crate::pointers::{filled, place, slice, slice_mut, versioned};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{CStr, c_char};
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::pipeline::{Compatibility, CutSetting};
 
 /// Bytes of a saved cut setting.
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn lgreco_cut_setting_to_bytes(
             setting.check()?;
             let to = slice_mut(bytes, capacity, "bytes")?.first_chunk_mut();
             let expected = LGRECO_CUT_SETTING_BYTES;
-            *to.ok_or(Error::Length { what: "bytes", expected, found: capacity })? = setting.to_bytes();
+            *to.ok_or(CoreError::Length { what: "bytes", expected, found: capacity })? = setting.to_bytes();
             Ok(())
         })
     }

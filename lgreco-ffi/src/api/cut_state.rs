@@ -4,7 +4,7 @@ use super::cut_setting::lgreco_cut_setting;
 use crate::handle;
 use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::pipeline::{Counters, Direction, Downstream, Upstream};
 
 /// What an end has done in one direction, evaluation aside. Begin with LGRECO_CUT_COUNTERS_INIT.
@@ -181,7 +181,7 @@ unsafe fn write_ids<I: Iterator<Item = u64>>(
     // SAFETY: passed on.
     unsafe { place(count, "count") }?.write(found);
     if capacity < found {
-        return Err(Error::Length { what: "samples", expected: found, found: capacity }.into());
+        return Err(CoreError::Length { what: "samples", expected: found, found: capacity }.into());
     }
     // SAFETY: passed on.
     let samples = unsafe { slice_mut(samples, capacity, "samples") }?;

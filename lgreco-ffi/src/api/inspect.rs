@@ -5,7 +5,7 @@ use crate::handle;
 use crate::pointers::{Versioned, filled, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::controller::metrics_line;
 use lgreco_train::controller::{Cause, Decision, FitKind, Metrics};
 
@@ -331,7 +331,7 @@ pub unsafe extern "C" fn lgreco_controller_bucket_bytes(
             let found = state.controller.bucket_bytes();
             place(buckets, "buckets")?.write(found.len());
             if capacity < found.len() {
-                return Err(Error::Length { what: "bytes", expected: found.len(), found: capacity }.into());
+                return Err(CoreError::Length { what: "bytes", expected: found.len(), found: capacity }.into());
             }
             slice_mut(bytes, capacity, "bytes")?[..found.len()].copy_from_slice(&found);
             Ok(())

@@ -4,7 +4,7 @@ use crate::handle::{self, Immutable, Kind};
 use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mut, versioned, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::plan::{Plan, Solver, Summary, budget::Budget, check, dp, exact, solve_against};
 use std::ffi::CString;
 
@@ -147,7 +147,9 @@ pub(crate) struct PlanState {
 fn budget<'a>(view: &TableView<'a>, alpha: f64) -> Result<Budget<'a>, Failure> {
     match (view.budget, view.defaults) {
         (Some(value), _) if alpha.is_finite() && alpha >= 0.0 => Ok(Budget::Absolute(alpha * value)),
-        (Some(_), _) => Err(Error::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into()),
+        (Some(_), _) => {
+            Err(CoreError::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into())
+        }
         (None, Some(options)) => Ok(Budget::Defaults { alpha, options }),
         (None, None) => Err(Failure::Null { what: "the array of defaults of a table without budget" }),
     }

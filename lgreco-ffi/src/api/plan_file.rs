@@ -6,7 +6,7 @@ use crate::handle;
 use crate::pointers::slice;
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::file::PlanFile;
 use lgreco_train::plan::{Plan, Summary, check};
 use lgreco_train::table::NamedTable;
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn lgreco_plan_from_json(
 fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
     let layers = table.layers();
     if file.layers.len() != layers {
-        return Err(Error::Length { what: "layers of the plan", expected: layers, found: file.layers.len() }.into());
+        return Err(CoreError::Length { what: "layers of the plan", expected: layers, found: file.layers.len() }.into());
     }
     let mut options = vec![None; layers];
     let places: BTreeMap<&str, usize> = (0..layers).map(|layer| (table.name(layer), layer)).collect();
@@ -75,15 +75,17 @@ fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
             option: Some(entry.label.clone()),
         };
         let layer = places.get(&*entry.name).copied();
-        let layer = layer.ok_or(at(Error::UnknownName { what: "layer", expected: "one of the table's" }))?;
+        let layer = layer.ok_or(at(CoreError::UnknownName { what: "layer", expected: "one of the table's" }))?;
         let labels = table.labels(layer);
         let label = labels.get(entry.option as usize);
         let label = label.ok_or_else(|| at(no_such_option(layer, entry.option, labels.len())))?;
         if *label != entry.label {
-            return Err(at(Error::UnknownName { what: "label", expected: "that of the option in the table" }).into());
+            return Err(
+                at(CoreError::UnknownName { what: "label", expected: "that of the option in the table" }).into()
+            );
         }
         if options[layer].replace(entry.option).is_some() {
-            return Err(at(Error::DuplicateName { layer, first: layer }).into());
+            return Err(at(CoreError::DuplicateName { layer, first: layer }).into());
         }
     }
     let options = options.into_iter().flatten().collect();
@@ -95,6 +97,6 @@ fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
     Ok(PlanState { plan, solver: c_text(&file.solver, "solver")? })
 }
 
-fn no_such_option(layer: usize, option: u32, options: usize) -> Error {
-    Error::NoSuchOption { layer, option: option as usize, options }
+fn no_such_option(layer: usize, option: u32, options: usize) -> CoreError {
+    CoreError::NoSuchOption { layer, option: option as usize, options }
 }

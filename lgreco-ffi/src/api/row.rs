@@ -1,13 +1,12 @@
 //! From a list of settings to rows that are measured together.
 
 use crate::device::Device;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::backend::Job;
 use lgreco_train::compress::{
-    Candidates, Compressor, Setting, adacomp::AdaComp, clt::CltK, hard_threshold::HardThreshold, loco::LoCo,
-    powersgd::PowerSgd, qsgd::Qsgd, sidco::Sidco, topk::TopK,
+    Candidates, Compressor, Setting, adacomp::AdaComp, check_finite, clt::CltK, hard_threshold::HardThreshold,
+    loco::LoCo, powersgd::PowerSgd, qsgd::Qsgd, sidco::Sidco, topk::TopK,
 };
-use lgreco_train::feedback::contraction;
 use lgreco_train::gradient::Gradient;
 use lgreco_train::rng::Stream;
 
@@ -17,7 +16,7 @@ pub(super) fn measure(
     gradient: Gradient<'_>,
     settings: &[Setting],
     stream: Stream,
-) -> Result<Vec<(f64, usize)>, Error> {
+) -> Result<Vec<(f64, usize)>, CoreError> {
     let mut measured = Vec::with_capacity(settings.len());
     for run in settings.chunk_by(|a, b| base(a) == base(b)) {
         let row = Row::of(run);
@@ -25,7 +24,7 @@ pub(super) fn measure(
         match row.candidates(&run[0]) {
             Some(candidates) => device.row(&Job { gradient, candidates, stream }, &mut errors, &mut lens)?,
             None => {
-                contraction(&Setting::Dense, &gradient, stream, &mut [])?; // 0, if the gradient is finite
+                check_finite(&gradient)?;
                 lens.fill(Setting::Dense.payload_len(gradient.shape(), gradient.values().dtype())?);
             }
         }

@@ -4,7 +4,7 @@ use crate::handle;
 use crate::pointers::{Versioned, filled, place, slice, slice_mut};
 use crate::status::lgreco_status;
 use core::ffi::c_char;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 
 /// What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
 /// controller is destroyed.
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn lgreco_controller_save(
             let bytes = state.controller.save().map_err(|error| state.named(error))?;
             place(length, "length")?.write(bytes.len());
             if capacity < bytes.len() {
-                return Err(Error::Length { what: "saved", expected: bytes.len(), found: capacity }.into());
+                return Err(CoreError::Length { what: "saved", expected: bytes.len(), found: capacity }.into());
             }
             slice_mut(saved, capacity, "saved")?[..bytes.len()].copy_from_slice(&bytes);
             Ok(())

@@ -1,7 +1,7 @@
 use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype};
 use crate::pointers::Versioned;
 use crate::status::Failure;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::compress::{
     Setting,
     adacomp::AdaComp,
@@ -133,8 +133,8 @@ unsafe impl Versioned for lgreco_setting {
 }
 
 /// A number of bits that fits core's type; core says whether it makes sense.
-pub(super) fn bits(bits: u32) -> Result<u8, Error> {
-    u8::try_from(bits).map_err(|_| Error::Parameter { what: "bits", value: bits.into(), expected: "1 to 8" })
+pub(super) fn bits(bits: u32) -> Result<u8, CoreError> {
+    u8::try_from(bits).map_err(|_| CoreError::Parameter { what: "bits", value: bits.into(), expected: "1 to 8" })
 }
 
 impl lgreco_setting {

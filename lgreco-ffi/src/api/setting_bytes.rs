@@ -3,7 +3,7 @@ use super::setting::lgreco_setting;
 use crate::handle;
 use crate::pointers::{filled, slice, slice_mut, versioned};
 use crate::status::{Failure, lgreco_status};
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::compress::{SEAL_LEN, Setting, seal, unseal};
 
 /// Bytes of a setting.
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn lgreco_setting_to_bytes(
             let setting = versioned(setting)?.to_core()?;
             let to = slice_mut(bytes, capacity, "bytes")?.first_chunk_mut();
             let expected = LGRECO_SETTING_BYTES;
-            *to.ok_or(Error::Length { what: "bytes", expected, found: capacity })? = written(setting);
+            *to.ok_or(CoreError::Length { what: "bytes", expected, found: capacity })? = written(setting);
             Ok(())
         })
     }
@@ -76,10 +76,10 @@ fn written(setting: Setting) -> [u8; LGRECO_SETTING_BYTES] {
 
 fn read(bytes: &[u8]) -> Result<Setting, Failure> {
     if bytes.len() != LGRECO_SETTING_BYTES {
-        return Err(Error::Length { what: "bytes", expected: LGRECO_SETTING_BYTES, found: bytes.len() }.into());
+        return Err(CoreError::Length { what: "bytes", expected: LGRECO_SETTING_BYTES, found: bytes.len() }.into());
     }
     let word = |at: usize| bytes[4 * at..].first_chunk().map_or(0, |&word| u32::from_le_bytes(word));
-    let wrong = |what, at| Failure::from(Error::SavedState { what, found: word(at).into() });
+    let wrong = |what, at| Failure::from(CoreError::SavedState { what, found: word(at).into() });
     if bytes[..MAGIC.len()] != MAGIC {
         return Err(wrong("magic or version of a setting", 0));
     }

@@ -5,7 +5,7 @@ use crate::pointers::{Range, Versioned, filled, slice, text, versioned};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::table::{Choice, NamedError, NamedTable, Table};
-use lgreco_train::{Error, search::Measured};
+use lgreco_train::{CoreError, search::Measured};
 use std::ffi::CString;
 
 /// One option of one layer. This struct never changes.
@@ -137,7 +137,7 @@ impl<'a> TableView<'a> {
     }
 
     /// Adds the names of layer and option to an error about this table.
-    pub(crate) fn named(&self, error: Error) -> Failure {
+    pub(crate) fn named(&self, error: CoreError) -> Failure {
         let start = |layer: usize| if layer == 0 { Some(0) } else { self.ends.get(layer - 1).copied() };
         let name = |names: Option<&[*const c_char]>, index: usize| {
             let name = *names?.get(index)?;
@@ -358,11 +358,11 @@ pub unsafe extern "C" fn lgreco_table_setting(
         let table = table.table();
         let layers = table.layers();
         if layer >= layers {
-            return Err(Error::Length { what: "layer", expected: layers, found: layer }.into());
+            return Err(CoreError::Length { what: "layer", expected: layers, found: layer }.into());
         }
         let (option, options) = (option as usize, table.labels(layer).len());
         if option >= options {
-            return Err(Error::NoSuchOption { layer, option, options }.into());
+            return Err(CoreError::NoSuchOption { layer, option, options }.into());
         }
         let found = table.setting(layer, option).ok_or(Failure::NoSettings)?;
         setting.fill(lgreco_setting::from_core(found));

@@ -4,7 +4,7 @@ use crate::handle;
 use crate::pointers::{Range, disjoint, place, slice, slice_mut};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
-use lgreco_train::Error;
+use lgreco_train::CoreError;
 use lgreco_train::file::TableFile;
 
 /// Reads a table file, `length` bytes of JSON as described by schemas/table.schema.json.
@@ -63,7 +63,7 @@ pub(super) unsafe fn write_text(
     // SAFETY: passed on.
     unsafe { place(length, "length") }?.write(text.len());
     if capacity <= text.len() {
-        return Err(Error::Length { what, expected: text.len() + 1, found: capacity }.into());
+        return Err(CoreError::Length { what, expected: text.len() + 1, found: capacity }.into());
     }
     // SAFETY: passed on.
     let to = unsafe { slice_mut(to.cast::<u8>(), capacity, what) }?;

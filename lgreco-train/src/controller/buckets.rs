@@ -2,11 +2,11 @@
 
 use super::Tensor;
 use super::layer::{LayerState, bytes_out};
-use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{self, Collective, Layer, Route};
 use crate::gradient::{Dtype, Element, Gradient, Values, ValuesMut, first_too_large, with_elements};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -117,8 +117,8 @@ impl Buckets {
     /// `late` gets an error that this rank alone has met after the exchange; its residual is then unchanged.
     ///
     /// # Errors
-    /// Those of [`exchange::aggregate`]; [`Error::ElementOverflow`] when a mean does not fit its layer's element type. All
-    /// ranks fail alike, with gradients and residuals of this bucket unchanged.
+    /// Those of [`exchange::aggregate`]; [`CoreError::ElementOverflow`] when a mean does not fit its layer's element
+    /// type. All ranks fail alike, with gradients and residuals of this bucket unchanged.
     #[expect(clippy::too_many_arguments, reason = "one private call")]
     pub(super) fn exchange<C: Collective + ?Sized>(
         &mut self,
@@ -139,7 +139,7 @@ impl Buckets {
         }
         for (tensor, part) in tensors.iter().zip(parts(tensors)) {
             if let Some(index) = first_too_large(&self.mean[part.clone()], tensor.dtype) {
-                return Err(Error::ElementOverflow { index, value: self.mean[part][index] });
+                return Err(Error::Core(CoreError::ElementOverflow { index, value: self.mean[part][index] }));
             }
         }
         let mut bytes = 0;
@@ -271,7 +271,7 @@ fn relative_error(values: Values<'_>, own: &[f32]) -> f64 {
 /// Zeroed memory.
 pub(super) fn workspace(words: usize) -> Result<Vec<u64>, Error> {
     let mut workspace = Vec::new();
-    workspace.try_reserve_exact(words).map_err(|_| Error::OutOfMemory { words })?;
+    workspace.try_reserve_exact(words).map_err(|_| Error::Core(CoreError::OutOfMemory { words }))?;
     workspace.resize(words, 0);
     Ok(workspace)
 }

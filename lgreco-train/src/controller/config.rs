@@ -1,12 +1,12 @@
 //! What a controller is told once.
 
 use super::{Feedback, Tensor};
-use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::Route;
 use crate::gradient::Shape;
 use crate::plan::Solver;
 use crate::search::Search;
+use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -247,7 +247,7 @@ impl Config {
 
     pub(super) fn check(&self, tensors: &[Tensor], world: u32) -> Result<(), Error> {
         let require = |holds: bool, what, value: f64, expected| {
-            if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
+            if holds { Ok(()) } else { Err(Error::Core(CoreError::Parameter { what, value, expected })) }
         };
         let Schedule { warmup, period, window } = self.schedule;
         require(warmup >= 2, "warm-up", warmup as f64, "at least 2 steps")?;

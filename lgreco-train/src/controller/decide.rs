@@ -13,7 +13,7 @@ use crate::plan::{self, Plan, baseline, budget::Budget};
 use crate::rng::Stream;
 use crate::search::{Layer, Measured, Metric};
 use crate::table::Table;
-use crate::{Error, table};
+use crate::{CoreError, Error, table};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -223,7 +223,7 @@ impl Offers {
         for (place, &layer) in self.layers.iter().enumerate() {
             let offered = &self.settings[self.start(place)..self.ends[place]];
             let option = offered.iter().position(|&setting| setting == choices[layer].setting);
-            let missing = Error::NoSuchOption { layer, option: offered.len(), options: offered.len() };
+            let missing = Error::Core(CoreError::NoSuchOption { layer, option: offered.len(), options: offered.len() });
             self.reference[place] = option.ok_or(missing)? as u32;
         }
         Ok(())
@@ -242,7 +242,7 @@ impl Offers {
             let cost = |setting: &Setting, bits: u64| -> Result<u64, Error> {
                 let value = (bits / 8) as f64 * per_byte + compute(setting, shape);
                 let expected = "a finite number >= 0, below a million";
-                let wrong = Error::Parameter { what: "seconds that a layer takes", value, expected };
+                let wrong = Error::Core(CoreError::Parameter { what: "seconds that a layer takes", value, expected });
                 if (0.0..1e6).contains(&value) { Ok((value * 1e12) as u64) } else { Err(wrong) }
             };
             let range = self.start(place)..self.ends[place];
@@ -262,7 +262,7 @@ fn k_means(table: &Table<'_>, budget: Budget<'_>, measured: &Measured, clusters:
     let mut workspace = vec![0; baseline::kmeans_workspace_len(table, clusters)];
     let limit = budget.limit(table)?;
     baseline::kmeans(table, limit, &elements, &metric, clusters, &mut workspace, &mut options)?;
-    Plan::from_options(table, Budget::Absolute(limit), "k-means", options)
+    Ok(Plan::from_options(table, Budget::Absolute(limit), "k-means", options)?)
 }
 
 /// The same parameter everywhere, the search's default, or one per layer.

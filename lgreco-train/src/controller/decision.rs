@@ -3,8 +3,8 @@
 use super::FitKind;
 use super::codes::{self, Choice};
 use super::decide::Answer;
-use crate::Error;
 use crate::plan::Summary;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -187,7 +187,7 @@ impl Decision {
         if numbers && decision.encode() == *words {
             return Ok(decision);
         }
-        Err(Error::SavedState { what: "the decision", found: kind })
+        Err(Error::Core(CoreError::SavedState { what: "the decision", found: kind }))
     }
 }
 

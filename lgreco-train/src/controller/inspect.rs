@@ -113,7 +113,7 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when `values` has not one place per element.
+    /// [`CoreError::Length`](crate::CoreError::Length) when `values` has not one place per element.
     ///
     /// # Panics
     /// When there is no such layer.

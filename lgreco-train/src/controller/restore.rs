@@ -125,10 +125,12 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Checksum`] when a state is not as it was saved; [`Error::SavedState`], [`Error::Length`],
-    /// [`Error::DuplicateName`] and those of settings, shapes and residuals for bytes that are no state of version 2,
-    /// whatever they are; [`Error::SavedState`] when states are of different steps or numbers of workers;
-    /// [`Error::Overflow`] of summed residuals; [`Error::OutOfMemory`]. The controller is then unchanged.
+    /// [`CoreError::Checksum`](crate::CoreError::Checksum) when a state is not as it was saved;
+    /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
+    /// [`CoreError::DuplicateName`](crate::CoreError::DuplicateName) and those of settings, shapes and residuals for
+    /// bytes that are no state of version 2, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
+    /// when states are of different steps or numbers of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
+    /// summed residuals; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). The controller is then unchanged.
     ///
     /// # Complexity
     /// The bytes of all states, and O(n log n) in the layers.

@@ -21,12 +21,12 @@
 use super::codes::Choice;
 use super::layer::{Counts, rank};
 use super::{Decision, Tensor, TimeModel, accordion::Highest};
-use crate::Error;
 use crate::checksum;
 use crate::compress::Compressor;
 use crate::error::{expect_distinct, expect_len};
 use crate::feedback::{Rule, SavedState};
 use crate::gradient::{Dtype, Shape};
+use crate::{CoreError, Error};
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -60,7 +60,13 @@ struct Reader<'a>(&'a [u8]);
 impl<'a> Reader<'a> {
     fn bytes(&mut self, len: u64) -> Result<&'a [u8], Error> {
         let found = self.0.len();
-        let cut = || Error::Length { what: "saved state bytes", expected: len.try_into().unwrap_or(usize::MAX), found };
+        let cut = || {
+            Error::Core(CoreError::Length {
+                what: "saved state bytes",
+                expected: len.try_into().unwrap_or(usize::MAX),
+                found,
+            })
+        };
         let len = usize::try_from(len).map_err(|_| cut())?;
         let padded = len.checked_next_multiple_of(8).ok_or_else(cut)?;
         let (bytes, rest) = self.0.split_at_checked(padded).ok_or_else(cut)?;
@@ -77,7 +83,7 @@ impl<'a> Reader<'a> {
 
     fn word(&mut self, what: &'static str) -> Result<u32, Error> {
         let found = self.number()?;
-        u32::try_from(found).map_err(|_| Error::SavedState { what, found })
+        u32::try_from(found).map_err(|_| Error::Core(CoreError::SavedState { what, found }))
     }
 
     fn count(&mut self, what: &'static str) -> Result<u64, Error> {
@@ -96,7 +102,7 @@ impl<'a> Reader<'a> {
         let bytes = self.bytes(4 * len as u64)?;
         let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
         match values.iter().find(|value| !value.is_finite()) {
-            Some(value) => Err(Error::SavedState { what: "a value", found: value.to_bits() as u64 }),
+            Some(value) => Err(Error::Core(CoreError::SavedState { what: "a value", found: value.to_bits() as u64 })),
             None => Ok(values),
         }
     }
@@ -111,7 +117,7 @@ impl<'a> Reader<'a> {
 }
 
 pub(super) fn check(what: &'static str, holds: bool, found: u64) -> Result<(), Error> {
-    if holds { Ok(()) } else { Err(Error::SavedState { what, found }) }
+    if holds { Ok(()) } else { Err(Error::Core(CoreError::SavedState { what, found })) }
 }
 
 /// A state whose bytes have been checked.
@@ -190,10 +196,11 @@ impl<'a> State<'a> {
         let (buckets, samples) = (reader.word("buckets")? as u64, reader.count("number of samples")?);
         // 2^32 squared fits, eight times that does not.
         let numbers = if samples == 0 { Some(0) } else { (buckets + 1).checked_mul(8 * (buckets + 2)) };
-        let numbers = reader.bytes(numbers.ok_or(Error::SavedState { what: "buckets", found: buckets })?)?;
+        let numbers =
+            reader.bytes(numbers.ok_or(Error::Core(CoreError::SavedState { what: "buckets", found: buckets }))?)?;
         let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();
         let time = TimeModel::from_numbers(buckets as usize, samples, &numbers);
-        time.ok_or(Error::SavedState { what: "a sum of the time model", found: samples })
+        time.ok_or(Error::Core(CoreError::SavedState { what: "a sum of the time model", found: samples }))
     }
 
     pub(super) fn layer(&self, name: &str) -> Option<&Layer<'a>> {
@@ -210,10 +217,12 @@ impl<'a> Layer<'a> {
     fn parse(reader: &mut Reader<'a>) -> Result<Self, Error> {
         let len = reader.number()?;
         let name = core::str::from_utf8(reader.bytes(len)?);
-        let name = name.map_err(|_| Error::SavedState { what: "a layer's name, not UTF-8, of length", found: len })?;
+        let name = name.map_err(|_| {
+            Error::Core(CoreError::SavedState { what: "a layer's name, not UTF-8, of length", found: len })
+        })?;
         let shape = Shape::new(reader.word("rows")? as usize, reader.word("columns")? as usize)?;
         let dtype = reader.number()?;
-        let wrong = Error::SavedState { what: "element type", found: dtype };
+        let wrong = Error::Core(CoreError::SavedState { what: "element type", found: dtype });
         let dtype = u8::try_from(dtype).ok().and_then(|code| Dtype::from_code(code).ok()).ok_or(wrong)?;
         let choice = Choice::decode([reader.number()?, reader.number()?])?;
         choice.setting.payload_len(shape, dtype)?;

@@ -10,7 +10,6 @@ use super::window::Window;
 use super::{
     Cause, Config, Decision, Feedback, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel, decision,
 };
-use crate::Error;
 use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
 use crate::compress::{Setting, check_finite};
@@ -19,6 +18,7 @@ use crate::exchange::{Collective, Place};
 use crate::feedback::Residual;
 use crate::gradient::{Gradient, ValuesMut};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -84,8 +84,8 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`], [`Error::Length`] for what makes no sense in the configuration; [`Error::DuplicateName`];
-    /// [`Error::OutOfMemory`].
+    /// [`CoreError::Parameter`], [`CoreError::Length`] for what makes no sense in the configuration;
+    /// [`CoreError::DuplicateName`]; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
     /// O(n log n) in the layers. Allocates three f32 per element of the largest bucket, on the measuring rank one more per
@@ -155,16 +155,16 @@ impl Controller {
     /// # Errors
     /// Whatever fails on one rank fails on all: there with the error itself, elsewhere with [`Error::Peer`] and its code.
     ///
-    /// Before anything has changed, so that the step may be repeated: [`Error::Length`], [`Error::LayerMismatch`] when
-    /// gradients are not those of the layers; [`Error::NonFiniteGradient`] under [`NonFinite::Error`];
-    /// [`Error::Parameter`] for a learning rate that is not finite or negative, and when rank or number of workers
-    /// changed; [`Error::PeerPlan`] when ranks differ in configuration, layers, settings, step or learning rate; those of
-    /// search and planner when a decision fails.
+    /// Before anything has changed, so that the step may be repeated: [`CoreError::Length`], [`Error::LayerMismatch`]
+    /// when gradients are not those of the layers; [`Error::NonFiniteGradient`] under [`NonFinite::Error`];
+    /// [`CoreError::Parameter`] for a learning rate that is not finite or negative, and when rank or number of workers
+    /// changed; [`Error::PeerPlan`] when ranks differ in configuration, layers, settings, step or learning rate; those
+    /// of search and planner when a decision fails.
     ///
-    /// In the middle of the exchange: [`Error::Overflow`], [`Error::ElementOverflow`], [`Error::PeerMessage`]. The
-    /// step is then over, all of its gradients are of no use, and the residuals of the buckets exchanged before have
-    /// taken note of it; the next step works. [`Error::Overflow`] of a residual alone is told by the next step, which
-    /// then may be repeated. After [`Error::Collective`] ranks may differ: restore a saved state.
+    /// In the middle of the exchange: [`CoreError::Overflow`], [`CoreError::ElementOverflow`], [`Error::PeerMessage`].
+    /// The step is then over, all of its gradients are of no use, and the residuals of the buckets exchanged before
+    /// have taken note of it; the next step works. [`CoreError::Overflow`] of a residual alone is told by the next
+    /// step, which then may be repeated. After [`Error::Collective`] ranks may differ: restore a saved state.
     ///
     /// # Complexity
     /// A pass over the gradients, the exchange, and up to three passes for a residual. Allocates at decisions only.
@@ -176,11 +176,11 @@ impl Controller {
     ) -> Result<Report, Error> {
         if (collective.rank(), collective.world_size()) != (self.rank, self.world) {
             let value = collective.rank() as f64;
-            return Err(Error::Parameter {
+            return Err(Error::Core(CoreError::Parameter {
                 what: "rank",
                 value,
                 expected: "that of the controller, of as many workers",
-            });
+            }));
         }
         let start = self.now();
         let local = self.late.take().map_or(Ok(()), Err).and_then(|()| self.check(gradients, learning_rate));
@@ -241,7 +241,7 @@ impl Controller {
         }
         if !(learning_rate.is_finite() && learning_rate >= 0.0) {
             let expected = "a finite number >= 0";
-            return Err(Error::Parameter { what: "learning rate", value: learning_rate, expected });
+            return Err(Error::Core(CoreError::Parameter { what: "learning rate", value: learning_rate, expected }));
         }
         Ok(())
     }
@@ -404,7 +404,7 @@ fn first_non_finite(gradients: &[ValuesMut<'_>]) -> Option<Error> {
         let column = crate::gradient::Shape::new(gradient.values().len(), 1)
             .and_then(|shape| Gradient::new(gradient.values(), shape));
         match column.and_then(|gradient| check_finite(&gradient)) {
-            Err(Error::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
+            Err(CoreError::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
             _ => None,
         }
     })

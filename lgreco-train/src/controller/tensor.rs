@@ -28,7 +28,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::TooManyElements`] from 2^32 elements on.
+    /// [`CoreError::TooManyElements`](crate::CoreError::TooManyElements) from 2^32 elements on.
     pub fn new(name: &str, dims: &[usize], dtype: Dtype) -> Result<Self, Error> {
         Ok(Tensor { name: name.into(), dims: dims.into(), shape: Shape::from_dims(dims)?, dtype })
     }

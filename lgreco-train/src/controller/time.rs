@@ -1,7 +1,7 @@
 //! How long bytes take.
 
-use crate::Error;
 use crate::error::expect_len;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -119,16 +119,20 @@ impl TimeModel {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] unless there is one entry per bucket; [`Error::Parameter`] when `seconds` is NaN, infinite or
-    /// negative; [`Error::Overflow`] when squares of them leave f64; [`Error::OutOfMemory`] at the first sample. The
-    /// model is then unchanged.
+    /// [`CoreError::Length`] unless there is one entry per bucket; [`CoreError::Parameter`] when `seconds` is NaN,
+    /// infinite or negative; [`CoreError::Overflow`] when squares of them leave f64; [`CoreError::OutOfMemory`] at the
+    /// first sample. The model is then unchanged.
     ///
     /// # Complexity
     /// O(buckets²); the first sample allocates as much.
     pub fn record(&mut self, bytes: &[u64], seconds: f64) -> Result<(), Error> {
         expect_len("bytes, one entry per bucket", self.buckets(), bytes.len())?;
         if !(seconds.is_finite() && seconds >= 0.0) {
-            return Err(Error::Parameter { what: "seconds", value: seconds, expected: "a finite number >= 0" });
+            return Err(Error::Core(CoreError::Parameter {
+                what: "seconds",
+                value: seconds,
+                expected: "a finite number >= 0",
+            }));
         }
         if self.samples == 0 {
             let columns = self.buckets + 1;
@@ -144,7 +148,7 @@ impl TimeModel {
         };
         let pairs = || (0..columns).flat_map(|i| (0..=i).map(move |j| (i, j)));
         if !pairs().all(|(i, j)| (self.products[i * columns + j] + added(i, j)).is_finite()) {
-            return Err(Error::Overflow { what: "a sum of the time model" });
+            return Err(Error::Core(CoreError::Overflow { what: "a sum of the time model" }));
         }
         pairs().for_each(|(i, j)| self.products[i * columns + j] += added(i, j));
         self.samples += 1;
@@ -245,7 +249,7 @@ impl TimeModel {
 
 fn zeros(len: usize) -> Result<Vec<f64>, Error> {
     let mut zeros = Vec::new();
-    zeros.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { words: len })?;
+    zeros.try_reserve_exact(len).map_err(|_| Error::Core(CoreError::OutOfMemory { words: len }))?;
     zeros.resize(len, 0.0);
     Ok(zeros)
 }

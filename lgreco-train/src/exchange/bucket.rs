@@ -194,7 +194,7 @@ impl Moment {
 /// ```
 ///
 /// # Errors
-/// [`Error::Parameter`] when a setting does not fit its shape.
+/// [`CoreError::Parameter`](crate::CoreError::Parameter) when a setting does not fit its shape.
 pub fn workspace_len(
     layers: impl Iterator<Item = (Setting, Shape, Dtype)> + Clone,
     route: Route,
@@ -213,10 +213,11 @@ pub fn workspace_len(
 /// is unchanged.
 ///
 /// # Errors
-/// This rank's: those of the compressors, [`Error::Length`], [`Error::Overflow`] when a sum over the workers leaves f32.
-/// Of others: [`Error::Peer`] names a rank that failed and the code of its error, [`Error::PeerPlan`] a rank with other
-/// layers, [`Error::PeerMessage`] one whose payloads cannot be decoded. [`Error::Collective`] when the embedder's call
-/// failed. A workspace too short even for the greeting, 4 words per worker, is found on this rank alone.
+/// This rank's: those of the compressors, [`CoreError::Length`](crate::CoreError::Length),
+/// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32. Of others:
+/// [`Error::Peer`] names a rank that failed and the code of its error, [`Error::PeerPlan`] a rank with other layers,
+/// [`Error::PeerMessage`] one whose payloads cannot be decoded. [`Error::Collective`] when the embedder's call failed.
+/// A workspace too short even for the greeting, 4 words per worker, is found on this rank alone.
 ///
 /// # Complexity
 /// Encoding once, and for payloads decoding once per worker ([`Route::AllGather`]) or about twice in all

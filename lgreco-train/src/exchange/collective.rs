@@ -1,6 +1,6 @@
 //! What the embedder supplies: its network.
 
-use crate::Error;
+use crate::{CoreError, Error};
 
 /// A collective call that failed.
 ///
@@ -127,7 +127,8 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn of<C: Collective + ?Sized>(collective: &C) -> Result<Place, Error> {
         let (rank, world) = (collective.rank(), collective.world_size());
-        let wrong = |what, value: u32, expected| Err(Error::Parameter { what, value: value.into(), expected });
+        let wrong =
+            |what, value: u32, expected| Err(Error::Core(CoreError::Parameter { what, value: value.into(), expected }));
         match (rank, world) {
             (_, 0) => wrong("the number of workers", 0, "at least 1"),
             _ if rank >= world => wrong("rank", rank, "below the number of workers"),

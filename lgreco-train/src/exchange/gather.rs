@@ -5,12 +5,12 @@ use super::bucket::{Layer, Moment};
 use super::collective::{Collective, Place};
 use super::mean::{add, average};
 use super::workspace::Room;
-use crate::Error;
 use crate::compress::wire::{Method, Payload};
 use crate::compress::{Compressor, Setting, decode, stated_len};
 use crate::error::expect_room;
 use crate::gradient::Shape;
 use crate::internal::{adacomp, payload::decode_parsed, topk};
+use crate::{CoreError, Error};
 
 /// Writes this rank's message and returns its length.
 pub(super) fn begin(
@@ -63,7 +63,7 @@ pub(super) fn finish<C: Collective + ?Sized>(
             }
         }
         if !unread.is_empty() {
-            return Err(Error::PeerMessage { rank, code: Error::PayloadBody { what: "" }.code() });
+            return Err(Error::PeerMessage { rank, code: CoreError::PayloadBody { what: "" }.code() });
         }
     }
     layers.iter_mut().filter(|layer| layer.is_gathered(route)).try_for_each(|layer| average(layer.mean, place.world))
@@ -131,12 +131,12 @@ fn read_from(
     payload: &[u8],
     setting: &Setting,
     shape: Shape,
-    read: impl FnOnce(&Payload<'_>) -> Result<(), Error>,
+    read: impl FnOnce(&Payload<'_>) -> Result<(), CoreError>,
 ) -> Result<(), Error> {
     let checked = || {
         let payload = Payload::parse(payload)?;
         if (payload.header.method, payload.header.shape) != (method(setting), shape) {
-            return Err(Error::PayloadBody { what: "its method or shape is not that of the layer" });
+            return Err(CoreError::PayloadBody { what: "its method or shape is not that of the layer" });
         }
         read(&payload)
     };

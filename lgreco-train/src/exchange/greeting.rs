@@ -2,9 +2,9 @@
 
 use super::collective::{Collective, Place};
 use super::{Layer, Route};
-use crate::Error;
 use crate::checksum::Hash;
 use crate::compress::Setting;
+use crate::{CoreError, Error};
 
 /// Words of one greeting: error code or 0, fingerprint, message length.
 const WORDS: usize = 3;
@@ -49,7 +49,7 @@ pub(super) fn exchange<'w, C: Collective + ?Sized>(
         *to = len;
     }
     if let Some((rank, &len)) = (0..).zip(&*lens).find(|(_, len)| **len > most as u64) {
-        let error = Error::Length { what: "message bytes", expected: most, found: len as usize };
+        let error = Error::Core(CoreError::Length { what: "message bytes", expected: most, found: len as usize });
         return Err(Error::PeerMessage { rank, code: error.code() });
     }
     Ok((greetings, lens))

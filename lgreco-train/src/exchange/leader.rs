@@ -67,5 +67,6 @@ pub(super) fn scatter(
     layer.mean.fill(0.0);
     let mean = &mut layer.mean;
     let positions = take(positions, clt, layer.gradient.shape());
-    clt.for_each(layer.gradient.shape(), positions, |at| values.next().into_iter().for_each(|&value| mean[at] = value))
+    let mut put = |at: usize| values.next().into_iter().for_each(|&value| mean[at] = value);
+    Ok(clt.for_each(layer.gradient.shape(), positions, &mut put)?)
 }

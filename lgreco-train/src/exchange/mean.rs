@@ -1,7 +1,7 @@
 //! Sums over workers and the one place where they become means.
 
-use crate::Error;
 use crate::simd::{Kernel, dispatch};
+use crate::{CoreError, Error};
 
 struct Add<'a> {
     sum: &'a mut [f32],
@@ -42,10 +42,10 @@ impl Kernel for Average<'_> {
 /// Turns a sum over `world` workers into their mean.
 ///
 /// # Errors
-/// [`Error::Overflow`] when the sum was not finite.
+/// [`CoreError::Overflow`] when the sum was not finite.
 pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
     if dispatch(Average { sum, world: world as f32 }) {
         return Ok(());
     }
-    Err(Error::Overflow { what: "the sum over the workers" })
+    Err(Error::Core(CoreError::Overflow { what: "the sum over the workers" }))
 }

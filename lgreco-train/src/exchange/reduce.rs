@@ -5,12 +5,12 @@ use super::collective::Collective;
 use super::leader;
 use super::mean::average;
 use super::workspace::Room;
-use crate::Error;
 use crate::compress::Setting;
 use crate::compress::powersgd::{back_project, orthonormalise, project, reconstruct, start_matrix};
 use crate::compress::{check_finite, powersgd::PowerSgd};
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 /// Cuts the first `len` values off.
 pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
@@ -128,7 +128,7 @@ fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
         let Setting::PowerSgd(PowerSgd { rank, .. }) = layer.setting else { continue };
         let shape = layer.gradient.shape();
         if !p.iter().all(|x| x.is_finite()) {
-            return Err(Error::Overflow { what: "the sum over the workers" });
+            return Err(Error::Core(CoreError::Overflow { what: "the sum over the workers" }));
         }
         orthonormalise(shape, rank, room.encode, p)?;
         back_project(&layer.gradient, rank, p, room.encode, q)?;

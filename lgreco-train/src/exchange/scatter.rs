@@ -52,7 +52,7 @@ fn cut<'a>(gradient: &Gradient<'a>, piece: &Piece) -> Result<Gradient<'a>, Error
         Values::F16(v) => Values::F16(&v[range]),
         Values::Bf16(v) => Values::Bf16(&v[range]),
     };
-    Gradient::new(values, piece.shape)
+    Ok(Gradient::new(values, piece.shape)?)
 }
 
 /// The random bits of rank `rank` for `owner`'s piece of a layer; the owner's own are those of the second compression.

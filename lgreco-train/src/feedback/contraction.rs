@@ -46,7 +46,8 @@ pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) 
 /// and wide buckets can be anywhere: a step of the grid must not be much wider than a typical value.
 ///
 /// # Errors
-/// [`Error::NonFinite`], [`Error::Parameter`], [`Error::Length`], as [`Candidates::measure`].
+/// [`CoreError::NonFinite`](crate::CoreError::NonFinite), [`CoreError::Parameter`](crate::CoreError::Parameter),
+/// [`CoreError::Length`](crate::CoreError::Length), as [`Candidates::measure`].
 ///
 /// # Complexity
 /// That of measuring `setting`, and one pass.

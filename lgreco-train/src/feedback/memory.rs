@@ -2,11 +2,11 @@
 
 use super::kernels::{Commit, Distance, Law, Offer};
 use super::{Aggregation, Rule};
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
 use crate::simd::dispatch;
+use crate::{CoreError, Error};
 
 /// What one worker remembers of one layer, in `W`, a buffer of words: borrowed (`&mut [u64]`) or owned (`Vec<u64>`).
 ///
@@ -55,11 +55,11 @@ impl Memory<alloc::vec::Vec<u64>> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Memory::new`]; [`Error::OutOfMemory`].
+    /// Those of [`Memory::new`]; [`CoreError::OutOfMemory`].
     pub fn owned(rule: Rule, aggregation: Aggregation, shape: Shape) -> Result<Self, Error> {
         let len = rule.state_len(shape);
         let mut words = alloc::vec::Vec::new();
-        words.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { words: len })?;
+        words.try_reserve_exact(len).map_err(|_| Error::Core(CoreError::OutOfMemory { words: len }))?;
         words.resize(len, 0);
         Memory::new(rule, aggregation, shape, words)
     }
@@ -80,8 +80,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when `words` is shorter than [`Rule::state_len`]; [`Error::Parameter`] when the gain is outside
-    /// (0, 1]; [`Error::FeedbackRule`] for [`Rule::Ef21Plus`] with [`Aggregation::Summed`].
+    /// [`CoreError::Length`] when `words` is shorter than [`Rule::state_len`]; [`CoreError::Parameter`] when the gain
+    /// is outside (0, 1]; [`Error::FeedbackRule`] for [`Rule::Ef21Plus`] with [`Aggregation::Summed`].
     pub fn new(rule: Rule, aggregation: Aggregation, shape: Shape, mut words: W) -> Result<Self, Error> {
         rule.check(aggregation)?;
         expect_room("state words", rule.state_len(shape), words.as_ref().len())?;
@@ -160,7 +160,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when `values` has not one place per element.
+    /// [`CoreError::Length`] when `values` has not one place per element.
     pub fn values(&self, values: &mut [f32]) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), values.len())?;
         self.offer_values::<f32>(Law::Residual { gain: 1.0 }, &[], values);
@@ -182,7 +182,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Overflow`] when a value is not finite or too large for the format.
+    /// [`CoreError::Length`]; [`CoreError::Overflow`] when a value is not finite or too large for the format.
     pub fn set(&mut self, values: &[f32], stream: Stream) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), values.len())?;
         self.commit::<f32>(Law::Replace, &[], values, stream)
@@ -205,11 +205,15 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] unless `factor` is positive and finite; [`Error::Overflow`].
+    /// [`CoreError::Parameter`] unless `factor` is positive and finite; [`CoreError::Overflow`].
     pub fn rescale(&mut self, factor: f32, stream: Stream) -> Result<(), Error> {
         if !(factor > 0.0 && factor.is_finite()) {
             let value = factor as f64;
-            return Err(Error::Parameter { what: "rescaling factor", value, expected: "positive and finite" });
+            return Err(Error::Core(CoreError::Parameter {
+                what: "rescaling factor",
+                value,
+                expected: "positive and finite",
+            }));
         }
         self.commit::<f32>(Law::Scale { factor }, &[], &[], stream)
     }
@@ -230,8 +234,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NonFinite`] with the first offender; [`Error::Overflow`] when a sum leaves f32; [`Error::Length`];
-    /// [`Error::FeedbackRule`] for EF21+, which has to see both candidates.
+    /// [`CoreError::NonFinite`] with the first offender; [`CoreError::Overflow`] when a sum leaves f32;
+    /// [`CoreError::Length`]; [`Error::FeedbackRule`] for EF21+, which has to see both candidates.
     ///
     /// # Complexity
     /// One pass.
@@ -259,7 +263,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Overflow`] when the new memory is not finite or does not fit its format; [`Error::Length`];
+    /// [`CoreError::Overflow`] when the new memory is not finite or does not fit its format; [`CoreError::Length`];
     /// [`Error::FeedbackRule`] for EF21+. The memory is then unchanged.
     ///
     /// # Complexity
@@ -290,7 +294,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         let largest = with_elements!(gradient.values(), g => self.offer_values(self.rule.law(), g, offered));
         if largest > f32::MAX.to_bits() {
             crate::compress::check_finite(gradient)?;
-            return Err(Error::Overflow { what: "the gradient with what is remembered" });
+            return Err(Error::Core(CoreError::Overflow { what: "the gradient with what is remembered" }));
         }
         Ok(())
     }
@@ -326,7 +330,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         if dispatch(Commit { law, storage, words, elements, gradient, decoded, store: None })
             > storage.largest().to_bits()
         {
-            return Err(Error::Overflow { what: "what is to be remembered" });
+            return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
         }
         let words = self.words.as_mut();
         dispatch(Commit { law, storage, words, elements, gradient, decoded, store: Some(stream) });

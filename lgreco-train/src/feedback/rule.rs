@@ -2,8 +2,8 @@
 
 use super::Storage;
 use super::kernels::Law;
-use crate::Error;
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 
 /// How much of a new compression error is remembered, in which format, and for how long.
 ///
@@ -40,7 +40,11 @@ impl Residual {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !(self.gain > 0.0 && self.gain <= 1.0) {
-            return Err(Error::Parameter { what: "residual gain", value: self.gain as f64, expected: "in (0, 1]" });
+            return Err(Error::Core(CoreError::Parameter {
+                what: "residual gain",
+                value: self.gain as f64,
+                expected: "in (0, 1]",
+            }));
         }
         Ok(())
     }

@@ -18,10 +18,10 @@
 use super::rule::{Aggregation, Residual, Rule};
 use super::storage::{EXPONENT_MAX, GROUP};
 use super::{Memory, Storage};
-use crate::Error;
 use crate::checksum;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 
 /// Bytes before the elements of a saved memory.
 ///
@@ -72,7 +72,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when `bytes` is shorter.
+    /// [`CoreError::Length`] when `bytes` is shorter.
     pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         let len = self.saved_len();
         expect_room("saved state bytes", len, bytes.len())?;
@@ -145,8 +145,8 @@ impl<'a> SavedState<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Checksum`] when a memory was saved but is not as it was; for other bytes [`Error::Length`],
-    /// [`Error::SavedState`], [`Error::Parameter`] (gain), [`Error::TooManyElements`].
+    /// [`CoreError::Checksum`] when a memory was saved but is not as it was; for other bytes [`CoreError::Length`],
+    /// [`CoreError::SavedState`], [`CoreError::Parameter`] (gain), [`CoreError::TooManyElements`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         expect_room("saved state bytes", SAVED_HEADER_LEN + checksum::LEN, bytes.len())?;
         check_version(bytes)?;
@@ -162,14 +162,14 @@ impl<'a> SavedState<'a> {
         expect("reserved field", header[5..8] == [0; 3], (word(4) >> 8) as u64)?;
         let code = header[4];
         let storage = Storage::ALL.into_iter().find(|&s| s as u8 == code);
-        let storage = storage.ok_or(Error::SavedState { what: "storage", found: code as u64 })?;
+        let storage = storage.ok_or(Error::Core(CoreError::SavedState { what: "storage", found: code as u64 }))?;
         let residual = Residual { gain: f32::from_bits(word(8)), reset_every: word(12), storage };
         let rule = match header[3] {
             0 => Rule::Residual(residual),
             1 => Rule::Mixed(residual),
             2 => Rule::Ef21,
             3 => Rule::Ef21Plus,
-            found => return Err(Error::SavedState { what: "rule", found: found as u64 }),
+            found => return Err(Error::Core(CoreError::SavedState { what: "rule", found: found as u64 })),
         };
         rule.check(Aggregation::PointToPoint)?;
         // Estimates have no parameters of their own.
@@ -258,7 +258,7 @@ impl<'a> SavedState<'a> {
 }
 
 fn expect(what: &'static str, holds: bool, found: u64) -> Result<(), Error> {
-    if holds { Ok(()) } else { Err(Error::SavedState { what, found }) }
+    if holds { Ok(()) } else { Err(Error::Core(CoreError::SavedState { what, found })) }
 }
 
 fn check_version(bytes: &[u8]) -> Result<(), Error> {
@@ -293,5 +293,5 @@ fn check_elements(storage: Storage, body: &[u8]) -> Result<(), Error> {
             code.or_else(|| exponents.iter().find(|&&exponent| exponent > EXPONENT_MAX)).map(|&x| x as u32)
         }
     };
-    wrong.map_or(Ok(()), |found| Err(Error::SavedState { what: "an element", found: found as u64 }))
+    wrong.map_or(Ok(()), |found| Err(Error::Core(CoreError::SavedState { what: "an element", found: found as u64 })))
 }

@@ -2,11 +2,11 @@
 
 use super::kernels::Law;
 use super::{Memory, Rule, mixed};
-use crate::Error;
 use crate::compress::{Compressor, Setting, decode};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, with_elements};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 /// First byte of an EF21+ message.
 const CORRECTS: u8 = 0;
@@ -86,10 +86,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NonFinite`] with the gradient's first offender; [`Error::Overflow`] when the gradient with what is
-    /// remembered, or what would be remembered, leaves the range of its format; [`Error::ElementOverflow`] when a value
-    /// does not fit the payload's; [`Error::FeedbackRule`] as for [`message_len`](Memory::message_len);
-    /// [`Error::Length`] and those of [`Compressor::encode`]. The memory is then unchanged.
+    /// [`CoreError::NonFinite`] with the gradient's first offender; [`CoreError::Overflow`] when the gradient with what
+    /// is remembered, or what would be remembered, leaves the range of its format; [`CoreError::ElementOverflow`] when
+    /// a value does not fit the payload's; [`Error::FeedbackRule`] as for [`message_len`](Memory::message_len);
+    /// [`CoreError::Length`] and those of [`Compressor::encode`]. The memory is then unchanged.
     ///
     /// # Complexity
     /// Encode, decode and three passes; for EF21+ two encodes, two or three decodes and six passes.
@@ -188,20 +188,22 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`decode`]; [`Error::PayloadBody`] when the message starts with neither 0 nor 1 (EF21+) or has another
-    /// shape; [`Error::Overflow`]; [`Error::FeedbackRule`] for rules that send to receivers without memory. The estimate
-    /// is then unchanged.
+    /// Those of [`decode`]; [`CoreError::PayloadBody`] when the message starts with neither 0 nor 1 (EF21+) or has
+    /// another shape; [`CoreError::Overflow`]; [`Error::FeedbackRule`] for rules that send to receivers without memory.
+    /// The estimate is then unchanged.
     pub fn receive(&mut self, message: &[u8], estimate: &mut [f32]) -> Result<(), Error> {
         let (law, payload) = match (self.rule, message) {
             (Rule::Ef21, payload) => (Law::Correct, payload),
             (Rule::Ef21Plus, [CORRECTS, payload @ ..]) => (Law::Correct, payload),
             (Rule::Ef21Plus, [REPLACES, payload @ ..]) => (Law::Replace, payload),
-            (Rule::Ef21Plus, _) => return Err(Error::PayloadBody { what: "it neither corrects nor replaces" }),
+            (Rule::Ef21Plus, _) => {
+                return Err(Error::Core(CoreError::PayloadBody { what: "it neither corrects nor replaces" }));
+            }
             _ => return Err(Error::FeedbackRule { rule: self.rule.name(), needs: "no receiving memory" }),
         };
         expect_len("estimate", self.shape.elements(), estimate.len())?;
         if decode(payload, estimate)?.shape != self.shape {
-            return Err(Error::PayloadBody { what: "its shape is not that of the memory" });
+            return Err(Error::Core(CoreError::PayloadBody { what: "its shape is not that of the memory" }));
         }
         let nothing = Gradient::new(Values::F32(&[]), Shape::new(0, 0)?)?;
         self.advance(law, &nothing, estimate, Stream::default())?;
@@ -263,7 +265,7 @@ fn encode(
         Dtype::Bf16 if narrows(setting, dtype) => Values::Bf16(narrowed::<Bf16>(offered, narrow)?),
         _ => Values::F32(offered),
     };
-    setting.encode(&Gradient::new(values, shape)?, payload_stream(setting, stream), rest, payload)
+    Ok(setting.encode(&Gradient::new(values, shape)?, payload_stream(setting, stream), rest, payload)?)
 }
 
 fn narrowed<'a, T: Element>(wide: &[f32], words: &'a mut [u64]) -> Result<&'a [T], Error> {
@@ -271,7 +273,7 @@ fn narrowed<'a, T: Element>(wide: &[f32], words: &'a mut [u64]) -> Result<&'a [T
     for (index, (&value, narrow)) in wide.iter().zip(narrow.iter_mut()).enumerate() {
         *narrow = T::from_f32(value);
         if !narrow.to_f32().is_finite() {
-            return Err(Error::ElementOverflow { index, value });
+            return Err(Error::Core(CoreError::ElementOverflow { index, value }));
         }
     }
     Ok(narrow)

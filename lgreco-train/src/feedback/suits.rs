@@ -33,8 +33,9 @@ impl Rule {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotContractive`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for EF21 and EF21+
-    /// with hard thresholds and AdaComp; [`Error::Parameter`] for QSGD's parameters out of range.
+    /// [`Error::NotContractive`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for EF21 and
+    /// EF21+ with hard thresholds and AdaComp; [`CoreError::Parameter`](crate::CoreError::Parameter) for QSGD's
+    /// parameters out of range.
     ///
     /// # Complexity
     /// The elements of a bucket for QSGD.

@@ -3,13 +3,13 @@
 use super::sparse::Sparse;
 use super::symmetric::{Scope, Symmetric};
 use super::values::{get_all, put_all};
-use crate::Error;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 use crate::internal::{qsgd::Body, topk};
 use crate::rng::Stream;
 use crate::select;
+use crate::{CoreError, Error};
 
 /// Which values a min–max quantiser maps onto one grid.
 ///
@@ -106,7 +106,8 @@ impl Codec {
     /// computed in f64.
     ///
     /// # Errors
-    /// [`Error::Parameter`] when `density` is outside (0, 1] or there are no features; [`Error::TooManyElements`].
+    /// [`CoreError::Parameter`] when `density` is outside (0, 1] or there are no features;
+    /// [`CoreError::TooManyElements`].
     ///
     /// ```
     /// use lgreco_train::{pipeline::Codec, gradient::Dtype};
@@ -115,7 +116,7 @@ impl Codec {
     /// ```
     pub fn top_k(density: f64, features: usize, values: Dtype) -> Result<Codec, Error> {
         if !(density > 0.0 && density <= 1.0) {
-            return Err(Error::Parameter { what: "density", value: density, expected: "in (0, 1]" });
+            return Err(Error::Core(CoreError::Parameter { what: "density", value: density, expected: "in (0, 1]" }));
         }
         let n = Shape::new(1, features)?.elements() as u32;
         let dropped = (n as f64 * (1.0 - density)) as u32;
@@ -137,16 +138,16 @@ impl Codec {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`], naming the one that is not; [`Error::TooManyElements`] from 2^32 features on.
+    /// [`CoreError::Parameter`], naming the one that is not; [`CoreError::TooManyElements`] from 2^32 features on.
     pub fn check(&self, features: usize) -> Result<(), Error> {
         Shape::new(1, features)?;
         let expect = |what, holds: bool, value: f64, expected| {
-            if holds { Ok(()) } else { Err(Error::Parameter { what, value, expected }) }
+            if holds { Ok(()) } else { Err(Error::Core(CoreError::Parameter { what, value, expected })) }
         };
         expect("features", features > 0, 0.0, "at least 1")?;
         match *self {
             Codec::Dense { .. } => Ok(()),
-            Codec::MinMax { bits, tile } => quantiser(bits, tile, features).check(),
+            Codec::MinMax { bits, tile } => Ok(quantiser(bits, tile, features).check()?),
             Codec::Symmetric { bits, scope, scale } => {
                 expect("bits of a symmetric quantiser", (2..=8).contains(&bits), bits as f64, "2 to 8")?;
                 expect("type of the scales", scale != Dtype::F16, 1.0, "f32 (0) or bf16 (2)")?;
@@ -158,14 +159,14 @@ impl Codec {
                     }
                 }
             }
-            Codec::TopK { keep, .. } | Codec::SharedIndex { keep, .. } => topk::check_keep(keep, features),
+            Codec::TopK { keep, .. } | Codec::SharedIndex { keep, .. } => Ok(topk::check_keep(keep, features)?),
         }
     }
 
     /// Exact number of bytes of a body for `samples` of `features` values; it does not depend on the values.
     ///
     /// # Errors
-    /// Those of [`check`](Codec::check); [`Error::TooManyElements`] from 2^32 elements on.
+    /// Those of [`check`](Codec::check); [`CoreError::TooManyElements`] from 2^32 elements on.
     ///
     /// ```
     /// use lgreco_train::pipeline::{Codec, Scope};
@@ -180,12 +181,14 @@ impl Codec {
         let elements = Shape::new(samples, features)?.elements();
         let times = |len: u64| {
             let bytes = len.checked_mul(samples as u64).and_then(|bytes| isize::try_from(bytes).ok());
-            bytes.map(|bytes| bytes as usize).ok_or(Error::TooManyElements { rows: samples, cols: features })
+            bytes
+                .map(|bytes| bytes as usize)
+                .ok_or(Error::Core(CoreError::TooManyElements { rows: samples, cols: features }))
         };
         match *self {
             Codec::Dense { values } => times(values.bytes() as u64 * features as u64),
             Codec::MinMax { .. } if samples == 0 => Ok(0),
-            Codec::MinMax { bits, tile: Tile::Batch } => quantiser(bits, Tile::Batch, elements).body_len(elements),
+            Codec::MinMax { bits, tile: Tile::Batch } => Ok(quantiser(bits, Tile::Batch, elements).body_len(elements)?),
             Codec::MinMax { bits, tile } => times(quantiser(bits, tile, features).body_len(features)? as u64),
             Codec::Symmetric { bits, scope, scale } => Ok(Symmetric { bits, scope, scale, features }.body_len(samples)),
             Codec::TopK { keep, values } => times(Codec::sparse(keep, values, features).top_len()),
@@ -215,7 +218,7 @@ impl Codec {
     /// Copies the indices out of the body of a TopK, for shared-index; nothing for the other codecs.
     ///
     /// # Errors
-    /// [`Error::Length`] when body or `indices` have not their lengths; those of [`body_len`](Codec::body_len).
+    /// [`CoreError::Length`] when body or `indices` have not their lengths; those of [`body_len`](Codec::body_len).
     ///
     /// ```
     /// use lgreco_train::{pipeline::Codec, gradient::Dtype};
@@ -273,8 +276,8 @@ impl Codec {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NonFinite`] with the first NaN or infinity; [`Error::ElementOverflow`] when a value does not fit the type
-    /// it is sent in; [`Error::Length`]; those of [`body_len`](Codec::body_len).
+    /// [`CoreError::NonFinite`] with the first NaN or infinity; [`CoreError::ElementOverflow`] when a value does not
+    /// fit the type it is sent in; [`CoreError::Length`]; those of [`body_len`](Codec::body_len).
     pub fn encode(
         &self,
         values: &[f32],
@@ -286,7 +289,7 @@ impl Codec {
         self.check_lens(values.len(), features, indices, body)?;
         expect_room("workspace words", self.workspace_len(features), workspace.len())?;
         select::check_finite(values)?;
-        match *self {
+        let encoded = match *self {
             Codec::Dense { values: dtype } => put_all(dtype, values, body),
             Codec::MinMax { bits, tile } => {
                 let span = span(tile, values.len(), features);
@@ -304,7 +307,8 @@ impl Codec {
             Codec::SharedIndex { keep, values: dtype } => {
                 Codec::sparse(keep, dtype, features).gather(values, indices, body)
             }
-        }
+        };
+        Ok(encoded?)
     }
 
     /// Writes what a body stands for to `values`. Any bytes may be given: what no encoder writes is an error, and
@@ -321,10 +325,10 @@ impl Codec {
     /// ```
     ///
     /// # Errors
-    /// [`Error::PayloadBody`]; [`Error::Length`]; those of [`body_len`](Codec::body_len).
+    /// [`CoreError::PayloadBody`]; [`CoreError::Length`]; those of [`body_len`](Codec::body_len).
     pub fn decode(&self, body: &[u8], features: usize, indices: &[u8], values: &mut [f32]) -> Result<(), Error> {
         self.check_lens(values.len(), features, indices, body)?;
-        match *self {
+        let decoded = match *self {
             Codec::Dense { values: dtype } => get_all(dtype, body, values),
             Codec::MinMax { bits, tile } => {
                 let span = span(tile, values.len(), features);
@@ -337,7 +341,8 @@ impl Codec {
             Codec::SharedIndex { keep, values: dtype } => {
                 Codec::sparse(keep, dtype, features).scatter(body, indices, values)
             }
-        }
+        };
+        Ok(decoded?)
     }
 
     fn check_lens(&self, values: usize, features: usize, indices: &[u8], body: &[u8]) -> Result<(), Error> {

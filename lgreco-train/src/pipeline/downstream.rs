@@ -42,7 +42,7 @@ impl Downstream {
     /// ```
     ///
     /// # Errors
-    /// Those of [`CutSetting::check`]; [`Error::OutOfMemory`].
+    /// Those of [`CutSetting::check`]; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     pub fn new(setting: CutSetting, generation: u32) -> Result<Downstream, Error> {
         End::new(setting, generation, Role::Downstream).map(Downstream)
     }
@@ -113,8 +113,8 @@ impl Downstream {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
-    /// setting; [`Error::OutOfStep`] when it is of another generation.
+    /// Those of [`Message::parse`]; [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message is
+    /// another cut's or made under another setting; [`Error::OutOfStep`] when it is of another generation.
     pub fn values_len(&self, message: &[u8]) -> Result<usize, Error> {
         self.0.forward.values_len(self.0.clock, message)
     }
@@ -137,11 +137,13 @@ impl Downstream {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
-    /// setting; [`Error::OutOfStep`] when it is not the next one of this generation and step, or EF21's ends differ;
-    /// [`Error::SampleOutOfStep`] and [`Error::DuplicateSample`] under AQ-SGD; [`Error::TooManyInFlight`];
-    /// [`Error::PayloadBody`] on a body that no cut writes; [`Error::Length`]; [`Error::Overflow`];
-    /// [`Error::OutOfMemory`]. Nothing has changed then, and `activations` holds nothing of use.
+    /// Those of [`Message::parse`]; [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message is
+    /// another cut's or made under another setting; [`Error::OutOfStep`] when it is not the next one of this generation
+    /// and step, or EF21's ends differ; [`Error::SampleOutOfStep`] and [`Error::DuplicateSample`] under AQ-SGD;
+    /// [`Error::TooManyInFlight`]; [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut
+    /// writes; [`CoreError::Length`](crate::CoreError::Length); [`CoreError::Overflow`](crate::CoreError::Overflow);
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then, and `activations` holds
+    /// nothing of use.
     ///
     /// # Complexity
     /// Decode; with a memory about two passes. Allocates only while a memory of samples grows.
@@ -237,8 +239,10 @@ impl Downstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotInFlight`]; [`Error::NonFinite`] with the first NaN or infinity; [`Error::Overflow`] and
-    /// [`Error::ElementOverflow`] when values leave the range of a format; [`Error::Length`]. Nothing has changed then.
+    /// [`Error::NotInFlight`]; [`CoreError::NonFinite`](crate::CoreError::NonFinite) with the first NaN or infinity;
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) and
+    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when values leave the range of a format;
+    /// [`CoreError::Length`](crate::CoreError::Length). Nothing has changed then.
     ///
     /// # Complexity
     /// Encode; with a memory also decode and about four passes.
@@ -300,7 +304,7 @@ impl Downstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] when no activations went through the cut in this step.
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) when no activations went through the cut in this step.
     pub fn commit_step(&mut self) -> Result<(), Error> {
         self.0.commit_step()
     }
@@ -325,7 +329,7 @@ impl Downstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when `values` has not one place per feature.
+    /// [`CoreError::Length`](crate::CoreError::Length) when `values` has not one place per feature.
     pub fn remembered(&self, sample: u64, values: &mut [f32]) -> Result<bool, Error> {
         self.0.remembered(sample, values)
     }
@@ -421,7 +425,7 @@ impl Downstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::MidStep`], [`Error::Length`].
+    /// [`Error::MidStep`], [`CoreError::Length`](crate::CoreError::Length).
     pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         self.0.save(bytes)
     }

@@ -5,9 +5,9 @@ use super::half::{Clock, Half, State};
 use super::message::Direction;
 use super::setting::{Compatibility, CutSetting};
 use super::tickets::Tickets;
-use crate::Error;
 use crate::checksum;
 use crate::error::{expect_len, expect_room};
+use crate::{CoreError, Error};
 
 /// Which end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,11 @@ impl End {
     pub(super) fn commit_step(&mut self) -> Result<(), Error> {
         if self.forward.sequence == self.first_of_step {
             let expected = "at least 1: is the cut in use?";
-            return Err(Error::Parameter { what: "messages forward in this step", value: 0.0, expected });
+            return Err(Error::Core(CoreError::Parameter {
+                what: "messages forward in this step",
+                value: 0.0,
+                expected,
+            }));
         }
         self.forward.publish();
         self.first_of_step = self.forward.sequence;
@@ -143,7 +147,7 @@ impl End {
 
     pub(super) fn restore(setting: CutSetting, bytes: &[u8], role: Role) -> Result<End, Error> {
         expect_room("bytes of a saved cut", HEAD_LEN + checksum::LEN, bytes.len())?;
-        let wrong = |what, found: u64| Err(Error::SavedState { what, found });
+        let wrong = |what, found: u64| Err(Error::Core(CoreError::SavedState { what, found }));
         let long = |at: usize| bytes[at..].first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes));
         if bytes[..4] != MAGIC {
             return wrong("magic or version of a cut", long(0) & 0xffff_ffff);

@@ -5,12 +5,12 @@ use super::counters::{COUNT_LIMIT, Counters};
 use super::message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_LEN};
 use super::setting::{CutSetting, Link, LinkMemory};
 use super::store::Store;
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::feedback::{Aggregation, Memory, Rule, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
 use crate::select;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -105,12 +105,12 @@ impl Half {
     /// The samples in so many values.
     ///
     /// # Errors
-    /// [`Error::Length`] unless they are whole samples, and as many as the setting allows.
+    /// [`CoreError::Length`] unless they are whole samples, and as many as the setting allows.
     pub(super) fn shape_of(&self, values: usize, training: bool) -> Result<Shape, Error> {
         let samples = values / self.features();
         expect_len("values, whole samples", samples * self.features(), values)?;
         self.check_samples(samples, training)?;
-        Shape::new(samples, self.features())
+        Ok(Shape::new(samples, self.features())?)
     }
 
     fn check_samples(&self, samples: usize, training: bool) -> Result<(), Error> {
@@ -227,10 +227,10 @@ impl Half {
             State::Positions(state) => {
                 let saved = SavedState::parse_part(memory)?;
                 if saved.rule() != state.rule() || saved.shape() != state.shape() {
-                    return Err(Error::SavedState {
+                    return Err(Error::Core(CoreError::SavedState {
                         what: "memory of another rule or shape, updates",
                         found: saved.steps(),
-                    });
+                    }));
                 }
                 *state = saved.restore(Aggregation::PointToPoint, vec![0; saved.rule().state_len(saved.shape())])?;
             }
@@ -238,10 +238,11 @@ impl Half {
         }
         self.sequence = long(0);
         if self.sequence >= COUNT_LIMIT {
-            return Err(Error::SavedState { what: "sequence number", found: self.sequence });
+            return Err(Error::Core(CoreError::SavedState { what: "sequence number", found: self.sequence }));
         }
         let counters = head[8..].first_chunk().and_then(Counters::from_bytes);
-        self.counters = counters.ok_or(Error::SavedState { what: "one of the counters, messages", found: long(8) })?;
+        self.counters = counters
+            .ok_or(Error::Core(CoreError::SavedState { what: "one of the counters, messages", found: long(8) }))?;
         Ok(rest)
     }
 
@@ -249,7 +250,11 @@ impl Half {
     pub(super) fn check_message(&self, message: &Message<'_>, training: bool, clock: Clock) -> Result<(), Error> {
         let header = &message.header;
         let expect = |what, expected: u64, found: u64| {
-            if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
+            if expected == found {
+                Ok(())
+            } else {
+                Err(Error::Core(CoreError::PayloadHeader { what, expected, found }))
+            }
         };
         let codec = |codec: &Codec| u64::from_be_bytes(codec.to_bytes());
         expect("direction", self.direction as u64, header.direction as u64)?;

@@ -26,9 +26,9 @@
 //! others.
 
 use super::codec::Codec;
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
+use crate::{CoreError, Error};
 
 /// Bytes before the body.
 ///
@@ -177,7 +177,7 @@ impl Header {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when `message` is shorter.
+    /// [`CoreError::Length`] when `message` is shorter.
     pub fn write(&self, message: &mut [u8]) -> Result<(), Error> {
         expect_room("message bytes", HEADER_LEN, message.len())?;
         let header = &mut message[..HEADER_LEN];
@@ -201,7 +201,7 @@ impl Header {
 /// A message whose header has been checked, and that its body has the length the header implies.
 ///
 /// ```
-/// use lgreco_train::Error;
+/// use lgreco_train::{CoreError, Error};
 /// use lgreco_train::pipeline::{CutSetting, Direction, Evaluation, Message, Upstream};
 /// use lgreco_train::gradient::Values;
 /// let upstream = Upstream::new(CutSetting::new(3, 1, 2), 0)?;
@@ -210,7 +210,8 @@ impl Header {
 /// let message = Message::parse(&bytes[..len])?;
 /// assert_eq!((message.header.cut, message.header.direction), (3, Direction::Forward));
 /// assert_eq!(message.body, [1f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
-/// assert!(matches!(Message::parse(&bytes[..len - 1]), Err(Error::Length { expected: 8, found: 7, .. })));
+/// let cut_off = Message::parse(&bytes[..len - 1]);
+/// assert!(matches!(cut_off, Err(Error::Core(CoreError::Length { expected: 8, found: 7, .. }))));
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -240,22 +241,27 @@ impl<'a> Message<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] on too few or too many bytes; [`Error::PayloadHeader`] and [`Error::PayloadField`] on a header
-    /// of another version or that no cut writes; [`Error::Parameter`] and [`Error::TooManyElements`] on parameters out of
-    /// range; [`Error::PayloadBody`] on a sample's entry that no cut writes.
+    /// [`CoreError::Length`] on too few or too many bytes; [`CoreError::PayloadHeader`] and [`CoreError::PayloadField`]
+    /// on a header of another version or that no cut writes; [`CoreError::Parameter`] and
+    /// [`CoreError::TooManyElements`] on parameters out of range; [`CoreError::PayloadBody`] on a sample's entry that
+    /// no cut writes.
     pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Error> {
         expect_room("message bytes", HEADER_LEN, bytes.len())?;
         let (head, body) = bytes.split_at(HEADER_LEN);
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let long = |at: usize| word(at) as u64 | (word(at + 4) as u64) << 32;
         let expect = |what, expected: u64, found: u64| {
-            if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
+            if expected == found {
+                Ok(())
+            } else {
+                Err(Error::Core(CoreError::PayloadHeader { what, expected, found }))
+            }
         };
         let at_most = |what, largest: u8, found: u8| {
             if found <= largest {
                 Ok(())
             } else {
-                Err(Error::PayloadField { what, largest: largest as u64, found: found as u64 })
+                Err(Error::Core(CoreError::PayloadField { what, largest: largest as u64, found: found as u64 }))
             }
         };
         expect("magic", MAGIC as u64, word(0) as u64 & 0xffff)?;
@@ -271,7 +277,7 @@ impl<'a> Message<'a> {
             mode: [Mode::Train, Mode::EvalCompressed, Mode::EvalPlain][head[4] as usize],
             memory: head[5],
             values: Dtype::from_code(head[6])?,
-            codec: codec.ok_or(Error::PayloadField { what: "codec", largest: 4, found: long(8) })?,
+            codec: codec.ok_or(Error::Core(CoreError::PayloadField { what: "codec", largest: 4, found: long(8) }))?,
             cut: word(16),
             shape,
             generation: word(28),
@@ -325,7 +331,7 @@ impl<'a> Message<'a> {
                 (0, 0) => Ok((id, Visit::First)),
                 (1, checksum) => Ok((id, Visit::Change { checksum })),
                 (2, 0) if id == 0 => Ok((id, Visit::Unremembered)),
-                _ => Err(Error::PayloadBody { what: "an entry of a sample is not one" }),
+                _ => Err(Error::Core(CoreError::PayloadBody { what: "an entry of a sample is not one" })),
             }
         })
     }

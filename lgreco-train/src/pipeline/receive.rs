@@ -7,10 +7,10 @@ use super::message::{HEADER_LEN, Message, Mode, Visit};
 use super::send::check_unique;
 use super::store::Store;
 use super::values::get_all;
-use crate::Error;
 use crate::error::expect_len;
 use crate::gradient::{Gradient, Values};
 use crate::select::check_finite;
+use crate::{CoreError, Error};
 
 impl Half {
     /// How many values a message holds, whatever its mode.
@@ -98,7 +98,9 @@ impl Half {
                     store.read(id, row)?;
                     row.iter_mut().zip(decoded.next().unwrap_or_default()).for_each(|(m, d)| *m += d);
                     if check_finite(row).is_err() {
-                        return Err(Error::PayloadBody { what: "a sample with its change is not finite" });
+                        return Err(Error::Core(CoreError::PayloadBody {
+                            what: "a sample with its change is not finite",
+                        }));
                     }
                 }
             }

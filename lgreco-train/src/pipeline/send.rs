@@ -7,11 +7,11 @@ use super::message::{HEADER_LEN, Header, Mode, SAMPLE_ENTRY_LEN, Visit, write_en
 use super::setting::LinkMemory;
 use super::store::Store;
 use super::values::put_all;
-use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::feedback::restrict_values;
 use crate::gradient::{Element, Gradient, Values, with_elements};
 use crate::select::check_finite;
+use crate::{CoreError, Error};
 
 /// A message that has been written, and what it says.
 pub(super) struct Written {
@@ -128,7 +128,7 @@ impl Half {
                     row.iter_mut().zip(&*remembered).for_each(|(x, m)| *x -= m);
                     change_energy += energy(row);
                     if check_finite(row).is_err() {
-                        return Err(Error::Overflow { what: "the change of a sample" });
+                        return Err(Error::Core(CoreError::Overflow { what: "the change of a sample" }));
                     }
                     Visit::Change { checksum }
                 }
@@ -157,7 +157,7 @@ impl Half {
                 store.read(id, row)?;
                 row.iter_mut().zip(decoded).for_each(|(m, d)| *m += d);
                 if check_finite(row).is_err() {
-                    return Err(Error::Overflow { what: "a sample with its change" });
+                    return Err(Error::Core(CoreError::Overflow { what: "a sample with its change" }));
                 }
             }
         }

@@ -1,11 +1,11 @@
 //! How a cut compresses, as a value that is saved with the model.
 
 use super::codec::{Codec, Tile};
-use crate::Error;
 use crate::checksum;
 use crate::error::expect_len;
 use crate::feedback::{Residual, Storage};
 use crate::gradient::Shape;
+use crate::{CoreError, Error};
 
 /// How the rows that AQ-SGD remembers are kept. Rounding is to nearest, so that both ends keep the same bits.
 ///
@@ -186,12 +186,12 @@ impl CutSetting {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] and [`Error::TooManyElements`]; [`Error::FeedbackRule`] when a memory does not fit its codec
-    /// or its direction.
+    /// [`CoreError::Parameter`] and [`CoreError::TooManyElements`]; [`Error::FeedbackRule`] when a memory does not fit
+    /// its codec or its direction.
     pub fn check(&self) -> Result<(), Error> {
         Shape::new(self.batch as usize, self.features as usize)?;
         let at_least_one = |what, value: u32| match value {
-            0 => Err(Error::Parameter { what, value: 0.0, expected: "at least 1" }),
+            0 => Err(Error::Core(CoreError::Parameter { what, value: 0.0, expected: "at least 1" })),
             _ => Ok(()),
         };
         at_least_one("batch", self.batch)?;
@@ -216,7 +216,11 @@ impl CutSetting {
             }
             if keep != shared {
                 let expected = "those of the forward TopK";
-                return Err(Error::Parameter { what: "shared indices per sample", value: shared as f64, expected });
+                return Err(Error::Core(CoreError::Parameter {
+                    what: "shared indices per sample",
+                    value: shared as f64,
+                    expected,
+                }));
             }
         }
         Ok(())
@@ -296,8 +300,8 @@ impl CutSetting {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Checksum`] when a setting was saved but is not as it was; for other bytes
-    /// [`Error::SavedState`] and those of [`check`](CutSetting::check).
+    /// [`CoreError::Length`]; [`CoreError::Checksum`] when a setting was saved but is not as it was; for other bytes
+    /// [`CoreError::SavedState`] and those of [`check`](CutSetting::check).
     pub fn from_bytes(bytes: &[u8]) -> Result<CutSetting, Error> {
         expect_len("bytes of a cut's setting", CutSetting::BYTES, bytes.len())?;
         check_version(bytes)?;
@@ -312,9 +316,10 @@ impl CutSetting {
         let link = |at: usize| {
             let codec = bytes[at..].first_chunk().and_then(|&codec| Codec::from_bytes(codec));
             let memory = bytes[at + Codec::BYTES..].first_chunk().and_then(|&memory| LinkMemory::from_bytes(memory));
-            let codec = codec.ok_or(Error::SavedState { what: "codec of a cut", found: word(at) as u64 })?;
+            let codec =
+                codec.ok_or(Error::Core(CoreError::SavedState { what: "codec of a cut", found: word(at) as u64 }))?;
             let found = word(at + Codec::BYTES) as u64;
-            let memory = memory.ok_or(Error::SavedState { what: "memory of a cut", found })?;
+            let memory = memory.ok_or(Error::Core(CoreError::SavedState { what: "memory of a cut", found }))?;
             Ok::<_, Error>(Link { codec, memory })
         };
         let setting = CutSetting {
@@ -333,7 +338,11 @@ impl CutSetting {
 fn check_version(bytes: &[u8]) -> Result<(), Error> {
     let found = [bytes[0], bytes[1], bytes[2], bytes[3]];
     let what = "magic or version of a cut's setting";
-    if found == MAGIC { Ok(()) } else { Err(Error::SavedState { what, found: u32::from_le_bytes(found) as u64 }) }
+    if found == MAGIC {
+        Ok(())
+    } else {
+        Err(Error::Core(CoreError::SavedState { what, found: u32::from_le_bytes(found) as u64 }))
+    }
 }
 
 impl LinkMemory {
@@ -359,11 +368,17 @@ impl LinkMemory {
                 Err(Error::FeedbackRule { rule: "EF-mixed", needs: "TopK" })
             }
             LinkMemory::Residual(residual) | LinkMemory::Mixed(residual) => residual.check(),
-            LinkMemory::Samples { capacity: 0, .. } => {
-                Err(Error::Parameter { what: "capacity for samples", value: 0.0, expected: "at least 1" })
-            }
+            LinkMemory::Samples { capacity: 0, .. } => Err(Error::Core(CoreError::Parameter {
+                what: "capacity for samples",
+                value: 0.0,
+                expected: "at least 1",
+            })),
             LinkMemory::Samples { storage: RowStorage::Quantised { bits }, .. } if !(2..=8).contains(&bits) => {
-                Err(Error::Parameter { what: "bits of remembered samples", value: bits as f64, expected: "2 to 8" })
+                Err(Error::Core(CoreError::Parameter {
+                    what: "bits of remembered samples",
+                    value: bits as f64,
+                    expected: "2 to 8",
+                }))
             }
             LinkMemory::Samples { .. } => Ok(()),
         }

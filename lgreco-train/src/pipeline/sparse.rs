@@ -4,7 +4,7 @@
 //! for each sample the values at the indices, in order of position.
 
 use super::values::{get, put};
-use crate::Error;
+use crate::CoreError as Error;
 use crate::compress::topk::TopK;
 use crate::gradient::Dtype;
 use crate::internal::topk;

@@ -3,12 +3,12 @@
 use super::checksum;
 use super::setting::RowStorage;
 use super::values::{get_all, put_all};
-use crate::Error;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Dtype;
 use crate::internal::qsgd::Body;
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -29,7 +29,7 @@ impl Form {
     }
 
     /// Bytes without padding.
-    fn content_len(&self) -> Result<usize, Error> {
+    fn content_len(&self) -> Result<usize, CoreError> {
         match self.storage {
             RowStorage::F32 => Ok(4 * self.features),
             RowStorage::Bf16 => Ok(2 * self.features),
@@ -38,7 +38,7 @@ impl Form {
     }
 
     /// Writes the row; false when a number is not finite, or not any more.
-    fn pack(&self, values: &[f32], row: &mut [u8]) -> Result<bool, Error> {
+    fn pack(&self, values: &[f32], row: &mut [u8]) -> Result<bool, CoreError> {
         let content = &mut row[..self.content_len()?];
         let packed = match self.storage {
             RowStorage::F32 => put_all(Dtype::F32, values, content),
@@ -47,12 +47,12 @@ impl Form {
         };
         match packed {
             Ok(()) => Ok(true),
-            Err(Error::ElementOverflow { .. } | Error::NonFinite { .. }) => Ok(false),
+            Err(CoreError::ElementOverflow { .. } | CoreError::NonFinite { .. }) => Ok(false),
             Err(other) => Err(other),
         }
     }
 
-    fn unpack(&self, row: &[u8], values: &mut [f32]) -> Result<(), Error> {
+    fn unpack(&self, row: &[u8], values: &mut [f32]) -> Result<(), CoreError> {
         let content = &row[..self.content_len()?];
         match self.storage {
             RowStorage::F32 => get_all(Dtype::F32, content, values),
@@ -140,14 +140,14 @@ impl Store {
     pub(super) fn read(&self, id: u64, values: &mut [f32]) -> Result<bool, Error> {
         expect_len("remembered values", self.form.features, values.len())?;
         match self.rows.get(&id) {
-            Some(row) => self.form.unpack(&self.slots[row.slot], values).map(|()| true),
+            Some(row) => Ok(self.form.unpack(&self.slots[row.slot], values).map(|()| true)?),
             None => Ok(false),
         }
     }
 
     /// Makes room for so many updates. Allocates while the store grows, never once it is full.
     pub(super) fn reserve(&mut self, updates: usize) -> Result<(), Error> {
-        let out_of_memory = Error::OutOfMemory { words: self.row_len.div_ceil(8) };
+        let out_of_memory = Error::Core(CoreError::OutOfMemory { words: self.row_len.div_ceil(8) });
         self.staged.try_reserve(updates).map_err(|_| out_of_memory)?;
         while self.free.len() < updates {
             let mut row = Vec::new();
@@ -163,7 +163,7 @@ impl Store {
 
     /// Stages an update, for which room has been [reserved](Store::reserve). Of several for one sample the last counts.
     pub(super) fn stage(&mut self, id: u64, values: &[f32]) -> Result<(), Error> {
-        let slot = self.free.pop().ok_or(Error::OutOfMemory { words: self.row_len.div_ceil(8) })?;
+        let slot = self.free.pop().ok_or(Error::Core(CoreError::OutOfMemory { words: self.row_len.div_ceil(8) }))?;
         if self.form.pack(values, &mut self.slots[slot])? {
             self.staged.push((id, Some(slot)));
         } else {
@@ -230,7 +230,7 @@ impl Store {
         expect_room("saved samples, bytes", 8, bytes.len())?;
         let (count, rows) = bytes.split_at(8);
         let count = u64::from_le_bytes(count.try_into().unwrap_or_default());
-        let wrong = |what, found| Err(Error::SavedState { what, found });
+        let wrong = |what, found| Err(Error::Core(CoreError::SavedState { what, found }));
         if count > self.capacity as u64 {
             return wrong("number of samples", count);
         }
@@ -249,7 +249,8 @@ impl Store {
             if padded || self.form.unpack(row, &mut values).is_err() {
                 return wrong("row of a sample, id", id);
             }
-            let slot = self.free.pop().ok_or(Error::OutOfMemory { words: self.row_len.div_ceil(8) })?;
+            let slot =
+                self.free.pop().ok_or(Error::Core(CoreError::OutOfMemory { words: self.row_len.div_ceil(8) }))?;
             self.slots[slot].copy_from_slice(row);
             self.insert(id, slot);
         }

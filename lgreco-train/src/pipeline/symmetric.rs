@@ -8,7 +8,7 @@
 //! Wang et al., "AQ-SGD", NeurIPS 2022, the authors' code. Deviations: scales in f32 or bf16 instead of f16, which
 //! overflows at 65504; nothing is added to the scale before dividing, since that distorts small tensors.
 
-use crate::Error;
+use crate::CoreError as Error;
 use crate::gradient::{Bf16, Dtype, Element};
 use crate::internal::bits;
 use core::iter::repeat;

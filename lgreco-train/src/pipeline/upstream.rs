@@ -105,7 +105,7 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// Those of [`CutSetting::check`]; [`Error::OutOfMemory`].
+    /// Those of [`CutSetting::check`]; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     pub fn new(setting: CutSetting, generation: u32) -> Result<Upstream, Error> {
         End::new(setting, generation, Role::Upstream).map(Upstream)
     }
@@ -177,10 +177,12 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NonFinite`] with the first NaN or infinity; [`Error::Overflow`] and [`Error::ElementOverflow`] when values
-    /// leave the range of a format; [`Error::Length`] on activations that are not whole samples or not as many as the
+    /// [`CoreError::NonFinite`](crate::CoreError::NonFinite) with the first NaN or infinity;
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) and
+    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when values leave the range of a format;
+    /// [`CoreError::Length`](crate::CoreError::Length) on activations that are not whole samples or not as many as the
     /// setting says, on missing ids and short buffers; [`Error::DuplicateSample`]; [`Error::TooManyInFlight`];
-    /// [`Error::OutOfMemory`]. Nothing has changed then.
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
     ///
     /// # Complexity
     /// Encode; with a memory also decode and about four passes. Allocates only while a memory of samples grows.
@@ -303,8 +305,8 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
-    /// setting; [`Error::OutOfStep`] when it is of another generation.
+    /// Those of [`Message::parse`]; [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message is
+    /// another cut's or made under another setting; [`Error::OutOfStep`] when it is of another generation.
     pub fn values_len(&self, message: &[u8]) -> Result<usize, Error> {
         self.0.backward.values_len(self.0.clock, message)
     }
@@ -329,10 +331,12 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Message::parse`]; [`Error::PayloadHeader`] when the message is another cut's or made under another
-    /// setting; [`Error::OutOfStep`] when it is not the next one of this generation, or EF21's ends differ;
-    /// [`Error::NotInFlight`]; [`Error::PayloadBody`] on a body that no cut writes; [`Error::Length`];
-    /// [`Error::Overflow`]. Nothing has changed then, and `gradients` holds nothing of use.
+    /// Those of [`Message::parse`]; [`CoreError::PayloadHeader`](crate::CoreError::PayloadHeader) when the message is
+    /// another cut's or made under another setting; [`Error::OutOfStep`] when it is not the next one of this
+    /// generation, or EF21's ends differ; [`Error::NotInFlight`];
+    /// [`CoreError::PayloadBody`](crate::CoreError::PayloadBody) on a body that no cut writes;
+    /// [`CoreError::Length`](crate::CoreError::Length); [`CoreError::Overflow`](crate::CoreError::Overflow). Nothing
+    /// has changed then, and `gradients` holds nothing of use.
     pub fn receive(&mut self, message: &[u8], workspace: &mut [u64], gradients: &mut [f32]) -> Result<u64, Error> {
         let end = &mut self.0;
         let message = Message::parse(message)?;
@@ -388,7 +392,8 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Parameter`] when no activations went through the cut in this step: it is configured, but not in use.
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) when no activations went through the cut in this step: it
+    /// is configured, but not in use.
     pub fn commit_step(&mut self) -> Result<(), Error> {
         self.0.commit_step()
     }
@@ -413,7 +418,7 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Length`] when `values` has not one place per feature.
+    /// [`CoreError::Length`](crate::CoreError::Length) when `values` has not one place per feature.
     pub fn remembered(&self, sample: u64, values: &mut [f32]) -> Result<bool, Error> {
         self.0.remembered(sample, values)
     }
@@ -511,7 +516,7 @@ impl Upstream {
     ///
     /// # Errors
     /// [`Error::MidStep`] when updates wait for [`commit_step`](Upstream::commit_step) or tickets are in flight;
-    /// [`Error::Length`].
+    /// [`CoreError::Length`](crate::CoreError::Length).
     pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
         self.0.save(bytes)
     }
@@ -533,9 +538,12 @@ impl Upstream {
     /// ```
     ///
     /// # Errors
-    /// [`Error::OtherSetting`] when it was saved under another setting; [`Error::Checksum`] when an end was saved but is
-    /// not as it was; [`Error::SavedState`], [`Error::Length`], [`Error::Parameter`], [`Error::FeedbackRule`] and
-    /// [`Error::TooManyElements`] on bytes that no end writes; [`Error::OutOfMemory`].
+    /// [`Error::OtherSetting`] when it was saved under another setting;
+    /// [`CoreError::Checksum`](crate::CoreError::Checksum) when an end was saved but is not as it was;
+    /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter), [`Error::FeedbackRule`] and
+    /// [`CoreError::TooManyElements`](crate::CoreError::TooManyElements) on bytes that no end writes;
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory).
     pub fn restore(setting: CutSetting, bytes: &[u8]) -> Result<Upstream, Error> {
         End::restore(setting, bytes, Role::Upstream).map(Upstream)
     }

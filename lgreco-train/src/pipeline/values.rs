@@ -1,6 +1,6 @@
 //! Values in a message, in the type they are sent in.
 
-use crate::Error;
+use crate::CoreError as Error;
 use crate::gradient::{Bf16, Dtype, Element, F16};
 
 fn put_as<T: Element>(value: f32, slot: &mut [u8]) -> bool {

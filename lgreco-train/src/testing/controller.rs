@@ -1,6 +1,5 @@
 //! Any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
 
-use crate::Error;
 use crate::compress::Setting;
 use crate::compress::adacomp::AdaComp;
 use crate::compress::clt::CltK;
@@ -21,6 +20,7 @@ use crate::plan::{Solver, exact::Limits};
 use crate::rng::Stream;
 use crate::search::{Method, Search};
 use crate::testing::reseal;
+use crate::{CoreError, Error};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::{vec, vec::Vec};
@@ -214,7 +214,7 @@ impl Script {
                         assert!(loaded.missing.is_empty() && loaded.extra.is_empty() && loaded.misshaped.is_empty());
                         assert!(controller.save().as_ref() == Ok(&saved), "a state changes by being restored");
                     }
-                    Err(error) => assert!(matches!(error, Error::Overflow { .. }), "{error}"),
+                    Err(error) => assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}"),
                 },
                 _ => {}
             }

@@ -1,6 +1,5 @@
 //! Aggregation against exact means: workers are threads, every property holds for every setting and route.
 
-use crate::Error;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::sidco::SMALLEST;
 use crate::compress::{Setting, adacomp::AdaComp, clt::CltK, topk::TopK};
@@ -8,6 +7,7 @@ use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Layer, Route, aggregate, workspace_len};
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::testing::{adacomp, hard_threshold::expected, topk::order};
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -270,8 +270,8 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
     }
 }
 
-/// Puts a NaN into the last worker's first non-empty layer: that worker gets [`Error::NonFinite`], the others are told,
-/// and the same workers then exchange the sound case as if nothing had happened.
+/// Puts a NaN into the last worker's first non-empty layer: that worker gets [`CoreError::NonFinite`], the others are
+/// told, and the same workers then exchange the sound case as if nothing had happened.
 ///
 /// # Panics
 /// When that is not so, or the case has no elements.
@@ -286,7 +286,7 @@ pub fn check_failure(case: &Case) {
     let sound = case.run();
     for (rank, (failed, after)) in results.into_iter().enumerate() {
         match failed {
-            Err(Error::NonFinite { index: found, value }) if rank == last => {
+            Err(Error::Core(CoreError::NonFinite { index: found, value })) if rank == last => {
                 assert!(found == index && value.is_nan());
             }
             Err(Error::Peer { rank: named, code: 4 }) if rank != last => assert_eq!(named as usize, last),

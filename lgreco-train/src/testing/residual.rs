@@ -3,7 +3,6 @@
 
 use super::backend::Tensor;
 use super::powersgd::uniform;
-use crate::Error;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::Qsgd;
 use crate::compress::topk::TopK;
@@ -11,6 +10,7 @@ use crate::compress::{Compressor, Setting};
 use crate::feedback::{Aggregation, GROUP, Memory, Residual, Rule, Storage};
 use crate::gradient::{Bf16, Dtype, Element, Gradient, Shape};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -109,10 +109,10 @@ pub fn check<D: ResidualDevice>(
     let spoiled = tensor.gradients()[2];
     let mut refused = |gain| device.step(&setting, &spoiled, &mut kept, gain, Stream::default(), &mut found);
     let failed = refused(gain);
-    assert!(matches!(failed, Err(Error::NonFinite { index: 99, .. })), "{failed:?}");
+    assert!(matches!(failed, Err(Error::Core(CoreError::NonFinite { index: 99, .. }))), "{failed:?}");
     for gain in [0.0, 1.5, f32::NAN] {
         let failed = refused(gain);
-        assert!(matches!(failed, Err(Error::Parameter { what: "residual gain", .. })), "{failed:?}");
+        assert!(matches!(failed, Err(Error::Core(CoreError::Parameter { what: "residual gain", .. }))), "{failed:?}");
     }
     assert!(device.bytes(&kept) == before, "a refused step changed the residual");
 }

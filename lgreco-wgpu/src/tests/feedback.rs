@@ -49,14 +49,14 @@ impl ResidualDevice for WgpuBackend {
         gain: f32,
         stream: Stream,
         payload: &mut [u8],
-    ) -> Result<usize, lgreco_core::Error> {
+    ) -> Result<usize, lgreco_train::Error> {
         let held = holding(self, gradient, 132);
         let (dtype, shape) = (gradient.values().dtype(), gradient.shape());
         let on_device = BufferGradient { buffer: &held, offset: 132, dtype, shape };
         let residual = BufferResidual { buffer: &kept.buffer, storage: kept.storage };
         let done = self.encode_with_feedback(setting, &on_device, &residual, gain, stream, payload);
         done.map_err(|error| match error {
-            Error::Core(error) => error,
+            Error::Core(error) => error.into(),
             other => panic!("{other}"),
         })
     }

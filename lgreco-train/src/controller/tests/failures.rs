@@ -1,6 +1,7 @@
 //! What fails on one rank fails on all, at the same step, and the next step works.
 
 use super::*;
+use crate::CoreError;
 use crate::feedback::Storage;
 use std::sync::Arc;
 
@@ -62,7 +63,9 @@ fn gradients_of_another_shape_or_type_are_refused() {
     assert_eq!(short[2], Err(Error::LayerMismatch { layer: 1, what, expected: 24, found: 23 }));
     assert_eq!(short[..2], [Err(Error::Peer { rank: 2, code: 100 }); 2]);
     let few = failing(&config, |_, gradients| drop(gradients.pop()));
-    assert!(few.iter().all(|result| matches!(result, Err(Error::Length { expected: 3, found: 2, .. }))));
+    assert!(
+        few.iter().all(|result| matches!(result, Err(Error::Core(CoreError::Length { expected: 3, found: 2, .. }))))
+    );
 
     let mut worker = ThreadCollective::group(1).remove(0);
     let tensors = vec![Tensor::new("w", &[2], Dtype::Bf16).unwrap()];
@@ -87,7 +90,7 @@ fn a_planner_that_fails_is_an_error_on_every_rank() {
         });
         for (rank, error) in results.into_iter().enumerate() {
             match error {
-                Error::Infeasible { budget: 0.0, .. } => assert_eq!(rank as u32, measuring),
+                Error::Core(CoreError::Infeasible { budget: 0.0, .. }) => assert_eq!(rank as u32, measuring),
                 error => assert_eq!(error, Error::Peer { rank: measuring, code: 26 }),
             }
         }
@@ -105,7 +108,7 @@ fn costs_that_are_no_number_fail_the_decision() {
         (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
         take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err()
     });
-    assert!(matches!(results[0], Error::Parameter { what: "seconds that a layer takes", .. }));
+    assert!(matches!(results[0], Error::Core(CoreError::Parameter { what: "seconds that a layer takes", .. })));
     assert_eq!(results[1], Error::Peer { rank: 0, code: 2 });
 }
 
@@ -153,7 +156,7 @@ fn an_overflow_is_an_error_on_every_rank_and_the_next_step_works() {
         };
         [[1.0, 1.0], [1.0, 1.0], [3e38, 2e38], [1.0, 2e38], [1.0, 1.0]].map(&mut step)
     });
-    let overflow = Error::Overflow { what: "the gradient with what is remembered" };
+    let overflow = Error::Core(CoreError::Overflow { what: "the gradient with what is remembered" });
     assert_eq!(results[0], [Ok(()), Ok(()), Ok(()), Err(overflow), Ok(())]);
     assert_eq!(results[1], [Ok(()), Ok(()), Ok(()), Err(Error::Peer { rank: 0, code: 4 }), Ok(())]);
 }
@@ -175,7 +178,7 @@ fn a_residual_that_does_not_fit_is_told_by_the_next_step() {
         };
         [[1.0, 1.0], [1.0, 1.0], [f32::MAX, f32::MAX], [1.0, 1.0], [1.0, 1.0]].map(&mut step)
     });
-    let late = Error::Overflow { what: "what is to be remembered" };
+    let late = Error::Core(CoreError::Overflow { what: "what is to be remembered" });
     let fine = (Ok(()), true);
     assert_eq!(results[0], [fine, fine, (Ok(()), false), (Err(late), true), fine]);
     assert_eq!(results[1], [fine, fine, fine, (Err(Error::Peer { rank: 0, code: 5 }), true), fine]);
@@ -197,7 +200,7 @@ fn a_mean_that_does_not_fit_its_layer_is_an_error() {
         [[1.0, 1.0], [1.0, 1.0], [60000.0, 50000.0], [0.0, 50000.0], [0.0, -50000.0]].map(&mut step)
     });
     // 50000 is 49984 in f16.
-    let too_large = Error::ElementOverflow { index: 1, value: 99968.0 };
+    let too_large = Error::Core(CoreError::ElementOverflow { index: 1, value: 99968.0 });
     assert_eq!(results, [Ok(()), Ok(()), Ok(()), Err(too_large), Ok(())]);
 }
 
@@ -207,7 +210,10 @@ fn senseless_configurations_are_refused() {
     let refused = |change: fn(&mut Config)| {
         let mut config = config(Method::PowerSgd, LGRECO);
         change(&mut config);
-        matches!(Controller::new(config, model(), &worker), Err(Error::Parameter { .. } | Error::Length { .. }))
+        matches!(
+            Controller::new(config, model(), &worker),
+            Err(Error::Core(CoreError::Parameter { .. }) | Error::Core(CoreError::Length { .. }))
+        )
     };
     let accordion = |low, high, eta, drop| Policy::Accordion(Accordion { low, high, eta, drop });
     assert!(!refused(|_| ()));
@@ -234,7 +240,7 @@ fn senseless_configurations_are_refused() {
     }
     let twins = vec![model().remove(0), model().remove(0)];
     let twice = Controller::new(config(Method::TopK, LGRECO), twins, &worker).err();
-    assert_eq!(twice, Some(Error::DuplicateName { layer: 1, first: 0 }));
+    assert_eq!(twice, Some(Error::Core(CoreError::DuplicateName { layer: 1, first: 0 })));
 }
 
 /// A network that fails in the middle.

@@ -1,6 +1,7 @@
 //! Who decides what.
 
 use super::*;
+use crate::CoreError;
 use crate::backend::{Backend, Job, JobError};
 use crate::compress::adacomp::AdaComp;
 use crate::compress::loco::LoCo;
@@ -186,7 +187,7 @@ fn rows_are_measured_on_the_backend_it_is_given() {
             0
         }
         fn measure(&mut self, _: &[Job<'_>], _: &mut [u64], _: &mut [f64]) -> Result<(), JobError> {
-            Err(JobError { job: Some(1), error: Error::OutOfMemory { words: 77 } })
+            Err(JobError { job: Some(1), error: CoreError::OutOfMemory { words: 77 } })
         }
         fn encode(
             &mut self,
@@ -195,11 +196,11 @@ fn rows_are_measured_on_the_backend_it_is_given() {
             _: Stream,
             _: &mut [u64],
             _: &mut [u8],
-        ) -> Result<usize, Error> {
-            Err(Error::OutOfMemory { words: 0 })
+        ) -> Result<usize, CoreError> {
+            Err(CoreError::OutOfMemory { words: 0 })
         }
-        fn decode(&mut self, _: &[u8], _: &mut [f32]) -> Result<(), Error> {
-            Err(Error::OutOfMemory { words: 0 })
+        fn decode(&mut self, _: &[u8], _: &mut [f32]) -> Result<(), CoreError> {
+            Err(CoreError::OutOfMemory { words: 0 })
         }
     }
     let mut worker = ThreadCollective::group(1).remove(0);
@@ -207,7 +208,7 @@ fn rows_are_measured_on_the_backend_it_is_given() {
     let mut controller = controller.with_backend(Box::new(Refusing));
     (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let refused = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err();
-    assert_eq!(refused, Error::OutOfMemory { words: 77 });
+    assert_eq!(refused, Error::Core(CoreError::OutOfMemory { words: 77 }));
 }
 
 #[test]
@@ -313,7 +314,7 @@ fn residuals_that_make_no_sense_are_refused_at_once() {
             let mut config = config(Method::TopK, LGRECO);
             *place(&mut config.feedback) = Some(Residual { gain, ..Residual::CLASSIC });
             let refused = Controller::new(config, model(), &worker).err();
-            assert!(matches!(refused, Some(Error::Parameter { what: "residual gain", .. })));
+            assert!(matches!(refused, Some(Error::Core(CoreError::Parameter { what: "residual gain", .. }))));
         }
     }
 }

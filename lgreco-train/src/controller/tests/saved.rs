@@ -1,6 +1,7 @@
 //! Stopping and continuing.
 
 use super::*;
+use crate::CoreError;
 use crate::compress::qsgd::Qsgd;
 use crate::testing::reseal;
 
@@ -118,12 +119,12 @@ fn states_of_different_steps_or_worlds_are_not_mixed() {
     let late = controller.save().unwrap();
     let of_two = states(2).remove(0).0;
     let mut fresh = new(&worker);
-    let step = Err(Error::SavedState { what: "a residual's step", found: 0 });
+    let step = Err(Error::Core(CoreError::SavedState { what: "a residual's step", found: 0 }));
     assert_eq!(fresh.load(&late, &[&late, &early]), step);
     let mut controller = new(&worker);
     steps(&mut controller, &mut worker, 5);
     let five = controller.save().unwrap();
-    let world = Err(Error::SavedState { what: "a residual's number of workers", found: 2 });
+    let world = Err(Error::Core(CoreError::SavedState { what: "a residual's number of workers", found: 2 }));
     assert_eq!(fresh.load(&five, &[&of_two]), world);
     assert!(fresh.save().unwrap() == early, "a refusal changed the controller");
 }
@@ -181,7 +182,7 @@ fn a_hundred_thousand_layers_are_no_trouble() {
     let mut twice = layers(0..LAYERS);
     twice.extend(layers(7..9));
     let found = Controller::new(config, twice, &worker).err();
-    assert_eq!(found, Some(Error::DuplicateName { layer: LAYERS, first: 7 }));
+    assert_eq!(found, Some(Error::Core(CoreError::DuplicateName { layer: LAYERS, first: 7 })));
 }
 
 /// Among them the step of the next decision, without which a run would never plan again, and the counters.
@@ -204,8 +205,11 @@ fn every_flipped_bit_is_refused() {
         bytes[bit / 8] ^= 1 << (bit % 8);
         for found in [fresh.load(&bytes, &[&saved]), fresh.load(&saved, &[&bytes])] {
             match found {
-                Err(Error::SavedState { .. }) => assert!(bit < 128, "bit {bit}"),
-                found => assert!(matches!(found, Err(Error::Checksum { .. })) && bit >= 128, "bit {bit}: {found:?}"),
+                Err(Error::Core(CoreError::SavedState { .. })) => assert!(bit < 128, "bit {bit}"),
+                found => assert!(
+                    matches!(found, Err(Error::Core(CoreError::Checksum { .. }))) && bit >= 128,
+                    "bit {bit}: {found:?}"
+                ),
             }
         }
         assert!(fresh.save() == Ok(before.clone()), "the refusal of bit {bit} changed the controller");
@@ -292,7 +296,7 @@ fn counts_without_end_are_refused() {
         changed
     };
     let step = largest(32);
-    let found = Err(Error::SavedState { what: "number of steps", found: u64::MAX });
+    let found = Err(Error::Core(CoreError::SavedState { what: "number of steps", found: u64::MAX }));
     assert_eq!(controller.load(&step, &[&step]), found);
     let (mut refused, mut stepped) = (0, 0);
     for at in (16..saved.len() - 16).step_by(8) {

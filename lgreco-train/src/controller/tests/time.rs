@@ -1,6 +1,7 @@
 //! The time model and plans that minimise seconds.
 
 use super::*;
+use crate::CoreError;
 use std::sync::Arc;
 
 /// Gaussian elimination with pivoting on the normal equations with an intercept.
@@ -86,9 +87,9 @@ fn degenerate_samples_have_decided_fits() {
 fn samples_that_are_none_are_refused() {
     let mut model = TimeModel::new(1);
     for seconds in [f64::NAN, f64::INFINITY, -1.0] {
-        assert!(matches!(model.record(&[1], seconds), Err(Error::Parameter { .. })));
+        assert!(matches!(model.record(&[1], seconds), Err(Error::Core(CoreError::Parameter { .. }))));
     }
-    assert!(matches!(model.record(&[1, 2], 1.0), Err(Error::Length { .. })));
+    assert!(matches!(model.record(&[1, 2], 1.0), Err(Error::Core(CoreError::Length { .. }))));
     assert_eq!(model, TimeModel::new(1));
 }
 
@@ -153,7 +154,7 @@ fn a_sample_whose_square_leaves_f64_is_refused_and_changes_nothing() {
     let mut model = TimeModel::new(1);
     model.record(&[100], 1e-3).unwrap();
     let before = model.clone();
-    assert_eq!(model.record(&[200], 1e200), Err(Error::Overflow { what: "a sum of the time model" }));
+    assert_eq!(model.record(&[200], 1e200), Err(Error::Core(CoreError::Overflow { what: "a sum of the time model" })));
     assert_eq!(model, before);
     model.record(&[200], 2e-3).unwrap();
     assert_eq!(model.fit().kind, FitKind::PerBucket);

@@ -1,6 +1,7 @@
 //! Workers that fail, disagree or send what cannot be read.
 
 use super::*;
+use crate::CoreError;
 
 #[test]
 fn workers_that_disagree_are_named() {
@@ -162,9 +163,12 @@ fn sums_that_leave_f32_are_errors_on_all() {
     for (setting, route) in per_setting.into_iter().flat_map(|s| ROUTES.map(|r| (s, r))) {
         let gradients = vec![vec![vec![3e38; 16]]; 3];
         let results = Case { layers: vec![(setting, shape)], gradients, route, seed: 5, step: 0 }.run();
-        let told = |r: &_| matches!(r, Err(Error::Overflow { .. } | Error::Peer { code: 5, .. }));
+        let told = |r: &_| matches!(r, Err(Error::Core(CoreError::Overflow { .. }) | Error::Peer { code: 5, .. }));
         assert!(results.iter().all(told), "{setting}: {results:?}");
-        assert!(results.iter().any(|r| matches!(r, Err(Error::Overflow { .. }))), "{setting}: {results:?}");
+        assert!(
+            results.iter().any(|r| matches!(r, Err(Error::Core(CoreError::Overflow { .. })))),
+            "{setting}: {results:?}"
+        );
     }
 }
 
@@ -180,8 +184,8 @@ fn a_failure_between_the_factors_reaches_all() {
         let failed = case.exchange(&mut worker, None).unwrap_err();
         (failed, sound.exchange(&mut worker, None).is_ok())
     });
-    let other = (Error::Overflow { what: "the sum over the workers" }, true);
-    assert_eq!(results, [(Error::Overflow { what: "PowerSGD factor Q" }, true), other, other]);
+    let other = (Error::Core(CoreError::Overflow { what: "the sum over the workers" }), true);
+    assert_eq!(results, [(Error::Core(CoreError::Overflow { what: "PowerSGD factor Q" }), true), other, other]);
 }
 
 #[test]
@@ -204,6 +208,6 @@ fn a_short_workspace_on_one_worker_is_an_error_on_all() {
         let words = if worker.rank() == 0 { 8 } else { 100 };
         aggregate(&mut worker, &mut [layer], Route::AllGather, 5, 3, &mut vec![0; words])
     });
-    assert!(matches!(results[0], Err(Error::Length { .. })));
+    assert!(matches!(results[0], Err(Error::Core(CoreError::Length { .. }))));
     assert_eq!(results[1], Err(Error::Peer { rank: 0, code: 1 }));
 }

@@ -1,6 +1,7 @@
 //! CLT-k: who leads, what the filter makes of it, and leaders that fail.
 
 use super::*;
+use crate::CoreError;
 use crate::feedback::{self, Memory, Residual, Rule, Storage};
 
 fn gaussian(seed: u64, step: u32, rank: u32, len: usize) -> Vec<f32> {
@@ -92,7 +93,7 @@ fn a_failing_leader_is_named_on_all() {
             (broken.exchange(&mut worker, None), sound.exchange(&mut worker, None).is_ok())
         });
         let told = (Err(Error::Peer { rank: 1, code: 4 }), true);
-        let own = (Err(Error::NonFinite { index: 17, value: f32::INFINITY }), true);
+        let own = (Err(Error::Core(CoreError::NonFinite { index: 17, value: f32::INFINITY })), true);
         assert_eq!(results, [told.clone(), own, told], "step {step}");
     }
 }
@@ -135,7 +136,7 @@ fn positions_that_are_none_fail_on_all() {
             worker.1 = false;
             (failed, case.exchange(&mut worker, None).is_ok())
         });
-        let poisoned = (Error::Overflow { what: "the sum over the workers" }, true);
+        let poisoned = (Error::Core(CoreError::Overflow { what: "the sum over the workers" }), true);
         assert_eq!(results, [poisoned, poisoned, (Error::PeerMessage { rank: 0, code: 41 }, true)]);
     }
 }

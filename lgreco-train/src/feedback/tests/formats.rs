@@ -1,5 +1,5 @@
 use super::*;
-use crate::Error;
+use crate::{CoreError, Error};
 use alloc::vec;
 use proptest::prelude::*;
 
@@ -72,7 +72,7 @@ fn the_ends_of_the_range() {
         let mut memory = memory(storage, 2);
         memory.set(&[1.0, 2.0], Stream::default()).unwrap();
         for bad in [f32::from_bits(largest.to_bits() + 1), f32::INFINITY, f32::NAN] {
-            assert!(matches!(memory.set(&[0.0, bad], Stream::default()), Err(Error::Overflow { .. })));
+            assert!(matches!(memory.set(&[0.0, bad], Stream::default()), Err(Error::Core(CoreError::Overflow { .. }))));
         }
         assert_eq!(memory.squared_norm(), 5.0);
     }
@@ -92,10 +92,13 @@ fn rescaling_by_powers_of_two_is_exact() {
         memory.values(&mut after).unwrap();
         assert_eq!(before, after);
         for factor in [0.0, -1.0, f32::INFINITY, f32::NAN] {
-            assert!(matches!(memory.rescale(factor, Stream::default()), Err(Error::Parameter { .. })));
+            assert!(matches!(memory.rescale(factor, Stream::default()), Err(Error::Core(CoreError::Parameter { .. }))));
         }
         memory.rescale(2f32.powi(100), Stream::default()).unwrap();
-        assert!(matches!(memory.rescale(2f32.powi(100), Stream::default()), Err(Error::Overflow { .. })));
+        assert!(matches!(
+            memory.rescale(2f32.powi(100), Stream::default()),
+            Err(Error::Core(CoreError::Overflow { .. }))
+        ));
         assert!(memory.squared_norm().is_finite());
     }
 }

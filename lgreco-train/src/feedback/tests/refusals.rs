@@ -1,6 +1,6 @@
 use super::*;
-use crate::Error;
 use crate::gradient::{F16, Gradient, Values};
+use crate::{CoreError, Error};
 use alloc::vec;
 
 #[test]
@@ -14,7 +14,7 @@ fn bad_gradients_name_the_first_offender_and_change_nothing() {
             let before = worker.save();
             let error = worker.step(&gradient(&values, vector(700))).err();
             assert!(
-                matches!(error, Some(Error::NonFinite { index: 640, value }) if value.is_nan()),
+                matches!(error, Some(Error::Core(CoreError::NonFinite { index: 640, value })) if value.is_nan()),
                 "{rule:?}: {error:?}"
             );
             assert_eq!(worker.save(), before);
@@ -31,21 +31,21 @@ fn overflow_changes_nothing() {
         worker.memory.set(&[0.0, sign * 3e38, 0.0], Stream::default()).unwrap();
         let before = worker.save();
         let error = worker.step(&gradient(&[1.0, 3e38, 2.0], shape)).err();
-        assert!(matches!(error, Some(Error::Overflow { .. })), "{rule:?}: {error:?}");
+        assert!(matches!(error, Some(Error::Core(CoreError::Overflow { .. }))), "{rule:?}: {error:?}");
         assert_eq!(worker.save(), before);
     }
     // What is sent fits, what is left does not: 3.39e38 is above the largest bf16.
     let rule = Rule::Residual(Residual { storage: Storage::Bf16, ..Residual::CLASSIC });
     let mut worker = Worker::new(rule, top(1), shape, Stream::default()).unwrap();
     let error = worker.step(&gradient(&[f32::MAX, 1.0, 3.3996e38], shape)).err();
-    assert!(matches!(error, Some(Error::Overflow { .. })));
+    assert!(matches!(error, Some(Error::Core(CoreError::Overflow { .. }))));
     // An uncompressed f16 gradient that no longer fits f16 with what is remembered.
     let classic = Rule::Residual(Residual::CLASSIC);
     let mut worker = Worker::new(classic, Setting::Dense, shape, Stream::default()).unwrap();
     worker.memory.set(&[0.0, 65000.0, 0.0], Stream::default()).unwrap();
     let half = [F16(0), F16(0x7000), F16(0)];
     let error = worker.step(&Gradient::new(Values::F16(&half), shape).unwrap()).err();
-    assert_eq!(error, Some(Error::ElementOverflow { index: 1, value: 73192.0 }));
+    assert_eq!(error, Some(Error::Core(CoreError::ElementOverflow { index: 1, value: 73192.0 })));
 }
 
 #[test]
@@ -57,11 +57,11 @@ fn rules_are_refused_where_they_do_not_work() {
     for gain in [0.0, -0.5, 1.5, f32::NAN] {
         let residual = Residual { gain, ..Residual::CLASSIC };
         for rule in [Rule::Residual(residual), Rule::Mixed(residual)] {
-            assert!(matches!(refused(rule, Aggregation::Summed), Some(Error::Parameter { .. })));
+            assert!(matches!(refused(rule, Aggregation::Summed), Some(Error::Core(CoreError::Parameter { .. }))));
         }
     }
     let short = Memory::new(Rule::Ef21, Aggregation::Summed, shape, vec![0; 1]).err();
-    assert!(matches!(short, Some(Error::Length { expected: 2, found: 1, .. })));
+    assert!(matches!(short, Some(Error::Core(CoreError::Length { expected: 2, found: 1, .. }))));
 
     let classic = Rule::Residual(Residual::CLASSIC);
     let mut mixed = Worker::new(Rule::Mixed(Residual::CLASSIC), Setting::Dense, shape, Stream::default()).unwrap();
@@ -98,7 +98,10 @@ fn short_buffers_and_other_shapes_are_errors() {
             (shape, words, bytes, 7),
         ];
         for (shape, words, bytes, places) in wrong {
-            assert!(matches!(outcome(shape, words, bytes, places), Err(Error::Length { .. })), "{rule:?}");
+            assert!(
+                matches!(outcome(shape, words, bytes, places), Err(Error::Core(CoreError::Length { .. }))),
+                "{rule:?}"
+            );
         }
     }
 }
@@ -162,6 +165,6 @@ fn contraction_is_what_a_step_loses() {
         assert_eq!(contraction(&setting, &gradient(&zeros, shape), Stream::default(), &mut workspace), Ok(0.0));
         let bad = [f32::NAN; 1000];
         let error = contraction(&setting, &gradient(&bad, shape), Stream::default(), &mut workspace).err();
-        assert!(matches!(error, Some(Error::NonFinite { index: 0, .. })));
+        assert!(matches!(error, Some(Error::Core(CoreError::NonFinite { index: 0, .. }))));
     }
 }

@@ -301,10 +301,10 @@ proptest! {
         let gradients: Vec<Vec<f32>> = bits.iter().map(|g| g.iter().map(finite).collect()).collect();
         for setting in [top(keep), Setting::Dense] {
             let result = check_mass_balance(setting, false, &gradients, vector(40));
-            assert!(matches!(result, Ok(()) | Err(crate::Error::Overflow { .. })));
+            assert!(matches!(result, Ok(()) | Err(crate::Error::Core(crate::CoreError::Overflow { .. }))));
         }
         let result = check_mass_balance(top(keep), true, &gradients, vector(40));
-        assert!(matches!(result, Ok(()) | Err(crate::Error::Overflow { .. })));
+        assert!(matches!(result, Ok(()) | Err(crate::Error::Core(crate::CoreError::Overflow { .. }))));
     }
 
     #[test]

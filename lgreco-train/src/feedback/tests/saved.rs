@@ -1,6 +1,6 @@
 use super::*;
-use crate::Error;
 use crate::testing::reseal;
+use crate::{CoreError, Error};
 use alloc::vec;
 use proptest::prelude::*;
 
@@ -55,8 +55,11 @@ fn every_flipped_bit_is_refused() {
             let mut bytes = saved.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             match SavedState::parse(&bytes).err() {
-                Some(Error::SavedState { .. }) => assert!(bit < 24, "bit {bit}"),
-                found => assert!(matches!(found, Some(Error::Checksum { .. })) && bit >= 24, "bit {bit}: {found:?}"),
+                Some(Error::Core(CoreError::SavedState { .. })) => assert!(bit < 24, "bit {bit}"),
+                found => assert!(
+                    matches!(found, Some(Error::Core(CoreError::Checksum { .. }))) && bit >= 24,
+                    "bit {bit}: {found:?}"
+                ),
             }
         }
     }
@@ -74,11 +77,11 @@ fn strange_bytes_are_refused() {
     };
     let loco = Rule::Residual(Residual::LOCO);
     for (at, byte) in [(0, b'm'), (2, 1), (3, 4), (4, 3), (6, 1), (40, 0x80), (632, 249), (633, 255)] {
-        assert!(matches!(refused(loco, at, byte), Some(Error::SavedState { .. })), "byte {at}");
+        assert!(matches!(refused(loco, at, byte), Some(Error::Core(CoreError::SavedState { .. }))), "byte {at}");
     }
-    assert!(matches!(refused(loco, 11, 0xbf), Some(Error::Parameter { .. })));
-    assert!(matches!(refused(loco, 16, 3), Some(Error::Length { .. })));
-    assert!(matches!(refused(loco, 23, 3), Some(Error::TooManyElements { .. })));
+    assert!(matches!(refused(loco, 11, 0xbf), Some(Error::Core(CoreError::Parameter { .. }))));
+    assert!(matches!(refused(loco, 16, 3), Some(Error::Core(CoreError::Length { .. }))));
+    assert!(matches!(refused(loco, 23, 3), Some(Error::Core(CoreError::TooManyElements { .. }))));
     for (at, byte) in [(4, 1), (10, 0), (12, 1)] {
         assert!(refused(Rule::Ef21, at, byte).is_some(), "byte {at}");
     }
@@ -87,14 +90,17 @@ fn strange_bytes_are_refused() {
     bytes.push(0);
     assert!(SavedState::parse(&bytes).is_err());
     reseal(&mut bytes);
-    assert!(matches!(SavedState::parse(&bytes), Err(Error::Length { .. })));
+    assert!(matches!(SavedState::parse(&bytes), Err(Error::Core(CoreError::Length { .. }))));
     for storage in [Storage::F32, Storage::Bf16] {
         let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
         let mut bytes = Worker::new(rule, Setting::Dense, vector(5), Stream::default()).unwrap().save();
         let len = bytes.len();
         bytes[len - 10..len - 8].copy_from_slice(&[0x80, 0x7f]);
         reseal(&mut bytes);
-        assert!(matches!(SavedState::parse(&bytes), Err(Error::SavedState { what: "an element", .. })));
+        assert!(matches!(
+            SavedState::parse(&bytes),
+            Err(Error::Core(CoreError::SavedState { what: "an element", .. }))
+        ));
     }
 }
 
@@ -104,7 +110,7 @@ fn point_to_point_memories_are_not_restored_for_sums() {
     let bytes = worker.save();
     let saved = SavedState::parse(&bytes).unwrap();
     assert!(matches!(saved.restore(Aggregation::Summed, vec![0]), Err(Error::FeedbackRule { .. })));
-    assert!(matches!(saved.restore(Aggregation::PointToPoint, vec![]), Err(Error::Length { .. })));
+    assert!(matches!(saved.restore(Aggregation::PointToPoint, vec![]), Err(Error::Core(CoreError::Length { .. }))));
 }
 
 proptest! {

@@ -1,10 +1,10 @@
 //! Which memory suits which compressor, against what training under it does.
 
 use super::*;
-use crate::Error;
 use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::qsgd::{Qsgd, Scale};
 use crate::feedback::contraction_workspace_len;
+use crate::{CoreError, Error};
 use alloc::vec;
 
 /// Squared norm of what is remembered by that of a gradient, after some steps of fresh heavy-tailed gradients.
@@ -52,7 +52,7 @@ fn gradients_are_judged_by_themselves() {
     assert_eq!(suits(residual, none, &spiky), Ok(()));
     assert!(matches!(suits(Rule::Ef21, none, &spiky), Err(Error::FeedbackRule { .. })));
     spiky[7] = f32::NAN;
-    assert!(matches!(suits(residual, two_bits, &spiky), Err(Error::NonFinite { index: 7, .. })));
+    assert!(matches!(suits(residual, two_bits, &spiky), Err(Error::Core(CoreError::NonFinite { index: 7, .. }))));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn longer_buckets_need_more_bits() {
     assert!(!suits(4, u32::MAX, u32::MAX as usize));
     assert!(suits(8, 1 << 16, 1 << 24) && !suits(8, u32::MAX, 1 << 24));
     let bits = Rule::Ef21.suits(&Setting::Qsgd(Qsgd { bits: 9, ..Qsgd::default() }), vector(3));
-    assert!(matches!(bits, Err(Error::Parameter { .. })));
+    assert!(matches!(bits, Err(Error::Core(CoreError::Parameter { .. }))));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Codecs against textbook versions and the vectors computed by others.
 
 use super::*;
-use crate::Error;
 use crate::gradient::{Bf16, Element, F16};
 use crate::testing::topk::order;
+use crate::{CoreError, Error};
 use alloc::vec;
 use proptest::prelude::*;
 
@@ -63,7 +63,10 @@ fn kept_counts_by_published_numbers() {
     assert_eq!(Codec::top_k(1e-9, 7, Dtype::F32), Ok(Codec::TopK { keep: 1, values: Dtype::F32 }));
     assert_eq!(Codec::top_k(1.0, 7, Dtype::F32), Ok(Codec::TopK { keep: 7, values: Dtype::F32 }));
     for density in [0.0, -1.0, 1.1, f64::NAN] {
-        assert!(matches!(Codec::top_k(density, 7, Dtype::F32), Err(Error::Parameter { what: "density", .. })));
+        assert!(matches!(
+            Codec::top_k(density, 7, Dtype::F32),
+            Err(Error::Core(CoreError::Parameter { what: "density", .. }))
+        ));
     }
 }
 
@@ -202,7 +205,7 @@ fn sixteen_bit_values_are_rounded_to_nearest() {
     // Too large for f16: named by its place in the batch.
     for codec in [Codec::Dense { values: Dtype::F16 }, Codec::TopK { keep: 1, values: Dtype::F16 }] {
         let found = encode(codec, &[1.0, 2.0, 3.0, 4.0, 70000.0, 5.0], 3);
-        assert_eq!(found, Err(Error::ElementOverflow { index: 4, value: 70000.0 }));
+        assert_eq!(found, Err(Error::Core(CoreError::ElementOverflow { index: 4, value: 70000.0 })));
     }
 }
 
@@ -227,7 +230,7 @@ fn what_is_not_finite_is_named() {
     for codec in codecs(3) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let found = encode(codec, &[0.0, 1.0, 2.0, 3.0, bad, f32::NAN], 3);
-            assert!(matches!(found, Err(Error::NonFinite { index: 4, .. })), "{codec:?}: {found:?}");
+            assert!(matches!(found, Err(Error::Core(CoreError::NonFinite { index: 4, .. }))), "{codec:?}: {found:?}");
         }
     }
 }
@@ -236,7 +239,10 @@ fn what_is_not_finite_is_named() {
 fn parameters_out_of_range_are_named() {
     let refused = |codec: Codec, what: &str| {
         let found = codec.body_len(2, 6);
-        assert!(matches!(found, Err(Error::Parameter { what: found, .. }) if found == what), "{codec:?}: {found:?}");
+        assert!(
+            matches!(found, Err(Error::Core(CoreError::Parameter { what: found, .. })) if found == what),
+            "{codec:?}: {found:?}"
+        );
     };
     refused(symmetric(1, Scope::Sample, Dtype::F32), "bits of a symmetric quantiser");
     refused(symmetric(9, Scope::Sample, Dtype::F32), "bits of a symmetric quantiser");
@@ -250,7 +256,7 @@ fn parameters_out_of_range_are_named() {
     refused(Codec::TopK { keep: 0, values: Dtype::F32 }, "kept elements");
     refused(Codec::SharedIndex { keep: 7, values: Dtype::F32 }, "kept elements");
     let none = Codec::Dense { values: Dtype::F32 }.check(0);
-    assert!(matches!(none, Err(Error::Parameter { what: "features", .. })));
+    assert!(matches!(none, Err(Error::Core(CoreError::Parameter { what: "features", .. }))));
 }
 
 #[test]
@@ -262,7 +268,7 @@ fn strange_bodies_are_refused() {
         codec.decode(&body, 3, &[], &mut values).unwrap();
         body[at..at + bytes.len()].copy_from_slice(bytes);
         let found = codec.decode(&body, 3, &[], &mut values);
-        assert!(matches!(found, Err(Error::PayloadBody { .. })), "{codec:?} byte {at}: {found:?}");
+        assert!(matches!(found, Err(Error::Core(CoreError::PayloadBody { .. }))), "{codec:?} byte {at}: {found:?}");
     };
     refused(per_sample, 0, &f32::NAN.to_le_bytes());
     refused(per_sample, 0, &f32::INFINITY.to_le_bytes());
@@ -276,7 +282,10 @@ fn strange_bodies_are_refused() {
     for codec in codecs(3) {
         let body = encode(codec, &[1.0, 2.0, -3.0], 3).unwrap();
         for len in 0..body.len() {
-            assert!(matches!(codec.decode(&body[..len], 3, &[], &mut [0.0; 3]), Err(Error::Length { .. })));
+            assert!(matches!(
+                codec.decode(&body[..len], 3, &[], &mut [0.0; 3]),
+                Err(Error::Core(CoreError::Length { .. }))
+            ));
         }
     }
 }

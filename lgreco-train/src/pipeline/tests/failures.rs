@@ -1,8 +1,8 @@
 //! Eleven ways in which activation memories have failed in practice, each as a test that it cannot happen here.
 
 use super::*;
-use crate::Error;
 use crate::gradient::{Element, F16};
+use crate::{CoreError, Error};
 use alloc::vec;
 
 const TILES: Codec = Codec::MinMax { bits: 4, tile: Tile::Elements(128) };
@@ -145,7 +145,8 @@ fn case_07_samples_without_ids_are_refused() {
     let mut pair = Pair::new(samples(2, 4, TILES, 4, RowStorage::F32)).unwrap();
     for missing in [ids(0..0), ids(0..1), ids(0..3)] {
         let found = pair.send(Values::F32(&[1.0; 8]), &missing);
-        let expected = Error::Length { what: "sample ids, one per sample", expected: 2, found: missing.len() };
+        let expected =
+            Error::Core(CoreError::Length { what: "sample ids, one per sample", expected: 2, found: missing.len() });
         assert_eq!(found.err(), Some(expected));
     }
     let twice = pair.send(Values::F32(&[1.0; 8]), &[Some(9), Some(9)]);
@@ -253,7 +254,10 @@ fn case_10_no_entry_is_left_out_for_ever() {
 fn case_11_a_step_without_messages_is_an_error() {
     let mut pair = Pair::new(CutSetting::new(0, 2, 8)).unwrap();
     let unused = |found: Result<(), Error>| {
-        matches!(found, Err(Error::Parameter { what: "messages forward in this step", value: 0.0, .. }))
+        matches!(
+            found,
+            Err(Error::Core(CoreError::Parameter { what: "messages forward in this step", value: 0.0, .. }))
+        )
     };
     assert!(unused(pair.above.commit_step()) && unused(pair.below.commit_step()));
     assert_eq!(pair.above.counters(Direction::Forward).messages, 0);

@@ -1,8 +1,8 @@
 //! What the two ends refuse: each error names its numbers, and nothing has changed, which the pair asserts.
 
 use super::*;
-use crate::Error;
 use crate::feedback::{Residual, Storage};
+use crate::{CoreError, Error};
 use alloc::vec;
 
 #[test]
@@ -14,7 +14,7 @@ fn a_memory_by_position_wants_batches_of_one_size() {
             *(if backward { &mut setting.backward } else { &mut setting.forward }) = link;
             let mut pair = Pair::new(setting).unwrap();
             let found = pair.send(Values::F32(&[1.0; 8]), &[]);
-            assert!(matches!(found, Err(Error::Length { expected: 3, found: 2, .. })), "{found:?}");
+            assert!(matches!(found, Err(Error::Core(CoreError::Length { expected: 3, found: 2, .. }))), "{found:?}");
             // Evaluation is memoryless: the last batch of a data set may be shorter.
             assert_eq!(pair.evaluate(Evaluation::Plain, Values::F32(&[1.0; 8])), Ok(vec![1.0; 8]));
             assert!(pair.evaluate(Evaluation::Compressed, Values::F32(&[1.0; 8])).is_ok());
@@ -26,7 +26,10 @@ fn a_memory_by_position_wants_batches_of_one_size() {
     let mut pair = Pair::new(plain(3, 4, top(1))).unwrap();
     assert!(pair.forward(Values::F32(&[1.0; 8]), &[]).is_ok());
     for wrong in [0, 7, 16] {
-        assert!(matches!(pair.send(Values::F32(&vec![1.0; wrong]), &[]), Err(Error::Length { .. })), "{wrong}");
+        assert!(
+            matches!(pair.send(Values::F32(&vec![1.0; wrong]), &[]), Err(Error::Core(CoreError::Length { .. }))),
+            "{wrong}"
+        );
     }
 }
 
@@ -69,9 +72,12 @@ fn settings_that_contradict_themselves_are_refused() {
         (CutSetting { features: 0, ..plain(2, 6, dense) }, "features"),
         (CutSetting { in_flight: 0, ..plain(2, 6, dense) }, "micro-batches in flight"),
     ] {
-        assert!(matches!(refused.check(), Err(Error::Parameter { what, .. }) if what == parameter), "{parameter}");
+        assert!(
+            matches!(refused.check(), Err(Error::Core(CoreError::Parameter { what, .. })) if what == parameter),
+            "{parameter}"
+        );
     }
-    assert!(matches!(plain(1 << 16, 1 << 16, dense).check(), Err(Error::TooManyElements { .. })));
+    assert!(matches!(plain(1 << 16, 1 << 16, dense).check(), Err(Error::Core(CoreError::TooManyElements { .. }))));
 }
 
 /// Messages lost, repeated, reordered, of another run, another cut or another setting: named, and nothing has changed
@@ -101,7 +107,10 @@ fn messages_out_of_order_are_named() {
         let mut stranger = |setting: CutSetting, what: &str| {
             other.below = Downstream::new(setting, 0).unwrap();
             let found = other.deliver(&messages[0]);
-            assert!(matches!(found, Err(Error::PayloadHeader { what: found, .. }) if found == what), "{found:?}");
+            assert!(
+                matches!(found, Err(Error::Core(CoreError::PayloadHeader { what: found, .. })) if found == what),
+                "{found:?}"
+            );
         };
         stranger(CutSetting { cut: 1, ..setting }, "cut");
         stranger(CutSetting { features: 4, ..setting }, "features");
@@ -151,14 +160,14 @@ fn not_a_number_is_named_and_changes_nothing() {
         assert!(known.is_ok());
         for bad in [f32::NAN, f32::INFINITY] {
             let found = pair.send(Values::F32(&[0.0, 1.0, 2.0, 3.0, bad, 0.0]), &ids(0..2));
-            assert!(matches!(found, Err(Error::NonFinite { index: 4, .. })), "{memory:?}: {found:?}");
+            assert!(matches!(found, Err(Error::Core(CoreError::NonFinite { index: 4, .. }))), "{memory:?}: {found:?}");
         }
         let mut workspace = vec![0; pair.above.workspace_len()];
         let mut message = vec![0; pair.above.message_len() - 1];
         let found = pair.above.send(Values::F32(&[1.0; 6]), &ids(0..2), &mut workspace, &mut message);
-        assert!(matches!(found, Err(Error::Length { what: "message bytes", .. })));
+        assert!(matches!(found, Err(Error::Core(CoreError::Length { what: "message bytes", .. }))));
         let found = pair.above.send(Values::F32(&[1.0; 6]), &ids(0..2), &mut workspace[1..], &mut [0; 500]);
-        assert!(matches!(found, Err(Error::Length { what: "workspace words", .. })));
+        assert!(matches!(found, Err(Error::Core(CoreError::Length { what: "workspace words", .. }))));
     }
 }
 
@@ -168,7 +177,7 @@ fn changes_beyond_f32_are_refused() {
     let mut pair = Pair::new(samples(1, 2, top(1), 5, RowStorage::F32)).unwrap();
     pair.step(&[f32::MAX, 0.0], &[Some(1)]).unwrap();
     let found = pair.send(Values::F32(&[-f32::MAX, 0.0]), &[Some(1)]);
-    assert!(matches!(found, Err(Error::Overflow { .. })), "{found:?}");
+    assert!(matches!(found, Err(Error::Core(CoreError::Overflow { .. }))), "{found:?}");
     assert!(pair.forward(Values::F32(&[f32::MAX, 1.0]), &[Some(1)]).is_ok());
 }
 

@@ -1,9 +1,9 @@
 //! Saved settings and ends, and the bytes of messages.
 
 use super::*;
-use crate::Error;
 use crate::feedback::Residual;
 use crate::testing::reseal;
+use crate::{CoreError, Error};
 use alloc::vec;
 use proptest::prelude::*;
 
@@ -76,7 +76,7 @@ fn ends_are_saved_between_steps_only() {
     assert_eq!(pair.save().err(), Some(Error::MidStep { what: "saving", pending: 1 }));
     pair.commit().unwrap();
     let saved = pair.save().unwrap();
-    assert!(matches!(pair.above.save(&mut vec![0; saved[0].len() - 1]), Err(Error::Length { .. })));
+    assert!(matches!(pair.above.save(&mut vec![0; saved[0].len() - 1]), Err(Error::Core(CoreError::Length { .. }))));
 }
 
 #[test]
@@ -89,7 +89,10 @@ fn ends_of_another_setting_role_or_run_are_refused() {
     let expected = Error::OtherSetting { what: "micro-batches in flight" };
     assert_eq!(Upstream::restore(other, &saved[0]).err(), Some(expected));
     let swapped = Upstream::restore(setting, &saved[1]).err();
-    assert!(matches!(swapped, Some(Error::SavedState { what: "end of a cut (0 upstream, 1 downstream)", found: 1 })));
+    assert!(matches!(
+        swapped,
+        Some(Error::Core(CoreError::SavedState { what: "end of a cut (0 upstream, 1 downstream)", found: 1 }))
+    ));
     // One end resumed, the other cold, and cold under a new generation.
     let mut resumed = Pair::restore(setting, &saved).unwrap();
     resumed.below = Downstream::new(setting, 0).unwrap();
@@ -155,7 +158,10 @@ fn strange_saved_ends_are_refused() {
     padded[last] = 1;
     reseal(&mut padded);
     let found = Upstream::restore(setting, &padded).err();
-    assert!(matches!(found, Some(Error::SavedState { what: "row of a sample, id", found: 1 })), "{found:?}");
+    assert!(
+        matches!(found, Some(Error::Core(CoreError::SavedState { what: "row of a sample, id", found: 1 }))),
+        "{found:?}"
+    );
 
     let setting = samples(1, 2, TILES, 3, RowStorage::F32);
     let mut pair = Pair::new(setting).unwrap();
@@ -168,7 +174,10 @@ fn strange_saved_ends_are_refused() {
         changed[at..at + bytes.len()].copy_from_slice(bytes);
         reseal(&mut changed);
         let found = Upstream::restore(setting, &changed).err();
-        assert!(matches!(found, Some(Error::SavedState { what, .. }) if what == expected), "{expected}: {found:?}");
+        assert!(
+            matches!(found, Some(Error::Core(CoreError::SavedState { what, .. })) if what == expected),
+            "{expected}: {found:?}"
+        );
     };
     refused(rows + 16, &[1], "a sample twice, id");
     refused(rows + 12, &f32::NAN.to_le_bytes(), "row of a sample, id");
@@ -197,8 +206,11 @@ fn every_flipped_bit_is_refused() {
             bytes
         };
         let refused = |bit, found: Option<Error>| match found {
-            Some(Error::SavedState { .. }) => assert!(bit < 32, "bit {bit}"),
-            found => assert!(matches!(found, Some(Error::Checksum { .. })) && bit >= 32, "bit {bit}: {found:?}"),
+            Some(Error::Core(CoreError::SavedState { .. })) => assert!(bit < 32, "bit {bit}"),
+            found => assert!(
+                matches!(found, Some(Error::Core(CoreError::Checksum { .. }))) && bit >= 32,
+                "bit {bit}: {found:?}"
+            ),
         };
         (0..8 * above.len()).for_each(|bit| refused(bit, Upstream::restore(setting, &flip(&above, bit)).err()));
         (0..8 * below.len()).for_each(|bit| refused(bit, Downstream::restore(setting, &flip(&below, bit)).err()));
@@ -268,12 +280,18 @@ fn no_room_is_made_for_what_a_damaged_header_states() {
     let mut pair = Pair::new(plain(1, 2, codec)).unwrap();
     let (_, mut message) = pair.send(Values::F32(&[1.0, 2.0]), &[]).unwrap();
     assert_eq!(pair.below.values_len(&message), Ok(2));
-    assert!(matches!(pair.above.values_len(&message), Err(Error::PayloadHeader { what: "direction", .. })));
+    assert!(matches!(
+        pair.above.values_len(&message),
+        Err(Error::Core(CoreError::PayloadHeader { what: "direction", .. }))
+    ));
     message[24..28].copy_from_slice(&(1u32 << 31).to_le_bytes());
     message.resize(HEADER_LEN + codec.body_len(1, 1 << 31).unwrap(), 0);
     assert_eq!(Message::parse(&message).unwrap().header.shape.elements(), 1 << 31);
-    assert!(matches!(pair.below.values_len(&message), Err(Error::PayloadHeader { what: "features", .. })));
-    assert!(matches!(pair.deliver(&message), Err(Error::PayloadHeader { what: "features", .. })));
+    assert!(matches!(
+        pair.below.values_len(&message),
+        Err(Error::Core(CoreError::PayloadHeader { what: "features", .. }))
+    ));
+    assert!(matches!(pair.deliver(&message), Err(Error::Core(CoreError::PayloadHeader { what: "features", .. }))));
 }
 
 #[test]
@@ -286,10 +304,10 @@ fn strange_messages_are_refused() {
         Message::parse(&bytes).err()
     };
     for at in [0, 1, 2, 7, 56, 60] {
-        assert!(matches!(refused(at, 9), Some(Error::PayloadHeader { .. })), "byte {at}");
+        assert!(matches!(refused(at, 9), Some(Error::Core(CoreError::PayloadHeader { .. }))), "byte {at}");
     }
     for at in [3, 4, 5, 6, 8, 9, 11] {
-        assert!(matches!(refused(at, 9), Some(Error::PayloadField { .. })), "byte {at}");
+        assert!(matches!(refused(at, 9), Some(Error::Core(CoreError::PayloadField { .. }))), "byte {at}");
     }
     // Gradients in evaluation; samples in gradients; a step in gradients; numbers in evaluation.
     let twice = |a: (usize, u8), b: (usize, u8)| {
@@ -299,12 +317,12 @@ fn strange_messages_are_refused() {
         Message::parse(&bytes).err()
     };
     for (a, b) in [((3, 1), (4, 1)), ((3, 1), (5, 4)), ((3, 1), (48, 1)), ((4, 1), (32, 1)), ((4, 2), (40, 1))] {
-        assert!(matches!(twice(a, b), Some(Error::PayloadHeader { .. })), "{a:?} {b:?}");
+        assert!(matches!(twice(a, b), Some(Error::Core(CoreError::PayloadHeader { .. }))), "{a:?} {b:?}");
     }
-    assert!(matches!(twice((20, 0), (20, 0)), Some(Error::Length { .. })));
-    assert!(matches!(refused(27, 1), Some(Error::Length { .. })));
+    assert!(matches!(twice((20, 0), (20, 0)), Some(Error::Core(CoreError::Length { .. }))));
+    assert!(matches!(refused(27, 1), Some(Error::Core(CoreError::Length { .. }))));
     for len in 0..message.len() {
-        assert!(matches!(Message::parse(&message[..len]), Err(Error::Length { .. })));
+        assert!(matches!(Message::parse(&message[..len]), Err(Error::Core(CoreError::Length { .. }))));
     }
 
     let mut pair = Pair::new(samples(2, 2, TILES, 9, RowStorage::F32)).unwrap();
@@ -315,17 +333,17 @@ fn strange_messages_are_refused() {
         pair.deliver(&bytes).err()
     };
     for (at, byte) in [(64 + 12, 3), (64 + 13, 1), (64 + 8, 1), (80, 1)] {
-        assert!(matches!(with(at, byte), Some(Error::PayloadBody { .. })), "byte {at}");
+        assert!(matches!(with(at, byte), Some(Error::Core(CoreError::PayloadBody { .. }))), "byte {at}");
     }
-    assert!(matches!(with(64 + 12, 1), Some(Error::Length { .. })), "one first visit fewer");
-    assert!(matches!(with(64 + 32 + 3, 0x7f), Some(Error::PayloadBody { .. }) | None));
+    assert!(matches!(with(64 + 12, 1), Some(Error::Core(CoreError::Length { .. }))), "one first visit fewer");
+    assert!(matches!(with(64 + 32 + 3, 0x7f), Some(Error::Core(CoreError::PayloadBody { .. })) | None));
     // A change that takes a sample out of f32.
     let mut large = Pair::new(samples(1, 1, Codec::Dense { values: Dtype::F32 }, 9, RowStorage::F32)).unwrap();
     large.step(&[f32::MAX], &[Some(1)]).unwrap();
     let (_, mut change) = large.send(Values::F32(&[1.0]), &[Some(1)]).unwrap();
     change[80..84].copy_from_slice(&f32::MAX.to_le_bytes());
     let what = "a sample with its change is not finite";
-    assert_eq!(large.deliver(&change), Err(Error::PayloadBody { what }));
+    assert_eq!(large.deliver(&change), Err(Error::Core(CoreError::PayloadBody { what })));
     // The same sample twice.
     let (_, message) = pair.send(Values::F32(&[1.0; 4]), &[Some(1), Some(2)]).unwrap();
     let mut below = Pair::new(*pair.above.setting()).unwrap();

@@ -46,8 +46,8 @@ fn repair(mut saved: Vec<u8>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
     use crate::rng::Stream;
+    use crate::{CoreError, Error};
 
     /// Runs `check` on 40 random bytes, `runs` times.
     fn random<T>(runs: u32, mut check: impl FnMut(Choices<'_>) -> T) -> Vec<T> {
@@ -87,6 +87,6 @@ mod tests {
         assert!(count(|given| matches!(given, Err(Error::Peer { .. }))) > 50);
         assert!(count(|given| matches!(given, Err(Error::PeerPlan { .. }))) > 50);
         assert!(count(|given| matches!(given, Err(Error::PeerMessage { .. }))) > 50);
-        assert!(count(|given| matches!(given, Err(Error::Overflow { .. }))) > 50);
+        assert!(count(|given| matches!(given, Err(Error::Core(CoreError::Overflow { .. })))) > 50);
     }
 }

@@ -1,6 +1,5 @@
 //! Small runs, sound so far, of which states and messages are damaged.
 
-use crate::Error;
 use crate::controller::{Accordion, Config, Controller, Feedback, Objective, Policy, Report, Tensor};
 use crate::exchange::{Collective, Route};
 use crate::feedback::{Residual, Storage};
@@ -9,6 +8,7 @@ use crate::plan::{Solver, dp, exact::Limits};
 use crate::rng::Stream;
 use crate::search::{Method, Search};
 use crate::testing::controller::SETTINGS;
+use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::{vec, vec::Vec};
 
@@ -90,7 +90,7 @@ impl Gradients {
         let seconds = 1e-3 * (1 + controller.steps() % 3) as f64;
         if let Err(error) = controller.record_sync(&controller.bucket_bytes(), seconds) {
             // The sums that were loaded are as large as they may be.
-            assert!(matches!(error, Error::Overflow { .. }), "{error}");
+            assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}");
         }
     }
 
@@ -114,13 +114,13 @@ const COUNT_LIMIT: u64 = 1 << 63;
 pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Config, collective: &C) {
     let saved = match controller.save() {
         Ok(saved) => saved,
-        Err(error) => return assert!(matches!(error, Error::Overflow { .. }), "{error}"),
+        Err(error) => return assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}"),
     };
     let mut twin = Controller::new(config.clone(), model(), collective).expect("a sound configuration");
     match twin.load(&saved, &[&saved]) {
         Ok(_) => {}
         // It was at the limit when it was loaded, and was added to.
-        Err(Error::SavedState { found: COUNT_LIMIT..0x8000_0000_0000_1000, .. }) => return,
+        Err(Error::Core(CoreError::SavedState { found: COUNT_LIMIT..0x8000_0000_0000_1000, .. })) => return,
         Err(error) => panic!("what was just saved is refused: {error}"),
     }
     assert!(twin.save().as_ref() == Ok(&saved), "a state changes by being restored");

@@ -1,0 +1,244 @@
+use crate::CoreError;
+use lgreco_core::internal::error::{self as of_core, Number};
+
+/// Everything that can go wrong in training, with the place and the numbers; no strings are built.
+///
+/// Layers are named by index, counted from 0. [`Error::code`] is permanent and shared with the C API.
+///
+/// ```
+/// use lgreco_train::{CoreError, Error};
+/// let error = Error::from(CoreError::EmptyTable);
+/// assert_eq!((error.code(), error), (CoreError::EmptyTable.code(), Error::Core(CoreError::EmptyTable)));
+/// assert_eq!(Error::Peer { rank: 2, code: error.code() }.to_string(), "rank 2 failed with error code 20");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What the core refuses.
+    #[error(transparent)]
+    Core(#[from] CoreError),
+
+    /// A compressor under which feedback may amplify errors instead of repaying them.
+    #[error(
+        "the compressor's squared error is {} of the gradient's squared norm: feedback needs less than 1, or what it \
+         remembers outgrows the gradients; compress more mildly or do without feedback",
+        Number(.relative)
+    )]
+    NotContractive {
+        /// Squared error by squared norm.
+        relative: f64,
+    },
+    /// A feedback rule used where it does not work.
+    #[error("feedback by {rule} needs {needs}")]
+    FeedbackRule {
+        /// The rule.
+        rule: &'static str,
+        /// What it needs.
+        needs: &'static str,
+    },
+    /// The embedder's collective call failed.
+    #[error("a collective call failed with the embedder's code {code}")]
+    Collective {
+        /// The embedder's code.
+        code: i32,
+    },
+    /// Another worker could not take part.
+    #[error("rank {rank} failed with error code {code}")]
+    Peer {
+        /// Its rank.
+        rank: u32,
+        /// The [`code`](Error::code) of its error.
+        code: u32,
+    },
+    /// Workers want to exchange different things.
+    #[error("rank {rank} and rank 0 differ in layers, shapes, settings, route, seed, step or warm-start factors")]
+    PeerPlan {
+        /// The first rank that differs from rank 0.
+        rank: u32,
+    },
+    /// What a trainer hands over is not the layer the controller was made for.
+    #[error("layer {layer}: {what} is {found}, expected {expected}")]
+    LayerMismatch {
+        /// Index of the layer.
+        layer: usize,
+        /// What does not fit.
+        what: &'static str,
+        /// What it must be.
+        expected: usize,
+        /// What it is.
+        found: usize,
+    },
+    /// A layer's gradient holds NaN or infinity.
+    #[error("layer {layer}, element {index} is {value}: gradients must be finite")]
+    NonFiniteGradient {
+        /// Index of the layer.
+        layer: usize,
+        /// Position of the first such element.
+        index: usize,
+        /// The element.
+        value: f32,
+    },
+    /// What another worker sent cannot be decoded.
+    #[error("the message of rank {rank} cannot be decoded, error code {code}")]
+    PeerMessage {
+        /// Its rank.
+        rank: u32,
+        /// The [`code`](Error::code) of the decoder's error.
+        code: u32,
+    },
+    /// The two ends of a cut have not seen the same messages: one was lost, repeated, reordered or is another run's.
+    #[error("the ends of the cut are out of step: {what} is {found}, expected {expected}")]
+    OutOfStep {
+        /// Which number.
+        what: &'static str,
+        /// The number this end is at.
+        expected: u64,
+        /// The number in the message.
+        found: u64,
+    },
+    /// The two ends of a cut remember different things of one sample.
+    #[error("the ends of the cut differ in sample {id}: {what}")]
+    SampleOutOfStep {
+        /// The sample's id.
+        id: u64,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A batch holds a sample twice.
+    #[error("sample {id} is in the batch twice")]
+    DuplicateSample {
+        /// The sample's id.
+        id: u64,
+    },
+    /// More micro-batches on their way than a cut keeps tickets for.
+    #[error("{limit} micro-batches are in flight already, as many as the setting of the cut allows")]
+    TooManyInFlight {
+        /// The setting's limit.
+        limit: u32,
+    },
+    /// A ticket that no micro-batch in flight has.
+    #[error("no micro-batch with ticket {ticket} is in flight")]
+    NotInFlight {
+        /// The ticket.
+        ticket: u64,
+    },
+    /// A saved cut that was set otherwise.
+    #[error("the cut was saved under another setting: {what} differs")]
+    OtherSetting {
+        /// The first field that differs.
+        what: &'static str,
+    },
+    /// A call that has to wait for the end of the step.
+    #[error("{what} in the middle of a step: {pending} updates or tickets are pending")]
+    MidStep {
+        /// The call.
+        what: &'static str,
+        /// Staged updates and tickets in flight.
+        pending: usize,
+    },
+}
+
+impl Error {
+    /// Code of [`Error::NonFiniteGradient`].
+    pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
+
+    /// The error of another rank that told this code. Codes are below 1000, so a larger one is no code but damage.
+    pub(crate) fn of_peer(rank: u32, code: u64) -> Error {
+        let damaged = CoreError::PayloadBody { what: "" }.code();
+        match u32::try_from(code).ok().filter(|&code| code < 1000) {
+            Some(code) => Error::Peer { rank, code },
+            None => Error::PeerMessage { rank, code: damaged },
+        }
+    }
+
+    /// The permanent numeric code of this kind of error, the core's for its own; never 0, never reused.
+    ///
+    /// ```
+    /// # use lgreco_train::Error;
+    /// assert_eq!(Error::Collective { code: -1 }.code(), 80);
+    /// ```
+    pub const fn code(&self) -> u32 {
+        match self {
+            Error::Core(error) => error.code(),
+            Error::NotContractive { .. } => 60,
+            Error::FeedbackRule { .. } => 61,
+            Error::Collective { .. } => 80,
+            Error::Peer { .. } => 81,
+            Error::PeerPlan { .. } => 82,
+            Error::PeerMessage { .. } => 83,
+            Error::LayerMismatch { .. } => 100,
+            Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
+            Error::OutOfStep { .. } => 120,
+            Error::SampleOutOfStep { .. } => 121,
+            Error::DuplicateSample { .. } => 122,
+            Error::TooManyInFlight { .. } => 123,
+            Error::NotInFlight { .. } => 124,
+            Error::MidStep { .. } => 125,
+            Error::OtherSetting { .. } => 126,
+        }
+    }
+
+    /// The layer at fault, for errors that have one.
+    ///
+    /// ```
+    /// # use lgreco_train::{CoreError, Error};
+    /// assert_eq!(Error::LayerMismatch { layer: 3, what: "rows", expected: 2, found: 1 }.layer(), Some(3));
+    /// assert_eq!(Error::from(CoreError::EmptyLayer { layer: 3 }).layer(), Some(3));
+    /// assert_eq!(Error::Collective { code: -1 }.layer(), None);
+    /// ```
+    pub const fn layer(&self) -> Option<usize> {
+        match *self {
+            Error::Core(ref error) => error.layer(),
+            Error::LayerMismatch { layer, .. } | Error::NonFiniteGradient { layer, .. } => Some(layer),
+            _ => None,
+        }
+    }
+
+    /// The option at fault, in the layer at fault, for errors that have one.
+    ///
+    /// ```
+    /// # use lgreco_train::{CoreError, Error};
+    /// let error = Error::from(CoreError::OptionError { layer: 3, option: 1, value: f64::NAN });
+    /// assert_eq!((error.layer(), error.option()), (Some(3), Some(1)));
+    /// ```
+    pub const fn option(&self) -> Option<usize> {
+        match self {
+            Error::Core(error) => error.option(),
+            _ => None,
+        }
+    }
+}
+
+/// As the core's.
+pub(crate) fn expect_distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
+    Ok(of_core::expect_distinct(names)?)
+}
+
+/// As the core's.
+pub(crate) fn expect_len(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
+    Ok(of_core::expect_len(what, expected, found)?)
+}
+
+/// As the core's.
+pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> Result<(), Error> {
+    Ok(of_core::expect_room(what, expected, found)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn large_numbers_are_short() {
+        assert!(Error::NotContractive { relative: 1e308 }.to_string().len() < 220);
+    }
+
+    #[test]
+    fn what_is_no_code_is_a_damaged_message() {
+        assert_eq!(Error::of_peer(2, 101), Error::Peer { rank: 2, code: 101 });
+        for code in [1000, u64::from(u32::MAX), 1 << 40, u64::MAX] {
+            assert_eq!(Error::of_peer(2, code), Error::PeerMessage { rank: 2, code: 41 });
+        }
+    }
+}
