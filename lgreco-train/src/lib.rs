@@ -33,6 +33,6 @@ pub mod testing;
 pub use error::Error;
 #[cfg(feature = "json")]
 pub use lgreco_core::file;
-pub use lgreco_core::{Error as CoreError, backend, compress, plan, rng, search, simd, table};
+pub use lgreco_core::{Error as CoreError, Word, backend, compress, plan, rng, search, simd, table};
 
 use lgreco_core::internal::{self, checksum, num, select};

@@ -5,7 +5,7 @@ use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::Qsgd;
 use crate::compress::topk::TopK;
 use crate::testing::powersgd::{round_trip, squared_error, uniform};
-use std::format;
+use alloc::format;
 use std::string::ToString;
 
 fn measure(search: Search, model: &[Layer<'_>]) -> Measured {
