@@ -1,7 +1,10 @@
 //! The buffers of one exchange.
 
+use super::Tensor;
+use super::groups::Groups;
 use super::layer::LayerState;
-use crate::exchange::Layer;
+use crate::compress::Setting;
+use crate::exchange::{Layer, Route, workspace_len};
 use crate::feedback::Memory;
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
@@ -42,13 +45,29 @@ pub(super) struct Arena {
 }
 
 impl Arena {
+    /// Room for each of the groups, uncompressed.
+    pub(super) fn new(tensors: &[Tensor], groups: &Groups, route: Route, world: u32) -> Result<Arena, Error> {
+        let mut arena = Arena::default();
+        let (mut layers, mut elements, mut words) = (0, 0, 0);
+        for range in &groups.ranges {
+            let group = &tensors[range.clone()];
+            layers = layers.max(group.len());
+            elements = elements.max(group.iter().map(|tensor| tensor.shape.elements()).sum());
+            let dense = group.iter().map(|tensor| (Setting::Dense, tensor.shape, tensor.dtype));
+            words = words.max(workspace_len(dense, route, world)?);
+        }
+        arena.reserve(layers, elements, words)?;
+        arena.kept.try_reserve(layers).map_err(|_| Error::Core(CoreError::OutOfMemory { words: layers }))?;
+        Ok(arena)
+    }
+
     /// Has room for `elements` and `words`, without making room that is there already.
     pub(super) fn reserve(&mut self, layers: usize, elements: usize, words: usize) -> Result<(), Error> {
         for values in [&mut self.mean, &mut self.offered, &mut self.own] {
-            resize(values, elements, 0.0)?;
+            grow(values, elements, 0.0)?;
         }
-        resize(&mut self.sent, layers, 0)?;
-        resize(&mut self.workspace, words, 0)?;
+        grow(&mut self.sent, layers, 0)?;
+        grow(&mut self.workspace, words, 0)?;
         let more = |len: usize| layers.saturating_sub(len);
         let out_of_memory = Error::Core(CoreError::OutOfMemory { words: layers });
         self.kept.try_reserve(more(self.kept.len())).map_err(|_| out_of_memory)?;
@@ -56,12 +75,12 @@ impl Arena {
     }
 }
 
-fn resize<T: Clone>(values: &mut Vec<T>, len: usize, value: T) -> Result<(), Error> {
-    let words = (len * size_of::<T>()).div_ceil(8);
-    values
-        .try_reserve_exact(len.saturating_sub(values.len()))
-        .map_err(|_| Error::Core(CoreError::OutOfMemory { words }))?;
-    values.resize(len, value);
+/// At least `len` values.
+fn grow<T: Clone>(values: &mut Vec<T>, len: usize, value: T) -> Result<(), Error> {
+    let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
+    let more = len.saturating_sub(values.len());
+    values.try_reserve_exact(more).map_err(|_| Error::Core(CoreError::OutOfMemory { words }))?;
+    values.resize(len.max(values.len()), value);
     Ok(())
 }
 
@@ -74,6 +93,6 @@ pub(super) fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
 /// Zeroed memory.
 pub(super) fn workspace(words: usize) -> Result<Vec<u64>, Error> {
     let mut workspace = Vec::new();
-    resize(&mut workspace, words, 0)?;
+    grow(&mut workspace, words, 0)?;
     Ok(workspace)
 }

@@ -104,7 +104,7 @@ impl Controller {
         if !bucket.layers().all(lent) {
             return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
         }
-        if bucket.is_exchanged() {
+        if bucket.is_exchanged() && bucket.agreement == Agreement::Needed {
             self.agreed.insert(group(bucket.layers()));
         }
         self.taken.bytes_out += bucket.bytes;

@@ -49,12 +49,20 @@
 //! A search over [`Method::Hybrid`](crate::search::Method) makes L-GreCo choose among methods, too. Policies without a
 //! budget decide once, after the warm-up, but for Accordion.
 //!
+//! # Buckets in flight
+//! [`Controller::step`] blocks, and begins when all gradients are there. A trainer that exchanges while its backward pass goes
+//! on makes the same steps itself: [`begin_step`](Controller::begin_step), the [`control`](Controller::control) requests (none
+//! at most steps), then a [`Bucket`] for whatever layers have their gradients, any number at a time and on any threads, and
+//! [`finish_step`](Controller::finish_step). Each bucket says which collectives to perform on which memory. The means are the
+//! same bits. What differs: gradients that are not finite are found only when their bucket is compressed, so other buckets of
+//! the step may have been exchanged; the bucket then becomes NaN on every rank. [`roll_back`](Controller::roll_back) takes a
+//! step back that a loss scaler skips.
+//!
 //! # A step
 //! 1. Ranks agree (24 bytes each) that all have gradients of the right shapes, all finite, at the same step.
 //! 2. At step `warmup`, and every `period` steps from there: the measuring rank measures the mean of its own last
 //!    `window` gradients, plans and broadcasts; all ranks then switch before anything of the step is compressed.
-//! 3. Per bucket: `p = m + g` is compressed and exchanged ([`exchange::aggregate`](crate::exchange::aggregate)), the
-//!    residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)), the gradient becomes the mean.
+//! 3. Per bucket: `p = m + g` is compressed and exchanged ([`exchange`](crate::exchange)), the residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)), the gradient becomes the mean.
 //!
 //! What decides is the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do it: no
 //! compression error contaminates it. It is one worker's sample of the true gradient; a longer window makes it a better
@@ -77,7 +85,8 @@
 //!   a gain `a` below 1 (ScaleCom's filter, LoCo) a residual is `a` times what has not been sent, and a switch to another
 //!   gain, or to none, takes it for the whole.
 //! * PowerSGD's `Q` is cut or extended at switches, the new columns being drawn from the shared seed.
-//! * Allocation happens at construction, at decisions, and when state is saved or loaded.
+//! * Allocation happens at construction, at the first exchange after a decision, at decisions, and when state is saved or
+//!   loaded. A residual takes twice its bytes, so that a step can be rolled back.
 
 mod accordion;
 mod agreement;

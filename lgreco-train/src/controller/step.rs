@@ -97,7 +97,8 @@ impl Controller {
     /// [`CoreError::DuplicateName`]; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
-    /// O(n log n) in the layers. Allocates an f32 per element of the model on the measuring rank.
+    /// O(n log n) in the layers. Allocates three f32 per element of the largest bucket, on the measuring rank one more per
+    /// element of the model, and what uncompressed exchanges need.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let Place { rank, world } = Place::of(collective)?;
         config.check(&tensors, world)?;
@@ -119,9 +120,9 @@ impl Controller {
             time: TimeModel::new(groups.ranges.len()),
             non_finite: 0,
             late: None,
-            groups,
             agreed: BTreeSet::new(),
-            arenas: vec![],
+            arenas: vec![Arena::new(&tensors, &groups, config.route, world)?],
+            groups,
             control: Control::new(world),
             taken: Taken::default(),
             identity: identity(&config, &tensors, world),

@@ -1,7 +1,10 @@
-//! Aggregation: the mean of all workers' compressed gradients over a [`Collective`] the embedder supplies.
+//! Aggregation: the mean of all workers' compressed gradients, by collectives that the embedder performs.
 //!
-//! A *bucket* is a list of layers exchanged together: one [`aggregate`] call makes the same few collective calls
-//! whatever the gradients hold, and many small layers cost one latency, not many.
+//! A *bucket* is a list of layers exchanged together: it takes the same few collectives whatever the gradients hold, and
+//! many small layers cost one latency, not many. A [`Flight`] is the exchange of one bucket without I/O: each of its steps
+//! computes, and then says which [collective](Request) to perform on which memory. So buckets can be under way at the same
+//! time, by blocking calls or others, while the backward pass goes on. [`aggregate`] performs them one after the other over
+//! a [`Collective`].
 //!
 //! | setting ([`Aggregation::of`]) | collectives | what a worker contributes |
 //! |---|---|---|
@@ -14,10 +17,15 @@
 //!
 //! Dense values, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
 //! layers one broadcast; payloads of all layers share one message: the payloads one after the other, in layer order.
-//! Before any of them goes one all-gather of 24 bytes per rank: whether the rank's part went well, a fingerprint of its
-//! layers, settings, seed, step and warm-start factors, and its message's length. A rank that fails (a gradient holds
-//! NaN, say) or disagrees is thus named on every rank, and nobody waits for it. A length is believed only up to the most
-//! that the layers' payloads may take together, and each payload only if it is as long as its header implies.
+//!
+//! # Failures
+//! Ranks tell each other how they fare inside these messages: a slip of 16 bytes heads each gathered message, and an
+//! all-reduce has one f32 more per rank, which is zero on all others. It says whether the rank's part went well, and a
+//! fingerprint of its layers, settings, seed, step and warm-start factors. A rank that fails (a gradient holds NaN, say) or
+//! disagrees is thus named on every rank, at the same point of the sequence, and nobody waits for it. Only where lengths
+//! might differ, before ranks have [agreed](Agreement) on layers and settings and where values decide them, does an
+//! all-gather of 24 bytes per rank come first. A length is believed only up to the most that the layers' payloads may take
+//! together, and each payload only if it is as long as its header implies.
 //!
 //! An all-reduce moves f32: dense layers of 16-bit gradients travel as 4 bytes per element, twice what their payload
 //! length and so an error table says.

@@ -3,8 +3,11 @@
 mod messages;
 
 use lgreco_train::Error;
+use lgreco_train::compress::{Setting, clt::CltK, qsgd::Qsgd, topk::TopK};
+use lgreco_train::controller::Feedback;
 use lgreco_train::controller::{Config, Controller, Policy, Tensor};
 use lgreco_train::exchange::{Collective, CollectiveError};
+use lgreco_train::feedback::Residual;
 use lgreco_train::gradient::{Dtype, ValuesMut};
 use lgreco_train::search::{Method, Search};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -77,6 +80,60 @@ fn allocating(method: Method) -> Result<Vec<usize>, Error> {
         }
     }
     Ok(allocating)
+}
+
+/// At which of ten steps made of buckets, a layer each, it allocates; there is a decision at step 2.
+fn allocating_in_buckets(setting: Setting) -> Result<Vec<usize>, Error> {
+    let mut config = Config::new(Search::new(Method::TopK));
+    config.policy = Policy::Fixed(vec![setting, Setting::Dense]);
+    config.feedback = Feedback::always(Residual::CLASSIC);
+    (config.schedule.warmup, config.metrics_every) = (2, 2);
+    let layers = [("a", &[64, 32][..]), ("b", &[64])];
+    let layers =
+        layers.map(|(name, dims)| Tensor::new(name, dims, Dtype::F32)).into_iter().collect::<Result<_, _>>()?;
+    let mut controller = Controller::new(config, layers, &Alone)?;
+    let mut allocating = vec![];
+    for step in 0..10 {
+        let wave = |len: usize| (0..len).map(|i| ((i + step) as f32 * 0.7).sin()).collect::<Vec<f32>>();
+        let mut values = [wave(64 * 32), wave(64)];
+        let before = ALLOCATIONS.get();
+        controller.begin_step(0.1)?;
+        while let Some(request) = controller.control()? {
+            request.perform(&mut Alone)?;
+        }
+        let [first, second] = &mut values;
+        let (first, second) = (&mut [ValuesMut::F32(first)], &mut [ValuesMut::F32(second)]);
+        let (mut a, mut b) = (controller.open(&[0])?, controller.open(&[1])?);
+        a.submit(first)?;
+        b.submit(second)?;
+        while let Some(request) = a.next(first)? {
+            request.perform(&mut Alone)?;
+        }
+        while let Some(request) = b.next(second)? {
+            request.perform(&mut Alone)?;
+        }
+        controller.close(a)?;
+        controller.close(b)?;
+        controller.finish_step()?;
+        if ALLOCATIONS.get() > before {
+            allocating.push(step);
+        }
+    }
+    Ok(allocating)
+}
+
+/// But for the first exchange of two buckets at a time, and the first after a decision.
+#[test]
+fn buckets_in_flight_allocate_nothing_in_steady_state() {
+    let settings = [
+        Setting::TopK(TopK { keep: 20, values: Dtype::F32 }),
+        Setting::Qsgd(Qsgd::default()),
+        Setting::CltK(CltK { keep: 20 }),
+    ];
+    for setting in settings {
+        let steps = allocating_in_buckets(setting).expect("sound steps");
+        assert!(steps.contains(&0) && steps.iter().all(|step| [0, 1, 2, 3].contains(step)), "{setting}: {steps:?}");
+    }
 }
 
 #[test]
