@@ -96,8 +96,8 @@ pub(super) fn words(
 }
 
 impl Bucket {
-    pub(super) fn new(arena: Arena, moment: Moment, agreement: Agreement) -> Result<Bucket, (Arena, Error)> {
-        let mut bucket = Bucket {
+    pub(super) fn new(arena: Arena, moment: Moment, agreement: Agreement) -> Bucket {
+        Bucket {
             arena,
             moment,
             agreement,
@@ -110,14 +110,11 @@ impl Bucket {
             began: None,
             flight: None,
             progress: Progress::Open,
-        };
-        match bucket.reserve() {
-            Ok(()) => Ok(bucket),
-            Err(error) => Err((bucket.arena, error)),
         }
     }
 
-    fn reserve(&mut self) -> Result<(), Error> {
+    /// Makes room for the exchange.
+    pub(super) fn reserve(&mut self) -> Result<(), Error> {
         let kept = self.arena.kept.iter();
         let words = words(kept.clone().map(|kept| (kept.state.choice.setting, kept.shape, kept.dtype)), &self.moment)?;
         let elements = kept.clone().map(|kept| kept.shape.elements()).sum();
@@ -187,10 +184,10 @@ impl Bucket {
         if flight.failure().is_none() {
             self.add_to_window(gradients);
         }
-        if let (None, Some(Error::Core(CoreError::NonFinite { .. }))) = (failure, flight.failure()) {
-            if let Some(error) = first_non_finite(&self.arena.kept, gradients) {
-                flight.fail(error);
-            }
+        if let (None, Some(Error::Core(CoreError::NonFinite { .. }))) = (failure, flight.failure())
+            && let Some(error) = first_non_finite(&self.arena.kept, gradients)
+        {
+            flight.fail(error);
         }
         (self.flight, self.progress) = (Some(flight), Progress::UnderWay);
         Ok(())

@@ -79,13 +79,11 @@ impl Controller {
             step: self.step as u32,
             terms: self.control.terms(),
         };
-        let mut bucket = match Bucket::new(arena, moment, agreement) {
-            Ok(bucket) => bucket,
-            Err((arena, error)) => {
-                self.take_back(arena);
-                return Err(error);
-            }
-        };
+        let mut bucket = Bucket::new(arena, moment, agreement);
+        if let Err(error) = bucket.reserve() {
+            self.take_back(bucket.arena);
+            return Err(error);
+        }
         let every = self.config.metrics_every;
         bucket.measured = every > 0 && self.step.is_multiple_of(every);
         bucket.window_steps = if self.control.in_window() { self.window.steps } else { 0 };
