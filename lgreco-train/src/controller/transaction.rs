@@ -47,8 +47,8 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Parameter`] unless `factor` is positive and finite, [`CoreError::Overflow`] when a residual no longer fits its
-    /// format: then no residual has changed. [`Error::StepOrder`] while a step is under way.
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) unless `factor` is positive and finite,
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a residual no longer fits its format: then no residual has changed. [`Error::StepOrder`] while a step is under way.
     ///
     /// # Complexity
     /// Three passes over the residuals. The last step can then no longer be rolled back.

@@ -324,7 +324,7 @@ pub fn workspace_len(
     Ok(Lens::new(layers, route, world_size)?.words())
 }
 
-/// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and [`Request::perform`] for each
+/// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and [`Request::perform`](super::Request::perform) for each
 /// of its requests. PowerSGD does one power iteration per call, whatever its setting says, and relies on `factor` for
 /// accuracy.
 ///
