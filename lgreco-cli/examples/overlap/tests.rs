@@ -1,7 +1,9 @@
 //! Small runs without a link.
 
 use crate::config;
+use crate::digits::Digits;
 use crate::link::Link;
+use crate::model::Mlp;
 use crate::worker::{Outcome, Run};
 use lgreco_train::search::Method;
 use std::sync::{Arc, Condvar, Mutex};
@@ -46,4 +48,21 @@ fn all_layers_are_under_way_at_the_same_time() {
         })
     };
     assert!(train(Method::Qsgd, true, held)[0].bytes > 0);
+}
+
+/// Gradients layer by layer are those of candle's one pass through the whole model.
+#[test]
+fn layers_are_differentiated_as_the_whole_is() {
+    let (model, digits) = (Mlp::new(&[24, 16], 1).unwrap(), Digits::load());
+    let batch = digits.training(8, 1, 0, 0, 1).unwrap();
+    let mut gradients = Vec::new();
+    model.backward(&batch, |_, of_layer| Ok(drop(gradients.splice(..0, of_layer)))).unwrap();
+    let mut x = batch.inputs.flatten_from(1).unwrap();
+    for (index, layer) in model.0.all().chunks(2).enumerate() {
+        let input = if index == 0 { x } else { x.relu().unwrap() };
+        x = input.matmul(&layer[0].var.t().unwrap()).unwrap().broadcast_add(&layer[1].var).unwrap();
+    }
+    let whole = batch.loss(&x).unwrap().backward().unwrap();
+    assert!(gradients == model.0.gradients(&whole).unwrap());
+    assert!(gradients.iter().all(|of_parameter| of_parameter.iter().any(|x| *x != 0.0)));
 }
