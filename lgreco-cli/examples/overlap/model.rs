@@ -1,0 +1,49 @@
+//! A multi-layer perceptron that is differentiated layer by layer.
+
+use crate::batch::Batch;
+use crate::parameters::{Parameter, Parameters};
+use crate::worker::Failure;
+use candle_core::Var;
+
+/// Its parameters: each layer's weight and bias.
+pub struct Mlp(pub Parameters);
+
+impl Mlp {
+    /// From 64 pixels through layers of these widths to the scores of ten digits; the same on all workers.
+    pub fn new(hidden: &[usize], seed: u64) -> Result<Mlp, Failure> {
+        let mut parameters = Parameters::new(seed);
+        for (layer, pair) in [&[64], hidden, &[10]].concat().windows(2).enumerate() {
+            parameters.matrix(format!("layer{layer}.weight"), pair[1], pair[0])?;
+            parameters.constant(format!("layer{layer}.bias"), pair[1], 0.0)?;
+        }
+        Ok(Mlp(parameters))
+    }
+
+    /// Calls `ready` with each layer and its parameters' gradients as soon as there are some, last layer first.
+    pub fn backward(
+        &self,
+        batch: &Batch,
+        mut ready: impl FnMut(usize, Vec<Vec<f32>>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        // Each layer has a graph of its own, which begins with what the layer before has put out.
+        let layers: Vec<&[Parameter]> = self.0.all().chunks(2).collect();
+        let mut outputs = vec![batch.inputs.flatten_from(1)?];
+        let mut inputs = Vec::new();
+        for (index, layer) in layers.iter().enumerate() {
+            let input = Var::from_tensor(&outputs[index].detach())?;
+            let sums = input.matmul(&layer[0].var.t()?)?.broadcast_add(&layer[1].var)?;
+            outputs.push(if index + 1 < layers.len() { sums.relu()? } else { sums });
+            inputs.push(input);
+        }
+        let mut objective = batch.loss(&outputs[layers.len()])?;
+        for (index, layer) in layers.iter().enumerate().rev() {
+            let store = objective.backward()?;
+            let gradient = |var: &Var| store.get(var).ok_or("the loss does not depend on a layer");
+            let values = |parameter: &Parameter| Ok(gradient(&parameter.var)?.flatten_all()?.to_vec1()?);
+            ready(index, layer.iter().map(values).collect::<Result<_, Failure>>()?)?;
+            // The chain rule: ⟨output, the loss's gradient by it⟩ has the loss's gradients by what made the output.
+            objective = (&outputs[index] * gradient(&inputs[index])?.detach())?.sum_all()?;
+        }
+        Ok(())
+    }
+}
