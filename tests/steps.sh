@@ -60,6 +60,11 @@ line() { # NAME
         "${description[$1]}${reason[$1]:+: ${reason[$1]}}"
 }
 
+# A log without the lines by which cargo and pip say what they are at.
+without_progress() {
+    grep -vE '^ *(Compiling|Checking|Documenting|Downloading|Downloaded|Fresh|Running|Doc-tests|Packaging|Verifying) ' "$1" || true
+}
+
 end_step() { # NAME STATUS CPU
     local name=$1
     seconds[$name]=$((SECONDS - started[$name])) cpu[$name]=$3
@@ -74,10 +79,10 @@ end_step() { # NAME STATUS CPU
         ;;
     *) outcome[$name]=FAIL failed=1 ;;
     esac
-    if [ -n "$all_output" ]; then say "==> $name" && cat "$logs/$name.log" >&2; fi
+    if [ -n "$all_output" ]; then say "==> $name" && without_progress "$logs/$name.log" >&2; fi
     line "$name" >&2
     if [ "${outcome[$name]}" = FAIL ] && [ -z "$all_output" ]; then
-        tail -n 40 "$logs/$name.log" | sed 's/^/    /' >&2
+        without_progress "$logs/$name.log" | tail -n 40 | sed 's/^/    /' >&2
         say "    (the last lines of $logs/$name.log)"
     fi
 }
