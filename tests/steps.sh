@@ -62,7 +62,7 @@ line() { # NAME
 
 # A log without the lines by which cargo and pip say what they are at.
 without_progress() {
-    grep -vE '^ *(Compiling|Checking|Documenting|Downloading|Downloaded|Fresh|Running|Doc-tests|Packaging|Verifying) ' "$1" || true
+    grep -vE '^ *(Compiling|Checking|Documenting|Downloading|Downloaded|Fresh|Packaging|Verifying) ' "$1" || true
 }
 
 end_step() { # NAME STATUS CPU
