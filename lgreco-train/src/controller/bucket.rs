@@ -127,6 +127,11 @@ impl Bucket {
         self.arena.kept.iter().map(|kept| kept.index)
     }
 
+    /// What was to be told to all and has not been, because there were no gradients.
+    pub(super) fn untold(&self) -> Option<Error> {
+        self.failure.filter(|_| self.progress == Progress::Open)
+    }
+
     pub(super) fn is_exchanged(&self) -> bool {
         self.progress == Progress::Exchanged
     }

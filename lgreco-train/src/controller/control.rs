@@ -136,6 +136,7 @@ impl Controller {
         let due = self.due.is_some_and(|due| self.step >= due);
         self.control.began = self.now();
         self.taken = Taken::default();
+        self.states.iter_mut().for_each(|state| state.undoable = false);
         let control = &mut self.control;
         control.asks = local.is_some() || due;
         let local = local.unwrap_or(Ok(false));

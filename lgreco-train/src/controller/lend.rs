@@ -107,7 +107,7 @@ impl Controller {
         }
         self.taken.bytes_out += bucket.bytes;
         self.taken.broken |= bucket.is_broken();
-        self.late = self.late.or(bucket.late);
+        self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
         let mut arena = bucket.arena;
         for kept in &mut arena.kept {

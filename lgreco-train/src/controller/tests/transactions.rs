@@ -153,6 +153,20 @@ fn measuring_errors_changes_nothing() {
     }
 }
 
+/// A layer that the last step has not exchanged is not taken back to the step before it.
+#[test]
+fn only_the_last_step_is_rolled_back() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    (0..5).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+    let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
+    step(&mut controller, &mut worker, &mut gradients(0, 5, 1.0), Event::Absent);
+    assert_ne!(residual(&controller, 2), before[2]);
+    controller.roll_back().unwrap();
+    controller.roll_back().unwrap();
+    assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
+}
+
 #[test]
 fn residuals_are_scaled_all_or_none() {
     let worker = ThreadCollective::group(1).remove(0);
