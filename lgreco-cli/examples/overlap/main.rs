@@ -2,10 +2,10 @@
 //!
 //! `cargo run --release -p lgreco-cli --example overlap [-- --mbits N]`
 //!
-//! Two workers, threads of this process, train a perceptron on images of digits. Its layers are differentiated one by one,
-//! from the last to the first. Each is submitted as a bucket as soon as its gradients are there, and a thread of its own
-//! performs the bucket's collectives. Among threads these take no time, so every worker waits for as long as its bytes would
-//! take on a link.
+//! Two workers, threads of this process, train a perceptron on images of digits. Its layers are differentiated one by
+//! one, from the last to the first. Each is submitted as a bucket as soon as its gradients are there, and a thread of
+//! its own performs the bucket's collectives. Among threads these take no time, so every worker waits for as long as
+//! its bytes would take on a link.
 
 #[path = "../train/batch.rs"]
 mod batch;
