@@ -46,4 +46,14 @@ impl Mlp {
         }
         Ok(())
     }
+
+    /// The gradients of all parameters, after the whole backward pass.
+    pub fn gradients(&self, batch: &Batch) -> Result<Vec<Vec<f32>>, Failure> {
+        let mut gradients = Vec::new();
+        self.backward(batch, |_, of_layer| {
+            gradients.splice(..0, of_layer);
+            Ok(())
+        })?;
+        Ok(gradients)
+    }
 }

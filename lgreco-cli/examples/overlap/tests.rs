@@ -55,8 +55,7 @@ fn all_layers_are_under_way_at_the_same_time() {
 fn layers_are_differentiated_as_the_whole_is() {
     let (model, digits) = (Mlp::new(&[24, 16], 1).unwrap(), Digits::load());
     let batch = digits.training(8, 1, 0, 0, 1).unwrap();
-    let mut gradients = Vec::new();
-    model.backward(&batch, |_, of_layer| Ok(drop(gradients.splice(..0, of_layer)))).unwrap();
+    let gradients = model.gradients(&batch).unwrap();
     let mut x = batch.inputs.flatten_from(1).unwrap();
     for (index, layer) in model.0.all().chunks(2).enumerate() {
         let input = if index == 0 { x } else { x.relu().unwrap() };

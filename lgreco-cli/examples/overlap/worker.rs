@@ -85,8 +85,7 @@ type Exchanged = Result<(Report, Vec<Vec<f32>>), Failure>;
 
 /// The backward pass, then the exchange.
 fn blocking(model: &Mlp, batch: &Batch, controller: &mut Controller, own: &mut Linked) -> Exchanged {
-    let mut gradients = Vec::new();
-    model.backward(batch, |_, of_layer| Ok(drop(gradients.splice(..0, of_layer))))?;
+    let mut gradients = model.gradients(batch)?;
     let mut views: Vec<_> = gradients.iter_mut().map(|values| ValuesMut::F32(values)).collect();
     let report = controller.step(own, &mut views, RATE.into())?;
     Ok((report, gradients))
