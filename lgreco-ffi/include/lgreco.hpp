@@ -306,7 +306,7 @@ struct Calls {
         callbacks.all_reduce_sum = [](void *user, float *values, std::size_t count, void *) {
             return guarded(user, [&](Collective &own) { own.all_reduce_sum(values, count); });
         };
-        callbacks.all_gather = [](void *user, std::size_t length, std::uint8_t *buffer, void *) {
+        callbacks.all_gather = [](void *user, std::uint8_t *buffer, std::size_t length, void *) {
             return guarded(user, [&](Collective &own) { own.all_gather(buffer, length); });
         };
         callbacks.broadcast = [](void *user, std::uint32_t root, std::uint8_t *bytes, std::size_t length, void *) {

@@ -38,6 +38,12 @@ mod controller_options;
 
 mod controller;
 
+mod request;
+
+mod step;
+
+mod bucket;
+
 mod inspect;
 
 mod saved;
@@ -61,6 +67,7 @@ mod cuda_payload;
 #[cfg(feature = "testing")]
 mod testing;
 
+pub use bucket::*;
 pub use collective::*;
 pub use compressor::*;
 pub use compressor_options::*;
@@ -81,10 +88,12 @@ pub use measure::*;
 pub use memory::*;
 pub use plan::*;
 pub use plan_file::*;
+pub use request::*;
 pub use saved::*;
 pub use sealed::*;
 pub use setting::*;
 pub use setting_bytes::*;
+pub use step::*;
 pub use table::*;
 pub use table_file::*;
 #[cfg(feature = "testing")]

@@ -10,7 +10,7 @@ unsafe extern "C" fn reduce(user: *mut c_void, _: *mut f32, _: usize, _: *mut c_
     i32::from(!user.is_null())
 }
 
-unsafe extern "C" fn gather(user: *mut c_void, _: usize, _: *mut u8, _: *mut c_void) -> i32 {
+unsafe extern "C" fn gather(user: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
     i32::from(!user.is_null())
 }
 

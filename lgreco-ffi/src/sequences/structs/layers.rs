@@ -183,7 +183,7 @@ unsafe extern "C" fn reduce(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_voi
     0
 }
 
-unsafe extern "C" fn gather(_: *mut c_void, _: usize, _: *mut u8, _: *mut c_void) -> i32 {
+unsafe extern "C" fn gather(_: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
     0
 }
 
