@@ -1,12 +1,17 @@
 // Data-parallel training over MPI: a multilayer perceptron, its backward pass written out, on 8 x 8 images of digits.
 //
-//   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [DIGITS]
+//   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--overlap] [DIGITS]
 //
 // Trains the same network under every scheme of schemes.hpp and prints loss and accuracy on images nobody trained on,
 // and the bytes a rank sent per step. Exit code 1 when ranks end with different parameters, when the loss does not fall,
 // or when L-GreCo sends more than the uniform setting its error budget comes from.
 //
+// With --overlap every tensor is exchanged as soon as the backward pass has its gradient, by non-blocking collectives,
+// while the pass goes on. Every scheme is then trained a second time by blocking calls: exit code 1 when that ends with
+// other parameters or has sent other payloads, too.
+//
 // DIGITS: per image 64 bytes of ink (rows from the top, 0 to 16) and one byte of label (0 to 9).
+#include "mpi_in_flight.hpp"
 #include "schemes.hpp"
 
 #include <algorithm>
@@ -127,8 +132,8 @@ public:
         return static_cast<double>(correct) / static_cast<double>(batch.labels.size());
     }
 
-    // The gradients of the mean loss of the last forward pass.
-    void backward(const Batch &batch) {
+    // The gradients of the mean loss of the last forward pass; `done` is told which parameter's is there.
+    template <typename Done> void backward(const Batch &batch, Done done) {
         const std::size_t count = batch.labels.size();
         std::vector<float> delta = activations_[layers], below;  // by the layer's outputs, by its inputs
         for (std::size_t image = 0; image < count; image++) delta[image * classes + batch.labels[image]] -= 1;
@@ -155,6 +160,8 @@ public:
                 }
             }
             delta.swap(below);
+            done(2 * l + 1);
+            done(2 * l);
         }
     }
 
@@ -170,7 +177,39 @@ private:
     std::vector<float> activations_[layers + 1];
 };
 
-Outcome train(const Scheme &scheme, MpiCollective &collective, const Batch &digits) {
+// What a run leaves behind.
+struct Run {
+    Outcome outcome;
+    std::vector<float> parameters;
+    std::uint64_t payloads;  // bytes of them that this rank sent
+
+    bool is_same(const Run &other) const {
+        return payloads == other.payloads && parameters.size() == other.parameters.size() &&
+               std::memcmp(parameters.data(), other.parameters.data(), parameters.size() * sizeof(float)) == 0;
+    }
+};
+
+// MPI_Allreduce may add in another order than MPI_Iallreduce; this adds as buckets in flight do.
+class SameSums : public MpiCollective {
+public:
+    explicit SameSums(MPI_Comm communicator) : MpiCollective(communicator), call_(communicator) {}
+
+    void all_reduce_sum(float *values, std::size_t count) override {
+        lgreco_request asked = lgreco::request();
+        asked.kind = LGRECO_REQUEST_ALL_REDUCE_SUM;
+        asked.buffer = values;
+        asked.count = count;
+        call_.start(asked);
+        call_.wait();
+    }
+
+private:
+    MpiCall call_;
+};
+
+// With `buckets`, one per parameter, the exchange overlaps the backward pass.
+Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, MpiBuckets *buckets,
+          const lgreco_controller_options &options) {
     Batch held_out;                  // every fifth image
     std::vector<std::size_t> shard;  // what this rank learns from; no two share an image
     std::size_t training = 0;
@@ -189,27 +228,63 @@ Outcome train(const Scheme &scheme, MpiCollective &collective, const Batch &digi
         described.push_back(lgreco::layer(parameter.name.c_str(), parameter.dims));
         gradients.push_back(parameter.gradient.data());
     }
-    lgreco::Controller controller = controller_of(scheme, collective, described, warmup, period);
+    lgreco::Controller controller = controller_of(scheme, collective, described, warmup, period, options);
 
-    Outcome outcome{};
+    Run run{};
+    Outcome &outcome = run.outcome;
     outcome.loss_before = network.forward(held_out);
     std::mt19937 random(100 + collective.rank());
-    const std::uint64_t sent_before = collective.sent();
+    const auto sent = [&] { return collective.sent() + (buckets != nullptr ? buckets->sent() : 0); };
+    const std::uint64_t sent_before = sent();
     for (int step = 0; step < steps; step++) {
         Batch batch;
         for (std::size_t i = 0; i < batch_size; i++) batch.add(digits, shard[random() % shard.size()]);
         network.forward(batch);
-        network.backward(batch);
-        controller.step(collective, gradients, learning_rate);  // now they are the mean of all ranks' gradients
+        if (buckets != nullptr) {
+            controller.begin_step(learning_rate);
+            for (auto asked = controller.control(); asked.kind != LGRECO_REQUEST_NONE; asked = controller.control())
+                lgreco::perform(collective, asked);
+            network.backward(batch, [&](std::size_t parameter) {
+                buckets->submit(controller, parameter, {gradients[parameter]});
+                buckets->poll();
+            });
+            buckets->finish(controller);
+            run.payloads += controller.finish_step().bytes_out;
+        } else {
+            network.backward(batch, [](std::size_t) {});
+            run.payloads += controller.step(collective, gradients, learning_rate).bytes_out;
+        }
+        // Now they are the mean of all ranks' gradients.
         network.descend();
     }
-    outcome.bytes = static_cast<double>(collective.sent() - sent_before) / steps;
+    outcome.bytes = static_cast<double>(sent() - sent_before) / steps;
     outcome.loss = network.forward(held_out);
     outcome.accuracy = network.accuracy(held_out);
-    outcome.same = true;
     for (const Parameter &parameter : network.parameters)
-        outcome.same &= collective.same_everywhere(parameter.values.data(), parameter.values.size());
-    return outcome;
+        run.parameters.insert(run.parameters.end(), parameter.values.begin(), parameter.values.end());
+    outcome.same = collective.same_everywhere(run.parameters.data(), run.parameters.size());
+    return run;
+}
+
+// Every scheme by buckets in flight, then by blocking calls.
+bool compare_overlapped(MpiCollective &collective, const Batch &digits) {
+    std::vector<std::vector<std::size_t>> groups;
+    for (std::size_t parameter = 0; parameter < 2 * layers; parameter++) groups.push_back({parameter});
+    lgreco_controller_options options = lgreco::controller_options();
+    options.bucket_bytes = 0;  // the same groups for blocking calls
+    SameSums blocking(MPI_COMM_WORLD);
+    MpiBuckets buckets(MPI_COMM_WORLD, groups);
+    bool same = true;
+    const bool good = compare(collective, [&](const Scheme &scheme) {
+        const Run run = train(scheme, collective, digits, &buckets, options);
+        if (!run.is_same(train(scheme, blocking, digits, nullptr, options))) {
+            std::fprintf(stderr, "FAILED: %s: rank %u ends with other parameters or payloads than by blocking calls\n",
+                         scheme.name, collective.rank());
+            same = false;
+        }
+        return run.outcome;
+    });
+    return good && same;
 }
 
 } // namespace
@@ -219,12 +294,19 @@ int main(int argc, char **argv) {
     bool good = false;
     try {
         const auto here = std::filesystem::path(__FILE__).parent_path();
-        const Batch digits = read_digits(argc > 1 ? argv[1] : here / "../../lgreco-cli/examples/data/digits.bin");
+        const std::vector<std::string> arguments(argv + 1, argv + argc);
+        const std::size_t overlaps = !arguments.empty() && arguments[0] == "--overlap" ? 1 : 0;
+        if (arguments.size() > 1 + overlaps) throw std::invalid_argument("usage: mpi_trainer [--overlap] [DIGITS]");
+        const Batch digits = read_digits(arguments.size() > overlaps
+                                             ? std::filesystem::path(arguments[overlaps])
+                                             : here / "../../lgreco-cli/examples/data/digits.bin");
         MpiCollective collective(MPI_COMM_WORLD);
         if (collective.rank() == 0)
             std::printf("digits, %u ranks, %d steps (%d of them uncompressed before the first decision)\n",
                         collective.world_size(), steps, warmup);
-        good = compare(collective, [&](const Scheme &scheme) { return train(scheme, collective, digits); });
+        good = overlaps > 0 ? compare_overlapped(collective, digits) : compare(collective, [&](const Scheme &scheme) {
+            return train(scheme, collective, digits, nullptr, lgreco::controller_options()).outcome;
+        });
     } catch (const std::exception &error) {
         std::fprintf(stderr, "%s\n", error.what());
         MPI_Abort(MPI_COMM_WORLD, 2);  // or the others would wait for this rank for ever

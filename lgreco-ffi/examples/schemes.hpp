@@ -27,11 +27,11 @@ constexpr Scheme schemes[] = {
 // The controller of one training run, with the first decision after `warmup` steps and another after every `period`.
 inline lgreco::Controller controller_of(const Scheme &scheme, MpiCollective &collective,
                                         const std::vector<lgreco_layer> &layers, std::uint64_t warmup,
-                                        std::uint64_t period) {
+                                        std::uint64_t period,
+                                        lgreco_controller_options options = lgreco::controller_options()) {
     lgreco_search_options search = lgreco::search_options();
     search.method = scheme.method;
     search.parameter = scheme.parameter;
-    lgreco_controller_options options = lgreco::controller_options();
     options.search = &search;
     options.policy = scheme.policy;
     options.warmup = warmup;

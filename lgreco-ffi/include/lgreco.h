@@ -8,6 +8,28 @@
  * make things at the same time need a context each, or a lock. After fork() the child may go on with handles of the CPU
  * that no thread was using at that moment, which are copies; those of a GPU belong to the parent.
  *
+ * Which calls for which kind of trainer:
+ *   - One that compresses by its own means and wants to know how hard: plan offline. lgreco_table_measure, or
+ *     lgreco_table_create with errors of its own; lgreco_plan_solve; lgreco_plan_get. examples/minimal.c
+ *   - One that has its own exchange of bytes: compress by hand. A plan; per layer a lgreco_compressor, with feedback;
+ *     lgreco_compressor_encode, _decode, _receive. examples/compressor.c; in an NVIDIA GPU's memory lgreco_cuda_...
+ *   - One that exchanges after the backward pass: the blocking controller. lgreco_controller_create with the network as
+ *     callbacks (lgreco_collective), then lgreco_controller_step after every backward pass: measures, plans, switches,
+ *     compresses, exchanges and remembers. examples/mpi_trainer.cpp, examples/libtorch
+ *   - One that exchanges during the backward pass, or has its own non-blocking collectives: buckets in flight. The same
+ *     controller, whose callbacks are then never called. Every step:
+ *         lgreco_controller_begin_step
+ *         lgreco_controller_control, perform what it asks for, until that is LGRECO_REQUEST_NONE
+ *         per bucket, any number at a time, on any threads:
+ *             lgreco_bucket_open, lgreco_bucket_submit
+ *             lgreco_bucket_next, perform what it asks for, until that is LGRECO_REQUEST_NONE
+ *             lgreco_bucket_close
+ *         lgreco_controller_finish_step
+ *     Where a loss scaler skips the update or changes its scale, lgreco_controller_roll_back and
+ *     lgreco_controller_rescale_residuals. examples/mpi_trainer.cpp with --overlap
+ *   - One that sends activations and their gradients between pipeline stages: pipeline cuts. A lgreco_cut at both ends,
+ *     lgreco_cut_send_activations, _receive_activations, _send_gradients, _receive_gradients, _commit_step.
+ *
  * Compressing by hand: what lgreco_controller does for a trainer, one that exchanges payloads itself must do.
  *   - Every rank needs the settings of every layer: lgreco_setting_to_bytes and lgreco_setting_from_bytes, whose bytes
  *     are the same on every machine. Tables and plans as JSON hold settings as text: lgreco_table_setting tells those of
@@ -49,6 +71,11 @@
 
 // The id of samples that are not to be remembered.
 #define LGRECO_UNREMEMBERED UINT64_MAX
+
+// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them. Different
+// buckets may be used by different threads at the same time, and their controller by another. Only lgreco_bucket_close
+// frees one.
+typedef struct lgreco_bucket lgreco_bucket;
 
 // The compressor of one layer on one worker, with what it remembers and the memory it works in.
 typedef struct lgreco_compressor lgreco_compressor;
@@ -327,7 +354,7 @@ typedef struct lgreco_collective {
     int32_t (*all_reduce_sum)(void *user, float *values, size_t count, void *stream);
     // Fills `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are
     // in their place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
-    int32_t (*all_gather)(void *user, size_t length, uint8_t *buffer, void *stream);
+    int32_t (*all_gather)(void *user, uint8_t *buffer, size_t length, void *stream);
     // Replaces `length` bytes by those of worker `root`.
     int32_t (*broadcast)(void *user, uint32_t root, uint8_t *bytes, size_t length, void *stream);
     // As `all_gather`, with lens[i] bytes of worker i, which may be 0: MPI_Allgatherv with MPI_IN_PLACE. Only hard
@@ -439,6 +466,44 @@ typedef struct lgreco_report {
     // Seconds for compressing and exchanging.
     double exchange_seconds;
 } lgreco_report;
+
+// A collective that the caller is to perform: LGRECO_REQUEST_...
+typedef uint32_t lgreco_request_kind;
+
+// A collective to perform, blocking or not, on memory of the library's. Begin with LGRECO_REQUEST_INIT.
+//
+// Fields that the kind does not speak of are 0 or NULL. Pointers are valid until the next call on the bucket, or for
+// lgreco_controller_control on the controller, which comes once the collective is done. All workers are asked for the
+// same ones with the same lengths, and must start those of different buckets in the same order. Later versions may
+// ask for other kinds, only where a new option asks for it.
+typedef struct lgreco_request {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // LGRECO_REQUEST_...
+    lgreco_request_kind kind;
+    // Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU.
+    lgreco_device memory;
+    // The worker whose bytes all others get.
+    uint32_t root;
+    // 0.
+    uint32_t reserved;
+    // What is replaced or filled; aligned for f32 where it holds them.
+    void *buffer;
+    // Number of f32.
+    size_t count;
+    // Bytes; of one worker where they are gathered.
+    size_t length;
+    // Bytes of each worker.
+    const uint64_t *lens;
+    // What to send, by receiver.
+    const uint8_t *send;
+    // Bytes for each worker.
+    const uint64_t *send_lens;
+    // What comes, by sender.
+    uint8_t *received;
+    // Bytes from each worker.
+    const uint64_t *received_lens;
+} lgreco_request;
 
 // Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
 typedef uint32_t lgreco_uncompressed;
@@ -977,6 +1042,25 @@ typedef struct lgreco_rng_stream {
 // Some rank's were not finite; they are the plain means, not finite either.
 #define LGRECO_OUTCOME_PASSED_THROUGH 2
 
+// None: there is nothing left to do.
+#define LGRECO_REQUEST_NONE 0
+
+// Replace the `count` f32 of `buffer` by their sums over the workers, as the collective's `all_reduce_sum`.
+#define LGRECO_REQUEST_ALL_REDUCE_SUM 1
+
+// Fill `buffer` with `length` bytes of every worker, as the collective's `all_gather`.
+#define LGRECO_REQUEST_ALL_GATHER 2
+
+// Fill `buffer` with lens[i] bytes of worker i, as the collective's `all_gather_each`.
+#define LGRECO_REQUEST_ALL_GATHER_EACH 3
+
+// Replace the `length` bytes of `buffer` by those of worker `root`, as the collective's `broadcast`.
+#define LGRECO_REQUEST_BROADCAST 4
+
+// Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, as
+// the collective's `all_to_all`.
+#define LGRECO_REQUEST_ALL_TO_ALL 5
+
 // It is compressed.
 #define LGRECO_UNCOMPRESSED_NOT 0
 
@@ -1485,6 +1569,107 @@ lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
                                      struct lgreco_report *report,
                                      void *stream);
 
+// Begins a step of which the caller performs the collectives: then come the requests of lgreco_controller_control, the
+// buckets (lgreco_bucket_open), as many as the caller likes at the same time, and lgreco_controller_finish_step. All
+// workers do, with the same `learning_rate`, which matters to Accordion alone. lgreco_controller_step does all of this
+// in one call, and finds out before anything is exchanged whether all gradients can be.
+//
+// LGRECO_STEP_ORDER when a step is under way; LGRECO_PARAMETER.
+lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
+                                           double learning_rate,
+                                           void *stream);
+
+// Tells the next collective to perform before buckets may be opened; to be called again once it is done, until the kind is
+// LGRECO_REQUEST_NONE: at once at most steps. Where a decision is due, the measuring rank measures and plans during a call.
+// Allocates at decisions only.
+//
+// What fails on one rank fails on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, codes
+// of measuring and planning. LGRECO_STEP_ORDER when no step is under way. Where a collective cannot be performed, ranks may
+// differ: lgreco_controller_load ends the step.
+lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
+                                        struct lgreco_request *request);
+
+// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them. `report` may
+// be NULL; its outcome is LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some bucket were not finite.
+//
+// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control requests
+// are not done.
+lgreco_status lgreco_controller_finish_step(struct lgreco_controller *controller,
+                                            struct lgreco_report *report);
+
+// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has skipped the
+// update, say. The step still counts. Every rank does it or none; once only.
+//
+// LGRECO_STEP_ORDER while a step is under way.
+lgreco_status lgreco_controller_roll_back(struct lgreco_controller *controller);
+
+// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of the
+// loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled back.
+//
+// LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its format,
+// LGRECO_STEP_ORDER while a step is under way: no residual has changed then.
+lgreco_status lgreco_controller_rescale_residuals(struct lgreco_controller *controller,
+                                                  float factor);
+
+// Lends a bucket of these layers, by their index and in any order, for one exchange in the step that has begun. All workers exchange
+// the same layers together, in the same order; with layers that have not been exchanged together before, a
+// further all-gather of 24 bytes per worker finds out whether they do. Allocates: three f32 per element and what the
+// settings need where no bucket that was closed had as much room, else a few hundred bytes.
+//
+// LGRECO_STEP_ORDER unless a step has begun and its control requests are done; LGRECO_LAYER_MISMATCH for a layer that there is not;
+// LGRECO_IN_FLIGHT for one that is in another bucket, or twice in this.
+lgreco_status lgreco_bucket_open(struct lgreco_controller *controller,
+                                 const size_t *layers,
+                                 size_t layers_len,
+                                 struct lgreco_bucket **bucket);
+
+// Says that a layer has no gradient on this rank in this step, before lgreco_bucket_submit: whatever is submitted in its place becomes
+// zeros, of which the mean is then made, and its residual stays. Other ranks may have a gradient.
+//
+// LGRECO_STEP_ORDER when there are gradients already; LGRECO_LAYER_MISMATCH when the layer is not in this bucket.
+lgreco_status lgreco_bucket_withhold(struct lgreco_bucket *bucket,
+                                     size_t layer);
+
+// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals and
+// compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else, until
+// lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
+//
+// LGRECO_STEP_ORDER when there are gradients already. After this and after pointers that lgreco_controller_step would refuse,
+// the bucket is as it was. What else is wrong with gradients (they are not finite, say) is told to all ranks:
+// lgreco_bucket_next fails on each.
+lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
+                                   void *const *gradients,
+                                   size_t gradients_len,
+                                   void *stream);
+
+// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the gradients are
+// means. Does not allocate.
+//
+// What fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
+// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other buckets
+// are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or under different options,
+// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's options do not make gradients that are
+// not finite an error, all of the bucket's become NaN on every rank instead, for a loss scaler to find, and
+// residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+lgreco_status lgreco_bucket_next(struct lgreco_bucket *bucket,
+                                 struct lgreco_request *request,
+                                 void *stream);
+
+// Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a pointer to
+// NULL, does nothing. A collective that is still under way on its memory must have ended. One that has not come to
+// its means leaves what is remembered of its layers as it was; one from before lgreco_controller_load is only
+// freed. `controller` may be NULL once that of the bucket has been destroyed.
+//
+// LGRECO_STEP_ORDER for a bucket of another controller, which stays as it is. LGRECO_PANIC for one that a call has panicked on:
+// it is freed with what it had of its layers, which are LGRECO_IN_FLIGHT until a saved state is loaded.
+lgreco_status lgreco_bucket_close(struct lgreco_controller *controller,
+                                  struct lgreco_bucket **bucket);
+
+// What went wrong in the last failed call on the bucket, with the layer's name if one is at fault; empty if none has failed.
+// Valid until the next call on it. Failures of lgreco_bucket_open and lgreco_bucket_close are the controller's
+// (lgreco_controller_message).
+const char *lgreco_bucket_message(const struct lgreco_bucket *bucket);
+
 // Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LENGTH when there is no such layer, as
 // for the calls below.
 lgreco_status lgreco_controller_setting(struct lgreco_controller *controller,
@@ -1497,6 +1682,7 @@ lgreco_status lgreco_controller_metrics(struct lgreco_controller *controller,
                                         struct lgreco_metrics *metrics);
 
 // Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements.
+// LGRECO_IN_FLIGHT while a bucket has the layer.
 lgreco_status lgreco_controller_residual(struct lgreco_controller *controller,
                                          size_t layer,
                                          float *values,
@@ -1982,6 +2168,8 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
      LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
+#define LGRECO_REQUEST_INIT                                                                                            \
+    {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
 #define LGRECO_DECISION_INIT                                                                                           \
     {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}

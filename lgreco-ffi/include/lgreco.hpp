@@ -49,6 +49,7 @@ inline lgreco_compressor_options compressor_options() { return LGRECO_COMPRESSOR
 inline lgreco_link link() { return LGRECO_LINK_INIT; }
 inline lgreco_cut_setting cut_setting() { return LGRECO_CUT_SETTING_INIT; }
 inline lgreco_controller_options controller_options() { return LGRECO_CONTROLLER_OPTIONS_INIT; }
+inline lgreco_request request() { return LGRECO_REQUEST_INIT; }
 
 // A tensor of the model; name, dims and values stay the caller's and must outlive the struct.
 inline lgreco_layer layer(const char *name, const std::vector<std::size_t> &dims, const void *values = nullptr,
@@ -321,7 +322,7 @@ struct Calls {
         callbacks.all_reduce_sum = [](void *user, float *values, std::size_t count, void *) {
             return guarded(user, [&](Collective &own) { own.all_reduce_sum(values, count); });
         };
-        callbacks.all_gather = [](void *user, std::size_t length, std::uint8_t *buffer, void *) {
+        callbacks.all_gather = [](void *user, std::uint8_t *buffer, std::size_t length, void *) {
             return guarded(user, [&](Collective &own) { own.all_gather(buffer, length); });
         };
         callbacks.broadcast = [](void *user, std::uint32_t root, std::uint8_t *bytes, std::size_t length, void *) {
@@ -351,16 +352,79 @@ struct Calls {
 
 } // namespace detail
 
+// Does what a bucket or a controller asks for, and waits until it is done.
+inline void perform(Collective &collective, const lgreco_request &request) {
+    const auto bytes = static_cast<std::uint8_t *>(request.buffer);
+    switch (request.kind) {
+    case LGRECO_REQUEST_NONE: return;
+    case LGRECO_REQUEST_ALL_REDUCE_SUM:
+        return collective.all_reduce_sum(static_cast<float *>(request.buffer), request.count);
+    case LGRECO_REQUEST_ALL_GATHER: return collective.all_gather(bytes, request.length);
+    case LGRECO_REQUEST_ALL_GATHER_EACH: return collective.all_gather_each(request.lens, bytes);
+    case LGRECO_REQUEST_BROADCAST: return collective.broadcast(request.root, bytes, request.length);
+    case LGRECO_REQUEST_ALL_TO_ALL:
+        return collective.all_to_all(request.send, request.send_lens, request.received, request.received_lens);
+    default: throw Error(LGRECO_UNAVAILABLE, "this header does not know what is asked for");
+    }
+}
+
+// Layers on loan from a controller for one exchange. Destroying it gives them back, unless another thread is using the
+// controller at that moment (Controller::close throws then): the layers are in flight for ever.
+class Bucket {
+public:
+    Bucket(Bucket &&other) noexcept
+        : controller_(std::move(other.controller_)), handle_(std::exchange(other.handle_, nullptr)) {}
+
+    Bucket &operator=(Bucket &&other) noexcept {
+        std::swap(controller_, other.controller_);
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+
+    ~Bucket() { lgreco_bucket_close(controller_.lock().get(), &handle_); }
+
+    // The layer has no gradient on this rank in this step.
+    void withhold(std::size_t layer) { check(lgreco_bucket_withhold(get(), layer)); }
+
+    // Takes the gradients, one pointer per layer, and keeps the pointers until they are means.
+    void submit(const std::vector<void *> &gradients, void *stream = nullptr) {
+        check(lgreco_bucket_submit(get(), gradients.data(), gradients.size(), stream));
+    }
+
+    // The next collective to perform, once the one before is done; LGRECO_REQUEST_NONE when the gradients are means.
+    lgreco_request next(void *stream = nullptr) {
+        lgreco_request asked = request();
+        check(lgreco_bucket_next(get(), &asked, stream));
+        return asked;
+    }
+
+    lgreco_bucket *get() const noexcept { return handle_; }
+
+private:
+    friend class Controller;
+
+    Bucket(const std::shared_ptr<lgreco_controller> &controller, lgreco_bucket *lent)
+        : controller_(controller), handle_(lent) {}
+
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_bucket_message(get())); }
+
+    std::weak_ptr<lgreco_controller> controller_;  // which may go first
+    lgreco_bucket *handle_;
+};
+
 // One worker's end of the training loop.
 class Controller {
 public:
+    Controller(Controller &&) noexcept = default;
+    Controller &operator=(Controller &&) noexcept = default;
+
     Controller(const Context &context, Collective &collective, const std::vector<lgreco_layer> &layers,
                const lgreco_controller_options &options = controller_options()) {
         detail::Calls calls{collective};
         const lgreco_collective callbacks = calls.callbacks();
         lgreco_controller *made = nullptr;
         context.check(lgreco_controller_create(context.get(), &callbacks, layers.data(), layers.size(), &options, &made));
-        handle_.reset(made);
+        handle_.reset(made, detail::Destroy<lgreco_controller, lgreco_controller_destroy>());
     }
 
     // Replaces gradients, one pointer per layer, by their means.
@@ -375,6 +439,41 @@ public:
         check(status);
         return report;
     }
+
+    // Begins a step of which the caller performs the collectives.
+    void begin_step(double learning_rate, void *stream = nullptr) {
+        check(lgreco_controller_begin_step(get(), learning_rate, stream));
+    }
+
+    // The next collective to perform before buckets are opened; LGRECO_REQUEST_NONE when there is none left.
+    lgreco_request control() {
+        lgreco_request asked = request();
+        check(lgreco_controller_control(get(), &asked));
+        return asked;
+    }
+
+    // Lends layers, by their index, for one exchange.
+    Bucket open(const std::vector<std::size_t> &layers) {
+        lgreco_bucket *lent = nullptr;
+        check(lgreco_bucket_open(get(), layers.data(), layers.size(), &lent));
+        return Bucket(handle_, lent);
+    }
+
+    // Takes a bucket back, wherever it is.
+    void close(Bucket &bucket) { check(lgreco_bucket_close(get(), &bucket.handle_)); }
+
+    // Ends the step, of which all buckets have been closed.
+    lgreco_report finish_step() {
+        lgreco_report report = LGRECO_REPORT_INIT;
+        check(lgreco_controller_finish_step(get(), &report));
+        return report;
+    }
+
+    // The last step's means have not been applied: residuals are again what they were before it.
+    void roll_back() { check(lgreco_controller_roll_back(get())); }
+
+    // Gradients are from now on so many times what they were.
+    void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
 
     lgreco_setting setting(std::size_t layer) const {
         lgreco_setting setting = lgreco::setting();
@@ -430,7 +529,7 @@ public:
 private:
     void check(lgreco_status status) const { lgreco::check(status, lgreco_controller_message(get())); }
 
-    detail::Handle<lgreco_controller, lgreco_controller_destroy> handle_;
+    std::shared_ptr<lgreco_controller> handle_;
 };
 
 // A cut's setting in bytes, to be saved with the model.

@@ -201,6 +201,43 @@ pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
     })
 }
 
+/// Takes the state of a handle, frees it and sets the caller's pointer to null, if `may` allows it; `None` where there is no
+/// handle. A handle in use stays; of one that has panicked, the state is freed too.
+///
+/// # Safety
+/// As [`destroy`].
+pub(crate) unsafe fn take<K: Kind>(
+    place: *mut *mut K,
+    may: impl FnOnce(&K::State) -> Result<(), Failure>,
+) -> Result<Option<K::State>, Failure> {
+    if place.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not null, and valid by the caller's promise.
+    let place = unsafe { crate::pointers::place(place, "handle")?.assume_init_mut() };
+    if place.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: passed on.
+    let handle = unsafe { checked(*place) }?;
+    let found = match handle.lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Acquire) {
+        Err(BUSY) => return Err(Failure::Busy),
+        Ok(found) | Err(found) => found,
+    };
+    // SAFETY: the lock was free, or a panic has closed it: no call has the state.
+    if let Err(failure) = may(unsafe { &*handle.state.get() }) {
+        handle.lock.store(found, Ordering::Release);
+        return Err(failure);
+    }
+    // SAFETY: `new` boxed it, and no call is using it.
+    let handle = unsafe { Box::from_raw(place.cast::<Handle<K::State>>()) };
+    *place = core::ptr::null_mut();
+    match found {
+        FREE => Ok(Some(handle.state.into_inner())),
+        _ => Err(Failure::Panicked),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,6 +315,36 @@ mod tests {
         assert_eq!(count(handle, inside).0, LGRECO_OK);
         // SAFETY: live.
         assert_eq!(unsafe { destroy(&raw mut handle) }, LGRECO_OK);
+    }
+
+    #[test]
+    fn states_are_taken_out_of_handles_that_nobody_uses() {
+        let take = |place: *mut *mut Counter, may: fn(&u32) -> Result<(), Failure>| {
+            // SAFETY: live or null.
+            unsafe { super::take(place, may) }.map_err(|failure| failure.status())
+        };
+        let mut handle = new::<Counter>(7);
+        assert_eq!(take(core::ptr::null_mut(), |_| Ok(())), Ok(None));
+        assert_eq!(take(&raw mut handle, |_| Err(Failure::OtherEnd)), Err(LGRECO_OTHER_END));
+        let mut copy = handle;
+        let inside = |_: &mut u32| {
+            assert_eq!(take(&raw mut copy, |_| Ok(())), Err(LGRECO_BUSY));
+            Ok(())
+        };
+        assert_eq!(count(handle, inside).0, LGRECO_OK);
+        assert_eq!(take(&raw mut handle, |_| Ok(())), Ok(Some(7)));
+        assert!(handle.is_null());
+        assert_eq!(take(&raw mut handle, |_| Ok(())), Ok(None));
+        let mut handle = new::<Counter>(7);
+        assert_eq!(count(handle, |_| panic!("boom")).0, LGRECO_PANIC);
+        assert_eq!(take(&raw mut handle, |_| Err(Failure::OtherEnd)), Err(LGRECO_OTHER_END));
+        assert_eq!(take(&raw mut handle, |_| Ok(())), Err(LGRECO_PANIC));
+        assert!(handle.is_null());
+        let mut other = new::<Other>("text".into()).cast::<Counter>();
+        assert_eq!(take(&raw mut other, |_| Ok(())), Err(LGRECO_HANDLE));
+        let mut other = other.cast::<Other>();
+        // SAFETY: live.
+        assert_eq!(unsafe { destroy(&raw mut other) }, LGRECO_OK);
     }
 
     #[test]

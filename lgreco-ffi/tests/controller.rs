@@ -18,7 +18,7 @@ unsafe extern "C" fn reduce_one(_: *mut c_void, _: *mut f32, _: usize, _: *mut c
     0
 }
 
-unsafe extern "C" fn gather_one(_: *mut c_void, _: usize, _: *mut u8, _: *mut c_void) -> i32 {
+unsafe extern "C" fn gather_one(_: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
     0
 }
 

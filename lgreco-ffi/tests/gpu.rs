@@ -199,7 +199,7 @@ unsafe extern "C" fn reduce(_: *mut std::ffi::c_void, _: *mut f32, _: usize, _: 
     0
 }
 
-unsafe extern "C" fn gather(_: *mut std::ffi::c_void, _: usize, _: *mut u8, _: *mut std::ffi::c_void) -> i32 {
+unsafe extern "C" fn gather(_: *mut std::ffi::c_void, _: *mut u8, _: usize, _: *mut std::ffi::c_void) -> i32 {
     0
 }
 

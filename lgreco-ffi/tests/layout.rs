@@ -216,6 +216,24 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
     );
     struct_of!(
         p,
+        lgreco_request,
+        "LGRECO_REQUEST_INIT",
+        struct_size,
+        kind,
+        memory,
+        root,
+        reserved,
+        buffer,
+        count,
+        length,
+        lens,
+        send,
+        send_lens,
+        received,
+        received_lens
+    );
+    struct_of!(
+        p,
         lgreco_metrics,
         "LGRECO_METRICS_INIT",
         struct_size,

@@ -27,7 +27,7 @@ pub struct lgreco_collective {
     /// Fills `buffer` with `length` bytes of every worker, in rank order: world_size * length in all. This worker's are
     /// in their place already: MPI_Allgather with MPI_IN_PLACE, ncclAllGather with sendbuff = recvbuff + rank * length.
     pub all_gather:
-        Option<unsafe extern "C" fn(user: *mut c_void, length: usize, buffer: *mut u8, stream: *mut c_void) -> i32>,
+        Option<unsafe extern "C" fn(user: *mut c_void, buffer: *mut u8, length: usize, stream: *mut c_void) -> i32>,
     /// Replaces `length` bytes by those of worker `root`.
     pub broadcast: Option<
         unsafe extern "C" fn(user: *mut c_void, root: u32, bytes: *mut u8, length: usize, stream: *mut c_void) -> i32,
@@ -122,7 +122,7 @@ impl Collective for Callbacks {
         let (user, stream) = (self.raw.user, self.stream);
         let (length, buffer) = (buffer.len() / self.raw.world_size as usize, buffer.as_mut_ptr());
         // SAFETY: as above.
-        done(self.raw.all_gather.map(|call| unsafe { call(user, length, buffer, stream) }))
+        done(self.raw.all_gather.map(|call| unsafe { call(user, buffer, length, stream) }))
     }
 
     fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {

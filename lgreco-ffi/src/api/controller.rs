@@ -11,8 +11,10 @@ use crate::pointers::{
 use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::controller::{Controller, Outcome, Report, Tensor};
+use lgreco_train::exchange::Collective;
 use lgreco_train::gradient::ValuesMut;
 use lgreco_train::{CoreError, Error};
+use std::sync::Arc;
 
 /// One worker's end of the training loop: decides when and how hard to compress each layer, compresses, exchanges,
 /// remembers.
@@ -33,6 +35,13 @@ pub(crate) struct ControllerState {
     pub(super) controller: Controller,
     /// What the controller measures on.
     device: Device,
+    pub(super) world_size: u32,
+    /// By which its buckets know it.
+    pub(super) owner: Arc<()>,
+    /// Saved states loaded so far.
+    pub(super) loads: u64,
+    /// Of the layers.
+    pub(super) names: Arc<[String]>,
     pub(super) report: Option<Report>,
     /// What the last load did not find, found too much, and found in another shape.
     pub(super) loaded: [Texts; 3],
@@ -44,8 +53,7 @@ pub(crate) struct ControllerState {
 impl ControllerState {
     /// Adds the layer's name to an error.
     pub(super) fn named(&self, error: Error) -> Failure {
-        let layer = error.layer().and_then(|layer| self.controller.tensors().get(layer));
-        Failure::named(error, layer.map(|tensor| tensor.name().into()))
+        Failure::named(error, error.layer().and_then(|layer| self.names.get(layer)).cloned())
     }
 
     /// `Err` unless there is such a layer.
@@ -153,7 +161,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
                 tensors.push(Tensor::new(tensor.name, tensor.dims, tensor.dtype)?);
             }
             let config = versioned_or_default(options)?.config(tensors.len())?;
-            let names: Vec<String> = tensors.iter().map(|tensor| tensor.name().into()).collect();
+            let names: Arc<[String]> = tensors.iter().map(|tensor| tensor.name().into()).collect();
             let controller = Controller::new(config, tensors, &collective).map_err(|error| {
                 let layer = error.layer().and_then(|layer| names.get(layer)).cloned();
                 Failure::named(error, layer)
@@ -161,10 +169,14 @@ pub unsafe extern "C" fn lgreco_controller_create(
             Ok(ControllerState {
                 controller: controller.with_backend(Box::new(context.device.clone())),
                 device: context.device.clone(),
+                world_size: collective.world_size(),
+                owner: Arc::new(()),
+                loads: 0,
                 report: None,
                 loaded: Default::default(),
                 gradients: Vec::with_capacity(names.len()),
                 ranges: Vec::with_capacity(names.len()),
+                names,
             })
         })
     }

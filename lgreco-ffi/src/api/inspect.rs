@@ -244,6 +244,7 @@ pub unsafe extern "C" fn lgreco_controller_metrics(
 }
 
 /// Writes the residual of layer `layer` on this rank to `values`, zeros without one; `values_len` = its number of elements.
+/// LGRECO_IN_FLIGHT while a bucket has the layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_residual(
     controller: *mut lgreco_controller,
@@ -255,7 +256,8 @@ pub unsafe extern "C" fn lgreco_controller_residual(
     unsafe {
         handle::call(controller, |state| {
             state.check_layer(layer)?;
-            Ok(state.controller.residual(layer, slice_mut(values, values_len, "values")?)?)
+            let residual = state.controller.residual(layer, slice_mut(values, values_len, "values")?);
+            residual.map_err(|error| state.named(error))
         })
     }
 }

@@ -40,6 +40,12 @@ mod controller_options;
 
 mod controller;
 
+mod request;
+
+mod step;
+
+mod bucket;
+
 mod inspect;
 
 mod saved;
@@ -63,6 +69,7 @@ mod cuda_payload;
 #[cfg(feature = "testing")]
 mod testing;
 
+pub use bucket::*;
 pub use collective::*;
 pub use compressor::*;
 pub use compressor_options::*;
@@ -83,11 +90,13 @@ pub use measure::*;
 pub use memory::*;
 pub use plan::*;
 pub use plan_file::*;
+pub use request::*;
 pub use saved::*;
 pub use sealed::*;
 pub use setting::*;
 pub use setting_bytes::*;
 pub use setting_text::*;
+pub use step::*;
 pub use table::*;
 pub use table_file::*;
 #[cfg(feature = "testing")]

@@ -107,6 +107,7 @@ pub unsafe extern "C" fn lgreco_controller_load(
             let residuals = pointers.iter().zip(lens).map(|(&bytes, &len)| slice(bytes, len, "a residual"));
             let residuals = residuals.collect::<Result<Vec<_>, _>>()?;
             let found = state.controller.load(plan, &residuals)?;
+            state.loads += 1;
             // Any bytes may be given, so that names may hold NULs.
             let [missing, extra, misshaped] = [found.missing, found.extra, found.misshaped]
                 .map(|names| names.into_iter().map(|name| name.replace('\0', "?")).collect::<Vec<_>>());

@@ -1,5 +1,6 @@
 //! Random sequences of calls through the C API, for tests and fuzzing.
 
+mod buckets;
 mod compress;
 mod cuda;
 mod cut;
@@ -60,6 +61,9 @@ struct State {
     plans: [*mut lgreco_plan; 2],
     compressors: [*mut lgreco_compressor; 2],
     controllers: [*mut lgreco_controller; 2],
+    buckets: [*mut lgreco_bucket; 2],
+    /// Of the buckets' layer, which keep pointers to them.
+    gradients: [Vec<f32>; 2],
     /// Upstream and downstream.
     cuts: [*mut lgreco_cut; 2],
     cudas: [*mut lgreco_cuda; 2],
@@ -81,6 +85,8 @@ impl State {
             plans: [null_mut(); 2],
             compressors: [null_mut(); 2],
             controllers: [null_mut(); 2],
+            buckets: [null_mut(); 2],
+            gradients: [vec![0.0; ELEMENTS], vec![0.0; ELEMENTS]],
             cuts: [null_mut(); 2],
             cudas: [null_mut(); 2],
             payload: vec![0; ROOM],
@@ -110,6 +116,7 @@ impl State {
                 lgreco_context_message(self.contexts[which]),
                 lgreco_compressor_message(self.compressors[which]),
                 lgreco_controller_message(self.controllers[which]),
+                lgreco_bucket_message(self.buckets[which]),
                 lgreco_cut_message(self.cuts[which]),
                 lgreco_cuda_message(self.cudas[which]),
             ] {
@@ -147,6 +154,7 @@ impl Drop for State {
             self.plans.iter_mut().for_each(|handle| assert_eq!(lgreco_plan_destroy(handle), LGRECO_OK));
             self.compressors.iter_mut().for_each(|handle| assert_eq!(lgreco_compressor_destroy(handle), LGRECO_OK));
             self.controllers.iter_mut().for_each(|handle| assert_eq!(lgreco_controller_destroy(handle), LGRECO_OK));
+            self.buckets.iter_mut().for_each(|handle| assert_eq!(lgreco_bucket_close(null_mut(), handle), LGRECO_OK));
             self.cuts.iter_mut().for_each(|handle| assert_eq!(lgreco_cut_destroy(handle), LGRECO_OK));
             self.cudas.iter_mut().for_each(|handle| assert_eq!(lgreco_cuda_destroy(handle), LGRECO_OK));
         }
@@ -155,13 +163,13 @@ impl Drop for State {
 
 /// Makes the calls that `bytes` say, with NULLs, handles of other kinds, destroyed handles, truncated payloads and
 /// numbers that are no constants among them; returns how many succeed on contexts, on tables and plans, on compressors, on
-/// controllers, on cuts and on CUDA devices.
+/// controllers, on cuts and on CUDA devices, and how many walks through buckets come to means.
 ///
 /// # Panics
 /// When a call returns a status without a name, panics inside, leaves a handle behind a failure, or a message is no text;
 /// when a payload that was just made is not decoded to finite values.
-pub fn check(bytes: &[u8]) -> [usize; 6] {
-    let (mut bytes, mut state, mut done) = (Bytes(bytes), State::new(), [0; 6]);
+pub fn check(bytes: &[u8]) -> [usize; 7] {
+    let (mut bytes, mut state, mut done) = (Bytes(bytes), State::new(), [0; 7]);
     for _ in 0..64 {
         let which = usize::from(bytes.below(2));
         let (noun, call): (usize, Call) = match bytes.below(8) {
@@ -169,6 +177,7 @@ pub fn check(bytes: &[u8]) -> [usize; 6] {
             0 => (0, context),
             1 | 2 => (1, plan::call),
             3 | 4 => (2, compress::call),
+            5 if bytes.below(3) == 2 => (6, buckets::call),
             5 => (3, train::call),
             _ => (4, cut::call),
         };
@@ -273,7 +282,7 @@ fn renew<T>(
 mod tests {
     #[test]
     fn random_sequences_of_calls_keep_the_contract() {
-        let (mut state, mut done) = (1u64, [0; 6]);
+        let (mut state, mut done) = (1u64, [0; 7]);
         for _ in 0..3000 {
             let bytes: Vec<u8> = (0..4000)
                 .map(|_| {

@@ -10,7 +10,7 @@ unsafe extern "C" fn reduce(user: *mut c_void, _: *mut f32, _: usize, _: *mut c_
     i32::from(!user.is_null())
 }
 
-unsafe extern "C" fn gather(user: *mut c_void, _: usize, _: *mut u8, _: *mut c_void) -> i32 {
+unsafe extern "C" fn gather(user: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
     i32::from(!user.is_null())
 }
 
@@ -20,6 +20,17 @@ unsafe extern "C" fn gather_each(user: *mut c_void, _: *const u64, _: *mut u8, _
 
 unsafe extern "C" fn broadcast(user: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
     i32::from(!user.is_null())
+}
+
+/// Whose calls succeed.
+pub(super) fn collective_of_one() -> lgreco_collective {
+    lgreco_collective {
+        all_reduce_sum: Some(reduce),
+        all_gather: Some(gather),
+        broadcast: Some(broadcast),
+        all_gather_each: Some(gather_each),
+        ..Default::default()
+    }
 }
 
 fn collective(bytes: &mut Bytes) -> lgreco_collective {

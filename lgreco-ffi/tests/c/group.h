@@ -85,7 +85,7 @@ static inline int32_t all_gather_each(void *user, const uint64_t *lens, uint8_t 
     return meet(group);
 }
 
-static inline int32_t all_gather(void *user, size_t length, uint8_t *buffer, void *stream) {
+static inline int32_t all_gather(void *user, uint8_t *buffer, size_t length, void *stream) {
     uint64_t lens[WORKERS_MAX];
     for (int rank = 0; rank < WORKERS_MAX; rank++) lens[rank] = length;
     return all_gather_each(user, lens, buffer, stream);
@@ -117,6 +117,19 @@ static inline int32_t all_to_all(void *user, const uint8_t *send, const uint64_t
         if (received_lens[rank] > 0) memcpy(received, from, received_lens[rank]);
     }
     return meet(group);
+}
+
+// Does what a bucket or a controller asks for.
+static inline int32_t perform(Member *member, const lgreco_request *request) {
+    switch (request->memory == LGRECO_DEVICE_CPU ? request->kind : LGRECO_REQUEST_NONE) {
+    case LGRECO_REQUEST_ALL_REDUCE_SUM: return all_reduce_sum(member, request->buffer, request->count, NULL);
+    case LGRECO_REQUEST_ALL_GATHER: return all_gather(member, request->buffer, request->length, NULL);
+    case LGRECO_REQUEST_ALL_GATHER_EACH: return all_gather_each(member, request->lens, request->buffer, NULL);
+    case LGRECO_REQUEST_BROADCAST: return broadcast(member, request->root, request->buffer, request->length, NULL);
+    case LGRECO_REQUEST_ALL_TO_ALL:
+        return all_to_all(member, request->send, request->send_lens, request->received, request->received_lens, NULL);
+    default: return BROKEN;
+    }
 }
 
 static inline lgreco_collective collective_of(Member *member) {

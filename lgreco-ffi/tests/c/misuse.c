@@ -34,7 +34,7 @@ static int32_t reduce_one(void *user, float *values, size_t count, void *stream)
     return user != NULL || stream != NULL || (count > 0 && values == NULL);
 }
 
-static int32_t gather_one(void *user, size_t count, uint8_t *buffer, void *stream) {
+static int32_t gather_one(void *user, uint8_t *buffer, size_t count, void *stream) {
     return user != NULL || stream != NULL || (count > 0 && buffer == NULL);
 }
 
@@ -237,6 +237,34 @@ static void null_pointers(void) {
     NULL_(lgreco_controller_load(controller, bytes, 1, states, NULL, 1, NULL));
     NULL_(lgreco_controller_load(controller, bytes, 1, states, &length, 1, NULL));
 
+    lgreco_request request = LGRECO_REQUEST_INIT;
+    lgreco_bucket *flying = NULL;
+    const size_t lent[] = {0};
+    NULL_(lgreco_controller_begin_step(NULL, 0.1, NULL));
+    OK(lgreco_controller_begin_step(controller, 0.1, NULL));
+    NULL_(lgreco_controller_control(NULL, &request));
+    NULL_(lgreco_controller_control(controller, NULL));
+    OK(lgreco_controller_control(controller, &request));
+    NULL_(lgreco_bucket_open(NULL, lent, 1, &flying));
+    NULL_(lgreco_bucket_open(controller, NULL, 1, &flying));
+    NULL_(lgreco_bucket_open(controller, lent, 1, NULL));
+    OK(lgreco_bucket_open(controller, lent, 1, &flying));
+    NULL_(lgreco_bucket_withhold(NULL, 0));
+    NULL_(lgreco_bucket_submit(NULL, gradients, 1, NULL));
+    NULL_(lgreco_bucket_submit(flying, NULL, 1, NULL));
+    NULL_(lgreco_bucket_submit(flying, null_gradients, 1, NULL));
+    TEXT("gradient is NULL", lgreco_bucket_message(flying));
+    OK(lgreco_bucket_submit(flying, gradients, 1, NULL));
+    NULL_(lgreco_bucket_next(NULL, &request, NULL));
+    NULL_(lgreco_bucket_next(flying, NULL, NULL));
+    NULL_(lgreco_bucket_close(NULL, &flying));
+    OK(lgreco_bucket_close(controller, NULL));
+    OK(lgreco_bucket_close(controller, &flying));
+    NULL_(lgreco_controller_finish_step(NULL, NULL));
+    OK(lgreco_controller_finish_step(controller, NULL));
+    NULL_(lgreco_controller_roll_back(NULL));
+    NULL_(lgreco_controller_rescale_residuals(NULL, 1.0f));
+
     lgreco_cut *no_cut = NULL;
     lgreco_cut_counters counters = LGRECO_CUT_COUNTERS_INIT;
     uint64_t ticket = 0;
@@ -363,6 +391,7 @@ static void null_pointers(void) {
     TEXT("the handle is NULL", lgreco_context_message(NULL));
     TEXT("the handle is NULL", lgreco_compressor_message(NULL));
     TEXT("the handle is NULL", lgreco_controller_message(NULL));
+    TEXT("the handle is NULL", lgreco_bucket_message(NULL));
     TEXT("unknown status", lgreco_status_name(12345));
     // Empty arrays may be NULL.
     STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS, NULL));
@@ -374,13 +403,15 @@ static void handle_outputs(void) {
     lgreco_plan *no_plan = (lgreco_plan *)bytes;
     lgreco_compressor *no_compressor = (lgreco_compressor *)bytes;
     lgreco_controller *no_controller = (lgreco_controller *)bytes;
+    lgreco_bucket *no_bucket = (lgreco_bucket *)bytes;
     lgreco_cut *no_cut = (lgreco_cut *)bytes;
     NULL_(lgreco_table_create(NULL, &view, &no_table));
     NULL_(lgreco_plan_solve(NULL, &view, NULL, &no_plan));
     NULL_(lgreco_compressor_create(NULL, &layer, &setting, NULL, &no_compressor));
     NULL_(lgreco_controller_create(NULL, &collective, &layer, 1, NULL, &no_controller));
+    NULL_(lgreco_bucket_open(NULL, NULL, 0, &no_bucket));
     NULL_(lgreco_cut_create(NULL, &cut_setting, 0, 0, &no_cut));
-    CHECK(!no_table && !no_plan && !no_compressor && !no_controller && !no_cut);
+    CHECK(!no_table && !no_plan && !no_compressor && !no_controller && !no_bucket && !no_cut);
 }
 
 // Pointers inside of structs.
@@ -492,6 +523,7 @@ static void versions_of_structs(void) {
     lgreco_collective no_collective;
     lgreco_controller_options no_controls;
     lgreco_report no_report;
+    lgreco_request no_request;
     lgreco_metrics no_metrics;
     lgreco_decision no_decision;
     lgreco_loaded no_loaded;
@@ -510,6 +542,7 @@ static void versions_of_structs(void) {
     memset(&no_collective, 0, sizeof no_collective);
     memset(&no_controls, 0, sizeof no_controls);
     memset(&no_report, 0, sizeof no_report);
+    memset(&no_request, 0, sizeof no_request);
     memset(&no_metrics, 0, sizeof no_metrics);
     memset(&no_decision, 0, sizeof no_decision);
     memset(&no_loaded, 0, sizeof no_loaded);
@@ -518,6 +551,13 @@ static void versions_of_structs(void) {
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &no_collective, &layer, 1, NULL, &no_controller));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_create(context, &collective, &layer, 1, &no_controls, &no_controller));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_step(controller, &collective, gradients, 1, 0.1, &no_report, NULL));
+    OK(lgreco_controller_begin_step(controller, 0.1, NULL));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_control(controller, &no_request));
+    TEXT("struct_size of request is 0, expected at least 88", lgreco_controller_message(controller));
+    lgreco_request done = LGRECO_REQUEST_INIT;
+    OK(lgreco_controller_control(controller, &done));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_finish_step(controller, &no_report));
+    OK(lgreco_controller_finish_step(controller, NULL));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_metrics(controller, 0, &no_metrics));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_decision(controller, &no_decision));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load(controller, bytes, 1, NULL, NULL, 0, &no_loaded));

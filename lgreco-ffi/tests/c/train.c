@@ -1,35 +1,10 @@
 // The controller in a training loop of several workers: every rank has the same bits, every option makes a difference,
 // callbacks that fail end the step on every rank, and a run restored from saved state continues bit for bit.
-#include "group.h"
+#include "model.h"
 
 #include <math.h>
 
-enum { ROWS = 32, COLS = 64, ELEMENTS = ROWS * COLS, BIAS = 16, LAYERS = 3, STEPS = 12 };
-
-static const size_t WEIGHT[] = {ROWS, COLS}, VECTOR[] = {BIAS};
-
-static void describe(lgreco_layer *layers) {
-    const char *const names[LAYERS] = {"fc1.weight", "fc1.bias", "fc2.weight"};
-    for (int l = 0; l < LAYERS; l++) {
-        layers[l] = (lgreco_layer)LGRECO_LAYER_INIT;
-        layers[l].name = names[l];
-        layers[l].dims = l == 1 ? VECTOR : WEIGHT;
-        layers[l].dims_len = l == 1 ? 1 : 2;
-    }
-}
-
-static size_t elements(int layer) { return layer == 1 ? BIAS : ELEMENTS; }
-
-typedef struct {
-    float values[LAYERS][ELEMENTS];
-} Model;
-
-static void gradients(Model *model, uint32_t rank, uint32_t step) {
-    for (int l = 0; l < LAYERS; l++) {
-        fill(model->values[l], elements(l), 1000 * step + 10 * rank + (uint32_t)l);
-        for (size_t i = 0; i < elements(l); i++) model->values[l][i] *= l == 2 ? 0.1f : 1.0f + (float)(i % 7 == 0);
-    }
-}
+enum { STEPS = 12 };
 
 // What a run leaves behind, and what it is to do.
 typedef struct {
@@ -53,20 +28,6 @@ static Run *now;  // the run under way
 static uint64_t hashed(uint64_t hash, const void *bytes, size_t length) {
     for (size_t i = 0; i < length; i++) hash = (hash ^ ((const uint8_t *)bytes)[i]) * 1099511628211u;
     return hash;
-}
-
-static lgreco_controller *controller_of(Member *member, const lgreco_controller_options *options) {
-    lgreco_context *context = NULL;
-    lgreco_controller *controller = NULL;
-    lgreco_layer layers[LAYERS];
-    const lgreco_collective collective = collective_of(member);
-    describe(layers);
-    OK(lgreco_context_create(NULL, &context));
-    const lgreco_status status = lgreco_controller_create(context, &collective, layers, LAYERS, options, &controller);
-    if (status != LGRECO_OK) fprintf(stderr, "%s\n", lgreco_context_message(context));
-    OK(status);
-    OK(lgreco_context_destroy(&context));
-    return controller;
 }
 
 static lgreco_status step(lgreco_controller *controller, Member *member, Model *model, double rate, lgreco_report *report) {
@@ -549,12 +510,12 @@ static void saved_states(void) {
 static lgreco_controller *inner;
 
 // A callback that uses the controller it is called from.
-static int32_t reenter(void *user, size_t length, uint8_t *buffer, void *stream) {
+static int32_t reenter(void *user, uint8_t *buffer, size_t length, void *stream) {
     uint64_t steps, non_finite;
     lgreco_controller *copy = inner;
     STATUS(LGRECO_BUSY, lgreco_controller_steps(inner, &steps, &non_finite));
     STATUS(LGRECO_BUSY, lgreco_controller_destroy(&copy));
-    return all_gather(user, length, buffer, stream);
+    return all_gather(user, buffer, length, stream);
 }
 
 static void misuse(void) {

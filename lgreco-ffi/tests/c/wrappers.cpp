@@ -8,6 +8,10 @@
 
 static_assert(!std::is_copy_constructible<lgreco::Compressor>::value, "two owners of one handle");
 static_assert(std::is_nothrow_move_constructible<lgreco::Compressor>::value, "handles move");
+static_assert(!std::is_copy_constructible<lgreco::Controller>::value, "two owners of one handle");
+static_assert(std::is_nothrow_move_constructible<lgreco::Controller>::value, "handles move");
+static_assert(!std::is_copy_constructible<lgreco::Bucket>::value, "two owners of one handle");
+static_assert(std::is_nothrow_move_constructible<lgreco::Bucket>::value, "handles move");
 
 template <typename Dims, typename = void> struct Describes : std::false_type {};
 template <typename Dims>
@@ -103,6 +107,67 @@ static void controllers(const lgreco::Context &context) {
     });
 }
 
+// Buckets end as step does, are given back wherever they are, and may outlive their controller.
+static void buckets(const lgreco::Context &context) {
+    Alone alone;
+    const std::vector<std::size_t> dims{64, 48};
+    const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims), lgreco::layer("fc2", dims)};
+    lgreco_search_options search = lgreco::search_options();
+    search.method = LGRECO_METHOD_TOPK;
+    lgreco_controller_options options = lgreco::controller_options();
+    options.search = &search;
+    options.warmup = 2;
+    options.bucket_bytes = 0;
+    lgreco::Controller blocking(context, alone, model, options);
+    std::unique_ptr<lgreco::Controller> controller(new lgreco::Controller(context, alone, model, options));
+    const auto begin = [&] {
+        controller->begin_step(0.1);
+        for (lgreco_request asked = controller->control(); asked.kind != LGRECO_REQUEST_NONE; asked = controller->control())
+            lgreco::perform(alone, asked);
+    };
+    std::vector<float> values[4];
+    for (std::uint32_t number = 0; number < 5; number++) {
+        for (int i = 0; i < 4; i++) {
+            values[i].resize(64 * 48);
+            fill(values[i].data(), values[i].size(), number + 100 * static_cast<std::uint32_t>(i % 2));
+        }
+        const lgreco_report expected = blocking.step(alone, {values[0].data(), values[1].data()}, 0.1);
+        begin();
+        std::vector<lgreco::Bucket> flying;
+        for (std::size_t layer : {1, 0}) {
+            flying.push_back(controller->open({layer}));
+            flying.back().submit({values[2 + layer].data()});
+        }
+        for (lgreco::Bucket &bucket : flying) {
+            for (lgreco_request asked = bucket.next(); asked.kind != LGRECO_REQUEST_NONE; asked = bucket.next())
+                lgreco::perform(alone, asked);
+            controller->close(bucket);
+            CHECK(bucket.get() == nullptr);
+        }
+        CHECK(controller->finish_step().bytes_out == expected.bytes_out);
+        CHECK(values[2] == values[0] && values[3] == values[1]);
+    }
+    CHECK(controller->save() == blocking.save());
+    controller->roll_back();
+    controller->rescale_residuals(0.5f);
+    CHECK(controller->metrics(0).residual_norm != blocking.metrics(0).residual_norm);
+    throws(LGRECO_STEP_ORDER, "LGRECO_STEP_ORDER: no step is under way", [&] { controller->open({0}); });
+
+    begin();
+    {
+        lgreco::Bucket bucket = controller->open({0, 1});
+        bucket.withhold(1);
+        throws(LGRECO_IN_FLIGHT, "LGRECO_IN_FLIGHT: layer `fc1`: ", [&] { controller->finish_step(); });
+        throws(LGRECO_STEP_ORDER, "LGRECO_STEP_ORDER: ", [&] { blocking.close(bucket); });
+        lgreco::Bucket moved = std::move(bucket);
+        throws(LGRECO_NULL_POINTER, "LGRECO_NULL_POINTER: ", [&] { bucket.withhold(0); });
+    }
+    controller->finish_step();
+    begin();
+    const lgreco::Bucket last = controller->open({0, 1});
+    controller.reset();
+}
+
 static void cuts(const lgreco::Context &context) {
     lgreco_link forward = lgreco::link();
     forward.memory = LGRECO_LINK_MEMORY_SAMPLES;
@@ -148,6 +213,7 @@ static void cuts(const lgreco::Context &context) {
 int main() {
     const lgreco::Context context;
     controllers(context);
+    buckets(context);
     cuts(context);
     std::vector<float> fc1(64 * 48), fc2(64 * 48);
     fill(fc1.data(), fc1.size(), 1);

@@ -113,11 +113,15 @@ impl Controller {
     /// ```
     ///
     /// # Errors
-    /// [`CoreError::Length`](crate::CoreError::Length) when `values` has not one place per element.
+    /// [`CoreError::Length`](crate::CoreError::Length) when `values` has not one place per element; [`Error::InFlight`] while
+    /// a bucket has the layer.
     ///
     /// # Panics
     /// When there is no such layer.
     pub fn residual(&self, layer: usize, values: &mut [f32]) -> Result<(), Error> {
+        if self.states[layer].lent {
+            return Err(Error::InFlight { layer });
+        }
         match &self.states[layer].memory {
             Some(memory) => memory.values(values),
             None => {

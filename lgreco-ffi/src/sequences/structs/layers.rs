@@ -183,7 +183,7 @@ unsafe extern "C" fn reduce(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_voi
     0
 }
 
-unsafe extern "C" fn gather(_: *mut c_void, _: usize, _: *mut u8, _: *mut c_void) -> i32 {
+unsafe extern "C" fn gather(_: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
     0
 }
 
@@ -262,6 +262,13 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
             assert!(status != LGRECO_OK || !sound || finite, "means that are not finite");
         }
         if !controller.is_null() {
+            let (mut request, mut report) =
+                (grown(bytes, &[lgreco_request::default()], &[]), grown(bytes, &[lgreco_report::default()], &[]));
+            expect(lgreco_controller_begin_step(controller, f64::from(bytes.value()), null_mut()));
+            expect(lgreco_controller_control(controller, request.place()));
+            expect(lgreco_controller_finish_step(controller, report.place()));
+            request.check_guard();
+            report.check_guard();
             let layer = usize::from(bytes.below(4));
             let mut found = [
                 grown(bytes, &[lgreco_setting::default()], &[]),

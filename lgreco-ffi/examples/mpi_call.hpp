@@ -1,0 +1,116 @@
+// What lgreco asks for as a non-blocking collective call of MPI.
+#ifndef LGRECO_EXAMPLES_MPI_CALL_HPP
+#define LGRECO_EXAMPLES_MPI_CALL_HPP
+
+#include <lgreco.hpp>
+
+#define OMPI_SKIP_MPICXX 1  // Open MPI's C++ calls, which MPI has dropped and which do not compile without warnings
+#include <mpi.h>
+
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+inline void mpi_check(int code) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    throw std::runtime_error(std::string(text, static_cast<std::size_t>(length)));
+}
+
+inline int mpi_count(std::uint64_t count) {
+    if (count > static_cast<std::uint64_t>(std::numeric_limits<int>::max()))
+        throw std::length_error("more than MPI can count in one call: make buckets smaller");
+    return static_cast<int>(count);
+}
+
+// Parts of a buffer, one per rank.
+struct MpiParts {
+    std::vector<int> counts, offsets;
+
+    void set(const std::uint64_t *lens, std::size_t ranks) {
+        counts.resize(ranks);
+        offsets.resize(ranks);
+        std::uint64_t end = 0;
+        for (std::size_t i = 0; i < ranks; i++) {
+            counts[i] = mpi_count(lens[i]);
+            offsets[i] = mpi_count(end);
+            end += lens[i];
+        }
+    }
+
+    std::uint64_t bytes() const {
+        std::uint64_t sum = 0;
+        for (const int count : counts) sum += static_cast<std::uint64_t>(count);
+        return sum;
+    }
+};
+
+// A place for one collective call at a time on one communicator, whose errors come back as codes.
+class MpiCall {
+public:
+    explicit MpiCall(MPI_Comm communicator) : communicator_(communicator) {
+        mpi_check(MPI_Comm_rank(communicator_, &rank_));
+        mpi_check(MPI_Comm_size(communicator_, &size_));
+    }
+
+    // Starts what a bucket or a controller asks for, once the call before has ended.
+    void start(const lgreco_request &asked) {
+        const auto ranks = static_cast<std::size_t>(size_), rank = static_cast<std::size_t>(rank_);
+        switch (asked.kind) {
+        case LGRECO_REQUEST_ALL_REDUCE_SUM:
+            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_FLOAT, MPI_SUM,
+                                     communicator_, &request_));
+            sent_ += asked.count * sizeof(float);
+            return;
+        case LGRECO_REQUEST_ALL_GATHER:
+            mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, mpi_count(asked.length), MPI_BYTE,
+                                     communicator_, &request_));
+            sent_ += asked.length;
+            return;
+        case LGRECO_REQUEST_ALL_GATHER_EACH:
+            received_.set(asked.lens, ranks);
+            mpi_check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, received_.counts.data(),
+                                      received_.offsets.data(), MPI_BYTE, communicator_, &request_));
+            sent_ += asked.lens[rank];
+            return;
+        case LGRECO_REQUEST_BROADCAST:
+            mpi_check(MPI_Ibcast(asked.buffer, mpi_count(asked.length), MPI_BYTE, static_cast<int>(asked.root),
+                                 communicator_, &request_));
+            if (asked.root == static_cast<std::uint32_t>(rank_)) sent_ += asked.length;
+            return;
+        case LGRECO_REQUEST_ALL_TO_ALL:
+            send_.set(asked.send_lens, ranks);
+            received_.set(asked.received_lens, ranks);
+            mpi_check(MPI_Ialltoallv(asked.send, send_.counts.data(), send_.offsets.data(), MPI_BYTE, asked.received,
+                                     received_.counts.data(), received_.offsets.data(), MPI_BYTE, communicator_,
+                                     &request_));
+            sent_ += send_.bytes();
+            return;
+        default: throw std::invalid_argument("lgreco asks for something that this trainer does not know");
+        }
+    }
+
+    // Does not wait.
+    bool has_ended() {
+        int ended = 0;
+        mpi_check(MPI_Test(&request_, &ended, MPI_STATUS_IGNORE));
+        return ended != 0;
+    }
+
+    void wait() { mpi_check(MPI_Wait(&request_, MPI_STATUS_IGNORE)); }
+
+    // Bytes that this rank has contributed to its calls.
+    std::uint64_t sent() const { return sent_; }
+
+private:
+    MPI_Comm communicator_;
+    MPI_Request request_ = MPI_REQUEST_NULL;
+    MpiParts send_, received_;  // which MPI reads until the call has ended
+    int rank_ = 0, size_ = 1;
+    std::uint64_t sent_ = 0;
+};
+
+#endif // LGRECO_EXAMPLES_MPI_CALL_HPP

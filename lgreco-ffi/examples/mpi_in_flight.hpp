@@ -1,0 +1,83 @@
+// lgreco's buckets in flight over MPI: non-blocking collectives, a communicator per bucket.
+#ifndef LGRECO_EXAMPLES_MPI_IN_FLIGHT_HPP
+#define LGRECO_EXAMPLES_MPI_IN_FLIGHT_HPP
+
+#include "mpi_call.hpp"
+
+#include <optional>
+
+// The buckets of a model, one per group of layers. As each has its own communicator, ranks may go on with them in
+// different orders: MPI asks for the same order on each communicator alone.
+class MpiBuckets {
+public:
+    // All ranks give the same groups.
+    MpiBuckets(MPI_Comm communicator, const std::vector<std::vector<std::size_t>> &groups) {
+        for (const std::vector<std::size_t> &layers : groups) {
+            MPI_Comm own;
+            mpi_check(MPI_Comm_dup(communicator, &own));
+            mpi_check(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN));
+            communicators_.push_back(own);
+            flights_.emplace_back(own, layers);
+        }
+    }
+
+    MpiBuckets(const MpiBuckets &) = delete;
+    MpiBuckets &operator=(const MpiBuckets &) = delete;
+
+    ~MpiBuckets() {
+        for (MPI_Comm &own : communicators_) MPI_Comm_free(&own);
+    }
+
+    // Starts the exchange of a group whose gradients are there; they stay in their place until `finish`.
+    void submit(lgreco::Controller &controller, std::size_t group, const std::vector<void *> &gradients) {
+        Flight &flight = flights_[group];
+        flight.bucket.emplace(controller.open(flight.layers));
+        flight.bucket->submit(gradients);
+        advance(flight);
+    }
+
+    // Lets MPI work, and starts the next collective wherever one has ended; does not wait.
+    void poll() {
+        for (Flight &flight : flights_)
+            if (flight.flying && flight.call.has_ended()) advance(flight);
+    }
+
+    // Waits until the gradients of all groups are means, and gives their layers back.
+    void finish(lgreco::Controller &controller) {
+        for (Flight &flight : flights_)
+            while (flight.flying) poll();
+        for (Flight &flight : flights_) {
+            if (flight.bucket) controller.close(*flight.bucket);
+            flight.bucket.reset();
+        }
+    }
+
+    // Bytes that this rank has contributed to collective calls.
+    std::uint64_t sent() const {
+        std::uint64_t sent = 0;
+        for (const Flight &flight : flights_) sent += flight.call.sent();
+        return sent;
+    }
+
+private:
+    struct Flight {
+        std::vector<std::size_t> layers;
+        std::optional<lgreco::Bucket> bucket;  // from `submit` to `finish`
+        MpiCall call;
+        bool flying = false;
+
+        Flight(MPI_Comm communicator, std::vector<std::size_t> its_layers)
+            : layers(std::move(its_layers)), call(communicator) {}
+    };
+
+    static void advance(Flight &flight) {
+        const lgreco_request asked = flight.bucket->next();
+        flight.flying = asked.kind != LGRECO_REQUEST_NONE;
+        if (flight.flying) flight.call.start(asked);
+    }
+
+    std::vector<MPI_Comm> communicators_;
+    std::vector<Flight> flights_;
+};
+
+#endif // LGRECO_EXAMPLES_MPI_IN_FLIGHT_HPP

@@ -1,0 +1,251 @@
+use super::context::check_stream;
+use super::controller::{ControllerState, lgreco_controller};
+use super::gradient::{values_mut, values_range};
+use super::request::{LGRECO_REQUEST_NONE, lgreco_request};
+use crate::handle::{self, Kind};
+use crate::pointers::{Range, all_disjoint, filled, slice};
+use crate::status::{Failure, lgreco_status};
+use core::ffi::{c_char, c_void};
+use lgreco_train::controller::Bucket;
+use lgreco_train::gradient::{Dtype, Shape, ValuesMut};
+use lgreco_train::{CoreError, Error};
+use std::sync::{Arc, Weak};
+
+/// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them. Different
+/// buckets may be used by different threads at the same time, and their controller by another. Only lgreco_bucket_close
+/// frees one.
+pub struct lgreco_bucket {
+    _private: [u8; 0],
+}
+
+impl Kind for lgreco_bucket {
+    const WHAT: &'static str = "bucket";
+    const TAG: [u8; 8] = *b"lgbucket";
+    type State = BucketState;
+}
+
+struct Lent {
+    index: usize,
+    shape: Shape,
+    dtype: Dtype,
+}
+
+pub(crate) struct BucketState {
+    bucket: Bucket,
+    world_size: u32,
+    /// Gone when the controller is.
+    owner: Weak<()>,
+    /// How many states the controller had loaded when it lent the bucket.
+    loads: u64,
+    /// Of all the controller's layers.
+    names: Arc<[String]>,
+    layers: Vec<Lent>,
+    /// The gradients on their way: none before they are submitted, and when they are means.
+    pointers: Vec<*mut c_void>,
+    /// Empty between calls; kept so that calls do not allocate.
+    gradients: Vec<ValuesMut<'static>>,
+    ranges: Vec<Range>,
+}
+
+impl BucketState {
+    fn new(bucket: Bucket, from: &ControllerState) -> BucketState {
+        let tensors = from.controller.tensors();
+        let lent = |index: usize| Lent { index, shape: tensors[index].shape(), dtype: tensors[index].dtype() };
+        let layers: Vec<Lent> = bucket.layers().map(lent).collect();
+        BucketState {
+            world_size: from.world_size,
+            owner: Arc::downgrade(&from.owner),
+            loads: from.loads,
+            names: from.names.clone(),
+            pointers: Vec::with_capacity(layers.len()),
+            gradients: Vec::with_capacity(layers.len()),
+            ranges: Vec::with_capacity(layers.len()),
+            layers,
+            bucket,
+        }
+    }
+
+    fn is_of(&self, controller: &ControllerState) -> bool {
+        core::ptr::eq(self.owner.as_ptr(), Arc::as_ptr(&controller.owner))
+    }
+
+    /// Adds the layer's name to an error.
+    fn named(&self, error: Error) -> Failure {
+        Failure::named(error, error.layer().and_then(|layer| self.names.get(layer)).cloned())
+    }
+
+    /// # Safety
+    /// Pointers are null, misaligned, or to as many values as the layers have, which nothing else uses during the call and until
+    /// the bucket is done.
+    unsafe fn submit(&mut self, pointers: &[*mut c_void]) -> Result<(), Failure> {
+        self.gradients.clear();
+        self.ranges.clear();
+        for (&pointer, layer) in pointers.iter().zip(&self.layers) {
+            // SAFETY: passed on; cleared before the call ends, or else before it is used again.
+            self.gradients.push(unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) }?);
+            self.ranges.push(values_range(pointer, layer.dtype, layer.shape).of_layer(layer.index));
+        }
+        if pointers.len() != self.layers.len() {
+            let (expected, found) = (self.layers.len(), pointers.len());
+            return Err(CoreError::Length { what: "gradients, one per layer", expected, found }.into());
+        }
+        all_disjoint(&mut self.ranges).map_err(|failure| match failure {
+            Failure::Overlap { layers: [Some(layer), _], .. } => failure.of_layer(&self.names[layer]),
+            failure => failure,
+        })?;
+        let submitted = self.bucket.submit(&mut self.gradients);
+        self.gradients.clear();
+        submitted.map_err(|error| self.named(error))?;
+        self.pointers.extend(pointers);
+        Ok(())
+    }
+
+    /// # Safety
+    /// The pointers that were submitted still are what was promised then.
+    unsafe fn next(&mut self) -> Result<lgreco_request, Failure> {
+        self.gradients.clear();
+        for (&pointer, layer) in self.pointers.iter().zip(&self.layers) {
+            // SAFETY: passed on; cleared before the call ends, or else before it is used again.
+            self.gradients.push(unsafe { values_mut(pointer, layer.dtype, layer.shape.elements()) }?);
+        }
+        let next = self.bucket.next(&mut self.gradients).map(|next| lgreco_request::of(next, self.world_size));
+        self.gradients.clear();
+        if !next.as_ref().is_ok_and(|request| request.kind != LGRECO_REQUEST_NONE) {
+            self.pointers.clear();
+        }
+        next.map_err(|error| self.named(error))
+    }
+}
+
+/// Lends a bucket of these layers, by their index and in any order, for one exchange in the step that has begun. All workers exchange
+/// the same layers together, in the same order; with layers that have not been exchanged together before, a
+/// further all-gather of 24 bytes per worker finds out whether they do. Allocates: three f32 per element and what the
+/// settings need where no bucket that was closed had as much room, else a few hundred bytes.
+///
+/// LGRECO_STEP_ORDER unless a step has begun and its control requests are done; LGRECO_LAYER_MISMATCH for a layer that there is not;
+/// LGRECO_IN_FLIGHT for one that is in another bucket, or twice in this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_bucket_open(
+    controller: *mut lgreco_controller,
+    layers: *const usize,
+    layers_len: usize,
+    bucket: *mut *mut lgreco_bucket,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::create::<_, lgreco_bucket>(controller, bucket, |state| {
+            let layers = slice(layers, layers_len, "layers")?;
+            let bucket = state.controller.open(layers).map_err(|error| state.named(error))?;
+            Ok(BucketState::new(bucket, state))
+        })
+    }
+}
+
+/// Says that a layer has no gradient on this rank in this step, before lgreco_bucket_submit: whatever is submitted in its place becomes
+/// zeros, of which the mean is then made, and its residual stays. Other ranks may have a gradient.
+///
+/// LGRECO_STEP_ORDER when there are gradients already; LGRECO_LAYER_MISMATCH when the layer is not in this bucket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, layer: usize) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::call(bucket, |state| state.bucket.withhold(layer).map_err(|error| state.named(error))) }
+}
+
+/// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals and
+/// compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else, until
+/// lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
+///
+/// LGRECO_STEP_ORDER when there are gradients already. After this and after pointers that lgreco_controller_step would refuse,
+/// the bucket is as it was. What else is wrong with gradients (they are not finite, say) is told to all ranks:
+/// lgreco_bucket_next fails on each.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_bucket_submit(
+    bucket: *mut lgreco_bucket,
+    gradients: *const *mut c_void,
+    gradients_len: usize,
+    stream: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers; gradients as the documentation above says.
+    unsafe {
+        handle::call(bucket, |state| {
+            check_stream(stream)?;
+            state.submit(slice(gradients, gradients_len, "gradients")?)
+        })
+    }
+}
+
+/// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the gradients are
+/// means. Does not allocate.
+///
+/// What fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
+/// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other buckets
+/// are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or under different options,
+/// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's options do not make gradients that are
+/// not finite an error, all of the bucket's become NaN on every rank instead, for a loss scaler to find, and
+/// residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_bucket_next(
+    bucket: *mut lgreco_bucket,
+    request: *mut lgreco_request,
+    stream: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers; gradients as `lgreco_bucket_submit` says.
+    unsafe {
+        handle::call(bucket, |state| {
+            check_stream(stream)?;
+            let request = filled(request)?;
+            request.fill(state.next()?);
+            Ok(())
+        })
+    }
+}
+
+/// Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a pointer to
+/// NULL, does nothing. A collective that is still under way on its memory must have ended. One that has not come to
+/// its means leaves what is remembered of its layers as it was; one from before lgreco_controller_load is only
+/// freed. `controller` may be NULL once that of the bucket has been destroyed.
+///
+/// LGRECO_STEP_ORDER for a bucket of another controller, which stays as it is. LGRECO_PANIC for one that a call has panicked on:
+/// it is freed with what it had of its layers, which are LGRECO_IN_FLIGHT until a saved state is loaded.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_bucket_close(
+    controller: *mut lgreco_controller,
+    bucket: *mut *mut lgreco_bucket,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        if controller.is_null() {
+            return handle::call_without_handle(|| {
+                let is_orphan = |state: &BucketState| match state.owner.strong_count() {
+                    0 => Ok(()),
+                    _ => Err(Failure::Null { what: lgreco_controller::WHAT }),
+                };
+                handle::take(bucket, is_orphan).map(drop)
+            });
+        }
+        handle::call(controller, |state| {
+            let is_own = |bucket: &BucketState| match bucket.is_of(state) {
+                true => Ok(()),
+                false => {
+                    let (what, expected) = ("the bucket is another controller's", "one of this controller's");
+                    Err(Error::StepOrder { what, expected }.into())
+                }
+            };
+            match handle::take(bucket, is_own)? {
+                Some(bucket) if bucket.loads == state.loads => {
+                    state.controller.close(bucket.bucket).map_err(|error| state.named(error))
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+}
+
+/// What went wrong in the last failed call on the bucket, with the layer's name if one is at fault; empty if none has failed.
+/// Valid until the next call on it. Failures of lgreco_bucket_open and lgreco_bucket_close are the controller's
+/// (lgreco_controller_message).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_bucket_message(bucket: *const lgreco_bucket) -> *const c_char {
+    // SAFETY: README.md, handles.
+    unsafe { handle::message(bucket) }
+}

@@ -1,0 +1,102 @@
+//! Buckets of controllers that are alone in their group: whatever is asked for is done already.
+
+use super::train::collective_of_one;
+use super::{Bytes, DIMS, State, gradient, setting};
+use crate::*;
+use core::ffi::c_void;
+use core::ptr::{null, null_mut};
+
+/// One that is sound, unless its setting is not: then NULL.
+fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
+    let (collective, fixed) = (collective_of_one(), setting(bytes));
+    let layer = lgreco_layer { name: c"fc1".as_ptr(), dims: DIMS.as_ptr(), dims_len: 2, ..Default::default() };
+    let options = lgreco_controller_options {
+        fixed: &fixed,
+        policy: LGRECO_POLICY_FIXED,
+        warmup: 2,
+        non_finite: u32::from(bytes.below(3)),
+        route: u32::from(bytes.below(2)),
+        ..Default::default()
+    };
+    let (mut context, mut controller) = (null_mut(), null_mut());
+    // SAFETY: every pointer is NULL or to a value that lives as long as the call; a controller does not need its context.
+    unsafe {
+        assert_eq!(lgreco_context_create(null(), &mut context), LGRECO_OK);
+        lgreco_controller_create(context, &collective, &layer, 1, &options, &mut controller);
+        assert_eq!(lgreco_context_destroy(&mut context), LGRECO_OK);
+    }
+    controller
+}
+
+/// A walk through steps that mostly goes on as steps do; LGRECO_OK when gradients have become means on the way.
+pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
+    if state.controllers[which].is_null() {
+        state.controllers[which] = controller(bytes);
+    }
+    let (mut at, mut last, mut exchanged) = (7, LGRECO_OK, false);
+    for _ in 0..4 + bytes.below(24) {
+        at = if bytes.below(8) == 7 { bytes.below(11) } else { (at + 1) % 8 };
+        let controller = bytes.maybe_mut(state.controllers[which]);
+        let bucket = bytes.maybe_mut(state.buckets[which]);
+        let mut request = lgreco_request::default();
+        // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; gradients stay
+        // in their place as long as the state; handles are live or NULL.
+        last = unsafe {
+            match at {
+                0 => lgreco_controller_begin_step(controller, f64::from(bytes.value()).abs(), null_mut()),
+                1 => lgreco_controller_control(controller, bytes.maybe_mut(&raw mut request)),
+                2 => open(bytes, state, which, controller),
+                3 => {
+                    let own = &mut state.gradients[which];
+                    own.copy_from_slice(&gradient(bytes));
+                    let pointers = [bytes.maybe_mut(own.as_mut_ptr().cast::<c_void>())];
+                    lgreco_bucket_submit(bucket, pointers.as_ptr(), 1 - usize::from(bytes.below(16) / 15), null_mut())
+                }
+                4 | 5 => {
+                    let to = bytes.maybe_mut(&raw mut request);
+                    let mut status = lgreco_bucket_next(bucket, to, null_mut());
+                    while status == LGRECO_OK && request.kind != LGRECO_REQUEST_NONE && bytes.below(16) > 0 {
+                        status = lgreco_bucket_next(bucket, to, null_mut());
+                    }
+                    let ended = status == LGRECO_OK && request.kind == LGRECO_REQUEST_NONE;
+                    exchanged |= ended && state.gradients[which].iter().all(|x| x.is_finite());
+                    status
+                }
+                6 => {
+                    let other = usize::from(bytes.below(8) / 7);
+                    let of = bytes.maybe_mut(state.controllers[which ^ other]);
+                    lgreco_bucket_close(of, &raw mut state.buckets[which])
+                }
+                7 => lgreco_controller_finish_step(controller, null_mut()),
+                8 => lgreco_controller_roll_back(controller),
+                9 => lgreco_controller_rescale_residuals(controller, bytes.value()),
+                _ => lgreco_bucket_withhold(bucket, usize::from(bytes.below(8) / 7)),
+            }
+        };
+        assert_ne!(last, LGRECO_PANIC);
+    }
+    match last {
+        _ if exchanged => LGRECO_OK,
+        LGRECO_OK => LGRECO_STEP_ORDER,
+        failed => failed,
+    }
+}
+
+/// Opens a bucket in place of the one there is, which some controller takes back, or none once that is gone.
+fn open(bytes: &mut Bytes, state: &mut State, which: usize, controller: *mut lgreco_controller) -> lgreco_status {
+    let place = &raw mut state.buckets[which];
+    // SAFETY: handles are live or NULL.
+    unsafe {
+        for of in [state.controllers[0], state.controllers[1], null_mut()] {
+            lgreco_bucket_close(of, place);
+        }
+        assert!(state.buckets[which].is_null(), "a bucket that nobody takes back");
+        let layers = [usize::from(bytes.below(16) / 15), 0];
+        let count = [1, 1, 1, 1, 1, 1, 0, 2][usize::from(bytes.below(8))];
+        state.buckets[which] = core::ptr::dangling_mut();
+        let place = &raw mut state.buckets[which];
+        let status = lgreco_bucket_open(controller, bytes.maybe(layers.as_ptr()), count, place);
+        assert_eq!(status == LGRECO_OK, !state.buckets[which].is_null(), "a failed call leaves NULL");
+        status
+    }
+}

@@ -1,0 +1,254 @@
+//! Buckets through their C functions: requests say what Rust's say, calls between decisions do not allocate, and a bucket
+//! outlives whatever becomes of its controller.
+
+mod common;
+
+use common::{allocations, gradient};
+use lgreco::*;
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+
+unsafe extern "C" fn no_reduce(_: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
+    1
+}
+
+unsafe extern "C" fn no_gather(_: *mut c_void, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+    1
+}
+
+unsafe extern "C" fn no_broadcast(_: *mut c_void, _: u32, _: *mut u8, _: usize, _: *mut c_void) -> i32 {
+    1
+}
+
+const NAMES: [&CStr; 3] = [c"fc1", c"bias", c"fc2"];
+const DIMS: [&[usize]; 3] = [&[32, 24], &[24], &[32, 24]];
+
+/// A controller of a group of one, for three layers: its collectives leave everything as it is.
+struct Alone(*mut lgreco_controller);
+
+impl Alone {
+    fn new(options: lgreco_controller_options) -> Alone {
+        let collective = lgreco_collective {
+            all_reduce_sum: Some(no_reduce),
+            all_gather: Some(no_gather),
+            broadcast: Some(no_broadcast),
+            ..Default::default()
+        };
+        let layers = [0, 1, 2].map(|layer| lgreco_layer {
+            name: NAMES[layer].as_ptr(),
+            dims: DIMS[layer].as_ptr(),
+            dims_len: DIMS[layer].len(),
+            ..Default::default()
+        });
+        let (mut context, mut controller) = (null_mut(), null_mut());
+        // SAFETY: all point to values that live.
+        unsafe {
+            assert_eq!(lgreco_context_create(null(), &raw mut context), LGRECO_OK);
+            let place = &raw mut controller;
+            let status = lgreco_controller_create(context, &collective, layers.as_ptr(), 3, &options, place);
+            assert_eq!(status, LGRECO_OK);
+            assert_eq!(lgreco_context_destroy(&raw mut context), LGRECO_OK);
+        }
+        Alone(controller)
+    }
+
+    fn begin(&self) {
+        let mut request = lgreco_request::default();
+        // SAFETY: live handles and values.
+        unsafe {
+            assert_eq!(lgreco_controller_begin_step(self.0, 0.1, null_mut()), LGRECO_OK);
+            while lgreco_controller_control(self.0, &raw mut request) == LGRECO_OK
+                && request.kind != LGRECO_REQUEST_NONE
+            {}
+        }
+        assert_eq!(request.kind, LGRECO_REQUEST_NONE);
+    }
+
+    fn open(&self, layers: &[usize]) -> *mut lgreco_bucket {
+        let mut bucket = null_mut();
+        // SAFETY: live handles and values.
+        let status = unsafe { lgreco_bucket_open(self.0, layers.as_ptr(), layers.len(), &raw mut bucket) };
+        assert_eq!(status, LGRECO_OK);
+        bucket
+    }
+
+    fn finish(&self) -> lgreco_report {
+        let mut report = lgreco_report::default();
+        // SAFETY: live handles and values.
+        assert_eq!(unsafe { lgreco_controller_finish_step(self.0, &raw mut report) }, LGRECO_OK);
+        report
+    }
+
+    fn save(&self) -> Vec<u8> {
+        let (mut saved, mut length) = (vec![0; 1 << 16], 0);
+        // SAFETY: live handles and values.
+        let status = unsafe { lgreco_controller_save(self.0, saved.as_mut_ptr(), saved.len(), &raw mut length) };
+        assert_eq!(status, LGRECO_OK);
+        saved.truncate(length);
+        saved
+    }
+
+    fn load(&self, saved: &[u8]) {
+        let (states, length) = ([saved.as_ptr()], saved.len());
+        // SAFETY: live handles and values.
+        let status =
+            unsafe { lgreco_controller_load(self.0, states[0], length, states.as_ptr(), &length, 1, null_mut()) };
+        assert_eq!(status, LGRECO_OK);
+    }
+
+    fn residual(&self, layer: usize) -> (lgreco_status, Vec<f32>) {
+        let mut values = vec![0.0; DIMS[layer].iter().product()];
+        // SAFETY: as many values as the layer has.
+        let status = unsafe { lgreco_controller_residual(self.0, layer, values.as_mut_ptr(), values.len()) };
+        (status, values)
+    }
+
+    fn close(&self, bucket: &mut *mut lgreco_bucket) -> lgreco_status {
+        // SAFETY: live handles.
+        unsafe { lgreco_bucket_close(self.0, bucket) }
+    }
+
+    /// A step in which every layer has a bucket; how often submitting and going on allocate, and the requests' kinds.
+    fn step(&self, number: u32) -> (u64, Vec<lgreco_request_kind>) {
+        self.begin();
+        let (mut count, mut kinds) = (0, vec![]);
+        let mut buckets = [2, 0, 1].map(|layer| (self.open(&[layer]), gradient(number, DIMS[layer].iter().product())));
+        for (bucket, values) in &mut buckets {
+            let pointers = [values.as_mut_ptr().cast::<c_void>()];
+            // SAFETY: as many values as the layer has, which stay until the bucket is done.
+            count += allocations(|| unsafe {
+                assert_eq!(lgreco_bucket_submit(*bucket, pointers.as_ptr(), 1, null_mut()), LGRECO_OK);
+            });
+        }
+        for (bucket, _) in &mut buckets {
+            let mut request = lgreco_request::default();
+            loop {
+                // SAFETY: as above.
+                count += allocations(|| unsafe {
+                    assert_eq!(lgreco_bucket_next(*bucket, &raw mut request, null_mut()), LGRECO_OK);
+                });
+                if request.kind == LGRECO_REQUEST_NONE {
+                    break;
+                }
+                kinds.push(request.kind);
+                check_fields(&request);
+            }
+            assert_eq!(self.close(bucket), LGRECO_OK);
+            assert!(bucket.is_null());
+        }
+        self.finish();
+        (count, kinds)
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // SAFETY: live or null.
+        unsafe { lgreco_controller_destroy(&raw mut self.0) };
+    }
+}
+
+/// Fields that the kind does not speak of are 0 or NULL, the others are not.
+fn check_fields(request: &lgreco_request) {
+    let lgreco_request { kind, memory, root, reserved, buffer, count, length, lens, send, send_lens, .. } = *request;
+    assert_eq!((memory, root, reserved), (LGRECO_DEVICE_CPU, 0, 0));
+    let set = [!buffer.is_null(), count > 0, length > 0, !lens.is_null(), !send_lens.is_null()];
+    assert_eq!((!send.is_null(), !request.received.is_null()), (set[4], set[4]));
+    assert_eq!(set[4], !request.received_lens.is_null());
+    let expected = match kind {
+        LGRECO_REQUEST_ALL_REDUCE_SUM => [true, true, false, false, false],
+        LGRECO_REQUEST_ALL_GATHER | LGRECO_REQUEST_BROADCAST => [true, false, true, false, false],
+        LGRECO_REQUEST_ALL_GATHER_EACH => [true, false, false, true, false],
+        LGRECO_REQUEST_ALL_TO_ALL => [false, false, false, false, true],
+        _ => unreachable!("{kind}"),
+    };
+    assert_eq!(set, expected, "kind {kind}");
+}
+
+fn fixed(setting: lgreco_setting) -> [lgreco_setting; 3] {
+    [setting, lgreco_setting::default(), setting]
+}
+
+fn options(fixed: &[lgreco_setting; 3]) -> lgreco_controller_options {
+    lgreco_controller_options { policy: LGRECO_POLICY_FIXED, fixed: fixed.as_ptr(), warmup: 2, ..Default::default() }
+}
+
+#[test]
+fn submitting_and_going_on_do_not_allocate() {
+    let every = LGRECO_REQUEST_ALL_GATHER_EACH;
+    let methods = [
+        (LGRECO_METHOD_QSGD, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER]),
+        (LGRECO_METHOD_TOPK, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER]),
+        (LGRECO_METHOD_POWERSGD, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_REDUCE_SUM; 2]),
+        (LGRECO_METHOD_CLT_K, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_BROADCAST, LGRECO_REQUEST_ALL_REDUCE_SUM]),
+        (LGRECO_METHOD_SIDCO, LGRECO_ROUTE_ALL_GATHER, vec![LGRECO_REQUEST_ALL_GATHER, every]),
+        (LGRECO_METHOD_QSGD, LGRECO_ROUTE_SCATTER_REDUCE, vec![LGRECO_REQUEST_ALL_TO_ALL, every]),
+    ];
+    for (method, route, expected) in methods {
+        let fixed = fixed(lgreco_setting { method, keep: 40, rank: 2, ..Default::default() });
+        let alone = Alone::new(lgreco_controller_options { route, ..options(&fixed) });
+        for step in 0..8 {
+            let (count, kinds) = alone.step(step);
+            // Nobody knows at step 0 that these layers are exchanged together, nor at step 2, when settings are new.
+            if step > 2 {
+                let all = [&expected[..], &expected, &[LGRECO_REQUEST_ALL_REDUCE_SUM]].concat();
+                assert_eq!(kinds, all, "method {method}, step {step}");
+                assert_eq!(count, 0, "method {method}, step {step}");
+            }
+        }
+    }
+}
+
+/// A bucket is taken back by the controller that lent it, and by no other; until then its layers are in flight.
+#[test]
+fn buckets_belong_to_their_controller() {
+    let fixed = fixed(lgreco_setting { method: LGRECO_METHOD_TOPK, keep: 40, ..Default::default() });
+    let [mut alone, other] = [(); 2].map(|()| Alone::new(options(&fixed)));
+    (0..4).for_each(|step| drop((alone.step(step), other.step(step))));
+    let before = alone.residual(0);
+    assert!(before.1.iter().any(|&value| value != 0.0));
+    let saved = alone.save();
+    [&alone, &other].iter().for_each(|one| one.begin());
+    let mut bucket = alone.open(&[0]);
+    let mut of_other = other.open(&[0]);
+    assert_eq!(other.close(&mut bucket), LGRECO_STEP_ORDER);
+    assert!(!bucket.is_null());
+    assert_eq!(alone.residual(0).0, LGRECO_IN_FLIGHT);
+    // SAFETY: live handles.
+    unsafe {
+        assert_eq!(lgreco_bucket_close(null_mut(), &raw mut bucket), LGRECO_NULL_POINTER);
+        assert!(!bucket.is_null());
+        let mut copy = bucket.cast::<lgreco_controller>();
+        assert_eq!(lgreco_controller_destroy(&raw mut copy), LGRECO_HANDLE);
+    }
+    assert_eq!(other.close(&mut of_other), LGRECO_OK);
+    other.finish();
+    assert_eq!(alone.close(&mut bucket), LGRECO_OK);
+    assert_eq!(alone.residual(0), before, "it has come to no means");
+    assert_eq!(alone.close(&mut bucket), LGRECO_OK, "closing twice does nothing");
+    alone.finish();
+
+    // A state is loaded while a bucket is on loan: what is loaded counts, also where the same layer is lent again.
+    alone.begin();
+    let mut stale = alone.open(&[0]);
+    alone.load(&saved);
+    assert_eq!(alone.residual(0), before);
+    alone.begin();
+    let mut again = alone.open(&[0]);
+    assert_eq!(alone.close(&mut stale), LGRECO_OK);
+    assert!(stale.is_null());
+    assert_eq!(alone.residual(0).0, LGRECO_IN_FLIGHT, "the other bucket has it");
+    assert_eq!(alone.close(&mut again), LGRECO_OK);
+    assert_eq!(alone.residual(0), before);
+
+    // The controller goes first.
+    let mut last = alone.open(&[1, 2]);
+    // SAFETY: live handles.
+    unsafe {
+        assert_eq!(lgreco_controller_destroy(&raw mut alone.0), LGRECO_OK);
+        assert_eq!(lgreco_bucket_withhold(last, 1), LGRECO_OK);
+        assert_eq!(other.close(&mut last), LGRECO_STEP_ORDER);
+        assert_eq!(lgreco_bucket_close(null_mut(), &raw mut last), LGRECO_OK);
+    }
+    assert!(last.is_null());
+}

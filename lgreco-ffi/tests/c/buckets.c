@@ -1,0 +1,409 @@
+// Buckets in flight: several on one thread and one per thread end as lgreco_controller_step does, bit for bit; what fails
+// in one is told to all ranks and to no other bucket; calls out of order are refused and change nothing.
+#include "model.h"
+
+#include <math.h>
+
+enum { STEPS = 9 };
+
+static lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+static lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
+static Group of_layer[LAYERS];  // a group per bucket, for buckets on threads
+static int on_threads;
+
+// A bucket of one layer on its way.
+typedef struct {
+    lgreco_bucket *bucket;
+    float *values;
+    Member member;
+    lgreco_request request;
+    lgreco_status status;
+    int done;
+} Flight;
+
+static void submit(Flight *flight) {
+    void *pointers[] = {flight->values};
+    flight->status = lgreco_bucket_submit(flight->bucket, pointers, 1, NULL);
+    flight->request = (lgreco_request)LGRECO_REQUEST_INIT;
+    flight->done = flight->status != LGRECO_OK;
+}
+
+// Goes on by one collective.
+static void go_on(Flight *flight, Member *member) {
+    flight->status = lgreco_bucket_next(flight->bucket, &flight->request, NULL);
+    flight->done = flight->status != LGRECO_OK || flight->request.kind == LGRECO_REQUEST_NONE;
+    if (!flight->done) CHECK(perform(member, &flight->request) == 0);
+}
+
+static void *fly(void *argument) {
+    Flight *const flight = argument;
+    submit(flight);
+    while (!flight->done) go_on(flight, &flight->member);
+    return NULL;
+}
+
+static void begin(lgreco_controller *controller, Member *member) {
+    lgreco_request request = LGRECO_REQUEST_INIT;
+    OK(lgreco_controller_begin_step(controller, 0.1, NULL));
+    for (;;) {
+        OK(lgreco_controller_control(controller, &request));
+        if (request.kind == LGRECO_REQUEST_NONE) return;
+        CHECK(perform(member, &request) == 0);
+    }
+}
+
+// A step with a bucket per layer, the last layer first, all of them on their way at the same time; leaves how each ended.
+static lgreco_report overlapped(lgreco_controller *controller, Member *member, Model *model, Flight *flights) {
+    lgreco_report report = LGRECO_REPORT_INIT;
+    pthread_t threads[LAYERS];
+    begin(controller, member);
+    for (size_t l = LAYERS; l-- > 0;) {
+        flights[l] = (Flight){.values = model->values[l], .member = {.group = &of_layer[l], .rank = member->rank}};
+        OK(lgreco_bucket_open(controller, &l, 1, &flights[l].bucket));
+        if (on_threads)
+            CHECK(pthread_create(&threads[l], NULL, fly, &flights[l]) == 0);
+        else
+            submit(&flights[l]);
+    }
+    for (int flying = !on_threads; flying;) {
+        flying = 0;
+        for (int l = LAYERS; l-- > 0;)
+            if (!flights[l].done) {
+                go_on(&flights[l], member);
+                flying = 1;
+            }
+    }
+    for (int l = 0; l < LAYERS; l++) {
+        if (on_threads) CHECK(pthread_join(threads[l], NULL) == 0);
+        if (flights[l].status == LGRECO_OK) OK(lgreco_bucket_close(controller, &flights[l].bucket));
+    }
+    // Those that have failed are closed by those who want to know why.
+    for (int l = 0; l < LAYERS; l++)
+        if (flights[l].bucket != NULL) return report;
+    OK(lgreco_controller_finish_step(controller, &report));
+    return report;
+}
+
+static uint8_t *saved_by(lgreco_controller *controller, size_t *length) {
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(controller, NULL, 0, length));
+    uint8_t *const saved = malloc(*length);
+    OK(lgreco_controller_save(controller, saved, *length, length));
+    return saved;
+}
+
+static lgreco_report step(lgreco_controller *controller, Member *member, Model *model) {
+    const lgreco_collective collective = collective_of(member);
+    void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
+    lgreco_report report = LGRECO_REPORT_INIT;
+    OK(lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, &report, NULL));
+    return report;
+}
+
+static void *compare(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model), *const expected = malloc(sizeof *expected);
+    lgreco_controller *blocking = controller_of(member, &options), *controller = controller_of(member, &options);
+    uint64_t switches = 0;
+    for (uint32_t s = 0; s < STEPS; s++) {
+        Flight flights[LAYERS];
+        gradients(model, member->rank, s);
+        *expected = *model;
+        const lgreco_report report = overlapped(controller, member, model, flights);
+        const lgreco_report of_step = step(blocking, member, expected);
+        for (int l = 0; l < LAYERS; l++)
+            CHECK(memcmp(model->values[l], expected->values[l], elements(l) * sizeof(float)) == 0);
+        CHECK(report.step == s && report.outcome == of_step.outcome && report.switched == of_step.switched);
+        CHECK(report.bytes_in == of_step.bytes_in && report.bytes_out == of_step.bytes_out);
+        switches += report.switched;
+    }
+    size_t length, of_step_length;
+    uint8_t *const saved = saved_by(controller, &length), *const of_step = saved_by(blocking, &of_step_length);
+    CHECK(length == of_step_length && memcmp(saved, of_step, length) == 0);
+    CHECK(switches == (options.policy == LGRECO_POLICY_L_GRECO ? 2 : 1));
+    free(saved);
+    free(of_step);
+    OK(lgreco_controller_destroy(&blocking));
+    OK(lgreco_controller_destroy(&controller));
+    free(expected);
+    free(model);
+    return NULL;
+}
+
+static void run(uint32_t workers, void *(*work)(void *)) {
+    Member members[WORKERS_MAX] = {{0}};
+    for (int l = 0; l < LAYERS; l++) begin_group(&of_layer[l], workers);
+    run_group(workers, members, work);
+    for (int l = 0; l < LAYERS; l++) end_group(&of_layer[l]);
+}
+
+static void base(lgreco_method method) {
+    search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
+    search.method = method;
+    options = (lgreco_controller_options)LGRECO_CONTROLLER_OPTIONS_INIT;
+    options.search = &search;
+    options.warmup = 3;
+    options.period = 4;
+    options.window = 2;
+    options.metrics_every = 3;
+    options.bucket_bytes = 0;  // as here: a layer each
+}
+
+static void as_the_blocking_step(void) {
+    const uint32_t planned[] = {LGRECO_METHOD_QSGD, LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD, LGRECO_METHOD_HYBRID};
+    const uint32_t others[] = {LGRECO_METHOD_CLT_K, LGRECO_METHOD_SIDCO, LGRECO_METHOD_ADACOMP, LGRECO_METHOD_LOCO};
+    for (on_threads = 0; on_threads < 2; on_threads++) {
+        for (int i = 0; i < 4; i++) {
+            base(planned[i]);
+            run(3, compare);
+            options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+            run(2, compare);
+        }
+        for (int i = 0; i < 4; i++) {
+            lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+            base(LGRECO_METHOD_QSGD);
+            fixed[0].method = fixed[2].method = others[i];
+            fixed[0].keep = fixed[2].keep = 60;
+            options.policy = LGRECO_POLICY_FIXED;
+            options.fixed = fixed;
+            run(3, compare);
+        }
+    }
+    on_threads = 0;
+}
+
+static void residual(lgreco_controller *controller, size_t layer, float *values) {
+    OK(lgreco_controller_residual(controller, layer, values, elements((int)layer)));
+}
+
+// Layer 0 of rank 1 is not finite at step 5, and only there.
+static void *spoilt(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model);
+    float *const before = malloc(2 * ELEMENTS * sizeof *before), *const after = before + ELEMENTS;
+    lgreco_controller *controller = controller_of(member, &options);
+    for (uint32_t s = 0; s < STEPS; s++) {
+        Flight flights[LAYERS];
+        gradients(model, member->rank, s);
+        if (s == 5 && member->rank == 1) model->values[0][77] = -INFINITY;
+        if (s == 5) residual(controller, 0, before);
+        lgreco_report report = overlapped(controller, member, model, flights);
+        CHECK(flights[1].status == LGRECO_OK && flights[2].status == LGRECO_OK);
+        CHECK(isfinite(model->values[1][0]) && isfinite(model->values[2][0]));
+        if (s != 5) {
+            CHECK(flights[0].status == LGRECO_OK && report.outcome == LGRECO_OUTCOME_EXCHANGED);
+            continue;
+        }
+        if (options.non_finite == LGRECO_NON_FINITE_STEP_ERROR) {
+            CHECK(flights[0].status == (member->rank == 1 ? LGRECO_NON_FINITE_GRADIENT : LGRECO_PEER));
+            TEXT(member->rank == 1 ? "layer `fc1.weight`: layer 0, element 77 is -inf" : "rank 1 failed with error code 101",
+                 lgreco_bucket_message(flights[0].bucket));
+            STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(flights[0].bucket, &flights[0].request, NULL));
+            STATUS(LGRECO_IN_FLIGHT, lgreco_controller_finish_step(controller, NULL));
+            TEXT("layer `fc1.weight`: ", lgreco_controller_message(controller));
+            OK(lgreco_bucket_close(controller, &flights[0].bucket));
+            OK(lgreco_controller_finish_step(controller, &report));
+        } else {
+            CHECK(flights[0].status == LGRECO_OK && report.outcome == LGRECO_OUTCOME_PASSED_THROUGH);
+            for (size_t i = 0; i < elements(0); i++) CHECK(isnan(model->values[0][i]));
+        }
+        residual(controller, 0, after);
+        CHECK(memcmp(before, after, ELEMENTS * sizeof *before) == 0);
+    }
+    OK(lgreco_controller_destroy(&controller));
+    free(before);
+    free(model);
+    return NULL;
+}
+
+// A layer withheld keeps its residual; steps are rolled back; residuals are rescaled.
+static void *transactions(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model);
+    float *const before = malloc(2 * ELEMENTS * sizeof *before), *const after = before + ELEMENTS;
+    lgreco_controller *controller = controller_of(member, &options);
+    Flight flights[LAYERS];
+    for (uint32_t s = 0; s < 5; s++) {
+        gradients(model, member->rank, s);
+        overlapped(controller, member, model, flights);
+    }
+    residual(controller, 0, before);
+    gradients(model, member->rank, 5);
+    overlapped(controller, member, model, flights);
+    residual(controller, 0, after);
+    CHECK(memcmp(before, after, ELEMENTS * sizeof *before) != 0);
+    OK(lgreco_controller_roll_back(controller));
+    residual(controller, 0, after);
+    CHECK(memcmp(before, after, ELEMENTS * sizeof *before) == 0);
+
+    OK(lgreco_controller_rescale_residuals(controller, 0.5f));
+    residual(controller, 0, after);
+    for (int i = 0; i < ELEMENTS; i++) CHECK(after[i] == 0.5f * before[i]);
+    STATUS(LGRECO_PARAMETER, lgreco_controller_rescale_residuals(controller, 0.0f));
+    STATUS(LGRECO_PARAMETER, lgreco_controller_rescale_residuals(controller, NAN));
+
+    // Layers in two buckets, in an order of their own; rank 0 has no gradient of layer 0.
+    memcpy(before, after, ELEMENTS * sizeof *before);
+    gradients(model, member->rank, 6);
+    begin(controller, member);
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_roll_back(controller));
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_rescale_residuals(controller, 2.0f));
+    const size_t layers[] = {2, 0};
+    Flight flight = {.values = NULL};
+    lgreco_request *const request = &flight.request;
+    void *pointers[] = {model->values[2], model->values[0]};
+    OK(lgreco_bucket_open(controller, layers, 2, &flight.bucket));
+    STATUS(LGRECO_LAYER_MISMATCH, lgreco_bucket_withhold(flight.bucket, 1));
+    TEXT("layer `fc1.bias`: ", lgreco_bucket_message(flight.bucket));
+    if (member->rank == 0) OK(lgreco_bucket_withhold(flight.bucket, 0));
+    OK(lgreco_bucket_submit(flight.bucket, pointers, 2, NULL));
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_withhold(flight.bucket, 0));
+    *request = (lgreco_request)LGRECO_REQUEST_INIT;
+    do go_on(&flight, member);
+    while (!flight.done);
+    OK(flight.status);
+    OK(lgreco_bucket_close(controller, &flight.bucket));
+    OK(lgreco_controller_finish_step(controller, NULL));
+    residual(controller, 0, after);
+    CHECK((memcmp(before, after, ELEMENTS * sizeof *before) == 0) == (member->rank == 0));
+    OK(lgreco_controller_destroy(&controller));
+    free(before);
+    free(model);
+    return NULL;
+}
+
+// Layers differ between ranks: told to all, in as many collectives on each.
+static void *different_layers(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model);
+    lgreco_controller *controller = controller_of(member, &options);
+    const size_t layers[] = {2, 0};
+    Flight flight = {.values = NULL};
+    void *pointers[] = {model->values[2], model->values[0]};
+    gradients(model, member->rank, 0);
+    begin(controller, member);
+    OK(lgreco_bucket_open(controller, layers, 2 - member->rank, &flight.bucket));
+    OK(lgreco_bucket_submit(flight.bucket, pointers, 2 - member->rank, NULL));
+    flight.request = (lgreco_request)LGRECO_REQUEST_INIT;
+    do go_on(&flight, member);
+    while (!flight.done);
+    STATUS(LGRECO_PEER_PLAN, flight.status);
+    OK(lgreco_bucket_close(controller, &flight.bucket));
+    OK(lgreco_controller_destroy(&controller));
+    free(model);
+    return NULL;
+}
+
+static void out_of_order(void) {
+    static Model model;
+    Group group;
+    begin_group(&group, 1);
+    Member member = {.group = &group};
+    base(LGRECO_METHOD_TOPK);
+    lgreco_controller *controller = controller_of(&member, &options), *other = controller_of(&member, &options);
+    lgreco_request request = LGRECO_REQUEST_INIT;
+    lgreco_bucket *bucket = NULL, *second = NULL;
+    const size_t all[] = {0, 1, 2}, twice[] = {1, 1}, beyond[] = {LAYERS};
+    void *pointers[LAYERS] = {model.values[0], model.values[1], model.values[2]};
+    gradients(&model, 0, 0);
+
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_open(controller, all, LAYERS, &bucket));
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_control(controller, &request));
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_finish_step(controller, NULL));
+    STATUS(LGRECO_PARAMETER, lgreco_controller_begin_step(controller, NAN, NULL));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_controller_begin_step(controller, 0.1, &model));
+    OK(lgreco_controller_begin_step(controller, 0.1, NULL));
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_begin_step(controller, 0.1, NULL));
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_open(controller, all, LAYERS, &bucket));
+    TEXT("ranks have not agreed on the step", lgreco_controller_message(controller));
+    OK(lgreco_controller_control(controller, &request));
+    CHECK(request.kind == LGRECO_REQUEST_NONE);
+    STATUS(LGRECO_LAYER_MISMATCH, lgreco_bucket_open(controller, beyond, 1, &bucket));
+    STATUS(LGRECO_IN_FLIGHT, lgreco_bucket_open(controller, twice, 2, &bucket));
+    TEXT("layer `fc1.bias`: layer 1 is in a bucket", lgreco_controller_message(controller));
+    CHECK(bucket == NULL);
+    OK(lgreco_bucket_open(controller, all, 2, &bucket));
+    STATUS(LGRECO_IN_FLIGHT, lgreco_bucket_open(controller, all, LAYERS, &second));
+    STATUS(LGRECO_IN_FLIGHT, lgreco_controller_finish_step(controller, NULL));
+    const lgreco_collective collective = collective_of(&member);
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+
+    // Pointers that are refused leave an open bucket.
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_next(bucket, &request, NULL));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_bucket_submit(bucket, pointers, 2, &model));
+    STATUS(LGRECO_LENGTH, lgreco_bucket_submit(bucket, pointers, 1, NULL));
+    STATUS(LGRECO_LENGTH, lgreco_bucket_submit(bucket, pointers, LAYERS, NULL));
+    pointers[1] = NULL;
+    STATUS(LGRECO_NULL_POINTER, lgreco_bucket_submit(bucket, pointers, 2, NULL));
+    pointers[1] = (uint8_t *)model.values[1] + 2;
+    STATUS(LGRECO_ALIGNMENT, lgreco_bucket_submit(bucket, pointers, 2, NULL));
+    pointers[1] = model.values[0] + ELEMENTS - 1;
+    STATUS(LGRECO_OVERLAP, lgreco_bucket_submit(bucket, pointers, 2, NULL));
+    TEXT("layer `fc1.", lgreco_bucket_message(bucket));
+    pointers[1] = model.values[1];
+    OK(lgreco_bucket_submit(bucket, pointers, 2, NULL));
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_submit(bucket, pointers, 2, NULL));
+    STATUS(LGRECO_UNAVAILABLE, lgreco_bucket_next(bucket, &request, &model));
+    lgreco_request no_request;
+    memset(&no_request, 0, sizeof no_request);
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_bucket_next(bucket, &no_request, NULL));
+    OK(lgreco_bucket_next(bucket, &request, NULL));
+    CHECK(request.kind != LGRECO_REQUEST_NONE);
+
+    // In the middle: to its own controller alone, once.
+    lgreco_bucket *const kept = bucket;
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_close(other, &bucket));
+    TEXT("the bucket is another controller's", lgreco_controller_message(other));
+    STATUS(LGRECO_NULL_POINTER, lgreco_bucket_close(NULL, &bucket));
+    STATUS(LGRECO_HANDLE, lgreco_bucket_close((lgreco_controller *)(void *)bucket, &bucket));
+    CHECK(bucket == kept);
+    OK(lgreco_bucket_close(controller, &bucket));
+    CHECK(bucket == NULL);
+    OK(lgreco_bucket_close(controller, &bucket));
+    OK(lgreco_bucket_close(controller, NULL));
+    OK(lgreco_bucket_close(NULL, NULL));
+
+    // The layers are there again. Done, a bucket stays done, and does not look at gradients any more.
+    OK(lgreco_bucket_open(controller, all, LAYERS, &bucket));
+    gradients(&model, 0, 0);
+    Model *const own = malloc(sizeof *own);
+    *own = model;
+    for (int l = 0; l < LAYERS; l++) pointers[l] = own->values[l];
+    Flight flight = {.bucket = bucket, .request = LGRECO_REQUEST_INIT};
+    OK(lgreco_bucket_submit(bucket, pointers, LAYERS, NULL));
+    do go_on(&flight, &member);
+    while (!flight.done);
+    CHECK(memcmp(own->values[0], model.values[0], sizeof model.values[0]) == 0);  // alone, not compressed yet
+    free(own);
+    OK(lgreco_bucket_next(bucket, &request, NULL));
+    CHECK(request.kind == LGRECO_REQUEST_NONE && request.buffer == NULL);
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_submit(bucket, pointers, LAYERS, NULL));
+    OK(lgreco_bucket_close(controller, &bucket));
+    OK(lgreco_controller_finish_step(controller, NULL));
+
+    // No layers at all; and a controller that goes before its bucket.
+    begin(controller, &member);
+    OK(lgreco_bucket_open(controller, NULL, 0, &bucket));
+    OK(lgreco_bucket_open(controller, all, LAYERS, &second));
+    OK(lgreco_bucket_close(controller, &bucket));
+    OK(lgreco_controller_destroy(&controller));
+    STATUS(LGRECO_STEP_ORDER, lgreco_bucket_close(other, &second));
+    OK(lgreco_bucket_close(NULL, &second));
+    CHECK(second == NULL);
+    OK(lgreco_controller_destroy(&other));
+    end_group(&group);
+}
+
+int main(void) {
+    as_the_blocking_step();
+    for (on_threads = 0; on_threads < 2; on_threads++) {
+        base(LGRECO_METHOD_TOPK);
+        run(3, spoilt);
+        options.non_finite = LGRECO_NON_FINITE_STEP_SKIP;
+        run(3, spoilt);
+        base(LGRECO_METHOD_TOPK);
+        run(2, transactions);
+        run(2, different_layers);
+    }
+    out_of_order();
+    return report("buckets");
+}

@@ -1,0 +1,48 @@
+// A model of three layers, its gradients, and a controller of it.
+#ifndef MODEL_H
+#define MODEL_H
+
+#include "group.h"
+
+enum { ROWS = 32, COLS = 64, ELEMENTS = ROWS * COLS, BIAS = 16, LAYERS = 3 };
+
+static const size_t WEIGHT[] = {ROWS, COLS}, VECTOR[] = {BIAS};
+
+static inline void describe(lgreco_layer *layers) {
+    const char *const names[LAYERS] = {"fc1.weight", "fc1.bias", "fc2.weight"};
+    for (int l = 0; l < LAYERS; l++) {
+        layers[l] = (lgreco_layer)LGRECO_LAYER_INIT;
+        layers[l].name = names[l];
+        layers[l].dims = l == 1 ? VECTOR : WEIGHT;
+        layers[l].dims_len = l == 1 ? 1 : 2;
+    }
+}
+
+static inline size_t elements(int layer) { return layer == 1 ? BIAS : ELEMENTS; }
+
+typedef struct {
+    float values[LAYERS][ELEMENTS];
+} Model;
+
+static inline void gradients(Model *model, uint32_t rank, uint32_t step) {
+    for (int l = 0; l < LAYERS; l++) {
+        fill(model->values[l], elements(l), 1000 * step + 10 * rank + (uint32_t)l);
+        for (size_t i = 0; i < elements(l); i++) model->values[l][i] *= l == 2 ? 0.1f : 1.0f + (float)(i % 7 == 0);
+    }
+}
+
+static inline lgreco_controller *controller_of(Member *member, const lgreco_controller_options *options) {
+    lgreco_context *context = NULL;
+    lgreco_controller *controller = NULL;
+    lgreco_layer layers[LAYERS];
+    const lgreco_collective collective = collective_of(member);
+    describe(layers);
+    OK(lgreco_context_create(NULL, &context));
+    const lgreco_status status = lgreco_controller_create(context, &collective, layers, LAYERS, options, &controller);
+    if (status != LGRECO_OK) fprintf(stderr, "%s\n", lgreco_context_message(context));
+    OK(status);
+    OK(lgreco_context_destroy(&context));
+    return controller;
+}
+
+#endif
