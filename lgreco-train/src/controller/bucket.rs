@@ -81,6 +81,8 @@ pub struct Bucket {
     pub(super) bytes: u64,
     pub(super) began: Option<f64>,
     pub(super) flight: Option<Flight>,
+    /// By which the controller knows it.
+    pub(super) ticket: u64,
     progress: Progress,
 }
 
@@ -109,6 +111,7 @@ impl Bucket {
             bytes: 0,
             began: None,
             flight: None,
+            ticket: 0,
             progress: Progress::Open,
         }
     }
@@ -125,6 +128,10 @@ impl Bucket {
     /// The layers, in the order in which their gradients are given.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = usize> {
         self.arena.kept.iter().map(|kept| kept.index)
+    }
+
+    pub(super) fn has_elements(&self) -> bool {
+        self.arena.kept.iter().any(|kept| kept.shape.elements() > 0)
     }
 
     /// What was to be told to all and has not been, because there were no gradients.
@@ -250,6 +257,8 @@ impl Bucket {
     /// Ends without means.
     fn fail(&mut self, error: Error, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Request<'_>>, Error> {
         self.progress = Progress::Failed;
+        // Nothing is remembered of this exchange.
+        self.late = None;
         let not_finite =
             matches!(error, Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. });
         if !not_finite || self.non_finite == NonFinite::Error {

@@ -190,10 +190,11 @@ pub enum NonFinite {
     /// The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
     #[default]
     Error,
-    /// Nothing is exchanged: gradients become zeros, residuals stay.
+    /// Nothing is exchanged: gradients become zeros, residuals stay. In steps made of buckets it is as
+    /// [`PassThrough`](NonFinite::PassThrough).
     Skip,
     /// The step is exchanged uncompressed, NaN and infinity with it, so that a loss scaler sees them on every rank;
-    /// residuals stay.
+    /// residuals stay. In steps made of buckets those with such gradients become NaN, and the others are exchanged.
     PassThrough,
 }
 

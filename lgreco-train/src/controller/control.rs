@@ -7,6 +7,7 @@ use super::decide::{Answer, Question, refused, suited, uniform};
 use super::layer::Switch;
 use super::step::Taken;
 use super::{Cause, Controller, Decision, decision};
+use crate::checksum::Hash;
 use crate::exchange::Request;
 use crate::{CoreError, Error};
 use alloc::vec;
@@ -136,9 +137,11 @@ impl Controller {
         let due = self.due.is_some_and(|due| self.step >= due);
         self.control.began = self.now();
         self.taken = Taken::default();
-        self.states.iter_mut().for_each(|state| state.undoable = false);
+        for state in &mut self.states {
+            (state.undoable, state.exchanged) = (false, false);
+        }
         let control = &mut self.control;
-        control.asks = local.is_some() || due;
+        control.asks = local.is_some() || due || self.config.accordion().is_some();
         let local = local.unwrap_or(Ok(false));
         control.local = match control.asks {
             true => self.late.take().map_or(Ok(()), Err).and_then(|()| check_rate(learning_rate)).and(local),
@@ -196,10 +199,15 @@ impl Controller {
                 control.plan.iter_mut().for_each(|word| *word = u64::from_le(*word));
                 let root = self.config.measuring_rank;
                 let answer = match control.answer.take() {
-                    Some(answer) => answer?,
-                    None => decision::read(root, &control.plan)?,
+                    Some(answer) => Ok(answer?),
+                    None => decision::read(root, &control.plan),
                 };
-                self.propose(answer, true)
+                match answer {
+                    Ok(answer) => self.propose(answer, true),
+                    // What the measuring rank has met, all ranks have been told.
+                    Err(error @ Error::Peer { .. }) => return Err(error),
+                    Err(error) => self.refuse(error),
+                }
             }
             Stage::Switch => {
                 let ready = self.control.switches.take();
@@ -270,8 +278,18 @@ impl Controller {
     fn propose(&mut self, answer: Answer, due: bool) -> Stage {
         let switches = self.prepare(&self.states, &answer.choices, self.step);
         let ready = switches.as_ref().map(|_| 0).map_err(|error| *error);
-        agreement::put(self.rank, ready, self.step, &mut self.control.words);
+        let terms = answer.choices.iter().flat_map(Choice::encode).chain(answer.decision.encode());
+        let terms = terms.fold(Hash::START.add(self.step), Hash::add).0;
+        agreement::put(self.rank, ready, terms, &mut self.control.words);
         self.control.switches = Some((switches, answer, due));
+        Stage::Switch
+    }
+
+    /// Says that this rank cannot take over the new settings.
+    fn refuse(&mut self, error: Error) -> Stage {
+        agreement::put(self.rank, Err(error), self.step, &mut self.control.words);
+        let nothing = Decision::without_plan(self.step, Cause::Schedule);
+        self.control.switches = Some((Err(error), Answer { decision: nothing, choices: vec![], norms: vec![] }, true));
         Stage::Switch
     }
 

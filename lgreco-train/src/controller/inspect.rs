@@ -119,7 +119,7 @@ impl Controller {
     /// # Panics
     /// When there is no such layer.
     pub fn residual(&self, layer: usize, values: &mut [f32]) -> Result<(), Error> {
-        if self.states[layer].lent {
+        if self.states[layer].lent != 0 {
             return Err(Error::InFlight { layer });
         }
         match &self.states[layer].memory {

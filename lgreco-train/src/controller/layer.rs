@@ -33,8 +33,12 @@ pub(super) struct LayerState {
     pub relative_error: Option<f64>,
     /// Seconds that its bucket's exchanges took. Not saved.
     pub bucket_seconds: Option<f64>,
-    /// Whether a bucket has all of this but the choice.
-    pub lent: bool,
+    /// The ticket of the bucket that has all of this but the choice; 0 of none.
+    pub lent: u64,
+    /// Whether it has been exchanged in this step.
+    pub exchanged: bool,
+    /// A residual that went out whole in the last step, because its setting has no feedback.
+    pub spent: Option<Memory<Vec<u64>>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -76,12 +80,14 @@ impl LayerState {
             counts: Counts::default(),
             relative_error: None,
             bucket_seconds: None,
-            lent: false,
+            lent: 0,
+            exchanged: false,
+            spent: None,
         }
     }
 
-    /// Lends everything; the choice stays known.
-    pub(super) fn lend(&mut self) -> LayerState {
+    /// Lends everything to the bucket with this ticket; the choice stays known.
+    pub(super) fn lend(&mut self, ticket: u64) -> LayerState {
         let nothing = LayerState {
             choice: self.choice,
             memory: None,
@@ -92,7 +98,9 @@ impl LayerState {
             counts: self.counts,
             relative_error: self.relative_error,
             bucket_seconds: self.bucket_seconds,
-            lent: true,
+            lent: ticket,
+            exchanged: self.exchanged,
+            spent: None,
         };
         core::mem::replace(self, nothing)
     }
@@ -129,7 +137,7 @@ impl LayerState {
 
     /// Makes room for the next residual.
     pub(super) fn reserve(&mut self, shape: Shape) -> Result<(), Error> {
-        self.undoable = false;
+        (self.undoable, self.spent) = (false, None);
         let words = self.memory.as_ref().map_or(0, |memory| memory.rule().state_len(shape));
         if self.pending.len() != words {
             self.pending = super::arena::workspace(words)?;
@@ -150,7 +158,8 @@ impl LayerState {
         stream: Stream,
     ) -> Result<(), Error> {
         let Some(memory) = self.memory.as_mut().filter(|_| self.feedback) else {
-            self.memory = None;
+            self.spent = self.memory.take();
+            self.undoable = true;
             return Ok(());
         };
         if memory.is_plain() {
@@ -187,8 +196,12 @@ impl LayerState {
 
     /// Takes back what the last step has changed, if it was the last of this layer.
     pub(super) fn undo(&mut self) {
-        if let (true, Some(memory)) = (core::mem::take(&mut self.undoable), &mut self.memory) {
-            memory.undo(&mut self.pending);
+        if !core::mem::take(&mut self.undoable) {
+            return;
+        }
+        match (&mut self.memory, self.spent.take()) {
+            (None, spent) => self.memory = spent,
+            (Some(memory), _) => memory.undo(&mut self.pending),
         }
     }
 
@@ -197,6 +210,6 @@ impl LayerState {
         self.counts.not_contractive += (choice.uncompressed == Some(Uncompressed::NotContractive)) as u64;
         (self.choice, self.feedback, self.factor) = (choice, feedback, factor);
         self.memory = memory.or(self.memory.take());
-        self.undoable = false;
+        (self.undoable, self.spent) = (false, None);
     }
 }

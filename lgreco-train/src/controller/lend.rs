@@ -41,6 +41,8 @@ impl Controller {
         agreement: Agreement,
     ) -> Result<Bucket, Error> {
         self.control.expect_open()?;
+        self.lendings += 1;
+        let ticket = Hash(self.identity).add(self.lendings).0.max(1);
         let mut arena = self.arenas.pop().unwrap_or_default();
         arena.kept.clear();
         if arena.kept.try_reserve(layers.len()).is_err() {
@@ -54,7 +56,11 @@ impl Controller {
                     expected: self.states.len(),
                     found: index,
                 }),
-                Some(state) if state.lent => Err(Error::InFlight { layer: index }),
+                Some(state) if state.lent != 0 => Err(Error::InFlight { layer: index }),
+                Some(state) if state.exchanged => Err(Error::StepOrder {
+                    what: "a layer of the bucket has been exchanged in this step",
+                    expected: "layers that have not",
+                }),
                 Some(_) => Ok(()),
             };
             if let Err(error) = lendable {
@@ -66,7 +72,7 @@ impl Controller {
                 index,
                 shape: tensor.shape,
                 dtype: tensor.dtype,
-                state: self.states[index].lend(),
+                state: self.states[index].lend(ticket),
                 window: self.window.means.get_mut(index).map(core::mem::take).unwrap_or_default(),
                 withheld: false,
             });
@@ -88,7 +94,11 @@ impl Controller {
         bucket.measured = every > 0 && self.step.is_multiple_of(every);
         bucket.window_steps = if self.control.in_window() { self.window.steps } else { 0 };
         bucket.non_finite = self.config.non_finite;
-        bucket.failure = self.late.take();
+        // A bucket without elements has nobody to tell.
+        if bucket.has_elements() {
+            bucket.failure = self.late.take();
+        }
+        bucket.ticket = ticket;
         bucket.began = self.now();
         Ok(bucket)
     }
@@ -98,7 +108,7 @@ impl Controller {
     /// # Errors
     /// [`Error::StepOrder`] for a bucket that this controller has not lent, or not since a saved state was loaded.
     pub fn close(&mut self, bucket: Bucket) -> Result<(), Error> {
-        let lent = |layer: usize| self.states.get(layer).is_some_and(|state| state.lent);
+        let lent = |layer: usize| self.states.get(layer).is_some_and(|state| state.lent == bucket.ticket);
         if !bucket.layers().all(lent) {
             return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
         }
@@ -109,8 +119,10 @@ impl Controller {
         self.taken.broken |= bucket.is_broken();
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
+        let exchanged = bucket.is_exchanged();
         let mut arena = bucket.arena;
         for kept in &mut arena.kept {
+            kept.state.exchanged = exchanged;
             if let Some(seconds) = seconds {
                 *kept.state.bucket_seconds.get_or_insert(0.0) += seconds;
             }

@@ -58,7 +58,7 @@ impl Controller {
     /// Residuals and factors; on the measuring rank the window's mean too.
     pub fn save(&self) -> Result<Vec<u8>, Error> {
         self.late.map_or(Ok(()), Err)?;
-        if let Some(layer) = self.states.iter().position(|state| state.lent) {
+        if let Some(layer) = self.states.iter().position(|state| state.lent != 0) {
             return Err(Error::InFlight { layer });
         }
         let mut to = Writer(vec![]);
@@ -209,6 +209,10 @@ impl Controller {
         self.norms = layers().map_while(|layer| layer?.norm).collect();
         if self.norms.len() < self.tensors.len() {
             self.norms.clear();
+        }
+        // A bucket that was lost has taken them along.
+        for (mean, tensor) in self.window.means.iter_mut().zip(&self.tensors) {
+            mean.resize(tensor.shape.elements(), 0.0);
         }
         self.window.clear();
         let measures = !self.window.means.is_empty();

@@ -57,10 +57,12 @@ pub struct Controller {
     /// Buffers that no bucket has.
     pub(super) arenas: Vec<Arena>,
     pub(super) control: Control,
+    /// Buckets lent so far.
+    pub(super) lendings: u64,
     /// What the buckets of this step have come to.
     pub(super) taken: Taken,
     /// Of the configuration and the model.
-    identity: u64,
+    pub(super) identity: u64,
     /// Of the settings.
     plan: u64,
     pub(super) backend: Box<dyn Backend + Send>,
@@ -124,6 +126,7 @@ impl Controller {
             arenas: vec![Arena::new(&tensors, &groups, config.route, world)?],
             groups,
             control: Control::new(world),
+            lendings: 0,
             taken: Taken::default(),
             identity: identity(&config, &tensors, world),
             plan: 0,
@@ -204,7 +207,13 @@ impl Controller {
         }
         for group in 0..self.groups.ranges.len() {
             let range = self.groups.ranges[group].clone();
-            let mut bucket = self.open_group(range.clone())?;
+            let mut bucket = match self.open_group(range.clone()) {
+                Ok(bucket) => bucket,
+                Err(error) => {
+                    self.end_step();
+                    return Err(error);
+                }
+            };
             let exchanged = bucket.exchange(collective, &mut gradients[range]);
             self.close(bucket)?;
             if let Err(error) = exchanged {
@@ -312,7 +321,7 @@ impl Controller {
     /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
     pub fn finish_step(&mut self) -> Result<Report, Error> {
         self.control.expect_open()?;
-        if let Some(layer) = self.states.iter().position(|state| state.lent) {
+        if let Some(layer) = self.states.iter().position(|state| state.lent != 0) {
             return Err(Error::InFlight { layer });
         }
         let (step, taken) = (self.step, self.taken);

@@ -1,8 +1,8 @@
 //! What a trainer does to residuals when it skips an update or changes the scale of its loss.
 
 use super::Controller;
-use crate::Error;
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 impl Controller {
     /// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has skipped
@@ -51,9 +51,14 @@ impl Controller {
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a residual no longer fits its format: then no residual has changed. [`Error::StepOrder`] while a step is under way.
     ///
     /// # Complexity
-    /// Three passes over the residuals. The last step can then no longer be rolled back.
+    /// Three passes over the residuals. The last step can then no longer be rolled back, nor when it fails by overflow.
     pub fn rescale_residuals(&mut self, factor: f32) -> Result<(), Error> {
         self.control.expect_idle()?;
+        if !(factor > 0.0 && factor.is_finite()) {
+            let (what, value, expected) = ("rescaling factor", factor as f64, "positive and finite");
+            return Err(Error::Core(CoreError::Parameter { what, value, expected }));
+        }
+        self.states.iter_mut().for_each(|state| state.undoable = false);
         let (seed, step, rank) = (self.config.search.seed, self.step as u32, self.rank);
         let mut outcome = Ok(());
         let mut scaled = 0;

@@ -17,7 +17,7 @@ pub(super) fn fingerprint(moment: Moment, layers: &[Layer<'_>]) -> u64 {
             Setting::TopK(c) => [2, c.keep as u64, c.values as u64, 0, 0],
             Setting::PowerSgd(c) => [3, c.rank as u64, 0, 0, 0],
             Setting::CltK(c) => [4, c.keep as u64, 0, 0, 0],
-            Setting::AdaComp(c) => [6, c.bin as u64, layer.fresh.is_some() as u64, 0, 0],
+            Setting::AdaComp(c) => [6, c.bin as u64, 0, 0, 0],
             // Of the stages each rank has its own number.
             Setting::Sidco(c) => [8, c.density.to_bits(), c.fit as u64, c.values as u64, 0],
             Setting::LoCo(c) => [7, c.group as u64, 0, 0, 0],

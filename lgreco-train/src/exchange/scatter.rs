@@ -165,13 +165,18 @@ pub(super) fn reduce(
             for ((x, &mean), &decoded) in values[piece.range].iter_mut().zip(&*mean).zip(&*decoded) {
                 *x -= contribution(*x, mean, decoded);
             }
-            if !is_finite(values) {
-                layer.late = Some(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
-            }
         }
         mean.copy_from_slice(decoded);
         Ok(())
-    })
+    })?;
+    for layer in layers.iter_mut().filter(|layer| is_scattered(&layer.setting)) {
+        if let Input::Compensated { values, .. } = &layer.gradient
+            && !is_finite(values)
+        {
+            layer.late = Some(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
+        }
+    }
+    Ok(())
 }
 
 /// Puts this rank's mean of its share among all.

@@ -1,6 +1,6 @@
 //! What ranks tell each other inside the messages of an exchange: how each fares, and what each is about to do.
 
-use crate::Error;
+use crate::{CoreError, Error};
 
 /// Bytes of a slip at the head of a message.
 pub(super) const LEN: usize = 16;
@@ -18,6 +18,9 @@ const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
 /// What a rank reports that found fault with another, so that it is not the first to have failed.
 const OF_OTHERS: [u64; 3] =
     [UNREADABLE, Error::Peer { rank: 0, code: 0 }.code() as u64, Error::PeerPlan { rank: 0 }.code() as u64];
+/// What a rank reports whose gradient is not finite, which a trainer may go on from; so anything else comes before it.
+const NOT_FINITE: [u64; 2] =
+    [CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64, Error::NON_FINITE_GRADIENT as u64];
 /// In a sum, numbers below are codes of failures, others the lower bits of a fingerprint. All are integers that f32 has.
 const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
@@ -60,14 +63,19 @@ impl Slip {
 /// Goes on if every rank can and all are about to do the same.
 ///
 /// # Errors
-/// All ranks fail or none. A rank that has failed gets its own error, others [`Error::Peer`] with the first that failed
-/// by itself; [`Error::PeerPlan`] names the first rank that disagrees with rank 0.
+/// All ranks fail or none, and all because of gradients that are not finite, or none. A rank that has failed gets its own
+/// error, unless another has met a worse one; others [`Error::Peer`] with the first that failed by itself; [`Error::PeerPlan`] names the first rank that disagrees with rank 0.
 pub(super) fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
     let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);
-    let by_itself = |code: u64| !OF_OTHERS.contains(&code);
-    let first = failed.clone().find(|(_, slip)| by_itself(slip.code));
-    match (own, first.or_else(|| failed.next())) {
-        (Some(own), Some((rank, slip))) if by_itself(slip.code) && !by_itself(own.code().into()) => {
+    let weight = |code: u64| match code {
+        _ if OF_OTHERS.contains(&code) => 0,
+        _ if NOT_FINITE.contains(&code) => 1,
+        _ => 2,
+    };
+    let heaviest = failed.clone().map(|(_, slip)| weight(slip.code)).max();
+    let first = failed.find(|(_, slip)| Some(weight(slip.code)) == heaviest);
+    match (own, first) {
+        (Some(own), Some((rank, slip))) if weight(slip.code) > weight(own.code().into()) => {
             return Err(Error::of_peer(rank, slip.code));
         }
         (Some(own), _) => return Err(own),
@@ -84,7 +92,6 @@ pub(super) fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clon
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CoreError;
     use std::vec::Vec;
 
     const FINE: Slip = Slip { code: 0, fingerprint: 0xfeed_beef_1234_5678 };
@@ -126,6 +133,11 @@ mod tests {
         );
         assert_eq!(judged(Some(JUNK), [None, Some(JUNK), None]), Err(JUNK));
         assert_eq!(judged(None, [None, Some(JUNK), None]), Err(Error::Peer { rank: 1, code: 83 }));
+        let overflow = Error::Core(CoreError::Overflow { what: "a sum" });
+        let failures = [Some(BROKEN), Some(overflow), None];
+        let told = Err(Error::Peer { rank: 1, code: 5 });
+        assert_eq!([judged(failures[0], failures), judged(failures[2], failures)], [told; 2]);
+        assert_eq!(judged(failures[1], failures), Err(overflow));
         let differing = [FINE, FINE, Slip { fingerprint: 0, ..FINE }];
         assert_eq!(judge(None, differing.into_iter()), Err(Error::PeerPlan { rank: 2 }));
     }

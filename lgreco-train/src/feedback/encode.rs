@@ -46,7 +46,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::FeedbackRule`] for any other rule, gain or storage, and for AdaComp, which sees the gradient itself, too;
+    /// [`Error::FeedbackRule`] for any other rule, gain or storage, for AdaComp, which sees the gradient itself, too, and
+    /// for 16-bit gradients that are not compressed;
     /// otherwise those of [`step`](Memory::step). The memory is then unchanged.
     ///
     /// # Complexity
@@ -60,7 +61,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         workspace: &mut [u64],
         payload: &mut [u8],
     ) -> Result<usize, Error> {
-        if !self.is_plain() || matches!(setting, Setting::AdaComp(_)) {
+        let narrow = *setting == Setting::Dense && gradient.values().dtype() != Dtype::F32;
+        if !self.is_plain() || matches!(setting, Setting::AdaComp(_)) || narrow {
             return Err(Error::FeedbackRule { rule: self.rule().name(), needs: "classic error feedback in f32" });
         }
         let shape = self.shape();
