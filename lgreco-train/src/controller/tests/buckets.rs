@@ -310,3 +310,87 @@ fn calls_out_of_order_are_refused() {
     controller.load(&sound.save().unwrap(), &[]).unwrap();
     assert!(controller.save().is_ok());
 }
+
+/// One rank's gradient is not finite, another's gradient and residual overflow: an error on all, not a broken bucket on some.
+#[test]
+fn failures_that_differ_are_one_error_on_all() {
+    let results = threads::run(3, |mut worker| {
+        let mut config = config(Method::TopK, Policy::Uniform);
+        config.non_finite = NonFinite::PassThrough;
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let rank = worker.rank();
+        let mut results = vec![];
+        for step in 0..5 {
+            let mut values = gradients(rank, step, 1.0);
+            match (step, rank) {
+                (3, 1) => values[0].fill(2e38),
+                (4, 0) => values[0][0] = f32::NAN,
+                (4, 1) => values[0].fill(3e38),
+                _ => {}
+            }
+            results = overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).1;
+        }
+        results[2]
+    });
+    let overflow = Error::Core(CoreError::Overflow { what: "the gradient with what is remembered" });
+    let told = Err(Error::Peer { rank: 1, code: overflow.code() });
+    assert_eq!(results, [told, Err(overflow), told]);
+}
+
+/// A rate that falls on one rank alone is told to all before anybody switches.
+#[test]
+fn learning_rates_that_differ_are_told() {
+    let results = threads::run(2, |mut worker| {
+        let policy = Policy::Accordion(Accordion::new(4.0, 2.0));
+        let mut controller = Controller::new(config(Method::PowerSgd, policy), model(), &worker).unwrap();
+        for step in 0..4 {
+            let mut values = gradients(worker.rank(), step, 1.0);
+            overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).0.unwrap();
+        }
+        controller.begin_step(if worker.rank() == 1 { 0.1 } else { 1.0 }).unwrap();
+        loop {
+            match controller.control() {
+                Ok(Some(request)) => request.perform(&mut worker).unwrap(),
+                Ok(None) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    });
+    assert_eq!(results, [Err(Error::PeerPlan { rank: 1 }); 2]);
+}
+
+#[test]
+fn buckets_go_back_to_where_they_came_from() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let new = || Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
+    let (mut controller, mut other, saved) = (new(), new(), new().save().unwrap());
+    let begin = |controller: &mut Controller| {
+        controller.begin_step(1.0).unwrap();
+        assert_eq!(controller.control(), Ok(None));
+    };
+    let refused = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
+    begin(&mut controller);
+    begin(&mut other);
+    other.open(&[1]).unwrap();
+    let (stale, elsewhere) = (controller.open(&[0]).unwrap(), controller.open(&[1, 2]).unwrap());
+    refused(other.close(elsewhere));
+    controller.load(&saved, &[]).unwrap();
+    begin(&mut controller);
+    let bucket = controller.open(&[0]).unwrap();
+    refused(controller.close(stale));
+    controller.close(bucket).unwrap();
+
+    // Once exchanged, not again in this step.
+    let mut values = gradients(0, 0, 1.0);
+    let mut bucket = controller.open(&[0]).unwrap();
+    bucket.exchange(&mut worker, &mut [ValuesMut::F32(&mut values[0])]).unwrap();
+    controller.close(bucket).unwrap();
+    refused(controller.open(&[0]).map(drop));
+    controller.finish_step().unwrap();
+    // What the lost buckets had taken along is there again.
+    assert_eq!(controller.load(&controller.save().unwrap(), &[]).map(|loaded| loaded.missing.len()), Ok(0));
+    for _ in 0..4 {
+        take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+    }
+    assert!(controller.decision().is_some());
+}

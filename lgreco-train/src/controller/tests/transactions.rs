@@ -185,3 +185,21 @@ fn residuals_are_scaled_all_or_none() {
         assert_eq!(before, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>());
     }
 }
+
+/// What is left of a residual goes out whole under a setting without feedback, and comes back with the step.
+#[test]
+fn the_rest_of_a_residual_is_rolled_back() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut before = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    (0..4).for_each(|_| drop(take_step(&mut before, &mut worker, 1.0, 1.0).unwrap()));
+    let mut controller = Controller::new(config(Method::TopK, Policy::Uncompressed), model(), &worker).unwrap();
+    let saved = before.save().unwrap();
+    controller.load(&saved, &[&saved]).unwrap();
+    let rest = residual(&controller, 0);
+    assert!(rest == residual(&before, 0) && rest.iter().any(|&x| x != 0.0));
+    let (_, means) = take_step(&mut controller, &mut worker, 0.0, 1.0).unwrap();
+    assert_eq!(means[0], rest);
+    assert!(residual(&controller, 0).iter().all(|&x| x == 0.0));
+    controller.roll_back().unwrap();
+    assert_eq!(residual(&controller, 0), rest);
+}
