@@ -2,7 +2,7 @@
 
 use super::Controller;
 use super::arena::{Arena, Kept};
-use super::bucket::Bucket;
+use super::bucket::{Bucket, words};
 use crate::checksum::Hash;
 use crate::exchange::{Agreement, Collective, Moment};
 use crate::gradient::ValuesMut;
@@ -33,6 +33,30 @@ impl Controller {
     /// Lends the layers of a group, of which all ranks know that they exchange them together.
     pub(super) fn open_group(&mut self, layers: Range<usize>) -> Result<Bucket, Error> {
         self.lend(layers, Agreement::Reached)
+    }
+
+    /// Makes the buffers of the buckets of [`Controller::step`], one at a time, before anything is compressed.
+    pub(super) fn reserve_arena(&mut self) -> Result<(), Error> {
+        let mut arena = Arena::default();
+        for range in &self.groups.ranges {
+            let layers = self.states[range.clone()].iter().zip(&self.tensors[range.clone()]);
+            let layers = layers.map(|(state, tensor)| (state.choice.setting, tensor.shape, tensor.dtype));
+            let elements = layers.clone().map(|(_, shape, _)| shape.elements()).sum();
+            arena.reserve(range.len(), elements, words(layers, &self.moment())?)?;
+        }
+        self.arenas.push(arena);
+        Ok(())
+    }
+
+    fn moment(&self) -> Moment {
+        Moment {
+            rank: self.rank,
+            world_size: self.world,
+            route: self.config.route,
+            seed: self.config.search.seed,
+            step: self.step as u32,
+            terms: self.control.terms(),
+        }
     }
 
     fn lend(
@@ -71,15 +95,7 @@ impl Controller {
                 withheld: false,
             });
         }
-        let moment = Moment {
-            rank: self.rank,
-            world_size: self.world,
-            route: self.config.route,
-            seed: self.config.search.seed,
-            step: self.step as u32,
-            terms: self.control.terms(),
-        };
-        let mut bucket = match Bucket::new(arena, moment, agreement) {
+        let mut bucket = match Bucket::new(arena, self.moment(), agreement) {
             Ok(bucket) => bucket,
             Err((arena, error)) => {
                 self.take_back(arena);
@@ -104,7 +120,7 @@ impl Controller {
         if !bucket.layers().all(lent) {
             return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
         }
-        if bucket.is_exchanged() {
+        if bucket.is_exchanged() && bucket.agreement == Agreement::Needed {
             self.agreed.insert(group(bucket.layers()));
         }
         self.taken.bytes_out += bucket.bytes;

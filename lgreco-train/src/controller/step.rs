@@ -97,7 +97,7 @@ impl Controller {
     /// [`CoreError::DuplicateName`]; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
-    /// O(n log n) in the layers. Allocates an f32 per element of the model on the measuring rank.
+    /// O(n log n) in the layers. Allocates an f32 per element of the model on the measuring rank, and the buffers of one bucket.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let Place { rank, world } = Place::of(collective)?;
         config.check(&tensors, world)?;
@@ -131,6 +131,7 @@ impl Controller {
             tensors,
         };
         controller.plan = controller.plan_hash();
+        controller.reserve_arena()?;
         Ok(controller)
     }
 
