@@ -3,7 +3,7 @@
  *
  * What holds for every call here (order of arguments, NULL, ownership, threads, errors, versions) stands in
  * lgreco-ffi/README.md. In short: every call returns a status, outputs count only after LGRECO_OK, handles are freed
- * by their destroy call and nothing else, different handles may be used by different threads at the same time. A
+ * by their destroy call (a bucket by lgreco_bucket_close) and nothing else, different handles may be used by different threads at the same time. A
  * context is one handle: a call that is given a context another thread is using returns LGRECO_BUSY, so threads that
  * make things at the same time need a context each, or a lock. After fork() the child may go on with handles of the CPU
  * that no thread was using at that moment, which are copies; those of a GPU belong to the parent.
@@ -72,9 +72,9 @@
 // The id of samples that are not to be remembered.
 #define LGRECO_UNREMEMBERED UINT64_MAX
 
-// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them. Different
-// buckets may be used by different threads at the same time, and their controller by another. Only lgreco_bucket_close
-// frees one.
+// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them.
+// Different buckets may be used by different threads at the same time, and their controller by another. Only
+// lgreco_bucket_close frees one.
 typedef struct lgreco_bucket lgreco_bucket;
 
 // The compressor of one layer on one worker, with what it remembers and the memory it works in.
@@ -438,7 +438,7 @@ typedef struct lgreco_controller_options {
     // Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
     // worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
     // bits with NULL, the default. Kept, with `compute_user`, until the controller is destroyed; called by
-    // lgreco_controller_step.
+    // lgreco_controller_step and lgreco_controller_control.
     double (*compute_seconds)(void *user, const struct lgreco_setting *setting, size_t rows, size_t cols);
     // Given to `compute_seconds`.
     void *compute_user;
@@ -1039,7 +1039,8 @@ typedef struct lgreco_rng_stream {
 // Some rank's were not finite; they are zeros. Do not update the parameters.
 #define LGRECO_OUTCOME_SKIPPED 1
 
-// Some rank's were not finite; they are the plain means, not finite either.
+// Some rank's were not finite; they are the plain means, not finite either. After buckets in flight: those of some bucket,
+// which are NaN now.
 #define LGRECO_OUTCOME_PASSED_THROUGH 2
 
 // None: there is nothing left to do.
@@ -1558,7 +1559,8 @@ const char *lgreco_controller_message(const struct lgreco_controller *controller
 //
 // Whatever fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
 // and code. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options or layers, LGRECO_PARAMETER, and
-// codes of planning come before anything has changed: the step may be repeated. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
+// codes of planning come before anything has changed: the step may be repeated. LGRECO_STEP_ORDER while a step of
+// lgreco_controller_begin_step is under way. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
 // and LGRECO_PEER_MESSAGE end the step without its gradients being of use; the next one works. After LGRECO_COLLECTIVE
 // ranks may differ: load a saved state.
 lgreco_status lgreco_controller_step(struct lgreco_controller *controller,
@@ -1579,94 +1581,96 @@ lgreco_status lgreco_controller_begin_step(struct lgreco_controller *controller,
                                            double learning_rate,
                                            void *stream);
 
-// Tells the next collective to perform before buckets may be opened; to be called again once it is done, until the kind is
-// LGRECO_REQUEST_NONE: at once at most steps. Where a decision is due, the measuring rank measures and plans during a call.
-// Allocates at decisions only.
+// Tells the next collective to perform before buckets may be opened; to be called again once it is done, until the
+// kind is LGRECO_REQUEST_NONE: at once at most steps. Where a decision is due, the measuring rank measures and plans
+// during a call. Allocates at decisions only.
 //
-// What fails on one rank fails on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, codes
-// of measuring and planning. LGRECO_STEP_ORDER when no step is under way. Where a collective cannot be performed, ranks may
-// differ: lgreco_controller_load ends the step.
+// What fails on one rank fails on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
+// LGRECO_PEER_MESSAGE, codes of measuring and planning. LGRECO_STEP_ORDER when no step is under way. Where a
+// collective cannot be performed, ranks may differ: lgreco_controller_load ends the step.
 lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
                                         struct lgreco_request *request);
 
-// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them. `report` may
-// be NULL; its outcome is LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some bucket were not finite.
+// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them.
+// `report` may be NULL; its outcome is LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some bucket were not
+// finite.
 //
-// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control requests
-// are not done.
+// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control
+// requests are not done.
 lgreco_status lgreco_controller_finish_step(struct lgreco_controller *controller,
                                             struct lgreco_report *report);
 
-// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has skipped the
-// update, say. The step still counts. Every rank does it or none; once only.
+// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has
+// skipped the update, say. The step still counts. Every rank does it or none; once only.
 //
 // LGRECO_STEP_ORDER while a step is under way.
 lgreco_status lgreco_controller_roll_back(struct lgreco_controller *controller);
 
-// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of the
-// loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled back.
+// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of
+// the loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled
+// back.
 //
 // LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its format,
 // LGRECO_STEP_ORDER while a step is under way: no residual has changed then.
 lgreco_status lgreco_controller_rescale_residuals(struct lgreco_controller *controller,
                                                   float factor);
 
-// Lends a bucket of these layers, by their index and in any order, for one exchange in the step that has begun. All workers exchange
-// the same layers together, in the same order; with layers that have not been exchanged together before, a
-// further all-gather of 24 bytes per worker finds out whether they do. Allocates: three f32 per element and what the
-// settings need where no bucket that was closed had as much room, else a few hundred bytes.
+// Lends a bucket of these layers, by their index and in any order, for one exchange in the step that has begun. All
+// workers exchange the same layers together, in the same order; with layers that have not been exchanged together
+// before, a further all-gather of 24 bytes per worker finds out whether they do. Allocates: three f32 per element and
+// what the settings need where no bucket that was closed had as much room, else a few hundred bytes.
 //
-// LGRECO_STEP_ORDER unless a step has begun and its control requests are done; LGRECO_LAYER_MISMATCH for a layer that there is not;
-// LGRECO_IN_FLIGHT for one that is in another bucket, or twice in this.
+// LGRECO_STEP_ORDER unless a step has begun and its control requests are done; LGRECO_LAYER_MISMATCH for a layer that
+// there is not; LGRECO_IN_FLIGHT for one that is in another bucket, or twice in this.
 lgreco_status lgreco_bucket_open(struct lgreco_controller *controller,
                                  const size_t *layers,
                                  size_t layers_len,
                                  struct lgreco_bucket **bucket);
 
-// Says that a layer has no gradient on this rank in this step, before lgreco_bucket_submit: whatever is submitted in its place becomes
-// zeros, of which the mean is then made, and its residual stays. Other ranks may have a gradient.
+// Says that a layer has no gradient on this rank in this step, before lgreco_bucket_submit: whatever is submitted in
+// its place becomes zeros, of which the mean is then made, and its residual stays. Other ranks may have a gradient.
 //
 // LGRECO_STEP_ORDER when there are gradients already; LGRECO_LAYER_MISMATCH when the layer is not in this bucket.
 lgreco_status lgreco_bucket_withhold(struct lgreco_bucket *bucket,
                                      size_t layer);
 
-// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals and
-// compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else, until
-// lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
+// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals
+// and compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else,
+// until lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
 //
-// LGRECO_STEP_ORDER when there are gradients already. After this and after pointers that lgreco_controller_step would refuse,
-// the bucket is as it was. What else is wrong with gradients (they are not finite, say) is told to all ranks:
+// LGRECO_STEP_ORDER when there are gradients already. After this and after pointers that lgreco_controller_step would
+// refuse, the bucket is as it was. What else is wrong with gradients (they are not finite, say) is told to all ranks:
 // lgreco_bucket_next fails on each.
 lgreco_status lgreco_bucket_submit(struct lgreco_bucket *bucket,
                                    void *const *gradients,
                                    size_t gradients_len,
                                    void *stream);
 
-// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the gradients are
-// means. Does not allocate.
+// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the
+// gradients are means. Does not allocate.
 //
 // What fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
-// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other buckets
-// are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or under different options,
-// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's options do not make gradients that are
-// not finite an error, all of the bucket's become NaN on every rank instead, for a loss scaler to find, and
-// residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other
+// buckets are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or
+// under different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's
+// options do not make gradients that are not finite an error, all of the bucket's become NaN on every rank instead,
+// for a loss scaler to find, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 lgreco_status lgreco_bucket_next(struct lgreco_bucket *bucket,
                                  struct lgreco_request *request,
                                  void *stream);
 
-// Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a pointer to
-// NULL, does nothing. A collective that is still under way on its memory must have ended. One that has not come to
-// its means leaves what is remembered of its layers as it was; one from before lgreco_controller_load is only
+// Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a
+// pointer to NULL, does nothing. A collective that is still under way on its memory must have ended. One that has not
+// come to its means leaves what is remembered of its layers as it was; one from before lgreco_controller_load is only
 // freed. `controller` may be NULL once that of the bucket has been destroyed.
 //
-// LGRECO_STEP_ORDER for a bucket of another controller, which stays as it is. LGRECO_PANIC for one that a call has panicked on:
-// it is freed with what it had of its layers, which are LGRECO_IN_FLIGHT until a saved state is loaded.
+// LGRECO_STEP_ORDER for a bucket of another controller, which stays as it is. LGRECO_PANIC for one that a call has
+// panicked on: it is freed with what it had of its layers, which are LGRECO_IN_FLIGHT until a saved state is loaded.
 lgreco_status lgreco_bucket_close(struct lgreco_controller *controller,
                                   struct lgreco_bucket **bucket);
 
-// What went wrong in the last failed call on the bucket, with the layer's name if one is at fault; empty if none has failed.
-// Valid until the next call on it. Failures of lgreco_bucket_open and lgreco_bucket_close are the controller's
+// What went wrong in the last failed call on the bucket, with the layer's name if one is at fault; empty if none has
+// failed. Valid until the next call on it. Failures of lgreco_bucket_open and lgreco_bucket_close are the controller's
 // (lgreco_controller_message).
 const char *lgreco_bucket_message(const struct lgreco_bucket *bucket);
 
@@ -1728,7 +1732,8 @@ lgreco_status lgreco_controller_record_sync(struct lgreco_controller *controller
 // options. Every rank saves its own, between the same two steps. `length`, which must not be NULL, receives the number of
 // bytes.
 //
-// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. Allocates.
+// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. LGRECO_IN_FLIGHT while
+// a bucket has not been closed. Allocates.
 lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
                                      uint8_t *saved,
                                      size_t capacity,
@@ -1737,7 +1742,8 @@ lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
 // Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
 // same step with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
 // workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
-// Any bytes may be given. `loaded` may be NULL. Allocates.
+// Any bytes may be given. A step under way is over, and buckets of before may only be closed. `loaded` may be NULL.
+// Allocates.
 //
 // LGRECO_CHECKSUM for a state that is damaged; LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The
 // controller is then unchanged.

@@ -201,8 +201,8 @@ pub(crate) unsafe fn destroy<K: Kind>(place: *mut *mut K) -> lgreco_status {
     })
 }
 
-/// Takes the state of a handle, frees it and sets the caller's pointer to null, if `may` allows it; `None` where there is no
-/// handle. A handle in use stays; of one that has panicked, the state is freed too.
+/// Takes the state of a handle, frees it and sets the caller's pointer to null, if `may` allows it; `None` where there
+/// is no handle. A handle in use stays; of one that has panicked, the state is freed too.
 ///
 /// # Safety
 /// As [`destroy`].

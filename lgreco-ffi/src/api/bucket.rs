@@ -11,9 +11,9 @@ use lgreco_train::gradient::{Dtype, Shape, ValuesMut};
 use lgreco_train::{CoreError, Error};
 use std::sync::{Arc, Weak};
 
-/// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them. Different
-/// buckets may be used by different threads at the same time, and their controller by another. Only lgreco_bucket_close
-/// frees one.
+/// Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them.
+/// Different buckets may be used by different threads at the same time, and their controller by another. Only
+/// lgreco_bucket_close frees one.
 pub struct lgreco_bucket {
     _private: [u8; 0],
 }
@@ -74,9 +74,8 @@ impl BucketState {
         Failure::named(error, error.layer().and_then(|layer| self.names.get(layer)).cloned())
     }
 
-    /// # Safety
-    /// Pointers are null, misaligned, or to as many values as the layers have, which nothing else uses during the call and until
-    /// the bucket is done.
+    /// # Safety Pointers are null, misaligned, or to as many values as the layers have, which nothing else uses during
+    /// the call and until the bucket is done.
     unsafe fn submit(&mut self, pointers: &[*mut c_void]) -> Result<(), Failure> {
         self.gradients.clear();
         self.ranges.clear();
@@ -117,13 +116,13 @@ impl BucketState {
     }
 }
 
-/// Lends a bucket of these layers, by their index and in any order, for one exchange in the step that has begun. All workers exchange
-/// the same layers together, in the same order; with layers that have not been exchanged together before, a
-/// further all-gather of 24 bytes per worker finds out whether they do. Allocates: three f32 per element and what the
-/// settings need where no bucket that was closed had as much room, else a few hundred bytes.
+/// Lends a bucket of these layers, by their index and in any order, for one exchange in the step that has begun. All
+/// workers exchange the same layers together, in the same order; with layers that have not been exchanged together
+/// before, a further all-gather of 24 bytes per worker finds out whether they do. Allocates: three f32 per element and
+/// what the settings need where no bucket that was closed had as much room, else a few hundred bytes.
 ///
-/// LGRECO_STEP_ORDER unless a step has begun and its control requests are done; LGRECO_LAYER_MISMATCH for a layer that there is not;
-/// LGRECO_IN_FLIGHT for one that is in another bucket, or twice in this.
+/// LGRECO_STEP_ORDER unless a step has begun and its control requests are done; LGRECO_LAYER_MISMATCH for a layer that
+/// there is not; LGRECO_IN_FLIGHT for one that is in another bucket, or twice in this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_open(
     controller: *mut lgreco_controller,
@@ -141,8 +140,8 @@ pub unsafe extern "C" fn lgreco_bucket_open(
     }
 }
 
-/// Says that a layer has no gradient on this rank in this step, before lgreco_bucket_submit: whatever is submitted in its place becomes
-/// zeros, of which the mean is then made, and its residual stays. Other ranks may have a gradient.
+/// Says that a layer has no gradient on this rank in this step, before lgreco_bucket_submit: whatever is submitted in
+/// its place becomes zeros, of which the mean is then made, and its residual stays. Other ranks may have a gradient.
 ///
 /// LGRECO_STEP_ORDER when there are gradients already; LGRECO_LAYER_MISMATCH when the layer is not in this bucket.
 #[unsafe(no_mangle)]
@@ -151,12 +150,12 @@ pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, laye
     unsafe { handle::call(bucket, |state| state.bucket.withhold(layer).map_err(|error| state.named(error))) }
 }
 
-/// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals and
-/// compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else, until
-/// lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
+/// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals
+/// and compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else,
+/// until lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.
 ///
-/// LGRECO_STEP_ORDER when there are gradients already. After this and after pointers that lgreco_controller_step would refuse,
-/// the bucket is as it was. What else is wrong with gradients (they are not finite, say) is told to all ranks:
+/// LGRECO_STEP_ORDER when there are gradients already. After this and after pointers that lgreco_controller_step would
+/// refuse, the bucket is as it was. What else is wrong with gradients (they are not finite, say) is told to all ranks:
 /// lgreco_bucket_next fails on each.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_submit(
@@ -174,15 +173,15 @@ pub unsafe extern "C" fn lgreco_bucket_submit(
     }
 }
 
-/// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the gradients are
-/// means. Does not allocate.
+/// Goes on, once the collective asked for before is done, and tells the next one; LGRECO_REQUEST_NONE when the
+/// gradients are means. Does not allocate.
 ///
 /// What fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
-/// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other buckets
-/// are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or under different options,
-/// LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's options do not make gradients that are
-/// not finite an error, all of the bucket's become NaN on every rank instead, for a loss scaler to find, and
-/// residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
+/// and code. Gradients of the bucket are then of no use, what is remembered of its layers is as it was, and other
+/// buckets are not concerned: LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks exchange different layers or
+/// under different options, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PEER_MESSAGE. Where the controller's
+/// options do not make gradients that are not finite an error, all of the bucket's become NaN on every rank instead,
+/// for a loss scaler to find, and residuals stay. LGRECO_STEP_ORDER before lgreco_bucket_submit, and after a failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_next(
     bucket: *mut lgreco_bucket,
@@ -200,13 +199,13 @@ pub unsafe extern "C" fn lgreco_bucket_next(
     }
 }
 
-/// Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a pointer to
-/// NULL, does nothing. A collective that is still under way on its memory must have ended. One that has not come to
-/// its means leaves what is remembered of its layers as it was; one from before lgreco_controller_load is only
+/// Gives a bucket back to its controller, wherever it is, frees it and sets the caller's pointer to NULL; NULL, or a
+/// pointer to NULL, does nothing. A collective that is still under way on its memory must have ended. One that has not
+/// come to its means leaves what is remembered of its layers as it was; one from before lgreco_controller_load is only
 /// freed. `controller` may be NULL once that of the bucket has been destroyed.
 ///
-/// LGRECO_STEP_ORDER for a bucket of another controller, which stays as it is. LGRECO_PANIC for one that a call has panicked on:
-/// it is freed with what it had of its layers, which are LGRECO_IN_FLIGHT until a saved state is loaded.
+/// LGRECO_STEP_ORDER for a bucket of another controller, which stays as it is. LGRECO_PANIC for one that a call has
+/// panicked on: it is freed with what it had of its layers, which are LGRECO_IN_FLIGHT until a saved state is loaded.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_close(
     controller: *mut lgreco_controller,
@@ -241,8 +240,8 @@ pub unsafe extern "C" fn lgreco_bucket_close(
     }
 }
 
-/// What went wrong in the last failed call on the bucket, with the layer's name if one is at fault; empty if none has failed.
-/// Valid until the next call on it. Failures of lgreco_bucket_open and lgreco_bucket_close are the controller's
+/// What went wrong in the last failed call on the bucket, with the layer's name if one is at fault; empty if none has
+/// failed. Valid until the next call on it. Failures of lgreco_bucket_open and lgreco_bucket_close are the controller's
 /// (lgreco_controller_message).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_bucket_message(bucket: *const lgreco_bucket) -> *const c_char {

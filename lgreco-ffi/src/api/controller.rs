@@ -73,7 +73,8 @@ pub type lgreco_outcome = u32;
 pub const LGRECO_OUTCOME_EXCHANGED: lgreco_outcome = 0;
 /// Some rank's were not finite; they are zeros. Do not update the parameters.
 pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
-/// Some rank's were not finite; they are the plain means, not finite either.
+/// Some rank's were not finite; they are the plain means, not finite either. After buckets in flight: those of some bucket,
+/// which are NaN now.
 pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
 
 /// What a step did; all but the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
@@ -203,7 +204,8 @@ pub unsafe extern "C" fn lgreco_controller_message(controller: *const lgreco_con
 ///
 /// Whatever fails on one rank fails on all: with its own code there, elsewhere with LGRECO_PEER, whose message tells rank
 /// and code. LGRECO_NON_FINITE_GRADIENT, LGRECO_PEER_PLAN when ranks differ in options or layers, LGRECO_PARAMETER, and
-/// codes of planning come before anything has changed: the step may be repeated. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
+/// codes of planning come before anything has changed: the step may be repeated. LGRECO_STEP_ORDER while a step of
+/// lgreco_controller_begin_step is under way. LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW
 /// and LGRECO_PEER_MESSAGE end the step without its gradients being of use; the next one works. After LGRECO_COLLECTIVE
 /// ranks may differ: load a saved state.
 #[unsafe(no_mangle)]

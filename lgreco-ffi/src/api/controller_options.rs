@@ -107,7 +107,7 @@ pub struct lgreco_controller_options {
     /// Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
     /// worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
     /// bits with NULL, the default. Kept, with `compute_user`, until the controller is destroyed; called by
-    /// lgreco_controller_step.
+    /// lgreco_controller_step and lgreco_controller_control.
     pub compute_seconds: Option<
         unsafe extern "C" fn(user: *mut c_void, setting: *const lgreco_setting, rows: usize, cols: usize) -> f64,
     >,

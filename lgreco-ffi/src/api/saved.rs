@@ -58,7 +58,8 @@ unsafe impl Versioned for lgreco_loaded {
 /// options. Every rank saves its own, between the same two steps. `length`, which must not be NULL, receives the number of
 /// bytes.
 ///
-/// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. Allocates.
+/// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. LGRECO_IN_FLIGHT while
+/// a bucket has not been closed. Allocates.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_save(
     controller: *mut lgreco_controller,
@@ -83,7 +84,8 @@ pub unsafe extern "C" fn lgreco_controller_save(
 /// Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
 /// same step with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
 /// workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
-/// Any bytes may be given. `loaded` may be NULL. Allocates.
+/// Any bytes may be given. A step under way is over, and buckets of before may only be closed. `loaded` may be NULL.
+/// Allocates.
 ///
 /// LGRECO_CHECKSUM for a state that is damaged; LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The
 /// controller is then unchanged.

@@ -27,13 +27,13 @@ pub unsafe extern "C" fn lgreco_controller_begin_step(
     }
 }
 
-/// Tells the next collective to perform before buckets may be opened; to be called again once it is done, until the kind is
-/// LGRECO_REQUEST_NONE: at once at most steps. Where a decision is due, the measuring rank measures and plans during a call.
-/// Allocates at decisions only.
+/// Tells the next collective to perform before buckets may be opened; to be called again once it is done, until the
+/// kind is LGRECO_REQUEST_NONE: at once at most steps. Where a decision is due, the measuring rank measures and plans
+/// during a call. Allocates at decisions only.
 ///
-/// What fails on one rank fails on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN, LGRECO_PEER_MESSAGE, codes
-/// of measuring and planning. LGRECO_STEP_ORDER when no step is under way. Where a collective cannot be performed, ranks may
-/// differ: lgreco_controller_load ends the step.
+/// What fails on one rank fails on all, and the step may be begun again: LGRECO_PEER, LGRECO_PEER_PLAN,
+/// LGRECO_PEER_MESSAGE, codes of measuring and planning. LGRECO_STEP_ORDER when no step is under way. Where a
+/// collective cannot be performed, ranks may differ: lgreco_controller_load ends the step.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_control(
     controller: *mut lgreco_controller,
@@ -51,11 +51,12 @@ pub unsafe extern "C" fn lgreco_controller_control(
     }
 }
 
-/// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them. `report` may
-/// be NULL; its outcome is LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some bucket were not finite.
+/// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them.
+/// `report` may be NULL; its outcome is LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some bucket were not
+/// finite.
 ///
-/// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control requests
-/// are not done.
+/// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control
+/// requests are not done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_finish_step(
     controller: *mut lgreco_controller,
@@ -75,8 +76,8 @@ pub unsafe extern "C" fn lgreco_controller_finish_step(
     }
 }
 
-/// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has skipped the
-/// update, say. The step still counts. Every rank does it or none; once only.
+/// Takes back what the last step has done to residuals, because its means have not been applied: a loss scaler has
+/// skipped the update, say. The step still counts. Every rank does it or none; once only.
 ///
 /// LGRECO_STEP_ORDER while a step is under way.
 #[unsafe(no_mangle)]
@@ -85,8 +86,9 @@ pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_con
     unsafe { handle::call(controller, |state| state.controller.roll_back().map_err(|error| state.named(error))) }
 }
 
-/// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of the
-/// loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled back.
+/// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of
+/// the loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled
+/// back.
 ///
 /// LGRECO_PARAMETER unless `factor` is positive and finite, LGRECO_OVERFLOW when a residual no longer fits its format,
 /// LGRECO_STEP_ORDER while a step is under way: no residual has changed then.

@@ -19,7 +19,8 @@ fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
         ..Default::default()
     };
     let (mut context, mut controller) = (null_mut(), null_mut());
-    // SAFETY: every pointer is NULL or to a value that lives as long as the call; a controller does not need its context.
+    // SAFETY: every pointer is NULL or to a value that lives as long as the call; a controller does not need its
+    // context.
     unsafe {
         assert_eq!(lgreco_context_create(null(), &mut context), LGRECO_OK);
         lgreco_controller_create(context, &collective, &layer, 1, &options, &mut controller);
@@ -39,8 +40,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
         let controller = bytes.maybe_mut(state.controllers[which]);
         let bucket = bytes.maybe_mut(state.buckets[which]);
         let mut request = lgreco_request::default();
-        // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; gradients stay
-        // in their place as long as the state; handles are live or NULL.
+        // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said;
+        // gradients stay in their place as long as the state; handles are live or NULL.
         last = unsafe {
             match at {
                 0 => lgreco_controller_begin_step(controller, f64::from(bytes.value()).abs(), null_mut()),
