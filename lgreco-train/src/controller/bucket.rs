@@ -1,18 +1,17 @@
 //! Layers that are exchanged together, from gradients to means and residuals.
 
 use super::NonFinite;
-use super::arena::{Arena, Kept, recycled};
+use super::arena::{Arena, recycled};
+use super::check::{check, first_non_finite, relative_error};
 use super::layer::LayerState;
+use super::view::{Places, When, is_in_place, list_of, owns, parts, take};
 use super::window;
-use crate::compress::{Compressor, Setting, check_finite};
-use crate::error::expect_len;
-use crate::exchange::{Agreement, Flight, Input, Layer, Moment, Request, Route, is_gathered, workspace_len};
-use crate::feedback::{Memory, plain_values};
-use crate::gradient::{Dtype, Element, Gradient, Shape, Values, ValuesMut, first_too_large, with_elements};
+use crate::compress::{Compressor, Setting};
+use crate::exchange::{Agreement, Flight, Moment, Request, workspace_len};
+use crate::feedback::plain_values;
+use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut, first_too_large};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
-use alloc::vec::Vec;
-use core::ops::Range;
 
 /// Where a bucket is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -348,154 +347,4 @@ impl Bucket {
         }
         Ok(())
     }
-}
-
-/// Cuts the first `len` values off.
-fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
-    let (part, rest) = core::mem::take(room).split_at_mut(len);
-    *room = rest;
-    part
-}
-
-/// Where each layer lies in the buffers of its bucket.
-fn parts(kept: &[Kept]) -> impl Iterator<Item = Range<usize>> {
-    kept.iter().scan(0, |end, kept| {
-        let start = *end;
-        *end += kept.shape.elements();
-        Some(start..*end)
-    })
-}
-
-/// For what the layers of a bucket are borrowed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum When {
-    Begin,
-    Next,
-    /// This rank has failed: gradients may be of any kind, and are not looked at.
-    Failed,
-}
-
-/// Buffers with a place per element of the bucket.
-struct Places<'a> {
-    mean: &'a mut [f32],
-    offered: &'a mut [f32],
-    own: &'a mut [f32],
-}
-
-/// The layers as the exchange takes them.
-fn list_of<'a>(
-    kept: &'a mut [Kept],
-    Places { mut mean, mut offered, mut own }: Places<'a>,
-    gradients: &'a mut [ValuesMut<'_>],
-    when: When,
-    route: Route,
-    measured: bool,
-    list: Vec<Layer<'static>>,
-) -> Result<Vec<Layer<'a>>, Error> {
-    let mut list = recycled(list);
-    let mut gradients = gradients.iter_mut();
-    for kept in kept {
-        let (shape, dtype, elements) = (kept.shape, kept.dtype, kept.shape.elements());
-        let (in_place, owned) = (is_in_place(kept, route, measured), owns(kept, measured));
-        let plain = kept.memory().map(Memory::is_plain);
-        let LayerState { choice, pending, factor, .. } = &mut kept.state;
-        let (mean, offered, own) = (take(&mut mean, elements), take(&mut offered, elements), take(&mut own, elements));
-        let setting = choice.setting;
-        let mut layer = Layer {
-            index: kept.index as u32,
-            setting,
-            gradient: Input::Spent { shape, dtype },
-            fresh: None,
-            sent: 0,
-            late: None,
-            mean,
-            own: owned.then_some(own),
-            factor,
-        };
-        if let (Some(gradient), true) = (gradients.next(), when != When::Failed) {
-            layer.gradient = match plain {
-                Some(true) if !measured => Input::Compensated { values: plain_values(pending, shape), shape },
-                Some(true) => Gradient::new(Values::F32(plain_values(pending, shape)), shape)?.into(),
-                Some(false) => Gradient::new(Values::F32(offered), shape)?.into(),
-                None => layer.gradient,
-            };
-            if in_place && when == When::Next {
-                if let ValuesMut::F32(values) = gradient {
-                    layer.mean = values;
-                }
-            } else {
-                let values = Gradient::new(gradient.values(), shape)?;
-                layer.fresh = (plain.is_some() && matches!(setting, Setting::AdaComp(_))).then_some(values);
-                if plain.is_none() {
-                    layer.gradient = values.into();
-                }
-            }
-        }
-        list.push(layer);
-    }
-    Ok(list)
-}
-
-/// Whether means are written over the gradients as they arrive: nobody needs these then.
-fn is_in_place(kept: &Kept, route: Route, measured: bool) -> bool {
-    let setting = &kept.state.choice.setting;
-    kept.dtype == Dtype::F32
-        && !measured
-        && !matches!(setting, Setting::AdaComp(_))
-        && match kept.memory() {
-            Some(memory) => memory.is_plain(),
-            None => *setting == Setting::Dense || is_gathered(setting, route),
-        }
-}
-
-/// Whether gradients are those of the layers.
-pub(super) fn check(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
-    expect_len("gradients, one per layer", kept.len(), gradients.len())?;
-    for (kept, gradient) in kept.iter().zip(gradients) {
-        check_layer(kept.index, kept.shape, kept.dtype, gradient)?;
-    }
-    Ok(())
-}
-
-/// Whether a gradient is that of layer `layer`.
-pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, gradient: &ValuesMut<'_>) -> Result<(), Error> {
-    let values = gradient.values();
-    let mismatch = |what, expected, found| Err(Error::LayerMismatch { layer, what, expected, found });
-    if values.dtype() != dtype {
-        return mismatch("the code of the element type", dtype as usize, values.dtype() as usize);
-    }
-    if values.len() != shape.elements() {
-        return mismatch("the number of values", shape.elements(), values.len());
-    }
-    Ok(())
-}
-
-/// The first value that is NaN or infinite.
-pub(super) fn non_finite(layer: usize, gradient: &ValuesMut<'_>) -> Option<Error> {
-    let column = Shape::new(gradient.values().len(), 1).and_then(|shape| Gradient::new(gradient.values(), shape));
-    match column.and_then(|gradient| check_finite(&gradient)) {
-        Err(CoreError::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
-        _ => None,
-    }
-}
-
-fn first_non_finite(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Option<Error> {
-    kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.index, gradient))
-}
-
-/// Whether a layer's own contribution is written down.
-fn owns(kept: &Kept, measured: bool) -> bool {
-    let updates = kept.memory().is_some_and(|memory| !memory.is_plain());
-    updates || measured && (kept.memory().is_some() || kept.state.choice.uncompressed.is_none())
-}
-
-/// ‖values − own‖² / ‖values‖², 0 for zeros.
-fn relative_error(values: Values<'_>, own: &[f32]) -> f64 {
-    let (mut error, mut norm) = (0.0, 0.0);
-    with_elements!(values, v => for (x, &y) in v.iter().zip(own) {
-        let (x, y) = (x.to_f32() as f64, y as f64);
-        error += (x - y) * (x - y);
-        norm += x * x;
-    });
-    if norm > 0.0 { error / norm } else { 0.0 }
 }

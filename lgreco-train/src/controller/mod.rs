@@ -92,6 +92,7 @@ mod accordion;
 mod agreement;
 mod arena;
 mod bucket;
+mod check;
 mod codes;
 mod config;
 mod control;
@@ -113,6 +114,7 @@ mod step;
 mod tensor;
 mod time;
 mod transaction;
+mod view;
 mod window;
 
 pub use bucket::Bucket;

@@ -2,7 +2,7 @@
 
 use super::accordion::Highest;
 use super::arena::Arena;
-use super::bucket::{check_layer, non_finite};
+use super::check::{check_layer, non_finite};
 use super::codes::Choice;
 use super::control::Control;
 use super::groups::Groups;

@@ -1,0 +1,53 @@
+//! Whether gradients are those of the layers, and finite; how far a contribution is from what it stands for.
+
+use super::arena::Kept;
+use crate::compress::check_finite;
+use crate::error::expect_len;
+use crate::gradient::{Dtype, Element, Gradient, Shape, Values, ValuesMut, with_elements};
+use crate::{CoreError, Error};
+
+/// Whether gradients are those of the layers.
+pub(super) fn check(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
+    expect_len("gradients, one per layer", kept.len(), gradients.len())?;
+    for (kept, gradient) in kept.iter().zip(gradients) {
+        check_layer(kept.index, kept.shape, kept.dtype, gradient)?;
+    }
+    Ok(())
+}
+
+/// Whether a gradient is that of layer `layer`.
+pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, gradient: &ValuesMut<'_>) -> Result<(), Error> {
+    let values = gradient.values();
+    let mismatch = |what, expected, found| Err(Error::LayerMismatch { layer, what, expected, found });
+    if values.dtype() != dtype {
+        return mismatch("the code of the element type", dtype as usize, values.dtype() as usize);
+    }
+    if values.len() != shape.elements() {
+        return mismatch("the number of values", shape.elements(), values.len());
+    }
+    Ok(())
+}
+
+/// The first value that is NaN or infinite.
+pub(super) fn non_finite(layer: usize, gradient: &ValuesMut<'_>) -> Option<Error> {
+    let column = Shape::new(gradient.values().len(), 1).and_then(|shape| Gradient::new(gradient.values(), shape));
+    match column.and_then(|gradient| check_finite(&gradient)) {
+        Err(CoreError::NonFinite { index, value }) => Some(Error::NonFiniteGradient { layer, index, value }),
+        _ => None,
+    }
+}
+
+pub(super) fn first_non_finite(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Option<Error> {
+    kept.iter().zip(gradients).find_map(|(kept, gradient)| non_finite(kept.index, gradient))
+}
+
+/// ‖values − own‖² / ‖values‖², 0 for zeros.
+pub(super) fn relative_error(values: Values<'_>, own: &[f32]) -> f64 {
+    let (mut error, mut norm) = (0.0, 0.0);
+    with_elements!(values, v => for (x, &y) in v.iter().zip(own) {
+        let (x, y) = (x.to_f32() as f64, y as f64);
+        error += (x - y) * (x - y);
+        norm += x * x;
+    });
+    if norm > 0.0 { error / norm } else { 0.0 }
+}
