@@ -117,6 +117,7 @@ impl Controller {
         }
         self.taken.bytes_out += bucket.bytes;
         self.taken.broken |= bucket.is_broken();
+        self.taken.incomplete |= bucket.window_steps > 0 && !bucket.is_exchanged();
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
         let exchanged = bucket.is_exchanged();

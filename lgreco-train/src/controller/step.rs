@@ -73,6 +73,8 @@ pub struct Controller {
 pub(super) struct Taken {
     pub bytes_out: u64,
     pub broken: bool,
+    /// Whether a gradient is missing from the window of a decision.
+    pub incomplete: bool,
     /// Seconds of planning, and when exchanging began.
     pub planned: Option<(f64, f64)>,
 }
@@ -329,6 +331,9 @@ impl Controller {
         let outcome = if taken.broken { Outcome::PassedThrough } else { Outcome::Exchanged };
         if taken.broken {
             self.non_finite += 1;
+        }
+        if taken.incomplete {
+            self.window.clear();
         }
         let bytes_in = self.tensors.iter().map(Tensor::bytes).sum();
         let seconds = taken.planned.zip(self.now());

@@ -394,3 +394,22 @@ fn buckets_go_back_to_where_they_came_from() {
     }
     assert!(controller.decision().is_some());
 }
+
+/// A step whose gradients are not all in the window is left out of it: the decision waits for one whose are.
+#[test]
+fn nothing_is_decided_by_half_a_gradient() {
+    on_all(2, |mut worker| {
+        let mut config = config(Method::TopK, LGRECO);
+        (config.non_finite, config.schedule.window) = (NonFinite::PassThrough, 1);
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        for step in 0..4 {
+            assert_eq!(controller.decision(), None);
+            let mut values = gradients(worker.rank(), step, 1.0);
+            if (step, worker.rank()) == (1, 0) {
+                values[2][7] = f32::NAN;
+            }
+            overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).0.unwrap();
+        }
+        assert_eq!(controller.decision().map(|decision| decision.step), Some(3));
+    });
+}
