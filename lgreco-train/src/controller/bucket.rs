@@ -7,7 +7,7 @@ use super::layer::LayerState;
 use super::view::{Places, When, is_in_place, list_of, owns, parts, take};
 use super::window;
 use crate::compress::{Compressor, Setting};
-use crate::exchange::{Agreement, Flight, Moment, Request, workspace_len};
+use crate::exchange::{Agreement, Flight, Host, Moment, Request, request, workspace_len};
 use crate::feedback::plain_values;
 use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut, first_too_large};
 use crate::rng::Stream;
@@ -188,7 +188,7 @@ impl Bucket {
         let Arena { kept, mean, offered, own, sent, workspace, list } = &mut self.arena;
         let room = Places { mean, offered, own };
         let mut layers = list_of(kept, room, gradients, when, moment.route, self.measured, core::mem::take(list))?;
-        let flight = Flight::begin(&mut layers, moment, agreement, failure, workspace);
+        let flight = Flight::begin(&mut Host { layers: &mut layers, workspace }, moment, agreement, failure);
         sent.iter_mut().zip(&layers).for_each(|(to, layer)| *to = layer.sent);
         *list = recycled(layers);
         let mut flight = flight?;
@@ -234,7 +234,7 @@ impl Bucket {
         let Arena { kept, mean, offered, own, workspace, list, .. } = &mut self.arena;
         let (room, route) = (Places { mean, offered, own }, self.moment.route);
         let mut layers = list_of(kept, room, gradients, when, route, self.measured, core::mem::take(list))?;
-        let advanced = flight.advance(&mut layers, workspace);
+        let advanced = flight.advance(&mut Host { layers: &mut layers, workspace });
         let mut late = None;
         for layer in &layers {
             late = late.or(layer.late);
@@ -242,8 +242,8 @@ impl Bucket {
         *list = recycled(layers);
         self.late = self.late.or(late);
         match advanced {
-            Ok(true) => return flight.request(&mut self.arena.workspace).map(Some),
-            Ok(false) => {}
+            Ok(Some(part)) => return request(part, flight.program(), &mut self.arena.workspace).map(Some),
+            Ok(None) => {}
             Err(error) => return self.fail(error, gradients),
         }
         match self.take_means(gradients) {

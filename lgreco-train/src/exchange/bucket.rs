@@ -2,7 +2,8 @@
 
 use super::collective::{Collective, Place};
 use super::flight::{Agreement, Flight};
-use super::workspace::Lens;
+use super::host::Host;
+use super::layout::Layout;
 use crate::compress::wire::Payload;
 use crate::compress::{Setting, decode};
 use crate::error::expect_len;
@@ -73,6 +74,34 @@ impl Aggregation {
             Setting::Qsgd(_) | Setting::TopK(_) | Setting::LoCo(_) => Aggregation::Payloads,
             Setting::HardThreshold(_) | Setting::AdaComp(_) | Setting::Sidco(_) => Aggregation::VariablePayloads,
         }
+    }
+}
+
+/// What all ranks know of a layer before it is exchanged.
+///
+/// ```
+/// use lgreco_train::compress::Setting;
+/// use lgreco_train::exchange::Spec;
+/// use lgreco_train::gradient::{Dtype, Shape};
+/// let spec = Spec::from((Setting::Dense, Shape::new(10, 10)?, Dtype::F32));
+/// assert_eq!((spec.index, spec.setting), (0, Setting::Dense));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spec {
+    /// Index of the layer in the model.
+    pub index: u32,
+    /// How it is compressed.
+    pub setting: Setting,
+    /// Rows and columns.
+    pub shape: Shape,
+    /// Of what is compressed: the gradient's, or f32 with a residual.
+    pub dtype: Dtype,
+}
+
+impl From<(Setting, Shape, Dtype)> for Spec {
+    fn from((setting, shape, dtype): (Setting, Shape, Dtype)) -> Self {
+        Spec { index: 0, setting, shape, dtype }
     }
 }
 
@@ -201,6 +230,11 @@ pub struct Layer<'a> {
 }
 
 impl Layer<'_> {
+    pub(super) fn spec(&self) -> Spec {
+        let (shape, dtype) = (self.gradient.shape(), self.gradient.dtype());
+        Spec { index: self.index, setting: self.setting, shape, dtype }
+    }
+
     /// Columns of PowerSGD's factors; 0 for other settings.
     pub(super) fn rank(&self) -> usize {
         factor_rank(&self.setting, self.gradient.shape())
@@ -303,7 +337,7 @@ impl Moment {
     }
 }
 
-/// Words of workspace that a [`Flight`] needs with layers of these settings, shapes and element types.
+/// Words of workspace that a [`Flight`] on the [`Host`] needs with layers of these settings, shapes and element types.
 ///
 /// ```
 /// use lgreco_train::compress::Setting;
@@ -321,11 +355,11 @@ pub fn workspace_len(
     route: Route,
     world_size: u32,
 ) -> Result<usize, Error> {
-    Ok(Lens::new(layers, route, world_size)?.words())
+    Ok(Layout::new(layers.map(Spec::from), route, world_size)?.words())
 }
 
-/// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and [`Request::perform`](super::Request::perform) for each
-/// of its requests. PowerSGD does one power iteration per call, whatever its setting says, and relies on `factor` for
+/// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and
+/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD does one power iteration per call, whatever its setting says, and relies on `factor` for
 /// accuracy.
 ///
 /// Whether ranks bring the same layers and settings is found out anew at every call, by an all-gather of 24 bytes each.
@@ -369,8 +403,9 @@ pub fn aggregate<C: Collective + ?Sized>(
 ) -> Result<(), Error> {
     let Place { rank, world } = Place::of(collective)?;
     let moment = Moment { rank, world_size: world, route, seed, step, terms: 0 };
-    let mut flight = Flight::begin(layers, moment, Agreement::Needed, None, workspace)?;
-    while let Some(request) = flight.next(layers, workspace)? {
+    let mut host = Host { layers, workspace };
+    let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
+    while let Some(request) = flight.next(&mut host)? {
         request.perform(collective)?;
     }
     Ok(())

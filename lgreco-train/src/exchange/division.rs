@@ -1,5 +1,6 @@
 //! Which rank averages which part of a bucket.
 
+use super::bucket::Spec;
 use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting};
@@ -22,8 +23,8 @@ pub(super) struct Piece {
 }
 
 impl Division {
-    pub(super) fn new(layers: impl Iterator<Item = (Setting, Shape)>, world: u32) -> Self {
-        let elements = layers.filter(|(setting, _)| is_scattered(setting)).map(|(_, shape)| shape.elements() as u64);
+    pub(super) fn new(layers: impl Iterator<Item = Spec>, world: u32) -> Self {
+        let elements = layers.filter(|spec| is_scattered(&spec.setting)).map(|spec| spec.shape.elements() as u64);
         Division { elements: elements.sum(), world }
     }
 
@@ -37,23 +38,24 @@ impl Division {
         Cursor { share: self.boundary(owner)..self.boundary(owner + 1), first: 0 }
     }
 
-    /// Bytes of all shares together, each with a slip, and of the most that a rank receives at a time; zero where
-    /// nothing travels in pieces.
-    pub(super) fn buffer_lens(
-        &self,
-        layers: impl Iterator<Item = (Setting, Shape)> + Clone,
-    ) -> Result<(usize, usize), Error> {
+    /// Bytes of a message about `owner`'s pieces: a slip and their payloads.
+    pub(super) fn message_len(&self, layers: impl Iterator<Item = Spec>, owner: u32) -> Result<usize, Error> {
+        let mut cursor = self.cursor(owner);
+        let mut lens = layers.map(|Spec { setting, shape, .. }| cursor.next(setting, shape));
+        lens.try_fold(slip::LEN, |len, piece| Ok(len + piece?.map_or(0, |piece| piece.payload_len)))
+    }
+
+    /// Bytes of all owners' messages together, and of the most that a rank receives at a time; zero where nothing travels in
+    /// pieces.
+    pub(super) fn buffer_lens(&self, layers: impl Iterator<Item = Spec> + Clone) -> Result<(usize, usize), Error> {
         let (mut all, mut largest) = (0, 0);
         if self.elements == 0 {
             return Ok((0, 0));
         }
         for owner in 0..self.world {
-            let (mut cursor, mut share) = (self.cursor(owner), slip::LEN);
-            for (setting, shape) in layers.clone() {
-                share += cursor.next(setting, shape)?.map_or(0, |piece| piece.payload_len);
-            }
-            all += share;
-            largest = largest.max(share);
+            let message = self.message_len(layers.clone(), owner)?;
+            all += message;
+            largest = largest.max(message);
         }
         Ok((all, all.max(largest * (self.world as usize).saturating_sub(1))))
     }

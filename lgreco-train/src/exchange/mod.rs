@@ -6,6 +6,10 @@
 //! time, by blocking calls or others, while the backward pass goes on. [`aggregate`] performs them one after the other over
 //! a [`Collective`].
 //!
+//! A flight is a counter in a [`Program`]: a list of [ops](Op), done by a [`Space`] (memory of one kind; here is the
+//! [`Host`]'s), and of the [parts](Part) that travel between them. [`Program::rounds`] tells their sizes before anything
+//! is sent.
+//!
 //! | setting ([`Aggregation::of`]) | collectives | what a worker contributes |
 //! |---|---|---|
 //! | dense | all-reduce | its gradient |
@@ -53,23 +57,29 @@ mod collective;
 mod division;
 mod fingerprint;
 mod flight;
-mod gather;
-mod leader;
-mod mean;
-mod reduce;
+mod host;
+mod layout;
+mod program;
 mod request;
-mod scatter;
+mod round;
 mod slip;
+mod space;
 #[cfg(any(test, feature = "std"))]
 pub mod threads;
-mod workspace;
 
 pub(crate) use bucket::is_gathered;
-pub use bucket::{Aggregation, Input, Layer, Moment, Route, aggregate, workspace_len};
+pub use bucket::{Aggregation, Input, Layer, Moment, Route, Spec, aggregate, workspace_len};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
 pub use flight::{Agreement, Flight};
+pub use host::Host;
+pub(crate) use host::request;
+pub use layout::Layout;
+pub use program::{Op, Part, Program};
 pub use request::Request;
+pub use round::Round;
+pub use slip::{Slip, judge};
+pub use space::{RequestOf, Space};
 
 #[cfg(test)]
 mod tests;

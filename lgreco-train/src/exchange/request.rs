@@ -2,7 +2,8 @@
 
 use super::collective::{Collective, CollectiveError};
 
-/// A collective, on memory of the exchange. All ranks make the same ones in the same order.
+/// A collective, on memory of the exchange: the host's, unless a [`Space`](super::Space) has another kind. All ranks make the
+/// same ones in the same order.
 ///
 /// ```
 /// use lgreco_train::exchange::{Request, threads};
@@ -13,40 +14,40 @@ use super::collective::{Collective, CollectiveError};
 /// assert_eq!(sums, [Ok([2.0, 4.0]); 2]);
 /// ```
 #[derive(Debug, PartialEq)]
-pub enum Request<'a> {
+pub enum Request<'a, V = &'a mut [f32], B = &'a mut [u8]> {
     /// Replace the values by their sums over the workers.
     AllReduceSum {
         /// As many on every rank.
-        values: &'a mut [f32],
+        values: V,
     },
     /// Fill `buffer` with every rank's bytes, in rank order. This rank's are in their place.
     AllGather {
         /// Equal parts, one per rank.
-        buffer: &'a mut [u8],
+        buffer: B,
     },
     /// The same with parts of different lengths.
     AllGatherEach {
         /// Bytes of each rank's part, 0 for some.
         lens: &'a [u64],
         /// All parts, one after the other.
-        buffer: &'a mut [u8],
+        buffer: B,
     },
     /// Replace the bytes by those of one rank.
     Broadcast {
         /// Whose.
         root: u32,
         /// As many on every rank.
-        bytes: &'a mut [u8],
+        bytes: B,
     },
     /// Send every rank its part of `send`, and receive a part from each; in both, parts are in rank order, one after the
     /// other, and this rank's own is empty.
     AllToAll {
         /// What to send.
-        send: &'a [u8],
+        send: B,
         /// Bytes of each rank's part of it.
         send_lens: &'a [u64],
         /// Where to put what comes.
-        received: &'a mut [u8],
+        received: B,
         /// Bytes of each rank's part of it.
         received_lens: &'a [u64],
     },

@@ -4,14 +4,24 @@ use crate::{CoreError, Error};
 
 /// Bytes of a slip at the head of a message.
 pub(super) const LEN: usize = 16;
+/// Bytes of what a rank says before anything else: its slip and the length of its message.
+pub(super) const GREETING: usize = LEN + 8;
 
-/// A rank's slip.
+/// What a rank says of itself in every message: 16 bytes at its head, or one f32 of a sum.
+///
+/// ```
+/// use lgreco_train::exchange::Slip;
+/// let slip = Slip { code: 4, fingerprint: 7 };
+/// let mut message = [0; Slip::LEN];
+/// slip.write(&mut message);
+/// assert_eq!((Slip::read(&message), slip.to_sum()), (slip, 4.0));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Slip {
-    /// The code of its failure, 0 for none.
-    pub(super) code: u64,
+pub struct Slip {
+    /// The [code](Error::code) of its failure, 0 for none.
+    pub code: u64,
     /// Of what all ranks must agree on.
-    pub(super) fingerprint: u64,
+    pub fingerprint: u64,
 }
 
 const UNREADABLE: u64 = Error::PeerMessage { rank: 0, code: 0 }.code() as u64;
@@ -26,23 +36,33 @@ const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
 
 impl Slip {
+    /// Bytes of a slip at the head of a message.
+    pub const LEN: usize = LEN;
+
     pub(super) fn new(failure: Option<Error>, fingerprint: u64) -> Slip {
         Slip { code: failure.map_or(0, |error| error.code().into()), fingerprint }
     }
 
-    pub(super) fn write(self, head: &mut [u8]) {
+    /// Writes it to the head of a message: both numbers, little-endian.
+    ///
+    /// # Panics
+    /// When the message is shorter.
+    pub fn write(self, head: &mut [u8]) {
         let words = [self.code, self.fingerprint].map(u64::to_le);
         head[..LEN].copy_from_slice(bytemuck::bytes_of(&words));
     }
 
     /// The slip at the head of a message that is long enough.
-    pub(super) fn read(message: &[u8]) -> Slip {
+    ///
+    /// # Panics
+    /// When the message is shorter.
+    pub fn read(message: &[u8]) -> Slip {
         let word = |at: usize| message[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         Slip { code: word(0), fingerprint: word(1) }
     }
 
     /// The slip as one number of an all-reduce, in a place that is zero on all other ranks.
-    pub(super) fn to_sum(self) -> f32 {
+    pub fn to_sum(self) -> f32 {
         match self.code {
             0 => (FINGERPRINTS + self.fingerprint % (END - FINGERPRINTS)) as f32,
             code => code.min(FINGERPRINTS - 1) as f32,
@@ -50,7 +70,7 @@ impl Slip {
     }
 
     /// What [`to_sum`](Slip::to_sum) told; with as much of the fingerprint.
-    pub(super) fn of_sum(sum: f32) -> Slip {
+    pub fn of_sum(sum: f32) -> Slip {
         let whole = sum as u64;
         match whole {
             _ if whole as f32 != sum || !(1..END).contains(&whole) => Slip { code: UNREADABLE, fingerprint: 0 },
@@ -60,12 +80,13 @@ impl Slip {
     }
 }
 
-/// Goes on if every rank can and all are about to do the same.
+/// Goes on if every rank can and all are about to do the same. `own` is this rank's failure, `slips` are those of all ranks.
 ///
 /// # Errors
 /// All ranks fail or none, and all because of gradients that are not finite, or none. A rank that has failed gets its own
-/// error, unless another has met a worse one; others [`Error::Peer`] with the first that failed by itself; [`Error::PeerPlan`] names the first rank that disagrees with rank 0.
-pub(super) fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
+/// error, unless another has met a worse one; others [`Error::Peer`] with the first that failed by itself;
+/// [`Error::PeerPlan`] names the first rank that disagrees with rank 0.
+pub fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
     let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);
     let weight = |code: u64| match code {
         _ if OF_OTHERS.contains(&code) => 0,

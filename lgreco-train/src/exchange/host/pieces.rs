@@ -1,14 +1,14 @@
 //! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
 
-use super::bucket::{Input, Layer, Moment};
-use super::division::{Division, Piece, is_scattered};
-use super::gather::decode_from;
 use super::mean::average;
-use super::reduce::widen;
-use super::slip::{self, Slip, judge};
-use super::workspace::{Room, messages};
+use super::payloads::decode_from;
+use super::room::{Room, messages};
+use super::sums::widen;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
+use crate::exchange::bucket::{Input, Layer, Moment};
+use crate::exchange::division::{Division, Piece, is_scattered};
+use crate::exchange::slip::{self, Slip};
 use crate::feedback::is_finite;
 use crate::gradient::{Gradient, Values};
 use crate::internal::payload::{Combine, combine, combine_values};
@@ -16,7 +16,7 @@ use crate::rng::Stream;
 use crate::{CoreError, Error};
 
 fn division(layers: &[Layer<'_>], world: u32) -> Division {
-    Division::new(layers.iter().map(|layer| (layer.setting, layer.gradient.shape())), world)
+    Division::new(layers.iter().map(Layer::spec), world)
 }
 
 /// Calls `visit` with each of `owner`'s pieces, its layer, and where its payload begins in the share.
@@ -37,14 +37,9 @@ fn for_each(
     Ok(())
 }
 
-/// Bytes of the message about `owner`'s share: a slip and the payloads of its pieces.
-fn message_len(division: Division, owner: u32, layers: &mut [Layer<'_>]) -> Result<usize, Error> {
-    let mut len = slip::LEN;
-    for_each(division, owner, layers, |piece, _, at| {
-        len = slip::LEN + at + piece.payload_len;
-        Ok(())
-    })?;
-    Ok(len)
+/// Bytes of the message about `owner`'s pieces.
+fn message_len(division: Division, owner: u32, layers: &[Layer<'_>]) -> Result<usize, Error> {
+    division.message_len(layers.iter().map(Layer::spec), owner)
 }
 
 /// The part of `gradient` that `piece` is.
@@ -63,11 +58,11 @@ fn stream(moment: Moment, layer: u32, rank: u32, owner: u32) -> Stream {
     moment.stream(layer, rank.wrapping_mul(moment.world_size).wrapping_add(owner))
 }
 
-/// Writes the messages about the other owners' shares, but for their slips.
-pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+/// Writes the messages about the other owners' pieces, but for their slips.
+pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, world);
-    // Of the whole tensors: this rank's share is not encoded yet, and positions are to be those in the tensor.
+    // Of the whole tensors: this rank's pieces are not encoded yet, and positions are to be those in the tensor.
     layers
         .iter()
         .filter(|layer| is_scattered(&layer.setting))
@@ -80,7 +75,7 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
             let gradient = cut(&whole, &piece)?;
             let start = first + slip::LEN + at;
             end = start + piece.payload_len;
-            let payload = &mut room.shares[start..end];
+            let payload = &mut room.pieces[start..end];
             piece.setting.encode(&gradient, stream(moment, layer.index, rank, owner), room.encode, payload)?;
             if let Some(own) = &mut layer.own {
                 decode(payload, &mut own[piece.range.clone()])?;
@@ -95,9 +90,9 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     Ok(())
 }
 
-/// Puts slips on the messages about shares, and writes down how long they are: those that this rank sends to
+/// Puts slips on the messages about pieces, and writes down how long they are: those that this rank sends to
 /// `room.ranks.lens`, those that it receives to `room.ranks.spare`.
-pub(super) fn put(own: Slip, layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, world);
     let received = &mut room.ranks.spare[..world as usize];
@@ -107,29 +102,26 @@ pub(super) fn put(own: Slip, layers: &mut [Layer<'_>], moment: Moment, room: &mu
     for (owner, len) in (0..world).zip(&mut *room.ranks.lens) {
         *len = if owner == rank { 0 } else { message_len(division, owner, layers)? as u64 };
         if owner != rank {
-            own.write(&mut room.shares[at..]);
+            own.write(&mut room.pieces[at..]);
         }
         at += *len as usize;
     }
     Ok(())
 }
 
-/// Averages this rank's share, compresses the mean into the front of `room.shares` and keeps what that decodes to.
-/// Every rank has other messages, so what is wrong with them is told with the means.
-pub(super) fn reduce(
-    own: Option<Error>,
-    fingerprint: u64,
-    layers: &mut [Layer<'_>],
-    moment: Moment,
-    room: &mut Room<'_>,
-) -> Result<(), Error> {
+/// The slips on what the others have sent, and this rank's own.
+pub(super) fn slips<'a>(own: Slip, moment: Moment, room: &'a Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'a {
+    let received = messages(&room.ranks.spare[..moment.world_size as usize], room.received);
+    (0..).zip(received).map(move |(rank, message)| if rank == moment.rank { own } else { Slip::read(message) })
+}
+
+/// Averages this rank's pieces, compresses the means into the front of `room.pieces` and keeps what they decode to.
+pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, world);
     let len = message_len(division, rank, layers)?;
     let received = &*room.received;
     let message = |peer: u32| &received[(peer as usize - (peer > rank) as usize) * len..][..len];
-    let slip = |peer| if peer == rank { Slip::new(own, fingerprint) } else { Slip::read(message(peer)) };
-    judge(own, (0..world).map(slip))?;
     for_each(division, rank, layers, |piece, layer, at| {
         let whole = layer.gradient.get()?;
         let gradient = cut(&whole, &piece)?;
@@ -148,7 +140,7 @@ pub(super) fn reduce(
             }
         }
         average(mean, world)?;
-        let payload = &mut room.shares[at..at + piece.payload_len];
+        let payload = &mut room.pieces[at..at + piece.payload_len];
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
         piece.setting.encode(&exact, stream(moment, layer.index, rank, rank), room.encode, payload)?;
         decode(payload, decoded)?;
@@ -179,8 +171,8 @@ pub(super) fn reduce(
     Ok(())
 }
 
-/// Puts this rank's mean of its share among all.
-pub(super) fn put_means(own: Slip, layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+/// Puts this rank's means of its pieces among all.
+pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment.world_size);
     let mut at = 0;
     for (owner, len) in (0..moment.world_size).zip(&mut *room.ranks.lens) {
@@ -188,23 +180,17 @@ pub(super) fn put_means(own: Slip, layers: &mut [Layer<'_>], moment: Moment, roo
         if owner == moment.rank {
             let (head, payloads) = room.received[at..at + *len as usize].split_at_mut(slip::LEN);
             own.write(head);
-            payloads.copy_from_slice(&room.shares[..payloads.len()]);
+            payloads.copy_from_slice(&room.pieces[..payloads.len()]);
         }
         at += *len as usize;
     }
     Ok(())
 }
 
-/// Takes in the means of the others' shares.
-pub(super) fn take_in(
-    own: Option<Error>,
-    layers: &mut [Layer<'_>],
-    moment: Moment,
-    room: &mut Room<'_>,
-) -> Result<(), Error> {
+/// The means of the others' pieces.
+pub(super) fn decode_means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let division = division(layers, moment.world_size);
     let received = messages(room.ranks.lens, room.received);
-    judge(own, received.clone().map(Slip::read))?;
     for (owner, message) in (0..).zip(received).filter(|(owner, _)| *owner != moment.rank) {
         for_each(division, owner, layers, |piece, layer, at| {
             let payload = &message[slip::LEN + at..][..piece.payload_len];

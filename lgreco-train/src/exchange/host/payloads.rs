@@ -1,25 +1,24 @@
 //! Payloads to everybody.
 
-use super::bucket::{Layer, Moment};
 use super::mean::average;
-use super::slip::{self, Slip, judge};
-use super::workspace::{Lens, Room, messages, sum};
+use super::room::{Room, messages, sum};
 use crate::compress::wire::{Method, Payload};
 use crate::compress::{Compressor, Setting, stated_len};
 use crate::error::expect_room;
+use crate::exchange::bucket::{Layer, Moment};
+use crate::exchange::program::Program;
+use crate::exchange::slip::{self, Slip};
 use crate::gradient::Shape;
 use crate::internal::payload::{Combine, combine, decode_parsed};
 use crate::{CoreError, Error};
 
-/// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and returns the length of the
-/// message.
-pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, lens: Lens, room: &mut Room<'_>) -> Result<usize, Error> {
-    if lens.message == 0 {
-        return Ok(0);
-    }
-    let message = match lens.varies {
+/// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and writes down the length of
+/// the message.
+pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let Program { moment, layout, .. } = program;
+    let message = match layout.varies {
         true => &mut *room.message,
-        false => &mut room.received[moment.rank as usize * lens.message..][..lens.message],
+        false => &mut room.received[moment.rank as usize * layout.message..][..layout.message],
     };
     let mut at = slip::LEN;
     for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
@@ -32,31 +31,27 @@ pub(super) fn begin(layers: &mut [Layer<'_>], moment: Moment, lens: Lens, room: 
         layer.sent = len as u64;
         at += len;
     }
-    Ok(at)
+    room.ranks.lens[moment.rank as usize] = at as u64;
+    Ok(())
 }
 
-/// Puts this rank's message of `len` bytes among all.
-pub(super) fn put(own: Slip, len: usize, moment: Moment, lens: Lens, room: &mut Room<'_>) {
+/// Puts this rank's message, or if it has failed its slip alone, among all.
+pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
+    let (layout, rank) = (&program.layout, program.moment.rank as usize);
     let each = &mut *room.ranks.lens;
-    if !lens.varies {
-        each.fill(lens.message as u64);
-        own.write(&mut room.received[moment.rank as usize * lens.message..]);
+    if !layout.varies {
+        each.fill(layout.message as u64);
+        own.write(&mut room.received[rank * layout.message..]);
         return;
     }
     own.write(room.message);
-    let before = sum(&each[..moment.rank as usize]);
+    let (before, len) = (sum(&each[..rank]), each[rank] as usize);
     room.received[before..][..len].copy_from_slice(&room.message[..len]);
 }
 
 /// Sums what the messages hold, in rank order.
-pub(super) fn take_in(
-    own: Option<Error>,
-    layers: &mut [Layer<'_>],
-    moment: Moment,
-    room: &mut Room<'_>,
-) -> Result<(), Error> {
+pub(super) fn means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let received = messages(room.ranks.lens, room.received);
-    judge(own, received.clone().map(Slip::read))?;
     for (rank, message) in (0..).zip(received) {
         let mut unread = &message[slip::LEN..];
         for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {

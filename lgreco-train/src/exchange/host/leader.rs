@@ -1,10 +1,11 @@
 //! Shared positions (CLT-k): the leader's by broadcast, everybody's values there in the first all-reduce.
 
-use super::bucket::{Input, Layer, Moment};
-use super::reduce;
-use super::workspace::Room;
+use super::mean::average;
+use super::room::Room;
+use super::sums;
 use crate::Error;
 use crate::compress::{Setting, check_finite, clt::CltK};
+use crate::exchange::bucket::{Input, Layer, Moment};
 use crate::gradient::{Element, Shape, with_elements};
 use crate::internal::clt::Positions;
 
@@ -15,8 +16,8 @@ fn take<'a>(positions: &mut &'a mut [u8], clt: &CltK, shape: Shape) -> &'a mut [
     part
 }
 
-/// Writes the positions, on the leader; looks for what is not finite, on all.
-pub(super) fn begin(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+/// Writes the positions, on the leader; looks for what is not finite, on the others.
+pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let mut positions = &mut *room.positions;
     for layer in layers {
         let Setting::CltK(clt) = layer.setting else { continue };
@@ -30,14 +31,14 @@ pub(super) fn begin(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -
     Ok(())
 }
 
-/// Fills this rank's part of `room.left` with its values at the positions that the leader has handed out.
+/// Fills this rank's part of the sums with its values at the positions that the leader has handed out.
 ///
 /// # Errors
 /// [`Error::PeerMessage`] when they are not positions.
-pub(super) fn fill(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let (mut positions, mut left) = (&mut *room.positions, &mut *room.left);
+pub(super) fn pick(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+    let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);
     for layer in layers {
-        let mut values = reduce::take(&mut left, reduce::part_lens(layer).0).iter_mut();
+        let mut values = sums::take(&mut sums, sums::part_lens(layer).0).iter_mut();
         let Setting::CltK(clt) = layer.setting else { continue };
         let positions = take(&mut positions, &clt, layer.gradient.shape());
         if let Some(own) = &mut layer.own {
@@ -62,17 +63,19 @@ pub(super) fn fill(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>
     Ok(())
 }
 
-/// Writes the mean of a layer whose averaged `values` belong at the next of `positions`.
-pub(super) fn scatter(
-    clt: &CltK,
-    layer: &mut Layer<'_>,
-    positions: &mut &mut [u8],
-    values: &[f32],
-) -> Result<(), Error> {
-    let mut values = values.iter();
-    layer.mean.fill(0.0);
-    let mean = &mut layer.mean;
-    let positions = take(positions, clt, layer.gradient.shape());
-    let mut put = |at: usize| values.next().into_iter().for_each(|&value| mean[at] = value);
-    Ok(clt.for_each(layer.gradient.shape(), positions, &mut put)?)
+/// Writes the means: the sums at the positions, over the number of workers, and zeros elsewhere.
+pub(super) fn place(layers: &mut [Layer<'_>], world: u32, room: &mut Room<'_>) -> Result<(), Error> {
+    let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);
+    for layer in layers {
+        let values = sums::take(&mut sums, sums::part_lens(layer).0);
+        let Setting::CltK(clt) = layer.setting else { continue };
+        let shape = layer.gradient.shape();
+        let positions = take(&mut positions, &clt, shape);
+        average(values, world)?;
+        let mut values = values.iter();
+        layer.mean.fill(0.0);
+        let mean = &mut layer.mean;
+        clt.for_each(shape, positions, |at| values.next().into_iter().for_each(|&value| mean[at] = value))?;
+    }
+    Ok(())
 }

@@ -1,0 +1,150 @@
+//! An exchange in the host's memory.
+
+mod leader;
+mod mean;
+mod payloads;
+mod pieces;
+mod room;
+mod sums;
+
+use super::bucket::{Layer, Spec};
+use super::program::{Op, Part, Program};
+use super::request::Request;
+use super::slip::{self, GREETING, Slip, judge};
+use super::space::Space;
+use crate::checksum::Hash;
+use crate::error::expect_room;
+use crate::{CoreError, Error};
+use room::{Ranks, Room, messages, put_slip, slips, sum};
+
+/// A bucket in the host's memory: a [`Space`] that computes at once. See [`Flight`](super::Flight) for an example.
+#[derive(Debug)]
+pub struct Host<'a, 'l> {
+    /// The layers, in the same order on all ranks.
+    pub layers: &'a mut [Layer<'l>],
+    /// Of [`workspace_len`](super::workspace_len) words, which need not be cleared.
+    pub workspace: &'a mut [u64],
+}
+
+impl Space for Host<'_, '_> {
+    type Values<'b>
+        = &'b mut [f32]
+    where
+        Self: 'b;
+    type Bytes<'b>
+        = &'b mut [u8]
+    where
+        Self: 'b;
+
+    fn layers(&self) -> impl Iterator<Item = Spec> + Clone {
+        self.layers.iter().map(Layer::spec)
+    }
+
+    fn remembered(&self) -> u64 {
+        let factors = self.layers.iter().flat_map(|layer| layer.factor.chunks(2));
+        let pairs = factors.map(|pair| pair.iter().fold(0, |word, x| word << 32 | x.to_bits() as u64));
+        pairs.fold(Hash::START, Hash::add).0
+    }
+
+    fn check(&self, program: &Program) -> Result<(), Error> {
+        self.layers.iter().try_for_each(Layer::check)?;
+        expect_room("workspace words", program.layout.words(), self.workspace.len())?;
+        Ok(())
+    }
+
+    fn run(&mut self, op: Op, program: &Program) -> Result<(), Error> {
+        let room = &mut Room::new(&program.layout, self.workspace)?;
+        let (layers, moment) = (&mut *self.layers, program.moment);
+        match op {
+            Op::Lead => leader::lead(layers, moment, room),
+            Op::Widen => sums::dense(layers, room),
+            Op::Project => sums::start(layers, moment, room),
+            Op::Encode => payloads::encode(layers, program, room),
+            Op::EncodePieces => pieces::encode(layers, moment, room),
+            Op::Pick => leader::pick(layers, moment, room),
+            Op::BackProject => sums::between(layers, room),
+            Op::Reconstruct => sums::products(layers, moment.world_size, room),
+            Op::Average => sums::dense_means(layers, moment.world_size, room),
+            Op::Place => leader::place(layers, moment.world_size, room),
+            Op::SumPayloads => payloads::means(layers, moment, room),
+            Op::AveragePieces => pieces::average_own(layers, moment, room),
+            Op::DecodeMeans => pieces::decode_means(layers, moment, room),
+            Op::Remember => sums::remember(layers, room),
+            Op::PutSlip { part, slip } => put(part, slip, layers, program, room),
+            Op::Judge { part, own } => judge_part(part, own, program, room),
+        }
+    }
+
+    fn request(&mut self, part: Part, program: &Program) -> Result<Request<'_>, Error> {
+        request(part, program, self.workspace)
+    }
+}
+
+/// The collective on a part of a workspace.
+pub(crate) fn request<'w>(part: Part, program: &Program, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
+    let Room { ranks: Ranks { lens, spare }, sums, factors, positions, pieces, received, .. } =
+        Room::new(&program.layout, workspace)?;
+    Ok(match part {
+        Part::Greetings => Request::AllGather { buffer: bytemuck::cast_slice_mut(spare) },
+        Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: positions },
+        Part::Sums => Request::AllReduceSum { values: sums },
+        Part::Factors => Request::AllReduceSum { values: factors },
+        Part::Payloads if !program.layout.varies => Request::AllGather { buffer: &mut received[..sum(lens)] },
+        Part::Payloads | Part::Means => Request::AllGatherEach { lens, buffer: &mut received[..sum(lens)] },
+        Part::Pieces => {
+            let received_lens = &spare[..lens.len()];
+            let received = &mut received[..sum(received_lens)];
+            Request::AllToAll { send: &mut pieces[..sum(lens)], send_lens: lens, received, received_lens }
+        }
+    })
+}
+
+/// Says how this rank fares.
+fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let Program { moment, layout, .. } = program;
+    match part {
+        Part::Greetings => {
+            let len = if slip.code == 0 && layout.message > 0 { room.ranks.lens[moment.rank as usize] } else { 0 };
+            let own = &mut bytemuck::cast_slice_mut(room.ranks.spare)[moment.rank as usize * GREETING..][..GREETING];
+            slip.write(own);
+            own[slip::LEN..].copy_from_slice(&len.to_le_bytes());
+        }
+        Part::Positions => {}
+        Part::Sums => put_slip(room.sums, layout.sums, moment.rank, slip),
+        Part::Factors => put_slip(room.factors, layout.factors, moment.rank, slip),
+        Part::Payloads => payloads::put(slip, program, room),
+        Part::Pieces => pieces::put(slip, layers, *moment, room)?,
+        Part::Means => pieces::put_means(slip, layers, *moment, room)?,
+    }
+    Ok(())
+}
+
+/// Hears how all ranks fare.
+fn judge_part(part: Part, own: Option<Error>, program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let Program { moment, layout, fingerprint, .. } = program;
+    match part {
+        Part::Greetings => hear(own, program, &mut room.ranks),
+        Part::Positions => Ok(()),
+        Part::Sums => judge(own, slips(room.sums, layout.sums)),
+        Part::Factors => judge(own, slips(room.factors, layout.factors)),
+        Part::Payloads | Part::Means => judge(own, messages(room.ranks.lens, room.received).map(Slip::read)),
+        Part::Pieces => judge(own, pieces::slips(Slip::new(own, *fingerprint), *moment, room)),
+    }
+}
+
+/// Reads what all ranks have said before they send anything else.
+fn hear(own: Option<Error>, program: &Program, Ranks { lens, spare }: &mut Ranks<'_>) -> Result<(), Error> {
+    let greetings = bytemuck::cast_slice::<u64, u8>(spare).as_chunks::<GREETING>().0.iter();
+    judge(own, greetings.clone().map(|greeting| Slip::read(greeting)))?;
+    // Of ranks that agree, only values can decide the length, and only below the most that payloads may take.
+    let (most, varies) = (program.layout.message, program.layout.varies);
+    let least = if varies { slip::LEN } else { most };
+    for ((rank, greeting), to) in (0..).zip(greetings).zip(&mut **lens) {
+        *to = greeting[slip::LEN..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        if !(least as u64..=most as u64).contains(to) {
+            let error = Error::Core(CoreError::Length { what: "message bytes", expected: most, found: *to as usize });
+            return Err(Error::PeerMessage { rank, code: error.code() });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! How the host's workspace is cut into the parts of an exchange.
+
+use crate::Error;
+use crate::error::expect_room;
+use crate::exchange::layout::Layout;
+use crate::exchange::slip::Slip;
+
+/// Words per rank for [`Ranks`].
+const WORDS: usize = 4;
+
+/// The part of a workspace that every exchange has, whatever its layers are.
+pub(super) struct Ranks<'a> {
+    /// Bytes of each rank's message.
+    pub(super) lens: &'a mut [u64],
+    /// What ranks tell each other to agree, 24 bytes each; later other lengths.
+    pub(super) spare: &'a mut [u64],
+}
+
+impl Layout {
+    /// With the ranks' slips, if there is anything to sum.
+    fn with_slips(&self, values: usize) -> usize {
+        if values == 0 { 0 } else { values + self.world }
+    }
+
+    /// Bytes for this rank's message while the lengths of the others' are not known.
+    fn staged(&self) -> usize {
+        if self.varies { self.message } else { 0 }
+    }
+
+    /// Words of the host's workspace.
+    pub(in crate::exchange) fn words(&self) -> usize {
+        let singles =
+            [self.with_slips(self.sums), self.with_slips(self.factors), self.decoded].map(|len| len.div_ceil(2));
+        let bytes = [self.positions, self.staged(), self.pieces, self.received].map(|len| len.div_ceil(8));
+        let ranks = [WORDS.saturating_mul(self.world)];
+        singles.into_iter().chain(bytes).chain(ranks).fold(self.encode, usize::saturating_add)
+    }
+}
+
+/// A workspace cut into its parts; see [`Layout`].
+pub(super) struct Room<'a> {
+    pub(super) ranks: Ranks<'a>,
+    pub(super) sums: &'a mut [f32],
+    pub(super) factors: &'a mut [f32],
+    pub(super) positions: &'a mut [u8],
+    pub(super) message: &'a mut [u8],
+    pub(super) pieces: &'a mut [u8],
+    pub(super) received: &'a mut [u8],
+    pub(super) decoded: &'a mut [f32],
+    pub(super) encode: &'a mut [u64],
+}
+
+impl<'a> Room<'a> {
+    pub(super) fn new(layout: &Layout, workspace: &'a mut [u64]) -> Result<Self, Error> {
+        expect_room("workspace words", layout.words(), workspace.len())?;
+        let (ranks, mut words) = workspace.split_at_mut(WORDS * layout.world);
+        let (lens, spare) = ranks.split_at_mut(layout.world);
+        fn take<'a, T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(
+            words: &mut &'a mut [u64],
+            len: usize,
+        ) -> &'a mut [T] {
+            let (part, rest) = core::mem::take(words).split_at_mut((len * size_of::<T>()).div_ceil(8));
+            *words = rest;
+            &mut bytemuck::cast_slice_mut(part)[..len]
+        }
+        Ok(Room {
+            ranks: Ranks { lens, spare },
+            sums: take(&mut words, layout.with_slips(layout.sums)),
+            factors: take(&mut words, layout.with_slips(layout.factors)),
+            positions: take(&mut words, layout.positions),
+            message: take(&mut words, layout.staged()),
+            pieces: take(&mut words, layout.pieces),
+            received: take(&mut words, layout.received),
+            decoded: take(&mut words, layout.decoded),
+            encode: words,
+        })
+    }
+}
+
+/// Bytes of all messages.
+pub(super) fn sum(lens: &[u64]) -> usize {
+    lens.iter().sum::<u64>() as usize
+}
+
+/// The ranks' messages, one after the other.
+pub(super) fn messages<'a>(lens: &'a [u64], received: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + Clone {
+    lens.iter().scan(0, |at, &len| {
+        let message = received.get(*at..*at + len as usize);
+        *at += len as usize;
+        message
+    })
+}
+
+/// Puts a rank's slip behind the values of an all-reduce.
+pub(super) fn put_slip(sums: &mut [f32], values: usize, rank: u32, slip: Slip) {
+    let slips = &mut sums[values..];
+    slips.fill(0.0);
+    slips[rank as usize] = slip.to_sum();
+}
+
+/// The slips that an all-reduce has brought.
+pub(super) fn slips(sums: &[f32], values: usize) -> impl Iterator<Item = Slip> + Clone {
+    sums[values..].iter().map(|&sum| Slip::of_sum(sum))
+}

@@ -1,0 +1,141 @@
+//! Dense layers and PowerSGD: sums on the wire.
+
+use super::mean::average;
+use super::room::Room;
+use crate::compress::Setting;
+use crate::compress::powersgd::{back_project, orthonormalise, project, reconstruct, start_matrix, take_off};
+use crate::compress::{check_finite, powersgd::PowerSgd};
+use crate::exchange::bucket::{Input, Layer, Moment};
+use crate::gradient::{Element, Gradient, with_elements};
+use crate::rng::Stream;
+use crate::{CoreError, Error};
+
+/// Cuts the first `len` values off.
+pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (part, rest) = core::mem::take(values).split_at_mut(len);
+    *values = rest;
+    part
+}
+
+/// Lengths of a layer's parts of the two buffers.
+pub(super) fn part_lens(layer: &Layer<'_>) -> (usize, usize) {
+    let (shape, rank) = (layer.gradient.shape(), layer.rank());
+    match layer.setting {
+        Setting::Dense => (shape.elements(), 0),
+        Setting::CltK(clt) => (clt.keep as usize, 0),
+        _ => (shape.rows() * rank, shape.cols() * rank),
+    }
+}
+
+/// Writes the gradient's values, widened, to `values`.
+pub(super) fn widen(gradient: &Gradient<'_>, values: &mut [f32]) {
+    with_elements!(gradient.values(), v => values.iter_mut().zip(v).for_each(|(to, x)| *to = x.to_f32()));
+}
+
+/// Fills the sums with the values of dense layers.
+pub(super) fn dense(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
+    let mut sums = &mut *room.sums;
+    for layer in layers {
+        let sum = take(&mut sums, part_lens(layer).0);
+        if layer.setting != Setting::Dense {
+            continue;
+        }
+        let gradient = layer.gradient.get()?;
+        check_finite(&gradient)?;
+        widen(&gradient, sum);
+        if let Some(own) = &mut layer.own {
+            own.copy_from_slice(sum);
+        }
+        if let Input::Compensated { values, .. } = &mut layer.gradient {
+            values.fill(0.0);
+        }
+    }
+    Ok(())
+}
+
+/// The means of dense layers.
+pub(super) fn dense_means(layers: &mut [Layer<'_>], world: u32, room: &mut Room<'_>) -> Result<(), Error> {
+    let mut sums = &mut *room.sums;
+    for layer in layers {
+        let sum = take(&mut sums, part_lens(layer).0);
+        if layer.setting == Setting::Dense {
+            layer.mean.copy_from_slice(sum);
+            average(layer.mean, world)?;
+        }
+    }
+    Ok(())
+}
+
+/// Calls `visit` with each layer of PowerSGD, its rank and its parts of both buffers.
+fn for_each_product<'r>(
+    layers: &mut [Layer<'_>],
+    mut sums: &'r mut [f32],
+    mut factors: &'r mut [f32],
+    mut visit: impl FnMut(&mut Layer<'_>, u32, &'r mut [f32], &'r mut [f32]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    for layer in layers {
+        let (p, q) = part_lens(layer);
+        let (p, q) = (take(&mut sums, p), take(&mut factors, q));
+        if let Setting::PowerSgd(PowerSgd { rank, .. }) = layer.setting {
+            visit(layer, rank, p, q)?;
+        }
+    }
+    Ok(())
+}
+
+/// From the last step's `Q` to this rank's `P`.
+pub(super) fn start(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+    let Room { sums, factors, encode, .. } = room;
+    for_each_product(layers, sums, factors, |layer, rank, p, q| {
+        warm_start(layer, moment.stream(layer.index, 0), q)?;
+        Ok(project(&layer.gradient.get()?, rank, q, encode, p)?)
+    })
+}
+
+/// The last step's factor, its columns of zeros replaced by those of the start matrix.
+fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Error> {
+    let cols = layer.gradient.shape().cols();
+    start_matrix(stream, cols, layer.rank() as u32, q)?;
+    for (column, last) in q.chunks_exact_mut(cols.max(1)).zip(layer.factor.chunks_exact(cols.max(1))) {
+        if last.iter().any(|&x| x != 0.0) {
+            column.copy_from_slice(last);
+        }
+    }
+    Ok(())
+}
+
+/// From summed `P` to this rank's `Q` and its own contribution.
+pub(super) fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
+    let Room { sums, factors, encode, .. } = room;
+    for_each_product(layers, sums, factors, |layer, rank, p, q| {
+        let shape = layer.gradient.shape();
+        if !p.iter().all(|x| x.is_finite()) {
+            return Err(Error::Core(CoreError::Overflow { what: "the sum over the workers" }));
+        }
+        orthonormalise(shape, rank, encode, p)?;
+        back_project(&layer.gradient.get()?, rank, p, encode, q)?;
+        if let Some(own) = &mut layer.own {
+            reconstruct(shape, rank, p, q, own)?;
+        }
+        if let Input::Compensated { values, .. } = &mut layer.gradient {
+            layer.late = take_off(shape, rank, p, q, values).err().map(Error::from);
+        }
+        Ok(())
+    })
+}
+
+/// From `P` and summed `Q` to means; the averaged `Q` stays.
+pub(super) fn products(layers: &mut [Layer<'_>], world: u32, room: &mut Room<'_>) -> Result<(), Error> {
+    for_each_product(layers, room.sums, room.factors, |layer, rank, p, q| {
+        average(q, world)?;
+        Ok(reconstruct(layer.gradient.shape(), rank, p, q, layer.mean)?)
+    })
+}
+
+/// Hands every layer its averaged `Q` for the next step.
+pub(super) fn remember(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
+    for_each_product(layers, room.sums, room.factors, |layer, _, _, q| {
+        layer.factor.copy_from_slice(q);
+        Ok(())
+    })
+}

@@ -1,0 +1,75 @@
+//! How much memory the parts of an exchange take.
+
+use super::bucket::{Route, Spec, factor_rank, is_gathered};
+use super::division::Division;
+use super::slip;
+use crate::Error;
+use crate::compress::{Compressor, Setting, powersgd};
+use crate::gradient::Dtype;
+use crate::internal::clt::Positions;
+
+/// Lengths of what an exchange's [parts](super::Part) are made in. The same on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Number of workers.
+    pub world: usize,
+    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Where there are any, a
+    /// slip per rank follows.
+    pub sums: usize,
+    /// f32: `Q` factors. Likewise.
+    pub factors: usize,
+    /// Bytes: shared positions.
+    pub positions: usize,
+    /// Bytes: this rank's slip and payloads that everybody gets; the most if lengths vary.
+    pub message: usize,
+    /// Whether the values decide the length of a message.
+    pub varies: bool,
+    /// Bytes: slips and payloads of pieces, of all owners together.
+    pub pieces: usize,
+    /// Bytes: what comes from others, at the most.
+    pub received: usize,
+    /// f32: one decoded payload, where it takes memory of its own.
+    pub decoded: usize,
+    /// Words: what the host's compressors need.
+    pub encode: usize,
+}
+
+impl Layout {
+    pub(super) fn new(layers: impl Iterator<Item = Spec> + Clone, route: Route, world: u32) -> Result<Layout, Error> {
+        let mut layout = Layout { world: world as usize, ..Layout::default() };
+        for Spec { setting, shape, dtype, .. } in layers.clone() {
+            let payload = setting.payload_len(shape, dtype)?;
+            let mut encode = setting.encode_workspace_len(shape, dtype);
+            match setting {
+                Setting::Dense => layout.sums += shape.elements(),
+                Setting::PowerSgd(c) => {
+                    let rank = factor_rank(&setting, shape);
+                    layout.sums += shape.rows() * rank;
+                    layout.factors += shape.cols() * rank;
+                    encode = powersgd::steps_workspace_len(shape, c.rank);
+                }
+                Setting::CltK(c) => {
+                    layout.sums += c.keep as usize;
+                    layout.positions += c.positions_len(shape);
+                }
+                _ => {
+                    layout.decoded = layout.decoded.max(shape.elements());
+                    // The mean that scatter-reduce compresses again is f32.
+                    encode = encode.max(setting.encode_workspace_len(shape, Dtype::F32));
+                }
+            }
+            if is_gathered(&setting, route) {
+                layout.message = layout.message.max(slip::LEN).saturating_add(payload);
+                layout.varies |= !setting.has_fixed_len();
+            }
+            layout.encode = layout.encode.max(encode);
+        }
+        layout.received = layout.message.saturating_mul(world as usize);
+        if route == Route::ScatterReduce {
+            let (pieces, received) = Division::new(layers.clone(), world).buffer_lens(layers)?;
+            layout.pieces = pieces;
+            layout.received = layout.received.max(received);
+        }
+        Ok(layout)
+    }
+}

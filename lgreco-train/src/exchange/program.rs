@@ -1,0 +1,223 @@
+//! What an exchange does, in order: ops on a rank's own memory, and collectives.
+
+use super::bucket::{Moment, Spec};
+use super::division::Division;
+use super::fingerprint::fingerprint;
+use super::flight::Agreement;
+use super::layout::Layout;
+use super::round::Round;
+use super::slip::{GREETING, Slip};
+use crate::Error;
+
+/// What travels by one collective, in the order in which they come. Buckets have only the parts that their settings need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// Whether all ranks bring the same layers and settings, and how long their messages are; an all-gather.
+    Greetings,
+    /// Positions of the leader's largest values (CLT-k); a broadcast.
+    Positions,
+    /// Dense values, PowerSGD's `P` and values at the leader's positions; an all-reduce.
+    Sums,
+    /// PowerSGD's `Q`; an all-reduce.
+    Factors,
+    /// Payloads for everybody; an all-gather.
+    Payloads,
+    /// Payloads of pieces for their owners; an all-to-all.
+    Pieces,
+    /// The owners' means, compressed again; an all-gather.
+    Means,
+}
+
+impl Part {
+    /// In order.
+    pub const ALL: [Part; 7] =
+        [Part::Greetings, Part::Positions, Part::Sums, Part::Factors, Part::Payloads, Part::Pieces, Part::Means];
+}
+
+/// What a [`Space`](super::Space) does, each for all layers of the bucket that it concerns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// CLT-k: the leader writes the positions of its largest values; the others look for what is not finite.
+    Lead,
+    /// Dense: the values, as f32, into the sums.
+    Widen,
+    /// PowerSGD: `P = M Q` of the last step's `Q`, or of random columns where that is zero, into the sums.
+    Project,
+    /// QSGD, TopK, LoCo and the methods of variable length: payloads into this rank's message.
+    Encode,
+    /// The same in pieces, into the messages for the other owners.
+    EncodePieces,
+    /// CLT-k: this rank's values at the leader's positions into the sums.
+    Pick,
+    /// PowerSGD: orthonormalises the summed `P`, `Q = Mᵀ P̂` into the factors; this worker's contribution.
+    BackProject,
+    /// PowerSGD: averages `Q`; the mean.
+    Reconstruct,
+    /// Dense: the mean.
+    Average,
+    /// CLT-k: the mean.
+    Place,
+    /// Adds up what payloads hold, in the order of ranks: the mean; this worker's contribution.
+    SumPayloads,
+    /// Adds up the pieces that this rank owns, compresses their mean and keeps what that decodes to.
+    AveragePieces,
+    /// The means of the other owners' pieces.
+    DecodeMeans,
+    /// PowerSGD: this step's `Q` is the next one's start.
+    Remember,
+    /// Says how this rank fares wherever a part tells it: a slip at the head of each message, or f32 behind what is
+    /// summed. In [`Part::Greetings`] the length of its message follows.
+    PutSlip {
+        /// Which.
+        part: Part,
+        /// What to say.
+        slip: Slip,
+    },
+    /// Reads what all ranks have said, and goes on only if all fare well and agree: [`judge`](super::judge).
+    Judge {
+        /// Which.
+        part: Part,
+        /// What has gone wrong on this rank.
+        own: Option<Error>,
+    },
+}
+
+/// A step of a program.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Instruction {
+    /// What this rank alone does; if it fails, the next message tells.
+    Own(Op),
+    /// What all ranks do with what all have got alike, so that it fails on all or none.
+    All(Op),
+    /// Puts slips and asks for the collective.
+    Exchange,
+    Judge,
+}
+
+use Instruction::{All, Exchange, Judge, Own};
+
+/// Every bucket's program: what concerns parts that a bucket has not is left out.
+pub(super) const PROGRAM: [(Part, Instruction); 27] = [
+    (Part::Sums, Own(Op::Lead)),
+    (Part::Sums, Own(Op::Widen)),
+    (Part::Factors, Own(Op::Project)),
+    (Part::Payloads, Own(Op::Encode)),
+    (Part::Pieces, Own(Op::EncodePieces)),
+    (Part::Greetings, Exchange),
+    (Part::Greetings, Judge),
+    (Part::Positions, Exchange),
+    (Part::Sums, Own(Op::Pick)),
+    (Part::Sums, Exchange),
+    (Part::Sums, Judge),
+    (Part::Factors, Own(Op::BackProject)),
+    (Part::Factors, Exchange),
+    (Part::Factors, Judge),
+    (Part::Factors, All(Op::Reconstruct)),
+    (Part::Sums, All(Op::Average)),
+    (Part::Sums, All(Op::Place)),
+    (Part::Payloads, Exchange),
+    (Part::Payloads, Judge),
+    (Part::Payloads, All(Op::SumPayloads)),
+    (Part::Pieces, Exchange),
+    (Part::Pieces, Judge),
+    (Part::Pieces, Own(Op::AveragePieces)),
+    (Part::Means, Exchange),
+    (Part::Means, Judge),
+    (Part::Means, All(Op::DecodeMeans)),
+    (Part::Factors, All(Op::Remember)),
+];
+
+/// One rank's exchange of one bucket: where it is in a run, what its parts take, and what all ranks must agree on.
+///
+/// ```
+/// use lgreco_train::compress::{Setting, qsgd::Qsgd};
+/// use lgreco_train::exchange::{Agreement, Moment, Part, Program, Round, Route, Spec};
+/// use lgreco_train::gradient::{Dtype, Shape};
+/// let moment = Moment { rank: 0, world_size: 4, route: Route::AllGather, seed: 7, step: 0, terms: 0 };
+/// let layer = Spec::from((Setting::Qsgd(Qsgd::default()), Shape::new(16, 16)?, Dtype::F32));
+/// let program = Program::new([layer].into_iter(), moment, Agreement::Reached, 0)?;
+/// assert_eq!(program.round(Part::Payloads), Some(Round::AllGather { bytes: 16 + 16 + 4 + 128 }));
+/// assert_eq!(program.round(Part::Sums), None);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// Where in a run it happens.
+    pub moment: Moment,
+    /// What the parts take.
+    pub layout: Layout,
+    /// What ranks must agree on, as a checksum.
+    pub fingerprint: u64,
+    agreement: Agreement,
+    /// Bytes of a message about the pieces that this rank owns; 0 where nothing travels in pieces.
+    piece: usize,
+}
+
+impl Program {
+    /// The exchange of these layers; `remembered` is [`Space::remembered`](super::Space::remembered).
+    ///
+    /// # Errors
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) when the rank is not below the number of workers, or a setting does
+    /// not fit its shape.
+    pub fn new(
+        layers: impl Iterator<Item = Spec> + Clone,
+        moment: Moment,
+        agreement: Agreement,
+        remembered: u64,
+    ) -> Result<Program, Error> {
+        moment.check()?;
+        let layout = Layout::new(layers.clone(), moment.route, moment.world_size)?;
+        let fingerprint = fingerprint(moment, layers.clone(), remembered);
+        let piece = match layout.pieces {
+            0 => 0,
+            _ => Division::new(layers.clone(), moment.world_size).message_len(layers, moment.rank)?,
+        };
+        Ok(Program { moment, layout, fingerprint, agreement, piece })
+    }
+
+    /// A program of which nothing is known, because this rank's layers do not fit together.
+    pub(super) fn unknown(layers: impl Iterator<Item = Spec> + Clone, moment: Moment) -> Program {
+        let layout = Layout { world: moment.world_size as usize, ..Layout::default() };
+        let fingerprint = fingerprint(moment, layers, 0);
+        Program { moment, layout, fingerprint, agreement: Agreement::Needed, piece: 0 }
+    }
+
+    /// The collective by which a part travels, with its size; `None` if this bucket has none.
+    pub fn round(&self, part: Part) -> Option<Round> {
+        let Layout { world, sums, factors, positions, message, varies, pieces, .. } = self.layout;
+        let round = match part {
+            Part::Greetings => Round::AllGather { bytes: GREETING },
+            Part::Positions => Round::Broadcast { bytes: positions },
+            Part::Sums => Round::AllReduceSum { values: sums + world },
+            Part::Factors => Round::AllReduceSum { values: factors + world },
+            Part::Payloads if varies => Round::AllGatherEach { bytes: message.saturating_mul(world), exact: false },
+            Part::Payloads => Round::AllGather { bytes: message },
+            Part::Pieces => Round::AllToAll { send: pieces - self.piece, received: self.piece * (world - 1) },
+            Part::Means => Round::AllGatherEach { bytes: pieces, exact: true },
+        };
+        let has = match part {
+            Part::Greetings => self.agreement == Agreement::Needed || varies,
+            Part::Positions => positions > 0,
+            Part::Sums => sums > 0,
+            Part::Factors => factors > 0,
+            Part::Payloads => message > 0,
+            Part::Pieces | Part::Means => pieces > 0,
+        };
+        has.then_some(round)
+    }
+
+    /// The collectives of this exchange, in order, and what travels by them: for embedders that reserve or register
+    /// memory. All ranks have the same ones, of the same sizes but for [`Round::AllToAll`].
+    pub fn rounds(&self) -> impl Iterator<Item = (Part, Round)> + '_ {
+        Part::ALL.into_iter().filter_map(|part| self.round(part).map(|round| (part, round)))
+    }
+
+    /// Bytes of each message about the pieces that `owner` owns: the parts of [`Part::Means`], and what it gets from each of
+    /// the others in [`Part::Pieces`], its own being empty there.
+    ///
+    /// # Errors
+    /// As [`Program::new`].
+    pub fn piece_len(&self, layers: impl Iterator<Item = Spec> + Clone, owner: u32) -> Result<usize, Error> {
+        Division::new(layers.clone(), self.moment.world_size).message_len(layers, owner)
+    }
+}

@@ -1,0 +1,52 @@
+//! Collectives before their memory is there.
+
+/// A collective of an exchange, and how much it moves. Sizes are exact but where [`Round::AllGatherEach`] says otherwise.
+///
+/// ```
+/// use lgreco_train::exchange::Round;
+/// assert_eq!(Round::AllGather { bytes: 24 }.buffer_len(4), 96);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Round {
+    /// [`Request::AllReduceSum`](super::Request::AllReduceSum).
+    AllReduceSum {
+        /// Number of f32.
+        values: usize,
+    },
+    /// [`Request::AllGather`](super::Request::AllGather).
+    AllGather {
+        /// Of each rank.
+        bytes: usize,
+    },
+    /// [`Request::AllGatherEach`](super::Request::AllGatherEach).
+    AllGatherEach {
+        /// Of all ranks together.
+        bytes: usize,
+        /// Whether it is as many; if not, the values decide, and it is at most as many.
+        exact: bool,
+    },
+    /// [`Request::Broadcast`](super::Request::Broadcast).
+    Broadcast {
+        /// On every rank.
+        bytes: usize,
+    },
+    /// [`Request::AllToAll`](super::Request::AllToAll).
+    AllToAll {
+        /// Bytes that this rank sends to all others together.
+        send: usize,
+        /// Bytes that it receives.
+        received: usize,
+    },
+}
+
+impl Round {
+    /// Bytes of memory that the collective works on, of what is sent and what is received together, with so many workers.
+    pub const fn buffer_len(self, world_size: u32) -> usize {
+        match self {
+            Round::AllReduceSum { values } => values.saturating_mul(size_of::<f32>()),
+            Round::AllGather { bytes } => bytes.saturating_mul(world_size as usize),
+            Round::AllGatherEach { bytes, .. } | Round::Broadcast { bytes } => bytes,
+            Round::AllToAll { send, received } => send.saturating_add(received),
+        }
+    }
+}
