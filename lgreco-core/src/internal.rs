@@ -41,8 +41,24 @@ pub mod topk {
 
 /// Payloads of any kind.
 pub mod payload {
-    pub use crate::compress::combine::{Combine, combine, combine_values};
-    pub use crate::compress::setting::decode_parsed;
+    pub use crate::compress::combine::{Combine, combine_values};
+    pub use crate::compress::setting::{combine, decode_parsed};
+}
+
+/// What PowerSGD's kernels on all GPUs agree upon.
+pub mod powersgd {
+    /// The bits of the magnitude from which on products of factors may leave the range of f32.
+    pub const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
+
+    /// The different ranks in effect, ascending.
+    #[cfg(feature = "alloc")]
+    pub fn distinct_ranks(shape: crate::gradient::Shape, ranks: &[u32]) -> alloc::vec::Vec<u32> {
+        let effective = |&rank: &u32| crate::compress::powersgd::effective_rank(shape, rank) as u32;
+        let mut distinct: alloc::vec::Vec<u32> = ranks.iter().map(effective).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        distinct
+    }
 }
 
 /// Bodies of QSGD's payloads without their header.

@@ -3,72 +3,19 @@
 use crate::codec::{decode, decoded_bytes, encode};
 use crate::cuda::Cuda;
 use crate::device::{Device, Part};
-use crate::exchange::Pending;
+use crate::error::DeviceJobError;
 use crate::gpu::{Gpu, Scratch};
-use crate::rows::{Work, measure};
-use crate::tensor::{DeviceGradient, Input, checked};
+use crate::pending::Pending;
+use crate::rows::measure;
+use crate::tensor::{DeviceGradient, DeviceJob, Input, checked, work};
 use crate::{Error, powersgd};
 use lgreco_core::backend::{Backend, Job, JobError};
+use lgreco_core::compress::Setting;
 use lgreco_core::compress::wire::Payload;
-use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::{Gradient, Shape};
 use lgreco_core::rng::Stream;
 use std::ffi::c_void;
 use std::path::PathBuf;
-
-/// A row to measure of a gradient that lies on the device; see [`Job`].
-///
-/// ```
-/// use lgreco_core::compress::Candidates;
-/// use lgreco_core::{gradient::Dtype, rng::Stream};
-/// use lgreco_cuda::{DeviceGradient, DeviceJob};
-/// fn densities(gradient: DeviceGradient) -> DeviceJob<'static> {
-///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };
-///     DeviceJob { gradient, candidates, stream: Stream::default() }
-/// }
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceJob<'a> {
-    /// The layer's gradient.
-    pub gradient: DeviceGradient,
-    /// What it is to be measured under.
-    pub candidates: Candidates<'a>,
-    /// Source of start matrices.
-    pub stream: Stream,
-}
-
-/// An error, and the job of the batch that is at fault.
-///
-/// ```
-/// use lgreco_cuda::{DeviceJobError, Error};
-/// let error = Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN });
-/// let failed = DeviceJobError { job: Some(2), error };
-/// assert_eq!(failed.to_string(), "job 2: element 3 is NaN: gradients must be finite");
-/// let failed = DeviceJobError { job: None, error: Error::OutOfMemory { bytes: 4096 } };
-/// assert_eq!(failed.to_string(), "the device is out of memory: 4096 bytes cannot be allocated");
-/// ```
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{}{error}", .job.map_or(String::new(), |job| format!("job {job}: ")))]
-pub struct DeviceJobError {
-    /// Index of the job in its batch; `None` when no job is at fault, but the batch or the device.
-    pub job: Option<usize>,
-    /// What went wrong.
-    pub error: Error,
-}
-
-impl DeviceJobError {
-    /// What went wrong while `job` was worked on.
-    pub(crate) fn at(job: usize, error: Error) -> Self {
-        DeviceJobError { job: Some(job).filter(|_| !error.is_of_device()), error }
-    }
-}
-
-/// What went wrong with all of a batch.
-impl From<Error> for DeviceJobError {
-    fn from(error: Error) -> Self {
-        DeviceJobError { job: None, error }
-    }
-}
 
 /// An NVIDIA GPU.
 ///
@@ -262,7 +209,7 @@ impl CudaBackend {
     /// The first job that fails, with its reason; without a job [`Length`](lgreco_core::Error::Length) when `rows` has
     /// not one place per candidate, and what the device says.
     pub fn measure_device(&mut self, jobs: &[DeviceJob<'_>], rows: &mut [f64]) -> Result<(), DeviceJobError> {
-        measure(&mut self.gpu, &work_of(jobs), rows)
+        measure(&mut self.gpu, &work(jobs), rows)
     }
 
     /// Done: [`Backend::encode`] for a gradient on the device. Only the payload comes back.
@@ -350,10 +297,6 @@ impl CudaBackend {
     }
 }
 
-pub(crate) fn work_of<'a>(jobs: &[DeviceJob<'a>]) -> Vec<Work<'a>> {
-    jobs.iter().map(|job| Work::new(Input::Device(job.gradient), job.candidates, job.stream)).collect()
-}
-
 /// Rows agree with the core's within 1e-4, payloads of QSGD and TopK and what they decode to bit for bit.
 impl Backend for CudaBackend {
     /// 0: the workspace is the device's.
@@ -362,9 +305,7 @@ impl Backend for CudaBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        let work: Vec<Work<'_>> =
-            jobs.iter().map(|job| Work::new(Input::Host(job.gradient), job.candidates, job.stream)).collect();
-        let measured = measure(&mut self.gpu, &work, rows);
+        let measured = measure(&mut self.gpu, &work(jobs), rows);
         measured.map_err(|DeviceJobError { job, error }| JobError { job, error: self.told(error) })
     }
 

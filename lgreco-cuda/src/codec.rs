@@ -6,7 +6,11 @@ use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor};
 use crate::{Error, magnitude, positions, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
-use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
+use lgreco_core::compress::{
+    Compressor, Setting,
+    powersgd::{PowerSgd, effective_rank},
+    topk::TopK,
+};
 use lgreco_core::gradient::Shape;
 use lgreco_core::rng::Stream;
 
@@ -81,7 +85,7 @@ pub(crate) fn enqueue_decoding(
         Setting::TopK(c) => positions::decode(gpu, c, payload, target, status).map(|ones| Some([0, ones])),
         Setting::PowerSgd(c) => {
             powersgd::check_sides(shape)?;
-            let rank = powersgd::effective(shape, c.rank);
+            let rank = effective_rank(shape, c.rank) as u32;
             powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
         }
         _ => Err(Error::Method("decoding this setting's payloads")),

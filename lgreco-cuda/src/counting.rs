@@ -1,8 +1,7 @@
 //! A device that only notes what it is asked for, to know a workspace and its kernels before there is work.
 
 use crate::Error;
-use crate::cublas::Gemm;
-use crate::device::{Device, Launch, Part};
+use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::Kernel;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -3,7 +3,7 @@
 //! cudarc has it too, but looks for cuBLAS under the names of one major version of CUDA and panics where it is not.
 
 use crate::Error;
-use crate::device::Part;
+use crate::device::{Gemm, Part};
 use crate::libraries::{Library, candidates};
 use cudarc::driver::sys::CUstream;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,19 +16,6 @@ pub(crate) const WORKSPACE: u64 = 32 << 20;
 
 /// f32 throughout, whatever the environment says of TF32 and emulation: `CUBLAS_PEDANTIC_MATH`.
 const PEDANTIC: c_int = 2;
-
-/// A product in f32 of matrices whose columns lie one after the other: `product = left right`, of `rows` rows, `cols`
-/// columns and `terms` terms each, all at most `i32::MAX`; or `leftᵀ right`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Gemm {
-    pub(crate) transposed: bool,
-    pub(crate) rows: u32,
-    pub(crate) cols: u32,
-    pub(crate) terms: u32,
-    pub(crate) left: Part,
-    pub(crate) right: Part,
-    pub(crate) product: Part,
-}
 
 type Handle = *mut c_void;
 

@@ -3,8 +3,8 @@
 
 use crate::Error;
 use crate::compiler::{Architecture, Compiler, capability};
-use crate::cublas::{Cublas, Gemm};
-use crate::device::{Device, Launch, Part};
+use crate::cublas::Cublas;
+use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::{Kernel, Module};
 use crate::libraries::fault;
 use cudarc::driver::{DriverError, result, sys};

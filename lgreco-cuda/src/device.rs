@@ -1,7 +1,6 @@
 //! What the backend needs of a device. All other code is written once, over this.
 
 use crate::Error;
-use crate::cublas::Gemm;
 use crate::kernels::Kernel;
 use std::path::PathBuf;
 
@@ -40,6 +39,19 @@ pub(crate) struct Launch<'a> {
     /// The kernel's `Params`.
     pub(crate) params: &'a [u8],
     pub(crate) parts: &'a [Part],
+}
+
+/// A product in f32 of matrices whose columns lie one after the other: `product = left right`, of `rows` rows, `cols`
+/// columns and `terms` terms each, all at most `i32::MAX`; or `leftᵀ right`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gemm {
+    pub(crate) transposed: bool,
+    pub(crate) rows: u32,
+    pub(crate) cols: u32,
+    pub(crate) terms: u32,
+    pub(crate) left: Part,
+    pub(crate) right: Part,
+    pub(crate) product: Part,
 }
 
 /// A device with one stream: whatever is enqueued happens in the order of the calls. Every error may be that of earlier

@@ -1,5 +1,7 @@
 //! What can go wrong on a device.
 
+use lgreco_core::backend::JobError;
+
 /// Why a call failed: bad input, in the core's words, or the device.
 ///
 /// ```
@@ -123,4 +125,21 @@ impl Error {
         };
         lgreco_core::Error::Device { what }
     }
+}
+
+/// An error, and the job of the batch that is at fault.
+///
+/// ```
+/// use lgreco_cuda::{DeviceJobError, Error};
+/// let error = Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN });
+/// let failed = DeviceJobError { job: Some(2), error };
+/// assert_eq!(failed.to_string(), "job 2: element 3 is NaN: gradients must be finite");
+/// let failed = DeviceJobError { job: None, error: Error::OutOfMemory { bytes: 4096 } };
+/// assert_eq!(failed.to_string(), "the device is out of memory: 4096 bytes cannot be allocated");
+/// ```
+pub type DeviceJobError = JobError<Error>;
+
+/// What went wrong while job `index` was worked on: the batch, when it was the device that failed.
+pub(crate) fn of_job(index: usize) -> impl Fn(Error) -> DeviceJobError {
+    move |error| JobError { job: (!error.is_of_device()).then_some(index), error }
 }

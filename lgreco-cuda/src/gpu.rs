@@ -2,8 +2,8 @@
 
 use crate::Error;
 use crate::counting::Counting;
-use crate::cublas::{Gemm, WORKSPACE};
-use crate::device::{BLOCK, Device, Launch, Part};
+use crate::cublas::WORKSPACE;
+use crate::device::{BLOCK, Device, Gemm, Launch, Part};
 use crate::kernels::Kernel;
 use bytemuck::Pod;
 use std::collections::HashMap;

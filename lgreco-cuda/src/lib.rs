@@ -53,10 +53,10 @@ mod cublas;
 #[allow(unsafe_code)]
 mod cuda;
 mod device;
+#[allow(unsafe_code)]
+mod device_payloads;
 mod devices;
 mod error;
-#[allow(unsafe_code)]
-mod exchange;
 #[cfg(feature = "train")]
 #[allow(unsafe_code)]
 mod feedback;
@@ -67,6 +67,7 @@ mod libraries;
 mod magnitude;
 #[allow(unsafe_code)]
 mod nvrtc;
+mod pending;
 mod positions;
 mod powersgd;
 mod qsgd;
@@ -86,10 +87,10 @@ pub mod testing;
 mod tests;
 mod topk;
 
-pub use backend::{CudaBackend, DeviceJob, DeviceJobError};
+pub use backend::CudaBackend;
 pub use devices::{DeviceInfo, devices, missing};
-pub use error::Error;
+pub use error::{DeviceJobError, Error};
 #[cfg(feature = "train")]
 pub use feedback::DeviceResidual;
 pub use reserve::Call;
-pub use tensor::DeviceGradient;
+pub use tensor::{DeviceGradient, DeviceJob};

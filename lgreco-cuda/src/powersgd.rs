@@ -1,14 +1,15 @@
 //! PowerSGD: what `powersgd.cu` is asked to do.
 
-use crate::cublas::Gemm;
-use crate::device::{BLOCK, Part};
+use crate::device::{BLOCK, Gemm, Part};
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use crate::{Error, magnitude, sums};
 use bytemuck::{Pod, Zeroable};
+use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Shape;
+use lgreco_core::internal::powersgd::{NEAR_OVERFLOW, distinct_ranks};
 use lgreco_core::rng::Stream;
 
 /// `Params` of `powersgd.cu`.
@@ -74,27 +75,18 @@ const SOLVERS: u32 = 64;
 /// Ranks measured together.
 const RANKS: usize = 8;
 /// The largest rank, whose Gram matrix one block factors.
-const LARGEST_RANK: u32 = 1024;
+const LARGEST_RANK: usize = 1024;
 /// The largest side: threads go on from row to row in 32 bits.
 const LARGEST_SIDE: u64 = 1 << 31;
-
-/// From this magnitude on products of factors may leave the range of f32.
-pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::PowerSgd, entry }
 }
 
-/// The rank in effect.
-pub(crate) fn effective(shape: Shape, rank: u32) -> u32 {
-    let side = shape.rows().min(shape.cols());
-    rank.min(u32::try_from(side).unwrap_or(u32::MAX))
-}
-
 /// `Err` when a rank or a side is beyond what the kernels are made for.
 pub(crate) fn check(shape: Shape, rank: u32) -> Result<(), Error> {
     check_sides(shape)?;
-    if effective(shape, rank) <= LARGEST_RANK {
+    if effective_rank(shape, rank) <= LARGEST_RANK {
         return Ok(());
     }
     Err(Error::Method("PowerSGD with a rank above 1024"))
@@ -227,14 +219,6 @@ pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u3
     Ok(())
 }
 
-/// The different ranks in effect, ascending.
-fn distinct(shape: Shape, ranks: &[u32]) -> Vec<u32> {
-    let mut distinct: Vec<u32> = ranks.iter().map(|&rank| effective(shape, rank)).collect();
-    distinct.sort_unstable();
-    distinct.dedup();
-    distinct
-}
-
 /// Words of results that [`measure`] writes: the largest magnitude, and a record for every eight ranks.
 pub(crate) const fn result_words(ranks: usize) -> usize {
     1 + RANKS * ranks.div_ceil(RANKS)
@@ -249,7 +233,7 @@ pub(crate) fn measure(
     stream: Stream,
     results: Part,
 ) -> Result<(), Error> {
-    let distinct = distinct(shape, ranks);
+    let distinct = distinct_ranks(shape, ranks);
     let rank = distinct.last().copied().unwrap_or(0);
     let run = Run::start(gpu, tensor, shape, rank, stream, results)?;
     run.iterate(gpu, iterations)?;
@@ -269,9 +253,9 @@ pub(crate) fn measure(
 
 /// The squared errors in the words that [`measure`] wrote.
 pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]) {
-    let distinct = distinct(shape, ranks);
+    let distinct = distinct_ranks(shape, ranks);
     for (place, &rank) in row.iter_mut().zip(ranks) {
-        let index = distinct.partition_point(|&other| other < effective(shape, rank));
+        let index = distinct.partition_point(|&other| (other as usize) < effective_rank(shape, rank));
         *place = f64::from_bits(words[1 + index]);
     }
 }
@@ -288,7 +272,7 @@ pub(crate) fn encode(
     status: Part,
 ) -> Result<(), Error> {
     check(shape, rank)?;
-    let run = Run::start(gpu, tensor, shape, effective(shape, rank), stream, status)?.by_cublas(gpu)?;
+    let run = Run::start(gpu, tensor, shape, effective_rank(shape, rank) as u32, stream, status)?.by_cublas(gpu)?;
     run.iterate(gpu, iterations)?;
     let body = payload.from(HEADER_LEN as u64);
     gpu.copy(run.p, body)?;

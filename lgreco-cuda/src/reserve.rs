@@ -1,17 +1,18 @@
 //! Memory and kernels before there is work: the work is rehearsed on a device that only notes what it is asked for.
 
 use crate::Error;
-use crate::backend::{CudaBackend, DeviceJob, DeviceJobError, work_of};
+use crate::backend::CudaBackend;
 use crate::codec::{STATUS, encode, enqueue, enqueue_decoding};
 use crate::counting::{Counting, Kernels};
 use crate::device::Part;
-use crate::exchange::Pending;
+use crate::error::{DeviceJobError, of_job};
 #[cfg(feature = "train")]
 use crate::feedback::{Memory, rehearse_step};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, first_from};
+use crate::pending::Pending;
 use crate::rows::rehearse;
-use crate::tensor::{Input, Tensor};
+use crate::tensor::{DeviceJob, Input, Tensor, work};
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::Dtype;
 #[cfg(feature = "train")]
@@ -100,10 +101,10 @@ fn rehearsed(like: &Gpu, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu,
     let mut gpu = like.rehearsal(Counting { kernels: kernels.clone() })?;
     for &call in calls {
         if call == Call::Measure {
-            rehearse(&mut gpu, &work_of(jobs))?;
+            rehearse(&mut gpu, &work(jobs))?;
         }
         for (index, job) in jobs.iter().enumerate() {
-            rehearse_job(&mut gpu, call, job).map_err(|error| DeviceJobError::at(index, error))?;
+            rehearse_job(&mut gpu, call, job).map_err(of_job(index))?;
         }
     }
     Ok((gpu, kernels))

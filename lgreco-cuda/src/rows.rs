@@ -1,27 +1,14 @@
 //! Batches of rows: enqueued together, read back at once.
 
-use crate::backend::DeviceJobError;
 use crate::codec::encode;
 use crate::device::Part;
+use crate::error::{DeviceJobError, of_job};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
-use crate::tensor::{Input, Tensor};
+use crate::tensor::{Input, Tensor, Work};
 use crate::{Error, magnitude, powersgd, qsgd, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
-use lgreco_core::rng::Stream;
-
-/// A row to measure, of values on either side.
-pub(crate) struct Work<'a> {
-    input: Input<'a>,
-    candidates: Candidates<'a>,
-    stream: Stream,
-}
-
-impl<'a> Work<'a> {
-    pub(crate) fn new(input: Input<'a>, candidates: Candidates<'a>, stream: Stream) -> Self {
-        Work { input, candidates, stream }
-    }
-}
+use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
 
 /// What is said of methods without kernels.
 const NO_ROW: Error = Error::Method("this method's row");
@@ -36,20 +23,16 @@ fn result_words(work: &Work<'_>) -> usize {
     }
 }
 
-/// What the core says of parameters that do not fit; methods without kernels are refused.
+/// What the core says of parameters that do not fit; what there are no kernels for is refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
-    if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. }) {
-        return Err(NO_ROW);
+    let shape = work.gradient.shape();
+    match work.candidates {
+        Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. } => {}
+        _ => return Err(NO_ROW),
     }
-    for index in 0..work.candidates.len() {
-        if let Some(setting) = work.candidates.setting(index) {
-            setting.payload_len(work.input.shape(), work.input.dtype())?;
-            if let Setting::PowerSgd(PowerSgd { rank, .. }) = setting {
-                powersgd::check(work.input.shape(), rank)?;
-            }
-        }
-    }
-    Ok(())
+    work.candidates.check(shape, work.gradient.dtype())?;
+    let Candidates::PowerSgd { ranks, .. } = work.candidates else { return Ok(()) };
+    ranks.iter().try_for_each(|&rank| powersgd::check(shape, rank))
 }
 
 /// Done: measures all jobs and writes their rows one after another.
@@ -67,33 +50,32 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
     for (index, job) in measured.iter().enumerate() {
         let (row, next) = rest.split_at_mut(job.candidates.len());
         let (own, others) = words.split_at(result_words(job));
-        take_row(gpu, job, own, row).map_err(|error| DeviceJobError::at(index, error))?;
+        take_row(gpu, job, own, row).map_err(of_job(index))?;
         (rest, words) = (next, others);
     }
-    refused.map_or(Ok(()), |(index, error)| Err(DeviceJobError::at(index, error)))
+    refused.map_or(Ok(()), |(index, error)| Err(of_job(index)(error)))
 }
 
 /// Done: runs all jobs and returns the words of their results.
 fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError> {
     let total: u64 = jobs.iter().map(|job| result_words(job) as u64).sum();
-    let at = |job| move |error| DeviceJobError::at(job, error);
     let results = gpu.room(Scratch::Results, 8 * total)?;
     gpu.clear(results)?;
     let mut last: Option<(Input<'_>, Tensor)> = None;
     let (mut index, mut first) = (0, 0);
     while let Some(job) = jobs.get(index) {
         let tensor = match last.take() {
-            Some((input, tensor)) if input.is(&job.input) => tensor,
-            _ => job.input.tensor(gpu).map_err(at(index))?,
+            Some((input, tensor)) if input.is(&job.gradient) => tensor,
+            _ => job.gradient.tensor(gpu).map_err(of_job(index))?,
         };
         let alike = &jobs[index..][..alike(&jobs[index..])];
         let mut tensors = vec![tensor];
         for (other, job) in alike.iter().enumerate().skip(1) {
-            tensors.push(job.input.tensor(gpu).map_err(at(index + other))?);
+            tensors.push(job.gradient.tensor(gpu).map_err(of_job(index + other))?);
         }
         let bytes = 8 * (result_words(job) * alike.len()) as u64;
-        row(gpu, job, &tensors, results.cut(first, bytes)).map_err(at(index))?;
-        last = Some((job.input, tensor)).filter(|_| alike.len() == 1);
+        row(gpu, job, &tensors, results.cut(first, bytes)).map_err(of_job(index))?;
+        last = Some((job.gradient, tensor)).filter(|_| alike.len() == 1);
         (index, first) = (index + alike.len(), first + bytes);
     }
     if total == 0 { Ok(Vec::new()) } else { Ok(gpu.read(results)?) }
@@ -104,7 +86,7 @@ fn alike(jobs: &[Work<'_>]) -> usize {
     let Candidates::Qsgd { base, bits } = jobs[0].candidates else { return 1 };
     let is_alike = |job: &&Work<'_>| {
         let same = matches!(job.candidates, Candidates::Qsgd { base: b, bits: w } if b == base && w == bits);
-        same && matches!(job.input, Input::Device(_)) && job.input.shape().elements() > 0 && !bits.is_empty()
+        same && matches!(job.gradient, Input::Device(_)) && job.gradient.shape().elements() > 0 && !bits.is_empty()
     };
     jobs.iter().take_while(is_alike).count().max(1)
 }
@@ -122,7 +104,7 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Resu
         Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensors, base, bits, results),
         Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
         Candidates::PowerSgd { iterations, ranks } => {
-            powersgd::measure(gpu, tensor, job.input.shape(), (iterations, ranks), job.stream, results)
+            powersgd::measure(gpu, tensor, job.gradient.shape(), (iterations, ranks), job.stream, results)
         }
         _ => Err(NO_ROW),
     }
@@ -133,37 +115,37 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
     let Candidates::PowerSgd { iterations, ranks } = job.candidates else { return Ok(()) };
     let Some(&rank) = ranks.iter().max() else { return Ok(()) };
     let setting = Setting::PowerSgd(PowerSgd { rank, iterations });
-    let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
-    gpu.without_cublas(|gpu| encode(gpu, &setting, &job.input, job.stream, &mut payload)).map(drop)
+    let mut payload = vec![0; setting.payload_len(job.gradient.shape(), job.gradient.dtype())?];
+    gpu.without_cublas(|gpu| encode(gpu, &setting, &job.gradient, job.stream, &mut payload)).map(drop)
 }
 
 /// All that [`measure`] may do with any values; the device must be one that does nothing.
 pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
     measure(gpu, jobs, &mut vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()])?;
     for (index, job) in jobs.iter().enumerate() {
-        try_largest(gpu, job).map_err(|error| DeviceJobError::at(index, error))?;
+        try_largest(gpu, job).map_err(of_job(index))?;
     }
     Ok(())
 }
 
 /// Makes a row of the words of a job's results.
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Result<(), Error> {
-    check_finite(gpu, &job.input, words[0] as u32)?;
+    check_finite(gpu, &job.gradient, words[0] as u32)?;
     match job.candidates {
         Candidates::Qsgd { base, bits } => {
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
         }
         Candidates::TopK { values, keeps } => {
             if !keeps.is_empty() && words[0] as u32 >= topk::overflow(values) {
-                return Err(overflow(gpu, &job.input, words[0] as u32)?);
+                return Err(overflow(gpu, &job.gradient, words[0] as u32)?);
             }
             row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);
         }
         Candidates::PowerSgd { ranks, .. } => {
-            if words[0] as u32 >= powersgd::NEAR_OVERFLOW {
+            if words[0] as u32 >= NEAR_OVERFLOW {
                 try_largest(gpu, job)?;
             }
-            powersgd::errors(job.input.shape(), ranks, words, row);
+            powersgd::errors(job.gradient.shape(), ranks, words, row);
         }
         _ => return Err(NO_ROW),
     }

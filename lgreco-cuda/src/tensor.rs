@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
+use lgreco_core::backend::Job;
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
 
 /// A gradient that lies in device memory: a trainer's, borrowed.
@@ -76,6 +77,19 @@ impl DeviceGradient {
     }
 }
 
+/// A row to measure of a gradient that lies on the device.
+///
+/// ```
+/// use lgreco_core::compress::Candidates;
+/// use lgreco_core::{gradient::Dtype, rng::Stream};
+/// use lgreco_cuda::{DeviceGradient, DeviceJob};
+/// fn densities(gradient: DeviceGradient) -> DeviceJob<'static> {
+///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };
+///     DeviceJob { gradient, candidates, stream: Stream::default() }
+/// }
+/// ```
+pub type DeviceJob<'a> = Job<'a, DeviceGradient>;
+
 /// `bytes` at `address`, which is aligned to `align`.
 pub(crate) fn checked(address: u64, bytes: u64, align: u64) -> Result<Part, Error> {
     if bytes == 0 {
@@ -98,6 +112,28 @@ pub(crate) fn checked(address: u64, bytes: u64, align: u64) -> Result<Part, Erro
 pub(crate) enum Input<'a> {
     Host(Gradient<'a>),
     Device(DeviceGradient),
+}
+
+impl<'a> From<Gradient<'a>> for Input<'a> {
+    fn from(gradient: Gradient<'a>) -> Self {
+        Input::Host(gradient)
+    }
+}
+
+impl From<DeviceGradient> for Input<'_> {
+    fn from(gradient: DeviceGradient) -> Self {
+        Input::Device(gradient)
+    }
+}
+
+/// A row to measure, of values on either side.
+pub(crate) type Work<'a> = Job<'a, Input<'a>>;
+
+/// The jobs, wherever their gradients are.
+pub(crate) fn work<'a, G: Copy + Into<Input<'a>>>(jobs: &[Job<'a, G>]) -> Vec<Work<'a>> {
+    let work =
+        |&Job { gradient, candidates, stream }: &Job<'a, G>| Job { gradient: gradient.into(), candidates, stream };
+    jobs.iter().map(work).collect()
 }
 
 impl<'a> Input<'a> {

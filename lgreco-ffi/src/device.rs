@@ -1,6 +1,5 @@
 //! Where a context works: the CPU, or a GPU that it shares with what was made with it.
 
-use crate::api::{LGRECO_DEVICE_CPU, LGRECO_DEVICE_CUDA, LGRECO_DEVICE_WGPU, lgreco_device};
 use crate::status::Failure;
 use lgreco_train::CoreError;
 use lgreco_train::backend::{Backend, Job, JobError, Portable};
@@ -21,42 +20,39 @@ pub(crate) enum Device {
 
 const NO_DEVICE: Failure = Failure::Unavailable { what: "the device" };
 
-#[cfg(feature = "cuda")]
-fn cuda(index: u32) -> Result<Device, Failure> {
-    let backend = lgreco_cuda::CudaBackend::new(index as usize)?;
-    Ok(Device::Cuda(Arc::new(Mutex::new(backend))))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: u32) -> Result<Device, Failure> {
-    Err(Failure::NotBuiltIn)
-}
-
-#[cfg(feature = "wgpu")]
-fn wgpu(index: u32) -> Result<Device, Failure> {
-    if index > 0 {
-        return Err(NO_DEVICE);
+/// The devices of each kind, by their numbers.
+impl Device {
+    pub(crate) fn cpu(index: u32) -> Result<Device, Failure> {
+        if index == 0 { Ok(Device::Cpu) } else { Err(NO_DEVICE) }
     }
-    let backend = lgreco_wgpu::WgpuBackend::new().map_err(Failure::Wgpu)?;
-    Ok(Device::Wgpu(Arc::new(Mutex::new(backend))))
-}
 
-#[cfg(not(feature = "wgpu"))]
-fn wgpu(_: u32) -> Result<Device, Failure> {
-    Err(Failure::NotBuiltIn)
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda(index: u32) -> Result<Device, Failure> {
+        let backend = lgreco_cuda::CudaBackend::new(index as usize)?;
+        Ok(Device::Cuda(Arc::new(Mutex::new(backend))))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn cuda(_: u32) -> Result<Device, Failure> {
+        Err(Failure::NotBuiltIn)
+    }
+
+    #[cfg(feature = "wgpu")]
+    pub(crate) fn wgpu(index: u32) -> Result<Device, Failure> {
+        if index > 0 {
+            return Err(NO_DEVICE);
+        }
+        let backend = lgreco_wgpu::WgpuBackend::new().map_err(Failure::Wgpu)?;
+        Ok(Device::Wgpu(Arc::new(Mutex::new(backend))))
+    }
+
+    #[cfg(not(feature = "wgpu"))]
+    pub(crate) fn wgpu(_: u32) -> Result<Device, Failure> {
+        Err(Failure::NotBuiltIn)
+    }
 }
 
 impl Device {
-    pub(crate) fn open(kind: lgreco_device, index: u32) -> Result<Device, Failure> {
-        match kind {
-            LGRECO_DEVICE_CPU if index == 0 => Ok(Device::Cpu),
-            LGRECO_DEVICE_CPU => Err(NO_DEVICE),
-            LGRECO_DEVICE_WGPU => wgpu(index),
-            LGRECO_DEVICE_CUDA => cuda(index),
-            found => Err(Failure::UnknownConstant { what: "device", found }),
-        }
-    }
-
     /// Whether rows and payloads of such gradients under this setting are made on a GPU.
     pub(crate) fn takes(&self, setting: &Setting, shape: Shape) -> bool {
         match self {

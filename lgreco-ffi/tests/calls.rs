@@ -13,7 +13,7 @@ use lgreco_train::compress::powersgd::PowerSgd;
 use lgreco_train::compress::sidco::{Fit, Sidco};
 use lgreco_train::compress::topk::TopK;
 use lgreco_train::compress::{Compressor, Setting};
-use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, contraction, contraction_workspace_len};
+use lgreco_train::feedback::{Memory, Residual, Rule, contraction, contraction_workspace_len};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use serde::Deserialize;
@@ -257,7 +257,7 @@ fn steps_do_what_rust_does_and_allocate_as_little() {
         let options = lgreco_compressor_options { seed: 7, feedback: LGRECO_FEEDBACK_RESIDUAL, ..Default::default() };
         let handles = Handles::new(&[64, 48], LGRECO_DTYPE_F32, setting, options);
         let shape = Shape::new(64, 48).unwrap();
-        let mut memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Aggregation::Summed, shape).unwrap();
+        let mut memory = Memory::owned(Rule::Residual(Residual::CLASSIC), shape).unwrap();
         let mut workspace = vec![0; memory.workspace_len(&rust, Dtype::F32).unwrap()];
         let mut expected = vec![0; rust.payload_len(shape, Dtype::F32).unwrap()];
         assert_eq!(handles.bound(), expected.len(), "{rust}");

@@ -8,7 +8,7 @@ use lgreco_train::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd
 use lgreco_train::controller::{Config, Controller, Feedback, Policy, Tensor};
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use lgreco_train::exchange::{Collective, Request};
-use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+use lgreco_train::feedback::{Memory, Residual, Rule};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
@@ -124,7 +124,7 @@ fn encoders(setting: Setting, elements: usize) -> (f64, f64) {
         setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload).expect("a payload");
     });
     let rule = Rule::Residual(Residual::CLASSIC);
-    let mut memory = Memory::owned(rule, Aggregation::Summed, shape).expect("room");
+    let mut memory = Memory::owned(rule, shape).expect("room");
     let mut apart = memory.clone();
     let (mut workspace, mut next) = (vec![0; memory.encode_workspace_len(&setting)], vec![0; rule.state_len(shape)]);
     let mut step = 0;

@@ -1,11 +1,11 @@
 //! The backend: a device, and the core's interface.
 
 use crate::Error;
-use crate::buffers::BufferJobError;
 use crate::codec::{decode, encode};
+use crate::error::BufferJobError;
 use crate::gpu::Gpu;
-use crate::rows::{Work, measure, reserve};
-use crate::tensor::Input;
+use crate::rows::{measure, reserve};
+use crate::tensor::{Input, Work, work};
 use lgreco_core::backend::{Backend, Job, JobError};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::wire::Payload;
@@ -159,7 +159,7 @@ impl WgpuBackend {
     /// # Errors
     /// The first job that cannot be measured; [`Error::TooLarge`] and [`Error::OutOfMemory`] when it does not fit.
     pub fn reserve(&mut self, jobs: &[Job<'_>]) -> Result<u64, BufferJobError> {
-        self.reserve_for(&host_work(jobs))
+        self.reserve_for(&work(jobs))
     }
 
     pub(crate) fn reserve_for(&mut self, work: &[Work<'_>]) -> Result<u64, BufferJobError> {
@@ -206,10 +206,6 @@ impl WgpuBackend {
     }
 }
 
-fn host_work<'a>(jobs: &[Job<'a>]) -> Vec<Work<'a>> {
-    jobs.iter().map(|job| Work::new(Input::Host(job.gradient), job.candidates, job.stream)).collect()
-}
-
 impl Backend for WgpuBackend {
     /// None: workspace is memory of the device, which the backend holds.
     fn workspace_len(&self, _: &[Job<'_>]) -> usize {
@@ -217,7 +213,7 @@ impl Backend for WgpuBackend {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        measure(&mut self.gpu, &host_work(jobs), rows)
+        measure(&mut self.gpu, &work(jobs), rows)
             .map_err(|BufferJobError { job, error }| JobError { job, error: self.told(error) })
     }
 

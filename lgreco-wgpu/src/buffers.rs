@@ -4,62 +4,13 @@ use crate::Error;
 use crate::backend::WgpuBackend;
 use crate::batch::Batch;
 use crate::codec::{decode, encode};
-use crate::rows::{Work, measure};
-use crate::tensor::{BufferGradient, Input, Tensor};
+use crate::error::BufferJobError;
+use crate::rows::measure;
+use crate::tensor::{BufferGradient, BufferJob, Input, Tensor, work};
+use lgreco_core::compress::Setting;
 use lgreco_core::compress::wire::Payload;
-use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::rng::Stream;
-use std::fmt;
 use wgpu::{Buffer, BufferUsages};
-
-/// A row to measure of a gradient that lies on the device; see [`Job`](lgreco_core::backend::Job).
-///
-/// ```
-/// use lgreco_core::compress::Candidates;
-/// use lgreco_core::{gradient::Dtype, rng::Stream};
-/// use lgreco_wgpu::{BufferGradient, BufferJob};
-/// fn densities(gradient: BufferGradient<'_>) -> BufferJob<'_> {
-///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };
-///     BufferJob { gradient, candidates, stream: Stream::default() }
-/// }
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct BufferJob<'a> {
-    /// The layer's gradient.
-    pub gradient: BufferGradient<'a>,
-    /// What it is to be measured under.
-    pub candidates: Candidates<'a>,
-    /// Source of start matrices.
-    pub stream: Stream,
-}
-
-/// An error and the job of the batch that it is about.
-///
-/// ```
-/// use lgreco_wgpu::{BufferJobError, Error};
-/// let failed = BufferJobError { job: Some(2), error: Error::Method("LoCo") };
-/// assert_eq!(failed.to_string(), "job 2: LoCo does not run on wgpu devices");
-/// let failed = BufferJobError { job: None, error: Error::Lost("reset".into()) };
-/// assert_eq!(failed.to_string(), "the device is lost: reset");
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct BufferJobError {
-    /// Index of the job in its batch; `None` when the batch as a whole failed.
-    pub job: Option<usize>,
-    /// What went wrong.
-    pub error: Error,
-}
-
-impl fmt::Display for BufferJobError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.job {
-            Some(job) => write!(f, "job {job}: {}", self.error),
-            None => self.error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for BufferJobError {}
 
 impl WgpuBackend {
     /// [`reserve`](WgpuBackend::reserve) for [`measure_buffers`](WgpuBackend::measure_buffers), which uploads nothing.
@@ -88,7 +39,7 @@ impl WgpuBackend {
     /// # Errors
     /// As [`reserve`](WgpuBackend::reserve).
     pub fn reserve_buffers(&mut self, jobs: &[BufferJob<'_>]) -> Result<u64, BufferJobError> {
-        self.reserve_for(&device_work(jobs))
+        self.reserve_for(&work(jobs))
     }
 
     /// [`Backend::measure`](lgreco_core::backend::Backend::measure) for gradients on the device: only the rows come
@@ -121,7 +72,7 @@ impl WgpuBackend {
     /// # Errors
     /// The first job that fails, with its reason; of none in particular what goes wrong with the device.
     pub fn measure_buffers(&mut self, jobs: &[BufferJob<'_>], rows: &mut [f64]) -> Result<(), BufferJobError> {
-        measure(self.gpu(), &device_work(jobs), rows)
+        measure(self.gpu(), &work(jobs), rows)
     }
 
     /// [`Backend::encode`](lgreco_core::backend::Backend::encode) for a gradient on the device: only the payload comes
@@ -191,8 +142,4 @@ impl WgpuBackend {
         batch.write(buffer, offset, bytemuck::cast_slice(&values));
         batch.read(&[]).map(|_| ())
     }
-}
-
-fn device_work<'a>(jobs: &[BufferJob<'a>]) -> Vec<Work<'a>> {
-    jobs.iter().map(|job| Work::new(Input::Device(job.gradient), job.candidates, job.stream)).collect()
 }

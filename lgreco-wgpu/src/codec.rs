@@ -7,12 +7,10 @@ use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
 use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Compressor, Setting, dense::Dense, qsgd::Qsgd, topk::TopK};
+use lgreco_core::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
+use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
 use lgreco_core::rng::Stream;
-
-/// From this magnitude on products of factors may leave the range of f32.
-pub(crate) const NEAR_OVERFLOW: u32 = (127 + 90) << 23;
 
 /// [`Compressor::encode`], of values on either side.
 pub(crate) fn encode(
@@ -48,7 +46,7 @@ pub(crate) fn encode(
         Setting::Qsgd(c) => parts.extend(body(&qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
         Setting::TopK(c) => parts.extend(body(&positions::encode(&mut batch, &tensor, c, len, &results)?)),
         Setting::PowerSgd(c) => {
-            let rank = powersgd::effective(shape, c.rank);
+            let rank = effective_rank(shape, c.rank);
             parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
         }
         _ => return Err(Error::Method(methods::of_setting(setting))),

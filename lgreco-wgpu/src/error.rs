@@ -1,5 +1,7 @@
 //! What can go wrong on a device.
 
+use lgreco_core::backend::JobError;
+
 /// Why a call failed: bad input, in the core's words, or the device.
 ///
 /// ```
@@ -90,4 +92,20 @@ impl From<wgpu::Error> for Error {
             }
         }
     }
+}
+
+/// An error and the job of the batch that it is about.
+///
+/// ```
+/// use lgreco_wgpu::{BufferJobError, Error};
+/// let failed = BufferJobError { job: Some(2), error: Error::Method("LoCo") };
+/// assert_eq!(failed.to_string(), "job 2: LoCo does not run on wgpu devices");
+/// let failed = BufferJobError { job: None, error: Error::Lost("reset".into()) };
+/// assert_eq!(failed.to_string(), "the device is lost: reset");
+/// ```
+pub type BufferJobError = JobError<Error>;
+
+/// What went wrong while job `index` was worked on: the batch, when any other would have met it too.
+pub(crate) fn of_job(index: usize) -> impl Fn(Error) -> BufferJobError {
+    move |error| JobError { job: error.is_of_input().then_some(index), error }
 }

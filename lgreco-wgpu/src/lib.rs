@@ -51,9 +51,8 @@ mod topk;
 
 pub use adapters::{Adapter, adapters};
 pub use backend::WgpuBackend;
-pub use buffers::{BufferJob, BufferJobError};
-pub use error::Error;
+pub use error::{BufferJobError, Error};
 #[cfg(feature = "train")]
 pub use feedback::BufferResidual;
-pub use tensor::BufferGradient;
+pub use tensor::{BufferGradient, BufferJob};
 pub use wgpu;

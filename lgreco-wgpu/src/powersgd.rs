@@ -11,7 +11,9 @@ use crate::params::params;
 use crate::rectangles::{Rectangle, rectangles};
 use crate::sums::{self, RECORD};
 use crate::tensor::Tensor;
+use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::gradient::Shape;
+use lgreco_core::internal::powersgd::distinct_ranks;
 use lgreco_core::rng::Stream;
 use wgpu::{Buffer, BufferUsages};
 
@@ -32,11 +34,6 @@ const LARGEST_RANK: usize = 1024;
 
 pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::PowerSgd, entry }
-}
-
-/// The rank in effect.
-pub(crate) fn effective(shape: Shape, rank: u32) -> usize {
-    (rank as usize).min(shape.rows()).min(shape.cols())
 }
 
 /// `Err` when a matrix or a rank is beyond what the kernels are made for.
@@ -212,14 +209,6 @@ fn iterate<'t>(
     Ok(run)
 }
 
-/// The different ranks in effect, ascending.
-fn distinct(shape: Shape, ranks: &[u32]) -> Vec<u32> {
-    let mut distinct: Vec<u32> = ranks.iter().map(|&rank| effective(shape, rank) as u32).collect();
-    distinct.sort_unstable();
-    distinct.dedup();
-    distinct
-}
-
 /// Words of results that [`measure`] writes: the largest magnitude, and a record for every eight ranks.
 pub(crate) const fn result_words(ranks: usize) -> usize {
     RECORD * (1 + ranks.div_ceil(RANKS))
@@ -235,7 +224,7 @@ pub(crate) fn measure(
     results: &Buffer,
     result: usize,
 ) -> Result<(), Error> {
-    let distinct = distinct(shape, ranks);
+    let distinct = distinct_ranks(shape, ranks);
     let rank = distinct.last().map_or(0, |&rank| rank as usize);
     let run = iterate(batch, tensor, shape, rank, iterations, stream, (results, result))?;
     let most_tiles = (16384 / rank).clamp(1, 32);
@@ -275,9 +264,9 @@ pub(crate) fn measure(
 
 /// Reads the squared errors from the words that [`measure`] wrote.
 pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u32], row: &mut [f64]) {
-    let distinct = distinct(shape, ranks);
+    let distinct = distinct_ranks(shape, ranks);
     for (place, &rank) in row.iter_mut().zip(ranks) {
-        let index = distinct.partition_point(|&other| (other as usize) < effective(shape, rank));
+        let index = distinct.partition_point(|&other| (other as usize) < effective_rank(shape, rank));
         let at = RECORD * (1 + index / RANKS) + index % RANKS;
         *place = sums::value(words[at], words[at + RECORD / 2]);
     }

@@ -1,33 +1,20 @@
 //! Batches of rows: recorded together, read back at once.
 
 use crate::batch::{Batch, Part};
-use crate::buffers::BufferJobError;
-use crate::codec::{NEAR_OVERFLOW, encode};
+use crate::codec::encode;
+use crate::error::{BufferJobError, of_job};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::sums::RECORD;
-use crate::tensor::{Input, Tensor};
+use crate::tensor::{Input, Tensor, Work};
 use crate::{Error, magnitude, methods, powersgd, qsgd, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
-use lgreco_core::rng::Stream;
+use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
 use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
 const UPLOADS: u64 = 256 << 20;
-
-/// A row to measure, of values on either side.
-pub(crate) struct Work<'a> {
-    input: Input<'a>,
-    candidates: Candidates<'a>,
-    stream: Stream,
-}
-
-impl<'a> Work<'a> {
-    pub(crate) fn new(input: Input<'a>, candidates: Candidates<'a>, stream: Stream) -> Self {
-        Work { input, candidates, stream }
-    }
-}
 
 /// Words of results of one row, a multiple of [`RECORD`].
 fn result_words(work: &Work<'_>) -> usize {
@@ -42,24 +29,11 @@ fn result_words(work: &Work<'_>) -> usize {
 
 /// What the core says of parameters that do not fit; methods without kernels are refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
-    if !matches!(work.candidates, Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. }) {
-        return Err(Error::Method(methods::of_candidates(&work.candidates)));
+    match work.candidates {
+        Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. } => {}
+        _ => return Err(Error::Method(methods::of_candidates(&work.candidates))),
     }
-    for index in 0..work.candidates.len() {
-        if let Some(setting) = work.candidates.setting(index) {
-            setting.payload_len(work.input.shape(), work.input.dtype())?;
-        }
-    }
-    Ok(())
-}
-
-/// An error of job `index`, unless it is one that any other would have met too.
-fn of_job(index: usize) -> impl Fn(Error) -> BufferJobError {
-    move |error| BufferJobError { job: error.is_of_input().then_some(index), error }
-}
-
-fn of_batch(error: Error) -> BufferJobError {
-    BufferJobError { job: None, error }
+    Ok(work.candidates.check(work.gradient.shape(), work.gradient.dtype())?)
 }
 
 /// Measures all jobs and writes their rows one after another.
@@ -67,7 +41,7 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
     let total: usize = jobs.iter().map(|job| job.candidates.len()).sum();
     if rows.len() != total {
         let what = "rows, one place per candidate";
-        return Err(of_batch(lgreco_core::Error::Length { what, expected: total, found: rows.len() }.into()));
+        return Err(Error::from(lgreco_core::Error::Length { what, expected: total, found: rows.len() }).into());
     }
     // Jobs before one that cannot be measured may fail first.
     let refused = jobs.iter().enumerate().find_map(|(index, job)| Some((index, check(job).err()?)));
@@ -95,30 +69,30 @@ pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobE
 /// Runs all jobs and returns the words of their results.
 fn record(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u32>, BufferJobError> {
     let total: usize = jobs.iter().map(result_words).sum();
-    let mut batch = Batch::new(gpu).map_err(of_batch)?;
-    let results = batch.scratch(Scratch::Results, 4 * total as u64).map_err(of_batch)?;
+    let mut batch = Batch::new(gpu)?;
+    let results = batch.scratch(Scratch::Results, 4 * total as u64)?;
     batch.clear(&results, 4 * total as u64);
     let mut last: Option<(Input<'_>, Tensor)> = None;
     let (mut result, mut uploaded) = (0, 0);
     for (index, job) in jobs.iter().enumerate() {
         let tensor = match last.take() {
-            Some((input, tensor)) if input.is(&job.input) => tensor,
+            Some((input, tensor)) if input.is(&job.gradient) => tensor,
             _ => {
                 if uploaded > UPLOADS {
-                    batch.wait().map_err(of_batch)?;
+                    batch.wait()?;
                     uploaded = 0;
                 }
-                if matches!(job.input, Input::Host(_)) {
-                    uploaded += (job.input.shape().elements() * job.input.dtype().bytes()) as u64;
+                if matches!(job.gradient, Input::Host(_)) {
+                    uploaded += (job.gradient.shape().elements() * job.gradient.dtype().bytes()) as u64;
                 }
-                job.input.tensor(&mut batch).map_err(of_job(index))?
+                job.gradient.tensor(&mut batch).map_err(of_job(index))?
             }
         };
         row(&mut batch, job, &tensor, &results, result).map_err(of_job(index))?;
-        last = Some((job.input, tensor));
+        last = Some((job.gradient, tensor));
         result += result_words(job);
     }
-    let bytes = batch.read(&[Part { buffer: results, offset: 0, size: 4 * total as u64 }]).map_err(of_batch)?;
+    let bytes = batch.read(&[Part { buffer: results, offset: 0, size: 4 * total as u64 }])?;
     Ok(bytemuck::pod_collect_to_vec(&bytes))
 }
 
@@ -135,7 +109,7 @@ fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer,
         Candidates::Qsgd { base, bits } => qsgd::measure(batch, tensor, base, bits, results, at),
         Candidates::TopK { values, keeps } => topk::measure(batch, tensor, values, keeps, results, at),
         Candidates::PowerSgd { iterations, ranks } => {
-            let shape = job.input.shape();
+            let shape = job.gradient.shape();
             powersgd::measure(batch, tensor, shape, (iterations, ranks), job.stream, results, at)
         }
         _ => Err(Error::Method(methods::of_candidates(&job.candidates))),
@@ -144,14 +118,14 @@ fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer,
 
 /// Makes a row of the words of a job's results, the first of which is the largest magnitude.
 fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Result<(), Error> {
-    check_finite(gpu, &job.input, words[0])?;
+    check_finite(gpu, &job.gradient, words[0])?;
     match job.candidates {
         Candidates::Qsgd { base, bits } => {
             row.iter_mut().zip(qsgd::errors(base, bits, words)).for_each(|(place, error)| *place = error);
         }
         Candidates::TopK { values, keeps } => {
             if !keeps.is_empty() && words[0] >= topk::overflow(values) {
-                return Err(overflow(gpu, &job.input, words[0])?);
+                return Err(overflow(gpu, &job.gradient, words[0])?);
             }
             topk::errors(keeps, words, row);
         }
@@ -160,10 +134,10 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
             if words[0] >= NEAR_OVERFLOW && largest > 0 {
                 // Encoding says whether anything overflows.
                 let setting = Setting::PowerSgd(PowerSgd { rank: largest, iterations });
-                let mut payload = vec![0; setting.payload_len(job.input.shape(), job.input.dtype())?];
-                encode(gpu, &setting, &job.input, job.stream, &mut payload)?;
+                let mut payload = vec![0; setting.payload_len(job.gradient.shape(), job.gradient.dtype())?];
+                encode(gpu, &setting, &job.gradient, job.stream, &mut payload)?;
             }
-            powersgd::errors(job.input.shape(), ranks, words, row);
+            powersgd::errors(job.gradient.shape(), ranks, words, row);
         }
         _ => return Err(Error::Method(methods::of_candidates(&job.candidates))),
     }

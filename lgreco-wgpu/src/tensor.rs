@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::batch::{Batch, Part};
 use crate::gpu::PER_GROUP;
+use lgreco_core::backend::Job;
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
 use std::ops::Range;
 use wgpu::{Buffer, BufferUsages};
@@ -34,11 +35,46 @@ pub struct BufferGradient<'a> {
     pub shape: Shape,
 }
 
+/// A row to measure of a gradient that lies on the device.
+///
+/// ```
+/// use lgreco_core::compress::Candidates;
+/// use lgreco_core::{gradient::Dtype, rng::Stream};
+/// use lgreco_wgpu::{BufferGradient, BufferJob};
+/// fn densities(gradient: BufferGradient<'_>) -> BufferJob<'_> {
+///     let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[10, 100, 1000] };
+///     BufferJob { gradient, candidates, stream: Stream::default() }
+/// }
+/// ```
+pub type BufferJob<'a> = Job<'a, BufferGradient<'a>>;
+
 /// A gradient on either side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Input<'a> {
     Host(Gradient<'a>),
     Device(BufferGradient<'a>),
+}
+
+impl<'a> From<Gradient<'a>> for Input<'a> {
+    fn from(gradient: Gradient<'a>) -> Self {
+        Input::Host(gradient)
+    }
+}
+
+impl<'a> From<BufferGradient<'a>> for Input<'a> {
+    fn from(gradient: BufferGradient<'a>) -> Self {
+        Input::Device(gradient)
+    }
+}
+
+/// A row to measure, of values on either side.
+pub(crate) type Work<'a> = Job<'a, Input<'a>>;
+
+/// The jobs, wherever their gradients are.
+pub(crate) fn work<'a, G: Copy + Into<Input<'a>>>(jobs: &[Job<'a, G>]) -> Vec<Work<'a>> {
+    let work =
+        |&Job { gradient, candidates, stream }: &Job<'a, G>| Job { gradient: gradient.into(), candidates, stream };
+    jobs.iter().map(work).collect()
 }
 
 impl Input<'_> {

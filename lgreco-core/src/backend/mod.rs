@@ -13,7 +13,7 @@ use crate::gradient::Gradient;
 use crate::rng::Stream;
 use core::fmt;
 
-/// One row to measure.
+/// One row to measure, of a gradient in host memory, or, for a backend's own calls, of one elsewhere.
 ///
 /// ```
 /// use lgreco_core::backend::Job;
@@ -27,16 +27,16 @@ use core::fmt;
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Job<'a> {
+pub struct Job<'a, G = Gradient<'a>> {
     /// The layer's gradient.
-    pub gradient: Gradient<'a>,
+    pub gradient: G,
     /// What it is to be measured under.
     pub candidates: Candidates<'a>,
     /// Source of start matrices.
     pub stream: Stream,
 }
 
-/// An error and the job of the batch that it is about.
+/// An error, a backend's own or the core's, and the job of the batch that it is about.
 ///
 /// ```
 /// use lgreco_core::{Error, backend::JobError};
@@ -46,14 +46,14 @@ pub struct Job<'a> {
 /// assert_eq!(failed.to_string(), "the device failed: it is lost");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct JobError {
+pub struct JobError<E = Error> {
     /// Index of the job in its batch; `None` when the batch as a whole failed.
     pub job: Option<usize>,
     /// What went wrong.
-    pub error: Error,
+    pub error: E,
 }
 
-impl fmt::Display for JobError {
+impl<E: fmt::Display> fmt::Display for JobError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.job {
             Some(job) => write!(f, "job {job}: {}", self.error),
@@ -62,7 +62,14 @@ impl fmt::Display for JobError {
     }
 }
 
-impl core::error::Error for JobError {}
+impl<E: fmt::Debug + fmt::Display> core::error::Error for JobError<E> {}
+
+/// An error of the batch as a whole.
+impl<E> From<E> for JobError<E> {
+    fn from(error: E) -> Self {
+        JobError { job: None, error }
+    }
+}
 
 /// Something that measures rows, encodes and decodes. Integer results (codes, indices, payload bytes of QSGD and TopK)
 /// are equal bit for bit on every backend; measured errors agree within the bound each backend documents.
@@ -197,14 +204,15 @@ impl Backend for Portable {
     }
 
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        let at = |job| move |error| JobError { job, error };
         let total = jobs.iter().map(|job| job.candidates.len()).sum();
-        expect_len("rows, one place per candidate", total, rows.len()).map_err(at(None))?;
-        expect_room("workspace", self.workspace_len(jobs), workspace.len()).map_err(at(None))?;
+        expect_len("rows, one place per candidate", total, rows.len())?;
+        expect_room("workspace", self.workspace_len(jobs), workspace.len())?;
         let mut rest = rows;
         for (index, job) in jobs.iter().enumerate() {
             let (row, next) = rest.split_at_mut(job.candidates.len());
-            job.candidates.measure(&job.gradient, job.stream, workspace, row).map_err(at(Some(index)))?;
+            job.candidates
+                .measure(&job.gradient, job.stream, workspace, row)
+                .map_err(|error| JobError { job: Some(index), error })?;
             rest = next;
         }
         Ok(())

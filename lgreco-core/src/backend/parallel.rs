@@ -38,8 +38,7 @@ impl Backend for Parallel {
 
     fn measure(&mut self, jobs: &[Job<'_>], _: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
         let total = jobs.iter().map(|job| job.candidates.len()).sum();
-        expect_len("rows, one place per candidate", total, rows.len())
-            .map_err(|error| JobError { job: None, error })?;
+        expect_len("rows, one place per candidate", total, rows.len())?;
         let mut rest = rows;
         let mut parts = Vec::with_capacity(jobs.len());
         for (index, job) in jobs.iter().enumerate() {

@@ -139,6 +139,15 @@ impl Candidates<'_> {
         }
     }
 
+    /// `Err` unless every candidate fits its method and the shape, whatever the values are.
+    ///
+    /// # Errors
+    /// As [`payload_len`](Compressor::payload_len) of the first that does not.
+    pub fn check(&self, shape: Shape, dtype: Dtype) -> Result<(), Error> {
+        let mut settings = (0..self.len()).filter_map(|index| self.setting(index));
+        settings.try_for_each(|setting| setting.payload_len(shape, dtype).map(drop))
+    }
+
     /// Words of workspace that [`measure`](Candidates::measure) needs.
     ///
     /// ```

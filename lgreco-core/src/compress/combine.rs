@@ -1,10 +1,5 @@
 //! Decoded values added to others, or taken off them, without a copy of their own in memory.
 
-use super::setting::decode_parsed;
-use super::wire::{Method, Payload};
-use super::{adacomp, powersgd, qsgd, topk};
-use crate::Error;
-use crate::error::expect_room;
 use crate::simd::{Kernel, dispatch};
 
 /// How decoded values meet those that are there.
@@ -23,24 +18,6 @@ impl Combine {
         match self {
             Combine::Add => *place += value,
             Combine::Subtract => *place -= value,
-        }
-    }
-}
-
-/// Combines what a payload holds with `values`; for most methods in blocks or element by element, for others by way of
-/// `scratch`, which has a place per element. Same errors as [`decode`](super::decode); `values` are then of no use.
-pub fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32], scratch: &mut [f32]) -> Result<(), Error> {
-    match payload.header.method {
-        Method::TopK => topk::combine(payload, how, values),
-        Method::AdaComp => adacomp::combine(payload, how, values),
-        Method::Qsgd => qsgd::combine(payload, how, values),
-        Method::PowerSgd => powersgd::combine(payload, how, values),
-        Method::Dense | Method::LoCo => {
-            expect_room("scratch values", values.len(), scratch.len())?;
-            let scratch = &mut scratch[..values.len()];
-            decode_parsed(payload, scratch)?;
-            combine_values(values, how, scratch);
-            Ok(())
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What others do, as plans for the same table: uniform, k-means (CGX), two levels (Accordion), global top-k.
+//! What others do, as plans for the same table: uniform, k-means (CGX), global top-k.
 //!
 //! Each call writes one option per layer; `Plan::from_options` (feature `alloc`) makes a verified plan of
 //! them, the uniform setting's included: that is the reference plan a budget is taken from, unchanged.
@@ -9,47 +9,7 @@ mod kmeans;
 pub use global::{global_topk, global_topk_workspace_len};
 pub use kmeans::{kmeans, kmeans_workspace_len};
 
-use crate::{Error, error::expect_len, table::Choice, table::Table};
-
-/// Accordion's two levels: critical layers are compressed little, the others hard.
-///
-/// `critical` comes from Accordion's detector; `low` and `high` hold every layer's option for low and for high
-/// compression. No budget is kept.
-///
-/// ```
-/// use lgreco_core::{plan::baseline, table::{Choice, Table}};
-/// let choices = [(8, 0.5), (2, 2.0), (9, 0.5), (3, 2.0)].map(|(size, error)| Choice { size, error });
-/// let table = Table::new(&choices, &[2, 4])?;
-/// let mut options = [0; 2];
-/// baseline::two_level(&table, &[true, false], &[0, 0], &[1, 1], &mut options)?;
-/// assert_eq!(options, [0, 1]);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
-/// # Errors
-/// [`Error::Length`] unless all slices have one entry per layer; [`Error::NoSuchOption`].
-///
-/// # Complexity
-/// O(layers), no workspace.
-///
-/// # Source
-/// Accordion (MLSys 2021), Algorithm 1.
-pub fn two_level(
-    table: &Table,
-    critical: &[bool],
-    low: &[u32],
-    high: &[u32],
-    options: &mut [u32],
-) -> Result<(), Error> {
-    expect_len("critical layers", table.layers(), critical.len())?;
-    expect_len("choices, one per layer", table.layers(), options.len())?;
-    let _ = table.chosen(low)?;
-    let _ = table.chosen(high)?;
-    for (layer, option) in options.iter_mut().enumerate() {
-        *option = if critical[layer] { low[layer] } else { high[layer] };
-    }
-    Ok(())
-}
+use crate::table::Choice;
 
 /// Writes the layer's options that no other beats in both size and error into `front`, smallest size (and so largest
 /// error) first, and returns their number; of equals the lowest index stays.

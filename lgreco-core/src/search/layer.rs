@@ -2,6 +2,7 @@
 
 use super::range::{Family, Method, Metric};
 use crate::Error;
+use crate::compress::powersgd::effective_rank;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Compressor, Setting};
@@ -44,7 +45,7 @@ impl LayerOptions {
             for parameter in family.parameters() {
                 let value = match family.method {
                     Method::TopK => TopK::with_density(parameter, shape.elements(), dtype)?.keep,
-                    Method::PowerSgd => (parameter as u32).min(shape.rows() as u32).min(shape.cols() as u32),
+                    Method::PowerSgd => effective_rank(shape, parameter as u32) as u32,
                     _ => parameter as u32,
                 };
                 if last != Some(value) {

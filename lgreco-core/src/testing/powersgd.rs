@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::compress::powersgd::{
-    self, PowerSgd, decode, encode_warm, measure, measure_workspace_len, start_matrix, steps_workspace_len,
+    self, PowerSgd, decode, effective_rank, measure, measure_workspace_len, start_matrix, steps_workspace_len,
 };
 use crate::compress::wire::{HEADER_LEN, Payload};
 use crate::compress::{Compressor, powersgd::orthonormalise};
@@ -188,18 +188,28 @@ pub fn check_hostile(bytes: &[u8]) {
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 pub fn warm_errors(gradient: &Gradient<'_>, rank: u32, steps: usize, stream: Stream) -> Vec<f64> {
-    let (shape, dtype) = (gradient.shape(), gradient.values().dtype());
-    let compressor = PowerSgd { rank, iterations: 1 };
-    let mut workspace = vec![!0; compressor.encode_workspace_len(shape, dtype)];
-    let mut payload = vec![0; compressor.payload_len(shape, dtype).expect("a rank")];
-    let mut q = vec![0.0; shape.cols() * (rank as usize).min(shape.rows()).min(shape.cols())];
-    let mut decoded = vec![0.0; shape.elements()];
+    let (mut q, mut decoded) = (Vec::new(), vec![0.0; gradient.shape().elements()]);
     let mut step = || {
-        encode_warm(rank, gradient, stream, &mut q, &mut workspace, &mut payload).expect("a finite gradient");
-        decode(&Payload::parse(&payload).expect("our header"), &mut decoded).expect("our payload");
+        step(gradient, rank, stream, &mut q, &mut decoded);
         squared_error(gradient, &decoded)
     };
     (0..steps).map(|_| step()).collect()
+}
+
+/// One worker's step: `q` goes on from the last, or from a start matrix if it is empty, and `values` are what comes of it.
+fn step(gradient: &Gradient<'_>, rank: u32, stream: Stream, q: &mut Vec<f32>, values: &mut [f32]) {
+    let shape = gradient.shape();
+    let r = effective_rank(shape, rank);
+    let mut workspace = vec![!0; steps_workspace_len(shape, rank)];
+    let mut p = vec![0.0; shape.rows() * r];
+    if q.is_empty() {
+        q.resize(shape.cols() * r, 0.0);
+        start_matrix(stream, shape.cols(), r as u32, q).expect("cols x r");
+    }
+    powersgd::project(gradient, rank, q, &mut workspace, &mut p).expect("a finite gradient");
+    powersgd::orthonormalise(shape, rank, &mut workspace, &mut p).expect("finite columns");
+    powersgd::back_project(gradient, rank, &p, &mut workspace, q).expect("a finite gradient");
+    powersgd::reconstruct(shape, rank, &p, q, values).expect("finite factors");
 }
 
 /// A gradient's values from the start-matrix generator: uniform on (−1, 1).
@@ -316,16 +326,8 @@ pub fn squared_singular_values(values: &[f32], shape: Shape) -> Vec<f64> {
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 pub fn check_steps(gradient: &Gradient<'_>, rank: u32, stream: Stream) {
-    let shape = gradient.shape();
-    let r = (rank as usize).min(shape.rows()).min(shape.cols());
-    let mut workspace = vec![!0; steps_workspace_len(shape, rank)];
-    let (mut p, mut q) = (vec![0.0; shape.rows() * r], vec![0.0; shape.cols() * r]);
-    start_matrix(stream, shape.cols(), r as u32, &mut q).expect("cols x r");
-    powersgd::project(gradient, rank, &q, &mut workspace, &mut p).expect("a finite gradient");
-    powersgd::orthonormalise(shape, rank, &mut workspace, &mut p).expect("finite columns");
-    powersgd::back_project(gradient, rank, &p, &mut workspace, &mut q).expect("a finite gradient");
-    let mut values = vec![f32::NAN; shape.elements()];
-    powersgd::reconstruct(shape, rank, &p, &q, &mut values).expect("finite factors");
+    let mut values = vec![f32::NAN; gradient.shape().elements()];
+    step(gradient, rank, stream, &mut Vec::new(), &mut values);
     let trip = round_trip(gradient, PowerSgd { rank, iterations: 1 }, stream).expect("a finite gradient");
     assert_eq!(values, trip.decoded);
 }

@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::counting::Kernels;
-use crate::cublas::Gemm;
-use crate::device::{Device, Launch, Part};
+use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::Kernel;
 use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, Error};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};

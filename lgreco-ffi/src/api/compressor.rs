@@ -10,7 +10,7 @@ use crate::status::{Failure, lgreco_status};
 use core::ffi::{c_char, c_void};
 use lgreco_train::backend::Backend;
 use lgreco_train::compress::{Compressor as _, Setting, wire::Payload};
-use lgreco_train::feedback::{Aggregation, Memory, Rule, SavedState, contraction_workspace_len, payload_stream};
+use lgreco_train::feedback::{Memory, Rule, SavedState, contraction_workspace_len, payload_stream};
 use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_train::rng::Stream;
 use lgreco_train::{CoreError, Error};
@@ -40,7 +40,6 @@ pub(crate) struct Compressor {
     device: Device,
     /// At step 0.
     stream: Stream,
-    aggregation: Aggregation,
     memory: Option<Memory<Vec<u64>>>,
     workspace: Vec<u64>,
     /// What the payload decodes to, for the memory; empty without one.
@@ -133,7 +132,7 @@ impl Compressor {
         if saved.rule() != memory.rule() {
             return Err(Failure::OtherFeedback);
         }
-        *memory = saved.restore(self.aggregation, zeros(memory.rule().state_len(memory.shape()))?)?;
+        *memory = saved.restore(zeros(memory.rule().state_len(memory.shape()))?)?;
         Ok(())
     }
 }
@@ -155,9 +154,13 @@ pub unsafe extern "C" fn lgreco_compressor_create(
         handle::create::<_, lgreco_compressor>(context, compressor, |context| {
             let tensor = versioned(layer)?.tensor()?;
             let (setting, options) = (versioned(setting)?.to_core()?, versioned_or_default(options)?);
-            let (rule, aggregation) = (options.rule()?, options.aggregation()?);
+            let (rule, summed) = (options.rule()?, options.is_summed()?);
             let named = |error: Error| Failure::named(error, Some(tensor.name.into()));
-            let memory = rule.map(|rule| Memory::owned(rule, aggregation, tensor.shape)).transpose().map_err(named)?;
+            if let (Some(Rule::Ef21Plus), true) = (rule, summed) {
+                let needs = "point-to-point payloads, since one that replaces an estimate cannot be summed";
+                return Err(named(Error::FeedbackRule { rule: "EF21+", needs }));
+            }
+            let memory = rule.map(|rule| Memory::owned(rule, tensor.shape)).transpose().map_err(named)?;
             let elements = if memory.is_some() { tensor.shape.elements() } else { 0 };
             let compensated = if matches!(context.device, Device::Cpu) { 0 } else { elements };
             let mut compressor = Compressor {
@@ -167,7 +170,6 @@ pub unsafe extern "C" fn lgreco_compressor_create(
                 setting,
                 device: context.device.clone(),
                 stream: Stream { seed: options.seed, step: 0, layer: options.layer_index, rank: options.rank },
-                aggregation,
                 memory,
                 workspace: Vec::new(),
                 decoded: zeros(elements).map_err(named)?,

@@ -1,6 +1,6 @@
 use crate::pointers::Versioned;
 use crate::status::Failure;
-use lgreco_train::feedback::{Aggregation, Residual, Rule, Storage};
+use lgreco_train::feedback::{Residual, Rule, Storage};
 
 /// What a compressor remembers between steps: LGRECO_FEEDBACK_...
 pub type lgreco_feedback = u32;
@@ -101,10 +101,10 @@ impl lgreco_compressor_options {
         })
     }
 
-    pub(super) fn aggregation(&self) -> Result<Aggregation, Failure> {
+    pub(super) fn is_summed(&self) -> Result<bool, Failure> {
         match self.aggregation {
-            LGRECO_AGGREGATION_SUMMED => Ok(Aggregation::Summed),
-            LGRECO_AGGREGATION_POINT_TO_POINT => Ok(Aggregation::PointToPoint),
+            LGRECO_AGGREGATION_SUMMED => Ok(true),
+            LGRECO_AGGREGATION_POINT_TO_POINT => Ok(false),
             found => Err(Failure::UnknownConstant { what: "aggregation", found }),
         }
     }

@@ -94,7 +94,12 @@ pub unsafe extern "C" fn lgreco_context_create(
         disjoint(message, &[Range::of(context, 1, "context")])?;
         // SAFETY: README.md, pointers.
         let room = unsafe { slice_mut(options.message.cast::<u8>(), options.message_capacity, "message")? };
-        let device = Device::open(options.device, options.device_index);
+        let device = match options.device {
+            LGRECO_DEVICE_CPU => Device::cpu(options.device_index),
+            LGRECO_DEVICE_CUDA => Device::cuda(options.device_index),
+            LGRECO_DEVICE_WGPU => Device::wgpu(options.device_index),
+            found => Err(Failure::UnknownConstant { what: "device", found }),
+        };
         let mut message = Message::empty();
         if let Err(failure) = &device {
             message.set(format_args!("{failure}"));

@@ -40,6 +40,17 @@ pub(crate) struct CutState {
     pub(super) ids: Vec<Option<u64>>,
 }
 
+/// Does the same with either end.
+macro_rules! either {
+    ($end:expr, $name:ident => $body:expr) => {
+        match $end {
+            End::Upstream($name) => $body,
+            End::Downstream($name) => $body,
+        }
+    };
+}
+pub(super) use either;
+
 impl CutState {
     fn new(end: End) -> Result<CutState, Error> {
         let mut state = CutState { workspace: vec![], ids: vec![], end };
@@ -49,32 +60,20 @@ impl CutState {
     }
 
     pub(super) fn setting(&self) -> CutSetting {
-        match &self.end {
-            End::Upstream(end) => *end.setting(),
-            End::Downstream(end) => *end.setting(),
-        }
+        either!(&self.end, end => *end.setting())
     }
 
     fn workspace_len(&self) -> usize {
-        match &self.end {
-            End::Upstream(end) => end.workspace_len(),
-            End::Downstream(end) => end.workspace_len(),
-        }
+        either!(&self.end, end => end.workspace_len())
     }
 
     fn samples(&self, message: &[u8]) -> Result<usize, Error> {
-        let values = match &self.end {
-            End::Upstream(end) => end.values_len(message)?,
-            End::Downstream(end) => end.values_len(message)?,
-        };
+        let values = either!(&self.end, end => end.values_len(message)?);
         Ok(values / self.setting().features as usize)
     }
 
     fn bound(&self) -> usize {
-        match &self.end {
-            End::Upstream(end) => end.message_len(),
-            End::Downstream(end) => end.message_len(),
-        }
+        either!(&self.end, end => end.message_len())
     }
 }
 

@@ -72,14 +72,7 @@ impl From<Counters> for lgreco_cut_counters {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_commit_step(cut: *mut lgreco_cut) -> lgreco_status {
     // SAFETY: README.md, handles.
-    unsafe {
-        handle::call(cut, |state| {
-            Ok(match &mut state.end {
-                End::Upstream(end) => end.commit_step(),
-                End::Downstream(end) => end.commit_step(),
-            }?)
-        })
-    }
+    unsafe { handle::call(cut, |state| Ok(either!(&mut state.end, end => end.commit_step())?)) }
 }
 
 /// Gives back the ticket of a micro-batch whose gradients will never travel. The other end must do the same.
@@ -88,14 +81,7 @@ pub unsafe extern "C" fn lgreco_cut_commit_step(cut: *mut lgreco_cut) -> lgreco_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cut_forget(cut: *mut lgreco_cut, ticket: u64) -> lgreco_status {
     // SAFETY: README.md, handles.
-    unsafe {
-        handle::call(cut, |state| {
-            Ok(match &mut state.end {
-                End::Upstream(end) => end.forget(ticket),
-                End::Downstream(end) => end.forget(ticket),
-            }?)
-        })
-    }
+    unsafe { handle::call(cut, |state| Ok(either!(&mut state.end, end => end.forget(ticket))?)) }
 }
 
 /// Fills `forward` and `backward` with what the end has done with activations and with gradients.
@@ -111,10 +97,7 @@ pub unsafe extern "C" fn lgreco_cut_get_counters(
             for (counters, direction) in
                 [(filled(forward)?, Direction::Forward), (filled(backward)?, Direction::Backward)]
             {
-                let found = match &state.end {
-                    End::Upstream(end) => *end.counters(direction),
-                    End::Downstream(end) => *end.counters(direction),
-                };
+                let found = either!(&state.end, end => *end.counters(direction));
                 counters.fill(found.into());
             }
             Ok(())
@@ -138,10 +121,7 @@ pub unsafe extern "C" fn lgreco_cut_remembered(
     unsafe {
         handle::call(cut, |state| {
             let (values, found) = (slice_mut(values, values_len, "values")?, place(found, "found")?);
-            let remembered = match &state.end {
-                End::Upstream(end) => end.remembered(sample, values),
-                End::Downstream(end) => end.remembered(sample, values),
-            };
+            let remembered = either!(&state.end, end => end.remembered(sample, values));
             found.write(remembered?.into());
             Ok(())
         })
@@ -161,10 +141,10 @@ pub unsafe extern "C" fn lgreco_cut_remembered_samples(
 ) -> lgreco_status {
     // SAFETY: README.md, handles and pointers.
     unsafe {
-        handle::call(cut, |state| match &state.end {
-            End::Upstream(end) => write_ids(|| end.remembered_samples(), samples, capacity, count),
-            End::Downstream(end) => write_ids(|| end.remembered_samples(), samples, capacity, count),
-        })
+        handle::call(
+            cut,
+            |state| either!(&state.end, end => write_ids(|| end.remembered_samples(), samples, capacity, count)),
+        )
     }
 }
 
@@ -195,10 +175,7 @@ pub unsafe extern "C" fn lgreco_cut_saved_len(cut: *mut lgreco_cut, bytes: *mut 
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(cut, |state| {
-            place(bytes, "bytes")?.write(match &state.end {
-                End::Upstream(end) => end.saved_len(),
-                End::Downstream(end) => end.saved_len(),
-            });
+            place(bytes, "bytes")?.write(either!(&state.end, end => end.saved_len()));
             Ok(())
         })
     }
@@ -213,10 +190,7 @@ pub unsafe extern "C" fn lgreco_cut_save(cut: *mut lgreco_cut, saved: *mut u8, c
     unsafe {
         handle::call(cut, |state| {
             let saved = slice_mut(saved, capacity, "saved")?;
-            match &state.end {
-                End::Upstream(end) => end.save(saved),
-                End::Downstream(end) => end.save(saved),
-            }?;
+            either!(&state.end, end => end.save(saved))?;
             Ok(())
         })
     }

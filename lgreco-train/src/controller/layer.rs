@@ -3,7 +3,7 @@
 use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
 use crate::compress::{Compressor, Setting};
-use crate::feedback::{Aggregation, Memory, Rule, is_finite, plain_values};
+use crate::feedback::{Memory, Rule, is_finite, plain_values};
 use crate::gradient::{Gradient, Shape};
 use crate::internal::payload::{Combine, combine_values};
 use crate::rng::Stream;
@@ -123,7 +123,7 @@ impl LayerState {
             (None, _) => None,
             (Some(rule), Some(memory)) if memory.rule() == rule => None,
             (Some(rule), memory) => {
-                let mut new = Memory::owned(rule, Aggregation::Summed, shape)?;
+                let mut new = Memory::owned(rule, shape)?;
                 if let Some(memory) = memory {
                     let mut values = vec![0.0; shape.elements()];
                     memory.values(&mut values)?;

@@ -7,7 +7,7 @@ use super::saved::{MAGIC, NONE, State, VERSION, Writer, check};
 use super::{Cause, Controller, Decision, Policy, Uncompressed};
 use crate::Error;
 use crate::checksum;
-use crate::feedback::{Aggregation, Memory, SavedState};
+use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
 use alloc::collections::BTreeSet;
 use alloc::string::String;
@@ -231,9 +231,8 @@ impl Controller {
 /// The sum of residuals times `scale`; exactly the only one for a scale of 1.
 fn combined(memories: &[SavedState<'_>], scale: f32, stream: Stream) -> Result<Option<Memory<Vec<u64>>>, Error> {
     let Some(first) = memories.first() else { return Ok(None) };
-    let restore = |saved: &SavedState<'_>| {
-        saved.restore(Aggregation::Summed, super::arena::workspace(saved.rule().state_len(saved.shape()))?)
-    };
+    let restore =
+        |saved: &SavedState<'_>| saved.restore(super::arena::workspace(saved.rule().state_len(saved.shape()))?);
     let mut memory = restore(first)?;
     if memories.len() > 1 || scale != 1.0 {
         let mut sum = vec![0.0; first.shape().elements()];

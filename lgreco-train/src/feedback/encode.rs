@@ -28,12 +28,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ///
     /// ```
     /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
-    /// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_train::feedback::{Memory, Residual, Rule};
     /// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
     /// use lgreco_train::rng::Stream;
     /// let (shape, rule) = (Shape::new(3, 1)?, Rule::Residual(Residual::CLASSIC));
     /// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
-    /// let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// let mut memory = Memory::owned(rule, shape)?;
     /// let mut next = vec![0; rule.state_len(shape)];
     /// let mut workspace = vec![0; memory.encode_workspace_len(&setting)];
     /// let mut payload = vec![0; setting.payload_len(shape, Dtype::F32)?];

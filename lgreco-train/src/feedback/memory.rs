@@ -1,7 +1,7 @@
 //! The memory of one layer on one rank.
 
 use super::kernels::{Commit, Distance, Law, Offer};
-use super::{Aggregation, Residual, Rule, Storage, plain};
+use super::{Residual, Rule, Storage, plain};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
@@ -12,7 +12,7 @@ use crate::{CoreError, Error};
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, topk::TopK};
-/// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+/// use lgreco_train::feedback::{Memory, Residual, Rule};
 /// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
 /// use lgreco_train::rng::Stream;
 ///
@@ -20,7 +20,7 @@ use crate::{CoreError, Error};
 /// let rule = Rule::Residual(Residual::CLASSIC);
 /// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
 /// let mut words = vec![0; rule.state_len(shape)];
-/// let mut memory = Memory::new(rule, Aggregation::Summed, shape, &mut words[..])?;
+/// let mut memory = Memory::new(rule, shape, &mut words[..])?;
 ///
 /// let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)?];
 /// let mut payload = vec![0; memory.message_len(&setting, Dtype::F32)?];
@@ -47,21 +47,21 @@ impl Memory<alloc::vec::Vec<u64>> {
     /// A memory of zeros that owns its words.
     ///
     /// ```
-    /// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_train::feedback::{Memory, Residual, Rule};
     /// use lgreco_train::gradient::Shape;
-    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Aggregation::Summed, Shape::new(64, 64)?)?;
+    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Shape::new(64, 64)?)?;
     /// assert_eq!(memory.squared_norm(), 0.0);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     ///
     /// # Errors
     /// Those of [`Memory::new`]; [`CoreError::OutOfMemory`].
-    pub fn owned(rule: Rule, aggregation: Aggregation, shape: Shape) -> Result<Self, Error> {
+    pub fn owned(rule: Rule, shape: Shape) -> Result<Self, Error> {
         let len = rule.state_len(shape);
         let mut words = alloc::vec::Vec::new();
         words.try_reserve_exact(len).map_err(|_| Error::Core(CoreError::OutOfMemory { words: len }))?;
         words.resize(len, 0);
-        Memory::new(rule, aggregation, shape, words)
+        Memory::new(rule, shape, words)
     }
 }
 
@@ -69,21 +69,21 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// A memory of zeros in `words`, whose content does not matter.
     ///
     /// ```
-    /// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_train::feedback::{Memory, Residual, Rule};
     /// use lgreco_train::gradient::Shape;
     /// let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(8, 8)?);
     /// let mut words = [7; 32];
     /// assert_eq!(words.len(), rule.state_len(shape));
-    /// let memory = Memory::new(rule, Aggregation::Summed, shape, &mut words[..])?;
+    /// let memory = Memory::new(rule, shape, &mut words[..])?;
     /// assert_eq!(memory.squared_norm(), 0.0);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`CoreError::Length`] when `words` is shorter than [`Rule::state_len`]; [`CoreError::Parameter`] when the gain
-    /// is outside (0, 1]; [`Error::FeedbackRule`] for [`Rule::Ef21Plus`] with [`Aggregation::Summed`].
-    pub fn new(rule: Rule, aggregation: Aggregation, shape: Shape, mut words: W) -> Result<Self, Error> {
-        rule.check(aggregation)?;
+    /// is outside (0, 1].
+    pub fn new(rule: Rule, shape: Shape, mut words: W) -> Result<Self, Error> {
+        rule.check()?;
         expect_room("state words", rule.state_len(shape), words.as_ref().len())?;
         words.as_mut().fill(0);
         Ok(Memory { rule, shape, steps: 0, words })
@@ -92,10 +92,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// The rule.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// assert_eq!(memory.rule(), rule);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -106,10 +106,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// The shape of the layer.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// assert_eq!(memory.shape(), shape);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -120,10 +120,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Number of updates so far.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// assert_eq!(memory.steps(), 0);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -134,10 +134,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Squared L2 norm of the residual or estimate.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// memory.set(&[3.0, -4.0], Stream::default())?;
     /// assert_eq!(memory.squared_norm(), 25.0);
     /// # Ok::<(), lgreco_train::Error>(())
@@ -149,10 +149,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Writes the residual or estimate, row-major: to inspect it, or to hand it to another worker.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// let mut values = [f32::NAN; 2];
     /// memory.values(&mut values)?;
     /// assert_eq!(values, [0.0; 2]);
@@ -171,10 +171,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// may start from any estimate that both ends agree on; a residual may take over those of workers that left.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// memory.set(&[0.5, -0.25], Stream::default())?;
     /// assert!(memory.set(&[f32::NAN, 0.0], Stream::default()).is_err());
     /// assert_eq!(memory.squared_norm(), 0.3125); // as it was
@@ -192,10 +192,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// aside.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// memory.set(&[1.0, -2.0], Stream::default())?;
     /// memory.rescale(0.5, Stream::default())?; // the loss scale was halved
     /// let mut values = [0.0; 2];
@@ -221,10 +221,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Writes what this step is to compress: `m + g`, for EF21 `g − e`. The first half of [`step`](Memory::step).
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// # use lgreco_train::gradient::{Gradient, Values};
     /// memory.set(&[0.5, 0.0], Stream::default())?;
     /// let mut compensated = [0.0; 2];
@@ -249,10 +249,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// [`step`](Memory::step).
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// # use lgreco_train::gradient::{Gradient, Values};
     /// let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), shape)?;
     /// memory.update(&gradient, &[0.0, 2.0], Stream::default())?; // the second was sent

@@ -77,7 +77,7 @@ pub use memory::Memory;
 #[cfg(feature = "pipeline")]
 pub(crate) use mixed::restrict_values;
 pub(crate) use plain::{is_finite, plain_values};
-pub use rule::{Aggregation, Residual, Rule};
+pub use rule::{Residual, Rule};
 pub use saved::{SAVED_HEADER_LEN, SavedState};
 pub use step::payload_stream;
 pub use storage::{GROUP, Storage};

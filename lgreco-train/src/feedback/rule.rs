@@ -59,14 +59,12 @@ impl Default for Residual {
 /// What is remembered.
 ///
 /// ```
-/// use lgreco_train::Error;
-/// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+/// use lgreco_train::feedback::{Memory, Residual, Rule};
 /// use lgreco_train::gradient::Shape;
 /// let shape = Shape::new(8, 8)?;
-/// assert!(Memory::owned(Rule::Residual(Residual::CLASSIC), Aggregation::Summed, shape).is_ok());
-/// assert!(matches!(Memory::owned(Rule::Ef21Plus, Aggregation::Summed, shape), Err(Error::FeedbackRule { .. })));
-/// assert!(Memory::owned(Rule::Ef21Plus, Aggregation::PointToPoint, shape).is_ok());
-/// # Ok::<(), Error>(())
+/// let memory = Memory::owned(Rule::Residual(Residual { gain: 0.1, ..Residual::CLASSIC }), shape)?;
+/// let estimate = Memory::owned(Rule::Ef21, shape)?;
+/// # Ok::<(), lgreco_train::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
@@ -81,25 +79,9 @@ pub enum Rule {
     /// EF21: the receiver's estimate of this worker's gradient, in f32; payloads correct it. They sum like any others,
     /// if the receivers add the sum to a running one, and a lost payload is lost for good.
     Ef21,
-    /// EF21+: as EF21, but a payload may also replace the estimate. One more byte per message says which.
+    /// EF21+: as EF21, but a payload may also replace the estimate. One more byte per message says which. The receiver keeps
+    /// an estimate per sender, as at a pipeline cut or in a parameter server: what replaces an estimate cannot be summed.
     Ef21Plus,
-}
-
-/// What happens to payloads on their way.
-///
-/// ```
-/// use lgreco_train::feedback::{Aggregation, Memory, Rule};
-/// use lgreco_train::gradient::Shape;
-/// let at_a_cut = Memory::owned(Rule::Ef21Plus, Aggregation::PointToPoint, Shape::new(8, 8)?)?;
-/// assert_eq!(at_a_cut.rule(), Rule::Ef21Plus);
-/// # Ok::<(), lgreco_train::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Aggregation {
-    /// Payloads of several workers are summed or averaged.
-    Summed,
-    /// Each payload reaches a receiver that keeps one estimate per sender: a pipeline cut, a parameter server.
-    PointToPoint,
 }
 
 impl Rule {
@@ -143,12 +125,7 @@ impl Rule {
         }
     }
 
-    pub(super) fn check(&self, aggregation: Aggregation) -> Result<(), Error> {
-        self.residual().check()?;
-        if matches!((self, aggregation), (Rule::Ef21Plus, Aggregation::Summed)) {
-            let needs = "point-to-point payloads, since one that replaces an estimate cannot be summed";
-            return Err(Error::FeedbackRule { rule: self.name(), needs });
-        }
-        Ok(())
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.residual().check()
     }
 }

@@ -15,7 +15,7 @@
 //! | 32.. | the elements; for int8 the codes, then the exponent fields of the groups |
 //! | the last 8 | checksum of all before it; none where the memory is saved as part of something else |
 
-use super::rule::{Aggregation, Residual, Rule};
+use super::rule::{Residual, Rule};
 use super::storage::{EXPONENT_MAX, GROUP};
 use super::{Memory, Storage};
 use crate::checksum;
@@ -26,9 +26,9 @@ use crate::{CoreError, Error};
 /// Bytes before the elements of a saved memory.
 ///
 /// ```
-/// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SAVED_HEADER_LEN};
+/// use lgreco_train::feedback::{Memory, Residual, Rule, SAVED_HEADER_LEN};
 /// let rule = Rule::Residual(Residual::CLASSIC);
-/// let memory = Memory::owned(rule, Aggregation::Summed, lgreco_train::gradient::Shape::new(8, 8)?)?;
+/// let memory = Memory::owned(rule, lgreco_train::gradient::Shape::new(8, 8)?)?;
 /// assert_eq!(memory.saved_len(), SAVED_HEADER_LEN + 4 * 64 + 8);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
@@ -40,10 +40,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Exact number of bytes [`save`](Memory::save) writes.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// assert_eq!(memory.saved_len(), 32 + 2 * 4 + 8);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -61,10 +61,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// every machine. Whose memory it is, layer and rank, is for the caller to note.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
     /// # use lgreco_train::{gradient::Shape, rng::Stream};
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, Aggregation::Summed, shape)?;
+    /// # let mut memory = Memory::owned(rule, shape)?;
     /// let mut bytes = [0; 48];
     /// assert_eq!(memory.save(&mut bytes)?, 48);
     /// assert_eq!(bytes[..3], [b'L', b'M', 2]);
@@ -106,11 +106,11 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 /// A saved memory whose bytes have been checked.
 ///
 /// ```
-/// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+/// use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
 /// use lgreco_train::{gradient::Shape, rng::Stream};
 /// let rule = Rule::Residual(Residual::LOCO);
 /// let shape = Shape::new(2, 2)?;
-/// let mut memory = Memory::new(rule, Aggregation::Summed, shape, vec![0; rule.state_len(shape)])?;
+/// let mut memory = Memory::new(rule, shape, vec![0; rule.state_len(shape)])?;
 /// memory.set(&[1.0, -0.5, 0.25, 0.0], Stream::default())?;
 /// let mut bytes = vec![0; memory.saved_len()];
 /// memory.save(&mut bytes)?;
@@ -118,7 +118,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 /// let saved = SavedState::parse(&bytes)?;
 /// assert_eq!((saved.rule(), saved.shape(), saved.steps()), (rule, shape, 0));
 /// let words = vec![0; saved.rule().state_len(saved.shape())];
-/// let restored = saved.restore(Aggregation::Summed, words)?;
+/// let restored = saved.restore(words)?;
 /// assert_eq!(restored.squared_norm(), memory.squared_norm());
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
@@ -134,11 +134,11 @@ impl<'a> SavedState<'a> {
     /// Checks the bytes of a saved memory; any may be given.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
     /// # use lgreco_train::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
     /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
     /// assert!(SavedState::parse(&bytes).is_ok());
     /// assert!(SavedState::parse(&bytes[1..]).is_err());
     /// # Ok::<(), lgreco_train::Error>(())
@@ -171,7 +171,7 @@ impl<'a> SavedState<'a> {
             3 => Rule::Ef21Plus,
             found => return Err(Error::Core(CoreError::SavedState { what: "rule", found: found as u64 })),
         };
-        rule.check(Aggregation::PointToPoint)?;
+        rule.check()?;
         // Estimates have no parameters of their own.
         expect("gain", rule.residual().gain == residual.gain, word(8) as u64)?;
         expect("reset period", rule.residual().reset_every == residual.reset_every, word(12) as u64)?;
@@ -186,11 +186,11 @@ impl<'a> SavedState<'a> {
     /// The rule it was kept by.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
     /// # use lgreco_train::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
     /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
     /// assert_eq!(SavedState::parse(&bytes)?.rule(), rule);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -201,11 +201,11 @@ impl<'a> SavedState<'a> {
     /// The shape of its layer; nothing is known about the layer it is restored for, so this is to be compared.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
     /// # use lgreco_train::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
     /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
     /// assert_eq!(SavedState::parse(&bytes)?.shape(), shape);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -216,11 +216,11 @@ impl<'a> SavedState<'a> {
     /// Updates it had seen.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
     /// # use lgreco_train::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
     /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
+    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
     /// assert_eq!(SavedState::parse(&bytes)?.steps(), 0);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -231,24 +231,20 @@ impl<'a> SavedState<'a> {
     /// The memory, continuing bit for bit where it was saved.
     ///
     /// ```
-    /// # use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule, SavedState};
+    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
     /// # use lgreco_train::gradient::Shape;
     /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
     /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, Aggregation::Summed, shape)?.save(&mut bytes)?;
-    /// let memory = SavedState::parse(&bytes)?.restore(Aggregation::Summed, vec![0; rule.state_len(shape)])?;
+    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
+    /// let memory = SavedState::parse(&bytes)?.restore(vec![0; rule.state_len(shape)])?;
     /// assert_eq!(memory.rule(), rule);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     ///
     /// # Errors
     /// Those of [`Memory::new`].
-    pub fn restore<W: AsRef<[u64]> + AsMut<[u64]>>(
-        &self,
-        aggregation: Aggregation,
-        words: W,
-    ) -> Result<Memory<W>, Error> {
-        let mut memory = Memory::new(self.rule, aggregation, self.shape, words)?;
+    pub fn restore<W: AsRef<[u64]> + AsMut<[u64]>>(&self, words: W) -> Result<Memory<W>, Error> {
+        let mut memory = Memory::new(self.rule, self.shape, words)?;
         let body = &mut bytemuck::cast_slice_mut::<u64, u8>(memory.words.as_mut())[..self.body.len()];
         body.copy_from_slice(self.body);
         to_or_from_little_endian(self.rule.residual().storage, body);

@@ -18,10 +18,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ///
     /// ```
     /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
-    /// use lgreco_train::feedback::{Aggregation, Memory, Rule};
+    /// use lgreco_train::feedback::{Memory, Rule};
     /// use lgreco_train::gradient::{Dtype, Shape};
     /// let (shape, setting) = (Shape::new(10, 10)?, Setting::TopK(TopK { keep: 5, values: Dtype::F32 }));
-    /// let memory = Memory::owned(Rule::Ef21Plus, Aggregation::PointToPoint, shape)?;
+    /// let memory = Memory::owned(Rule::Ef21Plus, shape)?;
     /// assert_eq!(memory.message_len(&setting, Dtype::F32)?, 1 + setting.payload_len(shape, Dtype::F32)?);
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
@@ -38,9 +38,9 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ///
     /// ```
     /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
-    /// use lgreco_train::feedback::{Aggregation, Memory, Residual, Rule};
+    /// use lgreco_train::feedback::{Memory, Residual, Rule};
     /// use lgreco_train::gradient::{Dtype, Shape};
-    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Aggregation::Summed, Shape::new(10, 10)?)?;
+    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Shape::new(10, 10)?)?;
     /// assert_eq!(memory.workspace_len(&Setting::Qsgd(Qsgd::default()), Dtype::F32)?, 0);
     /// assert_eq!(memory.workspace_len(&Setting::Dense, Dtype::Bf16)?, 100 / 4); // the compensated gradient in bf16
     /// # Ok::<(), lgreco_train::Error>(())
@@ -69,11 +69,11 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ///
     /// ```
     /// use lgreco_train::compress::{Setting, topk::TopK};
-    /// use lgreco_train::feedback::{Aggregation, Memory, Rule};
+    /// use lgreco_train::feedback::{Memory, Rule};
     /// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
     /// use lgreco_train::rng::Stream;
     /// let (shape, setting) = (Shape::new(3, 1)?, Setting::TopK(TopK { keep: 1, values: Dtype::F32 }));
-    /// let mut memory = Memory::owned(Rule::Ef21, Aggregation::Summed, shape)?;
+    /// let mut memory = Memory::owned(Rule::Ef21, shape)?;
     /// let gradient = Gradient::new(Values::F32(&[3.0, 2.0, 1.0]), shape)?;
     /// let mut workspace = vec![0; memory.workspace_len(&setting, Dtype::F32)?];
     /// let mut message = vec![0; memory.message_len(&setting, Dtype::F32)?];
@@ -169,11 +169,11 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     ///
     /// ```
     /// use lgreco_train::compress::{Setting, topk::TopK};
-    /// use lgreco_train::feedback::{Aggregation, Memory, Rule};
+    /// use lgreco_train::feedback::{Memory, Rule};
     /// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
     /// use lgreco_train::rng::Stream;
     /// let (shape, setting) = (Shape::new(3, 1)?, Setting::TopK(TopK { keep: 2, values: Dtype::F32 }));
-    /// let end = || Memory::owned(Rule::Ef21Plus, Aggregation::PointToPoint, shape);
+    /// let end = || Memory::owned(Rule::Ef21Plus, shape);
     /// let (mut sender, mut receiver) = (end()?, end()?);
     /// let mut workspace = vec![0; sender.workspace_len(&setting, Dtype::F32)?];
     /// let mut message = vec![0; sender.message_len(&setting, Dtype::F32)?];

@@ -6,7 +6,7 @@ use super::message::{Direction, HEADER_LEN, Header, Message, Mode, SAMPLE_ENTRY_
 use super::setting::{CutSetting, Link, LinkMemory};
 use super::store::Store;
 use crate::error::{expect_len, expect_room};
-use crate::feedback::{Aggregation, Memory, Rule, SavedState};
+use crate::feedback::{Memory, Rule, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::rng::Stream;
 use crate::select;
@@ -62,7 +62,7 @@ impl Half {
             Direction::Backward => setting.backward,
         };
         let shape = Shape::new(setting.batch as usize, setting.features as usize)?;
-        let positions = |rule| Memory::owned(rule, Aggregation::PointToPoint, shape).map(State::Positions);
+        let positions = |rule| Memory::owned(rule, shape).map(State::Positions);
         let state = match link.memory {
             LinkMemory::Residual(residual) if sends => positions(Rule::Residual(residual))?,
             LinkMemory::Mixed(residual) if sends => positions(Rule::Mixed(residual))?,
@@ -232,7 +232,7 @@ impl Half {
                         found: saved.steps(),
                     }));
                 }
-                *state = saved.restore(Aggregation::PointToPoint, vec![0; saved.rule().state_len(saved.shape())])?;
+                *state = saved.restore(vec![0; saved.rule().state_len(saved.shape())])?;
             }
             State::Samples(store) => store.restore(memory)?,
         }

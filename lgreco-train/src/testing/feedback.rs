@@ -3,7 +3,7 @@
 use super::qsgd::power_of_two;
 use crate::Error;
 use crate::compress::{Compressor, Setting, decode};
-use crate::feedback::{Aggregation, Memory, Residual, Rule, SavedState, Storage};
+use crate::feedback::{Memory, Residual, Rule, SavedState, Storage};
 use crate::gradient::{Gradient, Shape, Values};
 use crate::rng::Stream;
 use crate::testing::reseal;
@@ -35,7 +35,7 @@ impl Worker {
     /// Those of [`Memory::new`].
     pub fn new(rule: Rule, setting: Setting, shape: Shape, stream: Stream) -> Result<Worker, Error> {
         let words = vec![!0; rule.state_len(shape)];
-        Ok(Worker { memory: Memory::new(rule, Aggregation::PointToPoint, shape, words)?, setting, stream })
+        Ok(Worker { memory: Memory::new(rule, shape, words)?, setting, stream })
     }
 
     /// One step. Asserts that the predicted length is that of the message, that the message decodes to what was said,
@@ -157,7 +157,7 @@ pub fn check_resumes(rule: Rule, setting: Setting, steps: &[Vec<f32>], shape: Sh
         let bytes = worker.save();
         let saved = SavedState::parse(&bytes).expect("bytes just saved");
         let words = vec![!0; saved.rule().state_len(saved.shape())];
-        let memory = saved.restore(Aggregation::PointToPoint, words).expect("a saved memory");
+        let memory = saved.restore(words).expect("a saved memory");
         let mut twin = Worker { memory, setting, stream: worker.stream };
         assert_eq!(twin.save(), bytes);
         let [a, b] = [&mut worker, &mut twin].map(|w| w.step(&gradient(values, shape)).expect("moderate gradients"));
@@ -191,7 +191,7 @@ pub fn check_saved_bytes(bytes: &[u8]) {
 fn check_memory(bytes: &[u8]) {
     let Ok(saved) = SavedState::parse(bytes) else { return };
     let words = vec![!0; saved.rule().state_len(saved.shape())];
-    let memory = saved.restore(Aggregation::PointToPoint, words).expect("checked bytes");
+    let memory = saved.restore(words).expect("checked bytes");
     let mut worker = Worker { memory, setting: Setting::Dense, stream: Stream::default() };
     assert_eq!(worker.save(), bytes);
     assert!(worker.values().iter().all(|x| x.is_finite()));

@@ -7,7 +7,7 @@ use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::Qsgd;
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
-use crate::feedback::{Aggregation, GROUP, Memory, Residual, Rule, Storage};
+use crate::feedback::{GROUP, Memory, Residual, Rule, Storage};
 use crate::gradient::{Bf16, Dtype, Element, Gradient, Shape};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -62,7 +62,7 @@ fn bits(storage: Storage, elements: usize, bytes: &[u8]) -> Vec<u32> {
 
 fn memory(shape: Shape, gain: f32, storage: Storage) -> Memory<Vec<u64>> {
     let rule = Rule::Residual(Residual { gain, storage, ..Residual::CLASSIC });
-    Memory::new(rule, Aggregation::Summed, shape, vec![0; rule.state_len(shape)]).expect("a gain in range")
+    Memory::new(rule, shape, vec![0; rule.state_len(shape)]).expect("a gain in range")
 }
 
 /// Asserts that payloads and residuals of some steps are those of the core, bit for bit, on bf16 gradients with subnormal

@@ -3,7 +3,7 @@
 use super::{PowerSgd, body_len, effective_rank, header, start::start};
 use crate::Error;
 use crate::compress::wire::HEADER_LEN;
-use crate::error::{expect_len, expect_room};
+use crate::error::expect_room;
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::linalg::{self, LANES, Matrix, Panels, Row};
 use crate::rng::Stream;
@@ -188,78 +188,6 @@ pub(super) fn encode(
         check_product(m, scan, rank, &mut work)?;
     });
     write(shape, rank, &work, payload)
-}
-
-/// One power iteration from the caller's `q`, which becomes the new `Mᵀ P̂`: warm start, as published. A column of zeros
-/// is replaced by that of [`start_matrix`](super::start_matrix), so zeros are a cold start, a larger rank begins
-/// with zeros appended, and a rank once lost comes back.
-///
-/// `q` is cols × r, column after column, r = `min(rank, rows, cols)`; it is unchanged when an error is returned. The
-/// payload and the workspace are those of [`PowerSgd::encode`](crate::compress::Compressor::encode) at this rank.
-///
-/// ```
-/// use lgreco_core::compress::{Compressor, powersgd::{PowerSgd, encode_warm}};
-/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-/// use lgreco_core::rng::Stream;
-/// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, 0.0, 4.0]), Shape::new(2, 2)?)?;
-/// let words = PowerSgd { rank: 1, iterations: 1 }.encode_workspace_len(gradient.shape(), Dtype::F32);
-/// let (mut q, mut workspace, mut payload) = ([0.0; 2], vec![0; words], [0; 16 + 4 * 4]);
-/// for step in 0..30 {
-///     let stream = Stream { step, ..Stream::default() };
-///     encode_warm(1, &gradient, stream, &mut q, &mut workspace, &mut payload)?;
-/// }
-/// assert!((q[0].hypot(q[1]) - 4.0).abs() < 1e-5); // over the steps, the largest singular value
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
-/// # Errors
-/// Those of [`PowerSgd::encode`](crate::compress::Compressor::encode); [`Error::Length`] when `q` has another length;
-/// [`Error::Parameter`] when `q` holds NaN or infinity.
-///
-/// # Complexity
-/// O(rows · cols · r) time.
-///
-/// # Source
-/// Vogels et al. 2019, Algorithm 1 with warm start (§4.2).
-pub fn encode_warm(
-    rank: u32,
-    gradient: &Gradient<'_>,
-    stream: Stream,
-    q: &mut [f32],
-    workspace: &mut [u64],
-    payload: &mut [u8],
-) -> Result<usize, Error> {
-    PowerSgd { rank, iterations: 1 }.check()?;
-    let (shape, rank) = (gradient.shape(), effective_rank(gradient.shape(), rank));
-    expect_len("warm-start factor", shape.cols() * rank, q.len())?;
-    let mut work = prepare(shape, rank, workspace, payload.len())?;
-    with_elements!(gradient.values(), values => {
-        let scan = scan(values)?;
-        warm_start(stream, shape.cols(), rank, q, work.q)?;
-        let m = Matrix { values, rows: shape.rows(), cols: shape.cols() };
-        iterate(m, scan.largest, rank, 1, &mut work)?;
-        check_product(m, scan, rank, &mut work)?;
-    });
-    let length = write(shape, rank, &work, payload)?;
-    linalg::unpack(work.q, shape.cols(), rank, |i, x| q[i] = x);
-    Ok(length)
-}
-
-fn warm_start(stream: Stream, cols: usize, rank: usize, q: &[f32], factor: &mut [Row]) -> Result<(), Error> {
-    if let Some(value) = q.iter().find(|x| !x.is_finite()) {
-        return Err(Error::Parameter { what: "warm-start factor", value: *value as f64, expected: "finite" });
-    }
-    let mut columns = q.chunks_exact(cols.max(1));
-    if columns.all(|column| column.iter().any(|&x| x != 0.0)) {
-        linalg::pack(q, cols, factor);
-        return Ok(());
-    }
-    cold_start(stream, cols, rank, factor);
-    for (c, column) in q.chunks_exact(cols.max(1)).enumerate().filter(|(_, column)| column.iter().any(|&x| x != 0.0)) {
-        let panel = &mut factor[c / LANES * cols..][..cols];
-        panel.iter_mut().zip(column).for_each(|(row, &x)| row[c % LANES] = x);
-    }
-    Ok(())
 }
 
 fn prepare(shape: Shape, rank: usize, workspace: &mut [u64], payload_len: usize) -> Result<Work<'_>, Error> {

@@ -30,7 +30,6 @@ mod steps;
 
 pub use decode::{Factors, decode, of_payload};
 pub(super) use decode::{combine, stated};
-pub use encode::encode_warm;
 pub use measure::{measure, measure_workspace_len};
 pub use start::start_matrix;
 pub use steps::{back_project, orthonormalise, project, reconstruct, steps_workspace_len, take_off};
@@ -77,8 +76,8 @@ pub const MOST_ITERATIONS: u32 = 1000;
 pub struct PowerSgd {
     /// Rank, at least 1; `min(rows, cols)` where that is less.
     pub rank: u32,
-    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More of them bring the error closer to that of the best matrix of this rank; the
-    /// published method does one per step and relies on warm start ([`encode_warm`]).
+    /// Power iterations, 1 to [`MOST_ITERATIONS`]. More of them bring the error closer to that of the best matrix of this
+    /// rank; the published method does one per step and relies on warm start: [`project`] from the last step's `Q`.
     pub iterations: u32,
 }
 
@@ -137,7 +136,14 @@ impl PowerSgd {
     }
 }
 
-fn effective_rank(shape: Shape, rank: u32) -> usize {
+/// The rank in effect: no rank exceeds the smaller side.
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::effective_rank, gradient::Shape};
+/// assert_eq!(effective_rank(Shape::new(64, 3)?, 4), 3);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+pub fn effective_rank(shape: Shape, rank: u32) -> usize {
     (rank as usize).min(shape.rows()).min(shape.cols())
 }
 

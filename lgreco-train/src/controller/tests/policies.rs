@@ -6,7 +6,7 @@ use crate::backend::{Backend, Job, JobError};
 use crate::compress::adacomp::AdaComp;
 use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
-use crate::feedback::{Aggregation, Memory, Rule};
+use crate::feedback::{Memory, Rule};
 use crate::gradient::Gradient;
 use std::boxed::Box;
 
@@ -336,7 +336,7 @@ fn every_compressor_has_its_own_residual() {
         let tensors = vec![Tensor::new("w", &[16, 24], Dtype::F32).unwrap()];
         let mut controller = Controller::new(config, tensors, &worker).unwrap();
         let shape = crate::gradient::Shape::new(16, 24).unwrap();
-        let mut memory = residual.map(|rule| Memory::owned(Rule::Residual(rule), Aggregation::Summed, shape).unwrap());
+        let mut memory = residual.map(|rule| Memory::owned(Rule::Residual(rule), shape).unwrap());
         for step in 0..9 {
             let values = noise(0, 0, step, 16 * 24);
             let mut own = vec![values.clone()];

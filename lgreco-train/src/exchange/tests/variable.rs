@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::compress::Compressor;
-use crate::feedback::{self, Memory, Residual, Rule};
+use crate::feedback::{Memory, Residual, Rule};
 
 /// A worker that notes how many bytes it gathers.
 struct Counting(ThreadCollective, Vec<u64>);
@@ -63,7 +63,7 @@ fn adacomp_with_memories() {
     let (shape, rule) = (shape(90, 1), Rule::Residual(Residual::CLASSIC));
     let setting = adacomp(15);
     let results = threads::run(2, |mut worker| {
-        let new = || Memory::new(rule, feedback::Aggregation::Summed, shape, vec![0; rule.state_len(shape)]).unwrap();
+        let new = || Memory::new(rule, shape, vec![0; rule.state_len(shape)]).unwrap();
         let (mut halves, mut whole) = (new(), new());
         for step in 0..20 {
             let values = noise(step as u64, 0, worker.rank(), 90);

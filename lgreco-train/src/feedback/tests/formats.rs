@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 fn memory(storage: Storage, n: usize) -> Memory<Vec<u64>> {
     let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
-    Memory::new(rule, Aggregation::Summed, vector(n), vec![!0; rule.state_len(vector(n))]).unwrap()
+    Memory::new(rule, vector(n), vec![!0; rule.state_len(vector(n))]).unwrap()
 }
 
 fn kept(storage: Storage, values: &[f32], step: u32) -> Vec<f32> {
@@ -109,7 +109,7 @@ fn state_is_as_large_as_said() {
         for (storage, len) in Storage::ALL.into_iter().zip(lens) {
             let rule = Rule::Residual(Residual { storage, ..Residual::CLASSIC });
             assert_eq!(rule.state_len(vector(n)), len);
-            assert_eq!(Memory::owned(rule, Aggregation::Summed, vector(n)).unwrap().words.len(), len);
+            assert_eq!(Memory::owned(rule, vector(n)).unwrap().words.len(), len);
         }
     }
 }

@@ -51,16 +51,14 @@ fn overflow_changes_nothing() {
 #[test]
 fn rules_are_refused_where_they_do_not_work() {
     let shape = vector(4);
-    let refused = |rule: Rule, aggregation| Memory::new(rule, aggregation, shape, vec![0; 4]).err();
-    assert!(matches!(refused(Rule::Ef21Plus, Aggregation::Summed), Some(Error::FeedbackRule { rule: "EF21+", .. })));
-    assert_eq!(refused(Rule::Ef21Plus, Aggregation::PointToPoint), None);
+    let refused = |rule: Rule| Memory::new(rule, shape, vec![0; 4]).err();
     for gain in [0.0, -0.5, 1.5, f32::NAN] {
         let residual = Residual { gain, ..Residual::CLASSIC };
         for rule in [Rule::Residual(residual), Rule::Mixed(residual)] {
-            assert!(matches!(refused(rule, Aggregation::Summed), Some(Error::Core(CoreError::Parameter { .. }))));
+            assert!(matches!(refused(rule), Some(Error::Core(CoreError::Parameter { .. }))));
         }
     }
-    let short = Memory::new(Rule::Ef21, Aggregation::Summed, shape, vec![0; 1]).err();
+    let short = Memory::new(Rule::Ef21, shape, vec![0; 1]).err();
     assert!(matches!(short, Some(Error::Core(CoreError::Length { expected: 2, found: 1, .. }))));
 
     let classic = Rule::Residual(Residual::CLASSIC);

@@ -266,7 +266,7 @@ fn a_step_is_its_two_halves() {
     for setting in settings(600) {
         for rule in rules(false).into_iter().filter(|rule| *rule != Rule::Ef21Plus) {
             let mut whole = Worker::new(rule, setting, shape, Stream::default()).unwrap();
-            let mut halves = Memory::new(rule, Aggregation::Summed, shape, vec![!0; rule.state_len(shape)]).unwrap();
+            let mut halves = Memory::new(rule, shape, vec![!0; rule.state_len(shape)]).unwrap();
             for (step, g) in (0..).zip(&gradients) {
                 let (g, stream) = (gradient(g, shape), Stream { step, ..Stream::default() });
                 let mut values = vec![f32::NAN; 600];

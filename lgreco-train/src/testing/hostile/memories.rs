@@ -2,7 +2,7 @@
 
 use super::{Choices, repair};
 use crate::compress::Setting;
-use crate::feedback::{Aggregation, Rule, SavedState};
+use crate::feedback::{Rule, SavedState};
 use crate::gradient::Shape;
 use crate::rng::Stream;
 use crate::testing::controller::SETTINGS;
@@ -42,7 +42,7 @@ pub(super) fn check(choices: &mut Choices<'_>) -> usize {
     let saved = repair(saved);
     let Ok(state) = SavedState::parse(&saved) else { return 0 };
     let words = vec![!0; state.rule().state_len(state.shape())];
-    let memory = state.restore(Aggregation::PointToPoint, words).expect("checked bytes");
+    let memory = state.restore(words).expect("checked bytes");
     let setting = if choices.byte() % 4 == 3 { *choices.of(&SETTINGS) } else { setting };
     let mut worker = Worker { memory, setting, stream: Stream::default() };
     assert_eq!(worker.save(), saved);

@@ -1,52 +1,15 @@
 //! Payloads that never leave the device: what goes through NCCL or the like.
 
 use crate::Error;
-use crate::backend::{CudaBackend, DeviceJobError};
+use crate::backend::CudaBackend;
 use crate::codec::{STATUS, check, check_decoded, checked_len, enqueue, enqueue_decoding, header};
-use crate::device::Part;
-use crate::gpu::{Gpu, Scratch};
+use crate::error::{DeviceJobError, of_job};
+use crate::pending::Enqueued;
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
-
-/// Calls that may be enqueued between two checks.
-const MOST: usize = 4096;
-
-/// What has been enqueued.
-enum Enqueued {
-    Encoding(Setting, DeviceGradient),
-    /// With the status of a payload that an encoder wrote; `None` when any bytes can be decoded.
-    Decoding(Option<[u32; 2]>),
-}
-
-/// Calls that have not been checked yet, and where what is known of them will be.
-#[derive(Default)]
-pub(crate) struct Pending {
-    calls: Vec<Enqueued>,
-    statuses: Option<Part>,
-}
-
-impl Pending {
-    /// `Err` when a check is due.
-    fn has_room(&self) -> Result<(), Error> {
-        if self.calls.len() < MOST {
-            return Ok(());
-        }
-        Err(Error::Memory { what: "for what is known of enqueued calls is full: they need a check" })
-    }
-
-    /// Where the next call's status will be.
-    pub(crate) fn status(&mut self, gpu: &mut Gpu) -> Result<Part, Error> {
-        self.has_room()?;
-        let statuses = match self.statuses {
-            Some(statuses) => statuses,
-            None => *self.statuses.insert(gpu.room(Scratch::Statuses, STATUS * MOST as u64)?),
-        };
-        Ok(statuses.cut(STATUS * self.calls.len() as u64, STATUS))
-    }
-}
 
 impl CudaBackend {
     /// Enqueued: [`Backend::encode`](lgreco_core::backend::Backend::encode) from device memory to device memory;
@@ -134,7 +97,7 @@ impl CudaBackend {
                 Enqueued::Encoding(setting, gradient) => check(gpu, setting, &Input::Device(*gradient), status),
                 Enqueued::Decoding(expected) => check_decoded(status, *expected),
             };
-            outcome.map_err(|error| DeviceJobError::at(job, error))?;
+            outcome.map_err(of_job(job))?;
         }
         Ok(())
     }

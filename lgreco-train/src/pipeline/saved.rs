@@ -1,0 +1,92 @@
+//! A whole end as bytes: `LSE`, version 2; the side, three zeros; generation; steps; the first sequence number of this
+//! step; the setting; the two halves; the checksum of all before it.
+
+use super::counters::COUNT_LIMIT;
+use super::end::{End, Side};
+use super::setting::{Compatibility, CutSetting};
+use crate::checksum;
+use crate::error::{expect_len, expect_room};
+use crate::{CoreError, Error};
+
+const MAGIC: [u8; 4] = *b"LSE\x02";
+/// Bytes before the halves, and of what precedes the setting.
+const HEAD_LEN: usize = SETTING_AT + CutSetting::PART_BYTES;
+const SETTING_AT: usize = 28;
+
+impl<S: Side> End<S> {
+    /// Exact number of bytes that [`save`](End::save) writes now.
+    pub fn saved_len(&self) -> usize {
+        HEAD_LEN + self.forward.saved_len() + self.backward.saved_len() + checksum::LEN
+    }
+
+    /// Writes the whole end to `bytes[..saved_len]` and returns that length. Both ends must be saved after the same
+    /// step.
+    ///
+    /// # Errors
+    /// [`Error::MidStep`] when updates wait for [`commit_step`](End::commit_step) or tickets are in flight;
+    /// [`CoreError::Length`].
+    pub fn save(&self, bytes: &mut [u8]) -> Result<usize, Error> {
+        let pending = self.forward.pending() + self.tickets.pending();
+        if pending > 0 {
+            return Err(Error::MidStep { what: "saving", pending });
+        }
+        let len = self.saved_len();
+        expect_room("bytes of a saved cut", len, bytes.len())?;
+        let (head, halves) = bytes[..len - checksum::LEN].split_at_mut(HEAD_LEN);
+        head.fill(0);
+        head[..4].copy_from_slice(&MAGIC);
+        head[4] = S::CODE;
+        head[8..12].copy_from_slice(&self.clock.generation.to_le_bytes());
+        head[12..20].copy_from_slice(&self.clock.step.to_le_bytes());
+        head[20..28].copy_from_slice(&self.first_of_step.to_le_bytes());
+        head[SETTING_AT..].copy_from_slice(&self.setting.to_part());
+        let (forward, backward) = halves.split_at_mut(self.forward.saved_len());
+        self.forward.save(forward);
+        self.backward.save(backward);
+        checksum::seal(&mut bytes[..len]);
+        Ok(len)
+    }
+
+    /// The end that [`save`](End::save) wrote, continuing bit for bit; any bytes may be given.
+    ///
+    /// # Errors
+    /// [`Error::OtherSetting`] when it was saved under another setting; [`CoreError::Checksum`] when an end was saved but
+    /// is not as it was; [`CoreError::SavedState`], [`CoreError::Length`], [`CoreError::Parameter`],
+    /// [`Error::FeedbackRule`] and [`CoreError::TooManyElements`] on bytes that no end writes;
+    /// [`CoreError::OutOfMemory`].
+    pub fn restore(setting: CutSetting, bytes: &[u8]) -> Result<End<S>, Error> {
+        expect_room("bytes of a saved cut", HEAD_LEN + checksum::LEN, bytes.len())?;
+        let wrong = |what, found: u64| Err(Error::Core(CoreError::SavedState { what, found }));
+        let long = |at: usize| bytes[at..].first_chunk().map_or(0, |&bytes| u64::from_le_bytes(bytes));
+        if bytes[..4] != MAGIC {
+            return wrong("magic or version of a cut", long(0) & 0xffff_ffff);
+        }
+        let (head, halves) = checksum::open(bytes)?.split_at(HEAD_LEN);
+        if head[4] != S::CODE {
+            return wrong("end of a cut (0 upstream, 1 downstream)", head[4] as u64);
+        }
+        if head[5..8] != [0; 3] {
+            return wrong("reserved field", long(4) >> 8 & 0xff_ffff);
+        }
+        let saved = CutSetting::from_part(&head[SETTING_AT..])?;
+        match saved.compare(&setting) {
+            Compatibility::Same => {}
+            Compatibility::TrainsDifferently { what } | Compatibility::EvaluatesDifferently { what } => {
+                return Err(Error::OtherSetting { what });
+            }
+        }
+        let mut end = End::new(setting, long(8) as u32)?;
+        end.clock.step = long(12);
+        if end.clock.step >= COUNT_LIMIT {
+            return wrong("number of steps", end.clock.step);
+        }
+        let rest = end.forward.restore(halves)?;
+        let rest = end.backward.restore(rest)?;
+        expect_len("bytes after a saved cut", 0, rest.len())?;
+        end.first_of_step = long(20);
+        if end.first_of_step > end.forward.sequence {
+            return wrong("first message of the step", end.first_of_step);
+        }
+        Ok(end)
+    }
+}

@@ -1,0 +1,101 @@
+//! No circle: of the modules of a crate, and of the files of a folder, none needs one that needs it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const CRATES: [&str; 6] = ["lgreco-core", "lgreco-train", "lgreco-cuda", "lgreco-wgpu", "lgreco-cli", "lgreco-ffi"];
+/// Folders that have one.
+const KNOWN: [(&str, &str); 2] = [("lgreco-train", "controller"), ("lgreco-train", "exchange")];
+
+/// All modules below a folder by their paths, with their text up to their tests.
+fn read(folder: &Path, path: &[String], modules: &mut BTreeMap<Vec<String>, String>) {
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = entry.file_stem().unwrap().to_str().unwrap().to_owned();
+        let own = [path, &[name.clone()]].concat();
+        match entry.extension().and_then(|extension| extension.to_str()) {
+            _ if name == "tests" => {}
+            None => read(&entry, &own, modules),
+            Some("rs") => {
+                let text = fs::read_to_string(&entry).unwrap();
+                let code =
+                    text.split("mod tests {").next().unwrap().lines().map(|line| line.split("//").next().unwrap());
+                let is_head = ["mod", "lib", "main"].contains(&&*name);
+                modules
+                    .entry(if is_head { path.to_vec() } else { own })
+                    .or_default()
+                    .extend(code.flat_map(|line| [line, "\n"]));
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// Reads a path or a tree of them that begins at `at`; returns what follows.
+fn tree<'t>(text: &'t str, mut at: Vec<String>, found: &mut Vec<Vec<String>>) -> &'t str {
+    if let Some(mut rest) = text.trim_start().strip_prefix('{') {
+        while !rest.trim_start().starts_with('}') {
+            rest = tree(rest, at.clone(), found);
+            rest = rest[rest.find([',', '}']).unwrap()..].trim_start_matches(',');
+        }
+        return &rest.trim_start()[1..];
+    }
+    let text = text.trim_start();
+    let (word, rest) = text.split_at(text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len()));
+    match word {
+        "crate" => at.clear(),
+        "super" => drop(at.pop()),
+        "self" => {}
+        word => at.push(word.into()),
+    }
+    if let Some(rest) = rest.strip_prefix("::") {
+        return tree(rest, at, found);
+    }
+    found.push(at);
+    rest
+}
+
+/// Every path of the text that begins at one of the words.
+fn paths(text: &str, words: &[&str], at: &[String]) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for (start, _) in words.iter().flat_map(|&word| text.match_indices(word)) {
+        if !text[..start].ends_with(|c: char| c.is_alphanumeric() || "_:".contains(c)) {
+            tree(text[start..].trim_start_matches("use "), at.to_vec(), &mut found);
+        }
+    }
+    found
+}
+
+#[test]
+fn modules_have_no_circles() {
+    for name in CRATES {
+        let mut modules = BTreeMap::new();
+        read(&Path::new(ROOT).join(name).join("src"), &[], &mut modules);
+        let mut needs: BTreeMap<&[String], BTreeMap<&String, BTreeSet<String>>> = BTreeMap::new();
+        for (own, text) in &modules {
+            for other in paths(text, &["crate::", "super::", "self::"], own) {
+                let level = own.iter().zip(&other).take_while(|(a, b)| a == b).count();
+                let (Some(from), Some(to)) = (own.get(level), other.get(level)) else { continue };
+                // What the folder names on behalf of one of its modules.
+                let named = modules.get(&own[..level]).map_or(vec![], |head| paths(head, &["use "], &[]));
+                let to =
+                    named.iter().find(|path| path.len() > 1 && path.last() == Some(to)).map_or(to, |path| &path[0]);
+                if to != from && modules.contains_key(&[&own[..level], std::slice::from_ref(to)].concat()) {
+                    needs.entry(&own[..level]).or_default().entry(from).or_default().insert(to.clone());
+                }
+            }
+        }
+        for (folder, mut needs) in needs {
+            // Those that need none of the others, or that none needs, go, until each is in a circle or between two.
+            let is_free = |needs: &BTreeMap<&String, BTreeSet<String>>, module: &String| {
+                !needs[module].iter().any(|to| needs.contains_key(to)) || !needs.values().any(|to| to.contains(module))
+            };
+            while let Some(free) = needs.keys().copied().find(|module| is_free(&needs, module)) {
+                needs.remove(free);
+            }
+            let known = folder.len() == 1 && KNOWN.contains(&(name, &folder[0]));
+            assert!(needs.is_empty() || known, "a circle in {name}, {folder:?}: {needs:#?}");
+        }
+    }
+}
