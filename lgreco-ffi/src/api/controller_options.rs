@@ -232,7 +232,7 @@ impl lgreco_controller_options {
                 found => return Err(Failure::UnknownConstant { what: "policy", found }),
             },
             alpha: plan.alpha,
-            schedule: Schedule { warmup, period, window },
+            schedule: Schedule { warmup, period, window, lead: 0 },
             feedback: self.feedback()?,
             objective: match self.compute_seconds {
                 None => Objective::Bits,
