@@ -81,6 +81,8 @@ pub enum Cause {
     Schedule,
     /// The learning rate fell, and Accordion put all layers to low compression.
     LearningRate,
+    /// The caller gave a fixed policy [other settings](super::Controller::set_settings).
+    Caller,
 }
 
 /// The last decision; the same on every rank.
@@ -148,7 +150,7 @@ impl Decision {
         };
         [
             self.step,
-            (self.cause == Cause::LearningRate) as u64 | (self.plan.is_some() as u64) << 8 | fit << 16,
+            self.cause as u64 | (self.plan.is_some() as u64) << 8 | fit << 16,
             plan.size,
             plan.lower_bound,
             plan.error.to_bits(),
@@ -166,7 +168,11 @@ impl Decision {
         let summary = Summary { size, lower_bound, error: f64::from_bits(error), budget: f64::from_bits(budget) };
         let decision = Decision {
             step,
-            cause: if kind as u8 == 0 { Cause::Schedule } else { Cause::LearningRate },
+            cause: match kind as u8 {
+                0 => Cause::Schedule,
+                1 => Cause::LearningRate,
+                _ => Cause::Caller,
+            },
             plan: ((kind >> 8) as u8 != 0).then_some(summary),
             default_size,
             uncompressed_size,

@@ -2,7 +2,8 @@
 
 use super::accordion::Highest;
 use super::check::check_layer;
-use super::decide::{Decided, refused, suited, uniform};
+use super::codes::Choice;
+use super::decide::{Decided, chosen, refused, suited, uniform};
 use super::groups::Groups;
 use super::window::{self, Window};
 use super::{Cause, Config, Decision, Feedback, Objective, PlanResult, PlanTask, Policy, Schedule, Tensor, TimeModel};
@@ -69,6 +70,7 @@ pub struct Planner {
     pub(super) tensors: Arc<[Tensor]>,
     pub(super) groups: Arc<Groups>,
     rank: u32,
+    world: u32,
     /// Of the configuration and the model.
     identity: u64,
     stage: Stage,
@@ -88,6 +90,8 @@ pub struct Planner {
     fell: bool,
     pub(super) decision: Option<Decision>,
     pub(super) time: TimeModel,
+    /// Whether the caller has decided what is due.
+    given: bool,
     /// What the measuring rank has to tell.
     result: Option<PlanResult>,
 }
@@ -143,6 +147,7 @@ impl Planner {
         let groups = Groups::new(&tensors, config.bucket_bytes);
         Ok(Planner {
             rank,
+            world: world_size,
             identity: identity(&config, &tensors, world_size),
             stage: Stage::Idle,
             step: 0,
@@ -155,6 +160,7 @@ impl Planner {
             fell: false,
             decision: None,
             time: TimeModel::new(groups.ranges.len()),
+            given: false,
             result: None,
             groups: Arc::new(groups),
             tensors: tensors.into(),
@@ -181,7 +187,7 @@ impl Planner {
     }
 
     /// Begins a step. All ranks do, with the same `learning_rate`; only Accordion looks at it, and after a fall the
-    /// settings that it returns are those of this step.
+    /// settings that it returns are those of this step, as after [`set_settings`](Planner::set_settings).
     ///
     /// # Errors
     /// [`Error::StepOrder`] when a step is under way; [`CoreError::Parameter`] for a learning rate that is not finite or
@@ -267,6 +273,16 @@ impl Planner {
         Ok(())
     }
 
+    /// Other settings for a fixed policy, as [`Controller::set_settings`](super::Controller::set_settings) gives them; the
+    /// next [`begin_step`](Planner::begin_step) returns them.
+    ///
+    /// # Errors
+    /// Those of [`Controller::set_settings`](super::Controller::set_settings).
+    pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
+        self.expect(Stage::Idle)?;
+        self.fix(settings)
+    }
+
     /// Ends the step.
     ///
     /// # Errors
@@ -328,12 +344,40 @@ impl Planner {
         self.fell = accordion.is_some_and(|accordion| highest.falls(&accordion, rate));
         // A decision that was made before the fall does not know of it.
         let instead = self.fell && self.config.schedule.lead > 0;
-        if self.is_due() && !instead {
-            return Ok(Turn::Broadcast);
+        match (self.is_due() && !instead, &self.config.policy) {
+            (true, Policy::Fixed(settings)) if self.given => {
+                let choices = settings.iter().map(|&setting| chosen(setting)).collect();
+                Ok(Turn::Known(self.unmeasured(choices, Cause::Caller)))
+            }
+            (true, _) => Ok(Turn::Broadcast),
+            (false, _) => Ok(self.undecided()?.map_or(Turn::Nothing, Turn::Known)),
         }
-        Ok(self.undecided()?.map_or(Turn::Nothing, Turn::Known))
     }
 
+    /// A decision that is made without looking at gradients.
+    fn unmeasured(&self, choices: Vec<Choice>, cause: Cause) -> Decided {
+        let choices = choices.into_iter().zip(&*self.tensors);
+        let choices: Vec<_> = choices.map(|(choice, tensor)| suited(&self.config, tensor, choice)).collect();
+        let mut decision = Decision::without_plan(self.step, cause);
+        decision.not_contractive = refused(&choices);
+        Decided { decision, choices, norms: vec![] }
+    }
+
+    /// New settings of a fixed policy.
+    pub(super) fn fix(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
+        let Policy::Fixed(_) = self.config.policy else { return Err(Error::NotFixed) };
+        let config = Config { policy: Policy::Fixed(settings), ..Config::clone(&self.config) };
+        config.check(&self.tensors, self.world)?;
+        self.identity = identity(&config, &self.tensors, self.world);
+        self.config = Arc::new(config);
+        if self.decision.is_some() {
+            (self.due, self.given) = (Some(self.step), true);
+        } else if !self.window.is_free() {
+            // A task is about the settings before.
+            self.forget();
+        }
+        Ok(())
+    }
     /// What is to be done without a plan.
     pub(super) fn undecided(&mut self) -> Result<Option<Decided>, Error> {
         let Some(accordion) = self.config.accordion().filter(|_| self.fell) else {
@@ -341,11 +385,8 @@ impl Planner {
             return Ok(None);
         };
         let low = vec![accordion.low; self.tensors.len()];
-        let choices = uniform(&self.config, &self.tensors, Some(&low))?.into_iter().zip(&*self.tensors);
-        let choices: Vec<_> = choices.map(|(choice, tensor)| suited(&self.config, tensor, choice)).collect();
-        let mut decision = Decision::without_plan(self.step, Cause::LearningRate);
-        decision.not_contractive = refused(&choices);
-        Ok(Some(Decided { decision, choices, norms: vec![] }))
+        let choices = uniform(&self.config, &self.tensors, Some(&low))?;
+        Ok(Some(self.unmeasured(choices, Cause::LearningRate)))
     }
 
     /// Whether there is something to tell.
@@ -387,7 +428,7 @@ impl Planner {
 
     /// Takes note of a decision that all ranks take over.
     pub(super) fn commit(&mut self, decision: Decision, norms: Vec<f64>) {
-        if self.is_due() && (decision.cause == Cause::Schedule || self.config.schedule.lead > 0) {
+        if self.is_due() && (decision.cause != Cause::LearningRate || self.config.schedule.lead > 0) {
             self.due = self.config.next_decision(self.step);
             if decision.cause == Cause::Schedule {
                 self.norms = norms;
@@ -395,7 +436,7 @@ impl Planner {
             self.forget();
         }
         self.decision = Some(decision);
-        (self.highest, self.fell) = (Highest(self.rate), false);
+        (self.highest, self.fell, self.given) = (Highest(self.rate), false, false);
     }
 
     fn adopted(&mut self, Decided { decision, choices, norms }: Decided) -> Adopted {
@@ -450,6 +491,12 @@ impl Planner {
         self.window.clear(&self.tensors);
     }
 
+    /// Forgets what belongs to the run before a saved state.
+    pub(super) fn restart(&mut self) {
+        self.given = false;
+        self.forget();
+    }
+
     /// What all ranks must agree on at this step.
     pub(super) fn fingerprint(&self) -> u64 {
         let rate = if self.config.accordion().is_some() { self.rate } else { 0.0 };
@@ -484,11 +531,16 @@ fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
         name.chain([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64])
     });
     let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
+    let fixed = match &config.policy {
+        Policy::Fixed(settings) => &settings[..],
+        _ => &[],
+    };
+    let fixed = fixed.iter().flat_map(|&setting| chosen(setting).encode());
     let Feedback { qsgd, loco, others } = config.feedback;
     let residual = |Residual { gain, reset_every, storage }: Residual| {
         [1 + storage as u64, gain.to_bits() as u64, reset_every as u64]
     };
     let feedback = [qsgd, loco, others].into_iter().flat_map(|rule| rule.map_or([0; 3], residual));
-    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(tensors);
+    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(fixed).chain(tensors);
     words.fold(Hash::START, Hash::add).0
 }

@@ -214,7 +214,7 @@ impl Controller {
         if planner.norms.len() < layers.len() {
             planner.norms.clear();
         }
-        planner.forget();
+        planner.restart();
         let means: Vec<_> = layers.iter().map(|layer| layer.and_then(|layer| layer.mean.as_ref())).collect();
         let complete = !planner.measures() || means.iter().all(Option::is_some);
         if same_world && complete && !incomplete {
