@@ -101,6 +101,10 @@ typedef struct lgreco_cut lgreco_cut;
 // One option per layer, verified. It never changes.
 typedef struct lgreco_plan lgreco_plan;
 
+// The work of a controller's next decision: to measure gradients and plan, for seconds with large models. One thread may
+// run it while others take steps with its controller.
+typedef struct lgreco_plan_task lgreco_plan_task;
+
 // An error table with names, owned by the library. It never changes.
 typedef struct lgreco_table lgreco_table;
 
@@ -406,6 +410,9 @@ typedef struct lgreco_controller_options {
     uint64_t period;
     // A decision sees the mean gradient of so many steps before it, at least 1; 10 by default.
     uint64_t window;
+    // Steps from the last gradient that a decision sees to the first step under it, fewer than `warmup` and `period`, in
+    // which another thread may plan (lgreco_controller_take_plan_task); 0 by default.
+    uint64_t lead;
     // LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
     lgreco_policy policy;
     // LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD, with the fields `loco_...`
@@ -437,8 +444,9 @@ typedef struct lgreco_controller_options {
     uint64_t metrics_every;
     // Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
     // worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
-    // bits with NULL, the default. Kept, with `compute_user`, until the controller is destroyed; called by
-    // lgreco_controller_step and lgreco_controller_control.
+    // bits with NULL, the default. Kept, with `compute_user`, until the controller and its plan tasks are destroyed;
+    // called by lgreco_controller_step and lgreco_controller_control, and by lgreco_plan_task_run on its thread, maybe at
+    // the same time.
     double (*compute_seconds)(void *user, const struct lgreco_setting *setting, size_t rows, size_t cols);
     // Given to `compute_seconds`.
     void *compute_user;
@@ -819,6 +827,9 @@ typedef struct lgreco_rng_stream {
 // A call that does not fit where the step is: before it has begun, say, or twice.
 #define LGRECO_STEP_ORDER 103
 
+// Settings given to a controller whose policy is not LGRECO_POLICY_FIXED.
+#define LGRECO_NOT_FIXED 104
+
 // A message of a cut is not the one that comes next.
 #define LGRECO_OUT_OF_STEP 120
 
@@ -1091,6 +1102,9 @@ typedef struct lgreco_rng_stream {
 
 // The learning rate fell, and Accordion put all layers to low compression.
 #define LGRECO_CAUSE_LEARNING_RATE 2
+
+// The caller gave a fixed policy other settings.
+#define LGRECO_CAUSE_CALLER 3
 
 // They were not asked for: sizes are bits.
 #define LGRECO_FIT_BITS 0
@@ -1674,6 +1688,52 @@ lgreco_status lgreco_bucket_close(struct lgreco_controller *controller,
 // (lgreco_controller_message).
 const char *lgreco_bucket_message(const struct lgreco_bucket *bucket);
 
+// Makes the work of the controller's next decision a handle: once, on the measuring rank, from the end of the step
+// before the decision's `lead` (lgreco_controller_options) on; `task` receives NULL at other times, on other ranks, and
+// where `lead` is 0. Ask after every step. Does not copy gradients.
+//
+// At the step of the decision all ranks switch. If the task has not been handed in by then, they take the step as they
+// are and ask again at the next one: nobody waits. If it was not taken, or was destroyed, a call of
+// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved meanwhile has the gradients;
+// whoever loads it decides by them.
+lgreco_status lgreco_controller_take_plan_task(struct lgreco_controller *controller,
+                                               struct lgreco_plan_task **task);
+
+// Measures and plans, in the calling thread, on the device of the controller's context, where it may call
+// `compute_seconds`. The controller may be used meanwhile, and destroyed. Once. Allocates.
+//
+// Codes of measuring and planning are this call's, and those of the step of the decision on every rank, if the task is
+// handed in all the same. LGRECO_STEP_ORDER when it has been run.
+lgreco_status lgreco_plan_task_run(struct lgreco_plan_task *task);
+
+// Hands in a task that has been run, frees it and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does
+// nothing. One that nobody waits for any more, because a saved state has been loaded or the learning rate has fallen
+// instead, is only freed.
+//
+// LGRECO_STEP_ORDER for a task of another controller and for one that has not been run, LGRECO_BUSY for one that is
+// being run: it stays as it is. LGRECO_PANIC for one that has panicked: it is freed, and the controller does its work.
+lgreco_status lgreco_controller_hand_in(struct lgreco_controller *controller,
+                                        struct lgreco_plan_task **task);
+
+// Frees a task and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its work is there to be
+// taken again.
+lgreco_status lgreco_plan_task_destroy(struct lgreco_plan_task **task);
+
+// What went wrong in the last failed call on the task, with the layer's name if one is at fault; empty if none has
+// failed. Valid until the next call on it. Failures of lgreco_controller_take_plan_task and lgreco_controller_hand_in are
+// the controller's (lgreco_controller_message).
+const char *lgreco_plan_task_message(const struct lgreco_plan_task *task);
+
+// Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and
+// switch at the next one, or at the end of the warm-up if that comes later. What is remembered of the layers stays. The
+// step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings.
+//
+// LGRECO_NOT_FIXED under another policy; LGRECO_STEP_ORDER while a step is under way; LGRECO_LENGTH unless there are as
+// many settings as layers, codes of settings that do not fit their layer. Nothing has changed then.
+lgreco_status lgreco_controller_set_settings(struct lgreco_controller *controller,
+                                             const struct lgreco_setting *settings,
+                                             size_t settings_len);
+
 // Fills `setting` with how layer `layer` was compressed at the last step. LGRECO_LENGTH when there is no such layer, as
 // for the calls below.
 lgreco_status lgreco_controller_setting(struct lgreco_controller *controller,
@@ -2170,7 +2230,7 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
      LGRECO_AGGREGATION_SUMMED, 0}
 #define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
-    {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, LGRECO_POLICY_L_GRECO,     \
+    {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
      LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}

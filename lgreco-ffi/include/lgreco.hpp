@@ -412,6 +412,27 @@ private:
     lgreco_bucket *handle_;
 };
 
+// The work of a controller's next decision, which any thread may run once; dropped, it is there to be taken again.
+class PlanTask {
+public:
+    // Measures and plans. What fails is told to all ranks when the task is handed in all the same.
+    void run() { check(lgreco_plan_task_run(get())); }
+
+    // Whether there is work, or none is wanted.
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+    lgreco_plan_task *get() const noexcept { return handle_.get(); }
+
+private:
+    friend class Controller;
+
+    explicit PlanTask(lgreco_plan_task *taken) : handle_(taken) {}
+
+    void check(lgreco_status status) const { lgreco::check(status, lgreco_plan_task_message(get())); }
+
+    detail::Handle<lgreco_plan_task, lgreco_plan_task_destroy> handle_;
+};
+
 // One worker's end of the training loop.
 class Controller {
 public:
@@ -467,6 +488,26 @@ public:
         lgreco_report report = LGRECO_REPORT_INIT;
         check(lgreco_controller_finish_step(get(), &report));
         return report;
+    }
+
+    // The work of the next decision, for any thread, between the step before its `lead` and its own; else an empty one.
+    PlanTask take_plan_task() {
+        lgreco_plan_task *taken = nullptr;
+        check(lgreco_controller_take_plan_task(get(), &taken));
+        return PlanTask(taken);
+    }
+
+    // Takes what became of a task that has been run.
+    void hand_in(PlanTask &task) {
+        lgreco_plan_task *run = task.handle_.release();
+        const lgreco_status status = lgreco_controller_hand_in(get(), &run);
+        task.handle_.reset(run);
+        check(status);
+    }
+
+    // Other settings for LGRECO_POLICY_FIXED, from the next step on.
+    void set_settings(const std::vector<lgreco_setting> &settings) {
+        check(lgreco_controller_set_settings(get(), settings.data(), settings.size()));
     }
 
     // The last step's means have not been applied: residuals are again what they were before it.

@@ -132,13 +132,29 @@ pub(crate) unsafe fn create<K: Kind, N: Kind>(
     place: *mut *mut N,
     make: impl FnOnce(&mut K::State) -> Result<N::State, Failure>,
 ) -> lgreco_status {
+    // SAFETY: passed on.
+    unsafe { create_if(pointer, place, |state| make(state).map(Some)) }
+}
+
+/// As [`create`], but `place` also holds NULL when there is nothing to make a handle of.
+///
+/// # Safety
+/// As [`create`].
+pub(crate) unsafe fn create_if<K: Kind, N: Kind>(
+    pointer: *mut K,
+    place: *mut *mut N,
+    make: impl FnOnce(&mut K::State) -> Result<Option<N::State>, Failure>,
+) -> lgreco_status {
     // SAFETY: passed on; the place stays valid.
     unsafe {
         if let Ok(place) = crate::pointers::place(place, N::WHAT) {
             place.write(core::ptr::null_mut());
         }
         call(pointer, |state| {
-            crate::pointers::place(place, N::WHAT)?.write(new::<N>(make(state)?));
+            let place = crate::pointers::place(place, N::WHAT)?;
+            if let Some(state) = make(state)? {
+                place.write(new::<N>(state));
+            }
             Ok(())
         })
     }

@@ -82,6 +82,8 @@ pub const LGRECO_NON_FINITE_GRADIENT: lgreco_status = 101;
 pub const LGRECO_IN_FLIGHT: lgreco_status = 102;
 /// A call that does not fit where the step is: before it has begun, say, or twice.
 pub const LGRECO_STEP_ORDER: lgreco_status = 103;
+/// Settings given to a controller whose policy is not LGRECO_POLICY_FIXED.
+pub const LGRECO_NOT_FIXED: lgreco_status = 104;
 /// A message of a cut is not the one that comes next.
 pub const LGRECO_OUT_OF_STEP: lgreco_status = 120;
 /// The two ends of a cut remember different things of a sample.
@@ -172,6 +174,7 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_NON_FINITE_GRADIENT => c"LGRECO_NON_FINITE_GRADIENT",
         LGRECO_IN_FLIGHT => c"LGRECO_IN_FLIGHT",
         LGRECO_STEP_ORDER => c"LGRECO_STEP_ORDER",
+        LGRECO_NOT_FIXED => c"LGRECO_NOT_FIXED",
         LGRECO_OUT_OF_STEP => c"LGRECO_OUT_OF_STEP",
         LGRECO_SAMPLE_OUT_OF_STEP => c"LGRECO_SAMPLE_OUT_OF_STEP",
         LGRECO_DUPLICATE_SAMPLE => c"LGRECO_DUPLICATE_SAMPLE",

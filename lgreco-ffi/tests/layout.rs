@@ -184,6 +184,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         warmup,
         period,
         window,
+        lead,
         policy,
         feedback,
         storage,

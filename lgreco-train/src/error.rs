@@ -92,6 +92,9 @@ pub enum Error {
         /// Where it should be.
         expected: &'static str,
     },
+    /// Settings given to a controller that decides by itself.
+    #[error("settings are given to a controller whose policy is not a fixed one, which decides by itself")]
+    NotFixed,
     /// What another worker sent cannot be decoded.
     #[error("the message of rank {rank} cannot be decoded, error code {code}")]
     PeerMessage {
@@ -184,6 +187,7 @@ impl Error {
             Error::NonFiniteGradient { .. } => Error::NON_FINITE_GRADIENT,
             Error::InFlight { .. } => 102,
             Error::StepOrder { .. } => 103,
+            Error::NotFixed => 104,
             Error::OutOfStep { .. } => 120,
             Error::SampleOutOfStep { .. } => 121,
             Error::DuplicateSample { .. } => 122,

@@ -43,7 +43,7 @@ const ROUNDS: usize = 4;
 /// Plans of L-GreCo after a short warm-up, and again later.
 fn config(method: Method, warmup: u64, period: u64) -> Config {
     let mut config = Config::new(Search::new(method));
-    config.schedule = Schedule { warmup, period, window: warmup };
+    config.schedule = Schedule { warmup, period, window: warmup, lead: 0 };
     config
 }
 

@@ -70,7 +70,7 @@ impl Scheme {
             config.feedback.others = Some(FILTER);
         }
         let period = u64::from(task.steps / 8).max(4);
-        config.schedule = Schedule { warmup: task.warmup().into(), period, window: period.min(10) };
+        config.schedule = Schedule { warmup: task.warmup().into(), period, window: period.min(10), lead: 0 };
         config.clock = Some(seconds);
         Ok(config)
     }

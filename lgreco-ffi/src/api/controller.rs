@@ -34,7 +34,7 @@ impl Kind for lgreco_controller {
 pub(crate) struct ControllerState {
     pub(super) controller: Controller,
     /// What the controller measures on.
-    device: Device,
+    pub(super) device: Device,
     pub(super) world_size: u32,
     /// By which its buckets know it.
     pub(super) owner: Arc<()>,

@@ -75,6 +75,9 @@ pub struct lgreco_controller_options {
     pub period: u64,
     /// A decision sees the mean gradient of so many steps before it, at least 1; 10 by default.
     pub window: u64,
+    /// Steps from the last gradient that a decision sees to the first step under it, fewer than `warmup` and `period`, in
+    /// which another thread may plan (lgreco_controller_take_plan_task); 0 by default.
+    pub lead: u64,
     /// LGRECO_POLICY_...; LGRECO_POLICY_L_GRECO by default.
     pub policy: lgreco_policy,
     /// LGRECO_FEEDBACK_RESIDUAL, the default: error feedback for all lossy compressors but QSGD, with the fields `loco_...`
@@ -106,8 +109,9 @@ pub struct lgreco_controller_options {
     pub metrics_every: u64,
     /// Plans minimise seconds: what lgreco_controller_record_sync makes of bytes, plus what this returns, the seconds one
     /// worker computes to compress, exchange and decompress a layer of that shape under that setting. Plans minimise
-    /// bits with NULL, the default. Kept, with `compute_user`, until the controller is destroyed; called by
-    /// lgreco_controller_step and lgreco_controller_control.
+    /// bits with NULL, the default. Kept, with `compute_user`, until the controller and its plan tasks are destroyed;
+    /// called by lgreco_controller_step and lgreco_controller_control, and by lgreco_plan_task_run on its thread, maybe at
+    /// the same time.
     pub compute_seconds: Option<
         unsafe extern "C" fn(user: *mut c_void, setting: *const lgreco_setting, rows: usize, cols: usize) -> f64,
     >,
@@ -132,6 +136,7 @@ impl Default for lgreco_controller_options {
             warmup: config.schedule.warmup,
             period: config.schedule.period,
             window: config.schedule.window,
+            lead: config.schedule.lead,
             policy: LGRECO_POLICY_L_GRECO,
             feedback: LGRECO_FEEDBACK_RESIDUAL,
             storage: LGRECO_STORAGE_F32,
@@ -156,7 +161,7 @@ impl Default for lgreco_controller_options {
 // to be callable.
 unsafe impl Versioned for lgreco_controller_options {
     const WHAT: &'static str = "controller options";
-    const FIRST_SIZE: usize = 176;
+    const FIRST_SIZE: usize = 184;
 }
 
 /// The caller's estimate of computing times.
@@ -165,7 +170,7 @@ struct ComputeSeconds {
     user: *mut c_void,
 }
 
-// SAFETY: only called inside calls on the controller, of which there is one at a time.
+// SAFETY: the caller promised a callback for the threads of the controller's calls and of its plan tasks.
 unsafe impl Send for ComputeSeconds {}
 // SAFETY: as above.
 unsafe impl Sync for ComputeSeconds {}
@@ -173,7 +178,7 @@ unsafe impl Sync for ComputeSeconds {}
 impl ComputeSeconds {
     fn seconds(&self, setting: &Setting, shape: Shape) -> f64 {
         let setting = lgreco_setting::from_core(*setting);
-        // SAFETY: the caller promised a callback that may be called until the controller is destroyed.
+        // SAFETY: the caller promised a callback that may be called until controller and plan tasks are destroyed.
         unsafe { (self.call)(self.user, &setting, shape.rows(), shape.cols()) }
     }
 }
@@ -214,7 +219,7 @@ impl lgreco_controller_options {
             eta: self.accordion_eta,
             drop: self.accordion_drop,
         };
-        let (warmup, period, window) = (self.warmup, self.period, self.window);
+        let (warmup, period, window, lead) = (self.warmup, self.period, self.window, self.lead);
         Ok(Config {
             policy: match self.policy {
                 LGRECO_POLICY_UNCOMPRESSED => Policy::Uncompressed,
@@ -232,7 +237,7 @@ impl lgreco_controller_options {
                 found => return Err(Failure::UnknownConstant { what: "policy", found }),
             },
             alpha: plan.alpha,
-            schedule: Schedule { warmup, period, window },
+            schedule: Schedule { warmup, period, window, lead },
             feedback: self.feedback()?,
             objective: match self.compute_seconds {
                 None => Objective::Bits,

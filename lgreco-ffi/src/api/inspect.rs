@@ -102,6 +102,8 @@ pub const LGRECO_CAUSE_NONE: lgreco_cause = 0;
 pub const LGRECO_CAUSE_SCHEDULE: lgreco_cause = 1;
 /// The learning rate fell, and Accordion put all layers to low compression.
 pub const LGRECO_CAUSE_LEARNING_RATE: lgreco_cause = 2;
+/// The caller gave a fixed policy other settings.
+pub const LGRECO_CAUSE_CALLER: lgreco_cause = 3;
 
 /// How seconds per byte were found: LGRECO_FIT_...
 pub type lgreco_fit = u32;
@@ -184,6 +186,7 @@ impl From<&Decision> for lgreco_decision {
             cause: match decision.cause {
                 Cause::Schedule => LGRECO_CAUSE_SCHEDULE,
                 Cause::LearningRate => LGRECO_CAUSE_LEARNING_RATE,
+                Cause::Caller => LGRECO_CAUSE_CALLER,
             },
             fit: match decision.fit {
                 None => LGRECO_FIT_BITS,

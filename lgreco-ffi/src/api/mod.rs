@@ -46,6 +46,8 @@ mod step;
 
 mod bucket;
 
+mod plan_task;
+
 mod inspect;
 
 mod saved;
@@ -90,6 +92,7 @@ pub use measure::*;
 pub use memory::*;
 pub use plan::*;
 pub use plan_file::*;
+pub use plan_task::*;
 pub use request::*;
 pub use saved::*;
 pub use sealed::*;

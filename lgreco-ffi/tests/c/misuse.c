@@ -262,6 +262,17 @@ static void null_pointers(void) {
     OK(lgreco_bucket_close(controller, &flying));
     NULL_(lgreco_controller_finish_step(NULL, NULL));
     OK(lgreco_controller_finish_step(controller, NULL));
+    lgreco_plan_task *no_task = NULL;
+    NULL_(lgreco_controller_take_plan_task(NULL, &no_task));
+    NULL_(lgreco_controller_take_plan_task(controller, NULL));
+    OK(lgreco_controller_take_plan_task(controller, &no_task));
+    NULL_(lgreco_plan_task_run(no_task));
+    NULL_(lgreco_controller_hand_in(NULL, &no_task));
+    OK(lgreco_controller_hand_in(controller, NULL));
+    OK(lgreco_controller_hand_in(controller, &no_task));
+    NULL_(lgreco_controller_set_settings(NULL, &setting, 1));
+    NULL_(lgreco_controller_set_settings(controller, NULL, 1));
+    STATUS(LGRECO_NOT_FIXED, lgreco_controller_set_settings(controller, &setting, 1));
     NULL_(lgreco_controller_roll_back(NULL));
     NULL_(lgreco_controller_rescale_residuals(NULL, 1.0f));
 
@@ -385,6 +396,7 @@ static void null_pointers(void) {
     OK(lgreco_compressor_destroy(NULL));
     OK(lgreco_controller_destroy(NULL));
     OK(lgreco_cut_destroy(NULL));
+    OK(lgreco_plan_task_destroy(NULL));
     OK(lgreco_cuda_destroy(NULL));
     TEXT("the handle is NULL", lgreco_cuda_message(NULL));
     TEXT("the handle is NULL", lgreco_cut_message(NULL));
@@ -392,6 +404,7 @@ static void null_pointers(void) {
     TEXT("the handle is NULL", lgreco_compressor_message(NULL));
     TEXT("the handle is NULL", lgreco_controller_message(NULL));
     TEXT("the handle is NULL", lgreco_bucket_message(NULL));
+    TEXT("the handle is NULL", lgreco_plan_task_message(NULL));
     TEXT("unknown status", lgreco_status_name(12345));
     // Empty arrays may be NULL.
     STATUS(LGRECO_LENGTH, lgreco_compressor_decode(compressor, NULL, 0, floats, ELEMENTS, NULL));
@@ -404,14 +417,16 @@ static void handle_outputs(void) {
     lgreco_compressor *no_compressor = (lgreco_compressor *)bytes;
     lgreco_controller *no_controller = (lgreco_controller *)bytes;
     lgreco_bucket *no_bucket = (lgreco_bucket *)bytes;
+    lgreco_plan_task *no_task = (lgreco_plan_task *)bytes;
     lgreco_cut *no_cut = (lgreco_cut *)bytes;
+    NULL_(lgreco_controller_take_plan_task(NULL, &no_task));
     NULL_(lgreco_table_create(NULL, &view, &no_table));
     NULL_(lgreco_plan_solve(NULL, &view, NULL, &no_plan));
     NULL_(lgreco_compressor_create(NULL, &layer, &setting, NULL, &no_compressor));
     NULL_(lgreco_controller_create(NULL, &collective, &layer, 1, NULL, &no_controller));
     NULL_(lgreco_bucket_open(NULL, NULL, 0, &no_bucket));
     NULL_(lgreco_cut_create(NULL, &cut_setting, 0, 0, &no_cut));
-    CHECK(!no_table && !no_plan && !no_compressor && !no_controller && !no_bucket && !no_cut);
+    CHECK(!no_table && !no_plan && !no_compressor && !no_controller && !no_bucket && !no_task && !no_cut);
 }
 
 // Pointers inside of structs.

@@ -4,6 +4,7 @@
 #include "check.h"
 
 #include <limits>
+#include <thread>
 #include <type_traits>
 
 static_assert(!std::is_copy_constructible<lgreco::Compressor>::value, "two owners of one handle");
@@ -168,6 +169,43 @@ static void buckets(const lgreco::Context &context) {
     controller.reset();
 }
 
+// A task that runs on a thread while steps are taken decides as the step itself does; given settings come next.
+static void plan_tasks(const lgreco::Context &context) {
+    Alone alone;
+    const std::vector<std::size_t> dims{64, 48};
+    const std::vector<lgreco_layer> model{lgreco::layer("fc1", dims), lgreco::layer("fc2", dims)};
+    lgreco_controller_options options = lgreco::controller_options();
+    options.warmup = 4;
+    options.lead = 2;
+    lgreco::Controller blocking(context, alone, model, options), other(context, alone, model, options);
+    lgreco::PlanTask task = other.take_plan_task();
+    CHECK(!task);
+    std::thread thread;
+    std::vector<float> values[4];
+    for (std::uint32_t number = 0; number < 6; number++) {
+        for (int i = 0; i < 4; i++) {
+            values[i].resize(64 * 48);
+            fill(values[i].data(), values[i].size(), number + 100 * static_cast<std::uint32_t>(i % 2));
+        }
+        if (thread.joinable() && number == 4) {
+            thread.join();
+            other.hand_in(task);
+            CHECK(!task);
+        }
+        const lgreco_report expected = blocking.step(alone, {values[0].data(), values[1].data()}, 0.1);
+        const lgreco_report report = other.step(alone, {values[2].data(), values[3].data()}, 0.1);
+        CHECK(report.switched == (number == 4) && expected.switched == report.switched);
+        CHECK(values[2] == values[0] && values[3] == values[1]);
+        if (number == 1) {
+            task = other.take_plan_task();
+            CHECK(static_cast<bool>(task));
+            throws(LGRECO_STEP_ORDER, "LGRECO_STEP_ORDER: the plan task has not been run", [&] { other.hand_in(task); });
+            thread = std::thread([&task] { task.run(); });
+        }
+    }
+    throws(LGRECO_NOT_FIXED, "LGRECO_NOT_FIXED: ", [&] { other.set_settings({lgreco::setting(), lgreco::setting()}); });
+}
+
 static void cuts(const lgreco::Context &context) {
     lgreco_link forward = lgreco::link();
     forward.memory = LGRECO_LINK_MEMORY_SAMPLES;
@@ -214,6 +252,7 @@ int main() {
     const lgreco::Context context;
     controllers(context);
     buckets(context);
+    plan_tasks(context);
     cuts(context);
     std::vector<float> fc1(64 * 48), fc2(64 * 48);
     fill(fc1.data(), fc1.size(), 1);

@@ -10,14 +10,13 @@ use crate::{CoreError, Error};
 pub(super) fn check(kept: &[Kept], gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
     expect_len("gradients, one per layer", kept.len(), gradients.len())?;
     for (kept, gradient) in kept.iter().zip(gradients) {
-        check_layer(kept.index, kept.shape, kept.dtype, gradient)?;
+        check_layer(kept.index, kept.shape, kept.dtype, gradient.values())?;
     }
     Ok(())
 }
 
-/// Whether a gradient is that of layer `layer`.
-pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, gradient: &ValuesMut<'_>) -> Result<(), Error> {
-    let values = gradient.values();
+/// Whether values are those of layer `layer`.
+pub(super) fn check_layer(layer: usize, shape: Shape, dtype: Dtype, values: Values<'_>) -> Result<(), Error> {
     let mismatch = |what, expected, found| Err(Error::LayerMismatch { layer, what, expected, found });
     if values.dtype() != dtype {
         return mismatch("the code of the element type", dtype as usize, values.dtype() as usize);

@@ -125,7 +125,7 @@ impl Accordion {
 ///
 /// ```
 /// use lgreco_train::controller::Schedule;
-/// let per_epoch = Schedule { warmup: 5 * 391, period: 391, window: 10 };
+/// let per_epoch = Schedule { warmup: 5 * 391, period: 391, window: 10, lead: 0 };
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
@@ -135,6 +135,10 @@ pub struct Schedule {
     pub period: u64,
     /// A decision sees the mean gradient of this many steps before it, at least 1, and no step before the last decision.
     pub window: u64,
+    /// Steps from the last gradient that a decision sees to the first step under it, below warm-up and period. In these
+    /// steps the measuring rank can plan on another thread ([`Controller::take_plan_task`](super::Controller)); 0, the
+    /// default: the decision is made during the call, by the gradients up to it.
+    pub lead: u64,
 }
 
 /// What a plan minimises.
@@ -211,7 +215,7 @@ impl Config {
             policy: Policy::LGreco { solver: Solver::default(), accordion: None },
             search,
             alpha: 1.0,
-            schedule: Schedule { warmup: 100, period: 1000, window: 10 },
+            schedule: Schedule { warmup: 100, period: 1000, window: 10, lead: 0 },
             feedback: Feedback::default(),
             objective: Objective::default(),
             non_finite: NonFinite::default(),
@@ -250,10 +254,11 @@ impl Config {
         let require = |holds: bool, what, value: f64, expected| {
             if holds { Ok(()) } else { Err(Error::Core(CoreError::Parameter { what, value, expected })) }
         };
-        let Schedule { warmup, period, window } = self.schedule;
+        let Schedule { warmup, period, window, lead } = self.schedule;
         require(warmup >= 2, "warm-up", warmup as f64, "at least 2 steps")?;
         require(period >= 1, "period", period as f64, "at least 1 step")?;
         require(window >= 1, "window", window as f64, "at least 1 step")?;
+        require(lead < warmup.min(period), "lead", lead as f64, "fewer steps than warm-up and period")?;
         require(self.alpha.is_finite() && self.alpha >= 0.0, "alpha", self.alpha, "a finite number >= 0")?;
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;

@@ -1,12 +1,8 @@
-//! What was decided, and how it reaches the ranks that did not measure.
+//! What was decided.
 
 use super::FitKind;
-use super::codes::{self, Choice};
-use super::decide::Answer;
 use crate::plan::Summary;
 use crate::{CoreError, Error};
-use alloc::vec;
-use alloc::vec::Vec;
 
 /// Why a layer is sent uncompressed.
 ///
@@ -85,6 +81,8 @@ pub enum Cause {
     Schedule,
     /// The learning rate fell, and Accordion put all layers to low compression.
     LearningRate,
+    /// The caller gave a fixed policy [other settings](super::Controller::set_settings).
+    Caller,
 }
 
 /// The last decision; the same on every rank.
@@ -152,7 +150,7 @@ impl Decision {
         };
         [
             self.step,
-            (self.cause == Cause::LearningRate) as u64 | (self.plan.is_some() as u64) << 8 | fit << 16,
+            self.cause as u64 | (self.plan.is_some() as u64) << 8 | fit << 16,
             plan.size,
             plan.lower_bound,
             plan.error.to_bits(),
@@ -170,7 +168,11 @@ impl Decision {
         let summary = Summary { size, lower_bound, error: f64::from_bits(error), budget: f64::from_bits(budget) };
         let decision = Decision {
             step,
-            cause: if kind as u8 == 0 { Cause::Schedule } else { Cause::LearningRate },
+            cause: match kind as u8 {
+                0 => Cause::Schedule,
+                1 => Cause::LearningRate,
+                _ => Cause::Caller,
+            },
             plan: ((kind >> 8) as u8 != 0).then_some(summary),
             default_size,
             uncompressed_size,
@@ -189,35 +191,4 @@ impl Decision {
         }
         Err(Error::Core(CoreError::SavedState { what: "the decision", found: kind }))
     }
-}
-
-/// The answer of the measuring rank, or the code of its error, as the words it broadcasts: as many in either case.
-pub(super) fn message(layers: usize, answer: Result<&Answer, &Error>) -> Vec<u64> {
-    let mut words = vec![0; 1 + Decision::WORDS + codes::WORDS * layers];
-    match answer {
-        Ok(answer) => {
-            words[1..][..Decision::WORDS].copy_from_slice(&answer.decision.encode());
-            let rest = words[1 + Decision::WORDS..].as_chunks_mut::<{ codes::WORDS }>().0;
-            rest.iter_mut().zip(&answer.choices).for_each(|(to, choice)| *to = choice.encode());
-        }
-        Err(error) => words[0] = error.code() as u64,
-    }
-    words
-}
-
-/// What rank `rank` broadcast; without the norms, which it keeps.
-///
-/// # Errors
-/// [`Error::Peer`] with the code of its error; [`Error::PeerMessage`].
-pub(super) fn read(rank: u32, words: &[u64]) -> Result<Answer, Error> {
-    let refused = |error: Error| Error::PeerMessage { rank, code: error.code() };
-    let (code, rest) = words.split_first().ok_or(Error::PeerMessage { rank, code: 1 })?;
-    if *code != 0 {
-        return Err(Error::Peer { rank, code: u32::try_from(*code).unwrap_or(u32::MAX) });
-    }
-    let (decision, choices) = rest.split_first_chunk().ok_or(Error::PeerMessage { rank, code: 1 })?;
-    let decision = Decision::decode(decision).map_err(refused)?;
-    let choices = choices.as_chunks::<{ codes::WORDS }>().0.iter().map(|&words| Choice::decode(words));
-    let choices = choices.collect::<Result<_, _>>().map_err(refused)?;
-    Ok(Answer { decision, choices, norms: vec![] })
 }

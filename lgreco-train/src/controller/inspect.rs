@@ -1,6 +1,6 @@
 //! What can be asked of a controller between steps, and the time samples it is told.
 
-use super::{Controller, Decision, Metrics, Tensor, TimeModel, metrics};
+use super::{Controller, Decision, Metrics, Planner, Tensor, TimeModel, metrics};
 use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::error::expect_len;
@@ -17,7 +17,7 @@ impl Controller {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn tensors(&self) -> &[Tensor] {
-        &self.tensors
+        &self.planner.tensors
     }
 
     /// Steps taken, skipped ones included; the number of the next step.
@@ -30,7 +30,7 @@ impl Controller {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn steps(&self) -> u64 {
-        self.step
+        self.planner.step
     }
 
     /// The setting of layer `layer` at the last step.
@@ -60,7 +60,7 @@ impl Controller {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn decision(&self) -> Option<&Decision> {
-        self.decision.as_ref()
+        self.planner.decision()
     }
 
     /// Steps in which some rank's gradient was not finite.
@@ -97,7 +97,7 @@ impl Controller {
     /// # Complexity
     /// A pass over the layer's residual.
     pub fn metrics(&self, layer: usize) -> Metrics<'_> {
-        metrics::of(&self.tensors[layer], &self.states[layer])
+        metrics::of(&self.planner.tensors[layer], &self.states[layer])
     }
 
     /// Writes layer `layer`'s residual on this rank to `values`, row-major; zeros without one.
@@ -125,7 +125,7 @@ impl Controller {
         match &self.states[layer].memory {
             Some(memory) => memory.values(values),
             None => {
-                expect_len("residual values", self.tensors[layer].shape.elements(), values.len())?;
+                expect_len("residual values", self.planner.tensors[layer].shape.elements(), values.len())?;
                 values.fill(0.0);
                 Ok(())
             }
@@ -141,7 +141,7 @@ impl Controller {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn buckets(&self) -> usize {
-        self.groups.ranges.len()
+        self.planner.groups.ranges.len()
     }
 
     /// Bytes that this worker sends per bucket under the present settings: what a sample of synchronisation time
@@ -154,8 +154,9 @@ impl Controller {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn bucket_bytes(&self) -> Vec<u64> {
-        let mut bytes = vec![0; self.groups.ranges.len()];
-        for ((state, tensor), &bucket) in self.states.iter().zip(&self.tensors).zip(&self.groups.of) {
+        let Planner { groups, tensors, .. } = &self.planner;
+        let mut bytes = vec![0; groups.ranges.len()];
+        for ((state, tensor), &bucket) in self.states.iter().zip(&**tensors).zip(&groups.of) {
             let sent = state.choice.setting.payload_len(tensor.shape, tensor.dtype);
             bytes[bucket] += sent.map_or(0, |sent| sent as u64);
         }
@@ -177,7 +178,7 @@ impl Controller {
     /// # Errors
     /// Those of [`TimeModel::record`].
     pub fn record_sync(&mut self, bytes: &[u64], seconds: f64) -> Result<(), Error> {
-        self.time.record(bytes, seconds)
+        self.planner.record_sync(bytes, seconds)
     }
 
     /// The samples so far.
@@ -189,6 +190,6 @@ impl Controller {
     /// # Ok::<(), lgreco_train::Error>(())
     /// ```
     pub fn time_model(&self) -> &TimeModel {
-        &self.time
+        &self.planner.time
     }
 }

@@ -42,7 +42,7 @@ impl Controller {
     ) -> Result<Bucket, Error> {
         self.control.expect_open()?;
         self.lendings += 1;
-        let ticket = Hash(self.identity).add(self.lendings).0.max(1);
+        let ticket = Hash(self.planner.identity()).add(self.lendings).0.max(1);
         let mut arena = self.arenas.pop().unwrap_or_default();
         arena.kept.clear();
         if arena.kept.try_reserve(layers.len()).is_err() {
@@ -67,22 +67,23 @@ impl Controller {
                 self.take_back(arena);
                 return Err(error);
             }
-            let tensor = &self.tensors[index];
+            let tensor = &self.planner.tensors[index];
             arena.kept.push(Kept {
                 index,
                 shape: tensor.shape,
                 dtype: tensor.dtype,
                 state: self.states[index].lend(ticket),
-                window: self.window.means.get_mut(index).map(core::mem::take).unwrap_or_default(),
+                window: self.planner.lend_mean(index),
                 withheld: false,
             });
         }
+        let config = &self.planner.config;
         let moment = Moment {
             rank: self.rank,
             world_size: self.world,
-            route: self.config.route,
-            seed: self.config.search.seed,
-            step: self.step as u32,
+            route: config.route,
+            seed: config.search.seed,
+            step: self.planner.step as u32,
             terms: self.control.terms(),
         };
         let mut bucket = Bucket::new(arena, moment, agreement);
@@ -90,10 +91,10 @@ impl Controller {
             self.take_back(bucket.arena);
             return Err(error);
         }
-        let every = self.config.metrics_every;
-        bucket.measured = every > 0 && self.step.is_multiple_of(every);
-        bucket.window_steps = if self.control.in_window() { self.window.steps } else { 0 };
-        bucket.non_finite = self.config.non_finite;
+        let config = &self.planner.config;
+        bucket.measured = config.metrics_every > 0 && self.planner.step.is_multiple_of(config.metrics_every);
+        bucket.window_steps = self.planner.window_step();
+        bucket.non_finite = config.non_finite;
         // A bucket without elements has nobody to tell.
         if bucket.has_elements() {
             bucket.failure = self.late.take();
@@ -135,9 +136,7 @@ impl Controller {
     fn take_back(&mut self, mut arena: Arena) {
         for Kept { index, state, window, .. } in arena.kept.drain(..) {
             self.states[index] = state;
-            if let Some(mean) = self.window.means.get_mut(index) {
-                *mean = window;
-            }
+            self.planner.take_mean_back(index, window);
         }
         self.arenas.push(arena);
     }

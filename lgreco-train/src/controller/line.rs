@@ -60,6 +60,7 @@ pub fn metrics_line(controller: &Controller, report: &Report) -> String {
             cause: match decision.cause {
                 Cause::Schedule => "schedule",
                 Cause::LearningRate => "learning rate",
+                Cause::Caller => "caller",
             },
             unit: decision.plan.map(|_| match decision.fit {
                 None | Some(FitKind::None) => "bits",

@@ -58,10 +58,18 @@
 //! the step may have been exchanged; the bucket then becomes NaN on every rank. [`roll_back`](Controller::roll_back) takes a
 //! step back that a loss scaler skips.
 //!
+//! # Planning while training goes on
+//! At a decision, one rank measures and plans; [`control`](Controller::control) does it during the call, for seconds with
+//! large models, unless somebody else does. With a [`Schedule::lead`] of some steps,
+//! [`take_plan_task`](Controller::take_plan_task) gives that rank the work beforehand, to be run on any thread, and
+//! [`hand_in`](Controller::hand_in) takes the result. Settings change at the step of the schedule, on all ranks, or at the
+//! first one after it at which the result is there: nobody waits for it. [`Planner`] is all this without the exchange.
+//!
 //! # A step
 //! 1. Ranks agree (24 bytes each) that all have gradients of the right shapes, all finite, at the same step.
 //! 2. At step `warmup`, and every `period` steps from there: the measuring rank measures the mean of its own last
-//!    `window` gradients, plans and broadcasts; all ranks then switch before anything of the step is compressed.
+//!    `window` gradients (but for the `lead` last), plans and broadcasts; all ranks then switch before anything of the step
+//!    is compressed.
 //! 3. Per bucket: `p = m + g` is compressed and exchanged ([`exchange`](crate::exchange)), the residual becomes `m + a (g − ĝ)` ([`feedback`](crate::feedback)), the gradient becomes the mean.
 //!
 //! What decides is the measuring rank's *local, uncompressed gradient, without residual*, as Accordion's authors do it: no
@@ -105,12 +113,17 @@ mod layer;
 mod lend;
 #[cfg(feature = "json")]
 mod line;
+mod message;
 mod metrics;
+mod offers;
 #[cfg(feature = "json")]
 mod planned;
+mod planner;
+mod planning;
 mod restore;
 mod saved;
 mod step;
+mod task;
 mod tensor;
 mod time;
 mod transaction;
@@ -124,8 +137,10 @@ pub use feedback::Feedback;
 #[cfg(feature = "json")]
 pub use line::metrics_line;
 pub use metrics::{Metrics, Outcome, Report, Seconds};
+pub use planner::{Adopted, Planner};
 pub use restore::Loaded;
 pub use step::Controller;
+pub use task::{PlanResult, PlanTask};
 pub use tensor::Tensor;
 pub use time::{Fit, FitKind, TimeModel};
 

@@ -4,7 +4,7 @@ use super::codes::Choice;
 use super::decide::suited;
 use super::layer::{Counts, LayerState};
 use super::saved::{MAGIC, NONE, State, VERSION, Writer, check};
-use super::{Cause, Controller, Decision, Policy, Uncompressed};
+use super::{Cause, Controller, Decision, Planner, Policy, Uncompressed};
 use crate::Error;
 use crate::checksum;
 use crate::feedback::{Memory, SavedState};
@@ -61,16 +61,17 @@ impl Controller {
         if let Some(layer) = self.states.iter().position(|state| state.lent != 0) {
             return Err(Error::InFlight { layer });
         }
+        let planner = &self.planner;
         let mut to = Writer(vec![]);
-        to.numbers([MAGIC, VERSION, self.rank as u64, self.world as u64, self.step, self.due.unwrap_or(NONE)]);
-        to.numbers([self.window.steps, self.learning_rate.0.to_bits(), self.non_finite]);
-        let decision = self.decision.unwrap_or(Decision::without_plan(0, Cause::Schedule));
-        to.numbers([self.decision.is_some() as u64]);
+        to.numbers([MAGIC, VERSION, self.rank as u64, self.world as u64, planner.step, planner.due.unwrap_or(NONE)]);
+        to.numbers([planner.window.steps, planner.highest.0.to_bits(), self.non_finite]);
+        let decision = planner.decision.unwrap_or(Decision::without_plan(0, Cause::Schedule));
+        to.numbers([planner.decision.is_some() as u64]);
         to.numbers(decision.encode());
-        to.numbers([self.time.buckets() as u64, self.time.samples()]);
-        to.numbers(self.time.numbers().map(f64::to_bits));
-        to.numbers([self.tensors.len() as u64]);
-        for (layer, (tensor, state)) in self.tensors.iter().zip(&self.states).enumerate() {
+        to.numbers([planner.time.buckets() as u64, planner.time.samples()]);
+        to.numbers(planner.time.numbers().map(f64::to_bits));
+        to.numbers([planner.tensors.len() as u64]);
+        for (layer, (tensor, state)) in planner.tensors.iter().zip(&self.states).enumerate() {
             to.numbers([tensor.name.len() as u64]);
             to.0.extend(tensor.name.bytes());
             to.pad();
@@ -78,10 +79,10 @@ impl Controller {
             let Counts { steps, bytes_in, bytes_out, not_contractive } = state.counts;
             to.numbers(state.choice.encode());
             to.numbers([steps, bytes_in, bytes_out, not_contractive]);
-            let norm = self.norms.get(layer).copied();
+            let norm = planner.norms.get(layer).copied();
             to.numbers([state.relative_error, norm].map(|number| number.unwrap_or(f64::NAN).to_bits()));
             to.values(&state.factor);
-            let mean = self.window.means.get(layer);
+            let mean = planner.window.means().get(layer);
             to.numbers([mean.is_some() as u64]);
             to.values(mean.map_or(&[], |mean| mean));
             let len = state.memory.as_ref().map_or(0, Memory::part_len);
@@ -147,13 +148,14 @@ impl Controller {
             check("a residual's number of workers", state.world == plan.world, state.world as u64)?;
         }
         let mut loaded = Loaded { rank: plan.rank, world_size: plan.world, ..Loaded::default() };
-        let known: BTreeSet<&str> = self.tensors.iter().map(|tensor| &*tensor.name).collect();
+        let Planner { config, tensors, .. } = &self.planner;
+        let known: BTreeSet<&str> = tensors.iter().map(|tensor| &*tensor.name).collect();
         loaded.extra =
             plan.layers.iter().filter(|layer| !known.contains(layer.name)).map(|layer| layer.name.into()).collect();
         let mut states = vec![];
         let mut choices = vec![];
-        for (index, tensor) in self.tensors.iter().enumerate() {
-            let mut state = LayerState::new(&self.config.policy);
+        for (index, tensor) in tensors.iter().enumerate() {
+            let mut state = LayerState::new(&config.policy);
             match plan.fitting(tensor) {
                 None if plan.layer(&tensor.name).is_some() => loaded.misshaped.push(tensor.name.clone()),
                 None => loaded.missing.push(tensor.name.clone()),
@@ -163,7 +165,7 @@ impl Controller {
                     (state.counts, state.relative_error) = (layer.counts, layer.relative_error);
                     let memories: Vec<_> = residuals.iter().filter_map(|state| state.fitting(tensor)?.memory).collect();
                     let stream = Stream {
-                        seed: self.config.search.seed,
+                        seed: config.search.seed,
                         step: plan.step as u32,
                         layer: index as u32,
                         rank: self.rank,
@@ -171,10 +173,10 @@ impl Controller {
                     state.memory = combined(&memories, self.world as f32 / plan.world as f32, stream)?;
                 }
             }
-            choices.push(match self.config.policy {
+            choices.push(match config.policy {
                 Policy::Uncompressed => Choice::dense(Uncompressed::Chosen),
                 // Nothing is remembered yet, and no gradient is there to judge by.
-                _ if state.memory.is_none() => suited(&self.config, tensor, state.choice),
+                _ if state.memory.is_none() => suited(config, tensor, state.choice),
                 _ => state.choice,
             });
             states.push(state);
@@ -193,35 +195,31 @@ impl Controller {
     /// Everything but the layers.
     fn resume(&mut self, plan: &State<'_>, loaded: &Loaded) {
         let incomplete = !(loaded.missing.is_empty() && loaded.misshaped.is_empty());
-        let adapts = self.config.policy != Policy::Uncompressed;
-        let start = plan.step.max(self.config.schedule.warmup);
-        self.due = match plan.due {
+        (self.non_finite, self.late) = (plan.non_finite, None);
+        let (same_world, planner) = (plan.world == self.world, &mut self.planner);
+        let adapts = planner.config.policy != Policy::Uncompressed;
+        let start = plan.step.max(planner.config.schedule.warmup);
+        planner.due = match plan.due {
             _ if !adapts => None,
             Some(due) => Some(if incomplete { due.min(start) } else { due }),
             None if incomplete || plan.decision.is_none() => Some(start),
-            None => self.config.next_decision(start),
+            None => planner.config.next_decision(start),
         };
-        (self.step, self.learning_rate) = (plan.step, plan.learning_rate);
-        (self.non_finite, self.decision, self.late) = (plan.non_finite, plan.decision, None);
-        if plan.time.buckets() == self.time.buckets() {
-            self.time = plan.time.clone();
+        (planner.step, planner.highest, planner.decision) = (plan.step, plan.learning_rate, plan.decision);
+        if plan.time.buckets() == planner.time.buckets() {
+            planner.time = plan.time.clone();
         }
-        let layers = || self.tensors.iter().map(|tensor| plan.fitting(tensor));
-        self.norms = layers().map_while(|layer| layer?.norm).collect();
-        if self.norms.len() < self.tensors.len() {
-            self.norms.clear();
+        let layers: Vec<_> = planner.tensors.iter().map(|tensor| plan.fitting(tensor)).collect();
+        planner.norms = layers.iter().map_while(|layer| (*layer)?.norm).collect();
+        if planner.norms.len() < layers.len() {
+            planner.norms.clear();
         }
-        // A bucket that was lost has taken them along.
-        for (mean, tensor) in self.window.means.iter_mut().zip(&self.tensors) {
-            mean.resize(tensor.shape.elements(), 0.0);
-        }
-        self.window.clear();
-        let measures = !self.window.means.is_empty();
-        let means: Vec<_> = layers().map(|layer| layer.and_then(|layer| layer.mean.as_ref())).collect();
-        let complete = !measures || means.iter().all(Option::is_some);
-        if plan.world == self.world && complete && !incomplete {
-            self.window.steps = plan.window_steps;
-            for (to, mean) in self.window.means.iter_mut().zip(means) {
+        planner.restart();
+        let means: Vec<_> = layers.iter().map(|layer| layer.and_then(|layer| layer.mean.as_ref())).collect();
+        let complete = !planner.measures() || means.iter().all(Option::is_some);
+        if same_world && complete && !incomplete {
+            planner.window.steps = plan.window_steps;
+            for (to, mean) in planner.window.means_mut().iter_mut().zip(means) {
                 to.iter_mut().zip(mean.into_iter().flatten()).for_each(|(to, &x)| *to = x);
             }
         }

@@ -1,19 +1,15 @@
 //! One worker's end of the training loop.
 
-use super::accordion::Highest;
 use super::arena::Arena;
 use super::check::{check_layer, non_finite};
 use super::codes::Choice;
 use super::control::Control;
-use super::groups::Groups;
 use super::layer::{LayerState, Switch};
-use super::window::Window;
-use super::{Config, Decision, Feedback, NonFinite, Outcome, Policy, Report, Seconds, Tensor, TimeModel};
+use super::{Config, NonFinite, Outcome, Planner, Report, Seconds, Tensor};
 use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
-use crate::error::{expect_distinct, expect_len};
+use crate::error::expect_len;
 use crate::exchange::{Collective, Place};
-use crate::feedback::Residual;
 use crate::gradient::{Element, ValuesMut, with_elements};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -33,25 +29,15 @@ use alloc::vec::Vec;
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 pub struct Controller {
-    pub(super) config: Config,
-    pub(super) tensors: Vec<Tensor>,
+    /// Steps, configuration, layers and decisions.
+    pub(super) planner: Planner,
     pub(super) rank: u32,
     pub(super) world: u32,
     pub(super) states: Vec<LayerState>,
-    pub(super) step: u64,
-    /// The step of the next decision.
-    pub(super) due: Option<u64>,
-    pub(super) window: Window,
-    /// The measuring rank's gradient norms at the last decision; empty before.
-    pub(super) norms: Vec<f64>,
-    pub(super) learning_rate: Highest,
-    pub(super) decision: Option<Decision>,
-    pub(super) time: TimeModel,
     /// Steps in which some rank's gradient was not finite.
     pub(super) non_finite: u64,
     /// An error of this rank alone that the others have not been told yet.
     pub(super) late: Option<Error>,
-    pub(super) groups: Groups,
     /// Sets of layers of which ranks know that they all exchange them together.
     pub(super) agreed: BTreeSet<u64>,
     /// Buffers that no bucket has.
@@ -61,8 +47,6 @@ pub struct Controller {
     pub(super) lendings: u64,
     /// What the buckets of this step have come to.
     pub(super) taken: Taken,
-    /// Of the configuration and the model.
-    pub(super) identity: u64,
     /// Of the settings.
     plan: u64,
     pub(super) backend: Box<dyn Backend + Send>,
@@ -105,36 +89,22 @@ impl Controller {
     /// element of the model, and what uncompressed exchanges need.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let Place { rank, world } = Place::of(collective)?;
-        config.check(&tensors, world)?;
-        expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
-        let adapts = config.policy != Policy::Uncompressed;
-        let measures = adapts && rank == config.measuring_rank;
-        let means = tensors.iter().filter(|_| measures).map(|tensor| vec![0.0; tensor.shape.elements()]).collect();
-        let groups = Groups::new(&tensors, config.bucket_bytes);
+        let planner = Planner::new(config, tensors, rank, world)?;
+        let (config, tensors) = (&planner.config, &planner.tensors);
         let mut controller = Controller {
             rank,
             world,
             states: tensors.iter().map(|_| LayerState::new(&config.policy)).collect(),
-            step: 0,
-            due: adapts.then_some(config.schedule.warmup),
-            window: Window { steps: 0, means },
-            norms: vec![],
-            learning_rate: Highest::default(),
-            decision: None,
-            time: TimeModel::new(groups.ranges.len()),
             non_finite: 0,
             late: None,
             agreed: BTreeSet::new(),
-            arenas: vec![Arena::new(&tensors, &groups, config.route, world)?],
-            groups,
+            arenas: vec![Arena::new(tensors, &planner.groups, config.route, world)?],
             control: Control::new(world),
             lendings: 0,
             taken: Taken::default(),
-            identity: identity(&config, &tensors, world),
             plan: 0,
             backend: Box::new(Portable),
-            config,
-            tensors,
+            planner,
         };
         controller.plan = controller.plan_hash();
         Ok(controller)
@@ -198,17 +168,18 @@ impl Controller {
                 expected: "that of the controller, of as many workers",
             }));
         }
-        let local = self.check(gradients).and_then(|()| match (first_non_finite(gradients), self.config.non_finite) {
-            (Some(error), NonFinite::Error) => Err(error),
-            (found, _) => Ok(found.is_some()),
-        });
+        let local =
+            self.check(gradients).and_then(|()| match (first_non_finite(gradients), self.planner.config.non_finite) {
+                (Some(error), NonFinite::Error) => Err(error),
+                (found, _) => Ok(found.is_some()),
+            });
         let broken = self.agree_to_step(collective, local, learning_rate)?;
         if broken {
             self.non_finite += 1;
             return self.without_compression(collective, gradients);
         }
-        for group in 0..self.groups.ranges.len() {
-            let range = self.groups.ranges[group].clone();
+        for group in 0..self.planner.groups.ranges.len() {
+            let range = self.planner.groups.ranges[group].clone();
             let mut bucket = match self.open_group(range.clone()) {
                 Ok(bucket) => bucket,
                 Err(error) => {
@@ -253,20 +224,21 @@ impl Controller {
     }
 
     pub(super) fn now(&self) -> Option<f64> {
-        self.config.clock.map(|clock| clock())
+        self.planner.config.clock.map(|clock| clock())
     }
 
     fn check(&self, gradients: &[ValuesMut<'_>]) -> Result<(), Error> {
-        expect_len("gradients, one per layer", self.tensors.len(), gradients.len())?;
-        let mut layers = self.tensors.iter().zip(gradients).enumerate();
-        layers.try_for_each(|(layer, (tensor, gradient))| check_layer(layer, tensor.shape, tensor.dtype, gradient))
+        let tensors = &self.planner.tensors;
+        expect_len("gradients, one per layer", tensors.len(), gradients.len())?;
+        let mut layers = tensors.iter().zip(gradients).enumerate();
+        layers.try_for_each(|(layer, (tensor, gradient))| {
+            check_layer(layer, tensor.shape, tensor.dtype, gradient.values())
+        })
     }
 
     /// What all ranks must agree on at this step.
-    pub(super) fn fingerprint(&self, learning_rate: f64) -> u64 {
-        let rate = if self.config.accordion().is_some() { learning_rate } else { 0.0 };
-        let schedule = [self.step, self.due.unwrap_or(u64::MAX)];
-        [self.plan, rate.to_bits()].into_iter().chain(schedule).fold(Hash(self.identity), Hash::add).0
+    pub(super) fn fingerprint(&self) -> u64 {
+        Hash(self.planner.fingerprint()).add(self.plan).0
     }
 
     fn plan_hash(&self) -> u64 {
@@ -276,10 +248,11 @@ impl Controller {
 
     /// What giving `states` the settings `choices` at `step` changes.
     pub(super) fn prepare(&self, states: &[LayerState], choices: &[Choice], step: u64) -> Result<Vec<Switch>, Error> {
-        let layers = states.iter().zip(&self.tensors).zip(choices).enumerate();
+        let Planner { config, tensors, .. } = &self.planner;
+        let layers = states.iter().zip(&**tensors).zip(choices).enumerate();
         let switches = layers.map(|(layer, ((state, tensor), &choice))| {
-            let (seed, step) = (self.config.search.seed, step as u32);
-            state.prepare(choice, &self.config, tensor, Stream { seed, step, layer: layer as u32, rank: self.rank })
+            let (seed, step) = (config.search.seed, step as u32);
+            state.prepare(choice, config, tensor, Stream { seed, step, layer: layer as u32, rank: self.rank })
         });
         switches.collect()
     }
@@ -304,9 +277,9 @@ impl Controller {
         gradients: &mut [ValuesMut<'_>],
     ) -> Result<Report, Error> {
         let mut report = self.finish_step()?;
-        if self.config.non_finite == NonFinite::PassThrough {
+        if self.planner.config.non_finite == NonFinite::PassThrough {
             (report.outcome, report.bytes_out) = (Outcome::PassedThrough, report.bytes_in);
-            for range in &self.groups.ranges {
+            for range in &self.planner.groups.ranges {
                 pass(collective, &mut gradients[range.clone()])?;
             }
             return Ok(report);
@@ -326,16 +299,16 @@ impl Controller {
         if let Some(layer) = self.states.iter().position(|state| state.lent != 0) {
             return Err(Error::InFlight { layer });
         }
-        let (step, taken) = (self.step, self.taken);
+        let (step, taken) = (self.planner.step, self.taken);
         let switched = self.control.switched();
         let outcome = if taken.broken { Outcome::PassedThrough } else { Outcome::Exchanged };
         if taken.broken {
             self.non_finite += 1;
         }
         if taken.incomplete {
-            self.window.clear();
+            self.planner.forget();
         }
-        let bytes_in = self.tensors.iter().map(Tensor::bytes).sum();
+        let bytes_in = self.planner.tensors.iter().map(Tensor::bytes).sum();
         let seconds = taken.planned.zip(self.now());
         let seconds = seconds.map(|((planning, start), end)| Seconds { planning, exchange: end - start });
         self.end_step();
@@ -344,7 +317,7 @@ impl Controller {
 
     /// The next step is another one.
     fn end_step(&mut self) {
-        self.step += 1;
+        self.planner.close();
         self.control.cancel();
     }
 }
@@ -364,23 +337,4 @@ fn pass<C: Collective + ?Sized>(collective: &mut C, gradients: &mut [ValuesMut<'
 
 fn first_non_finite(gradients: &[ValuesMut<'_>]) -> Option<Error> {
     gradients.iter().enumerate().find_map(|(layer, gradient)| non_finite(layer, gradient))
-}
-
-/// What must be the same on all ranks from the beginning.
-fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
-    let schedule = config.schedule;
-    let numbers = [schedule.warmup, schedule.period, schedule.window, config.search.seed, config.bucket_bytes as u64];
-    let kinds = [world as u64, config.route as u64, config.non_finite as u64, config.measuring_rank as u64];
-    let tensors = tensors.iter().flat_map(|tensor| {
-        let name = tensor.name.bytes().map(u64::from);
-        name.chain([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64])
-    });
-    let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
-    let Feedback { qsgd, loco, others } = config.feedback;
-    let residual = |Residual { gain, reset_every, storage }: Residual| {
-        [1 + storage as u64, gain.to_bits() as u64, reset_every as u64]
-    };
-    let feedback = [qsgd, loco, others].into_iter().flat_map(|rule| rule.map_or([0; 3], residual));
-    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(tensors);
-    words.fold(Hash::START, Hash::add).0
 }

@@ -59,10 +59,10 @@ impl Controller {
             return Err(Error::Core(CoreError::Parameter { what, value, expected }));
         }
         self.states.iter_mut().for_each(|state| state.undoable = false);
-        let (seed, step, rank) = (self.config.search.seed, self.step as u32, self.rank);
+        let (seed, step, rank) = (self.planner.config.search.seed, self.planner.step as u32, self.rank);
         let mut outcome = Ok(());
         let mut scaled = 0;
-        for (layer, (state, tensor)) in self.states.iter_mut().zip(&self.tensors).enumerate() {
+        for (layer, (state, tensor)) in self.states.iter_mut().zip(&*self.planner.tensors).enumerate() {
             let stream = Stream { seed, step, layer: layer as u32, rank };
             outcome = state.reserve(tensor.shape).and_then(|()| state.rescale(factor, stream));
             if outcome.is_err() {

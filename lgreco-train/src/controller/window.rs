@@ -1,15 +1,20 @@
+//! The mean gradient of the steps before a decision.
+
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
 use crate::simd::{Kernel, dispatch};
+use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
 /// The mean gradient of the steps before a decision. Every rank counts, the measuring rank adds.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Window {
     /// Steps seen.
     pub steps: u64,
-    /// Means by layer; empty on ranks that do not measure.
-    pub means: Vec<Vec<f32>>,
+    /// Means by layer; empty on ranks that do not measure. Shared with a plan task, while there is one, and then not
+    /// added to.
+    means: Arc<Vec<Vec<f32>>>,
 }
 
 struct Blend<'a, T> {
@@ -29,20 +34,64 @@ impl<T: Element> Kernel for Blend<'_, T> {
 }
 
 impl Window {
-    pub(super) fn clear(&mut self) {
-        self.steps = 0;
-        self.means.iter_mut().for_each(|mean| mean.fill(0.0));
+    /// No steps yet, of a rank that measures.
+    pub(super) fn new(tensors: &[Tensor]) -> Window {
+        Window { steps: 0, means: Arc::new(zeros(tensors)) }
     }
 
-    /// The means in the element types of their layers.
-    pub(super) fn typed(&self, tensors: &[Tensor]) -> Vec<Typed<'_>> {
-        let typed = self.means.iter().zip(tensors).map(|(mean, tensor)| match tensor.dtype {
-            Dtype::F32 => Typed::F32(mean),
-            Dtype::F16 => Typed::F16(mean.iter().map(|&x| F16::from_f32(x)).collect()),
-            Dtype::Bf16 => Typed::Bf16(mean.iter().map(|&x| Bf16::from_f32(x)).collect()),
-        });
-        typed.collect()
+    pub(super) fn means(&self) -> &[Vec<f32>] {
+        &self.means
     }
+
+    /// To be added to. Nobody else has them at such times.
+    pub(super) fn means_mut(&mut self) -> &mut [Vec<f32>] {
+        let means: &mut Vec<_> = Arc::make_mut(&mut self.means);
+        means
+    }
+
+    /// The means for a task, unless one has them already.
+    pub(super) fn share(&mut self) -> Option<Arc<Vec<Vec<f32>>>> {
+        self.is_free().then(|| self.means.clone())
+    }
+
+    /// Whether no task has the means.
+    pub(super) fn is_free(&mut self) -> bool {
+        Arc::get_mut(&mut self.means).is_some()
+    }
+
+    /// Whether a task was given these means.
+    pub(super) fn is_of(&self, means: &Arc<Vec<Vec<f32>>>) -> bool {
+        Arc::ptr_eq(&self.means, means)
+    }
+
+    /// Starts anew, whatever was lost or is still with a task that nobody waits for.
+    pub(super) fn clear(&mut self, tensors: &[Tensor]) {
+        self.steps = 0;
+        if self.means.is_empty() {
+            return;
+        }
+        match Arc::get_mut(&mut self.means) {
+            Some(means) => means.iter_mut().zip(tensors).for_each(|(mean, tensor)| {
+                mean.fill(0.0);
+                mean.resize(tensor.shape.elements(), 0.0);
+            }),
+            None => self.means = Arc::new(zeros(tensors)),
+        }
+    }
+}
+
+fn zeros(tensors: &[Tensor]) -> Vec<Vec<f32>> {
+    tensors.iter().map(|tensor| vec![0.0; tensor.shape.elements()]).collect()
+}
+
+/// The means in the element types of their layers.
+pub(super) fn typed<'a>(means: &'a [Vec<f32>], tensors: &[Tensor]) -> Vec<Typed<'a>> {
+    let typed = means.iter().zip(tensors).map(|(mean, tensor)| match tensor.dtype {
+        Dtype::F32 => Typed::F32(mean),
+        Dtype::F16 => Typed::F16(mean.iter().map(|&x| F16::from_f32(x)).collect()),
+        Dtype::Bf16 => Typed::Bf16(mean.iter().map(|&x| Bf16::from_f32(x)).collect()),
+    });
+    typed.collect()
 }
 
 /// Adds a layer's gradient, the `steps`-th, to its mean; on ranks that do not measure, which is empty, does nothing.

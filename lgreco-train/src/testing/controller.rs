@@ -10,7 +10,7 @@ use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::controller::{
-    Accordion, Config, Controller, Feedback, NonFinite, Objective, Outcome, Policy, Report, Tensor,
+    Accordion, Config, Controller, Feedback, NonFinite, Objective, Outcome, Policy, Report, Schedule, Tensor,
 };
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Route};
@@ -109,11 +109,22 @@ pub fn model() -> Vec<Tensor> {
 /// # Errors
 /// Those of [`Controller::new`].
 pub fn alone(method: Method) -> Result<(Controller, ThreadCollective), Error> {
+    alone_on(method, Schedule { warmup: 2, period: 3, window: 2, lead: 0 })
+}
+
+fn alone_on(method: Method, schedule: Schedule) -> Result<(Controller, ThreadCollective), Error> {
     let worker = ThreadCollective::group(1).remove(0);
-    let mut config = Config::new(Search::new(method));
-    (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 3, 2);
+    let config = Config { schedule, ..Config::new(Search::new(method)) };
     let layers = vec![Tensor::new("weight", &[64, 64], Dtype::F32)?, Tensor::new("bias", &[64], Dtype::F32)?];
     Ok((Controller::new(config, layers, &worker)?, worker))
+}
+
+/// As [`alone`], with three steps of warm-up, a window of one and a [`lead`](crate::controller::Schedule::lead).
+///
+/// # Errors
+/// Those of [`Controller::new`].
+pub fn alone_with_lead(method: Method, lead: u64) -> Result<(Controller, ThreadCollective), Error> {
+    alone_on(method, Schedule { warmup: 3, period: 3, window: 1, lead })
 }
 
 /// A step of [`alone`] on some gradients.

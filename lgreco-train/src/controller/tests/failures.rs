@@ -126,9 +126,10 @@ fn ranks_that_differ_are_told() {
         })
     };
     assert_eq!(differ(|_, _| ()), [Ok(()); 3]);
-    let changes: [fn(&mut Config, &mut f64); 8] = [
+    let changes: [fn(&mut Config, &mut f64); 9] = [
         |config, _| config.feedback.others = None,
         |config, _| config.schedule.warmup = 7,
+        |config, _| config.schedule.lead = 1,
         |config, _| config.bucket_bytes = 0,
         |config, _| config.search.seed = 1,
         |config, _| config.route = crate::exchange::Route::ScatterReduce,

@@ -18,6 +18,7 @@ mod buckets;
 mod failures;
 #[cfg(feature = "json")]
 mod planned;
+mod planning;
 mod policies;
 mod saved;
 mod schedule;
@@ -57,7 +58,7 @@ fn search(method: Method) -> Search {
 fn config(method: Method, policy: Policy) -> Config {
     let mut config = Config::new(search(method));
     config.policy = policy;
-    config.schedule = Schedule { warmup: 2, period: 3, window: 2 };
+    config.schedule = Schedule { warmup: 2, period: 3, window: 2, lead: 0 };
     config
 }
 

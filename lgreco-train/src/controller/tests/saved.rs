@@ -135,7 +135,7 @@ fn damaged_states_are_refused_or_restored() {
     let mut worker = ThreadCollective::group(1).remove(0);
     let mut config = Config::new(Search::new(Method::Hybrid));
     config.search.min_elements = 16;
-    config.schedule = Schedule { warmup: 2, period: 2, window: 1 };
+    config.schedule = Schedule { warmup: 2, period: 2, window: 1, lead: 0 };
     config.feedback = Feedback::always(Residual::CLASSIC);
     let tensors =
         vec![Tensor::new("half", &[8, 9], Dtype::Bf16).unwrap(), Tensor::new("bias", &[20], Dtype::F32).unwrap()];

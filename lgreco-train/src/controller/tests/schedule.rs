@@ -32,7 +32,7 @@ fn by_hand(
     (Some(*plan.summary()), settings)
 }
 
-fn l_greco(method: Method, rank: u32, steps: &[u32]) -> (Option<Summary>, Vec<Setting>) {
+pub(super) fn l_greco(method: Method, rank: u32, steps: &[u32]) -> (Option<Summary>, Vec<Setting>) {
     by_hand(method, rank, steps, |measured| {
         let budget = Budget::Defaults { alpha: 1.0, options: &measured.defaults };
         plan::solve(&measured.table.view(), budget, Solver::Dp { levels: 10_000 }).unwrap()

@@ -1,0 +1,169 @@
+use super::controller::{ControllerState, lgreco_controller};
+use super::setting::lgreco_setting;
+use crate::device::Device;
+use crate::handle::{self, Kind};
+use crate::pointers::versioned_array;
+use crate::status::{Failure, lgreco_status};
+use core::ffi::c_char;
+use lgreco_train::Error;
+use lgreco_train::controller::{PlanResult, PlanTask};
+use std::sync::{Arc, Weak};
+
+/// The work of a controller's next decision: to measure gradients and plan, for seconds with large models. One thread may
+/// run it while others take steps with its controller.
+pub struct lgreco_plan_task {
+    _private: [u8; 0],
+}
+
+impl Kind for lgreco_plan_task {
+    const WHAT: &'static str = "plan task";
+    const TAG: [u8; 8] = *b"lgplntsk";
+    type State = PlanTaskState;
+    fn device(state: &PlanTaskState) -> Option<&Device> {
+        Some(&state.device)
+    }
+}
+
+pub(crate) struct PlanTaskState {
+    /// Until it is run.
+    task: Option<PlanTask>,
+    /// From then on.
+    result: Option<PlanResult>,
+    /// What it measures on.
+    device: Device,
+    /// Gone when the controller is.
+    owner: Weak<()>,
+    /// Of the controller's layers.
+    names: Arc<[String]>,
+}
+
+impl PlanTaskState {
+    fn new(task: PlanTask, from: &ControllerState) -> PlanTaskState {
+        PlanTaskState {
+            task: Some(task),
+            result: None,
+            device: from.device.clone(),
+            owner: Arc::downgrade(&from.owner),
+            names: from.names.clone(),
+        }
+    }
+
+    fn run(&mut self) -> Result<(), Failure> {
+        let (what, expected) = ("the plan task has been run", "lgreco_controller_hand_in");
+        let task = self.task.take().ok_or(Error::StepOrder { what, expected })?;
+        let result = task.run(&mut self.device);
+        let outcome = result.decision();
+        self.result = Some(result);
+        outcome.map(drop).map_err(|error| {
+            let layer = error.layer().and_then(|layer| self.names.get(layer)).cloned();
+            Failure::named(error, layer)
+        })
+    }
+}
+
+/// Makes the work of the controller's next decision a handle: once, on the measuring rank, from the end of the step
+/// before the decision's `lead` (lgreco_controller_options) on; `task` receives NULL at other times, on other ranks, and
+/// where `lead` is 0. Ask after every step. Does not copy gradients.
+///
+/// At the step of the decision all ranks switch. If the task has not been handed in by then, they take the step as they
+/// are and ask again at the next one: nobody waits. If it was not taken, or was destroyed, a call of
+/// lgreco_controller_control or lgreco_controller_step does its work. A state that is saved meanwhile has the gradients;
+/// whoever loads it decides by them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_take_plan_task(
+    controller: *mut lgreco_controller,
+    task: *mut *mut lgreco_plan_task,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::create_if::<_, lgreco_plan_task>(controller, task, |state| {
+            Ok(state.controller.take_plan_task().map(|task| PlanTaskState::new(task, state)))
+        })
+    }
+}
+
+/// Measures and plans, in the calling thread, on the device of the controller's context, where it may call
+/// `compute_seconds`. The controller may be used meanwhile, and destroyed. Once. Allocates.
+///
+/// Codes of measuring and planning are this call's, and those of the step of the decision on every rank, if the task is
+/// handed in all the same. LGRECO_STEP_ORDER when it has been run.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_task_run(task: *mut lgreco_plan_task) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::call(task, PlanTaskState::run) }
+}
+
+/// Hands in a task that has been run, frees it and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does
+/// nothing. One that nobody waits for any more, because a saved state has been loaded or the learning rate has fallen
+/// instead, is only freed.
+///
+/// LGRECO_STEP_ORDER for a task of another controller and for one that has not been run, LGRECO_BUSY for one that is
+/// being run: it stays as it is. LGRECO_PANIC for one that has panicked: it is freed, and the controller does its work.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_hand_in(
+    controller: *mut lgreco_controller,
+    task: *mut *mut lgreco_plan_task,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let may = |task: &PlanTaskState| {
+                let own = core::ptr::eq(task.owner.as_ptr(), Arc::as_ptr(&state.owner));
+                match (own, &task.task) {
+                    (false, _) => {
+                        let (what, expected) = ("the plan task is another controller's", "one of this controller's");
+                        Err(Error::StepOrder { what, expected }.into())
+                    }
+                    (true, Some(_)) => {
+                        let (what, expected) = ("the plan task has not been run", "lgreco_plan_task_run");
+                        Err(Error::StepOrder { what, expected }.into())
+                    }
+                    (true, None) => Ok(()),
+                }
+            };
+            if let Some(PlanTaskState { result: Some(result), .. }) = handle::take(task, may)? {
+                state.controller.hand_in(result);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Frees a task and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its work is there to be
+/// taken again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_task) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::destroy(task) }
+}
+
+/// What went wrong in the last failed call on the task, with the layer's name if one is at fault; empty if none has
+/// failed. Valid until the next call on it. Failures of lgreco_controller_take_plan_task and lgreco_controller_hand_in are
+/// the controller's (lgreco_controller_message).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_plan_task_message(task: *const lgreco_plan_task) -> *const c_char {
+    // SAFETY: README.md, handles.
+    unsafe { handle::message(task) }
+}
+
+/// Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and
+/// switch at the next one, or at the end of the warm-up if that comes later. What is remembered of the layers stays. The
+/// step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings.
+///
+/// LGRECO_NOT_FIXED under another policy; LGRECO_STEP_ORDER while a step is under way; LGRECO_LENGTH unless there are as
+/// many settings as layers, codes of settings that do not fit their layer. Nothing has changed then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_set_settings(
+    controller: *mut lgreco_controller,
+    settings: *const lgreco_setting,
+    settings_len: usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let settings = versioned_array(settings, settings_len)?;
+            let settings = settings.into_iter().map(lgreco_setting::to_core).collect::<Result<_, _>>()?;
+            state.controller.set_settings(settings).map_err(|error| state.named(error))
+        })
+    }
+}

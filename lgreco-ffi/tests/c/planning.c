@@ -1,0 +1,181 @@
+// Plans made by a thread of their own while steps are taken: the same as without, bit for bit; late ones are not waited
+// for; tasks that are destroyed or that fail; settings that the caller changes.
+#include "model.h"
+
+enum { STEPS = 12 };
+
+static lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
+static lgreco_plan_options plan = LGRECO_PLAN_OPTIONS_INIT;
+static lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
+static int late;  // steps that the hand-in comes after the decision was due
+
+static lgreco_report step(lgreco_controller *controller, Member *member, Model *model) {
+    const lgreco_collective collective = collective_of(member);
+    void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
+    lgreco_report report = LGRECO_REPORT_INIT;
+    OK(lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, &report, NULL));
+    return report;
+}
+
+static void *run_task(void *argument) {
+    lgreco_plan_task *const task = argument;
+    OK(lgreco_plan_task_run(task));
+    STATUS(LGRECO_STEP_ORDER, lgreco_plan_task_run(task));
+    TEXT("the plan task has been run", lgreco_plan_task_message(task));
+    return NULL;
+}
+
+static int same_state(lgreco_controller *one, lgreco_controller *other) {
+    size_t lengths[2] = {0, 0};
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(one, NULL, 0, &lengths[0]));
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(other, NULL, 0, &lengths[1]));
+    uint8_t *const saved = malloc(lengths[0] + lengths[1]);
+    OK(lgreco_controller_save(one, saved, lengths[0], &lengths[0]));
+    OK(lgreco_controller_save(other, saved + lengths[0], lengths[1], &lengths[1]));
+    const int same = lengths[0] == lengths[1] && memcmp(saved, saved + lengths[0], lengths[0]) == 0;
+    free(saved);
+    return same;
+}
+
+// Decisions are due at steps 4 and 9, by gradients up to steps 1 and 6.
+static void *planning(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model), *const expected = malloc(sizeof *expected);
+    lgreco_controller *blocking = controller_of(member, &options), *controller = controller_of(member, &options);
+    lgreco_plan_task *task = NULL, *none = NULL;
+    pthread_t thread;
+    for (uint32_t s = 0; s < STEPS; s++) {
+        if (task != NULL && (s == 4 + (uint32_t)late || s == 9 + (uint32_t)late)) {
+            CHECK(pthread_join(thread, NULL) == 0);
+            STATUS(LGRECO_STEP_ORDER, lgreco_controller_hand_in(blocking, &task));
+            TEXT("the plan task is another controller's", lgreco_controller_message(blocking));
+            OK(lgreco_controller_hand_in(controller, &task));
+            CHECK(task == NULL);
+        }
+        gradients(model, member->rank, s);
+        *expected = *model;
+        const lgreco_report report = step(controller, member, model), of_blocking = step(blocking, member, expected);
+        CHECK(of_blocking.switched == (s == 4 || s == 9));
+        CHECK(report.switched == (s == 4 + (uint32_t)late || s == 9 + (uint32_t)late));
+        if (late == 0) {
+            for (int l = 0; l < LAYERS; l++)
+                CHECK(memcmp(model->values[l], expected->values[l], elements(l) * sizeof(float)) == 0);
+            CHECK(same_state(controller, blocking));
+        }
+        if (task == NULL) OK(lgreco_controller_take_plan_task(controller, &task));
+        CHECK((task != NULL) == (member->rank == options.measuring_rank && (s == 1 || s == 6 || s == 11 || (s > 1 && task))));
+        if (task != NULL && (s == 1 || s == 6)) {
+            OK(lgreco_controller_take_plan_task(controller, &none));
+            CHECK(none == NULL);
+            STATUS(LGRECO_STEP_ORDER, lgreco_controller_hand_in(controller, &task));
+            TEXT("the plan task has not been run", lgreco_controller_message(controller));
+            CHECK(pthread_create(&thread, NULL, run_task, task) == 0);
+        }
+    }
+    OK(lgreco_plan_task_destroy(&task));
+    OK(lgreco_plan_task_destroy(&task));
+    OK(lgreco_controller_destroy(&blocking));
+    OK(lgreco_controller_destroy(&controller));
+    free(expected);
+    free(model);
+    return NULL;
+}
+
+// No plan is good enough: told to all, with its own code on the measuring rank, by the task and by the step.
+static void *infeasible(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model);
+    const lgreco_collective collective = collective_of(member);
+    lgreco_controller *controller = controller_of(member, &options);
+    lgreco_plan_task *task = NULL;
+    void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
+    const int measures = member->rank == options.measuring_rank;
+    for (uint32_t s = 0; s < 4; s++) {
+        gradients(model, member->rank, s);
+        step(controller, member, model);
+        if (task == NULL) OK(lgreco_controller_take_plan_task(controller, &task));
+    }
+    CHECK((task != NULL) == measures);
+    if (measures) {
+        STATUS(LGRECO_INFEASIBLE, lgreco_plan_task_run(task));
+        OK(lgreco_controller_hand_in(controller, &task));
+    }
+    gradients(model, member->rank, 4);
+    STATUS(measures ? LGRECO_INFEASIBLE : LGRECO_PEER,
+           lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    // It is there again; as long as somebody has it, steps can be taken, also when the controller is gone.
+    OK(lgreco_controller_take_plan_task(controller, &task));
+    CHECK((task != NULL) == measures && step(controller, member, model).switched == 0);
+    OK(lgreco_controller_destroy(&controller));
+    if (measures) STATUS(LGRECO_INFEASIBLE, lgreco_plan_task_run(task));
+    OK(lgreco_plan_task_destroy(&task));
+    free(model);
+    return NULL;
+}
+
+// The caller changes its settings at step 5, rank 1 to others first.
+static void *given(void *argument) {
+    Member *const member = argument;
+    Model *const model = malloc(sizeof *model);
+    const lgreco_collective collective = collective_of(member);
+    lgreco_controller *controller = controller_of(member, &options);
+    void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
+    lgreco_setting settings[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    lgreco_setting found = LGRECO_SETTING_INIT;
+    lgreco_decision decision = LGRECO_DECISION_INIT;
+    for (uint32_t s = 0; s < 5; s++) {
+        gradients(model, member->rank, s);
+        step(controller, member, model);
+    }
+    settings[0].method = settings[2].method = LGRECO_METHOD_TOPK;
+    settings[0].keep = settings[2].keep = 7 + member->rank;
+    STATUS(LGRECO_LENGTH, lgreco_controller_set_settings(controller, settings, LAYERS - 1));
+    OK(lgreco_controller_set_settings(controller, settings, LAYERS));
+    STATUS(LGRECO_PEER_PLAN, lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL));
+    TEXT("rank 1 and rank 0 differ", lgreco_controller_message(controller));
+    settings[0].keep = settings[2].keep = 7;
+    OK(lgreco_controller_set_settings(controller, settings, LAYERS));
+    CHECK(step(controller, member, model).switched == 1);
+    OK(lgreco_controller_setting(controller, 2, &found));
+    CHECK(found.method == LGRECO_METHOD_TOPK && found.keep == 7);
+    OK(lgreco_controller_decision(controller, &decision));
+    CHECK(decision.step == 5 && decision.cause == LGRECO_CAUSE_CALLER);
+    OK(lgreco_controller_destroy(&controller));
+    free(model);
+    return NULL;
+}
+
+static void run(uint32_t workers, void *(*work)(void *)) {
+    Member members[WORKERS_MAX] = {{0}};
+    run_group(workers, members, work);
+}
+
+static void base(lgreco_method method) {
+    search = (lgreco_search_options)LGRECO_SEARCH_OPTIONS_INIT;
+    search.method = method;
+    options = (lgreco_controller_options)LGRECO_CONTROLLER_OPTIONS_INIT;
+    options.search = &search;
+    options.warmup = 4;
+    options.period = 5;
+    options.window = 2;
+    options.lead = 2;
+}
+
+int main(void) {
+    const lgreco_method methods[] = {LGRECO_METHOD_TOPK, LGRECO_METHOD_POWERSGD, LGRECO_METHOD_HYBRID};
+    for (int i = 0; i < 3; i++) {
+        base(methods[i]);
+        options.measuring_rank = i > 0;
+        for (late = 0; late < 2; late++) run(2, planning);
+    }
+    base(LGRECO_METHOD_TOPK);
+    plan.alpha = 0;
+    options.plan = &plan;
+    run(3, infeasible);
+    base(LGRECO_METHOD_QSGD);
+    const lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    options.policy = LGRECO_POLICY_FIXED;
+    options.fixed = fixed;
+    run(3, given);
+    return report("planning");
+}

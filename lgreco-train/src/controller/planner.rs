@@ -1,0 +1,546 @@
+//! When and what is decided, without a network and without the exchange.
+
+use super::accordion::Highest;
+use super::check::check_layer;
+use super::codes::Choice;
+use super::decide::{Decided, chosen, refused, suited, uniform};
+use super::groups::Groups;
+use super::window::{self, Window};
+use super::{Cause, Config, Decision, Feedback, Objective, PlanResult, PlanTask, Policy, Schedule, Tensor, TimeModel};
+use super::{Uncompressed, message};
+use crate::checksum::Hash;
+use crate::compress::{Compressor, Setting};
+use crate::error::{expect_distinct, expect_len};
+use crate::feedback::Residual;
+use crate::gradient::Values;
+use crate::{CoreError, Error};
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// The decisions of a [`Controller`](super::Controller) without its exchange, for trainers that have their own: observes
+/// gradients, in any order and bucket, plans on any thread, and tells all ranks when which settings take effect.
+///
+/// A step is [`begin_step`](Planner::begin_step); where a decision [is due](Planner::is_due), one broadcast of
+/// [`message`](Planner::message) and [`adopt`](Planner::adopt); [`observe`](Planner::observe) with what gradients there
+/// are; [`end_step`](Planner::end_step).
+///
+/// ```
+/// use lgreco_train::backend::Portable;
+/// use lgreco_train::controller::{Config, Planner, Tensor};
+/// use lgreco_train::exchange::{Collective, threads};
+/// use lgreco_train::gradient::{Dtype, Values};
+/// use lgreco_train::search::{Method, Search};
+///
+/// let settings = threads::run(2, |mut worker| {
+///     let mut config = Config::new(Search::new(Method::TopK));
+///     (config.schedule.warmup, config.schedule.window, config.schedule.lead) = (6, 2, 3);
+///     let root = config.measuring_rank;
+///     let layers = vec![Tensor::new("fc1", &[64, 64], Dtype::F32)?];
+///     let mut planner = Planner::new(config, layers, worker.rank(), worker.world_size())?;
+///     let (mut setting, mut thread) = (None, None);
+///     for step in 0..8 {
+///         planner.begin_step(0.1)?;
+///         if planner.is_due() {
+///             if let Some(thread) = thread.take() {
+///                 let result = std::thread::JoinHandle::join(thread).unwrap();
+///                 planner.hand_in(result); // one that is not there yet is waited for by asking again at the next step
+///             }
+///             let mut message = planner.message();
+///             worker.broadcast(root, &mut message).map_err(lgreco_train::Error::from)?;
+///             if let Some(adopted) = planner.adopt(&message)? {
+///                 assert_eq!(step, 6);
+///                 setting = Some(adopted.settings[0]);
+///             }
+///         }
+///         let gradient: Vec<f32> = (0..4096).map(|i| (i as f32 + step as f32).sin().powi(5)).collect();
+///         planner.observe(0, Values::F32(&gradient))?;
+///         planner.end_step()?;
+///         if let Some(task) = planner.take_task() {
+///             thread = Some(std::thread::spawn(move || task.run(&mut Portable))); // while three steps are taken
+///         }
+///     }
+///     Ok::<_, lgreco_train::Error>(setting.unwrap().to_string())
+/// });
+/// assert_eq!(settings[0], settings[1]);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct Planner {
+    pub(super) config: Arc<Config>,
+    pub(super) tensors: Arc<[Tensor]>,
+    pub(super) groups: Arc<Groups>,
+    rank: u32,
+    world: u32,
+    /// Of the configuration and the model.
+    identity: u64,
+    stage: Stage,
+    /// Steps taken.
+    pub(super) step: u64,
+    /// The step of the next decision.
+    pub(super) due: Option<u64>,
+    pub(super) window: Window,
+    /// Whether this step's gradients belong to the window.
+    watches: bool,
+    /// The measuring rank's gradient norms at the last decision; empty before.
+    pub(super) norms: Vec<f64>,
+    pub(super) highest: Highest,
+    /// Of this step.
+    pub(super) rate: f64,
+    /// Whether the learning rate has fallen at the step of a decision.
+    fell: bool,
+    pub(super) decision: Option<Decision>,
+    pub(super) time: TimeModel,
+    /// Whether the caller has decided what is due.
+    given: bool,
+    /// What the measuring rank has to tell.
+    result: Option<PlanResult>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    Idle,
+    /// A decision is due.
+    Begun,
+    Open,
+}
+
+/// What a step begins with.
+pub(super) enum Turn {
+    Nothing,
+    /// The measuring rank tells what it has decided.
+    Broadcast,
+    /// All ranks know what to do.
+    Known(Decided),
+}
+
+/// New settings, from this step on, the same on every rank.
+///
+/// ```
+/// use lgreco_train::controller::Adopted;
+/// let saves = |adopted: &Adopted| adopted.decision.pays() == Some(true);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adopted {
+    /// What was decided.
+    pub decision: Decision,
+    /// By layer.
+    pub settings: Vec<Setting>,
+    /// By layer, why it is sent uncompressed, if it is.
+    pub uncompressed: Vec<Option<Uncompressed>>,
+}
+
+impl Planner {
+    /// For a model whose layers are `tensors`, on rank `rank` of `world_size`. All ranks give the same configuration and
+    /// layers; of the configuration, `feedback` is what the trainer remembers under each setting, and what is about the
+    /// exchange is not looked at.
+    ///
+    /// # Errors
+    /// Those of [`Controller::new`](super::Controller::new).
+    ///
+    /// # Complexity
+    /// O(n log n) in the layers. Allocates, on the measuring rank, an f32 per element of the model.
+    pub fn new(config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Planner, Error> {
+        config.check(&tensors, world_size)?;
+        expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
+        let adapts = config.policy != Policy::Uncompressed;
+        let measures = adapts && rank == config.measuring_rank;
+        let groups = Groups::new(&tensors, config.bucket_bytes);
+        Ok(Planner {
+            rank,
+            world: world_size,
+            identity: identity(&config, &tensors, world_size),
+            stage: Stage::Idle,
+            step: 0,
+            due: adapts.then_some(config.schedule.warmup),
+            window: if measures { Window::new(&tensors) } else { Window::default() },
+            watches: false,
+            norms: vec![],
+            highest: Highest::default(),
+            rate: 0.0,
+            fell: false,
+            decision: None,
+            time: TimeModel::new(groups.ranges.len()),
+            given: false,
+            result: None,
+            groups: Arc::new(groups),
+            tensors: tensors.into(),
+            config: Arc::new(config),
+        })
+    }
+
+    /// The last decision; `None` before the first.
+    pub fn decision(&self) -> Option<&Decision> {
+        self.decision.as_ref()
+    }
+
+    /// Steps taken; the number of the next one, or of the one under way.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Adds a sample to the [`TimeModel`], as [`Controller::record_sync`](super::Controller::record_sync) does.
+    ///
+    /// # Errors
+    /// Those of [`TimeModel::record`].
+    pub fn record_sync(&mut self, bytes: &[u64], seconds: f64) -> Result<(), Error> {
+        self.time.record(bytes, seconds)
+    }
+
+    /// Begins a step. All ranks do, with the same `learning_rate`; only Accordion looks at it, and after a fall the
+    /// settings that it returns are those of this step, as after [`set_settings`](Planner::set_settings).
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] when a step is under way; [`CoreError::Parameter`] for a learning rate that is not finite or
+    /// negative.
+    pub fn begin_step(&mut self, learning_rate: f64) -> Result<Option<Adopted>, Error> {
+        self.expect(Stage::Idle)?;
+        check_rate(learning_rate)?;
+        match self.next(learning_rate)? {
+            Turn::Broadcast => {
+                self.stage = Stage::Begun;
+                Ok(None)
+            }
+            Turn::Known(decided) => {
+                let adopted = self.adopted(decided);
+                self.open(false);
+                Ok(Some(adopted))
+            }
+            Turn::Nothing => {
+                self.open(false);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether this step begins with a broadcast of the measuring rank's [`message`](Planner::message); the same on every
+    /// rank.
+    pub fn is_due(&self) -> bool {
+        self.due.is_some_and(|due| self.step >= due)
+    }
+
+    /// What the measuring rank broadcasts: what it has decided, the code of the error that it has met, or that it has not
+    /// decided yet. On other ranks as many bytes, for what they receive.
+    ///
+    /// # Complexity
+    /// 16 bytes per layer.
+    pub fn message(&self) -> Vec<u8> {
+        bytemuck::cast_slice(&self.words()).to_vec()
+    }
+
+    /// Takes what the measuring rank has broadcast; the settings of this step if they are new, `None` if nothing has been
+    /// decided yet: then the next step is asked.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] unless a step has begun in which a decision is due. What the measuring rank has met: there the
+    /// error itself, elsewhere [`Error::Peer`]. [`Error::PeerPlan`] when it has another configuration, model, step or
+    /// learning rate than this rank; [`Error::PeerMessage`], [`CoreError::Length`] when it is no message. The step may
+    /// then be begun again, and the measuring rank may take the task again.
+    pub fn adopt(&mut self, message: &[u8]) -> Result<Option<Adopted>, Error> {
+        self.expect(Stage::Begun)?;
+        expect_len("bytes of the decision's message", 8 * message::words(self.tensors.len()), message.len())?;
+        self.stage = Stage::Idle;
+        let words: Vec<u64> = message.as_chunks().0.iter().map(|&bytes| u64::from_ne_bytes(bytes)).collect();
+        let decided = match self.read(&words)? {
+            Some(decided) => Some(decided),
+            None => self.undecided()?,
+        };
+        let adopted = decided.map(|decided| self.adopted(decided));
+        self.open(false);
+        Ok(adopted)
+    }
+
+    /// Whether gradients of this step are to be observed, on this rank.
+    pub fn watches(&self) -> bool {
+        self.watches && self.measures()
+    }
+
+    /// Takes note of layer `layer`'s own, uncompressed gradient, once in a step; does nothing where none is
+    /// [asked for](Planner::watches). A layer that is not observed in a step counts as it did on average before.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] unless a step is under way and no decision is due in it that has not been adopted;
+    /// [`Error::LayerMismatch`] when there is no such layer, or it has another type or number of elements.
+    pub fn observe(&mut self, layer: usize, gradient: Values<'_>) -> Result<(), Error> {
+        self.expect(Stage::Open)?;
+        let layers = self.tensors.len();
+        let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
+        let tensor = self.tensors.get(layer).ok_or(missing)?;
+        check_layer(layer, tensor.shape, tensor.dtype, gradient)?;
+        if self.watches() {
+            let steps = self.window.steps;
+            window::add(&mut self.window.means_mut()[layer], gradient, steps);
+        }
+        Ok(())
+    }
+
+    /// Other settings for a fixed policy, as [`Controller::set_settings`](super::Controller::set_settings) gives them; the
+    /// next [`begin_step`](Planner::begin_step) returns them.
+    ///
+    /// # Errors
+    /// Those of [`Controller::set_settings`](super::Controller::set_settings).
+    pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
+        self.expect(Stage::Idle)?;
+        self.fix(settings)
+    }
+
+    /// Ends the step.
+    ///
+    /// # Errors
+    /// As [`observe`](Planner::observe).
+    pub fn end_step(&mut self) -> Result<(), Error> {
+        self.expect(Stage::Open)?;
+        self.close();
+        Ok(())
+    }
+
+    /// The work of the next decision, once, when all of its gradients have been seen: between the end of a step and the
+    /// decision's message. On other ranks than the measuring one there is none.
+    pub fn take_task(&mut self) -> Option<PlanTask> {
+        let due = self.due.filter(|due| self.step.saturating_add(self.config.schedule.lead) >= *due)?;
+        if self.watches || self.window.steps == 0 || !self.measures() {
+            return None;
+        }
+        Some(PlanTask {
+            means: self.window.share()?,
+            config: self.config.clone(),
+            tensors: self.tensors.clone(),
+            groups: self.groups.clone(),
+            step: due.max(self.step),
+            norms: self.norms.clone(),
+            fell: self.fell,
+            time: match self.config.objective {
+                Objective::Bits => TimeModel::new(0),
+                Objective::Seconds(_) => self.time.clone(),
+            },
+        })
+    }
+
+    /// Takes what became of a task, to be told to all ranks when the decision is due; whether anybody still waits for it.
+    /// Nobody does when a saved state has been loaded since, or the learning rate has fallen instead.
+    pub fn hand_in(&mut self, result: PlanResult) -> bool {
+        let awaited = self.window.is_of(&result.means);
+        if awaited {
+            self.result = Some(result);
+        }
+        awaited
+    }
+
+    fn expect(&self, stage: Stage) -> Result<(), Error> {
+        if self.stage == stage {
+            return Ok(());
+        }
+        Err(match self.stage {
+            Stage::Idle => Error::StepOrder { what: "no step is under way", expected: "one that has begun" },
+            Stage::Begun => Error::StepOrder { what: "a decision is due", expected: "its message" },
+            Stage::Open => Error::StepOrder { what: "a step is under way", expected: "its end" },
+        })
+    }
+
+    /// What the step begins with. Nothing has changed but for the highest learning rate where there is nothing to do.
+    pub(super) fn next(&mut self, rate: f64) -> Result<Turn, Error> {
+        self.rate = rate;
+        let (mut highest, accordion) = (self.highest, self.config.accordion());
+        let accordion = accordion.filter(|_| self.step >= self.config.schedule.warmup);
+        self.fell = accordion.is_some_and(|accordion| highest.falls(&accordion, rate));
+        // A decision that was made before the fall does not know of it.
+        let instead = self.fell && self.config.schedule.lead > 0;
+        match (self.is_due() && !instead, &self.config.policy) {
+            (true, Policy::Fixed(settings)) if self.given => {
+                let choices = settings.iter().map(|&setting| chosen(setting)).collect();
+                Ok(Turn::Known(self.unmeasured(choices, Cause::Caller)))
+            }
+            (true, _) => Ok(Turn::Broadcast),
+            (false, _) => Ok(self.undecided()?.map_or(Turn::Nothing, Turn::Known)),
+        }
+    }
+
+    /// A decision that is made without looking at gradients.
+    fn unmeasured(&self, choices: Vec<Choice>, cause: Cause) -> Decided {
+        let choices = choices.into_iter().zip(&*self.tensors);
+        let choices: Vec<_> = choices.map(|(choice, tensor)| suited(&self.config, tensor, choice)).collect();
+        let mut decision = Decision::without_plan(self.step, cause);
+        decision.not_contractive = refused(&choices);
+        Decided { decision, choices, norms: vec![] }
+    }
+
+    /// New settings of a fixed policy.
+    pub(super) fn fix(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
+        let Policy::Fixed(_) = self.config.policy else { return Err(Error::NotFixed) };
+        let config = Config { policy: Policy::Fixed(settings), ..Config::clone(&self.config) };
+        config.check(&self.tensors, self.world)?;
+        self.identity = identity(&config, &self.tensors, self.world);
+        self.config = Arc::new(config);
+        if self.decision.is_some() {
+            (self.due, self.given) = (Some(self.step), true);
+        } else if !self.window.is_free() {
+            // A task is about the settings before.
+            self.forget();
+        }
+        Ok(())
+    }
+    /// What is to be done without a plan.
+    pub(super) fn undecided(&mut self) -> Result<Option<Decided>, Error> {
+        let Some(accordion) = self.config.accordion().filter(|_| self.fell) else {
+            self.highest = Highest(self.highest.0.max(self.rate));
+            return Ok(None);
+        };
+        let low = vec![accordion.low; self.tensors.len()];
+        let choices = uniform(&self.config, &self.tensors, Some(&low))?;
+        Ok(Some(self.unmeasured(choices, Cause::LearningRate)))
+    }
+
+    /// Whether there is something to tell.
+    pub(super) fn has_result(&self) -> bool {
+        self.result.is_some()
+    }
+
+    /// Whether this rank decides for all.
+    pub(super) fn measures(&self) -> bool {
+        self.rank == self.config.measuring_rank && self.config.policy != Policy::Uncompressed
+    }
+
+    /// The message, as words.
+    pub(super) fn words(&self) -> Vec<u64> {
+        let decided = self.result.as_ref().map(|result| &result.decided);
+        message::write(self.tensors.len(), self.fingerprint(), decided)
+    }
+
+    /// What the measuring rank's message says.
+    pub(super) fn read(&mut self, words: &[u64]) -> Result<Option<Decided>, Error> {
+        let step = self.step;
+        let now = |decided: Decided| Decided { decision: Decision { step, ..decided.decision }, ..decided };
+        if let Some(result) = self.result.take() {
+            return result.decided.map(|decided| Some(now(decided)));
+        }
+        let root = self.config.measuring_rank;
+        let decided = message::read(root, self.fingerprint(), words).map_err(|error| match error {
+            Error::PeerPlan { rank: 0 } => Error::PeerPlan { rank: self.rank },
+            error => error,
+        })?;
+        if let Some(decided) = &decided {
+            for (choice, tensor) in decided.choices.iter().zip(&*self.tensors) {
+                let fits = choice.setting.payload_len(tensor.shape, tensor.dtype);
+                fits.map_err(|error| Error::PeerMessage { rank: root, code: error.code() })?;
+            }
+        }
+        Ok(decided.map(now))
+    }
+
+    /// Takes note of a decision that all ranks take over.
+    pub(super) fn commit(&mut self, decision: Decision, norms: Vec<f64>) {
+        if self.is_due() && (decision.cause != Cause::LearningRate || self.config.schedule.lead > 0) {
+            self.due = self.config.next_decision(self.step);
+            if decision.cause == Cause::Schedule {
+                self.norms = norms;
+            }
+            self.forget();
+        }
+        self.decision = Some(decision);
+        (self.highest, self.fell, self.given) = (Highest(self.rate), false, false);
+    }
+
+    fn adopted(&mut self, Decided { decision, choices, norms }: Decided) -> Adopted {
+        self.commit(decision, norms);
+        Adopted {
+            decision,
+            settings: choices.iter().map(|choice| choice.setting).collect(),
+            uncompressed: choices.iter().map(|choice| choice.uncompressed).collect(),
+        }
+    }
+
+    /// Opens the step; without gradients for the window if some are `broken`.
+    pub(super) fn open(&mut self, broken: bool) {
+        let Schedule { window, lead, .. } = self.config.schedule;
+        let near = self.due.is_some_and(|due| {
+            let end = self.step.saturating_add(lead);
+            end.saturating_add(window) >= due && (end < due || self.window.steps == 0)
+        });
+        self.watches = near && !broken;
+        self.window.steps += u64::from(self.watches);
+        self.stage = Stage::Open;
+    }
+
+    /// The next step is another one.
+    pub(super) fn close(&mut self) {
+        self.step += 1;
+        (self.watches, self.stage) = (false, Stage::Idle);
+    }
+
+    /// Which step of a window this is; 0 for none.
+    pub(super) fn window_step(&self) -> u64 {
+        if self.watches { self.window.steps } else { 0 }
+    }
+
+    /// A layer's mean, to be added to elsewhere in a step of a window; else nothing.
+    pub(super) fn lend_mean(&mut self, layer: usize) -> Vec<f32> {
+        match self.watches() {
+            true => core::mem::take(&mut self.window.means_mut()[layer]),
+            false => vec![],
+        }
+    }
+
+    pub(super) fn take_mean_back(&mut self, layer: usize, mean: Vec<f32>) {
+        if !mean.is_empty() {
+            self.window.means_mut()[layer] = mean;
+        }
+    }
+
+    /// Begins the window anew. Tasks that are still out are not waited for.
+    pub(super) fn forget(&mut self) {
+        (self.result, self.watches) = (None, false);
+        self.window.clear(&self.tensors);
+    }
+
+    /// Forgets what belongs to the run before a saved state.
+    pub(super) fn restart(&mut self) {
+        self.given = false;
+        self.forget();
+    }
+
+    /// What all ranks must agree on at this step.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let rate = if self.config.accordion().is_some() { self.rate } else { 0.0 };
+        let schedule = [rate.to_bits(), self.step, self.due.unwrap_or(u64::MAX)];
+        schedule.into_iter().fold(Hash(self.identity), Hash::add).0
+    }
+
+    /// Of the configuration and the model.
+    pub(super) fn identity(&self) -> u64 {
+        self.identity
+    }
+}
+
+pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
+    if learning_rate.is_finite() && learning_rate >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::Core(CoreError::Parameter {
+        what: "learning rate",
+        value: learning_rate,
+        expected: "a finite number >= 0",
+    }))
+}
+
+/// What must be the same on all ranks from the beginning.
+fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
+    let Schedule { warmup, period, window, lead } = config.schedule;
+    let numbers = [warmup, period, window, lead, config.search.seed, config.bucket_bytes as u64];
+    let kinds = [world as u64, config.route as u64, config.non_finite as u64, config.measuring_rank as u64];
+    let tensors = tensors.iter().flat_map(|tensor| {
+        let name = tensor.name.bytes().map(u64::from);
+        name.chain([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64])
+    });
+    let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
+    let fixed = match &config.policy {
+        Policy::Fixed(settings) => &settings[..],
+        _ => &[],
+    };
+    let fixed = fixed.iter().flat_map(|&setting| chosen(setting).encode());
+    let Feedback { qsgd, loco, others } = config.feedback;
+    let residual = |Residual { gain, reset_every, storage }: Residual| {
+        [1 + storage as u64, gain.to_bits() as u64, reset_every as u64]
+    };
+    let feedback = [qsgd, loco, others].into_iter().flat_map(|rule| rule.map_or([0; 3], residual));
+    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(fixed).chain(tensors);
+    words.fold(Hash::START, Hash::add).0
+}

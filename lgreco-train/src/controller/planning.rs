@@ -1,0 +1,87 @@
+//! Decisions that others make: a thread while steps are taken, or the caller.
+
+use super::{Controller, PlanResult, PlanTask};
+use crate::Error;
+use crate::compress::Setting;
+use alloc::vec::Vec;
+
+impl Controller {
+    /// The work of the next decision, once, on the measuring rank; elsewhere, and at other times, `None`. It is there from
+    /// the end of step `due - lead - 1` on, where `due` is the step of the decision and `lead` that of the
+    /// [`Schedule`](super::Schedule), at least 1; ask after every step. Any thread [runs](PlanTask::run) it, and
+    /// [`hand_in`](Controller::hand_in) takes the result.
+    ///
+    /// At step `due` the ranks then switch. If the result is not there yet, they take the step under the settings as they
+    /// are, and ask again at the next one. If the task was not taken, or was dropped, [`control`](Controller::control) runs
+    /// it during that call. A decision that fails is an error of that step on every rank; begun again, the step may be taken
+    /// while the task is tried again. In a state that is saved meanwhile the task has not been taken: whoever loads it
+    /// decides by the same gradients.
+    ///
+    /// With Accordion, a learning rate that falls at step `due` or later takes the place of the decision.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone_with_lead, step_alone}};
+    /// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
+    /// let mut tasks = vec![];
+    /// for step in 0..6 {
+    ///     step_alone(&mut controller, &mut worker)?;
+    ///     let task = controller.take_plan_task(); // dropped, and there again after the next step
+    ///     tasks.push(task.is_some());
+    /// }
+    /// assert_eq!(tasks, [false, true, true, false, true, true]); // for the decisions of steps 3 and 6
+    /// assert_eq!(controller.decision().map(|decision| decision.step), Some(3)); // made during the call
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Complexity
+    /// O(layers). The window's gradients are shared with the task, not copied.
+    pub fn take_plan_task(&mut self) -> Option<PlanTask> {
+        self.planner.take_task().filter(|_| self.planner.config.schedule.lead > 0)
+    }
+
+    /// Takes what became of a plan task; whether anybody still waits for it. Nobody does when a saved state has been
+    /// loaded since, or the learning rate has fallen instead: it is then dropped.
+    pub fn hand_in(&mut self, result: PlanResult) -> bool {
+        self.planner.hand_in(result)
+    }
+
+    /// Gives a controller of [`Policy::Fixed`](super::Policy::Fixed) other settings, one per layer. All ranks do, between the
+    /// same two steps, and switch at the next one, or at the end of the warm-up if that comes later. Residuals and
+    /// PowerSGD's factors stay as at any switch. A setting that does not suit its layer's feedback is
+    /// [refused](super::Uncompressed::NotContractive) as after a fall of the learning rate, without looking at gradients.
+    ///
+    /// The step fails on every rank, by [`Error::PeerPlan`], when ranks have given different settings. In buckets a rank that
+    /// has given none does not expect what the others ask it first.
+    ///
+    /// ```
+    /// use lgreco_train::controller::{Cause, Config, Controller, Policy, Tensor};
+    /// use lgreco_train::exchange::threads::ThreadCollective;
+    /// use lgreco_train::gradient::{Dtype, ValuesMut};
+    /// use lgreco_train::search::{Method, Search};
+    /// let mut config = Config::new(Search::new(Method::TopK));
+    /// config.policy = Policy::Fixed(vec!["topk 4".parse()?]);
+    /// config.schedule.warmup = 2;
+    /// let mut worker = ThreadCollective::group(1).remove(0);
+    /// let layers = vec![Tensor::new("fc1", &[64], Dtype::F32)?];
+    /// let mut controller = Controller::new(config, layers, &worker)?;
+    /// for step in 0..6 {
+    ///     if step == 4 {
+    ///         controller.set_settings(vec!["topk 8".parse()?])?;
+    ///     }
+    ///     let mut gradient: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    ///     controller.step(&mut worker, &mut [ValuesMut::F32(&mut gradient)], 0.1)?;
+    ///     assert_eq!(gradient.iter().filter(|&&x| x != 0.0).count(), [63, 63, 4, 4, 8, 8][step]);
+    /// }
+    /// assert_eq!(controller.decision().map(|decision| decision.cause), Some(Cause::Caller));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotFixed`] under another policy; [`Error::StepOrder`] while a step is under way;
+    /// [`CoreError::Length`](crate::CoreError::Length) unless there is one setting per layer, those of settings that do not
+    /// fit their layer. Nothing has changed then.
+    pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        self.planner.fix(settings)
+    }
+}

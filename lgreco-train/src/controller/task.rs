@@ -1,0 +1,213 @@
+//! From a window of gradients to one setting per layer: what the measuring rank does for all, on any thread.
+
+use super::codes::Choice;
+use super::decide::{Decided, chosen, norm, refused, uniform};
+use super::groups::Groups;
+use super::offers::{Offers, k_means};
+use super::window::{Typed, typed};
+use super::{
+    Accordion, Cause, Config, Decision, FitKind, Objective, Policy, Tensor, TimeModel, Uncompressed, accordion,
+};
+use crate::Error;
+use crate::backend::Backend;
+use crate::compress::Setting;
+use crate::feedback::{contraction, contraction_workspace_len, require_contraction};
+use crate::gradient::Gradient;
+use crate::plan::{self, budget::Budget};
+use crate::rng::Stream;
+use crate::search::{Layer, Metric};
+use crate::table::Table;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// The work of a decision, apart from the training that goes on meanwhile: measures the gradients of a window and plans.
+/// [`Planner::take_task`](super::Planner::take_task) or [`Controller::take_plan_task`](super::Controller::take_plan_task)
+/// gives it, any thread runs it, [`Planner::hand_in`](super::Planner::hand_in) or
+/// [`Controller::hand_in`](super::Controller::hand_in) takes the result. It shares the window's gradients instead of
+/// copying them. One that is dropped is there to be taken again.
+///
+/// ```
+/// use lgreco_train::backend::Portable;
+/// # use lgreco_train::{search::Method, testing::controller::{alone_with_lead, step_alone}};
+/// let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?; // decisions take effect at step 3, 6, 9, ...
+/// (0..2).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// let task = controller.take_plan_task().unwrap();
+/// let thread = std::thread::spawn(move || task.run(&mut Portable));
+/// step_alone(&mut controller, &mut worker)?; // goes on meanwhile
+/// assert!(controller.hand_in(thread.join().unwrap()));
+/// assert!(step_alone(&mut controller, &mut worker)?.switched);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct PlanTask {
+    pub(super) config: Arc<Config>,
+    pub(super) tensors: Arc<[Tensor]>,
+    /// The buckets that the time model is about.
+    pub(super) groups: Arc<Groups>,
+    /// The step to decide for.
+    pub(super) step: u64,
+    /// Its gradients, at least one step of them.
+    pub(super) means: Arc<Vec<Vec<f32>>>,
+    /// Norms of the gradients at the last decision; empty at the first.
+    pub(super) norms: Vec<f64>,
+    /// Whether the learning rate fell.
+    pub(super) fell: bool,
+    pub(super) time: TimeModel,
+}
+
+/// What became of a [`PlanTask`].
+///
+/// ```
+/// use lgreco_train::backend::Portable;
+/// # use lgreco_train::{search::Method, testing::controller::{alone_with_lead, step_alone}};
+/// # let (mut controller, mut worker) = alone_with_lead(Method::TopK, 1)?;
+/// # (0..2).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// # let task = controller.take_plan_task().unwrap();
+/// let result = task.run(&mut Portable);
+/// assert!(result.decision()?.pays().unwrap());
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub struct PlanResult {
+    pub(super) decided: Result<Decided, Error>,
+    /// By which the planner knows it.
+    pub(super) means: Arc<Vec<Vec<f32>>>,
+}
+
+impl PlanResult {
+    /// What was decided; its step is the one it was planned for.
+    ///
+    /// # Errors
+    /// Those of search, planner and objective. All ranks are told when the result is handed in.
+    pub fn decision(&self) -> Result<Decision, Error> {
+        self.decided.as_ref().map(|decided| decided.decision).map_err(|error| *error)
+    }
+}
+
+impl PlanTask {
+    /// Measures and plans, with the rows of the error table from `backend`. What fails is part of the result, so that all
+    /// ranks are told.
+    ///
+    /// # Complexity
+    /// That of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
+    pub fn run(self, backend: &mut dyn Backend) -> PlanResult {
+        PlanResult { decided: self.decide(backend), means: self.means }
+    }
+
+    fn decide(&self, backend: &mut dyn Backend) -> Result<Decided, Error> {
+        let means = typed(&self.means, &self.tensors);
+        let norms: Vec<f64> = means.iter().map(norm).collect();
+        let mut decision = Decision::without_plan(self.step, Cause::Schedule);
+        let mut relative = vec![None; self.tensors.len()];
+        let mut choices = match &self.config.policy {
+            Policy::Uncompressed => vec![Choice::dense(Uncompressed::Chosen); self.tensors.len()],
+            Policy::Uniform => uniform(&self.config, &self.tensors, None)?,
+            Policy::Fixed(settings) => settings.iter().map(|&setting| chosen(setting)).collect(),
+            Policy::Accordion(accordion) => {
+                let levels = self.levels(accordion, &norms);
+                uniform(&self.config, &self.tensors, Some(&levels))?
+            }
+            Policy::KMeans { .. } | Policy::LGreco { .. } => {
+                self.plan(backend, &means, &norms, &mut decision, &mut relative)?
+            }
+        };
+        self.require_contractions(&means, &relative, &mut choices)?;
+        let slower = choices.iter().filter(|choice| choice.uncompressed == Some(Uncompressed::Slower));
+        decision.slower = slower.count() as u32;
+        decision.not_contractive = refused(&choices);
+        Ok(Decided { decision, choices, norms })
+    }
+
+    /// Accordion's parameter for each layer.
+    fn levels(&self, accordion: &Accordion, norms: &[f64]) -> Vec<f64> {
+        let before = self.norms.iter().copied().map(Some).chain(core::iter::repeat(None));
+        let critical = |(&now, before)| self.fell || accordion::critical(accordion, before, now);
+        norms.iter().zip(before).map(critical).map(|low| if low { accordion.low } else { accordion.high }).collect()
+    }
+
+    /// Measures and plans. Writes the relative squared error of what was chosen to `relative`.
+    fn plan(
+        &self,
+        backend: &mut dyn Backend,
+        means: &[Typed<'_>],
+        norms: &[f64],
+        decision: &mut Decision,
+        relative: &mut [Option<f64>],
+    ) -> Result<Vec<Choice>, Error> {
+        let mut choices = uniform(&self.config, &self.tensors, None)?;
+        if !self.tensors.iter().any(|tensor| self.config.search.takes(&tensor.dims)) {
+            return Ok(choices);
+        }
+        let layers = self.tensors.iter().zip(means);
+        let layers = layers.map(|(tensor, mean)| Layer::new(&tensor.name, &tensor.dims, mean.values()));
+        let layers = layers.collect::<Result<Vec<_>, _>>()?;
+        let measured = self.config.search.measure(&layers, backend).map_err(|named| named.error)?;
+        let fit = match self.config.objective {
+            Objective::Bits => None,
+            Objective::Seconds(_) => Some(self.time.fit()),
+        };
+        decision.fit = fit.as_ref().map(|fit| fit.kind);
+        let fit = fit.filter(|fit| fit.kind != FitKind::None);
+        let mut offers = Offers::new(&measured, &self.tensors, fit.is_some())?;
+        if let Some(accordion) = self.config.accordion() {
+            let levels = self.levels(&accordion, norms);
+            let settings = uniform(&self.config, &self.tensors, Some(&levels))?;
+            offers.refer_to(&settings)?;
+        }
+        if let (Objective::Seconds(compute), Some(fit)) = (&self.config.objective, fit) {
+            offers.cost_seconds(&self.tensors, &self.groups.of, &fit, &**compute)?;
+        }
+        let table = Table::new(&offers.choices, &offers.ends)?;
+        let budget = Budget::Defaults { alpha: self.config.alpha, options: &offers.reference };
+        let plan = match self.config.policy {
+            Policy::KMeans { clusters } => k_means(&table, budget, &measured, clusters)?,
+            Policy::LGreco { solver, .. } => plan::solve(&table, budget, solver)?,
+            _ => return Ok(choices),
+        };
+        decision.plan = Some(*plan.summary());
+        decision.default_size = table.chosen(&offers.reference)?.map(|choice| choice.size).sum();
+        decision.uncompressed_size = offers.uncompressed();
+        for (place, (&layer, &option)) in offers.layers.iter().zip(plan.options()).enumerate() {
+            let at = offers.start(place) + option as usize;
+            let error = offers.choices[at].error;
+            let squared = if self.config.search.metric == Metric::L2 { error * error } else { error };
+            relative[layer] = Some(if norms[layer] > 0.0 { squared / (norms[layer] * norms[layer]) } else { 0.0 });
+            choices[layer] = match offers.settings[at] {
+                Setting::Dense if offers.added[place] => Choice::dense(Uncompressed::Slower),
+                // The default saves nothing either.
+                Setting::Dense if choices[layer].setting == Setting::Dense => choices[layer],
+                setting => chosen(setting),
+            };
+        }
+        Ok(choices)
+    }
+
+    /// Replaces settings with which feedback would amplify errors.
+    fn require_contractions(
+        &self,
+        means: &[Typed<'_>],
+        relative: &[Option<f64>],
+        choices: &mut [Choice],
+    ) -> Result<(), Error> {
+        for (layer, choice) in choices.iter_mut().enumerate() {
+            // The memory of a hard threshold stays below λ, contraction or not.
+            let bounded = matches!(choice.setting, Setting::HardThreshold(_));
+            if bounded || self.config.feedback.of(&choice.setting).is_none() {
+                continue;
+            }
+            let Tensor { shape, dtype, .. } = self.tensors[layer];
+            let relative = match relative[layer] {
+                Some(relative) => relative,
+                None => {
+                    let gradient = Gradient::new(means[layer].values(), shape)?;
+                    let mut workspace = vec![0; contraction_workspace_len(&choice.setting, shape, dtype)];
+                    let stream = Stream { seed: self.config.search.seed, layer: layer as u32, ..Stream::default() };
+                    contraction(&choice.setting, &gradient, stream, &mut workspace)?
+                }
+            };
+            if require_contraction(relative).is_err() {
+                *choice = Choice::dense(Uncompressed::NotContractive);
+            }
+        }
+        Ok(())
+    }
+}
