@@ -40,6 +40,9 @@ pub mod topk {
 }
 
 /// Payloads of any kind.
+pub mod spread {
+    pub use crate::spread::{Divide, spread};
+}
 pub mod payload {
     pub use crate::compress::combine::{Combine, combine_values};
     pub use crate::compress::setting::{combine, decode_parsed};

@@ -85,6 +85,7 @@ pub mod rng;
 pub mod search;
 mod select;
 pub mod simd;
+mod spread;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

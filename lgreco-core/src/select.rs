@@ -9,6 +9,7 @@ use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::Element;
 use crate::simd::{Kernel, dispatch};
+use crate::spread::{Divide, spread};
 
 /// Elements that are looked at together: one step of the vector loops.
 const LANES: usize = 16;
@@ -191,10 +192,79 @@ pub fn split<T: Element, const ENERGY: bool>(
     Ok(split)
 }
 
+/// Most parts of a pass that is divided.
+const PARTS: usize = 64;
+
+/// One pass in parts of `part` elements, each with its own part of `inside`, where that is not empty. Without energies,
+/// whose sum would depend on the division.
+struct Parts<'a, T> {
+    values: &'a [T],
+    part: usize,
+    bracket: Bracket,
+    inside: &'a mut [u32],
+    splits: &'a mut [Split],
+}
+
+impl<T: Element> Kernel for Parts<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Parts { values, part, bracket, mut inside, splits } = self;
+        for (values, split) in values.chunks(part).zip(splits) {
+            let own;
+            (own, inside) = inside.split_at_mut(inside.len().min(part));
+            *split = SplitKernel::<T, false> { values, bracket, inside: own }.run();
+        }
+    }
+}
+
+impl<T: Element> Divide for Parts<'_, T> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let Parts { values, part, bracket, inside, splits } = self;
+        let parts = at / part;
+        let (values, others) = values.split_at(parts * part);
+        let (inside, other_inside) = inside.split_at_mut(inside.len().min(parts * part));
+        let (splits, other_splits) = splits.split_at_mut(parts);
+        Ok((
+            Parts { values, part, bracket, inside, splits },
+            Parts { values: others, part, bracket, inside: other_inside, splits: other_splits },
+        ))
+    }
+
+    fn join((): (), (): ()) {}
+}
+
+/// As [`split`] without energies, spread over cores. `inside` has room for one per element, or none where the bracket is
+/// empty.
+fn split_parts<T: Element>(values: &[T], bracket: Bracket, inside: &mut [u32]) -> Result<Split, Error> {
+    let part = values.len().div_ceil(PARTS).next_multiple_of(LANES).max(1 << 12);
+    let mut splits = [Split { above: 0, inside: 0, tied: 0, energy_below: 0.0, max: 0 }; PARTS];
+    spread(Parts { values, part, bracket, inside: &mut *inside, splits: &mut splits });
+    let mut all = splits[0];
+    for (i, split) in splits.iter().enumerate().skip(1) {
+        if split.inside > 0 {
+            inside.copy_within(i * part..i * part + split.inside, all.inside);
+        }
+        all.above += split.above;
+        all.inside += split.inside;
+        all.tied += split.tied;
+        all.max = all.max.max(split.max);
+    }
+    if all.max >= INFINITY {
+        return Err(first_non_finite(values));
+    }
+    Ok(all)
+}
+
 /// `Err` with the first NaN or infinity.
 pub fn check_finite<T: Element>(values: &[T]) -> Result<(), Error> {
     let nothing = Bracket { low: Bracket::ALL.high, ..Bracket::ALL };
-    split::<T, false>(values, nothing, &mut []).map(|_| ())
+    split_parts(values, nothing, &mut []).map(|_| ())
 }
 
 fn first_non_finite<T: Element>(values: &[T]) -> Error {
@@ -220,10 +290,10 @@ pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [
     debug_assert!(k >= 1 && k as usize <= values.len());
     let buffer: &mut [u32] = bytemuck::cast_slice_mut(workspace);
     let mut bracket = Bracket::sampled(values, k, buffer);
-    let mut found = split::<T, false>(values, bracket, buffer)?;
+    let mut found = split_parts(values, bracket, buffer)?;
     if !(found.above..found.above + found.inside as u32 + found.tied).contains(&(k - 1)) {
         bracket = Bracket::ALL;
-        found = split::<T, false>(values, bracket, buffer)?;
+        found = split_parts(values, bracket, buffer)?;
     }
     let rank = (k - found.above) as usize;
     if rank > found.inside {
@@ -240,48 +310,86 @@ pub fn kth_largest_magnitude<T: Element>(values: &[T], k: u32, workspace: &mut [
 /// [`Error::NonFinite`] with the first offender.
 pub fn count_at_least<T: Element>(values: &[T], magnitude: u32) -> Result<u32, Error> {
     let bracket = Bracket { low: magnitude - 1, high: magnitude - 1, ..Bracket::ALL };
-    split::<T, false>(values, bracket, &mut []).map(|split| split.above)
+    split_parts(values, bracket, &mut []).map(|split| split.above)
 }
 
 /// One pass: collects positions.
 struct AtLeast<'a, T> {
     values: &'a [T],
     magnitude: u32,
+    stretch: usize,
     indices: &'a mut [u32],
+    counts: &'a mut [usize],
+}
+
+/// The positions of the elements of at least `magnitude`, to the front of `indices`; their number.
+#[inline(always)]
+fn positions<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
+    let (blocks, rest) = values.as_chunks::<LANES>();
+    let mut count = 0;
+    for (b, block) in blocks.iter().enumerate() {
+        let mut mask = 0u32;
+        for (i, &x) in block.iter().enumerate() {
+            mask |= ((magnitude_bits(x) >= magnitude) as u32) << i;
+        }
+        while mask != 0 {
+            indices[count] = (b * LANES) as u32 + mask.trailing_zeros();
+            count += 1;
+            mask &= mask - 1;
+        }
+    }
+    for (i, &x) in rest.iter().enumerate() {
+        if magnitude_bits(x) >= magnitude {
+            indices[count] = (blocks.len() * LANES + i) as u32;
+            count += 1;
+        }
+    }
+    count
 }
 
 impl<T: Element> Kernel for AtLeast<'_, T> {
-    type Output = usize;
+    type Output = ();
 
     #[inline(always)]
-    fn run(self) -> usize {
-        let (blocks, rest) = self.values.as_chunks::<LANES>();
-        let mut count = 0;
-        for (b, block) in blocks.iter().enumerate() {
-            let mut mask = 0u32;
-            for (i, &x) in block.iter().enumerate() {
-                mask |= ((magnitude_bits(x) >= self.magnitude) as u32) << i;
-            }
-            while mask != 0 {
-                self.indices[count] = (b * LANES) as u32 + mask.trailing_zeros();
-                count += 1;
-                mask &= mask - 1;
-            }
+    fn run(self) {
+        let stretches = self.values.chunks(self.stretch).zip(self.indices.chunks_mut(self.stretch));
+        for ((values, indices), count) in stretches.zip(self.counts) {
+            *count = positions(values, self.magnitude, indices);
         }
-        for (i, &x) in rest.iter().enumerate() {
-            if magnitude_bits(x) >= self.magnitude {
-                self.indices[count] = (blocks.len() * LANES + i) as u32;
-                count += 1;
-            }
-        }
-        count
     }
 }
 
-/// Writes the positions of the elements of at least `magnitude` to the front of `indices`, ascending, and returns
-/// their number; `indices` has room for one per element.
-pub fn indices_at_least<T: Element>(values: &[T], magnitude: u32, indices: &mut [u32]) -> usize {
-    dispatch(AtLeast { values, magnitude, indices })
+impl<T: Element> Divide for AtLeast<'_, T> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let AtLeast { values, magnitude, stretch, indices, counts } = self;
+        let stretches = at / stretch;
+        let (values, others) = values.split_at(stretches * stretch);
+        let (indices, other_indices) = indices.split_at_mut(stretches * stretch);
+        let (counts, other_counts) = counts.split_at_mut(stretches);
+        Ok((
+            AtLeast { values, magnitude, stretch, indices, counts },
+            AtLeast { values: others, magnitude, stretch, indices: other_indices, counts: other_counts },
+        ))
+    }
+
+    fn join((): (), (): ()) {}
+}
+
+/// Writes the positions of the elements of at least `magnitude`, ascending, to `indices`, which has room for one per
+/// element: of each stretch of so many elements, counted from its beginning, to the front of its part, and their number to
+/// `counts`.
+pub fn indices_at_least<T: Element>(
+    values: &[T],
+    magnitude: u32,
+    stretch: usize,
+    indices: &mut [u32],
+    counts: &mut [usize],
+) {
+    spread(AtLeast { values, magnitude, stretch, indices, counts });
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Decoded values added to others, or taken off them, without a copy of their own in memory.
 
-use crate::simd::{Kernel, dispatch};
+use crate::simd::Kernel;
+use crate::spread::{Divide, spread};
 
 /// How decoded values meet those that are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +26,8 @@ impl Combine {
 /// Combines two slices, element by element.
 pub fn combine_values(values: &mut [f32], how: Combine, others: &[f32]) {
     match how {
-        Combine::Add => dispatch(Each { values, others, put: |place: &mut f32, x: f32| *place += x }),
-        Combine::Subtract => dispatch(Each { values, others, put: |place: &mut f32, x: f32| *place -= x }),
+        Combine::Add => spread(Each { values, others, put: |place: &mut f32, x: f32| *place += x }),
+        Combine::Subtract => spread(Each { values, others, put: |place: &mut f32, x: f32| *place -= x }),
     }
 }
 
@@ -42,4 +43,18 @@ impl<F: Fn(&mut f32, f32)> Kernel for Each<'_, F> {
     fn run(self) {
         self.values.iter_mut().zip(self.others).for_each(|(place, &x)| (self.put)(place, x));
     }
+}
+
+impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Each<'_, F> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let Each { values, others, put } = self;
+        let ((values, more), (others, further)) = (values.split_at_mut(at), others.split_at(at));
+        Ok((Each { values, others, put }, Each { values: more, others: further, put }))
+    }
+
+    fn join((): (), (): ()) {}
 }

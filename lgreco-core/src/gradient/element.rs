@@ -42,7 +42,7 @@ mod sealed {
 /// assert_eq!(energy(&[3.0f32, 4.0]), 25.0);
 /// assert_eq!(energy(&[3.0, 4.0].map(F16::from_f32)), energy(&[3.0, 4.0].map(Bf16::from_f32)));
 /// ```
-pub trait Element: Copy + Pod + sealed::Sealed {
+pub trait Element: Copy + Pod + Send + Sync + sealed::Sealed {
     /// The type's name.
     const DTYPE: Dtype;
     /// The exact value.

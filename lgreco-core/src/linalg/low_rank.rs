@@ -7,9 +7,10 @@ use super::product::Matrix;
 use super::{LANES, Row, add_scaled};
 use crate::gradient::Element;
 use crate::simd::{Kernel, dispatch};
+use crate::spread::{Divide, spread};
 
 /// A stored f32.
-pub(crate) trait Scalar: Copy {
+pub(crate) trait Scalar: Copy + Sync {
     fn value(self) -> f32;
 }
 
@@ -29,7 +30,7 @@ impl Scalar for [u8; 4] {
 }
 
 /// Where a factor's columns come from.
-pub(crate) trait Factor: Copy {
+pub(crate) trait Factor: Copy + Send {
     /// Rows `start .. start + out.len()` of column `c`.
     fn load(self, c: usize, start: usize, out: &mut [f32]);
 }
@@ -75,17 +76,19 @@ const BLOCK: usize = 4;
 /// `values = P Qᵀ` (row-major, `cols` columns), summed over the first `rank` columns of both. Answers whether all of it
 /// is finite.
 pub(crate) fn reconstruct<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
-    cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values, put: |place: &mut f32, sum: f32| *place = sum })
+    cols == 0 || spread(Reconstruct { p, q, rank, row: 0, cols, values, put: |place: &mut f32, sum: f32| *place = sum })
 }
 
 /// `values += P Qᵀ`, of the same sums. Answers whether all of them then are finite.
 pub(crate) fn add_product<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
-    cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values, put: |place: &mut f32, sum: f32| *place += sum })
+    cols == 0
+        || spread(Reconstruct { p, q, rank, row: 0, cols, values, put: |place: &mut f32, sum: f32| *place += sum })
 }
 
 /// `values −= P Qᵀ`, of the same sums. Answers whether all of them then are finite.
 pub(crate) fn subtract_product<F: Factor>(p: F, q: F, rank: usize, cols: usize, values: &mut [f32]) -> bool {
-    cols == 0 || dispatch(Reconstruct { p, q, rank, cols, values, put: |place: &mut f32, sum: f32| *place -= sum })
+    cols == 0
+        || spread(Reconstruct { p, q, rank, row: 0, cols, values, put: |place: &mut f32, sum: f32| *place -= sum })
 }
 
 /// `squares[c] = ‖M − P Qᵀ‖²` with the sum taken over columns `..=c`, for `c` in `from..squares.len()`.
@@ -98,6 +101,8 @@ struct Reconstruct<'a, F, P> {
     p: F,
     q: F,
     rank: usize,
+    /// The row of the product that `values` begin with.
+    row: usize,
     cols: usize,
     values: &'a mut [f32],
     put: P,
@@ -121,9 +126,9 @@ impl Slab {
     const EMPTY: Slab = Slab { p: [[0.0; TILE_ROWS]; DEPTH], q: [[0.0; TILE_COLS]; DEPTH] };
 
     #[inline(always)]
-    fn load<F: Factor>(&mut self, p: F, q: F, columns: core::ops::Range<usize>, tile: Tile) {
+    fn load<F: Factor>(&mut self, p: F, q: F, columns: core::ops::Range<usize>, row: usize, tile: Tile) {
         for (c, (p_out, q_out)) in columns.zip(self.p.iter_mut().zip(&mut self.q)) {
-            p.load(c, tile.row, &mut p_out[..tile.rows]);
+            p.load(c, row + tile.row, &mut p_out[..tile.rows]);
             q.load(c, tile.col, &mut q_out[..tile.cols]);
         }
     }
@@ -176,14 +181,14 @@ impl<F: Factor, P: Fn(&mut f32, f32)> Kernel for Reconstruct<'_, F, P> {
     type Output = bool;
     #[inline(always)]
     fn run(self) -> bool {
-        let Reconstruct { p, q, rank, cols, values, put } = self;
+        let Reconstruct { p, q, rank, row, cols, values, put } = self;
         let mut slab = Slab::EMPTY;
         let mut largest = 0;
         for tile in Tile::all(values.len() / cols, cols) {
             let mut sums: Sums = [[[[0.0; LANES]; BLOCK]; TILE_ROWS / BLOCK]; TILE_COLS / LANES];
             for from in (0..rank).step_by(DEPTH) {
                 let depth = DEPTH.min(rank - from);
-                slab.load(p, q, from..from + depth, tile);
+                slab.load(p, q, from..from + depth, row, tile);
                 for (b, k) in tile.blocks() {
                     sums[k][b] = slab.terms(depth, b, k).fold(sums[k][b], |sums, (p, q)| add_outer(sums, p, q));
                 }
@@ -199,6 +204,27 @@ impl<F: Factor, P: Fn(&mut f32, f32)> Kernel for Reconstruct<'_, F, P> {
             }
         }
         largest < f32::INFINITY.to_bits()
+    }
+}
+
+impl<F: Factor, P: Fn(&mut f32, f32) + Copy + Send> Divide for Reconstruct<'_, F, P> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let rows = at / self.cols;
+        if rows == 0 {
+            return Err(self);
+        }
+        let Reconstruct { p, q, rank, row, cols, values, put } = self;
+        let (values, others) = values.split_at_mut(rows * cols);
+        let second = Reconstruct { p, q, rank, row: row + rows, cols, values: others, put };
+        Ok((Reconstruct { p, q, rank, row, cols, values, put }, second))
+    }
+
+    fn join(first: bool, second: bool) -> bool {
+        first && second
     }
 }
 
@@ -222,7 +248,7 @@ impl<T: Element, F: Factor> Kernel for Residuals<'_, T, F> {
                 let squares = &mut squares[start..];
                 let depth = DEPTH.min(squares.len());
                 let plain = from.saturating_sub(start).min(depth);
-                slab.load(p, q, start..start + depth, tile);
+                slab.load(p, q, start..start + depth, 0, tile);
                 slab.clear_beyond(tile);
                 let mut partial = [[0.0f64; LANES]; DEPTH];
                 for (b, k) in tile.blocks() {

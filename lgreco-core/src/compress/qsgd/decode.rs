@@ -8,7 +8,8 @@ use crate::compress::combine::Combine;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::rng::block::BLOCK;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::Kernel;
+use crate::spread::{Divide, spread};
 
 impl Qsgd {
     /// The compressor a header describes, but for the rounding, which does not matter any more.
@@ -85,8 +86,14 @@ impl Qsgd {
         self.put(scales, codes, values, |place, value| *place = value)
     }
 
-    fn put(&self, scales: &[u8], codes: &[u8], values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
-        dispatch(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, values, put })
+    fn put(
+        &self,
+        scales: &[u8],
+        codes: &[u8],
+        values: &mut [f32],
+        put: impl Fn(&mut f32, f32) + Copy + Send,
+    ) -> Result<(), Error> {
+        spread(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, values, put })
     }
 
     fn check_padding(&self, codes: &[u8], elements: usize) -> Result<(), Error> {
@@ -186,6 +193,28 @@ impl<F: Fn(&mut f32, f32)> Decode<'_, F> {
             }
         }
         Ok(())
+    }
+}
+
+impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Decode<'_, F> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let Some(at) = self.qsgd.division(at) else { return Err(self) };
+        let Decode { qsgd, scales, codes, values, put } = self;
+        let (scales, other_scales) = scales.split_at(at / qsgd.bucket as usize * qsgd.scale_bytes() / 4);
+        let (codes, other_codes) = codes.split_at(at / 8 * qsgd.bits as usize);
+        let (values, others) = values.split_at_mut(at);
+        Ok((
+            Decode { qsgd, scales, codes, values, put },
+            Decode { qsgd, scales: other_scales, codes: other_codes, values: others, put },
+        ))
+    }
+
+    fn join(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
+        first.and(second)
     }
 }
 

@@ -8,11 +8,14 @@ use crate::gradient::Element;
 use crate::rng::Stream;
 use crate::rng::block::{BLOCK, fill_block};
 use crate::simd::Kernel;
+use crate::spread::Divide;
 
 /// Fills `scales` and `codes`, which have exactly the lengths needed.
 pub(super) struct Encode<'a, E> {
     pub(super) qsgd: Qsgd,
     pub(super) values: &'a [E],
+    /// The first value's number in the tensor: a multiple of the bucket and of [`BLOCK`].
+    pub(super) start: usize,
     pub(super) stream: Stream,
     pub(super) scales: &'a mut [u8],
     pub(super) codes: &'a mut [u8],
@@ -30,7 +33,7 @@ impl<E: Element> Kernel for Encode<'_, E> {
 impl<E: Element> Encode<'_, E> {
     #[inline(always)]
     fn run_as<const SIGN_MAGNITUDE: bool>(self) -> Result<(), Error> {
-        let Encode { qsgd, values, stream, scales, codes } = self;
+        let Encode { qsgd, values, start, stream, scales, codes } = self;
         let bucket_len = qsgd.bucket as usize;
         let mut grid = Grid::default();
         let mut addends = [HALF; BLOCK];
@@ -39,13 +42,13 @@ impl<E: Element> Encode<'_, E> {
         for ((block, block_values), packed) in values.chunks(BLOCK).enumerate().zip(packed_blocks) {
             let first = block * BLOCK;
             if qsgd.rounding == Rounding::Stochastic {
-                fill_block(&stream, first, &mut addends);
+                fill_block(&stream, start + first, &mut addends);
             }
             let mut at = 0;
             while at < block_values.len() {
                 let within = (first + at) % bucket_len;
                 if within == 0 {
-                    grid = qsgd.grid(values, first + at)?;
+                    grid = qsgd.grid(values, first + at).map_err(|error| in_tensor(error, start))?;
                     write_scales(qsgd.scale, &grid, (first + at) / bucket_len, scales);
                 }
                 let end = block_values.len().min(at.saturating_add(bucket_len - within));
@@ -62,6 +65,47 @@ impl<E: Element> Encode<'_, E> {
             bits::pack(qsgd.bits, &block_codes, packed);
         }
         Ok(())
+    }
+}
+
+impl<E: Element> Divide for Encode<'_, E> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let Some(at) = self.qsgd.division(at) else { return Err(self) };
+        let Encode { qsgd, values, start, stream, scales, codes } = self;
+        let (values, others) = values.split_at(at);
+        let (scales, other_scales) = scales.split_at_mut(at / qsgd.bucket as usize * qsgd.scale_bytes());
+        let (codes, other_codes) = codes.split_at_mut(at / 8 * qsgd.bits as usize);
+        let second = start + at;
+        Ok((
+            Encode { qsgd, values, start, stream, scales, codes },
+            Encode { qsgd, values: others, start: second, stream, scales: other_scales, codes: other_codes },
+        ))
+    }
+
+    fn join(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
+        first.and(second)
+    }
+}
+
+impl Qsgd {
+    /// The number of elements next below `at` that ends a bucket and a block.
+    pub(super) fn division(&self, at: usize) -> Option<usize> {
+        let bucket = self.bucket as usize;
+        let unit = bucket.checked_mul(BLOCK >> bucket.trailing_zeros().min(BLOCK.ilog2()))?;
+        Some(at / unit * unit).filter(|&at| at > 0)
+    }
+}
+
+/// An error about a value, with its number in the tensor instead of that from `start` on.
+#[inline(always)]
+fn in_tensor(error: Error, start: usize) -> Error {
+    match error {
+        Error::NonFinite { index, value } => Error::NonFinite { index: start + index, value },
+        error => error,
     }
 }
 

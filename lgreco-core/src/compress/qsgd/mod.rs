@@ -46,7 +46,7 @@ use crate::Error;
 use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
-use crate::simd::dispatch;
+use crate::spread::spread;
 
 /// Which interval a bucket's levels divide. The discriminants stand in payload headers and never change.
 ///
@@ -183,13 +183,17 @@ impl Qsgd {
     /// Fills a payload's body.
     pub(crate) fn encode_body<E: Element>(&self, values: &[E], stream: Stream, body: &mut [u8]) -> Result<(), Error> {
         let (scales, codes) = body.split_at_mut(self.body_lens(values.len())?.0);
-        dispatch(encode::Encode { qsgd: *self, values, stream, scales, codes })
+        spread(encode::Encode { qsgd: *self, values, start: 0, stream, scales, codes })
+    }
+
+    /// Bytes that the scale of a bucket takes.
+    const fn scale_bytes(&self) -> usize {
+        4 << self.scale as u32
     }
 
     /// Bytes of the scales and of the codes of `elements` elements.
     fn body_lens(&self, elements: usize) -> Result<(usize, usize), Error> {
-        let per_bucket = 4 << (self.scale as u32);
-        let scales = (elements as u64).div_ceil(self.bucket as u64) * per_bucket;
+        let scales = (elements as u64).div_ceil(self.bucket as u64) * self.scale_bytes() as u64;
         let codes = bits::packed_len(elements as u64, self.bits);
         if (HEADER_LEN as u64 + scales + codes) > isize::MAX as u64 {
             return Err(Error::Parameter {

@@ -9,6 +9,9 @@ use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{self, Cut};
 
+/// Stretches that are looked at together, by several cores.
+const TOGETHER: usize = 64;
+
 pub(super) fn encode(
     top: &TopK,
     gradient: &Gradient<'_>,
@@ -103,7 +106,7 @@ pub(super) fn write<T: Element, V: WireValue>(
 
 /// Writes the positions of the elements above `cut` and of the first of its ties, and hands each to `take`.
 ///
-/// `indices` has room for one per element, [`STRETCH`] at most.
+/// `indices` has room for one per element, or for [`STRETCH`] at least; more is used to look at more stretches at a time.
 #[inline(always)]
 fn choose<T: Element>(
     elements: &[T],
@@ -113,24 +116,29 @@ fn choose<T: Element>(
     mut take: impl FnMut(usize, f32) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let Cut { magnitude, mut ties } = cut;
-    for (at, stretch) in (0..).step_by(STRETCH).zip(elements.chunks(STRETCH)) {
+    let mut counts = [0; TOGETHER];
+    let together = STRETCH * (indices.len() / STRETCH).clamp(1, TOGETHER);
+    for (first, some) in (0..).step_by(together).zip(elements.chunks(together)) {
         // When the ties are used up, only larger magnitudes remain to be found.
-        let found = select::indices_at_least(stretch, magnitude + (ties == 0) as u32, indices);
-        let mut kept = 0;
-        for i in 0..found {
-            let index = indices[i];
-            let value = stretch[index as usize].to_f32();
-            if select::magnitude_bits(value) == magnitude {
-                if ties == 0 {
-                    continue;
+        select::indices_at_least(some, magnitude + (ties == 0) as u32, STRETCH, indices, &mut counts);
+        let stretches = some.chunks(STRETCH).zip(indices.chunks_mut(STRETCH)).zip(&counts);
+        for (at, ((stretch, indices), &found)) in (first..).step_by(STRETCH).zip(stretches) {
+            let mut kept = 0;
+            for i in 0..found {
+                let index = indices[i];
+                let value = stretch[index as usize].to_f32();
+                if select::magnitude_bits(value) == magnitude {
+                    if ties == 0 {
+                        continue;
+                    }
+                    ties -= 1;
                 }
-                ties -= 1;
+                take(at + index as usize, value)?;
+                indices[kept] = at as u32 + index;
+                kept += 1;
             }
-            take(at + index as usize, value)?;
-            indices[kept] = at as u32 + index;
-            kept += 1;
+            positions.extend(&indices[..kept]);
         }
-        positions.extend(&indices[..kept]);
     }
     positions.finish();
     Ok(())

@@ -9,6 +9,7 @@ use super::{BLOCK, Matrix, inner_sums, outer_sums};
 use crate::gradient::Element;
 use crate::linalg::{LANES, Row, panels};
 use crate::simd::{Kernel, dispatch};
+use crate::spread::{Divide, spread};
 
 const TILE_ROWS: usize = 64;
 const TILE_COLS: usize = 256;
@@ -23,13 +24,13 @@ pub(crate) const fn scratch_words(rank: usize) -> usize {
 /// `P = M Q`: `p` (rows × rank) from `q` (cols × rank), both in panels; `scratch` of [`scratch_words`].
 pub(crate) fn project<T: Element>(m: Matrix<'_, T>, q: &[Row], p: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
-    dispatch(Project { m, q, p, scratch: Scratch::split(scratch, rank) });
+    spread(Project { m, q, p, scratch: Scratch::split(scratch, rank) });
 }
 
 /// `Q = Mᵀ P`: `q` (cols × rank) from `p` (rows × rank), both in panels; `scratch` of [`scratch_words`].
 pub(crate) fn back_project<T: Element>(m: Matrix<'_, T>, p: &[Row], q: &mut [Row], rank: usize, scratch: &mut [u64]) {
     debug_assert!(q.len() == panels(rank) * m.cols && p.len() == panels(rank) * m.rows);
-    dispatch(BackProject { m, p, q, scratch: Scratch::split(scratch, rank) });
+    spread(BackProject { m, first: 0, cols: m.cols, p, q, scratch: Scratch::split(scratch, rank) });
 }
 
 struct Project<'a, T> {
@@ -41,6 +42,9 @@ struct Project<'a, T> {
 
 struct BackProject<'a, T> {
     m: Matrix<'a, T>,
+    /// The columns whose rows of the result `q` has.
+    first: usize,
+    cols: usize,
     p: &'a [Row],
     q: &'a mut [Row],
     scratch: Scratch<'a>,
@@ -79,6 +83,20 @@ struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
+    /// Of a part on another core, which takes its own.
+    fn none() -> Self {
+        Scratch { tile: &mut [], sums: &mut [] }
+    }
+
+    /// Runs `work` with this, or with memory of its own for factors of one panel.
+    fn with<R>(self, work: impl FnOnce(Scratch<'_>) -> R) -> R {
+        if self.tile.is_empty() {
+            let (mut tile, mut sums) = ([0.0; TILE_ROWS * STRIDE], [[0.0; LANES]; TILE_COLS]);
+            return work(Scratch { tile: &mut tile, sums: &mut sums });
+        }
+        work(self)
+    }
+
     fn split(words: &'a mut [u64], rank: usize) -> Self {
         let (tile, sums) = words.split_at_mut(TILE_ROWS * STRIDE / 2);
         let sums = bytemuck::cast_slice_mut::<u64, f64>(sums).as_chunks_mut().0;
@@ -137,16 +155,69 @@ impl<T: Element> Kernel for Project<'_, T> {
     }
 }
 
+impl<T: Element> Divide for Project<'_, T> {
+    fn elements(&self) -> usize {
+        self.m.values.len()
+    }
+
+    /// Between rows of tiles, where factors have one panel.
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let Matrix { values, rows, cols } = self.m;
+        let above = at / cols.max(1) / TILE_ROWS * TILE_ROWS;
+        if self.p.len() != rows || above == 0 {
+            return Err(self);
+        }
+        let Project { q, p, scratch, .. } = self;
+        let ((values, others), (p, other_p)) = (values.split_at(above * cols), p.split_at_mut(above));
+        let below = Matrix { values: others, rows: rows - above, cols };
+        let second = Project { m: below, q, p: other_p, scratch: Scratch::none() };
+        Ok((Project { m: Matrix { values, rows: above, cols }, q, p, scratch }, second))
+    }
+
+    fn join((): (), (): ()) {}
+
+    fn start(self) {
+        let Project { m, q, p, scratch } = self;
+        scratch.with(|scratch| dispatch(Project { m, q, p, scratch }));
+    }
+}
+
+impl<T: Element> Divide for BackProject<'_, T> {
+    fn elements(&self) -> usize {
+        self.m.rows * self.cols
+    }
+
+    /// Between columns of tiles, where factors have one panel.
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let left = at / self.m.rows.max(1) / TILE_COLS * TILE_COLS;
+        if self.p.len() != self.m.rows || left == 0 {
+            return Err(self);
+        }
+        let BackProject { m, first, cols, p, q, scratch } = self;
+        let (q, other_q) = q.split_at_mut(left);
+        let second = BackProject { m, first: first + left, cols: cols - left, p, q: other_q, scratch: Scratch::none() };
+        Ok((BackProject { m, first, cols: left, p, q, scratch }, second))
+    }
+
+    fn join((): (), (): ()) {}
+
+    fn start(self) {
+        let BackProject { m, first, cols, p, q, scratch } = self;
+        scratch.with(|scratch| dispatch(BackProject { m, first, cols, p, q, scratch }));
+    }
+}
+
 impl<T: Element> Kernel for BackProject<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let BackProject { m, p, q, mut scratch } = self;
-        for col in (0..m.cols).step_by(TILE_COLS) {
-            let cols = TILE_COLS.min(m.cols - col);
+        let BackProject { m, first, cols: all_cols, p, q, mut scratch } = self;
+        for col in (0..all_cols).step_by(TILE_COLS) {
+            let cols = TILE_COLS.min(all_cols - col);
             scratch.clear(cols);
             for row in (0..m.rows).step_by(TILE_ROWS) {
-                let at = m.place(row, col);
+                let mut at = m.place(row, first + col);
+                at.cols = cols;
                 m.copy_tile(at, scratch.tile);
                 for (panel, sums) in scratch.sums.chunks_exact_mut(TILE_COLS).enumerate() {
                     let p = &p[panel * m.rows + at.row..][..at.rows];
@@ -155,7 +226,7 @@ impl<T: Element> Kernel for BackProject<'_, T> {
                     }
                 }
             }
-            scratch.store(q, m.cols, col, cols);
+            scratch.store(q, all_cols, col, cols);
         }
     }
 }

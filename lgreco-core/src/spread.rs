@@ -1,0 +1,137 @@
+//! Long loops divided between cores, with the feature `rayon`: in rayon's current thread pool.
+//!
+//! What is computed does not depend on it: loops are divided only where no sum of floats is, and what parts find out is
+//! joined in their order. Without the feature, and where a loop is short, [`spread`] is [`dispatch`].
+
+use crate::simd::{Kernel, dispatch};
+
+/// Elements of a loop for which a second core pays.
+#[cfg(feature = "rayon")]
+const LEAST: usize = 1 << 16;
+
+/// A loop over many elements that can be divided.
+pub trait Divide: Kernel<Output: Send> + Send + Sized {
+    /// Elements that it goes through.
+    fn elements(&self) -> usize;
+
+    /// Two loops, the first over about `at` elements, or `Err` with this one where it cannot be divided.
+    fn divide(self, at: usize) -> Result<(Self, Self), Self>;
+
+    /// What the whole loop finds out, from what its parts have.
+    fn join(first: Self::Output, second: Self::Output) -> Self::Output;
+
+    /// Runs on one core. Where a part needs memory of its own, it takes it here.
+    fn start(self) -> Self::Output {
+        dispatch(self)
+    }
+}
+
+/// Runs a loop on as many cores as there are in the current pool.
+#[cfg(feature = "rayon")]
+pub fn spread<D: Divide>(work: D) -> D::Output {
+    fn divided<D: Divide>(work: D, cores: usize) -> D::Output {
+        let elements = work.elements();
+        if cores < 2 || elements < 2 * LEAST {
+            return work.start();
+        }
+        let first = cores / 2;
+        match work.divide((elements as u128 * first as u128 / cores as u128) as usize) {
+            Ok((a, b)) => {
+                let (a, b) = rayon::join(|| divided(a, first), || divided(b, cores - first));
+                D::join(a, b)
+            }
+            Err(whole) => whole.start(),
+        }
+    }
+    divided(work, rayon::current_num_threads())
+}
+
+/// Runs a loop on this core.
+#[cfg(not(feature = "rayon"))]
+pub fn spread<D: Divide>(work: D) -> D::Output {
+    work.start()
+}
+
+#[cfg(all(test, feature = "rayon"))]
+mod tests {
+    use crate::Error;
+    use crate::compress::combine::Combine;
+    use crate::compress::setting::combine;
+    use crate::compress::wire::Payload;
+    use crate::compress::{Compressor, Setting, decode, powersgd::PowerSgd, qsgd, topk::TopK};
+    use crate::gradient::{Dtype, Gradient, Shape, Values};
+    use crate::rng::Stream;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    const ROWS: usize = 1000;
+    const COLS: usize = 700;
+
+    fn values() -> Vec<f32> {
+        let stream = Stream { seed: 9, ..Stream::default() };
+        (0..(ROWS * COLS) as u64).map(|i| (stream.word(i) % 1000) as f32 - 500.0).collect()
+    }
+
+    fn settings() -> Vec<Setting> {
+        let qsgd = |bits, bucket| Setting::Qsgd(qsgd::Qsgd { bits, bucket, ..qsgd::Qsgd::default() });
+        let topk = |keep| Setting::TopK(TopK { keep, values: Dtype::F32 });
+        let power = |rank| Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+        vec![
+            qsgd(4, 512),
+            qsgd(1, 64),
+            qsgd(7, 96),
+            qsgd(3, 1000),
+            qsgd(8, 1 << 20),
+            topk(1),
+            topk(7000),
+            topk(500_000),
+            topk(700_000),
+            power(4),
+            power(20),
+            Setting::Dense,
+        ]
+    }
+
+    /// What encoding and combining give in a pool of so many threads.
+    fn in_pool(threads: usize, setting: Setting, values: &[f32]) -> Result<(Vec<u8>, Vec<u32>), Error> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        pool.install(|| {
+            let shape = Shape::new(ROWS, COLS)?;
+            let gradient = Gradient::new(Values::F32(values), shape)?;
+            let mut workspace = vec![7; setting.encode_workspace_len(shape, Dtype::F32)];
+            let mut payload = vec![0; setting.payload_len(shape, Dtype::F32)?];
+            let stream = Stream { seed: 4, step: 1, layer: 2, rank: 3 };
+            setting.encode(&gradient, stream, &mut workspace, &mut payload)?;
+            let (mut decoded, mut scratch) = (vec![0.0; values.len()], vec![0.0; values.len()]);
+            decode(&payload, &mut decoded)?;
+            combine(&Payload::parse(&payload)?, Combine::Add, &mut decoded, &mut scratch)?;
+            Ok((payload, decoded.iter().map(|x| x.to_bits()).collect()))
+        })
+    }
+
+    #[test]
+    fn any_number_of_threads_makes_the_same_bits() {
+        let values = values();
+        for setting in settings() {
+            let alone = in_pool(1, setting, &values).unwrap();
+            for threads in [2, 3, 5] {
+                assert!(in_pool(threads, setting, &values).unwrap() == alone, "{setting}, {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_value_that_is_not_finite_is_named() {
+        for nans in [vec![3, 600_000], vec![400_000, 699_999], vec![699_999]] {
+            let mut values = values();
+            nans.iter().for_each(|&i| values[i] = f32::NAN);
+            for setting in settings() {
+                let found = in_pool(3, setting, &values).map(|_| ());
+                assert!(
+                    matches!(found, Err(Error::NonFinite { index, .. }) if index == nans[0]),
+                    "{setting}: {found:?}"
+                );
+            }
+        }
+    }
+}
