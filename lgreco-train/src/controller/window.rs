@@ -2,7 +2,8 @@
 
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
-use crate::simd::{Kernel, dispatch};
+use crate::internal::spread::{Divide, spread};
+use crate::simd::Kernel;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -31,6 +32,20 @@ impl<T: Element> Kernel for Blend<'_, T> {
         let (old, new) = ((self.steps - 1.0) / self.steps, 1.0 / self.steps);
         self.mean.iter_mut().zip(self.values).for_each(|(mean, x)| *mean = *mean * old + x.to_f32() * new);
     }
+}
+
+impl<T: Element> Divide for Blend<'_, T> {
+    fn elements(&self) -> usize {
+        self.mean.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let Blend { mean, values, steps } = self;
+        let ((mean, other_mean), (values, others)) = (mean.split_at_mut(at), values.split_at(at));
+        Ok((Blend { mean, values, steps }, Blend { mean: other_mean, values: others, steps }))
+    }
+
+    fn join((): (), (): ()) {}
 }
 
 impl Window {
@@ -97,7 +112,7 @@ pub(super) fn typed<'a>(means: &'a [Vec<f32>], tensors: &[Tensor]) -> Vec<Typed<
 /// Adds a layer's gradient, the `steps`-th, to its mean; on ranks that do not measure, which is empty, does nothing.
 pub(super) fn add(mean: &mut [f32], gradient: Values<'_>, steps: u64) {
     let steps = steps as f32;
-    with_elements!(gradient, values => dispatch(Blend { mean, values, steps }));
+    with_elements!(gradient, values => spread(Blend { mean, values, steps }));
 }
 
 /// A mean in the element type of its layer.

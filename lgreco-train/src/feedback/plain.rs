@@ -1,7 +1,8 @@
 //! The passes over a plain residual, which is as many f32 as there are elements.
 
 use crate::gradient::{Element, Shape};
-use crate::simd::{Kernel, dispatch};
+use crate::internal::spread::{Divide, spread};
+use crate::simd::Kernel;
 
 /// The bits of |x|, which order as magnitudes do; those of NaN exceed those of infinity.
 const MAGNITUDE: u32 = 0x7fff_ffff;
@@ -13,12 +14,12 @@ pub(crate) fn plain_values(words: &mut [u64], shape: Shape) -> &mut [f32] {
 
 /// Writes `residual + gradient` to `sum`; answers whether all of it is finite.
 pub(super) fn compensate<T: Element>(residual: &[f32], gradient: &[T], sum: &mut [f32]) -> bool {
-    dispatch(Compensate { residual, gradient, sum })
+    spread(Compensate { residual, gradient, sum })
 }
 
 /// Whether all values are finite.
 pub(crate) fn is_finite(values: &[f32]) -> bool {
-    dispatch(Finite { values })
+    spread(Finite { values })
 }
 
 struct Compensate<'a, T> {
@@ -41,6 +42,24 @@ impl<T: Element> Kernel for Compensate<'_, T> {
     }
 }
 
+impl<T: Element> Divide for Compensate<'_, T> {
+    fn elements(&self) -> usize {
+        self.sum.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let Compensate { residual, gradient, sum } = self;
+        let ((residual, other_residual), (gradient, others)) = (residual.split_at(at), gradient.split_at(at));
+        let (sum, other_sum) = sum.split_at_mut(at);
+        let second = Compensate { residual: other_residual, gradient: others, sum: other_sum };
+        Ok((Compensate { residual, gradient, sum }, second))
+    }
+
+    fn join(first: bool, second: bool) -> bool {
+        first && second
+    }
+}
+
 struct Finite<'a> {
     values: &'a [f32],
 }
@@ -52,5 +71,20 @@ impl Kernel for Finite<'_> {
     fn run(self) -> bool {
         let largest = self.values.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & MAGNITUDE));
         largest < f32::INFINITY.to_bits()
+    }
+}
+
+impl Divide for Finite<'_> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let (values, others) = self.values.split_at(at);
+        Ok((Finite { values }, Finite { values: others }))
+    }
+
+    fn join(first: bool, second: bool) -> bool {
+        first && second
     }
 }

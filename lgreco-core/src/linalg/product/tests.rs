@@ -110,3 +110,22 @@ fn sixteen_bit_elements_are_their_f32_values() {
     check::<F16>();
     check::<Bf16>();
 }
+
+#[cfg(feature = "rayon")]
+#[test]
+fn any_number_of_threads_makes_the_same_bits() {
+    for (rows, cols) in [(1000, 700), (100, 7000), (7000, 100)] {
+        let values = uniform(rows * cols, 1);
+        let m = Matrix { values: &values[..], rows, cols };
+        for rank in [4, 20] {
+            let (q, p) = (uniform(cols * rank, 2), uniform(rows * rank, 3));
+            for which in 0..all::<f32>().count() {
+                let in_pool = |threads| {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+                    pool.install(|| all().nth(which).map(|by| products(&by, m, &q, &p, rank)))
+                };
+                assert!([2, 3].map(in_pool).iter().all(|made| *made == in_pool(1)), "{rows} x {cols}, rank {rank}");
+            }
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Sums over workers and the one place where they become means.
 
-use crate::simd::{Kernel, dispatch};
+use crate::internal::spread::{Divide, spread};
+use crate::simd::Kernel;
 use crate::{CoreError, Error};
 
 struct Average<'a> {
@@ -21,12 +22,27 @@ impl Kernel for Average<'_> {
     }
 }
 
+impl Divide for Average<'_> {
+    fn elements(&self) -> usize {
+        self.sum.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let (sum, others) = self.sum.split_at_mut(at);
+        Ok((Average { sum, world: self.world }, Average { sum: others, world: self.world }))
+    }
+
+    fn join(first: bool, second: bool) -> bool {
+        first && second
+    }
+}
+
 /// Turns a sum over `world` workers into their mean.
 ///
 /// # Errors
 /// [`CoreError::Overflow`] when the sum was not finite.
 pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
-    if dispatch(Average { sum, world: world as f32 }) {
+    if spread(Average { sum, world: world as f32 }) {
         return Ok(());
     }
     Err(Error::Core(CoreError::Overflow { what: "the sum over the workers" }))
