@@ -179,7 +179,8 @@ impl Controller {
     ///
     /// In the middle of the exchange: [`CoreError::Overflow`], [`CoreError::ElementOverflow`], [`Error::PeerMessage`].
     /// The step is then over, all of its gradients are of no use, and the residuals of the buckets exchanged before
-    /// have taken note of it; the next step works. [`CoreError::Overflow`] of a residual alone is told by the next
+    /// have taken note of it; the next step works. By [`Route::Sharded`](crate::exchange::Route) what overflows in one rank's
+    /// shard fails there, and on all ranks at the next bucket or step. [`CoreError::Overflow`] of a residual alone is told by the next
     /// step, which then may be repeated. After [`Error::Collective`] ranks may differ: restore a saved state.
     ///
     /// # Complexity
@@ -207,6 +208,7 @@ impl Controller {
             self.non_finite += 1;
             return self.without_compression(collective, gradients);
         }
+        let mut failed_alone = None;
         for group in 0..self.groups.ranges.len() {
             let range = self.groups.ranges[group].clone();
             let mut bucket = match self.open_group(range.clone()) {
@@ -217,13 +219,25 @@ impl Controller {
                 }
             };
             let exchanged = bucket.exchange(collective, &mut gradients[range]);
+            let alone = bucket.failed_alone();
             self.close(bucket)?;
-            if let Err(error) = exchanged {
-                self.end_step();
-                return Err(error);
+            match exchanged {
+                Ok(()) => {}
+                // The others go on, and are told by the next bucket.
+                Err(error) if alone => failed_alone = failed_alone.or(Some(error)),
+                Err(error) => {
+                    self.end_step();
+                    return Err(error);
+                }
             }
         }
-        self.finish_step()
+        match failed_alone {
+            None => self.finish_step(),
+            Some(error) => {
+                self.end_step();
+                Err(error)
+            }
+        }
     }
 
     /// Finds out whether all ranks can take this step and want the same, decides and switches if it is time to; returns
@@ -373,7 +387,8 @@ fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
     let kinds = [world as u64, config.route as u64, config.non_finite as u64, config.measuring_rank as u64];
     let tensors = tensors.iter().flat_map(|tensor| {
         let name = tensor.name.bytes().map(u64::from);
-        name.chain([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64])
+        let shape = [tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64];
+        name.chain(shape).chain(tensor.shards.iter().copied())
     });
     let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
     let Feedback { qsgd, loco, others } = config.feedback;

@@ -33,7 +33,7 @@ pub(super) use decode::{combine, stated};
 pub use encode::encode_warm;
 pub use measure::{measure, measure_workspace_len};
 pub use start::start_matrix;
-pub use steps::{back_project, orthonormalise, project, reconstruct, steps_workspace_len, take_off};
+pub use steps::{back_project, orthonormalise, project, reconstruct, reconstruct_rows, steps_workspace_len, take_off};
 
 use crate::Error;
 use crate::compress::Compressor;

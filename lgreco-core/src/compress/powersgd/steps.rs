@@ -9,6 +9,7 @@ use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::linalg::{self, Columns, Matrix, Row};
+use core::ops::Range;
 
 /// Words of workspace that [`project`], [`orthonormalise`] and [`back_project`] need.
 ///
@@ -180,11 +181,36 @@ pub fn back_project(
 /// # Source
 /// Vogels et al. 2019, Algorithm 1, line 8.
 pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
+    reconstruct_rows(shape, rank, p, q, 0..shape.rows(), values)
+}
+
+/// These rows of what [`reconstruct`] makes, the same bits.
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::reconstruct_rows, gradient::Shape};
+/// let mut row = [0.0; 3];
+/// reconstruct_rows(Shape::new(2, 3)?, 1, &[1.0, 2.0], &[1.0, 10.0, 100.0], 1..2, &mut row)?;
+/// assert_eq!(row, [2.0, 20.0, 200.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Length`], also when there are not as many rows; [`Error::Overflow`] when a value is not finite.
+pub fn reconstruct_rows(
+    shape: Shape,
+    rank: u32,
+    p: &[f32],
+    q: &[f32],
+    rows: Range<usize>,
+    values: &mut [f32],
+) -> Result<(), Error> {
     let rank = effective_rank(shape, rank);
     expect_len("factor P", shape.rows() * rank, p.len())?;
     expect_len("factor Q", shape.cols() * rank, q.len())?;
-    expect_len("values", shape.elements(), values.len())?;
-    let p = Columns { values: p, len: shape.rows() };
+    expect_room("rows", rows.end, shape.rows())?;
+    expect_len("values", rows.len() * shape.cols(), values.len())?;
+    // Of each column from the first row on: columns are still as far apart.
+    let p = Columns { values: &p[rows.start.min(p.len())..], len: shape.rows() };
     let q = Columns { values: q, len: shape.cols() };
     if linalg::reconstruct(p, q, rank, shape.cols(), values) {
         Ok(())
