@@ -89,6 +89,14 @@ public:
                                      &request_));
             sent_ += send_.bytes();
             return;
+        case LGRECO_REQUEST_REDUCE_SCATTER_SUM:
+            // To where this rank's part belongs: with MPI_IN_PLACE the sums would come to the front of the buffer.
+            received_.set(asked.lens, ranks);
+            own_.assign(static_cast<const float *>(asked.buffer), static_cast<const float *>(asked.buffer) + asked.count);
+            mpi_check(MPI_Ireduce_scatter(own_.data(), static_cast<float *>(asked.buffer) + received_.offsets[rank],
+                                          received_.counts.data(), MPI_FLOAT, MPI_SUM, communicator_, &request_));
+            sent_ += asked.count * sizeof(float);
+            return;
         default: throw std::invalid_argument("lgreco asks for something that this trainer does not know");
         }
     }
@@ -109,6 +117,7 @@ private:
     MPI_Comm communicator_;
     MPI_Request request_ = MPI_REQUEST_NULL;
     MpiParts send_, received_;  // which MPI reads until the call has ended
+    std::vector<float> own_;    // likewise
     int rank_ = 0, size_ = 1;
     std::uint64_t sent_ = 0;
 };

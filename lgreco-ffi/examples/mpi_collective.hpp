@@ -40,6 +40,14 @@ public:
         if (root == rank()) sent_ += length;
     }
 
+    void reduce_scatter_sum(const std::uint64_t *lens, float *values, std::size_t count) override {
+        parts_.set(lens, world_size());
+        const std::vector<float> own(values, values + count); // with MPI_IN_PLACE the sums would come to the front
+        mpi_check(MPI_Reduce_scatter(own.data(), values + parts_.offsets[rank()], parts_.counts.data(), MPI_FLOAT, MPI_SUM,
+                                     communicator_));
+        sent_ += count * sizeof *values;
+    }
+
     // Bytes that this rank has contributed to collective calls: gradients, agreement before every step, and plans.
     std::uint64_t sent() const { return sent_; }
 

@@ -366,13 +366,17 @@ typedef struct lgreco_collective {
     // LGRECO_COLLECTIVE.
     int32_t (*all_gather_each)(void *user, const uint64_t *lens, uint8_t *buffer, void *stream);
     // Sends worker i the next send_lens[i] bytes of `send`, and receives the next received_lens[i] of `received` from
-    // it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; NULL likewise.
+    // it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE and LGRECO_ROUTE_SHARDED need it; NULL likewise.
     int32_t (*all_to_all)(void *user,
                           const uint8_t *send,
                           const uint64_t *send_lens,
                           uint8_t *received,
                           const uint64_t *received_lens,
                           void *stream);
+    // Replaces the next lens[i] of `values`, i being this worker, by their sums over the workers; what becomes of the others
+    // does not matter. Only LGRECO_ROUTE_SHARDED needs it; where it is NULL, `all_reduce_sum` is called for all of the
+    // values, at about twice the traffic.
+    int32_t (*reduce_scatter_sum)(void *user, const uint64_t *lens, float *values, size_t count, void *stream);
 } lgreco_collective;
 
 // Who decides how hard each layer is compressed: LGRECO_POLICY_...
@@ -450,6 +454,10 @@ typedef struct lgreco_controller_options {
     double (*compute_seconds)(void *user, const struct lgreco_setting *setting, size_t rows, size_t cols);
     // Given to `compute_seconds`.
     void *compute_user;
+    // LGRECO_ROUTE_SHARDED: where shards end, in elements, world_size of them per layer, one layer after the other. Of each
+    // layer rank r has the elements from its number r - 1, or 0, to its number r, which may be none; the last is the number of
+    // the layer's elements. Must be NULL, the default, for other routes. Not kept.
+    const uint64_t *shards;
 } lgreco_controller_options;
 
 // What became of a step's gradients: LGRECO_OUTCOME_...
@@ -501,7 +509,7 @@ typedef struct lgreco_request {
     size_t count;
     // Bytes; of one worker where they are gathered.
     size_t length;
-    // Bytes of each worker.
+    // Bytes of each worker; of LGRECO_REQUEST_REDUCE_SCATTER_SUM number of f32.
     const uint64_t *lens;
     // What to send, by receiver.
     const uint8_t *send;
@@ -1044,6 +1052,10 @@ typedef struct lgreco_rng_stream {
 // Each rank averages a part and compresses the mean again; needs the collective's `all_gather_each` and `all_to_all`.
 #define LGRECO_ROUTE_SCATTER_REDUCE 1
 
+// Each rank gets the means of its shards alone (FSDP, ZeRO), in their place in the gradients, whose other elements are then
+// of no use; needs `shards` and the collective's `all_to_all`. Not for hard thresholds, SIDCo and AdaComp.
+#define LGRECO_ROUTE_SHARDED 2
+
 // They are the means of all workers' gradients, compressed as was decided.
 #define LGRECO_OUTCOME_EXCHANGED 0
 
@@ -1072,6 +1084,10 @@ typedef struct lgreco_rng_stream {
 // Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, as
 // the collective's `all_to_all`.
 #define LGRECO_REQUEST_ALL_TO_ALL 5
+
+// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers, as the
+// collective's `reduce_scatter_sum`.
+#define LGRECO_REQUEST_REDUCE_SCATTER_SUM 6
 
 // It is compressed.
 #define LGRECO_UNCOMPRESSED_NOT 0
@@ -1647,6 +1663,15 @@ lgreco_status lgreco_bucket_open(struct lgreco_controller *controller,
 // LGRECO_STEP_ORDER when there are gradients already; LGRECO_LAYER_MISMATCH when the layer is not in this bucket.
 lgreco_status lgreco_bucket_withhold(struct lgreco_bucket *bucket,
                                      size_t layer);
+
+// Tells the collective number `index`, from 0, that lgreco_bucket_next will ask for, so that memory can be reserved or
+// registered beforehand: its kind, LGRECO_REQUEST_NONE where there are no more, and its size; pointers are NULL. `count` is
+// the number of f32, where they are summed; `length` the bytes of one worker that LGRECO_REQUEST_ALL_GATHER gathers, of all
+// workers that LGRECO_REQUEST_ALL_GATHER_EACH gathers (the most, where values decide), that are broadcast, or that
+// LGRECO_REQUEST_ALL_TO_ALL sends and receives together. Fewer come if the exchange fails.
+lgreco_status lgreco_bucket_round(struct lgreco_bucket *bucket,
+                                  size_t index,
+                                  struct lgreco_request *request);
 
 // Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals
 // and compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else,

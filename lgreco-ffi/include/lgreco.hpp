@@ -300,6 +300,10 @@ public:
     virtual void all_to_all(const std::uint8_t *, const std::uint64_t *, std::uint8_t *, const std::uint64_t *) {
         throw Error(LGRECO_UNAVAILABLE, "this collective has no all_to_all");
     }
+    // Unless it is overridden, all values are summed everywhere.
+    virtual void reduce_scatter_sum(const std::uint64_t *, float *values, std::size_t count) {
+        all_reduce_sum(values, count);
+    }
 
 protected:
     Collective() = default;
@@ -335,6 +339,10 @@ struct Calls {
                                   std::uint8_t *received, const std::uint64_t *received_lens, void *) {
             return guarded(user, [&](Collective &own) { own.all_to_all(send, send_lens, received, received_lens); });
         };
+        callbacks.reduce_scatter_sum = [](void *user, const std::uint64_t *lens, float *values, std::size_t count,
+                                          void *) {
+            return guarded(user, [&](Collective &own) { own.reduce_scatter_sum(lens, values, count); });
+        };
         return callbacks;
     }
 
@@ -364,6 +372,8 @@ inline void perform(Collective &collective, const lgreco_request &request) {
     case LGRECO_REQUEST_BROADCAST: return collective.broadcast(request.root, bytes, request.length);
     case LGRECO_REQUEST_ALL_TO_ALL:
         return collective.all_to_all(request.send, request.send_lens, request.received, request.received_lens);
+    case LGRECO_REQUEST_REDUCE_SCATTER_SUM:
+        return collective.reduce_scatter_sum(request.lens, static_cast<float *>(request.buffer), request.count);
     default: throw Error(LGRECO_UNAVAILABLE, "this header does not know what is asked for");
     }
 }
@@ -385,6 +395,12 @@ public:
 
     // The layer has no gradient on this rank in this step.
     void withhold(std::size_t layer) { check(lgreco_bucket_withhold(get(), layer)); }
+    // The collective number `index`, from 0, that next() will ask for, without its memory.
+    lgreco_request round(std::size_t index) const {
+        lgreco_request announced = LGRECO_REQUEST_INIT;
+        check(lgreco_bucket_round(get(), index, &announced));
+        return announced;
+    }
 
     // Takes the gradients, one pointer per layer, and keeps the pointers until they are means.
     void submit(const std::vector<void *> &gradients, void *stream = nullptr) {

@@ -160,6 +160,7 @@ fn check_fields(request: &lgreco_request) {
         LGRECO_REQUEST_ALL_GATHER | LGRECO_REQUEST_BROADCAST => [true, false, true, false, false],
         LGRECO_REQUEST_ALL_GATHER_EACH => [true, false, false, true, false],
         LGRECO_REQUEST_ALL_TO_ALL => [false, false, false, false, true],
+        LGRECO_REQUEST_REDUCE_SCATTER_SUM => [true, true, false, true, false],
         _ => unreachable!("{kind}"),
     };
     assert_eq!(set, expected, "kind {kind}");

@@ -166,7 +166,8 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         all_gather,
         broadcast,
         all_gather_each,
-        all_to_all
+        all_to_all,
+        reduce_scatter_sum
     );
     struct_of!(
         p,
@@ -200,7 +201,8 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         bucket_bytes,
         metrics_every,
         compute_seconds,
-        compute_user
+        compute_user,
+        shards
     );
     struct_of!(
         p,

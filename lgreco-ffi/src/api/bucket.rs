@@ -150,6 +150,28 @@ pub unsafe extern "C" fn lgreco_bucket_withhold(bucket: *mut lgreco_bucket, laye
     unsafe { handle::call(bucket, |state| state.bucket.withhold(layer).map_err(|error| state.named(error))) }
 }
 
+/// Tells the collective number `index`, from 0, that lgreco_bucket_next will ask for, so that memory can be reserved or
+/// registered beforehand: its kind, LGRECO_REQUEST_NONE where there are no more, and its size; pointers are NULL. `count` is
+/// the number of f32, where they are summed; `length` the bytes of one worker that LGRECO_REQUEST_ALL_GATHER gathers, of all
+/// workers that LGRECO_REQUEST_ALL_GATHER_EACH gathers (the most, where values decide), that are broadcast, or that
+/// LGRECO_REQUEST_ALL_TO_ALL sends and receives together. Fewer come if the exchange fails.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_bucket_round(
+    bucket: *mut lgreco_bucket,
+    index: usize,
+    request: *mut lgreco_request,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(bucket, |state| {
+            let request = filled(request)?;
+            let rounds = state.bucket.rounds().map_err(|error| state.named(error));
+            request.fill(lgreco_request::announced(rounds?.nth(index)));
+            Ok(())
+        })
+    }
+}
+
 /// Takes the gradients of this step, one pointer per layer in the order in which the bucket was opened, adds residuals
 /// and compresses. The library keeps the pointers: what they point to must stay in its place, used by nobody else,
 /// until lgreco_bucket_next says LGRECO_REQUEST_NONE or fails, or the bucket is closed. Does not allocate.

@@ -38,7 +38,7 @@ pub struct lgreco_collective {
     pub all_gather_each:
         Option<unsafe extern "C" fn(user: *mut c_void, lens: *const u64, buffer: *mut u8, stream: *mut c_void) -> i32>,
     /// Sends worker i the next send_lens[i] bytes of `send`, and receives the next received_lens[i] of `received` from
-    /// it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE needs it; NULL likewise.
+    /// it, i ascending. Only LGRECO_ROUTE_SCATTER_REDUCE and LGRECO_ROUTE_SHARDED need it; NULL likewise.
     pub all_to_all: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -46,6 +46,18 @@ pub struct lgreco_collective {
             send_lens: *const u64,
             received: *mut u8,
             received_lens: *const u64,
+            stream: *mut c_void,
+        ) -> i32,
+    >,
+    /// Replaces the next lens[i] of `values`, i being this worker, by their sums over the workers; what becomes of the others
+    /// does not matter. Only LGRECO_ROUTE_SHARDED needs it; where it is NULL, `all_reduce_sum` is called for all of the
+    /// values, at about twice the traffic.
+    pub reduce_scatter_sum: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            lens: *const u64,
+            values: *mut f32,
+            count: usize,
             stream: *mut c_void,
         ) -> i32,
     >,
@@ -63,6 +75,7 @@ impl Default for lgreco_collective {
             broadcast: None,
             all_gather_each: None,
             all_to_all: None,
+            reduce_scatter_sum: None,
         }
     }
 }
@@ -151,5 +164,13 @@ impl Collective for Callbacks {
         let (send_lens, lens) = (send_lens.as_ptr(), received_lens.as_ptr());
         // SAFETY: as above.
         done(self.raw.all_to_all.map(|call| unsafe { call(user, from, send_lens, to, lens, stream) }))
+    }
+
+    fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
+        let Some(call) = self.raw.reduce_scatter_sum else { return self.all_reduce_sum(values) };
+        let (user, stream) = (self.raw.user, self.stream);
+        let (lens, pointer, count) = (lens.as_ptr(), values.as_mut_ptr(), values.len());
+        // SAFETY: as above.
+        done(Some(unsafe { call(user, lens, pointer, count, stream) }))
     }
 }

@@ -161,7 +161,14 @@ pub unsafe extern "C" fn lgreco_controller_create(
                 let tensor = layer.tensor()?;
                 tensors.push(Tensor::new(tensor.name, tensor.dims, tensor.dtype)?);
             }
-            let config = versioned_or_default(options)?.config(tensors.len())?;
+            let options = versioned_or_default(options)?;
+            let world = collective.world_size() as usize;
+            if !options.shards.is_null() && world > 0 {
+                let shards = slice(options.shards, tensors.len().saturating_mul(world), "shards")?;
+                let rows = tensors.into_iter().zip(shards.chunks(world));
+                tensors = rows.map(|(tensor, ends)| tensor.with_shards(ends)).collect();
+            }
+            let config = options.config(tensors.len())?;
             let names: Arc<[String]> = tensors.iter().map(|tensor| tensor.name().into()).collect();
             let controller = Controller::new(config, tensors, &collective).map_err(|error| {
                 let layer = error.layer().and_then(|layer| names.get(layer)).cloned();

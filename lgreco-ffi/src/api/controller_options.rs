@@ -46,6 +46,9 @@ pub type lgreco_route = u32;
 pub const LGRECO_ROUTE_ALL_GATHER: lgreco_route = 0;
 /// Each rank averages a part and compresses the mean again; needs the collective's `all_gather_each` and `all_to_all`.
 pub const LGRECO_ROUTE_SCATTER_REDUCE: lgreco_route = 1;
+/// Each rank gets the means of its shards alone (FSDP, ZeRO), in their place in the gradients, whose other elements are then
+/// of no use; needs `shards` and the collective's `all_to_all`. Not for hard thresholds, SIDCo and AdaComp.
+pub const LGRECO_ROUTE_SHARDED: lgreco_route = 2;
 
 /// What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.
 #[repr(C)]
@@ -117,6 +120,10 @@ pub struct lgreco_controller_options {
     >,
     /// Given to `compute_seconds`.
     pub compute_user: *mut c_void,
+    /// LGRECO_ROUTE_SHARDED: where shards end, in elements, world_size of them per layer, one layer after the other. Of each
+    /// layer rank r has the elements from its number r - 1, or 0, to its number r, which may be none; the last is the number of
+    /// the layer's elements. Must be NULL, the default, for other routes. Not kept.
+    pub shards: *const u64,
 }
 
 impl Default for lgreco_controller_options {
@@ -153,6 +160,7 @@ impl Default for lgreco_controller_options {
             metrics_every: config.metrics_every,
             compute_seconds: None,
             compute_user: core::ptr::null_mut(),
+            shards: core::ptr::null(),
         }
     }
 }
@@ -255,6 +263,7 @@ impl lgreco_controller_options {
             route: match self.route {
                 LGRECO_ROUTE_ALL_GATHER => Route::AllGather,
                 LGRECO_ROUTE_SCATTER_REDUCE => Route::ScatterReduce,
+                LGRECO_ROUTE_SHARDED => Route::Sharded,
                 found => return Err(Failure::UnknownConstant { what: "route", found }),
             },
             bucket_bytes: self.bucket_bytes,

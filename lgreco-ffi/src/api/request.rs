@@ -2,7 +2,7 @@ use super::context::{LGRECO_DEVICE_CPU, lgreco_device};
 use crate::pointers::Versioned;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
-use lgreco_train::exchange::Request;
+use lgreco_train::exchange::{Request, Round};
 
 /// A collective that the caller is to perform: LGRECO_REQUEST_...
 pub type lgreco_request_kind = u32;
@@ -20,6 +20,9 @@ pub const LGRECO_REQUEST_BROADCAST: lgreco_request_kind = 4;
 /// Send worker i the next send_lens[i] bytes of `send`, and receive the next received_lens[i] of `received` from it, as
 /// the collective's `all_to_all`.
 pub const LGRECO_REQUEST_ALL_TO_ALL: lgreco_request_kind = 5;
+/// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers, as the
+/// collective's `reduce_scatter_sum`.
+pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM: lgreco_request_kind = 6;
 
 /// A collective to perform, blocking or not, on memory of the library's. Begin with LGRECO_REQUEST_INIT.
 ///
@@ -46,7 +49,7 @@ pub struct lgreco_request {
     pub count: usize,
     /// Bytes; of one worker where they are gathered.
     pub length: usize,
-    /// Bytes of each worker.
+    /// Bytes of each worker; of LGRECO_REQUEST_REDUCE_SCATTER_SUM number of f32.
     pub lens: *const u64,
     /// What to send, by receiver.
     pub send: *const u8,
@@ -122,6 +125,27 @@ impl lgreco_request {
                 received_lens: received_lens.as_ptr(),
                 ..none
             },
+            Some(Request::ReduceScatterSum { lens, values }) => lgreco_request {
+                kind: LGRECO_REQUEST_REDUCE_SCATTER_SUM,
+                buffer: values.as_mut_ptr().cast(),
+                count: values.len(),
+                lens: lens.as_ptr(),
+                ..none
+            },
         }
+    }
+
+    /// A collective whose memory is not there yet.
+    pub(super) fn announced(round: Option<Round>) -> lgreco_request {
+        let (kind, count, length) = match round {
+            None => (LGRECO_REQUEST_NONE, 0, 0),
+            Some(Round::AllReduceSum { values }) => (LGRECO_REQUEST_ALL_REDUCE_SUM, values, 0),
+            Some(Round::AllGather { bytes }) => (LGRECO_REQUEST_ALL_GATHER, 0, bytes),
+            Some(Round::AllGatherEach { bytes, .. }) => (LGRECO_REQUEST_ALL_GATHER_EACH, 0, bytes),
+            Some(Round::Broadcast { bytes }) => (LGRECO_REQUEST_BROADCAST, 0, bytes),
+            Some(Round::AllToAll { send, received }) => (LGRECO_REQUEST_ALL_TO_ALL, 0, send.saturating_add(received)),
+            Some(Round::ReduceScatterSum { values, .. }) => (LGRECO_REQUEST_REDUCE_SCATTER_SUM, values, 0),
+        };
+        lgreco_request { kind, count, length, ..Default::default() }
     }
 }

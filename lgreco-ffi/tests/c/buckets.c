@@ -19,6 +19,7 @@ typedef struct {
     lgreco_request request;
     lgreco_status status;
     int done;
+    size_t round;
 } Flight;
 
 static void submit(Flight *flight) {
@@ -28,10 +29,31 @@ static void submit(Flight *flight) {
     flight->done = flight->status != LGRECO_OK;
 }
 
+static uint64_t sum(const uint64_t *lens, uint32_t workers) {
+    uint64_t all = 0;
+    for (uint32_t rank = 0; rank < workers; rank++) all += lens[rank];
+    return all;
+}
+
+// What comes is what was announced.
+static void check_round(const lgreco_request *announced, const lgreco_request *request, uint32_t workers) {
+    CHECK(announced->kind == request->kind && announced->count == request->count && announced->buffer == NULL);
+    if (request->kind == LGRECO_REQUEST_ALL_GATHER_EACH)
+        CHECK(announced->length >= sum(request->lens, workers));
+    else if (request->kind == LGRECO_REQUEST_ALL_TO_ALL)
+        CHECK(announced->length == sum(request->send_lens, workers) + sum(request->received_lens, workers));
+    else
+        CHECK(announced->length == request->length);
+}
+
 // Goes on by one collective.
 static void go_on(Flight *flight, Member *member) {
+    lgreco_request announced = LGRECO_REQUEST_INIT;
+    OK(lgreco_bucket_round(flight->bucket, flight->round++, &announced));
     flight->status = lgreco_bucket_next(flight->bucket, &flight->request, NULL);
     flight->done = flight->status != LGRECO_OK || flight->request.kind == LGRECO_REQUEST_NONE;
+    if (flight->status == LGRECO_OK && flight->request.kind != LGRECO_REQUEST_NONE)
+        check_round(&announced, &flight->request, member->group->workers);
     if (!flight->done) CHECK(perform(member, &flight->request) == 0);
 }
 
@@ -156,6 +178,10 @@ static void as_the_blocking_step(void) {
             base(planned[i]);
             run(3, compare);
             options.route = LGRECO_ROUTE_SCATTER_REDUCE;
+            run(2, compare);
+            const uint64_t shards[] = {ELEMENTS / 2, ELEMENTS, 0, BIAS, ELEMENTS - 100, ELEMENTS};
+            options.route = LGRECO_ROUTE_SHARDED;
+            options.shards = shards;
             run(2, compare);
         }
         for (int i = 0; i < 4; i++) {

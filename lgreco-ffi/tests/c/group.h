@@ -119,6 +119,28 @@ static inline int32_t all_to_all(void *user, const uint8_t *send, const uint64_t
     return meet(group);
 }
 
+static inline int32_t reduce_scatter_sum(void *user, const uint64_t *lens, float *values, size_t count, void *stream) {
+    Member *const member = user;
+    Group *const group = member->group;
+    int code = enter(member);
+    if (code || stream != NULL) return code ? code : 1;
+    size_t before = 0, all = 0;
+    for (uint32_t rank = 0; rank < group->workers; rank++) {
+        before += rank < member->rank ? lens[rank] : 0;
+        all += lens[rank];
+    }
+    if (all != count) return BROKEN;
+    group->from[member->rank] = values;
+    if ((code = meet(group))) return code;
+    // Only this worker looks at its own part of anybody's values, which it writes last.
+    for (size_t i = before; i < before + lens[member->rank]; i++) {
+        float sum = 0;
+        for (uint32_t rank = 0; rank < group->workers; rank++) sum += ((const float *)group->from[rank])[i];
+        values[i] = sum;
+    }
+    return meet(group);
+}
+
 // Does what a bucket or a controller asks for.
 static inline int32_t perform(Member *member, const lgreco_request *request) {
     switch (request->memory == LGRECO_DEVICE_CPU ? request->kind : LGRECO_REQUEST_NONE) {
@@ -128,6 +150,8 @@ static inline int32_t perform(Member *member, const lgreco_request *request) {
     case LGRECO_REQUEST_BROADCAST: return broadcast(member, request->root, request->buffer, request->length, NULL);
     case LGRECO_REQUEST_ALL_TO_ALL:
         return all_to_all(member, request->send, request->send_lens, request->received, request->received_lens, NULL);
+    case LGRECO_REQUEST_REDUCE_SCATTER_SUM:
+        return reduce_scatter_sum(member, request->lens, request->buffer, request->count, NULL);
     default: return BROKEN;
     }
 }
@@ -142,6 +166,7 @@ static inline lgreco_collective collective_of(Member *member) {
     collective.broadcast = broadcast;
     collective.all_gather_each = all_gather_each;
     collective.all_to_all = all_to_all;
+    collective.reduce_scatter_sum = reduce_scatter_sum;
     return collective;
 }
 

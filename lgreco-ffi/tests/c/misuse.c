@@ -250,6 +250,8 @@ static void null_pointers(void) {
     NULL_(lgreco_bucket_open(controller, lent, 1, NULL));
     OK(lgreco_bucket_open(controller, lent, 1, &flying));
     NULL_(lgreco_bucket_withhold(NULL, 0));
+    NULL_(lgreco_bucket_round(NULL, 0, &request));
+    NULL_(lgreco_bucket_round(flying, 0, NULL));
     NULL_(lgreco_bucket_submit(NULL, gradients, 1, NULL));
     NULL_(lgreco_bucket_submit(flying, NULL, 1, NULL));
     NULL_(lgreco_bucket_submit(flying, null_gradients, 1, NULL));

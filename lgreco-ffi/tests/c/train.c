@@ -370,6 +370,7 @@ static lgreco_status alone_with(lgreco_controller_options options, int all_gathe
     lgreco_controller *controller = controller_of(&member, &options);
     lgreco_collective collective = collective_of(&member);
     if (!all_gather_each_too) collective.all_gather_each = NULL;
+    if (!all_gather_each_too) collective.reduce_scatter_sum = NULL;
     if (!all_to_all_too) collective.all_to_all = NULL;
     void *pointers[LAYERS];
     for (int l = 0; l < LAYERS; l++) pointers[l] = model->values[l];
@@ -392,6 +393,11 @@ static void optional_callbacks(void) {
     STATUS(LGRECO_OK, alone_with(options, 1, 1));
     STATUS(LGRECO_COLLECTIVE, alone_with(options, 0, 1));
     STATUS(LGRECO_COLLECTIVE, alone_with(options, 1, 0));
+    const uint64_t shards[] = {ELEMENTS, BIAS, ELEMENTS};
+    options.route = LGRECO_ROUTE_SHARDED;
+    options.shards = shards;
+    STATUS(LGRECO_OK, alone_with(options, 0, 1));  // sums by all-reduces
+    STATUS(LGRECO_COLLECTIVE, alone_with(options, 0, 0));
     lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
     options = base();
     options.policy = LGRECO_POLICY_FIXED;

@@ -4,10 +4,11 @@ use super::Tensor;
 use super::groups::Groups;
 use super::layer::LayerState;
 use crate::compress::Setting;
-use crate::exchange::{Layer, Route, workspace_len};
+use crate::exchange::{Layer, Route, Spec, workspace_len};
 use crate::feedback::Memory;
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 /// A layer on loan from the controller.
@@ -15,6 +16,7 @@ pub(super) struct Kept {
     pub index: usize,
     pub shape: Shape,
     pub dtype: Dtype,
+    pub shards: Arc<[u64]>,
     pub state: LayerState,
     /// The measuring rank's mean gradient; empty on others.
     pub window: Vec<f32>,
@@ -23,6 +25,14 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// What an exchange knows of it.
+    pub(super) fn spec(&self) -> Spec<'_> {
+        // With a residual, f32 is compressed.
+        let dtype = if self.memory().is_some() { Dtype::F32 } else { self.dtype };
+        let spec = Spec::from((self.state.choice.setting, self.shape, dtype));
+        Spec { index: self.index as u32, shards: &self.shards, ..spec }
+    }
+
     /// The residual that goes out with the gradient.
     pub(super) fn memory(&self) -> Option<&Memory<Vec<u64>>> {
         self.state.memory.as_ref().filter(|_| !self.withheld)
@@ -53,7 +63,7 @@ impl Arena {
             let group = &tensors[range.clone()];
             layers = layers.max(group.len());
             elements = elements.max(group.iter().map(|tensor| tensor.shape.elements()).sum());
-            let dense = group.iter().map(|tensor| (Setting::Dense, tensor.shape, tensor.dtype));
+            let dense = group.iter().map(|tensor| tensor.spec(Setting::Dense));
             words = words.max(workspace_len(dense, route, world)?);
         }
         arena.reserve(layers, elements, words)?;

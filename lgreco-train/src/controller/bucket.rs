@@ -1,15 +1,15 @@
 //! Layers that are exchanged together, from gradients to means and residuals.
 
 use super::NonFinite;
-use super::arena::{Arena, recycled};
+use super::arena::{Arena, Kept, recycled};
 use super::check::{check, first_non_finite, relative_error};
 use super::layer::LayerState;
 use super::view::{Places, When, is_in_place, list_of, owns, parts, take};
 use super::window;
 use crate::compress::{Compressor, Setting};
-use crate::exchange::{Agreement, Flight, Host, Moment, Request, request, workspace_len};
+use crate::exchange::{Agreement, Flight, Host, Moment, Program, Request, Round, Route, Spec, request, workspace_len};
 use crate::feedback::plain_values;
-use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut, first_too_large};
+use crate::gradient::{Dtype, Gradient, Values, ValuesMut, first_too_large};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
@@ -23,6 +23,8 @@ enum Progress {
     /// Some rank's gradient was not finite; nothing else has changed.
     Broken,
     Failed,
+    /// The others have not.
+    FailedAlone,
 }
 
 /// Layers that are exchanged together in one step, lent by a [`Controller`](super::Controller) with all that this rank
@@ -86,13 +88,10 @@ pub struct Bucket {
 }
 
 /// Words of workspace for layers of these settings.
-pub(super) fn words(
-    layers: impl Iterator<Item = (Setting, Shape, Dtype)> + Clone,
-    moment: &Moment,
-) -> Result<usize, Error> {
+pub(super) fn words<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: &Moment) -> Result<usize, Error> {
     let narrow = workspace_len(layers.clone(), moment.route, moment.world_size)?;
     // With a residual, f32 is compressed.
-    let wide = layers.map(|(setting, shape, _)| (setting, shape, Dtype::F32));
+    let wide = layers.map(|spec| Spec { dtype: Dtype::F32, ..spec });
     Ok(narrow.max(workspace_len(wide, moment.route, moment.world_size)?))
 }
 
@@ -118,7 +117,7 @@ impl Bucket {
     /// Makes room for the exchange.
     pub(super) fn reserve(&mut self) -> Result<(), Error> {
         let kept = self.arena.kept.iter();
-        let words = words(kept.clone().map(|kept| (kept.state.choice.setting, kept.shape, kept.dtype)), &self.moment)?;
+        let words = words(kept.clone().map(Kept::spec), &self.moment)?;
         let elements = kept.clone().map(|kept| kept.shape.elements()).sum();
         self.arena.reserve(kept.len(), elements, words)?;
         self.arena.kept.iter_mut().try_for_each(|kept| kept.state.reserve(kept.shape))
@@ -127,6 +126,17 @@ impl Bucket {
     /// The layers, in the order in which their gradients are given.
     pub fn layers(&self) -> impl ExactSizeIterator<Item = usize> {
         self.arena.kept.iter().map(|kept| kept.index)
+    }
+
+    /// The collectives that [`next`](Bucket::next) will ask for, in order, with their sizes, so that memory can be reserved or
+    /// registered beforehand. There are fewer if the exchange fails.
+    ///
+    /// # Errors
+    /// None that [`Controller::open`](super::Controller::open) has not had.
+    pub fn rounds(&self) -> Result<impl Iterator<Item = Round> + use<>, Error> {
+        let specs = self.arena.kept.iter().map(Kept::spec);
+        let program = Program::new(specs, self.moment, self.agreement, 0)?;
+        Ok(program.rounds().map(|(_, round)| round))
     }
 
     pub(super) fn has_elements(&self) -> bool {
@@ -140,6 +150,10 @@ impl Bucket {
 
     pub(super) fn is_exchanged(&self) -> bool {
         self.progress == Progress::Exchanged
+    }
+
+    pub(super) fn failed_alone(&self) -> bool {
+        self.progress == Progress::FailedAlone
     }
 
     pub(super) fn is_broken(&self) -> bool {
@@ -187,7 +201,7 @@ impl Bucket {
         let when = if failure.is_some() { When::Failed } else { When::Begin };
         let Arena { kept, mean, offered, own, sent, workspace, list } = &mut self.arena;
         let room = Places { mean, offered, own };
-        let mut layers = list_of(kept, room, gradients, when, moment.route, self.measured, core::mem::take(list))?;
+        let mut layers = list_of(kept, room, gradients, when, &moment, self.measured, core::mem::take(list))?;
         let flight = Flight::begin(&mut Host { layers: &mut layers, workspace }, moment, agreement, failure);
         sent.iter_mut().zip(&layers).for_each(|(to, layer)| *to = layer.sent);
         *list = recycled(layers);
@@ -207,12 +221,15 @@ impl Bucket {
     /// Goes on, once the collective asked for before is done, until the next one; `None` when the gradients are means and
     /// residuals have taken note. `gradients` are those of [`submit`](Bucket::submit).
     ///
+    /// By [`Route::Sharded`] this rank's shards become means, and the other elements are of no use.
+    ///
     /// Where some rank's gradient is not finite, and the configuration does not make that an error, all gradients of the bucket
     /// become NaN on every rank, so that a loss scaler finds them, and residuals stay as they are.
     ///
     /// # Errors
     /// Those of [`Flight::next`], on all ranks alike; gradients are then of no use, residuals are unchanged.
-    /// [`CoreError::ElementOverflow`] when a mean does not fit its layer's element type, on all ranks.
+    /// [`CoreError::ElementOverflow`] when a mean does not fit its layer's element type, on all ranks. By [`Route::Sharded`] what
+    /// is wrong with one rank's shard fails there; the others are told by the next bucket or step.
     /// [`Error::StepOrder`] when there are no gradients yet, [`Error::LayerMismatch`], [`CoreError::Length`] when they are of
     /// other lengths than before.
     ///
@@ -223,7 +240,9 @@ impl Bucket {
             Progress::UnderWay => {}
             Progress::Exchanged | Progress::Broken => return Ok(None),
             Progress::Open => return Err(Error::StepOrder { what: "the bucket is open", expected: "gradients" }),
-            Progress::Failed => return Err(Error::StepOrder { what: "the bucket has failed", expected: "another" }),
+            Progress::Failed | Progress::FailedAlone => {
+                return Err(Error::StepOrder { what: "the bucket has failed", expected: "another" });
+            }
         }
         let Some(flight) = &mut self.flight else { return Ok(None) };
         let failure = self.failure;
@@ -232,8 +251,8 @@ impl Bucket {
         }
         let when = if failure.is_some() { When::Failed } else { When::Next };
         let Arena { kept, mean, offered, own, workspace, list, .. } = &mut self.arena;
-        let (room, route) = (Places { mean, offered, own }, self.moment.route);
-        let mut layers = list_of(kept, room, gradients, when, route, self.measured, core::mem::take(list))?;
+        let (room, moment) = (Places { mean, offered, own }, &self.moment);
+        let mut layers = list_of(kept, room, gradients, when, moment, self.measured, core::mem::take(list))?;
         let advanced = flight.advance(&mut Host { layers: &mut layers, workspace });
         let mut late = None;
         for layer in &layers {
@@ -244,20 +263,28 @@ impl Bucket {
         match advanced {
             Ok(Some(part)) => return request(part, flight.program(), &mut self.arena.workspace).map(Some),
             Ok(None) => {}
-            Err(error) => return self.fail(error, gradients),
+            Err(error) => {
+                let alone = flight.failed_alone();
+                return self.fail(error, alone, gradients);
+            }
         }
         match self.take_means(gradients) {
             Ok(()) => self.progress = Progress::Exchanged,
-            Err(error) => return self.fail(error, gradients),
+            Err(error) => return self.fail(error, self.moment.route == Route::Sharded, gradients),
         }
         Ok(None)
     }
 
     /// Ends without means.
-    fn fail(&mut self, error: Error, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Request<'_>>, Error> {
-        self.progress = Progress::Failed;
+    fn fail(
+        &mut self,
+        error: Error,
+        alone: bool,
+        gradients: &mut [ValuesMut<'_>],
+    ) -> Result<Option<Request<'_>>, Error> {
+        self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Nothing is remembered of this exchange.
-        self.late = None;
+        self.late = alone.then_some(error);
         let not_finite =
             matches!(error, Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. });
         if !not_finite || self.non_finite == NonFinite::Error {
@@ -302,8 +329,11 @@ impl Bucket {
     fn take_means(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let Arena { kept, mean, offered, own, sent, .. } = &mut self.arena;
         for (kept, part) in kept.iter().zip(parts(kept)) {
-            if let Some(index) = first_too_large(&mean[part.clone()], kept.dtype) {
-                return Err(Error::Core(CoreError::ElementOverflow { index, value: mean[part][index] }));
+            let wanted = kept.spec().wanted(self.moment.route, self.moment.rank);
+            let mean = &mean[part][..wanted.len()];
+            if let Some(index) = first_too_large(mean, kept.dtype) {
+                let (index, value) = (wanted.start + index, mean[index]);
+                return Err(Error::Core(CoreError::ElementOverflow { index, value }));
             }
         }
         let mut at = 0;
@@ -342,7 +372,8 @@ impl Bucket {
             counts.bytes_out += sent;
             self.bytes += sent;
             if !in_place {
-                gradient.write(mean[part].iter().copied());
+                let wanted = kept.spec().wanted(route, rank);
+                gradient.write_at(wanted.start, mean[part][..wanted.len()].iter().copied());
             }
         }
         Ok(())

@@ -37,7 +37,8 @@ pub struct Config {
     pub objective: Objective,
     /// What happens to a step in which some rank's gradient holds NaN or infinity.
     pub non_finite: NonFinite,
-    /// How payloads that cannot be summed on the wire travel.
+    /// How payloads that cannot be summed on the wire travel. By [`Route::Sharded`] each rank gets the means of its
+    /// [shards](Tensor::with_shards) alone, in their place in the gradients, whose other elements are then of no use.
     pub route: Route,
     /// Layers are exchanged together until their uncompressed gradients exceed this many bytes; 4 MiB unless set.
     pub bucket_bytes: usize,
@@ -270,8 +271,10 @@ impl Config {
             crate::error::expect_len("fixed settings, one per layer", tensors.len(), settings.len())?;
             for (setting, tensor) in settings.iter().zip(tensors) {
                 setting.payload_len(tensor.shape, tensor.dtype)?;
+                tensor.spec(*setting).check_shards(self.route, world)?;
             }
         }
+        tensors.iter().try_for_each(|tensor| tensor.spec(Setting::Dense).check_shards(self.route, world))?;
         if let Some(Accordion { low, high, eta, drop }) = self.accordion() {
             require(eta > 0.0 && eta.is_finite(), "Accordion's eta", eta, "a finite number above 0")?;
             require(drop >= 1.0 && drop.is_finite(), "Accordion's drop", drop, "a finite number of at least 1")?;

@@ -72,6 +72,7 @@ impl Controller {
                 index,
                 shape: tensor.shape,
                 dtype: tensor.dtype,
+                shards: tensor.shards.clone(),
                 state: self.states[index].lend(ticket),
                 window: self.planner.lend_mean(index),
                 withheld: false,

@@ -528,7 +528,8 @@ fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
     let kinds = [world as u64, config.route as u64, config.non_finite as u64, config.measuring_rank as u64];
     let tensors = tensors.iter().flat_map(|tensor| {
         let name = tensor.name.bytes().map(u64::from);
-        name.chain([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64])
+        let shape = [tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64];
+        name.chain(shape).chain(tensor.shards.iter().copied())
     });
     let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
     let fixed = match &config.policy {

@@ -149,7 +149,8 @@ impl Controller {
     ///
     /// In the middle of the exchange: [`CoreError::Overflow`], [`CoreError::ElementOverflow`], [`Error::PeerMessage`].
     /// The step is then over, all of its gradients are of no use, and the residuals of the buckets exchanged before
-    /// have taken note of it; the next step works. [`CoreError::Overflow`] of a residual alone is told by the next
+    /// have taken note of it; the next step works. By [`Route::Sharded`](crate::exchange::Route) what overflows in one rank's
+    /// shard fails there, and on all ranks at the next bucket or step. [`CoreError::Overflow`] of a residual alone is told by the next
     /// step, which then may be repeated. After [`Error::Collective`] ranks may differ: restore a saved state.
     ///
     /// # Complexity
@@ -178,6 +179,7 @@ impl Controller {
             self.non_finite += 1;
             return self.without_compression(collective, gradients);
         }
+        let mut failed_alone = None;
         for group in 0..self.planner.groups.ranges.len() {
             let range = self.planner.groups.ranges[group].clone();
             let mut bucket = match self.open_group(range.clone()) {
@@ -188,13 +190,25 @@ impl Controller {
                 }
             };
             let exchanged = bucket.exchange(collective, &mut gradients[range]);
+            let alone = bucket.failed_alone();
             self.close(bucket)?;
-            if let Err(error) = exchanged {
-                self.end_step();
-                return Err(error);
+            match exchanged {
+                Ok(()) => {}
+                // The others go on, and are told by the next bucket.
+                Err(error) if alone => failed_alone = failed_alone.or(Some(error)),
+                Err(error) => {
+                    self.end_step();
+                    return Err(error);
+                }
             }
         }
-        self.finish_step()
+        match failed_alone {
+            None => self.finish_step(),
+            Some(error) => {
+                self.end_step();
+                Err(error)
+            }
+        }
     }
 
     /// Finds out whether all ranks can take this step and want the same, decides and switches if it is time to; returns

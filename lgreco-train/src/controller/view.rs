@@ -4,7 +4,7 @@ use super::arena::{Kept, recycled};
 use super::layer::LayerState;
 use crate::Error;
 use crate::compress::Setting;
-use crate::exchange::{Input, Layer, Route, is_gathered};
+use crate::exchange::{Input, Layer, Moment, Route, is_gathered, is_sharded};
 use crate::feedback::{Memory, plain_values};
 use crate::gradient::{Dtype, Gradient, Values, ValuesMut};
 use alloc::vec::Vec;
@@ -48,16 +48,18 @@ pub(super) fn list_of<'a>(
     Places { mut mean, mut offered, mut own }: Places<'a>,
     gradients: &'a mut [ValuesMut<'_>],
     when: When,
-    route: Route,
+    moment: &Moment,
     measured: bool,
     list: Vec<Layer<'static>>,
 ) -> Result<Vec<Layer<'a>>, Error> {
+    let route = moment.route;
     let mut list = recycled(list);
     let mut gradients = gradients.iter_mut();
     for kept in kept {
         let (shape, dtype, elements) = (kept.shape, kept.dtype, kept.shape.elements());
         let (in_place, owned) = (is_in_place(kept, route, measured), owns(kept, measured));
         let plain = kept.memory().map(Memory::is_plain);
+        let wanted = kept.spec().wanted(route, moment.rank);
         let LayerState { choice, pending, factor, .. } = &mut kept.state;
         let (mean, offered, own) = (take(&mut mean, elements), take(&mut offered, elements), take(&mut own, elements));
         let setting = choice.setting;
@@ -68,7 +70,8 @@ pub(super) fn list_of<'a>(
             fresh: None,
             sent: 0,
             late: None,
-            mean,
+            shards: &kept.shards,
+            mean: &mut mean[..wanted.len()],
             own: owned.then_some(own),
             factor,
         };
@@ -81,7 +84,7 @@ pub(super) fn list_of<'a>(
             };
             if in_place && when == When::Next {
                 if let ValuesMut::F32(values) = gradient {
-                    layer.mean = values;
+                    layer.mean = &mut values[wanted];
                 }
             } else {
                 let values = Gradient::new(gradient.values(), shape)?;
@@ -104,7 +107,7 @@ pub(super) fn is_in_place(kept: &Kept, route: Route, measured: bool) -> bool {
         && !matches!(setting, Setting::AdaComp(_))
         && match kept.memory() {
             Some(memory) => memory.is_plain(),
-            None => *setting == Setting::Dense || is_gathered(setting, route),
+            None => *setting == Setting::Dense || is_gathered(setting, route) || is_sharded(setting, route),
         }
 }
 

@@ -5,13 +5,14 @@ use super::flight::{Agreement, Flight};
 use super::host::Host;
 use super::layout::Layout;
 use crate::compress::wire::Payload;
-use crate::compress::{Setting, decode};
+use crate::compress::{Compressor, Setting, decode};
 use crate::error::expect_len;
 use crate::feedback::is_finite;
 use crate::gradient::{Dtype, Gradient, Shape, Values};
 use crate::internal::payload::{Combine, combine};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
+use core::ops::Range;
 
 /// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo). Others
 /// are always gathered.
@@ -32,6 +33,10 @@ pub enum Route {
     /// Each rank averages a part and compresses the mean again: two compressions, traffic does not grow. Needs
     /// [`Collective::all_to_all`].
     ScatterReduce,
+    /// Each rank gets the mean of its [shard](Spec::shards) alone, which is what optimisers that are sharded need (FSDP,
+    /// ZeRO): one compression, traffic does not grow. Needs [`Collective::all_to_all`], and for dense layers
+    /// [`Collective::reduce_scatter_sum`]. Not for methods whose lengths the values decide.
+    Sharded,
 }
 
 /// How a compressor's outputs are combined.
@@ -85,10 +90,12 @@ impl Aggregation {
 /// use lgreco_train::gradient::{Dtype, Shape};
 /// let spec = Spec::from((Setting::Dense, Shape::new(10, 10)?, Dtype::F32));
 /// assert_eq!((spec.index, spec.setting), (0, Setting::Dense));
+/// let fsdp = Spec { shards: &[40, 80, 100], ..spec }; // rows 0..4, 4..8 and 8..10
+/// assert_eq!(fsdp.shard(2), 80..100);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spec {
+pub struct Spec<'a> {
     /// Index of the layer in the model.
     pub index: u32,
     /// How it is compressed.
@@ -97,11 +104,52 @@ pub struct Spec {
     pub shape: Shape,
     /// Of what is compressed: the gradient's, or f32 with a residual.
     pub dtype: Dtype,
+    /// [`Route::Sharded`]: where each rank's shard ends, in elements: rank r has those from `shards[r - 1]` to `shards[r]`,
+    /// which may be none, and the last rank's end with the layer. Rows of a matrix (FSDP) are shards, and so are what
+    /// ranges of a flat buffer (ZeRO) leave of each layer. Empty on other routes.
+    pub shards: &'a [u64],
 }
 
-impl From<(Setting, Shape, Dtype)> for Spec {
+impl From<(Setting, Shape, Dtype)> for Spec<'_> {
     fn from((setting, shape, dtype): (Setting, Shape, Dtype)) -> Self {
-        Spec { index: 0, setting, shape, dtype }
+        Spec { index: 0, setting, shape, dtype, shards: &[] }
+    }
+}
+
+impl Spec<'_> {
+    /// The elements of a rank's shard; none if it has no shard.
+    pub fn shard(&self, rank: u32) -> Range<usize> {
+        let end = |rank: usize| self.shards.get(rank).map_or(0, |&end| end as usize);
+        (rank as usize).checked_sub(1).map_or(0, end)..end(rank as usize)
+    }
+
+    /// The elements of which a rank gets the mean.
+    pub(crate) fn wanted(&self, route: Route, rank: u32) -> Range<usize> {
+        match route {
+            Route::Sharded => self.shard(rank),
+            _ => 0..self.shape.elements(),
+        }
+    }
+
+    /// `Err` unless the layer can be sharded, if it is to be.
+    pub(crate) fn check_shards(&self, route: Route, world: u32) -> Result<(), Error> {
+        if route != Route::Sharded {
+            return expect_len("ends of shards", 0, self.shards.len());
+        }
+        let wrong = |what, value, expected| Err(Error::Core(CoreError::Parameter { what, value, expected }));
+        if !self.setting.has_fixed_len() {
+            let expected = "one that does not shard, for methods whose lengths the values decide";
+            return wrong("route", route as u32 as f64, expected);
+        }
+        expect_len("ends of shards, one per rank", world as usize, self.shards.len())?;
+        let elements = self.shape.elements() as u64;
+        let descends = self.shards.windows(2).find(|ends| ends[0] > ends[1]).map(|ends| ends[1]);
+        match descends.or(self.shards.last().copied().filter(|&end| end != elements)) {
+            Some(end) => {
+                wrong("end of a shard", end as f64, "not before the last rank's, and at last that of the layer")
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -196,6 +244,7 @@ impl Input<'_> {
 ///     fresh: None,
 ///     sent: 0,
 ///     late: None,
+///     shards: &[],
 ///     mean: &mut mean,
 ///     own: None, // no residual
 ///     factor: &mut factor,
@@ -220,7 +269,9 @@ pub struct Layer<'a> {
     pub sent: u64,
     /// Gets what this rank alone finds wrong with what is left of a compensated gradient: it is not finite.
     pub late: Option<Error>,
-    /// Gets the mean over the workers; one place per element.
+    /// By [`Route::Sharded`]: [where shards end](Spec::shards). Else empty.
+    pub shards: &'a [u64],
+    /// Gets the mean over the workers; one place per element, by [`Route::Sharded`] per element of this rank's shard.
     pub mean: &'a mut [f32],
     /// Gets this worker's own contribution to the mean, to be taken off its residual; one place per element.
     pub own: Option<&'a mut [f32]>,
@@ -230,9 +281,9 @@ pub struct Layer<'a> {
 }
 
 impl Layer<'_> {
-    pub(super) fn spec(&self) -> Spec {
+    pub(super) fn spec(&self) -> Spec<'_> {
         let (shape, dtype) = (self.gradient.shape(), self.gradient.dtype());
-        Spec { index: self.index, setting: self.setting, shape, dtype }
+        Spec { index: self.index, setting: self.setting, shape, dtype, shards: self.shards }
     }
 
     /// Columns of PowerSGD's factors; 0 for other settings.
@@ -264,13 +315,13 @@ impl Layer<'_> {
         Ok(())
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self, moment: &Moment) -> Result<(), Error> {
         let shape = self.gradient.shape();
         if let Some(fresh) = &self.fresh {
             expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
             expect_len("columns of the fresh gradient", shape.cols(), fresh.shape().cols())?;
         }
-        expect_len("mean values", shape.elements(), self.mean.len())?;
+        expect_len("mean values", self.spec().wanted(moment.route, moment.rank).len(), self.mean.len())?;
         if let Some(own) = &self.own {
             expect_len("own values", shape.elements(), own.len())?;
         }
@@ -288,6 +339,11 @@ pub(crate) fn is_gathered(setting: &Setting, route: Route) -> bool {
         Aggregation::VariablePayloads => true,
         Aggregation::AllReduce | Aggregation::FactorAllReduce | Aggregation::SharedPositions => false,
     }
+}
+
+/// Whether payloads of `setting` travel by shards.
+pub(crate) fn is_sharded(setting: &Setting, route: Route) -> bool {
+    route == Route::Sharded && Aggregation::of(setting) == Aggregation::Payloads
 }
 
 /// Columns of PowerSGD's factors; 0 for other settings.
@@ -350,12 +406,12 @@ impl Moment {
 ///
 /// # Errors
 /// [`CoreError::Parameter`](crate::CoreError::Parameter) when a setting does not fit its shape.
-pub fn workspace_len(
-    layers: impl Iterator<Item = (Setting, Shape, Dtype)> + Clone,
+pub fn workspace_len<'a>(
+    layers: impl Iterator<Item = impl Into<Spec<'a>>> + Clone,
     route: Route,
     world_size: u32,
 ) -> Result<usize, Error> {
-    Ok(Layout::new(layers.map(Spec::from), route, world_size)?.words())
+    Ok(Layout::new(layers.map(Into::into), route, world_size)?.words())
 }
 
 /// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and
@@ -381,14 +437,14 @@ pub fn workspace_len(
 /// let means = threads::run(2, |mut worker| {
 ///     let values = [1.0, worker.rank() as f32];
 ///     let gradient = Gradient::new(Values::F32(&values), shape)?;
-///     let mut mean = [0.0; 2];
+///     let mut means = [0.0; 2];
 ///     let words = exchange::workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?;
 ///     let factor = &mut [][..];
 ///     let gradient = gradient.into();
-///     let layer =
-///         Layer { index: 0, setting, gradient, fresh: None, sent: 0, late: None, mean: &mut mean, own: None, factor };
+///     let (shards, mean) = (&[][..], &mut means[..]);
+///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late: None, shards, mean, own: None, factor };
 ///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
-///     Ok::<_, lgreco_train::Error>(mean)
+///     Ok::<_, lgreco_train::Error>(means)
 /// });
 /// assert_eq!(means, [Ok([1.0, 0.5]); 2]);
 /// # Ok::<(), lgreco_train::Error>(())

@@ -1,17 +1,19 @@
 //! Which rank averages which part of a bucket.
 
-use super::bucket::Spec;
+use super::bucket::{Route, Spec};
 use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
 use core::ops::Range;
 
-/// Equal shares of all elements that travel as payloads, their boundaries moved to where tensors can be cut.
+/// Equal shares of all elements that travel as payloads, their boundaries moved to where tensors can be cut; or the
+/// layers' shards.
 #[derive(Clone, Copy)]
 pub(super) struct Division {
     elements: u64,
     world: u32,
+    sharded: bool,
 }
 
 /// One owner's part of one layer; never empty.
@@ -23,9 +25,9 @@ pub(super) struct Piece {
 }
 
 impl Division {
-    pub(super) fn new(layers: impl Iterator<Item = Spec>, world: u32) -> Self {
+    pub(super) fn new<'a>(layers: impl Iterator<Item = Spec<'a>>, route: Route, world: u32) -> Self {
         let elements = layers.filter(|spec| is_scattered(&spec.setting)).map(|spec| spec.shape.elements() as u64);
-        Division { elements: elements.sum(), world }
+        Division { elements: elements.sum(), world, sharded: route == Route::Sharded }
     }
 
     /// The first element of `owner`'s equal share.
@@ -35,19 +37,23 @@ impl Division {
     }
 
     pub(super) fn cursor(&self, owner: u32) -> Cursor {
-        Cursor { share: self.boundary(owner)..self.boundary(owner + 1), first: 0 }
+        let shard = self.sharded.then_some(owner);
+        Cursor { share: self.boundary(owner)..self.boundary(owner + 1), first: 0, shard }
     }
 
     /// Bytes of a message about `owner`'s pieces: a slip and their payloads.
-    pub(super) fn message_len(&self, layers: impl Iterator<Item = Spec>, owner: u32) -> Result<usize, Error> {
+    pub(super) fn message_len<'a>(&self, layers: impl Iterator<Item = Spec<'a>>, owner: u32) -> Result<usize, Error> {
         let mut cursor = self.cursor(owner);
-        let mut lens = layers.map(|Spec { setting, shape, .. }| cursor.next(setting, shape));
+        let mut lens = layers.map(|spec| cursor.next(&spec));
         lens.try_fold(slip::LEN, |len, piece| Ok(len + piece?.map_or(0, |piece| piece.payload_len)))
     }
 
     /// Bytes of all owners' messages together, and of the most that a rank receives at a time; zero where nothing travels in
     /// pieces.
-    pub(super) fn buffer_lens(&self, layers: impl Iterator<Item = Spec> + Clone) -> Result<(usize, usize), Error> {
+    pub(super) fn buffer_lens<'a>(
+        &self,
+        layers: impl Iterator<Item = Spec<'a>> + Clone,
+    ) -> Result<(usize, usize), Error> {
         let (mut all, mut largest) = (0, 0);
         if self.elements == 0 {
             return Ok((0, 0));
@@ -66,18 +72,23 @@ pub(super) struct Cursor {
     share: Range<u64>,
     /// Number of elements that travel as payloads in the layers before.
     first: u64,
+    /// The owner, if pieces are shards.
+    shard: Option<u32>,
 }
 
 impl Cursor {
     /// The owner's piece of the next layer.
-    pub(super) fn next(&mut self, setting: Setting, shape: Shape) -> Result<Option<Piece>, Error> {
+    pub(super) fn next(&mut self, spec: &Spec<'_>) -> Result<Option<Piece>, Error> {
+        let (setting, elements) = (spec.setting, spec.shape.elements());
         let Some(unit) = unit(&setting) else { return Ok(None) };
-        let elements = shape.elements();
         let cut = |boundary: u64| match boundary.saturating_sub(self.first) {
             local if local >= elements as u64 => elements,
             local => local as usize / unit * unit,
         };
-        let range = cut(self.share.start)..cut(self.share.end);
+        let range = match self.shard {
+            Some(owner) => spec.shard(owner),
+            None => cut(self.share.start)..cut(self.share.end),
+        };
         self.first += elements as u64;
         if range.is_empty() { Ok(None) } else { Piece::new(range, setting, elements).map(Some) }
     }

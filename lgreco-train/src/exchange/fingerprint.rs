@@ -5,11 +5,11 @@ use crate::checksum::Hash;
 use crate::compress::Setting;
 
 /// Equal on different machines; changes with anything that changes the exchange.
-pub(super) fn fingerprint(moment: Moment, layers: impl Iterator<Item = Spec>, remembered: u64) -> u64 {
+pub(super) fn fingerprint<'a>(moment: Moment, layers: impl Iterator<Item = Spec<'a>>, remembered: u64) -> u64 {
     let Moment { world_size, route, seed, step, terms, .. } = moment;
     let words = [world_size as u64, route as u64, seed, step as u64, terms, remembered];
     let mut hash = words.into_iter().fold(Hash::START, Hash::add);
-    for Spec { index, setting, shape, .. } in layers {
+    for Spec { index, setting, shape, shards, .. } in layers {
         let setting = match setting {
             Setting::Dense => [0; 5],
             Setting::Qsgd(c) => [1, c.bits as u64, c.bucket as u64, c.scale as u64, c.rounding as u64],
@@ -23,7 +23,7 @@ pub(super) fn fingerprint(moment: Moment, layers: impl Iterator<Item = Spec>, re
             Setting::HardThreshold(c) => [5, c.lambda.to_bits() as u64, c.values as u64, 0, 0],
         };
         let place = [index as u64, shape.rows() as u64, shape.cols() as u64];
-        hash = place.into_iter().chain(setting).fold(hash, Hash::add);
+        hash = place.into_iter().chain(setting).chain(shards.iter().copied()).fold(hash, Hash::add);
     }
     hash.0
 }

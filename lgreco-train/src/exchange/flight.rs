@@ -1,6 +1,6 @@
 //! A bucket on its way: from gradients to means between collectives that the embedder performs.
 
-use super::bucket::Moment;
+use super::bucket::{Moment, Route};
 use super::program::{Instruction, Op, PROGRAM, Part, Program};
 use super::slip::Slip;
 use super::space::{RequestOf, Space};
@@ -41,10 +41,10 @@ pub enum Agreement {
 ///     let moment = Moment { rank: worker.rank(), world_size: 2, route: Route::AllGather, seed: 7, step: 0, terms: 0 };
 ///     let values = [[0.0f32, 4.0, 0.0, 1.0], [0.0, 1.0, -2.0, 0.0]][worker.rank() as usize];
 ///     let gradient = Gradient::new(Values::F32(&values), shape)?;
-///     let (mut mean, mut own) = ([0.0; 4], [0.0; 4]);
+///     let (mut means, mut own) = ([0.0; 4], [0.0; 4]);
 ///     let (own, factor) = (Some(&mut own[..]), &mut [][..]);
-///     let (gradient, late) = (gradient.into(), None);
-///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late, mean: &mut mean, own, factor };
+///     let (gradient, late, shards, mean) = (gradient.into(), None, &[][..], &mut means[..]);
+///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late, shards, mean, own, factor };
 ///     let mut workspace = vec![0; workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?];
 ///     let mut host = Host { layers: &mut [layer], workspace: &mut workspace };
 ///
@@ -55,7 +55,7 @@ pub enum Agreement {
 ///         request.perform(&mut worker)?; // or start it, do something else, and wait before the next call
 ///         collectives += 1;
 ///     }
-///     Ok::<_, lgreco_train::Error>((mean, collectives))
+///     Ok::<_, lgreco_train::Error>((means, collectives))
 /// });
 /// assert_eq!(means, [Ok(([0.0, 2.0, -1.0, 0.0], 1)), Ok(([0.0, 2.0, -1.0, 0.0], 1))]);
 /// # Ok::<(), lgreco_train::Error>(())
@@ -67,6 +67,8 @@ pub struct Flight {
     counter: usize,
     /// What went wrong on this rank. The others are told by its next message.
     failure: Option<Error>,
+    /// Whether the others will not be told.
+    untold: bool,
 }
 
 impl Flight {
@@ -95,14 +97,14 @@ impl Flight {
         let program = Program::new(space.layers(), moment, agreement, space.remembered());
         let checked = program.and_then(|program| space.check(&program).map(|()| program));
         let mut flight = match (checked, agreement) {
-            (Ok(program), _) => Flight { program, counter: 0, failure },
+            (Ok(program), _) => Flight { program, counter: 0, failure, untold: false },
             (Err(error), Agreement::Reached) => return Err(error),
             (Err(error), Agreement::Needed) => {
                 let program = Program::unknown(space.layers(), moment);
                 let failure = failure.or(Some(error));
                 let slip = Slip::new(failure, program.fingerprint);
                 space.run(Op::PutSlip { part: Part::Greetings, slip }, &program)?;
-                Flight { program, counter: 0, failure }
+                Flight { program, counter: 0, failure, untold: false }
             }
         };
         while let Some((_, Instruction::Own(op))) = flight.instruction() {
@@ -117,6 +119,12 @@ impl Flight {
         self.failure
     }
 
+    /// Whether this rank alone knows that the flight has failed. By [`Route::Sharded`] a rank may find fault
+    /// with the mean of its shard; it should tell the others by the next flight, as the failure that it begins with.
+    pub fn failed_alone(&self) -> bool {
+        self.untold
+    }
+
     /// What it does.
     pub fn program(&self) -> &Program {
         &self.program
@@ -128,7 +136,7 @@ impl Flight {
     ///
     /// # Errors
     /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it; unless
-    /// the network itself fails or changes bytes. Means and contributions are then of no use, factors are unchanged.
+    /// the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says otherwise. Means and contributions are then of no use, factors are unchanged.
     /// This rank's own error, if it has one: those of the compressors, [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32. Of others: [`Error::Peer`] names
     /// the rank that failed first by itself and the code of its error, [`Error::PeerPlan`] a rank with other layers, settings,
@@ -136,7 +144,7 @@ impl Flight {
     /// all of this later.
     ///
     /// # Complexity
-    /// In all, payloads are decoded once per worker, by [`Route::ScatterReduce`](super::Route) about twice. Allocates
+    /// In all, payloads are decoded once per worker, by [`Route::ScatterReduce`] about twice. Allocates
     /// nothing.
     pub fn next<'s, S: Space>(&mut self, space: &'s mut S) -> Result<Option<RequestOf<'s, S>>, Error> {
         match self.advance(space)? {
@@ -181,6 +189,7 @@ impl Flight {
                 }
             }
         }
+        self.untold = self.failure.is_some() && self.program.moment.route == Route::Sharded;
         self.failure.take().map_or(Ok(None), Err)
     }
 

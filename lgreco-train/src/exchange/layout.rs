@@ -26,6 +26,8 @@ pub struct Layout {
     pub varies: bool,
     /// Bytes: slips and payloads of pieces, of all owners together.
     pub pieces: usize,
+    /// f32: dense values that are summed by shards. Where there are any, a slip per rank ends each shard.
+    pub shards: usize,
     /// Bytes: what comes from others, at the most.
     pub received: usize,
     /// f32: one decoded payload, where it takes memory of its own.
@@ -35,18 +37,27 @@ pub struct Layout {
 }
 
 impl Layout {
-    pub(super) fn new(layers: impl Iterator<Item = Spec> + Clone, route: Route, world: u32) -> Result<Layout, Error> {
+    pub(super) fn new<'a>(
+        layers: impl Iterator<Item = Spec<'a>> + Clone,
+        route: Route,
+        world: u32,
+    ) -> Result<Layout, Error> {
         let mut layout = Layout { world: world as usize, ..Layout::default() };
-        for Spec { setting, shape, dtype, .. } in layers.clone() {
+        for spec @ Spec { setting, shape, dtype, .. } in layers.clone() {
+            spec.check_shards(route, world)?;
             let payload = setting.payload_len(shape, dtype)?;
             let mut encode = setting.encode_workspace_len(shape, dtype);
             match setting {
+                Setting::Dense if route == Route::Sharded => layout.shards += shape.elements(),
                 Setting::Dense => layout.sums += shape.elements(),
                 Setting::PowerSgd(c) => {
                     let rank = factor_rank(&setting, shape);
                     layout.sums += shape.rows() * rank;
                     layout.factors += shape.cols() * rank;
                     encode = powersgd::steps_workspace_len(shape, c.rank);
+                    if route == Route::Sharded {
+                        layout.decoded = layout.decoded.max(shape.cols());
+                    }
                 }
                 Setting::CltK(c) => {
                     layout.sums += c.keep as usize;
@@ -65,8 +76,8 @@ impl Layout {
             layout.encode = layout.encode.max(encode);
         }
         layout.received = layout.message.saturating_mul(world as usize);
-        if route == Route::ScatterReduce {
-            let (pieces, received) = Division::new(layers.clone(), world).buffer_lens(layers)?;
+        if route != Route::AllGather {
+            let (pieces, received) = Division::new(layers.clone(), route, world).buffer_lens(layers)?;
             layout.pieces = pieces;
             layout.received = layout.received.max(received);
         }

@@ -67,8 +67,8 @@ mod space;
 #[cfg(any(test, feature = "std"))]
 pub mod threads;
 
-pub(crate) use bucket::is_gathered;
 pub use bucket::{Aggregation, Input, Layer, Moment, Route, Spec, aggregate, workspace_len};
+pub(crate) use bucket::{is_gathered, is_sharded};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
 pub use flight::{Agreement, Flight};

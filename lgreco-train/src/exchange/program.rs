@@ -1,6 +1,6 @@
 //! What an exchange does, in order: ops on a rank's own memory, and collectives.
 
-use super::bucket::{Moment, Spec};
+use super::bucket::{Moment, Route, Spec};
 use super::division::Division;
 use super::fingerprint::fingerprint;
 use super::flight::Agreement;
@@ -8,6 +8,7 @@ use super::layout::Layout;
 use super::round::Round;
 use super::slip::{GREETING, Slip};
 use crate::Error;
+use crate::compress::Setting;
 
 /// What travels by one collective, in the order in which they come. Buckets have only the parts that their settings need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,12 +27,25 @@ pub enum Part {
     Pieces,
     /// The owners' means, compressed again; an all-gather.
     Means,
+    /// Dense values for the ranks whose shards they are in; a reduce-scatter.
+    Shards,
+    /// Payloads for the ranks whose shards they are; an all-to-all.
+    ShardPayloads,
 }
 
 impl Part {
     /// In order.
-    pub const ALL: [Part; 7] =
-        [Part::Greetings, Part::Positions, Part::Sums, Part::Factors, Part::Payloads, Part::Pieces, Part::Means];
+    pub const ALL: [Part; 9] = [
+        Part::Greetings,
+        Part::Positions,
+        Part::Sums,
+        Part::Factors,
+        Part::Payloads,
+        Part::Pieces,
+        Part::Means,
+        Part::Shards,
+        Part::ShardPayloads,
+    ];
 }
 
 /// What a [`Space`](super::Space) does, each for all layers of the bucket that it concerns.
@@ -51,11 +65,13 @@ pub enum Op {
     Pick,
     /// PowerSGD: orthonormalises the summed `P`, `Q = Mᵀ P̂` into the factors; this worker's contribution.
     BackProject,
-    /// PowerSGD: averages `Q`; the mean.
+    /// PowerSGD: averages `Q`.
+    AverageFactors,
+    /// PowerSGD: the mean, `P̂ Qᵀ`; by shards, this rank's.
     Reconstruct,
     /// Dense: the mean.
     Average,
-    /// CLT-k: the mean.
+    /// CLT-k: the mean; by shards, this rank's.
     Place,
     /// Adds up what payloads hold, in the order of ranks: the mean; this worker's contribution.
     SumPayloads,
@@ -63,6 +79,14 @@ pub enum Op {
     AveragePieces,
     /// The means of the other owners' pieces.
     DecodeMeans,
+    /// Dense: the values, as f32, into the sums by shards.
+    WidenShards,
+    /// Dense: the mean of this rank's shard.
+    AverageShards,
+    /// Payloads of shards into the messages for their owners, this rank's own behind those.
+    EncodeShards,
+    /// Adds up what the payloads of this rank's shard hold, in the order of ranks: its mean.
+    SumShards,
     /// PowerSGD: this step's `Q` is the next one's start.
     Remember,
     /// Says how this rank fares wherever a part tells it: a slip at the head of each message, or f32 behind what is
@@ -97,12 +121,14 @@ pub(super) enum Instruction {
 use Instruction::{All, Exchange, Judge, Own};
 
 /// Every bucket's program: what concerns parts that a bucket has not is left out.
-pub(super) const PROGRAM: [(Part, Instruction); 27] = [
+pub(super) const PROGRAM: [(Part, Instruction); 36] = [
     (Part::Sums, Own(Op::Lead)),
     (Part::Sums, Own(Op::Widen)),
     (Part::Factors, Own(Op::Project)),
     (Part::Payloads, Own(Op::Encode)),
     (Part::Pieces, Own(Op::EncodePieces)),
+    (Part::Shards, Own(Op::WidenShards)),
+    (Part::ShardPayloads, Own(Op::EncodeShards)),
     (Part::Greetings, Exchange),
     (Part::Greetings, Judge),
     (Part::Positions, Exchange),
@@ -112,7 +138,8 @@ pub(super) const PROGRAM: [(Part, Instruction); 27] = [
     (Part::Factors, Own(Op::BackProject)),
     (Part::Factors, Exchange),
     (Part::Factors, Judge),
-    (Part::Factors, All(Op::Reconstruct)),
+    (Part::Factors, All(Op::AverageFactors)),
+    (Part::Factors, Own(Op::Reconstruct)),
     (Part::Sums, All(Op::Average)),
     (Part::Sums, All(Op::Place)),
     (Part::Payloads, Exchange),
@@ -124,6 +151,12 @@ pub(super) const PROGRAM: [(Part, Instruction); 27] = [
     (Part::Means, Exchange),
     (Part::Means, Judge),
     (Part::Means, All(Op::DecodeMeans)),
+    (Part::Shards, Exchange),
+    (Part::Shards, Judge),
+    (Part::Shards, Own(Op::AverageShards)),
+    (Part::ShardPayloads, Exchange),
+    (Part::ShardPayloads, Judge),
+    (Part::ShardPayloads, Own(Op::SumShards)),
     (Part::Factors, All(Op::Remember)),
 ];
 
@@ -151,6 +184,8 @@ pub struct Program {
     agreement: Agreement,
     /// Bytes of a message about the pieces that this rank owns; 0 where nothing travels in pieces.
     piece: usize,
+    /// f32 of this rank's part of [`Part::Shards`].
+    shard: usize,
 }
 
 impl Program {
@@ -159,8 +194,8 @@ impl Program {
     /// # Errors
     /// [`CoreError::Parameter`](crate::CoreError::Parameter) when the rank is not below the number of workers, or a setting does
     /// not fit its shape.
-    pub fn new(
-        layers: impl Iterator<Item = Spec> + Clone,
+    pub fn new<'a>(
+        layers: impl Iterator<Item = Spec<'a>> + Clone,
         moment: Moment,
         agreement: Agreement,
         remembered: u64,
@@ -168,23 +203,25 @@ impl Program {
         moment.check()?;
         let layout = Layout::new(layers.clone(), moment.route, moment.world_size)?;
         let fingerprint = fingerprint(moment, layers.clone(), remembered);
-        let piece = match layout.pieces {
-            0 => 0,
-            _ => Division::new(layers.clone(), moment.world_size).message_len(layers, moment.rank)?,
-        };
-        Ok(Program { moment, layout, fingerprint, agreement, piece })
+        let mut program = Program { moment, layout, fingerprint, agreement, piece: 0, shard: 0 };
+        if layout.pieces > 0 {
+            program.piece = program.part_len(Part::Pieces, layers.clone(), moment.rank)?;
+        }
+        program.shard = program.part_len(Part::Shards, layers, moment.rank)?;
+        Ok(program)
     }
 
     /// A program of which nothing is known, because this rank's layers do not fit together.
-    pub(super) fn unknown(layers: impl Iterator<Item = Spec> + Clone, moment: Moment) -> Program {
+    pub(super) fn unknown<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: Moment) -> Program {
         let layout = Layout { world: moment.world_size as usize, ..Layout::default() };
         let fingerprint = fingerprint(moment, layers, 0);
-        Program { moment, layout, fingerprint, agreement: Agreement::Needed, piece: 0 }
+        Program { moment, layout, fingerprint, agreement: Agreement::Needed, piece: 0, shard: 0 }
     }
 
     /// The collective by which a part travels, with its size; `None` if this bucket has none.
     pub fn round(&self, part: Part) -> Option<Round> {
-        let Layout { world, sums, factors, positions, message, varies, pieces, .. } = self.layout;
+        let Layout { world, sums, factors, positions, message, varies, pieces, shards, .. } = self.layout;
+        let sharded = self.moment.route == Route::Sharded;
         let round = match part {
             Part::Greetings => Round::AllGather { bytes: GREETING },
             Part::Positions => Round::Broadcast { bytes: positions },
@@ -192,8 +229,11 @@ impl Program {
             Part::Factors => Round::AllReduceSum { values: factors + world },
             Part::Payloads if varies => Round::AllGatherEach { bytes: message.saturating_mul(world), exact: false },
             Part::Payloads => Round::AllGather { bytes: message },
-            Part::Pieces => Round::AllToAll { send: pieces - self.piece, received: self.piece * (world - 1) },
+            Part::Pieces | Part::ShardPayloads => {
+                Round::AllToAll { send: pieces - self.piece, received: self.piece * (world - 1) }
+            }
             Part::Means => Round::AllGatherEach { bytes: pieces, exact: true },
+            Part::Shards => Round::ReduceScatterSum { values: shards + world * world, own: self.shard },
         };
         let has = match part {
             Part::Greetings => self.agreement == Agreement::Needed || varies,
@@ -201,23 +241,41 @@ impl Program {
             Part::Sums => sums > 0,
             Part::Factors => factors > 0,
             Part::Payloads => message > 0,
-            Part::Pieces | Part::Means => pieces > 0,
+            Part::Pieces | Part::Means => pieces > 0 && !sharded,
+            Part::Shards => shards > 0,
+            Part::ShardPayloads => pieces > 0 && sharded,
         };
         has.then_some(round)
     }
 
     /// The collectives of this exchange, in order, and what travels by them: for embedders that reserve or register
     /// memory. All ranks have the same ones, of the same sizes but for [`Round::AllToAll`].
-    pub fn rounds(&self) -> impl Iterator<Item = (Part, Round)> + '_ {
-        Part::ALL.into_iter().filter_map(|part| self.round(part).map(|round| (part, round)))
+    pub fn rounds(self) -> impl Iterator<Item = (Part, Round)> {
+        Part::ALL.into_iter().filter_map(move |part| self.round(part).map(|round| (part, round)))
     }
 
-    /// Bytes of each message about the pieces that `owner` owns: the parts of [`Part::Means`], and what it gets from each of
-    /// the others in [`Part::Pieces`], its own being empty there.
+    /// How much of a part is for or from `owner`, where ranks' parts differ: bytes of the message about its pieces, which is
+    /// what it gets from each of the others (its own being empty there) and what it hands out in [`Part::Means`]; f32 of its
+    /// part of [`Part::Shards`], slips included. 0 for other parts.
     ///
     /// # Errors
     /// As [`Program::new`].
-    pub fn piece_len(&self, layers: impl Iterator<Item = Spec> + Clone, owner: u32) -> Result<usize, Error> {
-        Division::new(layers.clone(), self.moment.world_size).message_len(layers, owner)
+    pub fn part_len<'a>(
+        &self,
+        part: Part,
+        layers: impl Iterator<Item = Spec<'a>> + Clone,
+        owner: u32,
+    ) -> Result<usize, Error> {
+        let Moment { route, world_size, .. } = self.moment;
+        match part {
+            Part::Pieces | Part::Means | Part::ShardPayloads => {
+                Division::new(layers.clone(), route, world_size).message_len(layers, owner)
+            }
+            Part::Shards => {
+                let dense = layers.filter(|spec| spec.setting == Setting::Dense);
+                Ok(dense.map(|spec| spec.shard(owner).len()).sum::<usize>() + self.layout.world)
+            }
+            _ => Ok(0),
+        }
     }
 }

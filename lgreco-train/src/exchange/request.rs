@@ -51,6 +51,13 @@ pub enum Request<'a, V = &'a mut [f32], B = &'a mut [u8]> {
         /// Bytes of each rank's part of it.
         received_lens: &'a [u64],
     },
+    /// Replace this rank's part of the values by its sum over the workers; nobody looks at the other parts any more.
+    ReduceScatterSum {
+        /// Values of each rank's part.
+        lens: &'a [u64],
+        /// All parts, one after the other.
+        values: V,
+    },
 }
 
 impl Request<'_> {
@@ -67,6 +74,7 @@ impl Request<'_> {
             Request::AllToAll { send, send_lens, received, received_lens } => {
                 collective.all_to_all(send, send_lens, received, received_lens)
             }
+            Request::ReduceScatterSum { lens, values } => collective.reduce_scatter_sum(lens, values),
         }
     }
 }

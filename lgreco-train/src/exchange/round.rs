@@ -37,13 +37,22 @@ pub enum Round {
         /// Bytes that it receives.
         received: usize,
     },
+    /// [`Request::ReduceScatterSum`](super::Request::ReduceScatterSum).
+    ReduceScatterSum {
+        /// Number of f32 of all ranks together.
+        values: usize,
+        /// Of them, this rank's.
+        own: usize,
+    },
 }
 
 impl Round {
     /// Bytes of memory that the collective works on, of what is sent and what is received together, with so many workers.
     pub const fn buffer_len(self, world_size: u32) -> usize {
         match self {
-            Round::AllReduceSum { values } => values.saturating_mul(size_of::<f32>()),
+            Round::AllReduceSum { values } | Round::ReduceScatterSum { values, .. } => {
+                values.saturating_mul(size_of::<f32>())
+            }
             Round::AllGather { bytes } => bytes.saturating_mul(world_size as usize),
             Round::AllGatherEach { bytes, .. } | Round::Broadcast { bytes } => bytes,
             Round::AllToAll { send, received } => send.saturating_add(received),

@@ -37,7 +37,7 @@ pub trait Space {
         Self: 'a;
 
     /// The layers, in the bucket's order.
-    fn layers(&self) -> impl Iterator<Item = Spec> + Clone;
+    fn layers(&self) -> impl Iterator<Item = Spec<'_>> + Clone;
 
     /// A checksum of what layers remember of the last step and all ranks must have alike: PowerSGD's factors. 0 where that
     /// takes waiting for a device.
@@ -58,7 +58,7 @@ pub trait Space {
     fn run(&mut self, op: Op, program: &Program) -> Result<(), Error>;
 
     /// The collective on this part: which it is says [`Program::round`], its memory is the space's. Where lengths per rank are
-    /// asked for, [`Program::lens`] tells them; but for [`Part::Payloads`] whose lengths the values decide.
+    /// asked for, [`Program::part_len`] tells them; but for [`Part::Payloads`] whose lengths the values decide.
     ///
     /// # Errors
     /// The space's.

@@ -75,6 +75,7 @@ struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Reduce { len: usize },
+    ReduceScatter { len: usize },
     Gather,
     Broadcast { root: u32, len: usize },
     AllToAll,
@@ -303,6 +304,29 @@ impl Collective for ThreadCollective {
                     if peer == this.rank {
                         take(&mut received, len as usize, part)?;
                     }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
+        let before = lens.iter().take(self.rank).fold(0, |all: u64, len| all.saturating_add(*len)) as usize;
+        let call = Call::ReduceScatter { len: values.len() };
+        self.put(call, bytemuck::cast_slice(values));
+        self.see(call, |this| {
+            let all = lens.iter().fold(0, |all: u64, len| all.saturating_add(*len));
+            if lens.len() != this.group.slots.len() || all != values.len() as u64 {
+                return Err(Self::MISMATCH);
+            }
+            let own = before..before + lens[this.rank] as usize;
+            let sum = &mut values[own.clone()];
+            for rank in 0..lens.len() {
+                let slot = this.slot(rank);
+                let addends = slot.bytes.as_chunks().0[own.clone()].iter().map(|&bytes| f32::from_ne_bytes(bytes));
+                match rank {
+                    0 => sum.iter_mut().zip(addends).for_each(|(sum, x)| *sum = x),
+                    _ => sum.iter_mut().zip(addends).for_each(|(sum, x)| *sum += x),
                 }
             }
             Ok(())

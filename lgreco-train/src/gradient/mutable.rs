@@ -43,13 +43,18 @@ impl ValuesMut<'_> {
 
     /// Replaces the values, rounded to the element type.
     pub(crate) fn write(&mut self, values: impl Iterator<Item = f32>) {
+        self.write_at(0, values);
+    }
+
+    /// Replaces as many values from element `from` on.
+    pub(crate) fn write_at(&mut self, from: usize, values: impl Iterator<Item = f32>) {
         fn narrow<T: Element>(to: &mut [T], values: impl Iterator<Item = f32>) {
             to.iter_mut().zip(values).for_each(|(to, x)| *to = T::from_f32(x));
         }
         match self {
-            ValuesMut::F32(v) => narrow(v, values),
-            ValuesMut::F16(v) => narrow(v, values),
-            ValuesMut::Bf16(v) => narrow(v, values),
+            ValuesMut::F32(v) => narrow(&mut v[from..], values),
+            ValuesMut::F16(v) => narrow(&mut v[from..], values),
+            ValuesMut::Bf16(v) => narrow(&mut v[from..], values),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
 
-use crate::compress::Setting;
 use crate::compress::adacomp::AdaComp;
 use crate::compress::clt::CltK;
 use crate::compress::hard_threshold::HardThreshold;
@@ -9,6 +8,7 @@ use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
+use crate::compress::{Compressor, Setting};
 use crate::controller::{
     Accordion, Config, Controller, Feedback, NonFinite, Objective, Outcome, Policy, Report, Schedule, Tensor,
 };
@@ -181,7 +181,13 @@ impl Script {
         config.schedule.window = 1 + next() as u64 % 3;
         config.feedback = Feedback::always(Residual::CLASSIC);
         config.bucket_bytes = [0, 400, 1 << 20][next() as usize % 3];
-        config.route = [Route::AllGather, Route::ScatterReduce][next() as usize % 2];
+        config.route = [Route::AllGather, Route::ScatterReduce, Route::Sharded][next() as usize % 3];
+        if let (Policy::Fixed(settings), Route::Sharded) = (&mut config.policy, config.route) {
+            settings
+                .iter_mut()
+                .filter(|setting| !setting.has_fixed_len())
+                .for_each(|setting| *setting = Setting::Dense);
+        }
         config.non_finite = [NonFinite::Error, NonFinite::Skip, NonFinite::PassThrough][next() as usize % 3];
         config.measuring_rank = next() % world;
         config.metrics_every = next() as u64 % 3;
@@ -200,6 +206,10 @@ impl Script {
         Script { world, config, events }
     }
 
+    fn tensors(&self) -> Vec<Tensor> {
+        if self.config.route == Route::Sharded { sharded(model(), self.world) } else { model() }
+    }
+
     /// Runs it on threads; what each rank saw.
     ///
     /// # Panics
@@ -210,7 +220,7 @@ impl Script {
 
     fn rank(&self, worker: &mut ThreadCollective) -> Log {
         let make = |worker: &ThreadCollective| {
-            Controller::new(self.config.clone(), model(), worker).expect("a sound configuration")
+            Controller::new(self.config.clone(), self.tensors(), worker).expect("a sound configuration")
         };
         let (mut controller, mut rate) = (make(worker), 1.0);
         let sizes = || model().into_iter().map(|tensor| tensor.shape().elements());
@@ -264,7 +274,13 @@ impl Script {
             .map(|layer| controller.metrics(layer).residual_norm.unwrap_or(0.0))
             .collect();
         let result = controller.step(worker, &mut gradients.views(), rate);
-        let after = gradients.values();
+        let mut after = gradients.values();
+        let exchanged = matches!(result, Ok(Report { outcome: Outcome::Exchanged, .. }));
+        if exchanged && self.config.route == Route::Sharded {
+            for (values, tensor) in after.iter_mut().zip(controller.tensors()) {
+                all_shards(worker, tensor, values);
+            }
+        }
         let settings = (0..norms.len()).map(|layer| alloc::format!("{}", controller.setting(layer)));
         log.steps.push(match result {
             Ok(report) => {
@@ -286,6 +302,25 @@ impl Script {
             }),
         });
     }
+}
+
+/// The same tensors in shards of rows, as equal as they can be, the last rank's the largest.
+pub fn sharded(tensors: Vec<Tensor>, world: u32) -> Vec<Tensor> {
+    let shard = |tensor: Tensor| {
+        let (rows, cols) = (tensor.shape().rows() as u64, tensor.shape().cols() as u64);
+        let ends: Vec<u64> = (1..=u64::from(world)).map(|rank| rows * rank / u64::from(world) * cols).collect();
+        tensor.with_shards(&ends)
+    };
+    tensors.into_iter().map(shard).collect()
+}
+
+/// Fills in the other ranks' shards.
+pub fn all_shards(worker: &mut ThreadCollective, tensor: &Tensor, values: &mut [f32]) {
+    let end = |rank: usize| tensor.shards()[rank] as usize;
+    let rank = worker.rank() as usize;
+    values[..rank.checked_sub(1).map_or(0, end)].fill(0.0);
+    values[end(rank)..].fill(0.0);
+    worker.all_reduce_sum(values).expect("all are there");
 }
 
 /// What narrowing a mean may lose, and what sums over three workers may.

@@ -32,7 +32,7 @@ pub use decode::{Factors, decode, of_payload};
 pub(super) use decode::{combine, stated};
 pub use measure::{measure, measure_workspace_len};
 pub use start::start_matrix;
-pub use steps::{back_project, orthonormalise, project, reconstruct, steps_workspace_len, take_off};
+pub use steps::{back_project, orthonormalise, project, reconstruct, reconstruct_rows, steps_workspace_len, take_off};
 
 use crate::Error;
 use crate::compress::Compressor;

@@ -9,6 +9,7 @@ use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::linalg::{self, Columns, Matrix, Row};
+use core::ops::Range;
 
 /// Words of workspace that [`project`], [`orthonormalise`] and [`back_project`] need.
 ///
@@ -180,7 +181,34 @@ pub fn back_project(
 /// # Source
 /// Vogels et al. 2019, Algorithm 1, line 8.
 pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
-    let ([p, q], rank) = factors(shape, rank, [p, q], values.len())?;
+    reconstruct_rows(shape, rank, p, q, 0..shape.rows(), values)
+}
+
+/// These rows of what [`reconstruct`] makes, the same bits.
+///
+/// ```
+/// use lgreco_core::{compress::powersgd::reconstruct_rows, gradient::Shape};
+/// let mut row = [0.0; 3];
+/// reconstruct_rows(Shape::new(2, 3)?, 1, &[1.0, 2.0], &[1.0, 10.0, 100.0], 1..2, &mut row)?;
+/// assert_eq!(row, [2.0, 20.0, 200.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Length`], also when there are not as many rows; [`Error::Overflow`] when a value is not finite.
+pub fn reconstruct_rows(
+    shape: Shape,
+    rank: u32,
+    p: &[f32],
+    q: &[f32],
+    rows: Range<usize>,
+    values: &mut [f32],
+) -> Result<(), Error> {
+    let ([p, q], rank) = factors(shape, rank, [p, q])?;
+    expect_room("rows", rows.end, shape.rows())?;
+    expect_len("values", rows.len() * shape.cols(), values.len())?;
+    // Of each column from the first row on: columns are still as far apart.
+    let p = Columns { values: &p.values[rows.start.min(p.values.len())..], len: p.len };
     if linalg::reconstruct(p, q, rank, shape.cols(), values) {
         Ok(())
     } else {
@@ -201,7 +229,8 @@ pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [
 /// # Errors
 /// [`Error::Length`]; [`Error::Overflow`] when what is left is not finite.
 pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
-    let ([p, q], rank) = factors(shape, rank, [p, q], values.len())?;
+    let ([p, q], rank) = factors(shape, rank, [p, q])?;
+    expect_len("values", shape.elements(), values.len())?;
     if linalg::subtract_product(p, q, rank, shape.cols(), values) {
         Ok(())
     } else {
@@ -210,16 +239,10 @@ pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32
 }
 
 /// The factors as columns, and the rank in effect, when all have the lengths of this shape.
-fn factors<'a>(
-    shape: Shape,
-    rank: u32,
-    [p, q]: [&'a [f32]; 2],
-    values: usize,
-) -> Result<([Columns<'a, f32>; 2], usize), Error> {
+fn factors<'a>(shape: Shape, rank: u32, [p, q]: [&'a [f32]; 2]) -> Result<([Columns<'a, f32>; 2], usize), Error> {
     let rank = effective_rank(shape, rank);
     expect_len("factor P", shape.rows() * rank, p.len())?;
     expect_len("factor Q", shape.cols() * rank, q.len())?;
-    expect_len("values", shape.elements(), values)?;
     Ok(([Columns { values: p, len: shape.rows() }, Columns { values: q, len: shape.cols() }], rank))
 }
 

@@ -218,6 +218,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_collective, broadcast),
         offset_of!(lgreco_collective, all_gather_each),
         offset_of!(lgreco_collective, all_to_all),
+        offset_of!(lgreco_collective, reduce_scatter_sum),
     ];
     let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
     let (fixed, search) = (settings(bytes, &fixed), grown(bytes, &[search], &[]));
@@ -238,6 +239,7 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_controller_options, fixed),
         offset_of!(lgreco_controller_options, compute_seconds),
         offset_of!(lgreco_controller_options, compute_user),
+        offset_of!(lgreco_controller_options, shards),
     ];
     let mut controller = core::ptr::dangling_mut();
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.

@@ -6,6 +6,7 @@ use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
 use crate::exchange::{Request, Route};
+use crate::testing::controller::sharded;
 
 /// A worker that notes what collectives it makes.
 struct Noting<'a>(&'a mut ThreadCollective, Vec<&'static str>);
@@ -18,6 +19,7 @@ impl Noting<'_> {
             Request::AllGatherEach { .. } => "all-gather each",
             Request::Broadcast { .. } => "broadcast",
             Request::AllToAll { .. } => "all-to-all",
+            Request::ReduceScatterSum { .. } => "reduce-scatter",
         });
         request.perform(self.0).unwrap();
     }
@@ -72,10 +74,12 @@ fn buckets_under_way_together_end_as_the_blocking_step_does() {
         (Method::Qsgd, Route::ScatterReduce),
         (Method::PowerSgd, Route::AllGather),
         (Method::Hybrid, Route::AllGather),
+        (Method::Hybrid, Route::Sharded),
     ] {
         on_all(3, |mut worker| {
             let mut config = one_layer_each(config(method, LGRECO));
             config.route = route;
+            let model = || if route == Route::Sharded { sharded(model(), 3) } else { model() };
             let mut blocking = Controller::new(config.clone(), model(), &worker).unwrap();
             let mut controller = Controller::new(config, model(), &worker).unwrap();
             for step in 0..9 {
@@ -127,6 +131,36 @@ fn buckets_may_be_on_any_thread() {
             assert_eq!(values, means, "step {step}");
             assert_eq!(controller.save(), blocking.save(), "step {step}");
         }
+    });
+}
+
+/// A rank whose own shard overflows fails alone; the others are told by the next bucket, and the step after that works.
+#[test]
+fn an_overflow_in_one_shard_reaches_all_ranks() {
+    let overflow = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
+    let told = Error::Peer { rank: 1, code: overflow.code() };
+    on_all(2, |mut worker| {
+        let mut config = one_layer_each(config(Method::Qsgd, Policy::Uncompressed));
+        config.route = Route::Sharded;
+        let mut controller = Controller::new(config, sharded(model(), 2), &worker).unwrap();
+        let rank = worker.rank();
+        let mut step = |large: Option<usize>| {
+            let mut values = gradients(rank, 0, 1.0);
+            if let Some(layer) = large {
+                *values[layer].last_mut().unwrap() = 3e38;
+            }
+            let mut views: Vec<_> = values.iter_mut().map(|values| ValuesMut::F32(values)).collect();
+            controller.step(&mut worker, &mut views, 1.0).map(drop)
+        };
+        let fails = |result| assert_eq!(result, Err(if rank == 1 { overflow } else { told }));
+        assert_eq!(step(None), Ok(()));
+        // There is a bucket left to tell the others by.
+        fails(step(Some(0)));
+        assert_eq!(step(None), Ok(()));
+        // There is none.
+        assert_eq!(step(Some(2)), if rank == 1 { Err(overflow) } else { Ok(()) });
+        fails(step(None));
+        assert_eq!(step(None), Ok(()));
     });
 }
 

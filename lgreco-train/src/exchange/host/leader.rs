@@ -64,18 +64,22 @@ pub(super) fn pick(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>
 }
 
 /// Writes the means: the sums at the positions, over the number of workers, and zeros elsewhere.
-pub(super) fn place(layers: &mut [Layer<'_>], world: u32, room: &mut Room<'_>) -> Result<(), Error> {
+pub(super) fn place(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);
     for layer in layers {
         let values = sums::take(&mut sums, sums::part_lens(layer).0);
         let Setting::CltK(clt) = layer.setting else { continue };
         let shape = layer.gradient.shape();
         let positions = take(&mut positions, &clt, shape);
-        average(values, world)?;
+        average(values, moment.world_size)?;
         let mut values = values.iter();
+        let wanted = layer.spec().wanted(moment.route, moment.rank);
         layer.mean.fill(0.0);
         let mean = &mut layer.mean;
-        clt.for_each(shape, positions, |at| values.next().into_iter().for_each(|&value| mean[at] = value))?;
+        clt.for_each(shape, positions, |at| {
+            let value = values.next().filter(|_| wanted.contains(&at));
+            value.into_iter().for_each(|&value| mean[at - wanted.start] = value);
+        })?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ mod mean;
 mod payloads;
 mod pieces;
 mod room;
+mod shards;
 mod sums;
 
 use super::bucket::{Layer, Spec};
@@ -36,7 +37,7 @@ impl Space for Host<'_, '_> {
     where
         Self: 'b;
 
-    fn layers(&self) -> impl Iterator<Item = Spec> + Clone {
+    fn layers(&self) -> impl Iterator<Item = Spec<'_>> + Clone {
         self.layers.iter().map(Layer::spec)
     }
 
@@ -47,7 +48,7 @@ impl Space for Host<'_, '_> {
     }
 
     fn check(&self, program: &Program) -> Result<(), Error> {
-        self.layers.iter().try_for_each(Layer::check)?;
+        self.layers.iter().try_for_each(|layer| layer.check(&program.moment))?;
         expect_room("workspace words", program.layout.words(), self.workspace.len())?;
         Ok(())
     }
@@ -60,15 +61,19 @@ impl Space for Host<'_, '_> {
             Op::Widen => sums::dense(layers, room),
             Op::Project => sums::start(layers, moment, room),
             Op::Encode => payloads::encode(layers, program, room),
-            Op::EncodePieces => pieces::encode(layers, moment, room),
+            Op::EncodePieces | Op::EncodeShards => pieces::encode(layers, moment, room),
             Op::Pick => leader::pick(layers, moment, room),
             Op::BackProject => sums::between(layers, room),
-            Op::Reconstruct => sums::products(layers, moment.world_size, room),
+            Op::AverageFactors => sums::average_factors(layers, moment.world_size, room),
+            Op::Reconstruct => sums::products(layers, moment, room),
             Op::Average => sums::dense_means(layers, moment.world_size, room),
-            Op::Place => leader::place(layers, moment.world_size, room),
+            Op::Place => leader::place(layers, moment, room),
             Op::SumPayloads => payloads::means(layers, moment, room),
             Op::AveragePieces => pieces::average_own(layers, moment, room),
             Op::DecodeMeans => pieces::decode_means(layers, moment, room),
+            Op::WidenShards => shards::dense(layers, moment, room),
+            Op::AverageShards => shards::means(layers, moment, room),
+            Op::SumShards => pieces::sum_shards(layers, moment, room),
             Op::Remember => sums::remember(layers, room),
             Op::PutSlip { part, slip } => put(part, slip, layers, program, room),
             Op::Judge { part, own } => judge_part(part, own, program, room),
@@ -82,7 +87,7 @@ impl Space for Host<'_, '_> {
 
 /// The collective on a part of a workspace.
 pub(crate) fn request<'w>(part: Part, program: &Program, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
-    let Room { ranks: Ranks { lens, spare }, sums, factors, positions, pieces, received, .. } =
+    let Room { ranks: Ranks { lens, spare }, sums, factors, shards, positions, pieces, received, .. } =
         Room::new(&program.layout, workspace)?;
     Ok(match part {
         Part::Greetings => Request::AllGather { buffer: bytemuck::cast_slice_mut(spare) },
@@ -91,7 +96,8 @@ pub(crate) fn request<'w>(part: Part, program: &Program, workspace: &'w mut [u64
         Part::Factors => Request::AllReduceSum { values: factors },
         Part::Payloads if !program.layout.varies => Request::AllGather { buffer: &mut received[..sum(lens)] },
         Part::Payloads | Part::Means => Request::AllGatherEach { lens, buffer: &mut received[..sum(lens)] },
-        Part::Pieces => {
+        Part::Shards => Request::ReduceScatterSum { lens, values: shards },
+        Part::Pieces | Part::ShardPayloads => {
             let received_lens = &spare[..lens.len()];
             let received = &mut received[..sum(received_lens)];
             Request::AllToAll { send: &mut pieces[..sum(lens)], send_lens: lens, received, received_lens }
@@ -113,7 +119,8 @@ fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &m
         Part::Sums => put_slip(room.sums, layout.sums, moment.rank, slip),
         Part::Factors => put_slip(room.factors, layout.factors, moment.rank, slip),
         Part::Payloads => payloads::put(slip, program, room),
-        Part::Pieces => pieces::put(slip, layers, *moment, room)?,
+        Part::Pieces | Part::ShardPayloads => pieces::put(slip, layers, *moment, room)?,
+        Part::Shards => shards::put(slip, layers, program, room)?,
         Part::Means => pieces::put_means(slip, layers, *moment, room)?,
     }
     Ok(())
@@ -128,7 +135,8 @@ fn judge_part(part: Part, own: Option<Error>, program: &Program, room: &mut Room
         Part::Sums => judge(own, slips(room.sums, layout.sums)),
         Part::Factors => judge(own, slips(room.factors, layout.factors)),
         Part::Payloads | Part::Means => judge(own, messages(room.ranks.lens, room.received).map(Slip::read)),
-        Part::Pieces => judge(own, pieces::slips(Slip::new(own, *fingerprint), *moment, room)),
+        Part::Pieces | Part::ShardPayloads => judge(own, pieces::slips(Slip::new(own, *fingerprint), *moment, room)),
+        Part::Shards => judge(own, shards::heard(*moment, room)),
     }
 }
 

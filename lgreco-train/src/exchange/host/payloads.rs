@@ -58,7 +58,7 @@ pub(super) fn means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
             let failed = |error: Error| Error::PeerMessage { rank, code: error.code() };
             let payload;
             (payload, unread) = split(unread, layer).map_err(failed)?;
-            sum_from(rank, payload, layer, room.decoded)?;
+            sum_from(rank, payload, &layer.setting, layer.gradient.shape(), layer.mean, room.decoded)?;
             if rank == moment.rank {
                 layer.contribute(payload, room.decoded)?;
             }
@@ -82,17 +82,22 @@ fn split<'a>(message: &'a [u8], layer: &Layer<'_>) -> Result<(&'a [u8], &'a [u8]
 }
 
 /// Adds what `rank` contributes to the sum, which rank 0 begins.
-fn sum_from(rank: u32, payload: &[u8], layer: &mut Layer<'_>, decoded: &mut [f32]) -> Result<(), Error> {
-    let shape = layer.gradient.shape();
-    let sparse = matches!(method(&layer.setting), Method::TopK | Method::AdaComp);
+pub(super) fn sum_from(
+    rank: u32,
+    payload: &[u8],
+    setting: &Setting,
+    shape: Shape,
+    sum: &mut [f32],
+    decoded: &mut [f32],
+) -> Result<(), Error> {
+    let sparse = matches!(method(setting), Method::TopK | Method::AdaComp);
     if rank == 0 && !sparse {
-        return decode_from(rank, payload, &layer.setting, shape, layer.mean);
+        return decode_from(rank, payload, setting, shape, sum);
     }
     if rank == 0 {
-        layer.mean.fill(0.0);
+        sum.fill(0.0);
     }
-    let add = |payload: &Payload<'_>| combine(payload, Combine::Add, layer.mean, decoded);
-    read_from(rank, payload, &layer.setting, shape, add)
+    read_from(rank, payload, setting, shape, |payload| combine(payload, Combine::Add, sum, decoded))
 }
 
 /// What payloads of `setting` say they are.

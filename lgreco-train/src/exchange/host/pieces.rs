@@ -1,12 +1,12 @@
 //! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
 
 use super::mean::average;
-use super::payloads::decode_from;
-use super::room::{Room, messages};
+use super::payloads::{decode_from, sum_from};
+use super::room::{Room, messages, sum};
 use super::sums::widen;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
-use crate::exchange::bucket::{Input, Layer, Moment};
+use crate::exchange::bucket::{Input, Layer, Moment, Route};
 use crate::exchange::division::{Division, Piece, is_scattered};
 use crate::exchange::slip::{self, Slip};
 use crate::feedback::is_finite;
@@ -15,8 +15,8 @@ use crate::internal::payload::{Combine, combine, combine_values};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
-fn division(layers: &[Layer<'_>], world: u32) -> Division {
-    Division::new(layers.iter().map(Layer::spec), world)
+fn division(layers: &[Layer<'_>], moment: Moment) -> Division {
+    Division::new(layers.iter().map(Layer::spec), moment.route, moment.world_size)
 }
 
 /// Calls `visit` with each of `owner`'s pieces, its layer, and where its payload begins in the share.
@@ -28,7 +28,7 @@ fn for_each(
 ) -> Result<(), Error> {
     let (mut cursor, mut at) = (division.cursor(owner), 0);
     for layer in layers {
-        if let Some(piece) = cursor.next(layer.setting, layer.gradient.shape())? {
+        if let Some(piece) = cursor.next(&layer.spec())? {
             let payload_len = piece.payload_len;
             visit(piece, layer, at)?;
             at += payload_len;
@@ -58,17 +58,19 @@ fn stream(moment: Moment, layer: u32, rank: u32, owner: u32) -> Stream {
     moment.stream(layer, rank.wrapping_mul(moment.world_size).wrapping_add(owner))
 }
 
-/// Writes the messages about the other owners' pieces, but for their slips.
+/// Writes the messages about the other owners' pieces, by shards about this rank's too, but for their slips.
 pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
-    let division = division(layers, world);
+    let division = division(layers, moment);
     // Of the whole tensors: this rank's pieces are not encoded yet, and positions are to be those in the tensor.
     layers
         .iter()
         .filter(|layer| is_scattered(&layer.setting))
         .try_for_each(|layer| Ok::<_, Error>(check_finite(&layer.gradient.get()?)?))?;
     let mut first = 0;
-    for owner in (0..world).filter(|&owner| owner != rank) {
+    // By shards, this rank's own comes last: it is summed like the others.
+    let own = (moment.route == Route::Sharded).then_some(rank);
+    for owner in (0..world).filter(|&owner| owner != rank).chain(own) {
         let mut end = first + slip::LEN;
         for_each(division, owner, layers, |piece, layer, at| {
             let whole = layer.gradient.get()?;
@@ -94,7 +96,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
 /// `room.ranks.lens`, those that it receives to `room.ranks.spare`.
 pub(super) fn put(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
-    let division = division(layers, world);
+    let division = division(layers, moment);
     let received = &mut room.ranks.spare[..world as usize];
     received.fill(message_len(division, rank, layers)? as u64);
     received[rank as usize] = 0;
@@ -118,7 +120,7 @@ pub(super) fn slips<'a>(own: Slip, moment: Moment, room: &'a Room<'_>) -> impl I
 /// Averages this rank's pieces, compresses the means into the front of `room.pieces` and keeps what they decode to.
 pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
-    let division = division(layers, world);
+    let division = division(layers, moment);
     let len = message_len(division, rank, layers)?;
     let received = &*room.received;
     let message = |peer: u32| &received[(peer as usize - (peer > rank) as usize) * len..][..len];
@@ -161,6 +163,12 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
         mean.copy_from_slice(decoded);
         Ok(())
     })?;
+    check_left(layers);
+    Ok(())
+}
+
+/// Notes where what is left of what was compensated is not finite.
+fn check_left(layers: &mut [Layer<'_>]) {
     for layer in layers.iter_mut().filter(|layer| is_scattered(&layer.setting)) {
         if let Input::Compensated { values, .. } = &layer.gradient
             && !is_finite(values)
@@ -168,12 +176,34 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
             layer.late = Some(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
         }
     }
+}
+
+/// Sums what the payloads of this rank's shards hold, in rank order.
+pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+    let Moment { rank, world_size: world, .. } = moment;
+    let division = division(layers, moment);
+    let len = message_len(division, rank, layers)?;
+    let sent = sum(room.ranks.lens);
+    let own = &room.pieces[sent..][..len];
+    let received = &*room.received;
+    let message = |peer: u32| match peer {
+        _ if peer == rank => own,
+        _ => &received[(peer as usize - (peer > rank) as usize) * len..][..len],
+    };
+    for_each(division, rank, layers, |piece, layer, at| {
+        for peer in 0..world {
+            let payload = &message(peer)[slip::LEN + at..][..piece.payload_len];
+            sum_from(peer, payload, &piece.setting, piece.shape, layer.mean, room.decoded)?;
+        }
+        average(layer.mean, world)
+    })?;
+    check_left(layers);
     Ok(())
 }
 
 /// Puts this rank's means of its pieces among all.
 pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let division = division(layers, moment.world_size);
+    let division = division(layers, moment);
     let mut at = 0;
     for (owner, len) in (0..moment.world_size).zip(&mut *room.ranks.lens) {
         *len = message_len(division, owner, layers)? as u64;
@@ -189,7 +219,7 @@ pub(super) fn put_means(own: Slip, layers: &[Layer<'_>], moment: Moment, room: &
 
 /// The means of the others' pieces.
 pub(super) fn decode_means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let division = division(layers, moment.world_size);
+    let division = division(layers, moment);
     let received = messages(room.ranks.lens, room.received);
     for (owner, message) in (0..).zip(received).filter(|(owner, _)| *owner != moment.rank) {
         for_each(division, owner, layers, |piece, layer, at| {

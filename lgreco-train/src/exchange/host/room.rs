@@ -22,6 +22,10 @@ impl Layout {
         if values == 0 { 0 } else { values + self.world }
     }
 
+    fn shards_with_slips(&self) -> usize {
+        if self.shards == 0 { 0 } else { self.shards + self.world * self.world }
+    }
+
     /// Bytes for this rank's message while the lengths of the others' are not known.
     fn staged(&self) -> usize {
         if self.varies { self.message } else { 0 }
@@ -30,7 +34,8 @@ impl Layout {
     /// Words of the host's workspace.
     pub(in crate::exchange) fn words(&self) -> usize {
         let singles =
-            [self.with_slips(self.sums), self.with_slips(self.factors), self.decoded].map(|len| len.div_ceil(2));
+            [self.with_slips(self.sums), self.with_slips(self.factors), self.shards_with_slips(), self.decoded]
+                .map(|len| len.div_ceil(2));
         let bytes = [self.positions, self.staged(), self.pieces, self.received].map(|len| len.div_ceil(8));
         let ranks = [WORDS.saturating_mul(self.world)];
         singles.into_iter().chain(bytes).chain(ranks).fold(self.encode, usize::saturating_add)
@@ -42,6 +47,7 @@ pub(super) struct Room<'a> {
     pub(super) ranks: Ranks<'a>,
     pub(super) sums: &'a mut [f32],
     pub(super) factors: &'a mut [f32],
+    pub(super) shards: &'a mut [f32],
     pub(super) positions: &'a mut [u8],
     pub(super) message: &'a mut [u8],
     pub(super) pieces: &'a mut [u8],
@@ -67,6 +73,7 @@ impl<'a> Room<'a> {
             ranks: Ranks { lens, spare },
             sums: take(&mut words, layout.with_slips(layout.sums)),
             factors: take(&mut words, layout.with_slips(layout.factors)),
+            shards: take(&mut words, layout.shards_with_slips()),
             positions: take(&mut words, layout.positions),
             message: take(&mut words, layout.staged()),
             pieces: take(&mut words, layout.pieces),

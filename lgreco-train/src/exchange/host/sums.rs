@@ -3,7 +3,9 @@
 use super::mean::average;
 use super::room::Room;
 use crate::compress::Setting;
-use crate::compress::powersgd::{back_project, orthonormalise, project, reconstruct, start_matrix, take_off};
+use crate::compress::powersgd::{
+    back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
+};
 use crate::compress::{check_finite, powersgd::PowerSgd};
 use crate::exchange::bucket::{Input, Layer, Moment};
 use crate::gradient::{Element, Gradient, with_elements};
@@ -17,11 +19,17 @@ pub(super) fn take<'a>(values: &mut &'a mut [f32], len: usize) -> &'a mut [f32] 
     part
 }
 
-/// Lengths of a layer's parts of the two buffers.
+/// Whether it is dense, and everybody gets all of it.
+fn is_summed(layer: &Layer<'_>) -> bool {
+    layer.setting == Setting::Dense && layer.shards.is_empty()
+}
+
+/// Lengths of a layer's parts of the two buffers; by shards, dense layers have a buffer of their own.
 pub(super) fn part_lens(layer: &Layer<'_>) -> (usize, usize) {
     let (shape, rank) = (layer.gradient.shape(), layer.rank());
     match layer.setting {
-        Setting::Dense => (shape.elements(), 0),
+        Setting::Dense if is_summed(layer) => (shape.elements(), 0),
+        Setting::Dense => (0, 0),
         Setting::CltK(clt) => (clt.keep as usize, 0),
         _ => (shape.rows() * rank, shape.cols() * rank),
     }
@@ -29,7 +37,12 @@ pub(super) fn part_lens(layer: &Layer<'_>) -> (usize, usize) {
 
 /// Writes the gradient's values, widened, to `values`.
 pub(super) fn widen(gradient: &Gradient<'_>, values: &mut [f32]) {
-    with_elements!(gradient.values(), v => values.iter_mut().zip(v).for_each(|(to, x)| *to = x.to_f32()));
+    widen_part(gradient, 0, values);
+}
+
+/// The same from element `from` on.
+pub(super) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32]) {
+    with_elements!(gradient.values(), v => values.iter_mut().zip(&v[from..]).for_each(|(to, x)| *to = x.to_f32()));
 }
 
 /// Fills the sums with the values of dense layers.
@@ -37,7 +50,7 @@ pub(super) fn dense(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(),
     let mut sums = &mut *room.sums;
     for layer in layers {
         let sum = take(&mut sums, part_lens(layer).0);
-        if layer.setting != Setting::Dense {
+        if !is_summed(layer) {
             continue;
         }
         let gradient = layer.gradient.get()?;
@@ -58,7 +71,7 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], world: u32, room: &mut Room<
     let mut sums = &mut *room.sums;
     for layer in layers {
         let sum = take(&mut sums, part_lens(layer).0);
-        if layer.setting == Setting::Dense {
+        if is_summed(layer) {
             layer.mean.copy_from_slice(sum);
             average(layer.mean, world)?;
         }
@@ -124,11 +137,35 @@ pub(super) fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(
     })
 }
 
-/// From `P` and summed `Q` to means; the averaged `Q` stays.
-pub(super) fn products(layers: &mut [Layer<'_>], world: u32, room: &mut Room<'_>) -> Result<(), Error> {
-    for_each_product(layers, room.sums, room.factors, |layer, rank, p, q| {
-        average(q, world)?;
-        Ok(reconstruct(layer.gradient.shape(), rank, p, q, layer.mean)?)
+/// Averages `Q`.
+pub(super) fn average_factors(layers: &mut [Layer<'_>], world: u32, room: &mut Room<'_>) -> Result<(), Error> {
+    for_each_product(layers, room.sums, room.factors, |_, _, _, q| average(q, world))
+}
+
+/// From `P` and `Q` to means.
+pub(super) fn products(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
+    let Room { sums, factors, decoded, .. } = room;
+    for_each_product(layers, sums, factors, |layer, rank, p, q| {
+        let shape = layer.gradient.shape();
+        let wanted = layer.spec().wanted(moment.route, moment.rank);
+        let (mut at, mut mean) = (wanted.start, &mut *layer.mean);
+        // Whole rows into their place; what a shard has of its first and its last row by way of `decoded`.
+        while at < wanted.end {
+            let (row, within) = (at / shape.cols(), at % shape.cols());
+            let whole = if within == 0 { (wanted.end - at) / shape.cols() } else { 0 };
+            if whole > 0 {
+                let rows = take(&mut mean, whole * shape.cols());
+                reconstruct_rows(shape, rank, p, q, row..row + whole, rows)?;
+                at += rows.len();
+            } else {
+                let one = &mut decoded[..shape.cols()];
+                reconstruct_rows(shape, rank, p, q, row..row + 1, one)?;
+                let end = shape.cols().min(within + wanted.end - at);
+                take(&mut mean, end - within).copy_from_slice(&one[within..end]);
+                at += end - within;
+            }
+        }
+        Ok(())
     })
 }
 

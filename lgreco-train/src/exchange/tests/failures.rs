@@ -208,6 +208,7 @@ fn a_short_workspace_on_one_worker_is_an_error_on_all() {
             fresh: None,
             sent: 0,
             late: None,
+            shards: &[],
             mean: &mut mean,
             own: None,
             factor: &mut [],

@@ -80,6 +80,7 @@ fn adacomp_with_memories() {
                 fresh: Some(g),
                 sent: 0,
                 late: None,
+                shards: &[],
                 mean: &mut mean,
                 own: own_values,
                 factor: &mut [],
