@@ -1,6 +1,6 @@
 //! The memory of one layer on one rank.
 
-use super::kernels::{Commit, Distance, Law, Offer};
+use super::kernels::{Commit, Distance, Offer, Update};
 use super::{Residual, Rule, Storage, plain};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
@@ -163,7 +163,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// [`CoreError::Length`] when `values` has not one place per element.
     pub fn values(&self, values: &mut [f32]) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), values.len())?;
-        self.offer_values::<f32>(Law::Residual { gain: 1.0 }, &[], values);
+        self.offer_values::<f32>(Update::Residual { gain: 1.0 }, &[], values);
         Ok(())
     }
 
@@ -185,7 +185,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// [`CoreError::Length`]; [`CoreError::Overflow`] when a value is not finite or too large for the format.
     pub fn set(&mut self, values: &[f32], stream: Stream) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), values.len())?;
-        self.commit::<f32>(Law::Replace, &[], values, stream)
+        self.commit::<f32>(Update::Replace, &[], values, stream)
     }
 
     /// Multiplies the residual or estimate by `factor`, new over old loss scale. Exact for powers of two, underflow
@@ -215,7 +215,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
                 expected: "positive and finite",
             }));
         }
-        self.commit::<f32>(Law::Scale { factor }, &[], &[], stream)
+        self.commit::<f32>(Update::Scale { factor }, &[], &[], stream)
     }
 
     /// Writes what this step is to compress: `m + g`, for EF21 `g − e`. The first half of [`step`](Memory::step).
@@ -272,7 +272,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.check_halves()?;
         self.check_shape(gradient.shape())?;
         expect_len("decoded values", self.shape.elements(), decoded.len())?;
-        self.advance(self.rule.law(), gradient, decoded, stream)
+        self.advance(self.rule.update(), gradient, decoded, stream)
     }
 
     /// One step further, to the plain residual in `next`, which gets the present one.
@@ -325,8 +325,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
                 with_elements!(gradient.values(), g => plain::compensate(residual, g, offered))
             }
             false => {
-                let law = self.rule.law();
-                with_elements!(gradient.values(), g => self.offer_values(law, g, offered)) <= f32::MAX.to_bits()
+                let update = self.rule.update();
+                with_elements!(gradient.values(), g => self.offer_values(update, g, offered)) <= f32::MAX.to_bits()
             }
         };
         if !finite {
@@ -336,20 +336,20 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(())
     }
 
-    fn offer_values<T: Element>(&self, law: Law, gradient: &[T], offered: &mut [f32]) -> u32 {
+    fn offer_values<T: Element>(&self, update: Update, gradient: &[T], offered: &mut [f32]) -> u32 {
         let (storage, words) = (self.rule.residual().storage, self.words.as_ref());
-        dispatch(Offer { law, storage, words, gradient, offered })
+        dispatch(Offer { update, storage, words, gradient, offered })
     }
 
     /// One step further: commits, counts and resets.
     pub(super) fn advance(
         &mut self,
-        law: Law,
+        update: Update,
         gradient: &Gradient<'_>,
         decoded: &[f32],
         stream: Stream,
     ) -> Result<(), Error> {
-        with_elements!(gradient.values(), g => self.commit(law, g, decoded, stream))?;
+        with_elements!(gradient.values(), g => self.commit(update, g, decoded, stream))?;
         self.count();
         Ok(())
     }
@@ -363,19 +363,25 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         }
     }
 
-    /// The memory after `law`, kept only if it fits.
-    fn commit<T: Element>(&mut self, law: Law, gradient: &[T], decoded: &[f32], stream: Stream) -> Result<(), Error> {
+    /// The memory after `update`, kept only if it fits.
+    fn commit<T: Element>(
+        &mut self,
+        update: Update,
+        gradient: &[T],
+        decoded: &[f32],
+        stream: Stream,
+    ) -> Result<(), Error> {
         let (storage, elements) = (self.rule.residual().storage, self.shape.elements());
         // A key of their own: the same bits must not round both payload and memory.
         let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
         let words = self.words.as_mut();
-        if dispatch(Commit { law, storage, words, elements, gradient, decoded, store: None })
+        if dispatch(Commit { update, storage, words, elements, gradient, decoded, store: None })
             > storage.largest().to_bits()
         {
             return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
         }
         let words = self.words.as_mut();
-        dispatch(Commit { law, storage, words, elements, gradient, decoded, store: Some(stream) });
+        dispatch(Commit { update, storage, words, elements, gradient, decoded, store: Some(stream) });
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! How a memory is kept: which quantity, in which format, with which gain.
 
 use super::Storage;
-use super::kernels::Law;
+use super::kernels::Update;
 use crate::gradient::Shape;
 use crate::{CoreError, Error};
 
@@ -107,11 +107,11 @@ impl Rule {
         }
     }
 
-    /// The law of a step, for all rules that have only one.
-    pub(super) const fn law(&self) -> Law {
+    /// The update of a step, for all rules that have only one.
+    pub(super) const fn update(&self) -> Update {
         match self {
-            Rule::Residual(residual) | Rule::Mixed(residual) => Law::Residual { gain: residual.gain },
-            Rule::Ef21 | Rule::Ef21Plus => Law::Correct,
+            Rule::Residual(residual) | Rule::Mixed(residual) => Update::Residual { gain: residual.gain },
+            Rule::Ef21 | Rule::Ef21Plus => Update::Correct,
         }
     }
 
