@@ -46,14 +46,6 @@ pub struct Memory<W> {
 impl Memory<alloc::vec::Vec<u64>> {
     /// A memory of zeros that owns its words.
     ///
-    /// ```
-    /// use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// use lgreco_train::gradient::Shape;
-    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Shape::new(64, 64)?)?;
-    /// assert_eq!(memory.squared_norm(), 0.0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Those of [`Memory::new`]; [`CoreError::OutOfMemory`].
     pub fn owned(rule: Rule, shape: Shape) -> Result<Self, Error> {
@@ -68,17 +60,6 @@ impl Memory<alloc::vec::Vec<u64>> {
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// A memory of zeros in `words`, whose content does not matter.
     ///
-    /// ```
-    /// use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// use lgreco_train::gradient::Shape;
-    /// let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(8, 8)?);
-    /// let mut words = [7; 32];
-    /// assert_eq!(words.len(), rule.state_len(shape));
-    /// let memory = Memory::new(rule, shape, &mut words[..])?;
-    /// assert_eq!(memory.squared_norm(), 0.0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`CoreError::Length`] when `words` is shorter than [`Rule::state_len`]; [`CoreError::Parameter`] when the gain
     /// is outside (0, 1].
@@ -90,74 +71,26 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// The rule.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// assert_eq!(memory.rule(), rule);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn rule(&self) -> Rule {
         self.rule
     }
 
     /// The shape of the layer.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// assert_eq!(memory.shape(), shape);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
     /// Number of updates so far.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// assert_eq!(memory.steps(), 0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn steps(&self) -> u64 {
         self.steps
     }
 
     /// Squared L2 norm of the residual or estimate.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// memory.set(&[3.0, -4.0], Stream::default())?;
-    /// assert_eq!(memory.squared_norm(), 25.0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub fn squared_norm(&self) -> f64 {
         self.squared_distance::<f32>(&[], &[], true)
     }
 
     /// Writes the residual or estimate, row-major: to inspect it, or to hand it to another worker.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// let mut values = [f32::NAN; 2];
-    /// memory.values(&mut values)?;
-    /// assert_eq!(values, [0.0; 2]);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`CoreError::Length`] when `values` has not one place per element.
@@ -169,17 +102,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 
     /// Replaces the residual or estimate by `values`, rounded with the bits of `stream` where the format needs it. EF21
     /// may start from any estimate that both ends agree on; a residual may take over those of workers that left.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// memory.set(&[0.5, -0.25], Stream::default())?;
-    /// assert!(memory.set(&[f32::NAN, 0.0], Stream::default()).is_err());
-    /// assert_eq!(memory.squared_norm(), 0.3125); // as it was
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`CoreError::Length`]; [`CoreError::Overflow`] when a value is not finite or too large for the format.

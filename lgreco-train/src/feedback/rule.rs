@@ -24,18 +24,8 @@ pub struct Residual {
 
 impl Residual {
     /// Classic error feedback: everything is remembered, exactly, for ever.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::Residual;
-    /// assert_eq!(Residual::default(), Residual::CLASSIC);
-    /// ```
     pub const CLASSIC: Residual = Residual { gain: 1.0, reset_every: 0, storage: Storage::F32 };
     /// LoCo: a moving average of errors in 8 bits, forgotten every 512 steps.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Residual, Storage};
-    /// assert_eq!((Residual::LOCO.gain, Residual::LOCO.storage), (0.2, Storage::Int8));
-    /// ```
     pub const LOCO: Residual = Residual { gain: 0.2, reset_every: 512, storage: Storage::Int8 };
 
     pub(crate) fn check(&self) -> Result<(), Error> {

@@ -16,16 +16,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Number of bytes of a message: the payload under `setting` for gradients of this element type, and one more for
     /// EF21+. Exact or a bound as [`Compressor::payload_len`].
     ///
-    /// ```
-    /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
-    /// use lgreco_train::feedback::{Memory, Rule};
-    /// use lgreco_train::gradient::{Dtype, Shape};
-    /// let (shape, setting) = (Shape::new(10, 10)?, Setting::TopK(TopK { keep: 5, values: Dtype::F32 }));
-    /// let memory = Memory::owned(Rule::Ef21Plus, shape)?;
-    /// assert_eq!(memory.message_len(&setting, Dtype::F32)?, 1 + setting.payload_len(shape, Dtype::F32)?);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for
     /// EF21 and EF21+ with methods that are no contractions whatever the values.
@@ -35,16 +25,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// Words of workspace that [`step`](Memory::step) needs.
-    ///
-    /// ```
-    /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
-    /// use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// use lgreco_train::gradient::{Dtype, Shape};
-    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Shape::new(10, 10)?)?;
-    /// assert_eq!(memory.workspace_len(&Setting::Qsgd(Qsgd::default()), Dtype::F32)?, 0);
-    /// assert_eq!(memory.workspace_len(&Setting::Dense, Dtype::Bf16)?, 100 / 4); // the compensated gradient in bf16
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// Those of [`message_len`](Memory::message_len).
