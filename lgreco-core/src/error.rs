@@ -245,11 +245,6 @@ impl Error {
     }
 
     /// The permanent numeric code of this kind of error; never 0, never reused.
-    ///
-    /// ```
-    /// # use lgreco_core::Error;
-    /// assert_eq!(Error::Infeasible { budget: 1.0, smallest: 1.5 }.code(), 26);
-    /// ```
     pub const fn code(&self) -> u32 {
         match self {
             Error::Length { .. } => 1,
@@ -282,12 +277,6 @@ impl Error {
     }
 
     /// The layer at fault, for errors that have one.
-    ///
-    /// ```
-    /// # use lgreco_core::Error;
-    /// assert_eq!(Error::EmptyLayer { layer: 3 }.layer(), Some(3));
-    /// assert_eq!(Error::Budget { value: -1.0 }.layer(), None);
-    /// ```
     pub const fn layer(&self) -> Option<usize> {
         match *self {
             Error::EmptyLayer { layer }
@@ -300,12 +289,6 @@ impl Error {
     }
 
     /// The option at fault, in the layer at fault, for errors that have one.
-    ///
-    /// ```
-    /// # use lgreco_core::Error;
-    /// let error = Error::OptionError { layer: 3, option: 1, value: f64::NAN };
-    /// assert_eq!((error.layer(), error.option()), (Some(3), Some(1)));
-    /// ```
     pub const fn option(&self) -> Option<usize> {
         match *self {
             Error::OptionError { option, .. } | Error::SizeOverflow { option, .. } => Some(option),

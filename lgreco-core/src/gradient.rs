@@ -50,11 +50,6 @@ pub use __with_elements as with_elements;
 
 impl Values<'_> {
     /// Number of elements.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::Values;
-    /// assert_eq!(Values::F32(&[1.0, 2.0]).len(), 2);
-    /// ```
     pub const fn len(&self) -> usize {
         match self {
             Values::F32(v) => v.len(),
@@ -64,21 +59,11 @@ impl Values<'_> {
     }
 
     /// Whether there are no elements.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::Values;
-    /// assert!(Values::F32(&[]).is_empty());
-    /// ```
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The element type.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Dtype, Values};
-    /// assert_eq!(Values::F16(&[]).dtype(), Dtype::F16);
-    /// ```
     pub const fn dtype(&self) -> Dtype {
         match self {
             Values::F32(_) => Dtype::F32,
@@ -104,13 +89,6 @@ pub struct Shape {
 
 impl Shape {
     /// A `rows` × `cols` matrix.
-    ///
-    /// ```
-    /// # use lgreco_core::{Error, gradient::Shape};
-    /// assert_eq!(Shape::new(2, 3)?.elements(), 6);
-    /// assert_eq!(Shape::new(1 << 16, 1 << 16), Err(Error::TooManyElements { rows: 1 << 16, cols: 1 << 16 }));
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`Error::TooManyElements`] unless `rows`, `cols` and `rows · cols` are below 2^32.
@@ -141,34 +119,16 @@ impl Shape {
     }
 
     /// First dimension.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::Shape;
-    /// assert_eq!(Shape::from_dims(&[64, 3, 3, 3])?.rows(), 64);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub const fn rows(self) -> usize {
         self.rows as usize
     }
 
     /// Product of the other dimensions.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::Shape;
-    /// assert_eq!(Shape::from_dims(&[64, 3, 3, 3])?.cols(), 27);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub const fn cols(self) -> usize {
         self.cols as usize
     }
 
     /// Number of elements, below 2^32.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::Shape;
-    /// assert_eq!(Shape::from_dims(&[64, 3, 3, 3])?.elements(), 1728);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub const fn elements(self) -> usize {
         self.rows() * self.cols()
     }
@@ -192,13 +152,6 @@ pub struct Gradient<'a> {
 impl<'a> Gradient<'a> {
     /// Pairs `values` with `shape`.
     ///
-    /// ```
-    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
-    /// assert!(Gradient::new(Values::F32(&[1.0; 6]), Shape::new(2, 3)?).is_ok());
-    /// assert!(Gradient::new(Values::F32(&[1.0; 5]), Shape::new(2, 3)?).is_err());
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Length`] when the number of values is not `shape.elements()`.
     pub const fn new(values: Values<'a>, shape: Shape) -> Result<Self, Error> {
@@ -209,25 +162,11 @@ impl<'a> Gradient<'a> {
     }
 
     /// The values.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-    /// let gradient = Gradient::new(Values::F32(&[1.0; 6]), Shape::new(2, 3)?)?;
-    /// assert_eq!((gradient.values().len(), gradient.values().dtype()), (6, Dtype::F32));
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub const fn values(&self) -> Values<'a> {
         self.values
     }
 
     /// The matrix shape.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
-    /// let gradient = Gradient::new(Values::F32(&[1.0; 6]), Shape::new(2, 3)?)?;
-    /// assert_eq!(gradient.shape(), Shape::new(2, 3)?);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub const fn shape(&self) -> Shape {
         self.shape
     }

@@ -91,25 +91,11 @@ impl<'a> Table<'a> {
     }
 
     /// Number of layers, at least 1.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, Table};
-    /// let choices = [Choice { size: 8, error: 0.5 }; 5];
-    /// assert_eq!(Table::new(&choices, &[2, 3, 5])?.layers(), 3);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn layers(&self) -> usize {
         self.ends.len()
     }
 
     /// The options of layer `layer`, at least one.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, Table};
-    /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25)].map(|(size, error)| Choice { size, error });
-    /// assert_eq!(Table::new(&choices, &[2, 3])?.layer(0), &choices[..2]);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     ///
     /// # Panics
     /// When `layer >= self.layers()`.
@@ -119,27 +105,11 @@ impl<'a> Table<'a> {
     }
 
     /// All options, layer after layer.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, Table};
-    /// let choices = [Choice { size: 8, error: 0.5 }; 5];
-    /// assert_eq!(Table::new(&choices, &[2, 3, 5])?.choices().len(), 5);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn choices(&self) -> &'a [Choice] {
         self.choices
     }
 
     /// The layers in order.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, Table};
-    /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25)].map(|(size, error)| Choice { size, error });
-    /// let table = Table::new(&choices, &[2, 3])?;
-    /// let largest: u64 = table.iter().map(|layer| layer.iter().map(|choice| choice.size).max().unwrap_or(0)).sum();
-    /// assert_eq!(largest, 17);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [Choice]> + Clone + use<'a> {
         let table = *self;
         (0..table.layers()).map(move |layer| table.layer(layer))

@@ -19,14 +19,13 @@ use std::path::PathBuf;
 
 /// An NVIDIA GPU.
 ///
-/// ```
+/// ```no_run
 /// use lgreco_core::backend::{Backend, Job};
 /// use lgreco_core::compress::{Candidates, qsgd::{Qsgd, Rounding}};
 /// use lgreco_core::gradient::{Gradient, Shape, Values};
 /// use lgreco_core::rng::Stream;
 /// use lgreco_cuda::CudaBackend;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let Ok(_) = CudaBackend::new(0) else { return Ok(()) };
 /// let mut backend = CudaBackend::new(0)?;
 /// let gradient = Gradient::new(Values::F32(&[1.0, 0.25]), Shape::new(2, 1)?)?;
 /// let base = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
@@ -94,9 +93,10 @@ impl CudaBackend {
     /// cannot be written is left out, one that is damaged or does not load is made anew. Kernels that were compiled
     /// before the call are kept too.
     ///
-    /// ```
-    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// ```no_run
+    /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
     /// backend.keep_code_in(std::env::temp_dir());
+    /// # Ok::<(), lgreco_cuda::Error>(())
     /// ```
     pub fn keep_code_in(&mut self, folder: impl Into<PathBuf>) {
         self.gpu.keep_code_in(folder.into());
@@ -139,11 +139,12 @@ impl CudaBackend {
     /// scaled copy in f32, written once and read by both products of every iteration. Matrices of more than `i32::MAX`
     /// rows or columns keep the crate's own kernels.
     ///
-    /// ```
-    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// ```no_run
+    /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
     /// if let Err(error) = backend.use_cublas() {
     ///     println!("{error}: PowerSGD keeps the crate's own kernels");
     /// }
+    /// # Ok::<(), lgreco_cuda::Error>(())
     /// ```
     ///
     /// # Errors
@@ -155,21 +156,11 @@ impl CudaBackend {
 
     /// Bytes of device memory held between calls: the workspace, which grows with the largest layer, and which
     /// [`reserve`](CudaBackend::reserve) makes beforehand.
-    ///
-    /// ```
-    /// # let Ok(backend) = lgreco_cuda::CudaBackend::new(0) else { return };
-    /// assert_eq!(backend.held_bytes(), 0); // before any work
-    /// ```
     pub fn held_bytes(&self) -> u64 {
         self.gpu.held()
     }
 
     /// Done: waits for all that is enqueued.
-    ///
-    /// ```
-    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
-    /// assert_eq!(backend.synchronise(), Ok(()));
-    /// ```
     ///
     /// # Errors
     /// [`Error::Driver`], also when something enqueued before has failed.
@@ -179,11 +170,6 @@ impl CudaBackend {
 
     /// What the device said, in full, when a call through [`Backend`] last answered
     /// [`Device`](lgreco_core::Error::Device), whose text is shorter.
-    ///
-    /// ```
-    /// # let Ok(backend) = lgreco_cuda::CudaBackend::new(0) else { return };
-    /// assert_eq!(backend.failure(), None); // so far
-    /// ```
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }

@@ -75,9 +75,10 @@ impl CudaBackend {
     /// encoder's. Waits once. Where one was not, its gradient is read again for the position and the value: gradients
     /// have to be there, unwritten, until the check.
     ///
-    /// ```
-    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// ```no_run
+    /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
     /// assert_eq!(backend.check(), Ok(())); // nothing so far
+    /// # Ok::<(), lgreco_cuda::Error>(())
     /// ```
     ///
     /// # Errors

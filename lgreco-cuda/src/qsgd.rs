@@ -136,9 +136,9 @@ impl Kind {
 }
 
 /// Enqueued: the records of a kind for every tensor; results follow each other. Their first words as in [`grids`].
-pub(crate) type Road = fn(&mut Gpu, &[Tensor], Kind, Part) -> Result<(), Error>;
+pub(crate) type Strategy = fn(&mut Gpu, &[Tensor], Kind, Part) -> Result<(), Error>;
 
-/// The [`Road`] by way of the grids of all buckets, which reads the values twice.
+/// The [`Strategy`] by way of the grids of all buckets, which reads the values twice.
 pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
     for (index, tensor) in tensors.iter().enumerate() {
         let results = results.cut(RESULTS * index as u64, RESULTS);
@@ -173,7 +173,7 @@ impl Layer {
     ];
 }
 
-/// The [`Road`] of one pass, for buckets that a block holds, and of one launch for many small tensors; to the same bits.
+/// The [`Strategy`] of one pass, for buckets that a block holds, and of one launch for many small tensors; to the same bits.
 pub(crate) fn fused_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
     let (mut rest, mut results) = (tensors, results);
     while let Some(first) = rest.first() {
@@ -216,9 +216,9 @@ pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8]
     measure_by(if is_fused(base.bucket) { fused_rows } else { rows }, gpu, tensors, base, bits, results)
 }
 
-/// Enqueued: as [`measure`], by this road.
+/// Enqueued: as [`measure`], by this strategy.
 pub(crate) fn measure_by(
-    road: Road,
+    strategy: Strategy,
     gpu: &mut Gpu,
     tensors: &[Tensor],
     base: Qsgd,
@@ -229,7 +229,7 @@ pub(crate) fn measure_by(
         let of_kind = |&&bits: &&u8| sign_magnitude(Qsgd { bits, ..base }) == with_sign;
         let Some(&first) = bits.iter().find(of_kind) else { continue };
         let widths = bits.iter().filter(of_kind).fold(0, |mask, &bits| mask | 1u32 << (bits - 1));
-        road(gpu, tensors, Kind { qsgd: Qsgd { bits: first, ..base }, widths, record }, results)?;
+        strategy(gpu, tensors, Kind { qsgd: Qsgd { bits: first, ..base }, widths, record }, results)?;
     }
     Ok(())
 }

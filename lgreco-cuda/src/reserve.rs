@@ -47,12 +47,11 @@ impl CudaBackend {
     /// Bytes of workspace that these calls need for `jobs`: what a backend without any, used as this one is with regard
     /// to cuBLAS, holds after [`reserve`](CudaBackend::reserve). No device is asked, and no gradient read.
     ///
-    /// ```
+    /// ```no_run
     /// use lgreco_core::compress::{Candidates, qsgd::Qsgd};
     /// use lgreco_core::{gradient::{Dtype, Shape}, rng::Stream};
     /// use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let Ok(_) = CudaBackend::new(0) else { return Ok(()) };
     /// let backend = CudaBackend::new(0)?;
     /// // SAFETY: the values are not asked for.
     /// let gradient = unsafe { DeviceGradient::new(4096, Dtype::F32, Shape::new(1024, 1024)?) }?;
@@ -77,11 +76,12 @@ impl CudaBackend {
     /// Done: allocates that workspace, and compiles and loads the kernels of these calls. The calls, for these jobs and
     /// their candidates, then allocate nothing and load nothing, so that those that only enqueue never wait.
     ///
-    /// ```
+    /// ```no_run
     /// use lgreco_cuda::Call;
-    /// # let Ok(mut backend) = lgreco_cuda::CudaBackend::new(0) else { return };
+    /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
     /// // At the start of a training run, with all layers in place of none.
     /// assert_eq!(backend.reserve(&[], &[Call::Measure, Call::EncodeToDevice, Call::DecodeOnDevice]), Ok(()));
+    /// # Ok::<(), lgreco_cuda::Error>(())
     /// ```
     ///
     /// # Errors

@@ -49,29 +49,11 @@ impl DeviceGradient {
     }
 
     /// The matrix shape.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Dtype, Shape};
-    /// # let shape = Shape::new(4, 1024)?;
-    /// // SAFETY: nothing is done with it.
-    /// let gradient = unsafe { lgreco_cuda::DeviceGradient::new(4096, Dtype::F32, shape) };
-    /// assert_eq!(gradient.map(|gradient| gradient.shape().elements()), Ok(4096));
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
     /// The type of the values.
-    ///
-    /// ```
-    /// # use lgreco_core::gradient::{Dtype, Shape};
-    /// # let shape = Shape::new(4, 1024)?;
-    /// // SAFETY: nothing is done with it.
-    /// let gradient = unsafe { lgreco_cuda::DeviceGradient::new(4096, Dtype::F16, shape) };
-    /// assert_eq!(gradient.map(|gradient| gradient.dtype()), Ok(Dtype::F16));
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }

@@ -169,11 +169,6 @@ impl Error {
     }
 
     /// The permanent numeric code of this kind of error, the core's for its own; never 0, never reused.
-    ///
-    /// ```
-    /// # use lgreco_train::Error;
-    /// assert_eq!(Error::Collective { code: -1 }.code(), 80);
-    /// ```
     pub const fn code(&self) -> u32 {
         match self {
             Error::Core(error) => error.code(),
@@ -199,13 +194,6 @@ impl Error {
     }
 
     /// The layer at fault, for errors that have one.
-    ///
-    /// ```
-    /// # use lgreco_train::{CoreError, Error};
-    /// assert_eq!(Error::LayerMismatch { layer: 3, what: "rows", expected: 2, found: 1 }.layer(), Some(3));
-    /// assert_eq!(Error::from(CoreError::EmptyLayer { layer: 3 }).layer(), Some(3));
-    /// assert_eq!(Error::Collective { code: -1 }.layer(), None);
-    /// ```
     pub const fn layer(&self) -> Option<usize> {
         match *self {
             Error::Core(ref error) => error.layer(),
@@ -217,12 +205,6 @@ impl Error {
     }
 
     /// The option at fault, in the layer at fault, for errors that have one.
-    ///
-    /// ```
-    /// # use lgreco_train::{CoreError, Error};
-    /// let error = Error::from(CoreError::OptionError { layer: 3, option: 1, value: f64::NAN });
-    /// assert_eq!((error.layer(), error.option()), (Some(3), Some(1)));
-    /// ```
     pub const fn option(&self) -> Option<usize> {
         match self {
             Error::Core(error) => error.option(),

@@ -51,12 +51,6 @@ pub struct BufferResidual<'a> {
 
 impl BufferResidual<'_> {
     /// Bytes of the buffer for `elements` elements.
-    ///
-    /// ```
-    /// use lgreco_train::feedback::Storage;
-    /// use lgreco_wgpu::BufferResidual;
-    /// assert_eq!(BufferResidual::bytes(Storage::Bf16, 3), 8);
-    /// ```
     pub fn bytes(storage: Storage, elements: usize) -> u64 {
         let bytes = match storage {
             Storage::F32 | Storage::Bf16 => storage.bytes(elements),

@@ -175,13 +175,6 @@ impl Stored {
     }
 
     /// Names, dimensions and types of all layers in order.
-    ///
-    /// ```
-    /// use lgreco_cli::gradients::Stored;
-    /// let sample = Stored::sample();
-    /// let of_bf16 = sample.layers().filter(|&(_, _, dtype)| dtype == lgreco_core::gradient::Dtype::Bf16);
-    /// assert_eq!((sample.layers().len(), of_bf16.count()), (41, 41));
-    /// ```
     pub fn layers(&self) -> impl ExactSizeIterator<Item = (&str, &[usize], Dtype)> {
         self.tensors.iter().map(|tensor| (tensor.name.as_str(), &tensor.dims[..], tensor.dtype))
     }

@@ -87,41 +87,10 @@ impl<E> From<E> for JobError<E> {
 /// ```
 pub trait Backend {
     /// Words of workspace that [`measure`](Backend::measure) needs for `jobs`.
-    ///
-    /// ```
-    /// # use lgreco_core::backend::{Backend, Job, Portable};
-    /// # use lgreco_core::compress::{Candidates, qsgd::Qsgd};
-    /// # use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-    /// # use lgreco_core::rng::Stream;
-    /// # let gradient = Gradient::new(Values::F32(&[1.0, 2.0]), Shape::new(2, 1)?)?;
-    /// # let job = |candidates| Job { gradient, candidates, stream: Stream::default() };
-    /// let qsgd = job(Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 4] });
-    /// let topk = job(Candidates::TopK { values: Dtype::F32, keeps: &[1] });
-    /// assert_eq!(Portable.workspace_len(&[qsgd]), 0);
-    /// assert_eq!(Portable.workspace_len(&[qsgd, topk]), Portable.workspace_len(&[topk])); // used job after job
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     fn workspace_len(&self, jobs: &[Job<'_>]) -> usize;
 
     /// Measures all `jobs` as one batch and writes their rows one after another into `rows` (see
     /// [`Candidates::measure`]).
-    ///
-    /// ```
-    /// # use lgreco_core::backend::{Backend, Job, Portable};
-    /// # use lgreco_core::compress::{Candidates, qsgd::{Qsgd, Rounding}};
-    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
-    /// # use lgreco_core::rng::Stream;
-    /// # let base = Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() };
-    /// # let shape = Shape::new(2, 1)?;
-    /// # let stream = Stream::default();
-    /// # let job = |gradient, bits| Job { gradient, candidates: Candidates::Qsgd { base, bits }, stream };
-    /// let (small, large) = ([1.0f32, 0.25], [8.0f32, 2.0]);
-    /// let (small, large) = (Gradient::new(Values::F32(&small), shape)?, Gradient::new(Values::F32(&large), shape)?);
-    /// let mut rows = [0.0; 3];
-    /// Portable.measure(&[job(small, &[2]), job(large, &[1, 2])], &mut [], &mut rows)?;
-    /// assert_eq!(rows, [0.0625, 36.0, 4.0]); // one place for the first job, two for the second
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// The first job that fails, with its reason. Of no job in particular: [`Error::Length`] when `rows` has not one place
@@ -130,18 +99,6 @@ pub trait Backend {
     fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError>;
 
     /// Compresses `gradient` under `setting`; see [`Compressor::encode`].
-    ///
-    /// ```
-    /// # use lgreco_core::backend::{Backend, Portable};
-    /// # use lgreco_core::compress::Setting;
-    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
-    /// # use lgreco_core::rng::Stream;
-    /// let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
-    /// let mut payload = [0; 32];
-    /// let length = Portable.encode(&Setting::Dense, &gradient, Stream::default(), &mut [], &mut payload)?;
-    /// assert_eq!(length, 16 + 4 * 4);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`Compressor::encode`].
@@ -155,20 +112,6 @@ pub trait Backend {
     ) -> Result<usize, Error>;
 
     /// Decodes any payload into `values`; see [`decode`].
-    ///
-    /// ```
-    /// # use lgreco_core::backend::{Backend, Portable};
-    /// # use lgreco_core::compress::Setting;
-    /// # use lgreco_core::gradient::{Gradient, Shape, Values};
-    /// # use lgreco_core::rng::Stream;
-    /// # let gradient = Gradient::new(Values::F32(&[3.0, 0.0, -1.0, 2.0]), Shape::new(2, 2)?)?;
-    /// # let mut payload = [0; 32];
-    /// # Portable.encode(&Setting::Dense, &gradient, Stream::default(), &mut [], &mut payload)?;
-    /// let mut values = [f32::NAN; 4];
-    /// Portable.decode(&payload, &mut values)?;
-    /// assert_eq!(values, [3.0, 0.0, -1.0, 2.0]);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`decode`].

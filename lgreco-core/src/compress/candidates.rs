@@ -85,11 +85,6 @@ pub enum Candidates<'a> {
 
 impl Candidates<'_> {
     /// Number of candidates.
-    ///
-    /// ```
-    /// # use lgreco_core::compress::Candidates;
-    /// assert_eq!(Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8] }.len(), 4);
-    /// ```
     pub const fn len(&self) -> usize {
         match self {
             Candidates::Qsgd { bits, .. } => bits.len(),
@@ -103,11 +98,6 @@ impl Candidates<'_> {
     }
 
     /// Whether there are none.
-    ///
-    /// ```
-    /// # use lgreco_core::compress::Candidates;
-    /// assert!(Candidates::PowerSgd { iterations: 5, ranks: &[] }.is_empty());
-    /// ```
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -149,16 +139,6 @@ impl Candidates<'_> {
     }
 
     /// Words of workspace that [`measure`](Candidates::measure) needs.
-    ///
-    /// ```
-    /// # use lgreco_core::compress::{Candidates, powersgd};
-    /// # use lgreco_core::gradient::{Dtype, Shape};
-    /// let shape = Shape::new(256, 64)?;
-    /// let candidates = Candidates::PowerSgd { iterations: 5, ranks: &[2, 8, 4] };
-    /// let words = candidates.measure_workspace_len(shape, Dtype::F32);
-    /// assert_eq!(words, powersgd::measure_workspace_len(shape, Dtype::F32, 8)); // that of the largest rank
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn measure_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize {
         match *self {
             Candidates::Qsgd { .. } | Candidates::AdaComp { .. } | Candidates::LoCo { .. } => 0,

@@ -60,39 +60,17 @@ pub trait Compressor {
     /// Number of bytes [`encode`](Compressor::encode) writes for any gradient of this shape and element type, header
     /// included: exactly, if [`has_fixed_len`](Compressor::has_fixed_len); else at most.
     ///
-    /// ```
-    /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd};
-    /// # use lgreco_core::gradient::{Dtype, Shape};
-    /// let bytes = Qsgd { bits: 4, bucket: 512, ..Qsgd::default() }.payload_len(Shape::new(1024, 1024)?, Dtype::F32)?;
-    /// assert_eq!(bytes, 16 + 2048 * 4 + 524_288); // header, a scale per bucket, half a byte per element
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Parameter`] when the compressor's parameters do not fit the shape.
     fn payload_len(&self, shape: Shape, dtype: Dtype) -> Result<usize, Error>;
 
     /// Whether shape and element type alone decide the length of a payload. Where the values do too, tables hold measured
     /// lengths ([`Candidates::measure_with_lens`]), and payloads travel by all-gather with lengths of their own.
-    ///
-    /// ```
-    /// # use lgreco_core::compress::{Compressor, powersgd::PowerSgd};
-    /// assert!(PowerSgd { rank: 4, iterations: 1 }.has_fixed_len());
-    /// ```
     fn has_fixed_len(&self) -> bool {
         true
     }
 
     /// Words of workspace that [`encode`](Compressor::encode) needs for this shape and element type.
-    ///
-    /// ```
-    /// # use lgreco_core::compress::{Compressor, qsgd::Qsgd, topk::TopK};
-    /// # use lgreco_core::gradient::{Dtype, Shape};
-    /// let shape = Shape::new(10, 10)?;
-    /// assert_eq!(Qsgd::default().encode_workspace_len(shape, Dtype::F32), 0);
-    /// assert_eq!(TopK { keep: 5, values: Dtype::F32 }.encode_workspace_len(shape, Dtype::F32), 50);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     fn encode_workspace_len(&self, shape: Shape, dtype: Dtype) -> usize;
 
     /// Compresses `gradient` into the front of `payload`, which has room for [`payload_len`](Compressor::payload_len)

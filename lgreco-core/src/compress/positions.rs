@@ -60,13 +60,6 @@ impl Layout {
     }
 
     /// Bytes it takes.
-    ///
-    /// ```
-    /// use lgreco_core::{compress::topk::TopK, gradient::Dtype};
-    /// let bytes = |keep| TopK { keep, values: Dtype::F32 }.layout(1000).map(|layout| layout.bytes());
-    /// assert_eq!([bytes(1)?, bytes(10)?, bytes(500)?, bytes(1000)?], [2, 12, 125, 0]);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub const fn bytes(self) -> u64 {
         self.low_bytes + self.high_bytes
     }

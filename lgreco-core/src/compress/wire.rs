@@ -18,29 +18,10 @@ use crate::Error;
 use crate::gradient::Shape;
 
 /// Bytes of the header.
-///
-/// ```
-/// # use lgreco_core::{compress::{Compressor, dense::Dense, wire::HEADER_LEN}, gradient::{Dtype, Shape}};
-/// assert_eq!(Dense.payload_len(Shape::new(3, 1)?, Dtype::F32)?, HEADER_LEN + 3 * 4);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub const HEADER_LEN: usize = 16;
 /// First byte of every payload.
-///
-/// ```
-/// use lgreco_core::compress::wire::{MAGIC, Payload, VERSION};
-/// let bytes = [MAGIC, VERSION, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0x00, 0x3c];
-/// assert!(Payload::parse(&bytes).is_ok());
-/// assert!(Payload::parse(b"GIF89a..........").is_err());
-/// ```
 pub const MAGIC: u8 = b'L';
 /// Second byte of every payload.
-///
-/// ```
-/// use lgreco_core::compress::wire::{MAGIC, Payload, VERSION};
-/// let next = [MAGIC, VERSION + 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0x00, 0x3c];
-/// assert!(Payload::parse(&next).is_err());
-/// ```
 pub const VERSION: u8 = 1;
 
 /// The compression method, as it stands in the header.
@@ -96,14 +77,6 @@ pub struct Header {
 impl Header {
     /// Writes the header into the first [`HEADER_LEN`] bytes of `payload`.
     ///
-    /// ```
-    /// # use lgreco_core::{compress::wire::{Header, Method}, gradient::Shape};
-    /// let mut payload = [0; 16];
-    /// Header { method: Method::Qsgd, variant: 3, parameter: 512, shape: Shape::new(7, 5)? }.write(&mut payload)?;
-    /// assert_eq!(payload, [b'L', 1, 1, 3, 0, 2, 0, 0, 7, 0, 0, 0, 5, 0, 0, 0]);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Length`] when `payload` is shorter.
     pub fn write(&self, payload: &mut [u8]) -> Result<(), Error> {
@@ -136,12 +109,6 @@ pub struct Payload<'a> {
 impl<'a> Payload<'a> {
     /// Splits bytes into header and body.
     ///
-    /// ```
-    /// # use lgreco_core::{Error, compress::wire::Payload};
-    /// let newer = Payload::parse(b"L\x02 and whatever a later version writes");
-    /// assert!(matches!(newer, Err(Error::PayloadHeader { what: "version", expected: 1, found: 2 })));
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Length`] when shorter than a header; [`Error::PayloadHeader`] on a wrong magic or version;
     /// [`Error::PayloadField`] on an unknown method;
@@ -169,15 +136,6 @@ impl<'a> Payload<'a> {
     }
 
     /// The body, when it has exactly `expected` bytes.
-    ///
-    /// ```
-    /// # use lgreco_core::compress::wire::Payload;
-    /// let bytes = [b'L', 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0x00, 0x3c];
-    /// let payload = Payload::parse(&bytes)?;
-    /// assert_eq!(payload.body_of_len(2)?, [0x00, 0x3c]);
-    /// assert!(payload.body_of_len(4).is_err());
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`Error::Length`] when it has more or fewer.

@@ -33,12 +33,6 @@ pub struct TableFile {
 impl TableFile {
     /// Reads a table file.
     ///
-    /// ```
-    /// # use lgreco_core::file::TableFile;
-    /// let error = TableFile::parse(br#"{"version":1, "metric":"l2", "layers":[{"name":"fc1"}]}"#).unwrap_err();
-    /// assert_eq!(error.to_string(), "layer 0 (`fc1`): options is missing, expected an array");
-    /// ```
-    ///
     /// # Errors
     /// [`Error`] names the layer, the option and the field, what was found there and what was expected; of an unknown key
     /// the one that may be meant.
@@ -113,20 +107,6 @@ impl TableFile {
     }
 
     /// Writes a table file, one line per layer.
-    ///
-    /// ```
-    /// # use lgreco_core::{file::TableFile, table::{Choice, NamedTable}};
-    /// let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1", 9, None, [("qsgd 4".to_string(), Choice { size: 200, error: 0.5 })]);
-    /// let mut table = builder.build()?;
-    /// table.set_setting(0, 0, "qsgd 4 nearest".parse()?);
-    /// let lines = r#"{"version":1,"metric":"l2","layers":[
-    /// {"name":"fc1","elements":9,"options":[{"label":"qsgd 4","setting":"qsgd 4 nearest","size":200,"error":0.5}]}
-    /// ]}
-    /// "#;
-    /// assert_eq!(TableFile { table, budget: None }.to_json(), lines);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn to_json(&self) -> String {
         let table = &self.table;
         let text = |text: &str| serde_json::Value::from(text);

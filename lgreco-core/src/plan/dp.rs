@@ -92,15 +92,6 @@ fn stride(levels: u32) -> usize {
 
 /// Words of workspace that [`solve`] needs; `usize::MAX` when they cannot be counted.
 ///
-/// ```
-/// # use lgreco_core::{plan::dp, table::{Choice, Table}};
-/// let choices = [Choice { size: 8, error: 0.1 }; 40];
-/// let table = Table::new(&choices, &[10, 20, 30, 40])?;
-/// let bytes = 8 * dp::workspace_len(&table, dp::LEVELS);
-/// assert!((200_000..220_000).contains(&bytes)); // two rows of f64 and a byte per layer and cell
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
 /// # Complexity
 /// O(options) time. The result is about 2·options + 2·levels words and layers·levels bytes.
 pub fn workspace_len(table: &Table, levels: u32) -> usize {

@@ -47,43 +47,16 @@ impl Plan {
     }
 
     /// The option of each layer.
-    ///
-    /// ```
-    /// # use lgreco_core::{plan::{Plan, budget::Budget}, table::{Choice, Table}};
-    /// # let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
-    /// # let table = Table::new(&choices, &[2])?;
-    /// let plan = Plan::from_options(&table, Budget::Absolute(2.0), "uniform", vec![1])?;
-    /// assert_eq!(plan.options(), [1]);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn options(&self) -> &[u32] {
         &self.options
     }
 
     /// Size, error, budget and lower bound.
-    ///
-    /// ```
-    /// # use lgreco_core::{plan::{Plan, budget::Budget}, table::{Choice, Table}};
-    /// # let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
-    /// # let table = Table::new(&choices, &[2])?;
-    /// let plan = Plan::from_options(&table, Budget::Absolute(2.0), "uniform", vec![1])?;
-    /// assert_eq!((plan.summary().error, plan.summary().budget), (1.5, 2.0));
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn summary(&self) -> &Summary {
         &self.summary
     }
 
     /// Who made the plan: `exact`, `dp`, `uniform`, …
-    ///
-    /// ```
-    /// # use lgreco_core::{plan::{Plan, budget::Budget}, table::{Choice, Table}};
-    /// # let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
-    /// # let table = Table::new(&choices, &[2])?;
-    /// let plan = Plan::from_options(&table, Budget::Absolute(2.0), "uniform", vec![1])?;
-    /// assert_eq!(plan.solver(), "uniform");
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn solver(&self) -> &'static str {
         self.solver
     }

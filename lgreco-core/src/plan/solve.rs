@@ -36,11 +36,6 @@ impl Default for Solver {
 
 impl Solver {
     /// `exact` or `dp`.
-    ///
-    /// ```
-    /// # use lgreco_core::plan::Solver;
-    /// assert_eq!((Solver::default().name(), Solver::Dp { levels: 100 }.name()), ("exact", "dp"));
-    /// ```
     pub const fn name(&self) -> &'static str {
         match self {
             Solver::Exact(_) => "exact",

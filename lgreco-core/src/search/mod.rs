@@ -56,35 +56,16 @@ impl<'a> Layer<'a> {
     }
 
     /// The name.
-    ///
-    /// ```
-    /// # use lgreco_core::{gradient::Values, search::Layer};
-    /// assert_eq!(Layer::new("bias", &[4], Values::F32(&[0.5; 4]))?.name(), "bias");
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn name(&self) -> &'a str {
         self.name
     }
 
     /// The tensor's dimensions.
-    ///
-    /// ```
-    /// # use lgreco_core::{gradient::Values, search::Layer};
-    /// assert_eq!(Layer::new("conv1.weight", &[2, 2, 1], Values::F32(&[0.5; 4]))?.dims(), [2, 2, 1]);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn dims(&self) -> &'a [usize] {
         self.dims
     }
 
     /// The values with their matrix shape.
-    ///
-    /// ```
-    /// # use lgreco_core::{gradient::Values, search::Layer};
-    /// let layer = Layer::new("conv1.weight", &[2, 2, 1], Values::F32(&[0.5; 4]))?;
-    /// assert_eq!(layer.gradient().shape().elements(), 4);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn gradient(&self) -> Gradient<'a> {
         self.gradient
     }
@@ -268,12 +249,6 @@ impl Search {
     }
 
     /// Whether a tensor of these dimensions is compressed at all.
-    ///
-    /// ```
-    /// # use lgreco_core::search::{Method, Search};
-    /// let search = Search::new(Method::Qsgd);
-    /// assert_eq!([&[64, 64][..], &[4096], &[31, 33]].map(|dims| search.takes(dims)), [true, false, false]);
-    /// ```
     pub fn takes(&self, dims: &[usize]) -> bool {
         let elements = if dims.contains(&0) { 0 } else { dims.iter().fold(1usize, |n, &dim| n.saturating_mul(dim)) };
         dims.len() > 1 && elements > 0 && elements >= self.min_elements
@@ -305,12 +280,6 @@ impl Search {
     }
 
     /// Whether `parameter` (bits, density or rank) is one of those searched for the first method.
-    ///
-    /// ```
-    /// # use lgreco_core::search::{Method, Search};
-    /// let search = Search::new(Method::PowerSgd); // ranks 2 to 8
-    /// assert_eq!([2.0, 8.0, 9.0, 2.5].map(|rank| search.offers(rank)), [true, true, false, false]);
-    /// ```
     pub fn offers(&self, parameter: f64) -> bool {
         let close = |offered: f64| (offered - parameter).abs() <= 1e-9 * parameter;
         self.families[0].parameters().into_iter().any(close)

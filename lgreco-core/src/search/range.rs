@@ -31,11 +31,6 @@ impl Method {
     pub const ALL: [Method; 4] = [Method::Qsgd, Method::TopK, Method::PowerSgd, Method::Hybrid];
 
     /// The name used in labels and on the command line.
-    ///
-    /// ```
-    /// # use lgreco_core::search::Method;
-    /// assert_eq!(Method::ALL.map(Method::name), ["qsgd", "topk", "powersgd", "hybrid"]);
-    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Method::Qsgd => "qsgd",
@@ -46,11 +41,6 @@ impl Method {
     }
 
     /// The label of a parameter: `qsgd 4`, `topk 0.1%`, `powersgd 32`.
-    ///
-    /// ```
-    /// # use lgreco_core::search::Method;
-    /// assert_eq!(Method::TopK.label(0.003), "topk 0.3%");
-    /// ```
     pub fn label(self, parameter: f64) -> String {
         match self {
             Method::TopK => format!("topk {}%", tidy(parameter * 100.0)),
@@ -88,11 +78,6 @@ pub enum Metric {
 
 impl Metric {
     /// The name used in files and on the command line.
-    ///
-    /// ```
-    /// # use lgreco_core::search::Metric;
-    /// assert_eq!(Metric::L2.name(), "l2");
-    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Metric::L2 => "l2",
@@ -101,11 +86,6 @@ impl Metric {
     }
 
     /// The error of a squared L2 error.
-    ///
-    /// ```
-    /// # use lgreco_core::search::Metric;
-    /// assert_eq!((Metric::L2.error(9.0), Metric::SquaredL2.error(9.0)), (3.0, 9.0));
-    /// ```
     pub fn error(self, squared: f64) -> f64 {
         match self {
             Metric::L2 => crate::num::sqrt(squared),

@@ -41,14 +41,6 @@ struct NamedLayer {
 
 impl NamedTable {
     /// Starts a table whose errors are measured in `metric`, which is a name for people.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
-    /// assert_eq!(builder.build()?.metric(), "l2");
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn builder(metric: impl Into<String>) -> Builder {
         Builder(NamedTable {
             metric: metric.into(),
@@ -61,55 +53,21 @@ impl NamedTable {
     }
 
     /// The table without names, for the planner.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// let only = Choice { size: 32000, error: 0.0 };
-    /// let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), only)]);
-    /// assert_eq!(builder.build()?.view().choices(), [only]);
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn view(&self) -> Table<'_> {
         Table { choices: &self.choices, ends: &self.ends }
     }
 
     /// The metric of the errors.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// let mut builder = NamedTable::builder("perplexity");
-    /// # builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
-    /// assert_eq!(builder.build()?.metric(), "perplexity");
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn metric(&self) -> &str {
         &self.metric
     }
 
     /// Number of layers, at least 1.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// let dense = ("dense".to_string(), Choice { size: 32000, error: 0.0 });
-    /// let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, None, [dense.clone()]).layer("fc2.weight", 1000, None, [dense]);
-    /// assert_eq!(builder.build()?.layers(), 2);
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn layers(&self) -> usize {
         self.layers.len()
     }
 
     /// The name of a layer.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
-    /// assert_eq!(builder.build()?.name(0), "fc1.weight");
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     ///
     /// # Panics
     /// When `layer >= self.layers()`, as do all calls that take a layer or option.
@@ -118,99 +76,36 @@ impl NamedTable {
     }
 
     /// Number of elements of a layer's gradient.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
-    /// assert_eq!(builder.build()?.elements(0), 1000);
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn elements(&self, layer: usize) -> u64 {
         self.layers[layer].elements
     }
 
     /// Bits of a layer's gradient as it is, if they were stated.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, None, [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
-    /// assert_eq!(builder.build()?.uncompressed_size(0), None);
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn uncompressed_size(&self, layer: usize) -> Option<u64> {
         self.layers[layer].uncompressed_size
     }
 
     /// States the bits of a layer's gradient as it is; without, 32 bits per element are meant.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, None, [("qsgd 4".to_string(), Choice { size: 4192, error: 0.5 })]);
-    /// let mut table = builder.build()?;
-    /// table.set_uncompressed_size(0, 16000); // bf16
-    /// assert_eq!(table.uncompressed_size(0), Some(16000));
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn set_uncompressed_size(&mut self, layer: usize, bits: u64) {
         self.layers[layer].uncompressed_size = Some(bits);
     }
 
     /// Number of elements of all layers.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let dense = ("dense".to_string(), Choice { size: 32000, error: 0.0 });
-    /// # let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", u64::MAX, None, [dense.clone()]).layer("fc2.weight", 1, None, [dense]);
-    /// assert_eq!(builder.build()?.total_elements(), 1 << 64);
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn total_elements(&self) -> u128 {
         self.layers.iter().map(|layer| u128::from(layer.elements)).sum()
     }
 
     /// The layer's default option, if it has one.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, Some(0), [("dense".to_string(), Choice { size: 32000, error: 0.0 })]);
-    /// assert_eq!(builder.build()?.default_option(0), Some(0));
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn default_option(&self, layer: usize) -> Option<u32> {
         self.layers[layer].default
     }
 
     /// The default plan: one option per layer, if every layer has a default.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let dense = ("dense".to_string(), Choice { size: 32000, error: 0.0 });
-    /// # let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, Some(0), [dense.clone()]);
-    /// assert_eq!(builder.clone().build()?.defaults(), Some(vec![0]));
-    /// builder.layer("fc2.weight", 1000, None, [dense]);
-    /// assert_eq!(builder.build()?.defaults(), None);
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn defaults(&self) -> Option<Vec<u32>> {
         self.layers.iter().map(|layer| layer.default).collect()
     }
 
     /// The labels of a layer's options.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// let option = |label: &str, size, error| (label.to_string(), Choice { size, error });
-    /// builder.layer("fc1.weight", 1000, None, [option("qsgd 4", 4192, 0.5), option("dense", 32128, 0.0)]);
-    /// assert_eq!(builder.build()?.labels(0), ["qsgd 4", "dense"]);
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn labels(&self, layer: usize) -> &[String] {
         &self.labels[self.options(layer)]
     }
@@ -222,31 +117,11 @@ impl NamedTable {
     }
 
     /// The label of an option.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// let option = |label: &str, size, error| (label.to_string(), Choice { size, error });
-    /// builder.layer("fc1.weight", 1000, None, [option("qsgd 4", 4192, 0.5), option("dense", 32128, 0.0)]);
-    /// assert_eq!(builder.build()?.label(0, 1), "dense");
-    /// # Ok::<(), lgreco_core::table::NamedError>(())
-    /// ```
     pub fn label(&self, layer: usize, option: usize) -> &str {
         &self.labels(layer)[option]
     }
 
     /// The compressor behind an option, if it is known: measured tables have it, others where they were told.
-    ///
-    /// ```
-    /// # use lgreco_core::table::{Choice, NamedTable};
-    /// # let mut builder = NamedTable::builder("l2");
-    /// builder.layer("fc1.weight", 1000, None, [("4 bits".to_string(), Choice { size: 4192, error: 0.5 })]);
-    /// let mut table = builder.build()?;
-    /// assert_eq!(table.setting(0, 0), None);
-    /// table.set_setting(0, 0, "qsgd 4 min-max".parse()?);
-    /// assert_eq!(table.setting(0, 0), "qsgd 4 min-max".parse().ok());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Panics
     /// When the table has no such layer or option.

@@ -66,10 +66,6 @@ fn bell(seed: u64, index: usize) -> f32 {
 
 /// Tensors of many kinds: bell-shaped ones of many lengths; magnitudes from 1e-30 to 1e30; ties, zeros of both signs,
 /// one spike, constants, subnormal numbers, one side of zero, and the largest and smallest numbers there are. In f16 some overflow.
-///
-/// ```
-/// assert!(lgreco_core::testing::backend::tensors().len() > 20);
-/// ```
 pub fn tensors() -> Vec<Tensor> {
     let lengths = [
         (1, 1),
@@ -149,16 +145,6 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// Asserts that `backend` answers as [`Portable`] does: the same rows within `relative` (for QSGD beside the bound of
 /// [`qsgd::measure`](crate::compress::qsgd::measure)), or the same error of the same job.
 ///
-/// ```
-/// use lgreco_core::backend::{Job, Portable};
-/// use lgreco_core::compress::Candidates;
-/// use lgreco_core::testing::backend::{Tensor, check_rows};
-/// use lgreco_core::{gradient::Dtype, rng::Stream};
-/// let (tensor, candidates) = (Tensor::new(&[3.0, 4.0], 2, 1), Candidates::TopK { values: Dtype::F32, keeps: &[1] });
-/// let jobs = tensor.gradients().map(|gradient| Job { gradient, candidates, stream: Stream::default() });
-/// check_rows(&mut Portable, &jobs, 0.0);
-/// ```
-///
 /// # Panics
 /// When it does not.
 pub fn check_rows(backend: &mut dyn Backend, jobs: &[Job<'_>], relative: f64) {
@@ -202,13 +188,6 @@ fn slack(gradient: &Gradient<'_>, qsgd: Qsgd) -> f64 {
 /// Asserts that `backend` encodes as [`Portable`] does: the same bytes and none beyond them, or the same error; that too
 /// little room is an error; and that its own payload decodes to the same bits.
 ///
-/// ```
-/// use lgreco_core::{backend::Portable, compress::Setting, rng::Stream};
-/// use lgreco_core::testing::backend::{Tensor, check_encode};
-/// let tensor = Tensor::new(&[3.0, 4.0], 2, 1);
-/// check_encode(&mut Portable, &Setting::Dense, &tensor.gradients()[0], Stream::default());
-/// ```
-///
 /// # Panics
 /// When it does not.
 pub fn check_encode(backend: &mut dyn Backend, setting: &Setting, gradient: &Gradient<'_>, stream: Stream) {
@@ -238,11 +217,6 @@ pub fn check_encode(backend: &mut dyn Backend, setting: &Setting, gradient: &Gra
 
 /// Asserts that `backend` decodes `bytes` into `elements` values as [`Portable`] does: to the same bits, or not at all
 /// and for the same reason.
-///
-/// ```
-/// use lgreco_core::{backend::Portable, testing::backend::check_decode};
-/// check_decode(&mut Portable, &[b'L', 1, 2, 4, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0x80, 0x3f, 0b010], 3);
-/// ```
 ///
 /// # Panics
 /// When it does not.
@@ -282,10 +256,6 @@ fn payload(setting: &Setting, gradient: &Gradient<'_>) -> Option<Vec<u8>> {
 }
 
 /// Dense payloads of every tensor, and damaged ones.
-///
-/// ```
-/// lgreco_core::testing::backend::check_dense(&mut lgreco_core::backend::Portable);
-/// ```
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].
@@ -491,10 +461,6 @@ pub fn check_batches(backend: &mut dyn Backend, relative: f64, powersgd: bool) {
 }
 
 /// The whole suite, rows within `relative` of [`Portable`]'s.
-///
-/// ```
-/// lgreco_core::testing::backend::check_all(&mut lgreco_core::backend::Portable, 0.0);
-/// ```
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].

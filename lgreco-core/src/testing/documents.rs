@@ -140,10 +140,6 @@ pub fn document(bytes: &[u8]) -> String {
 /// Reads a changed table or plan: refused with a reason, or written and read back to the same, and of what is a table
 /// the plan found is within its budget.
 ///
-/// ```
-/// lgreco_core::testing::documents::check_documents(&[0, 0, 40, 11, 3, 20, 30]);
-/// ```
-///
 /// # Panics
 /// When that is not so.
 pub fn check_documents(bytes: &[u8]) {

@@ -6,13 +6,6 @@ use crate::plan::{Plan, budget::Budget};
 
 /// Reads `bytes` as a table, as a plan and as a setting; what can be read is written and read back to the same, and a
 /// table's default plan makes a plan file.
-///
-/// ```
-/// use lgreco_core::testing::files::check_files;
-/// check_files(br#"{"version":1, "metric":"l2", "layers":[{"name":"fc1", "elements":9, "default":0,
-///     "options":[{"label":"qsgd 4", "size":200, "error":0.5}]}]}"#);
-/// check_files(b"{\"version\":");
-/// ```
 pub fn check_files(bytes: &[u8]) {
     if let Ok(file) = TableFile::parse(bytes) {
         assert_eq!(TableFile::parse(file.to_json().as_bytes()).as_ref(), Ok(&file));

@@ -44,10 +44,6 @@ fn check(
 
 /// QSGD: both scales, both roundings, 1, 2 and 4 bits.
 ///
-/// ```
-/// lgreco_core::testing::golden::check_qsgd(&mut lgreco_core::backend::Portable);
-/// ```
-///
 /// # Panics
 /// When a byte or a value is another.
 pub fn check_qsgd(backend: &mut dyn Backend) {
@@ -75,10 +71,6 @@ pub fn check_qsgd(backend: &mut dyn Backend) {
 
 /// TopK: every coding of positions, every type of values.
 ///
-/// ```
-/// lgreco_core::testing::golden::check_topk(&mut lgreco_core::backend::Portable);
-/// ```
-///
 /// # Panics
 /// When a byte or a value is another.
 pub fn check_topk(backend: &mut dyn Backend) {
@@ -104,10 +96,6 @@ pub fn check_topk(backend: &mut dyn Backend) {
 }
 
 /// PowerSGD: the rank in the header, and factors read column by column.
-///
-/// ```
-/// lgreco_core::testing::golden::check_powersgd(&mut lgreco_core::backend::Portable);
-/// ```
 ///
 /// # Panics
 /// When a byte of the header or a value is another.

@@ -214,11 +214,6 @@ fn row(rows: Rows, options: usize, draws: &mut Draws, out: &mut Vec<Choice>) {
 
 impl Model {
     /// The table, borrowed.
-    ///
-    /// ```
-    /// # use lgreco_core::testing::models::{Rows, model};
-    /// assert_eq!(model(Rows::Equal, 3, 10, 0).table().choices().len(), 30);
-    /// ```
     pub fn table(&self) -> Table<'_> {
         Table::new(&self.choices, &self.ends).expect("models are valid tables")
     }

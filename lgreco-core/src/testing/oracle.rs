@@ -83,13 +83,6 @@ pub fn by_total_size(table: &Table<'_>, budget: f64) -> Option<u64> {
 
 /// Solves twice on workspaces of different garbage and panics unless both agree and the answer keeps its word: choices
 /// within the budget, of the stated size and error, the bounds in order. Returns what the solver does.
-///
-/// ```
-/// use lgreco_core::{plan::exact::Limits, testing::{models::{Rows, model}, oracle::check_exact}};
-/// let model = model(Rows::Qsgd, 5, 7, 1);
-/// assert!(check_exact(&model.table(), model.budget, Limits::default())?.proven());
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub fn check_exact(table: &Table<'_>, budget: f64, limits: Limits) -> Result<Summary, Error> {
     let run = |garbage: u64| {
         let mut workspace = vec![garbage; workspace_len(table, limits)];
@@ -124,13 +117,6 @@ pub fn check_exact(table: &Table<'_>, budget: f64, limits: Limits) -> Result<Sum
 }
 
 /// [`check_exact`], and panics unless the answer agrees with `optimum`: equal where proved, between the bounds where not.
-///
-/// ```
-/// use lgreco_core::{plan::exact::Limits, testing::{models::{Rows, model}, oracle::{check_against, exhaustive}}};
-/// let model = model(Rows::Correlated, 4, 5, 1);
-/// let optimum = exhaustive(&model.table(), model.budget);
-/// check_against(&model.table(), model.budget, Limits::default(), optimum);
-/// ```
 pub fn check_against(table: &Table<'_>, budget: f64, limits: Limits, optimum: Option<u64>) {
     match (check_exact(table, budget, limits), optimum) {
         (Ok(summary), Some(optimum)) => {

@@ -47,15 +47,6 @@ pub fn textbook(layers: &[Vec<(u64, usize)>], levels: usize) -> Option<(u64, Vec
 
 /// `solve` runs twice, on workspaces of different garbage, and must give the same plan bit for bit; the verifier must
 /// accept it; infeasible must tell the smallest error there is. Returns what `solve` does.
-///
-/// ```
-/// use lgreco_core::{plan::dp, testing::{plans::check_solver, tables::Instance}};
-/// let instance = Instance::from_seed(1, 5, 5);
-/// let (table, budget) = (instance.table(), instance.budget);
-/// let _plan_or_infeasible = check_solver(&table, budget, dp::workspace_len(&table, 100), |workspace, options| {
-///     dp::solve(&table, budget, 100, workspace, options)
-/// });
-/// ```
 pub fn check_solver<S>(table: &Table, budget: f64, workspace_len: usize, solve: S) -> Result<(Summary, Vec<u32>), Error>
 where
     S: Fn(&mut [u64], &mut [u32]) -> Result<Summary, Error>,
@@ -85,11 +76,6 @@ where
 }
 
 /// Checks [`dp`] on an instance with a grid of `levels` cells.
-///
-/// ```
-/// use lgreco_core::testing::{plans::check_dp, tables::Instance};
-/// check_dp(&Instance::from_seed(1, 5, 5), 100);
-/// ```
 pub fn check_dp(instance: &Instance, levels: u32) {
     let (table, budget) = (instance.table(), instance.budget);
     let len = dp::workspace_len(&table, levels);
@@ -99,11 +85,6 @@ pub fn check_dp(instance: &Instance, levels: u32) {
 
 /// Checks [`dp`] against [`textbook`]: `layers` holds sizes and costs in cells; sizes are multiplied by `unit`, and the
 /// budget is `levels` cells of 0.375.
-///
-/// ```
-/// use lgreco_core::testing::plans::check_dp_against_textbook;
-/// check_dp_against_textbook(&[vec![(80, 0), (40, 1), (20, 3)], vec![(60, 0), (30, 2)]], 3, 8);
-/// ```
 pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, unit: u64) {
     let cell = 0.375;
     let choice = |&(size, cost): &(u64, usize)| crate::table::Choice { size: size * unit, error: cost as f64 * cell };
@@ -136,11 +117,6 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
 /// no lower bound exceeds the size of any plan found; the same input gives the same plan; all solvers agree on what is
 /// infeasible, and the smallest error they tell is achievable; the exact plan is the smallest, and smaller than nothing
 /// where it is proven.
-///
-/// ```
-/// use lgreco_core::testing::{plans::check_solvers, tables::Instance};
-/// check_solvers(&Instance::from_bytes(b"any bytes", 4, 4));
-/// ```
 pub fn check_solvers(instance: &Instance) {
     let table = instance.table();
     let reference = Budget::Defaults { alpha: 1.0, options: &instance.defaults };

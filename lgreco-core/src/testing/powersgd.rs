@@ -30,15 +30,6 @@ pub struct RoundTrip {
 
 /// Encodes and decodes with stale buffers.
 ///
-/// ```
-/// use lgreco_core::{compress::powersgd::PowerSgd, gradient::Shape, rng::Stream};
-/// use lgreco_core::testing::powersgd::{gradient, round_trip, squared_error};
-/// let gradient = gradient(&[3.0, 0.0, 0.0, 4.0], Shape::new(2, 2)?);
-/// let trip = round_trip(&gradient, PowerSgd { rank: 2, iterations: 1 }, Stream::default())?;
-/// assert!(squared_error(&gradient, &trip.decoded) < 1e-9); // full rank
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
 /// # Errors
 /// Those of encode and decode.
 pub fn round_trip(gradient: &Gradient<'_>, compressor: PowerSgd, stream: Stream) -> Result<RoundTrip, Error> {
@@ -69,13 +60,6 @@ fn widen(x: impl crate::gradient::Element) -> f32 {
 }
 
 /// Asserts that the row of ranks is the squared error of an encode and decode at each rank, within 1e-5.
-///
-/// ```
-/// use lgreco_core::{gradient::Shape, rng::Stream, testing::powersgd::{check_row, gradient, uniform}};
-/// let values = uniform(12 * 8, 1);
-/// check_row(&gradient(&values, Shape::new(12, 8)?), &[1, 2, 4], 2, Stream::default());
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub fn check_row(gradient: &Gradient<'_>, ranks: &[u32], iterations: u32, stream: Stream) {
     let shape = gradient.shape();
     let max_rank = ranks.iter().copied().max().unwrap_or(0);
@@ -111,13 +95,6 @@ pub fn factors(payload: &[u8], shape: Shape) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
 }
 
 /// Asserts that a smaller rank's factors are the first columns of a larger one's, bit for bit.
-///
-/// ```
-/// use lgreco_core::{gradient::Shape, rng::Stream, testing::powersgd::{check_nested, gradient, uniform}};
-/// let values = uniform(12 * 8, 1);
-/// check_nested(&gradient(&values, Shape::new(12, 8)?), 2, 5, 1, Stream::default());
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub fn check_nested(gradient: &Gradient<'_>, small: u32, large: u32, iterations: u32, stream: Stream) {
     let trip = |rank| round_trip(gradient, PowerSgd { rank, iterations }, stream).expect("a finite gradient");
     let (p, q) = factors(&trip(small.min(large)).payload, gradient.shape());
@@ -128,11 +105,6 @@ pub fn check_nested(gradient: &Gradient<'_>, small: u32, large: u32, iterations:
 }
 
 /// Asserts that nonzero columns are orthonormal to 2e-6 and that there are `rank` of them.
-///
-/// ```
-/// use lgreco_core::testing::powersgd::check_orthonormal;
-/// check_orthonormal(&[vec![0.6, 0.8], vec![0.8, -0.6], vec![0.0, 0.0]], 2);
-/// ```
 pub fn check_orthonormal(columns: &[Vec<f32>], rank: usize) {
     let nonzero: Vec<_> = columns.iter().filter(|c| c.iter().any(|&x| x != 0.0)).collect();
     assert_eq!(nonzero.len(), rank, "columns that are not zero");
@@ -161,11 +133,6 @@ pub fn orthonormal_columns(columns: &[Vec<f32>]) -> Vec<Vec<f32>> {
 }
 
 /// Asserts that no payload bytes make decode panic or yield a number that is not finite.
-///
-/// ```
-/// use lgreco_core::testing::powersgd::check_hostile;
-/// check_hostile(&[b'L', 1, 3, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f]);
-/// ```
 pub fn check_hostile(bytes: &[u8]) {
     let Ok(payload) = Payload::parse(bytes) else { return };
     let elements = payload.header.shape.elements();
@@ -213,11 +180,6 @@ fn step(gradient: &Gradient<'_>, rank: u32, stream: Stream, q: &mut Vec<f32>, va
 }
 
 /// A gradient's values from the start-matrix generator: uniform on (−1, 1).
-///
-/// ```
-/// # use lgreco_core::testing::powersgd::uniform;
-/// assert!(uniform(100, 1).iter().all(|x| x.abs() < 1.0));
-/// ```
 pub fn uniform(n: usize, seed: u64) -> Vec<f32> {
     let mut values = vec![0.0; n];
     start_matrix(Stream { seed, ..Default::default() }, n, 1, &mut values).expect("n values");
@@ -318,13 +280,6 @@ pub fn squared_singular_values(values: &[f32], shape: Shape) -> Vec<f64> {
 }
 
 /// Asserts that the public steps, on one worker, make what decode makes of encode's payload.
-///
-/// ```
-/// use lgreco_core::{gradient::Shape, rng::Stream, testing::powersgd::{check_steps, gradient, uniform}};
-/// let values = uniform(12 * 8, 1);
-/// check_steps(&gradient(&values, Shape::new(12, 8)?), 3, Stream::default());
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub fn check_steps(gradient: &Gradient<'_>, rank: u32, stream: Stream) {
     let mut values = vec![f32::NAN; gradient.shape().elements()];
     step(gradient, rank, stream, &mut Vec::new(), &mut values);
@@ -333,12 +288,6 @@ pub fn check_steps(gradient: &Gradient<'_>, rank: u32, stream: Stream) {
 }
 
 /// Wraps f32 values.
-///
-/// ```
-/// # use lgreco_core::{gradient::Shape, testing::powersgd::gradient};
-/// assert_eq!(gradient(&[1.0, 2.0], Shape::new(1, 2)?).values().len(), 2);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 ///
 /// # Panics
 /// When the number of values is not that of the shape.

@@ -201,14 +201,6 @@ pub fn subnormal_rounding(values: &[f32], qsgd: Qsgd) -> f64 {
 /// Checks a gradient of finite values against the functions above: payload bytes and their number, decoded values, and
 /// the row of all eight widths. Bytes after the payload stay as they are.
 ///
-/// ```
-/// use lgreco_core::{compress::qsgd::Qsgd, rng::Stream, testing::qsgd::check_gradient};
-/// use lgreco_core::gradient::{Gradient, Shape, Values};
-/// let gradient = Gradient::new(Values::F32(&[0.5, -1.0, 0.0, 0.25]), Shape::new(2, 2)?)?;
-/// check_gradient(&gradient, Qsgd { bucket: 3, ..Qsgd::default() }, Stream::default());
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
 /// # Panics
 /// When something does not hold.
 pub fn check_gradient(gradient: &Gradient<'_>, qsgd: Qsgd, stream: Stream) {
@@ -262,11 +254,6 @@ fn check_ends(values: &[f32], decoded: &[f32], qsgd: Qsgd) {
 /// Checks that over `trials` random streams the squared error of encode → decode averages to the measured one, and the
 /// error itself to zero, each within five standard deviations of its average.
 ///
-/// ```
-/// use lgreco_core::{compress::qsgd::Qsgd, testing::qsgd::check_averages};
-/// check_averages(&[0.5, -1.0, 0.1, 0.25], Qsgd { bits: 2, ..Qsgd::default() }, 500);
-/// ```
-///
 /// # Panics
 /// When something does not hold.
 pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
@@ -299,11 +286,6 @@ pub fn check_averages(values: &[f32], qsgd: Qsgd, trials: u32) {
 
 /// Decodes arbitrary bytes: an error or finite values, never a panic, and [`qsgd::of_payload`] says the same.
 ///
-/// ```
-/// use lgreco_core::testing::qsgd::check_payload;
-/// check_payload(&[b'L', 1, 1, 0, 4, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f]);
-/// ```
-///
 /// # Panics
 /// When something does not hold.
 pub fn check_payload(bytes: &[u8]) {
@@ -325,11 +307,6 @@ pub fn check_payload(bytes: &[u8]) {
 
 /// Takes parameters and values from arbitrary bytes and does [`check_gradient`]; with NaN or infinity among the values
 /// the first such must be named instead.
-///
-/// ```
-/// use lgreco_core::testing::qsgd::check_round_trip;
-/// check_round_trip(b"four bytes of parameters, the rest are values");
-/// ```
 ///
 /// # Panics
 /// When something does not hold.

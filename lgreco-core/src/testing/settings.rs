@@ -30,11 +30,6 @@ pub const SETTINGS: [Setting; 11] = [
 /// Reads a text as a setting: refused with a reason, or written and read back to the same, and then one that compresses
 /// some tensor.
 ///
-/// ```
-/// lgreco_core::testing::settings::check_text("qsgd 4 bucket 128 nearest");
-/// lgreco_core::testing::settings::check_text("qsgd 4 bucket 128 near");
-/// ```
-///
 /// # Panics
 /// When that is not so.
 pub fn check_text(text: &str) {

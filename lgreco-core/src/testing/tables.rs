@@ -25,12 +25,6 @@ pub struct Instance {
 
 impl Instance {
     /// The table, borrowed.
-    ///
-    /// ```
-    /// # use lgreco_core::testing::tables::Instance;
-    /// let instance = Instance::from_seed(3, 8, 5);
-    /// assert_eq!(instance.table().layers(), instance.ends.len());
-    /// ```
     pub fn table(&self) -> Table<'_> {
         Table::new(&self.choices, &self.ends).expect("instances are valid tables")
     }

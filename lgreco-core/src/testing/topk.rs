@@ -74,14 +74,6 @@ pub(super) fn same_error(a: Error, b: Error) -> bool {
 /// that stale workspaces and payloads do not matter and nothing is written beyond the payload, and that
 /// [`topk::measure`] gives the error of what was decoded.
 ///
-/// ```
-/// use lgreco_core::{compress::topk::TopK, testing::topk::check_round_trip};
-/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-/// let gradient = Gradient::new(Values::F32(&[0.5, -3.0, 3.0, 2.0]), Shape::new(2, 2)?)?;
-/// check_round_trip(&gradient, TopK { keep: 2, values: Dtype::Bf16 });
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
 /// # Panics
 /// When it does not.
 pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
@@ -119,14 +111,6 @@ pub fn check_round_trip(gradient: &Gradient<'_>, top: TopK) {
 
 /// Asserts that [`topk::measure`] gives, for each of `keeps`, the error that a full sort gives, or the same error value.
 ///
-/// ```
-/// use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
-/// use lgreco_core::testing::topk::check_row;
-/// let gradient = Gradient::new(Values::F32(&[0.5, -3.0, 3.0, 2.0]), Shape::new(2, 2)?)?;
-/// check_row(&gradient, Dtype::F16, &[4, 1, 2]);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
 /// # Panics
 /// When it does not.
 pub fn check_row(gradient: &Gradient<'_>, dtype: Dtype, keeps: &[u32]) {
@@ -157,11 +141,6 @@ pub fn check_row(gradient: &Gradient<'_>, dtype: Dtype, keeps: &[u32]) {
 
 /// Asserts that decoding `bytes` neither panics nor differs from a decoder that reads them bit by bit: the same values,
 /// or both refuse. Payloads of more than 2^20 elements are passed over.
-///
-/// ```
-/// use lgreco_core::testing::topk::check_payload;
-/// check_payload(&[b'L', 1, 2, 4, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0x80, 0x3f, 0b010]); // a bitmap
-/// ```
 ///
 /// # Panics
 /// When it does.
@@ -234,11 +213,6 @@ pub(super) fn decode_bit_by_bit(bytes: &[u8]) -> Option<Vec<f32>> {
 
 /// [`check_types`] for all element and value types.
 ///
-/// ```
-/// use lgreco_core::testing::topk::check_all_types;
-/// check_all_types(&[0.5f32, -3.0, 3.0, f32::NAN].map(f32::to_bits), &[1, 3]);
-/// ```
-///
 /// # Panics
 /// When one of them does.
 pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
@@ -247,11 +221,6 @@ pub fn check_all_types(bits: &[u32], keeps: &[u32]) {
 
 /// Asserts [`check_round_trip`] for each of `keeps`, and [`check_row`] for all of them at once, on `bits` read as f32, f16
 /// or bf16 by `types / 3`, with values sent as one of them by `types % 3`.
-///
-/// ```
-/// use lgreco_core::testing::topk::check_types;
-/// check_types(&[0.5f32, -3.0, 3.0, f32::NAN].map(f32::to_bits), &[1, 3], 8);
-/// ```
 ///
 /// # Panics
 /// When one of them does, or `types` is 9 or more.
@@ -281,11 +250,6 @@ pub(super) fn with_values(bits: &[u32], dtype: Dtype, check: impl FnOnce(&Gradie
 }
 
 /// Asserts [`check_all_types`] on an instance made of arbitrary bytes: two choose k, the others are values.
-///
-/// ```
-/// use lgreco_core::testing::topk::check_bytes;
-/// check_bytes(b"two choose k, the others are values");
-/// ```
 ///
 /// # Panics
 /// When it does not hold.

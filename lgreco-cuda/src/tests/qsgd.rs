@@ -5,7 +5,7 @@ use super::{ROWS, backend};
 use crate::device::Part;
 use crate::gpu::Scratch;
 use crate::kernels::Module;
-use crate::qsgd::{RESULT_WORDS, Road, fused_rows, measure_by, rows};
+use crate::qsgd::{RESULT_WORDS, Strategy, fused_rows, measure_by, rows};
 use crate::tensor::Tensor as OnDevice;
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
 use lgreco_core::backend::{Backend, Job, Portable};
@@ -50,7 +50,7 @@ fn part(gradient: &Gradient<'_>) -> Part {
 }
 
 /// The words of the rows of all gradients.
-fn words(backend: &mut CudaBackend, road: Road, gradients: &[Gradient<'_>], base: Qsgd) -> Vec<u64> {
+fn words(backend: &mut CudaBackend, strategy: Strategy, gradients: &[Gradient<'_>], base: Qsgd) -> Vec<u64> {
     let gpu = backend.gpu_mut();
     let results = gpu.room(Scratch::Results, (8 * RESULT_WORDS * gradients.len()) as u64).unwrap();
     gpu.clear(results).unwrap();
@@ -60,7 +60,7 @@ fn words(backend: &mut CudaBackend, road: Road, gradients: &[Gradient<'_>], base
         elements: gradient.shape().elements() as u32,
     };
     let tensors: Vec<OnDevice> = gradients.iter().map(tensor).collect();
-    measure_by(road, gpu, &tensors, base, WIDTHS, results).unwrap();
+    measure_by(strategy, gpu, &tensors, base, WIDTHS, results).unwrap();
     gpu.read(results).unwrap()
 }
 

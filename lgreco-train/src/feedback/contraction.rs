@@ -25,16 +25,6 @@ fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>
 }
 
 /// Words of workspace that [`contraction`] needs.
-///
-/// ```
-/// use lgreco_train::compress::{Setting, qsgd::Qsgd, topk::TopK};
-/// use lgreco_train::feedback::contraction_workspace_len;
-/// use lgreco_train::gradient::{Dtype, Shape};
-/// let shape = Shape::new(64, 64)?;
-/// assert_eq!(contraction_workspace_len(&Setting::Qsgd(Qsgd::default()), shape, Dtype::F32), 0);
-/// assert!(contraction_workspace_len(&Setting::TopK(TopK { keep: 40, values: Dtype::F32 }), shape, Dtype::F32) > 0);
-/// # Ok::<(), lgreco_train::Error>(())
-/// ```
 pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) -> usize {
     with_candidates(setting, |row| row.map_or(0, |row| row.measure_workspace_len(shape, dtype)))
 }

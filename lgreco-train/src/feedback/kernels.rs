@@ -7,7 +7,7 @@ use crate::simd::Kernel;
 
 /// What is compressed, and what becomes of the memory `m` once the receiver has `d`, for a gradient `g`.
 #[derive(Clone, Copy)]
-pub(super) enum Law {
+pub(super) enum Update {
     /// Compresses `p = m + g`; then `m ← (1 − gain) m + gain (p − d)`.
     Residual { gain: f32 },
     /// Compresses `g − m`; then `m ← m + d`.
@@ -26,7 +26,7 @@ fn part<T>(values: &[T], start: usize) -> &[T] {
 
 /// Writes what is to be compressed to `offered`; returns the bits of its largest magnitude.
 pub(super) struct Offer<'a, T> {
-    pub(super) law: Law,
+    pub(super) update: Update,
     pub(super) storage: Storage,
     pub(super) words: &'a [u64],
     pub(super) gradient: &'a [T],
@@ -44,18 +44,18 @@ impl<T: Element> Kernel for Offer<'_, T> {
         for (block, offered) in self.offered.chunks_mut(GROUP).enumerate() {
             load(self.storage, self.words, n, block * GROUP, &mut m);
             widen(part(self.gradient, block * GROUP), &mut g);
-            match self.law {
-                Law::Residual { .. } => {
+            match self.update {
+                Update::Residual { .. } => {
                     for i in 0..GROUP {
                         g[i] += m[i];
                     }
                 }
-                Law::Correct => {
+                Update::Correct => {
                     for i in 0..GROUP {
                         g[i] -= m[i];
                     }
                 }
-                Law::Replace | Law::Scale { .. } => {}
+                Update::Replace | Update::Scale { .. } => {}
             }
             largest = largest.max(largest_bits(&g));
             offered.copy_from_slice(&g[..offered.len()]);
@@ -66,7 +66,7 @@ impl<T: Element> Kernel for Offer<'_, T> {
 
 /// The memory after a step. With `store`, keeps it; returns the bits of its largest magnitude.
 pub(super) struct Commit<'a, T> {
-    pub(super) law: Law,
+    pub(super) update: Update,
     pub(super) storage: Storage,
     pub(super) words: &'a mut [u64],
     pub(super) elements: usize,
@@ -86,20 +86,20 @@ impl<T: Element> Kernel for Commit<'_, T> {
         for start in (0..n).step_by(GROUP) {
             load(self.storage, self.words, n, start, &mut m);
             widen(part(self.decoded, start), &mut d);
-            match self.law {
-                Law::Residual { gain } => {
+            match self.update {
+                Update::Residual { gain } => {
                     widen(part(self.gradient, start), &mut g);
                     for i in 0..GROUP {
                         m[i] = (1.0 - gain) * m[i] + gain * ((m[i] + g[i]) - d[i]);
                     }
                 }
-                Law::Correct => {
+                Update::Correct => {
                     for i in 0..GROUP {
                         m[i] += d[i];
                     }
                 }
-                Law::Replace => m = d,
-                Law::Scale { factor } => {
+                Update::Replace => m = d,
+                Update::Scale { factor } => {
                     for x in &mut m {
                         *x *= factor;
                     }

@@ -1,6 +1,6 @@
 //! The memory of one layer on one rank.
 
-use super::kernels::{Commit, Distance, Law, Offer};
+use super::kernels::{Commit, Distance, Offer, Update};
 use super::{Residual, Rule, Storage, plain};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
@@ -46,14 +46,6 @@ pub struct Memory<W> {
 impl Memory<alloc::vec::Vec<u64>> {
     /// A memory of zeros that owns its words.
     ///
-    /// ```
-    /// use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// use lgreco_train::gradient::Shape;
-    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Shape::new(64, 64)?)?;
-    /// assert_eq!(memory.squared_norm(), 0.0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Those of [`Memory::new`]; [`CoreError::OutOfMemory`].
     pub fn owned(rule: Rule, shape: Shape) -> Result<Self, Error> {
@@ -68,17 +60,6 @@ impl Memory<alloc::vec::Vec<u64>> {
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// A memory of zeros in `words`, whose content does not matter.
     ///
-    /// ```
-    /// use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// use lgreco_train::gradient::Shape;
-    /// let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(8, 8)?);
-    /// let mut words = [7; 32];
-    /// assert_eq!(words.len(), rule.state_len(shape));
-    /// let memory = Memory::new(rule, shape, &mut words[..])?;
-    /// assert_eq!(memory.squared_norm(), 0.0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`CoreError::Length`] when `words` is shorter than [`Rule::state_len`]; [`CoreError::Parameter`] when the gain
     /// is outside (0, 1].
@@ -90,102 +71,43 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// The rule.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// assert_eq!(memory.rule(), rule);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn rule(&self) -> Rule {
         self.rule
     }
 
     /// The shape of the layer.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// assert_eq!(memory.shape(), shape);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
     /// Number of updates so far.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// assert_eq!(memory.steps(), 0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn steps(&self) -> u64 {
         self.steps
     }
 
     /// Squared L2 norm of the residual or estimate.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// memory.set(&[3.0, -4.0], Stream::default())?;
-    /// assert_eq!(memory.squared_norm(), 25.0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub fn squared_norm(&self) -> f64 {
         self.squared_distance::<f32>(&[], &[], true)
     }
 
     /// Writes the residual or estimate, row-major: to inspect it, or to hand it to another worker.
     ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// let mut values = [f32::NAN; 2];
-    /// memory.values(&mut values)?;
-    /// assert_eq!(values, [0.0; 2]);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`CoreError::Length`] when `values` has not one place per element.
     pub fn values(&self, values: &mut [f32]) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), values.len())?;
-        self.offer_values::<f32>(Law::Residual { gain: 1.0 }, &[], values);
+        self.offer_values::<f32>(Update::Residual { gain: 1.0 }, &[], values);
         Ok(())
     }
 
     /// Replaces the residual or estimate by `values`, rounded with the bits of `stream` where the format needs it. EF21
     /// may start from any estimate that both ends agree on; a residual may take over those of workers that left.
     ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// memory.set(&[0.5, -0.25], Stream::default())?;
-    /// assert!(memory.set(&[f32::NAN, 0.0], Stream::default()).is_err());
-    /// assert_eq!(memory.squared_norm(), 0.3125); // as it was
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`CoreError::Length`]; [`CoreError::Overflow`] when a value is not finite or too large for the format.
     pub fn set(&mut self, values: &[f32], stream: Stream) -> Result<(), Error> {
         expect_len("memory values", self.shape.elements(), values.len())?;
-        self.commit::<f32>(Law::Replace, &[], values, stream)
+        self.commit::<f32>(Update::Replace, &[], values, stream)
     }
 
     /// Multiplies the residual or estimate by `factor`, new over old loss scale. Exact for powers of two, underflow
@@ -215,7 +137,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
                 expected: "positive and finite",
             }));
         }
-        self.commit::<f32>(Law::Scale { factor }, &[], &[], stream)
+        self.commit::<f32>(Update::Scale { factor }, &[], &[], stream)
     }
 
     /// Writes what this step is to compress: `m + g`, for EF21 `g − e`. The first half of [`step`](Memory::step).
@@ -272,7 +194,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.check_halves()?;
         self.check_shape(gradient.shape())?;
         expect_len("decoded values", self.shape.elements(), decoded.len())?;
-        self.advance(self.rule.law(), gradient, decoded, stream)
+        self.advance(self.rule.update(), gradient, decoded, stream)
     }
 
     /// One step further, to the plain residual in `next`, which gets the present one.
@@ -325,8 +247,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
                 with_elements!(gradient.values(), g => plain::compensate(residual, g, offered))
             }
             false => {
-                let law = self.rule.law();
-                with_elements!(gradient.values(), g => self.offer_values(law, g, offered)) <= f32::MAX.to_bits()
+                let update = self.rule.update();
+                with_elements!(gradient.values(), g => self.offer_values(update, g, offered)) <= f32::MAX.to_bits()
             }
         };
         if !finite {
@@ -336,20 +258,20 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         Ok(())
     }
 
-    fn offer_values<T: Element>(&self, law: Law, gradient: &[T], offered: &mut [f32]) -> u32 {
+    fn offer_values<T: Element>(&self, update: Update, gradient: &[T], offered: &mut [f32]) -> u32 {
         let (storage, words) = (self.rule.residual().storage, self.words.as_ref());
-        dispatch(Offer { law, storage, words, gradient, offered })
+        dispatch(Offer { update, storage, words, gradient, offered })
     }
 
     /// One step further: commits, counts and resets.
     pub(super) fn advance(
         &mut self,
-        law: Law,
+        update: Update,
         gradient: &Gradient<'_>,
         decoded: &[f32],
         stream: Stream,
     ) -> Result<(), Error> {
-        with_elements!(gradient.values(), g => self.commit(law, g, decoded, stream))?;
+        with_elements!(gradient.values(), g => self.commit(update, g, decoded, stream))?;
         self.count();
         Ok(())
     }
@@ -363,19 +285,25 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         }
     }
 
-    /// The memory after `law`, kept only if it fits.
-    fn commit<T: Element>(&mut self, law: Law, gradient: &[T], decoded: &[f32], stream: Stream) -> Result<(), Error> {
+    /// The memory after `update`, kept only if it fits.
+    fn commit<T: Element>(
+        &mut self,
+        update: Update,
+        gradient: &[T],
+        decoded: &[f32],
+        stream: Stream,
+    ) -> Result<(), Error> {
         let (storage, elements) = (self.rule.residual().storage, self.shape.elements());
         // A key of their own: the same bits must not round both payload and memory.
         let stream = Stream { seed: stream.seed ^ u64::from_le_bytes(*b"feedback"), ..stream };
         let words = self.words.as_mut();
-        if dispatch(Commit { law, storage, words, elements, gradient, decoded, store: None })
+        if dispatch(Commit { update, storage, words, elements, gradient, decoded, store: None })
             > storage.largest().to_bits()
         {
             return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
         }
         let words = self.words.as_mut();
-        dispatch(Commit { law, storage, words, elements, gradient, decoded, store: Some(stream) });
+        dispatch(Commit { update, storage, words, elements, gradient, decoded, store: Some(stream) });
         Ok(())
     }
 

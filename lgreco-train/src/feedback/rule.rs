@@ -1,7 +1,7 @@
 //! How a memory is kept: which quantity, in which format, with which gain.
 
 use super::Storage;
-use super::kernels::Law;
+use super::kernels::Update;
 use crate::gradient::Shape;
 use crate::{CoreError, Error};
 
@@ -24,18 +24,8 @@ pub struct Residual {
 
 impl Residual {
     /// Classic error feedback: everything is remembered, exactly, for ever.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::Residual;
-    /// assert_eq!(Residual::default(), Residual::CLASSIC);
-    /// ```
     pub const CLASSIC: Residual = Residual { gain: 1.0, reset_every: 0, storage: Storage::F32 };
     /// LoCo: a moving average of errors in 8 bits, forgotten every 512 steps.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Residual, Storage};
-    /// assert_eq!((Residual::LOCO.gain, Residual::LOCO.storage), (0.2, Storage::Int8));
-    /// ```
     pub const LOCO: Residual = Residual { gain: 0.2, reset_every: 512, storage: Storage::Int8 };
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -107,11 +97,11 @@ impl Rule {
         }
     }
 
-    /// The law of a step, for all rules that have only one.
-    pub(super) const fn law(&self) -> Law {
+    /// The update of a step, for all rules that have only one.
+    pub(super) const fn update(&self) -> Update {
         match self {
-            Rule::Residual(residual) | Rule::Mixed(residual) => Law::Residual { gain: residual.gain },
-            Rule::Ef21 | Rule::Ef21Plus => Law::Correct,
+            Rule::Residual(residual) | Rule::Mixed(residual) => Update::Residual { gain: residual.gain },
+            Rule::Ef21 | Rule::Ef21Plus => Update::Correct,
         }
     }
 

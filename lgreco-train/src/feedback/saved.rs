@@ -24,29 +24,12 @@ use crate::gradient::Shape;
 use crate::{CoreError, Error};
 
 /// Bytes before the elements of a saved memory.
-///
-/// ```
-/// use lgreco_train::feedback::{Memory, Residual, Rule, SAVED_HEADER_LEN};
-/// let rule = Rule::Residual(Residual::CLASSIC);
-/// let memory = Memory::owned(rule, lgreco_train::gradient::Shape::new(8, 8)?)?;
-/// assert_eq!(memory.saved_len(), SAVED_HEADER_LEN + 4 * 64 + 8);
-/// # Ok::<(), lgreco_train::Error>(())
-/// ```
 pub const SAVED_HEADER_LEN: usize = 32;
 const MAGIC: u16 = u16::from_le_bytes(*b"LM");
 const VERSION: u8 = 2;
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Exact number of bytes [`save`](Memory::save) writes.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// assert_eq!(memory.saved_len(), 32 + 2 * 4 + 8);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub fn saved_len(&self) -> usize {
         self.part_len() + checksum::LEN
     }
@@ -59,17 +42,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Writes the memory, whole, to `bytes[..saved_len]` and returns that length: 32 bytes that say what it is (`LM`,
     /// version, rule, storage, gain, reset period, shape, steps), the elements and a checksum; little-endian, the same on
     /// every machine. Whose memory it is, layer and rank, is for the caller to note.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// # use lgreco_train::{gradient::Shape, rng::Stream};
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut memory = Memory::owned(rule, shape)?;
-    /// let mut bytes = [0; 48];
-    /// assert_eq!(memory.save(&mut bytes)?, 48);
-    /// assert_eq!(bytes[..3], [b'L', b'M', 2]);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`CoreError::Length`] when `bytes` is shorter.
@@ -133,17 +105,6 @@ pub struct SavedState<'a> {
 impl<'a> SavedState<'a> {
     /// Checks the bytes of a saved memory; any may be given.
     ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
-    /// # use lgreco_train::gradient::Shape;
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
-    /// assert!(SavedState::parse(&bytes).is_ok());
-    /// assert!(SavedState::parse(&bytes[1..]).is_err());
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`CoreError::Checksum`] when a memory was saved but is not as it was; for other bytes [`CoreError::Length`],
     /// [`CoreError::SavedState`], [`CoreError::Parameter`] (gain), [`CoreError::TooManyElements`].
@@ -184,62 +145,21 @@ impl<'a> SavedState<'a> {
     }
 
     /// The rule it was kept by.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
-    /// # use lgreco_train::gradient::Shape;
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
-    /// assert_eq!(SavedState::parse(&bytes)?.rule(), rule);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn rule(&self) -> Rule {
         self.rule
     }
 
     /// The shape of its layer; nothing is known about the layer it is restored for, so this is to be compared.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
-    /// # use lgreco_train::gradient::Shape;
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
-    /// assert_eq!(SavedState::parse(&bytes)?.shape(), shape);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
     /// Updates it had seen.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
-    /// # use lgreco_train::gradient::Shape;
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
-    /// assert_eq!(SavedState::parse(&bytes)?.steps(), 0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub const fn steps(&self) -> u64 {
         self.steps
     }
 
     /// The memory, continuing bit for bit where it was saved.
-    ///
-    /// ```
-    /// # use lgreco_train::feedback::{Memory, Residual, Rule, SavedState};
-    /// # use lgreco_train::gradient::Shape;
-    /// # let (rule, shape) = (Rule::Residual(Residual::CLASSIC), Shape::new(2, 1)?);
-    /// # let mut bytes = [0; 48];
-    /// # Memory::owned(rule, shape)?.save(&mut bytes)?;
-    /// let memory = SavedState::parse(&bytes)?.restore(vec![0; rule.state_len(shape)])?;
-    /// assert_eq!(memory.rule(), rule);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// Those of [`Memory::new`].

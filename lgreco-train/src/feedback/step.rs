@@ -1,6 +1,6 @@
 //! One step: what is compressed, the message, what is remembered; and the receiving end of EF21.
 
-use super::kernels::Law;
+use super::kernels::Update;
 use super::{Memory, Rule, mixed};
 use crate::compress::{Compressor, Setting, decode};
 use crate::error::{expect_len, expect_room};
@@ -16,16 +16,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// Number of bytes of a message: the payload under `setting` for gradients of this element type, and one more for
     /// EF21+. Exact or a bound as [`Compressor::payload_len`].
     ///
-    /// ```
-    /// use lgreco_train::compress::{Compressor, Setting, topk::TopK};
-    /// use lgreco_train::feedback::{Memory, Rule};
-    /// use lgreco_train::gradient::{Dtype, Shape};
-    /// let (shape, setting) = (Shape::new(10, 10)?, Setting::TopK(TopK { keep: 5, values: Dtype::F32 }));
-    /// let memory = Memory::owned(Rule::Ef21Plus, shape)?;
-    /// assert_eq!(memory.message_len(&setting, Dtype::F32)?, 1 + setting.payload_len(shape, Dtype::F32)?);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// Those of [`Compressor::payload_len`]; [`Error::FeedbackRule`] for EF-mixed with another method than TopK, and for
     /// EF21 and EF21+ with methods that are no contractions whatever the values.
@@ -35,16 +25,6 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     }
 
     /// Words of workspace that [`step`](Memory::step) needs.
-    ///
-    /// ```
-    /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
-    /// use lgreco_train::feedback::{Memory, Residual, Rule};
-    /// use lgreco_train::gradient::{Dtype, Shape};
-    /// let memory = Memory::owned(Rule::Residual(Residual::CLASSIC), Shape::new(10, 10)?)?;
-    /// assert_eq!(memory.workspace_len(&Setting::Qsgd(Qsgd::default()), Dtype::F32)?, 0);
-    /// assert_eq!(memory.workspace_len(&Setting::Dense, Dtype::Bf16)?, 100 / 4); // the compensated gradient in bf16
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// Those of [`message_len`](Memory::message_len).
@@ -124,7 +104,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
             _ => encode(setting, self.shape, decoded, dtype, stream, workspace, message)?,
         };
         decode(&message[..len], decoded)?;
-        self.advance(self.rule.law(), gradient, decoded, stream)?;
+        self.advance(self.rule.update(), gradient, decoded, stream)?;
         Ok(len)
     }
 
@@ -149,17 +129,17 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         self.offer(gradient, decoded)?;
         let mut len = encode(setting, self.shape, decoded, gradient.values().dtype(), stream, workspace, payload)?;
         decode(&payload[..len], decoded)?;
-        let law = if replaced < distance(self, decoded, true) {
+        let update = if replaced < distance(self, decoded, true) {
             len = replacement_len;
             payload[..len].copy_from_slice(&replacement[..len]);
             decode(&payload[..len], decoded)?;
             flag[0] = REPLACES;
-            Law::Replace
+            Update::Replace
         } else {
             flag[0] = CORRECTS;
-            Law::Correct
+            Update::Correct
         };
-        self.advance(law, gradient, decoded, stream)?;
+        self.advance(update, gradient, decoded, stream)?;
         Ok(1 + len)
     }
 
@@ -192,10 +172,10 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
     /// another shape; [`CoreError::Overflow`]; [`Error::FeedbackRule`] for rules that send to receivers without memory.
     /// The estimate is then unchanged.
     pub fn receive(&mut self, message: &[u8], estimate: &mut [f32]) -> Result<(), Error> {
-        let (law, payload) = match (self.rule, message) {
-            (Rule::Ef21, payload) => (Law::Correct, payload),
-            (Rule::Ef21Plus, [CORRECTS, payload @ ..]) => (Law::Correct, payload),
-            (Rule::Ef21Plus, [REPLACES, payload @ ..]) => (Law::Replace, payload),
+        let (update, payload) = match (self.rule, message) {
+            (Rule::Ef21, payload) => (Update::Correct, payload),
+            (Rule::Ef21Plus, [CORRECTS, payload @ ..]) => (Update::Correct, payload),
+            (Rule::Ef21Plus, [REPLACES, payload @ ..]) => (Update::Replace, payload),
             (Rule::Ef21Plus, _) => {
                 return Err(Error::Core(CoreError::PayloadBody { what: "it neither corrects nor replaces" }));
             }
@@ -206,7 +186,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
             return Err(Error::Core(CoreError::PayloadBody { what: "its shape is not that of the memory" }));
         }
         let nothing = Gradient::new(Values::F32(&[]), Shape::new(0, 0)?)?;
-        self.advance(law, &nothing, estimate, Stream::default())?;
+        self.advance(update, &nothing, estimate, Stream::default())?;
         self.values(estimate)
     }
 }

@@ -49,11 +49,6 @@ impl Storage {
     pub(crate) const ALL: [Storage; 3] = [Storage::F32, Storage::Bf16, Storage::Int8];
 
     /// Bytes for `elements` elements.
-    ///
-    /// ```
-    /// use lgreco_train::feedback::Storage;
-    /// assert_eq!([Storage::F32, Storage::Bf16, Storage::Int8].map(|storage| storage.bytes(1000)), [4000, 2000, 1002]);
-    /// ```
     pub const fn bytes(self, elements: usize) -> u64 {
         let n = elements as u64;
         match self {
@@ -64,13 +59,6 @@ impl Storage {
     }
 
     /// The largest magnitude that can be kept.
-    ///
-    /// ```
-    /// use lgreco_train::feedback::Storage;
-    /// assert_eq!(Storage::F32.largest(), f32::MAX);
-    /// assert_eq!(Storage::Bf16.largest(), 255.0 * 2f32.powi(120)); // that of bfloat16
-    /// assert_eq!(Storage::Int8.largest(), 127.0 * 2f32.powi(121));
-    /// ```
     pub const fn largest(self) -> f32 {
         match self {
             Storage::F32 => f32::MAX,

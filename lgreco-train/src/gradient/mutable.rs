@@ -27,12 +27,6 @@ impl<'a> From<&'a mut [f32]> for ValuesMut<'a> {
 
 impl ValuesMut<'_> {
     /// The values, to be read.
-    ///
-    /// ```
-    /// # use lgreco_train::gradient::{Values, ValuesMut};
-    /// let mut gradient = [1.0f32, 2.0];
-    /// assert!(matches!(ValuesMut::F32(&mut gradient).values(), Values::F32([1.0, 2.0])));
-    /// ```
     pub const fn values(&self) -> Values<'_> {
         match self {
             ValuesMut::F32(v) => Values::F32(v),

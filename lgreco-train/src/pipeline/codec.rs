@@ -95,11 +95,6 @@ pub enum Codec {
 
 impl Codec {
     /// Bytes of [`to_bytes`](Codec::to_bytes).
-    ///
-    /// ```
-    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
-    /// assert_eq!(Codec::Dense { values: Dtype::F32 }.to_bytes().len(), Codec::BYTES);
-    /// ```
     pub const BYTES: usize = 8;
 
     /// TopK that keeps the fraction `density` in (0, 1] of each sample: `max(1, N − ⌊N (1 − density)⌋)` of `N` features,
@@ -131,12 +126,6 @@ impl Codec {
 
     /// `Err` unless the parameters are in range for samples of `features` values.
     ///
-    /// ```
-    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
-    /// let codec = Codec::TopK { keep: 3, values: Dtype::F32 };
-    /// assert!(codec.check(3).is_ok() && codec.check(2).is_err());
-    /// ```
-    ///
     /// # Errors
     /// [`CoreError::Parameter`], naming the one that is not; [`CoreError::TooManyElements`] from 2^32 features on.
     pub fn check(&self, features: usize) -> Result<(), Error> {
@@ -167,15 +156,6 @@ impl Codec {
     ///
     /// # Errors
     /// Those of [`check`](Codec::check); [`CoreError::TooManyElements`] from 2^32 elements on.
-    ///
-    /// ```
-    /// use lgreco_train::pipeline::{Codec, Scope};
-    /// use lgreco_train::gradient::Dtype;
-    /// let codec = Codec::Symmetric { bits: 4, scope: Scope::Sample, scale: Dtype::Bf16 };
-    /// assert_eq!(codec.body_len(8, 100)?, 8 * (2 + 50));
-    /// assert_eq!(Codec::top_k(0.1, 1000, Dtype::Bf16)?.body_len(8, 1000)?, 8 * (200 + 66));
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     pub fn body_len(&self, samples: usize, features: usize) -> Result<usize, Error> {
         self.check(features)?;
         let elements = Shape::new(samples, features)?.elements();
@@ -197,13 +177,6 @@ impl Codec {
     }
 
     /// Bytes of the indices that TopK keeps for shared-index to use; 0 for the other codecs.
-    ///
-    /// ```
-    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
-    /// assert_eq!(Codec::top_k(0.1, 1000, Dtype::F32)?.indices_len(8, 1000)?, 8 * 66);
-    /// assert_eq!(Codec::Dense { values: Dtype::F32 }.indices_len(8, 1000)?, 0);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// Those of [`body_len`](Codec::body_len).
@@ -249,11 +222,6 @@ impl Codec {
     }
 
     /// Words of workspace that [`encode`](Codec::encode) needs, for any number of samples.
-    ///
-    /// ```
-    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
-    /// assert_eq!(Codec::TopK { keep: 3, values: Dtype::F32 }.workspace_len(100), 50);
-    /// ```
     pub fn workspace_len(&self, features: usize) -> usize {
         match *self {
             Codec::TopK { .. } => select::workspace_len(features),
@@ -265,15 +233,6 @@ impl Codec {
     /// Compresses `values`, samples of `features` each, into `body`, of exactly [`body_len`](Codec::body_len) bytes.
     /// `indices` are those of the forward body for shared-index, and empty for other codecs. Nothing of `body` may be
     /// used when an error is returned.
-    ///
-    /// ```
-    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
-    /// let codec = Codec::Dense { values: Dtype::F32 };
-    /// let mut body = [0; 8];
-    /// codec.encode(&[1.0, 2.0], 2, &[], &mut [], &mut body)?;
-    /// assert_eq!(body[4..], 2f32.to_le_bytes());
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`CoreError::NonFinite`] with the first NaN or infinity; [`CoreError::ElementOverflow`] when a value does not
@@ -314,16 +273,6 @@ impl Codec {
     /// Writes what a body stands for to `values`. Any bytes may be given: what no encoder writes is an error, and
     /// `values` then holds nothing to be used.
     ///
-    /// ```
-    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
-    /// let codec = Codec::Dense { values: Dtype::F32 };
-    /// let mut values = [f32::NAN; 2];
-    /// codec.decode(&[0, 0, 0x80, 0x3f, 0, 0, 0, 0x40], 2, &[], &mut values)?;
-    /// assert_eq!(values, [1.0, 2.0]);
-    /// assert!(codec.decode(&[0xff; 8], 2, &[], &mut values).is_err()); // not a number
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`CoreError::PayloadBody`]; [`CoreError::Length`]; those of [`body_len`](Codec::body_len).
     pub fn decode(&self, body: &[u8], features: usize, indices: &[u8], values: &mut [f32]) -> Result<(), Error> {
@@ -358,11 +307,6 @@ impl Codec {
     }
 
     /// The codec and its parameters in 8 bytes: kind, bits, element type, scope; then a 32-bit parameter, little-endian.
-    ///
-    /// ```
-    /// # use lgreco_train::pipeline::{Codec, Tile};
-    /// assert_eq!(Codec::MinMax { bits: 4, tile: Tile::Elements(128) }.to_bytes(), [1, 4, 0, 1, 128, 0, 0, 0]);
-    /// ```
     pub fn to_bytes(&self) -> [u8; Codec::BYTES] {
         let (head, parameter) = match *self {
             Codec::Dense { values } => ([0, 0, values as u8, 0], 0),
@@ -382,14 +326,6 @@ impl Codec {
     }
 
     /// The codec that [`to_bytes`](Codec::to_bytes) wrote as `bytes`, if any; its parameters are not checked yet.
-    ///
-    /// ```
-    /// # use lgreco_train::{pipeline::Codec, gradient::Dtype};
-    /// let codec = Codec::TopK { keep: 3, values: Dtype::Bf16 };
-    /// assert_eq!(codec.to_bytes(), [3, 0, 2, 0, 3, 0, 0, 0]);
-    /// assert_eq!(Codec::from_bytes(codec.to_bytes()), Some(codec));
-    /// assert_eq!(Codec::from_bytes([9; 8]), None);
-    /// ```
     pub fn from_bytes(bytes: [u8; Codec::BYTES]) -> Option<Codec> {
         let [kind, bits, dtype, scope, parameter @ ..] = bytes;
         let parameter = u32::from_le_bytes(parameter);

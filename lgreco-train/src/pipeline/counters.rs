@@ -51,11 +51,6 @@ impl Counters {
     pub(super) const BYTES: usize = 80;
 
     /// The fraction of identified samples that were remembered; 0 before the first.
-    ///
-    /// ```
-    /// use lgreco_train::pipeline::Counters;
-    /// assert_eq!(Counters { hits: 3, misses: 1, ..Counters::default() }.hit_rate(), 0.75);
-    /// ```
     pub fn hit_rate(&self) -> f64 {
         let identified = self.hits + self.misses;
         if identified == 0 { 0.0 } else { self.hits as f64 / identified as f64 }
@@ -63,12 +58,6 @@ impl Counters {
 
     /// Σ‖a − m‖² / Σ‖a‖² over the hits; 0 before the first. Near 0 the memory pays; at 1 it is as good as none, and 2
     /// is what unrelated activations give.
-    ///
-    /// ```
-    /// use lgreco_train::pipeline::Counters;
-    /// let counters = Counters { change_energy: 1.0, hit_energy: 4.0, ..Counters::default() };
-    /// assert_eq!(counters.change_ratio(), 0.25);
-    /// ```
     pub fn change_ratio(&self) -> f64 {
         if self.hit_energy > 0.0 { self.change_energy / self.hit_energy } else { 0.0 }
     }

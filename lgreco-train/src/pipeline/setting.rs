@@ -152,11 +152,6 @@ const LINK_BYTES: usize = Codec::BYTES + 16;
 
 impl CutSetting {
     /// Bytes of [`to_bytes`](CutSetting::to_bytes).
-    ///
-    /// ```
-    /// # use lgreco_train::pipeline::CutSetting;
-    /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes().len(), CutSetting::BYTES);
-    /// ```
     pub const BYTES: usize = CutSetting::PART_BYTES + checksum::LEN;
 
     /// Without the checksum, as it stands in a saved end.
@@ -164,13 +159,6 @@ impl CutSetting {
 
     /// Memoryless tiles of 128 values with 4 bits forward and 8 bits backward, the widths of AQ-SGD's experiments; up to
     /// 8 micro-batches in flight.
-    ///
-    /// ```
-    /// # use lgreco_train::pipeline::{CutSetting, LinkMemory};
-    /// let setting = CutSetting::new(2, 8, 64);
-    /// assert_eq!((setting.cut, setting.batch, setting.features), (2, 8, 64));
-    /// assert_eq!(setting.forward.memory, LinkMemory::None);
-    /// ```
     pub const fn new(cut: u32, batch: u32, features: u32) -> CutSetting {
         const fn tiles(bits: u8) -> Link {
             Link { codec: Codec::MinMax { bits, tile: Tile::Elements(128) }, memory: LinkMemory::None }
@@ -179,11 +167,6 @@ impl CutSetting {
     }
 
     /// `Err` unless every parameter is in range and fits the others. All constructors that take a setting ask this.
-    ///
-    /// ```
-    /// # use lgreco_train::pipeline::CutSetting;
-    /// assert!(CutSetting::new(0, 8, 64).check().is_ok() && CutSetting::new(0, 0, 64).check().is_err());
-    /// ```
     ///
     /// # Errors
     /// [`CoreError::Parameter`] and [`CoreError::TooManyElements`]; [`Error::FeedbackRule`] when a memory does not fit
@@ -264,11 +247,6 @@ impl CutSetting {
 
     /// The setting in bytes, little-endian: `LSC`, version 2, cut, batch, features, micro-batches in flight, codec and
     /// memory of the two directions, a checksum.
-    ///
-    /// ```
-    /// # use lgreco_train::pipeline::CutSetting;
-    /// assert_eq!(CutSetting::new(0, 8, 64).to_bytes()[..4], *b"LSC\x02");
-    /// ```
     pub fn to_bytes(&self) -> [u8; CutSetting::BYTES] {
         let mut bytes = [0; CutSetting::BYTES];
         bytes[..CutSetting::PART_BYTES].copy_from_slice(&self.to_part());
@@ -291,13 +269,6 @@ impl CutSetting {
     }
 
     /// The setting that [`to_bytes`](CutSetting::to_bytes) wrote; any bytes may be given.
-    ///
-    /// ```
-    /// # use lgreco_train::pipeline::CutSetting;
-    /// let setting = CutSetting::new(0, 8, 64);
-    /// assert_eq!(CutSetting::from_bytes(&setting.to_bytes())?, setting);
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
     ///
     /// # Errors
     /// [`CoreError::Length`]; [`CoreError::Checksum`] when a setting was saved but is not as it was; for other bytes

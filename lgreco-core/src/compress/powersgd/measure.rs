@@ -15,13 +15,6 @@ const SUMMED: f64 = 1.0 / 1024.0;
 const SMALL: f32 = 1e-30;
 
 /// Words of workspace that [`measure`] needs when no rank exceeds `max_rank`.
-///
-/// ```
-/// use lgreco_core::{compress::powersgd::measure_workspace_len, gradient::{Dtype, Shape}};
-/// let words = |rank| Ok::<_, lgreco_core::Error>(measure_workspace_len(Shape::new(256, 64)?, Dtype::F32, rank));
-/// assert_eq!(words(64)?, words(1000)?); // no rank exceeds the smaller side
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub fn measure_workspace_len(shape: Shape, _dtype: Dtype, max_rank: u32) -> usize {
     let rank = effective_rank(shape, max_rank);
     workspace_len(shape, rank).saturating_add(rank)

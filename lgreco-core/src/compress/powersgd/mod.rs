@@ -110,13 +110,6 @@ impl Compressor for PowerSgd {
 impl PowerSgd {
     /// The header of a payload, which has the rank in effect.
     ///
-    /// ```
-    /// use lgreco_core::{compress::powersgd::PowerSgd, gradient::Shape};
-    /// let header = PowerSgd { rank: 4, iterations: 1 }.header(Shape::new(3, 100)?)?;
-    /// assert_eq!((header.variant, header.parameter), (0, 3));
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Parameter`] when the rank is 0 or the number of iterations out of range.
     pub fn header(&self, shape: Shape) -> Result<Header, Error> {

@@ -12,13 +12,6 @@ use crate::linalg::{self, Columns, Matrix, Row};
 use core::ops::Range;
 
 /// Words of workspace that [`project`], [`orthonormalise`] and [`back_project`] need.
-///
-/// ```
-/// use lgreco_core::{compress::powersgd::steps_workspace_len, gradient::Shape};
-/// let words = |rank| Ok::<_, lgreco_core::Error>(steps_workspace_len(Shape::new(256, 64)?, rank));
-/// assert_eq!(words(64)?, words(1000)?); // no rank exceeds the smaller side
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub fn steps_workspace_len(shape: Shape, rank: u32) -> usize {
     workspace_len(shape, effective_rank(shape, rank))
 }

@@ -159,13 +159,6 @@ impl Qsgd {
 
     /// The header of a payload.
     ///
-    /// ```
-    /// use lgreco_core::{compress::qsgd::{Qsgd, Scale}, gradient::Shape};
-    /// let header = Qsgd { bits: 8, scale: Scale::MinMax, ..Qsgd::default() }.header(Shape::new(10, 10)?)?;
-    /// assert_eq!((header.variant, header.parameter), (7 | 1 << 3, 512));
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Parameter`] when the bits are not 1 to 8 or the bucket is 0.
     pub fn header(&self, shape: Shape) -> Result<Header, Error> {

@@ -174,12 +174,6 @@ impl Compressor for Sidco {
 }
 
 /// Words of workspace that [`measure`] needs.
-///
-/// ```
-/// use lgreco_core::{compress::sidco, gradient::Shape};
-/// assert!(sidco::measure_workspace_len(Shape::new(1000, 1000)?) < 525_000); // half a word per element, and some
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub const fn measure_workspace_len(shape: Shape) -> usize {
     topk::measure_workspace_len(shape, 1)
 }

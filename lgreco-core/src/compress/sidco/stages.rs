@@ -12,12 +12,6 @@ const WINDOW: u32 = 5;
 /// How far the sent may be from the wanted density, as a share of it.
 const TOLERANCE: f64 = 0.2;
 /// Bytes of a saved [`Stages`].
-///
-/// ```
-/// use lgreco_core::compress::sidco::{SAVED_LEN, Stages};
-/// assert_eq!(Stages::new(0.01)?.save().len(), SAVED_LEN);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub const SAVED_LEN: usize = 40 + checksum::LEN;
 const MAGIC: u16 = u16::from_le_bytes(*b"LS");
 const VERSION: u8 = 2;
@@ -58,13 +52,6 @@ pub struct Stages {
 impl Stages {
     /// For this density, in (0, 1].
     ///
-    /// ```
-    /// # use lgreco_core::compress::sidco::Stages;
-    /// assert_eq!((Stages::new(0.01)?.get(), Stages::new(0.5)?.get()), (2, 1));
-    /// assert!(Stages::new(0.0).is_err());
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Parameter`].
     pub fn new(density: f64) -> Result<Self, Error> {
@@ -74,12 +61,6 @@ impl Stages {
     }
 
     /// The number to use at the next step.
-    ///
-    /// ```
-    /// # use lgreco_core::compress::sidco::Stages;
-    /// assert_eq!(Stages::new(0.01)?.get(), 2);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub const fn get(&self) -> u32 {
         self.stages
     }
@@ -132,12 +113,6 @@ impl Stages {
 
     /// The state as bytes, little-endian: `LS`, version 2, the sense, stages, observations, four zeros, density, sum of
     /// ratios, last distance, a checksum.
-    ///
-    /// ```
-    /// # use lgreco_core::compress::sidco::Stages;
-    /// assert_eq!(Stages::new(0.01)?.save()[..3], [b'L', b'S', 2]);
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     pub fn save(&self) -> [u8; SAVED_LEN] {
         let mut bytes = [0; SAVED_LEN];
         bytes[..2].copy_from_slice(&MAGIC.to_le_bytes());

@@ -25,14 +25,6 @@ const fn bins(elements: usize) -> usize {
 
 /// Words of workspace that [`measure`] needs for a row of `keeps` entries: half a word per element and at most 24 833
 /// more beside one per entry.
-///
-/// ```
-/// use lgreco_core::{compress::topk::measure_workspace_len, gradient::Shape};
-/// let shape = Shape::new(4096, 4096)?;
-/// let beyond = measure_workspace_len(shape, 100) - shape.elements() / 2; // half a word per element
-/// assert!(beyond < 25_000);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub const fn measure_workspace_len(shape: Shape, keeps: usize) -> usize {
     let bins = bins(shape.elements());
     // Order of the keeps, candidates, energy of each bin, ranks at the bins' edges, marks.

@@ -103,15 +103,6 @@ impl TopK {
 
     /// How the positions of what is kept of `elements` are written.
     ///
-    /// ```
-    /// use lgreco_core::compress::topk::{Coding, TopK};
-    /// use lgreco_core::gradient::Dtype;
-    /// let coding = |keep| TopK { keep, values: Dtype::F32 }.layout(64).map(|layout| layout.coding);
-    /// assert_eq!([coding(2)?, coding(32)?, coding(64)?], [Coding::EliasFano, Coding::Bitmap, Coding::All]);
-    /// assert!(coding(65).is_err());
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Parameter`] unless [`keep`](TopK::keep) is between 1 and `elements`, or both are 0.
     pub fn layout(&self, elements: u32) -> Result<Layout, Error> {
@@ -120,13 +111,6 @@ impl TopK {
     }
 
     /// The header of a payload.
-    ///
-    /// ```
-    /// use lgreco_core::{compress::topk::TopK, gradient::{Dtype, Shape}};
-    /// let header = TopK { keep: 3, values: Dtype::Bf16 }.header(Shape::new(10, 10)?)?;
-    /// assert_eq!((header.variant, header.parameter), (2 | 2 << 2, 3)); // bf16, Elias–Fano
-    /// # Ok::<(), lgreco_core::Error>(())
-    /// ```
     ///
     /// # Errors
     /// As [`layout`](TopK::layout).

@@ -13,13 +13,6 @@ struct Step {
 }
 
 /// Words of workspace that [`global_topk`] needs.
-///
-/// ```
-/// # use lgreco_core::{plan::baseline::global_topk_workspace_len, table::{Choice, Table}};
-/// let choices = [Choice { size: 8, error: 0.1 }; 40];
-/// assert_eq!(global_topk_workspace_len(&Table::new(&choices, &[20, 40])?), 100);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub fn global_topk_workspace_len(table: &Table) -> usize {
     2 * table.choices().len() + table.choices().len().div_ceil(2)
 }

@@ -8,13 +8,6 @@ const ITERATIONS: usize = 100;
 type Point = [f64; 2];
 
 /// Words of workspace that [`kmeans`] needs.
-///
-/// ```
-/// # use lgreco_core::{plan::baseline::kmeans_workspace_len, table::{Choice, Table}};
-/// let choices = [Choice { size: 8, error: 0.1 }; 40];
-/// assert_eq!(kmeans_workspace_len(&Table::new(&choices, &[10, 20, 30, 40])?, 3), 5 * 4 + 3 * 3 + 20);
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
 pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
     let (layers, clusters) = (table.layers(), clusters.min(table.layers()));
     2 * (layers + clusters) + 3 * layers + clusters + table.choices().len().div_ceil(2)

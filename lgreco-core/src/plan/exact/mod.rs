@@ -77,14 +77,6 @@ impl Default for Limits {
 
 /// Words of workspace that [`solve`] needs.
 ///
-/// ```
-/// # use lgreco_core::{plan::exact::{Limits, workspace_len}, table::{Choice, Table}};
-/// let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
-/// let table = Table::new(&choices, &[2])?;
-/// assert!(workspace_len(&table, Limits { states: 0 }) < workspace_len(&table, Limits::default()));
-/// # Ok::<(), lgreco_core::Error>(())
-/// ```
-///
 /// # Complexity
 /// O(options) time. 9 words per option, 3 for each of the first 2^10, 2 1/2 per layer, 4 per state; at least what [`dp`]
 /// needs.

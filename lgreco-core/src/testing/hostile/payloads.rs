@@ -58,13 +58,6 @@ pub enum Products {
 /// A payload, damaged or not, decoded by `backend` and by the core: the same values, bit for bit but for
 /// [`Products::Rounded`], or the same refusal. Returns whether it was decoded.
 ///
-/// ```
-/// use lgreco_core::{backend::Portable, testing::hostile::{Products, check_decoding}};
-/// assert!(check_decoding(&[], &mut Portable, Products::Exact));
-/// let another_magic_number = [0, 0, 0, 0, 1, 7, 1, 0, 0];
-/// assert!(!check_decoding(&another_magic_number, &mut Portable, Products::Exact));
-/// ```
-///
 /// # Panics
 /// When they differ.
 pub fn check_decoding(bytes: &[u8], backend: &mut dyn Backend, products: Products) -> bool {
