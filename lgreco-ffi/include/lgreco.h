@@ -587,6 +587,9 @@ typedef struct lgreco_decision {
     uint32_t not_contractive;
 } lgreco_decision;
 
+// How much of a controller is saved: LGRECO_SAVE_...
+typedef uint32_t lgreco_save_contents;
+
 // What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
 // controller is destroyed.
 typedef struct lgreco_loaded {
@@ -1133,6 +1136,13 @@ typedef struct lgreco_rng_stream {
 
 // Not at all, for lack of samples that differ; sizes are bits.
 #define LGRECO_FIT_NONE 3
+
+// All of it: a run continues bit for bit.
+#define LGRECO_SAVE_EVERYTHING 0
+
+// Without the gradients that the next decision would be made by, an f32 per element of the model on the measuring rank:
+// whoever continues collects new ones.
+#define LGRECO_SAVE_WITHOUT_WINDOW 1
 
 // The values as `values`.
 #define LGRECO_CODEC_DENSE 0
@@ -1814,15 +1824,29 @@ lgreco_status lgreco_controller_record_sync(struct lgreco_controller *controller
                                             double seconds);
 
 // Writes this rank's state, versioned and the same on every machine: residuals, factors, settings, schedule, but not the
-// options. Every rank saves its own, between the same two steps. `length`, which must not be NULL, receives the number of
-// bytes.
+// options; `contents` is LGRECO_SAVE_... Every rank saves its own, between the same two steps. `length`, which must not be
+// NULL, receives the number of bytes.
 //
 // LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. LGRECO_IN_FLIGHT while
 // a bucket has not been closed. Allocates.
 lgreco_status lgreco_controller_save(struct lgreco_controller *controller,
+                                     lgreco_save_contents contents,
                                      uint8_t *saved,
                                      size_t capacity,
                                      size_t *length);
+
+// As lgreco_controller_save, a part of the state, for checkpoints that are maps by name: part 0 is what belongs to no
+// layer, and its `name` is NULL; part 1 + l is layer l with its name, which is valid until the controller is destroyed.
+// lgreco_controller_load_parts takes them in any order.
+//
+// LGRECO_LENGTH also when there is no such part.
+lgreco_status lgreco_controller_save_part(struct lgreco_controller *controller,
+                                          size_t part,
+                                          lgreco_save_contents contents,
+                                          const char **name,
+                                          uint8_t *saved,
+                                          size_t capacity,
+                                          size_t *length);
 
 // Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
 // same step with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
@@ -1839,6 +1863,18 @@ lgreco_status lgreco_controller_load(struct lgreco_controller *controller,
                                      const size_t *residual_lens,
                                      size_t residuals_len,
                                      struct lgreco_loaded *loaded);
+
+// As lgreco_controller_load, from parts that lgreco_controller_save_part wrote: `plan` is an array of all parts of any
+// rank's state, where layers that the model does not have may be left out, `residuals` one of the parts of layers, of one
+// or more ranks; their order does not matter.
+lgreco_status lgreco_controller_load_parts(struct lgreco_controller *controller,
+                                           const uint8_t *const *plan,
+                                           const size_t *plan_lens,
+                                           size_t plan_len,
+                                           const uint8_t *const *residuals,
+                                           const size_t *residual_lens,
+                                           size_t residuals_len,
+                                           struct lgreco_loaded *loaded);
 
 // Writes a setting to bytes[0 .. LGRECO_CUT_SETTING_BYTES], versioned and the same on every machine. Compression at a cut
 // becomes part of the model: save this with it.

@@ -556,25 +556,39 @@ public:
         });
     }
 
-    std::vector<std::uint8_t> save() const {
-        std::size_t length = 0;
-        const lgreco_status status = lgreco_controller_save(get(), nullptr, 0, &length);
-        if (status != LGRECO_LENGTH) check(status);
-        std::vector<std::uint8_t> saved(length);
-        check(lgreco_controller_save(get(), saved.data(), saved.size(), &length));
-        return saved;
+    std::vector<std::uint8_t> save(lgreco_save_contents contents = LGRECO_SAVE_EVERYTHING) const {
+        return written([this, contents](std::uint8_t *saved, std::size_t capacity, std::size_t *length) {
+            return lgreco_controller_save(get(), contents, saved, capacity, length);
+        });
+    }
+
+    // Part 0, without a name, is what belongs to no layer; part 1 + l is layer l.
+    std::pair<std::string, std::vector<std::uint8_t>>
+    save_part(std::size_t part, lgreco_save_contents contents = LGRECO_SAVE_EVERYTHING) const {
+        const char *name = nullptr;
+        const auto call = [this, part, contents, &name](std::uint8_t *saved, std::size_t capacity, std::size_t *length) {
+            return lgreco_controller_save_part(get(), part, contents, &name, saved, capacity, length);
+        };
+        std::vector<std::uint8_t> saved = written(call);
+        return {name == nullptr ? "" : name, std::move(saved)};
     }
 
     // The names in the result are valid until the next load.
     lgreco_loaded load(const std::vector<std::uint8_t> &plan, const std::vector<std::vector<std::uint8_t>> &residuals) {
-        std::vector<const std::uint8_t *> pointers;
-        std::vector<std::size_t> lens;
-        for (const auto &residual : residuals) {
-            pointers.push_back(residual.data());
-            lens.push_back(residual.size());
-        }
+        const Parts parts(residuals);
         lgreco_loaded loaded = LGRECO_LOADED_INIT;
-        check(lgreco_controller_load(get(), plan.data(), plan.size(), pointers.data(), lens.data(), lens.size(), &loaded));
+        check(lgreco_controller_load(get(), plan.data(), plan.size(), parts.pointers.data(), parts.lens.data(),
+                                     parts.lens.size(), &loaded));
+        return loaded;
+    }
+
+    // Likewise, from parts in any order.
+    lgreco_loaded load_parts(const std::vector<std::vector<std::uint8_t>> &plan,
+                             const std::vector<std::vector<std::uint8_t>> &residuals) {
+        const Parts of_plan(plan), parts(residuals);
+        lgreco_loaded loaded = LGRECO_LOADED_INIT;
+        check(lgreco_controller_load_parts(get(), of_plan.pointers.data(), of_plan.lens.data(), of_plan.lens.size(),
+                                           parts.pointers.data(), parts.lens.data(), parts.lens.size(), &loaded));
         return loaded;
     }
 
@@ -584,6 +598,27 @@ public:
     lgreco_controller *get() const noexcept { return handle_.get(); }
 
 private:
+    struct Parts {
+        explicit Parts(const std::vector<std::vector<std::uint8_t>> &parts) {
+            for (const auto &part : parts) {
+                pointers.push_back(part.data());
+                lens.push_back(part.size());
+            }
+        }
+        std::vector<const std::uint8_t *> pointers;
+        std::vector<std::size_t> lens;
+    };
+
+    // Bytes of a length that only the call knows.
+    template <typename Call> std::vector<std::uint8_t> written(Call call) const {
+        std::size_t length = 0;
+        const lgreco_status status = call(nullptr, 0, &length);
+        if (status != LGRECO_LENGTH) check(status);
+        std::vector<std::uint8_t> saved(length);
+        check(call(saved.data(), saved.size(), &length));
+        return saved;
+    }
+
     void check(lgreco_status status) const { lgreco::check(status, lgreco_controller_message(get())); }
 
     std::shared_ptr<lgreco_controller> handle_;

@@ -82,7 +82,9 @@ impl Alone {
     fn save(&self) -> Vec<u8> {
         let (mut saved, mut length) = (vec![0; 1 << 16], 0);
         // SAFETY: live handles and values.
-        let status = unsafe { lgreco_controller_save(self.0, saved.as_mut_ptr(), saved.len(), &raw mut length) };
+        let status = unsafe {
+            lgreco_controller_save(self.0, LGRECO_SAVE_EVERYTHING, saved.as_mut_ptr(), saved.len(), &raw mut length)
+        };
         assert_eq!(status, LGRECO_OK);
         saved.truncate(length);
         saved

@@ -42,6 +42,8 @@ pub(crate) struct ControllerState {
     pub(super) loads: u64,
     /// Of the layers.
     pub(super) names: Arc<[String]>,
+    /// The same for C.
+    pub(super) texts: Texts,
     pub(super) report: Option<Report>,
     /// What the last load did not find, found too much, and found in another shape.
     pub(super) loaded: [Texts; 3],
@@ -170,6 +172,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
             }
             let config = options.config(tensors.len())?;
             let names: Arc<[String]> = tensors.iter().map(|tensor| tensor.name().into()).collect();
+            let texts = Texts::new(names.iter().map(String::as_str), "name of a layer")?;
             let controller = Controller::new(config, tensors, &collective).map_err(|error| {
                 let layer = error.layer().and_then(|layer| names.get(layer)).cloned();
                 Failure::named(error, layer)
@@ -184,6 +187,7 @@ pub unsafe extern "C" fn lgreco_controller_create(
                 loaded: Default::default(),
                 gradients: Vec::with_capacity(names.len()),
                 ranges: Vec::with_capacity(names.len()),
+                texts,
                 names,
             })
         })

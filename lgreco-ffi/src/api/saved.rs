@@ -1,10 +1,11 @@
-use super::controller::lgreco_controller;
+use super::controller::{ControllerState, lgreco_controller};
 use super::table::Texts;
 use crate::handle;
-use crate::pointers::{Versioned, filled, place, slice, slice_mut};
-use crate::status::lgreco_status;
+use crate::pointers::{Filled, Versioned, filled, place, slice, slice_mut};
+use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
+use lgreco_train::controller::{Contents, Loaded};
 
 /// What lgreco_controller_load found. Begin with LGRECO_LOADED_INIT. The names are valid until the next load, or until the
 /// controller is destroyed.
@@ -54,15 +55,47 @@ unsafe impl Versioned for lgreco_loaded {
     const FIRST_SIZE: usize = 64;
 }
 
+/// How much of a controller is saved: LGRECO_SAVE_...
+pub type lgreco_save_contents = u32;
+
+/// All of it: a run continues bit for bit.
+pub const LGRECO_SAVE_EVERYTHING: lgreco_save_contents = 0;
+/// Without the gradients that the next decision would be made by, an f32 per element of the model on the measuring rank:
+/// whoever continues collects new ones.
+pub const LGRECO_SAVE_WITHOUT_WINDOW: lgreco_save_contents = 1;
+
+fn contents_of(contents: lgreco_save_contents) -> Result<Contents, Failure> {
+    match contents {
+        LGRECO_SAVE_EVERYTHING => Ok(Contents::Everything),
+        LGRECO_SAVE_WITHOUT_WINDOW => Ok(Contents::WithoutWindow),
+        found => Err(Failure::UnknownConstant { what: "contents", found }),
+    }
+}
+
+/// # Safety
+/// README.md, pointers.
+unsafe fn write(bytes: &[u8], saved: *mut u8, capacity: usize, length: *mut usize) -> Result<(), Failure> {
+    // SAFETY: passed on.
+    unsafe {
+        place(length, "length")?.write(bytes.len());
+        if capacity < bytes.len() {
+            return Err(CoreError::Length { what: "saved", expected: bytes.len(), found: capacity }.into());
+        }
+        slice_mut(saved, capacity, "saved")?[..bytes.len()].copy_from_slice(bytes);
+    }
+    Ok(())
+}
+
 /// Writes this rank's state, versioned and the same on every machine: residuals, factors, settings, schedule, but not the
-/// options. Every rank saves its own, between the same two steps. `length`, which must not be NULL, receives the number of
-/// bytes.
+/// options; `contents` is LGRECO_SAVE_... Every rank saves its own, between the same two steps. `length`, which must not be
+/// NULL, receives the number of bytes.
 ///
 /// LGRECO_LENGTH when `capacity` is less: `length` is then set all the same, and `saved` may be NULL. LGRECO_IN_FLIGHT while
 /// a bucket has not been closed. Allocates.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_controller_save(
     controller: *mut lgreco_controller,
+    contents: lgreco_save_contents,
     saved: *mut u8,
     capacity: usize,
     length: *mut usize,
@@ -70,13 +103,38 @@ pub unsafe extern "C" fn lgreco_controller_save(
     // SAFETY: README.md, handles and pointers.
     unsafe {
         handle::call(controller, |state| {
-            let bytes = state.controller.save().map_err(|error| state.named(error))?;
-            place(length, "length")?.write(bytes.len());
-            if capacity < bytes.len() {
-                return Err(CoreError::Length { what: "saved", expected: bytes.len(), found: capacity }.into());
-            }
-            slice_mut(saved, capacity, "saved")?[..bytes.len()].copy_from_slice(&bytes);
-            Ok(())
+            let contents = contents_of(contents)?;
+            let bytes = state.controller.save_only(contents).map_err(|error| state.named(error))?;
+            write(&bytes, saved, capacity, length)
+        })
+    }
+}
+
+/// As lgreco_controller_save, a part of the state, for checkpoints that are maps by name: part 0 is what belongs to no
+/// layer, and its `name` is NULL; part 1 + l is layer l with its name, which is valid until the controller is destroyed.
+/// lgreco_controller_load_parts takes them in any order.
+///
+/// LGRECO_LENGTH also when there is no such part.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_save_part(
+    controller: *mut lgreco_controller,
+    part: usize,
+    contents: lgreco_save_contents,
+    name: *mut *const c_char,
+    saved: *mut u8,
+    capacity: usize,
+    length: *mut usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let contents = contents_of(contents)?;
+            let name = place(name, "name")?;
+            let layer = part.checked_sub(1);
+            layer.map_or(Ok(()), |layer| state.check_layer(layer))?;
+            let bytes = state.controller.save_part(layer, contents).map_err(|error| state.named(error))?;
+            name.write(layer.map_or(core::ptr::null(), |layer| state.texts.pointers()[layer]));
+            write(&bytes, saved, capacity, length)
         })
     }
 }
@@ -104,32 +162,77 @@ pub unsafe extern "C" fn lgreco_controller_load(
         handle::call(controller, |state| {
             let to_fill = if loaded.is_null() { None } else { Some(filled(loaded)?) };
             let plan = slice(plan, plan_len, "plan")?;
-            let pointers = slice(residuals, residuals_len, "residuals")?;
-            let lens = slice(residual_lens, residuals_len, "residual_lens")?;
-            let residuals = pointers.iter().zip(lens).map(|(&bytes, &len)| slice(bytes, len, "a residual"));
-            let residuals = residuals.collect::<Result<Vec<_>, _>>()?;
+            let residuals = states(residuals, residual_lens, residuals_len, RESIDUALS)?;
             let found = state.controller.load(plan, &residuals)?;
-            state.loads += 1;
-            // Any bytes may be given, so that names may hold NULs.
-            let [missing, extra, misshaped] = [found.missing, found.extra, found.misshaped]
-                .map(|names| names.into_iter().map(|name| name.replace('\0', "?")).collect::<Vec<_>>());
-            let texts = |names: &[String]| Texts::new(names.iter().map(String::as_str), "name of a layer");
-            state.loaded = [texts(&missing)?, texts(&extra)?, texts(&misshaped)?];
-            let [missing, extra, misshaped] = state.loaded.each_ref().map(Texts::pointers);
-            if let Some(loaded) = to_fill {
-                loaded.fill(lgreco_loaded {
-                    missing: missing.as_ptr(),
-                    missing_len: missing.len(),
-                    extra: extra.as_ptr(),
-                    extra_len: extra.len(),
-                    misshaped: misshaped.as_ptr(),
-                    misshaped_len: misshaped.len(),
-                    rank: found.rank,
-                    world_size: found.world_size,
-                    ..lgreco_loaded::default()
-                });
-            }
-            Ok(())
+            finish(state, found, to_fill)
         })
     }
+}
+
+/// As lgreco_controller_load, from parts that lgreco_controller_save_part wrote: `plan` is an array of all parts of any
+/// rank's state, where layers that the model does not have may be left out, `residuals` one of the parts of layers, of one
+/// or more ranks; their order does not matter.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_load_parts(
+    controller: *mut lgreco_controller,
+    plan: *const *const u8,
+    plan_lens: *const usize,
+    plan_len: usize,
+    residuals: *const *const u8,
+    residual_lens: *const usize,
+    residuals_len: usize,
+    loaded: *mut lgreco_loaded,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let to_fill = if loaded.is_null() { None } else { Some(filled(loaded)?) };
+            let plan = states(plan, plan_lens, plan_len, ["plan", "plan_lens", "a part of the plan"])?;
+            let residuals = states(residuals, residual_lens, residuals_len, RESIDUALS)?;
+            let found = state.controller.load_parts(&plan, &residuals)?;
+            finish(state, found, to_fill)
+        })
+    }
+}
+
+const RESIDUALS: [&str; 3] = ["residuals", "residual_lens", "a residual"];
+
+/// # Safety
+/// README.md, pointers.
+unsafe fn states<'a>(
+    pointers: *const *const u8,
+    lens: *const usize,
+    count: usize,
+    [what, of_lens, of_each]: [&'static str; 3],
+) -> Result<Vec<&'a [u8]>, Failure> {
+    // SAFETY: passed on.
+    unsafe {
+        let (pointers, lens) = (slice(pointers, count, what)?, slice(lens, count, of_lens)?);
+        pointers.iter().zip(lens).map(|(&bytes, &len)| slice(bytes, len, of_each)).collect()
+    }
+}
+
+/// Keeps what was found, and tells it.
+fn finish(state: &mut ControllerState, found: Loaded, to_fill: Option<Filled<lgreco_loaded>>) -> Result<(), Failure> {
+    state.loads += 1;
+    // Any bytes may be given, so that names may hold NULs.
+    let [missing, extra, misshaped] = [found.missing, found.extra, found.misshaped]
+        .map(|names| names.into_iter().map(|name| name.replace('\0', "?")).collect::<Vec<_>>());
+    let texts = |names: &[String]| Texts::new(names.iter().map(String::as_str), "name of a layer");
+    state.loaded = [texts(&missing)?, texts(&extra)?, texts(&misshaped)?];
+    let [missing, extra, misshaped] = state.loaded.each_ref().map(Texts::pointers);
+    if let Some(loaded) = to_fill {
+        loaded.fill(lgreco_loaded {
+            missing: missing.as_ptr(),
+            missing_len: missing.len(),
+            extra: extra.as_ptr(),
+            extra_len: extra.len(),
+            misshaped: misshaped.as_ptr(),
+            misshaped_len: misshaped.len(),
+            rank: found.rank,
+            world_size: found.world_size,
+            ..lgreco_loaded::default()
+        });
+    }
+    Ok(())
 }

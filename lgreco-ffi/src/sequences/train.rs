@@ -104,7 +104,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             }
             5 => {
                 let (to, capacity) = (bytes.maybe_mut(state.saved.as_mut_ptr()), ROOM - usize::from(bytes.next()) * 8);
-                lgreco_controller_save(controller, to, capacity, &mut state.saved_length)
+                lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, to, capacity, &mut state.saved_length)
             }
             6 => {
                 let length = state.saved_length.min(ROOM).saturating_sub(usize::from(bytes.below(8) / 7));

@@ -107,9 +107,9 @@ static lgreco_report overlapped(lgreco_controller *controller, Member *member, M
 }
 
 static uint8_t *saved_by(lgreco_controller *controller, size_t *length) {
-    STATUS(LGRECO_LENGTH, lgreco_controller_save(controller, NULL, 0, length));
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, NULL, 0, length));
     uint8_t *const saved = malloc(*length);
-    OK(lgreco_controller_save(controller, saved, *length, length));
+    OK(lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, saved, *length, length));
     return saved;
 }
 

@@ -227,15 +227,26 @@ static void null_pointers(void) {
     NULL_(lgreco_controller_bucket_bytes(controller, bucket, 1, NULL));
     NULL_(lgreco_controller_record_sync(NULL, bucket, 1, 0.1));
     NULL_(lgreco_controller_record_sync(controller, NULL, 1, 0.1));
-    NULL_(lgreco_controller_save(NULL, bytes, sizeof bytes, &length));
-    NULL_(lgreco_controller_save(controller, NULL, 10000, &length));
-    NULL_(lgreco_controller_save(controller, bytes, sizeof bytes, NULL));
+    NULL_(lgreco_controller_save(NULL, LGRECO_SAVE_EVERYTHING, bytes, sizeof bytes, &length));
+    NULL_(lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, NULL, 10000, &length));
+    NULL_(lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, bytes, sizeof bytes, NULL));
+    const char *part_name;
+    NULL_(lgreco_controller_save_part(NULL, 0, 0, &part_name, bytes, sizeof bytes, &length));
+    NULL_(lgreco_controller_save_part(controller, 0, 0, NULL, bytes, sizeof bytes, &length));
+    NULL_(lgreco_controller_save_part(controller, 0, 0, &part_name, NULL, 10000, &length));
+    NULL_(lgreco_controller_save_part(controller, 0, 0, &part_name, bytes, sizeof bytes, NULL));
     NULL_(lgreco_controller_load(NULL, bytes, 1, NULL, NULL, 0, NULL));
     NULL_(lgreco_controller_load(controller, NULL, 1, NULL, NULL, 0, NULL));
     const uint8_t *const states[] = {NULL};
     NULL_(lgreco_controller_load(controller, bytes, 1, NULL, &length, 1, NULL));
     NULL_(lgreco_controller_load(controller, bytes, 1, states, NULL, 1, NULL));
     NULL_(lgreco_controller_load(controller, bytes, 1, states, &length, 1, NULL));
+    NULL_(lgreco_controller_load_parts(NULL, states, &length, 0, NULL, NULL, 0, NULL));
+    NULL_(lgreco_controller_load_parts(controller, NULL, &length, 1, NULL, NULL, 0, NULL));
+    NULL_(lgreco_controller_load_parts(controller, states, NULL, 1, NULL, NULL, 0, NULL));
+    NULL_(lgreco_controller_load_parts(controller, states, &length, 1, NULL, NULL, 0, NULL));
+    NULL_(lgreco_controller_load_parts(controller, NULL, NULL, 0, NULL, &length, 1, NULL));
+    NULL_(lgreco_controller_load_parts(controller, NULL, NULL, 0, states, NULL, 1, NULL));
 
     lgreco_request request = LGRECO_REQUEST_INIT;
     lgreco_bucket *flying = NULL;
@@ -578,6 +589,7 @@ static void versions_of_structs(void) {
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_metrics(controller, 0, &no_metrics));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_decision(controller, &no_decision));
     STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load(controller, bytes, 1, NULL, NULL, 0, &no_loaded));
+    STATUS(LGRECO_STRUCT_SIZE, lgreco_controller_load_parts(controller, NULL, NULL, 0, NULL, NULL, 0, &no_loaded));
 
     // A caller with a later header: unknown fields must be 0.
     struct {

@@ -1,5 +1,5 @@
 // Plans made by a thread of their own while steps are taken: the same as without, bit for bit; late ones are not waited
-// for; tasks that are destroyed or that fail; settings that the caller changes.
+// for; tasks that are destroyed or that fail; settings that the caller changes; states in parts.
 #include "model.h"
 
 enum { STEPS = 12 };
@@ -27,14 +27,48 @@ static void *run_task(void *argument) {
 
 static int same_state(lgreco_controller *one, lgreco_controller *other) {
     size_t lengths[2] = {0, 0};
-    STATUS(LGRECO_LENGTH, lgreco_controller_save(one, NULL, 0, &lengths[0]));
-    STATUS(LGRECO_LENGTH, lgreco_controller_save(other, NULL, 0, &lengths[1]));
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(one, LGRECO_SAVE_EVERYTHING, NULL, 0, &lengths[0]));
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(other, LGRECO_SAVE_EVERYTHING, NULL, 0, &lengths[1]));
     uint8_t *const saved = malloc(lengths[0] + lengths[1]);
-    OK(lgreco_controller_save(one, saved, lengths[0], &lengths[0]));
-    OK(lgreco_controller_save(other, saved + lengths[0], lengths[1], &lengths[1]));
+    OK(lgreco_controller_save(one, LGRECO_SAVE_EVERYTHING, saved, lengths[0], &lengths[0]));
+    OK(lgreco_controller_save(other, LGRECO_SAVE_EVERYTHING, saved + lengths[0], lengths[1], &lengths[1]));
     const int same = lengths[0] == lengths[1] && memcmp(saved, saved + lengths[0], lengths[0]) == 0;
     free(saved);
     return same;
+}
+
+// Part by part, in another order, and without the window.
+static void in_parts(lgreco_controller *controller, lgreco_controller *other) {
+    const char *const names[] = {"fc1.weight", "fc1.bias", "fc2.weight"};
+    const uint8_t *parts[LAYERS + 1];
+    size_t lens[LAYERS + 1], total = 0, whole = 0, small = 0;
+    const char *name = NULL;
+    lgreco_loaded loaded = LGRECO_LOADED_INIT;
+    for (size_t p = 0; p <= LAYERS; p++) {
+        const size_t at = LAYERS - p;
+        STATUS(LGRECO_LENGTH, lgreco_controller_save_part(controller, p, LGRECO_SAVE_EVERYTHING, &name, NULL, 0, &lens[at]));
+        CHECK(p == 0 ? name == NULL : strcmp(name, names[p - 1]) == 0);
+        uint8_t *const part = malloc(lens[at]);
+        OK(lgreco_controller_save_part(controller, p, LGRECO_SAVE_EVERYTHING, &name, part, lens[at], &lens[at]));
+        parts[at] = part;
+        total += lens[at];
+    }
+    STATUS(LGRECO_LENGTH, lgreco_controller_save_part(controller, LAYERS + 1, 0, &name, NULL, 0, &small));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_controller_save_part(controller, 0, 2, &name, NULL, 0, &small));
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_controller_save(controller, 2, NULL, 0, &small));
+    OK(lgreco_controller_load_parts(other, parts, lens, LAYERS + 1, parts, lens, LAYERS + 1, &loaded));
+    CHECK(loaded.missing_len == 0 && loaded.extra_len == 0 && loaded.misshaped_len == 0);
+    CHECK(same_state(controller, other));
+    // Without what belongs to no layer, which comes last here; without the last layer.
+    STATUS(LGRECO_SAVED_STATE, lgreco_controller_load_parts(other, parts, lens, LAYERS, NULL, NULL, 0, NULL));
+    OK(lgreco_controller_load_parts(other, parts + 1, lens + 1, LAYERS, parts, lens, LAYERS, &loaded));
+    CHECK(loaded.missing_len == 1 && strcmp(loaded.missing[0], names[LAYERS - 1]) == 0);
+    STATUS(LGRECO_LENGTH, lgreco_controller_load_parts(other, parts, (const size_t[]){3}, 1, NULL, NULL, 0, NULL));
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, NULL, 0, &whole));
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(controller, LGRECO_SAVE_WITHOUT_WINDOW, NULL, 0, &small));
+    CHECK(whole == small || whole == small + sizeof(float) * (2 * ELEMENTS + BIAS));
+    CHECK(total > whole);
+    for (size_t p = 0; p <= LAYERS; p++) free((void *)(uintptr_t)parts[p]);
 }
 
 // Decisions are due at steps 4 and 9, by gradients up to steps 1 and 6.
@@ -63,7 +97,9 @@ static void *planning(void *argument) {
             CHECK(same_state(controller, blocking));
         }
         if (task == NULL) OK(lgreco_controller_take_plan_task(controller, &task));
-        CHECK((task != NULL) == (member->rank == options.measuring_rank && (s == 1 || s == 6 || s == 11 || (s > 1 && task))));
+        const uint32_t end = 4 + (uint32_t)late;
+        const int out = (s >= 1 && s < end) || (s >= 6 && s < end + 5) || s == 11;
+        CHECK((task != NULL) == (out && member->rank == options.measuring_rank));
         if (task != NULL && (s == 1 || s == 6)) {
             OK(lgreco_controller_take_plan_task(controller, &none));
             CHECK(none == NULL);
@@ -74,6 +110,7 @@ static void *planning(void *argument) {
     }
     OK(lgreco_plan_task_destroy(&task));
     OK(lgreco_plan_task_destroy(&task));
+    in_parts(controller, blocking);
     OK(lgreco_controller_destroy(&blocking));
     OK(lgreco_controller_destroy(&controller));
     free(expected);

@@ -426,9 +426,9 @@ static void *stop_half_way(void *argument) {
     straight[rank] = 1;
     for (uint32_t s = 0; s < STEPS; s++) {
         if (s == STEPS / 2) {
-            STATUS(LGRECO_LENGTH, lgreco_controller_save(controller, NULL, 0, &saved_len[rank]));
+            STATUS(LGRECO_LENGTH, lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, NULL, 0, &saved_len[rank]));
             saved[rank] = malloc(saved_len[rank]);
-            OK(lgreco_controller_save(controller, saved[rank], saved_len[rank], &saved_len[rank]));
+            OK(lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, saved[rank], saved_len[rank], &saved_len[rank]));
         }
         gradients(model, rank, s);
         OK(step(controller, member, model, 0.1, NULL));

@@ -69,6 +69,14 @@ static void controllers(const lgreco::Context &context) {
 
     lgreco::Controller resumed(context, alone, model, options);
     CHECK(resumed.resume(controller.save()).missing_len == 0);
+    std::vector<std::vector<std::uint8_t>> parts;
+    for (std::size_t part = 0; part < 3; part++) {
+        CHECK(controller.save_part(part).first == (part == 0 ? "" : part == 1 ? "fc1" : "fc2"));
+        parts.push_back(controller.save_part(part).second);
+    }
+    CHECK(resumed.load_parts(parts, parts).missing_len == 0 && resumed.save() == controller.save());
+    CHECK(resumed.save(LGRECO_SAVE_WITHOUT_WINDOW).size() < controller.save().size());
+    throws(LGRECO_LENGTH, "LGRECO_LENGTH: layer: expected 2", [&] { controller.save_part(3); });
     step(controller, 3);
     const std::vector<float> one = fc1;
     step(resumed, 3);

@@ -1,14 +1,13 @@
-//! Saving a controller, and continuing from what was saved.
+//! Continuing from what was saved.
 
 use super::codes::Choice;
 use super::decide::suited;
-use super::layer::{Counts, LayerState};
-use super::saved::{MAGIC, NONE, State, VERSION, Writer, check};
-use super::{Cause, Controller, Decision, Planner, Policy, Uncompressed};
-use crate::Error;
-use crate::checksum;
+use super::layer::LayerState;
+use super::saved::{self, Layers, Owner, Part, Run, check};
+use super::{Controller, Planner, Policy, Uncompressed};
 use crate::feedback::{Memory, SavedState};
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec;
@@ -39,67 +38,6 @@ pub struct Loaded {
 }
 
 impl Controller {
-    /// This rank's state as bytes, the same on every machine; every rank saves its own. A controller that
-    /// [loads](Controller::load) it continues bit for bit. The configuration is not in it.
-    ///
-    /// ```
-    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
-    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
-    /// let saved = controller.save()?;
-    /// assert_eq!(saved[..8], *b"lgreco-c");
-    /// # Ok::<(), lgreco_train::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// This rank's overflow of a residual, if that was to be told by the next step; [`Error::InFlight`] while a bucket is
-    /// being exchanged.
-    ///
-    /// # Complexity
-    /// Residuals and factors; on the measuring rank the window's mean too.
-    pub fn save(&self) -> Result<Vec<u8>, Error> {
-        self.late.map_or(Ok(()), Err)?;
-        if let Some(layer) = self.states.iter().position(|state| state.lent != 0) {
-            return Err(Error::InFlight { layer });
-        }
-        let planner = &self.planner;
-        let mut to = Writer(vec![]);
-        to.numbers([MAGIC, VERSION, self.rank as u64, self.world as u64, planner.step, planner.due.unwrap_or(NONE)]);
-        to.numbers([planner.window.steps, planner.highest.0.to_bits(), self.non_finite]);
-        let decision = planner.decision.unwrap_or(Decision::without_plan(0, Cause::Schedule));
-        to.numbers([planner.decision.is_some() as u64]);
-        to.numbers(decision.encode());
-        to.numbers([planner.time.buckets() as u64, planner.time.samples()]);
-        to.numbers(planner.time.numbers().map(f64::to_bits));
-        to.numbers([planner.tensors.len() as u64]);
-        for (layer, (tensor, state)) in planner.tensors.iter().zip(&self.states).enumerate() {
-            to.numbers([tensor.name.len() as u64]);
-            to.0.extend(tensor.name.bytes());
-            to.pad();
-            to.numbers([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64]);
-            let Counts { steps, bytes_in, bytes_out, not_contractive } = state.counts;
-            to.numbers(state.choice.encode());
-            to.numbers([steps, bytes_in, bytes_out, not_contractive]);
-            let norm = planner.norms.get(layer).copied();
-            to.numbers([state.relative_error, norm].map(|number| number.unwrap_or(f64::NAN).to_bits()));
-            to.values(&state.factor);
-            let mean = planner.window.means().get(layer);
-            to.numbers([mean.is_some() as u64]);
-            to.values(mean.map_or(&[], |mean| mean));
-            let len = state.memory.as_ref().map_or(0, Memory::part_len);
-            to.numbers([len as u64]);
-            if let Some(memory) = &state.memory {
-                let start = to.0.len();
-                to.0.resize(start + len, 0);
-                memory.save_part(&mut to.0[start..]);
-                to.pad();
-            }
-        }
-        let end = to.0.len() + checksum::LEN;
-        to.0.resize(end, 0);
-        checksum::seal(&mut to.0);
-        Ok(to.0)
-    }
-
     /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states
     /// of the same step.
     /// All ranks load between the same two steps, or none: afterwards they find out anew whether their buckets fit together.
@@ -141,13 +79,39 @@ impl Controller {
     /// # Complexity
     /// The bytes of all states, and O(n log n) in the layers.
     pub fn load(&mut self, plan: &[u8], residuals: &[&[u8]]) -> Result<Loaded, Error> {
-        let plan = State::parse(plan)?;
-        let residuals = residuals.iter().map(|bytes| State::parse(bytes)).collect::<Result<Vec<_>, _>>()?;
-        for state in &residuals {
-            check("a residual's step", state.step == plan.step, state.step)?;
-            check("a residual's number of workers", state.world == plan.world, state.world as u64)?;
+        let plan = saved::parse(plan)?;
+        let residuals = residuals.iter().map(|bytes| saved::parse(bytes).map(|(_, layers)| layers));
+        self.continue_from(&plan.0, &plan.1, &residuals.collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// As [`load`](Controller::load), from states that were saved in [parts](Controller::save_parts), in any order: all of
+    /// any rank's as `plan`, where layers that the model does not have may be left out, and as `residuals` those of the
+    /// layers, of one or more ranks.
+    ///
+    /// # Errors
+    /// As [`load`](Controller::load); also [`CoreError::SavedState`](crate::CoreError::SavedState) when parts of `plan`
+    /// are of different ranks, and unless one of them is what belongs to no layer.
+    ///
+    /// # Complexity
+    /// As [`load`](Controller::load).
+    pub fn load_parts(&mut self, plan: &[&[u8]], residuals: &[&[u8]]) -> Result<Loaded, Error> {
+        let (runs, mut plans) = sorted(plan)?;
+        let several = |what, found: usize| Error::Core(CoreError::SavedState { what, found: found as u64 });
+        let [run] = &runs[..] else {
+            return Err(several("parts that belong to no layer, of which there must be one", runs.len()));
+        };
+        let states = several("states that the plan's parts are of", plans.len());
+        let plan = plans.pop().filter(|_| plans.is_empty()).ok_or(states)?;
+        self.continue_from(run, &plan, &sorted(residuals)?.1)
+    }
+
+    fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
+        let Owner { rank, world, step } = plan.owner;
+        for Owner { world: other, step: at, .. } in residuals.iter().map(|layers| layers.owner) {
+            check("a residual's step", at == step, at)?;
+            check("a residual's number of workers", other == world, other as u64)?;
         }
-        let mut loaded = Loaded { rank: plan.rank, world_size: plan.world, ..Loaded::default() };
+        let mut loaded = Loaded { rank, world_size: world, ..Loaded::default() };
         let Planner { config, tensors, .. } = &self.planner;
         let known: BTreeSet<&str> = tensors.iter().map(|tensor| &*tensor.name).collect();
         loaded.extra =
@@ -164,13 +128,9 @@ impl Controller {
                     state.choice = layer.choice;
                     (state.counts, state.relative_error) = (layer.counts, layer.relative_error);
                     let memories: Vec<_> = residuals.iter().filter_map(|state| state.fitting(tensor)?.memory).collect();
-                    let stream = Stream {
-                        seed: config.search.seed,
-                        step: plan.step as u32,
-                        layer: index as u32,
-                        rank: self.rank,
-                    };
-                    state.memory = combined(&memories, self.world as f32 / plan.world as f32, stream)?;
+                    let stream =
+                        Stream { seed: config.search.seed, step: step as u32, layer: index as u32, rank: self.rank };
+                    state.memory = combined(&memories, self.world as f32 / world as f32, stream)?;
                 }
             }
             choices.push(match config.policy {
@@ -181,33 +141,34 @@ impl Controller {
             });
             states.push(state);
         }
-        let switches = self.prepare(&states, &choices, plan.step)?;
+        let switches = self.prepare(&states, &choices, step)?;
         for (state, switch) in states.iter_mut().zip(switches) {
             let counts = state.counts;
             state.commit(switch);
             state.counts = counts;
         }
-        self.resume(&plan, &loaded);
+        self.resume(run, plan, &loaded);
         self.install(states);
         Ok(loaded)
     }
 
     /// Everything but the layers.
-    fn resume(&mut self, plan: &State<'_>, loaded: &Loaded) {
+    fn resume(&mut self, run: &Run, plan: &Layers<'_>, loaded: &Loaded) {
+        let Owner { world, step, .. } = plan.owner;
         let incomplete = !(loaded.missing.is_empty() && loaded.misshaped.is_empty());
-        (self.non_finite, self.late) = (plan.non_finite, None);
-        let (same_world, planner) = (plan.world == self.world, &mut self.planner);
+        (self.non_finite, self.late) = (run.non_finite, None);
+        let (same_world, planner) = (world == self.world, &mut self.planner);
         let adapts = planner.config.policy != Policy::Uncompressed;
-        let start = plan.step.max(planner.config.schedule.warmup);
-        planner.due = match plan.due {
+        let start = step.max(planner.config.schedule.warmup);
+        planner.due = match run.due {
             _ if !adapts => None,
             Some(due) => Some(if incomplete { due.min(start) } else { due }),
-            None if incomplete || plan.decision.is_none() => Some(start),
+            None if incomplete || run.decision.is_none() => Some(start),
             None => planner.config.next_decision(start),
         };
-        (planner.step, planner.highest, planner.decision) = (plan.step, plan.learning_rate, plan.decision);
-        if plan.time.buckets() == planner.time.buckets() {
-            planner.time = plan.time.clone();
+        (planner.step, planner.highest, planner.decision) = (step, run.learning_rate, run.decision);
+        if run.time.buckets() == planner.time.buckets() {
+            planner.time = run.time.clone();
         }
         let layers: Vec<_> = planner.tensors.iter().map(|tensor| plan.fitting(tensor)).collect();
         planner.norms = layers.iter().map_while(|layer| (*layer)?.norm).collect();
@@ -218,12 +179,31 @@ impl Controller {
         let means: Vec<_> = layers.iter().map(|layer| layer.and_then(|layer| layer.mean.as_ref())).collect();
         let complete = !planner.measures() || means.iter().all(Option::is_some);
         if same_world && complete && !incomplete {
-            planner.window.steps = plan.window_steps;
+            planner.window.steps = run.window_steps;
             for (to, mean) in planner.window.means_mut().iter_mut().zip(means) {
                 to.iter_mut().zip(mean.into_iter().flatten()).for_each(|(to, &x)| *to = x);
             }
         }
     }
+}
+
+/// Parts by the state that they are of, in the order of their first ones.
+fn sorted<'a>(parts: &[&'a [u8]]) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> {
+    let (mut runs, mut owners, mut layers) = (vec![], vec![], vec![]);
+    for bytes in parts {
+        let (owner, part) = saved::parse_part(bytes)?;
+        let at = owners.iter().position(|&known| known == owner).unwrap_or_else(|| {
+            owners.push(owner);
+            layers.push(vec![]);
+            owners.len() - 1
+        });
+        match part {
+            Part::Run(run) => runs.push(run),
+            Part::Layer(layer) => layers[at].push(layer),
+        }
+    }
+    let states = owners.into_iter().zip(layers).map(|(owner, layers)| Layers::new(owner, layers));
+    Ok((runs, states.collect::<Result<_, _>>()?))
 }
 
 /// The sum of residuals times `scale`; exactly the only one for a scale of 1.

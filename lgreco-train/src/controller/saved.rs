@@ -1,4 +1,4 @@
-//! The format of a saved controller.
+//! The format of a saved controller, read.
 //!
 //! All fields are little-endian; numbers are u64 or f64, lists are preceded by nothing where their length is known from
 //! what came before, and padded with zeros to a multiple of 8 bytes.
@@ -6,8 +6,8 @@
 //! | field | |
 //! |---|---|
 //! | `lgreco-c`, version 2 | 8 bytes each |
-//! | rank, world size, steps taken, step of the next decision (2^64 − 1: none) | |
-//! | steps in the window, highest learning rate, steps that were not finite | |
+//! | rank, world size, steps taken | |
+//! | step of the next decision (2^64 − 1: none), steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
 //! | buckets and samples of the time model; if there are any samples, its `(b + 1)(b + 2)` sums | |
 //! | number of layers; of each: | |
@@ -17,6 +17,9 @@
 //! | 0 or 1, then the window's mean, f32 | one per element |
 //! | length of the residual's state, that of [`Memory::save`](crate::feedback::Memory::save) but for its checksum | |
 //! | checksum of all before it | |
+//!
+//! The same in parts: `lgreco-p`, version 2, rank, world size, steps taken, then 0 and what is above from the step of the
+//! next decision to the time model, or 1 and a layer as above; a checksum closes each.
 
 use super::codes::Choice;
 use super::layer::{Counts, rank};
@@ -32,28 +35,11 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
+pub(super) const PART_MAGIC: u64 = u64::from_le_bytes(*b"lgreco-p");
 pub(super) const VERSION: u64 = 2;
 pub(super) const NONE: u64 = u64::MAX;
 /// Counts are below this, so that adding to them never overflows.
 const COUNT_LIMIT: u64 = 1 << 63;
-
-/// Writes the fields.
-pub(super) struct Writer(pub Vec<u8>);
-
-impl Writer {
-    pub(super) fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
-        numbers.into_iter().for_each(|number| self.0.extend(number.to_le_bytes()));
-    }
-
-    pub(super) fn pad(&mut self) {
-        self.0.resize(self.0.len().next_multiple_of(8), 0);
-    }
-
-    pub(super) fn values(&mut self, values: &[f32]) {
-        values.iter().for_each(|value| self.0.extend(value.to_le_bytes()));
-        self.pad();
-    }
-}
 
 struct Reader<'a>(&'a [u8]);
 
@@ -120,17 +106,27 @@ pub(super) fn check(what: &'static str, holds: bool, found: u64) -> Result<(), E
     if holds { Ok(()) } else { Err(Error::Core(CoreError::SavedState { what, found })) }
 }
 
-/// A state whose bytes have been checked.
-pub(super) struct State<'a> {
+/// Whose state it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Owner {
     pub rank: u32,
     pub world: u32,
     pub step: u64,
+}
+
+/// What belongs to no layer.
+pub(super) struct Run {
     pub due: Option<u64>,
     pub window_steps: u64,
     pub learning_rate: Highest,
     pub non_finite: u64,
     pub decision: Option<Decision>,
     pub time: TimeModel,
+}
+
+/// A rank's layers.
+pub(super) struct Layers<'a> {
+    pub owner: Owner,
     pub layers: Vec<Layer<'a>>,
     /// Of each layer, by name.
     places: BTreeMap<&'a str, usize>,
@@ -149,18 +145,59 @@ pub(super) struct Layer<'a> {
     pub memory: Option<SavedState<'a>>,
 }
 
-impl<'a> State<'a> {
-    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
-        let mut reader = Reader(bytes);
-        let magic = reader.number()?;
-        check("magic", magic == MAGIC, magic)?;
-        let version = reader.number()?;
-        check("version", version == VERSION, version)?;
-        let mut reader = Reader(checksum::open(bytes)?);
-        reader.bytes(16)?;
+/// What a part is about.
+pub(super) enum Part<'a> {
+    Run(Run),
+    Layer(Layer<'a>),
+}
+
+/// A state whose bytes have been checked.
+pub(super) fn parse(bytes: &[u8]) -> Result<(Run, Layers<'_>), Error> {
+    let mut reader = open(bytes, MAGIC)?;
+    let owner = Owner::parse(&mut reader)?;
+    let run = Run::parse(&mut reader)?;
+    let mut layers = vec![];
+    for _ in 0..reader.number()? {
+        layers.push(Layer::parse(&mut reader)?);
+    }
+    expect_len("saved state bytes after the last layer", 0, reader.0.len())?;
+    Ok((run, Layers::new(owner, layers)?))
+}
+
+/// A part of a state, likewise.
+pub(super) fn parse_part(bytes: &[u8]) -> Result<(Owner, Part<'_>), Error> {
+    let mut reader = open(bytes, PART_MAGIC)?;
+    let owner = Owner::parse(&mut reader)?;
+    let part = match reader.flag("kind of part")? {
+        false => Part::Run(Run::parse(&mut reader)?),
+        true => Part::Layer(Layer::parse(&mut reader)?),
+    };
+    expect_len("saved state bytes after the part", 0, reader.0.len())?;
+    Ok((owner, part))
+}
+
+fn open(bytes: &[u8], magic: u64) -> Result<Reader<'_>, Error> {
+    let mut reader = Reader(bytes);
+    let found = reader.number()?;
+    check("magic", found == magic, found)?;
+    let version = reader.number()?;
+    check("version", version == VERSION, version)?;
+    let mut reader = Reader(checksum::open(bytes)?);
+    reader.bytes(16)?;
+    Ok(reader)
+}
+
+impl Owner {
+    fn parse(reader: &mut Reader<'_>) -> Result<Owner, Error> {
         let (rank, world) = (reader.word("rank")?, reader.word("world size")?);
         check("rank", rank < world, rank as u64)?;
-        let (step, due) = (reader.count("number of steps")?, reader.number()?);
+        Ok(Owner { rank, world, step: reader.count("number of steps")? })
+    }
+}
+
+impl Run {
+    fn parse(reader: &mut Reader<'_>) -> Result<Run, Error> {
+        let due = reader.number()?;
         let window_steps = reader.count("steps in the window")?;
         let learning_rate = reader.measured("learning rate")?.unwrap_or(0.0);
         let non_finite = reader.count("steps that were not finite")?;
@@ -170,25 +207,13 @@ impl<'a> State<'a> {
             *word = reader.number()?;
         }
         let decision = Decision::decode(&decision)?;
-        let time = Self::time(&mut reader)?;
-        let mut layers: Vec<Layer<'a>> = vec![];
-        for _ in 0..reader.number()? {
-            layers.push(Layer::parse(&mut reader)?);
-        }
-        expect_len("saved state bytes after the last layer", 0, reader.0.len())?;
-        expect_distinct(layers.iter().map(|layer| layer.name))?;
-        Ok(State {
-            rank,
-            world,
-            step,
+        Ok(Run {
             due: (due != NONE).then_some(due),
             window_steps,
             learning_rate: Highest(learning_rate),
             non_finite,
             decision: decided.then_some(decision),
-            time,
-            places: layers.iter().map(|layer| layer.name).zip(0..).collect(),
-            layers,
+            time: Self::time(reader)?,
         })
     }
 
@@ -201,6 +226,13 @@ impl<'a> State<'a> {
         let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();
         let time = TimeModel::from_numbers(buckets as usize, samples, &numbers);
         time.ok_or(Error::Core(CoreError::SavedState { what: "a sum of the time model", found: samples }))
+    }
+}
+
+impl<'a> Layers<'a> {
+    pub(super) fn new(owner: Owner, layers: Vec<Layer<'a>>) -> Result<Self, Error> {
+        expect_distinct(layers.iter().map(|layer| layer.name))?;
+        Ok(Layers { owner, places: layers.iter().map(|layer| layer.name).zip(0..).collect(), layers })
     }
 
     pub(super) fn layer(&self, name: &str) -> Option<&Layer<'a>> {

@@ -420,7 +420,7 @@ pub fn check_bytes(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a saved state of the small model on one worker, as they are and with the right checksum.
+/// Any bytes as a saved state of the small model on one worker, or a part of one, as they are and with the right checksum.
 ///
 /// # Panics
 /// When what was loaded is not saved as it was, or a refusal changed the controller.
@@ -436,6 +436,11 @@ fn check_loads(bytes: &[u8]) {
     let mut config = Config::new(Search::new(Method::Hybrid));
     config.feedback = Feedback::always(Residual::CLASSIC);
     let mut controller = Controller::new(config, model(), &worker).expect("a sound configuration");
+    let before = controller.save().expect("nothing has failed");
+    match controller.load_parts(&[bytes], &[bytes]) {
+        Err(_) => assert!(controller.save() == Ok(before), "a refusal changed the controller"),
+        Ok(loaded) => assert!(!loaded.missing.is_empty(), "a part is not the whole"),
+    }
     let before = controller.save().expect("nothing has failed");
     match controller.load(bytes, &[bytes]) {
         Err(_) => assert!(controller.save() == Ok(before), "a refusal changed the controller"),

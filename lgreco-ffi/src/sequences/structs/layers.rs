@@ -283,10 +283,11 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
             expect(lgreco_controller_decision(controller, decision.place()));
             found.iter().for_each(|found| found.check_guard());
             let (mut length, mut loaded) = (0, grown(bytes, &[lgreco_loaded::default()], &[]));
-            expect(lgreco_controller_save(controller, null_mut(), 0, &mut length));
+            expect(lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, null_mut(), 0, &mut length));
             let mut saved = Buffer::<u8>::new(length);
             let to = saved.place(bytes);
-            if expect(lgreco_controller_save(controller, to, length, &mut length)) == LGRECO_OK {
+            if expect(lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, to, length, &mut length)) == LGRECO_OK
+            {
                 let from = to.cast_const();
                 expect(lgreco_controller_load(controller, from, length, &from, &length, 1, loaded.place()));
                 loaded.check_guard();

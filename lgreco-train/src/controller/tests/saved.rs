@@ -145,14 +145,17 @@ fn damaged_states_are_refused_or_restored() {
         let mut views = [ValuesMut::Bf16(&mut half), ValuesMut::F32(&mut [0.5; 20])];
         controller.step(&mut worker, &mut views, 1.0).unwrap();
     }
-    let sound = controller.save().unwrap();
-    check_state(&sound);
-    for at in 0..sound.len() {
-        check_state(&sound[..at]);
-        for change in [1, 0x80, 0xff] {
-            let mut damaged = sound.clone();
-            damaged[at] ^= change;
-            check_state(&damaged);
+    let mut states: Vec<_> = parts_of(&controller);
+    states.push(controller.save().unwrap());
+    for sound in states {
+        check_state(&sound);
+        for at in 0..sound.len() {
+            check_state(&sound[..at]);
+            for change in [1, 0x80, 0xff] {
+                let mut damaged = sound.clone();
+                damaged[at] ^= change;
+                check_state(&damaged);
+            }
         }
     }
 }
@@ -313,4 +316,131 @@ fn counts_without_end_are_refused() {
         }
     }
     assert!(refused > 0 && stepped > 0);
+}
+
+fn parts_of(controller: &Controller) -> Vec<Vec<u8>> {
+    controller.save_parts(Contents::Everything).unwrap().map(|(_, bytes)| bytes).collect()
+}
+
+fn slices(parts: &[Vec<u8>]) -> Vec<&[u8]> {
+    parts.iter().map(Vec::as_slice).collect()
+}
+
+/// In any order, at every step.
+#[test]
+fn a_state_in_parts_is_the_state() {
+    for method in [Method::Hybrid, Method::PowerSgd] {
+        on_all(2, |mut worker| {
+            let config = config(method, LGRECO);
+            let new = || Controller::new(config.clone(), model(), &worker).unwrap();
+            let (mut controller, fresh) = (new(), (0..7).map(|_| new()).collect::<Vec<_>>());
+            for mut other in fresh {
+                let names: Vec<_> =
+                    controller.save_parts(Contents::Everything).unwrap().map(|(name, _)| name).collect();
+                assert_eq!(names, [None, Some("fc1"), Some("bias"), Some("fc2")]);
+                let mut parts = parts_of(&controller);
+                assert_eq!(controller.save_part(Some(2), Contents::Everything), Ok(parts[3].clone()));
+                parts.reverse();
+                let (rank, world_size) = (worker.rank(), 2);
+                let loaded = other.load_parts(&slices(&parts), &slices(&parts)).unwrap();
+                assert_eq!(loaded, Loaded { rank, world_size, ..Loaded::default() });
+                assert!(other.save() == controller.save(), "step {}", controller.steps());
+                steps(&mut controller, &mut worker, 1);
+            }
+        });
+    }
+}
+
+/// As from whole states, with fewer and more workers; a layer that the model has not may be left out.
+#[test]
+fn parts_of_other_numbers_of_workers_are_combined() {
+    for (before, after) in [(3, 2), (2, 3)] {
+        let saved = threads::run(before, |mut worker| {
+            let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+            steps(&mut controller, &mut worker, 5);
+            (controller.save().unwrap(), parts_of(&controller))
+        });
+        threads::run(after, |worker| {
+            let rank = worker.rank() as usize;
+            let plan = &saved[rank.min(saved.len() - 1)];
+            let taken: Vec<_> =
+                saved.iter().enumerate().filter(|(i, _)| i % after as usize == rank).map(|(_, saved)| saved).collect();
+            let new = || Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+            let [mut whole, mut in_parts] = [new(), new()];
+            let states: Vec<_> = taken.iter().map(|(state, _)| &state[..]).collect();
+            let parts: Vec<_> = taken.iter().flat_map(|(_, parts)| slices(&parts[1..])).collect();
+            assert_eq!(whole.load(&plan.0, &states), in_parts.load_parts(&slices(&plan.1), &parts));
+            assert!(whole.save() == in_parts.save());
+            let loaded = in_parts.load_parts(&slices(&plan.1[..3]), &parts).unwrap();
+            assert_eq!(loaded.missing, ["fc2"]);
+        });
+    }
+}
+
+#[test]
+fn parts_that_do_not_make_a_state_are_refused() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    let early = parts_of(&controller);
+    steps(&mut controller, &mut worker, 4);
+    let parts = parts_of(&controller);
+    let before = controller.save();
+    let mut refused = |plan: &[&[u8]], residuals: &[&[u8]]| {
+        let error = controller.load_parts(plan, residuals).unwrap_err();
+        assert!(controller.save() == before, "a refusal changed the controller");
+        error
+    };
+    let all = slices(&parts);
+    let none = |found| {
+        Error::Core(CoreError::SavedState { what: "parts that belong to no layer, of which there must be one", found })
+    };
+    assert!(matches!(refused(&all[1..], &[]), Error::Core(CoreError::SavedState { .. })));
+    assert_eq!(refused(&[], &[]), none(0));
+    let twice = [all[0], all[0], all[1]];
+    assert_eq!(refused(&twice, &[]), none(2));
+    let layer_twice = [all[0], all[1], all[1]];
+    assert!(matches!(refused(&layer_twice, &[]), Error::Core(CoreError::DuplicateName { .. })));
+    let mixed = [all[0], &early[1]];
+    let of_two = Error::Core(CoreError::SavedState { what: "states that the plan's parts are of", found: 2 });
+    assert_eq!(refused(&mixed, &[]), of_two);
+    let step = Error::Core(CoreError::SavedState { what: "a residual's step", found: 0 });
+    assert_eq!(refused(&all, &[&early[1]]), step);
+    let whole = before.clone().unwrap();
+    assert!(matches!(refused(&[&whole], &[]), Error::Core(CoreError::SavedState { what: "magic", .. })));
+    for bit in 0..8 * parts[1].len() {
+        let mut damaged = parts[1].clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        refused(&[all[0], &damaged], &[]);
+        refused(&all, &[&damaged]);
+    }
+    for cut in 0..parts[0].len() {
+        refused(&[&parts[0][..cut]], &[]);
+    }
+}
+
+/// The next decision is by the gradients from there on.
+#[test]
+fn without_its_window_a_state_starts_a_new_one() {
+    on_all(2, |mut worker| {
+        let mut config = config(Method::TopK, LGRECO);
+        config.schedule = Schedule { warmup: 6, period: 9, window: 4, lead: 0 };
+        let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+        steps(&mut controller, &mut worker, 4);
+        let small = controller.save_only(Contents::WithoutWindow).unwrap();
+        let whole = controller.save().unwrap();
+        let window = if worker.rank() == 0 { 4 * (384 + 24 + 320) } else { 0 };
+        assert_eq!(whole.len() - small.len(), window);
+        let mut continued = Controller::new(config, model(), &worker).unwrap();
+        continued.load(&small, &[&small]).unwrap();
+        assert!(continued.save_only(Contents::WithoutWindow).as_ref() == Ok(&small));
+        let parts: Vec<_> = controller.save_parts(Contents::WithoutWindow).unwrap().map(|(_, bytes)| bytes).collect();
+        let mut from_parts = Controller::new(continued.planner.config.as_ref().clone(), model(), &worker).unwrap();
+        from_parts.load_parts(&slices(&parts), &slices(&parts)).unwrap();
+        assert!(from_parts.save() == continued.save());
+        steps(&mut continued, &mut worker, 3);
+        assert_eq!(continued.decision().map(|decision| decision.step), Some(6));
+        assert_eq!(settings(&continued), super::schedule::l_greco(Method::TopK, 0, &[4, 5]).1);
+        steps(&mut controller, &mut worker, 3);
+        assert_eq!(settings(&controller), super::schedule::l_greco(Method::TopK, 0, &[2, 3, 4, 5]).1);
+    });
 }

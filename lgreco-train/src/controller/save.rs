@@ -1,0 +1,199 @@
+//! Saving a controller, whole or in parts.
+
+use super::layer::Counts;
+use super::saved::{MAGIC, NONE, PART_MAGIC, VERSION};
+use super::{Cause, Controller, Decision};
+use crate::Error;
+use crate::checksum;
+use crate::feedback::Memory;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// How much of a controller is saved.
+///
+/// ```
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// use lgreco_train::controller::Contents;
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # step_alone(&mut controller, &mut worker)?;
+/// let small = controller.save_only(Contents::WithoutWindow)?; // 4 bytes per element of the model less, where it measures
+/// assert_eq!(controller.save()?.len() - small.len(), 4 * (4096 + 64));
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Contents {
+    /// All of it: a run continues bit for bit.
+    #[default]
+    Everything,
+    /// Without the window's gradients: whoever continues collects new ones for the next decision, which comes at its step
+    /// if at least one is there.
+    WithoutWindow,
+}
+
+/// Writes the fields.
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn numbers(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        numbers.into_iter().for_each(|number| self.0.extend(number.to_le_bytes()));
+    }
+
+    fn pad(&mut self) {
+        self.0.resize(self.0.len().next_multiple_of(8), 0);
+    }
+
+    fn values(&mut self, values: &[f32]) {
+        values.iter().for_each(|value| self.0.extend(value.to_le_bytes()));
+        self.pad();
+    }
+
+    fn sealed(mut self) -> Vec<u8> {
+        self.0.resize(self.0.len() + checksum::LEN, 0);
+        checksum::seal(&mut self.0);
+        self.0
+    }
+}
+
+impl Controller {
+    /// This rank's state as bytes, the same on every machine; every rank saves its own. A controller that
+    /// [loads](Controller::load) it continues bit for bit. The configuration is not in it.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// let saved = controller.save()?;
+    /// assert_eq!(saved[..8], *b"lgreco-c");
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// This rank's overflow of a residual, if that was to be told by the next step; [`Error::InFlight`] while a bucket is
+    /// being exchanged.
+    ///
+    /// # Complexity
+    /// Residuals and factors; on the measuring rank the window's mean too.
+    pub fn save(&self) -> Result<Vec<u8>, Error> {
+        self.save_only(Contents::Everything)
+    }
+
+    /// As [`save`](Controller::save), of some contents.
+    ///
+    /// # Errors
+    /// As [`save`](Controller::save).
+    pub fn save_only(&self, contents: Contents) -> Result<Vec<u8>, Error> {
+        self.expect_saveable()?;
+        let mut to = Writer(vec![]);
+        self.save_head(MAGIC, &mut to);
+        self.save_run(contents, &mut to);
+        to.numbers([self.planner.tensors.len() as u64]);
+        (0..self.states.len()).for_each(|layer| self.save_layer(layer, contents, &mut to));
+        Ok(to.sealed())
+    }
+
+    /// This rank's state in parts, for checkpoints that are maps by name: what belongs to no layer, with `None`, then each
+    /// layer's with its name. [`load_parts`](Controller::load_parts) takes them in any order.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// use lgreco_train::controller::Contents;
+    /// use std::collections::HashMap;
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let parts: HashMap<_, _> = controller.save_parts(Contents::Everything)?.collect();
+    /// assert!(parts.contains_key(&Some("weight")) && parts.len() == 3);
+    /// let bytes: Vec<&[u8]> = parts.values().map(|bytes| &bytes[..]).collect();
+    /// let (mut continued, _) = alone(Method::TopK)?;
+    /// continued.load_parts(&bytes, &bytes)?;
+    /// assert!(continued.save()? == controller.save()?);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`save`](Controller::save).
+    ///
+    /// # Complexity
+    /// As [`save`](Controller::save), with one part in memory at a time.
+    pub fn save_parts(
+        &self,
+        contents: Contents,
+    ) -> Result<impl ExactSizeIterator<Item = (Option<&str>, Vec<u8>)> + '_, Error> {
+        self.expect_saveable()?;
+        let tensors = &self.planner.tensors;
+        Ok((0..1 + tensors.len()).map(move |index| match index.checked_sub(1) {
+            None => (None, self.part(None, contents)),
+            Some(layer) => (Some(&*tensors[layer].name), self.part(Some(layer), contents)),
+        }))
+    }
+
+    /// One of [these parts](Controller::save_parts): that of a layer, or what belongs to none.
+    ///
+    /// # Errors
+    /// As [`save`](Controller::save).
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn save_part(&self, layer: Option<usize>, contents: Contents) -> Result<Vec<u8>, Error> {
+        self.expect_saveable()?;
+        Ok(self.part(layer, contents))
+    }
+
+    fn part(&self, layer: Option<usize>, contents: Contents) -> Vec<u8> {
+        let mut to = Writer(vec![]);
+        self.save_head(PART_MAGIC, &mut to);
+        to.numbers([u64::from(layer.is_some())]);
+        match layer {
+            None => self.save_run(contents, &mut to),
+            Some(layer) => self.save_layer(layer, contents, &mut to),
+        }
+        to.sealed()
+    }
+
+    fn expect_saveable(&self) -> Result<(), Error> {
+        self.late.map_or(Ok(()), Err)?;
+        match self.states.iter().position(|state| state.lent != 0) {
+            Some(layer) => Err(Error::InFlight { layer }),
+            None => Ok(()),
+        }
+    }
+
+    fn save_head(&self, magic: u64, to: &mut Writer) {
+        to.numbers([magic, VERSION, self.rank as u64, self.world as u64, self.planner.step]);
+    }
+
+    fn save_run(&self, contents: Contents, to: &mut Writer) {
+        let planner = &self.planner;
+        let window_steps = if contents == Contents::Everything { planner.window.steps } else { 0 };
+        to.numbers([planner.due.unwrap_or(NONE), window_steps, planner.highest.0.to_bits(), self.non_finite]);
+        let decision = planner.decision.unwrap_or(Decision::without_plan(0, Cause::Schedule));
+        to.numbers([planner.decision.is_some() as u64]);
+        to.numbers(decision.encode());
+        to.numbers([planner.time.buckets() as u64, planner.time.samples()]);
+        to.numbers(planner.time.numbers().map(f64::to_bits));
+    }
+
+    fn save_layer(&self, layer: usize, contents: Contents, to: &mut Writer) {
+        let (planner, state) = (&self.planner, &self.states[layer]);
+        let tensor = &planner.tensors[layer];
+        to.numbers([tensor.name.len() as u64]);
+        to.0.extend(tensor.name.bytes());
+        to.pad();
+        to.numbers([tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64]);
+        let Counts { steps, bytes_in, bytes_out, not_contractive } = state.counts;
+        to.numbers(state.choice.encode());
+        to.numbers([steps, bytes_in, bytes_out, not_contractive]);
+        let norm = planner.norms.get(layer).copied();
+        to.numbers([state.relative_error, norm].map(|number| number.unwrap_or(f64::NAN).to_bits()));
+        to.values(&state.factor);
+        let mean = planner.window.means().get(layer).filter(|_| contents == Contents::Everything);
+        to.numbers([mean.is_some() as u64]);
+        to.values(mean.map_or(&[], |mean| mean));
+        let len = state.memory.as_ref().map_or(0, Memory::part_len);
+        to.numbers([len as u64]);
+        if let Some(memory) = &state.memory {
+            let start = to.0.len();
+            to.0.resize(start + len, 0);
+            memory.save_part(&mut to.0[start..]);
+            to.pad();
+        }
+    }
+}
