@@ -1069,6 +1069,9 @@ typedef struct lgreco_rng_stream {
 // which are NaN now.
 #define LGRECO_OUTCOME_PASSED_THROUGH 2
 
+// After buckets in flight: the exchange of some bucket has failed, on every rank, and its gradients are of no use.
+#define LGRECO_OUTCOME_FAILED 3
+
 // None: there is nothing left to do.
 #define LGRECO_REQUEST_NONE 0
 
@@ -1632,8 +1635,8 @@ lgreco_status lgreco_controller_control(struct lgreco_controller *controller,
                                         struct lgreco_request *request);
 
 // Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them.
-// `report` may be NULL; its outcome is LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some bucket were not
-// finite.
+// `report` may be NULL; its outcome is LGRECO_OUTCOME_FAILED when the exchange of some bucket has failed,
+// LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some were not finite.
 //
 // LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control
 // requests are not done.

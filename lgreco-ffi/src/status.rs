@@ -259,6 +259,10 @@ pub(crate) enum Failure {
         call: usize,
         failure: Box<Failure>,
     },
+    /// A callback that a call turned out to need.
+    Callback {
+        what: &'static str,
+    },
     NoSettings,
     NoFeedback,
     OtherFeedback,
@@ -331,6 +335,7 @@ impl Failure {
             Failure::OfLayer { failure, .. } => failure.status(),
             #[cfg(feature = "cuda")]
             Failure::OfCall { failure, .. } => failure.status(),
+            Failure::Callback { .. } => LGRECO_COLLECTIVE,
             Failure::NoSettings => LGRECO_NO_SETTINGS,
             Failure::NoFeedback => LGRECO_FEEDBACK_RULE,
             Failure::OtherFeedback => LGRECO_SAVED_STATE,
@@ -371,6 +376,9 @@ impl fmt::Display for Failure {
             Failure::OfLayer { name, failure } => write!(f, "layer `{name}`: {failure}"),
             #[cfg(feature = "cuda")]
             Failure::OfCall { call, failure } => write!(f, "call {call} since the last check: {failure}"),
+            Failure::Callback { what } => {
+                write!(f, "the collective's callback {what} is NULL, which these settings or this route need")
+            }
             Failure::NoSettings => f.write_str("the table has no compressor setting for the option"),
             Failure::NoFeedback => f.write_str("the compressor has no feedback, and so no memory"),
             Failure::OtherFeedback => f.write_str("the saved state is that of other feedback options"),

@@ -37,7 +37,7 @@ pub enum Error {
         needs: &'static str,
     },
     /// The embedder's collective call failed.
-    #[error("a collective call failed with the embedder's code {code}")]
+    #[error("a collective call failed{}", OfEmbedder(*.code))]
     Collective {
         /// The embedder's code.
         code: i32,
@@ -155,6 +155,18 @@ pub enum Error {
     },
 }
 
+/// What is known of a collective call that has failed.
+struct OfEmbedder(i32);
+
+impl core::fmt::Display for OfEmbedder {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0 {
+            i32::MIN => f.write_str(": the embedder has not got it, which these settings or this route need"),
+            code => write!(f, " with the embedder's code {code}"),
+        }
+    }
+}
+
 impl Error {
     /// Code of [`Error::NonFiniteGradient`].
     pub(crate) const NON_FINITE_GRADIENT: u32 = 101;
@@ -232,6 +244,15 @@ pub(crate) fn expect_room(what: &'static str, expected: usize, found: usize) -> 
 mod tests {
     use super::*;
     use std::string::ToString;
+
+    #[test]
+    fn collectives_that_are_not_there_are_no_failures_of_the_network() {
+        use crate::exchange::CollectiveError;
+        let text = |error: CollectiveError| Error::from(error).to_string();
+        assert_eq!(text(CollectiveError { code: -7 }), "a collective call failed with the embedder's code -7");
+        let none = "a collective call failed: the embedder has not got it, which these settings or this route need";
+        assert_eq!(text(CollectiveError::UNSUPPORTED), none);
+    }
 
     #[test]
     fn large_numbers_are_short() {

@@ -91,6 +91,8 @@ unsafe impl Versioned for lgreco_collective {
 pub(crate) struct Callbacks {
     raw: lgreco_collective,
     stream: *mut c_void,
+    /// The callback that was needed and is NULL.
+    missing: Option<&'static str>,
 }
 
 impl lgreco_collective {
@@ -102,16 +104,26 @@ impl lgreco_collective {
         ];
         match there.into_iter().find(|(there, _)| !there) {
             Some((_, what)) => Err(Failure::Null { what }),
-            None => Ok(Callbacks { raw: self, stream }),
+            None => Ok(Callbacks { raw: self, stream, missing: None }),
         }
     }
 }
 
-fn done(code: Option<i32>) -> Result<(), CollectiveError> {
-    match code {
-        Some(0) => Ok(()),
-        Some(code) => Err(CollectiveError { code }),
-        None => Err(CollectiveError::UNSUPPORTED),
+impl Callbacks {
+    pub(super) fn missing(&self) -> Option<&'static str> {
+        self.missing
+    }
+
+    /// What the callback `what` has returned, if it is there.
+    fn done(&mut self, what: &'static str, code: Option<i32>) -> Result<(), CollectiveError> {
+        match code {
+            Some(0) => Ok(()),
+            Some(code) => Err(CollectiveError { code }),
+            None => {
+                self.missing = Some(what);
+                Err(CollectiveError::UNSUPPORTED)
+            }
+        }
     }
 }
 
@@ -128,28 +140,32 @@ impl Collective for Callbacks {
         let (user, stream) = (self.raw.user, self.stream);
         let (pointer, count) = (values.as_mut_ptr(), values.len());
         // SAFETY: the caller promised a callback that keeps to the slice.
-        done(self.raw.all_reduce_sum.map(|call| unsafe { call(user, pointer, count, stream) }))
+        let code = self.raw.all_reduce_sum.map(|call| unsafe { call(user, pointer, count, stream) });
+        self.done("all_reduce_sum", code)
     }
 
     fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
         let (user, stream) = (self.raw.user, self.stream);
         let (length, buffer) = (buffer.len() / self.raw.world_size as usize, buffer.as_mut_ptr());
         // SAFETY: as above.
-        done(self.raw.all_gather.map(|call| unsafe { call(user, buffer, length, stream) }))
+        let code = self.raw.all_gather.map(|call| unsafe { call(user, buffer, length, stream) });
+        self.done("all_gather", code)
     }
 
     fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
         let (user, stream) = (self.raw.user, self.stream);
         let (lens, buffer) = (lens.as_ptr(), buffer.as_mut_ptr());
         // SAFETY: as above.
-        done(self.raw.all_gather_each.map(|call| unsafe { call(user, lens, buffer, stream) }))
+        let code = self.raw.all_gather_each.map(|call| unsafe { call(user, lens, buffer, stream) });
+        self.done("all_gather_each", code)
     }
 
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
         let (user, stream) = (self.raw.user, self.stream);
         let (pointer, length) = (bytes.as_mut_ptr(), bytes.len());
         // SAFETY: as above.
-        done(self.raw.broadcast.map(|call| unsafe { call(user, root, pointer, length, stream) }))
+        let code = self.raw.broadcast.map(|call| unsafe { call(user, root, pointer, length, stream) });
+        self.done("broadcast", code)
     }
 
     fn all_to_all(
@@ -163,7 +179,8 @@ impl Collective for Callbacks {
         let (from, to) = (send.as_ptr(), received.as_mut_ptr());
         let (send_lens, lens) = (send_lens.as_ptr(), received_lens.as_ptr());
         // SAFETY: as above.
-        done(self.raw.all_to_all.map(|call| unsafe { call(user, from, send_lens, to, lens, stream) }))
+        let code = self.raw.all_to_all.map(|call| unsafe { call(user, from, send_lens, to, lens, stream) });
+        self.done("all_to_all", code)
     }
 
     fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {

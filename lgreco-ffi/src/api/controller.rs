@@ -78,6 +78,8 @@ pub const LGRECO_OUTCOME_SKIPPED: lgreco_outcome = 1;
 /// Some rank's were not finite; they are the plain means, not finite either. After buckets in flight: those of some bucket,
 /// which are NaN now.
 pub const LGRECO_OUTCOME_PASSED_THROUGH: lgreco_outcome = 2;
+/// After buckets in flight: the exchange of some bucket has failed, on every rank, and its gradients are of no use.
+pub const LGRECO_OUTCOME_FAILED: lgreco_outcome = 3;
 
 /// What a step did; all but the seconds is the same on every rank. Begin with LGRECO_REPORT_INIT.
 #[repr(C)]
@@ -130,6 +132,7 @@ impl From<Report> for lgreco_report {
                 Outcome::Exchanged => LGRECO_OUTCOME_EXCHANGED,
                 Outcome::Skipped => LGRECO_OUTCOME_SKIPPED,
                 Outcome::PassedThrough => LGRECO_OUTCOME_PASSED_THROUGH,
+                Outcome::Failed => LGRECO_OUTCOME_FAILED,
             },
             switched: report.switched.into(),
             bytes_in: report.bytes_in,
@@ -254,7 +257,10 @@ pub unsafe extern "C" fn lgreco_controller_step(
             })?;
             let done = state.controller.step(&mut collective, &mut state.gradients, learning_rate);
             state.gradients.clear();
-            let done = done.map_err(|error| state.named(error))?;
+            let done = done.map_err(|error| match (error, collective.missing()) {
+                (Error::Collective { .. }, Some(what)) => Failure::Callback { what },
+                _ => state.named(error),
+            })?;
             state.report = Some(done);
             if let Some(report) = report {
                 report.fill(done.into());

@@ -52,8 +52,8 @@ pub unsafe extern "C" fn lgreco_controller_control(
 }
 
 /// Ends the step, of which all buckets have been closed. Layers that were in none keep what is remembered of them.
-/// `report` may be NULL; its outcome is LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some bucket were not
-/// finite.
+/// `report` may be NULL; its outcome is LGRECO_OUTCOME_FAILED when the exchange of some bucket has failed,
+/// LGRECO_OUTCOME_PASSED_THROUGH when the gradients of some were not finite.
 ///
 /// LGRECO_IN_FLIGHT when a bucket has not been closed; LGRECO_STEP_ORDER when no step is under way, or its control
 /// requests are not done.

@@ -228,12 +228,16 @@ static void *spoilt(void *argument) {
             TEXT("layer `fc1.weight`: ", lgreco_controller_message(controller));
             OK(lgreco_bucket_close(controller, &flights[0].bucket));
             OK(lgreco_controller_finish_step(controller, &report));
+            CHECK(report.outcome == LGRECO_OUTCOME_FAILED);
         } else {
             CHECK(flights[0].status == LGRECO_OK && report.outcome == LGRECO_OUTCOME_PASSED_THROUGH);
             for (size_t i = 0; i < elements(0); i++) CHECK(isnan(model->values[0][i]));
         }
         residual(controller, 0, after);
         CHECK(memcmp(before, after, ELEMENTS * sizeof *before) == 0);
+        uint64_t steps = 0, non_finite = 0;
+        OK(lgreco_controller_steps(controller, &steps, &non_finite));
+        CHECK(steps == 6 && non_finite == 1);
     }
     OK(lgreco_controller_destroy(&controller));
     free(before);

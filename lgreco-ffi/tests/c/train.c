@@ -380,6 +380,9 @@ static lgreco_status alone_with(lgreco_controller_options options, int all_gathe
         status = lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL);
         CHECK(status == LGRECO_OK || s == 3);  // the first that compresses
     }
+    if (status == LGRECO_COLLECTIVE)
+        TEXT(all_to_all_too ? "the collective's callback all_gather_each is NULL" : "the collective's callback all_",
+             lgreco_controller_message(controller));
     OK(lgreco_controller_destroy(&controller));
     end_group(&group);
     free(model);

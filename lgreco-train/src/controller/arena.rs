@@ -67,7 +67,6 @@ impl Arena {
             words = words.max(workspace_len(dense, route, world)?);
         }
         arena.reserve(layers, elements, words)?;
-        arena.kept.try_reserve(layers).map_err(|_| Error::Core(CoreError::OutOfMemory { words: layers }))?;
         Ok(arena)
     }
 
@@ -98,6 +97,13 @@ fn grow<T: Clone>(values: &mut Vec<T>, len: usize, value: T) -> Result<(), Error
 pub(super) fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
     list.clear();
     list.into_iter().map(|_| unreachable!("the list is empty")).collect()
+}
+
+/// Zeros.
+pub(super) fn values(len: usize) -> Result<Vec<f32>, Error> {
+    let mut values = Vec::new();
+    grow(&mut values, len, 0.0)?;
+    Ok(values)
 }
 
 /// Zeroed memory.

@@ -4,7 +4,7 @@ use super::NonFinite;
 use super::arena::{Arena, Kept, recycled};
 use super::check::{check, first_non_finite, relative_error};
 use super::layer::LayerState;
-use super::view::{Places, When, is_in_place, list_of, owns, parts, take};
+use super::view::{Places, When, is_in_place, list_of, owns, parts, repays, take};
 use super::window;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{Agreement, Flight, Host, Moment, Program, Request, Round, Route, Spec, request, workspace_len};
@@ -79,6 +79,8 @@ pub struct Bucket {
     pub(super) failure: Option<Error>,
     /// What has gone wrong on this rank after the exchange, and is to be told at the next.
     pub(super) late: Option<Error>,
+    /// Whether some rank's gradient was not finite.
+    pub(super) not_finite: bool,
     pub(super) bytes: u64,
     pub(super) began: Option<f64>,
     pub(super) flight: Option<Flight>,
@@ -88,11 +90,15 @@ pub struct Bucket {
 }
 
 /// Words of workspace for layers of these settings.
-pub(super) fn words<'a>(layers: impl Iterator<Item = Spec<'a>> + Clone, moment: &Moment) -> Result<usize, Error> {
-    let narrow = workspace_len(layers.clone(), moment.route, moment.world_size)?;
+pub(super) fn words<'a>(
+    layers: impl Iterator<Item = Spec<'a>> + Clone,
+    route: Route,
+    world: u32,
+) -> Result<usize, Error> {
+    let narrow = workspace_len(layers.clone(), route, world)?;
     // With a residual, f32 is compressed.
     let wide = layers.map(|spec| Spec { dtype: Dtype::F32, ..spec });
-    Ok(narrow.max(workspace_len(wide, moment.route, moment.world_size)?))
+    Ok(narrow.max(workspace_len(wide, route, world)?))
 }
 
 impl Bucket {
@@ -106,6 +112,7 @@ impl Bucket {
             non_finite: NonFinite::Error,
             failure: None,
             late: None,
+            not_finite: false,
             bytes: 0,
             began: None,
             flight: None,
@@ -117,7 +124,7 @@ impl Bucket {
     /// Makes room for the exchange.
     pub(super) fn reserve(&mut self) -> Result<(), Error> {
         let kept = self.arena.kept.iter();
-        let words = words(kept.clone().map(Kept::spec), &self.moment)?;
+        let words = words(kept.clone().map(Kept::spec), self.moment.route, self.moment.world_size)?;
         let elements = kept.clone().map(|kept| kept.shape.elements()).sum();
         self.arena.reserve(kept.len(), elements, words)?;
         self.arena.kept.iter_mut().try_for_each(|kept| kept.state.reserve(kept.shape))
@@ -160,8 +167,13 @@ impl Bucket {
         self.progress == Progress::Broken
     }
 
+    pub(super) fn has_failed(&self) -> bool {
+        self.progress == Progress::Failed
+    }
+
     /// Says that a layer has no gradient on this rank in this step: whatever stands in its place counts as zeros, and its
-    /// residual stays where it is instead of going out to where the means may not be applied. Comes before
+    /// residual stays where it is instead of going out to where the means may not be applied; by
+    /// [`Route::ScatterReduce`] it takes up what compressing this rank's share of the mean loses. Comes before
     /// [`submit`](Bucket::submit). Other ranks may have a gradient; PowerSGD starts afresh there if none has.
     ///
     /// # Errors
@@ -285,9 +297,9 @@ impl Bucket {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Nothing is remembered of this exchange.
         self.late = alone.then_some(error);
-        let not_finite =
+        self.not_finite =
             matches!(error, Error::NonFiniteGradient { .. } | Error::Peer { code: Error::NON_FINITE_GRADIENT, .. });
-        if !not_finite || self.non_finite == NonFinite::Error {
+        if !self.not_finite || self.non_finite == NonFinite::Error {
             return Err(error);
         }
         self.progress = Progress::Broken;
@@ -343,7 +355,7 @@ impl Bucket {
             let Moment { seed, step, rank, route, .. } = self.moment;
             let stream = Stream { seed, step, layer: kept.index as u32, rank };
             let (shape, own) = (kept.shape, &own[part.clone()]);
-            if self.measured && owns(kept, true) && !kept.withheld {
+            if self.measured && owns(kept, route, true) && !kept.withheld {
                 let state = &mut kept.state;
                 state.relative_error = Some(match &state.memory {
                     Some(memory) if memory.is_plain() => {
@@ -354,7 +366,11 @@ impl Bucket {
                 });
             }
             let in_place = is_in_place(kept, route, self.measured);
-            let own = owns(kept, self.measured).then_some(own);
+            let room = &mut offered[part.clone()];
+            if repays(kept, route) {
+                self.late = self.late.or(kept.state.repay(own, room, stream).err());
+            }
+            let own = owns(kept, route, self.measured).then_some(own);
             if !kept.withheld {
                 let remembered = kept.state.remember(&Gradient::new(gradient.values(), shape)?, own, self.late, stream);
                 self.late = self.late.or(remembered.err());

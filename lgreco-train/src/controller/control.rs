@@ -1,8 +1,9 @@
 //! What ranks say to each other besides exchanging gradients: before a step, and when settings change.
 
+use super::arena::workspace;
 use super::codes::Choice;
 use super::decide::Decided;
-use super::layer::Switch;
+use super::layer::{Fate, Switch, Undo};
 use super::planner::{Turn, check_rate};
 use super::step::Taken;
 use super::{Cause, Controller, Decision, agreement};
@@ -49,8 +50,8 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn new(world: u32) -> Control {
-        Control {
+    pub(super) fn new(world: u32) -> Result<Control, Error> {
+        Ok(Control {
             stage: Stage::Idle,
             local: Ok(false),
             asks: false,
@@ -59,9 +60,9 @@ impl Control {
             switched: false,
             terms: 0,
             began: None,
-            words: vec![0; agreement::words(world as usize)],
+            words: workspace(agreement::words(world as usize))?,
             plan: vec![],
-        }
+        })
     }
 
     pub(super) fn expect_open(&self) -> Result<(), Error> {
@@ -124,14 +125,11 @@ impl Controller {
         let due = self.planner.is_due();
         self.control.began = self.now();
         self.taken = Taken::default();
-        for state in &mut self.states {
-            (state.undoable, state.exchanged) = (false, false);
-        }
         let control = &mut self.control;
         control.asks = local.is_some() || due || self.planner.config.accordion().is_some();
         let local = local.unwrap_or(Ok(false));
         control.local = match control.asks {
-            true => self.late.take().map_or(Ok(()), Err).and_then(|()| check_rate(learning_rate)).and(local),
+            true => self.late.map_or(Ok(()), Err).and_then(|()| check_rate(learning_rate)).and(local),
             false => local,
         };
         (control.answers, control.switched) = (0, false);
@@ -177,6 +175,8 @@ impl Controller {
             Stage::Begun => self.after_agreement()?,
             Stage::Agreement => {
                 let own = self.control.local.err();
+                // All have been told.
+                self.late = None;
                 self.control.answers = agreement::read(own, &self.control.words)?;
                 self.after_agreement()?
             }
@@ -236,6 +236,7 @@ impl Controller {
     fn propose(&mut self, decided: Decided) -> Stage {
         let step = self.planner.step;
         let switches = self.prepare(&self.states, &decided.choices, step);
+        let switches = switches.and_then(|switches| self.make_room(&decided.choices).map(|()| switches));
         let ready = switches.as_ref().map(|_| 0).map_err(|error| *error);
         let terms = decided.choices.iter().flat_map(Choice::encode).chain(decided.decision.encode());
         let terms = terms.fold(Hash::START.add(step), Hash::add).0;
@@ -256,6 +257,9 @@ impl Controller {
     /// Lets buckets be exchanged.
     fn opened(&mut self) -> Stage {
         self.planner.open(self.control.broken());
+        for state in &mut self.states {
+            (state.undo, state.fate) = (Undo::Nothing, Fate::Waiting);
+        }
         self.control.terms = self.fingerprint();
         let now = self.now();
         self.taken.planned = self.control.began.zip(now).map(|(began, now)| (now - began, now));

@@ -1,5 +1,6 @@
 //! What one rank keeps of one layer, and what survives a new setting.
 
+use super::arena::{values, workspace};
 use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
 use crate::compress::{Compressor, Setting};
@@ -21,8 +22,8 @@ pub(super) struct LayerState {
     /// As many words as the memory has. During a step it is where the next residual is made, if that is plain f32; after
     /// it, the residual of the step before. Not saved.
     pub pending: Vec<u64>,
-    /// Whether `pending` is what the last step can be undone with.
-    pub undoable: bool,
+    /// What the last step can be undone with.
+    pub undo: Undo,
     /// Whether the residual takes note of what is sent.
     pub feedback: bool,
     /// PowerSGD's averaged `Q`.
@@ -35,10 +36,27 @@ pub(super) struct LayerState {
     pub bucket_seconds: Option<f64>,
     /// The ticket of the bucket that has all of this but the choice; 0 of none.
     pub lent: u64,
-    /// Whether it has been exchanged in this step.
-    pub exchanged: bool,
+    /// What has become of it in this step.
+    pub fate: Fate,
     /// A residual that went out whole in the last step, because its setting has no feedback.
     pub spent: Option<Memory<Vec<u64>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Undo {
+    Nothing,
+    /// `pending`, or `spent`, is what was remembered before the step.
+    Step,
+    /// `pending` likewise, of a layer without a gradient: the memory has not counted the step.
+    Uncounted,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Fate {
+    Waiting,
+    Exchanged,
+    /// Its bucket's exchange has failed.
+    Failed,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -55,6 +73,8 @@ pub(super) struct Switch {
     feedback: bool,
     /// Replaces the memory, if there is anything to replace.
     memory: Option<Memory<Vec<u64>>>,
+    /// Where the next residual is made, if it is of another size.
+    pending: Option<Vec<u64>>,
     factor: Vec<f32>,
 }
 
@@ -74,14 +94,14 @@ impl LayerState {
             choice: Choice::dense(why),
             memory: None,
             pending: vec![],
-            undoable: false,
+            undo: Undo::Nothing,
             feedback: false,
             factor: vec![],
             counts: Counts::default(),
             relative_error: None,
             bucket_seconds: None,
             lent: 0,
-            exchanged: false,
+            fate: Fate::Waiting,
             spent: None,
         }
     }
@@ -92,14 +112,14 @@ impl LayerState {
             choice: self.choice,
             memory: None,
             pending: vec![],
-            undoable: false,
+            undo: Undo::Nothing,
             feedback: self.feedback,
             factor: vec![],
             counts: self.counts,
             relative_error: self.relative_error,
             bucket_seconds: self.bucket_seconds,
             lent: ticket,
-            exchanged: self.exchanged,
+            fate: self.fate,
             spent: None,
         };
         core::mem::replace(self, nothing)
@@ -116,7 +136,7 @@ impl LayerState {
     ) -> Result<Switch, Error> {
         let shape = tensor.shape;
         choice.setting.payload_len(shape, tensor.dtype)?;
-        let mut factor = vec![0.0; shape.cols() * rank(&choice.setting, shape)];
+        let mut factor = values(shape.cols() * rank(&choice.setting, shape))?;
         factor.iter_mut().zip(&self.factor).for_each(|(new, &old)| *new = old);
         let rule = config.feedback.of(&choice.setting).map(Rule::Residual);
         let memory = match (rule, &self.memory) {
@@ -125,22 +145,24 @@ impl LayerState {
             (Some(rule), memory) => {
                 let mut new = Memory::owned(rule, shape)?;
                 if let Some(memory) = memory {
-                    let mut values = vec![0.0; shape.elements()];
-                    memory.values(&mut values)?;
-                    new.set(&values, stream)?;
+                    let mut left = values(shape.elements())?;
+                    memory.values(&mut left)?;
+                    new.set(&left, stream)?;
                 }
                 Some(new)
             }
         };
-        Ok(Switch { choice, feedback: rule.is_some(), memory, factor })
+        let words = memory.as_ref().or(self.memory.as_ref()).map_or(0, |memory| memory.rule().state_len(shape));
+        let pending = (self.pending.len() != words).then(|| workspace(words)).transpose()?;
+        Ok(Switch { choice, feedback: rule.is_some(), memory, pending, factor })
     }
 
     /// Makes room for the next residual.
     pub(super) fn reserve(&mut self, shape: Shape) -> Result<(), Error> {
-        (self.undoable, self.spent) = (false, None);
+        (self.undo, self.spent) = (Undo::Nothing, None);
         let words = self.memory.as_ref().map_or(0, |memory| memory.rule().state_len(shape));
         if self.pending.len() != words {
-            self.pending = super::arena::workspace(words)?;
+            self.pending = workspace(words)?;
         }
         Ok(())
     }
@@ -159,7 +181,7 @@ impl LayerState {
     ) -> Result<(), Error> {
         let Some(memory) = self.memory.as_mut().filter(|_| self.feedback) else {
             self.spent = self.memory.take();
-            self.undoable = true;
+            self.undo = Undo::Step;
             return Ok(());
         };
         if memory.is_plain() {
@@ -176,7 +198,25 @@ impl LayerState {
             memory.copy_words(&mut self.pending);
             memory.update(gradient, own, stream)?;
         }
-        self.undoable = true;
+        self.undo = Undo::Step;
+        Ok(())
+    }
+
+    /// Takes note of what this rank has added to the mean of a layer of which it has no gradient: what another
+    /// compression of its share has lost. `room` has a place per element.
+    ///
+    /// # Errors
+    /// As [`remember`](LayerState::remember).
+    pub(super) fn repay(&mut self, own: &[f32], room: &mut [f32], stream: Stream) -> Result<(), Error> {
+        let Some(memory) = &mut self.memory else { return Ok(()) };
+        memory.values(room)?;
+        combine_values(room, Combine::Subtract, own);
+        if !is_finite(room) {
+            return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
+        }
+        memory.copy_words(&mut self.pending);
+        memory.set(room, stream)?;
+        self.undo = Undo::Uncounted;
         Ok(())
     }
 
@@ -196,20 +236,21 @@ impl LayerState {
 
     /// Takes back what the last step has changed, if it was the last of this layer.
     pub(super) fn undo(&mut self) {
-        if !core::mem::take(&mut self.undoable) {
-            return;
-        }
-        match (&mut self.memory, self.spent.take()) {
-            (None, spent) => self.memory = spent,
-            (Some(memory), _) => memory.undo(&mut self.pending),
+        let undo = core::mem::replace(&mut self.undo, Undo::Nothing);
+        match (undo, &mut self.memory, self.spent.take()) {
+            (Undo::Nothing, ..) => {}
+            (_, None, spent) => self.memory = spent,
+            (Undo::Step, Some(memory), _) => memory.undo(&mut self.pending),
+            (Undo::Uncounted, Some(memory), _) => memory.swap_words(&mut self.pending),
         }
     }
 
     pub(super) fn commit(&mut self, switch: Switch) {
-        let Switch { choice, feedback, memory, factor } = switch;
+        let Switch { choice, feedback, memory, pending, factor } = switch;
         self.counts.not_contractive += (choice.uncompressed == Some(Uncompressed::NotContractive)) as u64;
         (self.choice, self.feedback, self.factor) = (choice, feedback, factor);
         self.memory = memory.or(self.memory.take());
-        (self.undoable, self.spent) = (false, None);
+        self.pending = pending.unwrap_or(core::mem::take(&mut self.pending));
+        (self.undo, self.spent) = (Undo::Nothing, None);
     }
 }

@@ -1,12 +1,15 @@
 //! Buckets lent and taken back.
 
-use super::Controller;
 use super::arena::{Arena, Kept};
-use super::bucket::Bucket;
+use super::bucket::{self, Bucket};
+use super::codes::Choice;
+use super::layer::Fate;
+use super::{Controller, Planner, Tensor};
 use crate::checksum::Hash;
-use crate::exchange::{Agreement, Collective, Moment};
+use crate::exchange::{Agreement, Collective, Moment, Spec};
 use crate::gradient::ValuesMut;
 use crate::{CoreError, Error};
+use alloc::vec::Vec;
 use core::ops::Range;
 
 impl Controller {
@@ -23,7 +26,7 @@ impl Controller {
     /// O(layers). Allocates where no bucket that was taken back had as much room: three f32 per element and what the settings
     /// need. [`Controller::step`] has one bucket at a time.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
-        let agreement = match self.agreed.contains(&group(layers.iter().copied())) {
+        let agreement = match self.agreed.contains(layers) {
             true => Agreement::Reached,
             false => Agreement::Needed,
         };
@@ -57,7 +60,7 @@ impl Controller {
                     found: index,
                 }),
                 Some(state) if state.lent != 0 => Err(Error::InFlight { layer: index }),
-                Some(state) if state.exchanged => Err(Error::StepOrder {
+                Some(state) if state.fate == Fate::Exchanged => Err(Error::StepOrder {
                     what: "a layer of the bucket has been exchanged in this step",
                     expected: "layers that have not",
                 }),
@@ -115,23 +118,46 @@ impl Controller {
             return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
         }
         if bucket.is_exchanged() && bucket.agreement == Agreement::Needed {
-            self.agreed.insert(group(bucket.layers()));
+            self.agreed.insert(bucket.layers().collect());
         }
         self.taken.bytes_out += bucket.bytes;
         self.taken.broken |= bucket.is_broken();
+        self.taken.not_finite |= bucket.not_finite;
         self.taken.incomplete |= bucket.window_steps > 0 && !bucket.is_exchanged();
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
-        let exchanged = bucket.is_exchanged();
+        let (exchanged, failed) = (bucket.is_exchanged(), bucket.has_failed());
         let mut arena = bucket.arena;
         for kept in &mut arena.kept {
-            kept.state.exchanged = exchanged;
+            kept.state.fate = match kept.state.fate {
+                _ if exchanged => Fate::Exchanged,
+                _ if failed => Fate::Failed,
+                fate => fate,
+            };
             if let Some(seconds) = seconds {
                 *kept.state.bucket_seconds.get_or_insert(0.0) += seconds;
             }
         }
         self.take_back(arena);
         Ok(())
+    }
+
+    /// Makes room for the buckets of before under new settings: all buffers are here, for nothing is on its way.
+    pub(super) fn make_room(&mut self, choices: &[Choice]) -> Result<(), Error> {
+        let Planner { config, tensors, groups, .. } = &self.planner;
+        let (mut layers, mut elements, mut words) = (0, 0, 0);
+        let ours = groups.ranges.iter().cloned().map(Vec::from_iter);
+        for bucket in ours.chain(self.agreed.iter().cloned()) {
+            let of = |&index: &usize| {
+                let Tensor { shape, dtype, shards, .. } = &tensors[index];
+                let (setting, shape, dtype) = (choices[index].setting, *shape, *dtype);
+                Spec { index: index as u32, setting, shape, dtype, shards }
+            };
+            words = words.max(bucket::words(bucket.iter().map(of), config.route, self.world)?);
+            elements = elements.max(bucket.iter().map(|&layer| tensors[layer].shape.elements()).sum());
+            layers = layers.max(bucket.len());
+        }
+        self.arenas.iter_mut().try_for_each(|arena| arena.reserve(layers, elements, words))
     }
 
     fn take_back(&mut self, mut arena: Arena) {
@@ -141,11 +167,6 @@ impl Controller {
         }
         self.arenas.push(arena);
     }
-}
-
-/// A name for layers that are exchanged together.
-fn group(layers: impl Iterator<Item = usize>) -> u64 {
-    layers.fold(Hash::START, |hash, layer| hash.add(layer as u64)).0
 }
 
 impl Bucket {

@@ -48,6 +48,7 @@ pub fn metrics_line(controller: &Controller, report: &Report) -> String {
             Outcome::Exchanged => "exchanged",
             Outcome::Skipped => "skipped",
             Outcome::PassedThrough => "passed through",
+            Outcome::Failed => "failed",
         },
         switched: report.switched,
         bytes_in: report.bytes_in,

@@ -46,8 +46,12 @@ pub enum Outcome {
     Exchanged,
     /// Some rank's were not finite; they are zeros. Do not update the parameters.
     Skipped,
-    /// Some rank's were not finite; they are the plain means, not finite either.
+    /// Some rank's were not finite; they are the plain means, not finite either. In steps made of buckets, those of some
+    /// bucket are NaN.
     PassedThrough,
+    /// In a step made of buckets: the exchange of some bucket has failed, on every rank, and its gradients are of no use;
+    /// the others are means.
+    Failed,
 }
 
 /// Where a step's time went.

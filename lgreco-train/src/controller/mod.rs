@@ -93,8 +93,8 @@
 //!   a gain `a` below 1 (ScaleCom's filter, LoCo) a residual is `a` times what has not been sent, and a switch to another
 //!   gain, or to none, takes it for the whole.
 //! * PowerSGD's `Q` is cut or extended at switches, the new columns being drawn from the shared seed.
-//! * Allocation happens at construction, at the first exchange after a decision, at decisions, and when state is saved or
-//!   loaded. A residual takes twice its bytes, so that a step can be rolled back.
+//! * Allocation happens at construction, when buckets are opened that were not there before, at decisions, and when state is
+//!   saved or loaded. What a decision needs is there before ranks agree to switch. A residual takes twice its bytes, so that a step can be rolled back.
 
 mod accordion;
 mod agreement;

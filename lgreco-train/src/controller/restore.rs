@@ -142,6 +142,7 @@ impl Controller {
             states.push(state);
         }
         let switches = self.prepare(&states, &choices, step)?;
+        self.make_room(&choices)?;
         for (state, switch) in states.iter_mut().zip(switches) {
             let counts = state.counts;
             state.commit(switch);

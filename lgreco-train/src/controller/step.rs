@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::check::{check_layer, non_finite};
 use super::codes::Choice;
 use super::control::Control;
-use super::layer::{LayerState, Switch};
+use super::layer::{Fate, LayerState, Switch};
 use super::{Config, NonFinite, Outcome, Planner, Report, Seconds, Tensor};
 use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
@@ -38,8 +38,8 @@ pub struct Controller {
     pub(super) non_finite: u64,
     /// An error of this rank alone that the others have not been told yet.
     pub(super) late: Option<Error>,
-    /// Sets of layers of which ranks know that they all exchange them together.
-    pub(super) agreed: BTreeSet<u64>,
+    /// Layers of which ranks know that they all exchange them together.
+    pub(super) agreed: BTreeSet<Vec<usize>>,
     /// Buffers that no bucket has.
     pub(super) arenas: Vec<Arena>,
     pub(super) control: Control,
@@ -57,6 +57,8 @@ pub struct Controller {
 pub(super) struct Taken {
     pub bytes_out: u64,
     pub broken: bool,
+    /// Whether some rank's gradient was not finite, an error or not.
+    pub not_finite: bool,
     /// Whether a gradient is missing from the window of a decision.
     pub incomplete: bool,
     /// Seconds of planning, and when exchanging began.
@@ -99,7 +101,7 @@ impl Controller {
             late: None,
             agreed: BTreeSet::new(),
             arenas: vec![Arena::new(tensors, &planner.groups, config.route, world)?],
-            control: Control::new(world),
+            control: Control::new(world)?,
             lendings: 0,
             taken: Taken::default(),
             plan: 0,
@@ -315,8 +317,12 @@ impl Controller {
         }
         let (step, taken) = (self.planner.step, self.taken);
         let switched = self.control.switched();
-        let outcome = if taken.broken { Outcome::PassedThrough } else { Outcome::Exchanged };
-        if taken.broken {
+        let outcome = match self.states.iter().any(|state| state.fate == Fate::Failed) {
+            true => Outcome::Failed,
+            false if taken.broken => Outcome::PassedThrough,
+            false => Outcome::Exchanged,
+        };
+        if taken.not_finite {
             self.non_finite += 1;
         }
         if taken.incomplete {

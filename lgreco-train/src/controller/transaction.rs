@@ -1,6 +1,7 @@
 //! What a trainer does to residuals when it skips an update or changes the scale of its loss.
 
 use super::Controller;
+use super::layer::Undo;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
@@ -58,7 +59,7 @@ impl Controller {
             let (what, value, expected) = ("rescaling factor", factor as f64, "positive and finite");
             return Err(Error::Core(CoreError::Parameter { what, value, expected }));
         }
-        self.states.iter_mut().for_each(|state| state.undoable = false);
+        self.states.iter_mut().for_each(|state| state.undo = Undo::Nothing);
         let (seed, step, rank) = (self.planner.config.search.seed, self.planner.step as u32, self.rank);
         let mut outcome = Ok(());
         let mut scaled = 0;

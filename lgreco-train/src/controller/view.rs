@@ -57,7 +57,7 @@ pub(super) fn list_of<'a>(
     let mut gradients = gradients.iter_mut();
     for kept in kept {
         let (shape, dtype, elements) = (kept.shape, kept.dtype, kept.shape.elements());
-        let (in_place, owned) = (is_in_place(kept, route, measured), owns(kept, measured));
+        let (in_place, owned) = (is_in_place(kept, route, measured), owns(kept, route, measured));
         let plain = kept.memory().map(Memory::is_plain);
         let wanted = kept.spec().wanted(route, moment.rank);
         let LayerState { choice, pending, factor, .. } = &mut kept.state;
@@ -111,8 +111,18 @@ pub(super) fn is_in_place(kept: &Kept, route: Route, measured: bool) -> bool {
         }
 }
 
+/// Whether a layer without a gradient has a residual that takes up what compressing this rank's share of the mean loses.
+pub(super) fn repays(kept: &Kept, route: Route) -> bool {
+    let LayerState { choice, memory, feedback, .. } = &kept.state;
+    let scattered = route == Route::ScatterReduce && !is_gathered(&choice.setting, route);
+    kept.withheld && scattered && *feedback && memory.is_some()
+}
+
 /// Whether a layer's own contribution is written down.
-pub(super) fn owns(kept: &Kept, measured: bool) -> bool {
+pub(super) fn owns(kept: &Kept, route: Route, measured: bool) -> bool {
+    if kept.withheld {
+        return repays(kept, route);
+    }
     let updates = kept.memory().is_some_and(|memory| !memory.is_plain());
     updates || measured && (kept.memory().is_some() || kept.state.choice.uncompressed.is_none())
 }

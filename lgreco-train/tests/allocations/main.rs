@@ -2,27 +2,33 @@
 
 mod messages;
 
-use lgreco_train::Error;
 use lgreco_train::compress::{Setting, clt::CltK, qsgd::Qsgd, topk::TopK};
 use lgreco_train::controller::Feedback;
 use lgreco_train::controller::{Config, Controller, Policy, Tensor};
+use lgreco_train::exchange::threads;
 use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::feedback::Residual;
 use lgreco_train::gradient::{Dtype, ValuesMut};
 use lgreco_train::search::{Method, Search};
+use lgreco_train::{CoreError, Error};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Requests of as many bytes are refused.
+    static REFUSED: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
 struct Counting;
 
-// SAFETY: passes everything on to the system's allocator and counts.
+// SAFETY: refuses, or passes everything on to the system's allocator and counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        if layout.size() >= REFUSED.get() {
+            return std::ptr::null_mut();
+        }
         // SAFETY: as promised by the caller.
         unsafe { System.alloc(layout) }
     }
@@ -96,10 +102,13 @@ fn allocating_in_buckets(setting: Setting) -> Result<Vec<usize>, Error> {
     for step in 0..10 {
         let wave = |len: usize| (0..len).map(|i| ((i + step) as f32 * 0.7).sin()).collect::<Vec<f32>>();
         let mut values = [wave(64 * 32), wave(64)];
-        let before = ALLOCATIONS.get();
+        let mut before = ALLOCATIONS.get();
         controller.begin_step(0.1)?;
         while let Some(request) = controller.control()? {
             request.perform(&mut Alone)?;
+        }
+        if step == 2 {
+            before = ALLOCATIONS.get(); // what follows the decision
         }
         let [first, second] = &mut values;
         let (first, second) = (&mut [ValuesMut::F32(first)], &mut [ValuesMut::F32(second)]);
@@ -122,7 +131,7 @@ fn allocating_in_buckets(setting: Setting) -> Result<Vec<usize>, Error> {
     Ok(allocating)
 }
 
-/// But for the first exchange of two buckets at a time, and the first after a decision.
+/// But for the first exchanges of two buckets at a time. What a decision needs is there before ranks agree to switch.
 #[test]
 fn buckets_in_flight_allocate_nothing_in_steady_state() {
     let settings = [
@@ -132,7 +141,85 @@ fn buckets_in_flight_allocate_nothing_in_steady_state() {
     ];
     for setting in settings {
         let steps = allocating_in_buckets(setting).expect("sound steps");
-        assert!(steps.contains(&0) && steps.iter().all(|step| [0, 1, 2, 3].contains(step)), "{setting}: {steps:?}");
+        assert!(steps.contains(&0) && steps.iter().all(|step| [0, 1].contains(step)), "{setting}: {steps:?}");
+    }
+}
+
+/// One rank has no memory for the residuals that a decision brings: all are told, nothing has changed, and when it has,
+/// the step is taken.
+#[test]
+fn no_memory_for_a_decision_is_told_to_all() {
+    let results = threads::run(2, |mut worker| {
+        let mut config = Config::new(Search::new(Method::TopK));
+        config.policy = Policy::Fixed(vec![Setting::TopK(TopK { keep: 20, values: Dtype::F32 })]);
+        config.schedule.warmup = 2;
+        let layers = vec![Tensor::new("a", &[64, 32], Dtype::F32).expect("a layer")];
+        let mut controller = Controller::new(config, layers, &worker).expect("a sound configuration");
+        let mut step = |refused: bool| -> Result<bool, Error> {
+            controller.begin_step(0.1)?;
+            loop {
+                // From 4 KiB on: a residual has 8.
+                REFUSED.set(if refused && worker.rank() == 1 { 4096 } else { usize::MAX });
+                let request = controller.control();
+                REFUSED.set(usize::MAX);
+                match request? {
+                    Some(request) => request.perform(&mut worker)?,
+                    None => break,
+                }
+            }
+            let mut values: Vec<f32> = (0..64 * 32).map(|i| (i as f32 * 0.7).sin()).collect();
+            let values = &mut [ValuesMut::F32(&mut values)];
+            let mut bucket = controller.open(&[0])?;
+            bucket.submit(values)?;
+            while let Some(request) = bucket.next(values)? {
+                request.perform(&mut worker)?;
+            }
+            controller.close(bucket)?;
+            controller.finish_step().map(|report| report.switched)
+        };
+        [step(false), step(false), step(true), step(true), step(false), step(false)]
+    });
+    let none = Err(Error::Core(CoreError::OutOfMemory { words: 1024 }));
+    assert_eq!(results[1], [Ok(false), Ok(false), none, none, Ok(true), Ok(false)]);
+    let told = Err(Error::Peer { rank: 1, code: 7 });
+    assert_eq!(results[0], [Ok(false), Ok(false), told, told, Ok(true), Ok(false)]);
+}
+
+/// More workers than there is memory for their messages.
+#[test]
+fn no_memory_for_a_controller_is_an_error() {
+    struct Many;
+    impl Collective for Many {
+        fn rank(&self) -> u32 {
+            0
+        }
+        fn world_size(&self) -> u32 {
+            1 << 16
+        }
+        fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+            Ok(())
+        }
+        fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
+            Ok(())
+        }
+        fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+            Ok(())
+        }
+        fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+            Ok(())
+        }
+    }
+    // No layers, so that nothing else is large.
+    let new = |limit| {
+        let config = Config::new(Search::new(Method::TopK));
+        REFUSED.set(limit);
+        let made = Controller::new(config, vec![], &Many).map(drop);
+        REFUSED.set(usize::MAX);
+        made
+    };
+    assert_eq!(new(usize::MAX), Ok(()));
+    for limit in [1 << 16, 1 << 20] {
+        assert!(matches!(new(limit), Err(Error::Core(CoreError::OutOfMemory { .. }))), "{limit}");
     }
 }
 

@@ -235,14 +235,119 @@ fn a_gradient_that_is_not_finite_spoils_its_bucket_alone() {
                         _ => Error::Peer { rank: 1, code: 101 },
                     };
                     assert_eq!(results[2], Err(told));
+                    assert_eq!(report.unwrap().outcome, Outcome::Failed);
                 } else {
                     assert_eq!(results[2], Ok(()));
                     assert!(values[0].iter().all(|x| x.is_nan()));
                     assert_eq!(report.unwrap().outcome, Outcome::PassedThrough);
-                    assert_eq!(controller.non_finite_steps(), 1);
                 }
+                assert_eq!(controller.non_finite_steps(), 1);
             }
         });
+    }
+}
+
+/// What is left of a residual does not fit its format on one rank: its next bucket tells all, and the one after it is sound.
+#[test]
+fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
+    let results = threads::run(2, |mut worker| {
+        let keep = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
+        let mut config = config(Method::TopK, Policy::Fixed(vec![keep]));
+        config.feedback.others = Some(Residual { storage: crate::feedback::Storage::Bf16, ..Residual::CLASSIC });
+        let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F32).unwrap()];
+        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let big = if worker.rank() == 0 { 1.0 } else { 0.0 };
+        [[1.0, 1.0], [1.0, 1.0], [f32::MAX, f32::MAX], [1.0, 1.0], [1.0, 1.0]].map(|values| {
+            let mut values = vec![values.map(|x| x * big).to_vec()];
+            let (report, results) = overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values);
+            (results[0], report.unwrap().outcome, controller.save().is_ok())
+        })
+    });
+    let late = Error::Core(CoreError::Overflow { what: "what is to be remembered" });
+    let fine = (Ok(()), Outcome::Exchanged, true);
+    let unsaved = (Ok(()), Outcome::Exchanged, false);
+    assert_eq!(results[0], [fine, fine, unsaved, (Err(late), Outcome::Failed, true), fine]);
+    let told = (Err(Error::Peer { rank: 0, code: 5 }), Outcome::Failed, true);
+    assert_eq!(results[1], [fine, fine, fine, told, fine]);
+}
+
+/// Against the memory of one worker: what is remembered of 16-bit layers is f32, and the means are 16-bit again.
+#[test]
+fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
+    use crate::compress::Compressor;
+    use crate::feedback::{Aggregation, Memory, Rule};
+    use crate::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
+    let shape = Shape::new(16, 8).unwrap();
+    for setting in [
+        Setting::TopK(TopK { keep: 5, values: Dtype::F32 }),
+        Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 }),
+        Setting::Qsgd(Qsgd { bits: 5, ..Qsgd::default() }),
+    ] {
+        let mut worker = ThreadCollective::group(1).remove(0);
+        let mut config = config(Method::TopK, Policy::Fixed(vec![setting; 2]));
+        (config.feedback, config.metrics_every) = (Feedback::always(Residual::CLASSIC), 3);
+        let tensors = [Dtype::F16, Dtype::Bf16].map(|dtype| Tensor::new(&std::format!("{dtype:?}"), &[16, 8], dtype));
+        let tensors = tensors.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+        let mut controller = Controller::new(config, tensors, &worker).unwrap();
+        let rule = Rule::Residual(Residual::CLASSIC);
+        let mut memories = [0, 1].map(|_| Memory::owned(rule, Aggregation::Summed, shape).unwrap());
+        for step in 0..7 {
+            let mut half: Vec<F16> = noise(0, 0, step, 128).into_iter().map(F16::from_f32).collect();
+            let mut brain: Vec<Bf16> = noise(1, 0, step, 128).into_iter().map(Bf16::from_f32).collect();
+            let mut expected = [half.iter().map(|x| x.to_f32()).collect::<Vec<_>>(), noise(1, 0, step, 128)];
+            if step >= 2 {
+                let gradients = [Values::F16(&half), Values::Bf16(&brain)];
+                for (layer, (memory, gradient)) in memories.iter_mut().zip(gradients).enumerate() {
+                    let gradient = Gradient::new(gradient, shape).unwrap();
+                    if let Setting::PowerSgd(_) = setting {
+                        continue; // warm there, not here
+                    }
+                    let mut workspace = vec![0; memory.workspace_len(&setting, gradient.values().dtype()).unwrap()];
+                    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+                    let stream = Stream { seed: 0, step, layer: layer as u32, rank: 0 };
+                    let own = &mut expected[layer];
+                    memory.step(&setting, &gradient, stream, &mut workspace, &mut payload, own).unwrap();
+                }
+            }
+            let owed = [residual(&controller, 0), residual(&controller, 1)];
+            let given = [expected_f32(Values::F16(&half)), expected_f32(Values::Bf16(&brain))];
+            controller.begin_step(1.0).unwrap();
+            while let Some(request) = controller.control().unwrap() {
+                request.perform(&mut worker).unwrap();
+            }
+            let (mut one, mut other) = (controller.open(&[1]).unwrap(), controller.open(&[0]).unwrap());
+            one.exchange(&mut worker, &mut [ValuesMut::Bf16(&mut brain)]).unwrap();
+            other.exchange(&mut worker, &mut [ValuesMut::F16(&mut half)]).unwrap();
+            controller.close(other).unwrap();
+            controller.close(one).unwrap();
+            controller.finish_step().unwrap();
+            let means = [expected_f32(Values::F16(&half)), expected_f32(Values::Bf16(&brain))];
+            for layer in 0..2 {
+                let left = residual(&controller, layer);
+                for i in 0..128 {
+                    let (given, mean) = (given[layer][i] + owed[layer][i], means[layer][i]);
+                    assert!(
+                        (given - left[i] - mean).abs() <= mean.abs() / 128.0,
+                        "{setting}, step {step}, element {i}"
+                    );
+                }
+                if step >= 2 && !matches!(setting, Setting::PowerSgd(_)) {
+                    let mut remembered = vec![0.0; 128];
+                    memories[layer].values(&mut remembered).unwrap();
+                    assert_eq!(left, remembered, "{setting}, step {step}");
+                    assert!(left.iter().any(|&x| x != 0.0));
+                }
+            }
+        }
+    }
+}
+
+fn expected_f32(values: crate::gradient::Values<'_>) -> Vec<f32> {
+    use crate::gradient::{Element, Values};
+    match values {
+        Values::F32(v) => v.to_vec(),
+        Values::F16(v) => v.iter().map(|x| x.to_f32()).collect(),
+        Values::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
     }
 }
 

@@ -1,7 +1,13 @@
 //! No gradient is lost, whatever a trainer does around a step.
 
 use super::*;
+use crate::compress::adacomp::AdaComp;
+use crate::compress::clt::CltK;
+use crate::compress::hard_threshold::HardThreshold;
+use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
+use crate::compress::sidco::{Fit, Sidco};
+use crate::exchange::Route;
 
 /// What becomes of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,6 +19,8 @@ enum Event {
     Skipped,
     /// Layer 0 has no gradient on rank 0.
     Withheld,
+    /// Both.
+    WithheldAndSkipped,
     /// Layer 0 is in no bucket.
     Absent,
 }
@@ -23,6 +31,7 @@ fn events() -> impl Strategy<Value = Vec<(Event, usize)>> {
         Just(Event::Broken),
         Just(Event::Skipped),
         Just(Event::Withheld),
+        Just(Event::WithheldAndSkipped),
         Just(Event::Absent)
     ];
     prop::collection::vec((event, 0usize..3), 1..12)
@@ -47,7 +56,7 @@ fn step(
             continue;
         }
         let mut bucket = controller.open(&[layer]).unwrap();
-        if event == Event::Withheld && layer == 0 && rank == 0 {
+        if matches!(event, Event::Withheld | Event::WithheldAndSkipped) && layer == 0 && rank == 0 {
             bucket.withhold(0).unwrap();
         }
         bucket.exchange(worker, &mut [ValuesMut::F32(values)]).unwrap();
@@ -56,7 +65,7 @@ fn step(
     }
     let report = controller.finish_step().unwrap();
     assert_eq!(report.outcome == Outcome::PassedThrough, event == Event::Broken);
-    if event == Event::Skipped {
+    if matches!(event, Event::Skipped | Event::WithheldAndSkipped) {
         controller.roll_back().unwrap();
         return vec![None; means.len()];
     }
@@ -64,22 +73,27 @@ fn step(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     /// Per element, the means that were applied and the mean of what is remembered make up the mean of the gradients that
     /// were given.
     #[test]
-    fn gradients_are_in_means_or_residuals(events in events(), method in 0usize..4, bf16: bool) {
+    fn gradients_are_in_means_or_residuals(events in events(), method in 0usize..8, bf16: bool, scatter: bool) {
         let setting = [
             Setting::TopK(TopK { keep: 7, values: Dtype::F32 }),
             Setting::Qsgd(Qsgd { bits: 6, ..Qsgd::default() }),
             Setting::PowerSgd(PowerSgd { rank: 1, iterations: 1 }),
-            Setting::CltK(crate::compress::clt::CltK { keep: 9 }),
+            Setting::CltK(CltK { keep: 9 }),
+            Setting::AdaComp(AdaComp { bin: 16 }),
+            Setting::Sidco(Sidco { density: 0.1, fit: Fit::Exponential, stages: 1, values: Dtype::F32 }),
+            Setting::LoCo(LoCo { group: 32 }),
+            Setting::HardThreshold(HardThreshold { lambda: 0.5, values: Dtype::F32 }),
         ][method];
         let mut config = config(Method::TopK, Policy::Fixed(vec![setting, Setting::Dense, setting]));
         let storage = if bf16 { crate::feedback::Storage::Bf16 } else { crate::feedback::Storage::F32 };
         config.feedback = Feedback::always(Residual { storage, ..Residual::CLASSIC });
         config.non_finite = NonFinite::PassThrough;
+        config.route = if scatter { Route::ScatterReduce } else { Route::AllGather };
         let runs = threads::run(2, |mut worker| {
             let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
             let zeros: Vec<Vec<f64>> = model().iter().map(|tensor| vec![0.0; tensor.shape().elements()]).collect();
@@ -99,7 +113,7 @@ proptest! {
                         continue;
                     };
                     let withheld = event == Event::Withheld && layer == 0 && worker.rank() == 0;
-                    if withheld {
+                    if withheld && !scatter {
                         assert_eq!(residual(&controller, layer), before[layer]);
                     }
                     for i in 0..mean.len() {
@@ -202,4 +216,88 @@ fn the_rest_of_a_residual_is_rolled_back() {
     assert!(residual(&controller, 0).iter().all(|&x| x == 0.0));
     controller.roll_back().unwrap();
     assert_eq!(residual(&controller, 0), rest);
+}
+
+/// A step that was not, whenever residuals are zeroed: neither a residual nor the count of steps until then has changed.
+#[test]
+fn a_step_that_is_rolled_back_does_not_count_towards_a_reset() {
+    let run = |rolled_back: Option<u32>| {
+        let mut worker = ThreadCollective::group(1).remove(0);
+        let mut config = config(Method::TopK, Policy::Uniform);
+        config.feedback.others = Some(Residual { reset_every: 3, ..Residual::CLASSIC });
+        let mut controller = Controller::new(config, model(), &worker).unwrap();
+        let mut residuals = vec![];
+        for number in 0..10 {
+            if rolled_back == Some(number) {
+                let mut values = gradients(0, 77, 1.0);
+                controller.step(&mut worker, &mut views(&mut values), 1.0).unwrap();
+                controller.roll_back().unwrap();
+            }
+            let mut values = gradients(0, number, 1.0);
+            controller.step(&mut worker, &mut views(&mut values), 1.0).unwrap();
+            residuals.push((residual(&controller, 0), values));
+        }
+        residuals
+    };
+    let expected = run(None);
+    let zeroed = expected.iter().filter(|(left, _)| left.iter().all(|&x| x == 0.0)).count();
+    assert!((3..5).contains(&zeroed), "two steps of warm-up, and every third after it: {zeroed}");
+    for number in 3..10 {
+        assert!(run(Some(number)) == expected, "before step {number}");
+    }
+}
+
+/// A network that fails before ranks have agreed on a step.
+struct Broken;
+
+impl Collective for Broken {
+    fn rank(&self) -> u32 {
+        0
+    }
+    fn world_size(&self) -> u32 {
+        1
+    }
+    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 3 })
+    }
+    fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 4 })
+    }
+    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 6 })
+    }
+    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 5 })
+    }
+}
+
+/// What there is to tell is still told, and the step before can still be taken back.
+#[test]
+fn a_step_that_never_began_loses_nothing() {
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+    (0..4).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
+    let before = residual(&controller, 0);
+    take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+    assert_ne!(residual(&controller, 0), before);
+    let failed = controller.step(&mut Broken, &mut views(&mut gradients(0, 5, 1.0)), 1.0);
+    assert_eq!(failed, Err(Error::Collective { code: 4 }));
+    controller.roll_back().unwrap();
+    assert_eq!(residual(&controller, 0), before);
+
+    let keep = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
+    let mut config = config(Method::TopK, Policy::Fixed(vec![keep]));
+    config.feedback.others = Some(Residual { storage: crate::feedback::Storage::Bf16, ..Residual::CLASSIC });
+    let tensors = vec![Tensor::new("w", &[2, 1], Dtype::F32).unwrap()];
+    let mut controller = Controller::new(config, tensors, &worker).unwrap();
+    for values in [[1.0, 1.0], [1.0, 1.0], [f32::MAX, f32::MAX]] {
+        controller.step(&mut worker, &mut [ValuesMut::F32(&mut values.clone())], 1.0).unwrap();
+    }
+    let mut values = [1.0, 1.0];
+    let failed = controller.step(&mut Broken, &mut [ValuesMut::F32(&mut values)], 1.0);
+    assert_eq!(failed, Err(Error::Collective { code: 4 }));
+    assert!(controller.save().is_err());
+    let late = Error::Core(crate::CoreError::Overflow { what: "what is to be remembered" });
+    assert_eq!(controller.step(&mut worker, &mut [ValuesMut::F32(&mut values)], 1.0), Err(late));
+    assert!(controller.step(&mut worker, &mut [ValuesMut::F32(&mut values)], 1.0).is_ok());
 }
