@@ -7,7 +7,7 @@
 //! | `cuda` | what `api` asks of a CUDA device on device pointers; without the feature `cuda` every call is refused |
 //! | `device` | where a context works: the CPU, or a GPU shared by what was made with it |
 //! | `handle` | opaque handles: tag, lock, message, panics that become a status |
-//! | `pointers` | the caller's pointers as references, after the checks that can be made |
+//! | `pointers` | the caller's pointers as references, after the checks that can be made; structs that carry their size |
 //! | `message` | the text that a handle keeps of its last failed call |
 //! | `status` | codes and the text of failures |
 //! | `sequences` | random sequences of calls (feature `testing`), for unit tests and the fuzz target `c_api` |
