@@ -1,7 +1,7 @@
 //! The algorithm core of lgreco: decides, layer by layer, how hard to compress each gradient, and compresses it. What a
 //! training loop needs besides is `lgreco-train`.
 //!
-//! Data takes one road: gradients → measured rows → [`table`] → [`plan`] → [`compress`] → payloads.
+//! Data goes one way: gradients → measured rows → [`table`] → [`plan`] → [`compress`] → payloads.
 //!
 //! ```
 //! use lgreco_core::backend::Portable;
@@ -46,7 +46,8 @@
 //! * `size`: bits that one worker puts on the wire for one layer, header included; `u64`.
 //! * `squared error`: squared L2 norm of `gradient − decode(encode(gradient))`, in `f64`; `error` is what the chosen
 //!   metric makes of it.
-//! * workspaces: counted in 8-byte words (`&mut [u64]`); stale content never changes a result.
+//! * workspaces: counted in 8-byte words (`&mut [u64]`), one type for every call, of which parts are carved out as f32, f64 or
+//!   u32; stale content never changes a result (tests fill them with garbage).
 //!
 //! # Features
 //! With none the crate is `no_std` without an allocator: every planner, compressor and measurement works on caller

@@ -1,4 +1,8 @@
 //! The one door to float functions, and sums that do not lose what they add.
+//!
+//! Whether a plan fits its budget is decided on 106 bits ([`Sum`]), and a budget that is taken from defaults is
+//! rounded up, so that the default plan always fits its own budget. `plan::check` decides the same question with
+//! exact arithmetic of its own.
 
 /// Square root, the same bits with and without std.
 pub fn sqrt(x: f64) -> f64 {

@@ -2,6 +2,13 @@
 //!
 //! Kernels fix their own lane structure (arrays of partial sums), and Rust neither reassociates nor contracts float
 //! operations, so every choice gives the same bits.
+//!
+//! Loops are plain Rust over fixed arrays of partial sums. [`dispatch`] compiles each of them for three instruction
+//! sets through `pulp`, which owns the unsafe code, so this crate has none; builds without `std` compile them for
+//! one, and give the same bits too.
+//!
+//! Hot loops do not convert floats to integers: they add 2²³ (to an f32) or 2⁵² (to an f64), which puts the rounded
+//! integer into the mantissa. That vectorises on every target, is exact, and GPUs can repeat it bit for bit.
 
 /// A loop worth compiling once per instruction set.
 ///

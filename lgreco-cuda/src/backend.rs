@@ -1,8 +1,8 @@
 //! The backend: the core's interface, and the same on the embedder's device memory.
 
 use crate::codec::{decode, decoded_bytes, encode};
-use crate::cuda::Cuda;
 use crate::device::{Device, Part};
+use crate::driver::Driver;
 use crate::error::DeviceJobError;
 use crate::gpu::{Gpu, Scratch};
 use crate::pending::Pending;
@@ -57,7 +57,7 @@ impl CudaBackend {
     /// [`Error::NoDriver`], [`Error::NoCompiler`], [`Error::NoDevice`], [`Error::TooOld`], each with what is missing;
     /// [`Error::Driver`], also when the device has no memory for a context.
     pub fn new(ordinal: usize) -> Result<Self, Error> {
-        Ok(Self::on(Box::new(Cuda::new(ordinal)?)))
+        Ok(Self::on(Box::new(Driver::new(ordinal)?)))
     }
 
     /// The device and context that are current on the calling thread, on the embedder's stream (`cudaStream_t` and
@@ -80,7 +80,7 @@ impl CudaBackend {
     /// The context and the stream, which belongs to it, outlive the backend.
     pub unsafe fn with_stream(stream: *mut c_void) -> Result<Self, Error> {
         // SAFETY: as the caller promises.
-        Ok(Self::on(Box::new(unsafe { Cuda::with_stream(stream) }?)))
+        Ok(Self::on(Box::new(unsafe { Driver::with_stream(stream) }?)))
     }
 
     pub(crate) fn on(device: Box<dyn Device>) -> Self {

@@ -1,4 +1,8 @@
 //! Payloads that never leave the device: what goes through NCCL or the like.
+//!
+//! A check reads a gradient again for the position and the value at fault, which no pass over good gradients pays
+//! for; hence gradients stay until the check. What the driver says names no layer, because it may be about what was
+//! enqueued earlier.
 
 use crate::Error;
 use crate::backend::CudaBackend;

@@ -1,4 +1,7 @@
 //! What can go wrong on a device.
+//!
+//! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the
+//! backend keeps the text (`CudaBackend::failure`).
 
 use lgreco_core::backend::JobError;
 

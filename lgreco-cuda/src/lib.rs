@@ -22,9 +22,35 @@
 //!
 //! # Inside
 //! All code of the host is written once, over the internal trait `Device` (`device.rs`): allocate, upload, clear, copy,
-//! launch, download. It has three devices: `cuda.rs`, the driver; `counting.rs`, which only notes what it is asked for,
+//! launch, download. It has three devices: `driver.rs`, the driver; `counting.rs`, which only notes what it is asked for,
 //! so that calls can be rehearsed (`reserve.rs`); and, in tests, `simt.rs`, where g++ compiles the same `.cu`
 //! files for the processor.
+//!
+//! NVIDIA GPUs have IEEE f32 with subnormal numbers, f64 and 64-bit integers, so with contraction off the kernels say what the
+//! core says, and rows are f64 sums of blocks, added by one block in order.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
+//! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
+//! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `sums`, `error` | as in lgreco-wgpu |
+//! | `device` | trait `Device`: memory, copies and launches |
+//! | `driver`, `counting`, `simt` | its implementations: the driver; notes of what is asked for; the processor |
+//! | `reserve` | workspace and kernels before there is work: the calls rehearsed on `counting` |
+//! | `gpu` | a device with its workspace, whose parts have one purpose at a time |
+//! | `compiler`, `kept` | the NVRTC that suits driver and device, its code; code in files |
+//! | `kernels` | sources put together from `kernels/*.cu` |
+//! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
+//! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
+//! | `positions` | TopK's payloads; `topk` has its rows and cuts |
+//! | `inventory` | what devices there are, or what is missing |
+//! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
+//! | `simt/fake_*.cpp` | driver, compilers and cuBLAS for tests |
+//!
+//! Kernels are checked without a GPU in four ways that fail apart: NVRTC compiles them for every architecture (no spills,
+//! registers counted); g++ compiles the same files against a shim, so that the conformance suite runs through the same
+//! launches, in several thread orders; the shim's race check and the sanitizers watch them; and a stand-in for the driver's
+//! library runs what only `driver.rs` does. Planted faults of each kind are tests.
 //!
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
@@ -50,17 +76,17 @@ mod compiler;
 mod counting;
 #[allow(unsafe_code)]
 mod cublas;
-#[allow(unsafe_code)]
-mod cuda;
 mod device;
 #[allow(unsafe_code)]
 mod device_payloads;
-mod devices;
+#[allow(unsafe_code)]
+mod driver;
 mod error;
 #[cfg(feature = "train")]
 #[allow(unsafe_code)]
 mod feedback;
 mod gpu;
+mod inventory;
 mod kept;
 mod kernels;
 mod libraries;
@@ -88,9 +114,9 @@ mod tests;
 mod topk;
 
 pub use backend::CudaBackend;
-pub use devices::{DeviceInfo, devices, missing};
 pub use error::{DeviceJobError, Error};
 #[cfg(feature = "train")]
 pub use feedback::DeviceResidual;
+pub use inventory::{DeviceInfo, devices, missing};
 pub use reserve::Call;
 pub use tensor::{DeviceGradient, DeviceJob};

@@ -1,4 +1,10 @@
 //! PowerSGD: what `powersgd.cu` is asked to do.
+//!
+//! Columns are made orthonormal by CholeskyQR, twice, where the core works by panels and lgreco-wgpu column by
+//! column: that is six launches for any rank instead of six per column. It needs the f64 that WGSL has not, and
+//! squares the condition, which f64 bears as long as factors are f32. On columns of exponentially growing dependence
+//! Gram–Schmidt would keep more, but products with random columns have none: rows of fading, rank-deficient,
+//! Hilbert's and Vandermonde's matrices are the core's.
 
 use crate::device::{BLOCK, Gemm, Part};
 use crate::gpu::{Gpu, Scratch, looping_blocks};

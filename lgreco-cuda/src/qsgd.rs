@@ -1,4 +1,13 @@
 //! QSGD: what `buckets.cu` and `qsgd.cu` are asked to do.
+//!
+//! A gradient is read once where buckets are powers of two from 64 to 4096 (twice under max norm for rows of 1 bit
+//! and others: 1 bit has no sign, and so another grid): a block holds 4096 values in shared memory, finds the grids
+//! of their buckets and goes on to the row or the codes. Other buckets end in several blocks, so their grids take a
+//! pass of their own. Both give every value to the same thread, so rows have the same bits.
+//!
+//! Consecutive layers of a table share a launch, a row of its blocks each, as long as that is at most eight times
+//! what one layer may take; where a layer has fewer blocks than the largest, the others leave zeros. In hybrid tables
+//! a layer's rows of all methods follow one another, so no launch is shared.
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, TOGETHER, blocks, looping_blocks};

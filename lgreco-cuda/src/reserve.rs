@@ -1,4 +1,6 @@
 //! Memory and kernels before there is work: the work is rehearsed on a device that only notes what it is asked for.
+//!
+//! A rehearsal is the recording of the calls themselves, so that no second computation of sizes can go wrong.
 
 use crate::Error;
 use crate::backend::CudaBackend;

@@ -1,8 +1,8 @@
 //! A device on the processor: the kernels' own sources, compiled by g++ against `simt/cuda_shim.h`.
 
 use crate::Error;
-use crate::cuda::Arguments;
 use crate::device::{Device, Gemm, Launch, Part};
+use crate::driver::Arguments;
 use crate::kernels::{Kernel, Module};
 use libloading::Library;
 use std::alloc::{Layout, alloc, dealloc};

@@ -1,4 +1,10 @@
 //! TopK's rows, and where the k largest end: what `bins.cu` and `topk.cu` are asked to do.
+//!
+//! TopK selects by three histograms, of 15, 9 and 8 bits, for all k of a row together and without asking the host in
+//! between. Rows take one pass: blocks count by exponent and 7 bits of the significand in shared memory, with sums of
+//! the lower bits, all of them integers. A bin that some k divides is known by count and mean; where that leaves a
+//! row uncertain by more than 2^-14 of itself (ties, few values), a second pass divides such bins further, and
+//! otherwise ends at once.
 
 use crate::Error;
 use crate::device::Part;

@@ -4,11 +4,30 @@
 //! | module | holds |
 //! |---|---|
 //! | `api` | the exported functions and the structs they take, one file per C noun |
-//! | `cuda` | what `api` asks of a CUDA device on device pointers; without the feature `cuda` nobody answers |
+//! | `cuda` | what `api` asks of a CUDA device on device pointers; without the feature `cuda` every call is refused |
 //! | `device` | where a context works: the CPU, or a GPU shared by what was made with it |
 //! | `handle` | opaque handles: tag, lock, message, panics that become a status |
-//! | `pointers` | the caller's pointers as references, after the checks that can be made |
+//! | `pointers` | the caller's pointers as references, after the checks that can be made; structs that carry their size |
+//! | `message` | the text that a handle keeps of its last failed call |
 //! | `status` | codes and the text of failures |
+//! | `sequences` | random sequences of calls (feature `testing`), for unit tests and the fuzz target `c_api` |
+//! | `sequences/structs` | structs of any size and content, for the fuzz target `c_structs` |
+//!
+//! Tables and plans cross into C as views: structs of pointers, filled by the caller or by the library. A caller's own table
+//! needs no handle, and one call reads a whole table or plan.
+//!
+//! Messages belong to handles, in a fixed buffer: there is no global state, and a failed call allocates no text. Calls
+//! without a handle of their own work on a context, which is also the place of the device. Why there is no context is
+//! written to a buffer in its options. A handle locks itself for the length of a call, so that a second thread, or a
+//! callback into the same handle, gets a status instead of two mutable references to one state.
+//!
+//! A bucket is closed, not destroyed. It holds what its controller remembers of its layers, so the one call that frees it gives
+//! that back. It knows its controller by an `Arc`, which tells another controller's bucket, one from before a saved state was
+//! loaded, and one whose controller is gone, without a pointer between the two handles. Between calls it keeps the gradients'
+//! pointers, never references: the caller's memory is borrowed for the length of a call alone.
+//!
+//! A library without CUDA exports the calls on device memory all the same, so there is one header and one list of symbols. As it
+//! cannot make a handle for them, these calls find that what they are given is none, and refuse it first of all.
 //!
 //! `unsafe` blocks stand in `handle`, `pointers`, `api` and `cuda` alone, and in `sequences`, which calls `api` for
 //! tests. What the exported functions demand of their callers is what `README.md` promises C callers: pointers are null

@@ -1,4 +1,7 @@
 //! Batches of work for a device: recorded, submitted together, with every error caught.
+//!
+//! A batch can also be rehearsed: recording it then takes buffers and compiles kernels, and leaves out everything
+//! else. `reserve` finds out about memory in this way, so that no second computation of sizes can go wrong.
 
 use crate::Error;
 use crate::gpu::{Gpu, SLOT, SLOTS};

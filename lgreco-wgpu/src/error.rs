@@ -1,4 +1,8 @@
 //! What can go wrong on a device.
+//!
+//! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the
+//! backend keeps the text (`WgpuBackend::failure`). Where the device finds fault with a payload, the core's parser
+//! says what it is, so that both refuse alike.
 
 use lgreco_core::backend::JobError;
 

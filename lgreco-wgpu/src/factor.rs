@@ -1,4 +1,6 @@
 //! A factor of PowerSGD on the device.
+//!
+//! Factors lie in bands of rows, so that rows of the largest rank still fit a binding.
 
 use crate::Error;
 use crate::batch::{Batch, Part};

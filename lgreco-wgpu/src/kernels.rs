@@ -1,4 +1,8 @@
 //! The kernels: WGSL compiled once per device, and on first use.
+//!
+//! Subgroups add whole numbers only, so that the width of a device, or its lack of subgroups, changes no bit: they
+//! find maxima, counts, and scans whose order of lanes is itself the result of a scan. Float sums keep their tree in
+//! shared memory.
 
 use std::collections::HashMap;
 

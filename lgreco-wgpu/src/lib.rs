@@ -19,6 +19,29 @@
 //! # Memory
 //! Buffers of the device are taken on first use, or beforehand by [`WgpuBackend::reserve`], and kept for calls of like
 //! sizes; [`WgpuBackend::held_bytes`] is their sum.
+//!
+//! # Inside
+//! The shaders compute f32 in integers wherever a bit of a payload, a decoded value or a residual depends on it. WGSL leaves
+//! the rounding mode, contraction to fused multiply-add, the error of divisions and the flushing of subnormal numbers to the
+//! driver (llvmpipe flushes), and SPIR-V from naga carries no `NoContraction`. Integers cannot be reinterpreted: one code path
+//! gives the core's bits on every device, at the price of some tens of instructions per value.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `backend`, `buffers` | [`WgpuBackend`]: the core's trait; the same calls on buffers of the device |
+//! | `rows`, `codec` | batches of rows; payloads there and back |
+//! | `gpu`, `memory` | a device; its buffers, kept by name or by size |
+//! | `batch` | dispatches, copies and reads submitted together, their errors caught; or only rehearsed |
+//! | `kernels`, `params` | WGSL modules put together from `shaders/`, compiled on first use; what a dispatch is told |
+//! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
+//! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do |
+//! | `feedback`, `magnitude`, `sums` | the same |
+//! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
+//! | `adapters`, `error`, `methods` | what there is; what went wrong; what has no kernels |
+//!
+//! In `shaders/`, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
+//! workgroup, `values` f32, f16 and bf16; `lanes` and `lanes_subgroups` are the same sums of whole numbers, without and with
+//! subgroups.
 #![forbid(unsafe_code)]
 
 mod adapters;

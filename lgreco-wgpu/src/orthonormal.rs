@@ -1,4 +1,8 @@
 //! How `powersgd_orthonormal.wgsl` is divided into workgroups and dispatches.
+//!
+//! Gram–Schmidt is a list of steps that begin with the inner products of the step before. A workgroup that has all
+//! rows runs many steps per dispatch, up to 40,000 iterations of its loops; several workgroups take a dispatch per
+//! step. So there is one code path, and at most three dispatches per column.
 
 use std::ops::Range;
 

@@ -1,4 +1,8 @@
 //! TopK's payloads: what `topk_encode.wgsl` and `topk_decode.wgsl` are asked to do.
+//!
+//! Payloads are read in stretches. They come from the host, which counts the ones of the positions: so every stretch
+//! of values knows its part of each table, and any payload is read through bindings of any size, each value uploaded
+//! once and looked at by every piece of the result that its stretch reaches.
 
 use crate::Error;
 use crate::batch::{Batch, Part};

@@ -1,4 +1,7 @@
 //! TopK: what `topk.wgsl` is asked to do.
+//!
+//! The energies of TopK's rows are exact integer sums of magnitudes per bin; at most 2^-15 of the energy is lost to
+//! their spread inside a bin.
 
 use crate::Error;
 use crate::batch::Batch;

@@ -13,7 +13,7 @@ const KNOWN: [(&str, &str); 2] = [("lgreco-train", "controller"), ("lgreco-train
 fn read(folder: &Path, path: &[String], modules: &mut BTreeMap<Vec<String>, String>) {
     for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         let name = entry.file_stem().unwrap().to_str().unwrap().to_owned();
-        let own = [path, &[name.clone()]].concat();
+        let own = [path, std::slice::from_ref(&name)].concat();
         match entry.extension().and_then(|extension| extension.to_str()) {
             _ if name == "tests" => {}
             None => read(&entry, &own, modules),

@@ -1,4 +1,7 @@
 //! The backends of this build.
+//!
+//! wgpu is left out by default, because wgpu and naga took two thirds of the time of a first build, and most who try
+//! a plan do it on the processor. CUDA is in: its libraries are looked for at run time.
 
 use crate::args::BackendArg;
 use crate::failure::Failure;

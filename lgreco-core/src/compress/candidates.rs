@@ -1,4 +1,7 @@
 //! Any row of candidates as a plain value.
+//!
+//! Rows are measured, not options: [`Candidates`] is one method with one parameter that varies, because one pass can
+//! measure just that. A hybrid table has several rows side by side.
 
 use super::adacomp::{self, AdaComp};
 use super::clt::CltK;

@@ -1,4 +1,8 @@
 //! Sorted positions in few bits: a bitmap or Elias–Fano.
+//!
+//! TopK, CLT-k, hard thresholds and SIDCo differ in what they select, not in what they send, so they share TopK's
+//! payload, and with it this coder of positions and one parser; AdaComp adds only signs. Decoded elements are added
+//! straight into the mean.
 
 use crate::Error;
 

@@ -13,6 +13,13 @@
 //! [`Payload::parse`] checks the header; each method checks that the body has exactly the length the header implies
 //! and that nothing in it can lead outside the tensor. The header alone implies the length, so payloads can stand one after
 //! the other ([`stated_len`](super::stated_len)).
+//!
+//! A header implies the payload's length. Most methods have one length per shape (`has_fixed_len`), which is known
+//! before anything is encoded. Where the values decide (hard thresholds, SIDCo, AdaComp), `payload_len` is a bound
+//! that buffers are made for, tables hold measured lengths, and messages of an exchange are as long as they need to
+//! be: an all-gather of 24 bytes tells everybody's length, and receivers believe it only up to the bound. Sizes
+//! everywhere include all that a worker sends for the layer, these 16 bytes too; tests hold each of them against the
+//! real encoder.
 
 use crate::Error;
 use crate::gradient::Shape;

@@ -5,6 +5,9 @@
 //!
 //! Layers with one dimension or fewer, or with fewer than `min_elements` elements, stay uncompressed: they are not in
 //! the table.
+//!
+//! Where a candidate's payload would not be smaller than the uncompressed tensor, one option `dense` with error 0
+//! takes its place, so that no plan pays for compression that does not compress.
 
 mod layer;
 mod offer;

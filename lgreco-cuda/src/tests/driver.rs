@@ -7,7 +7,7 @@
 use super::compiler::{library, stand_ins};
 use super::simt::{Flavour, build, entries, target};
 use super::{ROWS, nvrtc};
-use crate::cuda::FUNCTIONS;
+use crate::driver::FUNCTIONS;
 use crate::kernels::Module;
 use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices, missing};
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};

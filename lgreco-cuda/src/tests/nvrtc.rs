@@ -4,7 +4,7 @@ use super::simt::entries;
 use super::unavailable;
 use crate::Error;
 use crate::compiler::{Architecture, Compiler, file};
-use crate::cuda::OLDEST_DEVICE;
+use crate::driver::OLDEST_DEVICE;
 use crate::kept;
 use crate::kernels::Module;
 use crate::libraries::{Library, candidates};

@@ -1,4 +1,8 @@
 //! Layers that are exchanged together, from gradients to means and residuals.
+//!
+//! A bucket is lent its layers, it does not borrow them. It owns their states while it is exchanged, so it has no
+//! lifetime: it can wait in a C handle, a future or another thread, and needs no locks. A layer that is lent is
+//! refused elsewhere.
 
 use super::NonFinite;
 use super::arena::{Arena, Kept, recycled};

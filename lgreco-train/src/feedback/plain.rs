@@ -1,4 +1,8 @@
 //! The passes over a plain residual, which is as many f32 as there are elements.
+//!
+//! Plain residuals are made in place. Classic feedback in f32 compensates into a second buffer, compresses from
+//! there, and what is left after the worker's own contribution is the next residual: the two buffers change places,
+//! and change back when a step is rolled back. Other formats take a copy and the passes of `Memory::update`.
 
 use crate::gradient::{Element, Shape};
 use crate::internal::spread::{Divide, spread};

@@ -1,4 +1,8 @@
 //! Which memory suits which compressor, before a gradient is seen.
+//!
+//! Feedback is judged twice. Before there is a gradient, [`Rule::suits`] measures QSGD on quantiles of a heavy tail
+//! (C's compressors, and Accordion's answer to a fall of the learning rate, ask then); at decisions the controller
+//! measures the gradients of its window.
 
 use super::{Rule, contraction, require_contraction};
 use crate::Error;

@@ -1,4 +1,9 @@
 //! What both ends of a cut have in common.
+//!
+//! The two ends of a cut share nothing but messages, because they live in two processes; so they are two objects.
+//! Every message says which it is (generation, sequence number, step, checksum of what its sender remembers), so ends
+//! that have parted are told at the next message instead of training on noise. To read or write a message takes
+//! `&self`; only then is anything remembered, so a failure changes nothing and evaluation cannot.
 
 use super::counters::Counters;
 use super::half::{Clock, Half, State};

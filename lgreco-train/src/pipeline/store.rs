@@ -1,4 +1,7 @@
 //! What one end of a cut remembers of each sample (AQ-SGD).
+//!
+//! Rows change at `commit_step` alone. Updates wait in rows of their own, so every pass of a step reads the same
+//! rows; publishing swaps rows, and evicts alike at both ends, because both publish in the order of the messages.
 
 use super::checksum;
 use super::setting::RowStorage;

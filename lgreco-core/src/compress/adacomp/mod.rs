@@ -24,6 +24,9 @@
 //! bins of 50 for convolutions and 500 for other layers. Deviation: positions in the whole tensor by Elias–Fano, instead
 //! of 8 or 16 bits for the offset in a bin with the sign: 6.3 instead of 8 bits at one element in ten, 9.6 instead of 16
 //! at one in a hundred, and no largest bin.
+//!
+//! AdaComp is the only method that sees two gradients, what is compensated and what is fresh, so a layer of an
+//! exchange has a place for the second, which nobody else reads.
 
 mod choose;
 pub(crate) mod decode;

@@ -3,6 +3,11 @@
 //! [`portable`] or, with the feature `gemm`, [`gemm`]: the same functions, the same promises, the same tests. `M` is
 //! read once per product, and an element of a result is the same sum in the same order whatever the rank and the element
 //! type.
+//!
+//! Without fused multiply-add, plain loops reach half of what `matrixmultiply` does at rank 64, so the products have
+//! a twin. The feature `gemm` (the command turns it on) uses that crate through `ndarray`: it needs no unsafe code
+//! here, and ranks are still nested bit for bit, but the last bits differ between processors and products allocate
+//! packing buffers. Nothing outside this module knows which of the two is in use.
 
 #[cfg(feature = "gemm")]
 mod gemm;

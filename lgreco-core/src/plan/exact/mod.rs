@@ -27,6 +27,8 @@
 //! the layer that the relaxation of the best partial plan cuts, not by reduced costs, and completions are bounded by the
 //! whole relaxation, not by one multiplier; where that outgrows 2^10 partial plans, two lists matched at the end
 //! (Horowitz and Sahni, 1974) and a rising target; integer arithmetic for the certificate.
+//!
+//! [`Limits`] count states, never seconds, so that a plan is a function of its input.
 
 mod best;
 mod branch;

@@ -275,7 +275,7 @@ fn what_went_wrong_after_an_exchange_is_told_through_a_bucket() {
 #[test]
 fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
     use crate::compress::Compressor;
-    use crate::feedback::{Aggregation, Memory, Rule};
+    use crate::feedback::{Memory, Rule};
     use crate::gradient::{Bf16, Element, F16, Gradient, Shape, Values};
     let shape = Shape::new(16, 8).unwrap();
     for setting in [
@@ -290,7 +290,7 @@ fn sixteen_bit_layers_have_plain_residuals_in_buckets() {
         let tensors = tensors.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
         let mut controller = Controller::new(config, tensors, &worker).unwrap();
         let rule = Rule::Residual(Residual::CLASSIC);
-        let mut memories = [0, 1].map(|_| Memory::owned(rule, Aggregation::Summed, shape).unwrap());
+        let mut memories = [0, 1].map(|_| Memory::owned(rule, shape).unwrap());
         for step in 0..7 {
             let mut half: Vec<F16> = noise(0, 0, step, 128).into_iter().map(F16::from_f32).collect();
             let mut brain: Vec<Bf16> = noise(1, 0, step, 128).into_iter().map(Bf16::from_f32).collect();

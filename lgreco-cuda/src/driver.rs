@@ -143,7 +143,7 @@ pub(crate) fn architecture(device: sys::CUdevice, driver: (u32, u32)) -> Result<
 }
 
 /// A device's context and stream.
-pub(crate) struct Cuda {
+pub(crate) struct Driver {
     context: sys::CUcontext,
     stream: sys::CUstream,
     /// The device whose primary context is held, with a stream of its own on it.
@@ -157,7 +157,7 @@ pub(crate) struct Cuda {
 }
 
 // SAFETY: the driver's handles may be used from any thread; every call makes the context current on its own.
-unsafe impl Send for Cuda {}
+unsafe impl Send for Driver {}
 
 /// While it lives, a context is current on this thread.
 struct Current;
@@ -178,18 +178,18 @@ impl Drop for Current {
     }
 }
 
-impl Cuda {
+impl Driver {
     pub(crate) fn new(ordinal: usize) -> Result<Self, Error> {
-        let driver = start()?;
+        let version = start()?;
         let device = device(ordinal)?;
-        let (compiler, architecture) = architecture(device, driver)?;
+        let (compiler, architecture) = architecture(device, version)?;
         // SAFETY: the driver gave the device. It is released when the value is dropped, from here on also on errors.
         let context = said("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(device) })?;
-        let mut cuda = Cuda::of(context, null_mut(), Some(device), compiler, architecture);
+        let mut driver = Driver::of(context, null_mut(), Some(device), compiler, architecture);
         let current = Current::make(context)?;
-        cuda.stream = said("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        driver.stream = said("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
         drop(current);
-        Ok(cuda)
+        Ok(driver)
     }
 
     /// The current context, and a stream in it.
@@ -205,7 +205,7 @@ impl Cuda {
         // SAFETY: a place for a device.
         said("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
         let (compiler, architecture) = architecture(device, driver)?;
-        Ok(Cuda::of(context, stream.cast(), None, compiler, architecture))
+        Ok(Driver::of(context, stream.cast(), None, compiler, architecture))
     }
 
     fn of(
@@ -216,7 +216,7 @@ impl Cuda {
         architecture: Architecture,
     ) -> Self {
         let (modules, functions) = (HashMap::new(), HashMap::new());
-        Cuda { context, stream, own, compiler, architecture, folder: None, modules, functions, cublas: None }
+        Driver { context, stream, own, compiler, architecture, folder: None, modules, functions, cublas: None }
     }
 
     /// A kernel, compiled and loaded on first use. The context is current.
@@ -245,7 +245,7 @@ impl Cuda {
     }
 }
 
-impl Device for Cuda {
+impl Device for Driver {
     fn keep_code_in(&mut self, folder: PathBuf) {
         self.modules.keys().for_each(|&module| self.compiler.keep(module, self.architecture, &folder));
         self.folder = Some(folder);
@@ -350,7 +350,7 @@ impl Device for Cuda {
     }
 }
 
-impl Drop for Cuda {
+impl Drop for Driver {
     fn drop(&mut self) {
         let Ok(current) = Current::make(self.context) else { return };
         // SAFETY: all handles are this value's own and used no more; what is enqueued is waited for. Nothing can be

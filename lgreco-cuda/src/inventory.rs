@@ -1,7 +1,7 @@
 //! The devices of this machine.
 
 use crate::compiler::{Compiler, capability};
-use crate::{Error, cuda};
+use crate::{Error, driver};
 
 /// A device and whether the backend can use it.
 ///
@@ -36,8 +36,8 @@ pub struct DeviceInfo {
 /// # Errors
 /// [`Error::NoDriver`], [`Error::TooOld`], [`Error::NoDevice`] when there is none, [`Error::Driver`].
 pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
-    let driver = cuda::start()?;
-    let count = cuda::count()?;
+    let driver = driver::start()?;
+    let count = driver::count()?;
     if count == 0 {
         return Err(Error::NoDevice { ordinal: 0, reason: "the driver shows none".into() });
     }
@@ -52,18 +52,18 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
 /// }
 /// ```
 pub fn missing() -> Vec<Error> {
-    let driver = cuda::start().err().filter(|error| !matches!(error, Error::NoDevice { .. }));
+    let driver = driver::start().err().filter(|error| !matches!(error, Error::NoDevice { .. }));
     driver.into_iter().chain(Compiler::any().err()).collect()
 }
 
 fn info(ordinal: usize, driver: (u32, u32)) -> Result<DeviceInfo, Error> {
-    let device = cuda::device(ordinal)?;
-    let usable = cuda::architecture(device, driver).map(|(compiler, architecture)| {
+    let device = driver::device(ordinal)?;
+    let usable = driver::architecture(device, driver).map(|(compiler, architecture)| {
         let (major, minor) = compiler.version;
         format!("NVRTC {major}.{minor} for {}", architecture.name())
     });
-    let (name, memory) = cuda::name_and_memory(device)?;
-    let capability = capability(cuda::compute_capability(device)?);
+    let (name, memory) = driver::name_and_memory(device)?;
+    let capability = capability(driver::compute_capability(device)?);
     let driver = format!("{}.{}", driver.0, driver.1);
     Ok(DeviceInfo { name, capability, memory, driver, usable })
 }
