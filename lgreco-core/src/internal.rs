@@ -41,7 +41,7 @@ pub mod topk {
 
 /// Payloads of any kind.
 pub mod payload {
-    pub use crate::compress::combine::{Combine, combine, combine_values};
+    pub use crate::compress::combine::{Combine, STRETCH, combine, combine_stretch, combine_values, reads_stretches};
     pub use crate::compress::setting::decode_parsed;
 }
 

@@ -20,8 +20,9 @@ impl Controller {
     /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
-    /// O(layers). Allocates where no bucket that was taken back had as much room: three f32 per element and what the settings
-    /// need. [`Controller::step`] has one bucket at a time.
+    /// O(layers). Allocates where no bucket that was taken back had as much room: what the settings need, and two f32 per
+    /// element where relative errors are measured, one or two where a residual is not f32, one where f32 or means cannot be
+    /// written over gradients that are still needed. [`Controller::step`] has one bucket at a time.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.contains(&group(layers.iter().copied())) {
             true => Agreement::Reached,
@@ -87,12 +88,12 @@ impl Controller {
             terms: self.control.terms(),
         };
         let mut bucket = Bucket::new(arena, moment, agreement);
+        let every = self.config.metrics_every;
+        (bucket.measurable, bucket.measured) = (every > 0, every > 0 && self.step.is_multiple_of(every));
         if let Err(error) = bucket.reserve() {
             self.take_back(bucket.arena);
             return Err(error);
         }
-        let every = self.config.metrics_every;
-        bucket.measured = every > 0 && self.step.is_multiple_of(every);
         bucket.window_steps = if self.control.in_window() { self.window.steps } else { 0 };
         bucket.non_finite = self.config.non_finite;
         // A bucket without elements has nobody to tell.

@@ -6,9 +6,8 @@ use crate::Error;
 use crate::compress::Setting;
 use crate::exchange::{Input, Layer, Moment, Route, is_gathered, is_sharded};
 use crate::feedback::{Memory, plain_values};
-use crate::gradient::{Dtype, Gradient, Values, ValuesMut};
+use crate::gradient::{Gradient, Values, ValuesMut};
 use alloc::vec::Vec;
-use core::ops::Range;
 
 /// Cuts the first `len` values off.
 pub(super) fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
@@ -17,13 +16,28 @@ pub(super) fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     part
 }
 
-/// Where each layer lies in the buffers of its bucket.
-pub(super) fn parts(kept: &[Kept]) -> impl Iterator<Item = Range<usize>> {
-    kept.iter().scan(0, |end, kept| {
-        let start = *end;
-        *end += kept.shape.elements();
-        Some(start..*end)
-    })
+/// How many values a layer has of each of the bucket's buffers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lens {
+    pub mean: usize,
+    pub offered: usize,
+    pub own: usize,
+}
+
+impl Lens {
+    pub(super) fn add(self, other: Lens) -> Lens {
+        let Lens { mean, offered, own } = self;
+        Lens { mean: mean + other.mean, offered: offered + other.offered, own: own + other.own }
+    }
+
+    pub(super) fn of(kept: &Kept, route: Route, measured: bool) -> Lens {
+        let len = |needed: bool| if needed { kept.shape.elements() } else { 0 };
+        Lens {
+            mean: len(!is_in_place(kept, route, measured)),
+            offered: len(kept.memory().is_some_and(|memory| !memory.is_plain())),
+            own: len(owns(kept, measured)),
+        }
+    }
 }
 
 /// For what the layers of a bucket are borrowed.
@@ -35,7 +49,7 @@ pub(super) enum When {
     Failed,
 }
 
-/// Buffers with a place per element of the bucket.
+/// Buffers with a place per element of the layers that need one, by [`Lens`].
 pub(super) struct Places<'a> {
     pub mean: &'a mut [f32],
     pub offered: &'a mut [f32],
@@ -56,12 +70,13 @@ pub(super) fn list_of<'a>(
     let mut list = recycled(list);
     let mut gradients = gradients.iter_mut();
     for kept in kept {
-        let (shape, dtype, elements) = (kept.shape, kept.dtype, kept.shape.elements());
+        let (shape, dtype, lens) = (kept.shape, kept.dtype, Lens::of(kept, route, measured));
         let (in_place, owned) = (is_in_place(kept, route, measured), owns(kept, measured));
         let plain = kept.memory().map(Memory::is_plain);
         let wanted = kept.spec().wanted(route, moment.rank);
         let LayerState { choice, pending, factor, .. } = &mut kept.state;
-        let (mean, offered, own) = (take(&mut mean, elements), take(&mut offered, elements), take(&mut own, elements));
+        let (mean, offered, own) =
+            (take(&mut mean, lens.mean), take(&mut offered, lens.offered), take(&mut own, lens.own));
         let setting = choice.setting;
         let mut layer = Layer {
             index: kept.index as u32,
@@ -71,7 +86,7 @@ pub(super) fn list_of<'a>(
             sent: 0,
             late: None,
             shards: &kept.shards,
-            mean: &mut mean[..wanted.len()],
+            mean: ValuesMut::F32(if in_place { &mut [] } else { &mut mean[..wanted.len()] }),
             own: owned.then_some(own),
             factor,
         };
@@ -83,9 +98,7 @@ pub(super) fn list_of<'a>(
                 None => layer.gradient,
             };
             if in_place && when == When::Next {
-                if let ValuesMut::F32(values) = gradient {
-                    layer.mean = &mut values[wanted];
-                }
+                layer.mean = gradient.part(wanted);
             } else {
                 let values = Gradient::new(gradient.values(), shape)?;
                 layer.fresh = (plain.is_some() && matches!(setting, Setting::AdaComp(_))).then_some(values);
@@ -102,8 +115,7 @@ pub(super) fn list_of<'a>(
 /// Whether means are written over the gradients as they arrive: nobody needs these then.
 pub(super) fn is_in_place(kept: &Kept, route: Route, measured: bool) -> bool {
     let setting = &kept.state.choice.setting;
-    kept.dtype == Dtype::F32
-        && !measured
+    !measured
         && !matches!(setting, Setting::AdaComp(_))
         && match kept.memory() {
             Some(memory) => memory.is_plain(),
