@@ -39,13 +39,16 @@ pub mod topk {
     pub use crate::compress::topk::encode::encode_body;
 }
 
-/// Payloads of any kind.
+/// Loops on several cores.
 pub mod spread {
     pub use crate::spread::{Divide, spread};
 }
+
+/// Payloads of any kind.
 pub mod payload {
     pub use crate::compress::combine::{Combine, combine_values};
     pub use crate::compress::setting::{combine, decode_parsed};
+    pub use crate::compress::stretch::{STRETCH, combine_stretch, reads_stretches};
 }
 
 /// What PowerSGD's kernels on all GPUs agree upon.

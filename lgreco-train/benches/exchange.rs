@@ -1,5 +1,5 @@
 //! A whole exchange of two ranks with error feedback, one thread per rank: how many times as long as each thread takes to
-//! read and write as many values once. And encoding with feedback against encoding without.
+//! read and write as many values once; the same of bf16 without feedback. And encoding with feedback against encoding without.
 //!
 //! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS]`; 2^20 and 2^24 unless given.
 
@@ -9,7 +9,7 @@ use lgreco_train::controller::{Config, Controller, Feedback, Policy, Tensor};
 use lgreco_train::exchange::threads::{self, ThreadCollective};
 use lgreco_train::exchange::{Collective, Request};
 use lgreco_train::feedback::{Memory, Residual, Rule};
-use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+use lgreco_train::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values, ValuesMut};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Method, Search};
 use std::time::Instant;
@@ -59,7 +59,7 @@ fn meet(worker: &mut ThreadCollective) {
 }
 
 /// One exchange; the seconds of computing in it, without waiting for the other rank.
-fn exchange(controller: &mut Controller, worker: &mut ThreadCollective, values: &mut [f32]) -> Result<f64, Error> {
+fn exchange(controller: &mut Controller, worker: &mut ThreadCollective, values: ValuesMut<'_>) -> Result<f64, Error> {
     let perform = |worker: &mut ThreadCollective, request: Request<'_>| request.perform(worker);
     controller.begin_step(0.1)?;
     while let Some(request) = controller.control()? {
@@ -68,7 +68,7 @@ fn exchange(controller: &mut Controller, worker: &mut ThreadCollective, values: 
     let mut bucket = controller.open(&[0])?;
     meet(worker);
     let start = Instant::now();
-    let values = &mut [ValuesMut::F32(values)];
+    let values = &mut [values];
     bucket.submit(values)?;
     while let Some(request) = bucket.next(values)? {
         perform(worker, request)?;
@@ -79,22 +79,31 @@ fn exchange(controller: &mut Controller, worker: &mut ThreadCollective, values: 
     Ok(seconds)
 }
 
-/// Seconds per exchange, and of a pass over as many values, by the slower of both ranks.
-fn exchanges(setting: Setting, elements: usize) -> (f64, f64) {
+/// Seconds per exchange, with feedback if gradients are f32, and of a pass over as many f32, by the slower of both ranks.
+fn exchanges(setting: Setting, dtype: Dtype, elements: usize) -> (f64, f64) {
     let results = threads::run(2, |mut worker| {
         let mut config = Config::new(Search::new(Method::TopK));
         config.policy = Policy::Fixed(vec![setting]);
-        config.feedback = Feedback::always(Residual::CLASSIC);
+        config.feedback = match dtype {
+            Dtype::F32 => Feedback::always(Residual::CLASSIC),
+            _ => Feedback { qsgd: None, loco: None, others: None },
+        };
         (config.schedule.warmup, config.metrics_every) = (2, 0);
         let shape = shape(elements);
-        let tensors = vec![Tensor::new("layer", &[shape.rows(), shape.cols()], Dtype::F32).expect("a shape")];
+        let tensors = vec![Tensor::new("layer", &[shape.rows(), shape.cols()], dtype).expect("a shape")];
         let mut controller = Controller::new(config, tensors, &worker).expect("a configuration");
         let gradient = noise(worker.rank(), elements);
-        let mut values = gradient.clone();
+        let narrow: Vec<Bf16> = gradient.iter().map(|&x| Bf16::from_f32(x)).collect();
+        let (mut values, mut narrow_values) = (gradient.clone(), narrow.clone());
         let mut seconds = f64::INFINITY;
         for step in 0..4 + TIMES {
             values.copy_from_slice(&gradient);
-            let spent = exchange(&mut controller, &mut worker, &mut values).expect("a sound step");
+            narrow_values.copy_from_slice(&narrow);
+            let values = match dtype {
+                Dtype::F32 => ValuesMut::F32(&mut values),
+                _ => ValuesMut::Bf16(&mut narrow_values),
+            };
+            let spent = exchange(&mut controller, &mut worker, values).expect("a sound step");
             if step >= 4 {
                 seconds = seconds.min(spent);
             }
@@ -152,7 +161,7 @@ fn main() {
         println!("| | exchange, passes | ms | pass, ms | encode, ms | with feedback, ms | ratio |");
         println!("|---|--:|--:|--:|--:|--:|--:|");
         for (name, setting) in settings(elements) {
-            let (exchange, pass) = exchanges(setting, elements);
+            let (exchange, pass) = exchanges(setting, Dtype::F32, elements);
             let (alone, together) = encoders(setting, elements);
             println!(
                 "| {name} | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
@@ -163,6 +172,12 @@ fn main() {
                 1e3 * together,
                 together / alone
             );
+        }
+        println!("| bf16, no feedback | exchange, passes over f32 | ms | pass, ms |");
+        println!("|---|--:|--:|--:|");
+        for (name, setting) in settings(elements).into_iter().chain([("dense", Setting::Dense)]) {
+            let (exchange, pass) = exchanges(setting, Dtype::Bf16, elements);
+            println!("| {name} | {:.1} | {:.2} | {:.2} |", exchange / pass, 1e3 * exchange, 1e3 * pass);
         }
     }
 }

@@ -29,6 +29,7 @@ pub mod qsgd;
 mod sealed;
 pub(crate) mod setting;
 pub mod sidco;
+pub(crate) mod stretch;
 mod text;
 pub mod topk;
 mod value;

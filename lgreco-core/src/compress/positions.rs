@@ -5,6 +5,7 @@
 //! straight into the mean.
 
 use crate::Error;
+use core::ops::Range;
 
 /// How sorted positions are coded; the number stands in bits 2–3 of a TopK header's variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -164,30 +165,51 @@ impl PackedBits<'_> {
 
 /// Calls `visit` with each position in `bytes` (as long as `layout`'s), checking that they ascend below the number of
 /// elements, that Elias–Fano has no more than its layout says, and that the padding is 0.
-pub(super) fn for_each(
+pub(super) fn for_each(layout: Layout, bytes: &[u8], visit: impl FnMut(u32) -> Result<(), Error>) -> Result<(), Error> {
+    for_each_in(layout, bytes, 0, &mut 0, 0..layout.elements as u64, visit)
+}
+
+/// The same of the positions in `range`, which begins at a multiple of 64 and where the last one ended; `before` is how many
+/// positions come before, `bit` 0 before the first range, and then tells where the next begins.
+pub(super) fn for_each_in(
     layout: Layout,
     bytes: &[u8],
+    before: u64,
+    bit: &mut u64,
+    range: Range<u64>,
     mut visit: impl FnMut(u32) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let Layout { coding, low_bits, low_bytes, elements, keep, .. } = layout;
+    let last = range.end == elements as u64;
     match coding {
-        Coding::All => (0..elements).try_for_each(visit),
-        Coding::Bitmap => ones(bytes).try_for_each(|bit| visit(below(bit, elements)?)),
+        Coding::All => range.into_iter().try_for_each(|position| visit(position as u32)),
+        Coding::Bitmap => {
+            // Behind the last element there is padding, whose ones are positions outside.
+            let end = if last { bytes.len() } else { (range.end / 8) as usize };
+            let first = (range.start / 8) as usize;
+            ones(&bytes[first.min(end)..end], 0).try_for_each(|bit| visit(below(range.start + bit, elements)?))
+        }
         Coding::EliasFano => {
             layout.check_padding(bytes)?;
             let (low, high) = bytes.split_at(low_bytes as usize);
-            let mut least = 0u64;
-            for (i, bit) in ones(high).enumerate() {
-                if i >= keep as usize {
+            let mut least = range.start;
+            let from = *bit;
+            for (i, one) in (before..).zip(ones(high, from)) {
+                if i >= keep as u64 {
                     return Err(Error::PayloadBody { what: "more positions than kept values" });
                 }
-                let position = (bit - i as u64) << low_bits | packed(low, i as u64 * low_bits as u64, low_bits);
+                let position = (one - i) << low_bits | packed(low, i * low_bits as u64, low_bits);
                 if position < least {
                     return Err(Error::PayloadBody { what: "positions do not ascend" });
+                }
+                if position >= range.end && !last {
+                    *bit = one;
+                    return Ok(());
                 }
                 least = position + 1;
                 visit(below(position, elements)?)?;
             }
+            *bit = 8 * high.len() as u64;
             Ok(())
         }
     }
@@ -201,12 +223,15 @@ fn below(position: u64, elements: u32) -> Result<u32, Error> {
     }
 }
 
-/// The positions of the one bits.
-fn ones(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    bytes.chunks(8).enumerate().flat_map(|(i, chunk)| {
-        let mut word = word(chunk);
+/// The positions of the one bits, from bit `from` on.
+#[inline(always)]
+fn ones(bytes: &[u8], from: u64) -> impl Iterator<Item = u64> {
+    let (first, mut mask) = ((from / 64) as usize, !0 << (from % 64));
+    let words = bytes.get(8 * first..).unwrap_or_default().chunks(8);
+    (first as u64..).zip(words).flat_map(move |(i, chunk)| {
+        let mut word = word(chunk) & core::mem::replace(&mut mask, !0);
         core::iter::from_fn(move || {
-            let bit = (word != 0).then(|| i as u64 * 64 + word.trailing_zeros() as u64);
+            let bit = (word != 0).then(|| i * 64 + word.trailing_zeros() as u64);
             word &= word.wrapping_sub(1);
             bit
         })

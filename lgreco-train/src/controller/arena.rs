@@ -6,6 +6,7 @@
 use super::Tensor;
 use super::groups::Groups;
 use super::layer::LayerState;
+use super::view::Lens;
 use crate::compress::Setting;
 use crate::exchange::{Layer, Route, Spec, workspace_len};
 use crate::feedback::Memory;
@@ -46,7 +47,8 @@ impl Kept {
 #[derive(Default)]
 pub(super) struct Arena {
     pub kept: Vec<Kept>,
-    /// A place per element of the bucket: means, what is offered to the compressors, this rank's contributions.
+    /// A place per element of the layers that need one: means that are not written over the gradients, what is offered to the
+    /// compressors, this rank's contributions.
     pub mean: Vec<f32>,
     pub offered: Vec<f32>,
     pub own: Vec<f32>,
@@ -61,23 +63,22 @@ impl Arena {
     /// Room for each of the groups, uncompressed.
     pub(super) fn new(tensors: &[Tensor], groups: &Groups, route: Route, world: u32) -> Result<Arena, Error> {
         let mut arena = Arena::default();
-        let (mut layers, mut elements, mut words) = (0, 0, 0);
+        let (mut layers, mut words) = (0, 0);
         for range in &groups.ranges {
             let group = &tensors[range.clone()];
             layers = layers.max(group.len());
-            elements = elements.max(group.iter().map(|tensor| tensor.shape.elements()).sum());
             let dense = group.iter().map(|tensor| tensor.spec(Setting::Dense));
             words = words.max(workspace_len(dense, route, world)?);
         }
-        arena.reserve(layers, elements, words)?;
+        arena.reserve(layers, Lens::default(), words)?;
         Ok(arena)
     }
 
-    /// Has room for `elements` and `words`, without making room that is there already.
-    pub(super) fn reserve(&mut self, layers: usize, elements: usize, words: usize) -> Result<(), Error> {
-        for values in [&mut self.mean, &mut self.offered, &mut self.own] {
-            grow(values, elements, 0.0)?;
-        }
+    /// Has room for so much, without making room that is there already.
+    pub(super) fn reserve(&mut self, layers: usize, lens: Lens, words: usize) -> Result<(), Error> {
+        grow(&mut self.mean, lens.mean, 0.0)?;
+        grow(&mut self.offered, lens.offered, 0.0)?;
+        grow(&mut self.own, lens.own, 0.0)?;
         grow(&mut self.sent, layers, 0)?;
         grow(&mut self.workspace, words, 0)?;
         let more = |len: usize| layers.saturating_sub(len);

@@ -8,7 +8,7 @@ use super::NonFinite;
 use super::arena::{Arena, Kept, recycled};
 use super::check::{check, first_non_finite, relative_error};
 use super::layer::LayerState;
-use super::view::{Places, When, is_in_place, list_of, owns, parts, repays, take};
+use super::view::{Lens, Places, When, is_in_place, list_of, owns, repays, take};
 use super::window;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{Agreement, Flight, Host, Moment, Program, Request, Round, Route, Spec, request, workspace_len};
@@ -76,6 +76,8 @@ pub struct Bucket {
     pub(super) agreement: Agreement,
     /// Whether relative errors are measured.
     pub(super) measured: bool,
+    /// Whether they ever are, so that there is room for it.
+    pub(super) measurable: bool,
     /// Which step of a decision's window this is; 0 for none.
     pub(super) window_steps: u64,
     pub(super) non_finite: NonFinite,
@@ -112,6 +114,7 @@ impl Bucket {
             moment,
             agreement,
             measured: false,
+            measurable: false,
             window_steps: 0,
             non_finite: NonFinite::Error,
             failure: None,
@@ -129,9 +132,14 @@ impl Bucket {
     pub(super) fn reserve(&mut self) -> Result<(), Error> {
         let kept = self.arena.kept.iter();
         let words = words(kept.clone().map(Kept::spec), self.moment.route, self.moment.world_size)?;
-        let elements = kept.clone().map(|kept| kept.shape.elements()).sum();
-        self.arena.reserve(kept.len(), elements, words)?;
+        self.arena.reserve(kept.len(), self.lens(self.measurable), words)?;
         self.arena.kept.iter_mut().try_for_each(|kept| kept.state.reserve(kept.shape))
+    }
+
+    /// Values of the buffers.
+    fn lens(&self, measured: bool) -> Lens {
+        let lens = self.arena.kept.iter().map(|kept| Lens::of(kept, self.moment.route, measured));
+        lens.fold(Lens::default(), Lens::add)
     }
 
     /// The layers, in the order in which their gradients are given.
@@ -187,7 +195,9 @@ impl Bucket {
         let layers = self.arena.kept.len();
         let place = self.arena.kept.iter_mut().find(|kept| kept.index == layer);
         let missing = Error::LayerMismatch { layer, what: "the bucket", expected: layers, found: 0 };
-        place.map(|kept| kept.withheld = true).ok_or(missing)
+        place.map(|kept| kept.withheld = true).ok_or(missing)?;
+        // Without its residual it may need other buffers.
+        self.arena.reserve(layers, self.lens(self.measured), 0)
     }
 
     fn expect_open(&self) -> Result<(), Error> {
@@ -324,7 +334,7 @@ impl Bucket {
     fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let mut offered = &mut self.arena.offered[..];
         for (kept, gradient) in self.arena.kept.iter_mut().zip(gradients) {
-            let offered = take(&mut offered, kept.shape.elements());
+            let offered = take(&mut offered, Lens::of(kept, self.moment.route, self.measured).offered);
             if kept.withheld {
                 gradient.write(core::iter::repeat(0.0));
                 continue;
@@ -344,35 +354,35 @@ impl Bucket {
     /// Gradients become means, and residuals take note.
     fn take_means(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         let Arena { kept, mean, offered, own, sent, .. } = &mut self.arena;
-        for (kept, part) in kept.iter().zip(parts(kept)) {
+        let mut means = &mut mean[..];
+        for kept in kept.iter() {
+            let mean = take(&mut means, Lens::of(kept, self.moment.route, self.measured).mean);
             let wanted = kept.spec().wanted(self.moment.route, self.moment.rank);
-            let mean = &mean[part][..wanted.len()];
+            let mean = &mean[..wanted.len().min(mean.len())];
             if let Some(index) = first_too_large(mean, kept.dtype) {
-                let (index, value) = (wanted.start + index, mean[index]);
-                return Err(Error::Core(CoreError::ElementOverflow { index, value }));
+                return Err(Error::Core(CoreError::ElementOverflow { index, value: mean[index] }));
             }
         }
-        let mut at = 0;
+        let (mut means, mut offered, mut own) = (&mut mean[..], &mut offered[..], &mut own[..]);
         for ((kept, gradient), &sent) in kept.iter_mut().zip(gradients).zip(&*sent) {
-            let part = at..at + kept.shape.elements();
-            at = part.end;
             let Moment { seed, step, rank, route, .. } = self.moment;
             let stream = Stream { seed, step, layer: kept.index as u32, rank };
-            let (shape, own) = (kept.shape, &own[part.clone()]);
+            let (shape, lens) = (kept.shape, Lens::of(kept, route, self.measured));
+            let (mean, offered) = (take(&mut means, lens.mean), take(&mut offered, lens.offered));
+            let own: &[f32] = take(&mut own, lens.own);
             if self.measured && owns(kept, route, true) && !kept.withheld {
                 let state = &mut kept.state;
                 state.relative_error = Some(match &state.memory {
                     Some(memory) if memory.is_plain() => {
                         relative_error(Values::F32(plain_values(&mut state.pending, shape)), own)
                     }
-                    Some(_) => relative_error(Values::F32(&offered[part.clone()]), own),
+                    Some(_) => relative_error(Values::F32(offered), own),
                     None => relative_error(gradient.values(), own),
                 });
             }
             let in_place = is_in_place(kept, route, self.measured);
-            let room = &mut offered[part.clone()];
             if repays(kept, route) {
-                self.late = self.late.or(kept.state.repay(own, room, stream).err());
+                self.late = self.late.or(kept.state.repay(own, offered, stream).err());
             }
             let own = owns(kept, route, self.measured).then_some(own);
             if !kept.withheld {
@@ -393,7 +403,8 @@ impl Bucket {
             self.bytes += sent;
             if !in_place {
                 let wanted = kept.spec().wanted(route, rank);
-                gradient.write_at(wanted.start, mean[part][..wanted.len()].iter().copied());
+                let mean = &mean[..wanted.len()];
+                gradient.part(wanted).narrow(mean)?;
             }
         }
         Ok(())

@@ -3,10 +3,12 @@
 use super::arena::{Arena, Kept};
 use super::bucket::{self, Bucket};
 use super::codes::Choice;
-use super::layer::Fate;
+use super::layer::{Fate, LayerState};
+use super::view::Lens;
 use super::{Controller, Planner, Tensor};
 use crate::checksum::Hash;
 use crate::exchange::{Agreement, Collective, Moment, Spec};
+use crate::feedback::{Memory, Residual};
 use crate::gradient::ValuesMut;
 use crate::{CoreError, Error};
 use alloc::vec::Vec;
@@ -23,8 +25,9 @@ impl Controller {
     /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
-    /// O(layers). Allocates where no bucket that was taken back had as much room: three f32 per element and what the settings
-    /// need. [`Controller::step`] has one bucket at a time.
+    /// O(layers). Allocates where no bucket that was taken back had as much room: what the settings need, and two f32 per
+    /// element where relative errors are measured, one or two where a residual is not f32, one where f32 or means cannot be
+    /// written over gradients that are still needed. [`Controller::step`] has one bucket at a time.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.contains(layers) {
             true => Agreement::Reached,
@@ -91,14 +94,14 @@ impl Controller {
             terms: self.control.terms(),
         };
         let mut bucket = Bucket::new(arena, moment, agreement);
+        let every = self.planner.config.metrics_every;
+        (bucket.measurable, bucket.measured) = (every > 0, every > 0 && self.planner.step.is_multiple_of(every));
         if let Err(error) = bucket.reserve() {
             self.take_back(bucket.arena);
             return Err(error);
         }
-        let config = &self.planner.config;
-        bucket.measured = config.metrics_every > 0 && self.planner.step.is_multiple_of(config.metrics_every);
         bucket.window_steps = self.planner.window_step();
-        bucket.non_finite = config.non_finite;
+        bucket.non_finite = self.planner.config.non_finite;
         // A bucket without elements has nobody to tell.
         if bucket.has_elements() {
             bucket.failure = self.late.take();
@@ -144,8 +147,15 @@ impl Controller {
 
     /// Makes room for the buckets of before under new settings: all buffers are here, for nothing is on its way.
     pub(super) fn make_room(&mut self, choices: &[Choice]) -> Result<(), Error> {
+        let (layers, lens, words) = self.room_for(&self.states, choices)?;
+        self.arenas.iter_mut().try_for_each(|arena| arena.reserve(layers, lens, words))
+    }
+
+    /// Layers, values and words of the largest of these buckets, where `states` have got these settings.
+    pub(super) fn room_for(&self, states: &[LayerState], choices: &[Choice]) -> Result<(usize, Lens, usize), Error> {
         let Planner { config, tensors, groups, .. } = &self.planner;
-        let (mut layers, mut elements, mut words) = (0, 0, 0);
+        let measured = config.metrics_every > 0;
+        let (mut layers, mut most, mut words) = (0, Lens::default(), 0);
         let ours = groups.ranges.iter().cloned().map(Vec::from_iter);
         for bucket in ours.chain(self.agreed.iter().cloned()) {
             let of = |&index: &usize| {
@@ -154,10 +164,18 @@ impl Controller {
                 Spec { index: index as u32, setting, shape, dtype, shards }
             };
             words = words.max(bucket::words(bucket.iter().map(of), config.route, self.world)?);
-            elements = elements.max(bucket.iter().map(|&layer| tensors[layer].shape.elements()).sum());
+            let lens = bucket.iter().map(|&index| {
+                let setting = &choices[index].setting;
+                // What is left of a residual goes out once.
+                let left = || states[index].memory.as_ref().map(Memory::is_plain);
+                let memory = config.feedback.of(setting).map(Residual::is_plain).or_else(left);
+                let uncompressed = choices[index].uncompressed.is_some();
+                Lens::with(setting, memory, uncompressed, config.route, measured).times(tensors[index].shape.elements())
+            });
+            most = most.max(lens.fold(Lens::default(), Lens::add));
             layers = layers.max(bucket.len());
         }
-        self.arenas.iter_mut().try_for_each(|arena| arena.reserve(layers, elements, words))
+        Ok((layers, most, words))
     }
 
     fn take_back(&mut self, mut arena: Arena) {

@@ -142,7 +142,8 @@ impl Controller {
             states.push(state);
         }
         let switches = self.prepare(&states, &choices, step)?;
-        self.make_room(&choices)?;
+        let (layers, lens, words) = self.room_for(&states, &choices)?;
+        self.arenas.iter_mut().try_for_each(|arena| arena.reserve(layers, lens, words))?;
         for (state, switch) in states.iter_mut().zip(switches) {
             let counts = state.counts;
             state.commit(switch);

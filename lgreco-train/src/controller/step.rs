@@ -87,8 +87,8 @@ impl Controller {
     /// [`CoreError::DuplicateName`]; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
-    /// O(n log n) in the layers. Allocates three f32 per element of the largest bucket, on the measuring rank one more per
-    /// element of the model, and what uncompressed exchanges need.
+    /// O(n log n) in the layers. Allocates what uncompressed exchanges of the largest bucket need, and on the measuring rank
+    /// an f32 per element of the model.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let Place { rank, world } = Place::of(collective)?;
         let planner = Planner::new(config, tensors, rank, world)?;

@@ -1,14 +1,14 @@
 //! The layers of a bucket as an exchange takes them, borrowed from where each of their parts is.
 
 use super::arena::{Kept, recycled};
+use super::codes::Choice;
 use super::layer::LayerState;
 use crate::Error;
 use crate::compress::Setting;
 use crate::exchange::{Input, Layer, Moment, Route, is_gathered, is_sharded};
 use crate::feedback::{Memory, plain_values};
-use crate::gradient::{Dtype, Gradient, Values, ValuesMut};
+use crate::gradient::{Gradient, Values, ValuesMut};
 use alloc::vec::Vec;
-use core::ops::Range;
 
 /// Cuts the first `len` values off.
 pub(super) fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
@@ -17,13 +17,55 @@ pub(super) fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     part
 }
 
-/// Where each layer lies in the buffers of its bucket.
-pub(super) fn parts(kept: &[Kept]) -> impl Iterator<Item = Range<usize>> {
-    kept.iter().scan(0, |end, kept| {
-        let start = *end;
-        *end += kept.shape.elements();
-        Some(start..*end)
-    })
+/// How many values a layer has of each of the bucket's buffers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lens {
+    pub mean: usize,
+    pub offered: usize,
+    pub own: usize,
+}
+
+impl Lens {
+    pub(super) fn add(self, other: Lens) -> Lens {
+        let Lens { mean, offered, own } = self;
+        Lens { mean: mean + other.mean, offered: offered + other.offered, own: own + other.own }
+    }
+
+    pub(super) fn max(self, other: Lens) -> Lens {
+        let Lens { mean, offered, own } = self;
+        Lens { mean: mean.max(other.mean), offered: offered.max(other.offered), own: own.max(other.own) }
+    }
+
+    pub(super) fn times(self, elements: usize) -> Lens {
+        let Lens { mean, offered, own } = self;
+        Lens { mean: mean * elements, offered: offered * elements, own: own * elements }
+    }
+
+    /// For one element of a layer that has this setting, and a residual (plain or not) or none.
+    pub(super) fn with(
+        setting: &Setting,
+        memory: Option<bool>,
+        uncompressed: bool,
+        route: Route,
+        measured: bool,
+    ) -> Lens {
+        let kept = memory == Some(false);
+        Lens {
+            mean: usize::from(!written_over(setting, memory, route, measured)),
+            offered: usize::from(kept),
+            own: usize::from(kept || measured && (memory.is_some() || !uncompressed)),
+        }
+    }
+
+    pub(super) fn of(kept: &Kept, route: Route, measured: bool) -> Lens {
+        let Choice { setting, uncompressed } = &kept.state.choice;
+        let repays = repays(kept, route);
+        let memory = kept.memory().map(Memory::is_plain);
+        let mut lens = Lens::with(setting, memory, uncompressed.is_some(), route, measured);
+        lens.offered = lens.offered.max(repays.into());
+        lens.own = usize::from(owns(kept, route, measured));
+        lens.times(kept.shape.elements())
+    }
 }
 
 /// For what the layers of a bucket are borrowed.
@@ -35,7 +77,7 @@ pub(super) enum When {
     Failed,
 }
 
-/// Buffers with a place per element of the bucket.
+/// Buffers with a place per element of the layers that need one, by [`Lens`].
 pub(super) struct Places<'a> {
     pub mean: &'a mut [f32],
     pub offered: &'a mut [f32],
@@ -56,12 +98,13 @@ pub(super) fn list_of<'a>(
     let mut list = recycled(list);
     let mut gradients = gradients.iter_mut();
     for kept in kept {
-        let (shape, dtype, elements) = (kept.shape, kept.dtype, kept.shape.elements());
+        let (shape, dtype, lens) = (kept.shape, kept.dtype, Lens::of(kept, route, measured));
         let (in_place, owned) = (is_in_place(kept, route, measured), owns(kept, route, measured));
         let plain = kept.memory().map(Memory::is_plain);
         let wanted = kept.spec().wanted(route, moment.rank);
         let LayerState { choice, pending, factor, .. } = &mut kept.state;
-        let (mean, offered, own) = (take(&mut mean, elements), take(&mut offered, elements), take(&mut own, elements));
+        let (mean, offered, own) =
+            (take(&mut mean, lens.mean), take(&mut offered, lens.offered), take(&mut own, lens.own));
         let setting = choice.setting;
         let mut layer = Layer {
             index: kept.index as u32,
@@ -71,7 +114,7 @@ pub(super) fn list_of<'a>(
             sent: 0,
             late: None,
             shards: &kept.shards,
-            mean: &mut mean[..wanted.len()],
+            mean: ValuesMut::F32(if in_place { &mut [] } else { &mut mean[..wanted.len()] }),
             own: owned.then_some(own),
             factor,
         };
@@ -83,9 +126,7 @@ pub(super) fn list_of<'a>(
                 None => layer.gradient,
             };
             if in_place && when == When::Next {
-                if let ValuesMut::F32(values) = gradient {
-                    layer.mean = &mut values[wanted];
-                }
+                layer.mean = gradient.part(wanted);
             } else {
                 let values = Gradient::new(gradient.values(), shape)?;
                 layer.fresh = (plain.is_some() && matches!(setting, Setting::AdaComp(_))).then_some(values);
@@ -101,14 +142,13 @@ pub(super) fn list_of<'a>(
 
 /// Whether means are written over the gradients as they arrive: nobody needs these then.
 pub(super) fn is_in_place(kept: &Kept, route: Route, measured: bool) -> bool {
-    let setting = &kept.state.choice.setting;
-    kept.dtype == Dtype::F32
-        && !measured
-        && !matches!(setting, Setting::AdaComp(_))
-        && match kept.memory() {
-            Some(memory) => memory.is_plain(),
-            None => *setting == Setting::Dense || is_gathered(setting, route) || is_sharded(setting, route),
-        }
+    written_over(&kept.state.choice.setting, kept.memory().map(Memory::is_plain), route, measured)
+}
+
+/// The same of a setting, with a residual (plain or not) or none.
+fn written_over(setting: &Setting, memory: Option<bool>, route: Route, measured: bool) -> bool {
+    let spared = || *setting == Setting::Dense || is_gathered(setting, route) || is_sharded(setting, route);
+    !measured && !matches!(setting, Setting::AdaComp(_)) && memory.unwrap_or_else(spared)
 }
 
 /// Whether a layer without a gradient has a residual that takes up what compressing this rank's share of the mean loses.

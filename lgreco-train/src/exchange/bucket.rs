@@ -8,7 +8,7 @@ use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting, decode};
 use crate::error::expect_len;
 use crate::feedback::is_finite;
-use crate::gradient::{Dtype, Gradient, Shape, Values};
+use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 use crate::internal::payload::{Combine, combine};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -232,7 +232,7 @@ impl Input<'_> {
 /// ```
 /// use lgreco_train::compress::{Setting, powersgd::PowerSgd};
 /// use lgreco_train::exchange::Layer;
-/// use lgreco_train::gradient::{Gradient, Shape, Values};
+/// use lgreco_train::gradient::{Gradient, Shape, Values, ValuesMut};
 /// let gradient = Gradient::new(Values::F32(&[1.0; 12]), Shape::new(3, 4)?)?;
 /// let setting = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
 /// // Zeros at the first step; kept for the next one.
@@ -245,7 +245,7 @@ impl Input<'_> {
 ///     sent: 0,
 ///     late: None,
 ///     shards: &[],
-///     mean: &mut mean,
+///     mean: ValuesMut::F32(&mut mean),
 ///     own: None, // no residual
 ///     factor: &mut factor,
 /// };
@@ -271,8 +271,9 @@ pub struct Layer<'a> {
     pub late: Option<Error>,
     /// By [`Route::Sharded`]: [where shards end](Spec::shards). Else empty.
     pub shards: &'a [u64],
-    /// Gets the mean over the workers; one place per element, by [`Route::Sharded`] per element of this rank's shard.
-    pub mean: &'a mut [f32],
+    /// Gets the mean over the workers, rounded to the element type; one place per element, by [`Route::Sharded`] per element
+    /// of this rank's shard. It may be empty in [`Flight::begin`], and gradients that nobody needs any more are such places.
+    pub mean: ValuesMut<'a>,
     /// Gets this worker's own contribution to the mean, to be taken off its residual; one place per element.
     pub own: Option<&'a mut [f32]>,
     /// PowerSGD: the averaged `Q` of the last step, cols × `min(rank, rows, cols)`, column after column; becomes this
@@ -315,13 +316,20 @@ impl Layer<'_> {
         Ok(())
     }
 
+    /// `Err` unless there is a place for each element of the mean.
+    pub(super) fn check_mean(&self, moment: &Moment) -> Result<(), Error> {
+        expect_len("mean values", self.spec().wanted(moment.route, moment.rank).len(), self.mean.values().len())
+    }
+
     pub(super) fn check(&self, moment: &Moment) -> Result<(), Error> {
         let shape = self.gradient.shape();
         if let Some(fresh) = &self.fresh {
             expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
             expect_len("columns of the fresh gradient", shape.cols(), fresh.shape().cols())?;
         }
-        expect_len("mean values", self.spec().wanted(moment.route, moment.rank).len(), self.mean.len())?;
+        if self.mean.values().len() > 0 {
+            self.check_mean(moment)?;
+        }
         if let Some(own) = &self.own {
             expect_len("own values", shape.elements(), own.len())?;
         }
@@ -431,7 +439,7 @@ pub fn workspace_len<'a>(
 /// ```
 /// use lgreco_train::compress::Setting;
 /// use lgreco_train::exchange::{self, Collective, Layer, Route, threads};
-/// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 ///
 /// let (shape, setting) = (Shape::new(2, 1)?, Setting::Dense);
 /// let means = threads::run(2, |mut worker| {
@@ -441,7 +449,7 @@ pub fn workspace_len<'a>(
 ///     let words = exchange::workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?;
 ///     let factor = &mut [][..];
 ///     let gradient = gradient.into();
-///     let (shards, mean) = (&[][..], &mut means[..]);
+///     let (shards, mean) = (&[][..], ValuesMut::F32(&mut means));
 ///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late: None, shards, mean, own: None, factor };
 ///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
 ///     Ok::<_, lgreco_train::Error>(means)

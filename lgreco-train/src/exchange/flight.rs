@@ -33,7 +33,7 @@ pub enum Agreement {
 /// use lgreco_train::compress::{Setting, topk::TopK};
 /// use lgreco_train::exchange::{Agreement, Collective, Flight, Host, Layer, Moment, Request, Route};
 /// use lgreco_train::exchange::{threads, workspace_len};
-/// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values};
+/// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 ///
 /// let shape = Shape::new(4, 1)?;
 /// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
@@ -43,7 +43,7 @@ pub enum Agreement {
 ///     let gradient = Gradient::new(Values::F32(&values), shape)?;
 ///     let (mut means, mut own) = ([0.0; 4], [0.0; 4]);
 ///     let (own, factor) = (Some(&mut own[..]), &mut [][..]);
-///     let (gradient, late, shards, mean) = (gradient.into(), None, &[][..], &mut means[..]);
+///     let (gradient, late, shards, mean) = (gradient.into(), None, &[][..], ValuesMut::F32(&mut means));
 ///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late, shards, mean, own, factor };
 ///     let mut workspace = vec![0; workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?];
 ///     let mut host = Host { layers: &mut [layer], workspace: &mut workspace };
@@ -138,7 +138,8 @@ impl Flight {
     /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it; unless
     /// the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says otherwise. Means and contributions are then of no use, factors are unchanged.
     /// This rank's own error, if it has one: those of the compressors, [`CoreError::Length`](crate::CoreError::Length),
-    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32. Of others: [`Error::Peer`] names
+    /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32,
+    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when a mean leaves its element type. Of others: [`Error::Peer`] names
     /// the rank that failed first by itself and the code of its error, [`Error::PeerPlan`] a rank with other layers, settings,
     /// seed, step or factors, [`Error::PeerMessage`] one whose payloads cannot be decoded. A space that computes later tells
     /// all of this later.

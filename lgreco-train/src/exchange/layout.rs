@@ -7,6 +7,7 @@ use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};
 use crate::gradient::Dtype;
 use crate::internal::clt::Positions;
+use crate::internal::payload::STRETCH;
 
 /// Lengths of what an exchange's [parts](super::Part) are made in. The same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +31,9 @@ pub struct Layout {
     pub shards: usize,
     /// Bytes: what comes from others, at the most.
     pub received: usize,
-    /// f32: one decoded payload, where it takes memory of its own.
+    /// f32: sums of payloads, where the mean's place is too narrow for them; on the host.
+    pub wide: usize,
+    /// f32: one decoded payload, where it takes memory of its own; on the host.
     pub decoded: usize,
     /// Words: what the host's compressors need.
     pub encode: usize,
@@ -55,16 +58,23 @@ impl Layout {
                     layout.sums += shape.rows() * rank;
                     layout.factors += shape.cols() * rank;
                     encode = powersgd::steps_workspace_len(shape, c.rank);
-                    if route == Route::Sharded {
-                        layout.decoded = layout.decoded.max(shape.cols());
-                    }
+                    let rows = shape.elements().min(STRETCH.max(shape.cols()));
+                    layout.decoded = layout.decoded.max(rows);
                 }
                 Setting::CltK(c) => {
                     layout.sums += c.keep as usize;
                     layout.positions += c.positions_len(shape);
                 }
                 _ => {
-                    layout.decoded = layout.decoded.max(shape.elements());
+                    let (stretch, elements) = (shape.elements().min(STRETCH), shape.elements());
+                    let (wide, decoded) = match setting {
+                        // What is compressed again is all there at a time.
+                        _ if route == Route::ScatterReduce => (elements, elements),
+                        Setting::LoCo(_) | Setting::AdaComp(_) => (elements, elements),
+                        _ => (stretch, 0),
+                    };
+                    layout.wide = layout.wide.max(wide);
+                    layout.decoded = layout.decoded.max(decoded);
                     // The mean that scatter-reduce compresses again is f32.
                     encode = encode.max(setting.encode_workspace_len(shape, Dtype::F32));
                 }

@@ -106,6 +106,15 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Whether it writes means.
+    pub(super) fn is_mean(&self) -> bool {
+        use Op::*;
+        let means = matches!(self, Reconstruct | Average | Place | SumPayloads | AverageShards | SumShards);
+        means || matches!(self, AveragePieces | DecodeMeans)
+    }
+}
+
 /// A step of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {

@@ -10,7 +10,7 @@ use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Compressor, Setting};
-use crate::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
+use crate::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values, ValuesMut};
 use crate::rng::Stream;
 use crate::testing::exchange::{Case, Outcome, check, check_failure};
 use proptest::prelude::*;
@@ -340,7 +340,7 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
                     sent: 0,
                     late: None,
                     shards: &[],
-                    mean: &mut mean,
+                    mean: ValuesMut::F32(&mut mean),
                     own: None,
                     factor: &mut factor,
                 };

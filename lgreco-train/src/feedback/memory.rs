@@ -1,7 +1,7 @@
 //! The memory of one layer on one rank.
 
 use super::kernels::{Commit, Distance, Offer, Update};
-use super::{Residual, Rule, Storage, plain};
+use super::{Rule, plain};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
@@ -221,8 +221,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
 
     /// Whether it is classic error feedback in f32: what is remembered is what has not been sent, and nothing else.
     pub(crate) fn is_plain(&self) -> bool {
-        let Residual { gain, storage, .. } = self.rule.residual();
-        matches!(self.rule, Rule::Residual(_)) && gain == 1.0 && storage == Storage::F32
+        matches!(self.rule, Rule::Residual(residual) if residual.is_plain())
     }
 
     fn check_halves(&self) -> Result<(), Error> {

@@ -28,6 +28,11 @@ impl Residual {
     /// LoCo: a moving average of errors in 8 bits, forgotten every 512 steps.
     pub const LOCO: Residual = Residual { gain: 0.2, reset_every: 512, storage: Storage::Int8 };
 
+    /// Whether what is remembered is what has not been sent, in f32, and nothing else.
+    pub(crate) fn is_plain(self) -> bool {
+        self.gain == 1.0 && self.storage == Storage::F32
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         if !(self.gain > 0.0 && self.gain <= 1.0) {
             return Err(Error::Core(CoreError::Parameter {

@@ -1,5 +1,7 @@
-use super::{Bf16, F16, Values};
-use super::{Dtype, Element};
+use super::{Bf16, Dtype, Element, F16, Values};
+use crate::simd::{Kernel, dispatch};
+use crate::{CoreError, Error};
+use core::ops::Range;
 
 /// The values of a gradient, borrowed from the trainer to be replaced.
 ///
@@ -37,19 +39,70 @@ impl ValuesMut<'_> {
 
     /// Replaces the values, rounded to the element type.
     pub(crate) fn write(&mut self, values: impl Iterator<Item = f32>) {
-        self.write_at(0, values);
-    }
-
-    /// Replaces as many values from element `from` on.
-    pub(crate) fn write_at(&mut self, from: usize, values: impl Iterator<Item = f32>) {
         fn narrow<T: Element>(to: &mut [T], values: impl Iterator<Item = f32>) {
             to.iter_mut().zip(values).for_each(|(to, x)| *to = T::from_f32(x));
         }
         match self {
-            ValuesMut::F32(v) => narrow(&mut v[from..], values),
-            ValuesMut::F16(v) => narrow(&mut v[from..], values),
-            ValuesMut::Bf16(v) => narrow(&mut v[from..], values),
+            ValuesMut::F32(v) => narrow(v, values),
+            ValuesMut::F16(v) => narrow(v, values),
+            ValuesMut::Bf16(v) => narrow(v, values),
         }
+    }
+
+    /// Replaces all values by these, as many and finite, rounded to the element type.
+    ///
+    /// # Errors
+    /// [`CoreError::ElementOverflow`] with the first that leaves it.
+    pub(crate) fn narrow(&mut self, values: &[f32]) -> Result<(), Error> {
+        let fits = match self {
+            ValuesMut::F32(v) => {
+                v.copy_from_slice(values);
+                return Ok(());
+            }
+            ValuesMut::F16(v) => dispatch(Narrow { to: v, values }),
+            ValuesMut::Bf16(v) => dispatch(Narrow { to: v, values }),
+        };
+        if fits {
+            return Ok(());
+        }
+        let index = first_too_large(values, self.values().dtype()).unwrap_or(0);
+        Err(Error::Core(CoreError::ElementOverflow { index, value: values[index] }))
+    }
+
+    /// These of the values.
+    pub(crate) fn part(&mut self, range: Range<usize>) -> ValuesMut<'_> {
+        match self {
+            ValuesMut::F32(v) => ValuesMut::F32(&mut v[range]),
+            ValuesMut::F16(v) => ValuesMut::F16(&mut v[range]),
+            ValuesMut::Bf16(v) => ValuesMut::Bf16(&mut v[range]),
+        }
+    }
+
+    /// The values, if they are f32.
+    pub(crate) fn as_f32(&mut self) -> Option<&mut [f32]> {
+        match self {
+            ValuesMut::F32(v) => Some(v),
+            _ => None,
+        }
+    }
+}
+
+struct Narrow<'a, T> {
+    to: &'a mut [T],
+    values: &'a [f32],
+}
+
+impl<T: Element> Kernel for Narrow<'_, T> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut fits = true;
+        for (to, &x) in self.to.iter_mut().zip(self.values) {
+            *to = T::from_f32(x);
+            fits &= to.to_f32().is_finite();
+        }
+        fits
     }
 }
 

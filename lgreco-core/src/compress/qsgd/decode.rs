@@ -6,7 +6,7 @@ use crate::Error;
 use crate::compress::bits;
 use crate::compress::combine::Combine;
 use crate::compress::wire::{Header, Method, Payload};
-use crate::error::expect_len;
+use crate::error::{expect_len, expect_room};
 use crate::rng::block::BLOCK;
 use crate::simd::Kernel;
 use crate::spread::{Divide, spread};
@@ -73,8 +73,28 @@ pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: 
     let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
     qsgd.check_padding(codes, elements)?;
     match how {
-        Combine::Add => qsgd.put(scales, codes, values, |place, value| *place += value),
-        Combine::Subtract => qsgd.put(scales, codes, values, |place, value| *place -= value),
+        Combine::Add => qsgd.put(scales, codes, 0, values, |place, value| *place += value),
+        Combine::Subtract => qsgd.put(scales, codes, 0, values, |place, value| *place -= value),
+    }
+}
+
+/// The same of the elements from `start` on, a multiple of [`BLOCK`].
+pub(in crate::compress) fn combine_stretch(
+    payload: &Payload<'_>,
+    replace: bool,
+    start: usize,
+    values: &mut [f32],
+) -> Result<(), Error> {
+    let qsgd = Qsgd::from_header(&payload.header)?;
+    let elements = payload.header.shape.elements();
+    expect_room("elements", start.saturating_add(values.len()), elements)?;
+    let (scales_len, codes_len) = qsgd.body_lens(elements)?;
+    let (scales, codes) = payload.body_of_len(scales_len + codes_len)?.split_at(scales_len);
+    qsgd.check_padding(codes, elements)?;
+    let codes = &codes[start / 8 * qsgd.bits as usize..];
+    match replace {
+        true => qsgd.put(scales, codes, start, values, |place, value| *place = value),
+        false => qsgd.put(scales, codes, start, values, |place, value| *place += value),
     }
 }
 
@@ -83,17 +103,19 @@ impl Qsgd {
     pub(crate) fn decode_body(&self, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
         let (scales, codes) = body.split_at(self.body_lens(values.len())?.0);
         self.check_padding(codes, values.len())?;
-        self.put(scales, codes, values, |place, value| *place = value)
+        self.put(scales, codes, 0, values, |place, value| *place = value)
     }
 
+    /// `codes` and `values` are those of the elements from `start` on.
     fn put(
         &self,
         scales: &[u8],
         codes: &[u8],
+        start: usize,
         values: &mut [f32],
         put: impl Fn(&mut f32, f32) + Copy + Send,
     ) -> Result<(), Error> {
-        spread(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, values, put })
+        spread(Decode { qsgd: *self, scales: scales.as_chunks::<4>().0, codes, start, values, put })
     }
 
     fn check_padding(&self, codes: &[u8], elements: usize) -> Result<(), Error> {
@@ -149,6 +171,7 @@ struct Decode<'a, F> {
     qsgd: Qsgd,
     scales: &'a [[u8; 4]],
     codes: &'a [u8],
+    start: usize,
     values: &'a mut [f32],
     /// Where a value goes.
     put: F,
@@ -166,14 +189,17 @@ impl<F: Fn(&mut f32, f32)> Kernel for Decode<'_, F> {
 impl<F: Fn(&mut f32, f32)> Decode<'_, F> {
     #[inline(always)]
     fn run_as<const SIGN_MAGNITUDE: bool>(self) -> Result<(), Error> {
-        let Decode { qsgd, scales, codes, values, put } = self;
+        let Decode { qsgd, scales, codes, start, values, put } = self;
         let bucket_len = qsgd.bucket as usize;
-        let (mut low, mut high) = (0.0, 0.0);
+        let (mut low, mut high) = match values {
+            [] => (0.0, 0.0),
+            _ => read_scales(qsgd.scale, start / bucket_len, scales)?,
+        };
         let mut block_codes = [0u8; BLOCK];
         let packed_blocks = codes.chunks(BLOCK / 8 * qsgd.bits as usize);
         for ((block, block_values), packed) in values.chunks_mut(BLOCK).enumerate().zip(packed_blocks) {
             bits::unpack(qsgd.bits, packed, &mut block_codes);
-            let first = block * BLOCK;
+            let first = start + block * BLOCK;
             let mut at = 0;
             while at < block_values.len() {
                 let within = (first + at) % bucket_len;
@@ -203,14 +229,11 @@ impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Decode<'_, F> {
 
     fn divide(self, at: usize) -> Result<(Self, Self), Self> {
         let Some(at) = self.qsgd.division(at) else { return Err(self) };
-        let Decode { qsgd, scales, codes, values, put } = self;
-        let (scales, other_scales) = scales.split_at(at / qsgd.bucket as usize * qsgd.scale_bytes() / 4);
+        let Decode { qsgd, scales, codes, start, values, put } = self;
         let (codes, other_codes) = codes.split_at(at / 8 * qsgd.bits as usize);
         let (values, others) = values.split_at_mut(at);
-        Ok((
-            Decode { qsgd, scales, codes, values, put },
-            Decode { qsgd, scales: other_scales, codes: other_codes, values: others, put },
-        ))
+        let second = Decode { qsgd, scales, codes: other_codes, start: start + at, values: others, put };
+        Ok((Decode { qsgd, scales, codes, start, values, put }, second))
     }
 
     fn join(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {

@@ -36,7 +36,7 @@ mod encode;
 pub(super) mod grid;
 mod measure;
 
-pub(super) use decode::{combine, stated};
+pub(super) use decode::{combine, combine_stretch, stated};
 pub use decode::{decode, of_payload};
 pub use measure::measure;
 

@@ -6,7 +6,7 @@ use crate::compress::combine::Combine;
 use crate::compress::positions::{self, Layout};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{Header, Method, Payload};
-use crate::error::expect_len;
+use crate::error::{expect_len, expect_room};
 use crate::gradient::Dtype;
 
 /// Writes what a TopK payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
@@ -35,19 +35,37 @@ use crate::gradient::Dtype;
 pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
     let body = body(payload, values.len())?;
     values.fill(0.0);
-    body.scatter(values, |place, value| *place = value)
+    body.scatter_all(values, |place, value| *place = value)
 }
 
 /// Combines what a TopK payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
 pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
-    body(payload, values.len())?.scatter(values, |place, value| how.put(place, value))
+    body(payload, values.len())?.scatter_all(values, |place, value| how.put(place, value))
+}
+
+/// The same of the elements from `start` on, a multiple of 64; `place` is where the last stretch has ended.
+pub(in crate::compress) fn combine_stretch(
+    payload: &Payload<'_>,
+    replace: bool,
+    start: usize,
+    place: &mut [u64; 2],
+    values: &mut [f32],
+) -> Result<(), Error> {
+    let body = of_payload(payload)?;
+    let elements = payload.header.shape.elements();
+    expect_room("elements", start.saturating_add(values.len()), elements)?;
+    if replace {
+        values.fill(0.0);
+    }
+    body.scatter(start, place, values, |place, value| *place += value)?;
+    if start + values.len() == elements { body.check_end(place) } else { Ok(()) }
 }
 
 /// The inverse of [`encode_body`](super::encode::encode_body); `body` has exactly the length it has for these values.
 pub fn decode_body(top: &TopK, body: &[u8], values: &mut [f32]) -> Result<(), Error> {
     let body = Body::new(*top, Layout::new(values.len() as u32, top.keep), body);
     values.fill(0.0);
-    body.scatter(values, |place, value| *place = value)
+    body.scatter_all(values, |place, value| *place = value)
 }
 
 /// The parts of a TopK payload's body, by its header, whose length has been checked; for decoders elsewhere, on a GPU for
@@ -121,23 +139,51 @@ impl<'a> Body<'a> {
         Body { top, layout, values, positions }
     }
 
-    fn scatter(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
-        with_wire_type!(self.top.values, V => self.scatter_as::<V>(values, put))
+    fn scatter_all(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
+        let mut place = [0; 2];
+        self.scatter(0, &mut place, values, put)?;
+        self.check_end(&place)
+    }
+
+    /// Puts what is kept of the elements from `start` on into `values`; `place` is how many are kept before, and what
+    /// [`positions::for_each_in`] says.
+    fn scatter(
+        &self,
+        start: usize,
+        place: &mut [u64; 2],
+        values: &mut [f32],
+        put: impl Fn(&mut f32, f32),
+    ) -> Result<(), Error> {
+        with_wire_type!(self.top.values, V => self.scatter_as::<V>(start, place, values, put))
     }
 
     #[inline(always)]
-    fn scatter_as<V: WireValue>(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
-        let mut kept = self.values.chunks_exact(size_of::<V>());
-        positions::for_each(self.layout, self.positions, |position| {
+    fn scatter_as<V: WireValue>(
+        &self,
+        start: usize,
+        [before, bit]: &mut [u64; 2],
+        values: &mut [f32],
+        put: impl Fn(&mut f32, f32),
+    ) -> Result<(), Error> {
+        let mut kept = self.values[*before as usize * size_of::<V>()..].chunks_exact(size_of::<V>());
+        let range = start as u64..(start + values.len()) as u64;
+        let there = kept.len();
+        positions::for_each_in(self.layout, self.positions, *before, bit, range, |position| {
             let value = kept.next().ok_or(Error::PayloadBody { what: "more positions than kept values" })?;
             let value = V::get(value);
             if !value.is_finite() {
                 return Err(Error::PayloadBody { what: "a kept value is not finite" });
             }
-            put(&mut values[position as usize], value);
+            put(&mut values[position as usize - start], value);
             Ok(())
         })?;
-        if kept.next().is_some() {
+        *before += (there - kept.len()) as u64;
+        Ok(())
+    }
+
+    /// `Err` unless all that is kept has found its place.
+    fn check_end(&self, place: &[u64; 2]) -> Result<(), Error> {
+        if place[0] < self.top.keep as u64 {
             return Err(Error::PayloadBody { what: "fewer positions than kept values" });
         }
         Ok(())

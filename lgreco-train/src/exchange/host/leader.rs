@@ -1,6 +1,6 @@
 //! Shared positions (CLT-k): the leader's by broadcast, everybody's values there in the first all-reduce.
 
-use super::mean::average;
+use super::mean::{average, narrow};
 use super::room::Room;
 use super::sums;
 use crate::Error;
@@ -74,12 +74,15 @@ pub(super) fn place(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
         average(values, moment.world_size)?;
         let mut values = values.iter();
         let wanted = layer.spec().wanted(moment.route, moment.rank);
-        layer.mean.fill(0.0);
         let mean = &mut layer.mean;
+        mean.write(core::iter::repeat(0.0));
+        let mut placed = Ok(());
         clt.for_each(shape, positions, |at| {
-            let value = values.next().filter(|_| wanted.contains(&at));
-            value.into_iter().for_each(|&value| mean[at - wanted.start] = value);
+            if let (Some(value), true) = (values.next(), placed.is_ok() && wanted.contains(&at)) {
+                placed = narrow(core::slice::from_ref(value), at - wanted.start, mean);
+            }
         })?;
+        placed?;
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Sums over workers and the one place where they become means.
 
+use crate::gradient::ValuesMut;
+use crate::internal::payload::STRETCH;
 use crate::internal::spread::{Divide, spread};
 use crate::simd::Kernel;
 use crate::{CoreError, Error};
@@ -35,6 +37,33 @@ impl Divide for Average<'_> {
     fn join(first: bool, second: bool) -> bool {
         first && second
     }
+}
+
+/// Writes the mean of a sum over `world` workers, which becomes the mean itself.
+///
+/// # Errors
+/// As [`average`]; [`CoreError::ElementOverflow`] when a mean leaves its element type.
+pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
+    let mut at = 0;
+    for sum in sum.chunks_mut(STRETCH) {
+        average(sum, world)?;
+        narrow(sum, at, mean)?;
+        at += sum.len();
+    }
+    Ok(())
+}
+
+/// Writes values into `mean` from element `at` on.
+///
+/// # Errors
+/// [`CoreError::ElementOverflow`] when one leaves its element type.
+pub(super) fn narrow(values: &[f32], at: usize, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
+    mean.part(at..at + values.len()).narrow(values).map_err(|error| match error {
+        Error::Core(CoreError::ElementOverflow { index, value }) => {
+            Error::Core(CoreError::ElementOverflow { index: at + index, value })
+        }
+        error => error,
+    })
 }
 
 /// Turns a sum over `world` workers into their mean.

@@ -6,6 +6,7 @@ mod payloads;
 mod pieces;
 mod room;
 mod shards;
+mod sum;
 mod sums;
 
 use super::bucket::{Layer, Spec};
@@ -56,6 +57,9 @@ impl Space for Host<'_, '_> {
     fn run(&mut self, op: Op, program: &Program) -> Result<(), Error> {
         let room = &mut Room::new(&program.layout, self.workspace)?;
         let (layers, moment) = (&mut *self.layers, program.moment);
+        if op.is_mean() {
+            layers.iter().try_for_each(|layer| layer.check_mean(&moment))?;
+        }
         match op {
             Op::Lead => leader::lead(layers, moment, room),
             Op::Widen => sums::dense(layers, room),

@@ -1,15 +1,12 @@
 //! Payloads to everybody.
 
-use super::mean::average;
-use super::room::{Room, messages, sum};
-use crate::compress::wire::{Method, Payload};
+use super::room::{Ranks, Room, sum};
+use super::sum::{Scratch, mean_of};
 use crate::compress::{Compressor, Setting, stated_len};
 use crate::error::expect_room;
-use crate::exchange::bucket::{Layer, Moment};
+use crate::exchange::bucket::{Layer, Moment, Spec};
 use crate::exchange::program::Program;
 use crate::exchange::slip::{self, Slip};
-use crate::gradient::Shape;
-use crate::internal::payload::{Combine, combine, decode_parsed};
 use crate::{CoreError, Error};
 
 /// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and writes down the length of
@@ -49,94 +46,47 @@ pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
     room.received[before..][..len].copy_from_slice(&room.message[..len]);
 }
 
-/// Sums what the messages hold, in rank order.
+/// The means of what the messages hold.
 pub(super) fn means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let received = messages(room.ranks.lens, room.received);
-    for (rank, message) in (0..).zip(received) {
-        let mut unread = &message[slip::LEN..];
-        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
-            let failed = |error: Error| Error::PeerMessage { rank, code: error.code() };
-            let payload;
-            (payload, unread) = split(unread, layer).map_err(failed)?;
-            sum_from(rank, payload, &layer.setting, layer.gradient.shape(), layer.mean, room.decoded)?;
-            if rank == moment.rank {
-                layer.contribute(payload, room.decoded)?;
-            }
+    let Room { ranks: Ranks { lens, spare }, received, wide, decoded, .. } = room;
+    let (places, read) = spare.split_at_mut(2 * lens.len());
+    let unread = |rank: u32, read: u64| {
+        let before = sum(&lens[..rank as usize]);
+        &received[before..][..lens[rank as usize] as usize][read as usize..]
+    };
+    read.fill(slip::LEN as u64);
+    for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
+        let Spec { setting, shape, dtype, .. } = layer.spec();
+        let spec = Spec::from((setting, shape, dtype));
+        let len = |rank: u32, read: u64| {
+            payload_len(unread(rank, read), &spec).map_err(|error| Error::PeerMessage { rank, code: error.code() })
+        };
+        for (rank, &read) in (0..).zip(&*read) {
+            len(rank, read)?;
         }
-        if !unread.is_empty() {
-            return Err(Error::PeerMessage { rank, code: CoreError::PayloadBody { what: "" }.code() });
+        let payload_of = |rank: u32| {
+            let unread = unread(rank, read[rank as usize]);
+            &unread[..payload_len(unread, &spec).unwrap_or(0)]
+        };
+        let scratch = Scratch { places, wide, decoded };
+        mean_of(moment.world_size, payload_of, &setting, shape, &mut layer.mean, scratch)?;
+        layer.contribute(payload_of(moment.rank), decoded)?;
+        for (rank, read) in (0..).zip(&mut *read) {
+            *read += len(rank, *read)? as u64;
         }
     }
-    let mut gathered = layers.iter_mut().filter(|layer| layer.is_gathered(moment.route));
-    gathered.try_for_each(|layer| average(layer.mean, moment.world_size))
+    match (0..).zip(&*read).find(|&(rank, &read)| !unread(rank, read).is_empty()) {
+        Some((rank, _)) => Err(Error::PeerMessage { rank, code: CoreError::PayloadBody { what: "" }.code() }),
+        None => Ok(()),
+    }
 }
 
-/// Cuts a layer's payload off a message.
-fn split<'a>(message: &'a [u8], layer: &Layer<'_>) -> Result<(&'a [u8], &'a [u8]), Error> {
-    let len = match layer.setting.has_fixed_len() {
-        true => layer.setting.payload_len(layer.gradient.shape(), layer.gradient.dtype())?,
+/// Bytes of the layer's payload that a message goes on with, which are there.
+fn payload_len(message: &[u8], spec: &Spec<'_>) -> Result<usize, Error> {
+    let len = match spec.setting.has_fixed_len() {
+        true => spec.setting.payload_len(spec.shape, spec.dtype)?,
         false => stated_len(message)?,
     };
     expect_room("payload bytes", len, message.len())?;
-    Ok(message.split_at(len))
-}
-
-/// Adds what `rank` contributes to the sum, which rank 0 begins.
-pub(super) fn sum_from(
-    rank: u32,
-    payload: &[u8],
-    setting: &Setting,
-    shape: Shape,
-    sum: &mut [f32],
-    decoded: &mut [f32],
-) -> Result<(), Error> {
-    let sparse = matches!(method(setting), Method::TopK | Method::AdaComp);
-    if rank == 0 && !sparse {
-        return decode_from(rank, payload, setting, shape, sum);
-    }
-    if rank == 0 {
-        sum.fill(0.0);
-    }
-    read_from(rank, payload, setting, shape, |payload| combine(payload, Combine::Add, sum, decoded))
-}
-
-/// What payloads of `setting` say they are.
-const fn method(setting: &Setting) -> Method {
-    match setting {
-        Setting::Dense => Method::Dense,
-        Setting::Qsgd(_) => Method::Qsgd,
-        Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) => Method::TopK,
-        Setting::PowerSgd(_) => Method::PowerSgd,
-        Setting::AdaComp(_) => Method::AdaComp,
-        Setting::LoCo(_) => Method::LoCo,
-    }
-}
-
-/// Decodes a payload that `rank` sent for a tensor of this setting and shape.
-pub(super) fn decode_from(
-    rank: u32,
-    payload: &[u8],
-    setting: &Setting,
-    shape: Shape,
-    values: &mut [f32],
-) -> Result<(), Error> {
-    read_from(rank, payload, setting, shape, |payload| decode_parsed(payload, values))
-}
-
-/// Lets `read` read a payload that `rank` sent for a tensor of this setting and shape.
-fn read_from(
-    rank: u32,
-    payload: &[u8],
-    setting: &Setting,
-    shape: Shape,
-    read: impl FnOnce(&Payload<'_>) -> Result<(), CoreError>,
-) -> Result<(), Error> {
-    let checked = || {
-        let payload = Payload::parse(payload)?;
-        if (payload.header.method, payload.header.shape) != (method(setting), shape) {
-            return Err(CoreError::PayloadBody { what: "its method or shape is not that of the layer" });
-        }
-        read(&payload)
-    };
-    checked().map_err(|error| Error::PeerMessage { rank, code: error.code() })
+    Ok(len)
 }

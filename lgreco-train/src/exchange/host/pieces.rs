@@ -1,8 +1,8 @@
 //! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
 
-use super::mean::average;
-use super::payloads::{decode_from, sum_from};
-use super::room::{Room, messages, sum};
+use super::mean::{average, narrow};
+use super::room::{Ranks, Room, messages, sum};
+use super::sum::{Scratch, decode_from, mean_of};
 use super::sums::widen;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
@@ -127,7 +127,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
     for_each(division, rank, layers, |piece, layer, at| {
         let whole = layer.gradient.get()?;
         let gradient = cut(&whole, &piece)?;
-        let mean = &mut layer.mean[piece.range.clone()];
+        let mean = &mut room.wide[..piece.range.len()];
         let decoded = &mut room.decoded[..mean.len()];
         for peer in 0..world {
             let values = if peer == 0 { &mut *mean } else { &mut *decoded };
@@ -156,11 +156,11 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
             }
         }
         if let Input::Compensated { values, .. } = &mut layer.gradient {
-            for ((x, &mean), &decoded) in values[piece.range].iter_mut().zip(&*mean).zip(&*decoded) {
+            for ((x, &mean), &decoded) in values[piece.range.clone()].iter_mut().zip(&*mean).zip(&*decoded) {
                 *x -= contribution(*x, mean, decoded);
             }
         }
-        mean.copy_from_slice(decoded);
+        narrow(decoded, piece.range.start, &mut layer.mean)?;
         Ok(())
     })?;
     check_left(layers);
@@ -183,19 +183,17 @@ pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Ro
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
     let len = message_len(division, rank, layers)?;
-    let sent = sum(room.ranks.lens);
-    let own = &room.pieces[sent..][..len];
-    let received = &*room.received;
+    let Room { ranks: Ranks { lens, spare }, pieces, received, wide, decoded, .. } = room;
+    let own = &pieces[sum(lens)..][..len];
+    let places = &mut spare[..2 * lens.len()];
     let message = |peer: u32| match peer {
         _ if peer == rank => own,
         _ => &received[(peer as usize - (peer > rank) as usize) * len..][..len],
     };
     for_each(division, rank, layers, |piece, layer, at| {
-        for peer in 0..world {
-            let payload = &message(peer)[slip::LEN + at..][..piece.payload_len];
-            sum_from(peer, payload, &piece.setting, piece.shape, layer.mean, room.decoded)?;
-        }
-        average(layer.mean, world)
+        let payload_of = |peer: u32| &message(peer)[slip::LEN + at..][..piece.payload_len];
+        let scratch = Scratch { places, wide, decoded };
+        mean_of(world, payload_of, &piece.setting, piece.shape, &mut layer.mean, scratch)
     })?;
     check_left(layers);
     Ok(())
@@ -224,7 +222,12 @@ pub(super) fn decode_means(layers: &mut [Layer<'_>], moment: Moment, room: &mut 
     for (owner, message) in (0..).zip(received).filter(|(owner, _)| *owner != moment.rank) {
         for_each(division, owner, layers, |piece, layer, at| {
             let payload = &message[slip::LEN + at..][..piece.payload_len];
-            decode_from(owner, payload, &piece.setting, piece.shape, &mut layer.mean[piece.range])
+            if let Some(mean) = layer.mean.as_f32() {
+                return decode_from(owner, payload, &piece.setting, piece.shape, &mut mean[piece.range]);
+            }
+            let decoded = &mut room.decoded[..piece.range.len()];
+            decode_from(owner, payload, &piece.setting, piece.shape, decoded)?;
+            narrow(decoded, piece.range.start, &mut layer.mean)
         })?;
     }
     Ok(())

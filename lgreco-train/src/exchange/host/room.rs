@@ -33,12 +33,11 @@ impl Layout {
 
     /// Words of the host's workspace.
     pub(in crate::exchange) fn words(&self) -> usize {
-        let singles =
-            [self.with_slips(self.sums), self.with_slips(self.factors), self.shards_with_slips(), self.decoded]
-                .map(|len| len.div_ceil(2));
+        let sums = [self.with_slips(self.sums), self.with_slips(self.factors), self.shards_with_slips()];
+        let singles = sums.into_iter().chain([self.wide, self.decoded]).map(|len| len.div_ceil(2));
         let bytes = [self.positions, self.staged(), self.pieces, self.received].map(|len| len.div_ceil(8));
         let ranks = [WORDS.saturating_mul(self.world)];
-        singles.into_iter().chain(bytes).chain(ranks).fold(self.encode, usize::saturating_add)
+        singles.chain(bytes).chain(ranks).fold(self.encode, usize::saturating_add)
     }
 }
 
@@ -52,6 +51,7 @@ pub(super) struct Room<'a> {
     pub(super) message: &'a mut [u8],
     pub(super) pieces: &'a mut [u8],
     pub(super) received: &'a mut [u8],
+    pub(super) wide: &'a mut [f32],
     pub(super) decoded: &'a mut [f32],
     pub(super) encode: &'a mut [u64],
 }
@@ -78,6 +78,7 @@ impl<'a> Room<'a> {
             message: take(&mut words, layout.staged()),
             pieces: take(&mut words, layout.pieces),
             received: take(&mut words, layout.received),
+            wide: take(&mut words, layout.wide),
             decoded: take(&mut words, layout.decoded),
             encode: words,
         })

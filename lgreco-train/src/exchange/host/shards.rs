@@ -1,6 +1,6 @@
 //! Dense layers by shards: each rank gets the sums of its own.
 
-use super::mean::average;
+use super::mean;
 use super::room::{Room, put_slip, slips, sum};
 use super::sums::{take, widen_part};
 use crate::Error;
@@ -63,9 +63,8 @@ pub(super) fn heard<'r>(moment: Moment, room: &'r mut Room<'_>) -> impl Iterator
 pub(super) fn means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let mut own = own(moment, room);
     for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
-        let sum = take(&mut own, layer.mean.len());
-        layer.mean.copy_from_slice(sum);
-        average(layer.mean, moment.world_size)?;
+        let sum = take(&mut own, layer.mean.values().len());
+        mean::put(sum, moment.world_size, &mut layer.mean)?;
     }
     Ok(())
 }

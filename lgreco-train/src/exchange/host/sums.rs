@@ -1,6 +1,6 @@
 //! Dense layers and PowerSGD: sums on the wire.
 
-use super::mean::average;
+use super::mean::{self, average};
 use super::room::Room;
 use crate::compress::Setting;
 use crate::compress::powersgd::{
@@ -9,6 +9,7 @@ use crate::compress::powersgd::{
 use crate::compress::{check_finite, powersgd::PowerSgd};
 use crate::exchange::bucket::{Input, Layer, Moment};
 use crate::gradient::{Element, Gradient, with_elements};
+use crate::internal::payload::STRETCH;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
@@ -72,8 +73,7 @@ pub(super) fn dense_means(layers: &mut [Layer<'_>], world: u32, room: &mut Room<
     for layer in layers {
         let sum = take(&mut sums, part_lens(layer).0);
         if is_summed(layer) {
-            layer.mean.copy_from_slice(sum);
-            average(layer.mean, world)?;
+            mean::put(sum, world, &mut layer.mean)?;
         }
     }
     Ok(())
@@ -146,24 +146,22 @@ pub(super) fn average_factors(layers: &mut [Layer<'_>], world: u32, room: &mut R
 pub(super) fn products(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Room { sums, factors, decoded, .. } = room;
     for_each_product(layers, sums, factors, |layer, rank, p, q| {
-        let shape = layer.gradient.shape();
+        let (shape, cols) = (layer.gradient.shape(), layer.gradient.shape().cols());
         let wanted = layer.spec().wanted(moment.route, moment.rank);
-        let (mut at, mut mean) = (wanted.start, &mut *layer.mean);
-        // Whole rows into their place; what a shard has of its first and its last row by way of `decoded`.
+        if let (Some(mean), true) = (layer.mean.as_f32(), wanted.len() == shape.elements()) {
+            return Ok(reconstruct(shape, rank, p, q, mean)?);
+        }
+        // Some rows at a time, of which a shard may want parts.
+        let most = (STRETCH / cols.max(1)).max(1);
+        let mut at = wanted.start;
         while at < wanted.end {
-            let (row, within) = (at / shape.cols(), at % shape.cols());
-            let whole = if within == 0 { (wanted.end - at) / shape.cols() } else { 0 };
-            if whole > 0 {
-                let rows = take(&mut mean, whole * shape.cols());
-                reconstruct_rows(shape, rank, p, q, row..row + whole, rows)?;
-                at += rows.len();
-            } else {
-                let one = &mut decoded[..shape.cols()];
-                reconstruct_rows(shape, rank, p, q, row..row + 1, one)?;
-                let end = shape.cols().min(within + wanted.end - at);
-                take(&mut mean, end - within).copy_from_slice(&one[within..end]);
-                at += end - within;
-            }
+            let rows = at / cols..wanted.end.div_ceil(cols).min(at / cols + most);
+            let made = &mut decoded[..rows.len() * cols];
+            reconstruct_rows(shape, rank, p, q, rows.clone(), made)?;
+            let end = wanted.end.min(rows.end * cols);
+            let made = &made[at - rows.start * cols..end - rows.start * cols];
+            mean::narrow(made, at - wanted.start, &mut layer.mean)?;
+            at = end;
         }
         Ok(())
     })

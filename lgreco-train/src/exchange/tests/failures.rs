@@ -209,7 +209,7 @@ fn a_short_workspace_on_one_worker_is_an_error_on_all() {
             sent: 0,
             late: None,
             shards: &[],
-            mean: &mut mean,
+            mean: ValuesMut::F32(&mut mean),
             own: None,
             factor: &mut [],
         };

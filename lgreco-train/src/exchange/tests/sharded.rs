@@ -120,7 +120,7 @@ fn ranks_with_other_shards_are_named() {
                 sent: 0,
                 late: None,
                 shards,
-                mean: &mut mean[..spec.shard(moment.rank).len()],
+                mean: ValuesMut::F32(&mut mean[..spec.shard(moment.rank).len()]),
                 own: None,
                 factor: &mut [],
             });

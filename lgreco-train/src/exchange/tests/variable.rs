@@ -81,7 +81,7 @@ fn adacomp_with_memories() {
                 sent: 0,
                 late: None,
                 shards: &[],
-                mean: &mut mean,
+                mean: ValuesMut::F32(&mut mean),
                 own: own_values,
                 factor: &mut [],
             };

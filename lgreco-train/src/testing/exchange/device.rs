@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::exchange::{Collective, Host, Layer, Op, Part, Program, Request, RequestOf, Slip, Space, Spec};
-use crate::gradient::{Gradient, Values};
+use crate::gradient::{Gradient, Values, ValuesMut};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -59,7 +59,7 @@ impl Memory {
                 sent: 0,
                 late: None,
                 shards,
-                mean,
+                mean: ValuesMut::F32(mean),
                 own,
                 factor,
             });

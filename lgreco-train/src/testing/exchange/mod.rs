@@ -6,7 +6,7 @@ use crate::compress::sidco::SMALLEST;
 use crate::compress::{Setting, adacomp::AdaComp, clt::CltK, topk::TopK};
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Agreement, Collective, Flight, Host, Layer, Moment, Request, Round, Route, Spec, workspace_len};
-use crate::gradient::{Dtype, Gradient, Shape, Values};
+use crate::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
 use crate::testing::{adacomp, hard_threshold::expected, topk::order};
 use crate::{CoreError, Error};
 use alloc::vec;
@@ -154,7 +154,7 @@ impl Case {
                 sent: 0,
                 late: None,
                 shards,
-                mean,
+                mean: ValuesMut::F32(mean),
                 own: Some(own),
                 factor,
             });
