@@ -7,7 +7,7 @@ use crate::simd::{Kernel, dispatch};
 
 /// Elements of a loop for which a second core pays.
 #[cfg(feature = "rayon")]
-const LEAST: usize = 1 << 16;
+const LEAST: usize = 1 << 15;
 
 /// A loop over many elements that can be divided.
 pub trait Divide: Kernel<Output: Send> + Send + Sized {

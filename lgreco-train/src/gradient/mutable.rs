@@ -78,6 +78,22 @@ impl ValuesMut<'_> {
         }
     }
 
+    /// The values before and from `at` on.
+    pub(crate) fn split_at<'a>(self, at: usize) -> (ValuesMut<'a>, ValuesMut<'a>)
+    where
+        Self: 'a,
+    {
+        fn both<'a, T, R>(values: &'a mut [T], at: usize, of: impl Fn(&'a mut [T]) -> R) -> (R, R) {
+            let (first, second) = values.split_at_mut(at);
+            (of(first), of(second))
+        }
+        match self {
+            ValuesMut::F32(v) => both(v, at, ValuesMut::F32),
+            ValuesMut::F16(v) => both(v, at, ValuesMut::F16),
+            ValuesMut::Bf16(v) => both(v, at, ValuesMut::Bf16),
+        }
+    }
+
     /// The values, if they are f32.
     pub(crate) fn as_f32(&mut self) -> Option<&mut [f32]> {
         match self {

@@ -15,6 +15,8 @@ use std::string::ToString;
 use std::{vec, vec::Vec};
 
 mod buckets;
+#[cfg(feature = "rayon")]
+mod cores;
 mod failures;
 #[cfg(feature = "json")]
 mod planned;

@@ -5,6 +5,8 @@ use crate::compress::Setting;
 use crate::compress::wire::{Method, Payload};
 use crate::gradient::{Shape, ValuesMut};
 use crate::internal::payload::{Combine, STRETCH, combine, combine_stretch, decode_parsed, reads_stretches};
+use crate::internal::spread::{Divide, spread};
+use crate::simd::{Kernel, dispatch};
 use crate::{CoreError, Error};
 
 /// What adding up takes of the workspace.
@@ -23,45 +25,134 @@ pub(super) struct Scratch<'a> {
 /// # Errors
 /// [`Error::PeerMessage`] names a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the sum leaves f32,
 /// [`CoreError::ElementOverflow`] when the mean leaves its element type.
-pub(super) fn mean_of<'p>(
+pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     world: u32,
-    payload_of: impl Fn(u32) -> &'p [u8],
+    payload_of: P,
     setting: &Setting,
     shape: Shape,
     mean: &mut ValuesMut<'_>,
     Scratch { places, wide, decoded }: Scratch<'_>,
 ) -> Result<(), Error> {
-    let (in_stretches, elements) = (reads_stretches(method(setting)), shape.elements());
-    places.fill(0);
-    let places = places.as_chunks_mut().0;
-    let mut add_up = |start: usize, sum: &mut [f32]| {
-        for ((rank, place), payload) in (0..world).zip(&mut *places).zip((0..world).map(&payload_of)) {
-            if in_stretches {
-                let read = |payload: &Payload<'_>| combine_stretch(payload, rank == 0, start, place, sum);
-                read_from(rank, payload, setting, shape, read)?;
-            } else {
-                sum_from(rank, payload, setting, shape, sum, decoded)?;
-            }
-        }
+    if reads_stretches(method(setting)) {
+        places.fill(0);
+        let places = places.as_chunks_mut().0;
+        let (payload_of, mean) = (&payload_of, mean.part(0..shape.elements()));
+        return spread(Stretches { world, payload_of, setting, shape, start: 0, mean, places, wide });
+    }
+    let mut add_up = |sum: &mut [f32]| {
+        (0..world).try_for_each(|rank| sum_from(rank, payload_of(rank), setting, shape, sum, decoded))?;
         average(sum, world)
     };
-    let most = if in_stretches { STRETCH } else { elements };
-    let mut start = 0;
-    // Also of an empty tensor the payloads are looked at.
-    loop {
-        let end = elements.min(start + most);
-        match mean.as_f32() {
-            Some(mean) => add_up(start, &mut mean[start..end])?,
-            None => {
-                let sum = &mut wide[..end - start];
-                add_up(start, sum)?;
-                narrow(sum, start, mean)?;
+    if let Some(mean) = mean.as_f32() {
+        return add_up(mean);
+    }
+    let sum = &mut wide[..shape.elements()];
+    add_up(sum)?;
+    narrow(sum, 0, mean)
+}
+
+/// The mean, or its stretches from one on, of payloads that can be read in stretches.
+struct Stretches<'a, P> {
+    world: u32,
+    payload_of: &'a P,
+    setting: &'a Setting,
+    shape: Shape,
+    /// The first element.
+    start: usize,
+    mean: ValuesMut<'a>,
+    /// As in [`Scratch`]; empty on another core, which has its own.
+    places: &'a mut [[u64; 2]],
+    wide: &'a mut [f32],
+}
+
+impl<'p, P: Fn(u32) -> &'p [u8]> Stretches<'_, P> {
+    fn read(&self, rank: u32, read: impl FnOnce(&Payload<'_>) -> Result<(), CoreError>) -> Result<(), Error> {
+        read_from(rank, (self.payload_of)(rank), self.setting, self.shape, read)
+    }
+}
+
+impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
+    type Output = Result<(), Error>;
+
+    #[inline(always)]
+    fn run(self) -> Result<(), Error> {
+        let Stretches { world, payload_of, setting, shape, start, mut mean, places, wide } = self;
+        let elements = mean.values().len();
+        let mut at = 0;
+        // Also of an empty tensor the payloads are looked at.
+        loop {
+            let end = elements.min(at + STRETCH);
+            let mut add_up = |sum: &mut [f32]| {
+                for (rank, place) in (0..world).zip(&mut *places) {
+                    let read = |payload: &Payload<'_>| combine_stretch(payload, rank == 0, start + at, place, sum);
+                    read_from(rank, payload_of(rank), setting, shape, read)?;
+                }
+                average(sum, world)
+            };
+            match mean.as_f32() {
+                Some(mean) => add_up(&mut mean[at..end])?,
+                None => {
+                    let sum = &mut wide[..end - at];
+                    add_up(sum)?;
+                    narrow(sum, at, &mut mean).map_err(|error| in_tensor(error, start))?;
+                }
+            }
+            at = end;
+            if end == elements {
+                return Ok(());
             }
         }
-        start = end;
-        if end == elements {
-            return Ok(());
+    }
+}
+
+/// Most ranks whose places another core has room for.
+const RANKS: usize = 64;
+
+impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
+    fn elements(&self) -> usize {
+        self.mean.values().len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let at = at / STRETCH * STRETCH;
+        if self.world as usize > RANKS || at == 0 {
+            return Err(self);
         }
+        let Stretches { world, payload_of, setting, shape, start, mean, places, wide } = self;
+        let (mean, other) = mean.split_at(at);
+        let first = Stretches { world, payload_of, setting, shape, start, mean, places, wide };
+        let (places, wide) = (&mut [][..], &mut [][..]);
+        Ok((first, Stretches { world, payload_of, setting, shape, start: start + at, mean: other, places, wide }))
+    }
+
+    fn join(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
+        first.and(second)
+    }
+
+    fn start(self) -> Result<(), Error> {
+        if !self.places.is_empty() {
+            return dispatch(self);
+        }
+        let (mut places, mut wide) = ([[0; 2]; RANKS], [0.0; STRETCH]);
+        // Where the payloads of sparse methods go on is found by reading them.
+        if !matches!(self.setting, Setting::Qsgd(_)) {
+            for (rank, place) in (0..self.world).zip(&mut places) {
+                for before in (0..self.start).step_by(STRETCH) {
+                    self.read(rank, |payload| combine_stretch(payload, true, before, place, &mut wide))?;
+                }
+            }
+        }
+        dispatch(Stretches { places: &mut places[..self.world as usize], wide: &mut wide, ..self })
+    }
+}
+
+/// An error about a value, with its number in the tensor instead of that from `start` on.
+fn in_tensor(error: Error, start: usize) -> Error {
+    match error {
+        Error::Core(CoreError::ElementOverflow { index, value }) => {
+            Error::Core(CoreError::ElementOverflow { index: start + index, value })
+        }
+        error => error,
     }
 }
 
