@@ -125,7 +125,7 @@ impl Controller {
             non_finite: 0,
             late: None,
             agreed: BTreeSet::new(),
-            arenas: vec![Arena::new(&tensors, &groups, config.route, world)?],
+            arenas: vec![Arena::new(&tensors, &groups, &config, world)?],
             groups,
             control: Control::new(world),
             lendings: 0,
