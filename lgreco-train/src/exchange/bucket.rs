@@ -327,7 +327,7 @@ impl Layer<'_> {
             expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
             expect_len("columns of the fresh gradient", shape.cols(), fresh.shape().cols())?;
         }
-        if self.mean.values().len() > 0 {
+        if !self.mean.values().is_empty() {
             self.check_mean(moment)?;
         }
         if let Some(own) = &self.own {
