@@ -3,12 +3,12 @@
 //! Steps allocate nothing although an exchange's list borrows from the caller: collecting an emptied vector in place
 //! keeps the list's memory.
 
-use super::Tensor;
 use super::groups::Groups;
 use super::layer::LayerState;
 use super::view::Lens;
+use super::{Config, Tensor};
 use crate::compress::Setting;
-use crate::exchange::{Layer, Route, Spec, workspace_len};
+use crate::exchange::{Layer, Spec, workspace_len};
 use crate::feedback::Memory;
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
@@ -60,17 +60,25 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Room for each of the groups, uncompressed.
-    pub(super) fn new(tensors: &[Tensor], groups: &Groups, route: Route, world: u32) -> Result<Arena, Error> {
+    /// Room for each of the groups, uncompressed, also in steps whose errors are measured if there are any.
+    pub(super) fn new(tensors: &[Tensor], groups: &Groups, config: &Config, world: u32) -> Result<Arena, Error> {
         let mut arena = Arena::default();
-        let (mut layers, mut words) = (0, 0);
+        let (mut layers, mut words, mut lens) = (0, 0, Lens::default());
         for range in &groups.ranges {
             let group = &tensors[range.clone()];
             layers = layers.max(group.len());
             let dense = group.iter().map(|tensor| tensor.spec(Setting::Dense));
-            words = words.max(workspace_len(dense, route, world)?);
+            words = words.max(workspace_len(dense, config.route, world)?);
+            if config.metrics_every > 0 {
+                lens.mean = lens.mean.max(group.iter().map(|tensor| tensor.shape.elements()).sum());
+            }
         }
+<<<<<<< HEAD
         arena.reserve(layers, Lens::default(), words)?;
+=======
+        arena.reserve(layers, lens, words)?;
+        arena.kept.try_reserve(layers).map_err(|_| Error::Core(CoreError::OutOfMemory { words: layers }))?;
+>>>>>>> exchange
         Ok(arena)
     }
 

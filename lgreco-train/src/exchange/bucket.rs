@@ -327,7 +327,7 @@ impl Layer<'_> {
             expect_len("rows of the fresh gradient", shape.rows(), fresh.shape().rows())?;
             expect_len("columns of the fresh gradient", shape.cols(), fresh.shape().cols())?;
         }
-        if self.mean.values().len() > 0 {
+        if !self.mean.values().is_empty() {
             self.check_mean(moment)?;
         }
         if let Some(own) = &self.own {
@@ -390,14 +390,20 @@ impl Moment {
         Place { rank: self.rank, world: self.world_size }.check()
     }
 
-    /// The rank whose positions the settings with shared positions use.
-    pub(super) fn leader(&self) -> u32 {
+    /// The rank whose positions the settings with shared positions use. `world_size` is not 0.
+    pub fn leader(&self) -> u32 {
         self.step % self.world_size
     }
 
-    /// The random bits of layer `layer` on rank `rank`.
-    pub(super) fn stream(&self, layer: u32, rank: u32) -> Stream {
+    /// The random bits of rank `rank`'s payload of the layer with index `layer`; those of rank 0 are PowerSGD's start on all.
+    pub fn stream(&self, layer: u32, rank: u32) -> Stream {
         Stream { seed: self.seed, step: self.step, layer, rank }
+    }
+
+    /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer; by
+    /// [`Route::ScatterReduce`] the owner's own are those of the second compression.
+    pub fn piece_stream(&self, layer: u32, rank: u32, owner: u32) -> Stream {
+        self.stream(layer, rank.wrapping_mul(self.world_size).wrapping_add(owner))
     }
 }
 

@@ -16,12 +16,17 @@ pub(super) struct Division {
     sharded: bool,
 }
 
-/// One owner's part of one layer; never empty.
-pub(super) struct Piece {
-    pub(super) range: Range<usize>,
-    pub(super) setting: Setting,
-    pub(super) shape: Shape,
-    pub(super) payload_len: usize,
+/// One owner's part of one layer; never empty. Its payload is that of a tensor of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// The elements.
+    pub range: Range<usize>,
+    /// How they are compressed: as the layer, TopK's `keep` in proportion.
+    pub setting: Setting,
+    /// A column of as many elements.
+    pub shape: Shape,
+    /// Bytes of its payload.
+    pub payload_len: usize,
 }
 
 impl Division {

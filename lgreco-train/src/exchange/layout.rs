@@ -9,6 +9,9 @@ use crate::gradient::Dtype;
 use crate::internal::clt::Positions;
 use crate::internal::payload::STRETCH;
 
+/// Rows of a product that are made at a time, where the mean's place is too narrow for all of them: some of a product's tiles.
+pub(super) const ROWS: usize = 32;
+
 /// Lengths of what an exchange's [parts](super::Part) are made in. The same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
@@ -58,8 +61,7 @@ impl Layout {
                     layout.sums += shape.rows() * rank;
                     layout.factors += shape.cols() * rank;
                     encode = powersgd::steps_workspace_len(shape, c.rank);
-                    let rows = shape.elements().min(STRETCH.max(shape.cols()));
-                    layout.decoded = layout.decoded.max(rows);
+                    layout.decoded = layout.decoded.max(shape.elements().min(ROWS * shape.cols()));
                 }
                 Setting::CltK(c) => {
                     layout.sums += c.keep as usize;

@@ -17,7 +17,9 @@
 //! | CLT-k | broadcast of the leader's positions, all-reduce of the values there | its values at these positions |
 //! | QSGD, LoCo, TopK by [`Route::AllGather`] | all-gather of payloads | its decoded payload |
 //! | QSGD, LoCo, TopK by [`Route::ScatterReduce`] | all-to-all, all-gather of payloads | its decoded payload, see below |
-//! | hard threshold, SIDCo, AdaComp: the length depends on the values | all-gather of payloads, whatever the route | its decoded payload |
+//! | dense by [`Route::Sharded`] | reduce-scatter | its gradient |
+//! | QSGD, LoCo, TopK by [`Route::Sharded`] | all-to-all of payloads | its decoded payloads |
+//! | hard threshold, SIDCo, AdaComp: the length depends on the values | all-gather of payloads by any route but [`Route::Sharded`], which refuses them | its decoded payload |
 //!
 //! Dense values, the `P` of all layers and all values at shared positions share one all-reduce, the positions of all
 //! layers one broadcast; payloads of all layers share one message: the payloads one after the other, in layer order.
@@ -46,6 +48,21 @@
 //! its own piece uncompressed, compresses the mean, and all-gathers it. The owner contributes its piece plus the error
 //! of the second compression times the number of workers, so that its residual makes up for it at the next step.
 //!
+//! # Shards
+//! By [`Route::Sharded`] an exchange ends where every rank has the mean of its [shard](Spec::shards), a range of elements of
+//! each layer. PowerSGD and CLT-k make their all-reduces and then only this rank's part of the mean. Payloads of shards are
+//! encoded apart, this rank's own like the others, and are not compressed again; TopK's `keep` is divided in proportion,
+//! at least one per shard. A worker contributes all of its gradient, whatever its own shard is.
+//!
+//! The mean of a shard has the bits of that part of a mean by [`Route::AllGather`] for dense layers, PowerSGD and CLT-k, and
+//! for LoCo and QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding where shards end at bucket
+//! boundaries; if the embedder's two sums agree in their bits, too. Stochastic rounding draws other random bits for each
+//! shard, and TopK selects within shards.
+//!
+//! Ranks that fail before they send, and ranks that disagree, are named on every rank as on other routes: slips go to every
+//! owner, in a reduce-scatter an f32 per rank behind each shard. What is wrong with what a rank has received for its shard
+//! alone (it overflows, say) it alone can know: [`Flight::failed_alone`].
+//!
 //! # Source
 //! Vogels et al., "PowerSGD", NeurIPS 2019, Algorithm 1, with the residual of the authors' later code (own `Q`);
 //! Alistarh et al., "QSGD", NeurIPS 2017 (all-gather); Markov et al., "CGX", Middleware 2022 (scatter-reduce); Tang
@@ -71,6 +88,7 @@ pub use bucket::{Aggregation, Input, Layer, Moment, Route, Spec, aggregate, work
 pub(crate) use bucket::{is_gathered, is_sharded};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
+pub use division::Piece;
 pub use flight::{Agreement, Flight};
 pub use host::Host;
 pub(crate) use host::request;

@@ -1,7 +1,7 @@
 //! What an exchange does, in order: ops on a rank's own memory, and collectives.
 
 use super::bucket::{Moment, Route, Spec};
-use super::division::Division;
+use super::division::{Division, Piece};
 use super::fingerprint::fingerprint;
 use super::flight::Agreement;
 use super::layout::Layout;
@@ -286,5 +286,17 @@ impl Program {
             }
             _ => Ok(0),
         }
+    }
+
+    /// The pieces that `owner` owns, with the places of their layers in the bucket, in the order of their payloads in each
+    /// message about them.
+    pub fn pieces<'a>(
+        &self,
+        layers: impl Iterator<Item = Spec<'a>> + Clone,
+        owner: u32,
+    ) -> impl Iterator<Item = Result<(usize, Piece), Error>> {
+        let mut cursor = Division::new(layers.clone(), self.moment.route, self.moment.world_size).cursor(owner);
+        let piece = move |(place, spec)| cursor.next(&spec).map(|piece| piece.map(|piece| (place, piece))).transpose();
+        layers.enumerate().filter_map(piece)
     }
 }

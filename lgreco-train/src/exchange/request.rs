@@ -9,7 +9,8 @@ use super::collective::{Collective, CollectiveError};
 /// use lgreco_train::exchange::{Request, threads};
 /// let sums = threads::run(2, |mut worker| {
 ///     let mut values = [1.0, 2.0];
-///     Request::AllReduceSum { values: &mut values }.perform(&mut worker).map(|()| values)
+///     let request: Request<'_> = Request::AllReduceSum { values: &mut values };
+///     request.perform(&mut worker).map(|()| values)
 /// });
 /// assert_eq!(sums, [Ok([2.0, 4.0]); 2]);
 /// ```

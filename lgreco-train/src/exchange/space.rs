@@ -20,7 +20,10 @@ use crate::Error;
 /// * What goes wrong on the device is kept there, in a status word. While it is set, ops do nothing, but `Op::PutSlip` tells its
 ///   code in place of 0, and `Op::Judge` sets it where slips tell of failures or differ. The collectives come all the same:
 ///   so all ranks make the same ones, and all have a status in the end. A trainer reads it once per step or later.
-/// * `Op::Remember` is the last op, so what it commits (warm-start factors, residuals) is as good as the status says then.
+/// * What is remembered for the next step changes where the status allows it: factors by `Op::Remember`, which comes last;
+///   residuals when the flight has ended.
+/// * Payloads and random bits are the same on all spaces if they take [`Moment::stream`](super::Moment::stream),
+///   [`Moment::piece_stream`](super::Moment::piece_stream) and [`Program::pieces`]; [`Slip`](super::Slip) says how slips are written.
 ///
 /// # Why it is so plain
 /// A space is the memory of one bucket on its way, not a factory of tensors and workspaces: its layers and buffers are its

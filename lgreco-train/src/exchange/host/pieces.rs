@@ -12,7 +12,6 @@ use crate::exchange::slip::{self, Slip};
 use crate::feedback::is_finite;
 use crate::gradient::{Gradient, Values};
 use crate::internal::payload::{Combine, combine, combine_values};
-use crate::rng::Stream;
 use crate::{CoreError, Error};
 
 fn division(layers: &[Layer<'_>], moment: Moment) -> Division {
@@ -53,11 +52,6 @@ fn cut<'a>(gradient: &Gradient<'a>, piece: &Piece) -> Result<Gradient<'a>, Error
     Ok(Gradient::new(values, piece.shape)?)
 }
 
-/// The random bits of rank `rank` for `owner`'s piece of a layer; the owner's own are those of the second compression.
-fn stream(moment: Moment, layer: u32, rank: u32, owner: u32) -> Stream {
-    moment.stream(layer, rank.wrapping_mul(moment.world_size).wrapping_add(owner))
-}
-
 /// Writes the messages about the other owners' pieces, by shards about this rank's too, but for their slips.
 pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
     let Moment { rank, world_size: world, .. } = moment;
@@ -78,7 +72,7 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
             let start = first + slip::LEN + at;
             end = start + piece.payload_len;
             let payload = &mut room.pieces[start..end];
-            piece.setting.encode(&gradient, stream(moment, layer.index, rank, owner), room.encode, payload)?;
+            piece.setting.encode(&gradient, moment.piece_stream(layer.index, rank, owner), room.encode, payload)?;
             if let Some(own) = &mut layer.own {
                 decode(payload, &mut own[piece.range.clone()])?;
             }
@@ -144,7 +138,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
         average(mean, world)?;
         let payload = &mut room.pieces[at..at + piece.payload_len];
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
-        piece.setting.encode(&exact, stream(moment, layer.index, rank, rank), room.encode, payload)?;
+        piece.setting.encode(&exact, moment.piece_stream(layer.index, rank, rank), room.encode, payload)?;
         decode(payload, decoded)?;
         let contribution =
             |value: f32, mean: f32, decoded: f32| (value as f64 + world as f64 * (decoded as f64 - mean as f64)) as f32;

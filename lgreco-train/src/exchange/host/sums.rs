@@ -8,8 +8,8 @@ use crate::compress::powersgd::{
 };
 use crate::compress::{check_finite, powersgd::PowerSgd};
 use crate::exchange::bucket::{Input, Layer, Moment};
+use crate::exchange::layout::ROWS;
 use crate::gradient::{Element, Gradient, with_elements};
-use crate::internal::payload::STRETCH;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
@@ -152,10 +152,9 @@ pub(super) fn products(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room
             return Ok(reconstruct(shape, rank, p, q, mean)?);
         }
         // Some rows at a time, of which a shard may want parts.
-        let most = (STRETCH / cols.max(1)).max(1);
         let mut at = wanted.start;
         while at < wanted.end {
-            let rows = at / cols..wanted.end.div_ceil(cols).min(at / cols + most);
+            let rows = at / cols..wanted.end.div_ceil(cols).min(at / cols + ROWS);
             let made = &mut decoded[..rows.len() * cols];
             reconstruct_rows(shape, rank, p, q, rows.clone(), made)?;
             let end = wanted.end.min(rows.end * cols);

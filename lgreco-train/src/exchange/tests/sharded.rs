@@ -57,6 +57,26 @@ fn one_round_per_bucket_unless_there_are_factors() {
     assert_eq!(rounds(LOW_RANK), [Round::AllReduceSum { values: 20 + 2 }; 2]);
 }
 
+/// What a space makes is what the program says of it.
+#[test]
+fn pieces_are_told() {
+    let moment = Moment { rank: 0, world_size: 3, route: Route::Sharded, seed: 1, step: 0, terms: 0 };
+    let layer = |setting, shards| Spec { shards, ..Spec::from((setting, shape(10, 4), Dtype::F32)) };
+    let layers = [layer(topk(10), &[8, 8, 40]), layer(Setting::Dense, &[4, 8, 40]), layer(loco(3), &[20, 21, 40])];
+    let program = Program::new(layers.into_iter(), moment, Agreement::Reached, 0).unwrap();
+    let pieces = |owner| program.pieces(layers.into_iter(), owner).map(Result::unwrap).collect::<Vec<_>>();
+    let told = |owner| pieces(owner).into_iter().map(|(place, piece)| (place, piece.range)).collect::<Vec<_>>();
+    assert_eq!(
+        [told(0), told(1), told(2)],
+        [vec![(0, 0..8), (2, 0..20)], vec![(2, 20..21)], vec![(0, 8..40), (2, 21..40)]]
+    );
+    assert_eq!((pieces(0)[0].1.setting, pieces(2)[0].1.setting), (topk(2), topk(8)));
+    for owner in 0..3 {
+        let len = pieces(owner).iter().map(|(_, piece)| piece.payload_len).sum::<usize>();
+        assert_eq!(program.part_len(Part::ShardPayloads, layers.into_iter(), owner), Ok(Slip::LEN + len));
+    }
+}
+
 #[test]
 fn what_cannot_be_sharded_is_refused() {
     let refused = |setting, shards: &[u64]| {

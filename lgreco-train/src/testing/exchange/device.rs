@@ -190,9 +190,7 @@ impl<C: Collective> Space for Device<'_, C> {
         let buffer = Handle(part);
         Ok(match part {
             Part::Greetings => Request::AllGather { buffer },
-            Part::Positions => {
-                Request::Broadcast { root: program.moment.step % program.moment.world_size, bytes: buffer }
-            }
+            Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: buffer },
             Part::Sums | Part::Factors => Request::AllReduceSum { values: buffer },
             Part::Payloads if !program.layout.varies => Request::AllGather { buffer },
             Part::Payloads | Part::Means => Request::AllGatherEach { lens, buffer },
