@@ -1,6 +1,6 @@
 //! Buckets of controllers that are alone in their group: whatever is asked for is done already.
 
-use super::train::collective_of_one;
+use super::train::{collective_of_one, planned};
 use super::{Bytes, DIMS, State, gradient, setting};
 use crate::*;
 use core::ffi::c_void;
@@ -14,6 +14,7 @@ fn controller(bytes: &mut Bytes) -> *mut lgreco_controller {
         fixed: &fixed,
         policy: LGRECO_POLICY_FIXED,
         warmup: 2,
+        lead: u64::from(bytes.below(2)),
         non_finite: u32::from(bytes.below(3)),
         route: u32::from(bytes.below(2)),
         ..Default::default()
@@ -36,7 +37,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
     let (mut at, mut last, mut exchanged) = (7, LGRECO_OK, false);
     for _ in 0..4 + bytes.below(24) {
-        at = if bytes.below(8) == 7 { bytes.below(11) } else { (at + 1) % 8 };
+        at = if bytes.below(8) == 7 { bytes.below(12) } else { (at + 1) % 8 };
         let controller = bytes.maybe_mut(state.controllers[which]);
         let bucket = bytes.maybe_mut(state.buckets[which]);
         let mut request = lgreco_request::default();
@@ -71,6 +72,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 7 => lgreco_controller_finish_step(controller, null_mut()),
                 8 => lgreco_controller_roll_back(controller),
                 9 => lgreco_controller_rescale_residuals(controller, bytes.value()),
+                11 => planned(bytes, &mut state.tasks[which], controller),
                 _ => lgreco_bucket_withhold(bucket, usize::from(bytes.below(8) / 7)),
             }
         };

@@ -62,6 +62,7 @@ struct State {
     compressors: [*mut lgreco_compressor; 2],
     controllers: [*mut lgreco_controller; 2],
     buckets: [*mut lgreco_bucket; 2],
+    tasks: [*mut lgreco_plan_task; 2],
     /// Of the buckets' layer, which keep pointers to them.
     gradients: [Vec<f32>; 2],
     /// Upstream and downstream.
@@ -86,6 +87,7 @@ impl State {
             compressors: [null_mut(); 2],
             controllers: [null_mut(); 2],
             buckets: [null_mut(); 2],
+            tasks: [null_mut(); 2],
             gradients: [vec![0.0; ELEMENTS], vec![0.0; ELEMENTS]],
             cuts: [null_mut(); 2],
             cudas: [null_mut(); 2],
@@ -117,6 +119,7 @@ impl State {
                 lgreco_compressor_message(self.compressors[which]),
                 lgreco_controller_message(self.controllers[which]),
                 lgreco_bucket_message(self.buckets[which]),
+                lgreco_plan_task_message(self.tasks[which]),
                 lgreco_cut_message(self.cuts[which]),
                 lgreco_cuda_message(self.cudas[which]),
             ] {
@@ -155,6 +158,7 @@ impl Drop for State {
             self.compressors.iter_mut().for_each(|handle| assert_eq!(lgreco_compressor_destroy(handle), LGRECO_OK));
             self.controllers.iter_mut().for_each(|handle| assert_eq!(lgreco_controller_destroy(handle), LGRECO_OK));
             self.buckets.iter_mut().for_each(|handle| assert_eq!(lgreco_bucket_close(null_mut(), handle), LGRECO_OK));
+            self.tasks.iter_mut().for_each(|handle| assert_eq!(lgreco_plan_task_destroy(handle), LGRECO_OK));
             self.cuts.iter_mut().for_each(|handle| assert_eq!(lgreco_cut_destroy(handle), LGRECO_OK));
             self.cudas.iter_mut().for_each(|handle| assert_eq!(lgreco_cuda_destroy(handle), LGRECO_OK));
         }

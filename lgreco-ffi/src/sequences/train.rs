@@ -52,7 +52,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
     // live or NULL.
     unsafe {
-        match bytes.below(8) {
+        match bytes.below(9) {
             0 => {
                 let gradient = gradient(bytes);
                 let (layer, fixed) = (layer(bytes, &gradient), setting(bytes));
@@ -66,7 +66,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                     fixed: bytes.maybe(&raw const fixed),
                     policy: u32::from(bytes.below(7)),
                     warmup: 1 + u64::from(bytes.below(3)),
-                    period: u64::from(bytes.below(4)),
+                    period: u64::from(bytes.below(5)),
+                    lead: u64::from(bytes.below(4) / 2),
                     feedback: u32::from(bytes.below(3)),
                     gain: bytes.value(),
                     loco_storage: u32::from(bytes.below(4)),
@@ -104,7 +105,15 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
             }
             5 => {
                 let (to, capacity) = (bytes.maybe_mut(state.saved.as_mut_ptr()), ROOM - usize::from(bytes.next()) * 8);
-                lgreco_controller_save(controller, LGRECO_SAVE_EVERYTHING, to, capacity, &mut state.saved_length)
+                let (contents, length) = (u32::from(bytes.below(32)) / 15, &raw mut state.saved_length);
+                let mut name = null();
+                match bytes.below(4) {
+                    3 => {
+                        let part = usize::from(bytes.below(4)) % 3;
+                        lgreco_controller_save_part(controller, part, contents, &mut name, to, capacity, length)
+                    }
+                    _ => lgreco_controller_save(controller, contents, to, capacity, length),
+                }
             }
             6 => {
                 let length = state.saved_length.min(ROOM).saturating_sub(usize::from(bytes.below(8) / 7));
@@ -114,12 +123,52 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let (saved, count) = ([bytes.maybe(state.saved.as_ptr())], usize::from(bytes.below(2)));
                 let mut loaded = lgreco_loaded::default();
                 let loaded = bytes.maybe_mut(&raw mut loaded);
-                lgreco_controller_load(controller, saved[0], length, saved.as_ptr(), &length, count, loaded)
+                match bytes.below(4) {
+                    3 => {
+                        let (parts, lens) = (saved.as_ptr(), &raw const length);
+                        lgreco_controller_load_parts(controller, parts, lens, 1, parts, lens, count, loaded)
+                    }
+                    _ => lgreco_controller_load(controller, saved[0], length, saved.as_ptr(), &length, count, loaded),
+                }
+            }
+            7 => {
+                let other = usize::from(bytes.below(8) / 7);
+                planned(bytes, &mut state.tasks[which ^ other], controller)
             }
             _ => match bytes.below(2) {
                 0 => lgreco_controller_destroy(&raw mut state.controllers[which]),
                 _ => lgreco_controller_step(controller, null(), null(), 1, 0.1, null_mut(), null_mut()),
             },
+        }
+    }
+}
+
+/// Calls on a plan task, which may be another controller's, and on the settings of a fixed policy.
+pub(super) fn planned(
+    bytes: &mut Bytes,
+    task: &mut *mut lgreco_plan_task,
+    controller: *mut lgreco_controller,
+) -> lgreco_status {
+    // SAFETY: as above.
+    unsafe {
+        match bytes.below(6) {
+            0 | 1 => {
+                assert_eq!(lgreco_plan_task_destroy(task), LGRECO_OK);
+                *task = core::ptr::dangling_mut();
+                let status = lgreco_controller_take_plan_task(controller, task);
+                assert!(status == LGRECO_OK || task.is_null(), "a failed call leaves NULL");
+                match bytes.below(2) {
+                    1 if !task.is_null() => lgreco_plan_task_run(*task),
+                    _ => status,
+                }
+            }
+            2 => lgreco_plan_task_run(bytes.maybe_mut(*task)),
+            3 => lgreco_controller_hand_in(controller, task),
+            4 => lgreco_plan_task_destroy(task),
+            _ => {
+                let setting = setting(bytes);
+                lgreco_controller_set_settings(controller, bytes.maybe(&raw const setting), 1)
+            }
         }
     }
 }

@@ -113,7 +113,8 @@ impl Controller {
     /// gradients can be.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] when a step is under way; [`CoreError::Parameter`] for a learning rate that is not finite or negative.
+    /// [`Error::StepOrder`] when a step is under way; [`CoreError::Parameter`](crate::CoreError::Parameter)
+    /// for a learning rate that is not finite or negative.
     pub fn begin_step(&mut self, learning_rate: f64) -> Result<(), Error> {
         check_rate(learning_rate)?;
         self.begin(learning_rate, None)

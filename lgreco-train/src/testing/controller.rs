@@ -1,5 +1,10 @@
 //! Any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
 
+<<<<<<< HEAD
+=======
+use crate::backend::Portable;
+use crate::compress::Setting;
+>>>>>>> controller
 use crate::compress::adacomp::AdaComp;
 use crate::compress::clt::CltK;
 use crate::compress::hard_threshold::HardThreshold;
@@ -10,7 +15,7 @@ use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::controller::{
-    Accordion, Config, Controller, Feedback, NonFinite, Objective, Outcome, Policy, Report, Schedule, Tensor,
+    Accordion, Config, Controller, Feedback, NonFinite, Objective, Outcome, PlanTask, Policy, Report, Schedule, Tensor,
 };
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Route};
@@ -49,6 +54,19 @@ pub enum Event {
     SlowDown,
     /// All ranks are stopped, and new ones continue from what they saved.
     Restart,
+    /// As `Step(1.0)`, after the work of the next decision, if it is there, has been dropped, run or kept for later.
+    Plan(Planning),
+}
+
+/// What becomes of the work of a decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Planning {
+    /// It is dropped, to be done during the step.
+    Dropped,
+    /// It is run, and its result handed in, also where nobody waits for it any more.
+    Run,
+    /// It is kept, so that the decision is late.
+    Kept,
 }
 
 /// What a rank saw.
@@ -179,6 +197,7 @@ impl Script {
         config.schedule.warmup = 2 + next() as u64 % 2;
         config.schedule.period = 1 + next() as u64 % 4;
         config.schedule.window = 1 + next() as u64 % 3;
+        config.schedule.lead = next() as u64 % config.schedule.warmup.min(config.schedule.period);
         config.feedback = Feedback::always(Residual::CLASSIC);
         config.bucket_bytes = [0, 400, 1 << 20][next() as usize % 3];
         config.route = [Route::AllGather, Route::ScatterReduce, Route::Sharded][next() as usize % 3];
@@ -199,6 +218,7 @@ impl Script {
             1 => Event::Misshaped(scale as u32 % world),
             2 => Event::SlowDown,
             3 | 4 => Event::Restart,
+            5 => Event::Plan([Planning::Dropped, Planning::Run, Planning::Kept][scale as usize % 3]),
             _ => Event::Step(f32::from_bits((127 - 8 + (scale as u32) % 16) << 23)),
         };
         let rest: Vec<u8> = bytes.take(60).collect();
@@ -222,7 +242,7 @@ impl Script {
         let make = |worker: &ThreadCollective| {
             Controller::new(self.config.clone(), self.tensors(), worker).expect("a sound configuration")
         };
-        let (mut controller, mut rate) = (make(worker), 1.0);
+        let (mut controller, mut rate, mut kept) = (make(worker), 1.0, None);
         let sizes = || model().into_iter().map(|tensor| tensor.shape().elements());
         let mut log = Log { balance: vec![0.0; sizes().sum()], rounding: vec![0.0; sizes().count()], ..Log::default() };
         for (index, event) in self.events.iter().enumerate() {
@@ -237,6 +257,14 @@ impl Script {
                     }
                     Err(error) => assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}"),
                 },
+                Event::Plan(planning) => {
+                    let task: Option<PlanTask> = kept.take().or_else(|| controller.take_plan_task());
+                    match planning {
+                        Planning::Dropped => drop(task),
+                        Planning::Run => drop(task.map(|task| controller.hand_in(task.run(&mut Portable)))),
+                        Planning::Kept => kept = task,
+                    }
+                }
                 _ => {}
             }
             // Varying times, so that there is something to fit.

@@ -342,7 +342,9 @@ fn planners_that_differ_are_told() {
 #[test]
 fn planners_refuse_calls_out_of_order_and_gradients_of_other_layers() {
     fn sent<T: Send + 'static>() {}
-    (sent::<PlanTask>(), sent::<PlanResult>(), sent::<Planner>());
+    sent::<PlanTask>();
+    sent::<PlanResult>();
+    sent::<Planner>();
     let order = |result: Result<(), Error>| assert!(matches!(result, Err(Error::StepOrder { .. })), "{result:?}");
     let layers =
         [Dtype::F16, Dtype::Bf16].map(|dtype| Tensor::new(&std::format!("{dtype:?}"), &[16, 8], dtype).unwrap());
