@@ -322,11 +322,11 @@ impl Backend for CudaBackend {
 impl CudaBackend {
     /// Done: as [`decode`], into `values`.
     fn decode_with_room(&mut self, bytes: &[u8], payload: &Payload<'_>, values: &mut [f32]) -> Result<bool, Error> {
-        let room = self.gpu.room(Scratch::Output, decoded_bytes(payload.header.shape))?;
-        if !decode(&mut self.gpu, bytes, payload, room)? {
+        let part = self.gpu.scratch(Scratch::Output, decoded_bytes(payload.header.shape))?;
+        if !decode(&mut self.gpu, bytes, payload, part)? {
             return Ok(false);
         }
-        self.gpu.read_into(room, bytemuck::cast_slice_mut(values))?;
+        self.gpu.read_into(part, bytemuck::cast_slice_mut(values))?;
         Ok(true)
     }
 }

@@ -122,13 +122,13 @@ pub(crate) fn encode(
 ) -> Result<usize, Error> {
     let len = checked_len(setting, input, payload.len())?;
     let header = header(setting, input)?;
-    let room = gpu.room(Scratch::Payload, len as u64)?;
-    let status = gpu.room(Scratch::Results, STATUS)?;
-    enqueue(gpu, setting, input, stream, room, status)?;
+    let part = gpu.scratch(Scratch::Payload, len as u64)?;
+    let status = gpu.scratch(Scratch::Results, STATUS)?;
+    enqueue(gpu, setting, input, stream, part, status)?;
     let status = gpu.read::<u32>(status)?;
     check(gpu, setting, input, &status)?;
     header.write(payload)?;
-    gpu.read_into(room.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
+    gpu.read_into(part.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;
     Ok(len)
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn encode(
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.lend(Scratch::Payload, bytes)?;
-    let status = gpu.room(Scratch::Results, STATUS)?;
+    let status = gpu.scratch(Scratch::Results, STATUS)?;
     let target = Tensor::of_part(target);
     let good = match enqueue_decoding(gpu, &setting, payload.header.shape, bytes, &target, status)? {
         Some(expected) => gpu.read::<u32>(status)? == expected,

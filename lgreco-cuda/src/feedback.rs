@@ -217,9 +217,9 @@ impl Step {
         };
 
         let bytes = 4 * shape.elements() as u64;
-        let offered = gpu.room(Scratch::Offered, bytes)?;
-        let next = Tensor::of_part(gpu.room(Scratch::Decoded, bytes)?);
-        let known = gpu.room(Scratch::Known, 12 + 2 * STATUS)?;
+        let offered = gpu.scratch(Scratch::Offered, bytes)?;
+        let next = Tensor::of_part(gpu.scratch(Scratch::Decoded, bytes)?);
+        let known = gpu.scratch(Scratch::Known, 12 + 2 * STATUS)?;
         let (of_sums, of_next) = (known.cut(0, 8), known.cut(8, 4));
         let [of_encoding, of_decoding] = [12, 12 + STATUS].map(|at| known.cut(at, STATUS));
         gpu.clear(known)?;
@@ -231,7 +231,7 @@ impl Step {
         let sum = Input::Device(whole);
         let len = checked_len(setting, &sum, room)?;
         let header = header(setting, &sum)?;
-        let sent = gpu.room(Scratch::Payload, len as u64)?;
+        let sent = gpu.scratch(Scratch::Payload, len as u64)?;
         enqueue(gpu, setting, &sum, payload_stream(setting, stream), sent, of_encoding)?;
         let decoded = enqueue_decoding(gpu, setting, shape, sent, &next, of_decoding)?;
         pass(gpu, "remember", &Tensor::of_part(offered), [memory, next.part, of_next], base)?;

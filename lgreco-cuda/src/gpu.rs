@@ -1,4 +1,4 @@
-//! A device with its workspace: rooms that live from call to call.
+//! A device with its workspace: buffers that live from call to call.
 
 use crate::Error;
 use crate::counting::Counting;
@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// Rooms of the workspace, each with one purpose at a time.
+/// Buffers of the workspace, each with one purpose at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scratch {
     Values,
@@ -47,7 +47,7 @@ pub(crate) enum Scratch {
 
 pub(crate) struct Gpu {
     device: Box<dyn Device>,
-    rooms: HashMap<Scratch, Part>,
+    buffers: HashMap<Scratch, Part>,
     has_cublas: bool,
     /// Bytes that the device may still read.
     in_flight: Vec<Box<[u8]>>,
@@ -60,7 +60,7 @@ impl Gpu {
     pub(crate) fn new(device: Box<dyn Device>) -> Self {
         Gpu {
             device,
-            rooms: HashMap::new(),
+            buffers: HashMap::new(),
             has_cublas: false,
             in_flight: Vec::new(),
             #[cfg(test)]
@@ -72,16 +72,16 @@ impl Gpu {
         self.device.keep_code_in(folder);
     }
 
-    /// Done: cuBLAS, with its own room.
+    /// Done: cuBLAS, with its own buffer.
     pub(crate) fn use_cublas(&mut self) -> Result<(), Error> {
         if self.has_cublas {
             return Ok(());
         }
-        let workspace = self.room(Scratch::Cublas, WORKSPACE)?;
+        let workspace = self.scratch(Scratch::Cublas, WORKSPACE)?;
         let outcome = self.device.use_cublas(workspace);
         self.has_cublas = outcome.is_ok();
         if !self.has_cublas {
-            self.rooms.remove(&Scratch::Cublas);
+            self.buffers.remove(&Scratch::Cublas);
             self.device.free(workspace);
         }
         outcome
@@ -107,7 +107,7 @@ impl Gpu {
 
     /// Bytes of the workspace.
     pub(crate) fn held(&self) -> u64 {
-        self.rooms.values().map(|room| room.bytes).sum()
+        self.buffers.values().map(|buffer| buffer.bytes).sum()
     }
 
     /// A workspace as this one begins, on a device that only notes what it is asked for.
@@ -119,11 +119,11 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Done: makes every room at least as large as `other`'s. What rooms that grow held is lost.
+    /// Done: makes every buffer at least as large as `other`'s. What buffers that grow held is lost.
     pub(crate) fn grow_to(&mut self, other: &Gpu) -> Result<(), Error> {
-        for (&name, &Part { bytes, .. }) in &other.rooms {
-            if self.rooms.get(&name).is_none_or(|room| room.bytes < bytes) {
-                self.room(name, bytes)?;
+        for (&name, &Part { bytes, .. }) in &other.buffers {
+            if self.buffers.get(&name).is_none_or(|buffer| buffer.bytes < bytes) {
+                self.scratch(name, bytes)?;
             }
         }
         Ok(())
@@ -134,34 +134,34 @@ impl Gpu {
         self.device.prepare(kernel)
     }
 
-    /// Exactly `bytes` of the workspace, aligned to 256, for one purpose: what the room held is lost, and earlier parts
-    /// of it may not be used any more. Waits for the device when the room has to grow.
-    pub(crate) fn room(&mut self, name: Scratch, bytes: u64) -> Result<Part, Error> {
+    /// Exactly `bytes` of the workspace, aligned to 256, for one purpose: what the buffer held is lost, and earlier parts
+    /// of it may not be used any more. Waits for the device when the buffer has to grow.
+    pub(crate) fn scratch(&mut self, name: Scratch, bytes: u64) -> Result<Part, Error> {
         let bytes = bytes.max(1);
-        if let Some(room) = self.rooms.get(&name).filter(|room| room.bytes >= bytes && self.device.reuses()) {
-            return Ok(room.cut(0, bytes));
+        if let Some(buffer) = self.buffers.get(&name).filter(|buffer| buffer.bytes >= bytes && self.device.reuses()) {
+            return Ok(buffer.cut(0, bytes));
         }
-        if let Some(room) = self.rooms.remove(&name) {
-            self.device.free(room);
+        if let Some(buffer) = self.buffers.remove(&name) {
+            self.device.free(buffer);
         }
-        let room = self.device.allocate(bytes)?;
-        self.rooms.insert(name, room);
-        Ok(room)
+        let buffer = self.device.allocate(bytes)?;
+        self.buffers.insert(name, buffer);
+        Ok(buffer)
     }
 
-    /// A room with a few `bytes` in it, enqueued. A copy of them stays until the device is waited for.
+    /// A buffer with a few `bytes` in it, enqueued. A copy of them stays until the device is waited for.
     pub(crate) fn upload(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part, Error> {
         let copy: Box<[u8]> = bytes.into();
-        let room = self.lend(name, &copy)?;
+        let buffer = self.lend(name, &copy)?;
         self.in_flight.push(copy);
-        Ok(room)
+        Ok(buffer)
     }
 
-    /// A room with `bytes` in it, enqueued, as [`write`](Gpu::write).
+    /// A buffer with `bytes` in it, enqueued, as [`write`](Gpu::write).
     pub(crate) fn lend(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part, Error> {
-        let room = self.room(name, bytes.len() as u64)?;
-        self.write(bytes, room)?;
-        Ok(room)
+        let buffer = self.scratch(name, bytes.len() as u64)?;
+        self.write(bytes, buffer)?;
+        Ok(buffer)
     }
 
     /// What the device may still read of this workspace's.
@@ -263,8 +263,8 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         // Waits; what is in flight goes afterwards.
-        for (_, room) in self.rooms.drain() {
-            self.device.free(room);
+        for (_, buffer) in self.buffers.drain() {
+            self.device.free(buffer);
         }
     }
 }

@@ -57,7 +57,7 @@
 //!   `values.cu` the three element types, `philox.cu` the random words, `buckets.cu` QSGD's grids, `bins.cu` TopK's
 //!   histogram, `orthonormal.cu` PowerSGD's orthonormal columns).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source's, and their `FIELDS` for a
-//!   test; functions that ask `Gpu` for rooms of the workspace (`Scratch`, one purpose at a time, content undefined)
+//!   test; functions that ask `Gpu` for parts of the workspace (`Scratch`, one purpose at a time, content undefined)
 //!   and launch `Kernel { module, entry }` with the parameters, then the addresses of parts of memory. Blocks have `BLOCK`
 //!   threads; `gpu::blocks` counts them. Nothing is read back in between.
 //! * `rows.rs`: words of results (the first is the bits of the largest magnitude, where not finite or always), `check`,
@@ -65,7 +65,7 @@
 //!   `decode`.
 //! * `sums::add` adds up records of f64 partial sums, one record per block, in a fixed order.
 //! * Tests: the method's suite in `tests/conformance.rs`, its `Params` in `tests/sources.rs`. The device of the tests makes
-//!   every room new, of exactly its size and full of rubbish, so that the sanitizers see every mistake.
+//!   every part new, of exactly its size and full of rubbish, so that the sanitizers see every mistake.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 

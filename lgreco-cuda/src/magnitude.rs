@@ -38,7 +38,7 @@ pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<()
 /// Done: the first element whose magnitude is not below `least`, if there is one, and its value.
 pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>, Error> {
     let tensor = input.tensor(gpu)?;
-    let result = gpu.room(Scratch::Results, 4)?;
+    let result = gpu.scratch(Scratch::Results, 4)?;
     gpu.clear(result)?;
     launch(gpu, &tensor, "position", least, result)?;
     let found = !gpu.read::<u32>(result)?[0];

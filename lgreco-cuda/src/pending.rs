@@ -38,7 +38,7 @@ impl Pending {
         self.has_room()?;
         let statuses = match self.statuses {
             Some(statuses) => statuses,
-            None => *self.statuses.insert(gpu.room(Scratch::Statuses, STATUS * MOST as u64)?),
+            None => *self.statuses.insert(gpu.scratch(Scratch::Statuses, STATUS * MOST as u64)?),
         };
         Ok(statuses.cut(STATUS * self.calls.len() as u64, STATUS))
     }

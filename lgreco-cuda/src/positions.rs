@@ -81,11 +81,11 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, s
     let body = Body::of(payload, top, layout);
     let blocks = u64::from(tensor.elements).div_ceil(TILE);
     let params = Params { dtype: tensor.dtype as u32, records: blocks as u32, ..params(top, tensor.elements, layout) };
-    let records = gpu.room(Scratch::Records, RECORD * blocks)?;
+    let records = gpu.scratch(Scratch::Records, RECORD * blocks)?;
     gpu.launch(kernel("count_kept"), params, &[tensor.part, cut, records], blocks)?;
     // Bits are set in whole words, which payloads do not end with.
     let words = |bytes: u64| bytes.next_multiple_of(4);
-    let bits = gpu.room(Scratch::Bits, words(layout.low_bytes) + words(layout.high_bytes) + 4)?;
+    let bits = gpu.scratch(Scratch::Bits, words(layout.low_bytes) + words(layout.high_bytes) + 4)?;
     gpu.clear(bits)?;
     let (low, rest) = (bits.cut(0, words(layout.low_bytes)), bits.from(words(layout.low_bytes)));
     let (high, total) = (rest.cut(0, words(layout.high_bytes)), rest.from(words(layout.high_bytes)));
@@ -105,9 +105,9 @@ pub(crate) fn decode(gpu: &mut Gpu, top: TopK, payload: Part, target: &Tensor, s
     let params = Params { records: of_ones as u32, ..params(top, target.elements, layout) };
     gpu.clear(status)?;
     gpu.clear(target.part)?;
-    let positions = gpu.room(Scratch::Positions, 4 * u64::from(top.keep))?;
+    let positions = gpu.scratch(Scratch::Positions, 4 * u64::from(top.keep))?;
     if layout.coding != Coding::All {
-        let records = gpu.room(Scratch::Records, RECORD * of_ones)?;
+        let records = gpu.scratch(Scratch::Records, RECORD * of_ones)?;
         gpu.launch(kernel("count_ones"), params, &[body.high, records], of_ones)?;
         gpu.launch(kernel("scan"), params, &[records, status.from(4)], 1)?;
         let parts = [body.low, body.high, records, positions, status];

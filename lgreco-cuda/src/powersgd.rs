@@ -140,7 +140,7 @@ impl<'t> Run<'t> {
             ..Params::default()
         };
         let factor = |len: u32| 4 * u64::from(len) * u64::from(rank);
-        let (p, q) = (gpu.room(Scratch::P, factor(base.rows))?, gpu.room(Scratch::Q, factor(base.cols))?);
+        let (p, q) = (gpu.scratch(Scratch::P, factor(base.rows))?, gpu.scratch(Scratch::Q, factor(base.cols))?);
         gpu.launch(kernel("start"), base, &[q], looping_blocks((q.bytes / 4).div_ceil(4)))?;
         Ok(Run { tensor, p, q, largest, matrix: None, base })
     }
@@ -162,7 +162,7 @@ impl<'t> Run<'t> {
         let Params { rows, cols, .. } = self.base;
         if gpu.has_cublas() && rows.max(cols) <= i32::MAX as u32 {
             let elements = u64::from(self.tensor.elements);
-            let matrix = gpu.room(Scratch::Matrix, 4 * elements)?;
+            let matrix = gpu.scratch(Scratch::Matrix, 4 * elements)?;
             let parts = [self.tensor.part, self.largest, matrix];
             gpu.launch(kernel("scale_matrix"), self.base, &parts, looping_blocks(elements))?;
             self.matrix = Some(matrix);
@@ -194,7 +194,7 @@ impl<'t> Run<'t> {
         let chunks = inner.div_ceil(chunk);
         let params = Params { transposed: transposed.into(), chunk, chunks, ..self.base };
         let count = u64::from(columns) * u64::from(outer);
-        let partial = gpu.room(Scratch::Chunks, 4 * u64::from(chunks) * count)?;
+        let partial = gpu.scratch(Scratch::Chunks, 4 * u64::from(chunks) * count)?;
         let grid = [u64::from(tiles) * u64::from(chunks), columns.div_ceil(WIDE).into(), 1];
         gpu.launch_3d(kernel("multiply"), params, &[self.tensor.part, self.largest, factor, partial], grid, 0)?;
         gpu.launch(kernel("add_chunks"), params, &[partial, product], looping_blocks(count))
@@ -213,8 +213,8 @@ pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u3
     let stretches = rows.div_ceil(stretch);
     let side = u64::from(columns.div_ceil(EDGE));
     let parts = side * (side + 1) / 2;
-    let partial = gpu.room(Scratch::InnerProducts, 8 * u64::from(BLOCK) * parts * u64::from(stretches))?;
-    let triangle = gpu.room(Scratch::Triangle, 8 * u64::from(columns) * u64::from(columns))?;
+    let partial = gpu.scratch(Scratch::InnerProducts, 8 * u64::from(BLOCK) * parts * u64::from(stretches))?;
+    let triangle = gpu.scratch(Scratch::Triangle, 8 * u64::from(columns) * u64::from(columns))?;
     let shared = 8 * columns * (1 + if columns <= MOST_SHARED { columns } else { 0 });
     for second in [0, 1] {
         let params = Params { rows, columns, second, stretch, stretches, ..Params::default() };
@@ -248,7 +248,7 @@ pub(crate) fn measure(
     for (index, ranks) in distinct.chunks(RANKS).enumerate() {
         let params = Params { ranks: ranks.len() as u32, ..run.base };
         let record = 8 * RANKS as u64;
-        let partials = gpu.room(Scratch::Partials, record * blocks)?;
+        let partials = gpu.scratch(Scratch::Partials, record * blocks)?;
         let own = sought.cut(4 * (RANKS * index) as u64, 4 * ranks.len() as u64);
         let parts = [tensor.part, results, run.p, run.q, own, partials];
         gpu.launch(kernel("residuals"), params, &parts, blocks)?;

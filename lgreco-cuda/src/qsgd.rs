@@ -103,10 +103,10 @@ fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
 /// finite.
 fn grids(gpu: &mut Gpu, tensor: &Tensor, params: Params, result: Part) -> Result<Part, Error> {
     let buckets = u64::from(params.buckets);
-    let extremes = gpu.room(Scratch::Extremes, EXTREMES * buckets)?;
+    let extremes = gpu.scratch(Scratch::Extremes, EXTREMES * buckets)?;
     gpu.clear(extremes)?;
     gpu.launch(kernel("extreme_values"), params, &[tensor.part, extremes], reading_blocks(params.count))?;
-    let grids = gpu.room(Scratch::Grids, GRID * buckets)?;
+    let grids = gpu.scratch(Scratch::Grids, GRID * buckets)?;
     gpu.launch(kernel("make_grids"), params, &[extremes, grids, result], blocks(buckets))?;
     Ok(grids)
 }
@@ -154,7 +154,7 @@ pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part)
         let params = kind.params(tensor);
         let grids = grids(gpu, tensor, params, results)?;
         let blocks = reading_blocks(tensor.elements);
-        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
+        let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
         let kernel = kind.kernel("row", "row_of_residuals");
         gpu.launch(kernel, params, &[tensor.part, grids, partials], blocks)?;
         sums::add(gpu, partials, blocks, WIDTHS, results.from(kind.record))?;
@@ -198,7 +198,7 @@ pub(crate) fn fused_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results:
             .collect();
         let blocks = layers.iter().map(|layer| layer.blocks).max().unwrap_or(0);
         let count = group.len() as u64;
-        let partials = gpu.room(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks * count)?;
+        let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks * count)?;
         let layers = gpu.upload(Scratch::Layers, bytemuck::cast_slice(&layers))?;
         let kernel = kind.kernel("fused_row", "fused_row_of_residuals");
         gpu.launch_3d(kernel, kind.params(first), &[layers, partials, results], [blocks, count, 1], 0)?;

@@ -152,7 +152,7 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
         Call::Decode | Call::DecodeOnDevice => {
             let len = len(Dtype::F32)? as u64;
             let (payload, status) = match call {
-                Call::Decode => (gpu.room(Scratch::Payload, len)?, gpu.room(Scratch::Results, STATUS)?),
+                Call::Decode => (gpu.scratch(Scratch::Payload, len)?, gpu.scratch(Scratch::Results, STATUS)?),
                 _ => (of_caller(len), Pending::default().status(gpu)?),
             };
             enqueue_decoding(gpu, setting, shape, payload, &values, status).map(drop)

@@ -59,7 +59,7 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
 /// Done: runs all jobs and returns the words of their results.
 fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError> {
     let total: u64 = jobs.iter().map(|job| result_words(job) as u64).sum();
-    let results = gpu.room(Scratch::Results, 8 * total)?;
+    let results = gpu.scratch(Scratch::Results, 8 * total)?;
     gpu.clear(results)?;
     let mut last: Option<(Input<'_>, Tensor)> = None;
     let (mut index, mut first) = (0, 0);

@@ -180,7 +180,7 @@ fn layout(bytes: u64) -> Layout {
 
 impl Device for Simt {
     fn allocate(&mut self, bytes: u64) -> Result<Part, Error> {
-        // SAFETY: not of size 0, which no room has; filled with what a mistake would show in.
+        // SAFETY: not of size 0, which no memory has; filled with what a mistake would show in.
         let address = unsafe {
             let start = alloc(layout(bytes));
             assert!(!start.is_null());
@@ -195,7 +195,7 @@ impl Device for Simt {
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(part.address as usize), layout(part.bytes)) }
     }
 
-    /// Every room is of exactly its size and starts out undefined.
+    /// All memory is of exactly its size and starts out undefined.
     fn prepare(&mut self, _: Kernel) -> Result<(), Error> {
         Ok(())
     }

@@ -81,15 +81,15 @@ impl Tables {
     /// Enqueued: all that adds up begins as zeros.
     fn new(gpu: &mut Gpu, keeps: &[u32], fine_bits: u32) -> Result<Tables, Error> {
         let fine = (keeps.len() as u64) << fine_bits;
-        let room = gpu.room(Scratch::Bins, 24 * BINS + 8 + 12 * fine)?;
-        gpu.clear(room)?;
-        let (lows, rest) = (room.cut(0, 8 * BINS), room.from(8 * BINS));
+        let part = gpu.scratch(Scratch::Bins, 24 * BINS + 8 + 12 * fine)?;
+        gpu.clear(part)?;
+        let (lows, rest) = (part.cut(0, 8 * BINS), part.from(8 * BINS));
         let (errors, rest) = (rest.cut(0, 8 * BINS), rest.from(8 * BINS));
         let (fine_errors, rest) = (rest.cut(0, 8 * fine), rest.from(8 * fine));
         let (counts, rest) = (rest.cut(0, 4 * BINS), rest.from(4 * BINS));
         let (slots, rest) = (rest.cut(0, 4 * BINS), rest.from(4 * BINS));
         let (fine_counts, rest) = (rest.cut(0, 4 * fine), rest.from(4 * fine));
-        let exponents = gpu.room(Scratch::Exponents, 20 * EXPONENTS)?;
+        let exponents = gpu.scratch(Scratch::Exponents, 20 * EXPONENTS)?;
         let of_exponents = |at: u64, size: u64| exponents.cut(at * EXPONENTS, size * EXPONENTS);
         Ok(Tables {
             lows,
@@ -102,7 +102,7 @@ impl Tables {
             fine_errors,
             fine_counts,
             keeps: gpu.upload(Scratch::Keeps, bytemuck::cast_slice(keeps))?,
-            cuts: gpu.room(Scratch::Cuts, CUT * keeps.len() as u64)?,
+            cuts: gpu.scratch(Scratch::Cuts, CUT * keeps.len() as u64)?,
         })
     }
 }
@@ -177,7 +177,7 @@ pub(crate) fn cut(gpu: &mut Gpu, tensor: &Tensor, keep: u32, largest: Part) -> R
         fine_bits: CUT_BITS,
         ..Params::default()
     };
-    let cut = gpu.room(Scratch::Cut, 8)?;
+    let cut = gpu.scratch(Scratch::Cut, 8)?;
     let Tables { cuts, fine_counts, .. } = select(gpu, tensor, params, &[keep], largest, cut)?;
     gpu.launch(kernel("find_cut"), params, &[cuts, fine_counts, cut], 1)?;
     Ok(cut)

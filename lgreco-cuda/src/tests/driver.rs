@@ -145,8 +145,8 @@ fn suite() {
     assert!(listed[0].usable.as_ref().unwrap().contains("sm_80"), "{listed:?}");
     let mut backend = CudaBackend::new(0).unwrap();
     check_all(&mut backend, ROWS);
-    let [rooms, contexts, streams, modules, on_stack, _, launches] = state();
-    assert!(rooms > 3 && modules >= 2 && launches > 1000, "{:?}", state());
+    let [allocations, contexts, streams, modules, on_stack, _, launches] = state();
+    assert!(allocations > 3 && modules >= 2 && launches > 1000, "{:?}", state());
     assert_eq!((contexts, streams, on_stack), (1, 1, 0));
     let folder = target().join(format!("kept-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -190,7 +190,7 @@ fn beside_a_trainer() {
     backend.measure_device(&jobs, &mut [0.0; 10]).unwrap();
     let after = state();
     assert_eq!(after[5] - before[5], 1, "waits");
-    assert_eq!((after[0], after[1], after[2], after[4]), (before[0], 0, 0, 1), "rooms; nothing of the trainer's");
+    assert_eq!((after[0], after[1], after[2], after[4]), (before[0], 0, 0, 1), "allocations; nothing of the trainer's");
     // SAFETY: the fake is loaded.
     unsafe {
         let fake = libloading::Library::new("libcuda.so.1").unwrap();
@@ -211,7 +211,7 @@ fn beside_a_trainer() {
         state()[5] - before
     };
     assert_eq!(waits(), 2, "for what is known, and for the payload");
-    assert_eq!((state()[0], state()[3]), (before[0], before[3]), "rooms and modules");
+    assert_eq!((state()[0], state()[3]), (before[0], before[3]), "allocations and modules");
     drop(backend);
     assert_eq!(state()[..5], [0, 0, 0, 0, 1], "what is left: the trainer's context on the stack");
 }

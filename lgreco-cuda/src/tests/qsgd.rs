@@ -52,7 +52,7 @@ fn part(gradient: &Gradient<'_>) -> Part {
 /// The words of the rows of all gradients.
 fn words(backend: &mut CudaBackend, strategy: Strategy, gradients: &[Gradient<'_>], base: Qsgd) -> Vec<u64> {
     let gpu = backend.gpu_mut();
-    let results = gpu.room(Scratch::Results, (8 * RESULT_WORDS * gradients.len()) as u64).unwrap();
+    let results = gpu.scratch(Scratch::Results, (8 * RESULT_WORDS * gradients.len()) as u64).unwrap();
     gpu.clear(results).unwrap();
     let tensor = |gradient: &Gradient<'_>| OnDevice {
         part: part(gradient),
