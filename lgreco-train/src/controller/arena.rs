@@ -73,12 +73,7 @@ impl Arena {
                 lens.mean = lens.mean.max(group.iter().map(|tensor| tensor.shape.elements()).sum());
             }
         }
-<<<<<<< HEAD
-        arena.reserve(layers, Lens::default(), words)?;
-=======
         arena.reserve(layers, lens, words)?;
-        arena.kept.try_reserve(layers).map_err(|_| Error::Core(CoreError::OutOfMemory { words: layers }))?;
->>>>>>> exchange
         Ok(arena)
     }
 

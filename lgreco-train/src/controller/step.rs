@@ -100,14 +100,8 @@ impl Controller {
             non_finite: 0,
             late: None,
             agreed: BTreeSet::new(),
-<<<<<<< HEAD
-            arenas: vec![Arena::new(tensors, &planner.groups, config.route, world)?],
+            arenas: vec![Arena::new(tensors, &planner.groups, config, world)?],
             control: Control::new(world)?,
-=======
-            arenas: vec![Arena::new(&tensors, &groups, &config, world)?],
-            groups,
-            control: Control::new(world),
->>>>>>> exchange
             lendings: 0,
             taken: Taken::default(),
             plan: 0,

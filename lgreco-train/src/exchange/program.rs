@@ -1,4 +1,7 @@
 //! What an exchange does, in order: ops on a rank's own memory, and collectives.
+//!
+//! The list is the same for all memory and all buckets; a bucket leaves out what it has no part for. A
+//! [`Space`](super::Space) does the ops.
 
 use super::bucket::{Moment, Route, Spec};
 use super::division::{Division, Piece};

@@ -1,10 +1,6 @@
 //! Any sequence of controller calls, on threads: ranks stay equal bit for bit, no mass is lost, nothing panics.
 
-<<<<<<< HEAD
-=======
 use crate::backend::Portable;
-use crate::compress::Setting;
->>>>>>> controller
 use crate::compress::adacomp::AdaComp;
 use crate::compress::clt::CltK;
 use crate::compress::hard_threshold::HardThreshold;

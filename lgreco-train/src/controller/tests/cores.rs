@@ -4,6 +4,7 @@ use super::*;
 use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
 use crate::gradient::{Bf16, Element};
+use std::format;
 
 const SHAPE: [usize; 2] = [500, 400];
 

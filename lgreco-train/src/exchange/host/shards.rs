@@ -1,4 +1,8 @@
 //! Dense layers by shards: each rank gets the sums of its own.
+//!
+//! Shards are ranges of elements per layer and rank, given by where they end: rows (FSDP) are such ranges, and so is what the
+//! division of a flat buffer (ZeRO) leaves of a layer. A worker contributes all of its gradient, so residuals are as
+//! elsewhere. What is wrong with the mean of one shard its rank finds out alone, and tells by its next message.
 
 use super::mean;
 use super::room::{Room, put_slip, slips, sum};
