@@ -188,6 +188,7 @@ impl Collective for Callbacks {
         let (user, stream) = (self.raw.user, self.stream);
         let (lens, pointer, count) = (lens.as_ptr(), values.as_mut_ptr(), values.len());
         // SAFETY: as above.
-        done(Some(unsafe { call(user, lens, pointer, count, stream) }))
+        let code = unsafe { call(user, lens, pointer, count, stream) };
+        self.done("reduce_scatter_sum", Some(code))
     }
 }
