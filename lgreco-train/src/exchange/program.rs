@@ -1,9 +1,10 @@
 //! What an exchange does, in order: ops on a rank's own memory, and collectives.
 
-use super::bucket::{Moment, Route, Spec};
+use super::bucket::{Moment, Route};
 use super::division::{Division, Piece};
 use super::fingerprint::fingerprint;
 use super::flight::Agreement;
+use super::layer::Spec;
 use super::layout::Layout;
 use super::round::Round;
 use super::slip::{GREETING, Slip};
