@@ -25,9 +25,10 @@ impl Controller {
     /// there is not; [`Error::InFlight`] for one that is in another bucket, or twice in this; [`CoreError::OutOfMemory`].
     ///
     /// # Complexity
-    /// O(layers). Allocates where no bucket that was taken back had as much room: what the settings need, and two f32 per
-    /// element where relative errors are measured, one or two where a residual is not f32, one where f32 or means cannot be
-    /// written over gradients that are still needed. [`Controller::step`] has one bucket at a time.
+    /// O(layers). Allocates where no bucket that was taken back had as much room: what the settings need, and an f32 per
+    /// element of layers whose residual is not plain f32, whose errors are measured, or whose gradients are still needed
+    /// when the means come (PowerSGD, CLT-k and scatter-reduce without a residual), up to three where several of these hold.
+    /// [`Controller::step`] has one bucket at a time.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
         let agreement = match self.agreed.contains(layers) {
             true => Agreement::Reached,

@@ -119,8 +119,8 @@ impl Flight {
         self.failure
     }
 
-    /// Whether this rank alone knows that the flight has failed. By [`Route::Sharded`] a rank may find fault
-    /// with the mean of its shard; it should tell the others by the next flight, as the failure that it begins with.
+    /// Whether this rank alone knows that the flight has failed. By [`Route::Sharded`] a rank may find fault with the mean of
+    /// its shard; it should tell the others by the next flight, as the failure that it begins with.
     pub fn failed_alone(&self) -> bool {
         self.untold
     }
@@ -136,8 +136,8 @@ impl Flight {
     ///
     /// # Errors
     /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it; unless
-    /// the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says otherwise. Means and contributions are then of no use, factors are unchanged.
-    /// This rank's own error, if it has one: those of the compressors, [`CoreError::Length`](crate::CoreError::Length),
+    /// the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says otherwise. Means and
+    /// contributions are then of no use, factors are unchanged. This rank's own error, if it has one: those of the compressors, [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32,
     /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when a mean leaves its element type. Of others: [`Error::Peer`] names
     /// the rank that failed first by itself and the code of its error, [`Error::PeerPlan`] a rank with other layers, settings,
@@ -173,7 +173,9 @@ impl Flight {
             self.counter += 1;
             match instruction {
                 Instruction::Own(op) => self.own(space, op),
-                Instruction::All(op) => space.run(op, &self.program)?,
+                // A rank that fails alone remembers what the others do.
+                Instruction::All(op) if self.failure.is_none() || self.is_sharded() => space.run(op, &self.program)?,
+                Instruction::All(_) => {}
                 Instruction::Exchange => {
                     let slip = Slip::new(self.failure, self.program.fingerprint);
                     space.run(Op::PutSlip { part, slip }, &self.program)?;
@@ -190,8 +192,12 @@ impl Flight {
                 }
             }
         }
-        self.untold = self.failure.is_some() && self.program.moment.route == Route::Sharded;
+        self.untold = self.failure.is_some() && self.is_sharded();
         self.failure.take().map_or(Ok(None), Err)
+    }
+
+    fn is_sharded(&self) -> bool {
+        self.program.moment.route == Route::Sharded
     }
 
     /// The next instruction about a part that this bucket has.

@@ -1,7 +1,8 @@
 //! How much memory the parts of an exchange take.
 
-use super::bucket::{Route, Spec, factor_rank, is_gathered};
+use super::bucket::{Route, factor_rank, is_gathered};
 use super::division::Division;
+use super::layer::Spec;
 use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};

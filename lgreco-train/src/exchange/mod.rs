@@ -75,6 +75,7 @@ mod division;
 mod fingerprint;
 mod flight;
 mod host;
+mod layer;
 mod layout;
 mod program;
 mod request;
@@ -84,7 +85,7 @@ mod space;
 #[cfg(any(test, feature = "std"))]
 pub mod threads;
 
-pub use bucket::{Aggregation, Input, Layer, Moment, Route, Spec, aggregate, workspace_len};
+pub use bucket::{Aggregation, Moment, Route, aggregate, workspace_len};
 pub(crate) use bucket::{is_gathered, is_sharded};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
@@ -92,6 +93,7 @@ pub use division::Piece;
 pub use flight::{Agreement, Flight};
 pub use host::Host;
 pub(crate) use host::request;
+pub use layer::{Input, Layer, Spec};
 pub use layout::Layout;
 pub use program::{Op, Part, Program};
 pub use request::Request;

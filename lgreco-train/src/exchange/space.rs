@@ -1,6 +1,6 @@
 //! Where an exchange computes: memory of one kind, and the ops that are done in it.
 
-use super::bucket::Spec;
+use super::layer::Spec;
 use super::program::{Op, Part, Program};
 use super::request::Request;
 use crate::Error;

@@ -9,7 +9,7 @@ mod shards;
 mod sum;
 mod sums;
 
-use super::bucket::{Layer, Spec};
+use super::layer::{Layer, Spec};
 use super::program::{Op, Part, Program};
 use super::request::Request;
 use super::slip::{self, GREETING, Slip, judge};

@@ -7,7 +7,8 @@ use crate::compress::powersgd::{
     back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
 };
 use crate::compress::{check_finite, powersgd::PowerSgd};
-use crate::exchange::bucket::{Input, Layer, Moment};
+use crate::exchange::bucket::Moment;
+use crate::exchange::layer::{Input, Layer};
 use crate::exchange::layout::ROWS;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
