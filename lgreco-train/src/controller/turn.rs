@@ -96,11 +96,14 @@ impl Planner {
     pub(super) fn read(&mut self, words: &[u64]) -> Result<Option<Decided>, Error> {
         let step = self.step;
         let now = |decided: Decided| Decided { decision: Decision { step, ..decided.decision }, ..decided };
-        if let Some(result) = self.result.take() {
+        let root = self.config.measuring_rank;
+        let heard = message::read(root, self.fingerprint(), words);
+        // What has been handed in since the message was made is not in it.
+        let told = !matches!(heard, Ok(None));
+        if let Some(result) = self.result.take_if(|_| told) {
             return result.decided.map(|decided| Some(now(decided)));
         }
-        let root = self.config.measuring_rank;
-        let decided = message::read(root, self.fingerprint(), words).map_err(|error| match error {
+        let decided = heard.map_err(|error| match error {
             Error::PeerPlan { rank: 0 } => Error::PeerPlan { rank: self.rank },
             error => error,
         })?;
