@@ -26,9 +26,12 @@ impl Controller {
     /// O(layers). Allocates where no bucket that was taken back had as much room: three f32 per element and what the settings
     /// need. [`Controller::step`] has one bucket at a time.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
-        let agreement = match self.agreed.contains(layers) {
-            true => Agreement::Reached,
-            false => Agreement::Needed,
+        let agreement = match self.agreed.get_mut(layers) {
+            Some(last) => {
+                *last = self.planner.step;
+                Agreement::Reached
+            }
+            None => Agreement::Needed,
         };
         self.lend(layers.iter().copied(), agreement)
     }
@@ -117,7 +120,7 @@ impl Controller {
             return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
         }
         if bucket.is_exchanged() && bucket.agreement == Agreement::Needed {
-            self.agreed.insert(bucket.layers().collect());
+            self.agreed.insert(bucket.layers().collect(), self.planner.step);
         }
         self.taken.bytes_out += bucket.bytes;
         self.taken.broken |= bucket.is_broken();
@@ -141,12 +144,14 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes room for the buckets of before under new settings: all buffers are here, for nothing is on its way.
+    /// Makes room for the last step's buckets under new settings: all buffers are here, for nothing is on its way.
     pub(super) fn make_room(&mut self, choices: &[Choice]) -> Result<(), Error> {
         let Planner { config, tensors, groups, .. } = &self.planner;
         let (mut layers, mut elements, mut words) = (0, 0, 0);
-        let ours = groups.ranges.iter().cloned().map(Vec::from_iter);
-        for bucket in ours.chain(self.agreed.iter().cloned()) {
+        let last = self.agreed.values().max();
+        let theirs = self.agreed.iter().filter(|(_, step)| Some(*step) == last).map(|(bucket, _)| bucket.clone());
+        let ours = groups.ranges.iter().filter(|_| last.is_none()).cloned().map(Vec::from_iter);
+        for bucket in ours.chain(theirs) {
             let of = |&layer: &usize| (choices[layer].setting, tensors[layer].shape, tensors[layer].dtype);
             words = words.max(bucket::words(bucket.iter().map(of), config.route, self.world)?);
             elements = elements.max(bucket.iter().map(|&layer| tensors[layer].shape.elements()).sum());
