@@ -30,9 +30,12 @@ impl Controller {
     /// when the means come (PowerSGD, CLT-k and scatter-reduce without a residual), up to three where several of these hold.
     /// [`Controller::step`] has one bucket at a time.
     pub fn open(&mut self, layers: &[usize]) -> Result<Bucket, Error> {
-        let agreement = match self.agreed.contains(layers) {
-            true => Agreement::Reached,
-            false => Agreement::Needed,
+        let agreement = match self.agreed.get_mut(layers) {
+            Some(last) => {
+                *last = self.planner.step;
+                Agreement::Reached
+            }
+            None => Agreement::Needed,
         };
         self.lend(layers.iter().copied(), agreement)
     }
@@ -122,7 +125,7 @@ impl Controller {
             return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
         }
         if bucket.is_exchanged() && bucket.agreement == Agreement::Needed {
-            self.agreed.insert(bucket.layers().collect());
+            self.agreed.insert(bucket.layers().collect(), self.planner.step);
         }
         self.taken.bytes_out += bucket.bytes;
         self.taken.broken |= bucket.is_broken();
@@ -146,7 +149,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes room for the buckets of before under new settings: all buffers are here, for nothing is on its way.
+    /// Makes room for the last step's buckets under new settings: all buffers are here, for nothing is on its way.
     pub(super) fn make_room(&mut self, choices: &[Choice]) -> Result<(), Error> {
         let (layers, lens, words) = self.room_for(&self.states, choices)?;
         self.arenas.iter_mut().try_for_each(|arena| arena.reserve(layers, lens, words))
@@ -157,8 +160,10 @@ impl Controller {
         let Planner { config, tensors, groups, .. } = &self.planner;
         let measured = config.metrics_every > 0;
         let (mut layers, mut most, mut words) = (0, Lens::default(), 0);
-        let ours = groups.ranges.iter().cloned().map(Vec::from_iter);
-        for bucket in ours.chain(self.agreed.iter().cloned()) {
+        let last = self.agreed.values().max();
+        let theirs = self.agreed.iter().filter(|(_, step)| Some(*step) == last).map(|(bucket, _)| bucket.clone());
+        let ours = groups.ranges.iter().filter(|_| last.is_none()).cloned().map(Vec::from_iter);
+        for bucket in ours.chain(theirs) {
             let of = |&index: &usize| {
                 let Tensor { shape, dtype, shards, .. } = &tensors[index];
                 let (setting, shape, dtype) = (choices[index].setting, *shape, *dtype);

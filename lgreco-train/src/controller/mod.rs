@@ -128,6 +128,7 @@ mod task;
 mod tensor;
 mod time;
 mod transaction;
+mod turn;
 mod view;
 mod window;
 

@@ -2,16 +2,13 @@
 
 use super::accordion::Highest;
 use super::check::check_layer;
-use super::codes::Choice;
-use super::decide::{Decided, chosen, refused, suited, uniform};
 use super::groups::Groups;
+use super::turn::{Turn, identity};
 use super::window::{self, Window};
-use super::{Cause, Config, Decision, Feedback, Objective, PlanResult, PlanTask, Policy, Schedule, Tensor, TimeModel};
+use super::{Config, Decision, Objective, PlanResult, PlanTask, Policy, Tensor, TimeModel};
 use super::{Uncompressed, message};
-use crate::checksum::Hash;
-use crate::compress::{Compressor, Setting};
+use crate::compress::Setting;
 use crate::error::{expect_distinct, expect_len};
-use crate::feedback::Residual;
 use crate::gradient::Values;
 use crate::{CoreError, Error};
 use alloc::sync::Arc;
@@ -69,48 +66,39 @@ pub struct Planner {
     pub(super) config: Arc<Config>,
     pub(super) tensors: Arc<[Tensor]>,
     pub(super) groups: Arc<Groups>,
-    rank: u32,
-    world: u32,
+    pub(super) rank: u32,
+    pub(super) world: u32,
     /// Of the configuration and the model.
-    identity: u64,
-    stage: Stage,
+    pub(super) identity: u64,
+    pub(super) stage: Stage,
     /// Steps taken.
     pub(super) step: u64,
     /// The step of the next decision.
     pub(super) due: Option<u64>,
     pub(super) window: Window,
     /// Whether this step's gradients belong to the window.
-    watches: bool,
+    pub(super) watches: bool,
     /// The measuring rank's gradient norms at the last decision; empty before.
     pub(super) norms: Vec<f64>,
     pub(super) highest: Highest,
     /// Of this step.
     pub(super) rate: f64,
     /// Whether the learning rate has fallen at the step of a decision.
-    fell: bool,
+    pub(super) fell: bool,
     pub(super) decision: Option<Decision>,
     pub(super) time: TimeModel,
     /// Whether the caller has decided what is due.
-    given: bool,
+    pub(super) given: bool,
     /// What the measuring rank has to tell.
-    result: Option<PlanResult>,
+    pub(super) result: Option<PlanResult>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Stage {
+pub(super) enum Stage {
     Idle,
     /// A decision is due.
     Begun,
     Open,
-}
-
-/// What a step begins with.
-pub(super) enum Turn {
-    Nothing,
-    /// The measuring rank tells what it has decided.
-    Broadcast,
-    /// All ranks know what to do.
-    Known(Decided),
 }
 
 /// New settings, from this step on, the same on every rank.
@@ -335,179 +323,6 @@ impl Planner {
             Stage::Open => Error::StepOrder { what: "a step is under way", expected: "its end" },
         })
     }
-
-    /// What the step begins with. Nothing has changed but for the highest learning rate where there is nothing to do.
-    pub(super) fn next(&mut self, rate: f64) -> Result<Turn, Error> {
-        self.rate = rate;
-        let (mut highest, accordion) = (self.highest, self.config.accordion());
-        let accordion = accordion.filter(|_| self.step >= self.config.schedule.warmup);
-        self.fell = accordion.is_some_and(|accordion| highest.falls(&accordion, rate));
-        // A decision that was made before the fall does not know of it.
-        let instead = self.fell && self.config.schedule.lead > 0;
-        match (self.is_due() && !instead, &self.config.policy) {
-            (true, Policy::Fixed(settings)) if self.given => {
-                let choices = settings.iter().map(|&setting| chosen(setting)).collect();
-                Ok(Turn::Known(self.unmeasured(choices, Cause::Caller)))
-            }
-            (true, _) => Ok(Turn::Broadcast),
-            (false, _) => Ok(self.undecided()?.map_or(Turn::Nothing, Turn::Known)),
-        }
-    }
-
-    /// A decision that is made without looking at gradients.
-    fn unmeasured(&self, choices: Vec<Choice>, cause: Cause) -> Decided {
-        let choices = choices.into_iter().zip(&*self.tensors);
-        let choices: Vec<_> = choices.map(|(choice, tensor)| suited(&self.config, tensor, choice)).collect();
-        let mut decision = Decision::without_plan(self.step, cause);
-        decision.not_contractive = refused(&choices);
-        Decided { decision, choices, norms: vec![] }
-    }
-
-    /// New settings of a fixed policy.
-    pub(super) fn fix(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
-        let Policy::Fixed(_) = self.config.policy else { return Err(Error::NotFixed) };
-        let config = Config { policy: Policy::Fixed(settings), ..Config::clone(&self.config) };
-        config.check(&self.tensors, self.world)?;
-        self.identity = identity(&config, &self.tensors, self.world);
-        self.config = Arc::new(config);
-        if self.decision.is_some() {
-            (self.due, self.given) = (Some(self.step), true);
-        } else if !self.window.is_free() {
-            // A task is about the settings before.
-            self.forget();
-        }
-        Ok(())
-    }
-    /// What is to be done without a plan.
-    pub(super) fn undecided(&mut self) -> Result<Option<Decided>, Error> {
-        let Some(accordion) = self.config.accordion().filter(|_| self.fell) else {
-            self.highest = Highest(self.highest.0.max(self.rate));
-            return Ok(None);
-        };
-        let low = vec![accordion.low; self.tensors.len()];
-        let choices = uniform(&self.config, &self.tensors, Some(&low))?;
-        Ok(Some(self.unmeasured(choices, Cause::LearningRate)))
-    }
-
-    /// Whether there is something to tell.
-    pub(super) fn has_result(&self) -> bool {
-        self.result.is_some()
-    }
-
-    /// Whether this rank decides for all.
-    pub(super) fn measures(&self) -> bool {
-        self.rank == self.config.measuring_rank && self.config.policy != Policy::Uncompressed
-    }
-
-    /// The message, as words.
-    pub(super) fn words(&self) -> Vec<u64> {
-        let decided = self.result.as_ref().map(|result| &result.decided);
-        message::write(self.tensors.len(), self.fingerprint(), decided)
-    }
-
-    /// What the measuring rank's message says.
-    pub(super) fn read(&mut self, words: &[u64]) -> Result<Option<Decided>, Error> {
-        let step = self.step;
-        let now = |decided: Decided| Decided { decision: Decision { step, ..decided.decision }, ..decided };
-        if let Some(result) = self.result.take() {
-            return result.decided.map(|decided| Some(now(decided)));
-        }
-        let root = self.config.measuring_rank;
-        let decided = message::read(root, self.fingerprint(), words).map_err(|error| match error {
-            Error::PeerPlan { rank: 0 } => Error::PeerPlan { rank: self.rank },
-            error => error,
-        })?;
-        if let Some(decided) = &decided {
-            for (choice, tensor) in decided.choices.iter().zip(&*self.tensors) {
-                let fits = choice.setting.payload_len(tensor.shape, tensor.dtype);
-                fits.map_err(|error| Error::PeerMessage { rank: root, code: error.code() })?;
-            }
-        }
-        Ok(decided.map(now))
-    }
-
-    /// Takes note of a decision that all ranks take over.
-    pub(super) fn commit(&mut self, decision: Decision, norms: Vec<f64>) {
-        if self.is_due() && (decision.cause != Cause::LearningRate || self.config.schedule.lead > 0) {
-            self.due = self.config.next_decision(self.step);
-            if decision.cause == Cause::Schedule {
-                self.norms = norms;
-            }
-            self.forget();
-        }
-        self.decision = Some(decision);
-        (self.highest, self.fell, self.given) = (Highest(self.rate), false, false);
-    }
-
-    fn adopted(&mut self, Decided { decision, choices, norms }: Decided) -> Adopted {
-        self.commit(decision, norms);
-        Adopted {
-            decision,
-            settings: choices.iter().map(|choice| choice.setting).collect(),
-            uncompressed: choices.iter().map(|choice| choice.uncompressed).collect(),
-        }
-    }
-
-    /// Opens the step; without gradients for the window if some are `broken`.
-    pub(super) fn open(&mut self, broken: bool) {
-        let Schedule { window, lead, .. } = self.config.schedule;
-        let near = self.due.is_some_and(|due| {
-            let end = self.step.saturating_add(lead);
-            end.saturating_add(window) >= due && (end < due || self.window.steps == 0)
-        });
-        self.watches = near && !broken;
-        self.window.steps += u64::from(self.watches);
-        self.stage = Stage::Open;
-    }
-
-    /// The next step is another one.
-    pub(super) fn close(&mut self) {
-        self.step += 1;
-        (self.watches, self.stage) = (false, Stage::Idle);
-    }
-
-    /// Which step of a window this is; 0 for none.
-    pub(super) fn window_step(&self) -> u64 {
-        if self.watches { self.window.steps } else { 0 }
-    }
-
-    /// A layer's mean, to be added to elsewhere in a step of a window; else nothing.
-    pub(super) fn lend_mean(&mut self, layer: usize) -> Vec<f32> {
-        match self.watches() {
-            true => core::mem::take(&mut self.window.means_mut()[layer]),
-            false => vec![],
-        }
-    }
-
-    pub(super) fn take_mean_back(&mut self, layer: usize, mean: Vec<f32>) {
-        if !mean.is_empty() {
-            self.window.means_mut()[layer] = mean;
-        }
-    }
-
-    /// Begins the window anew. Tasks that are still out are not waited for.
-    pub(super) fn forget(&mut self) {
-        (self.result, self.watches) = (None, false);
-        self.window.clear(&self.tensors);
-    }
-
-    /// Forgets what belongs to the run before a saved state.
-    pub(super) fn restart(&mut self) {
-        self.given = false;
-        self.forget();
-    }
-
-    /// What all ranks must agree on at this step.
-    pub(super) fn fingerprint(&self) -> u64 {
-        let rate = if self.config.accordion().is_some() { self.rate } else { 0.0 };
-        let schedule = [rate.to_bits(), self.step, self.due.unwrap_or(u64::MAX)];
-        schedule.into_iter().fold(Hash(self.identity), Hash::add).0
-    }
-
-    /// Of the configuration and the model.
-    pub(super) fn identity(&self) -> u64 {
-        self.identity
-    }
 }
 
 pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
@@ -519,29 +334,4 @@ pub(super) fn check_rate(learning_rate: f64) -> Result<(), Error> {
         value: learning_rate,
         expected: "a finite number >= 0",
     }))
-}
-
-/// What must be the same on all ranks from the beginning.
-fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
-    let Schedule { warmup, period, window, lead } = config.schedule;
-    let numbers = [warmup, period, window, lead, config.search.seed, config.bucket_bytes as u64];
-    let kinds = [world as u64, config.route as u64, config.non_finite as u64, config.measuring_rank as u64];
-    let tensors = tensors.iter().flat_map(|tensor| {
-        let name = tensor.name.bytes().map(u64::from);
-        let shape = [tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64];
-        name.chain(shape).chain(tensor.shards.iter().copied())
-    });
-    let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
-    let fixed = match &config.policy {
-        Policy::Fixed(settings) => &settings[..],
-        _ => &[],
-    };
-    let fixed = fixed.iter().flat_map(|&setting| chosen(setting).encode());
-    let Feedback { qsgd, loco, others } = config.feedback;
-    let residual = |Residual { gain, reset_every, storage }: Residual| {
-        [1 + storage as u64, gain.to_bits() as u64, reset_every as u64]
-    };
-    let feedback = [qsgd, loco, others].into_iter().flat_map(|rule| rule.map_or([0; 3], residual));
-    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(fixed).chain(tensors);
-    words.fold(Hash::START, Hash::add).0
 }

@@ -14,7 +14,7 @@ use crate::gradient::{Element, ValuesMut, with_elements};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 use alloc::boxed::Box;
-use alloc::collections::BTreeSet;
+use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -38,8 +38,8 @@ pub struct Controller {
     pub(super) non_finite: u64,
     /// An error of this rank alone that the others have not been told yet.
     pub(super) late: Option<Error>,
-    /// Layers of which ranks know that they all exchange them together.
-    pub(super) agreed: BTreeSet<Vec<usize>>,
+    /// Layers of which ranks know that they all exchange them together, and when they last have.
+    pub(super) agreed: BTreeMap<Vec<usize>, u64>,
     /// Buffers that no bucket has.
     pub(super) arenas: Vec<Arena>,
     pub(super) control: Control,
@@ -99,7 +99,7 @@ impl Controller {
             states: tensors.iter().map(|_| LayerState::new(&config.policy)).collect(),
             non_finite: 0,
             late: None,
-            agreed: BTreeSet::new(),
+            agreed: BTreeMap::new(),
             arenas: vec![Arena::new(tensors, &planner.groups, config, world)?],
             control: Control::new(world)?,
             lendings: 0,

@@ -155,6 +155,29 @@ fn nobody_waits_for_a_late_plan() {
     });
 }
 
+/// What is handed in after the measuring rank has said "not yet" is for the next step.
+#[test]
+fn a_plan_that_comes_while_ranks_are_asking_waits_for_the_next_step() {
+    on_all(2, |mut worker| {
+        let mut controller = new(&config_with_lead(Method::TopK, LGRECO), &worker);
+        (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
+        let mut task = controller.take_plan_task();
+        (0..2).for_each(|_| drop(step(&mut controller, &mut worker)));
+        controller.begin_step(1.0).unwrap();
+        let mut asked = vec![];
+        while let Some(request) = controller.control().unwrap() {
+            asked.push(matches!(request, crate::exchange::Request::Broadcast { .. }));
+            request.perform(&mut worker).unwrap();
+            if let Some(task) = task.take_if(|_| asked.contains(&true)) {
+                assert!(controller.hand_in(run(task)));
+            }
+        }
+        assert_eq!(asked, [false, true]);
+        assert!(!controller.finish_step().unwrap().switched);
+        assert!(step(&mut controller, &mut worker).0.switched);
+    });
+}
+
 /// An infeasible budget: told to all at the step of the decision; training goes on while the task is tried again.
 #[test]
 fn a_plan_that_fails_elsewhere_is_an_error_on_every_rank() {
