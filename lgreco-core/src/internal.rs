@@ -41,8 +41,8 @@ pub mod topk {
 
 /// Payloads of any kind.
 pub mod payload {
-    pub use crate::compress::combine::{Combine, combine_values};
-    pub use crate::compress::setting::{combine, decode_parsed};
+    pub use crate::compress::combine::{Combine, combine, combine_values};
+    pub use crate::compress::setting::decode_parsed;
 }
 
 /// What PowerSGD's kernels on all GPUs agree upon.

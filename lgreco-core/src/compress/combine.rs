@@ -1,23 +1,27 @@
 //! Decoded values added to others, or taken off them, without a copy of their own in memory.
 
+pub use super::accumulate::Combine;
+use super::setting::decode_parsed;
+use super::wire::{Method, Payload};
+use super::{adacomp, powersgd, qsgd, topk};
+use crate::Error;
+use crate::error::expect_room;
 use crate::simd::{Kernel, dispatch};
 
-/// How decoded values meet those that are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Combine {
-    /// They are added.
-    Add,
-    /// They are subtracted.
-    Subtract,
-}
-
-impl Combine {
-    /// `place`, combined with a decoded value.
-    #[inline(always)]
-    pub(super) fn put(self, place: &mut f32, value: f32) {
-        match self {
-            Combine::Add => *place += value,
-            Combine::Subtract => *place -= value,
+/// Combines what a payload holds with `values`; for most methods in blocks or element by element, for others by way of
+/// `scratch`, which has a place per element. Same errors as [`decode`](super::decode); `values` are then of no use.
+pub fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32], scratch: &mut [f32]) -> Result<(), Error> {
+    match payload.header.method {
+        Method::TopK => topk::combine(payload, how, values),
+        Method::AdaComp => adacomp::combine(payload, how, values),
+        Method::Qsgd => qsgd::combine(payload, how, values),
+        Method::PowerSgd => powersgd::combine(payload, how, values),
+        Method::Dense | Method::LoCo => {
+            expect_room("scratch values", values.len(), scratch.len())?;
+            let scratch = &mut scratch[..values.len()];
+            decode_parsed(payload, scratch)?;
+            combine_values(values, how, scratch);
+            Ok(())
         }
     }
 }

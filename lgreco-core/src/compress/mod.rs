@@ -15,6 +15,7 @@
 //! | [`sidco`] | what reaches an estimate of the k-th largest | TopK's | the values |
 //! | [`adacomp`] | what stands out of its bin, as one magnitude | its own | the values |
 
+mod accumulate;
 pub mod adacomp;
 pub(crate) mod bits;
 mod candidates;

@@ -3,7 +3,6 @@
 use super::Compressor;
 use super::adacomp::{self, AdaComp};
 use super::clt::CltK;
-use super::combine::{Combine, combine_values};
 use super::dense::{self, Dense};
 use super::hard_threshold::HardThreshold;
 use super::loco::{self, LoCo};
@@ -181,24 +180,6 @@ pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Er
         Method::PowerSgd => powersgd::decode(payload, values),
         Method::AdaComp => adacomp::decode(payload, values),
         Method::LoCo => loco::decode(payload, values),
-    }
-}
-
-/// Combines what a payload holds with `values`; for most methods in blocks or element by element, for others by way of
-/// `scratch`, which has a place per element. Same errors as [`decode`]; `values` are then of no use.
-pub fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32], scratch: &mut [f32]) -> Result<(), Error> {
-    match payload.header.method {
-        Method::TopK => topk::combine(payload, how, values),
-        Method::AdaComp => adacomp::combine(payload, how, values),
-        Method::Qsgd => qsgd::combine(payload, how, values),
-        Method::PowerSgd => powersgd::combine(payload, how, values),
-        Method::Dense | Method::LoCo => {
-            expect_room("scratch values", values.len(), scratch.len())?;
-            let scratch = &mut scratch[..values.len()];
-            decode_parsed(payload, scratch)?;
-            combine_values(values, how, scratch);
-            Ok(())
-        }
     }
 }
 

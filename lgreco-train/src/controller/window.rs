@@ -1,6 +1,3 @@
-//! The measuring rank's own gradients, uncompressed and without residual, of which the controller decides. The mean
-//! over the workers would not do: it is already compressed, and TopK's mean would tell TopK that it loses nothing.
-
 use super::Tensor;
 use crate::gradient::{Bf16, Dtype, Element, F16, Values, with_elements};
 use crate::simd::{Kernel, dispatch};

@@ -1,6 +1,5 @@
 //! Aggregation against exact means: workers are threads, every property holds for every setting and route.
 
-use crate::compress::powersgd::effective_rank;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::sidco::SMALLEST;
 use crate::compress::{Setting, adacomp::AdaComp, clt::CltK, topk::TopK};
@@ -56,7 +55,7 @@ impl Case {
         let mut outcome = Outcome { mean: zeros(), own: zeros(), factors: vec![] };
         outcome.factors = factors.unwrap_or_else(|| {
             let zeros = self.layers.iter().map(|(setting, shape)| match setting {
-                Setting::PowerSgd(c) => vec![0.0; shape.cols() * effective_rank(*shape, c.rank)],
+                Setting::PowerSgd(c) => vec![0.0; shape.cols() * (c.rank as usize).min(shape.rows()).min(shape.cols())],
                 _ => vec![],
             });
             zeros.collect()

@@ -1,7 +1,7 @@
 //! Decoding: one magnitude, with signs, among zeros.
 
 use crate::Error;
-use crate::compress::combine::Combine;
+use crate::compress::accumulate::Combine;
 use crate::compress::positions::{self, Layout};
 use crate::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use crate::error::expect_len;

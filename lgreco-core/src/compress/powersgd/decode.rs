@@ -2,7 +2,7 @@
 
 use super::{body_len, effective_rank};
 use crate::Error;
-use crate::compress::combine::Combine;
+use crate::compress::accumulate::Combine;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::linalg::{self, Columns};

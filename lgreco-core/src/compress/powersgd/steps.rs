@@ -173,7 +173,12 @@ pub fn back_project(
 /// # Source
 /// Vogels et al. 2019, Algorithm 1, line 8.
 pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
-    let ([p, q], rank) = factors(shape, rank, [p, q], values.len())?;
+    let rank = effective_rank(shape, rank);
+    expect_len("factor P", shape.rows() * rank, p.len())?;
+    expect_len("factor Q", shape.cols() * rank, q.len())?;
+    expect_len("values", shape.elements(), values.len())?;
+    let p = Columns { values: p, len: shape.rows() };
+    let q = Columns { values: q, len: shape.cols() };
     if linalg::reconstruct(p, q, rank, shape.cols(), values) {
         Ok(())
     } else {
@@ -194,26 +199,17 @@ pub fn reconstruct(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [
 /// # Errors
 /// [`Error::Length`]; [`Error::Overflow`] when what is left is not finite.
 pub fn take_off(shape: Shape, rank: u32, p: &[f32], q: &[f32], values: &mut [f32]) -> Result<(), Error> {
-    let ([p, q], rank) = factors(shape, rank, [p, q], values.len())?;
+    let rank = effective_rank(shape, rank);
+    expect_len("factor P", shape.rows() * rank, p.len())?;
+    expect_len("factor Q", shape.cols() * rank, q.len())?;
+    expect_len("values", shape.elements(), values.len())?;
+    let p = Columns { values: p, len: shape.rows() };
+    let q = Columns { values: q, len: shape.cols() };
     if linalg::subtract_product(p, q, rank, shape.cols(), values) {
         Ok(())
     } else {
         Err(Error::Overflow { what: "what is to be remembered" })
     }
-}
-
-/// The factors as columns, and the rank in effect, when all have the lengths of this shape.
-fn factors<'a>(
-    shape: Shape,
-    rank: u32,
-    [p, q]: [&'a [f32]; 2],
-    values: usize,
-) -> Result<([Columns<'a, f32>; 2], usize), Error> {
-    let rank = effective_rank(shape, rank);
-    expect_len("factor P", shape.rows() * rank, p.len())?;
-    expect_len("factor Q", shape.cols() * rank, q.len())?;
-    expect_len("values", shape.elements(), values)?;
-    Ok(([Columns { values: p, len: shape.rows() }, Columns { values: q, len: shape.cols() }], rank))
 }
 
 /// NaN and infinity in a gradient always reach the product, be it by way of `infinity · 0`.

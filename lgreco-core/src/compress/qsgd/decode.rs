@@ -3,8 +3,8 @@
 use super::grid::{inverse_levels, point};
 use super::{Qsgd, Rounding, Scale};
 use crate::Error;
+use crate::compress::accumulate::Combine;
 use crate::compress::bits;
-use crate::compress::combine::Combine;
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::expect_len;
 use crate::rng::block::BLOCK;

@@ -2,7 +2,7 @@
 
 use super::{TopK, body_len, header};
 use crate::Error;
-use crate::compress::combine::Combine;
+use crate::compress::accumulate::Combine;
 use crate::compress::positions::{self, Layout};
 use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{Header, Method, Payload};
