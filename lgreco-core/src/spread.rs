@@ -43,7 +43,8 @@ pub fn spread<D: Divide>(work: D) -> D::Output {
             Err(whole) => whole.start(),
         }
     }
-    divided(work, rayon::current_num_threads())
+    // Rayon starts its threads when it is first asked about them.
+    if work.elements() < 2 * LEAST { work.start() } else { divided(work, rayon::current_num_threads()) }
 }
 
 /// Runs a loop on this core.
