@@ -134,7 +134,8 @@ pub struct Schedule {
     pub warmup: u64,
     /// Steps from one decision to the next, at least 1; an epoch in the paper.
     pub period: u64,
-    /// A decision sees the mean gradient of this many steps before it, at least 1, and no step before the last decision.
+    /// A decision sees the mean gradient of this many steps before its `lead`, at least 1, and no step before the last
+    /// decision.
     pub window: u64,
     /// Steps from the last gradient that a decision sees to the first step under it, below warm-up and period. In these
     /// steps the measuring rank can plan on another thread ([`Controller::take_plan_task`](super::Controller)); 0, the
@@ -192,7 +193,8 @@ pub type ComputeSeconds = dyn Fn(&Setting, Shape) -> f64 + Send + Sync;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
+    /// The step fails on every rank before anything is exchanged, and may be repeated with other gradients. In steps made
+    /// of buckets those with such gradients fail, and the others are exchanged.
     #[default]
     Error,
     /// Nothing is exchanged: gradients become zeros, residuals stay. In steps made of buckets it is as

@@ -40,7 +40,8 @@ pub struct Loaded {
 impl Controller {
     /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states
     /// of the same step.
-    /// All ranks load between the same two steps, or none: afterwards they find out anew whether their buckets fit together.
+    /// Plan tasks of before are not waited for. All ranks load between the same two steps, or none: afterwards they find
+    /// out anew whether their buckets fit together.
     ///
     /// | | `plan` | `residuals` |
     /// |---|---|---|

@@ -67,8 +67,8 @@ pub(super) struct Taken {
 
 impl Controller {
     /// A controller for a model whose layers are `tensors`, at `collective`'s rank. All ranks must give the same
-    /// configuration and layers; the first step finds out if layers, schedules, seeds, routes, feedback or what is to be
-    /// done with [`NonFinite`] gradients differ. What the measuring rank alone acts upon is not compared.
+    /// configuration and layers; the first step finds out if layers, schedules, seeds, routes, feedback, fixed settings or
+    /// what is to be done with [`NonFinite`] gradients differ. What the measuring rank alone acts upon is not compared.
     ///
     /// ```
     /// # use lgreco_train::{controller::{Config, Controller, Tensor}, exchange::threads::ThreadCollective, gradient::Dtype};
