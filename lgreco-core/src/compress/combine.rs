@@ -53,10 +53,10 @@ pub const fn reads_stretches(method: Method) -> bool {
     matches!(method, Method::Qsgd | Method::TopK)
 }
 
-/// Adds a stretch of what a payload holds to `values`, or with `replace` puts it there, zeros where it holds nothing. `values`
-/// are the elements from `start` on, which is a multiple of [`STRETCH`]: as many, or at the tensor's end fewer. Stretches are
-/// read in order; `place` is two zeros before the first, and says where the next begins. As [`combine`] of all of it, the same
-/// errors among them, some of which only the last stretch finds.
+/// Adds a stretch of what a payload holds to `values`, or with `replace` puts it there, zeros where it holds nothing.
+/// `values` are the elements from `start` on, which is a multiple of [`STRETCH`]: as many, or at the tensor's end
+/// fewer. Stretches are read in order; `place` is two zeros before the first, and says where the next begins. As
+/// [`combine`] of all of it, the same errors among them, some of which only the last stretch finds.
 pub fn combine_stretch(
     payload: &Payload<'_>,
     replace: bool,

@@ -157,7 +157,8 @@ fn ranks_with_other_shards_are_named() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
-    /// Who agrees, and how everybody fares, is told to all; what else is wrong with a message only its receiver can know.
+    /// Who agrees, and how everybody fares, is told to all; what else is wrong with a message only its receiver can
+    /// know.
     #[test]
     fn spoilt_messages_are_refused_or_decoded(call in 0usize..2, at: usize, with in 1u8..) {
         let layers = fitting(&hybrid(), Route::Sharded);
