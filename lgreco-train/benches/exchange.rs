@@ -1,5 +1,6 @@
-//! A whole exchange of two ranks with error feedback, one thread per rank: how many times as long as each thread takes to
-//! read and write as many values once; the same of bf16 without feedback. And encoding with feedback against encoding without.
+//! A whole exchange of two ranks with error feedback, one thread per rank: how many times as long as each thread takes
+//! to read and write as many values once; the same of bf16 without feedback. And encoding with feedback against
+//! encoding without.
 //!
 //! `cargo bench -p lgreco-train --bench exchange [-- ELEMENTS]`; 2^20 and 2^24 unless given.
 
@@ -79,7 +80,8 @@ fn exchange(controller: &mut Controller, worker: &mut ThreadCollective, values: 
     Ok(seconds)
 }
 
-/// Seconds per exchange, with feedback if gradients are f32, and of a pass over as many f32, by the slower of both ranks.
+/// Seconds per exchange, with feedback if gradients are f32, and of a pass over as many f32, by the slower of both
+/// ranks.
 fn exchanges(setting: Setting, dtype: Dtype, elements: usize) -> (f64, f64) {
     let results = threads::run(2, |mut worker| {
         let mut config = Config::new(Search::new(Method::TopK));

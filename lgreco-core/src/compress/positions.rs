@@ -169,8 +169,8 @@ pub(super) fn for_each(layout: Layout, bytes: &[u8], visit: impl FnMut(u32) -> R
     for_each_in(layout, bytes, 0, &mut 0, 0..layout.elements as u64, visit)
 }
 
-/// The same of the positions in `range`, which begins at a multiple of 64 and where the last one ended; `before` is how many
-/// positions come before, `bit` 0 before the first range, and then tells where the next begins.
+/// The same of the positions in `range`, which begins at a multiple of 64 and where the last one ended; `before` is how
+/// many positions come before, `bit` 0 before the first range, and then tells where the next begins.
 pub(super) fn for_each_in(
     layout: Layout,
     bytes: &[u8],

@@ -118,8 +118,8 @@ impl BucketState {
 
 /// Lends a bucket of these layers, by their index and in any order, for one exchange in the step that has begun. All
 /// workers exchange the same layers together, in the same order; with layers that have not been exchanged together
-/// before, a further all-gather of 24 bytes per worker finds out whether they do. Allocates: three f32 per element and
-/// what the settings need where no bucket that was closed had as much room, else a few hundred bytes.
+/// before, a further all-gather of 24 bytes per worker finds out whether they do. Allocates: what the
+/// settings need and up to three f32 per element where no bucket that was closed had as much room, else a few hundred bytes.
 ///
 /// LGRECO_STEP_ORDER unless a step has begun and its control requests are done; LGRECO_LAYER_MISMATCH for a layer that
 /// there is not; LGRECO_IN_FLIGHT for one that is in another bucket, or twice in this.

@@ -10,8 +10,8 @@ use crate::compress::Setting;
 use crate::gradient::Shape;
 use crate::rng::Stream;
 
-/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo). Others
-/// are always gathered.
+/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo).
+/// Others are always gathered.
 ///
 /// ```
 /// use lgreco_train::controller::Config;
@@ -29,8 +29,8 @@ pub enum Route {
     /// Each rank averages a part and compresses the mean again: two compressions, traffic does not grow. Needs
     /// [`Collective::all_to_all`].
     ScatterReduce,
-    /// Each rank gets the mean of its [shard](Spec::shards) alone, which is what optimisers that are sharded need (FSDP,
-    /// ZeRO): one compression, traffic does not grow. Needs [`Collective::all_to_all`], and for dense layers
+    /// Each rank gets the mean of its [shard](Spec::shards) alone, which is what optimisers that are sharded need
+    /// (FSDP, ZeRO): one compression, traffic does not grow. Needs [`Collective::all_to_all`], and for dense layers
     /// [`Collective::reduce_scatter_sum`]. Not for methods whose lengths the values decide.
     Sharded,
 }
@@ -133,7 +133,8 @@ impl Moment {
         self.step % self.world_size
     }
 
-    /// The random bits of rank `rank`'s payload of the layer with index `layer`; those of rank 0 are PowerSGD's start on all.
+    /// The random bits of rank `rank`'s payload of the layer with index `layer`; those of rank 0 are PowerSGD's start
+    /// on all.
     pub fn stream(&self, layer: u32, rank: u32) -> Stream {
         Stream { seed: self.seed, step: self.step, layer, rank }
     }
@@ -167,13 +168,13 @@ pub fn workspace_len<'a>(
 }
 
 /// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and
-/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD does one power iteration per call, whatever its setting says, and relies on `factor` for
-/// accuracy.
+/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD does one power iteration per call,
+/// whatever its setting says, and relies on `factor` for accuracy.
 ///
 /// Whether ranks bring the same layers and settings is found out anew at every call, by an all-gather of 24 bytes each.
 ///
 /// # Errors
-/// Those of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`] when `collective` has no workers or a rank
+/// Those of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`](crate::CoreError::Parameter) when `collective` has no workers or a rank
 /// beyond them, [`Error::Collective`] when the embedder's call failed.
 ///
 /// # Complexity
@@ -194,7 +195,8 @@ pub fn workspace_len<'a>(
 ///     let factor = &mut [][..];
 ///     let gradient = gradient.into();
 ///     let (shards, mean) = (&[][..], ValuesMut::F32(&mut means));
-///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late: None, shards, mean, own: None, factor };
+///     let late = None;
+///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late, shards, mean, own: None, factor };
 ///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
 ///     Ok::<_, lgreco_train::Error>(means)
 /// });

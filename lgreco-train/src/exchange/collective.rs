@@ -89,8 +89,8 @@ pub trait Collective {
     /// The embedder's.
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError>;
 
-    /// Fills `buffer` with every worker's bytes, in rank order. It has equal parts, one per worker; this worker's bytes are
-    /// in their place.
+    /// Fills `buffer` with every worker's bytes, in rank order. It has equal parts, one per worker; this worker's bytes
+    /// are in their place.
     ///
     /// # Errors
     /// The embedder's.
@@ -124,14 +124,14 @@ pub trait Collective {
         Err(CollectiveError::UNSUPPORTED)
     }
 
-    /// Replaces the next `lens[i]` of `values`, i being this worker, by their sums over the workers; the others' parts may hold
-    /// anything afterwards. The sums must have the bits of [`all_reduce_sum`](Collective::all_reduce_sum) if those of a
-    /// sharded exchange are to be those of another, and NaN must stay NaN. Only
+    /// Replaces the next `lens[i]` of `values`, i being this worker, by their sums over the workers; the others' parts
+    /// may hold anything afterwards. The sums must have the bits of [`all_reduce_sum`](Collective::all_reduce_sum) if
+    /// those of a sharded exchange are to be those of another, and NaN must stay NaN. Only
     /// [`Route::Sharded`](crate::exchange::Route) asks for it.
     ///
     /// # Errors
-    /// The embedder's. Unless it is implemented, it is an all-reduce of all of the values, of which this worker needs its
-    /// part: about twice the traffic.
+    /// The embedder's. Unless it is implemented, it is an all-reduce of all of the values, of which this worker needs
+    /// its part: about twice the traffic.
     fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
         let _ = lens;
         self.all_reduce_sum(values)

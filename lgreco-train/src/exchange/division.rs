@@ -54,8 +54,8 @@ impl Division {
         lens.try_fold(slip::LEN, |len, piece| Ok(len + piece?.map_or(0, |piece| piece.payload_len)))
     }
 
-    /// Bytes of all owners' messages together, and of the most that a rank receives at a time; zero where nothing travels in
-    /// pieces.
+    /// Bytes of all owners' messages together, and of the most that a rank receives at a time; zero where nothing
+    /// travels in pieces.
     pub(super) fn buffer_lens<'a>(
         &self,
         layers: impl Iterator<Item = Spec<'a>> + Clone,

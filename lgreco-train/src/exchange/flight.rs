@@ -19,15 +19,16 @@ use crate::Error;
 pub enum Agreement {
     /// Not yet: the lengths of messages might differ, so a flight begins with an all-gather of 24 bytes per rank.
     Needed,
-    /// They have found out since layers, settings or route last changed. What else may differ or go wrong is told by the
-    /// messages themselves.
+    /// They have found out since layers, settings or route last changed. What else may differ or go wrong is told by
+    /// the messages themselves.
     Reached,
 }
 
 /// One rank's exchange of one bucket, without I/O: says which collectives to perform, and computes between them.
 ///
 /// Flights are independent: any number may be under way at a time, on any threads, as long as all ranks start their
-/// collectives in the same order. See the [module](crate::exchange) for what is sent and what mean and own contribution are.
+/// collectives in the same order. See the [module](crate::exchange) for what is sent and what mean and own contribution
+/// are.
 ///
 /// ```
 /// use lgreco_train::compress::{Setting, topk::TopK};
@@ -72,18 +73,19 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// Does all that can be done without the others: compresses. What the space's buffers held before does not matter; they
-    /// are the flight's until it has ended.
+    /// Does all that can be done without the others: compresses. What the space's buffers held before does not matter;
+    /// they are the flight's until it has ended.
     ///
-    /// What is wrong with this rank's part (its gradient is not finite, say) is no error here, because the others wait for
-    /// its messages: all are told, and [`next`](Flight::next) fails on all of them. So are those of a rank that says by
-    /// `failure` that it has failed before; it compresses nothing.
+    /// What is wrong with this rank's part (its gradient is not finite, say) is no error here, because the others wait
+    /// for its messages: all are told, and [`next`](Flight::next) fails on all of them. So are those of a rank that
+    /// says by `failure` that it has failed before; it compresses nothing.
     ///
     /// # Errors
-    /// What no message could tell, so that this rank alone finds it: [`CoreError::Parameter`](crate::CoreError::Parameter) when
-    /// the moment's rank is not below its number of workers, [`CoreError::Length`](crate::CoreError::Length) when there is no
-    /// room for a greeting, and, with [`Agreement::Reached`], what is not as agreed: too short a workspace, buffers of other
-    /// lengths than the layer's, a setting that does not fit its shape.
+    /// What no message could tell, so that this rank alone finds it:
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) when the moment's rank is not below its number of workers,
+    /// [`CoreError::Length`](crate::CoreError::Length) when there is no room for a greeting, and, with
+    /// [`Agreement::Reached`], what is not as agreed: too short a workspace, buffers of other lengths than the layer's,
+    /// a setting that does not fit its shape.
     ///
     /// # Complexity
     /// Encodes every layer once.
@@ -119,8 +121,8 @@ impl Flight {
         self.failure
     }
 
-    /// Whether this rank alone knows that the flight has failed. By [`Route::Sharded`] a rank may find fault with the mean of
-    /// its shard; it should tell the others by the next flight, as the failure that it begins with.
+    /// Whether this rank alone knows that the flight has failed. By [`Route::Sharded`] a rank may find fault with the
+    /// mean of its shard; it should tell the others by the next flight, as the failure that it begins with.
     pub fn failed_alone(&self) -> bool {
         self.untold
     }
@@ -130,19 +132,20 @@ impl Flight {
         &self.program
     }
 
-    /// Goes on, once the collective asked for before is done, until the next one; `None` when the means are ready, or their
-    /// making is enqueued. The space is that of [`begin`](Flight::begin); between the calls nobody touches what it lends to
-    /// collectives but these.
+    /// Goes on, once the collective asked for before is done, until the next one; `None` when the means are ready, or
+    /// their making is enqueued. The space is that of [`begin`](Flight::begin); between the calls nobody touches what
+    /// it lends to collectives but these.
     ///
     /// # Errors
-    /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it; unless
-    /// the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says otherwise. Means and
-    /// contributions are then of no use, factors are unchanged. This rank's own error, if it has one: those of the compressors, [`CoreError::Length`](crate::CoreError::Length),
+    /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it;
+    /// unless the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says otherwise.
+    /// Means and contributions are then of no use, factors are unchanged. This rank's own error, if it has one: those
+    /// of the compressors, [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32,
-    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when a mean leaves its element type. Of others: [`Error::Peer`] names
-    /// the rank that failed first by itself and the code of its error, [`Error::PeerPlan`] a rank with other layers, settings,
-    /// seed, step or factors, [`Error::PeerMessage`] one whose payloads cannot be decoded. A space that computes later tells
-    /// all of this later.
+    /// [`CoreError::ElementOverflow`](crate::CoreError::ElementOverflow) when a mean leaves its element type. Of
+    /// others: [`Error::Peer`] names the rank that failed first by itself and the code of its error,
+    /// [`Error::PeerPlan`] a rank with other layers, settings, seed, step or factors, [`Error::PeerMessage`] one whose
+    /// payloads cannot be decoded. A space that computes later tells all of this later.
     ///
     /// # Complexity
     /// In all, payloads are decoded once per worker, by [`Route::ScatterReduce`] about twice. Allocates
@@ -183,7 +186,8 @@ impl Flight {
                 }
                 Instruction::Judge => {
                     let judged = space.run(Op::Judge { part, own: self.failure }, &self.program);
-                    // Every rank has got other messages about pieces, so what is wrong with them is told with the means.
+                    // Every rank has got other messages about pieces, so what is wrong with them is told with the
+                    // means.
                     if part != Part::Pieces {
                         judged?;
                     } else {

@@ -32,9 +32,9 @@ pub struct Spec<'a> {
     pub shape: Shape,
     /// Of what is compressed: the gradient's, or f32 with a residual.
     pub dtype: Dtype,
-    /// [`Route::Sharded`]: where each rank's shard ends, in elements: rank r has those from `shards[r - 1]` to `shards[r]`,
-    /// which may be none, and the last rank's end with the layer. Rows of a matrix (FSDP) are shards, and so are what
-    /// ranges of a flat buffer (ZeRO) leave of each layer. Empty on other routes.
+    /// [`Route::Sharded`]: where each rank's shard ends, in elements: rank r has those from `shards[r - 1]` to
+    /// `shards[r]`, which may be none, and the last rank's end with the layer. Rows of a matrix (FSDP) are shards, and
+    /// so are what ranges of a flat buffer (ZeRO) leave of each layer. Empty on other routes.
     pub shards: &'a [u64],
 }
 
@@ -96,16 +96,16 @@ impl Spec<'_> {
 pub enum Input<'a> {
     /// Values that stay as they are.
     Gradient(Gradient<'a>),
-    /// Gradient and residual together. When the means are ready they are what is left after this worker's contribution: the
-    /// next residual.
+    /// Gradient and residual together. When the means are ready they are what is left after this worker's contribution:
+    /// the next residual.
     Compensated {
         /// One per element.
         values: &'a mut [f32],
         /// Of the tensor.
         shape: Shape,
     },
-    /// A gradient whose values nobody needs any more: [`Flight::next`](super::Flight::next) does not, where layers are dense or their payloads
-    /// travel whole.
+    /// A gradient whose values nobody needs any more: [`Flight::next`](super::Flight::next) does not, where layers are
+    /// dense or their payloads travel whole.
     Spent {
         /// Of the tensor.
         shape: Shape,
@@ -188,8 +188,8 @@ pub struct Layer<'a> {
     pub setting: Setting,
     /// What to compress: the gradient, plus the residual where there is one.
     pub gradient: Input<'a>,
-    /// AdaComp with a memory: the gradient of this step alone, which counts twice. `None` for other settings, and without
-    /// a memory.
+    /// AdaComp with a memory: the gradient of this step alone, which counts twice. `None` for other settings, and
+    /// without a memory.
     pub fresh: Option<Gradient<'a>>,
     /// Gets the bytes of this worker's payload, where payloads travel whole ([`Route::AllGather`], and every route for
     /// methods whose lengths the values decide); otherwise it is untouched, and
@@ -199,8 +199,9 @@ pub struct Layer<'a> {
     pub late: Option<Error>,
     /// By [`Route::Sharded`]: [where shards end](Spec::shards). Else empty.
     pub shards: &'a [u64],
-    /// Gets the mean over the workers, rounded to the element type; one place per element, by [`Route::Sharded`] per element
-    /// of this rank's shard. It may be empty in [`Flight::begin`](super::Flight::begin), and gradients that nobody needs any more are such places.
+    /// Gets the mean over the workers, rounded to the element type; one place per element, by [`Route::Sharded`] per
+    /// element of this rank's shard. It may be empty in [`Flight::begin`](super::Flight::begin), and gradients that
+    /// nobody needs any more are such places.
     pub mean: ValuesMut<'a>,
     /// Gets this worker's own contribution to the mean, to be taken off its residual; one place per element.
     pub own: Option<&'a mut [f32]>,

@@ -10,7 +10,8 @@ use crate::gradient::Dtype;
 use crate::internal::clt::Positions;
 use crate::internal::payload::STRETCH;
 
-/// Rows of a product that are made at a time, where the mean's place is too narrow for all of them: some of a product's tiles.
+/// Rows of a product that are made at a time, where the mean's place is too narrow for all of them: some of a product's
+/// tiles.
 pub(super) const ROWS: usize = 32;
 
 /// Lengths of what an exchange's [parts](super::Part) are made in. The same on all ranks.
@@ -18,8 +19,8 @@ pub(super) const ROWS: usize = 32;
 pub struct Layout {
     /// Number of workers.
     pub world: usize,
-    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Where there are any, a
-    /// slip per rank follows.
+    /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Where there are any,
+    /// a slip per rank follows.
     pub sums: usize,
     /// f32: `Q` factors. Likewise.
     pub factors: usize,

@@ -1,14 +1,14 @@
 //! Aggregation: the mean of all workers' compressed gradients, by collectives that the embedder performs.
 //!
-//! A *bucket* is a list of layers exchanged together: it takes the same few collectives whatever the gradients hold, and
-//! many small layers cost one latency, not many. A [`Flight`] is the exchange of one bucket without I/O: each of its steps
-//! computes, and then says which [collective](Request) to perform on which memory. So buckets can be under way at the same
-//! time, by blocking calls or others, while the backward pass goes on. [`aggregate`] performs them one after the other over
-//! a [`Collective`].
+//! A *bucket* is a list of layers exchanged together: it takes the same few collectives whatever the gradients hold,
+//! and many small layers cost one latency, not many. A [`Flight`] is the exchange of one bucket without I/O: each of
+//! its steps computes, and then says which [collective](Request) to perform on which memory. So buckets can be under
+//! way at the same time, by blocking calls or others, while the backward pass goes on. [`aggregate`] performs them one
+//! after the other over a [`Collective`].
 //!
 //! A flight is a counter in a [`Program`]: a list of [ops](Op), done by a [`Space`] (memory of one kind; here is the
-//! [`Host`]'s), and of the [parts](Part) that travel between them. [`Program::rounds`] tells their sizes before anything
-//! is sent.
+//! [`Host`]'s), and of the [parts](Part) that travel between them. [`Program::rounds`] tells their sizes before
+//! anything is sent.
 //!
 //! | setting ([`Aggregation::of`]) | collectives | what a worker contributes |
 //! |---|---|---|
@@ -27,11 +27,11 @@
 //! # Failures
 //! Ranks tell each other how they fare inside these messages: a slip of 16 bytes heads each gathered message, and an
 //! all-reduce has one f32 more per rank, which is zero on all others. It says whether the rank's part went well, and a
-//! fingerprint of its layers, settings, seed, step and warm-start factors. A rank that fails (a gradient holds NaN, say) or
-//! disagrees is thus named on every rank, at the same point of the sequence, and nobody waits for it. Only where lengths
-//! might differ, before ranks have [agreed](Agreement) on layers and settings and where values decide them, does an
-//! all-gather of 24 bytes per rank come first. A length is believed only up to the most that the layers' payloads may take
-//! together, and each payload only if it is as long as its header implies.
+//! fingerprint of its layers, settings, seed, step and warm-start factors. A rank that fails (a gradient holds NaN,
+//! say) or disagrees is thus named on every rank, at the same point of the sequence, and nobody waits for it. Only
+//! where lengths might differ, before ranks have [agreed](Agreement) on layers and settings and where values decide
+//! them, does an all-gather of 24 bytes per rank come first. A length is believed only up to the most that the layers'
+//! payloads may take together, and each payload only if it is as long as its header implies.
 //!
 //! An all-reduce moves f32: dense layers of 16-bit gradients travel as 4 bytes per element, twice what their payload
 //! length and so an error table says.
@@ -43,25 +43,27 @@
 //! gradient is lost, whatever the residuals keep.
 //!
 //! # Scatter-reduce
-//! The elements of a bucket are divided among the ranks (QSGD, LoCo: at bucket boundaries of the quantiser; TopK: `keep`
-//! is divided in proportion, at least one per piece). Everybody sends each owner its piece, compressed; the owner adds
-//! its own piece uncompressed, compresses the mean, and all-gathers it. The owner contributes its piece plus the error
-//! of the second compression times the number of workers, so that its residual makes up for it at the next step.
+//! The elements of a bucket are divided among the ranks (QSGD, LoCo: at bucket boundaries of the quantiser; TopK:
+//! `keep` is divided in proportion, at least one per piece). Everybody sends each owner its piece, compressed; the
+//! owner adds its own piece uncompressed, compresses the mean, and all-gathers it. The owner contributes its piece plus
+//! the error of the second compression times the number of workers, so that its residual makes up for it at the next
+//! step.
 //!
 //! # Shards
-//! By [`Route::Sharded`] an exchange ends where every rank has the mean of its [shard](Spec::shards), a range of elements of
-//! each layer. PowerSGD and CLT-k make their all-reduces and then only this rank's part of the mean. Payloads of shards are
-//! encoded apart, this rank's own like the others, and are not compressed again; TopK's `keep` is divided in proportion,
-//! at least one per shard. A worker contributes all of its gradient, whatever its own shard is.
+//! By [`Route::Sharded`] an exchange ends where every rank has the mean of its [shard](Spec::shards), a range of
+//! elements of each layer. PowerSGD and CLT-k make their all-reduces and then only this rank's part of the mean.
+//! Payloads of shards are encoded apart, this rank's own like the others, and are not compressed again; TopK's `keep`
+//! is divided in proportion, at least one per shard. A worker contributes all of its gradient, whatever its own shard
+//! is.
 //!
-//! The mean of a shard has the bits of that part of a mean by [`Route::AllGather`] for dense layers, PowerSGD and CLT-k, and
-//! for LoCo and QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding where shards end at bucket
-//! boundaries; if the embedder's two sums agree in their bits, too. Stochastic rounding draws other random bits for each
-//! shard, and TopK selects within shards.
+//! The mean of a shard has the bits of that part of a mean by [`Route::AllGather`] for dense layers, PowerSGD and
+//! CLT-k, and for LoCo and QSGD with [nearest](crate::compress::qsgd::Rounding::Nearest) rounding where shards end at
+//! bucket boundaries; if the embedder's two sums agree in their bits, too. Stochastic rounding draws other random bits
+//! for each shard, and TopK selects within shards.
 //!
-//! Ranks that fail before they send, and ranks that disagree, are named on every rank as on other routes: slips go to every
-//! owner, in a reduce-scatter an f32 per rank behind each shard. What is wrong with what a rank has received for its shard
-//! alone (it overflows, say) it alone can know: [`Flight::failed_alone`].
+//! Ranks that fail before they send, and ranks that disagree, are named on every rank as on other routes: slips go to
+//! every owner, in a reduce-scatter an f32 per rank behind each shard. What is wrong with what a rank has received for
+//! its shard alone (it overflows, say) it alone can know: [`Flight::failed_alone`].
 //!
 //! # Source
 //! Vogels et al., "PowerSGD", NeurIPS 2019, Algorithm 1, with the residual of the authors' later code (own `Q`);

@@ -14,7 +14,8 @@ use super::slip::{GREETING, Slip};
 use crate::Error;
 use crate::compress::Setting;
 
-/// What travels by one collective, in the order in which they come. Buckets have only the parts that their settings need.
+/// What travels by one collective, in the order in which they come. Buckets have only the parts that their settings
+/// need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// Whether all ranks bring the same layers and settings, and how long their messages are; an all-gather.
@@ -205,8 +206,8 @@ impl Program {
     /// The exchange of these layers; `remembered` is [`Space::remembered`](super::Space::remembered).
     ///
     /// # Errors
-    /// [`CoreError::Parameter`](crate::CoreError::Parameter) when the rank is not below the number of workers, or a setting does
-    /// not fit its shape.
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) when the rank is not below the number of workers, or a
+    /// setting does not fit its shape.
     pub fn new<'a>(
         layers: impl Iterator<Item = Spec<'a>> + Clone,
         moment: Moment,
@@ -267,9 +268,9 @@ impl Program {
         Part::ALL.into_iter().filter_map(move |part| self.round(part).map(|round| (part, round)))
     }
 
-    /// How much of a part is for or from `owner`, where ranks' parts differ: bytes of the message about its pieces, which is
-    /// what it gets from each of the others (its own being empty there) and what it hands out in [`Part::Means`]; f32 of its
-    /// part of [`Part::Shards`], slips included. 0 for other parts.
+    /// How much of a part is for or from `owner`, where ranks' parts differ: bytes of the message about its pieces,
+    /// which is what it gets from each of the others (its own being empty there) and what it hands out in
+    /// [`Part::Means`]; f32 of its part of [`Part::Shards`], slips included. 0 for other parts.
     ///
     /// # Errors
     /// As [`Program::new`].
@@ -292,8 +293,8 @@ impl Program {
         }
     }
 
-    /// The pieces that `owner` owns, with the places of their layers in the bucket, in the order of their payloads in each
-    /// message about them.
+    /// The pieces that `owner` owns, with the places of their layers in the bucket, in the order of their payloads in
+    /// each message about them.
     pub fn pieces<'a>(
         &self,
         layers: impl Iterator<Item = Spec<'a>> + Clone,

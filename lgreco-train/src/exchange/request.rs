@@ -2,8 +2,8 @@
 
 use super::collective::{Collective, CollectiveError};
 
-/// A collective, on memory of the exchange: the host's, unless a [`Space`](super::Space) has another kind. All ranks make the
-/// same ones in the same order.
+/// A collective, on memory of the exchange: the host's, unless a [`Space`](super::Space) has another kind. All ranks
+/// make the same ones in the same order.
 ///
 /// ```
 /// use lgreco_train::exchange::{Request, threads};
@@ -40,8 +40,8 @@ pub enum Request<'a, V = &'a mut [f32], B = &'a mut [u8]> {
         /// As many on every rank.
         bytes: B,
     },
-    /// Send every rank its part of `send`, and receive a part from each; in both, parts are in rank order, one after the
-    /// other, and this rank's own is empty.
+    /// Send every rank its part of `send`, and receive a part from each; in both, parts are in rank order, one after
+    /// the other, and this rank's own is empty.
     AllToAll {
         /// What to send.
         send: B,

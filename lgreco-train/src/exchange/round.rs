@@ -1,6 +1,7 @@
 //! Collectives before their memory is there.
 
-/// A collective of an exchange, and how much it moves. Sizes are exact but where [`Round::AllGatherEach`] says otherwise.
+/// A collective of an exchange, and how much it moves. Sizes are exact but where [`Round::AllGatherEach`] says
+/// otherwise.
 ///
 /// ```
 /// use lgreco_train::exchange::Round;
@@ -47,7 +48,8 @@ pub enum Round {
 }
 
 impl Round {
-    /// Bytes of memory that the collective works on, of what is sent and what is received together, with so many workers.
+    /// Bytes of memory that the collective works on, of what is sent and what is received together, with so many
+    /// workers.
     pub const fn buffer_len(self, world_size: u32) -> usize {
         match self {
             Round::AllReduceSum { values } | Round::ReduceScatterSum { values, .. } => {

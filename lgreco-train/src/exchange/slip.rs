@@ -31,7 +31,8 @@ const OF_OTHERS: [u64; 3] =
 /// What a rank reports whose gradient is not finite, which a trainer may go on from; so anything else comes before it.
 const NOT_FINITE: [u64; 2] =
     [CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64, Error::NON_FINITE_GRADIENT as u64];
-/// In a sum, numbers below are codes of failures, others the lower bits of a fingerprint. All are integers that f32 has.
+/// In a sum, numbers below are codes of failures, others the lower bits of a fingerprint. All are integers that f32
+/// has.
 const FINGERPRINTS: u64 = 1 << 12;
 const END: u64 = 1 << 24;
 
@@ -80,11 +81,12 @@ impl Slip {
     }
 }
 
-/// Goes on if every rank can and all are about to do the same. `own` is this rank's failure, `slips` are those of all ranks.
+/// Goes on if every rank can and all are about to do the same. `own` is this rank's failure, `slips` are those of all
+/// ranks.
 ///
 /// # Errors
-/// All ranks fail or none, and all because of gradients that are not finite, or none. A rank that has failed gets its own
-/// error, unless another has met a worse one; others [`Error::Peer`] with the first that failed by itself;
+/// All ranks fail or none, and all because of gradients that are not finite, or none. A rank that has failed gets its
+/// own error, unless another has met a worse one; others [`Error::Peer`] with the first that failed by itself;
 /// [`Error::PeerPlan`] names the first rank that disagrees with rank 0.
 pub fn judge(own: Option<Error>, slips: impl Iterator<Item = Slip> + Clone) -> Result<(), Error> {
     let mut failed = (0..).zip(slips.clone()).filter(|(_, slip)| slip.code != 0);

@@ -10,8 +10,8 @@ use crate::exchange::program::Program;
 use crate::exchange::slip::{self, Slip};
 use crate::{CoreError, Error};
 
-/// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and writes down the length of
-/// the message.
+/// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and writes down the length
+/// of the message.
 pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     let Program { moment, layout, .. } = program;
     let message = match layout.varies {

@@ -19,12 +19,12 @@ pub(super) struct Scratch<'a> {
     pub(super) decoded: &'a mut [f32],
 }
 
-/// Adds up the payloads in the order of ranks, in f32, and writes the mean. Where it can it does so a stretch at a time, of
-/// all payloads, so that every element of the mean is written once.
+/// Adds up the payloads in the order of ranks, in f32, and writes the mean. Where it can it does so a stretch at a
+/// time, of all payloads, so that every element of the mean is written once.
 ///
 /// # Errors
-/// [`Error::PeerMessage`] names a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the sum leaves f32,
-/// [`CoreError::ElementOverflow`] when the mean leaves its element type.
+/// [`Error::PeerMessage`] names a rank whose payload cannot be decoded; [`CoreError::Overflow`] when the sum leaves
+/// f32, [`CoreError::ElementOverflow`] when the mean leaves its element type.
 pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     world: u32,
     payload_of: P,

@@ -92,7 +92,7 @@ impl Collective for Tampered {
 }
 
 /// The results when rank 1 sends something else; afterwards the workers are still in step.
-fn tamper(case: &Case, call: usize, at: usize, with: u8) -> Vec<Result<Outcome, Error>> {
+pub(super) fn tamper(case: &Case, call: usize, at: usize, with: u8) -> Vec<Result<Outcome, Error>> {
     threads::run(case.world(), |inner| {
         let call = if inner.rank() == 1 { call } else { usize::MAX };
         let mut worker = Tampered { inner, call, at, with };

@@ -154,3 +154,21 @@ fn ranks_with_other_shards_are_named() {
     });
     assert_eq!(results, [Err(Error::PeerPlan { rank: 2 }); 3]);
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+    /// Who agrees, and how everybody fares, is told to all; what else is wrong with a message only its receiver can
+    /// know.
+    #[test]
+    fn spoilt_messages_are_refused_or_decoded(call in 0usize..2, at: usize, with in 1u8..) {
+        let layers = fitting(&hybrid(), Route::Sharded);
+        let results = super::failures::tamper(&case(&layers, 3, Route::Sharded), call, at, with);
+        for (rank, result) in results.iter().enumerate() {
+            let named = matches!(
+                result,
+                Ok(_) | Err(Error::PeerMessage { rank: 1, .. } | Error::PeerPlan { .. } | Error::Peer { .. })
+            );
+            prop_assert!(named, "rank {rank}: {:?}", result.as_ref().err());
+        }
+    }
+}

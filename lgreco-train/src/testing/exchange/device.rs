@@ -10,8 +10,9 @@ use alloc::vec::Vec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(Part);
 
-/// One rank's device: a stream of ops and collectives that are done in order, but not before somebody waits for them. Its
-/// kernels are the host's ops, so that what is compared with the host is what a flight asks of a device, not arithmetic.
+/// One rank's device: a stream of ops and collectives that are done in order, but not before somebody waits for them.
+/// Its kernels are the host's ops, so that what is compared with the host is what a flight asks of a device, not
+/// arithmetic.
 pub struct Device<'c, C> {
     /// What collectives on the device's memory are made with.
     collective: &'c mut C,
@@ -69,8 +70,8 @@ impl Memory {
 }
 
 impl<'c, C: Collective> Device<'c, C> {
-    /// A device with these layers, whose gradients and warm-start factors are uploaded, room for means, and as many words of
-    /// workspace.
+    /// A device with these layers, whose gradients and warm-start factors are uploaded, room for means, and as many
+    /// words of workspace.
     pub fn new(
         collective: &'c mut C,
         specs: Vec<Spec<'c>>,

@@ -46,8 +46,8 @@ fn quantiser(setting: Setting) -> Option<(u32, impl Fn(f64, f64) -> f64)> {
     Some((bucket, step))
 }
 
-/// Largest magnitude of each element's quantiser bucket on one worker, and the distance of two levels there; buckets begin
-/// anew where pieces do.
+/// Largest magnitude of each element's quantiser bucket on one worker, and the distance of two levels there; buckets
+/// begin anew where pieces do.
 fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: &[u64]) -> Vec<(f64, f64)> {
     let mut grid = Vec::new();
     let mut start = 0;
@@ -62,8 +62,8 @@ fn grid((bucket, step): &(u32, impl Fn(f64, f64) -> f64), values: &[f32], ends: 
 
 /// Runs the case and checks all that holds whatever the values: all ranks end with the same bits; the mean of the
 /// contributions is the mean; dense layers and TopK that keeps everything are exact up to rounding, TopK contributes
-/// the largest elements, CLT-k those at the positions of the leader's largest, and so on; quantisers err by no more than their
-/// levels are apart; and without random bits and leaders the order of the ranks does not matter.
+/// the largest elements, CLT-k those at the positions of the leader's largest, and so on; quantisers err by no more
+/// than their levels are apart; and without random bits and leaders the order of the ranks does not matter.
 ///
 /// # Panics
 /// When something does not hold, or a gradient is not finite.
