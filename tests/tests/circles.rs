@@ -7,7 +7,7 @@ use std::path::Path;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const CRATES: [&str; 6] = ["lgreco-core", "lgreco-train", "lgreco-cuda", "lgreco-wgpu", "lgreco-cli", "lgreco-ffi"];
 /// Folders that have one.
-const KNOWN: [(&str, &str); 2] = [("lgreco-train", "controller"), ("lgreco-train", "exchange")];
+const KNOWN: [(&str, &str); 1] = [("lgreco-train", "exchange")];
 
 /// All modules below a folder by their paths, with their text up to their tests.
 fn read(folder: &Path, path: &[String], modules: &mut BTreeMap<Vec<String>, String>) {

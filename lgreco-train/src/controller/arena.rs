@@ -3,9 +3,10 @@
 //! Steps allocate nothing although an exchange's list borrows from the caller: collecting an emptied vector in place
 //! keeps the list's memory.
 
+use super::buffers::grow;
 use super::groups::Groups;
 use super::layer::LayerState;
-use super::view::Lens;
+use super::lens::Lens;
 use super::{Config, Tensor};
 use crate::compress::Setting;
 use crate::exchange::{Layer, Spec, workspace_len};
@@ -91,31 +92,8 @@ impl Arena {
     }
 }
 
-/// At least `len` values.
-fn grow<T: Clone>(values: &mut Vec<T>, len: usize, value: T) -> Result<(), Error> {
-    let words = len.saturating_mul(size_of::<T>()).div_ceil(8);
-    let more = len.saturating_sub(values.len());
-    values.try_reserve_exact(more).map_err(|_| Error::Core(CoreError::OutOfMemory { words }))?;
-    values.resize(len.max(values.len()), value);
-    Ok(())
-}
-
 /// The room of an empty list, for layers of another lifetime; collecting in place keeps the allocation.
 pub(super) fn recycled<'b>(mut list: Vec<Layer<'_>>) -> Vec<Layer<'b>> {
     list.clear();
     list.into_iter().map(|_| unreachable!("the list is empty")).collect()
-}
-
-/// Zeros.
-pub(super) fn values(len: usize) -> Result<Vec<f32>, Error> {
-    let mut values = Vec::new();
-    grow(&mut values, len, 0.0)?;
-    Ok(values)
-}
-
-/// Zeroed memory.
-pub(super) fn workspace(words: usize) -> Result<Vec<u64>, Error> {
-    let mut workspace = Vec::new();
-    grow(&mut workspace, words, 0)?;
-    Ok(workspace)
 }

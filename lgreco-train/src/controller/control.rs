@@ -1,109 +1,16 @@
 //! What ranks say to each other besides exchanging gradients: before a step, and when settings change.
 
-use super::arena::workspace;
 use super::codes::Choice;
 use super::decide::Decided;
-use super::layer::{Fate, Switch, Undo};
+use super::layer::{Fate, Undo};
+use super::planner::Turn;
 use super::planner::check_rate;
-use super::step::Taken;
-use super::turn::Turn;
+use super::stage::{BROKEN, Stage, Taken};
 use super::{Cause, Controller, Decision, agreement};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::exchange::Request;
 use alloc::vec;
-use alloc::vec::Vec;
-
-/// What ranks ask each other before a step: whether a gradient is not finite.
-const BROKEN: u64 = 1;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// No step is under way.
-    Idle,
-    Begun,
-    /// Waits for what all ranks say of the step.
-    Agreement,
-    /// Waits for the measuring rank's plan.
-    Plan,
-    /// Waits for all ranks to say whether they can take over the new settings.
-    Switch,
-    /// Buckets may be exchanged.
-    Open,
-}
-
-/// The state of that conversation.
-pub(super) struct Control {
-    stage: Stage,
-    /// What this rank has to say, and whether its gradients are finite.
-    local: Result<bool, Error>,
-    /// Whether ranks are asked although nothing is to be decided.
-    asks: bool,
-    answers: u64,
-    switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
-    switched: bool,
-    terms: u64,
-    began: Option<f64>,
-    /// Messages of all ranks.
-    words: Vec<u64>,
-    /// The plan.
-    plan: Vec<u64>,
-}
-
-impl Control {
-    pub(super) fn new(world: u32) -> Result<Control, Error> {
-        Ok(Control {
-            stage: Stage::Idle,
-            local: Ok(false),
-            asks: false,
-            answers: 0,
-            switches: None,
-            switched: false,
-            terms: 0,
-            began: None,
-            words: workspace(agreement::words(world as usize))?,
-            plan: vec![],
-        })
-    }
-
-    pub(super) fn expect_open(&self) -> Result<(), Error> {
-        match self.stage {
-            Stage::Open => Ok(()),
-            Stage::Idle => Err(Error::StepOrder { what: "no step is under way", expected: "one that has begun" }),
-            _ => Err(Error::StepOrder {
-                what: "ranks have not agreed on the step",
-                expected: "no control requests left",
-            }),
-        }
-    }
-
-    pub(super) fn expect_idle(&self) -> Result<(), Error> {
-        match self.stage {
-            Stage::Idle => Ok(()),
-            _ => Err(Error::StepOrder { what: "a step is under way", expected: "its end" }),
-        }
-    }
-
-    /// Whether some rank's gradient is not finite.
-    pub(super) fn broken(&self) -> bool {
-        self.answers & BROKEN != 0
-    }
-
-    pub(super) fn switched(&self) -> bool {
-        self.switched
-    }
-
-    /// Stands for all that ranks must agree on at this step.
-    pub(super) fn terms(&self) -> u64 {
-        self.terms
-    }
-
-    /// Ends the step, or what was said about it.
-    pub(super) fn cancel(&mut self) {
-        self.stage = Stage::Idle;
-        self.switches = None;
-    }
-}
 
 impl Controller {
     /// Begins a step. All ranks do, with the same `learning_rate` (only Accordion looks at it). Then come the

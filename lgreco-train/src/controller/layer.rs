@@ -1,6 +1,6 @@
 //! What one rank keeps of one layer, and what survives a new setting.
 
-use super::arena::{values, workspace};
+use super::buffers::{values, workspace};
 use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
 use crate::compress::{Compressor, Setting};

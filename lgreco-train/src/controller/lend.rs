@@ -4,7 +4,7 @@ use super::arena::{Arena, Kept};
 use super::bucket::{self, Bucket};
 use super::codes::Choice;
 use super::layer::{Fate, LayerState};
-use super::view::Lens;
+use super::lens::Lens;
 use super::{Controller, Planner, Tensor};
 use crate::checksum::Hash;
 use crate::exchange::{Agreement, Collective, Moment, Spec};

@@ -2,8 +2,9 @@
 
 use super::accordion::Highest;
 use super::check::check_layer;
+use super::decide::Decided;
 use super::groups::Groups;
-use super::turn::{Turn, identity};
+use super::identity::identity;
 use super::window::{self, Window};
 use super::{Config, Decision, Objective, PlanResult, PlanTask, Policy, Tensor, TimeModel};
 use super::{Uncompressed, message};
@@ -91,6 +92,15 @@ pub struct Planner {
     pub(super) given: bool,
     /// What the measuring rank has to tell.
     pub(super) result: Option<PlanResult>,
+}
+
+/// What a step begins with.
+pub(super) enum Turn {
+    Nothing,
+    /// The measuring rank tells what it has decided.
+    Broadcast,
+    /// All ranks know what to do.
+    Known(Decided),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

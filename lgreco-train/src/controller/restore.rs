@@ -213,7 +213,7 @@ fn sorted<'a>(parts: &[&'a [u8]]) -> Result<(Vec<Run>, Vec<Layers<'a>>), Error> 
 fn combined(memories: &[SavedState<'_>], scale: f32, stream: Stream) -> Result<Option<Memory<Vec<u64>>>, Error> {
     let Some(first) = memories.first() else { return Ok(None) };
     let restore =
-        |saved: &SavedState<'_>| saved.restore(super::arena::workspace(saved.rule().state_len(saved.shape()))?);
+        |saved: &SavedState<'_>| saved.restore(super::buffers::workspace(saved.rule().state_len(saved.shape()))?);
     let mut memory = restore(first)?;
     if memories.len() > 1 || scale != 1.0 {
         let mut sum = vec![0.0; first.shape().elements()];

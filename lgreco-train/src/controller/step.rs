@@ -3,8 +3,8 @@
 use super::arena::Arena;
 use super::check::{check_layer, non_finite};
 use super::codes::Choice;
-use super::control::Control;
 use super::layer::{Fate, LayerState, Switch};
+use super::stage::{Control, Taken};
 use super::{Config, NonFinite, Outcome, Planner, Report, Seconds, Tensor};
 use crate::backend::{Backend, Portable};
 use crate::checksum::Hash;
@@ -50,19 +50,6 @@ pub struct Controller {
     /// Of the settings.
     plan: u64,
     pub(super) backend: Box<dyn Backend + Send>,
-}
-
-/// What the buckets of a step have come to.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Taken {
-    pub bytes_out: u64,
-    pub broken: bool,
-    /// Whether some rank's gradient was not finite, an error or not.
-    pub not_finite: bool,
-    /// Whether a gradient is missing from the window of a decision.
-    pub incomplete: bool,
-    /// Seconds of planning, and when exchanging began.
-    pub planned: Option<(f64, f64)>,
 }
 
 impl Controller {

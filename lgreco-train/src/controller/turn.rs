@@ -3,24 +3,15 @@
 use super::accordion::Highest;
 use super::codes::Choice;
 use super::decide::{Decided, chosen, refused, suited, uniform};
-use super::planner::Stage;
-use super::{Adopted, Cause, Config, Decision, Feedback, Planner, Policy, Schedule, Tensor, message};
+use super::identity::identity;
+use super::planner::{Stage, Turn};
+use super::{Adopted, Cause, Config, Decision, Planner, Policy, Schedule, message};
 use crate::Error;
 use crate::checksum::Hash;
 use crate::compress::{Compressor, Setting};
-use crate::feedback::Residual;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-
-/// What a step begins with.
-pub(super) enum Turn {
-    Nothing,
-    /// The measuring rank tells what it has decided.
-    Broadcast,
-    /// All ranks know what to do.
-    Known(Decided),
-}
 
 impl Planner {
     /// What the step begins with. Nothing has changed but for the highest learning rate where there is nothing to do.
@@ -198,29 +189,4 @@ impl Planner {
     pub(super) fn identity(&self) -> u64 {
         self.identity
     }
-}
-
-/// What must be the same on all ranks from the beginning.
-pub(super) fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
-    let Schedule { warmup, period, window, lead } = config.schedule;
-    let numbers = [warmup, period, window, lead, config.search.seed, config.bucket_bytes as u64];
-    let kinds = [world as u64, config.route as u64, config.non_finite as u64, config.measuring_rank as u64];
-    let tensors = tensors.iter().flat_map(|tensor| {
-        let name = tensor.name.bytes().map(u64::from);
-        let shape = [tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64];
-        name.chain(shape).chain(tensor.shards.iter().copied())
-    });
-    let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
-    let fixed = match &config.policy {
-        Policy::Fixed(settings) => &settings[..],
-        _ => &[],
-    };
-    let fixed = fixed.iter().flat_map(|&setting| chosen(setting).encode());
-    let Feedback { qsgd, loco, others } = config.feedback;
-    let residual = |Residual { gain, reset_every, storage }: Residual| {
-        [1 + storage as u64, gain.to_bits() as u64, reset_every as u64]
-    };
-    let feedback = [qsgd, loco, others].into_iter().flat_map(|rule| rule.map_or([0; 3], residual));
-    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(fixed).chain(tensors);
-    words.fold(Hash::START, Hash::add).0
 }

@@ -3,9 +3,10 @@
 use super::arena::{Kept, recycled};
 use super::codes::Choice;
 use super::layer::LayerState;
+use super::lens::{Lens, written_over};
 use crate::Error;
 use crate::compress::Setting;
-use crate::exchange::{Input, Layer, Moment, Route, is_gathered, is_sharded};
+use crate::exchange::{Input, Layer, Moment, Route, is_gathered};
 use crate::feedback::{Memory, plain_values};
 use crate::gradient::{Gradient, Values, ValuesMut};
 use alloc::vec::Vec;
@@ -17,46 +18,8 @@ pub(super) fn take<'a>(room: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     part
 }
 
-/// How many values a layer has of each of the bucket's buffers.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lens {
-    pub mean: usize,
-    pub offered: usize,
-    pub own: usize,
-}
-
 impl Lens {
-    pub(super) fn add(self, other: Lens) -> Lens {
-        let Lens { mean, offered, own } = self;
-        Lens { mean: mean + other.mean, offered: offered + other.offered, own: own + other.own }
-    }
-
-    pub(super) fn max(self, other: Lens) -> Lens {
-        let Lens { mean, offered, own } = self;
-        Lens { mean: mean.max(other.mean), offered: offered.max(other.offered), own: own.max(other.own) }
-    }
-
-    pub(super) fn times(self, elements: usize) -> Lens {
-        let Lens { mean, offered, own } = self;
-        Lens { mean: mean * elements, offered: offered * elements, own: own * elements }
-    }
-
-    /// For one element of a layer that has this setting, and a residual (plain or not) or none.
-    pub(super) fn with(
-        setting: &Setting,
-        memory: Option<bool>,
-        uncompressed: bool,
-        route: Route,
-        measured: bool,
-    ) -> Lens {
-        let kept = memory == Some(false);
-        Lens {
-            mean: usize::from(!written_over(setting, memory, route, measured)),
-            offered: usize::from(kept),
-            own: usize::from(kept || measured && (memory.is_some() || !uncompressed)),
-        }
-    }
-
+    /// For this layer.
     pub(super) fn of(kept: &Kept, route: Route, measured: bool) -> Lens {
         let Choice { setting, uncompressed } = &kept.state.choice;
         let repays = repays(kept, route);
@@ -143,12 +106,6 @@ pub(super) fn list_of<'a>(
 /// Whether means are written over the gradients as they arrive: nobody needs these then.
 pub(super) fn is_in_place(kept: &Kept, route: Route, measured: bool) -> bool {
     written_over(&kept.state.choice.setting, kept.memory().map(Memory::is_plain), route, measured)
-}
-
-/// The same of a setting, with a residual (plain or not) or none.
-fn written_over(setting: &Setting, memory: Option<bool>, route: Route, measured: bool) -> bool {
-    let spared = || *setting == Setting::Dense || is_gathered(setting, route) || is_sharded(setting, route);
-    !measured && !matches!(setting, Setting::AdaComp(_)) && memory.unwrap_or_else(spared)
 }
 
 /// Whether a layer without a gradient has a residual that takes up what compressing this rank's share of the mean loses.

@@ -1,0 +1,113 @@
+//! Where the ranks' conversation about a step is.
+
+use super::agreement;
+use super::buffers::workspace;
+use super::decide::Decided;
+use super::layer::Switch;
+use crate::Error;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// What ranks ask each other before a step: whether a gradient is not finite.
+pub(super) const BROKEN: u64 = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// No step is under way.
+    Idle,
+    Begun,
+    /// Waits for what all ranks say of the step.
+    Agreement,
+    /// Waits for the measuring rank's plan.
+    Plan,
+    /// Waits for all ranks to say whether they can take over the new settings.
+    Switch,
+    /// Buckets may be exchanged.
+    Open,
+}
+
+/// The conversation of a step.
+pub(super) struct Control {
+    pub stage: Stage,
+    /// What this rank has to say, and whether its gradients are finite.
+    pub local: Result<bool, Error>,
+    /// Whether ranks are asked although nothing is to be decided.
+    pub asks: bool,
+    pub answers: u64,
+    pub switches: Option<(Result<Vec<Switch>, Error>, Decided)>,
+    pub switched: bool,
+    pub terms: u64,
+    pub began: Option<f64>,
+    /// Messages of all ranks.
+    pub words: Vec<u64>,
+    /// The plan.
+    pub plan: Vec<u64>,
+}
+
+/// What the buckets of a step have come to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    pub bytes_out: u64,
+    pub broken: bool,
+    /// Whether some rank's gradient was not finite, an error or not.
+    pub not_finite: bool,
+    /// Whether a gradient is missing from the window of a decision.
+    pub incomplete: bool,
+    /// Seconds of planning, and when exchanging began.
+    pub planned: Option<(f64, f64)>,
+}
+
+impl Control {
+    pub(super) fn new(world: u32) -> Result<Control, Error> {
+        Ok(Control {
+            stage: Stage::Idle,
+            local: Ok(false),
+            asks: false,
+            answers: 0,
+            switches: None,
+            switched: false,
+            terms: 0,
+            began: None,
+            words: workspace(agreement::words(world as usize))?,
+            plan: vec![],
+        })
+    }
+
+    pub(super) fn expect_open(&self) -> Result<(), Error> {
+        match self.stage {
+            Stage::Open => Ok(()),
+            Stage::Idle => Err(Error::StepOrder { what: "no step is under way", expected: "one that has begun" }),
+            _ => Err(Error::StepOrder {
+                what: "ranks have not agreed on the step",
+                expected: "no control requests left",
+            }),
+        }
+    }
+
+    pub(super) fn expect_idle(&self) -> Result<(), Error> {
+        match self.stage {
+            Stage::Idle => Ok(()),
+            _ => Err(Error::StepOrder { what: "a step is under way", expected: "its end" }),
+        }
+    }
+
+    /// Whether some rank's gradient is not finite.
+    pub(super) fn broken(&self) -> bool {
+        self.answers & BROKEN != 0
+    }
+
+    pub(super) fn switched(&self) -> bool {
+        self.switched
+    }
+
+    /// Stands for all that ranks must agree on at this step.
+    pub(super) fn terms(&self) -> u64 {
+        self.terms
+    }
+
+    /// Ends the step, or what was said about it.
+    pub(super) fn cancel(&mut self) {
+        self.stage = Stage::Idle;
+        self.switches = None;
+    }
+}
