@@ -1,5 +1,6 @@
 //! Small runs, sound so far, of which states and messages are damaged.
 
+use crate::compress::{Compressor, Setting};
 use crate::controller::{Accordion, Config, Controller, Feedback, Objective, Policy, Report, Tensor};
 use crate::exchange::{Collective, Route};
 use crate::feedback::{Residual, Storage};
@@ -7,7 +8,7 @@ use crate::gradient::{Bf16, Dtype, Element, ValuesMut};
 use crate::plan::{Solver, dp, exact::Limits};
 use crate::rng::Stream;
 use crate::search::{Method, Search};
-use crate::testing::controller::SETTINGS;
+use crate::testing::controller::{SETTINGS, sharded};
 use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::{vec, vec::Vec};
@@ -16,13 +17,14 @@ use alloc::{vec, vec::Vec};
 const LAYERS: [(&str, &[usize], Dtype); 3] =
     [("weight", &[6, 4], Dtype::F32), ("half", &[4, 3], Dtype::Bf16), ("bias", &[5], Dtype::F32)];
 
-/// The layers.
-pub(super) fn model() -> Vec<Tensor> {
-    LAYERS.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).expect("a small tensor")).into()
+/// The layers, with shards if the configuration needs them.
+pub(super) fn model(config: &Config, world: u32) -> Vec<Tensor> {
+    let layers = LAYERS.map(|(name, dims, dtype)| Tensor::new(name, dims, dtype).expect("a small tensor")).into();
+    if config.route == Route::Sharded { sharded(layers, world) } else { layers }
 }
 
 /// Configurations that differ in what states and messages hold: every setting, every policy, every format of a residual,
-/// both routes, one bucket and several.
+/// all routes, one bucket and several.
 pub(super) fn configs() -> Vec<Config> {
     let accordion = Accordion::new(8.0, 4.0);
     // Room for few states, which three layers do not need more of: clearing that of the default takes most of a run.
@@ -50,7 +52,13 @@ pub(super) fn configs() -> Vec<Config> {
         config.policy = policy;
         (config.schedule.warmup, config.schedule.period, config.schedule.window) = (2, 2, 2);
         config.feedback = Feedback::always(residuals[index % 3]);
-        config.route = [Route::AllGather, Route::ScatterReduce][index / 2 % 2];
+        config.route = [Route::AllGather, Route::ScatterReduce, Route::Sharded][index / 2 % 3];
+        if let (Policy::Fixed(settings), Route::Sharded) = (&mut config.policy, config.route) {
+            settings
+                .iter_mut()
+                .filter(|setting| !setting.has_fixed_len())
+                .for_each(|setting| *setting = Setting::Dense);
+        }
         config.bucket_bytes = [1 << 20, 100][index % 2];
         config.metrics_every = index as u64 % 3;
         if index % 4 == 1 {
@@ -116,7 +124,8 @@ pub(super) fn check_saves<C: Collective>(controller: &Controller, config: &Confi
         Ok(saved) => saved,
         Err(error) => return assert!(matches!(error, Error::Core(CoreError::Overflow { .. })), "{error}"),
     };
-    let mut twin = Controller::new(config.clone(), model(), collective).expect("a sound configuration");
+    let mut twin = Controller::new(config.clone(), model(config, collective.world_size()), collective)
+        .expect("a sound configuration");
     match twin.load(&saved, &[&saved]) {
         Ok(_) => {}
         // It was at the limit when it was loaded, and was added to.

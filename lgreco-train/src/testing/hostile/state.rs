@@ -3,8 +3,8 @@
 use super::runs::{Gradients, check_saves, configs, model};
 use super::{Choices, repair};
 use crate::controller::{Config, Controller};
-use crate::exchange::Collective;
 use crate::exchange::threads::{self, ThreadCollective};
+use crate::exchange::{Collective, Route};
 use alloc::vec::Vec;
 use std::sync::OnceLock;
 
@@ -21,10 +21,13 @@ const STEPS: u32 = 4;
 fn stopped() -> &'static [Stopped] {
     static STOPPED: OnceLock<Vec<Stopped>> = OnceLock::new();
     STOPPED.get_or_init(|| {
-        let runs = configs().into_iter().flat_map(|config| [1, 2].map(|world| (config.clone(), world)));
+        // By shards ranks get different means, and what overflows in one shard fails on its rank alone.
+        let whole = configs().into_iter().filter(|config| config.route != Route::Sharded);
+        let runs = whole.flat_map(|config| [1, 2].map(|world| (config.clone(), world)));
         runs.map(|(config, world)| {
             let saved = threads::run(world, |mut worker| {
-                let mut controller = Controller::new(config.clone(), model(), &worker).expect("a sound configuration");
+                let mut controller = Controller::new(config.clone(), model(&config, worker.world_size()), &worker)
+                    .expect("a sound configuration");
                 for step in 0..STEPS {
                     let mut gradients = Gradients::new(worker.rank(), step, 1.0);
                     gradients.record(&mut controller);
@@ -66,9 +69,11 @@ pub(super) fn check(choices: &mut Choices<'_>) -> usize {
 }
 
 fn go_on(config: &Config, saved: &[u8], scales: &[f32], worker: &mut ThreadCollective) -> Vec<Taken> {
-    let mut controller = Controller::new(config.clone(), model(), worker).expect("a sound configuration");
+    let mut controller =
+        Controller::new(config.clone(), model(config, worker.world_size()), worker).expect("a sound configuration");
     if controller.load(saved, &[saved]).is_err() {
-        let fresh = Controller::new(config.clone(), model(), worker).expect("a sound configuration");
+        let fresh =
+            Controller::new(config.clone(), model(config, worker.world_size()), worker).expect("a sound configuration");
         assert!(fresh.save() == controller.save(), "a refusal changed the controller");
         if worker.world_size() == 1 {
             return [].into();
