@@ -12,7 +12,9 @@ use super::lens::Lens;
 use super::view::{Places, When, is_in_place, list_of, owns, repays, take};
 use super::window;
 use crate::compress::{Compressor, Setting};
-use crate::exchange::{Agreement, Flight, Host, Moment, Program, Request, Round, Route, Spec, request, workspace_len};
+use crate::exchange::{
+    Agreement, Flight, Host, Moment, Program, Request, Round, Route, Spec, request_in, workspace_len,
+};
 use crate::feedback::plain_values;
 use crate::gradient::{Dtype, Gradient, Values, ValuesMut, first_too_large};
 use crate::rng::Stream;
@@ -288,7 +290,7 @@ impl Bucket {
         *list = recycled(layers);
         self.late = self.late.or(late);
         match advanced {
-            Ok(Some(part)) => return request(part, flight.program(), &mut self.arena.workspace).map(Some),
+            Ok(Some(part)) => return request_in(part, flight.program(), &mut self.arena.workspace).map(Some),
             Ok(None) => {}
             Err(error) => {
                 let alone = flight.failed_alone();

@@ -3,7 +3,8 @@
 use super::buffers::{values, workspace};
 use super::codes::Choice;
 use super::{Config, Policy, Tensor, Uncompressed};
-use crate::compress::{Compressor, Setting};
+use crate::compress::Compressor;
+use crate::exchange::factor_rank;
 use crate::feedback::{Memory, Rule, is_finite, plain_values};
 use crate::gradient::{Gradient, Shape};
 use crate::internal::payload::{Combine, combine_values};
@@ -78,14 +79,6 @@ pub(super) struct Switch {
     factor: Vec<f32>,
 }
 
-/// Columns of PowerSGD's factors.
-pub(super) fn rank(setting: &Setting, shape: Shape) -> usize {
-    match setting {
-        Setting::PowerSgd(c) => (c.rank as usize).min(shape.rows()).min(shape.cols()),
-        _ => 0,
-    }
-}
-
 impl LayerState {
     /// A layer before the first decision.
     pub(super) fn new(policy: &Policy) -> Self {
@@ -136,7 +129,7 @@ impl LayerState {
     ) -> Result<Switch, Error> {
         let shape = tensor.shape;
         choice.setting.payload_len(shape, tensor.dtype)?;
-        let mut factor = values(shape.cols() * rank(&choice.setting, shape))?;
+        let mut factor = values(shape.cols() * factor_rank(&choice.setting, shape))?;
         factor.iter_mut().zip(&self.factor).for_each(|(new, &old)| *new = old);
         let rule = config.feedback.of(&choice.setting).map(Rule::Residual);
         let memory = match (rule, &self.memory) {

@@ -22,11 +22,12 @@
 //! next decision to the time model, or 1 and a layer as above; a checksum closes each.
 
 use super::codes::Choice;
-use super::layer::{Counts, rank};
+use super::layer::Counts;
 use super::{Decision, Tensor, TimeModel, accordion::Highest};
 use crate::checksum;
 use crate::compress::Compressor;
 use crate::error::{expect_distinct, expect_len};
+use crate::exchange::factor_rank;
 use crate::feedback::{Rule, SavedState};
 use crate::gradient::{Dtype, Shape};
 use crate::{CoreError, Error};
@@ -265,7 +266,7 @@ impl<'a> Layer<'a> {
             not_contractive: reader.count("a layer's refusals")?,
         };
         let (relative_error, norm) = (reader.measured("relative error")?, reader.measured("norm")?);
-        let factor = reader.values(shape.cols() * rank(&choice.setting, shape))?;
+        let factor = reader.values(shape.cols() * factor_rank(&choice.setting, shape))?;
         let mean = if reader.flag("window")? { Some(reader.values(shape.elements())?) } else { None };
         let memory = match reader.number()? {
             0 => None,

@@ -1,7 +1,7 @@
 //! Which rank averages which part of a bucket.
 
-use super::bucket::Route;
 use super::layer::Spec;
+use super::moment::Route;
 use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting};

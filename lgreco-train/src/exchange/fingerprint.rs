@@ -1,7 +1,7 @@
 //! What all ranks must agree on before their messages fit together.
 
-use super::bucket::Moment;
 use super::layer::Spec;
+use super::moment::Moment;
 use crate::checksum::Hash;
 use crate::compress::Setting;
 

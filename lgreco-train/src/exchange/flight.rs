@@ -1,28 +1,10 @@
 //! A bucket on its way: from gradients to means between collectives that the embedder performs.
 
-use super::bucket::{Moment, Route};
+use super::moment::{Agreement, Moment, Route};
 use super::program::{Instruction, Op, PROGRAM, Part, Program};
 use super::slip::Slip;
 use super::space::{RequestOf, Space};
 use crate::Error;
-
-/// Whether ranks know that their buckets fit together.
-///
-/// ```
-/// use lgreco_train::exchange::Agreement;
-/// let mut agreement = Agreement::Needed; // at the first step, and after a change of settings
-/// # let _ = &agreement;
-/// agreement = Agreement::Reached;
-/// # let _ = agreement;
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Agreement {
-    /// Not yet: the lengths of messages might differ, so a flight begins with an all-gather of 24 bytes per rank.
-    Needed,
-    /// They have found out since layers, settings or route last changed. What else may differ or go wrong is told by
-    /// the messages themselves.
-    Reached,
-}
 
 /// One rank's exchange of one bucket, without I/O: says which collectives to perform, and computes between them.
 ///

@@ -1,6 +1,7 @@
 //! A layer of a bucket: what all ranks know of it, and what one rank brings and gets.
 
-use super::bucket::{Moment, Route, factor_rank, is_gathered};
+use super::aggregation::{factor_rank, is_gathered};
+use super::moment::{Moment, Route};
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, Setting, decode};
 use crate::error::expect_len;

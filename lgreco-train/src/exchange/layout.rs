@@ -1,8 +1,9 @@
 //! How much memory the parts of an exchange take.
 
-use super::bucket::{Route, factor_rank, is_gathered};
+use super::aggregation::{factor_rank, is_gathered};
 use super::division::Division;
 use super::layer::Spec;
+use super::moment::Route;
 use super::slip;
 use crate::Error;
 use crate::compress::{Compressor, Setting, powersgd};

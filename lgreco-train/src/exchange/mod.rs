@@ -71,7 +71,8 @@
 //! et al., "DoubleSqueeze", ICML 2019 (error feedback of the second compression); Chen et al., "ScaleCom", NeurIPS 2020
 //! (CLT-k; all layers of a step have one leader).
 
-mod bucket;
+mod aggregate;
+mod aggregation;
 mod collective;
 mod division;
 mod fingerprint;
@@ -79,6 +80,7 @@ mod flight;
 mod host;
 mod layer;
 mod layout;
+mod moment;
 mod program;
 mod request;
 mod round;
@@ -87,16 +89,18 @@ mod space;
 #[cfg(any(test, feature = "std"))]
 pub mod threads;
 
-pub use bucket::{Aggregation, Moment, Route, aggregate, workspace_len};
-pub(crate) use bucket::{is_gathered, is_sharded};
+pub use aggregate::{aggregate, workspace_len};
+pub use aggregation::Aggregation;
+pub(crate) use aggregation::{factor_rank, is_gathered, is_sharded};
 pub(crate) use collective::Place;
 pub use collective::{Collective, CollectiveError};
 pub use division::Piece;
-pub use flight::{Agreement, Flight};
+pub use flight::Flight;
 pub use host::Host;
-pub(crate) use host::request;
+pub(crate) use host::request_in;
 pub use layer::{Input, Layer, Spec};
 pub use layout::Layout;
+pub use moment::{Agreement, Moment, Route};
 pub use program::{Op, Part, Program};
 pub use request::Request;
 pub use round::Round;

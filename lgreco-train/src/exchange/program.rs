@@ -3,12 +3,12 @@
 //! The list is the same for all memory and all buckets; a bucket leaves out what it has no part for. A
 //! [`Space`](super::Space) does the ops.
 
-use super::bucket::{Moment, Route};
 use super::division::{Division, Piece};
 use super::fingerprint::fingerprint;
-use super::flight::Agreement;
 use super::layer::Spec;
 use super::layout::Layout;
+use super::moment::Agreement;
+use super::moment::{Moment, Route};
 use super::round::Round;
 use super::slip::{GREETING, Slip};
 use crate::Error;

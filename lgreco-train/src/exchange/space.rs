@@ -6,9 +6,9 @@ use super::request::Request;
 use crate::Error;
 
 /// One rank's memory of one bucket, and what an exchange does in it: its layers, what the [parts](Part) of its messages
-/// are made in, and whatever else the [ops](Op) need. [`Host`](super::Host) is the host's.
+/// are made in, and whatever else the [ops](Op) need. `Host` is the host's.
 ///
-/// A [`Flight`](super::Flight) is the same for every kind of memory: it calls [`run`](Space::run) for one op after the
+/// A `Flight` is the same for every kind of memory: it calls [`run`](Space::run) for one op after the
 /// other and [`request`](Space::request) where a collective comes, whose memory it passes on without looking at it. It
 /// never reads a result between ops. So a space may do an op at once, as the host does, or enqueue it behind those
 /// before, where the collectives are enqueued too.

@@ -5,8 +5,8 @@ use super::room::Room;
 use super::sums;
 use crate::Error;
 use crate::compress::{Setting, check_finite, clt::CltK};
-use crate::exchange::bucket::Moment;
 use crate::exchange::layer::{Input, Layer};
+use crate::exchange::moment::Moment;
 use crate::gradient::{Element, Shape, with_elements};
 use crate::internal::clt::Positions;
 

@@ -85,12 +85,12 @@ impl Space for Host<'_, '_> {
     }
 
     fn request(&mut self, part: Part, program: &Program) -> Result<Request<'_>, Error> {
-        request(part, program, self.workspace)
+        request_in(part, program, self.workspace)
     }
 }
 
 /// The collective on a part of a workspace.
-pub(crate) fn request<'w>(part: Part, program: &Program, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
+pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
     let Room { ranks: Ranks { lens, spare }, sums, factors, shards, positions, pieces, received, .. } =
         Room::new(&program.layout, workspace)?;
     Ok(match part {

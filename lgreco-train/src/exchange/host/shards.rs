@@ -9,8 +9,8 @@ use super::room::{Room, put_slip, slips, sum};
 use super::sums::{take, widen_part};
 use crate::Error;
 use crate::compress::{Setting, check_finite};
-use crate::exchange::bucket::Moment;
 use crate::exchange::layer::{Input, Layer};
+use crate::exchange::moment::Moment;
 use crate::exchange::program::{Part, Program};
 use crate::exchange::slip::Slip;
 

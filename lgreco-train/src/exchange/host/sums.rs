@@ -7,9 +7,9 @@ use crate::compress::powersgd::{
     back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
 };
 use crate::compress::{check_finite, powersgd::PowerSgd};
-use crate::exchange::bucket::Moment;
 use crate::exchange::layer::{Input, Layer};
 use crate::exchange::layout::ROWS;
+use crate::exchange::moment::Moment;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
 use crate::{CoreError, Error};

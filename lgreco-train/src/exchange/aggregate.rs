@@ -1,0 +1,84 @@
+//! An exchange by blocking collectives.
+
+use super::collective::{Collective, Place};
+use super::flight::Flight;
+use super::host::Host;
+use super::layer::{Layer, Spec};
+use super::layout::Layout;
+use super::moment::{Agreement, Moment, Route};
+use crate::Error;
+
+/// Words of workspace that a [`Flight`] on the [`Host`] needs with layers of these settings, shapes and element types.
+///
+/// ```
+/// use lgreco_train::compress::Setting;
+/// use lgreco_train::exchange::{Route, workspace_len};
+/// use lgreco_train::gradient::{Dtype, Shape};
+/// let layers = [(Setting::Dense, Shape::new(10, 10)?, Dtype::F32)];
+/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 4 + (100 + 4) / 2);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+///
+/// # Errors
+/// [`CoreError::Parameter`](crate::CoreError::Parameter) when a setting does not fit its shape.
+pub fn workspace_len<'a>(
+    layers: impl Iterator<Item = impl Into<Spec<'a>>> + Clone,
+    route: Route,
+    world_size: u32,
+) -> Result<usize, Error> {
+    Ok(Layout::new(layers.map(Into::into), route, world_size)?.words())
+}
+
+/// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and
+/// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD does one power iteration per call,
+/// whatever its setting says, and relies on `factor` for accuracy.
+///
+/// Whether ranks bring the same layers and settings is found out anew at every call, by an all-gather of 24 bytes each.
+///
+/// # Errors
+/// Those of [`Flight::begin`] and [`Flight::next`]; [`CoreError::Parameter`](crate::CoreError::Parameter) when `collective` has no workers or a rank
+/// beyond them, [`Error::Collective`] when the embedder's call failed.
+///
+/// # Complexity
+/// Encoding once, and for payloads decoding once per worker ([`Route::AllGather`]) or about twice in all
+/// ([`Route::ScatterReduce`]). Workspace: [`workspace_len`].
+///
+/// ```
+/// use lgreco_train::compress::Setting;
+/// use lgreco_train::exchange::{self, Collective, Layer, Route, threads};
+/// use lgreco_train::gradient::{Dtype, Gradient, Shape, Values, ValuesMut};
+///
+/// let (shape, setting) = (Shape::new(2, 1)?, Setting::Dense);
+/// let means = threads::run(2, |mut worker| {
+///     let values = [1.0, worker.rank() as f32];
+///     let gradient = Gradient::new(Values::F32(&values), shape)?;
+///     let mut means = [0.0; 2];
+///     let words = exchange::workspace_len([(setting, shape, Dtype::F32)].into_iter(), Route::AllGather, 2)?;
+///     let factor = &mut [][..];
+///     let gradient = gradient.into();
+///     let (shards, mean) = (&[][..], ValuesMut::F32(&mut means));
+///     let late = None;
+///     let layer = Layer { index: 0, setting, gradient, fresh: None, sent: 0, late, shards, mean, own: None, factor };
+///     exchange::aggregate(&mut worker, &mut [layer], Route::AllGather, 7, 0, &mut vec![0; words])?;
+///     Ok::<_, lgreco_train::Error>(means)
+/// });
+/// assert_eq!(means, [Ok([1.0, 0.5]); 2]);
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+pub fn aggregate<C: Collective + ?Sized>(
+    collective: &mut C,
+    layers: &mut [Layer<'_>],
+    route: Route,
+    seed: u64,
+    step: u32,
+    workspace: &mut [u64],
+) -> Result<(), Error> {
+    let Place { rank, world } = Place::of(collective)?;
+    let moment = Moment { rank, world_size: world, route, seed, step, terms: 0 };
+    let mut host = Host { layers, workspace };
+    let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
+    while let Some(request) = flight.next(&mut host)? {
+        request.perform(collective)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Where in a run an exchange happens, and what ranks know of each other before it.
+
+use super::collective::Place;
+use crate::Error;
+use crate::rng::Stream;
+
+/// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo).
+/// Others are always gathered.
+///
+/// ```
+/// use lgreco_train::controller::Config;
+/// use lgreco_train::exchange::Route;
+/// use lgreco_train::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::Qsgd));
+/// assert_eq!(config.route, Route::AllGather);
+/// config.route = Route::ScatterReduce; // pays from a handful of workers on
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// Everybody gets everybody's payloads: one compression, traffic grows with the number of workers.
+    #[default]
+    AllGather,
+    /// Each rank averages a part and compresses the mean again: two compressions, traffic does not grow. Needs
+    /// [`Collective::all_to_all`].
+    ScatterReduce,
+    /// Each rank gets the mean of its [shard](Spec::shards) alone, which is what optimisers that are sharded need
+    /// (FSDP, ZeRO): one compression, traffic does not grow. Needs [`Collective::all_to_all`], and for dense layers
+    /// [`Collective::reduce_scatter_sum`]. Not for methods whose lengths the values decide.
+    Sharded,
+}
+
+/// Whether ranks know that their buckets fit together.
+///
+/// ```
+/// use lgreco_train::exchange::Agreement;
+/// let mut agreement = Agreement::Needed; // at the first step, and after a change of settings
+/// # let _ = &agreement;
+/// agreement = Agreement::Reached;
+/// # let _ = agreement;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agreement {
+    /// Not yet: the lengths of messages might differ, so a flight begins with an all-gather of 24 bytes per rank.
+    Needed,
+    /// They have found out since layers, settings or route last changed. What else may differ or go wrong is told by
+    /// the messages themselves.
+    Reached,
+}
+
+/// Where in a run an exchange happens, seen from one rank. All but `rank` is the same on every rank.
+///
+/// ```
+/// use lgreco_train::exchange::{Moment, Route};
+/// let moment = Moment { rank: 3, world_size: 4, route: Route::AllGather, seed: 7, step: 100, terms: 0 };
+/// # let _ = moment;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// This worker's number, below `world_size`.
+    pub rank: u32,
+    /// Number of workers.
+    pub world_size: u32,
+    /// How payloads of fixed length travel.
+    pub route: Route,
+    /// Of the run's random bits.
+    pub seed: u64,
+    /// The optimiser's step, so that no two exchanges of a layer share random bits.
+    pub step: u32,
+    /// Stands for anything else on which ranks must agree.
+    pub terms: u64,
+}
+
+impl Moment {
+    pub(super) fn check(&self) -> Result<(), Error> {
+        Place { rank: self.rank, world: self.world_size }.check()
+    }
+
+    /// The rank whose positions the settings with shared positions use. `world_size` is not 0.
+    pub fn leader(&self) -> u32 {
+        self.step % self.world_size
+    }
+
+    /// The random bits of rank `rank`'s payload of the layer with index `layer`; those of rank 0 are PowerSGD's start
+    /// on all.
+    pub fn stream(&self, layer: u32, rank: u32) -> Stream {
+        Stream { seed: self.seed, step: self.step, layer, rank }
+    }
+
+    /// The random bits of rank `rank`'s payload of the [piece](super::Piece) that `owner` has of a layer; by
+    /// [`Route::ScatterReduce`] the owner's own are those of the second compression.
+    pub fn piece_stream(&self, layer: u32, rank: u32, owner: u32) -> Stream {
+        self.stream(layer, rank.wrapping_mul(self.world_size).wrapping_add(owner))
+    }
+}
