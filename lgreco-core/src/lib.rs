@@ -57,7 +57,8 @@
 //! * `alloc`: owned tables and plans, the planner that allocates its workspace, and the module `search`.
 //! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks, which gives up its equality of bits
 //!   between processors. Implies `std`.
-//! * `rayon`: `backend::Parallel`, which measures layers in parallel. Implies `std`.
+//! * `rayon`: `backend::Parallel`, which measures layers in parallel; long layers are compressed and decoded on all cores
+//!   of rayon's current thread pool, with the same bits. Implies `std`.
 //! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
 //! * `testing`: the module `testing`: generators, oracles and property checks. Implies `alloc`.
 #![no_std]

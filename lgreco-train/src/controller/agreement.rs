@@ -3,9 +3,9 @@
 //!
 //! One rank decides, and all ranks check. The measuring rank broadcasts its plan, or its error, in a message of fixed
 //! length. Where a decision is due, before a switch takes effect, and before every blocking step, ranks exchange this
-//! message of 24 bytes: an error code, a fingerprint of settings and schedule, whether gradients are finite and
-//! whether the measuring rank has any to decide by. Otherwise the fingerprint is part of every bucket's. What a rank
-//! can only find out after the exchange (a residual that does not fit its format), its next message tells.
+//! message of 24 bytes: an error code, a fingerprint of settings and schedule, and whether gradients are finite.
+//! Otherwise the fingerprint is part of every bucket's. What a rank can only find out after the exchange (a residual that
+//! does not fit its format), its next message tells.
 
 use crate::Error;
 

@@ -1,4 +1,9 @@
 //! When and what is decided, without a network and without the exchange.
+//!
+//! A plan that is late is asked for again: the measuring rank's message may say "not yet", ranks then take the step as they are
+//! and ask at the next one, so that nobody waits for a thread. A task shares the window's memory instead of owning it, so
+//! a state saved meanwhile has the window, a task that is dropped loses nothing, and a result is known by the memory it
+//! was made from. It brings no backend: where it runs is the business of who runs it.
 
 use super::accordion::Highest;
 use super::check::check_layer;
