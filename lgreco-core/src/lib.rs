@@ -58,7 +58,8 @@
 //! * `gemm`: a faster matrix product for [PowerSGD](compress::powersgd) at high ranks, which gives up its equality of bits
 //!   between processors. Implies `std`.
 //! * `rayon`: `backend::Parallel`, which measures layers in parallel; long layers are compressed and decoded on all cores
-//!   of rayon's current thread pool, with the same bits. Implies `std`.
+//!   of rayon's current thread pool, with the same bits. A thread of that pool that waits for such a layer may do another
+//!   task of the pool meanwhile, so tasks of the same pool must not block in collectives. Implies `std`.
 //! * `json`: the module `file`, which reads and writes table and plan files. Implies `alloc`.
 //! * `testing`: the module `testing`: generators, oracles and property checks. Implies `alloc`.
 #![no_std]

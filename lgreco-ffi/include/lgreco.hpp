@@ -521,7 +521,7 @@ public:
         check(status);
     }
 
-    // Other settings for LGRECO_POLICY_FIXED, from the next step on.
+    // Other settings for LGRECO_POLICY_FIXED, from the next step on, or from the end of the warm-up. All ranks give them.
     void set_settings(const std::vector<lgreco_setting> &settings) {
         check(lgreco_controller_set_settings(get(), settings.data(), settings.size()));
     }

@@ -148,7 +148,8 @@ pub unsafe extern "C" fn lgreco_plan_task_message(task: *const lgreco_plan_task)
 
 /// Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and
 /// switch at the next one, or at the end of the warm-up if that comes later. What is remembered of the layers stays. The
-/// step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings.
+/// step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings. In buckets
+/// (lgreco_controller_control) a rank that has given none does not expect what the others ask it first, and hangs.
 ///
 /// LGRECO_NOT_FIXED under another policy; LGRECO_STEP_ORDER while a step is under way; LGRECO_LENGTH unless there are as
 /// many settings as layers, codes of settings that do not fit their layer. Nothing has changed then.

@@ -130,6 +130,10 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
         handle::call(controller, |state| {
             let contents = contents_of(contents)?;
             let name = place(name, "name")?;
+            name.write(core::ptr::null());
+            if let Some(length) = length.as_mut() {
+                *length = 0;
+            }
             let layer = part.checked_sub(1);
             layer.map_or(Ok(()), |layer| state.check_layer(layer))?;
             let bytes = state.controller.save_part(layer, contents).map_err(|error| state.named(error))?;

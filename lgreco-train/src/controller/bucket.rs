@@ -263,7 +263,8 @@ impl Bucket {
     /// other lengths than before.
     ///
     /// # Complexity
-    /// In all, decodes every payload and takes up to three passes for residuals. Allocates nothing.
+    /// In all, decodes every payload and takes up to three passes for residuals. Allocates nothing; with the feature
+    /// `rayon` long layers are handed to its threads, whose queue now and then does.
     pub fn next(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Request<'_>>, Error> {
         match self.progress {
             Progress::UnderWay => {}
@@ -363,7 +364,10 @@ impl Bucket {
             let wanted = kept.spec().wanted(self.moment.route, self.moment.rank);
             let mean = &mean[..wanted.len().min(mean.len())];
             if let Some(index) = first_too_large(mean, kept.dtype) {
-                return Err(Error::Core(CoreError::ElementOverflow { index, value: mean[index] }));
+                return Err(Error::Core(CoreError::ElementOverflow {
+                    index: wanted.start + index,
+                    value: mean[index],
+                }));
             }
         }
         let (mut means, mut offered, mut own) = (&mut mean[..], &mut offered[..], &mut own[..]);

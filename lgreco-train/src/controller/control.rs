@@ -90,13 +90,13 @@ impl Controller {
                 self.after_agreement()?
             }
             Stage::Plan => {
-                let told = match self.planner.read(&self.control.plan) {
-                    Ok(None) => self.planner.undecided(),
-                    told => told,
-                };
-                match told {
+                match self.planner.read(&self.control.plan) {
                     Ok(Some(decided)) => self.propose(decided),
-                    Ok(None) => self.opened(),
+                    // All ranks find out the same.
+                    Ok(None) => match self.planner.undecided()? {
+                        Some(decided) => self.propose(decided),
+                        None => self.opened(),
+                    },
                     // What the measuring rank has met, all ranks have been told.
                     Err(error) if self.planner.measures() || matches!(error, Error::Peer { .. }) => return Err(error),
                     Err(error) => self.refuse(error),

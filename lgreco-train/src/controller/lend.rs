@@ -124,7 +124,8 @@ impl Controller {
         if !bucket.layers().all(lent) {
             return Err(Error::StepOrder { what: "the bucket is not lent", expected: "one of this step" });
         }
-        if bucket.is_exchanged() && bucket.agreement == Agreement::Needed {
+        // A rank that failed alone has agreed with the others before.
+        if (bucket.is_exchanged() || bucket.failed_alone()) && bucket.agreement == Agreement::Needed {
             self.agreed.insert(bucket.layers().collect(), self.planner.step);
         }
         self.taken.bytes_out += bucket.bytes;
@@ -133,7 +134,7 @@ impl Controller {
         self.taken.incomplete |= bucket.window_steps > 0 && !bucket.is_exchanged();
         self.late = self.late.or(bucket.late).or(bucket.untold());
         let seconds = bucket.began.zip(self.now()).map(|(start, end)| end - start);
-        let (exchanged, failed) = (bucket.is_exchanged(), bucket.has_failed());
+        let (exchanged, failed) = (bucket.is_exchanged(), bucket.has_failed() || bucket.failed_alone());
         let mut arena = bucket.arena;
         for kept in &mut arena.kept {
             kept.state.fate = match kept.state.fate {

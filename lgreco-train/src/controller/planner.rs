@@ -15,7 +15,8 @@ use super::{Config, Decision, Objective, PlanResult, PlanTask, Policy, Tensor, T
 use super::{Uncompressed, message};
 use crate::compress::Setting;
 use crate::error::{expect_distinct, expect_len};
-use crate::gradient::Values;
+use crate::gradient::{Values, with_elements};
+use crate::internal::select::check_finite;
 use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec;
@@ -240,8 +241,8 @@ impl Planner {
     /// then be begun again, and the measuring rank may take the task again.
     pub fn adopt(&mut self, message: &[u8]) -> Result<Option<Adopted>, Error> {
         self.expect(Stage::Begun)?;
-        expect_len("bytes of the decision's message", 8 * message::words(self.tensors.len()), message.len())?;
         self.stage = Stage::Idle;
+        expect_len("bytes of the decision's message", 8 * message::words(self.tensors.len()), message.len())?;
         let words: Vec<u64> = message.as_chunks().0.iter().map(|&bytes| u64::from_ne_bytes(bytes)).collect();
         let decided = match self.read(&words)? {
             Some(decided) => Some(decided),
@@ -263,6 +264,7 @@ impl Planner {
     /// # Errors
     /// [`Error::StepOrder`] unless a step is under way and no decision is due in it that has not been adopted;
     /// [`Error::LayerMismatch`] when there is no such layer, or it has another type or number of elements.
+    /// [`Error::NonFiniteGradient`] for NaN and infinity: the window then begins anew with the next step.
     pub fn observe(&mut self, layer: usize, gradient: Values<'_>) -> Result<(), Error> {
         self.expect(Stage::Open)?;
         let layers = self.tensors.len();
@@ -270,6 +272,10 @@ impl Planner {
         let tensor = self.tensors.get(layer).ok_or(missing)?;
         check_layer(layer, tensor.shape, tensor.dtype, gradient)?;
         if self.watches() {
+            if let Err(CoreError::NonFinite { index, value }) = with_elements!(gradient, v => check_finite(v)) {
+                self.forget();
+                return Err(Error::NonFiniteGradient { layer, index, value });
+            }
             let steps = self.window.steps;
             window::add(&mut self.window.means_mut()[layer], gradient, steps);
         }

@@ -46,7 +46,8 @@ impl Controller {
     }
 
     /// Gives a controller of [`Policy::Fixed`](super::Policy::Fixed) other settings, one per layer. All ranks do, between the
-    /// same two steps, and switch at the next one, or at the end of the warm-up if that comes later. Residuals and
+    /// same two steps, and switch at the next one, or at the end of the warm-up if that comes later (a step after it where a
+    /// plan task of the settings before was taken). Residuals and
     /// PowerSGD's factors stay as at any switch. A setting that does not suit its layer's feedback is
     /// [refused](super::Uncompressed::NotContractive) as after a fall of the learning rate, without looking at gradients.
     ///

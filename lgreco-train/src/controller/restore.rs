@@ -136,8 +136,11 @@ impl Controller {
             }
             choices.push(match config.policy {
                 Policy::Uncompressed => Choice::dense(Uncompressed::Chosen),
-                // Nothing is remembered yet, and no gradient is there to judge by.
-                _ if state.memory.is_none() => suited(config, tensor, state.choice),
+                // Nothing was remembered, and no gradient is there to judge by. New ranks are given no residuals, so that
+                // `state` does not know.
+                _ if plan.fitting(tensor).is_none_or(|layer| layer.memory.is_none()) => {
+                    suited(config, tensor, state.choice)
+                }
                 _ => state.choice,
             });
             states.push(state);

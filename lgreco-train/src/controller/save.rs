@@ -56,7 +56,10 @@ impl Writer {
 
 impl Controller {
     /// This rank's state as bytes, the same on every machine; every rank saves its own. A controller that
-    /// [loads](Controller::load) it continues bit for bit. The configuration is not in it.
+    /// [loads](Controller::load) it continues bit for bit. The configuration is not in it, nor are settings that
+    /// [`set_settings`](Controller::set_settings) has given and no step has taken over: a controller that is configured with
+    /// them takes them over a step later. A plan task that is out is not saved either; under
+    /// [`Objective::Seconds`](super::Objective) one that is taken anew knows later samples.
     ///
     /// ```
     /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
@@ -68,7 +71,7 @@ impl Controller {
     ///
     /// # Errors
     /// This rank's overflow of a residual, if that was to be told by the next step; [`Error::InFlight`] while a bucket is
-    /// being exchanged.
+    /// being exchanged, [`Error::StepOrder`] while a step is under way.
     ///
     /// # Complexity
     /// Residuals and factors; on the measuring rank the window's mean too.
@@ -152,7 +155,7 @@ impl Controller {
         self.late.map_or(Ok(()), Err)?;
         match self.states.iter().position(|state| state.lent != 0) {
             Some(layer) => Err(Error::InFlight { layer }),
-            None => Ok(()),
+            None => self.control.expect_idle(),
         }
     }
 

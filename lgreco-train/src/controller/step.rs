@@ -174,6 +174,7 @@ impl Controller {
             let mut bucket = match self.open_group(range.clone()) {
                 Ok(bucket) => bucket,
                 Err(error) => {
+                    self.taken.incomplete = true;
                     self.end_step();
                     return Err(error);
                 }
@@ -312,9 +313,6 @@ impl Controller {
         if taken.not_finite {
             self.non_finite += 1;
         }
-        if taken.incomplete {
-            self.planner.forget();
-        }
         let bytes_in = self.planner.tensors.iter().map(Tensor::bytes).sum();
         let seconds = taken.planned.zip(self.now());
         let seconds = seconds.map(|((planning, start), end)| Seconds { planning, exchange: end - start });
@@ -324,6 +322,9 @@ impl Controller {
 
     /// The next step is another one.
     fn end_step(&mut self) {
+        if self.taken.incomplete {
+            self.planner.forget();
+        }
         self.planner.close();
         self.control.cancel();
     }

@@ -181,7 +181,7 @@ impl Planner {
     /// What all ranks must agree on at this step.
     pub(super) fn fingerprint(&self) -> u64 {
         let rate = if self.config.accordion().is_some() { self.rate } else { 0.0 };
-        let schedule = [rate.to_bits(), self.step, self.due.unwrap_or(u64::MAX)];
+        let schedule = [rate.to_bits(), self.step, self.due.unwrap_or(u64::MAX), u64::from(self.given)];
         schedule.into_iter().fold(Hash(self.identity), Hash::add).0
     }
 

@@ -109,7 +109,8 @@ pub trait Collective {
     fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
     /// Sends worker `i` the next `send_lens[i]` bytes of `send`, and receives the next `received_lens[i]` bytes of
-    /// `received` from it, `i` ascending. Only [`Route::ScatterReduce`](crate::exchange::Route) needs it.
+    /// `received` from it, `i` ascending. The routes
+    /// [`ScatterReduce`](crate::exchange::Route::ScatterReduce) and [`Sharded`](crate::exchange::Route::Sharded) need it.
     ///
     /// # Errors
     /// The embedder's; unless it is implemented, [`CollectiveError::UNSUPPORTED`].

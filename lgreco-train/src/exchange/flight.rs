@@ -52,6 +52,8 @@ pub struct Flight {
     failure: Option<Error>,
     /// Whether the others will not be told.
     untold: bool,
+    /// How it has ended.
+    outcome: Option<Result<(), Error>>,
 }
 
 impl Flight {
@@ -81,14 +83,14 @@ impl Flight {
         let program = Program::new(space.layers(), moment, agreement, space.remembered());
         let checked = program.and_then(|program| space.check(&program).map(|()| program));
         let mut flight = match (checked, agreement) {
-            (Ok(program), _) => Flight { program, counter: 0, failure, untold: false },
+            (Ok(program), _) => Flight { program, counter: 0, failure, untold: false, outcome: None },
             (Err(error), Agreement::Reached) => return Err(error),
             (Err(error), Agreement::Needed) => {
                 let program = Program::unknown(space.layers(), moment);
                 let failure = failure.or(Some(error));
                 let slip = Slip::new(failure, program.fingerprint);
                 space.run(Op::PutSlip { part: Part::Greetings, slip }, &program)?;
-                Flight { program, counter: 0, failure, untold: false }
+                Flight { program, counter: 0, failure, untold: false, outcome: None }
             }
         };
         while let Some((_, Instruction::Own(op))) = flight.instruction() {
@@ -119,8 +121,9 @@ impl Flight {
     /// it lends to collectives but these.
     ///
     /// # Errors
-    /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it;
-    /// unless the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says otherwise.
+    /// A flight that fails on one rank fails on all, at the same call, and none makes a further collective for it after the
+    /// one that tells; unless the network itself fails or changes bytes, or [`failed_alone`](Flight::failed_alone) says
+    /// otherwise. Further calls return the same.
     /// Means and contributions are then of no use, factors are unchanged. This rank's own error, if it has one: those
     /// of the compressors, [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::Overflow`](crate::CoreError::Overflow) when a sum over the workers leaves f32,
@@ -146,9 +149,14 @@ impl Flight {
 
     /// [`next`](Flight::next), but for the request itself: the part that it is about.
     pub(crate) fn advance<S: Space>(&mut self, space: &mut S) -> Result<Option<Part>, Error> {
+        if let Some(outcome) = self.outcome {
+            return outcome.map(|()| None);
+        }
         let advanced = self.run(space);
-        if !matches!(advanced, Ok(Some(_))) {
-            self.counter = PROGRAM.len();
+        match advanced {
+            Ok(Some(_)) => {}
+            Ok(None) => self.outcome = Some(Ok(())),
+            Err(error) => self.outcome = Some(Err(error)),
         }
         advanced
     }

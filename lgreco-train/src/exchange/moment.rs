@@ -21,11 +21,11 @@ pub enum Route {
     #[default]
     AllGather,
     /// Each rank averages a part and compresses the mean again: two compressions, traffic does not grow. Needs
-    /// [`Collective::all_to_all`].
+    /// [`Collective::all_to_all`](crate::exchange::Collective::all_to_all).
     ScatterReduce,
-    /// Each rank gets the mean of its [shard](Spec::shards) alone, which is what optimisers that are sharded need
-    /// (FSDP, ZeRO): one compression, traffic does not grow. Needs [`Collective::all_to_all`], and for dense layers
-    /// [`Collective::reduce_scatter_sum`]. Not for methods whose lengths the values decide.
+    /// Each rank gets the mean of its [shard](crate::exchange::Spec::shards) alone, which is what optimisers that are sharded need
+    /// (FSDP, ZeRO): one compression, traffic does not grow. Needs [`Collective::all_to_all`](crate::exchange::Collective::all_to_all), and for dense layers
+    /// [`Collective::reduce_scatter_sum`](crate::exchange::Collective::reduce_scatter_sum). Not for methods whose lengths the values decide.
     Sharded,
 }
 

@@ -155,7 +155,7 @@ pub(super) const PROGRAM: [(Part, Instruction); 36] = [
     (Part::Factors, All(Op::AverageFactors)),
     (Part::Factors, Own(Op::Reconstruct)),
     (Part::Sums, All(Op::Average)),
-    (Part::Sums, All(Op::Place)),
+    (Part::Sums, Own(Op::Place)),
     (Part::Payloads, Exchange),
     (Part::Payloads, Judge),
     (Part::Payloads, All(Op::SumPayloads)),
@@ -263,7 +263,8 @@ impl Program {
     }
 
     /// The collectives of this exchange, in order, and what travels by them: for embedders that reserve or register
-    /// memory. All ranks have the same ones, of the same sizes but for [`Round::AllToAll`].
+    /// memory. All ranks have the same ones, of the same sizes but for [`Round::AllToAll`] and
+    /// [`Round::ReduceScatterSum`].
     pub fn rounds(self) -> impl Iterator<Item = (Part, Round)> {
         Part::ALL.into_iter().filter_map(move |part| self.round(part).map(|round| (part, round)))
     }

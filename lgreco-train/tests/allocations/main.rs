@@ -5,6 +5,7 @@ mod messages;
 use lgreco_train::compress::{Setting, clt::CltK, qsgd::Qsgd, topk::TopK};
 use lgreco_train::controller::Feedback;
 use lgreco_train::controller::{Config, Controller, Policy, Tensor};
+#[cfg(feature = "std")]
 use lgreco_train::exchange::threads;
 use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::feedback::Residual;
@@ -147,6 +148,7 @@ fn buckets_in_flight_allocate_nothing_in_steady_state() {
 
 /// One rank has no memory for the residuals that a decision brings: all are told, nothing has changed, and when it has,
 /// the step is taken.
+#[cfg(feature = "std")] // for ranks on threads
 #[test]
 fn no_memory_for_a_decision_is_told_to_all() {
     let results = threads::run(2, |mut worker| {

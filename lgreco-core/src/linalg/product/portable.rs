@@ -176,6 +176,7 @@ impl<T: Element> Divide for Project<'_, T> {
 
     fn join((): (), (): ()) {}
 
+    #[inline(never)] // because of the memory on its stack
     fn start(self) {
         let Project { m, q, p, scratch } = self;
         scratch.with(|scratch| dispatch(Project { m, q, p, scratch }));
@@ -201,6 +202,7 @@ impl<T: Element> Divide for BackProject<'_, T> {
 
     fn join((): (), (): ()) {}
 
+    #[inline(never)] // because of the memory on its stack
     fn start(self) {
         let BackProject { m, first, cols, p, q, scratch } = self;
         scratch.with(|scratch| dispatch(BackProject { m, first, cols, p, q, scratch }));

@@ -164,6 +164,39 @@ fn an_overflow_in_one_shard_reaches_all_ranks() {
     });
 }
 
+/// The same in buckets that ranks have not exchanged together before: afterwards all know that they have.
+#[test]
+fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
+    let overflow = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
+    let told = Error::Peer { rank: 1, code: overflow.code() };
+    on_all(2, |mut worker| {
+        let mut config = one_layer_each(config(Method::Qsgd, Policy::Uncompressed));
+        config.route = Route::Sharded;
+        let mut controller = Controller::new(config, sharded(model(), 2), &worker).unwrap();
+        let rank = worker.rank();
+        let mut step = |large: bool| {
+            let mut values = gradients(rank, 0, 1.0);
+            if large {
+                *values[0].last_mut().unwrap() = 3e38;
+            }
+            controller.begin_step(1.0).unwrap();
+            while let Some(request) = controller.control().unwrap() {
+                request.perform(&mut worker).unwrap();
+            }
+            let mut bucket = controller.open(&[1, 0]).unwrap();
+            let (first, second) = values.split_at_mut(1);
+            let mut views = [ValuesMut::F32(&mut second[0]), ValuesMut::F32(&mut first[0])];
+            let exchanged = bucket.exchange(&mut worker, &mut views);
+            controller.close(bucket).unwrap();
+            (exchanged, controller.finish_step().unwrap().outcome)
+        };
+        let failed = if rank == 1 { (Err(overflow), Outcome::Failed) } else { (Ok(()), Outcome::Exchanged) };
+        assert_eq!(step(true), failed);
+        assert_eq!(step(false), (Err(if rank == 1 { overflow } else { told }), Outcome::Failed));
+        assert_eq!(step(false), (Ok(()), Outcome::Exchanged));
+    });
+}
+
 /// One collective per bucket, two for PowerSGD, and none besides, but where a bucket is new.
 #[test]
 fn collectives_in_steady_state() {

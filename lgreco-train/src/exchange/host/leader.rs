@@ -1,6 +1,6 @@
 //! Shared positions (CLT-k): the leader's by broadcast, everybody's values there in the first all-reduce.
 
-use super::mean::{average, narrow};
+use super::mean::{average, in_tensor, narrow};
 use super::room::Room;
 use super::sums;
 use crate::Error;
@@ -80,7 +80,8 @@ pub(super) fn place(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
         let mut placed = Ok(());
         clt.for_each(shape, positions, |at| {
             if let (Some(value), true) = (values.next(), placed.is_ok() && wanted.contains(&at)) {
-                placed = narrow(core::slice::from_ref(value), at - wanted.start, mean);
+                placed = narrow(core::slice::from_ref(value), at - wanted.start, mean)
+                    .map_err(|error| in_tensor(error, wanted.start));
             }
         })?;
         placed?;

@@ -58,12 +58,17 @@ pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Resu
 /// # Errors
 /// [`CoreError::ElementOverflow`] when one leaves its element type.
 pub(super) fn narrow(values: &[f32], at: usize, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
-    mean.part(at..at + values.len()).narrow(values).map_err(|error| match error {
+    mean.part(at..at + values.len()).narrow(values).map_err(|error| in_tensor(error, at))
+}
+
+/// An error about a value, with its number in the tensor instead of that from `start` on.
+pub(super) fn in_tensor(error: Error, start: usize) -> Error {
+    match error {
         Error::Core(CoreError::ElementOverflow { index, value }) => {
-            Error::Core(CoreError::ElementOverflow { index: at + index, value })
+            Error::Core(CoreError::ElementOverflow { index: start + index, value })
         }
         error => error,
-    })
+    }
 }
 
 /// Turns a sum over `world` workers into their mean.

@@ -1,6 +1,6 @@
 //! Scatter-reduce with a second compression: each rank averages a part of the bucket for everybody.
 
-use super::mean::{average, narrow};
+use super::mean::{average, in_tensor, narrow};
 use super::room::{Ranks, Room, messages, sum};
 use super::sum::{Scratch, decode_from, mean_of};
 use super::sums::widen;
@@ -189,6 +189,7 @@ pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Ro
         let payload_of = |peer: u32| &message(peer)[slip::LEN + at..][..piece.payload_len];
         let scratch = Scratch { places, wide, decoded };
         mean_of(world, payload_of, &piece.setting, piece.shape, &mut layer.mean, scratch)
+            .map_err(|error| in_tensor(error, piece.range.start))
     })?;
     check_left(layers);
     Ok(())

@@ -69,7 +69,8 @@ pub(super) fn means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     let mut own = own(moment, room);
     for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
         let sum = take(&mut own, layer.mean.values().len());
-        mean::put(sum, moment.world_size, &mut layer.mean)?;
+        let start = layer.spec().shard(moment.rank).start;
+        mean::put(sum, moment.world_size, &mut layer.mean).map_err(|error| mean::in_tensor(error, start))?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The mean of what all ranks' payloads of one tensor hold, in the tensor's own element type.
 
-use super::mean::{average, narrow};
+use super::mean::{average, in_tensor, narrow};
 use crate::compress::Setting;
 use crate::compress::wire::{Method, Payload};
 use crate::gradient::{Shape, ValuesMut};
@@ -107,6 +107,13 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
 
 /// Most ranks whose places another core has room for.
 const RANKS: usize = 64;
+/// Most ranks whose sparse payloads another core reads from the beginning, to find where its stretches begin.
+const SPARSE_RANKS: usize = 4;
+
+/// Whether any stretch of a payload is found without reading those before.
+const fn reads_anywhere(setting: &Setting) -> bool {
+    matches!(setting, Setting::Qsgd(_))
+}
 
 impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
     fn elements(&self) -> usize {
@@ -115,7 +122,8 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
 
     fn divide(self, at: usize) -> Result<(Self, Self), Self> {
         let at = at / STRETCH * STRETCH;
-        if self.world as usize > RANKS || at == 0 {
+        let most = if reads_anywhere(self.setting) { RANKS } else { SPARSE_RANKS };
+        if self.world as usize > most || at == 0 {
             return Err(self);
         }
         let Stretches { world, payload_of, setting, shape, start, mean, places, wide } = self;
@@ -129,13 +137,13 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
         first.and(second)
     }
 
+    #[inline(never)] // because of its arrays
     fn start(self) -> Result<(), Error> {
         if !self.places.is_empty() {
             return dispatch(self);
         }
         let (mut places, mut wide) = ([[0; 2]; RANKS], [0.0; STRETCH]);
-        // Where the payloads of sparse methods go on is found by reading them.
-        if !matches!(self.setting, Setting::Qsgd(_)) {
+        if !reads_anywhere(self.setting) {
             for (rank, place) in (0..self.world).zip(&mut places) {
                 for before in (0..self.start).step_by(STRETCH) {
                     self.read(rank, |payload| combine_stretch(payload, true, before, place, &mut wide))?;
@@ -143,16 +151,6 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
             }
         }
         dispatch(Stretches { places: &mut places[..self.world as usize], wide: &mut wide, ..self })
-    }
-}
-
-/// An error about a value, with its number in the tensor instead of that from `start` on.
-fn in_tensor(error: Error, start: usize) -> Error {
-    match error {
-        Error::Core(CoreError::ElementOverflow { index, value }) => {
-            Error::Core(CoreError::ElementOverflow { index: start + index, value })
-        }
-        error => error,
     }
 }
 

@@ -160,7 +160,8 @@ pub(super) fn products(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room
             reconstruct_rows(shape, rank, p, q, rows.clone(), made)?;
             let end = wanted.end.min(rows.end * cols);
             let made = &made[at - rows.start * cols..end - rows.start * cols];
-            mean::narrow(made, at - wanted.start, &mut layer.mean)?;
+            mean::narrow(made, at - wanted.start, &mut layer.mean)
+                .map_err(|error| mean::in_tensor(error, wanted.start))?;
             at = end;
         }
         Ok(())

@@ -115,6 +115,55 @@ fn a_shard_that_overflows_is_told_next() {
     }
 }
 
+/// A shard of CLT-k that leaves f16 on one rank alone, beside a dense layer whose collective is still to come.
+#[test]
+fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
+    use crate::compress::clt::CltK;
+    use crate::gradient::{Element, F16};
+    let shape = shape(6, 4);
+    let results = threads::run(2, |mut worker| {
+        let rank = worker.rank();
+        let moment = Moment { rank, world_size: 2, route: Route::Sharded, seed: 7, step: 0, terms: 0 };
+        let (ends, range) = ([12, 24], 12 * rank as usize..12 * (rank as usize + 1));
+        let mut wide = [1.0f32; 24];
+        wide[17] = 1e6;
+        let dense = [1.0f32; 24];
+        let (mut narrow, mut mean) = ([F16::from_f32(0.0); 24], [0.0; 24]);
+        let layer = |index, setting, gradient, mean| Layer {
+            index,
+            setting,
+            gradient,
+            fresh: None,
+            sent: 0,
+            late: None,
+            shards: &ends,
+            mean,
+            own: None,
+            factor: &mut [],
+        };
+        let compensated = Input::Compensated { values: &mut wide, shape };
+        let gradient = Gradient::new(Values::F32(&dense), shape).unwrap();
+        let mut layers = [
+            layer(0, Setting::CltK(CltK { keep: 3 }), compensated, ValuesMut::F16(&mut narrow[range.clone()])),
+            layer(1, Setting::Dense, gradient.into(), ValuesMut::F32(&mut mean[range])),
+        ];
+        let mut host = Host { layers: &mut layers, workspace: &mut vec![0; 1000] };
+        let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
+        let outcome = loop {
+            match flight.next(&mut host) {
+                Ok(Some(request)) => request.perform(&mut worker)?,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        assert_eq!(flight.next(&mut host).map(drop), outcome, "it has ended");
+        outcome
+    });
+    let overflow = Error::Core(CoreError::ElementOverflow { index: 17, value: 1e6 });
+    let told = Error::Peer { rank: 1, code: overflow.code() };
+    assert!(results == [Ok(()), Err(overflow)] || results == [Err(told), Err(overflow)], "{results:?}");
+}
+
 #[test]
 fn ranks_with_other_shards_are_named() {
     let layers = [(Setting::Dense, shape(6, 4)), (topk(4), shape(6, 4))];
