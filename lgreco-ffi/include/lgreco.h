@@ -27,6 +27,9 @@
  *         lgreco_controller_finish_step
  *     Where a loss scaler skips the update or changes its scale, lgreco_controller_roll_back and
  *     lgreco_controller_rescale_residuals. examples/mpi_trainer.cpp with --overlap
+ *     In both, so that no step waits for a decision: lgreco_controller_options.lead, lgreco_controller_take_plan_task, and
+ *     lgreco_plan_task_run on a thread of its own. Where ranks keep a shard of the model each (FSDP, ZeRO):
+ *     LGRECO_ROUTE_SHARDED. To decide by oneself: LGRECO_POLICY_FIXED, and lgreco_controller_set_settings later.
  *   - One that sends activations and their gradients between pipeline stages: pipeline cuts. A lgreco_cut at both ends,
  *     lgreco_cut_send_activations, _receive_activations, _send_gradients, _receive_gradients, _commit_step.
  *
@@ -1764,7 +1767,8 @@ const char *lgreco_plan_task_message(const struct lgreco_plan_task *task);
 
 // Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and
 // switch at the next one, or at the end of the warm-up if that comes later. What is remembered of the layers stays. The
-// step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings.
+// step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings. In buckets
+// (lgreco_controller_control) a rank that has given none does not expect what the others ask it first, and hangs.
 //
 // LGRECO_NOT_FIXED under another policy; LGRECO_STEP_ORDER while a step is under way; LGRECO_LENGTH unless there are as
 // many settings as layers, codes of settings that do not fit their layer. Nothing has changed then.

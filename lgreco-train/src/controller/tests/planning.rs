@@ -371,6 +371,28 @@ fn planners_that_differ_are_told() {
 }
 
 #[test]
+fn a_planner_begins_its_window_anew_after_a_gradient_that_is_not_finite() {
+    let mut config = config(Method::TopK, LGRECO);
+    config.schedule = Schedule { warmup: 2, period: 3, window: 2, lead: 0 };
+    let mut planner = Planner::new(config, vec![Tensor::new("fc", &[16, 8], Dtype::F32).unwrap()], 0, 1).unwrap();
+    let (values, mut spoilt) = (noise(0, 0, 0, 128), noise(0, 0, 1, 128));
+    spoilt[7] = f32::INFINITY;
+    planner.begin_step(1.0).unwrap();
+    let found = planner.observe(0, Values::F32(&spoilt));
+    assert_eq!(found, Err(Error::NonFiniteGradient { layer: 0, index: 7, value: f32::INFINITY }));
+    assert!(!planner.watches(), "for the rest of the step");
+    planner.end_step().unwrap();
+    planner.begin_step(1.0).unwrap();
+    planner.observe(0, Values::F32(&values)).unwrap();
+    planner.end_step().unwrap();
+    planner.begin_step(1.0).unwrap();
+    let task = planner.take_task().unwrap();
+    assert!(planner.hand_in(run(task)));
+    let adopted = planner.adopt(&planner.message()).unwrap().unwrap();
+    assert!(matches!(adopted.settings[..], [Setting::TopK(_)]));
+}
+
+#[test]
 fn planners_refuse_calls_out_of_order_and_gradients_of_other_layers() {
     fn sent<T: Send + 'static>() {}
     sent::<PlanTask>();

@@ -84,6 +84,30 @@ fn the_mean_residual_survives_fewer_and_more_workers() {
     }
 }
 
+/// Settings that only their gradients showed to suit their feedback.
+#[test]
+fn new_ranks_without_residuals_have_the_settings_of_the_others() {
+    let coarse = Setting::Qsgd(Qsgd { bits: 3, bucket: 16, ..Qsgd::default() });
+    let new = |worker: &ThreadCollective| {
+        let mut config = config(Method::Qsgd, Policy::Fixed(vec![coarse; model().len()]));
+        config.feedback = Feedback::always(Residual::CLASSIC);
+        Controller::new(config, model(), worker).unwrap()
+    };
+    let saved = threads::run(1, |mut worker| {
+        let mut controller = new(&worker);
+        steps(&mut controller, &mut worker, 5);
+        assert_eq!(controller.setting(0), coarse);
+        controller.save().unwrap()
+    });
+    threads::run(2, |mut worker| {
+        let mut controller = new(&worker);
+        let residuals: &[&[u8]] = if worker.rank() == 0 { &[&saved[0]] } else { &[] };
+        controller.load(&saved[0], residuals).unwrap();
+        assert_eq!(controller.setting(0), coarse);
+        steps(&mut controller, &mut worker, 3); // ranks agree
+    });
+}
+
 #[test]
 fn layers_are_found_by_name() {
     let mut worker = ThreadCollective::group(1).remove(0);
