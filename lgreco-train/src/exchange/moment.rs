@@ -5,7 +5,7 @@ use crate::Error;
 use crate::rng::Stream;
 
 /// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo).
-/// Others are always gathered.
+/// Others are always gathered, but that [`Route::Sharded`] does not take them.
 ///
 /// ```
 /// use lgreco_train::controller::Config;
