@@ -1,11 +1,15 @@
 //! Trains two small models with every compression scheme and compares what they learn with what they send.
 //!
-//! `cargo run --release -p lgreco-cli --example train [-- --quick] [--json FILE] [--metrics FILE] [--plot FILE]`
+//! `cargo run --release -p lgreco-cli --example train [-- --quick] [--task NAME] [--scheme NAME] [--seed N,…] [--steps N]
+//! [--optimizer sgd|adamw] [--json FILE] [--report FILE] [--metrics FILE] [--plot FILE] [--frontier FILE]`
 //!
 //! Four workers, threads of this process, hold one replica each of a transformer that learns to continue a novel, or of
 //! a convolutional network that recognises digits, and learn from different parts of the data. Every run starts from
 //! the same parameters and sees the same data in the same order at the same learning rate, which was chosen once, for
-//! the uncompressed run. After a run all replicas must be equal bit for bit.
+//! the uncompressed run of each optimiser. After a run all replicas must be equal bit for bit.
+//!
+//! With several seeds the table at the end has means over them. Seeds differ by more than schemes do, so a scheme's loss is
+//! compared with the uncompressed one of the same seed, and what is given with a confidence is the mean of these ratios.
 //!
 //! | scheme | what chooses each layer's setting |
 //! |---|---|
@@ -20,11 +24,14 @@
 mod batch;
 mod convnet;
 mod digits;
+mod frontier;
 mod optimiser;
 mod parameters;
 mod picture;
 mod report;
+mod results;
 mod schemes;
+mod summary;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -35,8 +42,10 @@ mod worker;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use lgreco_train::exchange::{Collective, threads};
-use report::Row;
-use schemes::Scheme;
+use optimiser::Kind;
+use report::{Point, Row};
+use results::Results;
+use schemes::{Named, Scheme};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -51,54 +60,108 @@ struct Args {
     /// Few steps: 4.5 minutes on two cores, where it was measured; other machines may take half as long again.
     #[arg(long)]
     quick: bool,
-    /// Write the results as JSON.
+    /// What is trained; both, unless given.
+    #[arg(long, value_name = "NAME", value_parser = task::NAMES, value_delimiter = ',')]
+    task: Vec<String>,
+    /// Only these schemes: METHOD/SCHEME as in the table, or one of the two.
+    #[arg(long, value_name = "NAME", value_parser = schemes::named, value_delimiter = ',')]
+    scheme: Vec<Named>,
+    /// What starting values, data and random bits of compression are drawn from; one run for each.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    seed: Vec<u64>,
+    /// Steps of training, in place of the task's own number.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(task::STEPS))]
+    steps: Option<u32>,
+    /// What takes the steps.
+    #[arg(long, value_enum, default_value = "sgd")]
+    optimizer: Kind,
+    /// Write the results as JSON, after every run. Runs that are in the file already are not made again.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write what the first worker's controller did in every step of every run, as lines of JSON.
+    /// Train nothing: the table and the pictures are made of the runs in this file.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "task", "scheme", "seed", "steps", "optimizer", "json", "metrics"])]
+    report: Option<PathBuf>,
+    /// Write what the first worker's controller did in every step of every run that is made, as lines of JSON.
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
     /// Draw loss against bytes sent as SVG.
     #[arg(long, value_name = "FILE", default_value = "train.svg")]
     plot: PathBuf,
+    /// Draw the final losses against bytes sent, with confidence intervals over the seeds, as SVG.
+    #[arg(long, value_name = "FILE")]
+    frontier: Option<PathBuf>,
 }
 
 const WORKERS: u32 = 4;
-const SEED: u64 = 1;
 
 fn main() -> Result<(), Failure> {
     let args = Args::parse();
-    let tasks = [Task::transformer(args.quick), Task::convnet(args.quick)];
-    let schemes = schemes::all();
-    let runs = tasks.iter().map(|task| u64::from(task.steps)).sum::<u64>() * schemes.len() as u64;
-    let bar = ProgressBar::new(runs)
+    let rows = match &args.report {
+        Some(path) => Results::read(path)?,
+        None => train(&args)?,
+    };
+    let groups = summary::groups(&rows);
+    println!("{}", summary::table(&groups));
+    std::fs::write(&args.plot, picture::svg(&rows)?)?;
+    println!("loss against bytes: {}", args.plot.display());
+    if let Some(path) = &args.frontier {
+        std::fs::write(path, frontier::svg(&groups)?)?;
+        println!("frontier: {}", path.display());
+    }
+    Ok(())
+}
+
+/// Makes the runs that are asked for and not in the file, and returns all that are asked for.
+fn train(args: &Args) -> Result<Vec<Row>, Failure> {
+    let mut tasks = task::all(args.quick);
+    tasks.retain(|task| args.task.is_empty() || args.task.iter().any(|name| name == task.name));
+    for task in &mut tasks {
+        (task.steps, task.optimizer) = (args.steps.unwrap_or(task.steps), args.optimizer);
+    }
+    let mut schemes = schemes::all();
+    schemes.retain(|scheme| args.scheme.is_empty() || args.scheme.iter().any(|named| named.is(scheme)));
+    let mut results = Results::open(args.json.clone())?;
+    let runs: Vec<(&Task, u64, Scheme)> = tasks
+        .iter()
+        .flat_map(|task| args.seed.iter().map(move |&seed| (task, seed)))
+        .flat_map(|(task, seed)| schemes.iter().map(move |&scheme| (task, seed, scheme)))
+        .collect();
+    let known = |results: &Results, (task, seed, scheme): (&Task, u64, Scheme)| {
+        results.rows().iter().find(|row| row.is_of(task, scheme, seed)).cloned()
+    };
+    let missing = runs.iter().filter(|run| known(&results, **run).is_none());
+    let bar = ProgressBar::new(missing.map(|(task, ..)| u64::from(task.steps)).sum())
         .with_style(ProgressStyle::with_template("{msg:32} {wide_bar} {elapsed_precise} of about {duration_precise}")?);
-    let mut metrics = args.metrics.map(File::create).transpose()?.map(BufWriter::new);
-    let mut rows: Vec<Row> = Vec::new();
-    for task in &tasks {
-        let first = rows.len();
-        bar.suspend(|| println!("{}", report::head(task.name)));
-        for scheme in &schemes {
-            bar.set_message(format!("{} {} {}", task.name, scheme.method, scheme.name));
-            rows.push(run(task, *scheme, &bar, metrics.as_mut())?);
-            bar.suspend(|| println!("{}", rows[rows.len() - 1].line(&rows[first])));
+    let mut metrics = args.metrics.as_ref().map(File::create).transpose()?.map(BufWriter::new);
+    let mut rows = Vec::new();
+    for (index, &(task, seed, scheme)) in runs.iter().enumerate() {
+        if index == 0 || runs[index - 1].0.name != task.name {
+            bar.suspend(|| println!("{}", report::head(task)));
         }
+        bar.set_message(format!("{} {} {}", task.name, scheme.method, scheme.name));
+        let row = match known(&results, (task, seed, scheme)) {
+            Some(row) => row,
+            None => {
+                let row = run(task, scheme, seed, &bar, metrics.as_mut())?;
+                results.add(row.clone())?;
+                row
+            }
+        };
+        rows.push(row);
+        bar.suspend(|| println!("{}", rows[index].line(&rows)));
     }
     bar.finish_and_clear();
     if let Some(mut metrics) = metrics {
         metrics.flush()?;
     }
-    std::fs::write(&args.plot, picture::svg(&rows)?)?;
-    println!("\nloss against bytes: {}", args.plot.display());
-    if let Some(path) = args.json {
-        std::fs::write(path, serde_json::to_string_pretty(&rows)?)?;
-    }
-    Ok(())
+    Ok(rows)
 }
 
 /// Trains one model with one scheme.
 fn run<W: Write + Send>(
     task: &Task,
     scheme: Scheme,
+    seed: u64,
     bar: &ProgressBar,
     metrics: Option<&mut W>,
 ) -> Result<Row, Failure> {
@@ -109,7 +172,7 @@ fn run<W: Write + Send>(
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
         pool.install(|| {
             let lead = collective.rank() == 0;
-            let mut worker = Worker::new(task, SEED, scheme, collective)?;
+            let mut worker = Worker::new(task, seed, scheme, collective)?;
             let mut curve = Vec::new();
             for part in 1..=task.validations {
                 let end = task.steps * part / task.validations;
@@ -117,12 +180,12 @@ fn run<W: Write + Send>(
                     if lead {
                         bar.inc(1);
                         if let Some(metrics) = metrics.lock().map_err(|_| "another worker failed")?.as_mut() {
-                            writeln!(metrics, "{}", report::metrics_line(task, scheme, controller, report)?)?;
+                            writeln!(metrics, "{}", report::metrics_line(task, scheme, seed, controller, report)?)?;
                         }
                     }
                     Ok(())
                 })?;
-                curve.push((worker.totals.bytes, worker.validate()?));
+                curve.push(Point { bytes: worker.totals.bytes, loss: worker.validate()? });
             }
             Ok::<_, Failure>((curve, worker.totals, worker.parameter_bits()?))
         })
@@ -133,14 +196,16 @@ fn run<W: Write + Send>(
         return Err(format!("{scheme:?}: the replicas of {} differ", task.name).into());
     }
     Ok(Row {
-        model: task.name,
-        method: scheme.method,
-        scheme: scheme.name,
-        final_loss: curve[curve.len() - 1].1,
+        model: task.name.into(),
+        optimizer: task.optimizer.name().into(),
+        steps: task.steps,
+        seed,
+        method: scheme.method.into(),
+        scheme: scheme.name.into(),
+        final_loss: curve[curve.len() - 1].loss,
         bytes: totals.bytes,
         ratio: totals.uncompressed as f64 / totals.bytes as f64,
         seconds: start.elapsed().as_secs_f64(),
-        steps: task.steps,
         planning: totals.planning / totals.seconds,
         curve: curve.clone(),
     })

@@ -1,25 +1,72 @@
-//! SGD with momentum on plain vectors, so that its state can be stopped and restored.
+//! SGD with momentum and AdamW on plain vectors, so that their state can be stopped and restored.
+
+use clap::ValueEnum;
+
+/// Who turns mean gradients into steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// SGD with momentum 0.9.
+    Sgd,
+    /// AdamW with moments 0.9 and 0.999 and a weight decay of 0.01.
+    Adamw,
+}
+
+impl Kind {
+    /// As in options and results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Sgd => "sgd",
+            Kind::Adamw => "adamw",
+        }
+    }
+}
 
 /// What the optimiser remembers, tensor by tensor.
 #[derive(Clone)]
 pub struct Optimiser {
-    velocity: Vec<Vec<f32>>,
+    kind: Kind,
+    steps: i32,
+    /// SGD's velocity, AdamW's first moment.
+    first: Vec<Vec<f32>>,
+    /// AdamW's second moment.
+    second: Vec<Vec<f32>>,
 }
 
 const MOMENTUM: f32 = 0.9;
+const SQUARES: f32 = 0.999;
+const EPSILON: f32 = 1e-8;
+const DECAY: f32 = 0.01;
 
 impl Optimiser {
     /// For tensors with these numbers of elements.
-    pub fn new(lens: impl Iterator<Item = usize>) -> Optimiser {
-        Optimiser { velocity: lens.map(|len| vec![0.0; len]).collect() }
+    pub fn new(kind: Kind, lens: impl Iterator<Item = usize>) -> Optimiser {
+        let first: Vec<Vec<f32>> = lens.map(|len| vec![0.0; len]).collect();
+        Optimiser { kind, steps: 0, second: if kind == Kind::Adamw { first.clone() } else { vec![] }, first }
     }
 
-    /// One step down `gradients`: `v = 0.9 v + g`, `x −= rate · v`.
+    /// One step down `gradients`. SGD: `v = 0.9 v + g`, `x −= rate · v`.
     pub fn step(&mut self, values: &mut [Vec<f32>], gradients: &[Vec<f32>], rate: f32) {
-        for ((values, gradients), velocity) in values.iter_mut().zip(gradients).zip(&mut self.velocity) {
+        self.steps += 1;
+        if self.kind == Kind::Adamw {
+            return self.adamw(values, gradients, rate);
+        }
+        for ((values, gradients), velocity) in values.iter_mut().zip(gradients).zip(&mut self.first) {
             for ((x, &g), v) in values.iter_mut().zip(gradients).zip(velocity) {
                 *v = MOMENTUM * *v + g;
                 *x -= rate * *v;
+            }
+        }
+    }
+
+    /// Loshchilov and Hutter, ICLR 2019, with the rate as the schedule of the decay.
+    fn adamw(&mut self, values: &mut [Vec<f32>], gradients: &[Vec<f32>], rate: f32) {
+        let [mean, square] = [MOMENTUM, SQUARES].map(|beta| 1.0 / (1.0 - beta.powi(self.steps)));
+        for (((values, gradients), m), v) in values.iter_mut().zip(gradients).zip(&mut self.first).zip(&mut self.second)
+        {
+            for (((x, &g), m), v) in values.iter_mut().zip(gradients).zip(m).zip(v) {
+                *m = MOMENTUM * *m + (1.0 - MOMENTUM) * g;
+                *v = SQUARES * *v + (1.0 - SQUARES) * g * g;
+                *x -= rate * (mean * *m / ((square * *v).sqrt() + EPSILON) + DECAY * *x);
             }
         }
     }

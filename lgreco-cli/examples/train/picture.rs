@@ -4,11 +4,15 @@ use crate::report::Row;
 use crate::schemes::METHODS;
 use crate::worker::Failure;
 use plotters::prelude::*;
+use std::ops::Range;
 
 const PANEL: (u32, u32) = (460, 360);
-const LEGEND: u32 = 54;
-const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
-const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
+/// Height of the legend.
+pub const LEGEND: u32 = 54;
+/// Of text.
+pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
+/// Of lines behind the data.
+pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
 const COLOURS: [(&str, RGBColor); 9] = [
@@ -23,19 +27,24 @@ const COLOURS: [(&str, RGBColor); 9] = [
     ("scalecom", RGBColor(0xd9, 0x53, 0x3c)),
 ];
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+/// A part of a picture.
+pub type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 /// Draws all runs.
 pub fn svg(rows: &[Row]) -> Result<String, Failure> {
-    let mut models: Vec<&str> = rows.iter().map(|row| row.model).collect();
-    models.dedup();
+    let mut models: Vec<&str> = Vec::new();
+    for row in rows {
+        if !models.contains(&&*row.model) {
+            models.push(&row.model);
+        }
+    }
     let size = (PANEL.0 * METHODS.len() as u32, PANEL.1 * models.len() as u32 + LEGEND);
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         root.fill(&WHITE)?;
         let (top, panels) = root.split_vertically(LEGEND);
-        legend(&top)?;
+        legend(&top, rows.iter().map(|row| &*row.scheme))?;
         let panels = panels.split_evenly((models.len(), METHODS.len()));
         let pairs = models.iter().flat_map(|model| METHODS.map(|method| (*model, method)));
         for ((model, method), area) in pairs.zip(&panels) {
@@ -49,7 +58,7 @@ pub fn svg(rows: &[Row]) -> Result<String, Failure> {
 
 /// The uncompressed run is in every panel; hybrid keeps to QSGD's budget; CLT-k sends what TopK does.
 fn belongs(row: &Row, panel: &str) -> bool {
-    match row.method {
+    match &*row.method {
         "none" => true,
         "hybrid" => panel == "qsgd",
         "clt-k" => panel == "topk",
@@ -57,44 +66,60 @@ fn belongs(row: &Row, panel: &str) -> bool {
     }
 }
 
-fn colour(scheme: &str) -> RGBColor {
+/// A scheme's colour.
+pub fn colour(scheme: &str) -> RGBColor {
     COLOURS.iter().find(|(name, _)| *name == scheme).map_or(INK, |(_, colour)| *colour)
 }
 
-fn legend(area: &Area<'_>) -> Result<(), Failure> {
-    for (index, (name, colour)) in COLOURS.iter().enumerate() {
-        let x = 24 + 150 * index as i32;
-        area.draw(&PathElement::new([(x, 28), (x + 20, 28)], colour.stroke_width(3)))?;
-        area.draw(&Text::new(*name, (x + 26, 21), ("sans-serif", 14).into_font().color(&INK)))?;
+/// What the colours of these schemes mean.
+pub fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> Result<(), Failure> {
+    let shown = COLOURS.iter().filter(|(name, _)| shown.clone().any(|scheme| scheme == *name));
+    for (index, (name, colour)) in shown.enumerate() {
+        let (x, y) = (24 + 150 * (index % 9) as i32, 12 + 22 * (index / 9) as i32);
+        area.draw(&PathElement::new([(x, y + 7), (x + 20, y + 7)], colour.stroke_width(3)))?;
+        area.draw(&Text::new(*name, (x + 26, y), ("sans-serif", 14).into_font().color(&INK)))?;
     }
+    Ok(())
+}
+
+/// Axes with room around these values, `None` where there are none: the marks of an axis without ends would be counted for
+/// ever, and one point must have room too.
+pub fn axes(bytes: impl Iterator<Item = f64>, losses: impl Iterator<Item = f64>) -> Option<(Range<f64>, Range<f64>)> {
+    let span = |values: &mut dyn Iterator<Item = f64>| {
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
+    };
+    let ((left, right), (low, high)) = (span(&mut { bytes }), span(&mut { losses }));
+    if !(left > 0.0 && right.is_finite() && low.is_finite() && high.is_finite()) {
+        return None;
+    }
+    let room = if high > low { 0.05 * (high - low) } else { 0.05 * high.abs().max(1.0) };
+    Some((left / 1.1..right * 1.1, low - room..high + room))
+}
+
+/// A panel without a chart.
+pub fn nothing(area: &Area<'_>, title: &str) -> Result<(), Failure> {
+    let style = ("sans-serif", 16).into_font().color(&INK);
+    area.draw(&Text::new(format!("{title}: nothing to draw"), (12, 12), style))?;
     Ok(())
 }
 
 /// The places of a run on the axes: a loss that is not finite has none, nor have zero bytes on a logarithmic one.
 fn points(row: &Row) -> Vec<(f64, f64)> {
-    let places = row.curve.iter().map(|&(bytes, loss)| (bytes as f64, f64::from(loss)));
+    let places = row.curve.iter().map(|point| (point.bytes as f64, f64::from(point.loss)));
     places.filter(|&(bytes, loss)| bytes > 0.0 && loss.is_finite()).collect()
 }
 
 fn panel(area: &Area<'_>, title: &str, rows: &[&Row]) -> Result<(), Failure> {
     let all = || rows.iter().flat_map(|row| points(row));
-    // The marks of an axis without ends would be counted for ever.
-    if all().next().is_none() {
-        let style = ("sans-serif", 16).into_font().color(&INK);
-        area.draw(&Text::new(format!("{title}: nothing to draw"), (12, 12), style))?;
-        return Ok(());
-    }
-    let span = |values: &mut dyn Iterator<Item = f64>| {
-        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
+    let Some((bytes, losses)) = axes(all().map(|(x, _)| x), all().map(|(_, y)| y)) else {
+        return nothing(area, title);
     };
-    let (left, right) = span(&mut all().map(|(x, _)| x));
-    let (low, high) = span(&mut all().map(|(_, y)| y));
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 16).into_font().color(&INK))
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(50)
-        .build_cartesian_2d((left / 1.1..right * 1.1).log_scale().base(2.0), low * 0.97..high * 1.02)?;
+        .build_cartesian_2d(bytes.log_scale().base(2.0), losses)?;
     chart
         .configure_mesh()
         .bold_line_style(GRID)
@@ -109,9 +134,9 @@ fn panel(area: &Area<'_>, title: &str, rows: &[&Row]) -> Result<(), Failure> {
         .label_style(("sans-serif", 12).into_font().color(&INK))
         .draw()?;
     for row in rows {
-        chart.draw_series(LineSeries::new(points(row), colour(row.scheme).stroke_width(2)))?;
+        chart.draw_series(LineSeries::new(points(row), colour(&row.scheme).stroke_width(2)))?;
         let last = points(row).into_iter().next_back();
-        chart.draw_series(last.map(|at| Circle::new(at, 4, colour(row.scheme).filled())))?;
+        chart.draw_series(last.map(|at| Circle::new(at, 4, colour(&row.scheme).filled())))?;
     }
     Ok(())
 }

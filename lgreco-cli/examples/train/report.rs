@@ -1,21 +1,28 @@
-//! Results as a table and as JSON.
+//! What a run came to, as a line of a table and as JSON, and what the controller did in a step.
 
 use crate::schemes::Scheme;
 use crate::task::Task;
 use lgreco_train::controller::{Controller, Report};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// One run.
-#[derive(Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The model's name.
-    pub model: &'static str,
+    pub model: String,
+    /// What took the steps.
+    pub optimizer: String,
+    /// Steps of training.
+    pub steps: u32,
+    /// What starting values, data and random bits of compression were drawn from.
+    pub seed: u64,
     /// The compressor.
-    pub method: &'static str,
+    pub method: String,
     /// Who chose its parameters.
-    pub scheme: &'static str,
-    /// Validation loss after the last step, in nats.
+    pub scheme: String,
+    /// Validation loss after the last step, in nats; NaN, in JSON null, if the run diverged.
+    #[serde(deserialize_with = "nan_for_null")]
     pub final_loss: f32,
     /// Bytes that one worker sent in the whole run, warm-up included; under CLT-k as if it had always led.
     pub bytes: u64,
@@ -23,32 +30,59 @@ pub struct Row {
     pub ratio: f64,
     /// Wall time of the run, validation included.
     pub seconds: f64,
-    /// Steps of training.
-    #[serde(skip)]
-    pub steps: u32,
     /// Planning's share of the time of training.
-    #[serde(skip)]
     pub planning: f64,
     /// Bytes sent and validation loss during the run.
-    #[serde(skip)]
-    pub curve: Vec<(u64, f32)>,
+    pub curve: Vec<Point>,
+}
+
+/// A moment of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Sent until then.
+    pub bytes: u64,
+    /// Validation loss.
+    #[serde(deserialize_with = "nan_for_null")]
+    pub loss: f32,
+}
+
+fn nan_for_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f32::NAN))
 }
 
 /// The head of the table.
-pub fn head(model: &str) -> String {
+pub fn head(task: &Task) -> String {
     format!(
-        "\n{model:<12}{:<19}{:>10}{:>9}{:>8}{:>13}{:>10}{:>8}",
-        "scheme", "loss", "", "ratio", "bytes/step", "planning", "time"
+        "\n{:<12}{:<19}{:>6}{:>10}{:>9}{:>8}{:>13}{:>10}{:>8}",
+        task.name, "scheme", "seed", "loss", "", "ratio", "bytes/step", "planning", "time"
     )
 }
 
 impl Row {
-    /// A line of the table; the second loss is relative to that of the uncompressed run.
-    pub fn line(&self, uncompressed: &Row) -> String {
-        let change = 100.0 * (self.final_loss / uncompressed.final_loss - 1.0);
-        let Row { method, scheme, final_loss, bytes, ratio, seconds, steps, planning, .. } = self;
+    /// Whether this is what such a run comes to.
+    pub fn is_of(&self, task: &Task, scheme: Scheme, seed: u64) -> bool {
+        (&*self.model, &*self.optimizer, self.steps) == (task.name, task.optimizer.name(), task.steps)
+            && (&*self.method, &*self.scheme, self.seed) == (scheme.method, scheme.name, seed)
+    }
+
+    /// Whether the other run had the same model, data and starting values.
+    pub fn is_beside(&self, other: &Row) -> bool {
+        (&self.model, &self.optimizer, self.steps, self.seed)
+            == (&other.model, &other.optimizer, other.steps, other.seed)
+    }
+
+    /// The loss over that of the uncompressed run beside this one, less 1, in per cent.
+    pub fn increase(&self, all: &[Row]) -> Option<f64> {
+        let uncompressed = all.iter().find(|row| row.method == "none" && row.is_beside(self))?;
+        Some(100.0 * (f64::from(self.final_loss) / f64::from(uncompressed.final_loss) - 1.0))
+    }
+
+    /// A line of the table; the second loss is relative to that of the uncompressed run, if it is among `all`.
+    pub fn line(&self, all: &[Row]) -> String {
+        let change = self.increase(all).map_or(String::new(), |change| format!("{change:+.2} %"));
+        let Row { method, scheme, seed, final_loss, bytes, ratio, seconds, steps, planning, .. } = self;
         format!(
-            "{method:<12}{scheme:<19}{final_loss:>10.4}{change:>+7.2} %{ratio:>7.2}×{:>13}{:>8.2} %{seconds:>6.1} s",
+            "{method:<12}{scheme:<19}{seed:>6}{final_loss:>10.4}{change:>9}{ratio:>7.2}×{:>13}{:>8.2} %{seconds:>6.1} s",
             bytes / u64::from(*steps),
             100.0 * planning,
         )
@@ -59,6 +93,7 @@ impl Row {
 pub fn metrics_line(
     task: &Task,
     scheme: Scheme,
+    seed: u64,
     controller: &Controller,
     report: &Report,
 ) -> Result<String, serde_json::Error> {
@@ -67,5 +102,6 @@ pub fn metrics_line(
     for (key, value) in [("model", task.name), ("method", scheme.method), ("scheme", scheme.name)] {
         line.insert(key.into(), value.into());
     }
+    line.insert("seed".into(), seed.into());
     serde_json::to_string(&line)
 }

@@ -6,6 +6,7 @@ use lgreco_train::controller::{Accordion, Config, Policy, Schedule, Tensor};
 use lgreco_train::feedback::Residual;
 use lgreco_train::plan::Solver;
 use lgreco_train::search::{Method, Search};
+use std::fmt;
 use std::sync::LazyLock;
 use std::time::Instant;
 
@@ -33,6 +34,32 @@ pub fn all() -> Vec<Scheme> {
     all.push(Scheme { method: "hybrid", name: "hybrid" });
     all.push(Scheme { method: "clt-k", name: "scalecom" });
     all
+}
+
+/// A scheme, or all of a method or of a name.
+#[derive(Clone, Debug)]
+pub struct Named(String);
+
+/// What is known by `text`.
+pub fn named(text: &str) -> Result<Named, String> {
+    let named = Named(text.into());
+    match all().iter().any(|scheme| named.is(scheme)) {
+        true => Ok(named),
+        false => Err(format!("there are: {}", all().iter().map(Scheme::to_string).collect::<Vec<_>>().join(", "))),
+    }
+}
+
+impl Named {
+    /// Whether `scheme` is meant.
+    pub fn is(&self, scheme: &Scheme) -> bool {
+        [scheme.method, scheme.name, &scheme.to_string()].contains(&&*self.0)
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.method, self.name)
+    }
 }
 
 impl Scheme {

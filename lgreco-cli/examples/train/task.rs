@@ -3,6 +3,7 @@
 use crate::batch::Batch;
 use crate::convnet::Convnet;
 use crate::digits::Digits;
+use crate::optimiser::Kind;
 use crate::parameters::Parameters;
 use crate::text::Text;
 use crate::transformer::{Size, Transformer};
@@ -20,8 +21,10 @@ pub struct Task {
     pub density: f64,
     /// PowerSGD's uniform rank, likewise.
     pub rank: f64,
-    /// The learning rate after its warm-up.
-    peak: f32,
+    /// What takes the steps.
+    pub optimizer: Kind,
+    /// The learning rate after its warm-up, under SGD and under AdamW.
+    peaks: [f32; 2],
     data: Data,
 }
 
@@ -44,6 +47,17 @@ enum Network {
     Convnet(Convnet),
 }
 
+/// The tasks' names.
+pub const NAMES: [&str; 2] = ["transformer", "convnet"];
+
+/// How many steps there may be: enough for the warm-up and a decision.
+pub const STEPS: std::ops::Range<i64> = 10..i32::MAX as i64;
+
+/// All tasks.
+pub fn all(quick: bool) -> Vec<Task> {
+    vec![Task::transformer(quick), Task::convnet(quick)]
+}
+
 impl Task {
     /// A transformer that predicts the next character of a novel.
     pub fn transformer(quick: bool) -> Task {
@@ -51,14 +65,16 @@ impl Task {
         let size = Size { vocabulary: text.vocabulary, context: 64, width: 96, heads: 4, depth: 2 };
         let (steps, validations) = if quick { (120, 3) } else { (800, 10) };
         let data = Data::Text { text, size, windows: 2 };
-        Task { name: "transformer", steps, validations, density: 0.1, rank: 4.0, peak: 0.3, data }
+        let (optimizer, peaks) = (Kind::Sgd, [0.3, 0.003]);
+        Task { name: NAMES[0], steps, validations, density: 0.1, rank: 4.0, optimizer, peaks, data }
     }
 
     /// A convolutional network that recognises digits.
     pub fn convnet(quick: bool) -> Task {
         let (steps, validations) = if quick { (150, 3) } else { (1200, 10) };
         let data = Data::Digits { digits: Digits::load(), images: 8 };
-        Task { name: "convnet", steps, validations, density: 0.2, rank: 8.0, peak: 0.02, data }
+        let (optimizer, peaks) = (Kind::Sgd, [0.02, 0.003]);
+        Task { name: NAMES[1], steps, validations, density: 0.2, rank: 8.0, optimizer, peaks, data }
     }
 
     /// Steps over which the learning rate rises; nothing is compressed meanwhile.
@@ -69,7 +85,7 @@ impl Task {
     /// The learning rate of a step: a linear rise, then a linear fall to zero.
     pub fn rate(&self, step: u32) -> f32 {
         let (step, steps, warmup) = (step as f32, self.steps as f32, self.warmup() as f32);
-        self.peak * ((step + 1.0) / warmup).min((steps - step) / (steps - warmup))
+        self.peaks[self.optimizer as usize] * ((step + 1.0) / warmup).min((steps - step) / (steps - warmup))
     }
 
     /// The model before training, the same on all workers.

@@ -1,11 +1,15 @@
 //! Tiny runs of what the example does.
 
-use crate::report::Row;
+use crate::optimiser::{Kind, Optimiser};
+use crate::report::{Point, Row};
+use crate::results::Results;
 use crate::schemes::{METHODS, NAMES, Scheme};
+use crate::summary::{Mean, groups, table};
 use crate::task::Task;
 use crate::worker::checkpoint::Checkpoint;
 use crate::worker::{Failure, Worker};
-use crate::{picture, run, schemes};
+use crate::{Args, frontier, picture, run, schemes, train};
+use clap::Parser;
 use indicatif::ProgressBar;
 use lgreco_train::exchange::threads;
 
@@ -21,12 +25,13 @@ fn scheme(method: &'static str, name: &'static str) -> Scheme {
 
 #[test]
 fn a_stopped_and_restored_run_is_the_same_run() {
-    for (task, scheme) in [
-        (Task::transformer(true), scheme("powersgd", "l-greco+accordion")),
-        (Task::convnet(true), scheme("topk", "l-greco")),
-        (Task::convnet(true), scheme("clt-k", "scalecom")),
+    for (task, optimizer, scheme) in [
+        (Task::transformer(true), Kind::Sgd, scheme("powersgd", "l-greco+accordion")),
+        (Task::convnet(true), Kind::Adamw, scheme("topk", "l-greco")),
+        (Task::convnet(true), Kind::Sgd, scheme("clt-k", "scalecom")),
     ] {
-        let task = tiny(task, 16);
+        let mut task = tiny(task, 16);
+        task.optimizer = optimizer;
         let train = |from: Option<Vec<Checkpoint>>, until: u32| {
             threads::run(2, |collective| {
                 let rank = lgreco_train::exchange::Collective::rank(&collective) as usize;
@@ -64,7 +69,7 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
     let bar = ProgressBar::hidden();
     let mut metrics = Vec::new();
     let rows: Vec<Row> =
-        schemes::all().iter().map(|&scheme| run(&task, scheme, &bar, Some(&mut metrics)).unwrap()).collect();
+        schemes::all().iter().map(|&scheme| run(&task, scheme, 1, &bar, Some(&mut metrics)).unwrap()).collect();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     let json = json.as_array().unwrap();
     assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 1);
@@ -72,23 +77,37 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         let object = value.as_object().unwrap();
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
         keys.sort_unstable();
-        assert_eq!(keys, ["bytes", "final_loss", "method", "model", "ratio", "scheme", "seconds"]);
+        let expected = [
+            "bytes",
+            "curve",
+            "final_loss",
+            "method",
+            "model",
+            "optimizer",
+            "planning",
+            "ratio",
+            "scheme",
+            "seconds",
+            "seed",
+            "steps",
+        ];
+        assert_eq!(keys, expected);
+        assert_eq!(serde_json::from_value::<Row>(value.clone()).unwrap(), *row);
         let number = |key: &str| object[key].as_f64().unwrap();
         let word = |key: &str| object[key].as_str().unwrap();
-        assert_eq!((word("model"), word("method"), word("scheme")), ("convnet", row.method, row.scheme));
+        assert_eq!((word("model"), word("method"), word("scheme")), ("convnet", &*row.method, &*row.scheme));
         assert_eq!((number("bytes"), number("final_loss") as f32), (row.bytes as f64, row.final_loss));
         assert!(row.final_loss.is_finite() && row.final_loss > 0.0, "{value}");
         let compressed = row.scheme != "uncompressed";
         assert_eq!(number("bytes") < rows[0].bytes as f64, compressed, "{value}");
         assert!((number("ratio") - rows[0].bytes as f64 / number("bytes")).abs() < 1e-12, "{value}");
-        assert_eq!((row.curve.len(), row.curve[1]), (2, (row.bytes, row.final_loss)));
+        assert_eq!((row.curve.len(), row.curve[1]), (2, Point { bytes: row.bytes, loss: row.final_loss }));
     }
     check_metrics(&metrics, &rows);
     let svg = picture::svg(&rows).unwrap();
     let document = roxmltree::Document::parse(&svg).unwrap();
     let texts: Vec<&str> = document.descendants().filter_map(|node| node.text()).map(str::trim).collect();
-    for words in rows.iter().map(|row| row.scheme.to_owned()).chain(METHODS.map(|method| format!("convnet, {method}")))
-    {
+    for words in rows.iter().map(|row| row.scheme.clone()).chain(METHODS.map(|method| format!("convnet, {method}"))) {
         assert!(texts.contains(&words.as_str()), "{words}");
     }
     // One line per run, but the uncompressed one in every panel.
@@ -96,33 +115,152 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
     assert_eq!(lines, rows.len() + METHODS.len() - 1);
 }
 
-/// A panel of a method that has no run has no ends for its axes, nor has a run that diverged at once.
+fn row(method: &str, seed: u64, bytes: u64, losses: &[f32]) -> Row {
+    Row {
+        model: "convnet".into(),
+        optimizer: "sgd".into(),
+        steps: 10,
+        seed,
+        method: method.into(),
+        scheme: if method == "none" { "uncompressed" } else { "uniform" }.into(),
+        final_loss: losses[losses.len() - 1],
+        bytes,
+        ratio: 1000.0 / bytes as f64,
+        seconds: 1.0,
+        planning: 0.0,
+        curve: losses.iter().zip(1..).map(|(&loss, part)| Point { bytes: part * bytes, loss }).collect(),
+    }
+}
+
+/// A panel of a method that has no run has no ends for its axes, nor has a run that diverged at once; one place has as little
+/// between its ends.
 #[test]
 fn a_picture_of_one_row_is_drawn() {
-    let row = |method, curve: &[(u64, f32)]| Row {
-        model: "convnet",
-        method,
-        scheme: "uniform",
-        final_loss: curve[curve.len() - 1].1,
-        bytes: 1,
-        ratio: 1.0,
-        seconds: 1.0,
-        steps: 1,
-        planning: 0.0,
-        curve: curve.to_vec(),
-    };
-    for (method, curve, lines) in [
-        ("none", &[(7, 1.0)][..], 3),
-        ("qsgd", &[(1000, 2.0), (2000, 1.0)], 1),
-        ("qsgd", &[(7, 0.0)], 1),
-        ("topk", &[(0, 1.0)], 0),
-        ("powersgd", &[(7, f32::NAN), (8, f32::INFINITY)], 0),
+    for (method, bytes, losses, lines) in [
+        ("none", 7, &[1.0][..], 3),
+        ("qsgd", 1000, &[2.0, 1.0], 1),
+        ("qsgd", 7, &[0.0], 1),
+        ("qsgd", u64::MAX, &[f32::MAX], 1),
+        ("qsgd", 1, &[f32::MIN_POSITIVE], 1),
+        ("topk", 0, &[1.0], 0),
+        ("powersgd", 7, &[f32::NAN, f32::INFINITY], 0),
     ] {
-        let svg = picture::svg(&[row(method, curve)]).unwrap();
+        let svg = picture::svg(&[row(method, 1, bytes, losses)]).unwrap();
         let document = roxmltree::Document::parse(&svg).unwrap();
         let ends = document.descendants().filter(|node| node.attribute("r") == Some("4")).count();
-        assert_eq!(ends, lines, "{method} {curve:?}");
-        assert_eq!(svg.matches("nothing to draw").count(), METHODS.len() - lines, "{method} {curve:?}");
+        assert_eq!(ends, lines, "{method} {losses:?}");
+        assert_eq!(svg.matches("nothing to draw").count(), METHODS.len() - lines, "{method} {losses:?}");
+    }
+    assert!(picture::svg(&[]).unwrap().contains("svg"));
+}
+
+#[test]
+fn a_frontier_has_a_place_per_scheme_and_bars_over_seeds() {
+    let runs = [
+        row("none", 1, 1000, &[2.0]),
+        row("topk", 1, 100, &[2.2]),
+        row("none", 2, 1000, &[4.0]),
+        row("topk", 2, 120, &[4.2]),
+        row("qsgd", 2, 300, &[4.0]),
+        row("powersgd", 3, 300, &[4.0]),
+        row("powersgd", 1, 300, &[f32::NAN]),
+    ];
+    for (count, places, bars, empty) in
+        [(0, 0, 0, 0), (1, 1, 0, 0), (2, 2, 0, 0), (3, 2, 1, 0), (4, 2, 2, 0), (5, 3, 2, 0), (7, 3, 2, 0)]
+    {
+        let svg = frontier::svg(&groups(&runs[..count])).unwrap();
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let with = |key, value| document.descendants().filter(|node| node.attribute(key) == Some(value)).count();
+        assert_eq!((with("r", "4"), with("stroke-width", "2")), (places, bars), "{count}");
+        assert_eq!(svg.matches("nothing to draw").count(), empty, "{count}");
+    }
+    let alone = frontier::svg(&groups(&runs[1..2])).unwrap(); // nothing to compare with
+    assert_eq!(alone.matches("nothing to draw").count(), 1);
+}
+
+#[test]
+fn means_are_of_differences_between_runs_of_one_seed() {
+    let mean = Mean::of(&[1.0, 2.0, 3.0]).unwrap();
+    assert!(mean.mean == 2.0 && (mean.confidence.unwrap() - 4.303 / 3.0f64.sqrt()).abs() < 1e-12);
+    assert_eq!(Mean::of(&[5.0]), Some(Mean { mean: 5.0, confidence: None }));
+    assert_eq!(Mean::of(&[]), None);
+
+    let (first, second) = ([row("none", 1, 1000, &[2.0]), row("topk", 1, 100, &[2.25])], row("none", 2, 1000, &[4.0]));
+    let mut rows = vec![first[1].clone(), row("topk", 2, 120, &[5.0]), second, first[0].clone()];
+    rows.push(Row { optimizer: "adamw".into(), ..row("topk", 1, 100, &[9.0]) });
+    let groups = groups(&rows);
+    let names: Vec<(&str, usize)> = groups.iter().map(|group| (&*group.optimizer, group.lines.len())).collect();
+    assert_eq!(names, [("sgd", 2), ("adamw", 1)]);
+    let line = &groups[0].lines[0];
+    assert_eq!((&*line.method, line.seeds, line.loss.mean, line.bytes), ("topk", 2, 3.625, 11.0));
+    let increase = line.increase.unwrap();
+    assert!((increase.mean - 18.75).abs() < 1e-9, "{increase:?}"); // of 12.5 % and 25 %
+    assert!((increase.confidence.unwrap() - 12.706 * 6.25).abs() < 1e-9, "{increase:?}");
+    assert_eq!(groups[1].lines[0].increase, None);
+    let text = table(&groups);
+    assert!(text.contains("| topk | uniform | 2 | 9.17× | 11 | 3.6250 | +18.75 ± 79.41 % |"), "{text}");
+    assert!(text.contains("| topk | uniform | 1 | 10.00× | 10 | 9.0000 | – |"), "{text}");
+}
+
+#[test]
+fn runs_that_are_in_the_file_are_not_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("runs.json");
+    let train = |more: &[&str]| {
+        let arguments = ["train", "--task", "convnet", "--steps", "10", "--json", path.to_str().unwrap()];
+        train(&Args::parse_from(arguments.iter().chain(more)))
+    };
+    let made = train(&["--scheme", "uncompressed,topk/uniform"]).unwrap();
+    let key = |row: &Row| (row.method.clone(), row.scheme.clone(), row.seed, row.optimizer.clone());
+    let keys: Vec<_> = made.iter().map(key).collect();
+    let run =
+        |method: &str, scheme: &str, seed, optimizer: &str| (method.into(), scheme.into(), seed, optimizer.into());
+    assert_eq!(keys, [run("none", "uncompressed", 1, "sgd"), run("topk", "uniform", 1, "sgd")]);
+    assert_eq!(Results::read(&path).unwrap(), made);
+
+    // What no training gives, so that it is seen where a row comes from.
+    let mut written = made.clone();
+    written[1].final_loss = f32::NAN;
+    std::fs::write(&path, serde_json::to_string(&written).unwrap()).unwrap();
+    let both = train(&["--scheme", "topk/uniform", "--seed", "1,2"]).unwrap();
+    assert_eq!(both.iter().map(key).collect::<Vec<_>>(), [keys[1].clone(), run("topk", "uniform", 2, "sgd")]);
+    assert!(both[0].final_loss.is_nan() && both[1].final_loss.is_finite());
+    let adamw = train(&["--scheme", "uncompressed", "--optimizer", "adamw"]).unwrap();
+    assert_eq!(adamw.iter().map(key).collect::<Vec<_>>(), [run("none", "uncompressed", 1, "adamw")]);
+    assert_ne!(adamw[0].final_loss, made[0].final_loss);
+    assert_eq!(Results::read(&path).unwrap().len(), 4);
+
+    std::fs::write(&path, "[{}]").unwrap();
+    let error = train(&[]).unwrap_err().to_string();
+    assert!(error.contains("runs.json") && error.contains("model"), "{error}");
+    assert!(Results::read(&folder.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
+}
+
+#[test]
+fn schemes_are_chosen_by_name() {
+    let chosen =
+        |name| schemes::all().into_iter().filter(move |scheme| schemes::named(name).unwrap().is(scheme)).count();
+    assert_eq!(["topk", "uniform", "topk/uniform", "hybrid"].map(chosen), [NAMES.len(), METHODS.len(), 1, 1]);
+    let error = schemes::named("topk/hybrid").unwrap_err();
+    assert!(error.contains("clt-k/scalecom"), "{error}");
+}
+
+/// Against the formulas in f64, of steps small enough for f32's rounding.
+#[test]
+fn adamw_takes_the_steps_of_its_paper() {
+    let mut optimiser = Optimiser::new(Kind::Adamw, [2].into_iter());
+    let mut values = vec![vec![0.5f32, -2.0]];
+    let mut expected = [(0.5, 0.0, 0.0), (-2.0, 0.0, 0.0)];
+    for (step, gradient) in [[1.0f32, -0.25], [0.5, 3.0], [-2.0, 0.0]].into_iter().enumerate() {
+        optimiser.step(&mut values, &[gradient.to_vec()], 0.1);
+        for ((x, m, v), g) in expected.iter_mut().zip(gradient.map(f64::from)) {
+            (*m, *v) = (0.9 * *m + 0.1 * g, 0.999 * *v + 0.001 * g * g);
+            let [m, v] = [(*m, 0.9f64), (*v, 0.999)].map(|(x, beta)| x / (1.0 - beta.powi(step as i32 + 1)));
+            *x -= 0.1 * (m / (v.sqrt() + 1e-8) + 0.01 * *x);
+        }
+        for (value, (x, ..)) in values[0].iter().zip(expected) {
+            assert!((f64::from(*value) - x).abs() < 1e-4, "{step}: {value}, {x}");
+        }
     }
 }
 
@@ -134,7 +272,7 @@ fn check_metrics(metrics: &[u8], rows: &[Row]) {
         for step in 0..row.steps {
             let line: serde_json::Value = serde_json::from_str(lines.next().unwrap()).unwrap();
             let run = ["model", "method", "scheme"].map(|key| line[key].as_str().unwrap().to_owned());
-            assert_eq!(run, [row.model, row.method, row.scheme]);
+            assert_eq!(run, [&*row.model, &row.method, &row.scheme]);
             assert_eq!(line["step"], step, "{run:?}");
             assert_eq!(line["layers"][0]["name"], "conv0.weight");
             assert!(line["layers"][0]["bucket_seconds"].as_f64() > Some(0.0));

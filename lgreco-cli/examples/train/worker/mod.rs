@@ -54,7 +54,7 @@ impl<'a, C: Collective> Worker<'a, C> {
     pub fn new(task: &'a Task, seed: u64, scheme: Scheme, collective: C) -> Result<Self, Failure> {
         let model = task.model(seed)?;
         let parameters = model.parameters.all();
-        let optimiser = Optimiser::new(parameters.iter().map(|p| p.dims.iter().product()));
+        let optimiser = Optimiser::new(task.optimizer, parameters.iter().map(|p| p.dims.iter().product()));
         let tensors: Result<Vec<_>, _> =
             parameters.iter().map(|parameter| Tensor::new(&parameter.name, &parameter.dims, Dtype::F32)).collect();
         let tensors = tensors?;

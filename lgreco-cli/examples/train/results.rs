@@ -1,0 +1,44 @@
+//! A file of results, to which runs are added one by one.
+
+use crate::report::Row;
+use crate::worker::Failure;
+use std::path::PathBuf;
+
+/// The runs of a JSON file, or of none.
+pub struct Results {
+    path: Option<PathBuf>,
+    rows: Vec<Row>,
+}
+
+impl Results {
+    /// What is in the file, which need not be there yet.
+    pub fn open(path: Option<PathBuf>) -> Result<Results, Failure> {
+        let rows = match &path {
+            Some(path) if path.exists() => Results::read(path)?,
+            _ => vec![],
+        };
+        Ok(Results { path, rows })
+    }
+
+    /// The runs of a file.
+    pub fn read(path: &PathBuf) -> Result<Vec<Row>, Failure> {
+        let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)
+    }
+
+    /// All runs so far.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Adds a run. Whoever stops the program finds all runs so far in the file.
+    pub fn add(&mut self, row: Row) -> Result<(), Failure> {
+        self.rows.push(row);
+        if let Some(path) = &self.path {
+            let new = path.with_extension("new");
+            std::fs::write(&new, serde_json::to_string_pretty(&self.rows)? + "\n")?;
+            std::fs::rename(new, path)?;
+        }
+        Ok(())
+    }
+}
