@@ -45,4 +45,24 @@ static inline lgreco_controller *controller_of(Member *member, const lgreco_cont
     return controller;
 }
 
+static inline lgreco_report take_step(lgreco_controller *controller, Member *member, Model *model) {
+    const lgreco_collective collective = collective_of(member);
+    void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
+    lgreco_report report = LGRECO_REPORT_INIT;
+    OK(lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, &report, NULL));
+    return report;
+}
+
+static inline int same_state(lgreco_controller *one, lgreco_controller *other) {
+    size_t lengths[2] = {0, 0};
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(one, LGRECO_SAVE_EVERYTHING, NULL, 0, &lengths[0]));
+    STATUS(LGRECO_LENGTH, lgreco_controller_save(other, LGRECO_SAVE_EVERYTHING, NULL, 0, &lengths[1]));
+    uint8_t *const saved = malloc(lengths[0] + lengths[1]);
+    OK(lgreco_controller_save(one, LGRECO_SAVE_EVERYTHING, saved, lengths[0], &lengths[0]));
+    OK(lgreco_controller_save(other, LGRECO_SAVE_EVERYTHING, saved + lengths[0], lengths[1], &lengths[1]));
+    const int same = lengths[0] == lengths[1] && memcmp(saved, saved + lengths[0], lengths[0]) == 0;
+    free(saved);
+    return same;
+}
+
 #endif

@@ -9,32 +9,12 @@ static lgreco_plan_options plan = LGRECO_PLAN_OPTIONS_INIT;
 static lgreco_controller_options options = LGRECO_CONTROLLER_OPTIONS_INIT;
 static int late;  // steps that the hand-in comes after the decision was due
 
-static lgreco_report step(lgreco_controller *controller, Member *member, Model *model) {
-    const lgreco_collective collective = collective_of(member);
-    void *const pointers[LAYERS] = {model->values[0], model->values[1], model->values[2]};
-    lgreco_report report = LGRECO_REPORT_INIT;
-    OK(lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, &report, NULL));
-    return report;
-}
-
 static void *run_task(void *argument) {
     lgreco_plan_task *const task = argument;
     OK(lgreco_plan_task_run(task));
     STATUS(LGRECO_STEP_ORDER, lgreco_plan_task_run(task));
     TEXT("the plan task has been run", lgreco_plan_task_message(task));
     return NULL;
-}
-
-static int same_state(lgreco_controller *one, lgreco_controller *other) {
-    size_t lengths[2] = {0, 0};
-    STATUS(LGRECO_LENGTH, lgreco_controller_save(one, LGRECO_SAVE_EVERYTHING, NULL, 0, &lengths[0]));
-    STATUS(LGRECO_LENGTH, lgreco_controller_save(other, LGRECO_SAVE_EVERYTHING, NULL, 0, &lengths[1]));
-    uint8_t *const saved = malloc(lengths[0] + lengths[1]);
-    OK(lgreco_controller_save(one, LGRECO_SAVE_EVERYTHING, saved, lengths[0], &lengths[0]));
-    OK(lgreco_controller_save(other, LGRECO_SAVE_EVERYTHING, saved + lengths[0], lengths[1], &lengths[1]));
-    const int same = lengths[0] == lengths[1] && memcmp(saved, saved + lengths[0], lengths[0]) == 0;
-    free(saved);
-    return same;
 }
 
 // Part by part, in another order, and without the window.
@@ -88,7 +68,7 @@ static void *planning(void *argument) {
         }
         gradients(model, member->rank, s);
         *expected = *model;
-        const lgreco_report report = step(controller, member, model), of_blocking = step(blocking, member, expected);
+        const lgreco_report report = take_step(controller, member, model), of_blocking = take_step(blocking, member, expected);
         CHECK(of_blocking.switched == (s == 4 || s == 9));
         CHECK(report.switched == (s == 4 + (uint32_t)late || s == 9 + (uint32_t)late));
         if (late == 0) {
@@ -129,7 +109,7 @@ static void *infeasible(void *argument) {
     const int measures = member->rank == options.measuring_rank;
     for (uint32_t s = 0; s < 4; s++) {
         gradients(model, member->rank, s);
-        step(controller, member, model);
+        take_step(controller, member, model);
         if (task == NULL) OK(lgreco_controller_take_plan_task(controller, &task));
     }
     CHECK((task != NULL) == measures);
@@ -142,7 +122,7 @@ static void *infeasible(void *argument) {
            lgreco_controller_step(controller, &collective, pointers, LAYERS, 0.1, NULL, NULL));
     // It is there again; as long as somebody has it, steps can be taken, also when the controller is gone.
     OK(lgreco_controller_take_plan_task(controller, &task));
-    CHECK((task != NULL) == measures && step(controller, member, model).switched == 0);
+    CHECK((task != NULL) == measures && take_step(controller, member, model).switched == 0);
     OK(lgreco_controller_destroy(&controller));
     if (measures) STATUS(LGRECO_INFEASIBLE, lgreco_plan_task_run(task));
     OK(lgreco_plan_task_destroy(&task));
@@ -162,7 +142,7 @@ static void *given(void *argument) {
     lgreco_decision decision = LGRECO_DECISION_INIT;
     for (uint32_t s = 0; s < 5; s++) {
         gradients(model, member->rank, s);
-        step(controller, member, model);
+        take_step(controller, member, model);
     }
     settings[0].method = settings[2].method = LGRECO_METHOD_TOPK;
     settings[0].keep = settings[2].keep = 7 + member->rank;
@@ -172,7 +152,7 @@ static void *given(void *argument) {
     TEXT("rank 1 and rank 0 differ", lgreco_controller_message(controller));
     settings[0].keep = settings[2].keep = 7;
     OK(lgreco_controller_set_settings(controller, settings, LAYERS));
-    CHECK(step(controller, member, model).switched == 1);
+    CHECK(take_step(controller, member, model).switched == 1);
     OK(lgreco_controller_setting(controller, 2, &found));
     CHECK(found.method == LGRECO_METHOD_TOPK && found.keep == 7);
     OK(lgreco_controller_decision(controller, &decision));

@@ -1,7 +1,6 @@
 //! Buckets under way at the same time, against the blocking step.
 
 use super::*;
-use crate::CoreError;
 use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
@@ -131,69 +130,6 @@ fn buckets_may_be_on_any_thread() {
             assert_eq!(values, means, "step {step}");
             assert_eq!(controller.save(), blocking.save(), "step {step}");
         }
-    });
-}
-
-/// A rank whose own shard overflows fails alone; the others are told by the next bucket, and the step after that works.
-#[test]
-fn an_overflow_in_one_shard_reaches_all_ranks() {
-    let overflow = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
-    let told = Error::Peer { rank: 1, code: overflow.code() };
-    on_all(2, |mut worker| {
-        let mut config = one_layer_each(config(Method::Qsgd, Policy::Uncompressed));
-        config.route = Route::Sharded;
-        let mut controller = Controller::new(config, sharded(model(), 2), &worker).unwrap();
-        let rank = worker.rank();
-        let mut step = |large: Option<usize>| {
-            let mut values = gradients(rank, 0, 1.0);
-            if let Some(layer) = large {
-                *values[layer].last_mut().unwrap() = 3e38;
-            }
-            let mut views: Vec<_> = values.iter_mut().map(|values| ValuesMut::F32(values)).collect();
-            controller.step(&mut worker, &mut views, 1.0).map(drop)
-        };
-        let fails = |result| assert_eq!(result, Err(if rank == 1 { overflow } else { told }));
-        assert_eq!(step(None), Ok(()));
-        // There is a bucket left to tell the others by.
-        fails(step(Some(0)));
-        assert_eq!(step(None), Ok(()));
-        // There is none.
-        assert_eq!(step(Some(2)), if rank == 1 { Err(overflow) } else { Ok(()) });
-        fails(step(None));
-        assert_eq!(step(None), Ok(()));
-    });
-}
-
-/// The same in buckets that ranks have not exchanged together before: afterwards all know that they have.
-#[test]
-fn an_overflow_in_one_shard_of_a_new_bucket_reaches_all_ranks() {
-    let overflow = Error::Core(CoreError::Overflow { what: "the sum over the workers" });
-    let told = Error::Peer { rank: 1, code: overflow.code() };
-    on_all(2, |mut worker| {
-        let mut config = one_layer_each(config(Method::Qsgd, Policy::Uncompressed));
-        config.route = Route::Sharded;
-        let mut controller = Controller::new(config, sharded(model(), 2), &worker).unwrap();
-        let rank = worker.rank();
-        let mut step = |large: bool| {
-            let mut values = gradients(rank, 0, 1.0);
-            if large {
-                *values[0].last_mut().unwrap() = 3e38;
-            }
-            controller.begin_step(1.0).unwrap();
-            while let Some(request) = controller.control().unwrap() {
-                request.perform(&mut worker).unwrap();
-            }
-            let mut bucket = controller.open(&[1, 0]).unwrap();
-            let (first, second) = values.split_at_mut(1);
-            let mut views = [ValuesMut::F32(&mut second[0]), ValuesMut::F32(&mut first[0])];
-            let exchanged = bucket.exchange(&mut worker, &mut views);
-            controller.close(bucket).unwrap();
-            (exchanged, controller.finish_step().unwrap().outcome)
-        };
-        let failed = if rank == 1 { (Err(overflow), Outcome::Failed) } else { (Ok(()), Outcome::Exchanged) };
-        assert_eq!(step(true), failed);
-        assert_eq!(step(false), (Err(if rank == 1 { overflow } else { told }), Outcome::Failed));
-        assert_eq!(step(false), (Ok(()), Outcome::Exchanged));
     });
 }
 

@@ -1,7 +1,6 @@
 //! What fails on one rank fails on all, at the same step, and the next step works.
 
 use super::*;
-use crate::CoreError;
 use crate::feedback::Storage;
 use std::sync::Arc;
 
@@ -247,28 +246,6 @@ fn senseless_configurations_are_refused() {
 /// A network that fails in the middle.
 #[test]
 fn a_broken_network_is_an_error() {
-    /// Of so many workers.
-    struct Broken(u32);
-    impl Collective for Broken {
-        fn rank(&self) -> u32 {
-            0
-        }
-        fn world_size(&self) -> u32 {
-            self.0
-        }
-        fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
-            Err(CollectiveError { code: 3 })
-        }
-        fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
-            Err(CollectiveError { code: 4 })
-        }
-        fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
-            Err(CollectiveError { code: 6 })
-        }
-        fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
-            Err(CollectiveError { code: 5 })
-        }
-    }
     let none = Controller::new(config(Method::TopK, LGRECO), model(), &Broken(0)).err().unwrap();
     assert_eq!(none.to_string(), "the number of workers is 0, expected at least 1");
     let mut controller = Controller::new(config(Method::TopK, LGRECO), model(), &Broken(2)).unwrap();

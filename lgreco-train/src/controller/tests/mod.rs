@@ -1,15 +1,16 @@
 use super::*;
-use crate::Error;
+use crate::backend::{Backend, Job, JobError, Portable};
 use crate::compress::Setting;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::topk::TopK;
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, CollectiveError};
 use crate::feedback::Residual;
-use crate::gradient::{Dtype, ValuesMut};
+use crate::gradient::{Dtype, Gradient, ValuesMut};
 use crate::rng::Stream;
 use crate::search::{Method, Search};
 use crate::testing::controller::{Script, check, check_state};
+use crate::{CoreError, Error};
 use proptest::prelude::*;
 use std::string::ToString;
 use std::{vec, vec::Vec};
@@ -25,6 +26,7 @@ mod policies;
 mod saved;
 mod schedule;
 mod settings;
+mod shards;
 mod time;
 mod transactions;
 
@@ -120,4 +122,53 @@ fn on_all<T: Send + PartialEq + core::fmt::Debug>(world: u32, work: impl Fn(Thre
     let first = all.remove(0);
     all.iter().for_each(|other| assert_eq!(*other, first, "ranks differ"));
     first
+}
+
+/// A network of so many workers that fails.
+struct Broken(u32);
+
+impl Collective for Broken {
+    fn rank(&self) -> u32 {
+        0
+    }
+    fn world_size(&self) -> u32 {
+        self.0
+    }
+    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 3 })
+    }
+    fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 4 })
+    }
+    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 6 })
+    }
+    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError { code: 5 })
+    }
+}
+
+/// A backend that measures by a function, and does nothing else.
+struct Measuring<F>(F);
+
+impl<F: FnMut(&[Job<'_>], &mut [u64], &mut [f64]) -> Result<(), JobError>> Backend for Measuring<F> {
+    fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
+        Portable.workspace_len(jobs)
+    }
+    fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
+        (self.0)(jobs, workspace, rows)
+    }
+    fn encode(
+        &mut self,
+        _: &Setting,
+        _: &Gradient<'_>,
+        _: Stream,
+        _: &mut [u64],
+        _: &mut [u8],
+    ) -> Result<usize, CoreError> {
+        unreachable!("measuring encodes nothing")
+    }
+    fn decode(&mut self, _: &[u8], _: &mut [f32]) -> Result<(), CoreError> {
+        unreachable!("measuring decodes nothing")
+    }
 }

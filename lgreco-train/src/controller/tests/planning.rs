@@ -2,10 +2,8 @@
 
 use super::schedule::l_greco;
 use super::*;
-use crate::CoreError;
-use crate::backend::{Backend, Job, JobError, Portable};
 use crate::compress::Setting;
-use crate::gradient::{Bf16, Element, F16, Gradient, Values};
+use crate::gradient::{Bf16, Element, F16, Values};
 use std::sync::mpsc::{Receiver, channel};
 
 /// Decisions at 4, 9 and 14 on two gradients, of which the last is two steps before.
@@ -98,29 +96,11 @@ fn who_runs_a_task_changes_nothing() {
 }
 
 /// Measures when it is told to.
-struct Gate(Receiver<()>);
-
-impl Backend for Gate {
-    fn workspace_len(&self, jobs: &[Job<'_>]) -> usize {
-        Portable.workspace_len(jobs)
-    }
-    fn measure(&mut self, jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]) -> Result<(), JobError> {
-        self.0.recv().unwrap();
+fn gated(gate: Receiver<()>) -> impl Backend {
+    Measuring(move |jobs: &[Job<'_>], workspace: &mut [u64], rows: &mut [f64]| {
+        gate.recv().unwrap();
         Portable.measure(jobs, workspace, rows)
-    }
-    fn encode(
-        &mut self,
-        _: &Setting,
-        _: &Gradient<'_>,
-        _: Stream,
-        _: &mut [u64],
-        _: &mut [u8],
-    ) -> Result<usize, CoreError> {
-        Err(CoreError::OutOfMemory { words: 0 })
-    }
-    fn decode(&mut self, _: &[u8], _: &mut [f32]) -> Result<(), CoreError> {
-        Err(CoreError::OutOfMemory { words: 0 })
-    }
+    })
 }
 
 /// The task waits until steps 4 and 5 are over: neither waits for it. The next decision is as the schedule says.
@@ -142,7 +122,7 @@ fn nobody_waits_for_a_late_plan() {
             };
             assert_eq!(settings(&controller), expected, "step {at}");
             if let Some(gate) = gate.take_if(|_| at == 1) {
-                thread = controller.take_plan_task().map(|task| std::thread::spawn(|| task.run(&mut Gate(gate))));
+                thread = controller.take_plan_task().map(|task| std::thread::spawn(|| task.run(&mut gated(gate))));
                 assert_eq!(thread.is_some(), worker.rank() == 0);
             }
             if let Some(thread) = thread.take_if(|_| at == 5) {

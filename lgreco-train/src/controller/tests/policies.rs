@@ -1,8 +1,6 @@
 //! Who decides what.
 
 use super::*;
-use crate::CoreError;
-use crate::backend::{Backend, Job, JobError};
 use crate::compress::adacomp::AdaComp;
 use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
@@ -181,31 +179,12 @@ fn layers_on_which_nothing_saves_are_told_apart() {
 
 #[test]
 fn rows_are_measured_on_the_backend_it_is_given() {
-    struct Refusing;
-    impl Backend for Refusing {
-        fn workspace_len(&self, _: &[Job<'_>]) -> usize {
-            0
-        }
-        fn measure(&mut self, _: &[Job<'_>], _: &mut [u64], _: &mut [f64]) -> Result<(), JobError> {
-            Err(JobError { job: Some(1), error: CoreError::OutOfMemory { words: 77 } })
-        }
-        fn encode(
-            &mut self,
-            _: &Setting,
-            _: &Gradient<'_>,
-            _: Stream,
-            _: &mut [u64],
-            _: &mut [u8],
-        ) -> Result<usize, CoreError> {
-            Err(CoreError::OutOfMemory { words: 0 })
-        }
-        fn decode(&mut self, _: &[u8], _: &mut [f32]) -> Result<(), CoreError> {
-            Err(CoreError::OutOfMemory { words: 0 })
-        }
-    }
+    let refuse = |_: &[Job<'_>], _: &mut [u64], _: &mut [f64]| {
+        Err(JobError { job: Some(1), error: CoreError::OutOfMemory { words: 77 } })
+    };
     let mut worker = ThreadCollective::group(1).remove(0);
     let controller = Controller::new(config(Method::TopK, LGRECO), model(), &worker).unwrap();
-    let mut controller = controller.with_backend(Box::new(Refusing));
+    let mut controller = controller.with_backend(Box::new(Measuring(refuse)));
     (0..2).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let refused = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap_err();
     assert_eq!(refused, Error::Core(CoreError::OutOfMemory { words: 77 }));

@@ -1,7 +1,6 @@
 //! Stopping and continuing.
 
 use super::*;
-use crate::CoreError;
 use crate::compress::qsgd::Qsgd;
 use crate::testing::reseal;
 

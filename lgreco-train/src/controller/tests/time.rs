@@ -1,7 +1,6 @@
 //! The time model and plans that minimise seconds.
 
 use super::*;
-use crate::CoreError;
 use std::sync::Arc;
 
 /// Gaussian elimination with pivoting on the normal equations with an intercept.

@@ -247,30 +247,6 @@ fn a_step_that_is_rolled_back_does_not_count_towards_a_reset() {
     }
 }
 
-/// A network that fails before ranks have agreed on a step.
-struct Broken;
-
-impl Collective for Broken {
-    fn rank(&self) -> u32 {
-        0
-    }
-    fn world_size(&self) -> u32 {
-        1
-    }
-    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
-        Err(CollectiveError { code: 3 })
-    }
-    fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
-        Err(CollectiveError { code: 4 })
-    }
-    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
-        Err(CollectiveError { code: 6 })
-    }
-    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
-        Err(CollectiveError { code: 5 })
-    }
-}
-
 /// What there is to tell is still told, and the step before can still be taken back.
 #[test]
 fn a_step_that_never_began_loses_nothing() {
@@ -280,7 +256,7 @@ fn a_step_that_never_began_loses_nothing() {
     let before = residual(&controller, 0);
     take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
     assert_ne!(residual(&controller, 0), before);
-    let failed = controller.step(&mut Broken, &mut views(&mut gradients(0, 5, 1.0)), 1.0);
+    let failed = controller.step(&mut Broken(1), &mut views(&mut gradients(0, 5, 1.0)), 1.0);
     assert_eq!(failed, Err(Error::Collective { code: 4 }));
     controller.roll_back().unwrap();
     assert_eq!(residual(&controller, 0), before);
@@ -294,7 +270,7 @@ fn a_step_that_never_began_loses_nothing() {
         controller.step(&mut worker, &mut [ValuesMut::F32(&mut values.clone())], 1.0).unwrap();
     }
     let mut values = [1.0, 1.0];
-    let failed = controller.step(&mut Broken, &mut [ValuesMut::F32(&mut values)], 1.0);
+    let failed = controller.step(&mut Broken(1), &mut [ValuesMut::F32(&mut values)], 1.0);
     assert_eq!(failed, Err(Error::Collective { code: 4 }));
     assert!(controller.save().is_err());
     let late = Error::Core(crate::CoreError::Overflow { what: "what is to be remembered" });
