@@ -461,6 +461,18 @@ typedef struct lgreco_controller_options {
     // layer rank r has the elements from its number r - 1, or 0, to its number r, which may be none; the last is the number of
     // the layer's elements. Must be NULL, the default, for other routes. Not kept.
     const uint64_t *shards;
+    // LGRECO_POLICY_LEGACY: the parameters (bits, densities or ranks), `legacy_classes` for each of `legacy_phases`, one phase
+    // after the other. Not kept.
+    const double *legacy_levels;
+    // LGRECO_POLICY_LEGACY: `legacy_classes - 1` numbers of elements, ascending, from which on a layer is of the next class.
+    // Not kept.
+    const uint64_t *legacy_sizes;
+    // LGRECO_POLICY_LEGACY: at least 1; 1 by default.
+    size_t legacy_classes;
+    // LGRECO_POLICY_LEGACY: at least 1; 1 by default.
+    size_t legacy_phases;
+    // LGRECO_POLICY_LEGACY: steps of training, at least 1, which the phases divide; 0 by default, which is refused.
+    uint64_t legacy_steps;
 } lgreco_controller_options;
 
 // What became of a step's gradients: LGRECO_OUTCOME_...
@@ -1042,6 +1054,9 @@ typedef struct lgreco_rng_stream {
 
 // Two levels, by Accordion's detector.
 #define LGRECO_POLICY_ACCORDION 5
+
+// LEGACY: by the size of a layer and the phase of training, which the fields `legacy_...` say.
+#define LGRECO_POLICY_LEGACY 6
 
 // The step fails on every rank before anything is exchanged, and may be repeated with other gradients.
 #define LGRECO_NON_FINITE_STEP_ERROR 0
@@ -2300,7 +2315,7 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
-     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL}
+     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL, NULL, NULL, 1, 1, 0}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 #define LGRECO_REQUEST_INIT                                                                                            \
     {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}

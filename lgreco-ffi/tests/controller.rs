@@ -42,6 +42,13 @@ struct Alone {
 
 impl Alone {
     fn new(options: lgreco_controller_options) -> Alone {
+        let (alone, status) = Alone::created(options);
+        assert_eq!(status, LGRECO_OK);
+        alone
+    }
+
+    /// Without a controller where that fails.
+    fn created(options: lgreco_controller_options) -> (Alone, lgreco_status) {
         let collective = lgreco_collective {
             all_reduce_sum: Some(reduce_one),
             all_gather: Some(gather_one),
@@ -61,9 +68,8 @@ impl Alone {
             assert_eq!(lgreco_context_create(null(), &raw mut alone.context), LGRECO_OK);
             let (layers, place) = (layers.as_ptr(), &raw mut alone.controller);
             let status = lgreco_controller_create(alone.context, &alone.collective, layers, 3, &options, place);
-            assert_eq!(status, LGRECO_OK);
+            (alone, status)
         }
-        alone
     }
 
     /// Takes a step, and returns what it reports and how often it allocates.
@@ -132,6 +138,42 @@ fn steps_under_fixed_settings_allocate_once() {
             assert_eq!(count > 0, report.switched == 1, "method {method}: step {step} allocates {count} times");
             assert!(step < 3 || report.bytes_out < report.bytes_in, "method {method} sends {}", report.bytes_out);
         }
+    }
+}
+
+#[test]
+fn legacys_parameters_are_looked_at() {
+    let (levels, sizes) = ([6.0, 4.0, 5.0, 3.0], [48]);
+    let legacy = lgreco_controller_options {
+        policy: LGRECO_POLICY_LEGACY,
+        legacy_levels: levels.as_ptr(),
+        legacy_sizes: sizes.as_ptr(),
+        legacy_classes: 2,
+        legacy_phases: 2,
+        legacy_steps: 100,
+        ..Default::default()
+    };
+    let alone = Alone::new(lgreco_controller_options { warmup: 3, period: 4, legacy_steps: 8, ..legacy });
+    let bits: Vec<u32> = (0..8)
+        .map(|step| {
+            alone.step(&mut gradients(step));
+            let mut setting = lgreco_setting::default();
+            // SAFETY: a live handle and a place.
+            assert_eq!(unsafe { lgreco_controller_setting(alone.controller, 0, &raw mut setting) }, LGRECO_OK);
+            if setting.method == LGRECO_METHOD_QSGD { setting.bits } else { 0 }
+        })
+        .collect();
+    assert_eq!(bits, [0, 0, 0, 4, 4, 4, 4, 3]);
+    for (options, expected) in [
+        (lgreco_controller_options { legacy_classes: 0, ..legacy }, LGRECO_LENGTH),
+        (lgreco_controller_options { legacy_phases: 0, ..legacy }, LGRECO_PARAMETER),
+        (lgreco_controller_options { legacy_phases: usize::MAX, ..legacy }, LGRECO_LENGTH),
+        (lgreco_controller_options { legacy_steps: 0, ..legacy }, LGRECO_PARAMETER),
+        (lgreco_controller_options { legacy_levels: null(), ..legacy }, LGRECO_NULL_POINTER),
+        (lgreco_controller_options { legacy_sizes: null(), ..legacy }, LGRECO_NULL_POINTER),
+        (lgreco_controller_options { legacy_levels: [4.0, 4.0, 4.0, f64::NAN].as_ptr(), ..legacy }, LGRECO_PARAMETER),
+    ] {
+        assert_eq!(Alone::created(options).1, expected);
     }
 }
 

@@ -202,7 +202,12 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         metrics_every,
         compute_seconds,
         compute_user,
-        shards
+        shards,
+        legacy_levels,
+        legacy_sizes,
+        legacy_classes,
+        legacy_phases,
+        legacy_steps
     );
     struct_of!(
         p,

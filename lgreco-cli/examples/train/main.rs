@@ -16,6 +16,7 @@
 //! | `uniform` | nothing: the task's setting everywhere |
 //! | `k-means` | CGX's six clusters, within the uniform setting's error |
 //! | `accordion` | Accordion's detector, between half and twice the uniform setting |
+//! | `legacy` | LEGACY's rule by size and phase of training, at the uniform setting's bytes |
 //! | `l-greco-dp`, `l-greco` | the cheapest plan within the uniform setting's error: L-GreCo's Algorithm 1, proved optimum |
 //! | `l-greco+accordion` | the cheapest plan within the error of Accordion's settings |
 //! | `hybrid` | the cheapest plan of all three methods within the error of uniform 4-bit QSGD |

@@ -15,11 +15,12 @@ pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
-const COLOURS: [(&str, RGBColor); 9] = [
+const COLOURS: [(&str, RGBColor); 10] = [
     ("uncompressed", RGBColor(0x26, 0x2b, 0x33)),
     ("uniform", RGBColor(0x9a, 0xa3, 0xae)),
     ("k-means", RGBColor(0xb0, 0x7a, 0x2e)),
     ("accordion", RGBColor(0xc8, 0x4b, 0x8f)),
+    ("legacy", RGBColor(0x8a, 0x8d, 0x2f)),
     ("l-greco-dp", RGBColor(0x7f, 0xb2, 0xe0)),
     ("l-greco", RGBColor(0x2f, 0x6f, 0xb5)),
     ("l-greco+accordion", RGBColor(0x6a, 0x4f, 0xc0)),

@@ -1,8 +1,8 @@
 //! The ways of compressing that are compared.
 
 use crate::task::Task;
-use lgreco_train::compress::{Setting, clt::CltK};
-use lgreco_train::controller::{Accordion, Config, Policy, Schedule, Tensor};
+use lgreco_train::compress::{Compressor, Setting, clt::CltK};
+use lgreco_train::controller::{Accordion, Config, Legacy, Policy, Schedule, Tensor};
 use lgreco_train::feedback::Residual;
 use lgreco_train::plan::Solver;
 use lgreco_train::search::{Method, Search};
@@ -20,7 +20,8 @@ pub struct Scheme {
 }
 
 /// The schemes that every method is tried with.
-pub const NAMES: [&str; 6] = ["uniform", "k-means", "accordion", "l-greco-dp", "l-greco", "l-greco+accordion"];
+pub const NAMES: [&str; 7] =
+    ["uniform", "k-means", "accordion", "legacy", "l-greco-dp", "l-greco", "l-greco+accordion"];
 /// The methods.
 pub const METHODS: [&str; 3] = ["qsgd", "topk", "powersgd"];
 
@@ -87,6 +88,7 @@ impl Scheme {
             "uniform" => Policy::Uniform,
             "k-means" => Policy::KMeans { clusters: 6 },
             "accordion" => Policy::Accordion(accordion),
+            "legacy" => Policy::Legacy(legacy(task, tensors, &config.search, method, default)?),
             "scalecom" => {
                 Policy::Fixed(tensors.iter().map(|tensor| scalecom(tensor, &config.search)).collect::<Result<_, _>>()?)
             }
@@ -101,6 +103,42 @@ impl Scheme {
         config.clock = Some(seconds);
         Ok(config)
     }
+}
+
+/// Twice the uniform parameter for layers of fewer than 10,000 elements, as in the authors' code, twice as much in the first half of
+/// training as in the second, and for large layers what keeps to the uniform setting's bytes over both halves.
+fn legacy(
+    task: &Task,
+    tensors: &[Tensor],
+    search: &Search,
+    method: Method,
+    default: f64,
+) -> Result<Legacy, lgreco_train::Error> {
+    const BOUND: usize = 10_000;
+    let bytes = |level: &dyn Fn(usize) -> f64| -> Result<usize, lgreco_train::Error> {
+        let of = |tensor: &Tensor| -> Result<usize, lgreco_train::Error> {
+            let search = search.clone().with_default(level(tensor.shape().elements()))?;
+            Ok(search.uniform(tensor.dims(), tensor.dtype())?.payload_len(tensor.shape(), tensor.dtype())?)
+        };
+        tensors.iter().map(of).sum()
+    };
+    let parameter = |times: f64| match method {
+        Method::Qsgd => (times * default).round().clamp(1.0, 8.0),
+        Method::PowerSgd => (times * default).round().max(1.0),
+        _ => (times * default).clamp(1e-4, 1.0),
+    };
+    let levels = |large: f64| [4.0 / 3.0, 2.0 / 3.0].map(|phase| [2.0, large].map(|class| parameter(phase * class)));
+    let uniform = 2 * bytes(&|_| default)?;
+    let (mut low, mut high) = (0.0, 2.0);
+    for _ in 0..30 {
+        let middle = (low + high) / 2.0;
+        let phases =
+            levels(middle).map(|[small, large]| bytes(&|elements| if elements < BOUND { small } else { large }));
+        let fits = phases.into_iter().sum::<Result<usize, _>>()? <= uniform;
+        *if fits { &mut low } else { &mut high } = middle;
+    }
+    let levels = levels(low).map(|levels| levels.to_vec()).to_vec();
+    Ok(Legacy { sizes: vec![BOUND as u64], levels, steps: task.steps.into() })
 }
 
 /// As many elements as TopK would keep, chosen by a leader.

@@ -2,11 +2,12 @@ use super::compressor_options::*;
 use super::measure::lgreco_search_options;
 use super::plan::lgreco_plan_options;
 use super::setting::lgreco_setting;
-use crate::pointers::{Versioned, versioned_array, versioned_or_default};
+use crate::pointers::{Versioned, slice, versioned_array, versioned_or_default};
 use crate::status::Failure;
 use core::ffi::c_void;
+use lgreco_train::CoreError;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{Accordion, Config, Feedback, NonFinite, Objective, Policy, Schedule};
+use lgreco_train::controller::{Accordion, Config, Feedback, Legacy, NonFinite, Objective, Policy, Schedule};
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::Residual;
 use lgreco_train::gradient::Shape;
@@ -28,6 +29,8 @@ pub const LGRECO_POLICY_FIXED: lgreco_policy = 3;
 pub const LGRECO_POLICY_K_MEANS: lgreco_policy = 4;
 /// Two levels, by Accordion's detector.
 pub const LGRECO_POLICY_ACCORDION: lgreco_policy = 5;
+/// LEGACY: by the size of a layer and the phase of training, which the fields `legacy_...` say.
+pub const LGRECO_POLICY_LEGACY: lgreco_policy = 6;
 
 /// What happens to a step in which some rank's gradient holds NaN or infinity: LGRECO_NON_FINITE_STEP_...
 pub type lgreco_non_finite_step = u32;
@@ -124,6 +127,18 @@ pub struct lgreco_controller_options {
     /// layer rank r has the elements from its number r - 1, or 0, to its number r, which may be none; the last is the number of
     /// the layer's elements. Must be NULL, the default, for other routes. Not kept.
     pub shards: *const u64,
+    /// LGRECO_POLICY_LEGACY: the parameters (bits, densities or ranks), `legacy_classes` for each of `legacy_phases`, one phase
+    /// after the other. Not kept.
+    pub legacy_levels: *const f64,
+    /// LGRECO_POLICY_LEGACY: `legacy_classes - 1` numbers of elements, ascending, from which on a layer is of the next class.
+    /// Not kept.
+    pub legacy_sizes: *const u64,
+    /// LGRECO_POLICY_LEGACY: at least 1; 1 by default.
+    pub legacy_classes: usize,
+    /// LGRECO_POLICY_LEGACY: at least 1; 1 by default.
+    pub legacy_phases: usize,
+    /// LGRECO_POLICY_LEGACY: steps of training, at least 1, which the phases divide; 0 by default, which is refused.
+    pub legacy_steps: u64,
 }
 
 impl Default for lgreco_controller_options {
@@ -161,6 +176,11 @@ impl Default for lgreco_controller_options {
             compute_seconds: None,
             compute_user: core::ptr::null_mut(),
             shards: core::ptr::null(),
+            legacy_levels: core::ptr::null(),
+            legacy_sizes: core::ptr::null(),
+            legacy_classes: 1,
+            legacy_phases: 1,
+            legacy_steps: 0,
         }
     }
 }
@@ -214,6 +234,22 @@ impl lgreco_controller_options {
 
     /// # Safety
     /// README.md, pointers.
+    unsafe fn legacy(&self) -> Result<Legacy, Failure> {
+        let (classes, phases) = (self.legacy_classes, self.legacy_phases);
+        if classes == 0 {
+            return Err(CoreError::Length { what: "legacy_classes", expected: 1, found: 0 }.into());
+        }
+        // SAFETY: passed on.
+        let (levels, sizes) = unsafe {
+            let levels = slice(self.legacy_levels, classes.saturating_mul(phases), "legacy_levels")?;
+            (levels, slice(self.legacy_sizes, classes - 1, "legacy_sizes")?)
+        };
+        let levels = levels.chunks_exact(classes).map(<[f64]>::to_vec).collect();
+        Ok(Legacy { sizes: sizes.to_vec(), levels, steps: self.legacy_steps })
+    }
+
+    /// # Safety
+    /// README.md, pointers.
     pub(super) unsafe fn config(&self, layers: usize) -> Result<Config, Failure> {
         if self.reserved != 0 {
             let found = self.reserved;
@@ -239,6 +275,8 @@ impl lgreco_controller_options {
                 }
                 LGRECO_POLICY_K_MEANS => Policy::KMeans { clusters: self.clusters },
                 LGRECO_POLICY_ACCORDION => Policy::Accordion(levels),
+                // SAFETY: passed on.
+                LGRECO_POLICY_LEGACY => Policy::Legacy(unsafe { self.legacy() }?),
                 LGRECO_POLICY_L_GRECO => {
                     Policy::LGreco { solver: plan.solver()?, accordion: (levels.low != 0.0).then_some(levels) }
                 }

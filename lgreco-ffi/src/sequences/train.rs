@@ -64,7 +64,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let options = lgreco_controller_options {
                     search: bytes.maybe(&raw const search),
                     fixed: bytes.maybe(&raw const fixed),
-                    policy: u32::from(bytes.below(7)),
+                    policy: u32::from(bytes.below(8)),
                     warmup: 1 + u64::from(bytes.below(3)),
                     period: u64::from(bytes.below(5)),
                     lead: u64::from(bytes.below(4) / 2),

@@ -160,6 +160,21 @@ static void policies(void) {
     options.clusters = 2;
     CHECK(with(options, 2).settings[0].keep > 0);
 
+    // Bounds and phases: layers 0 and 2 are of the last class of three, steps 10 to 14 of the second phase of two.
+    const double levels[6] = {0.5, 0.4, 0.3, 0.2, 0.1, 0.02};
+    const uint64_t sizes[2] = {BIAS, BIAS + 1};
+    options.policy = LGRECO_POLICY_LEGACY;
+    options.legacy_levels = levels;
+    options.legacy_sizes = sizes;
+    options.legacy_classes = 3;
+    options.legacy_phases = 2;
+    options.legacy_steps = 2 * STEPS;
+    const Run first = with(options, 2);
+    CHECK(first.settings[0].keep == 614 && first.settings[1].method == LGRECO_METHOD_DENSE);  // 30 %
+    CHECK(first.decision[0].planned == 0);
+    options.legacy_steps = 2;
+    CHECK(with(options, 2).settings[2].keep == 41);  // 2 %
+
     lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
     fixed[0].method = LGRECO_METHOD_POWERSGD;
     fixed[0].rank = 3;

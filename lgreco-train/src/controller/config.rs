@@ -1,6 +1,6 @@
 //! What a controller is told once.
 
-use super::{Feedback, Tensor};
+use super::{Feedback, Legacy, Tensor};
 use crate::compress::{Compressor, Setting};
 use crate::exchange::Route;
 use crate::gradient::Shape;
@@ -74,6 +74,8 @@ pub enum Policy {
     },
     /// Two levels, by Accordion's detector alone; no budget.
     Accordion(Accordion),
+    /// By the size of a layer and the phase of training; no budget.
+    Legacy(Legacy),
     /// The cheapest plan within the error budget.
     LGreco {
         /// The exact solver, or the paper's dynamic programme.
@@ -268,6 +270,9 @@ impl Config {
         self.feedback.check()?;
         if let Policy::KMeans { clusters } = self.policy {
             require(clusters >= 1, "clusters", clusters as f64, "at least 1")?;
+        }
+        if let Policy::Legacy(legacy) = &self.policy {
+            legacy.check(&self.search)?;
         }
         if let Policy::Fixed(settings) = &self.policy {
             crate::error::expect_len("fixed settings, one per layer", tensors.len(), settings.len())?;

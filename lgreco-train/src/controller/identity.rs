@@ -20,12 +20,23 @@ pub(super) fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
         Policy::Fixed(settings) => &settings[..],
         _ => &[],
     };
+    let legacy = match &config.policy {
+        Policy::Legacy(legacy) => Some(legacy.words()),
+        _ => None,
+    };
     let fixed = fixed.iter().flat_map(|&setting| chosen(setting).encode());
     let Feedback { qsgd, loco, others } = config.feedback;
     let residual = |Residual { gain, reset_every, storage }: Residual| {
         [1 + storage as u64, gain.to_bits() as u64, reset_every as u64]
     };
     let feedback = [qsgd, loco, others].into_iter().flat_map(|rule| rule.map_or([0; 3], residual));
-    let words = numbers.into_iter().chain(kinds).chain(levels).chain(feedback).chain(fixed).chain(tensors);
+    let words = numbers
+        .into_iter()
+        .chain(kinds)
+        .chain(levels)
+        .chain(feedback)
+        .chain(fixed)
+        .chain(legacy.into_iter().flatten())
+        .chain(tensors);
     words.fold(Hash::START, Hash::add).0
 }

@@ -43,11 +43,12 @@
 //! | [`Fixed`](Policy::Fixed) | the caller's list, or a plan file (`Policy::from_plan`) | none | no |
 //! | [`KMeans`](Policy::KMeans) | clusters of size and error (CGX) | that of the default | every period |
 //! | [`Accordion`](Policy::Accordion) | change of gradient norms, learning rate | none | every period |
+//! | [`Legacy`](Policy::Legacy) | size of layers and phase of training | none | no |
 //! | [`LGreco`](Policy::LGreco) | the cheapest plan | that of the default | every period |
 //! | `LGreco` with Accordion | the cheapest plan | that of Accordion's levels | every period |
 //!
 //! A search over [`Method::Hybrid`](crate::search::Method) makes L-GreCo choose among methods, too. Policies without a
-//! budget decide once, after the warm-up, but for Accordion.
+//! budget decide once, after the warm-up, but for Accordion and LEGACY.
 //!
 //! # Buckets in flight
 //! [`Controller::step`] blocks, and begins when all gradients are there. A trainer that exchanges while its backward pass goes
@@ -112,6 +113,7 @@ mod groups;
 mod identity;
 mod inspect;
 mod layer;
+mod legacy;
 mod lend;
 mod lens;
 #[cfg(feature = "json")]
@@ -140,6 +142,7 @@ pub use bucket::Bucket;
 pub use config::{Accordion, ComputeSeconds, Config, NonFinite, Objective, Policy, Schedule};
 pub use decision::{Cause, Decision, Uncompressed};
 pub use feedback::Feedback;
+pub use legacy::Legacy;
 #[cfg(feature = "json")]
 pub use line::metrics_line;
 pub use metrics::{Metrics, Outcome, Report, Seconds};

@@ -106,6 +106,11 @@ impl PlanTask {
                 let levels = self.levels(accordion, &norms);
                 uniform(&self.config, &self.tensors, Some(&levels))?
             }
+            Policy::Legacy(legacy) => {
+                let elements = self.tensors.iter().map(|tensor| tensor.shape.elements() as u64);
+                let levels: Vec<f64> = elements.map(|elements| legacy.level(self.step, elements)).collect();
+                uniform(&self.config, &self.tensors, Some(&levels))?
+            }
             Policy::KMeans { .. } | Policy::LGreco { .. } => {
                 self.plan(backend, &means, &norms, &mut decision, &mut relative)?
             }

@@ -11,7 +11,8 @@ use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::controller::{
-    Accordion, Config, Controller, Feedback, NonFinite, Objective, Outcome, PlanTask, Policy, Report, Schedule, Tensor,
+    Accordion, Config, Controller, Feedback, Legacy, NonFinite, Objective, Outcome, PlanTask, Policy, Report, Schedule,
+    Tensor,
 };
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Route};
@@ -172,7 +173,7 @@ impl Script {
         // A few layers need little; the workspace of the default takes longer to clear than all else.
         let solver = Solver::Exact(Limits { states: 1 << 8 });
         let mut config = Config::new(search);
-        config.policy = match next() % 8 {
+        config.policy = match next() % 9 {
             0 => Policy::Uncompressed,
             1 => Policy::Uniform,
             2 => Policy::Fixed(
@@ -188,6 +189,7 @@ impl Script {
             4 => Policy::Accordion(accordion),
             5 => Policy::LGreco { solver, accordion: None },
             6 => Policy::LGreco { solver: Solver::Dp { levels: 100 }, accordion: None },
+            7 => Policy::Legacy(Legacy { sizes: vec![300], levels: vec![vec![low, high], vec![high, low]], steps: 6 }),
             _ => Policy::LGreco { solver, accordion: Some(accordion) },
         };
         config.schedule.warmup = 2 + next() as u64 % 2;

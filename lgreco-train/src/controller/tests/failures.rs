@@ -224,6 +224,22 @@ fn senseless_configurations_are_refused() {
     assert!(refused(|config| config.measuring_rank = 2));
     assert!(refused(|config| config.policy = Policy::KMeans { clusters: 0 }));
     assert!(refused(|config| config.policy = Policy::Fixed(vec![Setting::Dense])));
+    let legacy = |sizes: &[u64], levels: &[&[f64]], steps| {
+        let levels = levels.iter().map(|levels| levels.to_vec()).collect();
+        let mut config = config(Method::PowerSgd, Policy::Legacy(Legacy { sizes: sizes.to_vec(), levels, steps }));
+        config.search = search(Method::PowerSgd);
+        Controller::new(config, model(), &worker).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(legacy(&[9, 99], &[&[4.0, 2.0, 1.0]], 1), Ok(()));
+    for (refusal, told) in [
+        (legacy(&[], &[&[4.0]], 0), "steps of training"),
+        (legacy(&[], &[], 9), "phases"),
+        (legacy(&[9, 9], &[&[4.0, 2.0, 1.0]], 9), "bound of sizes"),
+        (legacy(&[9], &[&[4.0, 2.0], &[4.0]], 9), "levels of a phase"),
+        (legacy(&[], &[&[f64::NAN]], 9), "NaN"),
+    ] {
+        assert!(refusal.as_ref().is_err_and(|error| error.contains(told)), "{told}: {refusal:?}");
+    }
     let too_many = Setting::TopK(TopK { keep: 1000, values: Dtype::F32 });
     let mut fixed = config(Method::TopK, Policy::Fixed(vec![too_many; 3]));
     assert!(Controller::new(fixed.clone(), model(), &worker).is_err());

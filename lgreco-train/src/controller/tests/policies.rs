@@ -24,6 +24,42 @@ fn accordion_follows_its_rule() {
     assert_eq!(falls, [false, false, false, false, true, false]);
 }
 
+/// Layers of 384 and of 320 elements under a bound of 384, and a bias that is too small to be compressed; decisions at steps
+/// 2, 5, 8 and 11, of which the last two are in the last of three phases of four steps.
+#[test]
+fn legacy_goes_by_size_and_phase() {
+    let levels = vec![vec![0.5, 0.25], vec![0.25, 0.125], vec![0.125, 0.0625]];
+    let legacy = Legacy { sizes: vec![384], levels, steps: 12 };
+    let seen = on_all(2, |mut worker| {
+        let mut controller =
+            Controller::new(config(Method::TopK, Policy::Legacy(legacy.clone())), model(), &worker).unwrap();
+        let mut seen = vec![];
+        for _ in 0..15 {
+            let (report, _) = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+            if report.switched {
+                assert_eq!(controller.decision().unwrap().plan, None);
+                seen.push((report.step, settings(&controller)));
+            }
+        }
+        seen
+    });
+    let top = |keep| Setting::TopK(TopK { keep, values: Dtype::F32 });
+    let steps = |step, large, small| (step, vec![top(large), Setting::Dense, top(small)]);
+    assert_eq!(seen[..2], [steps(2, 96, 160), steps(5, 48, 80)]);
+    assert_eq!(seen[2..], [8, 11, 14].map(|step| steps(step, 24, 40)));
+}
+
+#[test]
+fn ranks_agree_on_legacys_parameters() {
+    let legacy = |last| Policy::Legacy(Legacy { sizes: vec![384], levels: vec![vec![0.5, last]], steps: 12 });
+    let outcomes = threads::run(2, |mut worker| {
+        let policy = legacy([0.25, 0.125][worker.rank() as usize]);
+        let mut controller = Controller::new(config(Method::TopK, policy), model(), &worker).unwrap();
+        take_step(&mut controller, &mut worker, 1.0, 1.0).map(drop)
+    });
+    assert!(outcomes.iter().all(|outcome| *outcome == Err(Error::PeerPlan { rank: 1 })), "{outcomes:?}");
+}
+
 #[test]
 fn a_falling_learning_rate_lowers_compression_until_the_next_decision() {
     for policy in [

@@ -1,0 +1,64 @@
+//! LEGACY's rule: parameters by the size of a layer and the phase of training.
+
+use crate::search::Search;
+use crate::{CoreError, Error};
+use alloc::vec::Vec;
+
+/// LEGACY's rule ("LEGACY: A Lightweight Dynamic Gradient Compression Strategy", ICLR 2026): one parameter per class of size and phase of training, in the
+/// unit of the search's first method. No gradient is looked at. The authors compress small layers and early phases less.
+///
+/// Taken from the authors' published code, whose policy by size and epoch this is: a layer is of the first class whose bound
+/// exceeds its number of elements, and phases are equally long. How to choose bounds, phases and parameters for a model is
+/// left to the user there, too. Deviations: a phase begins at the first decision of the [`Schedule`](super::Schedule) that is
+/// due in it, and layers have error feedback as under any other policy.
+///
+/// ```
+/// use lgreco_train::controller::{Config, Legacy, Policy};
+/// use lgreco_train::search::{Method, Search};
+/// let mut config = Config::new(Search::new(Method::TopK));
+/// // Layers of fewer than 10,000 elements are sent at 10 %, then 5 %, larger ones at 1 %, then 0.1 %.
+/// let levels = vec![vec![0.1, 0.01], vec![0.05, 0.001]];
+/// config.policy = Policy::Legacy(Legacy { sizes: vec![10_000], levels, steps: 90_000 });
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Legacy {
+    /// Bounds between classes of size, ascending: numbers of elements from which on a layer is of the next class.
+    pub sizes: Vec<u64>,
+    /// One row per phase, at least one, with a parameter per class: one more than there are bounds.
+    pub levels: Vec<Vec<f64>>,
+    /// Steps of training, at least 1, which the phases divide; the last phase goes on after them.
+    pub steps: u64,
+}
+
+impl Legacy {
+    /// The parameter of a layer at a step.
+    pub(super) fn level(&self, step: u64, elements: u64) -> f64 {
+        let phases = self.levels.len();
+        let phase = (step as u128 * phases as u128 / self.steps as u128).min(phases as u128 - 1) as usize;
+        self.levels[phase][self.sizes.partition_point(|&bound| bound <= elements)]
+    }
+
+    pub(super) fn check(&self, search: &Search) -> Result<(), Error> {
+        let wrong = |what, value: f64, expected| Err(Error::Core(CoreError::Parameter { what, value, expected }));
+        if self.steps == 0 {
+            return wrong("LEGACY's steps of training", 0.0, "at least 1");
+        }
+        if self.levels.is_empty() {
+            return wrong("LEGACY's phases", 0.0, "at least 1");
+        }
+        if let Some(pair) = self.sizes.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return wrong("LEGACY's bound of sizes", pair[1] as f64, "more than the bound before");
+        }
+        for levels in &self.levels {
+            crate::error::expect_len("LEGACY's levels of a phase", self.sizes.len() + 1, levels.len())?;
+            levels.iter().try_for_each(|&level| search.clone().with_default(level).map(drop))?;
+        }
+        Ok(())
+    }
+
+    /// What ranks must have in common.
+    pub(super) fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        let levels = self.levels.iter().flatten().map(|level| level.to_bits());
+        [self.steps, self.sizes.len() as u64].into_iter().chain(self.sizes.iter().copied()).chain(levels)
+    }
+}
