@@ -473,6 +473,11 @@ typedef struct lgreco_controller_options {
     size_t legacy_phases;
     // LGRECO_POLICY_LEGACY: steps of training, at least 1, which the phases divide; 0 by default, which is refused.
     uint64_t legacy_steps;
+    // Compression that begins mild: the search's default (bits, density or rank) after `warmup` steps, from where it comes to
+    // its own by a like factor in like times; 0, the default, for its own at once. Only for policies that go by the default.
+    double ramp_up_first;
+    // With `ramp_up_first`: steps after `warmup` until the default is its own, at least 1; 0 by default.
+    uint64_t ramp_up_steps;
 } lgreco_controller_options;
 
 // What became of a step's gradients: LGRECO_OUTCOME_...
@@ -2315,7 +2320,7 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
-     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL, NULL, NULL, 1, 1, 0}
+     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL, NULL, NULL, 1, 1, 0, 0, 0}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 #define LGRECO_REQUEST_INIT                                                                                            \
     {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}

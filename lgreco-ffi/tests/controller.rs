@@ -72,6 +72,14 @@ impl Alone {
         }
     }
 
+    /// QSGD's bits of the first layer; 0 while it is uncompressed.
+    fn bits(&self) -> u32 {
+        let mut setting = lgreco_setting::default();
+        // SAFETY: a live handle and a place.
+        assert_eq!(unsafe { lgreco_controller_setting(self.controller, 0, &raw mut setting) }, LGRECO_OK);
+        if setting.method == LGRECO_METHOD_QSGD { setting.bits } else { 0 }
+    }
+
     /// Takes a step, and returns what it reports and how often it allocates.
     fn step(&self, gradients: &mut [Vec<f32>; 3]) -> (lgreco_report, u64) {
         let pointers = gradients.each_mut().map(|values| values.as_mut_ptr().cast::<c_void>());
@@ -142,6 +150,34 @@ fn steps_under_fixed_settings_allocate_once() {
 }
 
 #[test]
+fn a_ramp_up_begins_mild_and_is_looked_at() {
+    let ramp = lgreco_controller_options {
+        policy: LGRECO_POLICY_UNIFORM,
+        warmup: 2,
+        period: 2,
+        ramp_up_first: 8.0,
+        ramp_up_steps: 4,
+        ..Default::default()
+    };
+    let alone = Alone::new(ramp);
+    let bits: Vec<u32> = (0..7)
+        .map(|step| {
+            alone.step(&mut gradients(step));
+            alone.bits()
+        })
+        .collect();
+    assert_eq!(bits, [0, 0, 8, 8, 6, 6, 4]); // the root of 32 is 5.66
+    for options in [
+        lgreco_controller_options { ramp_up_steps: 0, ..ramp },
+        lgreco_controller_options { ramp_up_first: 9.0, ..ramp },
+        lgreco_controller_options { ramp_up_first: f64::NAN, ..ramp },
+        lgreco_controller_options { policy: LGRECO_POLICY_UNCOMPRESSED, ..ramp },
+    ] {
+        assert_eq!(Alone::created(options).1, LGRECO_PARAMETER);
+    }
+}
+
+#[test]
 fn legacys_parameters_are_looked_at() {
     let (levels, sizes) = ([6.0, 4.0, 5.0, 3.0], [48]);
     let legacy = lgreco_controller_options {
@@ -157,10 +193,7 @@ fn legacys_parameters_are_looked_at() {
     let bits: Vec<u32> = (0..8)
         .map(|step| {
             alone.step(&mut gradients(step));
-            let mut setting = lgreco_setting::default();
-            // SAFETY: a live handle and a place.
-            assert_eq!(unsafe { lgreco_controller_setting(alone.controller, 0, &raw mut setting) }, LGRECO_OK);
-            if setting.method == LGRECO_METHOD_QSGD { setting.bits } else { 0 }
+            alone.bits()
         })
         .collect();
     assert_eq!(bits, [0, 0, 0, 4, 4, 4, 4, 3]);

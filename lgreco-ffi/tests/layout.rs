@@ -207,7 +207,9 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         legacy_sizes,
         legacy_classes,
         legacy_phases,
-        legacy_steps
+        legacy_steps,
+        ramp_up_first,
+        ramp_up_steps
     );
     struct_of!(
         p,

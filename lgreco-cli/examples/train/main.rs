@@ -14,6 +14,7 @@
 //! | scheme | what chooses each layer's setting |
 //! |---|---|
 //! | `uniform` | nothing: the task's setting everywhere |
+//! | `uniform+ramp` | nothing: a ramp-up from a milder setting to half of the task's, at the same bytes |
 //! | `k-means` | CGX's six clusters, within the uniform setting's error |
 //! | `accordion` | Accordion's detector, between half and twice the uniform setting |
 //! | `legacy` | LEGACY's rule by size and phase of training, at the uniform setting's bytes |
@@ -25,6 +26,7 @@
 mod batch;
 mod convnet;
 mod digits;
+mod equal_bytes;
 mod frontier;
 mod optimiser;
 mod parameters;

@@ -15,9 +15,10 @@ pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
-const COLOURS: [(&str, RGBColor); 10] = [
+const COLOURS: [(&str, RGBColor); 11] = [
     ("uncompressed", RGBColor(0x26, 0x2b, 0x33)),
     ("uniform", RGBColor(0x9a, 0xa3, 0xae)),
+    ("uniform+ramp", RGBColor(0x5d, 0x66, 0x73)),
     ("k-means", RGBColor(0xb0, 0x7a, 0x2e)),
     ("accordion", RGBColor(0xc8, 0x4b, 0x8f)),
     ("legacy", RGBColor(0x8a, 0x8d, 0x2f)),

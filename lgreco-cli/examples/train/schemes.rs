@@ -1,8 +1,9 @@
 //! The ways of compressing that are compared.
 
+use crate::equal_bytes::EqualBytes;
 use crate::task::Task;
-use lgreco_train::compress::{Compressor, Setting, clt::CltK};
-use lgreco_train::controller::{Accordion, Config, Legacy, Policy, Schedule, Tensor};
+use lgreco_train::compress::{Setting, clt::CltK};
+use lgreco_train::controller::{Accordion, Config, Policy, Schedule, Tensor};
 use lgreco_train::feedback::Residual;
 use lgreco_train::plan::Solver;
 use lgreco_train::search::{Method, Search};
@@ -25,6 +26,9 @@ pub const NAMES: [&str; 7] =
 /// The methods.
 pub const METHODS: [&str; 3] = ["qsgd", "topk", "powersgd"];
 
+/// The methods that are tried with a ramp-up, too; QSGD has too few bits for one.
+pub const RAMPED: [&str; 2] = ["topk", "powersgd"];
+
 /// ScaleCom's low-pass filter.
 const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 
@@ -32,6 +36,7 @@ const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 pub fn all() -> Vec<Scheme> {
     let mut all = vec![Scheme { method: "none", name: "uncompressed" }];
     all.extend(METHODS.iter().flat_map(|method| NAMES.map(|name| Scheme { method, name })));
+    all.extend(RAMPED.map(|method| Scheme { method, name: "uniform+ramp" }));
     all.push(Scheme { method: "hybrid", name: "hybrid" });
     all.push(Scheme { method: "clt-k", name: "scalecom" });
     all
@@ -83,12 +88,13 @@ impl Scheme {
         search.seed = seed;
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
         let mut config = Config::new(search);
+        let bytes = EqualBytes { tensors, search: config.search.clone(), method, default };
         config.policy = match self.name {
             "uncompressed" => Policy::Uncompressed,
-            "uniform" => Policy::Uniform,
+            "uniform" | "uniform+ramp" => Policy::Uniform,
             "k-means" => Policy::KMeans { clusters: 6 },
             "accordion" => Policy::Accordion(accordion),
-            "legacy" => Policy::Legacy(legacy(task, tensors, &config.search, method, default)?),
+            "legacy" => Policy::Legacy(bytes.legacy(task.steps)?),
             "scalecom" => {
                 Policy::Fixed(tensors.iter().map(|tensor| scalecom(tensor, &config.search)).collect::<Result<_, _>>()?)
             }
@@ -100,45 +106,14 @@ impl Scheme {
         }
         let period = u64::from(task.steps / 8).max(4);
         config.schedule = Schedule { warmup: task.warmup().into(), period, window: period.min(10), lead: 0 };
+        if self.name.ends_with("+ramp") {
+            let steps = u64::from(task.steps - task.warmup());
+            let (ramp, last) = bytes.ramp(steps, period)?;
+            (config.ramp_up, config.search) = (Some(ramp), bytes.search.with_default(last)?);
+        }
         config.clock = Some(seconds);
         Ok(config)
     }
-}
-
-/// Twice the uniform parameter for layers of fewer than 10,000 elements, as in the authors' code, twice as much in the first half of
-/// training as in the second, and for large layers what keeps to the uniform setting's bytes over both halves.
-fn legacy(
-    task: &Task,
-    tensors: &[Tensor],
-    search: &Search,
-    method: Method,
-    default: f64,
-) -> Result<Legacy, lgreco_train::Error> {
-    const BOUND: usize = 10_000;
-    let bytes = |level: &dyn Fn(usize) -> f64| -> Result<usize, lgreco_train::Error> {
-        let of = |tensor: &Tensor| -> Result<usize, lgreco_train::Error> {
-            let search = search.clone().with_default(level(tensor.shape().elements()))?;
-            Ok(search.uniform(tensor.dims(), tensor.dtype())?.payload_len(tensor.shape(), tensor.dtype())?)
-        };
-        tensors.iter().map(of).sum()
-    };
-    let parameter = |times: f64| match method {
-        Method::Qsgd => (times * default).round().clamp(1.0, 8.0),
-        Method::PowerSgd => (times * default).round().max(1.0),
-        _ => (times * default).clamp(1e-4, 1.0),
-    };
-    let levels = |large: f64| [4.0 / 3.0, 2.0 / 3.0].map(|phase| [2.0, large].map(|class| parameter(phase * class)));
-    let uniform = 2 * bytes(&|_| default)?;
-    let (mut low, mut high) = (0.0, 2.0);
-    for _ in 0..30 {
-        let middle = (low + high) / 2.0;
-        let phases =
-            levels(middle).map(|[small, large]| bytes(&|elements| if elements < BOUND { small } else { large }));
-        let fits = phases.into_iter().sum::<Result<usize, _>>()? <= uniform;
-        *if fits { &mut low } else { &mut high } = middle;
-    }
-    let levels = levels(low).map(|levels| levels.to_vec()).to_vec();
-    Ok(Legacy { sizes: vec![BOUND as u64], levels, steps: task.steps.into() })
 }
 
 /// As many elements as TopK would keep, chosen by a leader.

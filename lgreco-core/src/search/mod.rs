@@ -251,6 +251,29 @@ impl Search {
         Ok(self)
     }
 
+    /// This search on its way from another default of the first method, `first`, to its own: `done`, from 0 to 1, is the part
+    /// of the way, which is exponential, as DGC's densities are; bits and ranks are rounded. L-GreCo's range goes along, one
+    /// that was [given](Search::with_range) stays.
+    ///
+    /// ```
+    /// use lgreco_core::search::{Method, Search};
+    /// let search = Search::new(Method::PowerSgd).with_default(2.0)?;
+    /// assert_eq!(search.ramped(8.0, 0.5)?, search.clone().with_default(4.0)?);
+    /// assert_eq!(search.ramped(8.0, 1.0)?, search);
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] when `first` is outside what the method can do, or `done` not from 0 to 1.
+    pub fn ramped(&self, first: f64, done: f64) -> Result<Self, Error> {
+        if !(0.0..=1.0).contains(&done) {
+            return Err(Error::Parameter { what: "done part of a ramp-up", value: done, expected: "from 0 to 1" });
+        }
+        let mut search = self.clone();
+        search.families[0] = self.families[0].ramped(first, done)?;
+        Ok(search)
+    }
+
     /// Whether a tensor of these dimensions is compressed at all.
     pub fn takes(&self, dims: &[usize]) -> bool {
         let elements = if dims.contains(&0) { 0 } else { dims.iter().fold(1usize, |n, &dim| n.saturating_mul(dim)) };

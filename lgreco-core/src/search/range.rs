@@ -177,6 +177,15 @@ impl Family {
         Ok(family)
     }
 
+    /// Between the default `first` and this one, with its range.
+    pub(super) fn ramped(&self, first: f64, done: f64) -> Result<Self, Error> {
+        check_parameter(self.method, "first default", first)?;
+        let at = Float::powf(first, 1.0 - done) * Float::powf(self.default, done);
+        let at = if self.method == Method::TopK { at.clamp(MIN_DENSITY, 1.0) } else { Float::round(at) };
+        let own = self.range == Family::new(self.method, self.default).range;
+        Family::checked(self.method, at, (!own).then_some(self.range))
+    }
+
     /// The parameters offered, ascending, the default among them.
     pub(super) fn parameters(&self) -> Vec<f64> {
         let Range { first, last, step } = self.range;
@@ -208,6 +217,22 @@ fn check_parameter(method: Method, what: &'static str, value: f64) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ramps_end_at_the_default_and_take_the_range_along() {
+        let top = Family::new(Method::TopK, 0.01);
+        assert_eq!((top.ramped(0.25, 0.0), top.ramped(0.25, 1.0)), (Ok(Family::new(Method::TopK, 0.25)), Ok(top)));
+        let densities = [0.25, 0.5, 0.75].map(|done| top.ramped(0.16, done).unwrap().default);
+        assert!(densities.iter().zip([0.08, 0.04, 0.02]).all(|(found, expected)| (found - expected).abs() < 1e-12));
+        let rank = Family::new(Method::PowerSgd, 2.0);
+        let ranks = [0.0, 0.25, 0.5, 0.75, 1.0].map(|done| rank.ramped(16.0, done).unwrap());
+        assert_eq!(ranks, [16.0, 10.0, 6.0, 3.0, 2.0].map(|rank| Family::new(Method::PowerSgd, rank)));
+        let range = Range { first: 1.0, last: 3.0, step: 1.0 };
+        let given = Family::checked(Method::Qsgd, 2.0, Some(range)).unwrap();
+        let ramped = given.ramped(8.0, 0.5).unwrap();
+        assert_eq!((ramped.default, ramped.parameters()), (4.0, vec![1.0, 2.0, 3.0, 4.0]));
+        assert!(rank.ramped(0.0, 0.5).is_err() && rank.ramped(2.5, 0.5).is_err() && top.ramped(f64::NAN, 0.5).is_err());
+    }
 
     #[test]
     fn published_ranges() {

@@ -7,7 +7,7 @@ use crate::status::Failure;
 use core::ffi::c_void;
 use lgreco_train::CoreError;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{Accordion, Config, Feedback, Legacy, NonFinite, Objective, Policy, Schedule};
+use lgreco_train::controller::{Accordion, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule};
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::Residual;
 use lgreco_train::gradient::Shape;
@@ -139,6 +139,11 @@ pub struct lgreco_controller_options {
     pub legacy_phases: usize,
     /// LGRECO_POLICY_LEGACY: steps of training, at least 1, which the phases divide; 0 by default, which is refused.
     pub legacy_steps: u64,
+    /// Compression that begins mild: the search's default (bits, density or rank) after `warmup` steps, from where it comes to
+    /// its own by a like factor in like times; 0, the default, for its own at once. Only for policies that go by the default.
+    pub ramp_up_first: f64,
+    /// With `ramp_up_first`: steps after `warmup` until the default is its own, at least 1; 0 by default.
+    pub ramp_up_steps: u64,
 }
 
 impl Default for lgreco_controller_options {
@@ -181,6 +186,8 @@ impl Default for lgreco_controller_options {
             legacy_classes: 1,
             legacy_phases: 1,
             legacy_steps: 0,
+            ramp_up_first: 0.0,
+            ramp_up_steps: 0,
         }
     }
 }
@@ -284,6 +291,8 @@ impl lgreco_controller_options {
             },
             alpha: plan.alpha,
             schedule: Schedule { warmup, period, window, lead },
+            ramp_up: (self.ramp_up_first != 0.0)
+                .then_some(RampUp { first: self.ramp_up_first, steps: self.ramp_up_steps }),
             feedback: self.feedback()?,
             objective: match self.compute_seconds {
                 None => Objective::Bits,

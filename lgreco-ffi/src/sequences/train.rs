@@ -69,6 +69,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                     period: u64::from(bytes.below(5)),
                     lead: u64::from(bytes.below(4) / 2),
                     feedback: u32::from(bytes.below(3)),
+                    ramp_up_first: f64::from(bytes.below(4)),
+                    ramp_up_steps: u64::from(bytes.below(4)),
                     gain: bytes.value(),
                     loco_storage: u32::from(bytes.below(4)),
                     reset_every: u32::from(bytes.below(3)),

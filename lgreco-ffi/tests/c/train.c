@@ -153,6 +153,11 @@ static void policies(void) {
     const Run uniform = with(options, 3);
     CHECK(uniform.switches == 1 && uniform.decision[0].planned == 0);
     CHECK(uniform.settings[0].keep == 205 && uniform.settings[2].keep == 205 && uniform.hash[0] != l_greco.hash[0]);
+    options.ramp_up_first = 0.2;
+    options.ramp_up_steps = 8;  // 20 %, 10 % and 5 % at the decisions, of which the last is seen
+    const Run ramped = with(options, 3);
+    CHECK(ramped.switches == 3 && ramped.settings[0].keep == 205 && ramped.bytes_out > uniform.bytes_out);
+    options.ramp_up_first = 0;
     options.policy = LGRECO_POLICY_K_MEANS;
     options.clusters = 1;
     const Run one = with(options, 2);

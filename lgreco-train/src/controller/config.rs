@@ -1,6 +1,6 @@
 //! What a controller is told once.
 
-use super::{Feedback, Legacy, Tensor};
+use super::{Feedback, Legacy, RampUp, Tensor};
 use crate::compress::{Compressor, Setting};
 use crate::exchange::Route;
 use crate::gradient::Shape;
@@ -31,6 +31,8 @@ pub struct Config {
     pub alpha: f64,
     /// When it is decided.
     pub schedule: Schedule,
+    /// Compression that begins mild; none unless set.
+    pub ramp_up: Option<RampUp>,
     /// What layers remember under each compressor.
     pub feedback: Feedback,
     /// What a plan minimises.
@@ -221,6 +223,7 @@ impl Config {
             search,
             alpha: 1.0,
             schedule: Schedule { warmup: 100, period: 1000, window: 10, lead: 0 },
+            ramp_up: None,
             feedback: Feedback::default(),
             objective: Objective::default(),
             non_finite: NonFinite::default(),
@@ -244,7 +247,8 @@ impl Config {
     /// The step of the decision after the one at `step`.
     pub(super) fn next_decision(&self, step: u64) -> Option<u64> {
         match self.policy {
-            Policy::Uncompressed | Policy::Uniform | Policy::Fixed(_) => None,
+            Policy::Uncompressed | Policy::Fixed(_) => None,
+            Policy::Uniform if !self.ramps(step) => None,
             _ => {
                 let Schedule { warmup, period, .. } = self.schedule;
                 // A run that is continued under a longer warm-up may have decided before its end.
@@ -268,6 +272,7 @@ impl Config {
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
         self.feedback.check()?;
+        self.check_ramp_up()?;
         if let Policy::KMeans { clusters } = self.policy {
             require(clusters >= 1, "clusters", clusters as f64, "at least 1")?;
         }

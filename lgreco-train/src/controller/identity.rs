@@ -1,7 +1,7 @@
 //! What must be the same on all ranks from the beginning, as a number.
 
 use super::decide::chosen;
-use super::{Config, Feedback, Policy, Schedule, Tensor};
+use super::{Config, Feedback, Policy, RampUp, Schedule, Tensor};
 use crate::checksum::Hash;
 use crate::feedback::Residual;
 
@@ -16,6 +16,7 @@ pub(super) fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
         name.chain(shape).chain(tensor.shards.iter().copied())
     });
     let levels = config.accordion().map_or([0; 2], |accordion| [accordion.low, accordion.drop].map(f64::to_bits));
+    let ramp = config.ramp_up.map_or([0; 2], |RampUp { first, steps }| [first.to_bits(), steps]);
     let fixed = match &config.policy {
         Policy::Fixed(settings) => &settings[..],
         _ => &[],
@@ -34,6 +35,7 @@ pub(super) fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
         .into_iter()
         .chain(kinds)
         .chain(levels)
+        .chain(ramp)
         .chain(feedback)
         .chain(fixed)
         .chain(legacy.into_iter().flatten())

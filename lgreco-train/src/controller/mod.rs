@@ -48,7 +48,8 @@
 //! | `LGreco` with Accordion | the cheapest plan | that of Accordion's levels | every period |
 //!
 //! A search over [`Method::Hybrid`](crate::search::Method) makes L-GreCo choose among methods, too. Policies without a
-//! budget decide once, after the warm-up, but for Accordion and LEGACY.
+//! budget decide once, after the warm-up, but for Accordion and LEGACY, and all that go by the default may begin
+//! [milder](RampUp).
 //!
 //! # Buckets in flight
 //! [`Controller::step`] blocks, and begins when all gradients are there. A trainer that exchanges while its backward pass goes
@@ -125,6 +126,7 @@ mod offers;
 mod planned;
 mod planner;
 mod planning;
+mod ramp;
 mod restore;
 mod save;
 mod saved;
@@ -147,6 +149,7 @@ pub use legacy::Legacy;
 pub use line::metrics_line;
 pub use metrics::{Metrics, Outcome, Report, Seconds};
 pub use planner::{Adopted, Planner};
+pub use ramp::RampUp;
 pub use restore::Loaded;
 pub use save::Contents;
 pub use step::Controller;

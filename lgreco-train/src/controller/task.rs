@@ -89,8 +89,12 @@ impl PlanTask {
     ///
     /// # Complexity
     /// That of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
-    pub fn run(self, backend: &mut dyn Backend) -> PlanResult {
-        PlanResult { decided: self.decide(backend), means: self.means }
+    pub fn run(mut self, backend: &mut dyn Backend) -> PlanResult {
+        let decided = self.config.at(self.step).and_then(|config| {
+            self.config = config;
+            self.decide(backend)
+        });
+        PlanResult { decided, means: self.means }
     }
 
     fn decide(&self, backend: &mut dyn Backend) -> Result<Decided, Error> {

@@ -11,8 +11,8 @@ use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::controller::{
-    Accordion, Config, Controller, Feedback, Legacy, NonFinite, Objective, Outcome, PlanTask, Policy, Report, Schedule,
-    Tensor,
+    Accordion, Config, Controller, Feedback, Legacy, NonFinite, Objective, Outcome, PlanTask, Policy, RampUp, Report,
+    Schedule, Tensor,
 };
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Route};
@@ -192,6 +192,9 @@ impl Script {
             7 => Policy::Legacy(Legacy { sizes: vec![300], levels: vec![vec![low, high], vec![high, low]], steps: 6 }),
             _ => Policy::LGreco { solver, accordion: Some(accordion) },
         };
+        let by_default =
+            matches!(config.policy, Policy::Uniform | Policy::KMeans { .. } | Policy::LGreco { accordion: None, .. });
+        config.ramp_up = (by_default && next() % 2 == 0).then_some(RampUp { first: low, steps: 5 });
         config.schedule.warmup = 2 + next() as u64 % 2;
         config.schedule.period = 1 + next() as u64 % 4;
         config.schedule.window = 1 + next() as u64 % 3;

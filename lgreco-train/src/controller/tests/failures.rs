@@ -224,6 +224,13 @@ fn senseless_configurations_are_refused() {
     assert!(refused(|config| config.measuring_rank = 2));
     assert!(refused(|config| config.policy = Policy::KMeans { clusters: 0 }));
     assert!(refused(|config| config.policy = Policy::Fixed(vec![Setting::Dense])));
+    let ramp = |policy, first, steps| {
+        let mut config = config(Method::PowerSgd, policy);
+        config.ramp_up = Some(RampUp { first, steps });
+        Controller::new(config, model(), &worker).is_err()
+    };
+    assert!(!ramp(LGRECO, 8.0, 1) && ramp(LGRECO, 8.0, 0) && ramp(LGRECO, 0.5, 1) && ramp(LGRECO, f64::NAN, 1));
+    assert!(ramp(accordion(4.0, 2.0, 0.5, 1.5), 8.0, 1) && ramp(Policy::Uncompressed, 8.0, 1));
     let legacy = |sizes: &[u64], levels: &[&[f64]], steps| {
         let levels = levels.iter().map(|levels| levels.to_vec()).collect();
         let mut config = config(Method::PowerSgd, Policy::Legacy(Legacy { sizes: sizes.to_vec(), levels, steps }));

@@ -1,6 +1,7 @@
 //! Who decides what.
 
 use super::*;
+use crate::compress::Compressor;
 use crate::compress::adacomp::AdaComp;
 use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
@@ -49,15 +50,58 @@ fn legacy_goes_by_size_and_phase() {
     assert_eq!(seen[2..], [8, 11, 14].map(|step| steps(step, 24, 40)));
 }
 
+/// Densities of a half, a quarter and an eighth, the search's own, at steps 2, 5 and 8. Under uniform settings nothing is decided
+/// after that; L-GreCo's budget is that of the default, and it is never sent more than this.
 #[test]
-fn ranks_agree_on_legacys_parameters() {
+fn a_ramp_up_ends_at_the_default() {
+    for policy in [Policy::Uniform, LGRECO] {
+        let mut config = config(Method::TopK, policy.clone());
+        config.search = search(Method::TopK).with_default(0.125).unwrap();
+        config.ramp_up = Some(RampUp { first: 0.5, steps: 6 });
+        let seen = on_all(2, |mut worker| {
+            let mut controller = Controller::new(config.clone(), model(), &worker).unwrap();
+            let mut seen = vec![];
+            for _ in 0..12 {
+                let (report, _) = take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap();
+                if report.switched {
+                    let decision = *controller.decision().unwrap();
+                    assert!(decision.plan.is_none_or(|plan| plan.size <= decision.default_size));
+                    seen.push((report.step, decision.default_size, settings(&controller)));
+                }
+            }
+            seen
+        });
+        let top = |keep| Setting::TopK(TopK { keep, values: Dtype::F32 });
+        let uniform = [(2, 192, 160), (5, 96, 80), (8, 48, 40), (11, 48, 40)];
+        let shapes = model().iter().map(|tensor| tensor.shape()).collect::<Vec<_>>();
+        let size = |keep, layer: usize| 8 * top(keep).payload_len(shapes[layer], Dtype::F32).unwrap() as u64;
+        if policy == Policy::Uniform {
+            let settings = |(step, first, last)| (step, 0, vec![top(first), Setting::Dense, top(last)]);
+            assert_eq!(seen, uniform[..3].iter().copied().map(settings).collect::<Vec<_>>());
+        } else {
+            let sizes: Vec<_> = seen.iter().map(|&(step, size, _)| (step, size)).collect();
+            assert_eq!(sizes, uniform.map(|(step, first, last)| (step, size(first, 0) + size(last, 2))));
+        }
+    }
+}
+
+#[test]
+fn ranks_agree_on_parameters_of_their_policies() {
     let legacy = |last| Policy::Legacy(Legacy { sizes: vec![384], levels: vec![vec![0.5, last]], steps: 12 });
-    let outcomes = threads::run(2, |mut worker| {
-        let policy = legacy([0.25, 0.125][worker.rank() as usize]);
-        let mut controller = Controller::new(config(Method::TopK, policy), model(), &worker).unwrap();
-        take_step(&mut controller, &mut worker, 1.0, 1.0).map(drop)
+    let legacy = [0.25, 0.125].map(|last| config(Method::TopK, legacy(last)));
+    let ramp = [3, 4].map(|steps| {
+        let mut config = config(Method::TopK, LGRECO);
+        config.ramp_up = Some(RampUp { first: 0.5, steps });
+        config
     });
-    assert!(outcomes.iter().all(|outcome| *outcome == Err(Error::PeerPlan { rank: 1 })), "{outcomes:?}");
+    for configs in [legacy, ramp] {
+        let outcomes = threads::run(2, |mut worker| {
+            let config = configs[worker.rank() as usize].clone();
+            let mut controller = Controller::new(config, model(), &worker).unwrap();
+            take_step(&mut controller, &mut worker, 1.0, 1.0).map(drop)
+        });
+        assert!(outcomes.iter().all(|outcome| *outcome == Err(Error::PeerPlan { rank: 1 })), "{outcomes:?}");
+    }
 }
 
 #[test]
