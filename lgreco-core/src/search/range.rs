@@ -230,7 +230,7 @@ mod tests {
         let range = Range { first: 1.0, last: 3.0, step: 1.0 };
         let given = Family::checked(Method::Qsgd, 2.0, Some(range)).unwrap();
         let ramped = given.ramped(8.0, 0.5).unwrap();
-        assert_eq!((ramped.default, ramped.parameters()), (4.0, vec![1.0, 2.0, 3.0, 4.0]));
+        assert_eq!((ramped.default, ramped.parameters()), (4.0, [1.0, 2.0, 3.0, 4.0].into()));
         assert!(rank.ramped(0.0, 0.5).is_err() && rank.ramped(2.5, 0.5).is_err() && top.ramped(f64::NAN, 0.5).is_err());
     }
 
