@@ -65,7 +65,7 @@ impl Task {
         let size = Size { vocabulary: text.vocabulary, context: 64, width: 96, heads: 4, depth: 2 };
         let (steps, validations) = if quick { (120, 3) } else { (800, 10) };
         let data = Data::Text { text, size, windows: 2 };
-        let (optimizer, peaks) = (Kind::Sgd, [0.3, 0.003]);
+        let (optimizer, peaks) = (Kind::Sgd, [0.3, 0.008]);
         Task { name: NAMES[0], steps, validations, density: 0.1, rank: 4.0, optimizer, peaks, data }
     }
 
@@ -73,7 +73,7 @@ impl Task {
     pub fn convnet(quick: bool) -> Task {
         let (steps, validations) = if quick { (150, 3) } else { (1200, 10) };
         let data = Data::Digits { digits: Digits::load(), images: 8 };
-        let (optimizer, peaks) = (Kind::Sgd, [0.02, 0.003]);
+        let (optimizer, peaks) = (Kind::Sgd, [0.02, 0.008]);
         Task { name: NAMES[1], steps, validations, density: 0.2, rank: 8.0, optimizer, peaks, data }
     }
 
