@@ -1,0 +1,8 @@
+"""L-GreCo: decides, layer by layer and while a model trains, how hard to compress gradients, and does the compressing.
+
+``lgreco.torch`` is for training with PyTorch; it is imported on its own, so that this package does not need torch.
+"""
+
+from lgreco._lgreco import LgrecoError, __version__
+
+__all__ = ["LgrecoError", "__version__"]
