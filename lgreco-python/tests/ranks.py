@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -36,7 +37,12 @@ def on_ranks(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]
         ranks = [context.Process(target=_main, args=(rank, world, folder, work, arguments)) for rank in range(world)]
         for process in ranks:
             process.start()
+        until = time.monotonic() + 120
         for process in ranks:
-            process.join()
+            process.join(max(0.0, until - time.monotonic()))
+        hang = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+        for process in ranks:
+            process.kill()
+        assert not hang, f"ranks {hang} hang"
         assert all(process.exitcode == 0 for process in ranks), "a rank has failed"
         return [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(world)]

@@ -141,8 +141,10 @@ class LGreCoState:
             if other.can_end():
                 self._go_on(other)
         self._flights.append(flight)
-        if bucket.is_last() and not self._in_backward:
+        if bucket.is_last():
             self._finish_step()
+            if not self._in_backward:
+                self._raise_failed()
         return flight.future
 
     def _average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -162,20 +164,18 @@ class LGreCoState:
         return layer
 
     def _begin_step(self) -> None:
-        self._follow_scale()
+        self.follow_scale()
         self._controller.begin_step(1.0)
         while (request := self._controller.control()) is not None:
             start(request, self._group).wait()
         self._flights = []
-        try:
-            # Runs before DDP's own, which waits for the futures.
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish_step)  # type: ignore[attr-defined]
-            self._in_backward = True
-        except RuntimeError:
-            # No backward pass is under way: a process that has joined shadows those of the others.
-            self._in_backward = False
+        self._in_backward = _queue(self._end_backward)
 
-    def _follow_scale(self) -> None:
+    def follow_scale(self) -> None:
+        """Takes the last step back if the GradScaler has skipped it, and rescales residuals when its scale has changed.
+
+        Every step begins with it; call it before saving states, after ``scaler.update()``.
+        """
         if self._scaler is None or self._scale is None:
             return
         scale = self._scaler.get_scale()
@@ -194,7 +194,9 @@ class LGreCoState:
             return False
 
     def _finish_step(self) -> None:
-        flights, self._flights = self._flights or [], None
+        if self._flights is None:
+            return
+        flights, self._flights = self._flights, None
         left = [flight for flight in flights if flight.is_flying()]
         # In the order of buckets, and every bucket's second collective after all first ones: the same on every rank.
         while left:
@@ -205,11 +207,20 @@ class LGreCoState:
         report = self._controller.finish_step()
         self._bytes = [self._bytes[0] + report.bytes_in, self._bytes[1] + report.bytes_out]
         self.last_report = report
+        if report.switched and self._on_plan is not None:
+            self._on_plan(self)
+
+    def _end_backward(self) -> None:
+        # DDP leaves the last buckets out where nobody uses their parameters and skip_all_reduce_unused_params is set.
+        self._finish_step()
+        if self._failed is not None:
+            # After DDP's own, which ends its step: it can then go on after the error.
+            _queue(self._raise_failed)
+
+    def _raise_failed(self) -> None:
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
-        if report.switched and self._on_plan is not None:
-            self._on_plan(self)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -262,6 +273,18 @@ class LGreCoState:
             raise LgrecoError(f"{misshaped[0]} has another shape or type than when the state was saved")
         self._bytes = list(state["bytes"])
         self._flights = None
+
+
+def _queue(callback: Callable[[], None]) -> bool:
+    """Has it called at the end of the backward pass, after what was queued before; False when there is none.
+
+    There is none where a process that has joined shadows the others' collectives.
+    """
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
+    return True
 
 
 def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
