@@ -53,7 +53,7 @@ def start(request: Request, group: dist.ProcessGroup) -> Started:
         return _All([dist.all_gather_into_tensor(sent, own, group=group, async_op=True)])
     if request.kind == "all_gather_each":
         # A broadcast per rank needs no padding: lengths differ, and Gloo gathers equal ones alone.
-        parts = enumerate(sent.split(request.lens))
+        parts = enumerate(torch.split(sent, request.lens))
         return _All([
             dist.broadcast(part, group_src=rank, group=group, async_op=True) for rank, part in parts if part.numel() > 0
         ])

@@ -1,12 +1,12 @@
 """The communication hook of DistributedDataParallel."""
 
 import torch
-import torch.distributed as dist
 
+from lgreco.torch.bucket import GradBucket
 from lgreco.torch.state import LGreCoState
 
 
-def lgreco_hook(state: LGreCoState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def lgreco_hook(state: LGreCoState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Replaces a bucket's gradients by the mean over the workers, compressed as ``state`` has decided.
 
     Registered by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket goes on while the
@@ -14,7 +14,7 @@ def lgreco_hook(state: LGreCoState, bucket: dist.GradBucket) -> torch.futures.Fu
 
     Raises LgrecoError on every rank, out of ``backward``, when a gradient is not finite or something went wrong on one.
     """
-    if not isinstance(bucket, dist.GradBucket):
+    if not isinstance(bucket, GradBucket):
         raise TypeError(
             f"lgreco_hook was given a {type(bucket).__name__} instead of a GradBucket: torch.compile with "
             "optimize_ddp='python_reducer' calls hooks so; use optimize_ddp='ddp_optimizer' or False"

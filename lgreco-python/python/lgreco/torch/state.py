@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from lgreco._lgreco import Controller, LgrecoError, Report
+from lgreco.torch.bucket import GradBucket
 from lgreco.torch.collectives import own_group, start
 from lgreco.torch.flight import Flight
 
@@ -87,7 +88,7 @@ class LGreCoState:
     ) -> None:
         parameters = dict(_trainable(model))
         self.names = list(parameters)
-        self._layers = {parameter: layer for layer, parameter in enumerate(parameters.values())}
+        self._layers: dict[torch.Tensor, int] = {parameter: layer for layer, parameter in enumerate(parameters.values())}
         self._process_group = process_group if process_group is not None else dist.group.WORLD
         self._group = own_group(process_group)
         self._uncompressed = policy == "uncompressed" and settings is None
@@ -125,7 +126,7 @@ class LGreCoState:
             raise LgrecoError(f"settings for {unknown[0]!r}, which is no trainable parameter of the model")
         return [settings.get(name, "dense") for name in self.names]
 
-    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Begins the exchange of a bucket; the future's value is its buffer with the means."""
         if self._uncompressed:
             return self._average(bucket)
@@ -147,7 +148,7 @@ class LGreCoState:
                 self._raise_failed()
         return flight.future
 
-    def _average(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer().div_(self._group.size())
         work = dist.all_reduce(buffer, group=self._process_group, async_op=True)
         assert work is not None
@@ -281,7 +282,7 @@ def _queue(callback: Callable[[], None]) -> bool:
     There is none where a process that has joined shadows the others' collectives.
     """
     try:
-        torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
     except RuntimeError:
         return False
     return True
