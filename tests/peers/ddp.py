@@ -8,6 +8,7 @@ link: the loopback of a network namespace, shaped by tc (root and iproute2). Nee
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import pathlib
@@ -25,6 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+HANGS = 600  # seconds after which a rank says where it is, and ends
 CONTEXT, BATCH, WIDTH, LAYERS, WARM_UP = 64, 4, 320, 6, 12
 
 
@@ -93,6 +95,8 @@ def schemes() -> dict[str, Any]:
 
 def train(rank: int, world: int, folder: str, scheme: str, steps: int) -> None:
     torch.set_num_threads(1)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(HANGS, exit=True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     text, characters = corpus()
@@ -138,8 +142,12 @@ def run(scheme: str, world: int, steps: int) -> dict[str, Any]:
         ranks = [context.Process(target=train, args=(rank, world, folder, scheme, steps)) for rank in range(world)]
         for process in ranks:
             process.start()
-        for process in ranks:
-            process.join()
+        while any(process.is_alive() for process in ranks):
+            time.sleep(0.1)
+            if any(process.exitcode for process in ranks):
+                for process in ranks:
+                    process.kill()
+                sys.exit(f"{scheme}: a rank has failed")
         return json.loads(pathlib.Path(folder, "result.json").read_text())
 
 
