@@ -26,7 +26,7 @@ pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
     named("dtype", name, &[("float32", Dtype::F32), ("float16", Dtype::F16), ("bfloat16", Dtype::Bf16)])
 }
 
-fn refused(error: impl std::fmt::Display) -> PyErr {
+pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
     LgrecoError::new_err(error.to_string())
 }
 
@@ -57,10 +57,11 @@ impl<'py> Options<'_, 'py> {
         Ok(())
     }
 
-    fn search(&self) -> PyResult<Search> {
+    pub(crate) fn search(&self) -> PyResult<Search> {
+        self.refuse_unknown()?;
         let method: String = self.get("method")?.unwrap_or_else(|| "hybrid".into());
         let mut search = Search::new(method.parse().map_err(refused)?);
-        if let Some((first, last, step)) = self.get("range")? {
+        if let Some((first, last, step)) = self.get("candidates")? {
             search = search.with_range(Range { first, last, step }).map_err(refused)?;
         }
         if let Some(default) = self.get("default")? {
@@ -100,7 +101,6 @@ impl<'py> Options<'_, 'py> {
     }
 
     pub(crate) fn config(&self) -> PyResult<Config> {
-        self.refuse_unknown()?;
         let config = Config::new(self.search()?);
         let Schedule { warmup, period, window, lead } = config.schedule;
         let routes = [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce)];
@@ -130,7 +130,7 @@ impl<'py> Options<'_, 'py> {
 const KNOWN: [&str; 19] = [
     "method",
     "default",
-    "range",
+    "candidates",
     "metric",
     "min_elements",
     "seed",

@@ -6,6 +6,7 @@ mod bucket;
 mod controller;
 mod error;
 mod memory;
+mod plan;
 mod report;
 mod request;
 mod task;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("LgrecoError", module.py().get_type::<error::LgrecoError>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
     module.add_class::<controller::Controller>()?;
     module.add_class::<bucket::Bucket>()?;
     module.add_class::<request::Request>()?;

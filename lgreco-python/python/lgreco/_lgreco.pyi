@@ -12,6 +12,17 @@ class LgrecoError(ValueError):
     layer: str | None
     """The name of the layer at fault."""
 
+def make_plan(
+    layers: list[tuple[str, list[int], str, int]], solver: str, alpha: float, **options: Any
+) -> str:
+    """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file.
+
+    Options are ``method``, ``default``, ``candidates``, ``metric``, ``min_elements`` and ``seed``.
+    """
+
+def check_plan(json: str) -> str:
+    """The same plan file, once it has been checked."""
+
 @final
 class Request:
     """A collective on memory of a bucket or controller, which stays in its place until that is asked to go on."""

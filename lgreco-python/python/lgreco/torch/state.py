@@ -57,7 +57,7 @@ class LGreCoState:
     on_plan
         Is called with the state after every step with new settings.
     **options
-        ``alpha``, ``metric``, ``range`` (first, last, step), ``min_elements``, ``lead``, ``metrics_every``, ``route``,
+        ``alpha``, ``metric``, ``candidates`` (first, last, step), ``min_elements``, ``lead``, ``metrics_every``, ``route``,
         ``clusters``: as in the Rust crate's ``controller::Config`` and ``search::Search``.
 
     Raises
