@@ -129,7 +129,7 @@ def plan(
     >>> noise = array.array("f", (math.sin(i * i) for i in range(4096)))
     >>> made = plan({"fc1.weight": memoryview(noise).cast("B").cast("f", (64, 64))}, method="topk", default=0.1)
     >>> made.proven, made.settings
-    (True, {'fc1.weight': 'topk 409'})
+    (True, {'fc1.weight': 'topk 410'})
     """
     with_places = {name: place(name, array) for name, array in gradients.items()}
     layers = [(name, found.dims, found.dtype, found.address) for name, found in with_places.items()]
