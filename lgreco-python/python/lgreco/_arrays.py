@@ -1,0 +1,47 @@
+"""Where the values of other libraries' arrays lie."""
+
+import ctypes
+from typing import Any, NamedTuple, TypeAlias
+
+from lgreco._lgreco import LgrecoError
+
+Array: TypeAlias = Any
+"""A tensor of torch, an array of numpy, or anything with a buffer of f32 or f16 values, or with DLPack if numpy is there."""
+
+
+class Place(NamedTuple):
+    """Contiguous values."""
+
+    dims: list[int]
+    dtype: str
+    address: int
+    owner: Any
+    """Keeps them alive."""
+
+
+_FORMATS = {"f": "float32", "e": "float16"}
+
+
+def place(name: str, array: Array) -> Place:
+    """Finds the values of a layer; copies them where they are not contiguous or not in the host's memory."""
+    if hasattr(array, "data_ptr"):
+        tensor = array.detach().cpu().contiguous()
+        return Place(list(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.data_ptr(), tensor)
+    if hasattr(array, "__array_interface__"):
+        import numpy
+
+        contiguous = numpy.ascontiguousarray(array)
+        return Place(list(contiguous.shape), str(contiguous.dtype), contiguous.ctypes.data, contiguous)
+    if hasattr(array, "__dlpack__"):
+        import numpy
+
+        return place(name, numpy.from_dlpack(array))
+    try:
+        view = memoryview(array)
+    except TypeError:
+        raise LgrecoError(f"{name}: a {type(array).__name__} is no array") from None
+    dtype = _FORMATS.get(view.format)
+    if dtype is None:
+        raise LgrecoError(f"{name}: values of format {view.format!r}; float32 ('f') and float16 ('e') are known")
+    copied = (ctypes.c_char * view.nbytes).from_buffer_copy(view)
+    return Place(list(view.shape or (len(view),)), dtype, ctypes.addressof(copied), copied)

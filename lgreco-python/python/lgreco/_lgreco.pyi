@@ -1,0 +1,147 @@
+"""The extension module: what the crate lgreco-python makes of lgreco-train. lgreco.torch is made of it."""
+
+from typing import Any, final
+
+__version__: str
+
+class LgrecoError(ValueError):
+    """Something that lgreco refuses, or that went wrong on some rank."""
+
+    code: int
+    """The permanent number of the kind of error, shared with the C API. Errors in arguments have none."""
+    layer: str | None
+    """The name of the layer at fault."""
+
+def make_plan(
+    layers: list[tuple[str, list[int], str, int]], solver: str, alpha: float, **options: Any
+) -> str:
+    """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file.
+
+    Options are ``method``, ``default``, ``candidates``, ``metric``, ``min_elements`` and ``seed``.
+    """
+
+def check_plan(json: str) -> str:
+    """The same plan file, once it has been checked."""
+
+@final
+class Request:
+    """A collective on memory of a bucket or controller, which stays in its place until that is asked to go on."""
+
+    kind: str
+    """all_reduce, all_gather, all_gather_each, broadcast, all_to_all or reduce_scatter."""
+    address: int
+    length: int
+    """Bytes at ``address``."""
+    lens: list[int]
+    """Bytes of each rank's part, of a reduce-scatter values; empty where parts are equal or there are none."""
+    root: int
+    received_address: int
+    received_length: int
+    received_lens: list[int]
+
+@final
+class Report:
+    """What became of a step."""
+
+    step: int
+    outcome: str
+    """exchanged, passed_through (some rank's gradients were not finite) or failed."""
+    switched: bool
+    """Whether it was the first under new settings."""
+    bytes_in: int
+    bytes_out: int
+    planning_seconds: float | None
+    exchange_seconds: float | None
+
+@final
+class PlanTask:
+    """The work of a decision, for any thread."""
+
+    def run(self) -> PlanResult: ...
+
+@final
+class PlanResult:
+    """What became of a PlanTask."""
+
+@final
+class Bucket:
+    """Layers that are exchanged together in one step."""
+
+    def rounds(self) -> int:
+        """How many collectives there will be, at the most."""
+
+    def submit(self, addresses: list[int], hold_zeros: bool) -> None:
+        """Takes this step's gradients, adds residuals and compresses.
+
+        ``addresses`` are those of contiguous values, one per layer, which stay in their place, alive and used by nobody
+        else, until ``next`` returns None or raises, or the bucket is closed. With ``hold_zeros`` a layer whose gradient is
+        all zeros keeps its residual instead of sending it.
+        """
+
+    def next(self) -> Request | None:
+        """Goes on, once the collective asked for before is done, to the next; None when the gradients are means.
+
+        Raises LgrecoError on all ranks when something went wrong on one.
+        """
+
+@final
+class Controller:
+    """Which settings a rank's layers have, what it remembers of them, and when to decide anew.
+
+    ``layers`` are (name, dims, dtype): float32, float16 or bfloat16. Options are those of ``lgreco.torch.LGreCoState``.
+    """
+
+    def __new__(
+        cls, layers: list[tuple[str, list[int], str]], rank: int, world_size: int, **options: Any
+    ) -> Controller: ...
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+
+    def begin_step(self, learning_rate: float) -> None:
+        """Begins a step; all ranks do."""
+
+    def control(self) -> Request | None:
+        """What ranks have to say to each other before the step's buckets; None at once at most steps."""
+
+    def open(self, layers: list[int]) -> Bucket:
+        """Lends layers for an exchange; all ranks open the same in the same order."""
+
+    def close(self, bucket: Bucket) -> None:
+        """Takes them back."""
+
+    def finish_step(self) -> Report:
+        """Ends the step, when all buckets are closed."""
+
+    def roll_back(self) -> None:
+        """Takes back what the last step has done to residuals, because its means were not applied."""
+
+    def rescale_residuals(self, factor: float) -> None:
+        """Multiplies all residuals, because gradients are from now on so many times what they were."""
+
+    def set_settings(self, settings: list[str]) -> None:
+        """Other settings, one per layer, for a controller with fixed ones; they take effect with the next step."""
+
+    def take_plan_task(self) -> PlanTask | None:
+        """The next decision's work, on the rank that measures, where ``lead`` lets it be done beforehand."""
+
+    def hand_in(self, result: PlanResult) -> bool:
+        """Takes what became of a task; whether anybody still waits for it."""
+
+    def settings(self) -> list[str]:
+        """Settings at the last step as text, one per layer."""
+
+    def decision(self) -> dict[str, Any] | None:
+        """The last decision."""
+
+    def metrics(self, layer: int) -> dict[str, Any]:
+        """What is known of a layer."""
+
+    def residual(self, layer: int) -> bytes:
+        """A layer's residual: f32 values."""
+
+    def save(self, window: bool) -> list[tuple[str | None, bytes]]:
+        """This rank's state in parts: what belongs to no layer with None, and each layer's with its name."""
+
+    def load(self, plan: list[bytes], residuals: list[bytes]) -> tuple[list[str], list[str], list[str]]:
+        """Continues from one rank's parts, with the residuals of some; layers that are missing, extra, misshaped."""

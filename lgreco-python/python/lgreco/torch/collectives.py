@@ -1,0 +1,75 @@
+"""The collectives that lgreco asks for, by torch.distributed."""
+
+import ctypes
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from lgreco._lgreco import Request
+
+
+class Started(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Returns when it is done."""
+
+    def is_completed(self) -> bool:
+        """Whether it is."""
+
+
+def memory(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over ``length`` bytes at an address, which does not keep them alive."""
+    if length == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer((ctypes.c_uint8 * length).from_address(address), dtype=dtype)
+
+
+class _All:
+    """Several collectives, done when all are."""
+
+    def __init__(self, works: list[dist.Work | None]) -> None:
+        # Those of a group of one are done at once.
+        self._works = [work for work in works if work is not None]
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def start(request: Request, group: dist.ProcessGroup) -> Started:
+    """Starts a collective. Every rank starts the same ones in the same order."""
+    if request.kind in ("all_reduce", "reduce_scatter"):
+        values = memory(request.address, request.length, torch.float32)
+        # Parts of a reduce-scatter differ in length, which Gloo's does not allow.
+        return _All([dist.all_reduce(values, group=group, async_op=True)])
+    sent = memory(request.address, request.length, torch.uint8)
+    if request.kind == "all_gather":
+        own = sent.chunk(group.size())[group.rank()].clone()
+        return _All([dist.all_gather_into_tensor(sent, own, group=group, async_op=True)])
+    if request.kind == "all_gather_each":
+        # A broadcast per rank needs no padding: lengths differ, and Gloo gathers equal ones alone.
+        parts = enumerate(torch.split(sent, request.lens))
+        return _All([
+            dist.broadcast(part, group_src=rank, group=group, async_op=True) for rank, part in parts if part.numel() > 0
+        ])
+    if request.kind == "broadcast":
+        return _All([dist.broadcast(sent, group_src=request.root, group=group, async_op=True)])
+    received = memory(request.received_address, request.received_length, torch.uint8)
+    work = dist.all_to_all_single(received, sent, request.received_lens, request.lens, group=group, async_op=True)
+    return _All([work])
+
+
+def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """A group of the same ranks for lgreco's collectives alone, so that no order with others' matters.
+
+    It is Gloo's, whatever the group's: what is compressed lies in the host's memory.
+    """
+    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    made = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
+    assert isinstance(made, dist.ProcessGroup)
+    return made

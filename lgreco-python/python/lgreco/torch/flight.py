@@ -1,0 +1,55 @@
+"""One DDP bucket on its way from gradients to means."""
+
+import torch
+import torch.distributed as dist
+
+from lgreco._lgreco import Bucket
+from lgreco.torch.collectives import Started, start
+
+
+class Flight:
+    """The exchange of one bucket: gradients in ``buffer`` become means in ``future``."""
+
+    def __init__(
+        self, bucket: Bucket, buffer: torch.Tensor, gradients: list[torch.Tensor], group: dist.ProcessGroup, hold_zeros: bool
+    ) -> None:
+        self.bucket = bucket
+        self.buffer = buffer
+        on_device = buffer.device.type != "cpu"
+        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[buffer.device] if on_device else []
+        )
+        self._group = group
+        # Compressors work in the host's memory: what is on a device is copied there and back.
+        self._host = buffer.cpu() if on_device else buffer
+        start_of_buffer = buffer.data_ptr()
+        bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
+        self._rounds = bucket.rounds()
+        self._work: Started | None = None
+        self.go_on()
+
+    def go_on(self) -> bool:
+        """Waits for the collective under way and starts the next one; False when the gradients are means."""
+        if self._work is not None:
+            self._work.wait()
+        request = self.bucket.next()
+        if request is None:
+            self._work = None
+            return False
+        self._rounds -= 1
+        self._work = start(request, self._group)
+        return True
+
+    def is_flying(self) -> bool:
+        """Whether a collective is under way."""
+        return self._work is not None
+
+    def can_end(self) -> bool:
+        """Whether going on would neither wait nor start another collective, on this rank."""
+        return self._rounds <= 0 and self._work is not None and self._work.is_completed()
+
+    def land(self) -> None:
+        """Hands the means over."""
+        if self._host is not self.buffer:
+            self.buffer.copy_(self._host)
+        self.future.set_result(self.buffer)

@@ -1,0 +1,22 @@
+"""The communication hook of DistributedDataParallel."""
+
+import torch
+
+from lgreco.torch.bucket import GradBucket
+from lgreco.torch.state import LGreCoState
+
+
+def lgreco_hook(state: LGreCoState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Replaces a bucket's gradients by the mean over the workers, compressed as ``state`` has decided.
+
+    Registered by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket goes on while the
+    backward pass does; the rest follows at the end of it.
+
+    Raises LgrecoError on every rank, out of ``backward``, when a gradient is not finite or something went wrong on one.
+    """
+    if not isinstance(bucket, GradBucket):
+        raise TypeError(
+            f"lgreco_hook was given a {type(bucket).__name__} instead of a GradBucket: torch.compile with "
+            "optimize_ddp='python_reducer' calls hooks so; use optimize_ddp='ddp_optimizer' or False"
+        )
+    return state.exchange(bucket)

@@ -1,0 +1,156 @@
+//! Names and numbers from Python as the options of a controller.
+
+use crate::error::LgrecoError;
+use lgreco_train::compress::Setting;
+use lgreco_train::controller::{Config, Feedback, NonFinite, Policy, Schedule};
+use lgreco_train::exchange::Route;
+use lgreco_train::feedback::{Residual, Storage};
+use lgreco_train::gradient::Dtype;
+use lgreco_train::plan::Solver;
+use lgreco_train::search::{Range, Search};
+use pyo3::conversion::FromPyObjectOwned;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// One of `names`, or an error that lists them.
+pub(crate) fn named<T: Clone>(what: &str, name: &str, names: &[(&str, T)]) -> PyResult<T> {
+    names.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone()).ok_or_else(|| {
+        let known: Vec<&str> = names.iter().map(|(known, _)| *known).collect();
+        LgrecoError::new_err(format!("{what} is {name:?}, expected one of {}", known.join(", ")))
+    })
+}
+
+pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
+    named("dtype", name, &[("float32", Dtype::F32), ("float16", Dtype::F16), ("bfloat16", Dtype::Bf16)])
+}
+
+pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
+    LgrecoError::new_err(error.to_string())
+}
+
+/// The options that `lgreco.torch` passes by name; what is left out is as in Rust.
+pub(crate) struct Options<'a, 'py>(pub(crate) &'a Bound<'py, PyDict>);
+
+impl<'py> Options<'_, 'py> {
+    fn get<T: FromPyObjectOwned<'py>>(&self, name: &str) -> PyResult<Option<T>> {
+        match self.0.get_item(name)? {
+            Some(value) if !value.is_none() => value.extract().map(Some).map_err(|error: T::Error| {
+                let error: PyErr = error.into();
+                LgrecoError::new_err(format!("{name}: {}", error.value(self.0.py())))
+            }),
+            _ => Ok(None),
+        }
+    }
+
+    fn refuse_unknown(&self) -> PyResult<()> {
+        for name in self.0.keys() {
+            let name: String = name.extract()?;
+            if !KNOWN.contains(&name.as_str()) {
+                return Err(LgrecoError::new_err(format!(
+                    "no option is called {name:?}; there are {}",
+                    KNOWN.join(", ")
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn search(&self) -> PyResult<Search> {
+        self.refuse_unknown()?;
+        let method: String = self.get("method")?.unwrap_or_else(|| "hybrid".into());
+        let mut search = Search::new(method.parse().map_err(refused)?);
+        if let Some((first, last, step)) = self.get("candidates")? {
+            search = search.with_range(Range { first, last, step }).map_err(refused)?;
+        }
+        if let Some(default) = self.get("default")? {
+            search = search.with_default(default).map_err(refused)?;
+        }
+        if let Some(metric) = self.get::<String>("metric")? {
+            search.metric = metric.parse().map_err(refused)?;
+        }
+        search.min_elements = self.get("min_elements")?.unwrap_or(search.min_elements);
+        search.seed = self.get("seed")?.unwrap_or(search.seed);
+        Ok(search)
+    }
+
+    fn policy(&self) -> PyResult<Policy> {
+        if let Some(settings) = self.get::<Vec<String>>("settings")? {
+            let settings = settings.iter().map(|text| text.parse::<Setting>().map_err(refused));
+            return Ok(Policy::Fixed(settings.collect::<PyResult<_>>()?));
+        }
+        let clusters = self.get("clusters")?.unwrap_or(6);
+        let policies = [
+            ("lgreco", Policy::LGreco { solver: Solver::default(), accordion: None }),
+            ("uniform", Policy::Uniform),
+            ("uncompressed", Policy::Uncompressed),
+            ("kmeans", Policy::KMeans { clusters }),
+        ];
+        named("policy", &self.get::<String>("policy")?.unwrap_or_else(|| "lgreco".into()), &policies)
+    }
+
+    fn feedback(&self) -> PyResult<Feedback> {
+        let storages = [("float32", Storage::F32), ("bfloat16", Storage::Bf16), ("int8", Storage::Int8)];
+        let name: String = self.get("residual_dtype")?.unwrap_or_else(|| "float32".into());
+        let storage = named("residual_dtype", &name, &storages)?;
+        Ok(match self.get("error_feedback")?.unwrap_or(true) {
+            true => Feedback { others: Some(Residual { storage, ..Residual::CLASSIC }), ..Feedback::default() },
+            false => Feedback::NONE,
+        })
+    }
+
+    pub(crate) fn config(&self) -> PyResult<Config> {
+        let config = Config::new(self.search()?);
+        let Schedule { warmup, period, window, lead } = config.schedule;
+        let routes = [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce)];
+        let route: String = self.get("route")?.unwrap_or_else(|| "all_gather".into());
+        Ok(Config {
+            policy: self.policy()?,
+            alpha: self.get("alpha")?.unwrap_or(config.alpha),
+            schedule: Schedule {
+                warmup: self.get("start_iter")?.unwrap_or(warmup),
+                period: self.get("period")?.unwrap_or(period),
+                window: self.get("window")?.unwrap_or(window),
+                lead: self.get("lead")?.unwrap_or(lead),
+            },
+            feedback: self.feedback()?,
+            non_finite: match self.get("loss_scaling")?.unwrap_or(false) {
+                true => NonFinite::PassThrough,
+                false => NonFinite::Error,
+            },
+            route: named("route", &route, &routes)?,
+            metrics_every: self.get("metrics_every")?.unwrap_or(config.metrics_every),
+            clock: Some(clock),
+            ..config
+        })
+    }
+}
+
+const KNOWN: [&str; 19] = [
+    "method",
+    "default",
+    "candidates",
+    "metric",
+    "min_elements",
+    "seed",
+    "settings",
+    "policy",
+    "clusters",
+    "residual_dtype",
+    "error_feedback",
+    "alpha",
+    "start_iter",
+    "period",
+    "window",
+    "lead",
+    "loss_scaling",
+    "route",
+    "metrics_every",
+];
+
+/// Seconds since the first call.
+fn clock() -> f64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs_f64()
+}

@@ -1,0 +1,67 @@
+//! Layers that are exchanged together.
+
+use crate::error::{LgrecoError, raised};
+use crate::memory::Gradients;
+use crate::request::Request;
+use lgreco_train::controller::{self, Tensor};
+use lgreco_train::{CoreError, Error};
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// A bucket on its way: `submit`, then `next` until it says None.
+#[pyclass(module = "lgreco._lgreco")]
+pub(crate) struct Bucket {
+    /// None once it is closed.
+    pub(crate) bucket: Option<controller::Bucket>,
+    pub(crate) tensors: Arc<[Tensor]>,
+    pub(crate) names: Arc<[String]>,
+    pub(crate) gradients: Gradients,
+}
+
+#[pymethods]
+impl Bucket {
+    /// How many collectives there are.
+    fn rounds(&self, py: Python<'_>) -> PyResult<usize> {
+        let bucket = self.bucket.as_ref().ok_or_else(closed)?;
+        Ok(bucket.rounds().map_err(|error| raised(py, error, &self.names))?.count())
+    }
+
+    /// Takes the gradients at these addresses, which stay in their place, used by nobody else, until the bucket is done.
+    /// With `hold_zeros`, layers whose gradient is all zeros keep their residual instead of sending it.
+    fn submit(&mut self, py: Python<'_>, addresses: Vec<usize>, hold_zeros: bool) -> PyResult<()> {
+        let Bucket { bucket, tensors, names, gradients } = self;
+        let bucket = bucket.as_mut().ok_or_else(closed)?;
+        let (expected, found) = (bucket.layers().len(), addresses.len());
+        if expected != found {
+            let what = "gradients, one per layer";
+            return Err(raised(py, Error::Core(CoreError::Length { what, expected, found }), names));
+        }
+        let layers: Vec<usize> = bucket.layers().collect();
+        let places = layers
+            .iter()
+            .zip(addresses)
+            .map(|(&layer, address)| (address, tensors[layer].dtype(), tensors[layer].shape().elements()));
+        *gradients = Gradients::new(places)?;
+        let submitted = py.detach(|| {
+            for (at, &layer) in layers.iter().enumerate().filter(|_| hold_zeros) {
+                if gradients.is_zero(at) {
+                    bucket.withhold(layer)?;
+                }
+            }
+            gradients.with(|values| bucket.submit(values))
+        });
+        submitted.map_err(|error| raised(py, error, names))
+    }
+
+    /// Goes on, once the collective asked for before is done, to the next; None when the gradients are means.
+    fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
+        let Bucket { bucket, names, gradients, .. } = self;
+        let bucket = bucket.as_mut().ok_or_else(closed)?;
+        let next = py.detach(|| gradients.with(|values| bucket.next(values).map(|next| next.map(Request::from))));
+        next.map_err(|error| raised(py, error, names))
+    }
+}
+
+fn closed() -> PyErr {
+    LgrecoError::new_err("the bucket has been closed")
+}

@@ -1,0 +1,239 @@
+//! One rank's controller.
+
+use crate::arguments::{Options, dtype};
+use crate::bucket::Bucket;
+use crate::error::{LgrecoError, raised};
+use crate::memory::Gradients;
+use crate::report::Report;
+use crate::request::Request;
+use crate::task::{PlanResult, PlanTask};
+use lgreco_train::Error;
+use lgreco_train::compress::Setting;
+use lgreco_train::controller::{self, Contents, Tensor};
+use lgreco_train::exchange::{Collective, CollectiveError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A place in a group whose collectives `lgreco.torch` performs.
+struct Place {
+    rank: u32,
+    world_size: u32,
+}
+
+impl Collective for Place {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+    fn all_reduce_sum(&mut self, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Err(CollectiveError::UNSUPPORTED)
+    }
+    fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError::UNSUPPORTED)
+    }
+    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError::UNSUPPORTED)
+    }
+    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Err(CollectiveError::UNSUPPORTED)
+    }
+}
+
+/// Which settings layers have, what is remembered of them, and when to decide anew.
+#[pyclass(module = "lgreco._lgreco")]
+pub(crate) struct Controller {
+    /// Used through `&mut self` alone; the lock is never waited for.
+    controller: Mutex<controller::Controller>,
+    tensors: Arc<[Tensor]>,
+    names: Arc<[String]>,
+}
+
+/// What a panic has left is checked by its own rules, as after any error.
+fn inner(controller: &mut Mutex<controller::Controller>) -> &mut controller::Controller {
+    controller.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Controller {
+    fn inner(&mut self) -> &mut controller::Controller {
+        inner(&mut self.controller)
+    }
+
+    fn raised(&self, py: Python<'_>, error: Error) -> PyErr {
+        raised(py, error, &self.names)
+    }
+
+    fn check(&self, layer: usize) -> PyResult<usize> {
+        let layers = self.tensors.len();
+        let wrong = || LgrecoError::new_err(format!("there is no layer {layer}: the model has {layers}"));
+        (layer < layers).then_some(layer).ok_or_else(wrong)
+    }
+}
+
+#[pymethods]
+impl Controller {
+    /// Of layers (name, dims, dtype), for one rank of a group; options by name.
+    #[new]
+    #[pyo3(signature = (layers, rank, world_size, **options))]
+    fn new(
+        py: Python<'_>,
+        layers: Vec<(String, Vec<usize>, String)>,
+        rank: u32,
+        world_size: u32,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Controller> {
+        let none = PyDict::new(py);
+        let config = Options(options.unwrap_or(&none)).config()?;
+        let names: Arc<[String]> = layers.iter().map(|(name, ..)| name.clone()).collect();
+        let tensors = layers.iter().map(|(name, dims, element)| {
+            Tensor::new(name, dims, dtype(element)?).map_err(|error| LgrecoError::new_err(format!("{name}: {error}")))
+        });
+        let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
+        let place = Place { rank, world_size };
+        let made = py.detach(|| controller::Controller::new(config, tensors.clone(), &place));
+        let controller = made.map_err(|error| raised(py, error, &names))?;
+        Ok(Controller { controller: Mutex::new(controller), tensors: tensors.into(), names })
+    }
+
+    /// Begins a step.
+    fn begin_step(&mut self, py: Python<'_>, learning_rate: f64) -> PyResult<()> {
+        self.inner().begin_step(learning_rate).map_err(|error| self.raised(py, error))
+    }
+
+    /// What ranks have to say to each other before the step's buckets; None at once at most steps.
+    fn control(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
+        let Controller { controller, names, .. } = self;
+        let controller = inner(controller);
+        py.detach(|| controller.control().map(|request| request.map(Request::from)))
+            .map_err(|error| raised(py, error, names))
+    }
+
+    /// Lends these layers.
+    fn open(&mut self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Bucket> {
+        let bucket = self.inner().open(&layers).map_err(|error| self.raised(py, error))?;
+        let (tensors, names) = (self.tensors.clone(), self.names.clone());
+        Ok(Bucket { bucket: Some(bucket), tensors, names, gradients: Gradients::default() })
+    }
+
+    /// Takes them back.
+    fn close(&mut self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<()> {
+        let bucket = bucket.bucket.take().ok_or_else(|| LgrecoError::new_err("the bucket has been closed"))?;
+        self.inner().close(bucket).map_err(|error| self.raised(py, error))
+    }
+
+    /// Ends the step.
+    fn finish_step(&mut self, py: Python<'_>) -> PyResult<Report> {
+        self.inner().finish_step().map(Report::from).map_err(|error| self.raised(py, error))
+    }
+
+    /// Takes back what the last step has done to residuals.
+    fn roll_back(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.inner().roll_back().map_err(|error| self.raised(py, error))
+    }
+
+    /// Multiplies all residuals.
+    fn rescale_residuals(&mut self, py: Python<'_>, factor: f32) -> PyResult<()> {
+        let Controller { controller, names, .. } = self;
+        let controller = inner(controller);
+        py.detach(|| controller.rescale_residuals(factor)).map_err(|error| raised(py, error, names))
+    }
+
+    /// Other settings for a fixed policy, one per layer.
+    fn set_settings(&mut self, py: Python<'_>, settings: Vec<String>) -> PyResult<()> {
+        let parsed = settings.iter().map(|text| text.parse::<Setting>()).collect::<Result<_, _>>();
+        let settings = parsed.map_err(|error| LgrecoError::new_err(error.to_string()))?;
+        self.inner().set_settings(settings).map_err(|error| self.raised(py, error))
+    }
+
+    /// The next decision's work, if it can be done now.
+    fn take_plan_task(&mut self) -> Option<PlanTask> {
+        self.inner().take_plan_task().map(|task| PlanTask(Some(task)))
+    }
+
+    /// Takes its result; whether anybody still waits for it.
+    fn hand_in(&mut self, result: &mut PlanResult) -> PyResult<bool> {
+        let result = result.0.take().ok_or_else(|| LgrecoError::new_err("the result has been handed in"))?;
+        Ok(self.inner().hand_in(result))
+    }
+
+    /// Steps taken.
+    #[getter]
+    fn steps(&mut self) -> u64 {
+        self.inner().steps()
+    }
+
+    /// Settings as text, one per layer.
+    fn settings(&mut self) -> Vec<String> {
+        let layers = 0..self.tensors.len();
+        let controller = self.inner();
+        layers.map(|layer| controller.setting(layer).to_string()).collect()
+    }
+
+    /// The last decision; None before the first.
+    fn decision<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(decision) = self.inner().decision() else { return Ok(None) };
+        let all = PyDict::new(py);
+        all.set_item("step", decision.step)?;
+        all.set_item("default_size", decision.default_size)?;
+        all.set_item("uncompressed_size", decision.uncompressed_size)?;
+        all.set_item("slower", decision.slower)?;
+        all.set_item("not_contractive", decision.not_contractive)?;
+        if let Some(plan) = decision.plan {
+            all.set_item("size", plan.size)?;
+            all.set_item("error", plan.error)?;
+            all.set_item("proven", plan.proven())?;
+        }
+        Ok(Some(all))
+    }
+
+    /// What is known of a layer.
+    fn metrics<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyDict>> {
+        let layer = self.check(layer)?;
+        let metrics = self.inner().metrics(layer);
+        let all = PyDict::new(py);
+        all.set_item("setting", metrics.setting.to_string())?;
+        all.set_item("uncompressed", metrics.uncompressed.map(|reason| reason.name()))?;
+        all.set_item("steps", metrics.steps)?;
+        all.set_item("bytes_in", metrics.bytes_in)?;
+        all.set_item("bytes_out", metrics.bytes_out)?;
+        all.set_item("relative_error", metrics.relative_error)?;
+        all.set_item("residual_norm", metrics.residual_norm)?;
+        Ok(all)
+    }
+
+    /// A layer's residual as the bytes of f32 values.
+    fn residual<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let mut values = vec![0f32; self.tensors[self.check(layer)?].shape().elements()];
+        self.inner().residual(layer, &mut values).map_err(|error| self.raised(py, error))?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// This rank's state in parts: (None, what belongs to no layer), then (name, bytes) per layer.
+    fn save<'py>(&mut self, py: Python<'py>, window: bool) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
+        let contents = if window { Contents::Everything } else { Contents::WithoutWindow };
+        let Controller { controller, names, .. } = self;
+        let parts = inner(controller).save_parts(contents).map_err(|error| raised(py, error, names))?;
+        Ok(parts.map(|(name, bytes)| (name.map(String::from), PyBytes::new(py, &bytes))).collect())
+    }
+
+    /// Continues from `plan`, one rank's parts, with the residuals of `residuals`; (missing, extra, misshaped) layers.
+    fn load(
+        &mut self,
+        py: Python<'_>,
+        plan: Vec<Vec<u8>>,
+        residuals: Vec<Vec<u8>>,
+    ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
+        let Controller { controller, names, .. } = self;
+        let controller = inner(controller);
+        let loaded = py.detach(|| {
+            let (plan, residuals): (Vec<&[u8]>, Vec<&[u8]>) =
+                (plan.iter().map(Vec::as_slice).collect(), residuals.iter().map(Vec::as_slice).collect());
+            controller.load_parts(&plan, &residuals)
+        });
+        let loaded = loaded.map_err(|error| raised(py, error, names))?;
+        Ok((loaded.missing, loaded.extra, loaded.misshaped))
+    }
+}

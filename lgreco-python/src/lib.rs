@@ -1,0 +1,29 @@
+//! The extension module `lgreco._lgreco`: controllers and buckets for `lgreco.torch`, which hands over gradients by
+//! address. What users see is the Python of `python/lgreco`; its stub `_lgreco.pyi` is the contract of this module.
+
+mod arguments;
+mod bucket;
+mod controller;
+mod error;
+mod memory;
+mod plan;
+mod report;
+mod request;
+mod task;
+
+use pyo3::prelude::*;
+
+/// Nothing here waits for the interpreter's lock: it is given up around all work.
+#[pymodule(gil_used = false)]
+fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("LgrecoError", module.py().get_type::<error::LgrecoError>())?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
+    module.add_class::<controller::Controller>()?;
+    module.add_class::<bucket::Bucket>()?;
+    module.add_class::<request::Request>()?;
+    module.add_class::<report::Report>()?;
+    module.add_class::<task::PlanTask>()?;
+    module.add_class::<task::PlanResult>()
+}

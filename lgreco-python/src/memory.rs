@@ -1,0 +1,85 @@
+//! The only unsafe code of this crate: gradients that are given by address.
+
+use crate::error::LgrecoError;
+use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Values, ValuesMut};
+use pyo3::PyResult;
+use std::ptr::with_exposed_provenance_mut;
+use std::slice::from_raw_parts_mut;
+
+/// A gradient in somebody else's memory.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    address: usize,
+    dtype: Dtype,
+    elements: usize,
+}
+
+impl Place {
+    fn end(&self) -> usize {
+        self.address + self.elements * self.dtype.bytes()
+    }
+
+    /// # Safety
+    /// There are as many values of this type, which live and which nothing else uses for `'a`.
+    unsafe fn values<'a>(&self) -> ValuesMut<'a> {
+        let Place { address, dtype, elements } = *self;
+        // SAFETY: not null and aligned, as `Gradients::new` has seen, or without elements and then dangling; valid and
+        // unshared by the caller's promise. F16 and Bf16 are transparent over u16.
+        unsafe {
+            match dtype {
+                Dtype::F32 => ValuesMut::F32(from_raw_parts_mut(with_exposed_provenance_mut(address), elements)),
+                Dtype::F16 => ValuesMut::F16(from_raw_parts_mut(with_exposed_provenance_mut(address), elements)),
+                Dtype::Bf16 => ValuesMut::Bf16(from_raw_parts_mut(with_exposed_provenance_mut(address), elements)),
+            }
+        }
+    }
+}
+
+/// Gradients on their way, one per layer of a bucket.
+#[derive(Debug, Default)]
+pub(crate) struct Gradients(Vec<Place>);
+
+impl Gradients {
+    /// Refuses null, what is not aligned, and gradients that share memory.
+    pub(crate) fn new(places: impl Iterator<Item = (usize, Dtype, usize)>) -> PyResult<Gradients> {
+        let refused = |text: String| Err(LgrecoError::new_err(text));
+        let mut all = Vec::with_capacity(places.size_hint().0);
+        for (address, dtype, elements) in places {
+            let bytes = dtype.bytes();
+            if elements > 0 && (address == 0 || address % bytes != 0 || address.checked_add(elements * bytes).is_none())
+            {
+                return refused(format!("{address:#x} is not the address of {elements} values of {bytes} bytes"));
+            }
+            all.push(Place { address: if elements == 0 { bytes } else { address }, dtype, elements });
+        }
+        let mut sorted = all.clone();
+        sorted.retain(|place| place.elements > 0);
+        sorted.sort_unstable_by_key(|place| place.address);
+        match sorted.windows(2).find(|pair| pair[0].end() > pair[1].address) {
+            Some(pair) => {
+                refused(format!("gradients at {:#x} and {:#x} share memory", pair[0].address, pair[1].address))
+            }
+            None => Ok(Gradients(all)),
+        }
+    }
+
+    /// Shows them to `work`.
+    pub(crate) fn with<T>(&mut self, work: impl FnOnce(&mut [ValuesMut<'_>]) -> T) -> T {
+        // SAFETY: by the contract of `Bucket.submit` (`_lgreco.pyi`): the caller keeps the memory alive and leaves it alone
+        // until the bucket is done. Places do not overlap, and `&mut self` lets nobody else see them meanwhile.
+        let mut values: Vec<_> = self.0.iter().map(|place| unsafe { place.values() }).collect();
+        work(&mut values)
+    }
+
+    /// Whether every value of one of them is zero; NaN is not.
+    pub(crate) fn is_zero(&mut self, index: usize) -> bool {
+        fn zeros<T: Element>(values: &[T]) -> bool {
+            values.iter().all(|x| x.to_f32() == 0.0)
+        }
+        self.with(|values| match values[index].values() {
+            Values::F32(values) => zeros(values),
+            Values::F16(values) => zeros::<F16>(values),
+            Values::Bf16(values) => zeros::<Bf16>(values),
+        })
+    }
+}

@@ -1,0 +1,23 @@
+//! The work of a decision, for any thread.
+
+use crate::error::LgrecoError;
+use lgreco_train::backend::Parallel;
+use lgreco_train::controller;
+use pyo3::prelude::*;
+
+/// A decision to be made.
+#[pyclass(module = "lgreco._lgreco")]
+pub(crate) struct PlanTask(pub(crate) Option<controller::PlanTask>);
+
+/// A decision that has been made.
+#[pyclass(module = "lgreco._lgreco")]
+pub(crate) struct PlanResult(pub(crate) Option<controller::PlanResult>);
+
+#[pymethods]
+impl PlanTask {
+    /// Measures and plans; once.
+    fn run(&mut self, py: Python<'_>) -> PyResult<PlanResult> {
+        let task = self.0.take().ok_or_else(|| LgrecoError::new_err("the plan task has been run"))?;
+        Ok(PlanResult(Some(py.detach(|| task.run(&mut Parallel)))))
+    }
+}

@@ -1,0 +1,76 @@
+"""lgreco_hook under DistributedDataParallel on Gloo."""
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco.torch import LGreCoState, lgreco_hook
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "qsgd": {"method": "qsgd"},
+    "topk": {"method": "topk", "default": 0.1},
+    "powersgd": {"method": "powersgd"},
+    "hybrid": {"method": "hybrid"},
+    "uniform": {"method": "topk", "default": 0.1, "policy": "uniform"},
+}
+
+
+def model(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(48, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)]
+    return torch.nn.Sequential(*layers)
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(16, 48, generator=generator), torch.randn(16, 8, generator=generator)
+
+
+def train(ddp: DDP, rank: int, steps: range, rate: float = 0.05) -> float:
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=rate)
+    loss = torch.zeros(())
+    for step in steps:
+        x, y = batch(rank, step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(ddp(x), y)
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def flat(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def _train(rank: int, view: bool, options: dict[str, Any] | None) -> tuple[torch.Tensor, float, tuple[float, int, int]]:
+    ddp = DDP(model(), bucket_cap_mb=0.01, gradient_as_bucket_view=view)
+    stats = (1.0, 0, 0)
+    if options is None:
+        loss = train(ddp, rank, range(40))
+        return flat(ddp), loss, stats
+    state = LGreCoState(None, ddp, start_iter=3, period=4, window=2, **options)
+    ddp.register_comm_hook(state, lgreco_hook)
+    loss = train(ddp, rank, range(40))
+    return flat(ddp), loss, state.compression_stats()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_uncompressed_is_plain_ddp_bit_for_bit(world: int) -> None:
+    expected = on_ranks(world, _train, False, None)
+    found = on_ranks(world, _train, False, {"policy": "uncompressed"})
+    assert all(torch.equal(values, expected[0][0]) for values, *_ in found)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_ranks_train_alike(view: bool) -> None:
+    expected = on_ranks(2, _train, view, None)
+    for options in SCHEMES.values():
+        found = on_ranks(2, _train, view, options)
+        (first, _, (ratio, gradients, sent)), (second, *_) = found
+        assert torch.equal(first, second) and not torch.equal(first, expected[0][0])
+        assert ratio == gradients / sent > 1.5
+        for (_, loss, _), (_, plain, _) in zip(found, expected):
+            assert loss < 1.02 * plain, options

@@ -1,0 +1,169 @@
+"""What trainers do besides: mixed types, saved states, several models, other collectives, compiled models, bad input."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from linear import Linear, gradients
+from ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco import LgrecoError
+from lgreco.torch import LGreCoState, lgreco_hook
+
+TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1}
+
+
+def make(dtype: torch.dtype = torch.float32, group: dist.ProcessGroup | None = None, **options: Any) -> tuple[DDP, LGreCoState]:
+    ddp = DDP(Linear(dtype), bucket_cap_mb=0.005, process_group=group)
+    state = LGreCoState(group, ddp, **{**TOPK, **options})
+    ddp.register_comm_hook(state, lgreco_hook)
+    return ddp, state
+
+
+def train(ddp: DDP, rank: int, steps: range) -> torch.Tensor:
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+    for at in steps:
+        optimizer.zero_grad()
+        ddp({name: value.to(next(ddp.parameters()).dtype) for name, value in gradients(rank, at).items()}).backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten().float() for p in ddp.parameters()])
+
+
+def _types(rank: int, dtype: torch.dtype, options: dict[str, Any]) -> tuple[torch.Tensor, dict[str, str]]:
+    ddp, state = make(dtype, **options)
+    return train(ddp, rank, range(8)), state.settings
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"method": "qsgd", "default": 4}, {"residual_dtype": torch.int8}])
+def test_narrow_gradients(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    options = {"default": 0.1, **options}
+    (first, settings), (second, _) = on_ranks(2, _types, dtype, options)
+    assert torch.equal(first, second) and first.any()
+    assert any(setting != "dense" for setting in settings.values())
+
+
+def _resumed(rank: int, stop: int) -> tuple[torch.Tensor, dict[str, Any]]:
+    ddp, state = make(method="powersgd", default=2)
+    train(ddp, rank, range(stop))
+    if stop < 12:
+        file = io.BytesIO()
+        torch.save({"model": ddp.module.state_dict(), "lgreco": state.state_dict()}, file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        ddp, state = make(method="powersgd", default=2)
+        ddp.module.load_state_dict(saved["model"])
+        state.load_state_dict(saved["lgreco"])
+        train(ddp, rank, range(stop, 12))
+    return train(ddp, rank, range(0)), state.state_dict()
+
+
+@pytest.mark.parametrize("stop", [1, 5, 9])
+def test_resuming_continues_bit_for_bit(stop: int) -> None:
+    expected, found = on_ranks(2, _resumed, 12), on_ranks(2, _resumed, stop)
+    for (parameters, state), (resumed, resumed_state) in zip(expected, found):
+        assert torch.equal(parameters, resumed)
+        assert state["layers"].keys() == resumed_state["layers"].keys() == {"first", "bias", "second", "third"}
+        assert all(torch.equal(part, resumed_state["layers"][name]) for name, part in state["layers"].items())
+
+
+def _saved(rank: int) -> dict[str, Any]:
+    ddp, state = make()
+    train(ddp, rank, range(6))
+    return state.state_dict(window=False)
+
+
+def _with_fewer(rank: int, saved: list[dict[str, Any]]) -> torch.Tensor:
+    _, state = make()
+    state.load_state_dict(saved[rank], [saved[rank], saved[2]] if rank == 0 else None)
+    residual = state.residual("second")
+    dist.all_reduce(residual)
+    return residual / 2
+
+
+def _mean_residual(rank: int) -> torch.Tensor:
+    ddp, state = make()
+    train(ddp, rank, range(6))
+    residual = state.residual("second")
+    dist.all_reduce(residual)
+    return residual / 3
+
+
+def test_fewer_workers_take_the_residuals_over() -> None:
+    saved, expected = on_ranks(3, _saved), on_ranks(3, _mean_residual)[0]
+    for found in on_ranks(2, _with_fewer, saved):
+        torch.testing.assert_close(found, expected)
+
+
+def _two_models(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    (one, _), (other, _) = make(group=groups[0]), make(group=groups[1], method="powersgd", default=2)
+    for at in range(8):
+        # Both in one backward pass, with a collective of the user's own in between.
+        loss = one(gradients(rank, at)) + other(gradients(rank, at))
+        loss.register_hook(lambda gradient: dist.all_reduce(torch.ones(3)) and None)
+        loss.backward()
+    alone, _ = make()
+    for at in range(8):
+        alone(gradients(rank, at)).backward()
+    return tuple(torch.cat([p.grad.flatten() for p in ddp.parameters()]) for ddp in (one, other, alone))  # type: ignore
+
+
+def test_two_models_in_one_backward_pass() -> None:
+    (one, other, alone), (one_there, other_there, _) = on_ranks(2, _two_models)
+    assert torch.equal(one, one_there) and torch.equal(other, other_there)
+    assert torch.equal(one, alone)
+
+
+def _many_buckets(rank: int, steps: int) -> torch.Tensor:
+    ddp, state = make(method="powersgd", default=1, policy="uniform", min_elements=1)
+    parameters = train(ddp, rank, range(steps))
+    assert state.last_report is not None and state.last_report.step == steps - 1
+    return parameters
+
+
+def test_powersgd_with_several_buckets_goes_on() -> None:
+    """PyTorch's own powerSGD_hook aborts here: its callbacks start collectives in orders that differ between ranks."""
+    first, second = on_ranks(2, _many_buckets, 1000)
+    assert torch.equal(first, second)
+
+
+def _compiled(rank: int) -> torch.Tensor:
+    ddp = DDP(Linear())
+    ddp.register_comm_hook(LGreCoState(None, ddp, **TOPK), lgreco_hook)
+    compiled = torch.compile(ddp, backend="eager")
+    for at in range(6):
+        ddp.zero_grad()
+        compiled(gradients(rank, at)).backward()
+    return torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None])
+
+
+def test_compiled_models() -> None:
+    first, second = on_ranks(2, _compiled)
+    assert torch.equal(first, second)
+
+
+def _given(rank: int) -> tuple[dict[str, str], list[str]]:
+    settings = {"first": "topk 7", "second": "qsgd 3", "third": "powersgd 2"}
+    ddp, state = make(settings=settings)
+    train(ddp, rank, range(4))
+    errors = []
+    wrong: list[dict[str, Any]] = [
+        {"settings": {"fourth": "dense"}}, {"settings": {"first": "topk 7 %"}}, {"method": "top-k"}, {"density": 0.1},
+        {"default": "much"}, {"start_iter": 1}, {"residual_dtype": torch.float64}, {"policy": "best"},
+    ]
+    for options in wrong:
+        with pytest.raises(LgrecoError) as raised:
+            make(**options)
+        errors.append(str(raised.value))
+    return state.settings, errors
+
+
+def test_settings_may_be_given_and_are_checked() -> None:
+    (settings, errors), _ = on_ranks(2, _given)
+    assert settings == {"first": "topk 7", "bias": "dense", "second": "qsgd 3", "third": "powersgd 2"}
+    for name, error in zip(["fourth", "%", "method", "density", "default", "warm-up", "residual_dtype", "policy"], errors):
+        assert name in error
