@@ -6,6 +6,10 @@ use core::ffi::c_void;
 use core::ptr::{null, null_mut};
 use lgreco_train::testing::reseal;
 
+// Of up to two classes and phases.
+static LEGACY_LEVELS: [f64; 4] = [0.5, 0.1, 0.2, 4.0];
+static LEGACY_SIZES: [u64; 1] = [64];
+
 unsafe extern "C" fn reduce(user: *mut c_void, _: *mut f32, _: usize, _: *mut c_void) -> i32 {
     i32::from(!user.is_null())
 }
@@ -69,6 +73,11 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                     period: u64::from(bytes.below(5)),
                     lead: u64::from(bytes.below(4) / 2),
                     feedback: u32::from(bytes.below(3)),
+                    legacy_levels: LEGACY_LEVELS.as_ptr(),
+                    legacy_sizes: LEGACY_SIZES.as_ptr(),
+                    legacy_classes: 1 + usize::from(bytes.below(2)),
+                    legacy_phases: usize::from(bytes.below(3)),
+                    legacy_steps: u64::from(bytes.below(5)),
                     ramp_up_first: f64::from(bytes.below(4)),
                     ramp_up_steps: u64::from(bytes.below(4)),
                     gain: bytes.value(),

@@ -9,8 +9,6 @@ use core::mem::offset_of;
 use core::ptr::{null, null_mut};
 
 const HUGE: usize = 1 << 32;
-const LEGACY_LEVELS: [f64; 4] = [0.5, 0.1, 0.2, 4.0];
-const LEGACY_SIZES: [u64; 1] = [64];
 
 /// Shapes: of any number of dimensions, empty ones, and those whose sides, elements or bytes no computer has.
 const SHAPES: [&[usize]; 20] = [
@@ -233,11 +231,6 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         policy: bytes.below(8).into(),
         warmup: 2,
         period: 1,
-        legacy_levels: LEGACY_LEVELS.as_ptr(),
-        legacy_sizes: LEGACY_SIZES.as_ptr(),
-        legacy_classes: 2,
-        legacy_phases: 2,
-        legacy_steps: 4,
         ..Default::default()
     };
     let options_kept = [
@@ -249,8 +242,6 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_controller_options, shards),
         offset_of!(lgreco_controller_options, legacy_levels),
         offset_of!(lgreco_controller_options, legacy_sizes),
-        offset_of!(lgreco_controller_options, legacy_classes),
-        offset_of!(lgreco_controller_options, legacy_phases),
     ];
     let mut controller = core::ptr::dangling_mut();
     // SAFETY: structs are as large as they say, buffers as long; handles are live or NULL.
