@@ -48,8 +48,12 @@ class Flight:
         """Whether going on would neither wait nor start another collective, on this rank."""
         return self._rounds <= 0 and self._work is not None and self._work.is_completed()
 
-    def land(self) -> None:
-        """Hands the means over."""
+    def deliver(self) -> None:
+        """Puts the means where the gradients were."""
         if self._host is not self.buffer:
             self.buffer.copy_(self._host)
+
+    def land(self) -> None:
+        """Hands the means over."""
+        self.deliver()
         self.future.set_result(self.buffer)
