@@ -62,7 +62,7 @@ def test_nothing_is_lost(fragments: int) -> None:
 def _dense(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Against an outer optimizer of torch's."""
     model, plain = Linear(), Linear()
-    outer = OuterStep(model, every=3, policy="uncompressed")
+    outer = OuterStep(model, every=3, momentum=0.9, policy="uncompressed")
     sgd = torch.optim.SGD(plain.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     train(model, outer, rank, range(12))
     for round in range(4):

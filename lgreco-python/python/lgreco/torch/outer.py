@@ -29,7 +29,8 @@ class OuterStep:
     every
         Inner steps between outer ones, at least 1; 30 in SparseLoCo.
     learning_rate, momentum
-        Of the outer step.
+        Of the outer step. DiLoCo's momentum is 0.9; under TopK, whose residuals send late what momentum would have repeated, that
+        made ``examples/outer.py`` lose what it had learned, where 0.6, MuLoCo's, did not.
     feedback_decay
         What is remembered is multiplied by it before every outer step: 1 is classic error feedback, 0.95 SparseLoCo's.
     fragments
@@ -48,7 +49,7 @@ class OuterStep:
         *,
         every: int = 30,
         learning_rate: float = 0.7,
-        momentum: float = 0.9,
+        momentum: float = 0.6,
         feedback_decay: float = 0.95,
         fragments: int = 1,
         process_group: dist.ProcessGroup | None = None,
