@@ -1,11 +1,13 @@
 """What trainers do besides: mixed types, saved states, several models, other collectives, compiled models, bad input."""
 
 import io
+import pathlib
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from linear import Linear, gradients
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -68,6 +70,26 @@ def test_resuming_continues_bit_for_bit(stop: int) -> None:
         assert torch.equal(parameters, resumed)
         assert state["layers"].keys() == resumed_state["layers"].keys() == {"first", "bias", "second", "third"}
         assert all(torch.equal(part, resumed_state["layers"][name]) for name, part in state["layers"].items())
+
+
+def _checkpointed(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    ddp, state = make()
+    train(ddp, rank, range(6))
+    checkpoint.save({f"rank{rank}": state.state_dict()}, checkpoint_id=folder)
+    expected = train(ddp, rank, range(6, 10))
+    ddp, state = make()
+    train(ddp, rank, range(6))
+    found = state.state_dict()
+    for part in found["layers"].values():
+        part.zero_()
+    checkpoint.load({f"rank{rank}": found}, checkpoint_id=folder)
+    state.load_state_dict(found)
+    return expected, train(ddp, rank, range(6, 10))
+
+
+def test_distributed_checkpoints(tmp_path: pathlib.Path) -> None:
+    for expected, found in on_ranks(2, _checkpointed, str(tmp_path)):
+        assert torch.equal(expected, found)
 
 
 def _saved(rank: int) -> dict[str, Any]:
