@@ -13,7 +13,7 @@ from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoState, lgreco_hook
+from lgreco.torch import LGreCoState, flight, lgreco_hook
 
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1}
 
@@ -189,3 +189,37 @@ def test_settings_may_be_given_and_are_checked() -> None:
     assert settings == {"first": "topk 7", "bias": "dense", "second": "qsgd 3", "third": "powersgd 2"}
     for name, error in zip(["fourth", "%", "method", "density", "default", "warm-up", "residual_dtype", "policy"], errors):
         assert name in error
+
+
+def _order(rank: int) -> list[str]:
+    """What happens to collectives in a step of PowerSGD, with buckets that ranks know."""
+    ddp, _ = make(method="powersgd", default=1, policy="uniform", min_elements=1)
+    train(ddp, rank, range(6))
+    events: list[str] = []
+    real = flight.start
+
+    class Noted:
+        def __init__(self, work: Any) -> None:
+            self.work = work
+
+        def wait(self) -> None:
+            events.append("wait")
+            self.work.wait()
+
+        def is_completed(self) -> bool:
+            return bool(self.work.is_completed())
+
+    def start(request: Any, group: Any) -> Noted:
+        events.append("start")
+        return Noted(real(request, group))
+
+    flight.start = start  # type: ignore[assignment]
+    train(ddp, rank, range(6, 7))
+    flight.start = real
+    return events
+
+
+def test_first_collectives_go_on_while_the_backward_pass_does() -> None:
+    for events in on_ranks(2, _order):
+        buckets = events.index("wait")
+        assert buckets >= 3 and events == ["start"] * buckets + ["wait", "start"] * buckets + ["wait"] * buckets

@@ -26,7 +26,6 @@ class Flight:
         bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
         self._rounds = bucket.rounds()
         self._work: Started | None = None
-        self.go_on()
 
     def go_on(self) -> bool:
         """Waits for the collective under way and starts the next one; False when the gradients are means."""
