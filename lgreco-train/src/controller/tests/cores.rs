@@ -96,7 +96,7 @@ fn any_number_of_cores_names_the_first_layer_that_is_not_finite() {
     for bad in [0, 3] {
         let spoil = |step, values: &mut [Vec<f32>]| {
             if step == bad {
-                [29, 21, 14].map(|layer| values[layer][layer] = f32::INFINITY);
+                [29, 21, 14].into_iter().for_each(|layer| values[layer][layer] = f32::INFINITY);
             }
         };
         let expected = Error::NonFiniteGradient { layer: 14, index: 14, value: f32::INFINITY };
