@@ -215,8 +215,8 @@ pub(super) fn for_each_in(
     }
 }
 
-/// What [`for_each_in`] would find before and at the positions from `start` on, a multiple of 64, without a look at those
-/// before, of which only their number counts: how many there are, and where the next begins. `None` where it has to look.
+/// Where [`for_each_in`] is when it comes to `start`, a multiple of 64: how many positions are before, and where the
+/// next begins. They are counted, not looked at. `None` where that is not enough.
 pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]> {
     let Layout { coding, low_bits, low_bytes, .. } = layout;
     match coding {

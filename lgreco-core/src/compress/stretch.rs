@@ -30,8 +30,8 @@ pub fn combine_stretch(
     }
 }
 
-/// The `place` of [`combine_stretch`] at `start` without the stretches before, whose errors it then does not find; `None` where
-/// they have to be read.
+/// The `place` of [`combine_stretch`] at `start` without the stretches before, whose errors it then does not find;
+/// `None` where they have to be read.
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>, Error> {
     match payload.header.method {
         Method::TopK => topk::place_of(payload, start),

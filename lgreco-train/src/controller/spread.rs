@@ -5,8 +5,8 @@ use crate::Error;
 use crate::gradient::ValuesMut;
 use crate::internal::spread::{WORTHWHILE, join};
 
-/// Calls `visit` with each layer, its gradient and its part of `room`, as long as `len` says. The error is that of the first
-/// layer that fails; others may have been visited.
+/// Calls `visit` with each layer, its gradient and its part of `room`, as long as `len` says. The error is that of the
+/// first layer that fails; others may have been visited.
 pub(super) fn for_each(
     kept: &mut [Kept],
     gradients: &mut [ValuesMut<'_>],

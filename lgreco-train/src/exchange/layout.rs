@@ -79,7 +79,7 @@ pub struct Layout {
     pub decoded: usize,
     /// Words: what the host's compressors need, in all lanes together.
     pub encode: usize,
-    /// Runs of layers that the host computes side by side, one behind the other: with the feature `rayon` up to four, else one.
+    /// Runs of layers that the host computes side by side, in order: with the feature `rayon` up to four, else one.
     pub(super) lanes: [Lane; LANES],
 }
 

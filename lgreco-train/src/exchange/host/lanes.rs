@@ -1,8 +1,9 @@
 //! Runs of a bucket's layers side by side on several cores, with the feature `rayon`: in rayon's current thread pool.
 //!
-//! A lane is a run of layers, and memory of its own. [`Layout`] divides a bucket into lanes by its layers alone, so that as
-//! much memory is taken on any number of cores; there is one lane in small buckets, where the values decide how long
-//! messages are, and without the feature. Each layer is computed as on one core; the error is that of the first that fails.
+//! A lane is a run of layers, and memory of its own. [`Layout`] divides a bucket into lanes by its layers alone, so that
+//! as much memory is taken on any number of cores; there is one lane in small buckets, where the values decide how long
+//! messages are, and without the feature. Each layer is computed as on one core; the error is that of the first that
+//! fails.
 
 use crate::Error;
 use crate::exchange::layer::Layer;
