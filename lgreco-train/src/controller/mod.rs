@@ -126,6 +126,7 @@ mod planning;
 mod restore;
 mod save;
 mod saved;
+mod spread;
 mod stage;
 mod step;
 mod task;
