@@ -41,14 +41,14 @@ pub mod topk {
 
 /// Loops on several cores.
 pub mod spread {
-    pub use crate::spread::{Divide, spread};
+    pub use crate::spread::{Divide, WORTHWHILE, join, spread};
 }
 
 /// Payloads of any kind.
 pub mod payload {
     pub use crate::compress::combine::{Combine, combine_values};
     pub use crate::compress::setting::{combine, decode_parsed};
-    pub use crate::compress::stretch::{STRETCH, combine_stretch, reads_stretches};
+    pub use crate::compress::stretch::{STRETCH, combine_stretch, place_of, reads_stretches};
 }
 
 /// What PowerSGD's kernels on all GPUs agree upon.

@@ -355,6 +355,9 @@ impl<T: Element> Kernel for AtLeast<'_, T> {
         let stretches = self.values.chunks(self.stretch).zip(self.indices.chunks_mut(self.stretch));
         for ((values, indices), count) in stretches.zip(self.counts) {
             *count = positions(values, self.magnitude, indices);
+            if let Some((indices, bits)) = with_values(indices, *count) {
+                bits.iter_mut().zip(indices).for_each(|(bits, &mut i)| *bits = values[i as usize].to_f32().to_bits());
+            }
         }
     }
 }
@@ -379,9 +382,15 @@ impl<T: Element> Divide for AtLeast<'_, T> {
     fn join((): (), (): ()) {}
 }
 
+/// A stretch's positions, and the bits of the values there as f32, where there is room for them.
+pub fn with_values(indices: &mut [u32], count: usize) -> Option<(&mut [u32], &mut [u32])> {
+    let (indices, bits) = indices.split_at_mut_checked(count)?;
+    Some((indices, bits.get_mut(..count)?))
+}
+
 /// Writes the positions of the elements of at least `magnitude`, ascending, to `indices`, which has room for one per
 /// element: of each stretch of so many elements, counted from its beginning, to the front of its part, and their number to
-/// `counts`.
+/// `counts`. Behind them come their values, if there are [`with_values`]: another core need not fetch them.
 pub fn indices_at_least<T: Element>(
     values: &[T],
     magnitude: u32,

@@ -1,13 +1,13 @@
 //! Long loops divided between cores, with the feature `rayon`: in rayon's current thread pool.
 //!
 //! What is computed does not depend on it: loops are divided only where no sum of floats is, and what parts find out is
-//! joined in their order. Without the feature, and where a loop is short, [`spread`] is [`dispatch`].
+//! joined in their order. Without the feature, and where a loop is short, [`spread`] is [`dispatch`]. [`join`] is for what is no
+//! loop.
 
 use crate::simd::{Kernel, dispatch};
 
-/// Elements of a loop for which a second core pays.
-#[cfg(feature = "rayon")]
-const LEAST: usize = 1 << 15;
+/// Elements for which a second core pays.
+pub const WORTHWHILE: usize = 1 << 16;
 
 /// A loop over many elements that can be divided.
 pub trait Divide: Kernel<Output: Send> + Send + Sized {
@@ -31,7 +31,7 @@ pub trait Divide: Kernel<Output: Send> + Send + Sized {
 pub fn spread<D: Divide>(work: D) -> D::Output {
     fn divided<D: Divide>(work: D, cores: usize) -> D::Output {
         let elements = work.elements();
-        if cores < 2 || elements < 2 * LEAST {
+        if cores < 2 || elements < WORTHWHILE {
             return work.start();
         }
         let first = cores / 2;
@@ -44,13 +44,25 @@ pub fn spread<D: Divide>(work: D) -> D::Output {
         }
     }
     // Rayon starts its threads when it is first asked about them.
-    if work.elements() < 2 * LEAST { work.start() } else { divided(work, rayon::current_num_threads()) }
+    if work.elements() < WORTHWHILE { work.start() } else { divided(work, rayon::current_num_threads()) }
 }
 
 /// Runs a loop on this core.
 #[cfg(not(feature = "rayon"))]
 pub fn spread<D: Divide>(work: D) -> D::Output {
     work.start()
+}
+
+/// Does both, on two cores if the current pool has them.
+#[cfg(feature = "rayon")]
+pub fn join<A: Send, B: Send>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -> B + Send) -> (A, B) {
+    if rayon::current_num_threads() < 2 { (first(), second()) } else { rayon::join(first, second) }
+}
+
+/// Does both on this core.
+#[cfg(not(feature = "rayon"))]
+pub fn join<A: Send, B: Send>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -> B + Send) -> (A, B) {
+    (first(), second())
 }
 
 #[cfg(all(test, feature = "rayon"))]

@@ -103,7 +103,8 @@ impl<'py> Options<'_, 'py> {
     pub(crate) fn config(&self) -> PyResult<Config> {
         let config = Config::new(self.search()?);
         let Schedule { warmup, period, window, lead } = config.schedule;
-        let routes = [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce)];
+        let routes =
+            [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce), ("sharded", Route::Sharded)];
         let route: String = self.get("route")?.unwrap_or_else(|| "all_gather".into());
         Ok(Config {
             policy: self.policy()?,

@@ -74,12 +74,12 @@ impl Controller {
 
 #[pymethods]
 impl Controller {
-    /// Of layers (name, dims, dtype), for one rank of a group; options by name.
+    /// Of layers (name, dims, dtype, where ranks' shards end), for one rank of a group; options by name.
     #[new]
     #[pyo3(signature = (layers, rank, world_size, **options))]
     fn new(
         py: Python<'_>,
-        layers: Vec<(String, Vec<usize>, String)>,
+        layers: Vec<(String, Vec<usize>, String, Vec<u64>)>,
         rank: u32,
         world_size: u32,
         options: Option<&Bound<'_, PyDict>>,
@@ -87,8 +87,10 @@ impl Controller {
         let none = PyDict::new(py);
         let config = Options(options.unwrap_or(&none)).config()?;
         let names: Arc<[String]> = layers.iter().map(|(name, ..)| name.clone()).collect();
-        let tensors = layers.iter().map(|(name, dims, element)| {
-            Tensor::new(name, dims, dtype(element)?).map_err(|error| LgrecoError::new_err(format!("{name}: {error}")))
+        let tensors = layers.iter().map(|(name, dims, element, ends)| {
+            Tensor::new(name, dims, dtype(element)?)
+                .map(|tensor| tensor.with_shards(ends))
+                .map_err(|error| LgrecoError::new_err(format!("{name}: {error}")))
         });
         let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
         let place = Place { rank, world_size };

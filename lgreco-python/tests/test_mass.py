@@ -85,14 +85,14 @@ def test_gradients_accumulate_without_synchronisation() -> None:
         assert_sum(found, range(STEPS))
 
 
-def _unused(rank: int) -> tuple[dict[str, torch.Tensor], bool]:
-    ddp, state = make({"find_unused_parameters": True})
+def _unused(rank: int, ddp_options: dict[str, Any]) -> tuple[dict[str, torch.Tensor], bool]:
+    ddp, state = make({"find_unused_parameters": True, **ddp_options})
     sums: dict[str, torch.Tensor] = {}
     for at in range(STEPS):
         given = gradients(rank, at)
         if at == 7:
             del given["second"]  # on no rank: DDP leaves it without a gradient
-        if at == 8 and rank == 0:
+        if at == 8 and rank == 0 and not ddp_options:  # else DDP needs the same ones on all ranks
             del given["third"]
         before = state.residual("second")
         means = step(ddp, given)
@@ -102,12 +102,13 @@ def _unused(rank: int) -> tuple[dict[str, torch.Tensor], bool]:
     return total(sums, state), bool(state.residual("second").any())
 
 
-def test_parameters_that_are_not_used_keep_their_residual() -> None:
-    for found, remembers in on_ranks(WORLD, _unused):
+@pytest.mark.parametrize("ddp_options", [{}, {"skip_all_reduce_unused_params": True}])
+def test_parameters_that_are_not_used_keep_their_residual(ddp_options: dict[str, Any]) -> None:
+    for found, remembers in on_ranks(WORLD, _unused, ddp_options):
         assert remembers
         for name in SHAPES:
             expected = sum(mean(WORLD, at, name) for at in range(STEPS) if (name, at) != ("second", 7))
-            if name == "third":
+            if name == "third" and not ddp_options:
                 expected = expected - gradients(0, 8)[name] / WORLD
             torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)
 
@@ -170,6 +171,37 @@ def test_steps_that_a_loss_scaler_skips_are_taken_back() -> None:
         for name in SHAPES:
             expected = sum(mean(WORLD, at, name) for at in range(STEPS) if at != 6)
             torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)
+
+
+def _amp(rank: int) -> tuple[list[float], list[bool], torch.Tensor]:
+    """torch's own scaler: an overflow on one rank."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
+    ddp, state = make(grad_scaler=scaler)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+    scales, moved = [], []
+    for at in range(STEPS):
+        given = gradients(rank, at)
+        if at == 6 and rank == 1:
+            given["first"][0, 0] = 1e38  # times the scale
+        before = ddp.module.second.detach().clone()
+        optimizer.zero_grad()
+        scaler.scale(ddp(given)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        moved.append(not torch.equal(before, ddp.module.second))
+    state.follow_scale()
+    residual = state.residual("second").reshape(SHAPES["second"]) / scaler.get_scale()
+    dist.all_reduce(residual)
+    return scales, moved, residual / 2 - ddp.module.second.detach()
+
+
+def test_torchs_scaler_skips_the_same_steps_on_all_ranks() -> None:
+    for scales, moved, found in on_ranks(WORLD, _amp):
+        assert moved == [at != 6 for at in range(STEPS)]
+        assert scales == [8.0] * 3 + [16.0] * 3 + [8.0] * 4
+        expected = sum(mean(WORLD, at, "second") for at in range(STEPS) if at != 6)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def _not_finite(rank: int) -> tuple[str, str | None, dict[str, torch.Tensor]]:

@@ -1,17 +1,19 @@
 """What trainers do besides: mixed types, saved states, several models, other collectives, compiled models, bad input."""
 
 import io
+import pathlib
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from linear import Linear, gradients
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoState, lgreco_hook
+from lgreco.torch import LGreCoState, flight, lgreco_hook
 
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1}
 
@@ -68,6 +70,26 @@ def test_resuming_continues_bit_for_bit(stop: int) -> None:
         assert torch.equal(parameters, resumed)
         assert state["layers"].keys() == resumed_state["layers"].keys() == {"first", "bias", "second", "third"}
         assert all(torch.equal(part, resumed_state["layers"][name]) for name, part in state["layers"].items())
+
+
+def _checkpointed(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
+    ddp, state = make()
+    train(ddp, rank, range(6))
+    checkpoint.save({f"rank{rank}": state.state_dict()}, checkpoint_id=folder)
+    expected = train(ddp, rank, range(6, 10))
+    ddp, state = make()
+    train(ddp, rank, range(6))
+    found = state.state_dict()
+    for part in found["layers"].values():
+        part.zero_()
+    checkpoint.load({f"rank{rank}": found}, checkpoint_id=folder)
+    state.load_state_dict(found)
+    return expected, train(ddp, rank, range(6, 10))
+
+
+def test_distributed_checkpoints(tmp_path: pathlib.Path) -> None:
+    for expected, found in on_ranks(2, _checkpointed, str(tmp_path)):
+        assert torch.equal(expected, found)
 
 
 def _saved(rank: int) -> dict[str, Any]:
@@ -167,3 +189,37 @@ def test_settings_may_be_given_and_are_checked() -> None:
     assert settings == {"first": "topk 7", "bias": "dense", "second": "qsgd 3", "third": "powersgd 2"}
     for name, error in zip(["fourth", "%", "method", "density", "default", "warm-up", "residual_dtype", "policy"], errors):
         assert name in error
+
+
+def _order(rank: int) -> list[str]:
+    """What happens to collectives in a step of PowerSGD, with buckets that ranks know."""
+    ddp, _ = make(method="powersgd", default=1, policy="uniform", min_elements=1)
+    train(ddp, rank, range(6))
+    events: list[str] = []
+    real = flight.start
+
+    class Noted:
+        def __init__(self, work: Any) -> None:
+            self.work = work
+
+        def wait(self) -> None:
+            events.append("wait")
+            self.work.wait()
+
+        def is_completed(self) -> bool:
+            return bool(self.work.is_completed())
+
+    def start(request: Any, group: Any) -> Noted:
+        events.append("start")
+        return Noted(real(request, group))
+
+    flight.start = start  # type: ignore[assignment]
+    train(ddp, rank, range(6, 7))
+    flight.start = real
+    return events
+
+
+def test_first_collectives_go_on_while_the_backward_pass_does() -> None:
+    for events in on_ranks(2, _order):
+        buckets = events.index("wait")
+        assert buckets >= 3 and events == ["start"] * buckets + ["wait", "start"] * buckets + ["wait"] * buckets

@@ -14,7 +14,8 @@
 //! * `std` (default): run-time choice of vector instructions, and `exchange::threads`, a group of workers in one process.
 //! * `pipeline`: the module `pipeline`, activations and gradients between the stages of a model.
 //! * `json`: `controller::metrics_line`, and the module `file` of the core.
-//! * `gemm`, `rayon`: those of the core. They imply `std`.
+//! * `gemm`, `rayon`: those of the core; with `rayon` layers of a bucket are compressed and decoded side by side. They
+//!   imply `std`.
 //! * `testing`: the module `testing`: generators, oracles and property checks. Implies `pipeline`.
 #![no_std]
 #![cfg_attr(docsrs, feature(doc_cfg))]

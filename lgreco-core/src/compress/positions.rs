@@ -215,6 +215,43 @@ pub(super) fn for_each_in(
     }
 }
 
+/// Where [`for_each_in`] is when it comes to `start`, a multiple of 64: how many positions are before, and where the
+/// next begins. They are counted, not looked at. `None` where that is not enough.
+pub(super) fn find(layout: Layout, bytes: &[u8], start: u64) -> Option<[u64; 2]> {
+    let Layout { coding, low_bits, low_bytes, .. } = layout;
+    match coding {
+        Coding::All => Some([start, 0]),
+        Coding::Bitmap => {
+            let before = bytes.get(..(start / 8) as usize)?.chunks(8);
+            Some([before.map(|chunk| word(chunk).count_ones() as u64).sum(), 0])
+        }
+        Coding::EliasFano => {
+            if !start.is_multiple_of(1 << low_bits) {
+                return None;
+            }
+            // High bits count up by zeros, each of which ends those of one number.
+            let (wanted, high) = (start >> low_bits, bytes.get(low_bytes as usize..)?);
+            let (mut before, mut zeros) = (0, 0);
+            for (i, chunk) in (0..).zip(high.chunks(8)) {
+                let mut word = word(chunk);
+                let more = word.count_zeros() as u64;
+                if zeros + more < wanted {
+                    (before, zeros) = (before + 64 - more, zeros + more);
+                    continue;
+                }
+                let mut bit = 0;
+                while zeros < wanted {
+                    let ones = word.trailing_ones();
+                    (before, zeros) = (before + ones as u64, zeros + 1);
+                    (word, bit) = (word.checked_shr(ones + 1).unwrap_or(0), bit + ones + 1);
+                }
+                return Some([before, 64 * i + bit as u64]);
+            }
+            Some([before, 8 * high.len() as u64])
+        }
+    }
+}
+
 fn below(position: u64, elements: u32) -> Result<u32, Error> {
     if position < elements as u64 {
         Ok(position as u32)

@@ -30,6 +30,15 @@ pub fn combine_stretch(
     }
 }
 
+/// The `place` of [`combine_stretch`] at `start` without the stretches before, whose errors it then does not find;
+/// `None` where they have to be read.
+pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>, Error> {
+    match payload.header.method {
+        Method::TopK => topk::place_of(payload, start),
+        _ => Ok(Some([0; 2])),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +79,18 @@ mod tests {
         Ok(())
     }
 
+    /// Each stretch without those before; the error of the first that has one.
+    fn in_any_order(payload: &[u8], values: &mut [f32]) -> Result<(), Error> {
+        let payload = Payload::parse(payload)?;
+        let mut result = Ok(());
+        for (i, stretch) in values.chunks_mut(STRETCH).enumerate().rev() {
+            // At less than one value in 2^13 they would be read in order.
+            let mut place = place_of(&payload, i * STRETCH)?.expect("a place");
+            result = combine_stretch(&payload, false, i * STRETCH, &mut place, stretch).and(result);
+        }
+        result
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
@@ -93,10 +114,12 @@ mod tests {
                     payload[16 + at.index(body)] ^= with;
                 }
                 let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                let (mut whole, mut parts) = (values.clone(), values.clone());
+                let (mut whole, mut parts, mut apart) = (values.clone(), values.clone(), values.clone());
                 let expected = combine(&Payload::parse(&payload).unwrap(), Combine::Add, &mut whole, &mut []);
                 prop_assert_eq!(in_stretches(&payload, false, &mut parts), expected, "{}", setting);
                 prop_assert!(expected.is_err() || bits(&whole) == bits(&parts), "{}", setting);
+                prop_assert_eq!(in_any_order(&payload, &mut apart), expected, "{}", setting);
+                prop_assert!(expected.is_err() || bits(&whole) == bits(&apart), "{}", setting);
                 let expected = decode_parsed(&Payload::parse(&payload).unwrap(), &mut whole);
                 prop_assert_eq!(in_stretches(&payload, true, &mut parts), expected, "{}", setting);
                 prop_assert!(expected.is_err() || whole == parts, "{}", setting);

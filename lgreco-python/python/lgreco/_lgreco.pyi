@@ -88,11 +88,12 @@ class Bucket:
 class Controller:
     """Which settings a rank's layers have, what it remembers of them, and when to decide anew.
 
-    ``layers`` are (name, dims, dtype): float32, float16 or bfloat16. Options are those of ``lgreco.torch.LGreCoState``.
+    ``layers`` are (name, dims, dtype, ends): float32, float16 or bfloat16; with ``route="sharded"`` ``ends`` tells at which
+    element each rank's shard ends, else it is empty. Options are those of ``lgreco.torch.LGreCoState``.
     """
 
     def __new__(
-        cls, layers: list[tuple[str, list[int], str]], rank: int, world_size: int, **options: Any
+        cls, layers: list[tuple[str, list[int], str, list[int]]], rank: int, world_size: int, **options: Any
     ) -> Controller: ...
     @property
     def steps(self) -> int:

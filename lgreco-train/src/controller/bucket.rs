@@ -9,6 +9,7 @@ use super::arena::{Arena, Kept, recycled};
 use super::check::{check, first_non_finite, relative_error};
 use super::layer::LayerState;
 use super::lens::Lens;
+use super::spread;
 use super::view::{Places, When, is_in_place, list_of, owns, repays, take};
 use super::window;
 use crate::compress::{Compressor, Setting};
@@ -217,7 +218,7 @@ impl Bucket {
     /// [`Error::StepOrder`] when there are gradients already.
     ///
     /// # Complexity
-    /// Encodes every layer. Allocates nothing.
+    /// Encodes every layer. Allocates nothing; with the feature `rayon` as [`next`](Bucket::next).
     pub fn submit(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         self.expect_open()?;
         if self.failure.is_none() {
@@ -236,7 +237,7 @@ impl Bucket {
         *list = recycled(layers);
         let mut flight = flight?;
         if flight.failure().is_none() {
-            self.add_to_window(gradients);
+            self.add_to_window(gradients)?;
         }
         if let (None, Some(Error::Core(CoreError::NonFinite { .. }))) = (failure, flight.failure())
             && let Some(error) = first_non_finite(&self.arena.kept, gradients)
@@ -264,7 +265,7 @@ impl Bucket {
     ///
     /// # Complexity
     /// In all, decodes every payload and takes up to three passes for residuals. Allocates nothing; with the feature
-    /// `rayon` long layers are handed to its threads, whose queue now and then does.
+    /// `rayon` layers are handed to its threads, whose queue now and then does.
     pub fn next(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Request<'_>>, Error> {
         match self.progress {
             Progress::UnderWay => {}
@@ -326,33 +327,36 @@ impl Bucket {
     }
 
     /// Adds the gradients to the window's means.
-    fn add_to_window(&mut self, gradients: &[ValuesMut<'_>]) {
-        if self.window_steps > 0 {
-            for (kept, gradient) in self.arena.kept.iter_mut().zip(gradients) {
-                window::add(&mut kept.window, gradient.values(), self.window_steps);
-            }
+    fn add_to_window(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
+        let steps = self.window_steps;
+        if steps == 0 {
+            return Ok(());
         }
+        spread::for_each(&mut self.arena.kept, gradients, &mut [], &|_| 0, &|kept, gradient, _| {
+            window::add(&mut kept.window, gradient.values(), steps);
+            Ok(())
+        })
     }
 
     /// Writes what is to be compressed where there is a residual.
     fn offer(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
-        let mut offered = &mut self.arena.offered[..];
-        for (kept, gradient) in self.arena.kept.iter_mut().zip(gradients) {
-            let offered = take(&mut offered, Lens::of(kept, self.moment.route, self.measured).offered);
+        let (route, measured) = (self.moment.route, self.measured);
+        let Arena { kept, offered, .. } = &mut self.arena;
+        let len = |kept: &Kept| Lens::of(kept, route, measured).offered;
+        spread::for_each(kept, gradients, offered, &len, &|kept, gradient, offered| {
             if kept.withheld {
                 gradient.write(core::iter::repeat(0.0));
-                continue;
+                return Ok(());
             }
-            let LayerState { memory: Some(memory), pending, .. } = &mut kept.state else { continue };
+            let LayerState { memory: Some(memory), pending, .. } = &mut kept.state else { return Ok(()) };
             let offered = if memory.is_plain() { plain_values(pending, kept.shape) } else { offered };
             let compensated = memory.compensate(&Gradient::new(gradient.values(), kept.shape)?, offered);
             let layer = kept.index;
             compensated.map_err(|error| match error {
                 Error::Core(CoreError::NonFinite { index, value }) => Error::NonFiniteGradient { layer, index, value },
                 error => error,
-            })?;
-        }
-        Ok(())
+            })
+        })
     }
 
     /// Gradients become means, and residuals take note.

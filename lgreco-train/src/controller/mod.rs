@@ -130,6 +130,7 @@ mod ramp;
 mod restore;
 mod save;
 mod saved;
+mod spread;
 mod stage;
 mod step;
 mod task;

@@ -15,7 +15,7 @@ use crate::Error;
 /// use lgreco_train::exchange::{Route, workspace_len};
 /// use lgreco_train::gradient::{Dtype, Shape};
 /// let layers = [(Setting::Dense, Shape::new(10, 10)?, Dtype::F32)];
-/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 4 + (100 + 4) / 2);
+/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 7 + (100 + 4) / 2);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 ///

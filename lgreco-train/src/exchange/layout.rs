@@ -10,10 +10,46 @@ use crate::compress::{Compressor, Setting, powersgd};
 use crate::gradient::Dtype;
 use crate::internal::clt::Positions;
 use crate::internal::payload::STRETCH;
+use crate::internal::spread::WORTHWHILE;
 
 /// Rows of a product that are made at a time, where the mean's place is too narrow for all of them: some of a product's
 /// tiles.
 pub(super) const ROWS: usize = 32;
+
+/// Most runs of layers that the host computes side by side.
+pub(super) const LANES: usize = if cfg!(feature = "rayon") { 4 } else { 1 };
+
+/// Consecutive layers for which the host has memory of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lane {
+    /// How many.
+    pub(super) layers: usize,
+    /// As in [`Layout`].
+    pub(super) wide: usize,
+    pub(super) decoded: usize,
+    pub(super) encode: usize,
+}
+
+/// Divides layers into [`LANES`] runs of about as many elements.
+struct Divider {
+    elements: u64,
+    before: u64,
+    /// Of the last layer: which part of the elements its middle is in, and its lane.
+    part: u64,
+    lane: usize,
+}
+
+impl Divider {
+    /// The lane of the next layer. Each lane that comes before another has layers.
+    fn lane_of(&mut self, elements: usize) -> usize {
+        let lanes = if self.elements < WORTHWHILE as u64 { 1 } else { LANES as u64 };
+        let middle = self.before + elements as u64 / 2;
+        let part = (middle * lanes / self.elements.max(1)).min(lanes - 1);
+        self.lane += usize::from(part > self.part && self.before > 0);
+        (self.part, self.before) = (part, self.before + elements as u64);
+        self.lane
+    }
+}
 
 /// Lengths of what an exchange's [parts](super::Part) are made in. The same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,25 +73,40 @@ pub struct Layout {
     pub shards: usize,
     /// Bytes: what comes from others, at the most.
     pub received: usize,
-    /// f32: sums of payloads, where the mean's place is too narrow for them; on the host.
+    /// f32: sums of payloads, where the mean's place is too narrow for them; on the host, of all lanes together.
     pub wide: usize,
-    /// f32: one decoded payload, where it takes memory of its own; on the host.
+    /// f32: one decoded payload per lane, where it takes memory of its own; on the host.
     pub decoded: usize,
-    /// Words: what the host's compressors need.
+    /// Words: what the host's compressors need, in all lanes together.
     pub encode: usize,
+    /// Runs of layers that the host computes side by side, in order: with the feature `rayon` up to four, else one.
+    pub(super) lanes: [Lane; LANES],
 }
 
 impl Layout {
+    /// The lanes that have layers.
+    pub(super) fn lanes(&self) -> &[Lane] {
+        let used = self.lanes.iter().take_while(|lane| lane.layers > 0).count();
+        &self.lanes[..used]
+    }
+
     pub(super) fn new<'a>(
         layers: impl Iterator<Item = Spec<'a>> + Clone,
         route: Route,
         world: u32,
     ) -> Result<Layout, Error> {
         let mut layout = Layout { world: world as usize, ..Layout::default() };
+        layout.varies = layers.clone().any(|spec| is_gathered(&spec.setting, route) && !spec.setting.has_fixed_len());
+        let elements = layers.clone().map(|spec| spec.shape.elements() as u64).sum();
+        let mut divider = Divider { elements, before: 0, part: 0, lane: 0 };
         for spec @ Spec { setting, shape, dtype, .. } in layers.clone() {
             spec.check_shards(route, world)?;
             let payload = setting.payload_len(shape, dtype)?;
             let mut encode = setting.encode_workspace_len(shape, dtype);
+            // Where a payload of a length that the values decide ends, the next one begins.
+            let lane = if layout.varies { 0 } else { divider.lane_of(shape.elements()) };
+            let lane = &mut layout.lanes[lane];
+            lane.layers += 1;
             match setting {
                 Setting::Dense if route == Route::Sharded => layout.shards += shape.elements(),
                 Setting::Dense => layout.sums += shape.elements(),
@@ -64,7 +115,7 @@ impl Layout {
                     layout.sums += shape.rows() * rank;
                     layout.factors += shape.cols() * rank;
                     encode = powersgd::steps_workspace_len(shape, c.rank);
-                    layout.decoded = layout.decoded.max(shape.elements().min(ROWS * shape.cols()));
+                    lane.decoded = lane.decoded.max(shape.elements().min(ROWS * shape.cols()));
                 }
                 Setting::CltK(c) => {
                     layout.sums += c.keep as usize;
@@ -78,17 +129,21 @@ impl Layout {
                         Setting::LoCo(_) | Setting::AdaComp(_) => (elements, elements),
                         _ => (stretch, 0),
                     };
-                    layout.wide = layout.wide.max(wide);
-                    layout.decoded = layout.decoded.max(decoded);
+                    lane.wide = lane.wide.max(wide);
+                    lane.decoded = lane.decoded.max(decoded);
                     // The mean that scatter-reduce compresses again is f32.
                     encode = encode.max(setting.encode_workspace_len(shape, Dtype::F32));
                 }
             }
             if is_gathered(&setting, route) {
                 layout.message = layout.message.max(slip::LEN).saturating_add(payload);
-                layout.varies |= !setting.has_fixed_len();
             }
-            layout.encode = layout.encode.max(encode);
+            lane.encode = lane.encode.max(encode);
+        }
+        for lane in layout.lanes {
+            layout.wide = layout.wide.saturating_add(lane.wide);
+            layout.decoded = layout.decoded.saturating_add(lane.decoded);
+            layout.encode = layout.encode.saturating_add(lane.encode);
         }
         layout.received = layout.message.saturating_mul(world as usize);
         if route != Route::AllGather {

@@ -89,6 +89,8 @@ fn hybrid() -> Vec<(Setting, Shape)> {
     ]
 }
 
+#[cfg(feature = "rayon")]
+mod cores;
 mod failures;
 mod golden;
 mod group;

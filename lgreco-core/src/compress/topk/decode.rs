@@ -1,6 +1,6 @@
 //! Decoding: scatter the kept values into zeros.
 
-use super::{TopK, body_len, header};
+use super::{STRETCH, TopK, body_len, header};
 use crate::Error;
 use crate::compress::combine::Combine;
 use crate::compress::positions::{self, Layout};
@@ -8,6 +8,8 @@ use crate::compress::value::{WireValue, with_wire_type};
 use crate::compress::wire::{Header, Method, Payload};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::Dtype;
+use crate::simd::Kernel;
+use crate::spread::{Divide, spread};
 
 /// Writes what a TopK payload holds to `values`, zeros elsewhere. On an error `values` holds nothing of use.
 ///
@@ -40,7 +42,14 @@ pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
 
 /// Combines what a TopK payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
 pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
-    body(payload, values.len())?.scatter_all(values, |place, value| how.put(place, value))
+    body(payload, values.len())?.scatter_all(values, move |place, value| how.put(place, value))
+}
+
+/// Where [`combine_stretch`] begins at `start`, a multiple of [`STRETCH`](super::STRETCH), without having read what comes
+/// before, of which it then finds no errors; `None` where it has to be read.
+pub(in crate::compress) fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>, Error> {
+    let body = of_payload(payload)?;
+    Ok(positions::find(body.layout, body.positions, start as u64))
 }
 
 /// The same of the elements from `start` on, a multiple of 64; `place` is where the last stretch has ended.
@@ -120,6 +129,55 @@ pub(in crate::compress) fn stated(found: &Header) -> Result<(usize, Layout, Dtyp
     Ok((usize::try_from(body_len(keep, elements, dtype)).unwrap_or(usize::MAX), layout, dtype))
 }
 
+/// Kept values that are worth the while of several cores.
+const WORTHWHILE: u32 = 1 << 13;
+
+/// What is kept of the elements from `start` on goes to its places.
+struct Scatter<'a, F> {
+    body: Body<'a>,
+    start: usize,
+    /// As in [`Body::scatter`].
+    place: [u64; 2],
+    values: &'a mut [f32],
+    put: F,
+}
+
+impl<F: Fn(&mut f32, f32)> Kernel for Scatter<'_, F> {
+    type Output = Result<[u64; 2], Error>;
+
+    #[inline(always)]
+    fn run(self) -> Result<[u64; 2], Error> {
+        let Scatter { body, start, mut place, values, put } = self;
+        body.scatter(start, &mut place, values, put).map(|()| place)
+    }
+}
+
+impl<F: Fn(&mut f32, f32) + Copy + Send> Divide for Scatter<'_, F> {
+    fn elements(&self) -> usize {
+        self.values.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let at = at / STRETCH * STRETCH;
+        let start = self.start + at;
+        let Some(place) = positions::find(self.body.layout, self.body.positions, start as u64) else {
+            return Err(self);
+        };
+        let Scatter { body, start: first, place: first_place, values, put } = self;
+        let (values, others) = values.split_at_mut(at);
+        let second = Scatter { body, start, place, values: others, put };
+        Ok((Scatter { body, start: first, place: first_place, values, put }, second))
+    }
+
+    fn join(first: Self::Output, second: Self::Output) -> Self::Output {
+        first.and(second)
+    }
+
+    fn start(self) -> Self::Output {
+        self.run() // it has no vector loops
+    }
+}
+
 /// The parts of a payload's body, made by [`of_payload`].
 #[derive(Clone, Copy, Debug)]
 pub struct Body<'a> {
@@ -139,10 +197,10 @@ impl<'a> Body<'a> {
         Body { top, layout, values, positions }
     }
 
-    fn scatter_all(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
-        let mut place = [0; 2];
-        self.scatter(0, &mut place, values, put)?;
-        self.check_end(&place)
+    fn scatter_all(&self, values: &mut [f32], put: impl Fn(&mut f32, f32) + Copy + Send) -> Result<(), Error> {
+        let all = Scatter { body: *self, start: 0, place: [0; 2], values, put };
+        let place = if self.top.keep < WORTHWHILE { all.run() } else { spread(all) };
+        self.check_end(&place?)
     }
 
     /// Puts what is kept of the elements from `start` on into `values`; `place` is how many are kept before, and what
@@ -165,7 +223,10 @@ impl<'a> Body<'a> {
         values: &mut [f32],
         put: impl Fn(&mut f32, f32),
     ) -> Result<(), Error> {
-        let mut kept = self.values[*before as usize * size_of::<V>()..].chunks_exact(size_of::<V>());
+        let Some(kept) = self.values.get(*before as usize * size_of::<V>()..) else {
+            return Err(Error::PayloadBody { what: "more positions than kept values" });
+        };
+        let mut kept = kept.chunks_exact(size_of::<V>());
         let range = start as u64..(start + values.len()) as u64;
         let there = kept.len();
         positions::for_each_in(self.layout, self.positions, *before, bit, range, |position| {

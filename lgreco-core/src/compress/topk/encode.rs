@@ -9,8 +9,8 @@ use crate::error::expect_room;
 use crate::gradient::{Dtype, Element, Gradient, Shape, with_elements};
 use crate::select::{self, Cut};
 
-/// Stretches that are looked at together, by several cores.
-const TOGETHER: usize = 64;
+/// Stretches that are looked at together; more by several cores, which wait for each other at the end.
+const TOGETHER: usize = if cfg!(feature = "rayon") { 256 } else { 64 };
 
 pub(super) fn encode(
     top: &TopK,
@@ -124,9 +124,13 @@ fn choose<T: Element>(
         let stretches = some.chunks(STRETCH).zip(indices.chunks_mut(STRETCH)).zip(&counts);
         for (at, ((stretch, indices), &found)) in (first..).step_by(STRETCH).zip(stretches) {
             let mut kept = 0;
+            let has_values = select::with_values(indices, found).is_some();
             for i in 0..found {
                 let index = indices[i];
-                let value = stretch[index as usize].to_f32();
+                let value = match has_values {
+                    true => f32::from_bits(indices[found + i]),
+                    false => stretch[index as usize].to_f32(),
+                };
                 if select::magnitude_bits(value) == magnitude {
                     if ties == 0 {
                         continue;

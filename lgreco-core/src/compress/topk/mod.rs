@@ -33,7 +33,7 @@ mod tests;
 pub(super) use at_least::{AtLeast, sent, write_workspace_len};
 pub(super) use body::{body_len, check_keep};
 pub use decode::{Body, decode, of_payload};
-pub(super) use decode::{combine, combine_stretch, stated};
+pub(super) use decode::{combine, combine_stretch, place_of, stated};
 pub(super) use encode::write_positions;
 pub use measure::{measure, measure_workspace_len};
 

@@ -1,10 +1,13 @@
-"""Compressed gradients for PyTorch's DistributedDataParallel.
+"""Compressed gradients for PyTorch: DistributedDataParallel and fully_shard.
 
 >>> state = LGreCoState(None, model, method="topk")           # doctest: +SKIP
 >>> model.register_comm_hook(state, lgreco_hook)              # doctest: +SKIP
 """
 
+from lgreco.torch.fsdp import LGreCoShardedState
 from lgreco.torch.hook import lgreco_hook
+from lgreco.torch.outer import OuterStep
+from lgreco.torch.register import register
 from lgreco.torch.state import LGreCoState
 
-__all__ = ["LGreCoState", "lgreco_hook"]
+__all__ = ["LGreCoShardedState", "LGreCoState", "OuterStep", "lgreco_hook", "register"]

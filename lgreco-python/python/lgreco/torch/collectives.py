@@ -41,12 +41,32 @@ class _All:
         return all(work.is_completed() for work in self._works)
 
 
+class _ReduceScatter:
+    """A sum of parts that differ in length, which Gloo's own does not allow: parts are sent to their owners, who add them."""
+
+    def __init__(self, values: torch.Tensor, lens: list[int], group: dist.ProcessGroup) -> None:
+        rank, world = group.rank(), group.size()
+        self._own = torch.split(values, lens)[rank]
+        self._received = torch.empty(world, lens[rank])
+        received = [lens[rank]] * world
+        work = dist.all_to_all_single(self._received.view(-1), values, received, lens, group=group, async_op=True)
+        self._work = _All([work])
+
+    def wait(self) -> None:
+        self._work.wait()
+        torch.sum(self._received, 0, out=self._own)
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
 def start(request: Request, group: dist.ProcessGroup) -> Started:
     """Starts a collective. Every rank starts the same ones in the same order."""
-    if request.kind in ("all_reduce", "reduce_scatter"):
+    if request.kind == "all_reduce":
         values = memory(request.address, request.length, torch.float32)
-        # Parts of a reduce-scatter differ in length, which Gloo's does not allow.
         return _All([dist.all_reduce(values, group=group, async_op=True)])
+    if request.kind == "reduce_scatter":
+        return _ReduceScatter(memory(request.address, request.length, torch.float32), request.lens, group)
     sent = memory(request.address, request.length, torch.uint8)
     if request.kind == "all_gather":
         own = sent.chunk(group.size())[group.rank()].clone()

@@ -26,7 +26,6 @@ class Flight:
         bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
         self._rounds = bucket.rounds()
         self._work: Started | None = None
-        self.go_on()
 
     def go_on(self) -> bool:
         """Waits for the collective under way and starts the next one; False when the gradients are means."""
@@ -48,8 +47,12 @@ class Flight:
         """Whether going on would neither wait nor start another collective, on this rank."""
         return self._rounds <= 0 and self._work is not None and self._work.is_completed()
 
-    def land(self) -> None:
-        """Hands the means over."""
+    def deliver(self) -> None:
+        """Puts the means where the gradients were."""
         if self._host is not self.buffer:
             self.buffer.copy_(self._host)
+
+    def land(self) -> None:
+        """Hands the means over."""
+        self.deliver()
         self.future.set_result(self.buffer)

@@ -1,6 +1,7 @@
 //! With the feature `rayon`: steps on one core and on several.
 
 use super::*;
+use crate::compress::clt::CltK;
 use crate::compress::loco::LoCo;
 use crate::compress::qsgd::Qsgd;
 use crate::gradient::{Bf16, Element};
@@ -12,7 +13,8 @@ fn settings() -> Vec<Setting> {
     let topk = |keep| Setting::TopK(TopK { keep, values: Dtype::F32 });
     let qsgd = |bucket| Setting::Qsgd(Qsgd { bucket, ..Qsgd::default() });
     let power = Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 });
-    vec![qsgd(512), topk(2000), power, qsgd(96), Setting::LoCo(LoCo { group: 64 }), topk(150_000)]
+    let loco = Setting::LoCo(LoCo { group: 64 });
+    vec![qsgd(512), topk(2000), power, qsgd(96), loco, topk(150_000), Setting::Dense, Setting::CltK(CltK { keep: 99 })]
 }
 
 /// Means and saved states of two ranks after some steps on so many cores each, by f32 and bf16 layers of all settings.
@@ -55,8 +57,51 @@ fn any_number_of_cores_makes_the_same_means_and_residuals() {
     for metrics_every in [0, 1] {
         let alone = train(1, metrics_every);
         assert!(alone[0].0 == alone[1].0, "ranks have the same means");
-        for cores in [2, 3] {
+        for cores in [2, 3, 5] {
             assert!(train(cores, metrics_every) == alone, "{cores} cores");
+        }
+    }
+}
+
+/// Thirty short layers, of which the controller decides; `spoil` may change the gradients of a step.
+fn decide(cores: usize, spoil: impl Fn(u32, &mut [Vec<f32>])) -> Result<(Vec<Vec<f32>>, Vec<u8>), Error> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(cores).build().expect("threads");
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let mut config = Config::new(search(Method::Qsgd));
+    config.feedback = Feedback::always(Residual::CLASSIC);
+    (config.schedule.warmup, config.schedule.window) = (2, 2);
+    let tensors = (0..30).map(|i| Tensor::new(&format!("{i}"), &[60, 50], Dtype::F32).unwrap()).collect();
+    let mut controller = Controller::new(config, tensors, &worker)?;
+    let mut values = vec![];
+    for step in 0..4 {
+        values = (0..30).map(|layer| noise(layer, 0, step, 3000)).collect();
+        spoil(step, &mut values);
+        let mut gradients: Vec<_> = values.iter_mut().map(|values| ValuesMut::F32(values)).collect();
+        pool.install(|| controller.step(&mut worker, &mut gradients, 0.1))?;
+    }
+    Ok((values, controller.save()?))
+}
+
+#[test]
+fn any_number_of_cores_decides_alike() {
+    let alone = decide(1, |_, _| {}).unwrap();
+    for cores in [2, 3, 5] {
+        assert!(decide(cores, |_, _| {}) == Ok(alone.clone()), "{cores} cores");
+    }
+}
+
+/// Of several layers that are not finite the first is told of, with residuals and without.
+#[test]
+fn any_number_of_cores_names_the_first_layer_that_is_not_finite() {
+    for bad in [0, 3] {
+        let spoil = |step, values: &mut [Vec<f32>]| {
+            if step == bad {
+                [29, 21, 14].into_iter().for_each(|layer| values[layer][layer] = f32::INFINITY);
+            }
+        };
+        let expected = Error::NonFiniteGradient { layer: 14, index: 14, value: f32::INFINITY };
+        for cores in [1, 2, 3, 5] {
+            assert_eq!(decide(cores, spoil).map(|_| ()), Err(expected), "{cores} cores");
         }
     }
 }

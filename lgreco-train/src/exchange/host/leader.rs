@@ -24,7 +24,7 @@ pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) ->
         let Setting::CltK(clt) = layer.setting else { continue };
         let positions = take(&mut positions, &clt, layer.gradient.shape());
         if moment.rank == moment.leader() {
-            clt.lead(&layer.gradient.get()?, room.encode, positions)?;
+            clt.lead(&layer.gradient.get()?, room.scratch.encode, positions)?;
         } else {
             check_finite(&layer.gradient.get()?)?;
         }

@@ -1,5 +1,6 @@
 //! An exchange in the host's memory.
 
+mod lanes;
 mod leader;
 mod mean;
 mod payloads;
@@ -62,23 +63,23 @@ impl Space for Host<'_, '_> {
         }
         match op {
             Op::Lead => leader::lead(layers, moment, room),
-            Op::Widen => sums::dense(layers, room),
-            Op::Project => sums::start(layers, moment, room),
+            Op::Widen => sums::dense(layers, program, room),
+            Op::Project => sums::start(layers, program, room),
             Op::Encode => payloads::encode(layers, program, room),
             Op::EncodePieces | Op::EncodeShards => pieces::encode(layers, moment, room),
             Op::Pick => leader::pick(layers, moment, room),
-            Op::BackProject => sums::between(layers, room),
-            Op::AverageFactors => sums::average_factors(layers, moment.world_size, room),
-            Op::Reconstruct => sums::products(layers, moment, room),
-            Op::Average => sums::dense_means(layers, moment.world_size, room),
+            Op::BackProject => sums::between(layers, program, room),
+            Op::AverageFactors => sums::average_factors(layers, program, room),
+            Op::Reconstruct => sums::products(layers, program, room),
+            Op::Average => sums::dense_means(layers, program, room),
             Op::Place => leader::place(layers, moment, room),
-            Op::SumPayloads => payloads::means(layers, moment, room),
+            Op::SumPayloads => payloads::means(layers, program, room),
             Op::AveragePieces => pieces::average_own(layers, moment, room),
             Op::DecodeMeans => pieces::decode_means(layers, moment, room),
             Op::WidenShards => shards::dense(layers, moment, room),
             Op::AverageShards => shards::means(layers, moment, room),
             Op::SumShards => pieces::sum_shards(layers, moment, room),
-            Op::Remember => sums::remember(layers, room),
+            Op::Remember => sums::remember(layers, program, room),
             Op::PutSlip { part, slip } => put(part, slip, layers, program, room),
             Op::Judge { part, own } => judge_part(part, own, program, room),
         }

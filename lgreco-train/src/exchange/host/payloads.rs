@@ -1,14 +1,35 @@
 //! Payloads to everybody.
 
+use super::lanes::{Parts, side_by_side};
 use super::room::{Ranks, Room, sum};
-use super::sum::{Scratch, mean_of};
+use super::sum::mean_of;
 use crate::compress::{Compressor, Setting, stated_len};
 use crate::error::expect_room;
 use crate::exchange::layer::{Layer, Spec};
-use crate::exchange::moment::Moment;
+use crate::exchange::moment::Route;
 use crate::exchange::program::Program;
 use crate::exchange::slip::{self, Slip};
 use crate::{CoreError, Error};
+
+/// Payloads that layers are to write.
+struct Unwritten<'a> {
+    bytes: &'a mut [u8],
+    route: Route,
+}
+
+impl Parts for Unwritten<'_> {
+    fn split(self, first: &[Layer<'_>]) -> Result<(Self, Self), Error> {
+        let Unwritten { bytes, route } = self;
+        let (bytes, others) = bytes.split_at_mut(payloads_len(first, route)?);
+        Ok((Unwritten { bytes, route }, Unwritten { bytes: others, route }))
+    }
+}
+
+/// Bytes of the layers' payloads, where lengths are fixed.
+fn payloads_len(layers: &[Layer<'_>], route: Route) -> Result<usize, Error> {
+    let gathered = layers.iter().filter(|layer| layer.is_gathered(route)).map(Layer::spec);
+    gathered.map(|spec| Ok(spec.setting.payload_len(spec.shape, spec.dtype)?)).sum()
+}
 
 /// Encodes this rank's payloads, where lengths are fixed into the message's place among all, and writes down the length
 /// of the message.
@@ -18,18 +39,21 @@ pub(super) fn encode(layers: &mut [Layer<'_>], program: &Program, room: &mut Roo
         true => &mut *room.message,
         false => &mut room.received[moment.rank as usize * layout.message..][..layout.message],
     };
-    let mut at = slip::LEN;
-    for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
-        let stream = moment.stream(layer.index, moment.rank);
-        let payload = &mut message[at..];
-        let len = match (layer.setting, &layer.fresh) {
-            (Setting::AdaComp(ada), Some(fresh)) => ada.encode_compensated(&layer.gradient.get()?, fresh, payload)?,
-            _ => layer.setting.encode(&layer.gradient.get()?, stream, room.encode, payload)?,
-        };
-        layer.sent = len as u64;
-        at += len;
-    }
-    room.ranks.lens[moment.rank as usize] = at as u64;
+    let unwritten = Unwritten { bytes: &mut message[slip::LEN..], route: moment.route };
+    side_by_side(layers, layout, &mut room.scratch, unwritten, |layers, Unwritten { mut bytes, route }, scratch| {
+        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
+            let stream = moment.stream(layer.index, moment.rank);
+            let len = match (layer.setting, &layer.fresh) {
+                (Setting::AdaComp(ada), Some(fresh)) => ada.encode_compensated(&layer.gradient.get()?, fresh, bytes)?,
+                _ => layer.setting.encode(&layer.gradient.get()?, stream, scratch.encode, bytes)?,
+            };
+            layer.sent = len as u64;
+            bytes = &mut bytes[len..];
+        }
+        Ok(())
+    })?;
+    let sent = layers.iter().filter(|layer| layer.is_gathered(moment.route)).map(|layer| layer.sent);
+    room.ranks.lens[moment.rank as usize] = slip::LEN as u64 + sent.sum::<u64>();
     Ok(())
 }
 
@@ -47,46 +71,64 @@ pub(super) fn put(own: Slip, program: &Program, room: &mut Room<'_>) {
     room.received[before..][..len].copy_from_slice(&room.message[..len]);
 }
 
+/// Payloads that layers are to read, from the same byte of each message on, where lengths are fixed.
+struct Unread {
+    at: usize,
+    route: Route,
+}
+
+impl Parts for Unread {
+    fn split(self, first: &[Layer<'_>]) -> Result<(Self, Self), Error> {
+        let Unread { at, route } = self;
+        Ok((Unread { at, route }, Unread { at: at + payloads_len(first, route)?, route }))
+    }
+}
+
 /// The means of what the messages hold.
-pub(super) fn means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let Room { ranks: Ranks { lens, spare }, received, wide, decoded, .. } = room;
-    let (places, read) = spare.split_at_mut(2 * lens.len());
+pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let Program { moment, layout, .. } = program;
+    let Room { ranks: Ranks { lens, .. }, received, scratch, .. } = room;
+    let (lens, received) = (&**lens, &**received);
     let unread = |rank: u32, read: u64| {
         let before = sum(&lens[..rank as usize]);
         &received[before..][..lens[rank as usize] as usize][read as usize..]
     };
-    read.fill(slip::LEN as u64);
-    for layer in layers.iter_mut().filter(|layer| layer.is_gathered(moment.route)) {
-        let Spec { setting, shape, dtype, .. } = layer.spec();
-        let spec = Spec::from((setting, shape, dtype));
-        let len = |rank: u32, read: u64| {
-            payload_len(unread(rank, read), &spec).map_err(|error| Error::PeerMessage { rank, code: error.code() })
-        };
-        for (rank, &read) in (0..).zip(&*read) {
-            len(rank, read)?;
+    let first = Unread { at: slip::LEN, route: moment.route };
+    side_by_side(layers, layout, scratch, first, |layers, Unread { at, route }, scratch| {
+        let read = core::mem::take(&mut scratch.read);
+        read.fill(at as u64);
+        for layer in layers.iter_mut().filter(|layer| layer.is_gathered(route)) {
+            let Spec { setting, shape, dtype, .. } = layer.spec();
+            let fixed = setting.has_fixed_len().then(|| setting.payload_len(shape, dtype)).transpose()?;
+            let len = |rank: u32, read: u64| {
+                let len = payload_len(unread(rank, read), fixed);
+                len.map_err(|error| Error::PeerMessage { rank, code: error.code() })
+            };
+            for (rank, &read) in (0..).zip(&*read) {
+                len(rank, read)?;
+            }
+            let payload_of = |rank: u32| {
+                let read = read[rank as usize];
+                &unread(rank, read)[..len(rank, read).unwrap_or(0)]
+            };
+            mean_of(moment.world_size, payload_of, &setting, shape, &mut layer.mean, scratch)?;
+            layer.contribute(payload_of(moment.rank), scratch.decoded)?;
+            for (rank, read) in (0..).zip(&mut *read) {
+                *read += len(rank, *read)? as u64;
+            }
         }
-        let payload_of = |rank: u32| {
-            let unread = unread(rank, read[rank as usize]);
-            &unread[..payload_len(unread, &spec).unwrap_or(0)]
-        };
-        let scratch = Scratch { places, wide, decoded };
-        mean_of(moment.world_size, payload_of, &setting, shape, &mut layer.mean, scratch)?;
-        layer.contribute(payload_of(moment.rank), decoded)?;
-        for (rank, read) in (0..).zip(&mut *read) {
-            *read += len(rank, *read)? as u64;
+        match (0..).zip(&*read).find(|&(rank, &read)| layout.varies && !unread(rank, read).is_empty()) {
+            Some((rank, _)) => Err(Error::PeerMessage { rank, code: CoreError::PayloadBody { what: "" }.code() }),
+            None => Ok(()),
         }
-    }
-    match (0..).zip(&*read).find(|&(rank, &read)| !unread(rank, read).is_empty()) {
-        Some((rank, _)) => Err(Error::PeerMessage { rank, code: CoreError::PayloadBody { what: "" }.code() }),
-        None => Ok(()),
-    }
+    })
 }
 
-/// Bytes of the layer's payload that a message goes on with, which are there.
-fn payload_len(message: &[u8], spec: &Spec<'_>) -> Result<usize, Error> {
-    let len = match spec.setting.has_fixed_len() {
-        true => spec.setting.payload_len(spec.shape, spec.dtype)?,
-        false => stated_len(message)?,
+/// Bytes of the payload, of a fixed length or not, that a message goes on with, which are there.
+fn payload_len(message: &[u8], fixed: Option<usize>) -> Result<usize, Error> {
+    let len = match fixed {
+        Some(len) => len,
+        None => stated_len(message)?,
     };
     expect_room("payload bytes", len, message.len())?;
     Ok(len)

@@ -2,7 +2,7 @@
 
 use super::mean::{average, in_tensor, narrow};
 use super::room::{Ranks, Room, messages, sum};
-use super::sum::{Scratch, decode_from, mean_of};
+use super::sum::{decode_from, mean_of};
 use super::sums::widen;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
@@ -73,12 +73,17 @@ pub(super) fn encode(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'
             let start = first + slip::LEN + at;
             end = start + piece.payload_len;
             let payload = &mut room.pieces[start..end];
-            piece.setting.encode(&gradient, moment.piece_stream(layer.index, rank, owner), room.encode, payload)?;
+            piece.setting.encode(
+                &gradient,
+                moment.piece_stream(layer.index, rank, owner),
+                room.scratch.encode,
+                payload,
+            )?;
             if let Some(own) = &mut layer.own {
                 decode(payload, &mut own[piece.range.clone()])?;
             }
             if let Input::Compensated { values, .. } = &mut layer.gradient {
-                combine(&Payload::parse(payload)?, Combine::Subtract, &mut values[piece.range], room.decoded)?;
+                combine(&Payload::parse(payload)?, Combine::Subtract, &mut values[piece.range], room.scratch.decoded)?;
             }
             Ok(())
         })?;
@@ -122,8 +127,8 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
     for_each(division, rank, layers, |piece, layer, at| {
         let whole = layer.gradient.get()?;
         let gradient = cut(&whole, &piece)?;
-        let mean = &mut room.wide[..piece.range.len()];
-        let decoded = &mut room.decoded[..mean.len()];
+        let mean = &mut room.scratch.wide[..piece.range.len()];
+        let decoded = &mut room.scratch.decoded[..mean.len()];
         for peer in 0..world {
             let values = if peer == 0 { &mut *mean } else { &mut *decoded };
             if peer == rank {
@@ -139,7 +144,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
         average(mean, world)?;
         let payload = &mut room.pieces[at..at + piece.payload_len];
         let exact = Gradient::new(Values::F32(mean), piece.shape)?;
-        piece.setting.encode(&exact, moment.piece_stream(layer.index, rank, rank), room.encode, payload)?;
+        piece.setting.encode(&exact, moment.piece_stream(layer.index, rank, rank), room.scratch.encode, payload)?;
         decode(payload, decoded)?;
         let contribution =
             |value: f32, mean: f32, decoded: f32| (value as f64 + world as f64 * (decoded as f64 - mean as f64)) as f32;
@@ -178,16 +183,14 @@ pub(super) fn sum_shards(layers: &mut [Layer<'_>], moment: Moment, room: &mut Ro
     let Moment { rank, world_size: world, .. } = moment;
     let division = division(layers, moment);
     let len = message_len(division, rank, layers)?;
-    let Room { ranks: Ranks { lens, spare }, pieces, received, wide, decoded, .. } = room;
+    let Room { ranks: Ranks { lens, .. }, pieces, received, scratch, .. } = room;
     let own = &pieces[sum(lens)..][..len];
-    let places = &mut spare[..2 * lens.len()];
     let message = |peer: u32| match peer {
         _ if peer == rank => own,
         _ => &received[(peer as usize - (peer > rank) as usize) * len..][..len],
     };
     for_each(division, rank, layers, |piece, layer, at| {
         let payload_of = |peer: u32| &message(peer)[slip::LEN + at..][..piece.payload_len];
-        let scratch = Scratch { places, wide, decoded };
         mean_of(world, payload_of, &piece.setting, piece.shape, &mut layer.mean, scratch)
             .map_err(|error| in_tensor(error, piece.range.start))
     })?;
@@ -221,7 +224,7 @@ pub(super) fn decode_means(layers: &mut [Layer<'_>], moment: Moment, room: &mut 
             if let Some(mean) = layer.mean.as_f32() {
                 return decode_from(owner, payload, &piece.setting, piece.shape, &mut mean[piece.range]);
             }
-            let decoded = &mut room.decoded[..piece.range.len()];
+            let decoded = &mut room.scratch.decoded[..piece.range.len()];
             decode_from(owner, payload, &piece.setting, piece.shape, decoded)?;
             narrow(decoded, piece.range.start, &mut layer.mean)
         })?;

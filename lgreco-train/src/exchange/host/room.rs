@@ -1,5 +1,6 @@
 //! How the host's workspace is cut into the parts of an exchange.
 
+use super::lanes::Scratch;
 use crate::Error;
 use crate::error::expect_room;
 use crate::exchange::layout::Layout;
@@ -31,12 +32,17 @@ impl Layout {
         if self.varies { self.message } else { 0 }
     }
 
+    /// Words for what each lane knows of each rank's message.
+    fn read(&self) -> usize {
+        self.lanes().len().saturating_mul(self.world)
+    }
+
     /// Words of the host's workspace.
     pub(in crate::exchange) fn words(&self) -> usize {
         let sums = [self.with_slips(self.sums), self.with_slips(self.factors), self.shards_with_slips()];
         let singles = sums.into_iter().chain([self.wide, self.decoded]).map(|len| len.div_ceil(2));
         let bytes = [self.positions, self.staged(), self.pieces, self.received].map(|len| len.div_ceil(8));
-        let ranks = [WORDS.saturating_mul(self.world)];
+        let ranks = [WORDS.saturating_mul(self.world), self.read(), self.read(), self.read()];
         singles.chain(bytes).chain(ranks).fold(self.encode, usize::saturating_add)
     }
 }
@@ -51,9 +57,7 @@ pub(super) struct Room<'a> {
     pub(super) message: &'a mut [u8],
     pub(super) pieces: &'a mut [u8],
     pub(super) received: &'a mut [u8],
-    pub(super) wide: &'a mut [f32],
-    pub(super) decoded: &'a mut [f32],
-    pub(super) encode: &'a mut [u64],
+    pub(super) scratch: Scratch<'a>,
 }
 
 impl<'a> Room<'a> {
@@ -78,9 +82,13 @@ impl<'a> Room<'a> {
             message: take(&mut words, layout.staged()),
             pieces: take(&mut words, layout.pieces),
             received: take(&mut words, layout.received),
-            wide: take(&mut words, layout.wide),
-            decoded: take(&mut words, layout.decoded),
-            encode: words,
+            scratch: Scratch {
+                read: take(&mut words, layout.read()),
+                places: take(&mut words, 2 * layout.read()),
+                wide: take(&mut words, layout.wide),
+                decoded: take(&mut words, layout.decoded),
+                encode: words,
+            },
         })
     }
 }

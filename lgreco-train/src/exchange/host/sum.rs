@@ -1,23 +1,14 @@
 //! The mean of what all ranks' payloads of one tensor hold, in the tensor's own element type.
 
+use super::lanes::Scratch;
 use super::mean::{average, in_tensor, narrow};
 use crate::compress::Setting;
 use crate::compress::wire::{Method, Payload};
 use crate::gradient::{Shape, ValuesMut};
-use crate::internal::payload::{Combine, STRETCH, combine, combine_stretch, decode_parsed, reads_stretches};
+use crate::internal::payload::{Combine, STRETCH, combine, combine_stretch, decode_parsed, place_of, reads_stretches};
 use crate::internal::spread::{Divide, spread};
 use crate::simd::{Kernel, dispatch};
 use crate::{CoreError, Error};
-
-/// What adding up takes of the workspace.
-pub(super) struct Scratch<'a> {
-    /// Two words per rank: where each payload's next stretch begins.
-    pub(super) places: &'a mut [u64],
-    /// Room for sums that do not fit where the mean goes.
-    pub(super) wide: &'a mut [f32],
-    /// Room for one decoded payload.
-    pub(super) decoded: &'a mut [f32],
-}
 
 /// Adds up the payloads in the order of ranks, in f32, and writes the mean. Where it can it does so a stretch at a
 /// time, of all payloads, so that every element of the mean is written once.
@@ -31,7 +22,7 @@ pub(super) fn mean_of<'p, P: Fn(u32) -> &'p [u8] + Sync>(
     setting: &Setting,
     shape: Shape,
     mean: &mut ValuesMut<'_>,
-    Scratch { places, wide, decoded }: Scratch<'_>,
+    Scratch { places, wide, decoded, .. }: &mut Scratch<'_>,
 ) -> Result<(), Error> {
     if reads_stretches(method(setting)) {
         places.fill(0);
@@ -107,14 +98,6 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Kernel for Stretches<'_, P> {
 
 /// Most ranks whose places another core has room for.
 const RANKS: usize = 64;
-/// Most ranks whose sparse payloads another core reads from the beginning, to find where its stretches begin.
-const SPARSE_RANKS: usize = 4;
-
-/// Whether any stretch of a payload is found without reading those before.
-const fn reads_anywhere(setting: &Setting) -> bool {
-    matches!(setting, Setting::Qsgd(_))
-}
-
 impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
     fn elements(&self) -> usize {
         self.mean.values().len()
@@ -122,8 +105,7 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
 
     fn divide(self, at: usize) -> Result<(Self, Self), Self> {
         let at = at / STRETCH * STRETCH;
-        let most = if reads_anywhere(self.setting) { RANKS } else { SPARSE_RANKS };
-        if self.world as usize > most || at == 0 {
+        if self.world as usize > RANKS || at == 0 {
             return Err(self);
         }
         let Stretches { world, payload_of, setting, shape, start, mean, places, wide } = self;
@@ -143,12 +125,16 @@ impl<'p, P: Fn(u32) -> &'p [u8] + Sync> Divide for Stretches<'_, P> {
             return dispatch(self);
         }
         let (mut places, mut wide) = ([[0; 2]; RANKS], [0.0; STRETCH]);
-        if !reads_anywhere(self.setting) {
-            for (rank, place) in (0..self.world).zip(&mut places) {
-                for before in (0..self.start).step_by(STRETCH) {
-                    self.read(rank, |payload| combine_stretch(payload, true, before, place, &mut wide))?;
+        for (rank, place) in (0..self.world).zip(&mut places) {
+            self.read(rank, |payload| {
+                match place_of(payload, self.start)? {
+                    Some(found) => *place = found,
+                    None => (0..self.start)
+                        .step_by(STRETCH)
+                        .try_for_each(|before| combine_stretch(payload, true, before, place, &mut wide))?,
                 }
-            }
+                Ok(())
+            })?;
         }
         dispatch(Stretches { places: &mut places[..self.world as usize], wide: &mut wide, ..self })
     }

@@ -1,5 +1,6 @@
 //! Dense layers and PowerSGD: sums on the wire.
 
+use super::lanes::{Parts, Scratch, side_by_side};
 use super::mean::{self, average};
 use super::room::Room;
 use crate::compress::Setting;
@@ -9,7 +10,7 @@ use crate::compress::powersgd::{
 use crate::compress::{check_finite, powersgd::PowerSgd};
 use crate::exchange::layer::{Input, Layer};
 use crate::exchange::layout::ROWS;
-use crate::exchange::moment::Moment;
+use crate::exchange::program::Program;
 use crate::gradient::{Element, Gradient, with_elements};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
@@ -47,14 +48,71 @@ pub(super) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32
     with_elements!(gradient.values(), v => values.iter_mut().zip(&v[from..]).for_each(|(to, x)| *to = x.to_f32()));
 }
 
+/// The layers' parts of both buffers.
+struct Sums<'r> {
+    sums: &'r mut [f32],
+    factors: &'r mut [f32],
+}
+
+impl<'r> Sums<'r> {
+    /// Cuts the next layer's off.
+    fn take(&mut self, layer: &Layer<'_>) -> (&'r mut [f32], &'r mut [f32]) {
+        let (sums, factors) = part_lens(layer);
+        (take(&mut self.sums, sums), take(&mut self.factors, factors))
+    }
+}
+
+impl Parts for Sums<'_> {
+    fn split(self, first: &[Layer<'_>]) -> Result<(Self, Self), Error> {
+        let lens = first.iter().map(part_lens).fold((0, 0), |(p, q), (sums, factors)| (p + sums, q + factors));
+        let ((sums, other_sums), (factors, others)) =
+            (self.sums.split_at_mut(lens.0), self.factors.split_at_mut(lens.1));
+        Ok((Sums { sums, factors }, Sums { sums: other_sums, factors: others }))
+    }
+}
+
+/// Calls `visit` with each layer whose parts are summed, and with them.
+fn for_each(
+    layers: &mut [Layer<'_>],
+    program: &Program,
+    room: &mut Room<'_>,
+    visit: impl Fn(&mut Layer<'_>, &mut [f32], &mut [f32], &mut Scratch<'_>) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let sums = Sums { sums: room.sums, factors: room.factors };
+    side_by_side(layers, &program.layout, &mut room.scratch, sums, |layers, mut sums, scratch| {
+        layers.iter_mut().try_for_each(|layer| {
+            let (p, q) = sums.take(layer);
+            visit(layer, p, q, scratch)
+        })
+    })
+}
+
+/// The same of dense layers.
+fn for_each_dense(
+    layers: &mut [Layer<'_>],
+    program: &Program,
+    room: &mut Room<'_>,
+    visit: impl Fn(&mut Layer<'_>, &mut [f32]) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    for_each(layers, program, room, |layer, sum, _, _| if is_summed(layer) { visit(layer, sum) } else { Ok(()) })
+}
+
+/// The same of PowerSGD's, with their ranks.
+fn for_each_product(
+    layers: &mut [Layer<'_>],
+    program: &Program,
+    room: &mut Room<'_>,
+    visit: impl Fn(&mut Layer<'_>, u32, &mut [f32], &mut [f32], &mut Scratch<'_>) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    for_each(layers, program, room, |layer, p, q, scratch| match layer.setting {
+        Setting::PowerSgd(PowerSgd { rank, .. }) => visit(layer, rank, p, q, scratch),
+        _ => Ok(()),
+    })
+}
+
 /// Fills the sums with the values of dense layers.
-pub(super) fn dense(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
-    let mut sums = &mut *room.sums;
-    for layer in layers {
-        let sum = take(&mut sums, part_lens(layer).0);
-        if !is_summed(layer) {
-            continue;
-        }
+pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    for_each_dense(layers, program, room, |layer, sum| {
         let gradient = layer.gradient.get()?;
         check_finite(&gradient)?;
         widen(&gradient, sum);
@@ -64,45 +122,21 @@ pub(super) fn dense(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(),
         if let Input::Compensated { values, .. } = &mut layer.gradient {
             values.fill(0.0);
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The means of dense layers.
-pub(super) fn dense_means(layers: &mut [Layer<'_>], world: u32, room: &mut Room<'_>) -> Result<(), Error> {
-    let mut sums = &mut *room.sums;
-    for layer in layers {
-        let sum = take(&mut sums, part_lens(layer).0);
-        if is_summed(layer) {
-            mean::put(sum, world, &mut layer.mean)?;
-        }
-    }
-    Ok(())
-}
-
-/// Calls `visit` with each layer of PowerSGD, its rank and its parts of both buffers.
-fn for_each_product<'r>(
-    layers: &mut [Layer<'_>],
-    mut sums: &'r mut [f32],
-    mut factors: &'r mut [f32],
-    mut visit: impl FnMut(&mut Layer<'_>, u32, &'r mut [f32], &'r mut [f32]) -> Result<(), Error>,
-) -> Result<(), Error> {
-    for layer in layers {
-        let (p, q) = part_lens(layer);
-        let (p, q) = (take(&mut sums, p), take(&mut factors, q));
-        if let Setting::PowerSgd(PowerSgd { rank, .. }) = layer.setting {
-            visit(layer, rank, p, q)?;
-        }
-    }
-    Ok(())
+pub(super) fn dense_means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let world = program.moment.world_size;
+    for_each_dense(layers, program, room, |layer, sum| mean::put(sum, world, &mut layer.mean))
 }
 
 /// From the last step's `Q` to this rank's `P`.
-pub(super) fn start(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let Room { sums, factors, encode, .. } = room;
-    for_each_product(layers, sums, factors, |layer, rank, p, q| {
-        warm_start(layer, moment.stream(layer.index, 0), q)?;
-        Ok(project(&layer.gradient.get()?, rank, q, encode, p)?)
+pub(super) fn start(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
+        warm_start(layer, program.moment.stream(layer.index, 0), q)?;
+        Ok(project(&layer.gradient.get()?, rank, q, scratch.encode, p)?)
     })
 }
 
@@ -119,15 +153,14 @@ fn warm_start(layer: &Layer<'_>, stream: Stream, q: &mut [f32]) -> Result<(), Er
 }
 
 /// From summed `P` to this rank's `Q` and its own contribution.
-pub(super) fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
-    let Room { sums, factors, encode, .. } = room;
-    for_each_product(layers, sums, factors, |layer, rank, p, q| {
+pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
         let shape = layer.gradient.shape();
         if !p.iter().all(|x| x.is_finite()) {
             return Err(Error::Core(CoreError::Overflow { what: "the sum over the workers" }));
         }
-        orthonormalise(shape, rank, encode, p)?;
-        back_project(&layer.gradient.get()?, rank, p, encode, q)?;
+        orthonormalise(shape, rank, scratch.encode, p)?;
+        back_project(&layer.gradient.get()?, rank, p, scratch.encode, q)?;
         if let Some(own) = &mut layer.own {
             reconstruct(shape, rank, p, q, own)?;
         }
@@ -139,14 +172,14 @@ pub(super) fn between(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(
 }
 
 /// Averages `Q`.
-pub(super) fn average_factors(layers: &mut [Layer<'_>], world: u32, room: &mut Room<'_>) -> Result<(), Error> {
-    for_each_product(layers, room.sums, room.factors, |_, _, _, q| average(q, world))
+pub(super) fn average_factors(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    for_each_product(layers, program, room, |_, _, _, q, _| average(q, program.moment.world_size))
 }
 
 /// From `P` and `Q` to means.
-pub(super) fn products(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let Room { sums, factors, decoded, .. } = room;
-    for_each_product(layers, sums, factors, |layer, rank, p, q| {
+pub(super) fn products(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let moment = program.moment;
+    for_each_product(layers, program, room, |layer, rank, p, q, scratch| {
         let (shape, cols) = (layer.gradient.shape(), layer.gradient.shape().cols());
         let wanted = layer.spec().wanted(moment.route, moment.rank);
         if let (Some(mean), true) = (layer.mean.as_f32(), wanted.len() == shape.elements()) {
@@ -156,7 +189,7 @@ pub(super) fn products(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room
         let mut at = wanted.start;
         while at < wanted.end {
             let rows = at / cols..wanted.end.div_ceil(cols).min(at / cols + ROWS);
-            let made = &mut decoded[..rows.len() * cols];
+            let made = &mut scratch.decoded[..rows.len() * cols];
             reconstruct_rows(shape, rank, p, q, rows.clone(), made)?;
             let end = wanted.end.min(rows.end * cols);
             let made = &made[at - rows.start * cols..end - rows.start * cols];
@@ -169,8 +202,8 @@ pub(super) fn products(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room
 }
 
 /// Hands every layer its averaged `Q` for the next step.
-pub(super) fn remember(layers: &mut [Layer<'_>], room: &mut Room<'_>) -> Result<(), Error> {
-    for_each_product(layers, room.sums, room.factors, |layer, _, _, q| {
+pub(super) fn remember(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    for_each_product(layers, program, room, |layer, _, _, q, _| {
         layer.factor.copy_from_slice(q);
         Ok(())
     })

@@ -36,25 +36,25 @@ fn workers_that_disagree_are_named() {
     assert_eq!(results, vec![Err(Error::PeerPlan { rank: 2 }); 3]);
 }
 
-/// A worker whose outgoing messages are changed: byte `at` of its `call`-th gather or exchange is xored.
-struct Tampered {
+/// A worker whose outgoing messages are changed: bytes `at` of its `call`-th gather or exchange are xored.
+struct Tampered<'a> {
     inner: ThreadCollective,
     call: usize,
-    at: usize,
+    at: &'a [usize],
     with: u8,
 }
 
-impl Tampered {
+impl Tampered<'_> {
     fn spoil(&mut self, bytes: &mut [u8]) {
         if self.call == 0 && !bytes.is_empty() {
-            let at = self.at % bytes.len();
-            bytes[at] ^= self.with;
+            let len = bytes.len();
+            self.at.iter().for_each(|at| bytes[at % len] ^= self.with);
         }
         self.call = self.call.wrapping_sub(1);
     }
 }
 
-impl Collective for Tampered {
+impl Collective for Tampered<'_> {
     fn rank(&self) -> u32 {
         self.inner.rank()
     }
@@ -93,10 +93,21 @@ impl Collective for Tampered {
 
 /// The results when rank 1 sends something else; afterwards the workers are still in step.
 pub(super) fn tamper(case: &Case, call: usize, at: usize, with: u8) -> Vec<Result<Outcome, Error>> {
+    tamper_in(case, call, &[at], with, |exchange| exchange())
+}
+
+/// The same of several bytes, where exchanges are made by `run`.
+pub(super) fn tamper_in(
+    case: &Case,
+    call: usize,
+    at: &[usize],
+    with: u8,
+    run: impl Fn(&mut (dyn FnMut() -> Result<Outcome, Error> + Send)) -> Result<Outcome, Error> + Sync,
+) -> Vec<Result<Outcome, Error>> {
     threads::run(case.world(), |inner| {
         let call = if inner.rank() == 1 { call } else { usize::MAX };
         let mut worker = Tampered { inner, call, at, with };
-        let result = case.exchange(&mut worker, None);
+        let result = run(&mut || case.exchange(&mut worker, None));
         worker.call = usize::MAX;
         let clean = case.exchange(&mut worker, None);
         assert!(clean.is_ok(), "{clean:?}");

@@ -1,0 +1,166 @@
+"""Compressed gradients for fully_shard (FSDP2)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from lgreco._lgreco import LgrecoError
+from lgreco.torch.training import Layer, Scaler, Training
+
+
+class _Unit:
+    """The parameters of one FSDP module, as their gradients lie in its buffers: rank by rank, in each parameter by parameter."""
+
+    def __init__(self, parameters: list[tuple[str, list[int], torch.dtype]], first: int) -> None:
+        self.parameters = parameters
+        self.layers = list(range(first, first + len(parameters)))
+        self.lens = [torch.Size(shape).numel() for _, shape, _ in parameters]
+
+
+class LGreCoShardedState(Training):
+    """Settings, residuals and plans of one process under ``fully_shard``.
+
+    Without ``replicate_group`` gradients are reduced and scattered compressed: each rank gets the mean of its own shard. With it
+    they are reduced and scattered as FSDP does, within a node say, and the shards' means over ``replicate_group``, between
+    nodes, are made of compressed gradients: HSDP, where ``module`` is sharded over the inner group alone.
+
+    Parameters
+    ----------
+    module
+        The root, after ``fully_shard`` of it and of its parts.
+    replicate_group
+        The ranks that hold the same shard.
+    method, default, policy, settings, start_iter, period, window, error_feedback, residual_dtype, grad_scaler, random_seed,
+    on_plan, **options
+        As in ``LGreCoState``. Every FSDP module is a bucket, exchanged when its gradients are there; the backward pass waits for
+        it.
+
+    Raises
+    ------
+    LgrecoError
+        For modules that are not sharded, or not over one group, and for options that do not fit.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        replicate_group: dist.ProcessGroup | None = None,
+        method: str = "hybrid",
+        default: float | None = None,
+        policy: str = "lgreco",
+        settings: Mapping[str, str] | None = None,
+        start_iter: int = 100,
+        period: int = 1000,
+        window: int = 10,
+        error_feedback: bool = True,
+        residual_dtype: torch.dtype = torch.float32,
+        grad_scaler: Scaler | None = None,
+        random_seed: int = 0,
+        on_plan: Callable[["LGreCoShardedState"], None] | None = None,
+        **options: Any,
+    ) -> None:
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        units: list[tuple[FSDPModule, _Unit]] = []
+        groups: set[dist.ProcessGroup] = set()
+        for part in module.modules():
+            for group in _param_groups(part):
+                shards = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
+                found = [(names[p.sharded_param], list(p.padded_sharded_param_size), _reduced(group, p)) for p in shards]
+                if found:
+                    units.append((part, _Unit(found, sum(len(unit.layers) for _, unit in units))))  # type: ignore[arg-type]
+                groups.add(group._reduce_scatter_process_group)
+        if len(groups) != 1:
+            raise LgrecoError(f"the module is sharded over {len(groups)} groups: fully_shard it over one")
+        world = 1 if replicate_group is not None else groups.copy().pop().size()
+        super().__init__(
+            replicate_group if replicate_group is not None else groups.pop(),
+            [layer for _, unit in units for layer in _layers(unit, world)],
+            method=method,
+            default=default,
+            policy=policy,
+            settings=settings,
+            start_iter=start_iter,
+            period=period,
+            window=window,
+            error_feedback=error_feedback,
+            residual_dtype=residual_dtype,
+            grad_scaler=grad_scaler,
+            random_seed=random_seed,
+            on_plan=on_plan,
+            **({} if replicate_group is not None else {"route": "sharded"}),
+            **options,
+        )
+        for owner, unit in units:
+            if replicate_group is not None:
+                owner.set_all_reduce_hook(_AllReduce(self, unit))
+            else:
+                owner.set_custom_reduce_scatter(_ReduceScatter(self, unit))  # type: ignore[arg-type]
+
+    def _exchange(self, unit: _Unit, buffer: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
+        flight = self._begin(unit.layers, buffer, list(gradients), False)
+        while flight.is_flying() and self._go_on(flight):
+            pass
+        flight.deliver()
+
+
+class _AllReduce:
+    """Replaces a shard's mean within the node by that over all nodes."""
+
+    def __init__(self, state: LGreCoShardedState, unit: _Unit) -> None:
+        self._state, self._unit = state, unit
+
+    def __call__(self, shard: torch.Tensor) -> None:
+        self._state._exchange(self._unit, shard, torch.split(shard, self._unit.lens))
+
+
+class _ReduceScatter:
+    """Gives each rank the mean of its shard."""
+
+    def __init__(self, state: LGreCoShardedState, unit: _Unit) -> None:
+        self._state, self._unit = state, unit
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+            raise LgrecoError(f"FSDP asks for {op}: lgreco knows means and sums, so leave the gradient divide factor alone")
+        world, rank = group.size(), group.rank()
+        # From rank by rank to layer by layer.
+        by_rank = torch.split(input_tensor.view(world, -1), self._unit.lens, dim=1)
+        buffer = torch.cat([part.reshape(-1) for part in by_rank])
+        gradients = torch.split(buffer, [world * length for length in self._unit.lens])
+        self._state._exchange(self._unit, buffer, gradients)
+        torch.cat([gradient.view(world, -1)[rank] for gradient in gradients], out=output_tensor)
+        if op == dist.ReduceOp.SUM:
+            output_tensor.mul_(world)
+
+
+def _layers(unit: _Unit, world: int) -> list[Layer]:
+    layers = []
+    for (name, shape, dtype), length in zip(unit.parameters, unit.lens):
+        ends = [] if world == 1 else [length * (rank + 1) for rank in range(world)]
+        layers.append(Layer(name, [world * shape[0], *shape[1:]], dtype, ends))
+    return layers
+
+
+def _param_groups(module: torch.nn.Module) -> list[Any]:
+    if not isinstance(module, FSDPModule):
+        return []
+    return list(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def _reduced(group: Any, parameter: Any) -> torch.dtype:
+    policy = parameter.mp_policy if hasattr(parameter, "mp_policy") else group.mp_policy  # older PyTorch
+    return policy.reduce_dtype or policy.param_dtype or parameter.sharded_param.dtype  # type: ignore[no-any-return]

@@ -1,0 +1,196 @@
+"""Outer steps of local training: what processes have learned apart, averaged compressed (DiLoCo, SparseLoCo)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lgreco.torch.training import Layer, Training
+
+
+class OuterStep:
+    """Averages models that are trained apart, every so many steps, over compressed pseudo-gradients.
+
+    Each process trains by its own optimizer. After ``every`` steps the pseudo-gradient of each layer, its value at the last
+    outer step minus its value now, is compressed with error feedback and averaged, and SGD with Nesterov's momentum makes an
+    outer step of the means, from where all processes go on: Douillard et al., "DiLoCo" (2023); with feedback that decays,
+    SparseLoCo (2025). Inner optimizers keep their state.
+
+    >>> outer = OuterStep(model, every=30, method="topk")                     # doctest: +SKIP
+    >>> for batch in batches:                                                 # doctest: +SKIP
+    ...     train(model, batch)
+    ...     outer.step()
+
+    Parameters
+    ----------
+    model
+        Its trainable parameters, float32, float16 or bfloat16, are the layers. Those of rank 0 are copied to all ranks.
+    every
+        Inner steps between outer ones, at least 1; 30 in SparseLoCo.
+    learning_rate, momentum
+        Of the outer step. DiLoCo's momentum is 0.9; under TopK, whose residuals send late what momentum would have repeated, that
+        made ``examples/outer.py`` lose what it had learned, where 0.6, MuLoCo's, did not.
+    feedback_decay
+        What is remembered is multiplied by it before every outer step: 1 is classic error feedback, 0.95 SparseLoCo's.
+    fragments
+        With more than 1, the layers are divided into so many parts of about equal size that are averaged in turn, equally spaced,
+        so that less is sent at a time (Streaming DiLoCo).
+    process_group, method, default, policy, settings, start_iter, period, window, error_feedback, residual_dtype, random_seed,
+    **options
+        As in ``LGreCoState``, where a step is an outer one.
+
+    Raises LgrecoError for options and parameters that do not fit.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        every: int = 30,
+        learning_rate: float = 0.7,
+        momentum: float = 0.6,
+        feedback_decay: float = 0.95,
+        fragments: int = 1,
+        process_group: dist.ProcessGroup | None = None,
+        method: str = "hybrid",
+        default: float | None = None,
+        policy: str = "lgreco",
+        settings: Mapping[str, str] | None = None,
+        start_iter: int = 2,
+        period: int = 100,
+        window: int = 1,
+        error_feedback: bool = True,
+        residual_dtype: torch.dtype = torch.float32,
+        random_seed: int = 0,
+        on_plan: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not 1 <= fragments <= min(every, max(1, len(named))):
+            raise ValueError(f"fragments is {fragments}, expected 1 to {min(every, len(named))}: steps and layers there are")
+        self.every, self.steps = every, 0
+        for _, p in named:
+            dist.broadcast(p.detach(), group=process_group, group_src=0)
+        self._fragments = [
+            _Fragment(
+                part,
+                learning_rate,
+                momentum,
+                feedback_decay,
+                process_group,
+                method=method,
+                default=default,
+                policy=policy,
+                settings=None if settings is None else {name: settings[name] for name, _ in part if name in settings},
+                start_iter=start_iter,
+                period=period,
+                window=window,
+                error_feedback=error_feedback,
+                residual_dtype=residual_dtype,
+                grad_scaler=None,
+                random_seed=random_seed,
+                on_plan=on_plan,
+                **options,
+            )
+            for part in _divided(named, fragments)
+        ]
+
+    @torch.no_grad()
+    def step(self) -> bool:
+        """To be called after every inner step, on all ranks; whether it has made an outer one.
+
+        Raises LgrecoError on all ranks when a parameter is not finite on one; parameters are then as they were.
+        """
+        self.steps += 1
+        count, made = len(self._fragments), False
+        for index, fragment in enumerate(self._fragments):
+            if (self.steps + index * self.every // count) % self.every == 0:
+                fragment.average()
+                made = True
+        return made
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Each layer's setting at its last outer step, as text."""
+        return {name: setting for fragment in self._fragments for name, setting in fragment.settings.items()}
+
+    def compression_stats(self) -> tuple[float, int, int]:
+        """How many times fewer bytes this process has sent than pseudo-gradients have, and both numbers of bytes."""
+        gradients, sent = (sum(f.compression_stats()[i] for f in self._fragments) for i in (1, 2))
+        return (gradients / sent if sent else 1.0, int(gradients), int(sent))
+
+    def residual(self, name: str) -> torch.Tensor:
+        """A copy of a layer's residual on this rank: float32, flat; zeros without one."""
+        return next(fragment.residual(name) for fragment in self._fragments if name in fragment.names)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state; every rank saves its own, beside its model and inner optimizer. For ``weights_only=True``."""
+        return {"steps": self.steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state, with as many fragments; the model and its optimizer are loaded apart."""
+        if len(state["fragments"]) != len(self._fragments):
+            raise ValueError(f"the state has {len(state['fragments'])} fragments, expected {len(self._fragments)}")
+        for fragment, saved in zip(self._fragments, state["fragments"]):
+            fragment.load_state_dict(saved)
+        self.steps = state["steps"]
+
+
+class _Fragment(Training):
+    """Layers that are averaged together."""
+
+    def __init__(
+        self,
+        named: list[tuple[str, torch.nn.Parameter]],
+        learning_rate: float,
+        momentum: float,
+        decay: float,
+        group: dist.ProcessGroup | None,
+        **options: Any,
+    ) -> None:
+        layers = [Layer(name, list(p.shape), p.dtype) for name, p in named]
+        super().__init__(group, layers, **options)
+        self._parameters = [p for _, p in named]
+        self._learning_rate, self._momentum, self._decay = learning_rate, momentum, decay
+        self._starts = [p.detach().clone() for p in self._parameters]
+        self._velocities = [torch.zeros_like(p) for p in self._parameters]
+
+    def average(self) -> None:
+        if self._decay != 1.0:
+            self._controller.rescale_residuals(self._decay)
+        moved = [start - p.detach() for start, p in zip(self._starts, self._parameters)]
+        buffer = torch.cat([values.reshape(-1) for values in moved])
+        means = torch.split(buffer, [values.numel() for values in moved])
+        self._begin(list(range(len(means))), buffer, list(means), False)
+        self._finish_step()
+        self._raise_failed()
+        for p, start, velocity, mean in zip(self._parameters, self._starts, self._velocities, means):
+            mean = mean.view_as(p)
+            velocity.mul_(self._momentum).add_(mean)
+            start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
+            p.copy_(start)
+
+    def state_dict(self, *, window: bool = True) -> dict[str, Any]:
+        outer = {"starts": self._starts, "velocities": self._velocities}
+        return {**super().state_dict(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any], residuals: Any = None) -> None:
+        super().load_state_dict(state, residuals)
+        for to, found in ((self._starts, state["starts"]), (self._velocities, state["velocities"])):
+            for place, values in zip(to, found, strict=True):
+                place.copy_(values)
+
+
+def _divided(named: list[tuple[str, torch.nn.Parameter]], parts: int) -> list[list[tuple[str, torch.nn.Parameter]]]:
+    """Consecutive layers, about as many elements in each part, none empty."""
+    total = sum(p.numel() for _, p in named)
+    divided: list[list[tuple[str, torch.nn.Parameter]]] = [[] for _ in range(parts)]
+    at = before = 0
+    for index, layer in enumerate(named):
+        left = len(named) - index
+        while at < parts - 1 and divided[at] and (before >= total * (at + 1) / parts or left <= parts - 1 - at):
+            at += 1
+        divided[at].append(layer)
+        before += layer[1].numel()
+    return divided

@@ -1,0 +1,144 @@
+"""fully_shard on Gloo, sharded over all ranks or over pairs of them."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from linear import SHAPES, Linear, gradients, mean
+from ranks import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco import LgrecoError
+from lgreco.torch import LGreCoShardedState, LGreCoState, register
+
+STEPS = 9
+OPTIONS: dict[str, Any] = {"start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
+SCHEMES: list[dict[str, Any]] = [
+    {"method": "topk", "default": 0.1}, {"method": "powersgd", "default": 2}, {"method": "topk", "policy": "uniform"},
+]
+
+
+def train(module: torch.nn.Module, rank: int) -> dict[str, torch.Tensor]:
+    """What parameters have moved by, with steps as long as gradients: sums of means."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        module(gradients(rank, step)).backward()
+        optimizer.step()
+    return {name: -p.full_tensor().detach() for name, p in module.named_parameters()}
+
+
+def residual(state: LGreCoShardedState, name: str, world: int) -> torch.Tensor:
+    values = state.residual(name)
+    dist.all_reduce(values)
+    return values / world
+
+
+def _sharded(rank: int, options: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    state = register(module, **OPTIONS, **options)
+    assert isinstance(state, LGreCoShardedState)
+    found = train(module, rank)
+    world = dist.get_world_size()
+    for name, values in found.items():
+        values += residual(state, name, world)[: values.numel()].reshape(values.shape)  # what pads shards comes last
+    return found, state.settings
+
+
+@pytest.mark.parametrize("options", SCHEMES)
+@pytest.mark.parametrize("world", [2, 3])
+def test_sharded_mass_is_whole(world: int, options: dict[str, Any]) -> None:
+    for found, settings in on_ranks(world, _sharded, options):
+        assert any(setting != "dense" for setting in settings.values())
+        for name in SHAPES:
+            expected = sum(mean(world, step, name) for step in range(STEPS))
+            torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)
+
+
+def _replicated(rank: int, options: dict[str, Any]) -> tuple[dict[str, torch.Tensor], int]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    module = fully_shard(Linear(), mesh=mesh["shard"])
+    state = LGreCoShardedState(module, replicate_group=mesh.get_group("replicate"), **OPTIONS, **options)
+    found = train(module, rank)
+    for name, parameter in module.named_parameters():
+        own = state.residual(name) / 4
+        whole = torch.zeros(2, own.numel())
+        whole[mesh.get_local_rank("shard")] = own
+        dist.all_reduce(whole)  # of both nodes; then the mean over two
+        found[name] += 2 * whole.flatten()[: parameter.numel()].reshape(parameter.shape)
+    return found, state.compression_stats()[2]
+
+
+@pytest.mark.parametrize("options", SCHEMES)
+def test_shards_are_compressed_between_nodes(options: dict[str, Any]) -> None:
+    all_found = on_ranks(4, _replicated, options)
+    for found, sent in all_found:
+        assert 0 < sent < STEPS * sum(torch.Size(shape).numel() for shape in SHAPES.values()) * 4 / 2
+        for name in SHAPES:
+            expected = sum(mean(4, step, name) for step in range(STEPS))
+            torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)
+
+
+def _layers(rank: int, compressed: bool) -> torch.Tensor:
+    """Several FSDP modules, gradients in bfloat16."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    mesh = init_device_mesh("cpu", (2,))
+    for part in model:
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    if compressed:
+        register(model, **OPTIONS, method="qsgd", default=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    loss = torch.zeros(())
+    for _ in range(12):
+        optimizer.zero_grad()
+        x = torch.randn(8, 40, generator=generator)
+        loss = (model(x) - x.flip(1)).square().mean()
+        loss.backward()
+        optimizer.step()
+    return loss.detach()
+
+
+def test_several_modules_in_bfloat16() -> None:
+    plain, compressed = on_ranks(2, _layers, False), on_ranks(2, _layers, True)
+    for expected, found in zip(plain, compressed):
+        torch.testing.assert_close(found, expected, atol=0.0, rtol=0.02)
+        assert found != expected
+
+
+def _not_finite(rank: int) -> list[str]:
+    module = fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
+    register(module, **OPTIONS)
+    told = []
+    for step in range(4):
+        given = gradients(rank, step)
+        if step == 2 and rank == 0:
+            given["third"][1, 1] = float("inf")
+        try:
+            module(given).backward()
+        except LgrecoError as error:
+            told.append(f"{step}: {error}")
+    return told
+
+
+def test_errors_under_fully_shard() -> None:
+    (here,), (elsewhere,) = on_ranks(2, _not_finite)
+    assert here.startswith("2: third: ") and "rank 0 failed with error code 101" in elsewhere
+
+
+def _registered(rank: int) -> tuple[bool, str]:
+    state = register(DDP(Linear()), **OPTIONS)
+    with pytest.raises(LgrecoError) as raised:
+        register(Linear())
+    return isinstance(state, LGreCoState), str(raised.value)
+
+
+def test_register_knows_what_a_module_is() -> None:
+    for known, error in on_ranks(2, _registered):
+        assert known and "fully_shard" in error

@@ -1,0 +1,84 @@
+//! Runs of a bucket's layers side by side on several cores, with the feature `rayon`: in rayon's current thread pool.
+//!
+//! A lane is a run of layers, and memory of its own. [`Layout`] divides a bucket into lanes by its layers alone, so that
+//! as much memory is taken on any number of cores; there is one lane in small buckets, where the values decide how long
+//! messages are, and without the feature. Each layer is computed as on one core; the error is that of the first that
+//! fails.
+
+use crate::Error;
+use crate::exchange::layer::Layer;
+use crate::exchange::layout::{LANES, Layout};
+use crate::internal::spread::join;
+
+/// What is computed in, besides layers and messages.
+pub(super) struct Scratch<'a> {
+    /// A word per rank: how much of its message is read.
+    pub(super) read: &'a mut [u64],
+    /// Two words per rank: where each payload's next stretch begins.
+    pub(super) places: &'a mut [u64],
+    /// Room for sums that do not fit where the mean goes.
+    pub(super) wide: &'a mut [f32],
+    /// Room for one decoded payload.
+    pub(super) decoded: &'a mut [f32],
+    /// What compressors need.
+    pub(super) encode: &'a mut [u64],
+}
+
+impl Scratch<'_> {
+    /// Each lane's part.
+    fn lanes(&mut self, layout: &Layout) -> [(usize, Scratch<'_>); LANES] {
+        fn take<'a, T>(rest: &mut &'a mut [T], len: usize) -> &'a mut [T] {
+            let (part, others) = core::mem::take(rest).split_at_mut(len);
+            *rest = others;
+            part
+        }
+        let Scratch { read, places, wide, decoded, encode } = self;
+        let (mut read, mut places) = (&mut read[..], &mut places[..]);
+        let (mut wide, mut decoded, mut encode) = (&mut wide[..], &mut decoded[..], &mut encode[..]);
+        layout.lanes.map(|lane| {
+            let ranks = if lane.layers > 0 { layout.world } else { 0 };
+            let scratch = Scratch {
+                read: take(&mut read, ranks),
+                places: take(&mut places, 2 * ranks),
+                wide: take(&mut wide, lane.wide),
+                decoded: take(&mut decoded, lane.decoded),
+                encode: take(&mut encode, lane.encode),
+            };
+            (lane.layers, scratch)
+        })
+    }
+}
+
+/// What layers are computed with that each has its own part of, in their order.
+pub(super) trait Parts: Send + Sized {
+    /// Those of the layers `first`, and those behind them.
+    fn split(self, first: &[Layer<'_>]) -> Result<(Self, Self), Error>;
+}
+
+/// Calls `visit` with each run of layers, their parts and the memory of their lane.
+pub(super) fn side_by_side<'l, P: Parts>(
+    layers: &mut [Layer<'l>],
+    layout: &Layout,
+    scratch: &mut Scratch<'_>,
+    parts: P,
+    visit: impl Fn(&mut [Layer<'l>], P, &mut Scratch<'_>) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    fn run<'l, P: Parts>(
+        layers: &mut [Layer<'l>],
+        lanes: &mut [(usize, Scratch<'_>)],
+        parts: P,
+        visit: &(impl Fn(&mut [Layer<'l>], P, &mut Scratch<'_>) -> Result<(), Error> + Sync),
+    ) -> Result<(), Error> {
+        if let [(_, scratch)] = lanes {
+            return visit(layers, parts, scratch);
+        }
+        let (lanes, others) = lanes.split_at_mut(lanes.len() / 2);
+        let len = lanes.iter().map(|(layers, _)| layers).sum::<usize>();
+        let (layers, other_layers) = layers.split_at_mut(len.min(layers.len()));
+        let (parts, other_parts) = parts.split(layers)?;
+        let (first, second) =
+            join(|| run(layers, lanes, parts, visit), || run(other_layers, others, other_parts, visit));
+        first.and(second)
+    }
+    run(layers, &mut scratch.lanes(layout)[..layout.lanes().len().max(1)], parts, &visit)
+}
