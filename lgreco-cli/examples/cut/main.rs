@@ -13,6 +13,7 @@ mod batch;
 mod convnet;
 #[path = "../train/digits.rs"]
 mod digits;
+#[allow(dead_code, reason = "shared with the example `train`")]
 #[path = "../train/optimiser.rs"]
 mod optimiser;
 #[allow(dead_code, reason = "shared with the example `train`")]

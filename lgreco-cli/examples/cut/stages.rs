@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::convnet::{Early, Late};
 use crate::digits::Digits;
-use crate::optimiser::Optimiser;
+use crate::optimiser::{Kind, Optimiser};
 use crate::parameters::Parameters;
 use candle_core::{D, Device, Tensor, Var};
 use lgreco_train::gradient::Values;
@@ -39,7 +39,7 @@ impl<N> Stage<N> {
         let mut parameters = Parameters::new(seed);
         let network = network(&mut parameters)?;
         let lens = parameters.all().iter().map(|parameter| parameter.dims.iter().product());
-        let optimiser = Optimiser::new(lens);
+        let optimiser = Optimiser::new(Kind::Sgd, lens);
         Ok(Stage { parameters, network, optimiser })
     }
 

@@ -14,6 +14,7 @@ mod batch;
 mod digits;
 mod link;
 mod model;
+#[allow(dead_code, reason = "shared with the example `train`")]
 #[path = "../train/optimiser.rs"]
 mod optimiser;
 #[allow(dead_code, reason = "shared with the example `train`")]

@@ -4,7 +4,7 @@ use crate::batch::Batch;
 use crate::digits::Digits;
 use crate::link::{Link, Linked};
 use crate::model::Mlp;
-use crate::optimiser::Optimiser;
+use crate::optimiser::{Kind, Optimiser};
 use lgreco_train::controller::{Config, Controller, Report, Tensor};
 use lgreco_train::exchange::{Collective, threads::ThreadCollective};
 use lgreco_train::gradient::{Dtype, ValuesMut};
@@ -57,7 +57,7 @@ impl Run {
         let model = Mlp::new(&self.hidden, SEED)?;
         let tensors = model.0.all().iter().map(|p| Tensor::new(&p.name, &p.dims, Dtype::F32));
         let mut controller = Controller::new(self.config.clone(), tensors.collect::<Result<_, _>>()?, &places[0])?;
-        let mut optimiser = Optimiser::new(model.0.all().iter().map(|p| p.dims.iter().product()));
+        let mut optimiser = Optimiser::new(Kind::Sgd, model.0.all().iter().map(|p| p.dims.iter().product()));
         let (digits, mut outcome) = (Digits::load(), Outcome::default());
         // Matrix products on one thread per worker.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
