@@ -26,6 +26,7 @@ pub mod loco;
 mod positions;
 pub mod powersgd;
 pub mod qsgd;
+pub mod quantised_topk;
 mod sealed;
 pub(crate) mod setting;
 pub mod sidco;

@@ -7,6 +7,7 @@ use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::loco::LoCo;
 use crate::compress::powersgd::{PowerSgd, start_matrix};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Compressor, Setting};
@@ -37,6 +38,10 @@ fn qsgd(bits: u8, bucket: u32, rounding: Rounding) -> Setting {
 
 fn topk(keep: u32) -> Setting {
     Setting::TopK(TopK { keep, values: Dtype::F32 })
+}
+
+fn few_bits(keep: u32, bits: u8) -> Setting {
+    Setting::QuantisedTopK(QuantisedTopK { keep, bits })
 }
 
 fn clt(keep: u32) -> Setting {
@@ -86,6 +91,9 @@ fn hybrid() -> Vec<(Setting, Shape)> {
         (sidco(0.3, 1), shape(0, 1)),
         (clt(9), shape(3, 3)),
         (Setting::Dense, shape(3, 5)),
+        (few_bits(30, 2), shape(21, 13)),
+        (few_bits(9, 8), shape(5, 4)),
+        (few_bits(0, 3), shape(0, 4)),
     ]
 }
 
