@@ -28,6 +28,7 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
         Setting::Qsgd(c) => c.header(shape)?,
         Setting::TopK(c) => c.header(shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
+        Setting::QuantisedTopK(_) => return Err(Error::Method("TopK in few bits")),
         _ => return Err(NO_ENCODER),
     })
 }

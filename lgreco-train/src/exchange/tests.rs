@@ -91,9 +91,6 @@ fn hybrid() -> Vec<(Setting, Shape)> {
         (sidco(0.3, 1), shape(0, 1)),
         (clt(9), shape(3, 3)),
         (Setting::Dense, shape(3, 5)),
-        (few_bits(30, 2), shape(21, 13)),
-        (few_bits(9, 8), shape(5, 4)),
-        (few_bits(0, 3), shape(0, 4)),
     ]
 }
 
@@ -111,6 +108,24 @@ const ROUTES: [Route; 2] = [Route::AllGather, Route::ScatterReduce];
 fn fitting(layers: &[(Setting, Shape)], route: Route) -> Vec<(Setting, Shape)> {
     let fits = |(setting, _): &&(Setting, Shape)| route != Route::Sharded || setting.has_fixed_len();
     layers.iter().filter(fits).copied().collect()
+}
+
+#[test]
+fn values_in_few_bits_travel_by_every_route() {
+    let layers = [
+        (few_bits(30, 2), shape(21, 13)),
+        (Setting::Dense, shape(3, 5)),
+        (few_bits(9, 8), shape(5, 4)),
+        (few_bits(0, 3), shape(0, 4)),
+        (few_bits(12, 3), shape(12, 1)),
+        (topk(5), shape(10, 2)),
+    ];
+    for world in [1, 2, 5] {
+        for route in [Route::AllGather, Route::ScatterReduce, Route::Sharded] {
+            check(&case(&layers, world, route));
+            check_failure(&case(&layers, world, route));
+        }
+    }
 }
 
 #[test]
