@@ -1314,8 +1314,8 @@ lgreco_status lgreco_table_measure(struct lgreco_context *context,
 // does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
 // decide them; `sizes` may be NULL, else it has `settings_len` places too. Settings next to each other that differ in the
 // parameter of their method alone (`bits`, `keep`, `rank`, `lambda`, `density`, `bin` or `group`) are measured together, for
-// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for quantised TopK in three. `seed` and `layer_index` name PowerSGD's start matrix, as in
-// lgreco_compressor_options. Allocates.
+// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for quantised TopK in three. `seed` and
+// `layer_index` name PowerSGD's start matrix, as in lgreco_compressor_options. Allocates.
 //
 // LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
 lgreco_status lgreco_measure(struct lgreco_context *context,
@@ -2297,7 +2297,7 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
     {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
      LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
 #define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
-    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0}
+    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0, 0}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
     {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1}

@@ -141,8 +141,8 @@ pub unsafe extern "C" fn lgreco_table_measure(
 /// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
 /// decide them; `sizes` may be NULL, else it has `settings_len` places too. Settings next to each other that differ in the
 /// parameter of their method alone (`bits`, `keep`, `rank`, `lambda`, `density`, `bin` or `group`) are measured together, for
-/// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for quantised TopK in three. `seed` and `layer_index` name PowerSGD's start matrix, as in
-/// lgreco_compressor_options. Allocates.
+/// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for quantised TopK in three. `seed` and
+/// `layer_index` name PowerSGD's start matrix, as in lgreco_compressor_options. Allocates.
 ///
 /// LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
 #[unsafe(no_mangle)]
