@@ -89,6 +89,7 @@ pub(crate) fn enqueue_decoding(
             let rank = effective_rank(shape, c.rank) as u32;
             powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
         }
+        Setting::QuantisedTopK(_) => Err(Error::Method("TopK in few bits")),
         _ => Err(Error::Method("decoding this setting's payloads")),
     }
 }
