@@ -67,6 +67,7 @@ pub(crate) fn enqueue(
         Setting::PowerSgd(c) => {
             powersgd::encode(gpu, &tensor, input.shape(), (c.rank, c.iterations), stream, payload, status)
         }
+        Setting::QuantisedTopK(_) => Err(Error::Method("TopK in few bits")),
         _ => Err(NO_ENCODER),
     }
 }
