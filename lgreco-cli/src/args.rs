@@ -2,7 +2,7 @@
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use lgreco_core::search::{Method, Metric};
+use lgreco_core::search::{Method, Metric, Width};
 use std::path::{Path, PathBuf};
 
 /// Chooses, layer by layer, how hard to compress each gradient, and proves the choice optimal.
@@ -83,6 +83,10 @@ pub struct Source {
     /// [default: for bits and ranks half to twice the default, for densities a tenth to ten times]
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range)]
     pub range: Option<RangeArg>,
+    /// How TopK may send the values it keeps: `full`, in the gradient's own type, or in 2 to 8 bits each, as in
+    /// `full,8,6,4,3,2`. The default's are full. [default: full]
+    #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width)]
+    pub widths: Vec<Width>,
 }
 
 /// What holds for every method alike.
@@ -145,6 +149,9 @@ pub struct Compare {
     /// The settings offered besides the default, as for `plan`.
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range, requires = "method")]
     pub range: Option<RangeArg>,
+    /// How TopK may send the values it keeps, as for `plan`.
+    #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width, requires = "method")]
+    pub widths: Vec<Width>,
     /// Multiplies the uniform budget.
     #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, value_parser = not_negative, default_value_t = 1.0)]
     pub alpha: f64,
@@ -289,6 +296,10 @@ fn range(text: &str) -> Result<RangeArg, String> {
     let (ends, step) = text.split_once(':').map_or((text, None), |(ends, step)| (ends, Some(step)));
     let (first, last) = ends.split_once("..").ok_or("expected FIRST..LAST or FIRST..LAST:STEP, as in 2..8")?;
     Ok(RangeArg { first: parameter(first)?, last: parameter(last)?, step: step.map(parameter).transpose()? })
+}
+
+fn width(text: &str) -> Result<Width, String> {
+    text.parse().map_err(|_| "expected `full` or bits per kept value, 2 to 8".into())
 }
 
 fn budget(text: &str) -> Result<BudgetArg, String> {

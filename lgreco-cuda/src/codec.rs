@@ -28,6 +28,7 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
         Setting::Qsgd(c) => c.header(shape)?,
         Setting::TopK(c) => c.header(shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
+        Setting::QuantisedTopK(_) => return Err(Error::Method("TopK in few bits")),
         _ => return Err(NO_ENCODER),
     })
 }
@@ -66,6 +67,7 @@ pub(crate) fn enqueue(
         Setting::PowerSgd(c) => {
             powersgd::encode(gpu, &tensor, input.shape(), (c.rank, c.iterations), stream, payload, status)
         }
+        Setting::QuantisedTopK(_) => Err(Error::Method("TopK in few bits")),
         _ => Err(NO_ENCODER),
     }
 }
@@ -88,6 +90,7 @@ pub(crate) fn enqueue_decoding(
             let rank = effective_rank(shape, c.rank) as u32;
             powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
         }
+        Setting::QuantisedTopK(_) => Err(Error::Method("TopK in few bits")),
         _ => Err(Error::Method("decoding this setting's payloads")),
     }
 }

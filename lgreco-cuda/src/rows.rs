@@ -28,6 +28,7 @@ fn check(work: &Work<'_>) -> Result<(), Error> {
     let shape = work.gradient.shape();
     match work.candidates {
         Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. } => {}
+        Candidates::QuantisedTopK { .. } => return Err(Error::Method("TopK in few bits")),
         _ => return Err(NO_ROW),
     }
     work.candidates.check(shape, work.gradient.dtype())?;

@@ -66,6 +66,9 @@
 // Bytes that hold any setting's text and the NUL after it.
 #define LGRECO_SETTING_TEXT_BYTES 64
 
+// Of search options' `widths`: kept values in the gradient's own type.
+#define LGRECO_WIDTH_FULL 1
+
 // Bytes that lgreco_payload_seal adds. Sizes in tables and plans are those of payloads without them.
 #define LGRECO_SEAL_BYTES 8
 
@@ -154,7 +157,7 @@ typedef struct lgreco_setting {
     size_t struct_size;
     // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
     lgreco_method method;
-    // QSGD: bits per element, 1 to 8; 4 by default.
+    // QSGD: bits per element, 1 to 8; quantised TopK: bits per kept value, 2 to 8; 4 by default.
     uint32_t bits;
     // QSGD: elements per bucket, at least 1; 512 by default.
     uint32_t bucket;
@@ -162,7 +165,7 @@ typedef struct lgreco_setting {
     lgreco_scale scale;
     // QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
     lgreco_rounding rounding;
-    // TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
+    // TopK, quantised TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
     uint32_t keep;
     // TopK, hard thresholds, SIDCo: type the values are sent in; LGRECO_DTYPE_F32 by default.
     lgreco_dtype values;
@@ -229,6 +232,9 @@ typedef struct lgreco_search_options {
     size_t min_elements;
     // Seed of random start matrices: give compressors the same; 0 by default.
     uint64_t seed;
+    // TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 2 to 8
+    // bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
+    uint64_t widths;
 } lgreco_search_options;
 
 // One option of one layer. This struct never changes.
@@ -966,6 +972,9 @@ typedef struct lgreco_rng_stream {
 // 4 bits per element, to nearest (LoCo): `group`.
 #define LGRECO_METHOD_LOCO 5
 
+// TopK whose kept values travel in a few bits: `keep`, `bits` (2 to 8, the sign among them). Made on the host.
+#define LGRECO_METHOD_QUANTISED_TOPK 6
+
 // TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.
 #define LGRECO_METHOD_CLT_K 32
 
@@ -1325,8 +1334,8 @@ lgreco_status lgreco_table_measure(struct lgreco_context *context,
 // does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
 // decide them; `sizes` may be NULL, else it has `settings_len` places too. Settings next to each other that differ in the
 // parameter of their method alone (`bits`, `keep`, `rank`, `lambda`, `density`, `bin` or `group`) are measured together, for
-// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
-// lgreco_compressor_options. Allocates.
+// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for quantised TopK in three. `seed` and
+// `layer_index` name PowerSGD's start matrix, as in lgreco_compressor_options. Allocates.
 //
 // LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
 lgreco_status lgreco_measure(struct lgreco_context *context,
@@ -2308,7 +2317,7 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
     {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
      LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
 #define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
-    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0}
+    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0, 0}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
     {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1}

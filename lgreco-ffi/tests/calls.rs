@@ -10,6 +10,7 @@ use lgreco_train::compress::clt::CltK;
 use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::powersgd::PowerSgd;
+use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::sidco::{Fit, Sidco};
 use lgreco_train::compress::topk::TopK;
 use lgreco_train::compress::{Compressor, Setting};
@@ -171,6 +172,9 @@ fn setting_of(case: &serde_json::Value) -> lgreco_setting {
             ..other
         },
         "adacomp" => lgreco_setting { method: LGRECO_METHOD_ADACOMP, bin: number("bin"), ..other },
+        "quantisedtopk" => {
+            lgreco_setting { method: LGRECO_METHOD_QUANTISED_TOPK, keep: number("keep"), bits: number("bits"), ..other }
+        }
         "loco" => lgreco_setting { method: LGRECO_METHOD_LOCO, group: number("group"), ..other },
         found => panic!("method {found}"),
     }
@@ -212,7 +216,7 @@ fn payloads_are_the_golden_ones() {
             assert_eq!(payload, expected, "{}", case.name);
         }
     }
-    assert_eq!(methods.len(), 9, "{methods:?}");
+    assert_eq!(methods.len(), 10, "{methods:?}");
 }
 
 fn bytes_of(words: &mut [u64]) -> &mut [u8] {
@@ -223,7 +227,7 @@ fn bytes_of(words: &mut [u64]) -> &mut [u8] {
 const STEPS: u32 = 5;
 
 /// One setting of each method, in C's words and in Rust's.
-fn settings() -> [(lgreco_setting, Setting); 9] {
+fn settings() -> [(lgreco_setting, Setting); 10] {
     let of = |method| lgreco_setting { method, ..Default::default() };
     let half = |method| lgreco_setting { method, values: LGRECO_DTYPE_F16, ..Default::default() };
     let sidco = Sidco { density: 0.05, fit: Fit::Pareto, stages: 2, values: Dtype::F16 };
@@ -246,6 +250,10 @@ fn settings() -> [(lgreco_setting, Setting); 9] {
         ),
         (lgreco_setting { bin: 64, ..of(LGRECO_METHOD_ADACOMP) }, Setting::AdaComp(AdaComp { bin: 64 })),
         (lgreco_setting { group: 128, ..of(LGRECO_METHOD_LOCO) }, Setting::LoCo(LoCo { group: 128 })),
+        (
+            lgreco_setting { keep: 100, bits: 3, ..of(LGRECO_METHOD_QUANTISED_TOPK) },
+            Setting::QuantisedTopK(QuantisedTopK { keep: 100, bits: 3 }),
+        ),
     ]
 }
 

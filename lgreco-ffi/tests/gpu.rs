@@ -61,7 +61,7 @@ impl Drop for Contexts {
     }
 }
 
-fn settings() -> [lgreco_setting; 9] {
+fn settings() -> [lgreco_setting; 10] {
     [
         LGRECO_METHOD_DENSE,
         LGRECO_METHOD_QSGD,
@@ -69,6 +69,7 @@ fn settings() -> [lgreco_setting; 9] {
         LGRECO_METHOD_POWERSGD,
         LGRECO_METHOD_ADACOMP,
         LGRECO_METHOD_LOCO,
+        LGRECO_METHOD_QUANTISED_TOPK,
         LGRECO_METHOD_CLT_K,
         LGRECO_METHOD_HARD_THRESHOLD,
         LGRECO_METHOD_SIDCO,

@@ -104,7 +104,8 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         last,
         step,
         min_elements,
-        seed
+        seed,
+        widths
     );
     struct_of!(
         p,

@@ -123,7 +123,7 @@ enum Body<'p> {
 }
 
 impl<'p> Body<'p> {
-    /// `None` when decoding is left to the core: methods without kernels (dense, AdaComp, LoCo), payloads that hold
+    /// `None` when decoding is left to the core: methods without kernels (dense, AdaComp, LoCo, TopK in few bits), payloads that hold
     /// nothing or that no encoder writes, and PowerSGD of sides or ranks beyond the kernels or at the ends of the range of
     /// f32.
     fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
@@ -131,7 +131,7 @@ impl<'p> Body<'p> {
             Method::Qsgd => Some(Body::Qsgd(lgreco_core::compress::qsgd::of_payload(payload)?)),
             Method::TopK => positions::of_payload(payload)?.map(Body::TopK),
             Method::PowerSgd => reconstruct::of_payload(payload)?.map(Body::PowerSgd),
-            Method::Dense | Method::AdaComp | Method::LoCo => None,
+            Method::Dense | Method::AdaComp | Method::LoCo | Method::QuantisedTopK => None,
         })
     }
 }

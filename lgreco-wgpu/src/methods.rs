@@ -7,6 +7,7 @@ pub(crate) fn of_setting(setting: &Setting) -> &'static str {
         Setting::Dense => "dense",
         Setting::Qsgd(_) => "QSGD",
         Setting::TopK(_) => "TopK",
+        Setting::QuantisedTopK(_) => "TopK in few bits",
         Setting::PowerSgd(_) => "PowerSGD",
         Setting::CltK(_) => "CLT-k",
         Setting::HardThreshold(_) => "hard threshold",
@@ -20,6 +21,7 @@ pub(crate) fn of_candidates(candidates: &Candidates<'_>) -> &'static str {
     match candidates {
         Candidates::Qsgd { .. } => "QSGD",
         Candidates::TopK { .. } => "TopK",
+        Candidates::QuantisedTopK { .. } => "TopK in few bits",
         Candidates::PowerSgd { .. } => "PowerSGD",
         Candidates::CltK { .. } => "CLT-k",
         Candidates::HardThreshold { .. } => "hard threshold",

@@ -14,6 +14,7 @@ use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::powersgd::PowerSgd;
 use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::sidco::{Fit, Sidco};
 use lgreco_train::compress::topk::TopK;
 use lgreco_train::compress::wire::HEADER_LEN;
@@ -43,6 +44,7 @@ enum SettingForm {
     Dense,
     Qsgd { bits: u8, bucket: u32, scale: String, rounding: String },
     TopK { keep: u32, values: String },
+    QuantisedTopK { keep: u32, bits: u8 },
     PowerSgd { rank: u32, iterations: u32 },
     CltK { keep: u32 },
     HardThreshold { lambda: f32, values: String },
@@ -78,6 +80,7 @@ fn setting(form: &SettingForm) -> Setting {
             rounding: if rounding == "nearest" { Rounding::Nearest } else { Rounding::Stochastic },
         }),
         SettingForm::TopK { keep, values } => Setting::TopK(TopK { keep: *keep, values: dtype(values) }),
+        SettingForm::QuantisedTopK { keep, bits } => Setting::QuantisedTopK(QuantisedTopK { keep: *keep, bits: *bits }),
         SettingForm::PowerSgd { rank, iterations } => {
             Setting::PowerSgd(PowerSgd { rank: *rank, iterations: *iterations })
         }

@@ -6,6 +6,7 @@ use lgreco_train::compress::hard_threshold::HardThreshold;
 use lgreco_train::compress::loco::LoCo;
 use lgreco_train::compress::powersgd::PowerSgd;
 use lgreco_train::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::sidco::{Fit, Sidco};
 use lgreco_train::compress::topk::TopK;
 use lgreco_train::compress::{Compressor, Setting, decode};
@@ -27,6 +28,7 @@ fn settings(elements: u32) -> Vec<Setting> {
     settings.push(Setting::CltK(CltK { keep: elements.div_ceil(3) }));
     settings.push(Setting::HardThreshold(HardThreshold { lambda: 1e-3, values: Dtype::F16 }));
     settings.extend([1, 4, 99].map(|bin| Setting::AdaComp(AdaComp { bin })));
+    settings.extend([2, 5, 8].map(|bits| Setting::QuantisedTopK(QuantisedTopK { keep: elements.min(3), bits })));
     settings.extend([1, 4, 99].map(|group| Setting::LoCo(LoCo { group })));
     for fit in [Fit::Exponential, Fit::GammaPareto, Fit::Pareto] {
         settings.push(Setting::Sidco(Sidco { density: 0.01, fit, stages: 3, values: Dtype::F32 }));

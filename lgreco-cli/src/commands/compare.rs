@@ -15,7 +15,8 @@ use std::io::Write;
 
 pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     let methods = compare.method.map_or_else(|| MethodArg::value_variants().to_vec(), |method| vec![method]);
-    let search = |&method| model::build_search(method, &compare.candidates, compare.default, compare.range);
+    let search =
+        |&method| model::build_search(method, &compare.candidates, compare.default, compare.range, &compare.widths);
     let searches = methods.iter().map(search).collect::<Result<Vec<_>, Failure>>()?;
     let model = model::Model::open(compare.gradients.as_deref())?;
     write::distinct(model.files(), compare.json.as_ref(), None)?;

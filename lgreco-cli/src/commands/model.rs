@@ -9,7 +9,7 @@ use crate::report::{Facts, LeftAlone};
 use lgreco_core::Error;
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::gradient::{Element, Values};
-use lgreco_core::search::{Layer, Measured, Method, Offer, Range, Search};
+use lgreco_core::search::{Layer, Measured, Method, Offer, Range, Search, Width};
 use lgreco_core::table::NamedError;
 use rayon::prelude::*;
 use std::path::Path;
@@ -190,7 +190,7 @@ impl Pass<'_> {
 
 /// What `source` asks to be searched.
 pub fn search(source: &Source) -> Result<Search, Failure> {
-    build_search(source.method, &source.candidates, source.default, source.range)
+    build_search(source.method, &source.candidates, source.default, source.range, &source.widths)
 }
 
 pub fn build_search(
@@ -198,6 +198,7 @@ pub fn build_search(
     candidates: &Candidates,
     default: Option<f64>,
     range: Option<RangeArg>,
+    widths: &[Width],
 ) -> Result<Search, Failure> {
     let method = Method::from(method);
     let mut search = Search::new(method);
@@ -210,6 +211,9 @@ pub fn build_search(
     if let Some(RangeArg { first, last, step }) = range {
         let step = step.unwrap_or(if method == Method::TopK { first } else { 1.0 });
         search = search.with_range(Range { first, last, step }).map_err(of_method)?;
+    }
+    if !widths.is_empty() {
+        search = search.with_widths(widths).map_err(of_method)?;
     }
     Ok(search)
 }

@@ -9,6 +9,7 @@ use super::hard_threshold::{self, HardThreshold};
 use super::loco::{self, LoCo};
 use super::powersgd::{self, PowerSgd};
 use super::qsgd::{self, Qsgd};
+use super::quantised_topk::{self, QuantisedTopK};
 use super::sidco::{self, Sidco};
 use super::topk::{self, TopK};
 use super::{Compressor, Setting};
@@ -46,6 +47,14 @@ pub enum Candidates<'a> {
         values: Dtype,
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
+    },
+    /// TopK keeping each of `keeps` elements, the values in each of `bits` bits: all bits of the first `keep`, then those
+    /// of the next. One pass finds them all.
+    QuantisedTopK {
+        /// Numbers of kept elements, 1 to the number of elements.
+        keeps: &'a [u32],
+        /// Bits per value, 2 to 8.
+        bits: &'a [u8],
     },
     /// PowerSGD at each of `ranks`.
     PowerSgd {
@@ -92,6 +101,7 @@ impl Candidates<'_> {
         match self {
             Candidates::Qsgd { bits, .. } => bits.len(),
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => keeps.len(),
+            Candidates::QuantisedTopK { keeps, bits } => keeps.len() * bits.len(),
             Candidates::PowerSgd { ranks, .. } => ranks.len(),
             Candidates::HardThreshold { lambdas, .. } => lambdas.len(),
             Candidates::AdaComp { bins } => bins.len(),
@@ -117,6 +127,10 @@ impl Candidates<'_> {
         match *self {
             Candidates::Qsgd { base, bits } => bits.get(index).map(|&bits| Setting::Qsgd(Qsgd { bits, ..base })),
             Candidates::TopK { values, keeps } => keeps.get(index).map(|&keep| Setting::TopK(TopK { keep, values })),
+            Candidates::QuantisedTopK { keeps, bits } => {
+                let (keep, bits) = (keeps.get(index.checked_div(bits.len())?)?, bits[index % bits.len()]);
+                Some(Setting::QuantisedTopK(QuantisedTopK { keep: *keep, bits }))
+            }
             Candidates::PowerSgd { iterations, ranks } => {
                 ranks.get(index).map(|&rank| Setting::PowerSgd(PowerSgd { rank, iterations }))
             }
@@ -148,6 +162,7 @@ impl Candidates<'_> {
             Candidates::TopK { keeps, .. } | Candidates::CltK { keeps } => {
                 topk::measure_workspace_len(shape, keeps.len())
             }
+            Candidates::QuantisedTopK { keeps, .. } => quantised_topk::measure_workspace_len(shape, keeps),
             Candidates::PowerSgd { ranks, .. } => {
                 powersgd::measure_workspace_len(shape, dtype, ranks.iter().copied().max().unwrap_or(0))
             }
@@ -178,7 +193,8 @@ impl Candidates<'_> {
     /// is sent in.
     ///
     /// # Complexity
-    /// For QSGD O(elements · candidates) in one pass; for TopK about one pass whatever the number of candidates; for
+    /// For QSGD O(elements · candidates) in one pass; for TopK about one pass whatever the number of candidates, in few bits
+    /// three and a sort of what is kept; for
     /// PowerSGD one encode and decode at the largest rank; for SIDCo, AdaComp and LoCo a few passes per candidate. See each
     /// method's `measure`.
     pub fn measure(
@@ -238,6 +254,9 @@ impl Candidates<'_> {
         match *self {
             Candidates::Qsgd { base, bits } => qsgd::measure(gradient, base, bits, squared_errors),
             Candidates::TopK { values, keeps } => topk::measure(gradient, values, keeps, workspace, squared_errors),
+            Candidates::QuantisedTopK { keeps, bits } => {
+                quantised_topk::measure(gradient, keeps, bits, workspace, squared_errors)
+            }
             Candidates::PowerSgd { iterations, ranks } => {
                 powersgd::measure(gradient, ranks, iterations, stream, workspace, squared_errors)
             }

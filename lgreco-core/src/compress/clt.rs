@@ -71,7 +71,9 @@ impl CltK {
         if self.keep == 0 {
             return check_finite(gradient);
         }
-        with_elements!(gradient.values(), v => topk::write_positions(v, layout, self.keep, workspace, writer))
+        with_elements!(gradient.values(), v => {
+            topk::write_positions(v, layout, self.keep, workspace, writer, |_, _| Ok(()))
+        })
     }
 
     /// Calls `visit` with each of the leader's positions, ascending; `Err` when they are not `keep` below the number of

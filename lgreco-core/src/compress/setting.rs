@@ -9,6 +9,7 @@ use super::hard_threshold::HardThreshold;
 use super::loco::{self, LoCo};
 use super::powersgd::{self, PowerSgd};
 use super::qsgd::{self, Qsgd};
+use super::quantised_topk::{self, QuantisedTopK};
 use super::sidco::Sidco;
 use super::topk::{self, TopK};
 use super::wire::{HEADER_LEN, Header, Method, Payload};
@@ -29,7 +30,7 @@ use crate::rng::Stream;
 /// |---|---|---|
 /// | `dense` | | |
 /// | `qsgd BITS` | `bucket ELEMENTS`, `max-norm` or `min-max`, `stochastic` or `nearest` | `bucket 512 max-norm stochastic` |
-/// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: the type of the values sent | `f32` |
+/// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: the type of the values sent; or `bits NUMBER`, 2 to 8: a sign and a bin | `f32` |
 /// | `powersgd RANK` | `iterations NUMBER` | `iterations 1` |
 /// | `clt-k ELEMENTS` | | |
 /// | `hard-threshold MAGNITUDE` | `f32`, `f16` or `bf16` | `f32` |
@@ -75,6 +76,8 @@ pub enum Setting {
     Qsgd(Qsgd),
     /// Sparsified.
     TopK(TopK),
+    /// Sparsified, the values in a few bits.
+    QuantisedTopK(QuantisedTopK),
     /// Low rank.
     PowerSgd(PowerSgd),
     /// Sparsified at positions that all workers share.
@@ -95,6 +98,7 @@ impl Setting {
             Setting::Dense => &Dense,
             Setting::Qsgd(c) => c,
             Setting::TopK(c) => c,
+            Setting::QuantisedTopK(c) => c,
             Setting::PowerSgd(c) => c,
             Setting::CltK(c) => c,
             Setting::HardThreshold(c) => c,
@@ -109,6 +113,7 @@ impl Setting {
         match self {
             Setting::Dense | Setting::TopK(_) | Setting::CltK(_) => Ok(()),
             Setting::Qsgd(c) => c.check(),
+            Setting::QuantisedTopK(c) => c.check(),
             Setting::PowerSgd(c) => c.check(),
             Setting::HardThreshold(c) => c.check(),
             Setting::AdaComp(c) => c.check(),
@@ -181,6 +186,7 @@ pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Er
         Method::PowerSgd => powersgd::decode(payload, values),
         Method::AdaComp => adacomp::decode(payload, values),
         Method::LoCo => loco::decode(payload, values),
+        Method::QuantisedTopK => quantised_topk::decode(payload, values),
     }
 }
 
@@ -189,6 +195,7 @@ pub fn decode_parsed(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Er
 pub fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32], scratch: &mut [f32]) -> Result<(), Error> {
     match payload.header.method {
         Method::TopK => topk::combine(payload, how, values),
+        Method::QuantisedTopK => quantised_topk::combine(payload, how, values),
         Method::AdaComp => adacomp::combine(payload, how, values),
         Method::Qsgd => qsgd::combine(payload, how, values),
         Method::PowerSgd => powersgd::combine(payload, how, values),
@@ -228,6 +235,7 @@ pub fn stated_len(bytes: &[u8]) -> Result<usize, Error> {
         Method::PowerSgd => powersgd::stated(&header)?,
         Method::AdaComp => adacomp::stated(&header)?.0,
         Method::LoCo => loco::stated(&header)?,
+        Method::QuantisedTopK => quantised_topk::stated(&header)?,
     };
     let len = body.saturating_add(HEADER_LEN);
     expect_room("payload bytes", len, bytes.len())?;

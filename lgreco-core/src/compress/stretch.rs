@@ -1,7 +1,7 @@
 //! Payloads added up a stretch at a time, so that the sum stays in a core's caches.
 
 use super::wire::{Method, Payload};
-use super::{qsgd, topk};
+use super::{qsgd, quantised_topk, topk};
 use crate::Error;
 
 /// Elements of a stretch: as f32 they stay in a core's caches while several payloads are added up.
@@ -9,7 +9,7 @@ pub const STRETCH: usize = 1 << 13;
 
 /// Whether payloads of a method can be read by [`combine_stretch`].
 pub const fn reads_stretches(method: Method) -> bool {
-    matches!(method, Method::Qsgd | Method::TopK)
+    matches!(method, Method::Qsgd | Method::TopK | Method::QuantisedTopK)
 }
 
 /// Adds a stretch of what a payload holds to `values`, or with `replace` puts it there, zeros where it holds nothing. `values`
@@ -26,6 +26,7 @@ pub fn combine_stretch(
     match payload.header.method {
         Method::Qsgd => qsgd::combine_stretch(payload, replace, start, values),
         Method::TopK => topk::combine_stretch(payload, replace, start, place, values),
+        Method::QuantisedTopK => quantised_topk::combine_stretch(payload, replace, start, place, values),
         _ => Err(Error::PayloadBody { what: "it is not read in stretches" }),
     }
 }
@@ -44,6 +45,7 @@ mod tests {
     use super::*;
     use crate::compress::combine::Combine;
     use crate::compress::qsgd::{Qsgd, Scale};
+    use crate::compress::quantised_topk::QuantisedTopK;
     use crate::compress::setting::{combine, decode_parsed};
     use crate::compress::topk::TopK;
     use crate::compress::{Compressor, Setting};
@@ -55,6 +57,7 @@ mod tests {
     fn settings(elements: usize) -> Vec<Setting> {
         let qsgd = |bits, bucket, scale| Setting::Qsgd(Qsgd { bits, bucket, scale, ..Qsgd::default() });
         let topk = |keep: usize| Setting::TopK(TopK { keep: keep as u32, values: Dtype::F32 });
+        let few = |keep: usize, bits| Setting::QuantisedTopK(QuantisedTopK { keep: keep as u32, bits });
         let keep = |part: usize| (elements / part).max(elements.min(1));
         vec![
             qsgd(3, 100, Scale::MaxNorm),
@@ -65,6 +68,10 @@ mod tests {
             topk(keep(1000)),
             topk(keep(20)),
             topk(elements),
+            few(keep(3), 2),
+            few(keep(1000), 7),
+            few(keep(20), 3),
+            few(elements, 8),
         ]
     }
 

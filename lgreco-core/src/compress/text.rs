@@ -7,6 +7,7 @@ use super::hard_threshold::HardThreshold;
 use super::loco::LoCo;
 use super::powersgd::PowerSgd;
 use super::qsgd::{Qsgd, Rounding, Scale};
+use super::quantised_topk::QuantisedTopK;
 use super::sidco::{Fit, Sidco};
 use super::topk::TopK;
 use crate::Error;
@@ -40,6 +41,7 @@ impl fmt::Display for Setting {
                 })
             }
             Setting::TopK(TopK { keep, values }) => write!(f, "topk {keep}{}", sent_as(values)),
+            Setting::QuantisedTopK(QuantisedTopK { keep, bits }) => write!(f, "topk {keep} bits {bits}"),
             Setting::PowerSgd(PowerSgd { rank, iterations: ITERATIONS }) => write!(f, "powersgd {rank}"),
             Setting::PowerSgd(PowerSgd { rank, iterations }) => write!(f, "powersgd {rank} iterations {iterations}"),
             Setting::CltK(CltK { keep }) => write!(f, "clt-k {keep}"),
@@ -84,7 +86,7 @@ impl FromStr for Setting {
                 Setting::Dense
             }
             "qsgd" => Setting::Qsgd(words.qsgd()?),
-            "topk" => Setting::TopK(TopK { keep: words.number("a number of elements")?, values: words.values()? }),
+            "topk" => words.topk()?,
             "powersgd" => Setting::PowerSgd(words.powersgd()?),
             "clt-k" => Setting::CltK(CltK { keep: words.last("a number of elements")? }),
             "hard-threshold" => {
@@ -139,6 +141,24 @@ impl Words<'_> {
             bucket: bucket.unwrap_or(Qsgd::default().bucket),
             scale: scale.unwrap_or_default(),
             rounding: rounding.unwrap_or_default(),
+        })
+    }
+
+    /// Values have a type or a number of bits.
+    fn topk(&mut self) -> Result<Setting, Error> {
+        let keep = self.number("a number of elements")?;
+        let (mut values, mut bits) = (None, None);
+        while let Some(word) = self.0.next() {
+            match (word, dtype(word)) {
+                ("bits", _) if values.is_none() => once(word, &mut bits, self.number("bits per kept value, 2 to 8")?)?,
+                (_, Some(dtype)) if bits.is_none() => once(word, &mut values, dtype)?,
+                ("bits", _) | (_, Some(_)) => return Err(wrong(word, "a type or bits, not both")),
+                _ => return Err(unknown(word, &["bits", "f32", "f16", "bf16"])),
+            }
+        }
+        Ok(match bits {
+            Some(bits) => Setting::QuantisedTopK(QuantisedTopK { keep, bits }),
+            None => Setting::TopK(TopK { keep, values: values.unwrap_or(Dtype::F32) }),
         })
     }
 

@@ -36,7 +36,7 @@ pub const VERSION: u8 = 1;
 /// ```
 /// # use lgreco_core::compress::wire::Method;
 /// assert_eq!([Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd].map(|m| m as u8), [0, 1, 2, 3]);
-/// assert_eq!([Method::AdaComp, Method::LoCo].map(|m| m as u8), [4, 5]);
+/// assert_eq!([Method::AdaComp, Method::LoCo, Method::QuantisedTopK].map(|m| m as u8), [4, 5, 6]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -53,10 +53,12 @@ pub enum Method {
     AdaComp = 4,
     /// 4-bit codes in groups.
     LoCo = 5,
+    /// The largest magnitudes, each as a sign and a bin, with their positions.
+    QuantisedTopK = 6,
 }
 
-const METHODS: [Method; 6] =
-    [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd, Method::AdaComp, Method::LoCo];
+const METHODS: [Method; 7] =
+    [Method::Dense, Method::Qsgd, Method::TopK, Method::PowerSgd, Method::AdaComp, Method::LoCo, Method::QuantisedTopK];
 
 /// A payload's header.
 ///
@@ -134,7 +136,7 @@ impl<'a> Payload<'a> {
         expect("version", VERSION, header[1])?;
         let method = METHODS.into_iter().find(|&m| m as u8 == header[2]).ok_or(Error::PayloadField {
             what: "method",
-            largest: Method::LoCo as u64,
+            largest: Method::QuantisedTopK as u64,
             found: header[2] as u64,
         })?;
         let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
@@ -168,7 +170,7 @@ mod tests {
             wrong[at] = value;
             assert!(matches!(
                 Payload::parse(&wrong),
-                Err(Error::PayloadHeader { .. } | Error::PayloadField { what: "method", largest: 5, found: 9 })
+                Err(Error::PayloadHeader { .. } | Error::PayloadField { what: "method", largest: 6, found: 9 })
             ));
         }
         assert!(matches!(Payload::parse(&bytes[..15]), Err(Error::Length { .. })));

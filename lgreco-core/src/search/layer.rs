@@ -8,6 +8,7 @@ use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
 use crate::table::Choice;
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -19,6 +20,7 @@ const POWER_ITERATIONS: u32 = 5;
 enum Row {
     Qsgd(Vec<u8>),
     TopK(Dtype, Vec<u32>),
+    QuantisedTopK(Vec<u32>, Vec<u8>),
     PowerSgd(Vec<u32>),
 }
 
@@ -39,30 +41,45 @@ impl LayerOptions {
     pub(super) fn new(families: &[Family], shape: Shape, dtype: Dtype) -> Result<Self, Error> {
         let (mut rows, mut labels, mut default) = (Vec::new(), Vec::new(), None);
         for (index, family) in families.iter().enumerate() {
-            let row_start = labels.len();
-            let mut values: Vec<u32> = Vec::new();
-            let mut last = None;
+            let (mut values, mut names): (Vec<u32>, Vec<String>) = (Vec::new(), Vec::new());
             for parameter in family.parameters() {
                 let value = match family.method {
                     Method::TopK => TopK::with_density(parameter, shape.elements(), dtype)?.keep,
                     Method::PowerSgd => effective_rank(shape, parameter as u32) as u32,
                     _ => parameter as u32,
                 };
-                if last != Some(value) {
+                if values.last() != Some(&value) {
                     values.push(value);
-                    labels.push(family.method.label(parameter));
-                    last = Some(value);
+                    names.push(family.method.label(parameter));
                 }
                 if index == 0 && parameter <= family.default * (1.0 + 1e-9) {
-                    default = Some(row_start + values.len() - 1);
+                    default = Some(values.len() - 1);
                 }
             }
+            let bits = family.widths.bits();
+            let few = bits.iter().map(|bits| format!(" bits {bits}"));
+            let few: Vec<_> =
+                names.iter().flat_map(|name| few.clone().map(move |bits| format!("{name}{bits}"))).collect();
+            let keeps = if bits.is_empty() { Vec::new() } else { values.clone() };
+            if !family.widths.full() {
+                // What the budget is taken from stays, as the one option in full.
+                let at = default.filter(|_| index == 0);
+                (values, names) = (at.map(|at| (values[at], names.swap_remove(at)))).into_iter().unzip();
+                default = default.map(|default| if index == 0 { 0 } else { default });
+            }
+            labels.extend(names);
             rows.push(match family.method {
                 Method::TopK => Row::TopK(dtype, values),
                 Method::PowerSgd => Row::PowerSgd(values),
                 _ => Row::Qsgd(values.into_iter().map(|bits| bits as u8).collect()),
             });
+            if !bits.is_empty() {
+                labels.extend(few);
+                rows.push(Row::QuantisedTopK(keeps, bits));
+            }
         }
+        // A row without candidates is nothing to measure.
+        rows.retain(|row| !matches!(row, Row::TopK(_, keeps) if keeps.is_empty()));
         let default = default.ok_or(Error::Length { what: "methods to search", expected: 1, found: 0 })?;
         Ok(LayerOptions { rows, labels, default })
     }
@@ -71,6 +88,7 @@ impl LayerOptions {
         self.rows.iter().map(|row| match row {
             Row::Qsgd(bits) => Candidates::Qsgd { base: QSGD, bits },
             Row::TopK(values, keeps) => Candidates::TopK { values: *values, keeps },
+            Row::QuantisedTopK(keeps, bits) => Candidates::QuantisedTopK { keeps, bits },
             Row::PowerSgd(ranks) => Candidates::PowerSgd { iterations: POWER_ITERATIONS, ranks },
         })
     }

@@ -14,7 +14,7 @@ mod offer;
 mod range;
 
 pub use offer::{Offer, OfferedRow};
-pub use range::{MAX_OPTIONS, Method, Metric, Range};
+pub use range::{MAX_OPTIONS, Method, Metric, Range, Width};
 
 use crate::Error;
 use crate::backend::{Backend, Job};
@@ -25,7 +25,7 @@ use crate::table::{NamedError, NamedTable};
 use alloc::vec;
 use alloc::vec::Vec;
 use layer::LayerOptions;
-use range::Family;
+use range::{Family, Widths};
 
 /// A named gradient tensor of a model.
 ///
@@ -227,7 +227,8 @@ impl Search {
     /// # Errors
     /// [`Error::Parameter`] when outside what the method can do.
     pub fn with_default(mut self, default: f64) -> Result<Self, Error> {
-        self.families[0] = Family::checked(self.families[0].method, default, None)?;
+        let Family { method, widths, .. } = self.families[0];
+        self.families[0] = Family { widths, ..Family::checked(method, default, None)? };
         Ok(self)
     }
 
@@ -247,7 +248,35 @@ impl Search {
     /// # Errors
     /// [`Error::Parameter`] when outside what the method can do.
     pub fn with_range(mut self, range: Range) -> Result<Self, Error> {
-        self.families[0] = Family::checked(self.families[0].method, self.families[0].default, Some(range))?;
+        let Family { method, default, widths, .. } = self.families[0];
+        self.families[0] = Family { widths, ..Family::checked(method, default, Some(range))? };
+        Ok(self)
+    }
+
+    /// Replaces how TopK's kept values may be sent, in full unless set: every density is offered in each of `widths`. The
+    /// default stays what it is in full, and is always among the candidates where TopK is the first method.
+    ///
+    /// ```
+    /// # use lgreco_core::search::{Method, Range, Search, Width};
+    /// # use lgreco_core::{backend::Portable, gradient::Values, search::Layer};
+    /// # let weight: Vec<f32> = (0..4096).map(|i| (i as f32).sin()).collect();
+    /// # let model = [Layer::new("weight", &[64, 64], Values::F32(&weight))?];
+    /// let search = Search::new(Method::TopK).with_range(Range { first: 0.01, last: 0.02, step: 0.01 })?;
+    /// let table = search.with_widths(&[Width::Full, Width::Bits(2)])?.measure(&model, &mut Portable)?.table;
+    /// assert_eq!(table.labels(0), ["topk 1%", "topk 2%", "topk 1% bits 2", "topk 2% bits 2"]);
+    /// assert!(Search::new(Method::Qsgd).with_widths(&[Width::Full]).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`] when TopK is not searched; [`Error::Parameter`] when bits are not 2 to 8; [`Error::Length`]
+    /// without any width.
+    pub fn with_widths(mut self, widths: &[Width]) -> Result<Self, Error> {
+        let widths = Widths::new(widths)?;
+        let mut families = self.families.iter_mut();
+        let topk = families.find(|family| family.method == Method::TopK);
+        let expected = "topk or hybrid, of which widths are";
+        topk.ok_or(Error::UnknownName { what: "method", expected })?.widths = widths;
         Ok(self)
     }
 
@@ -301,7 +330,7 @@ impl Search {
         }
         let Family { method, default, .. } = self.families[0];
         let range = Range { first: default, last: default, step: 1.0 };
-        let options = LayerOptions::new(&[Family { method, default, range }], shape, dtype)?;
+        let options = LayerOptions::new(&[Family { method, default, range, widths: Widths::FULL }], shape, dtype)?;
         Ok(options.into_options(shape, dtype, &[0.0], self.metric)?.settings[0])
     }
 

@@ -102,6 +102,74 @@ impl FromStr for Metric {
     }
 }
 
+/// How TopK's kept values are sent.
+///
+/// ```
+/// use lgreco_core::search::Width;
+/// assert_eq!(("full".parse(), "4".parse()), (Ok(Width::Full), Ok(Width::Bits(4))));
+/// assert!("1".parse::<Width>().is_err() && "16".parse::<Width>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// In the gradient's own type.
+    Full,
+    /// In 2 to 8 bits, the sign among them.
+    Bits(u8),
+}
+
+impl FromStr for Width {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "full" => Ok(Width::Full),
+            _ => match text.parse() {
+                Ok(bits @ 2..=8) => Ok(Width::Bits(bits)),
+                _ => Err(Error::UnknownName { what: "width", expected: "full or bits per kept value, 2 to 8" }),
+            },
+        }
+    }
+}
+
+/// Which widths TopK offers, besides the default's full one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Widths {
+    full: bool,
+    /// Bit i: i bits.
+    bits: u16,
+}
+
+impl Widths {
+    pub(super) const FULL: Widths = Widths { full: true, bits: 0 };
+
+    pub(super) fn new(widths: &[Width]) -> Result<Widths, Error> {
+        let mut found = Widths { full: false, bits: 0 };
+        for &width in widths {
+            match width {
+                Width::Full => found.full = true,
+                Width::Bits(bits @ 2..=8) => found.bits |= 1 << bits,
+                Width::Bits(bits) => {
+                    let expected = "2 to 8";
+                    return Err(Error::Parameter { what: "bits per kept value", value: bits.into(), expected });
+                }
+            }
+        }
+        if widths.is_empty() {
+            return Err(Error::Length { what: "widths of kept values", expected: 1, found: 0 });
+        }
+        Ok(found)
+    }
+
+    /// Whether every density is offered with full values, not the default alone.
+    pub(super) fn full(self) -> bool {
+        self.full
+    }
+
+    /// The numbers of bits, descending.
+    pub(super) fn bits(self) -> Vec<u8> {
+        (2..=8).rev().filter(|&bits| self.bits >> bits & 1 == 1).collect()
+    }
+}
+
 /// Parameters `first`, `first + step`, … up to `last`, in the method's unit.
 ///
 /// ```
@@ -130,6 +198,8 @@ pub(super) struct Family {
     pub method: Method,
     pub default: f64,
     pub range: Range,
+    /// Of kept values; full for other methods than TopK.
+    pub widths: Widths,
 }
 
 /// Most parameters one method may offer per layer.
@@ -147,7 +217,7 @@ impl Family {
                 Range { first, last, step: Float::ceil((last - first + 1.0) / (MAX_OPTIONS - 1) as f64) }
             }
         };
-        Family { method, default, range }
+        Family { method, default, range, widths: Widths::FULL }
     }
 
     pub(super) fn checked(method: Method, default: f64, range: Option<Range>) -> Result<Self, Error> {

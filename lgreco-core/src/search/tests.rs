@@ -90,6 +90,39 @@ fn the_stream_makes_the_payloads_that_were_measured() {
     assert!((error(Stream { layer: 0, ..stream }) - stated).abs() > 1e-5 * stated);
 }
 
+/// What is planned with is what encoders write, in every width.
+#[test]
+fn widths_are_offered_with_the_sizes_and_errors_of_their_payloads() {
+    let values: Vec<f32> = uniform(64 * 40, 3).into_iter().map(|x| x * x * x).collect();
+    let model = [Layer::new("weight", &[40, 64], Values::F32(&values)).unwrap()];
+    let range = Range { first: 0.05, last: 0.1, step: 0.05 };
+    let search = Search::new(Method::TopK).with_widths(&[Width::Bits(2), Width::Bits(4)]).unwrap();
+    let search = search.with_default(0.1).unwrap().with_range(range).unwrap();
+    let measured = measure(search.clone(), &model);
+    let expected = ["topk 10%", "topk 5% bits 4", "topk 5% bits 2", "topk 10% bits 4", "topk 10% bits 2"];
+    assert_eq!((labels(&measured, 0), measured.defaults[0]), (expected.to_vec(), 0));
+    assert_eq!(search.uniform(&[40, 64], Dtype::F32).unwrap(), measured.setting(0, 0));
+    let gradient = model[0].gradient();
+    for (option, choice) in measured.table.view().layer(0).iter().enumerate() {
+        let setting = measured.setting(0, option);
+        let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32).unwrap()];
+        let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+        let len = setting.encode(&gradient, measured.stream(0), &mut workspace, &mut payload).unwrap();
+        assert_eq!(choice.size, 8 * len as u64, "{setting}");
+        let mut decoded = vec![f32::NAN; values.len()];
+        crate::compress::decode(&payload, &mut decoded).unwrap();
+        let error = crate::num::sqrt(squared_error(&gradient, &decoded));
+        assert!((choice.error - error).abs() <= 1e-5 * error, "{setting}: {} is not {error}", choice.error);
+    }
+    let hybrid = measure(Search::new(Method::Hybrid).with_widths(&[Width::Bits(3)]).unwrap(), &model);
+    let topk: Vec<&str> = labels(&hybrid, 0).into_iter().filter(|label| label.starts_with("topk")).collect();
+    assert!(!topk.is_empty() && topk.iter().all(|label| label.ends_with(" bits 3")));
+    assert_eq!(hybrid.table.label(0, hybrid.defaults[0] as usize), "qsgd 4");
+    assert!(matches!(Search::new(Method::TopK).with_widths(&[]), Err(Error::Length { .. })));
+    assert!(matches!(Search::new(Method::TopK).with_widths(&[Width::Bits(9)]), Err(Error::Parameter { .. })));
+    assert!(matches!(Search::new(Method::PowerSgd).with_widths(&[Width::Full]), Err(Error::UnknownName { .. })));
+}
+
 /// What a search must make of a model.
 struct Expected {
     labels: &'static [&'static str],

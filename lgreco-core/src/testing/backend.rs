@@ -1,6 +1,7 @@
 //! The conformance suite: what every [`Backend`] promises, checked against [`Portable`].
 //!
-//! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_powersgd`] and [`check_batches`], or
+//! A backend's test calls [`check_dense`], [`check_qsgd`], [`check_topk`], [`check_quantised_topk`],
+//! [`check_powersgd`] and [`check_batches`], or
 //! [`check_all`] of them.
 
 use super::golden;
@@ -9,6 +10,7 @@ use crate::Error;
 use crate::backend::{Backend, Job, JobError, Portable};
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::topk::TopK;
 use crate::compress::wire::HEADER_LEN;
 use crate::compress::{Candidates, Compressor, Setting};
@@ -352,6 +354,40 @@ pub fn check_topk(backend: &mut dyn Backend, relative: f64) {
     }
 }
 
+/// TopK in few bits: payloads and rows of every tensor, with varied k and widths; damaged payloads, and [golden] ones.
+///
+/// # Panics
+/// When `backend` does not do as [`Portable`].
+pub fn check_quantised_topk(backend: &mut dyn Backend, relative: f64) {
+    golden::check_quantised_topk(backend);
+    for_each_gradient(|number, gradient| {
+        let elements = gradient.shape().elements() as u32;
+        let keeps = [1, elements / 100, elements / 10, elements / 2, elements].map(|keep| keep.clamp(1, elements));
+        for bits in 2..=8 {
+            let keep = keeps[(number + bits as usize) % keeps.len()];
+            let setting = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
+            check_encode(backend, &setting, gradient, Stream::default());
+            if number == 30
+                && let Some(payload) = payload(&setting, gradient)
+            {
+                check_damaged(backend, &payload, elements as usize);
+            }
+        }
+        let candidates = Candidates::QuantisedTopK { keeps: &keeps, bits: &[8, 2, 3, 5] };
+        check_rows(backend, &[Job { gradient: *gradient, candidates, stream: Stream::default() }], relative);
+    });
+    let tensor = Tensor::new(&values(3000, |i| bell(12, i)), 3000, 1);
+    let gradient = tensor.gradients()[0];
+    for (keeps, bits) in [(&[0][..], &[4][..]), (&[3001], &[4]), (&[7], &[1]), (&[7], &[9]), (&[], &[4]), (&[7], &[])] {
+        let candidates = Candidates::QuantisedTopK { keeps, bits };
+        check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
+    }
+    for (keep, bits) in [(0, 4), (3001, 4), (7, 1), (7, 9)] {
+        let setting = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
+        check_encode(backend, &setting, &gradient, Stream::default());
+    }
+}
+
 /// PowerSGD: rows of well-conditioned matrices within `relative`; payloads of the same header and length, which decode to
 /// the same matrix within `relative` of its norm; refusals, and [golden] payloads.
 ///
@@ -468,6 +504,7 @@ pub fn check_all(backend: &mut dyn Backend, relative: f64) {
     check_dense(backend);
     check_qsgd(backend, relative);
     check_topk(backend, relative);
+    check_quantised_topk(backend, relative);
     check_powersgd(backend, relative);
     check_batches(backend, relative, true);
 }

@@ -3,7 +3,7 @@
 //! Plain tests replay committed bytes through the same functions.
 
 use super::tables::Instance;
-use super::{adacomp, loco, oracle, plans, powersgd, qsgd, topk};
+use super::{adacomp, loco, oracle, plans, powersgd, qsgd, quantised_topk, topk};
 use crate::Error;
 use crate::compress::dense::Dense;
 use crate::compress::powersgd::PowerSgd;
@@ -51,6 +51,7 @@ pub fn payload(bytes: &[u8]) {
     topk::check_payload(bytes);
     adacomp::check_payload(bytes);
     loco::check_payload(bytes);
+    quantised_topk::check_payload(bytes);
     powersgd::check_hostile(bytes);
     let Ok(payload) = Payload::parse(bytes) else {
         return assert!(decode(bytes, &mut []).is_err());

@@ -4,6 +4,7 @@
 use crate::backend::Backend;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::gradient::{Dtype, Gradient, Shape, Values};
@@ -93,6 +94,36 @@ pub fn check_topk(backend: &mut dyn Backend) {
     let single: [[u8; 4]; 3] = [1f32, 2.0, 3.0].map(f32::to_le_bytes);
     let body: &[&[u8]] = &[single.as_flattened(), &positions];
     check(backend, top(3, Dtype::F32), &sparse, (&header(8, 3, 100), body), &sparse);
+}
+
+/// TopK in few bits: every coding of positions, two and three bits.
+///
+/// # Panics
+/// When a byte or a value is another.
+pub fn check_quantised_topk(backend: &mut dyn Backend) {
+    let header = |variant, keep, rows| [b'L', 1, 6, variant, keep, 0, 0, 0, rows, 0, 0, 0, 1, 0, 0, 0];
+    let top = |keep, bits| Setting::QuantisedTopK(QuantisedTopK { keep, bits });
+    let [zero, one, three_quarters, six, four] = [0f32, 1.0, 1.75, 6.0, 4.0].map(f32::to_le_bytes);
+    // From 1.5 to 4 by their bits the middle is 2.5: 1.5 and 2 are in the lower bin. Codes 1, 2 and 0.
+    let values = [4.0, -1.5, 2.0];
+    let body: &[&[u8]] = &[&three_quarters, &four, &[0b00_10_01]];
+    check(backend, top(3, 2), &values, (&header(2, 3, 3), body), &[4.0, -1.75, 1.75]);
+    // A bitmap; of the two ones the first is kept. Bins above 1, 1.75, 3 and 5.
+    let values = [0.0, 1.0, 1.0, -8.0, 4.0, 0.5, 8.0, 0.0];
+    let [eight] = [8f32].map(f32::to_le_bytes);
+    let body: &[&[u8]] = &[&one, &zero, &four, &eight, &[0b10_111_000, 0b0110], &[0b0101_1010]];
+    let decoded = [0.0, 1.0, 0.0, -8.0, 4.0, 0.0, 8.0, 0.0];
+    check(backend, top(4, 3), &values, (&header(3 | 1 << 4, 4, 8), body), &decoded);
+    // Elias–Fano as in TopK's payloads.
+    let mut sparse = [0.0; 100];
+    (sparse[3], sparse[66], sparse[99]) = (1.0, -5.0, 7.0);
+    let low = 3 | 2 << 5 | 3 << 10u32;
+    let positions = [low as u8, (low >> 8) as u8, 0b10_1001];
+    let body: &[&[u8]] = &[&one, &six, &[0b01_11_00], &positions];
+    (sparse[66], sparse[99]) = (-5.0, 7.0);
+    let mut decoded = sparse;
+    (decoded[66], decoded[99]) = (-6.0, 6.0);
+    check(backend, top(3, 2), &sparse, (&header(2 | 2 << 4, 3, 100), body), &decoded);
 }
 
 /// PowerSGD: the rank in the header, and factors read column by column.

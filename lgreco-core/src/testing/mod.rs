@@ -18,6 +18,7 @@ pub mod oracle;
 pub mod plans;
 pub mod powersgd;
 pub mod qsgd;
+pub mod quantised_topk;
 pub mod settings;
 pub mod sidco;
 pub mod tables;

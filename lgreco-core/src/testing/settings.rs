@@ -6,6 +6,7 @@ use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::loco::LoCo;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
@@ -13,10 +14,11 @@ use crate::gradient::{Dtype, Shape};
 use alloc::string::ToString;
 
 /// Settings of every compressor, which together have each word that is not a default.
-pub const SETTINGS: [Setting; 11] = [
+pub const SETTINGS: [Setting; 12] = [
     Setting::Dense,
     Setting::Qsgd(Qsgd { bits: 4, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
     Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
+    Setting::QuantisedTopK(QuantisedTopK { keep: 3, bits: 4 }),
     Setting::PowerSgd(PowerSgd { rank: 2, iterations: 5 }),
     Setting::CltK(CltK { keep: 3 }),
     Setting::HardThreshold(HardThreshold { lambda: 0.75, values: Dtype::F16 }),
@@ -38,7 +40,9 @@ pub fn check_text(text: &str) {
         Ok(setting) => {
             assert_eq!(setting.to_string().parse(), Ok(setting), "{text}");
             let elements = match setting {
-                Setting::TopK(TopK { keep, .. }) | Setting::CltK(CltK { keep }) => keep as usize,
+                Setting::TopK(TopK { keep, .. })
+                | Setting::QuantisedTopK(QuantisedTopK { keep, .. })
+                | Setting::CltK(CltK { keep }) => keep as usize,
                 _ => 1000,
             };
             let shape = Shape::new(1, elements).expect("below 2^32 elements");

@@ -160,6 +160,7 @@ fn candidates_that_do_not_fit_are_named_with_their_job() {
     for (candidates, expected) in [
         (Candidates::TopK { values: Dtype::F32, keeps: &[21_001] }, "kept elements is 21001"),
         (Candidates::LoCo { groups: &[64] }, "does not run on CUDA devices"),
+        (Candidates::QuantisedTopK { keeps: &[64], bits: &[4] }, "TopK in few bits does not run on CUDA devices"),
     ] {
         for call in CALLS {
             let jobs = [fitting, DeviceJob { candidates, ..fitting }];

@@ -8,7 +8,7 @@ use crate::pointers::{Range, Versioned, disjoint, slice_mut, versioned_array, ve
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
 use lgreco_train::rng::Stream;
-use lgreco_train::search::{Layer, Method, Metric, Range as Parameters, Search};
+use lgreco_train::search::{Layer, Method, Metric, Range as Parameters, Search, Width};
 use lgreco_train::table::NamedError;
 
 /// What errors of tables are measured in: LGRECO_METRIC_...
@@ -18,6 +18,9 @@ pub type lgreco_metric = u32;
 pub const LGRECO_METRIC_L2: lgreco_metric = 0;
 /// The squared L2 norm, which adds up over layers.
 pub const LGRECO_METRIC_SQUARED_L2: lgreco_metric = 1;
+
+/// Of search options' `widths`: kept values in the gradient's own type.
+pub const LGRECO_WIDTH_FULL: u64 = 1;
 
 /// What to offer each layer of a model. Begin with LGRECO_SEARCH_OPTIONS_INIT.
 ///
@@ -45,6 +48,9 @@ pub struct lgreco_search_options {
     pub min_elements: usize,
     /// Seed of random start matrices: give compressors the same; 0 by default.
     pub seed: u64,
+    /// TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 2 to 8
+    /// bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
+    pub widths: u64,
 }
 
 impl Default for lgreco_search_options {
@@ -60,6 +66,7 @@ impl Default for lgreco_search_options {
             step: 0.0,
             min_elements: search.min_elements,
             seed: search.seed,
+            widths: 0,
         }
     }
 }
@@ -85,6 +92,11 @@ impl lgreco_search_options {
         let (first, last, step) = (self.first, self.last, self.step);
         if (first, last, step) != (0.0, 0.0, 0.0) {
             search = search.with_range(Parameters { first, last, step })?;
+        }
+        if self.widths != 0 {
+            let width = |bit| if bit == 0 { Width::Full } else { Width::Bits(bit) };
+            let widths: Vec<Width> = (0..64).filter(|&bit| self.widths >> bit & 1 == 1).map(width).collect();
+            search = search.with_widths(&widths)?;
         }
         search.metric = match self.metric {
             LGRECO_METRIC_L2 => Metric::L2,
@@ -129,8 +141,8 @@ pub unsafe extern "C" fn lgreco_table_measure(
 /// does to the gradient (for stochastic rounding its expectation), sizes[i] the bits of its payload, also where the values
 /// decide them; `sizes` may be NULL, else it has `settings_len` places too. Settings next to each other that differ in the
 /// parameter of their method alone (`bits`, `keep`, `rank`, `lambda`, `density`, `bin` or `group`) are measured together, for
-/// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass. `seed` and `layer_index` name PowerSGD's start matrix, as in
-/// lgreco_compressor_options. Allocates.
+/// QSGD, TopK, CLT-k, PowerSGD and hard thresholds in about one pass, for quantised TopK in three. `seed` and
+/// `layer_index` name PowerSGD's start matrix, as in lgreco_compressor_options. Allocates.
 ///
 /// LGRECO_NON_FINITE, LGRECO_PARAMETER when a setting does not fit the layer.
 #[unsafe(no_mangle)]

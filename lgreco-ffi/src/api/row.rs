@@ -5,7 +5,7 @@ use lgreco_train::CoreError;
 use lgreco_train::backend::Job;
 use lgreco_train::compress::{
     Candidates, Compressor, Setting, adacomp::AdaComp, check_finite, clt::CltK, hard_threshold::HardThreshold,
-    loco::LoCo, powersgd::PowerSgd, qsgd::Qsgd, sidco::Sidco, topk::TopK,
+    loco::LoCo, powersgd::PowerSgd, qsgd::Qsgd, quantised_topk::QuantisedTopK, sidco::Sidco, topk::TopK,
 };
 use lgreco_train::gradient::Gradient;
 use lgreco_train::rng::Stream;
@@ -39,6 +39,7 @@ fn base(setting: &Setting) -> Setting {
         Setting::Dense => Setting::Dense,
         Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bits: 0, ..qsgd }),
         Setting::TopK(top) => Setting::TopK(TopK { keep: 0, ..top }),
+        Setting::QuantisedTopK(top) => Setting::QuantisedTopK(QuantisedTopK { keep: 0, ..top }),
         Setting::PowerSgd(power) => Setting::PowerSgd(PowerSgd { rank: 0, ..power }),
         Setting::CltK(_) => Setting::CltK(CltK { keep: 0 }),
         Setting::HardThreshold(hard) => Setting::HardThreshold(HardThreshold { lambda: 0.0, ..hard }),
@@ -66,6 +67,10 @@ impl Row {
                 Setting::Qsgd(Qsgd { bits, .. }) => row.bits.push(bits),
                 Setting::HardThreshold(HardThreshold { lambda, .. }) => row.lambdas.push(lambda),
                 Setting::Sidco(Sidco { density, .. }) => row.densities.push(density),
+                Setting::QuantisedTopK(QuantisedTopK { keep, bits }) => {
+                    row.counts.push(keep);
+                    row.bits = vec![bits];
+                }
                 Setting::TopK(TopK { keep: count, .. })
                 | Setting::CltK(CltK { keep: count })
                 | Setting::PowerSgd(PowerSgd { rank: count, .. })
@@ -83,6 +88,7 @@ impl Row {
             Setting::Dense => return None,
             Setting::Qsgd(base) => Candidates::Qsgd { base, bits },
             Setting::TopK(top) => Candidates::TopK { values: top.values, keeps: counts },
+            Setting::QuantisedTopK(_) => Candidates::QuantisedTopK { keeps: counts, bits },
             Setting::PowerSgd(power) => Candidates::PowerSgd { iterations: power.iterations, ranks: counts },
             Setting::CltK(_) => Candidates::CltK { keeps: counts },
             Setting::HardThreshold(hard) => Candidates::HardThreshold { values: hard.values, lambdas },

@@ -10,6 +10,7 @@ use lgreco_train::compress::{
     loco::LoCo,
     powersgd::PowerSgd,
     qsgd::{Qsgd, Rounding, Scale},
+    quantised_topk::QuantisedTopK,
     sidco::{Fit, Sidco},
     topk::TopK,
 };
@@ -29,6 +30,8 @@ pub const LGRECO_METHOD_POWERSGD: lgreco_method = 3;
 pub const LGRECO_METHOD_ADACOMP: lgreco_method = 4;
 /// 4 bits per element, to nearest (LoCo): `group`.
 pub const LGRECO_METHOD_LOCO: lgreco_method = 5;
+/// TopK whose kept values travel in a few bits: `keep`, `bits` (2 to 8, the sign among them). Made on the host.
+pub const LGRECO_METHOD_QUANTISED_TOPK: lgreco_method = 6;
 /// TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.
 pub const LGRECO_METHOD_CLT_K: lgreco_method = 32;
 /// The magnitudes from `lambda` on: `values` too. TopK's payload, whose length the values decide.
@@ -73,7 +76,7 @@ pub struct lgreco_setting {
     pub struct_size: usize,
     /// LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
     pub method: lgreco_method,
-    /// QSGD: bits per element, 1 to 8; 4 by default.
+    /// QSGD: bits per element, 1 to 8; quantised TopK: bits per kept value, 2 to 8; 4 by default.
     pub bits: u32,
     /// QSGD: elements per bucket, at least 1; 512 by default.
     pub bucket: u32,
@@ -81,7 +84,7 @@ pub struct lgreco_setting {
     pub scale: lgreco_scale,
     /// QSGD: LGRECO_ROUNDING_STOCHASTIC by default.
     pub rounding: lgreco_rounding,
-    /// TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
+    /// TopK, quantised TopK, CLT-k: number of elements sent, 1 to all; 1 by default.
     pub keep: u32,
     /// TopK, hard thresholds, SIDCo: type the values are sent in; LGRECO_DTYPE_F32 by default.
     pub values: lgreco_dtype,
@@ -156,6 +159,9 @@ impl lgreco_setting {
                 },
             }),
             LGRECO_METHOD_TOPK => Setting::TopK(TopK { keep: self.keep, values: dtype(self.values)? }),
+            LGRECO_METHOD_QUANTISED_TOPK => {
+                Setting::QuantisedTopK(QuantisedTopK { keep: self.keep, bits: bits(self.bits)? })
+            }
             LGRECO_METHOD_POWERSGD => Setting::PowerSgd(PowerSgd { rank: self.rank, iterations: self.iterations }),
             LGRECO_METHOD_ADACOMP => Setting::AdaComp(AdaComp { bin: self.bin }),
             LGRECO_METHOD_LOCO => Setting::LoCo(LoCo { group: self.group }),
@@ -198,6 +204,9 @@ impl lgreco_setting {
             },
             Setting::TopK(TopK { keep, values }) => {
                 lgreco_setting { method: LGRECO_METHOD_TOPK, keep, values: values as lgreco_dtype, ..other }
+            }
+            Setting::QuantisedTopK(QuantisedTopK { keep, bits }) => {
+                lgreco_setting { method: LGRECO_METHOD_QUANTISED_TOPK, keep, bits: bits.into(), ..other }
             }
             Setting::PowerSgd(PowerSgd { rank, iterations }) => {
                 lgreco_setting { method: LGRECO_METHOD_POWERSGD, rank, iterations, ..other }

@@ -239,13 +239,14 @@ fn setting(bytes: &mut Bytes) -> lgreco_setting {
         LGRECO_METHOD_POWERSGD,
         LGRECO_METHOD_ADACOMP,
         LGRECO_METHOD_LOCO,
+        LGRECO_METHOD_QUANTISED_TOPK,
         LGRECO_METHOD_CLT_K,
         LGRECO_METHOD_HARD_THRESHOLD,
         LGRECO_METHOD_SIDCO,
         LGRECO_METHOD_HYBRID,
     ];
     lgreco_setting {
-        method: methods[usize::from(bytes.below(10))],
+        method: methods[usize::from(bytes.below(11))],
         bits: u32::from(bytes.below(10)),
         bucket: u32::from(bytes.below(9)),
         keep: u32::from(bytes.below(26)),

@@ -8,6 +8,7 @@ use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::loco::LoCo;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::gradient::Dtype;
@@ -48,6 +49,7 @@ impl Choice {
             }
             Setting::AdaComp(c) => [7, 0, c.bin as u64],
             Setting::LoCo(c) => [8, 0, c.group as u64],
+            Setting::QuantisedTopK(c) => [9, c.bits as u64, c.keep as u64],
         };
         let reason = self.uncompressed.map_or(0, |why| why as u64 + 1);
         [method | reason << 8 | parameters << 16, number]
@@ -79,6 +81,7 @@ impl Choice {
             }
             7 => Setting::AdaComp(AdaComp { bin: number }),
             8 => Setting::LoCo(LoCo { group: number }),
+            9 => Setting::QuantisedTopK(QuantisedTopK { keep: number, bits: byte(0) }),
             _ => return Err(wrong),
         };
         let uncompressed = match (words[0] >> 8) as u8 {

@@ -42,7 +42,7 @@ impl Aggregation {
             Setting::Dense => Aggregation::AllReduce,
             Setting::PowerSgd(_) => Aggregation::FactorAllReduce,
             Setting::CltK(_) => Aggregation::SharedPositions,
-            Setting::Qsgd(_) | Setting::TopK(_) | Setting::LoCo(_) => Aggregation::Payloads,
+            Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::LoCo(_) => Aggregation::Payloads,
             Setting::HardThreshold(_) | Setting::AdaComp(_) | Setting::Sidco(_) => Aggregation::VariablePayloads,
         }
     }

@@ -4,6 +4,8 @@ use super::layer::Spec;
 use super::moment::Route;
 use super::slip;
 use crate::Error;
+use crate::compress::quantised_topk::QuantisedTopK;
+use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::gradient::{Dtype, Shape};
 use core::ops::Range;
@@ -102,9 +104,9 @@ impl Cursor {
 
 impl Piece {
     fn new(range: Range<usize>, mut setting: Setting, elements: usize) -> Result<Piece, Error> {
-        if let Setting::TopK(top) = &mut setting {
-            let before = |end: usize| (top.keep as u64 * end as u64 / elements as u64) as u32;
-            top.keep = (before(range.end) - before(range.start)).max(1);
+        if let Setting::TopK(TopK { keep, .. }) | Setting::QuantisedTopK(QuantisedTopK { keep, .. }) = &mut setting {
+            let before = |end: usize| (*keep as u64 * end as u64 / elements as u64) as u32;
+            *keep = (before(range.end) - before(range.start)).max(1);
         }
         let shape = Shape::new(range.len(), 1)?;
         // No payload that is sent in pieces depends on the element type.
@@ -117,7 +119,7 @@ impl Piece {
 fn unit(setting: &Setting) -> Option<usize> {
     match setting {
         Setting::Qsgd(c) => Some(c.bucket.max(1) as usize),
-        Setting::TopK(_) => Some(1),
+        Setting::TopK(_) | Setting::QuantisedTopK(_) => Some(1),
         Setting::LoCo(c) => Some(c.group.max(1) as usize),
         _ => None,
     }

@@ -15,6 +15,7 @@ pub(super) fn fingerprint<'a>(moment: Moment, layers: impl Iterator<Item = Spec<
             Setting::Dense => [0; 5],
             Setting::Qsgd(c) => [1, c.bits as u64, c.bucket as u64, c.scale as u64, c.rounding as u64],
             Setting::TopK(c) => [2, c.keep as u64, c.values as u64, 0, 0],
+            Setting::QuantisedTopK(c) => [9, c.keep as u64, c.bits as u64, 0, 0],
             Setting::PowerSgd(c) => [3, c.rank as u64, 0, 0, 0],
             Setting::CltK(c) => [4, c.keep as u64, 0, 0, 0],
             Setting::AdaComp(c) => [6, c.bin as u64, 0, 0, 0],

@@ -237,8 +237,11 @@ impl Layer<'_> {
         }
         if let Input::Compensated { values, .. } = &mut self.gradient {
             combine(&Payload::parse(payload)?, Combine::Subtract, values, scratch)?;
-            let sparse = matches!(self.setting, Setting::TopK(_) | Setting::HardThreshold(_) | Setting::Sidco(_));
-            // What TopK sends is f32, or nearer to zero than infinity is.
+            let sparse = matches!(
+                self.setting,
+                Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::HardThreshold(_) | Setting::Sidco(_)
+            );
+            // What TopK sends is f32, or nearer to zero than infinity is, or has the value's sign.
             if !sparse && !is_finite(values) {
                 self.late = Some(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
             }

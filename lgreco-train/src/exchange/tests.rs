@@ -7,6 +7,7 @@ use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::loco::LoCo;
 use crate::compress::powersgd::{PowerSgd, start_matrix};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Candidates, Compressor, Setting};
@@ -37,6 +38,10 @@ fn qsgd(bits: u8, bucket: u32, rounding: Rounding) -> Setting {
 
 fn topk(keep: u32) -> Setting {
     Setting::TopK(TopK { keep, values: Dtype::F32 })
+}
+
+fn few_bits(keep: u32, bits: u8) -> Setting {
+    Setting::QuantisedTopK(QuantisedTopK { keep, bits })
 }
 
 fn clt(keep: u32) -> Setting {
@@ -105,6 +110,24 @@ const ROUTES: [Route; 2] = [Route::AllGather, Route::ScatterReduce];
 fn fitting(layers: &[(Setting, Shape)], route: Route) -> Vec<(Setting, Shape)> {
     let fits = |(setting, _): &&(Setting, Shape)| route != Route::Sharded || setting.has_fixed_len();
     layers.iter().filter(fits).copied().collect()
+}
+
+#[test]
+fn values_in_few_bits_travel_by_every_route() {
+    let layers = [
+        (few_bits(30, 2), shape(21, 13)),
+        (Setting::Dense, shape(3, 5)),
+        (few_bits(9, 8), shape(5, 4)),
+        (few_bits(0, 3), shape(0, 4)),
+        (few_bits(12, 3), shape(12, 1)),
+        (topk(5), shape(10, 2)),
+    ];
+    for world in [1, 2, 5] {
+        for route in [Route::AllGather, Route::ScatterReduce, Route::Sharded] {
+            check(&case(&layers, world, route));
+            check_failure(&case(&layers, world, route));
+        }
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ fn with_candidates<R>(setting: &Setting, then: impl FnOnce(Option<Candidates<'_>
         Setting::Dense => then(None),
         Setting::Qsgd(base) => then(Some(Candidates::Qsgd { base, bits: &[base.bits] })),
         Setting::TopK(top) => then(Some(Candidates::TopK { values: top.values, keeps: &[top.keep] })),
+        Setting::QuantisedTopK(top) => then(Some(Candidates::QuantisedTopK { keeps: &[top.keep], bits: &[top.bits] })),
         Setting::HardThreshold(hard) => {
             then(Some(Candidates::HardThreshold { values: hard.values, lambdas: &[hard.lambda] }))
         }
@@ -32,7 +33,7 @@ pub fn contraction_workspace_len(setting: &Setting, shape: Shape, dtype: Dtype) 
 /// The relative squared error ‖g − decode(encode(g))‖² / ‖g‖², for stochastic rounding its expectation; 0 for a
 /// gradient of zeros. Below 1, `setting` is a contraction on this gradient.
 ///
-/// Never above 1 for TopK, CLT-k's leader and hard thresholds (with values in f32) and PowerSGD; but QSGD with few bits
+/// Never above 1 for TopK (in few bits too), CLT-k's leader and hard thresholds (with values in f32) and PowerSGD; but QSGD with few bits
 /// and wide buckets can be anywhere: a step of the grid must not be much wider than a typical value.
 ///
 /// # Errors

@@ -74,7 +74,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
         let len = setting.encode(&compensated, payload_stream(setting, stream), workspace, payload)?;
         let scratch = bytemuck::cast_slice_mut(workspace);
         combine(&Payload::parse(&payload[..len])?, Combine::Subtract, left, scratch)?;
-        if !matches!(setting, Setting::TopK(_)) && !is_finite(left) {
+        if !matches!(setting, Setting::TopK(_) | Setting::QuantisedTopK(_)) && !is_finite(left) {
             return Err(Error::Core(CoreError::Overflow { what: "what is to be remembered" }));
         }
         self.replace(next);

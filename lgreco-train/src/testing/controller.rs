@@ -7,6 +7,7 @@ use crate::compress::hard_threshold::HardThreshold;
 use crate::compress::loco::LoCo;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
@@ -91,7 +92,7 @@ pub struct Taken {
 }
 
 /// One setting of every compressor, for layers of at least three elements.
-pub const SETTINGS: [Setting; 9] = [
+pub const SETTINGS: [Setting; 10] = [
     Setting::Dense,
     Setting::Qsgd(Qsgd { bits: 4, bucket: 16, scale: Scale::MaxNorm, rounding: Rounding::Stochastic }),
     Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
@@ -101,6 +102,7 @@ pub const SETTINGS: [Setting; 9] = [
     Setting::Sidco(Sidco { density: 0.1, fit: Fit::Pareto, stages: 2, values: Dtype::F32 }),
     Setting::AdaComp(AdaComp { bin: 16 }),
     Setting::LoCo(LoCo { group: 32 }),
+    Setting::QuantisedTopK(QuantisedTopK { keep: 3, bits: 3 }),
 ];
 
 /// The layers of the small model: matrices, a bias, a 16-bit tensor and an empty one.

@@ -26,6 +26,7 @@ fn setting() -> impl Strategy<Value = Setting> {
         Just(Setting::Dense),
         qsgd.prop_map(|(bits, bucket, scale, rounding)| Setting::Qsgd(Qsgd { bits, bucket, scale, rounding })),
         (number(0), values()).prop_map(|(keep, values)| Setting::TopK(TopK { keep, values })),
+        (number(0), 2u8..=8).prop_map(|(keep, bits)| Setting::QuantisedTopK(QuantisedTopK { keep, bits })),
         (number(1), prop_oneof![Just(1u32), 1..=1000u32])
             .prop_map(|(rank, iterations)| Setting::PowerSgd(PowerSgd { rank, iterations })),
         number(0).prop_map(|keep| Setting::CltK(CltK { keep })),
@@ -56,7 +57,8 @@ proptest! {
     }
 }
 
-const WORDS: [&str; 32] = [
+const WORDS: [&str; 33] = [
+    "bits",
     "dense",
     "qsgd",
     "topk",
@@ -97,6 +99,7 @@ fn texts_are_as_documented() {
         "dense",
         "qsgd 4 bucket 16",
         "topk 3",
+        "topk 3 bits 4",
         "powersgd 2 iterations 5",
         "clt-k 3",
         "hard-threshold 0.75 f16",
@@ -139,6 +142,9 @@ fn what_is_not_understood_is_named() {
         ("qsgd 4 near", "setting: `near` is unknown: is `nearest` meant?"),
         ("qsgd 4 min-max max-norm", "setting: found `max-norm`, expected each parameter once"),
         ("topk k=786", "setting: found `k=786`, expected a number of elements"),
+        ("topk 786 bits 9", "bits per kept value is 9, expected 2 to 8"),
+        ("topk 786 4", "setting: found `4`, expected no further number"),
+        ("topk 786 f16 bits 4", "setting: found `bits`, expected a type or bits, not both"),
         ("topk 786 fp16", "setting: `fp16` is unknown: is `f16` meant?"),
         ("topk 1%", "setting: found `1%`, expected a number of elements"),
         ("powersgd 4 iterations 1001", "power iterations is 1001, expected 1 to 1000"),

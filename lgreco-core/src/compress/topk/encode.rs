@@ -67,16 +67,17 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1.
+/// Writes the positions of the `keep` largest magnitudes, `keep` at least 1, and hands each with its value to `take`.
 pub(in crate::compress) fn write_positions<T: Element>(
     elements: &[T],
     layout: Layout,
     keep: u32,
     workspace: &mut [u64],
     positions: Writer<'_>,
+    take: impl FnMut(usize, f32) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let cut = cut(elements, layout, keep, workspace)?;
-    choose(elements, cut, bytemuck::cast_slice_mut(workspace), positions, |_, _| Ok(()))
+    choose(elements, cut, bytemuck::cast_slice_mut(workspace), positions, take)
 }
 
 /// Where the kept elements end; `Err` with the first that is not finite.

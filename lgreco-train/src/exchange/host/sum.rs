@@ -164,6 +164,7 @@ const fn method(setting: &Setting) -> Method {
         Setting::Dense => Method::Dense,
         Setting::Qsgd(_) => Method::Qsgd,
         Setting::TopK(_) | Setting::CltK(_) | Setting::HardThreshold(_) | Setting::Sidco(_) => Method::TopK,
+        Setting::QuantisedTopK(_) => Method::QuantisedTopK,
         Setting::PowerSgd(_) => Method::PowerSgd,
         Setting::AdaComp(_) => Method::AdaComp,
         Setting::LoCo(_) => Method::LoCo,

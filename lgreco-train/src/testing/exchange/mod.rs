@@ -6,7 +6,7 @@ use crate::compress::{Setting, adacomp::AdaComp, clt::CltK, topk::TopK};
 use crate::exchange::Route;
 use crate::exchange::threads;
 use crate::gradient::Dtype;
-use crate::testing::{adacomp, hard_threshold::expected, topk::order};
+use crate::testing::{adacomp, hard_threshold::expected, quantised_topk, topk::order};
 use crate::{CoreError, Error};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -143,6 +143,12 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 assert_eq!(bits(&outcome.own[l]), bits(&kept), "topk contributes the largest elements");
             }
         }
+        Setting::QuantisedTopK(top) if case.route == Route::AllGather => {
+            for (outcome, gradient) in outcomes.iter().zip(gradients()) {
+                let sent = quantised_topk::expected(gradient, top);
+                assert_eq!(bits(&outcome.own[l]), bits(&sent), "topk in few bits contributes the means of its bins");
+            }
+        }
         Setting::HardThreshold(hard) => {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
                 let (sent, _) = expected(gradient, hard).expect("finite gradients");
@@ -206,7 +212,7 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
                 );
             }
         }
-        Setting::TopK(_) | Setting::PowerSgd(_) | Setting::Sidco(_) => {}
+        Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::PowerSgd(_) | Setting::Sidco(_) => {}
     }
 }
 

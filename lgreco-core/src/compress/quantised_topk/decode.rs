@@ -1,0 +1,163 @@
+//! Decoding: scatter signed means into zeros.
+
+use super::{Parts, QuantisedTopK};
+use crate::Error;
+use crate::compress::combine::Combine;
+use crate::compress::positions::{self, Layout};
+use crate::compress::wire::{Header, Method, Payload};
+use crate::error::{expect_len, expect_room};
+
+/// Writes what a payload of [`QuantisedTopK`] holds to `values`, zeros elsewhere. On an error `values` holds nothing of
+/// use.
+///
+/// ```
+/// use lgreco_core::compress::{quantised_topk, wire::Payload};
+/// let bytes = [&[b'L', 1, 6, 2 | 1 << 4, 1, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0][..], // 2 bits, a bitmap; 1 of 3
+///     &1f32.to_le_bytes(), &4f32.to_le_bytes(), &[0b11, 0b010]].concat(); // the upper bin, negative; the second
+/// let mut values = [f32::NAN; 3];
+/// quantised_topk::decode(&Payload::parse(&bytes)?, &mut values)?;
+/// assert_eq!(values, [0.0, -4.0, 0.0]);
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Length`] when `values` has not the tensor's length or the body not the header's;
+/// [`Error::PayloadHeader`] when the payload is not of this method or its variant is not the one its numbers imply;
+/// [`Error::Parameter`] when the bits are not 2 to 8 or it keeps none of the elements or more than there are;
+/// [`Error::PayloadBody`] when a mean is not finite and ≥ 0, positions do not ascend, leave the tensor or are not as many
+/// as the codes, or padding is not zero.
+///
+/// # Complexity
+/// O(n) time, no workspace.
+pub fn decode(payload: &Payload<'_>, values: &mut [f32]) -> Result<(), Error> {
+    let body = body(payload, values.len())?;
+    values.fill(0.0);
+    body.scatter_all(values, |place, value| *place = value)
+}
+
+/// Combines what a payload holds with `values`, in time that grows with what it holds. Same errors as [`decode`].
+pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: &mut [f32]) -> Result<(), Error> {
+    body(payload, values.len())?.scatter_all(values, |place, value| how.put(place, value))
+}
+
+/// The same of the elements from `start` on, a multiple of 64; `place` is where the last stretch has ended.
+pub(in crate::compress) fn combine_stretch(
+    payload: &Payload<'_>,
+    replace: bool,
+    start: usize,
+    place: &mut [u64; 2],
+    values: &mut [f32],
+) -> Result<(), Error> {
+    let body = Body::of(payload)?;
+    let elements = payload.header.shape.elements();
+    expect_room("elements", start.saturating_add(values.len()), elements)?;
+    if replace {
+        values.fill(0.0);
+    }
+    body.scatter(start, place, values, |place, value| *place += value)?;
+    if start + values.len() == elements { body.check_end(place) } else { Ok(()) }
+}
+
+/// Bytes of the body that a header implies.
+pub(in crate::compress) fn stated(header: &Header) -> Result<usize, Error> {
+    let (_, parts) = read(header)?;
+    Ok(usize::try_from(parts.body_len()).unwrap_or(usize::MAX))
+}
+
+/// What a header says.
+fn read(header: &Header) -> Result<(QuantisedTopK, Parts), Error> {
+    let expect = |what, expected: u8, found: u8| {
+        let (expected, found) = (expected as u64, found as u64);
+        if expected == found { Ok(()) } else { Err(Error::PayloadHeader { what, expected, found }) }
+    };
+    expect("method", Method::QuantisedTopK as u8, header.method as u8)?;
+    let top = QuantisedTopK { keep: header.parameter, bits: header.variant & 15 };
+    let parts = top.parts(header.shape.elements())?;
+    expect("variant", top.header(header.shape, parts.layout).variant, header.variant)?;
+    Ok((top, parts))
+}
+
+/// The body of the payload of a tensor with as many values.
+fn body<'a>(payload: &Payload<'a>, values: usize) -> Result<Body<'a>, Error> {
+    let body = Body::of(payload)?;
+    expect_len("values", payload.header.shape.elements(), values)?;
+    Ok(body)
+}
+
+/// The parts of a payload's body.
+struct Body<'a> {
+    top: QuantisedTopK,
+    layout: Layout,
+    means: &'a [[u8; 4]],
+    codes: &'a [u8],
+    positions: &'a [u8],
+}
+
+impl<'a> Body<'a> {
+    fn of(payload: &Payload<'a>) -> Result<Self, Error> {
+        let (top, parts) = read(&payload.header)?;
+        let body = payload.body_of_len(stated(&payload.header)?)?;
+        let (means, rest) = body.split_at(parts.means);
+        let (codes, positions) = rest.split_at(parts.codes);
+        let means = means.as_chunks::<4>().0;
+        // Anything above the bits of the largest finite number is infinite, NaN or negative.
+        if means.iter().any(|&mean| u32::from_le_bytes(mean) > f32::MAX.to_bits()) {
+            return Err(Error::PayloadBody { what: "a mean is not finite and positive" });
+        }
+        let padding = 8 * codes.len() as u64 - top.keep as u64 * top.bits as u64;
+        if codes.last().is_some_and(|&last| last as u32 >> (8 - padding) != 0) {
+            return Err(Error::PayloadBody { what: "padding is not zero" });
+        }
+        parts.layout.check_padding(positions)?;
+        Ok(Body { top, layout: parts.layout, means, codes, positions })
+    }
+
+    /// The value of code `index`.
+    #[inline(always)]
+    fn value(&self, index: u64) -> f32 {
+        let (bits, at) = (self.top.bits as u32, index * self.top.bits as u64);
+        let byte = (at / 8) as usize;
+        let high = self.codes.get(byte + 1).copied().unwrap_or(0);
+        let code = (u16::from_le_bytes([self.codes[byte], high]) >> (at % 8)) as u32 & ((1 << bits) - 1);
+        let mean = u32::from_le_bytes(self.means[code as usize & (self.means.len() - 1)]);
+        f32::from_bits(mean | code >> (bits - 1) << 31)
+    }
+
+    fn scatter_all(&self, values: &mut [f32], put: impl Fn(&mut f32, f32)) -> Result<(), Error> {
+        let mut place = [0; 2];
+        self.scatter(0, &mut place, values, put)?;
+        self.check_end(&place)
+    }
+
+    /// Puts what is kept of the elements from `start` on into `values`; `place` is how many are kept before, and what
+    /// [`positions::for_each_in`] says.
+    #[inline(always)]
+    fn scatter(
+        &self,
+        start: usize,
+        [before, bit]: &mut [u64; 2],
+        values: &mut [f32],
+        put: impl Fn(&mut f32, f32),
+    ) -> Result<(), Error> {
+        let range = start as u64..(start + values.len()) as u64;
+        let mut index = *before;
+        positions::for_each_in(self.layout, self.positions, *before, bit, range, |position| {
+            if index >= self.top.keep as u64 {
+                return Err(Error::PayloadBody { what: "more positions than kept values" });
+            }
+            put(&mut values[position as usize - start], self.value(index));
+            index += 1;
+            Ok(())
+        })?;
+        *before = index;
+        Ok(())
+    }
+
+    /// `Err` unless all that is kept has found its place.
+    fn check_end(&self, place: &[u64; 2]) -> Result<(), Error> {
+        if place[0] < self.top.keep as u64 {
+            return Err(Error::PayloadBody { what: "fewer positions than kept values" });
+        }
+        Ok(())
+    }
+}
