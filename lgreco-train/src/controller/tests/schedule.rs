@@ -49,7 +49,7 @@ fn k_means_sees_the_same_table() {
         let mut workspace = vec![0; baseline::kmeans_workspace_len(&table, clusters)];
         let mut options = vec![0; 2];
         baseline::kmeans(&table, budget, &[384, 320], &metric, clusters, &mut workspace, &mut options).unwrap();
-        Plan::from_options(&table, Budget::Absolute(budget), "k-means", options).unwrap()
+        Plan::from_options(&table, budget.into(), "k-means", options).unwrap()
     });
     on_all(2, |mut worker| {
         let mut config = config(Method::Qsgd, Policy::KMeans { clusters });
