@@ -11,7 +11,7 @@ use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::controller::{
-    Accordion, Config, Controller, Feedback, NonFinite, Objective, Outcome, PlanTask, Policy, Report, Schedule, Tensor,
+    Accordion, Budget, Config, Controller, Feedback, NonFinite, Objective, Outcome, PlanTask, Policy, Report, Schedule, Tensor,
 };
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Route};
@@ -172,7 +172,10 @@ impl Script {
         // A few layers need little; the workspace of the default takes longer to clear than all else.
         let solver = Solver::Exact(Limits { states: 1 << 8 });
         let mut config = Config::new(search);
-        config.policy = match next() % 8 {
+        let policy = next();
+        // The default settings are within both.
+        config.budget = [Budget::Error, Budget::Size][policy as usize / 8 % 2];
+        config.policy = match policy % 8 {
             0 => Policy::Uncompressed,
             1 => Policy::Uniform,
             2 => Policy::Fixed(

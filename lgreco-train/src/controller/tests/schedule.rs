@@ -7,7 +7,7 @@ use crate::plan::{self, Plan, Solver, Summary, baseline, budget::Budget};
 use crate::search::{self, Measured};
 
 /// The plan and settings that `plan` makes by hand from the mean of rank `rank`'s gradients at `steps`.
-fn by_hand(
+pub(super) fn by_hand(
     method: Method,
     rank: u32,
     steps: &[u32],
