@@ -20,10 +20,11 @@ Examples:
   lgreco plan grads.safetensors --method topk --default 1% --range 0.1%..10%:0.1%
   lgreco plan grads.safetensors --method hybrid --plot plan.svg --json plan.json
   lgreco measure grads.safetensors --method powersgd --json table.json
+  lgreco plan grads.safetensors --method topk --size uniform
   lgreco solve table.json --budget 12.5 --json -
   lgreco compare grads.safetensors
 
-Exit codes: 0 done; 1 no result (no plan meets the budget, memory ran out, or a file could not be written); 2 bad usage or bad input.";
+Exit codes: 0 done; 1 no result (no plan is within the budget or the size, memory ran out, or a file could not be written); 2 bad usage or bad input.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
@@ -54,7 +55,8 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Every way of choosing, side by side: uniform, k-means, Algorithm 1, proved optimum.
+    /// Every way of choosing, side by side: uniform, k-means, Algorithm 1, proved optimum; the smallest size for uniform's
+    /// error, and the smallest error for uniform's size.
     ///
     /// Accordion's two levels are not among them: which layers are critical it learns from how gradients change between
     /// two moments of training, and a file of gradients holds one.
@@ -92,7 +94,7 @@ pub struct Source {
 /// What holds for every method alike.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Candidates {
-    /// What is summed over the layers and kept within the budget.
+    /// What is summed over the layers, and kept within the budget or made as small as `--size` allows.
     #[arg(long, value_enum, default_value_t = MetricArg::L2)]
     pub metric: MetricArg,
     /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
@@ -110,14 +112,24 @@ pub struct Solving {
     /// `exact` proves its plan optimal, or states how far off it can be; `dp` is Algorithm 1 of the L-GreCo paper.
     #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
     pub solver: SolverArg,
-    /// Cells the budget is cut into; for `--solver dp` only. [default: 10000]
+    /// Cells the budget or the size is cut into; for `--solver dp` only. [default: 10000]
     #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels)]
     pub levels: Option<u32>,
-    /// How much error a plan may have: `uniform` for what the default setting costs, or a number in the metric's unit.
-    /// [default: the table file's own budget if it has one, else uniform]
+    #[command(flatten)]
+    pub limits: Limits,
+}
+
+/// What a plan keeps within.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Limits {
+    /// The smallest size for an error: how much error a plan may have, `uniform` for what the default setting costs, or a
+    /// number in the metric's unit. [default: a table file's own budget if it has one, else uniform]
     #[arg(long, value_name = "uniform|NUMBER", allow_hyphen_values = true, value_parser = budget)]
     pub budget: Option<BudgetArg>,
-    /// Multiplies the uniform budget. [default: 1]
+    /// The smallest error for a size: how many bits a plan may have, `uniform` for as many as the default setting.
+    #[arg(long, value_name = "uniform|BITS", allow_hyphen_values = true, value_parser = size, conflicts_with = "budget")]
+    pub size: Option<SizeArg>,
+    /// Multiplies the uniform budget or size. [default: 1]
     #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, value_parser = not_negative)]
     pub alpha: Option<f64>,
 }
@@ -152,9 +164,8 @@ pub struct Compare {
     /// How TopK may send the values it keeps, as for `plan`.
     #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width, requires = "method")]
     pub widths: Vec<Width>,
-    /// Multiplies the uniform budget.
-    #[arg(long, value_name = "FACTOR", allow_hyphen_values = true, value_parser = not_negative, default_value_t = 1.0)]
-    pub alpha: f64,
+    #[command(flatten)]
+    pub limits: Limits,
     /// Cells of Algorithm 1.
     #[arg(long, value_name = "CELLS", allow_hyphen_values = true, value_parser = levels, default_value_t = 10_000)]
     pub levels: u32,
@@ -253,6 +264,15 @@ pub enum BudgetArg {
     Absolute(f64),
 }
 
+/// A size limit as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeArg {
+    /// As many bits as the default setting.
+    Uniform,
+    /// So many bits.
+    Bits(u64),
+}
+
 /// A range as it is asked for, in the method's unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RangeArg {
@@ -308,6 +328,14 @@ fn budget(text: &str) -> Result<BudgetArg, String> {
     }
     let value = not_negative(text).map_err(|_| "expected `uniform` or a finite number >= 0")?;
     Ok(BudgetArg::Absolute(value))
+}
+
+fn size(text: &str) -> Result<SizeArg, String> {
+    if text == "uniform" {
+        return Ok(SizeArg::Uniform);
+    }
+    let bits = text.parse().map_err(|_| format!("expected `uniform` or an integer of bits from 0 to {}", u64::MAX))?;
+    Ok(SizeArg::Bits(bits))
 }
 
 /// What a build without `backend` says when it is asked for.
@@ -376,6 +404,11 @@ mod tests {
         assert_eq!(budget("12.5"), Ok(BudgetArg::Absolute(12.5)));
         for bad in ["", "-1", "nan", "inf", "Uniform"] {
             assert!(budget(bad).is_err(), "{bad}");
+        }
+        assert_eq!((size("uniform"), size("4096")), (Ok(SizeArg::Uniform), Ok(SizeArg::Bits(4096))));
+        assert_eq!(size("18446744073709551615"), Ok(SizeArg::Bits(u64::MAX)));
+        for bad in ["", "-1", "1.5", "1e6", "4k", "18446744073709551616", "Uniform"] {
+            assert!(size(bad).is_err(), "{bad}");
         }
     }
 }

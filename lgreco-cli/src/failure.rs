@@ -39,6 +39,8 @@ impl Failure {
         match error {
             Error::Infeasible { .. }
             | Error::OverBudget { .. }
+            | Error::SizeInfeasible { .. }
+            | Error::OverSize { .. }
             | Error::PlanMismatch { .. }
             | Error::OutOfMemory { .. }
             | Error::Device { .. } => Failure::no_result(message),

@@ -4,9 +4,10 @@ use crate::failure::printable;
 use crate::plot::Point;
 use crate::units::{bits, bits_both, exact_bits, grouped, ratio, seconds, shape, significant};
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
-use lgreco_core::plan::Plan;
 use lgreco_core::plan::budget::Budget;
+use lgreco_core::plan::{Limit, Plan, Proof, Summary};
 use lgreco_core::table::NamedTable;
+use std::cmp::Ordering;
 
 /// What a budget shared by biased and unbiased compressors promises, and what not.
 pub const HYBRID_NOTE: &str = "
@@ -41,25 +42,25 @@ pub struct LeftAlone {
     pub size: u64,
 }
 
-/// The plans of one method's table.
+/// The plans of one method's table within one limit.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// The method.
     pub method: &'static str,
     /// The metric of the errors.
     pub metric: &'static str,
-    /// The error budget.
-    pub budget: f64,
+    /// The error budget or the size limit.
+    pub limit: Limit,
     /// Bits of the layers uncompressed.
     pub uncompressed: u64,
-    /// Bits of the default's plan.
-    pub uniform: u64,
+    /// Error and bits of the default's plan.
+    pub uniform: Point,
     /// Seconds of measuring.
     pub measure: f64,
-    /// The plans; that of the default alone where nothing is within the budget.
+    /// The plans; that of the default alone where nothing is within the limit.
     pub schemes: Vec<Scheme>,
-    /// The smallest error there is, where that is over the budget.
-    pub smallest_error: Option<f64>,
+    /// The smallest error or size there is, where that is over the limit.
+    pub smallest: Option<Limit>,
 }
 
 /// One way of choosing, and what came of it.
@@ -71,10 +72,10 @@ pub struct Scheme {
     pub size: u64,
     /// Error of its plan.
     pub error: f64,
-    /// Whether that is within the budget.
+    /// Whether it is within the limit.
     pub within_budget: bool,
-    /// No plan within the budget is smaller; for those who prove anything.
-    pub lower_bound: Option<u64>,
+    /// For those who prove anything.
+    pub proof: Option<Proof>,
     /// Seconds it took, where there was anything to choose.
     pub seconds: Option<f64>,
 }
@@ -84,7 +85,7 @@ pub struct Scheme {
 pub struct Solved {
     /// The plan.
     pub plan: Plan,
-    /// Where its error budget is from.
+    /// Where its limit is from.
     pub origin: String,
     /// Seconds of solving.
     pub seconds: f64,
@@ -116,20 +117,29 @@ pub fn plan(table: &NamedTable, solved: &Solved, facts: Option<&Facts>, times: &
         of_whole + &bits_both(size)
     };
     if let Some(uniform) = default_point(table) {
-        let over = if uniform.budget > summary.budget { ", over this budget" } else { "" };
+        let over = match summary.limit() {
+            Limit::Error(budget) if uniform.budget > budget => ", over this budget",
+            Limit::Size(limit) if uniform.size > limit => ", over this size",
+            _ => "",
+        };
         let setting = default_setting(table).map_or_else(String::new, |label| format!(", {label}"));
         lines.push(("uniform", sized(uniform.size) + &setting + over));
         lines.push(("this plan", sized(summary.size)));
-        lines.push(("gain", format!("{} smaller than uniform", ratio(uniform.size, summary.size))));
+        lines.extend(gain(uniform, summary).map(|gain| ("gain", format!("{gain} than uniform"))));
     } else {
         lines.push(("this plan", sized(summary.size)));
     }
-    let used = budget_use(summary.error, summary.budget, table.metric());
-    lines.push(("error budget", format!("{used}; {}", solved.origin)));
-    lines.push((
-        "lower bound",
-        format!("{}: {}", exact_bits(summary.lower_bound), certificate(summary.size, summary.lower_bound)),
-    ));
+    let (limit, used) = limit_use(summary, table.metric());
+    lines.push((limit, format!("{used}; {}", solved.origin)));
+    let error = |error| format!("{} ({})", significant(error), printable(table.metric()));
+    let lower_bound = match summary.proof {
+        Proof::Size { lower_bound, .. } => exact_bits(lower_bound),
+        Proof::Error { lower_bound, .. } => {
+            lines.push(("error", error(summary.error)));
+            error(lower_bound)
+        }
+    };
+    lines.push(("lower bound", format!("{lower_bound}: {}", certificate(summary))));
     if let (Some(LeftAlone { layers, elements, size }), Some(whole)) = (facts.map(|f| f.left_alone), uncompressed)
         && layers > 0
     {
@@ -187,7 +197,7 @@ pub fn default_setting(table: &NamedTable) -> Option<String> {
 /// Error and bits of the default options, if every layer has one.
 pub fn default_point(table: &NamedTable) -> Option<Point> {
     let (view, options) = (table.view(), table.defaults()?);
-    let budget = Budget::Defaults { alpha: 1.0, options: &options }.limit(&view).ok()?;
+    let Ok(Limit::Error(budget)) = Budget::Defaults { alpha: 1.0, options: &options }.limit(&view) else { return None };
     Some(Point { budget, size: view.chosen(&options).ok()?.map(|choice| choice.size).sum() })
 }
 
@@ -201,18 +211,49 @@ pub fn share(error: f64, budget: f64) -> String {
     }
 }
 
-/// What a lower bound says about a plan.
-pub fn certificate(size: u64, lower_bound: u64) -> String {
-    if size <= lower_bound {
-        return "proven optimal".into();
+/// What its lower bound says about a plan.
+pub fn certificate(summary: &Summary) -> String {
+    match summary.gap() {
+        _ if summary.proven() => "proven optimal".into(),
+        gap if gap.is_finite() => format!("at most {} % above the optimum", significant(100.0 * gap)),
+        _ => "not proven".into(),
     }
-    let gap = (size - lower_bound) as f64 / lower_bound.max(1) as f64;
-    format!("at most {} % above the optimum", significant(100.0 * gap))
 }
 
-/// What a plan has of its budget.
-pub fn budget_use(error: f64, budget: f64, metric: &str) -> String {
-    format!("{} ({}), {} of it used", significant(budget), printable(metric), share(error, budget))
+/// What a plan has of what it is limited by, and the name of that.
+pub fn limit_use(summary: &Summary, metric: &str) -> (&'static str, String) {
+    match summary.limit() {
+        Limit::Error(budget) => {
+            let used = share(summary.error, budget);
+            ("error budget", format!("{} ({}), {used} of it used", significant(budget), printable(metric)))
+        }
+        Limit::Size(limit) => {
+            ("size limit", format!("{}, {} of it used", exact_bits(limit), size_share(summary.size, limit)))
+        }
+    }
+}
+
+/// How much less a plan has of what was minimised than `uniform`; `None` where that cannot be divided.
+pub fn gain(uniform: Point, summary: &Summary) -> Option<String> {
+    match summary.limit() {
+        Limit::Error(_) => (summary.size > 0).then(|| format!("{} smaller", ratio(uniform.size, summary.size))),
+        Limit::Size(_) => (summary.error > 0.0).then(|| format!("{} less error", times(uniform.budget, summary.error))),
+    }
+}
+
+/// `1.23×`.
+fn times(whole: f64, part: f64) -> String {
+    format!("{}×", significant(whole / part))
+}
+
+/// As [`share`], of bits.
+fn size_share(size: u64, limit: u64) -> String {
+    match (size, limit) {
+        (0, _) => "0 %".into(),
+        _ if size == limit => "100.00 %".into(),
+        _ if size > limit => share(size as f64 / limit as f64, 1.0),
+        _ => share((size as f64 / limit as f64).min(0.9999), 1.0),
+    }
 }
 
 /// The error of a layer relative to its gradient's norm, for the metrics that say what it is.
@@ -279,43 +320,78 @@ impl Rows {
 
 /// Schemes side by side, method after method.
 pub fn compared(comparisons: &[Comparison]) -> String {
-    let mut rows = Rows::new(&["method", "scheme", "bits", "ratio", "gain", "budget used", "above optimum", "time"]);
+    let head = ["method", "limit", "scheme", "bits", "ratio", "error", "gain", "limit used", "above optimum", "time"];
+    let mut rows = Rows::new(&head);
     for comparison in comparisons {
+        let limit = match comparison.limit {
+            Limit::Error(_) => "error",
+            Limit::Size(_) => "size",
+        };
         for scheme in &comparison.schemes {
+            let (gain, used) = match comparison.limit {
+                Limit::Error(budget) => (ratio(comparison.uniform.size, scheme.size), share(scheme.error, budget)),
+                Limit::Size(limit) => (times(comparison.uniform.budget, scheme.error), size_share(scheme.size, limit)),
+            };
             rows.add([
                 comparison.method.into(),
+                limit.into(),
                 scheme.name.into(),
                 grouped(scheme.size),
                 ratio(comparison.uncompressed, scheme.size),
-                ratio(comparison.uniform, scheme.size),
-                share(scheme.error, comparison.budget),
+                significant(scheme.error),
+                gain,
+                used,
                 comparison.above_optimum(scheme),
                 scheme.seconds.map_or_else(String::new, seconds),
             ]);
         }
-        if let Some(smallest) = comparison.smallest_error {
+        if let Some(smallest) = comparison.smallest {
             let dash = || "-".to_owned();
-            let told = format!("infeasible (smallest error {smallest})");
-            rows.add([comparison.method.into(), told, dash(), dash(), dash(), dash(), dash(), String::new()]);
+            let told = match smallest {
+                Limit::Error(error) => format!("infeasible (smallest error {error})"),
+                Limit::Size(size) => format!("infeasible (smallest size {size} bits)"),
+            };
+            let (method, limit) = (comparison.method.into(), limit.into());
+            rows.add([method, limit, told, dash(), dash(), dash(), dash(), dash(), dash(), String::new()]);
         }
     }
-    let times: Vec<_> = comparisons.iter().map(|comparison| (comparison.method, comparison.measure)).collect();
-    format!("{}\n{}", rows.render(), aligned(&[("measuring", times_taken(&times))]))
+    let mut times: Vec<_> = comparisons.iter().map(|comparison| (comparison.method, comparison.measure)).collect();
+    times.dedup();
+    let gain = "within an error, how many times smaller than uniform; within a size, how many times less error";
+    format!("{}\n{}", rows.render(), aligned(&[("gain", gain.into()), ("measuring", times_taken(&times))]))
 }
 
 impl Comparison {
-    /// How much larger than the best feasible plan a scheme's is: known where that was proved, bounded otherwise.
+    /// How much above the best plan within the limit a scheme's is: known where that was proved, bounded otherwise.
     fn above_optimum(&self, scheme: &Scheme) -> String {
-        let bound = self.schemes.iter().filter_map(|scheme| scheme.lower_bound).max().unwrap_or(0);
         if !scheme.within_budget {
             return "-".into();
         }
-        if scheme.size <= bound {
+        let bound = |scheme: &Scheme| match scheme.proof? {
+            Proof::Size { lower_bound, .. } => Some(lower_bound as f64),
+            Proof::Error { lower_bound, .. } => Some(lower_bound),
+        };
+        let best = self.schemes.iter().filter(|scheme| bound(scheme).is_some());
+        let Some(proof) = best.max_by(|a, b| bound(a).partial_cmp(&bound(b)).unwrap_or(Ordering::Equal)) else {
+            return String::new();
+        };
+        let against = |scheme: &Scheme| {
+            let (size, error) = (scheme.size, scheme.error);
+            proof.proof.map(|proof| Summary { size, error, proof })
+        };
+        let proven = |scheme: &Scheme| against(scheme).is_some_and(|summary| summary.proven());
+        if proven(scheme) {
             return "optimal".into();
         }
-        let proven = self.schemes.iter().any(|scheme| scheme.within_budget && scheme.size <= bound);
-        let percent = significant(100.0 * (scheme.size - bound) as f64 / bound.max(1) as f64);
-        if proven { format!("{percent} %") } else { format!("at most {percent} %") }
+        let gap = against(scheme).map_or(f64::INFINITY, |summary| summary.gap());
+        if gap.is_infinite() {
+            return "not proven".into();
+        }
+        let percent = significant(100.0 * gap);
+        match self.schemes.iter().any(|scheme| scheme.within_budget && proven(scheme)) {
+            true => format!("{percent} %"),
+            false => format!("at most {percent} %"),
+        }
     }
 }
 
@@ -337,27 +413,59 @@ mod tests {
 
     #[test]
     fn schemes_are_measured_against_the_largest_proved_bound() {
-        let scheme = |size, within_budget, lower_bound| Scheme {
+        let scheme = |size, within_budget, lower_bound: Option<u64>| Scheme {
             name: "s",
             size,
             error: 1.0,
             within_budget,
-            lower_bound,
+            proof: lower_bound.map(|lower_bound| Proof::Size { lower_bound, budget: 1.0 }),
             seconds: None,
         };
         let mut comparison = Comparison {
             method: "qsgd",
             metric: "l2",
-            budget: 1.0,
+            limit: Limit::Error(1.0),
             uncompressed: 1,
-            uniform: 1,
+            uniform: Point { budget: 1.0, size: 1 },
             measure: 0.0,
-            smallest_error: None,
+            smallest: None,
             schemes: vec![scheme(150, true, None), scheme(90, false, None), scheme(110, true, Some(100))],
         };
         let told = |c: &Comparison| c.schemes.iter().map(|s| c.above_optimum(s)).collect::<Vec<_>>();
         assert_eq!(told(&comparison), ["at most 50.0 %", "-", "at most 10.0 %"]);
         comparison.schemes.push(scheme(100, true, Some(100)));
         assert_eq!(told(&comparison), ["50.0 %", "-", "10.0 %", "optimal"]);
+    }
+
+    #[test]
+    fn errors_are_measured_against_the_largest_proved_bound() {
+        let scheme = |error, lower_bound: Option<f64>| Scheme {
+            name: "s",
+            size: 9,
+            error,
+            within_budget: true,
+            proof: lower_bound.map(|lower_bound| Proof::Error { lower_bound, size_limit: 9 }),
+            seconds: None,
+        };
+        let comparison = Comparison {
+            method: "qsgd",
+            metric: "l2",
+            limit: Limit::Size(9),
+            uncompressed: 1,
+            uniform: Point { budget: 1.0, size: 1 },
+            measure: 0.0,
+            smallest: None,
+            schemes: vec![scheme(1.5, None), scheme(1.25, Some(0.5)), scheme(1.0 + 1e-14, Some(1.0))],
+        };
+        let told: Vec<_> = comparison.schemes.iter().map(|s| comparison.above_optimum(s)).collect();
+        assert_eq!(told, ["50.0 %", "25.0 %", "optimal"]);
+        assert!(compared(&[comparison]).contains("qsgd"));
+    }
+
+    #[test]
+    fn a_size_is_used_up_only_to_its_last_bit() {
+        let shares = [(0, 0), (0, 5), (5, 5), (1, 0), (4, 5)].map(|(size, limit)| size_share(size, limit));
+        assert_eq!(shares, ["0 %", "0 %", "100.00 %", "inf % (over)", "80.00 %"]);
+        assert_eq!(size_share(u64::MAX - 1, u64::MAX), "99.99 %");
     }
 }

@@ -16,7 +16,7 @@ fn compare(args: &[&str]) -> Vec<Value> {
 
 #[test]
 fn every_method_is_compared_and_the_proved_optimum_is_smallest() {
-    let comparisons = compare(&[]);
+    let comparisons = compare(&["--budget", "uniform"]);
     let methods: Vec<_> = comparisons.iter().map(|c| c["method"].as_str().unwrap()).collect();
     assert_eq!(methods, METHODS);
     for comparison in &comparisons {
@@ -38,7 +38,7 @@ fn every_method_is_compared_and_the_proved_optimum_is_smallest() {
 
 #[test]
 fn the_hybrid_has_the_budget_of_uniform_qsgd_and_needs_fewer_bits() {
-    let comparisons = compare(&[]);
+    let comparisons = compare(&["--budget", "uniform"]);
     let of = |method: &str| comparisons.iter().find(|c| c["method"] == method).unwrap();
     let (qsgd, hybrid) = (of("qsgd"), of("hybrid"));
     assert_eq!(qsgd["budget"], hybrid["budget"]);
@@ -51,7 +51,7 @@ fn the_hybrid_has_the_budget_of_uniform_qsgd_and_needs_fewer_bits() {
 
 #[test]
 fn a_scheme_over_the_budget_is_shown_as_such() {
-    let args = ["--method", "qsgd", "--alpha", "0.5"];
+    let args = ["--method", "qsgd", "--budget", "uniform", "--alpha", "0.5"];
     let comparisons = compare(&args);
     let uniform = &comparisons[0]["schemes"][0];
     assert_eq!((uniform["scheme"].as_str(), uniform["within_budget"].as_bool()), (Some("uniform"), Some(false)));
@@ -61,10 +61,58 @@ fn a_scheme_over_the_budget_is_shown_as_such() {
 }
 
 #[test]
+fn without_a_limit_both_directions_are_shown() {
+    let comparisons = compare(&[]);
+    assert_eq!(comparisons.len(), 2 * METHODS.len());
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    for (pair, method) in comparisons.chunks(2).zip(METHODS) {
+        let [within_error, within_size] = pair else { panic!("{pair:?}") };
+        assert_eq!((text(&within_error["method"]), text(&within_size["method"])), (method.into(), method.into()));
+        assert!(within_error["budget"].is_number() && within_error["size_limit"].is_null());
+        assert!(within_size["budget"].is_null() && within_size["size_limit"] == within_error["default_size"]);
+        let schemes = within_size["schemes"].as_array().unwrap();
+        let errors: BTreeMap<&str, f64> =
+            schemes.iter().map(|s| (s["scheme"].as_str().unwrap(), s["error"].as_f64().unwrap())).collect();
+        let (exact, uniform) = (errors["exact"], errors["uniform"]);
+        assert_eq!(Some(uniform), within_size["default_error"].as_f64());
+        assert!(exact < uniform && errors["dp"] <= uniform, "{method}: {errors:?}");
+        assert_eq!(errors.contains_key("k-means"), method != "hybrid");
+        assert_eq!(errors.contains_key("global top-k"), method == "topk");
+        for scheme in schemes {
+            assert_eq!(scheme["within_budget"], true, "{scheme}");
+            assert!(scheme["size"].as_u64() <= within_size["size_limit"].as_u64());
+            assert!(exact <= scheme["error"].as_f64().unwrap(), "{scheme}");
+        }
+        let proved = schemes.iter().find(|s| s["scheme"] == "exact").unwrap();
+        assert!(proved["proven"] == true && proved["lower_bound"].as_f64().unwrap() <= exact);
+    }
+    let report = stdout(&["compare", "--method", "qsgd", "--size", "2000000"]);
+    let line = |scheme: &str| report.lines().find(|line| line.contains(scheme)).unwrap().to_owned();
+    assert!(line("uniform").contains("% (over)") && line("exact").contains("optimal"), "{report}");
+    assert!(!report.lines().any(|line| line.starts_with("qsgd") && line.contains(" error ")), "{report}");
+}
+
+#[test]
+fn a_size_that_nothing_has_tells_the_smallest() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, line) = failure_in(folder.path(), &["compare", "--size", "10"]);
+    assert!(code == 1 && line.contains("qsgd: infeasible: the size limit is 10 bits"), "{line}");
+    let smallest = |line: &str| line.rsplit(' ').nth(1).unwrap().to_owned();
+    let (code, line) = failure_in(folder.path(), &["plan", "--size", "10"]);
+    assert!(code == 1 && line.contains("the smallest achievable size is"), "{line}");
+    stdout(&["plan", "--size", &smallest(&line)]);
+    // TopK can be made smaller than QSGD.
+    let comparisons = compare(&["--size", "1000000"]);
+    let of = |method: &str| comparisons.iter().find(|c| c["method"] == method).unwrap();
+    assert!(of("topk")["feasible"] == true && of("qsgd")["feasible"] == false, "{comparisons:?}");
+    assert!(of("qsgd")["smallest_size"].as_u64() > Some(1_000_000));
+}
+
+#[test]
 fn one_method_alone_takes_its_options() {
     let base = compare(&["--method", "topk"]);
     let finer = compare(&["--method", "topk", "--default", "2%", "--range", "0.5%..4%"]);
-    assert_eq!(base.len(), 1);
+    assert_eq!(base.len(), 2);
     assert!(finer[0]["budget"].as_f64() < base[0]["budget"].as_f64());
     let dp = |c: &[Value]| {
         c[0]["schemes"].as_array().unwrap().iter().find(|s| s["scheme"] == "dp").unwrap()["size"].as_u64()
@@ -74,7 +122,7 @@ fn one_method_alone_takes_its_options() {
 
 #[test]
 fn an_infeasible_method_does_not_hide_the_others() {
-    let args = ["--alpha", "0.1"];
+    let args = ["--budget", "uniform", "--alpha", "0.1"];
     let comparisons = compare(&args);
     assert_eq!(comparisons.len(), METHODS.len());
     let (feasible, infeasible): (Vec<_>, Vec<_>) = comparisons.iter().partition(|c| c["feasible"] == true);

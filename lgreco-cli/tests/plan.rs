@@ -6,7 +6,7 @@ use common::{METHODS, Tensor, f32_bytes, file, safetensors, stdout, stdout_in};
 use lgreco_cli::gradients::Gradients;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::file::{PlanFile, TableFile};
-use lgreco_core::plan::{Summary, check};
+use lgreco_core::plan::check;
 
 fn plan(args: &[&str]) -> PlanFile {
     let json = stdout(&[&["plan"], args, &["--json", "-"]].concat());
@@ -27,9 +27,7 @@ fn every_method_plans_and_its_plan_passes_the_verifier() {
             let table = TableFile::parse(table.as_bytes()).unwrap().table;
             let plan = plan(&["--method", method, "--solver", solver]);
             let options: Vec<u32> = plan.layers.iter().map(|layer| layer.option).collect();
-            let lower_bound = plan.lower_bound as u64;
-            let summary = Summary { size: plan.size, lower_bound, error: plan.error, budget: plan.budget };
-            check::verify(&table.view(), &options, &summary).unwrap();
+            check::verify(&table.view(), &options, &plan.summary()).unwrap();
             for (index, layer) in plan.layers.iter().enumerate() {
                 assert_eq!(layer.name, table.name(index));
                 assert_eq!(layer.label, table.label(index, layer.option as usize));
@@ -74,6 +72,48 @@ fn exact_is_proven_on_the_sample_and_never_above_dp() {
         assert!(exact.proven && exact.lower_bound <= exact.size as f64, "{method}");
         assert!(exact.size <= dp.size, "{method}");
     }
+}
+
+/// The smallest error for uniform's size, and for the size of the plan within uniform's error: the proofs of the two
+/// directions bound each other.
+#[test]
+fn a_size_is_a_limit_as_an_error_is() {
+    for method in METHODS {
+        let table = stdout(&["measure", "--method", method, "--json", "-"]);
+        let table = TableFile::parse(table.as_bytes()).unwrap().table;
+        let smallest = plan(&["--method", method]);
+        let uniform = smallest.default_size.unwrap();
+        for solver in ["exact", "dp"] {
+            let plan = plan(&["--method", method, "--solver", solver, "--size", "uniform"]);
+            let options: Vec<u32> = plan.layers.iter().map(|layer| layer.option).collect();
+            check::verify(&table.view(), &options, &plan.summary()).unwrap();
+            assert_eq!((plan.size_limit, plan.budget), (Some(uniform), None));
+            assert!(plan.size <= uniform && plan.error <= smallest.budget.unwrap(), "{method} {solver}");
+            assert!(solver == "dp" || plan.proven, "{method}");
+        }
+        let as_small = plan(&["--method", method, "--size", &smallest.size.to_string()]);
+        assert!(as_small.proven && as_small.size <= smallest.size && as_small.error <= smallest.error, "{method}");
+        let smaller = plan(&["--method", method, "--size", &(smallest.size - 1).to_string()]);
+        assert!(smaller.error > smallest.budget.unwrap(), "{method}: the smallest plan is not the smallest");
+    }
+    let half = plan(&["--size", "uniform", "--alpha", "0.75"]);
+    assert_eq!(half.size_limit, half.default_size.map(|size| size / 4 * 3));
+}
+
+#[test]
+fn the_report_of_a_size_tells_what_it_bounds() {
+    let report = stdout(&["plan", "--size", "uniform"]);
+    for word in ["less error than uniform", "size limit", "the default setting's size", "lower bound", "proven optimal"]
+    {
+        assert!(report.contains(word), "{word}: {report}");
+    }
+    assert!(!report.contains("error budget"), "{report}");
+    let report = stdout(&["plan", "--size", "2000000"]);
+    assert!(report.contains("of it used; from --size") && report.contains("over this size"), "{report}");
+    let folder = tempfile::tempdir().unwrap();
+    stdout_in(folder.path(), &["plan", "--size", "uniform", "--plot", "plan.svg"]);
+    let picture = std::fs::read_to_string(folder.path().join("plan.svg")).unwrap();
+    assert!(picture.contains("less error than qsgd 4 everywhere") && picture.contains("size limit"));
 }
 
 #[test]
@@ -132,7 +172,7 @@ fn every_option_has_an_effect() {
     let base = timeless(plan(&[]));
     let labels = |plan: &PlanFile| plan.layers.iter().map(|layer| layer.label.clone()).collect::<Vec<_>>();
     assert!(base.budget < timeless(plan(&["--alpha", "2"])).budget);
-    assert_eq!(plan(&["--budget", "3.5", "--range", "1..8"]).budget, 3.5);
+    assert_eq!(plan(&["--budget", "3.5", "--range", "1..8"]).budget, Some(3.5));
     assert_eq!(timeless(plan(&["--budget", "uniform", "--alpha", "1"])), base);
     assert_ne!(plan(&["--metric", "squared-l2"]).budget, base.budget);
     assert_ne!(plan(&["--default", "5"]).default_size, base.default_size);
@@ -176,7 +216,7 @@ fn a_table_of_any_metric_is_solved_to_its_own_budget() {
     assert!(report(&[]).contains("of it used; the table file's own") && report(&[]).contains("60 bits\n"));
     assert!(report(&["--budget", "4"]).contains("of it used; from --budget"));
     let own = solve(&[]);
-    assert_eq!((own.size, own.error, own.budget, own.proven), (60, 2.0, 3.0, true));
+    assert_eq!((own.size, own.error, own.budget, own.proven), (60, 2.0, Some(3.0), true));
     assert_eq!(own.default_size, None);
     assert_eq!(solve(&["--budget", "4"]).size, 19);
     assert_eq!(solve(&["--budget", "1.5"]).size, 150);

@@ -181,6 +181,22 @@ pub enum Error {
         /// The budget the plan was made for.
         budget: f64,
     },
+    /// No plan is within the size limit.
+    #[error("infeasible: the size limit is {limit} bits, the smallest achievable size is {smallest} bits")]
+    SizeInfeasible {
+        /// The size limit in bits.
+        limit: u64,
+        /// The size of the plan with every layer's smallest option: as a limit it is enough.
+        smallest: u64,
+    },
+    /// The plan's choices have more bits than its size limit.
+    #[error("the plan's size is {size} bits, its limit {limit} bits")]
+    OverSize {
+        /// The bits of the choices.
+        size: u64,
+        /// The size limit that the plan was made for.
+        limit: u64,
+    },
     /// A plan's statement about itself does not hold.
     #[error("the plan states {what} {}, the verifier finds {}", Number(.stated), Number(.found))]
     PlanMismatch {
@@ -268,6 +284,8 @@ impl Error {
             Error::OverBudget { .. } => 27,
             Error::PlanMismatch { .. } => 28,
             Error::DuplicateName { .. } => 29,
+            Error::SizeInfeasible { .. } => 30,
+            Error::OverSize { .. } => 31,
             Error::PayloadHeader { .. } => 40,
             Error::PayloadBody { .. } => 41,
             Error::PayloadField { .. } => 42,

@@ -276,6 +276,9 @@ typedef struct lgreco_table_view {
 // How to choose: LGRECO_SOLVER_...
 typedef uint32_t lgreco_solver;
 
+// What a plan keeps within: LGRECO_LIMIT_...
+typedef uint32_t lgreco_limit;
+
 // How to plan. Begin with LGRECO_PLAN_OPTIONS_INIT.
 typedef struct lgreco_plan_options {
     // Set by the INIT macro.
@@ -286,8 +289,14 @@ typedef struct lgreco_plan_options {
     uint32_t levels;
     // Exact: partial plans kept at once, 32 bytes each; 2^19 by default; with 0 the relaxation is rounded.
     uint64_t states;
-    // The error budget is multiplied by this, finite and not negative; 1 by default.
+    // The error budget, or the size of the defaults, is multiplied by this, finite and not negative; 1 by default.
     double alpha;
+    // LGRECO_LIMIT_ERROR by default.
+    lgreco_limit limit;
+    // Must be 0.
+    uint32_t reserved;
+    // LGRECO_LIMIT_SIZE: the most bits, or, of a controller with `compute_seconds`, picoseconds. Otherwise not read.
+    uint64_t size_limit;
 } lgreco_plan_options;
 
 // A plan in arrays: what is in a plan handle, or the caller's own. Begin with LGRECO_PLAN_VIEW_INIT.
@@ -300,18 +309,24 @@ typedef struct lgreco_plan_view {
     const uint32_t *options;
     // Bits of the chosen options in all.
     uint64_t size;
-    // No plan within the budget is smaller than this many bits; the plan is proved optimal when `size` equals it.
+    // LGRECO_LIMIT_ERROR: no plan within the budget is smaller than this many bits; the plan is proved optimal when `size`
+    // equals it. Otherwise 0.
     uint64_t lower_bound;
     // Error of the chosen options in all.
     double error;
-    // The error budget the plan was made for.
+    // LGRECO_LIMIT_ERROR: the error budget the plan was made for. Otherwise 0.
     double budget;
     // Who made it, such as "exact"; filled by the library, not read.
     const char *solver;
     // 1 when the plan is proved optimal, else 0; filled by the library, not read.
     uint32_t proven;
-    // Must be 0.
-    uint32_t reserved;
+    // What the plan was made for: LGRECO_LIMIT_ERROR or LGRECO_LIMIT_SIZE.
+    lgreco_limit limit;
+    // LGRECO_LIMIT_SIZE: the most bits that the plan may have. Otherwise 0.
+    uint64_t size_limit;
+    // LGRECO_LIMIT_SIZE: no plan within the size limit has less error than this; the plan is proved optimal when `error` is
+    // within 2^-40 of it, which is how finely the solver tells errors apart. Otherwise 0.
+    double error_lower_bound;
 } lgreco_plan_view;
 
 // What a compressor remembers between steps: LGRECO_FEEDBACK_...
@@ -597,7 +612,7 @@ typedef struct lgreco_decision {
     uint32_t proven;
     // Size of the layers that may be compressed; bits, or picoseconds (`fit`).
     uint64_t size;
-    // No plan within the budget is smaller.
+    // LGRECO_LIMIT_ERROR: no plan within the budget is smaller. Otherwise 0.
     uint64_t lower_bound;
     // Size of the same layers under the settings that the budget comes from.
     uint64_t default_size;
@@ -605,12 +620,20 @@ typedef struct lgreco_decision {
     uint64_t uncompressed_size;
     // Error of the plan.
     double error;
-    // Its budget.
+    // LGRECO_LIMIT_ERROR: its budget. Otherwise 0.
     double budget;
     // Layers that are sent uncompressed because that is faster.
     uint32_t slower;
     // Layers that are sent uncompressed because feedback would not work with what was chosen.
     uint32_t not_contractive;
+    // What the plan was made for: LGRECO_LIMIT_ERROR or LGRECO_LIMIT_SIZE.
+    lgreco_limit limit;
+    // Always 0.
+    uint32_t reserved;
+    // LGRECO_LIMIT_SIZE: the most that the plan may have, in the unit of `size`. Otherwise 0.
+    uint64_t size_limit;
+    // LGRECO_LIMIT_SIZE: no plan within the size limit has less error. Otherwise 0.
+    double error_lower_bound;
 } lgreco_decision;
 
 // How much of a controller is saved: LGRECO_SAVE_...
@@ -819,6 +842,12 @@ typedef struct lgreco_rng_stream {
 // Two layers have one name.
 #define LGRECO_DUPLICATE_NAME 29
 
+// No plan is within the size limit.
+#define LGRECO_SIZE_INFEASIBLE 30
+
+// A plan's choices are larger than its size limit.
+#define LGRECO_OVER_SIZE 31
+
 // Bytes that are not a payload of this version.
 #define LGRECO_PAYLOAD_HEADER 40
 
@@ -1020,6 +1049,16 @@ typedef struct lgreco_rng_stream {
 
 // Algorithm 1 of the L-GreCo paper on a grid of `levels` cells.
 #define LGRECO_SOLVER_DP 1
+
+// An error, and the plan is as small as that allows: the table's budget or, without, the error of its defaults, times
+// `alpha`.
+#define LGRECO_LIMIT_ERROR 0
+
+// A size, and the plan has as little error as that allows: `size_limit`.
+#define LGRECO_LIMIT_SIZE 1
+
+// The same, of the size of the table's defaults, times `alpha`.
+#define LGRECO_LIMIT_DEFAULT_SIZE 2
 
 // Nothing.
 #define LGRECO_FEEDBACK_NONE 0
@@ -1388,11 +1427,12 @@ lgreco_status lgreco_table_to_json(const struct lgreco_table *table,
                                    size_t capacity,
                                    size_t *length);
 
-// Chooses one option per layer: the fewest bits within the error budget, and never more than the defaults of the table
-// take, where those are within it. `options` may be NULL. The same input gives the same plan.
+// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit, and never
+// more than the defaults of the table have, where those are within it. `options` may be NULL. The same input gives the same
+// plan.
 //
-// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; codes from 20 on about the
-// table. Allocates its workspace.
+// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; LGRECO_SIZE_INFEASIBLE when none
+// meets the size limit: the message tells the smallest size; codes from 20 on about the table. Allocates its workspace.
 lgreco_status lgreco_plan_solve(struct lgreco_context *context,
                                 const struct lgreco_table_view *table,
                                 const struct lgreco_plan_options *options,
@@ -1418,10 +1458,11 @@ lgreco_status lgreco_plan_solve_into(struct lgreco_context *context,
                                      size_t choices_len,
                                      struct lgreco_plan_view *plan);
 
-// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget.
-// What is checked is decided in exact arithmetic; `lower_bound` is only compared with the size.
+// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
+// within the stated limit. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
+// bound of.
 //
-// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
+// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
 lgreco_status lgreco_plan_check(struct lgreco_context *context,
                                 const struct lgreco_table_view *table,
                                 const struct lgreco_plan_view *plan);
@@ -2320,8 +2361,8 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
     {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0, 0}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
     {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
-#define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1}
-#define LGRECO_PLAN_VIEW_INIT {sizeof(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, 0}
+#define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0, 0}
+#define LGRECO_PLAN_VIEW_INIT {sizeof(lgreco_plan_view), 0, NULL, 0, 0, 0, 0, NULL, 0, LGRECO_LIMIT_ERROR, 0, 0}
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32,                       \
      LGRECO_AGGREGATION_SUMMED, 0}
@@ -2335,7 +2376,8 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
     {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
 #define LGRECO_DECISION_INIT                                                                                           \
-    {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+    {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                     \
+     LGRECO_LIMIT_ERROR, 0, 0, 0}
 #define LGRECO_LINK_INIT                                                                                               \
     {sizeof(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
      LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}

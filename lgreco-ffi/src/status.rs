@@ -52,6 +52,10 @@ pub const LGRECO_OVER_BUDGET: lgreco_status = 27;
 pub const LGRECO_PLAN_MISMATCH: lgreco_status = 28;
 /// Two layers have one name.
 pub const LGRECO_DUPLICATE_NAME: lgreco_status = 29;
+/// No plan is within the size limit.
+pub const LGRECO_SIZE_INFEASIBLE: lgreco_status = 30;
+/// A plan's choices are larger than its size limit.
+pub const LGRECO_OVER_SIZE: lgreco_status = 31;
 /// Bytes that are not a payload of this version.
 pub const LGRECO_PAYLOAD_HEADER: lgreco_status = 40;
 /// A payload whose body contradicts its header.
@@ -159,6 +163,8 @@ fn name(status: lgreco_status) -> Option<&'static CStr> {
         LGRECO_OVER_BUDGET => c"LGRECO_OVER_BUDGET",
         LGRECO_PLAN_MISMATCH => c"LGRECO_PLAN_MISMATCH",
         LGRECO_DUPLICATE_NAME => c"LGRECO_DUPLICATE_NAME",
+        LGRECO_SIZE_INFEASIBLE => c"LGRECO_SIZE_INFEASIBLE",
+        LGRECO_OVER_SIZE => c"LGRECO_OVER_SIZE",
         LGRECO_PAYLOAD_HEADER => c"LGRECO_PAYLOAD_HEADER",
         LGRECO_PAYLOAD_BODY => c"LGRECO_PAYLOAD_BODY",
         LGRECO_PAYLOAD_FIELD => c"LGRECO_PAYLOAD_FIELD",

@@ -124,7 +124,19 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         metric,
         model_layers
     );
-    struct_of!(p, lgreco_plan_options, "LGRECO_PLAN_OPTIONS_INIT", struct_size, solver, levels, states, alpha);
+    struct_of!(
+        p,
+        lgreco_plan_options,
+        "LGRECO_PLAN_OPTIONS_INIT",
+        struct_size,
+        solver,
+        levels,
+        states,
+        alpha,
+        limit,
+        reserved,
+        size_limit
+    );
     struct_of!(
         p,
         lgreco_plan_view,
@@ -138,7 +150,9 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         budget,
         solver,
         proven,
-        reserved
+        limit,
+        size_limit,
+        error_lower_bound
     );
     struct_of!(
         p,
@@ -275,7 +289,11 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         error,
         budget,
         slower,
-        not_contractive
+        not_contractive,
+        limit,
+        reserved,
+        size_limit,
+        error_lower_bound
     );
     struct_of!(
         p,

@@ -18,6 +18,19 @@ pub enum Error {
     #[error(transparent)]
     Core(#[from] CoreError),
 
+    /// No plan is within the time that it may take; as [`CoreError::SizeInfeasible`], whose code it has, for tables of
+    /// seconds.
+    #[error(
+        "infeasible: the time limit is {} seconds, the smallest achievable time is {} seconds",
+        Number(.limit),
+        Number(.smallest)
+    )]
+    TimeInfeasible {
+        /// The limit in seconds.
+        limit: f64,
+        /// The seconds of the plan with every layer's fastest option.
+        smallest: f64,
+    },
     /// A compressor under which feedback may amplify errors instead of repaying them.
     #[error(
         "the compressor's squared error is {} of the gradient's squared norm: feedback needs less than 1, or what it \
@@ -184,6 +197,7 @@ impl Error {
     pub const fn code(&self) -> u32 {
         match self {
             Error::Core(error) => error.code(),
+            Error::TimeInfeasible { .. } => CoreError::SizeInfeasible { limit: 0, smallest: 0 }.code(),
             Error::NotContractive { .. } => 60,
             Error::FeedbackRule { .. } => 61,
             Error::Collective { .. } => 80,

@@ -7,7 +7,7 @@ use lgreco_core::compress::topk::{self, Coding, TopK};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, MAGIC, Method, Payload, VERSION};
 use lgreco_core::compress::{Candidates, Compressor, dense::Dense, hard_threshold};
 use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
-use lgreco_core::plan::{Plan, Solver, Summary, baseline, dp, exact};
+use lgreco_core::plan::{Limit, Plan, Proof, Solver, Summary, baseline, dp, exact};
 use lgreco_core::search::{self, Layer, Metric, Search};
 use lgreco_core::table::{Choice, NamedTable, Table};
 use lgreco_core::{Error, Word, backend::Backend, backend::Job, backend::Portable, plan::budget::Budget, rng::Stream};
@@ -121,9 +121,15 @@ fn errors_tables_and_plans() -> Outcome {
     assert_eq!(table.iter().map(|layer| layer[0].size).sum::<u64>(), 17);
     let plan = Plan::from_options(&table, Budget::Absolute(2.0), "uniform", vec![1, 0])?;
     assert_eq!((plan.options(), plan.solver()), (&[1, 0][..], "uniform"));
-    assert_eq!((plan.summary().error, plan.summary().budget), (1.75, 2.0));
-    let summary = Summary { size: 1250, lower_bound: 1000, error: 0.9, budget: 1.0 };
+    assert_eq!((plan.summary().error, plan.summary().limit()), (1.75, Limit::Error(2.0)));
+    let summary = Summary { size: 1250, error: 0.9, proof: Proof::Size { lower_bound: 1000, budget: 1.0 } };
     assert_eq!((summary.gap(), summary.proven(), Summary { size: 1000, ..summary }.proven()), (0.25, false, true));
+    let of_error = |lower_bound| Summary { proof: Proof::Error { lower_bound, size_limit: 1250 }, ..summary };
+    assert_eq!((of_error(0.45).gap(), of_error(0.45).proven(), of_error(0.0).gap()), (1.0, false, f64::INFINITY));
+    assert!(of_error(0.9).proven() && of_error(0.9 - 1e-13).proven() && !of_error(0.9 - 1e-12).proven());
+    assert_eq!((of_error(0.9).gap(), of_error(0.9).limit()), (0.0, Limit::Size(1250)));
+    assert_eq!(Error::SizeInfeasible { limit: 1, smallest: 2 }.code(), 30);
+    assert_eq!(Budget::from(Limit::Size(9)).reference(), None);
     assert_eq!((Solver::default().name(), Solver::Dp { levels: 100 }.name()), ("exact", "dp"));
 
     let choices = [Choice { size: 8, error: 0.1 }; 40];

@@ -85,7 +85,7 @@ fn plans_are_read_as_they_always_were() {
         let mut lines = vec![
             format!("solver {}", plan.solver),
             format!("size {} lower_bound {} proven {}", plan.size, bits(plan.lower_bound), plan.proven),
-            format!("error {} budget {}", bits(plan.error), bits(plan.budget)),
+            format!("error {} budget {}", bits(plan.error), or_dash(plan.budget, bits)),
             format!("uncompressed {} default {default}", plan.uncompressed_size),
             format!("measure {} solve {}", seconds(plan.seconds.measure), seconds(plan.seconds.solve)),
         ];
@@ -105,7 +105,7 @@ fn the_golden_plan_is_still_the_optimum_of_the_golden_table() {
     let read = |name: &str| fs::read(format!("{FOLDER}/v0.1/{name}")).unwrap();
     let table = TableFile::parse(&read("table-qsgd.json")).unwrap().table;
     let golden = PlanFile::parse(&read("plan-exact.json")).unwrap();
-    let plan = plan::solve(&table.view(), Budget::Absolute(golden.budget), Solver::default()).unwrap();
+    let plan = plan::solve(&table.view(), Budget::from(golden.summary().limit()), Solver::default()).unwrap();
     assert!(golden.proven && plan.summary().proven());
     assert_eq!(plan.summary().size, golden.size);
     let sizes = |plan: &PlanFile| plan.layers.iter().map(|layer| layer.size).sum::<u64>();
@@ -155,6 +155,6 @@ fn payloads_are_read_as_they_always_were() {
         }
     }
     assert!(count >= PAYLOADS, "{count} payloads");
-    let all = ["adacomp", "cltk", "dense", "hardthreshold", "loco", "powersgd", "qsgd", "sidco", "topk"];
+    let all = ["adacomp", "cltk", "dense", "hardthreshold", "loco", "powersgd", "qsgd", "quantisedtopk", "sidco", "topk"];
     assert!(methods.iter().eq(&all), "{methods:?}");
 }

@@ -4,7 +4,7 @@ use lgreco_cli::gradients::Gradients;
 use lgreco_train::backend::{Parallel, Portable};
 use lgreco_train::compress::{Compressor, Setting, decode};
 use lgreco_train::gradient::{Gradient, Values};
-use lgreco_train::plan::{self, Solver, budget::Budget, exact::Limits};
+use lgreco_train::plan::{self, Proof, Solver, Summary, budget::Budget, exact::Limits};
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Measured, Method, Metric, Search};
 
@@ -98,7 +98,23 @@ fn exact_is_proved_and_never_larger_than_the_others() {
             let (dp, rounded) = (size(Solver::Dp { levels: 10_000 }), size(Solver::Exact(Limits { states: 0 })));
             assert!(exact.proven(), "{} {}", method.name(), metric.name());
             assert!(exact.size <= dp.size && dp.size <= uniform);
-            assert!(rounded.lower_bound <= exact.size && exact.size <= rounded.size && dp.lower_bound <= exact.size);
+            let bound = |summary: &Summary| match summary.proof {
+                Proof::Size { lower_bound, .. } => lower_bound as f64,
+                Proof::Error { lower_bound, .. } => lower_bound,
+            };
+            let size = exact.size as f64;
+            assert!(bound(&rounded) <= size && exact.size <= rounded.size && bound(&dp) <= size);
+
+            // The same number of bits, with the least error.
+            let error = exact.error;
+            let budget = Budget::DefaultSize { alpha: 1.0, options: &measured.defaults };
+            let solved = |solver| *plan::solve(&table, budget, solver).unwrap().summary();
+            let exact = solved(Solver::default());
+            let (dp, rounded) = (solved(Solver::Dp { levels: 10_000 }), solved(Solver::Exact(Limits { states: 0 })));
+            let reference: f64 = table.chosen(&measured.defaults).unwrap().map(|choice| choice.error).sum();
+            assert!(exact.proven() && exact.size <= uniform, "{} {}", method.name(), metric.name());
+            assert!(exact.error < error && exact.error <= dp.error && dp.error <= reference * (1.0 + 1e-12));
+            assert!(bound(&rounded) <= exact.error && exact.error <= rounded.error && bound(&dp) <= exact.error);
         }
     }
 }

@@ -1,19 +1,21 @@
 //! `lgreco compare`: every way of choosing, on the same tables.
 
-use super::{emit, model, timed, write};
-use crate::args::{Compare, MethodArg};
+use super::{emit, model, solve, timed, write};
+use crate::args::{BudgetArg, Compare, Limits, MethodArg, SizeArg};
 use crate::failure::Failure;
+use crate::plot::Point;
 use crate::report::{Comparison, HYBRID_NOTE, Scheme, compared};
 use clap::ValueEnum;
 use lgreco_core::Error;
 use lgreco_core::plan::budget::Budget;
-use lgreco_core::plan::{self, Plan, Solver, Summary, baseline};
+use lgreco_core::plan::{self, Limit, Plan, Proof, Solver, Summary, baseline};
 use lgreco_core::search::{Measured, Method, Metric};
 use lgreco_core::table::Table;
 use serde_json::{Value, json};
 use std::io::Write;
 
 pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
+    solve::expect_multiple(compare.limits)?;
     let methods = compare.method.map_or_else(|| MethodArg::value_variants().to_vec(), |method| vec![method]);
     let search =
         |&method| model::build_search(method, &compare.candidates, compare.default, compare.range, &compare.widths);
@@ -29,31 +31,37 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
             let named = measured.table.name_error(error);
             Failure::from_core(&error, format_args!("{}: {}: {named}", model.name, method.name()))
         };
-        let budget = Budget::Defaults { alpha: compare.alpha, options: &measured.defaults };
-        let limit = budget.limit(&measured.table.view()).map_err(failed)?;
-        let uniform = chosen(&measured.table.view(), limit, "uniform", || Ok(measured.defaults.clone()));
-        let mut schemes = vec![Scheme { seconds: None, ..uniform.map_err(failed)? }];
-        let smallest_error = match choosers(method, metric, &measured, compare, limit) {
-            Ok(others) => {
-                schemes.extend(others);
-                None
-            }
-            Err(error @ Error::Infeasible { smallest, .. }) => {
-                infeasible.push(format!("{}: {error}", method.name()));
-                Some(smallest)
-            }
-            Err(error) => return Err(failed(error)),
-        };
-        comparisons.push(Comparison {
-            method: method.name(),
-            metric: metric.name(),
-            budget: limit,
-            uncompressed: facts.sizes.iter().sum(),
-            uniform: schemes[0].size,
-            measure,
-            schemes,
-            smallest_error,
-        });
+        let table = measured.table.view();
+        for budget in budgets(compare.limits, &measured.defaults) {
+            let limit = budget.limit(&table).map_err(failed)?;
+            let uniform = chosen(&table, limit, "uniform", || Ok(measured.defaults.clone())).map_err(failed)?;
+            let mut schemes = vec![Scheme { seconds: None, ..uniform }];
+            let smallest = match choosers(method, metric, &measured, compare.levels, limit) {
+                Ok(others) => {
+                    schemes.extend(others);
+                    None
+                }
+                Err(error @ (Error::Infeasible { .. } | Error::SizeInfeasible { .. })) => {
+                    infeasible.push(format!("{}: {error}", method.name()));
+                    match error {
+                        Error::SizeInfeasible { smallest, .. } => Some(Limit::Size(smallest)),
+                        Error::Infeasible { smallest, .. } => Some(Limit::Error(smallest)),
+                        _ => None,
+                    }
+                }
+                Err(error) => return Err(failed(error)),
+            };
+            comparisons.push(Comparison {
+                method: method.name(),
+                metric: metric.name(),
+                limit,
+                uncompressed: facts.sizes.iter().sum(),
+                uniform: Point { budget: uniform.error, size: uniform.size },
+                measure,
+                schemes,
+                smallest,
+            });
+        }
     }
     if infeasible.len() == comparisons.len() {
         return Err(Failure::no_result(format_args!("{}: {}", model.name, infeasible.join("; "))));
@@ -65,13 +73,26 @@ pub fn run(compare: &Compare, out: &mut dyn Write) -> Result<(), Failure> {
     emit(out, report, || json(&comparisons), compare.json.as_ref())
 }
 
-/// What everything but the uniform setting makes of the error budget `limit`.
+/// What is asked for, or else both directions.
+fn budgets(limits: Limits, options: &[u32]) -> Vec<Budget<'_>> {
+    let alpha = limits.alpha.unwrap_or(1.0);
+    let (error, size) = (Budget::Defaults { alpha, options }, Budget::DefaultSize { alpha, options });
+    match (limits.budget, limits.size) {
+        (Some(BudgetArg::Absolute(value)), _) => vec![Budget::Absolute(value)],
+        (Some(BudgetArg::Uniform), _) => vec![error],
+        (None, Some(SizeArg::Bits(bits))) => vec![Budget::Size(bits)],
+        (None, Some(SizeArg::Uniform)) => vec![size],
+        (None, None) => vec![error, size],
+    }
+}
+
+/// What everything but the uniform setting makes of a limit.
 fn choosers(
     method: Method,
     metric: Metric,
     measured: &Measured,
-    compare: &Compare,
-    limit: f64,
+    levels: u32,
+    limit: Limit,
 ) -> Result<Vec<Scheme>, Error> {
     let (table, defaults) = (&measured.table.view(), &measured.defaults);
     let elements: Vec<u64> = (0..table.layers()).map(|layer| measured.table.elements(layer)).collect();
@@ -95,12 +116,13 @@ fn choosers(
             Ok(options)
         })?);
     }
-    let budget = Budget::Defaults { alpha: compare.alpha, options: defaults };
-    for solver in [Solver::Dp { levels: compare.levels }, Solver::default()] {
-        let (plan, seconds) = timed(format!("solving ({})", solver.name()), || plan::solve(table, budget, solver));
+    for solver in [Solver::Dp { levels }, Solver::default()] {
+        let (plan, seconds) = timed(format!("solving ({})", solver.name()), || {
+            plan::solve_against(table, limit.into(), Some(defaults), solver)
+        });
         let plan = plan?;
-        let lower_bound = Some(plan.summary().lower_bound);
-        schemes.push(Scheme { lower_bound, ..scheme(&plan, solver.name(), true, seconds) });
+        let proof = Some(plan.summary().proof);
+        schemes.push(Scheme { proof, ..scheme(&plan, solver.name(), true, seconds) });
     }
     Ok(schemes)
 }
@@ -108,35 +130,54 @@ fn choosers(
 /// CGX and the L-GreCo paper cluster layers into no more groups than there are bit widths.
 const MOST_CLUSTERS: usize = 8;
 
-/// The plan that `choose` makes, which need not keep the budget `limit`.
+/// The plan that `choose` makes, which need not be within `limit`.
 fn chosen(
     table: &Table<'_>,
-    limit: f64,
+    limit: Limit,
     name: &'static str,
     choose: impl FnOnce() -> Result<Vec<u32>, Error>,
 ) -> Result<Scheme, Error> {
     let (options, seconds) = timed(format!("choosing ({name})"), choose);
     let options = options?;
     let own = Budget::Defaults { alpha: 1.0, options: &options }.limit(table)?;
-    let plan = Plan::from_options(table, Budget::Absolute(own), name, options)?;
-    Ok(scheme(&plan, name, own <= limit, seconds))
+    let plan = Plan::from_options(table, own.into(), name, options)?;
+    let within_budget = match (own, limit) {
+        (Limit::Error(own), Limit::Error(budget)) => own <= budget,
+        (_, Limit::Size(limit)) => plan.summary().size <= limit,
+        (Limit::Size(_), Limit::Error(_)) => false,
+    };
+    Ok(scheme(&plan, name, within_budget, seconds))
 }
 
 fn scheme(plan: &Plan, name: &'static str, within_budget: bool, seconds: f64) -> Scheme {
     let &Summary { size, error, .. } = plan.summary();
-    Scheme { name, size, error, within_budget, lower_bound: None, seconds: Some(seconds) }
+    Scheme { name, size, error, within_budget, proof: None, seconds: Some(seconds) }
 }
 
 fn json(comparisons: &[Comparison]) -> String {
     let scheme = |s: &Scheme| {
+        let lower_bound = s.proof.map(|proof| match proof {
+            Proof::Size { lower_bound, .. } => json!(lower_bound),
+            Proof::Error { lower_bound, .. } => json!(lower_bound),
+        });
+        let proven = s.proof.map(|proof| Summary { size: s.size, error: s.error, proof }.proven());
         json!({"scheme": s.name, "size": s.size, "error": s.error, "within_budget": s.within_budget,
-            "lower_bound": s.lower_bound, "proven": s.lower_bound.map(|bound| s.size <= bound), "seconds": s.seconds})
+            "lower_bound": lower_bound, "proven": proven, "seconds": s.seconds})
     };
     let comparison = |c: &Comparison| {
         let schemes: Vec<Value> = c.schemes.iter().map(scheme).collect();
-        json!({"method": c.method, "metric": c.metric, "budget": c.budget, "uncompressed_size": c.uncompressed,
-            "default_size": c.uniform, "seconds": {"measure": c.measure}, "schemes": schemes, "feasible": c.smallest_error.is_none(),
-            "smallest_error": c.smallest_error})
+        let limit = match c.limit {
+            Limit::Error(budget) => ("budget", json!(budget)),
+            Limit::Size(bits) => ("size_limit", json!(bits)),
+        };
+        let smallest = match c.smallest {
+            Some(Limit::Size(bits)) => ("smallest_size", json!(bits)),
+            Some(Limit::Error(error)) => ("smallest_error", json!(error)),
+            None => ("smallest_error", Value::Null),
+        };
+        json!({"method": c.method, "metric": c.metric, limit.0: limit.1, "uncompressed_size": c.uncompressed,
+            "default_size": c.uniform.size, "default_error": c.uniform.budget, "seconds": {"measure": c.measure},
+            "schemes": schemes, "feasible": c.smallest.is_none(), smallest.0: smallest.1})
     };
     let comparisons: Vec<Value> = comparisons.iter().map(comparison).collect();
     format!("{:#}\n", json!({"version": 1, "comparisons": comparisons}))

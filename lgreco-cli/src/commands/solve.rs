@@ -1,13 +1,13 @@
 //! `lgreco solve`: a plan for anybody's table; and solving as `plan` does it.
 
 use super::{emit, timed, write};
-use crate::args::{BudgetArg, Output, SolverArg, Solving};
+use crate::args::{BudgetArg, Limits, Output, SizeArg, SolverArg, Solving};
 use crate::failure::Failure;
 use crate::plot::{Bar, Picture, Point};
 use crate::report::{self, Facts, Solved};
 use lgreco_core::file::{PlanFile, TableFile};
 use lgreco_core::plan::budget::Budget;
-use lgreco_core::plan::{self, Plan, Solver, dp};
+use lgreco_core::plan::{self, Limit, Plan, Solver, dp};
 use lgreco_core::table::NamedTable;
 use std::io::{Read, Write};
 use std::path::Path;
@@ -38,37 +38,63 @@ pub fn run(path: &Path, solving: Solving, output: &Output, out: &mut dyn Write) 
     emit(out, || report::plan(&table, &solved, None, &times), json, output.json.as_ref())
 }
 
-/// Solves `table`, which is called `name`, within the budget that `solving` asks for, or else `own`, or else the
-/// defaults' error.
+/// Solves `table`, which is called `name`, within the budget or the size that `solving` asks for, or else the budget `own`,
+/// or else the defaults' error.
 pub fn solve(name: &str, table: &NamedTable, own: Option<f64>, solving: Solving) -> Result<Solved, Failure> {
-    let wrong = |what: &dyn std::fmt::Display| Failure::bad_input(format_args!("{name}: {what}"));
     let solver = solver(solving)?;
     let defaults = table.defaults();
-    let (budget, origin) = match (solving.budget, solving.alpha, own, &defaults) {
-        (Some(BudgetArg::Absolute(_)), Some(_), ..) => {
-            return Err(Failure::bad_input("--alpha multiplies the uniform budget: not with --budget NUMBER"));
-        }
-        (Some(BudgetArg::Absolute(value)), None, ..) => (Budget::Absolute(value), "from --budget".to_owned()),
-        (None, None, Some(value), _) => (Budget::Absolute(value), "the table file's own".to_owned()),
-        (_, alpha, _, Some(options)) => {
-            let origin = match alpha {
-                Some(factor) => format!("{factor} times the default setting's error"),
-                None => "the default setting's error".to_owned(),
-            };
-            (Budget::Defaults { alpha: alpha.unwrap_or(1.0), options }, origin)
-        }
-        (_, Some(_), ..) => {
-            return Err(wrong(&"--alpha multiplies the uniform budget: it needs a default in every layer"));
-        }
-        (Some(BudgetArg::Uniform), ..) => return Err(wrong(&"--budget uniform needs a default in every layer")),
-        _ => return Err(wrong(&"no budget: give every layer a default, the table a budget, or use --budget")),
-    };
+    let (budget, origin) = budget(name, own, defaults.as_deref(), solving.limits)?;
     let view = table.view();
     let (plan, seconds) = timed(format!("solving {} layers", table.layers()), || {
         plan::solve_against(&view, budget, defaults.as_deref(), solver)
     });
     let named = |error| Failure::from_core(&error, format_args!("{name}: {}", table.name_error(error)));
     Ok(Solved { plan: plan.map_err(named)?, origin, seconds })
+}
+
+/// What a plan keeps within, and where that is from.
+fn budget<'a>(
+    name: &str,
+    own: Option<f64>,
+    defaults: Option<&'a [u32]>,
+    limits: Limits,
+) -> Result<(Budget<'a>, String), Failure> {
+    let Limits { budget, size, alpha } = limits;
+    expect_multiple(limits)?;
+    let wrong = |what: &str| Err(Failure::bad_input(format_args!("{name}: {what}")));
+    let times = |what: &str| match alpha {
+        Some(factor) => format!("{factor} times the default setting's {what}"),
+        None => format!("the default setting's {what}"),
+    };
+    let factor = alpha.unwrap_or(1.0);
+    Ok(match (budget, size, own, defaults) {
+        (Some(BudgetArg::Absolute(value)), ..) => (Budget::Absolute(value), "from --budget".to_owned()),
+        (_, Some(SizeArg::Bits(bits)), ..) => (Budget::Size(bits), "from --size".to_owned()),
+        (None, None, Some(value), _) if alpha.is_none() => (Budget::Absolute(value), "the table file's own".to_owned()),
+        (_, Some(SizeArg::Uniform), _, Some(options)) => {
+            (Budget::DefaultSize { alpha: factor, options }, times("size"))
+        }
+        (_, None, _, Some(options)) => (Budget::Defaults { alpha: factor, options }, times("error")),
+        (_, Some(SizeArg::Uniform), ..) => return wrong("--size uniform needs a default in every layer"),
+        _ if alpha.is_some() => {
+            return wrong("--alpha multiplies the uniform budget: it needs a default in every layer");
+        }
+        (Some(BudgetArg::Uniform), ..) => return wrong("--budget uniform needs a default in every layer"),
+        _ => return wrong("no budget: give every layer a default, the table a budget, or use --budget or --size"),
+    })
+}
+
+/// Refuses a factor of what is not uniform.
+pub fn expect_multiple(limits: Limits) -> Result<(), Failure> {
+    match limits {
+        Limits { budget: Some(BudgetArg::Absolute(_)), alpha: Some(_), .. } => {
+            Err(Failure::bad_input("--alpha multiplies the uniform budget: not with --budget NUMBER"))
+        }
+        Limits { size: Some(SizeArg::Bits(_)), alpha: Some(_), .. } => {
+            Err(Failure::bad_input("--alpha multiplies the uniform size: not with --size BITS"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn solver(solving: Solving) -> Result<Solver, Failure> {
@@ -88,7 +114,12 @@ pub fn title(name: &str, what: &str) -> String {
 /// The picture of a plan; the frontier around it is solved for.
 pub fn picture(title: String, table: &NamedTable, plan: &Plan, facts: Option<&Facts>) -> Picture {
     let view = table.view();
-    let chosen = Point { budget: plan.summary().budget, size: plan.summary().size };
+    let summary = plan.summary();
+    let budget = match summary.limit() {
+        Limit::Error(budget) => budget,
+        Limit::Size(_) => summary.error,
+    };
+    let chosen = Point { budget, size: summary.size };
     let default = report::default_point(table);
     let unit = default.map(|point| point.budget).filter(|&budget| budget > 0.0).unwrap_or(chosen.budget);
     let mut budgets: Vec<f64> = (-8..=8).map(|quarter| unit * f64::from(quarter).exp2().sqrt().sqrt()).collect();
@@ -110,15 +141,15 @@ pub fn picture(title: String, table: &NamedTable, plan: &Plan, facts: Option<&Fa
             default: table.default_option(layer).map(per_element),
         }
     };
-    let summary = plan.summary();
+    let default_name =
+        report::default_setting(table).map_or_else(|| "default setting".into(), |label| format!("{label} everywhere"));
+    let gain =
+        default.and_then(|default| report::gain(default, summary)).map(|gain| format!("{gain} than {default_name}"));
+    let (limit, used) = report::limit_use(summary, table.metric());
     Picture {
         title,
-        default_name: report::default_setting(table)
-            .map_or_else(|| "default setting".into(), |label| format!("{label} everywhere")),
-        notes: vec![
-            report::certificate(summary.size, summary.lower_bound),
-            format!("error budget {}", report::budget_use(summary.error, summary.budget, table.metric())),
-        ],
+        notes: gain.into_iter().chain([report::certificate(summary), format!("{limit} {used}")]).collect(),
+        default_name,
         uncompressed: facts.map(|facts| facts.sizes.iter().sum()),
         default,
         chosen,

@@ -31,11 +31,7 @@ pub(super) fn draw(picture: &Picture, area: &Area<'_>) -> Drawn {
         bar(&picture.default_name, default.size, &DEFAULT)?;
     }
     bar("this plan", picture.chosen.size, &CHOSEN)?;
-    let gain = picture.default.filter(|_| picture.chosen.size > 0).map(|default| {
-        let gain = default.size as f64 / picture.chosen.size as f64;
-        format!("{}× smaller than {}", units::significant(gain), picture.default_name)
-    });
-    for line in gain.iter().chain(&picture.notes) {
+    for line in &picture.notes {
         text(area, line, (LEFT, top), 14, &MUTED, HPos::Left)?;
         top += 22;
     }

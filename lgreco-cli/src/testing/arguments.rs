@@ -25,7 +25,7 @@ pub enum End {
 }
 
 /// The words that options and commands are made of; `{}` is the folder of [`folder`].
-const WORDS: [&str; 96] = [
+const WORDS: [&str; 97] = [
     "plan",
     "measure",
     "solve",
@@ -48,6 +48,7 @@ const WORDS: [&str; 96] = [
     "--solver",
     "--levels",
     "--budget",
+    "--size",
     "--alpha",
     "--json",
     "--plot",
@@ -325,6 +326,9 @@ mod tests {
             "measure {}/gradients.safetensors --min-elements 8 --method topk --json -",
             "solve {}/table.json --json {}/out.json",
             "solve {}/table.json --solver dp --levels 100 --alpha 2",
+            "solve {}/table.json --size 400 --json -",
+            "plan {}/one.safetensors --min-elements 1 --size uniform --alpha 1.5 --plot {}/out.svg",
+            "compare {}/one.safetensors --min-elements 1 --size 1000 --method qsgd",
             "compare {}/gradients.safetensors --min-elements 8 --levels 100 --json -",
             "devices",
         ] {
@@ -352,9 +356,9 @@ mod tests {
         };
         for _ in 0..2000 {
             // A command and its file, so that most lines get further than that.
-            let mut bytes = vec![next() % 4, 38 + next() % 6];
+            let mut bytes = vec![next() % 4, 39 + next() % 6];
             for _ in 0..next() % 4 {
-                bytes.extend([13 + next() % 12, 25 + next() % 72]);
+                bytes.extend([13 + next() % 13, 26 + next() % 71]);
             }
             if next().is_multiple_of(4) {
                 bytes.extend([255, 3, next(), next(), next()]);

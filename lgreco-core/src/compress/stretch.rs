@@ -36,7 +36,9 @@ pub fn combine_stretch(
 pub fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>, Error> {
     match payload.header.method {
         Method::TopK => topk::place_of(payload, start),
-        _ => Ok(Some([0; 2])),
+        Method::QuantisedTopK => quantised_topk::place_of(payload, start),
+        Method::Qsgd => Ok(Some([0; 2])),
+        _ => Ok(None),
     }
 }
 

@@ -1,11 +1,12 @@
 use super::{Error, VERSION, read, read::Object};
 use crate::compress::Setting;
-use crate::{plan::Plan, table::NamedTable};
+use crate::plan::{Plan, Proof, Summary};
+use crate::table::NamedTable;
 use alloc::{format, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "version",
     "solver",
     "size",
@@ -13,6 +14,7 @@ const KEYS: [&str; 11] = [
     "proven",
     "error",
     "budget",
+    "size_limit",
     "uncompressed_size",
     "default_size",
     "layers",
@@ -23,11 +25,11 @@ const LAYER_KEYS: [&str; 6] = ["name", "option", "label", "setting", "size", "er
 /// A plan file.
 ///
 /// ```
-/// use lgreco_core::{file::PlanFile, plan::{Plan, Summary}, table::{Choice, NamedTable}};
+/// use lgreco_core::{file::PlanFile, plan::{Plan, Proof, Summary}, table::{Choice, NamedTable}};
 /// let mut builder = NamedTable::builder("l2");
 /// builder.layer("fc1.weight", 8192, Some(0), [("qsgd 4".to_string(), Choice { size: 32768, error: 0.5 })]);
 /// let table = builder.build()?;
-/// let summary = Summary::of(&table.view(), &[0], 0.5, 32768)?;
+/// let summary = Summary::of(&table.view(), &[0], Proof::Size { lower_bound: 32768, budget: 0.5 })?;
 /// let plan = Plan::verified(&table.view(), "exact", vec![0], summary)?;
 ///
 /// let mut file = PlanFile::new(&table, &plan);
@@ -45,14 +47,22 @@ pub struct PlanFile {
     /// Bits of the chosen options, summed.
     #[serde(deserialize_with = "read::count")]
     pub size: u64,
-    /// No feasible plan is smaller than this many bits; rounded down where f64 cannot hold it.
+    /// No plan within the budget is smaller than this many bits, rounded down where f64 cannot hold it; or no plan within
+    /// the size limit has less error than this.
     pub lower_bound: f64,
-    /// Whether no feasible plan is smaller than this one.
+    /// Whether no plan within the budget is smaller than this one, or none within the size limit has less error, as
+    /// [`Summary::proven`] says.
     pub proven: bool,
     /// Error of the chosen options, summed.
     pub error: f64,
-    /// The budget the plan was made for.
-    pub budget: f64,
+    /// The error budget that the plan was made for, so that `lower_bound` is one of its size; `None` where there is a size
+    /// limit instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<f64>,
+    /// The most bits that the plan was allowed, so that `lower_bound` is one of its error; `None` where there is a budget
+    /// instead.
+    #[serde(default, deserialize_with = "read::optional_count", skip_serializing_if = "Option::is_none")]
+    pub size_limit: Option<u64>,
     /// Bits of the gradients as they are; [`PlanFile::new`] counts 32 per element where the table does not say.
     #[serde(deserialize_with = "read::count")]
     pub uncompressed_size: u64,
@@ -156,14 +166,19 @@ impl PlanFile {
             |options: Vec<u32>| view.iter().zip(options).map(|(layer, option)| layer[option as usize].size).sum();
         let uncompressed = (0..table.layers())
             .map(|layer| table.uncompressed_size(layer).map_or(32 * u128::from(table.elements(layer)), u128::from));
+        let (lower_bound, budget, size_limit) = match summary.proof {
+            Proof::Size { lower_bound, budget } => (floor(lower_bound), Some(budget), None),
+            Proof::Error { lower_bound, size_limit } => (lower_bound, None, Some(size_limit)),
+        };
         PlanFile {
             version: VERSION,
             solver: plan.solver().into(),
             size: summary.size,
-            lower_bound: floor(summary.lower_bound),
+            lower_bound,
             proven: summary.proven(),
             error: summary.error,
-            budget: summary.budget,
+            budget,
+            size_limit,
             uncompressed_size: u64::try_from(uncompressed.sum::<u128>()).unwrap_or(u64::MAX),
             default_size: table.defaults().map(default_size),
             layers: plan.options().iter().enumerate().map(layer).collect(),
@@ -171,10 +186,36 @@ impl PlanFile {
         }
     }
 
+    /// What the file states about the plan; its lower bound is the size where that is proven, as f64 may have rounded the
+    /// bound. A file with both a budget and a size limit counts as one with a budget, and without either as one with a
+    /// budget of 0.
+    ///
+    /// ```
+    /// use lgreco_core::{file::PlanFile, plan::Limit};
+    /// let json = r#"{"version":1, "solver":"exact", "size":4192, "lower_bound":0.5, "proven":true, "error":0.5,
+    ///     "size_limit":5000, "uncompressed_size":32000,
+    ///     "layers":[{"name":"fc1.weight", "option":0, "label":"qsgd 4", "size":4192, "error":0.5}]}"#;
+    /// let summary = PlanFile::parse(json.as_bytes())?.summary();
+    /// assert_eq!((summary.size, summary.limit(), summary.proven()), (4192, Limit::Size(5000), true));
+    /// # Ok::<(), lgreco_core::file::Error>(())
+    /// ```
+    pub fn summary(&self) -> Summary {
+        let PlanFile { size, lower_bound, error, .. } = *self;
+        let proof = match (self.budget, self.size_limit) {
+            (None, Some(size_limit)) => Proof::Error { lower_bound, size_limit },
+            (budget, _) => {
+                let lower_bound = if self.proven { size } else { lower_bound as u64 };
+                Proof::Size { lower_bound, budget: budget.unwrap_or(0.0) }
+            }
+        };
+        Summary { size, error, proof }
+    }
+
     /// Reads a plan file. It is not verified against any table.
     ///
     /// # Errors
-    /// [`Error::Version`]; [`Error::Field`] when there is no readable version, no layer, or a number below 0;
+    /// [`Error::Version`]; [`Error::Field`] when there is no readable version, no layer, a number below 0, or not one of
+    /// budget and size limit;
     /// [`Error::Setting`] for a setting that is not one or out of range (whether it fits its layer,
     /// [`settings`](PlanFile::settings) says); [`Error::Key`]; else [`Error::Json`] with line and column.
     ///
@@ -207,7 +248,13 @@ impl PlanFile {
             true => Err(object.wrong(field, "a number >= 0")),
             false => Ok(()),
         };
-        let numbers = [("lower_bound", plan.lower_bound), ("error", plan.error), ("budget", plan.budget)];
+        match (plan.budget, plan.size_limit) {
+            (None, None) => return Err(file.wrong("budget", "a number >= 0, unless there is a size_limit")),
+            (Some(_), Some(_)) => return Err(file.wrong("size_limit", "none beside a budget")),
+            _ => {}
+        }
+        let budget = plan.budget.unwrap_or(0.0);
+        let numbers = [("lower_bound", plan.lower_bound), ("error", plan.error), ("budget", budget)];
         numbers.into_iter().try_for_each(|(field, value)| not_negative(&file, field, value))?;
         layers.iter().zip(&plan.layers).try_for_each(|(json, layer)| not_negative(json, "error", layer.error))?;
         if let Some(seconds) = &seconds {

@@ -1,18 +1,18 @@
 use super::read::{self, COUNT, Count, Object};
 use super::{Error, VERSION};
-use crate::plan::budget::Budget;
+use crate::plan::{Limit, budget::Budget};
 use crate::table::{Choice, NamedTable};
 use alloc::{format, string::String, vec::Vec};
 
 /// A table file: a table with an optional error budget.
 ///
 /// ```
-/// use lgreco_core::file::TableFile;
+/// use lgreco_core::{file::TableFile, plan::Limit};
 /// let json = r#"{"version":1, "metric":"l2", "layers":[{"name":"fc1.weight", "elements":262144, "default":1,
 ///     "options":[{"label":"topk 0.1%", "size":16768, "error":3.25}, {"label":"topk 0.2%", "size":33536, "error":3.01}]}]}"#;
 /// let file = TableFile::parse(json.as_bytes())?;
 /// assert_eq!(file.table.label(0, 1), "topk 0.2%");
-/// assert_eq!(file.limit().unwrap(), Some(3.01));
+/// assert_eq!(file.limit().unwrap(), Some(Limit::Error(3.01)));
 /// assert_eq!(TableFile::parse(file.to_json().as_bytes())?, file);
 ///
 /// let typo = json.replace("33536", "-1");
@@ -84,19 +84,19 @@ impl TableFile {
     /// The budget in the file, or else the error of the default options, or `None` when the file has neither.
     ///
     /// ```
-    /// # use lgreco_core::file::TableFile;
+    /// # use lgreco_core::{file::TableFile, plan::Limit};
     /// let json = r#"{"version":1, "metric":"l2", "layers":[{"name":"fc1", "elements":9, "default":0,
     ///     "options":[{"label":"qsgd 4", "size":200, "error":0.5}]}]}"#;
     /// let mut file = TableFile::parse(json.as_bytes())?;
-    /// assert_eq!(file.limit()?, Some(0.5)); // the default's error
+    /// assert_eq!(file.limit()?, Some(Limit::Error(0.5))); // the default's error
     /// file.budget = Some(2.0);
-    /// assert_eq!(file.limit()?, Some(2.0));
+    /// assert_eq!(file.limit()?, Some(Limit::Error(2.0)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// Those of [`Budget::limit`].
-    pub fn limit(&self) -> Result<Option<f64>, crate::Error> {
+    pub fn limit(&self) -> Result<Option<Limit>, crate::Error> {
         match (self.budget, self.table.defaults()) {
             (Some(budget), _) => Budget::Absolute(budget).limit(&self.table.view()).map(Some),
             (None, Some(options)) => {

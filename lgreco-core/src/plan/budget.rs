@@ -1,20 +1,23 @@
-//! Error budgets: absolute, or a multiple of what the default options cost.
+//! Budgets: how much error a plan may have, or how many bits; absolute, or a multiple of what the default options have.
 
+use super::{Limit, goal::parts};
 use crate::{Error, num::Sum, table::Table};
 
-/// How much error a plan may have, in the table's metric.
+/// How much a plan may have of one quantity, so that it has as little as possible of the other.
 ///
 /// ```
-/// use lgreco_core::{plan::budget::Budget, table::{Choice, Table}};
+/// use lgreco_core::{plan::{Limit, budget::Budget}, table::{Choice, Table}};
 /// let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }, Choice { size: 9, error: 0.25 }];
 /// let table = Table::new(&choices, &[2, 3])?;
-/// assert_eq!(Budget::Absolute(3.0).limit(&table)?, 3.0);
-/// assert_eq!(Budget::Defaults { alpha: 2.0, options: &[1, 0] }.limit(&table)?, 3.5);
+/// assert_eq!(Budget::Absolute(3.0).limit(&table)?, Limit::Error(3.0));
+/// assert_eq!(Budget::Defaults { alpha: 2.0, options: &[1, 0] }.limit(&table)?, Limit::Error(3.5));
+/// assert_eq!(Budget::Size(15).limit(&table)?, Limit::Size(15));
+/// assert_eq!(Budget::DefaultSize { alpha: 1.0, options: &[1, 0] }.limit(&table)?, Limit::Size(13));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget<'a> {
-    /// This much.
+    /// This much error, in the table's metric.
     Absolute(f64),
     /// `alpha` times the error of a reference plan known to keep accuracy, usually the same setting everywhere.
     Defaults {
@@ -23,35 +26,61 @@ pub enum Budget<'a> {
         /// The reference plan: one option per layer.
         options: &'a [u32],
     },
+    /// So many bits.
+    Size(u64),
+    /// `alpha` times the bits of a reference plan: at 1, a plan as small with the least error.
+    DefaultSize {
+        /// The factor, finite and at least 0. From 1 on the reference plan itself is feasible.
+        alpha: f64,
+        /// The reference plan: one option per layer.
+        options: &'a [u32],
+    },
 }
 
-impl Budget<'_> {
-    /// The largest error a plan for `table` may have: finite, at least 0, rounded up.
+impl From<Limit> for Budget<'_> {
+    fn from(limit: Limit) -> Self {
+        match limit {
+            Limit::Error(budget) => Budget::Absolute(budget),
+            Limit::Size(size) => Budget::Size(size),
+        }
+    }
+}
+
+impl<'a> Budget<'a> {
+    /// The reference plan, where the budget is a multiple of what one has.
+    pub const fn reference(&self) -> Option<&'a [u32]> {
+        match *self {
+            Budget::Defaults { options, .. } | Budget::DefaultSize { options, .. } => Some(options),
+            Budget::Absolute(_) | Budget::Size(_) => None,
+        }
+    }
+
+    /// The most error that a plan for `table` may have, finite, at least 0 and rounded up, or the most bits, rounded down.
     ///
     /// ```
-    /// # use lgreco_core::{Error, plan::budget::Budget, table::{Choice, Table}};
+    /// # use lgreco_core::{Error, plan::{Limit, budget::Budget}, table::{Choice, Table}};
     /// let choices = [Choice { size: 8, error: 0.1 }; 3];
     /// let table = Table::new(&choices, &[1, 2, 3])?;
     /// let limit = Budget::Defaults { alpha: 1.0, options: &[0; 3] }.limit(&table)?;
-    /// assert!(limit > 0.3); // the f64 nearest to 0.1 is above 1/10, and the sum is rounded up
+    /// assert!(matches!(limit, Limit::Error(budget) if budget > 0.3)); // the f64 nearest to 0.1 is above 1/10
+    /// assert_eq!(Budget::DefaultSize { alpha: 0.9, options: &[0; 3] }.limit(&table)?, Limit::Size(21));
     /// assert_eq!(Budget::Absolute(-1.0).limit(&table), Err(Error::Budget { value: -1.0 }));
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::Parameter`] when `alpha` is NaN, infinite or negative, or when `alpha` times the error of the defaults is
-    /// beyond f64; [`Error::Budget`] when a budget that was given is NaN, infinite or negative;
+    /// beyond f64 or `alpha` times their bits beyond 64 bits; [`Error::Budget`] when a budget that was given is NaN, infinite or negative;
     /// [`Error::Length`] and [`Error::NoSuchOption`] when the reference plan does not fit the table.
     ///
     /// # Complexity
     /// O(layers).
-    pub fn limit(&self, table: &Table) -> Result<f64, Error> {
-        let value = match *self {
-            Budget::Absolute(value) => value,
+    pub fn limit(&self, table: &Table) -> Result<Limit, Error> {
+        match *self {
+            Budget::Absolute(value) => Limit::Error(value).checked(),
+            Budget::Size(size) => Ok(Limit::Size(size)),
             Budget::Defaults { alpha, options } => {
-                if !(alpha.is_finite() && alpha >= 0.0) {
-                    return Err(Error::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" });
-                }
+                expect_factor(alpha)?;
                 let sum = table.chosen(options)?.map(|choice| choice.error).collect::<Sum>().rounded_up();
                 // Rounding is monotone: for alpha >= 1 the product is not below the rounded-up sum.
                 let value = alpha * sum;
@@ -59,16 +88,47 @@ impl Budget<'_> {
                     let (what, value) = ("alpha times the error of the defaults", f64::INFINITY);
                     return Err(Error::Parameter { what, value, expected: "a finite number" });
                 }
-                value
+                Limit::Error(value).checked()
             }
-        };
-        if value.is_finite() && value >= 0.0 { Ok(value.abs()) } else { Err(Error::Budget { value }) }
+            Budget::DefaultSize { alpha, options } => {
+                expect_factor(alpha)?;
+                let size = table.chosen(options)?.map(|choice| choice.size).sum();
+                let beyond = || {
+                    let (what, value) = ("alpha times the size of the defaults", alpha * size as f64);
+                    Error::Parameter { what, value, expected: "below 2^64 bits" }
+                };
+                times(alpha, size).map(Limit::Size).ok_or_else(beyond)
+            }
+        }
     }
+}
+
+fn expect_factor(alpha: f64) -> Result<(), Error> {
+    if alpha.is_finite() && alpha >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" })
+}
+
+/// `alpha` times `size`, rounded down; `None` from 2^64 on.
+fn times(alpha: f64, size: u64) -> Option<u64> {
+    let (mantissa, exponent) = parts(alpha);
+    let product = u128::from(mantissa) * u128::from(size);
+    let whole = match exponent - 1075 {
+        _ if product == 0 => 0,
+        // Shifted further, a product of at least 1 would be beyond 2^64.
+        left @ 0..64 => product.checked_mul(1 << left)?,
+        64.. => return None,
+        right @ -127..0 => product >> -right,
+        _ => 0,
+    };
+    u64::try_from(whole).ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Budget;
+    use super::{Budget, times};
+    use crate::plan::Limit;
     use crate::{Error, table::Choice, table::Table};
 
     #[test]
@@ -78,7 +138,7 @@ mod tests {
         let table = Table::new(&choices, &[2, 4]).unwrap();
         let small = Table::new(&choices[..2], &[1, 2]).unwrap();
         let sum = Budget::Defaults { alpha: 1.0, options: &[0, 0] }.limit(&small).unwrap();
-        assert_eq!(sum, 1f64.next_up());
+        assert_eq!(sum, Limit::Error(1f64.next_up()));
         let what = "alpha times the error of the defaults";
         let overflow = Err(Error::Parameter { what, value: f64::INFINITY, expected: "a finite number" });
         assert_eq!(Budget::Defaults { alpha: 2.0, options: &[0, 0] }.limit(&table), overflow);
@@ -97,6 +157,30 @@ mod tests {
         }
         let missing = Budget::Defaults { alpha: 1.0, options: &[1] };
         assert_eq!(missing.limit(&table), Err(Error::NoSuchOption { layer: 0, option: 1, options: 1 }));
-        assert_eq!(Budget::Absolute(-0.0).limit(&table).map(f64::to_bits), Ok(0));
+        assert!(matches!(Budget::Absolute(-0.0).limit(&table), Ok(Limit::Error(zero)) if zero.to_bits() == 0));
+        for bad in [f64::NAN, f64::INFINITY, -1.0] {
+            let sizes = Budget::DefaultSize { alpha: bad, options: &[0] };
+            assert!(matches!(sizes.limit(&table), Err(Error::Parameter { what: "alpha", .. })));
+        }
+        let missing = Budget::DefaultSize { alpha: 1.0, options: &[1] };
+        assert_eq!(missing.limit(&table), Err(Error::NoSuchOption { layer: 0, option: 1, options: 1 }));
+    }
+
+    #[test]
+    fn multiples_of_sizes_are_exact_and_rounded_down() {
+        for size in [0, 1, 7, (1 << 53) + 1, u64::MAX - 1, u64::MAX] {
+            assert_eq!(
+                (times(1.0, size), times(0.0, size), times(f64::MIN_POSITIVE, size)),
+                (Some(size), Some(0), Some(0))
+            );
+            assert_eq!((times(0.5, size), times(2.0, size)), (Some(size / 2), size.checked_mul(2)));
+            assert_eq!(times(1f64.next_down(), size), Some(size - size.div_ceil(1 << 53)));
+            assert_eq!(times(f64::MAX, size), (size == 0).then_some(0));
+            assert_eq!(times(5e-324, size), Some(0));
+        }
+        let choices = [Choice { size: u64::MAX - 1, error: 1.0 }];
+        let table = Table::new(&choices, &[1]).unwrap();
+        let found = Budget::DefaultSize { alpha: 1.5, options: &[0] }.limit(&table);
+        assert!(matches!(found, Err(Error::Parameter { what: "alpha times the size of the defaults", .. })));
     }
 }

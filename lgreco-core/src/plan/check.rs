@@ -1,43 +1,44 @@
 //! The independent verifier of plans: shares no code with the solvers.
 //!
 //! What it decides is decided in exact arithmetic: every finite f64 is an integer multiple of 2^-1074, so the errors
-//! are added, and compared with the budget, as integers of 2176 bits. A plan passes only if the true sum of its
-//! errors, not a rounded one, is within the budget. The solvers' 106-bit sums are never below the true sum, so what
+//! are added, and compared with the budget or the lower bound, as integers of 2176 bits. A plan passes only if the true sum
+//! of its errors, not a rounded one, is within the budget. The solvers' 106-bit sums are never below the true sum, so what
 //! they accept passes here.
 
-use super::Summary;
+use super::{Proof, Summary};
 use crate::{Error, table::Table};
 
 /// Verifies that `choices` names one option of every layer, that `summary` states their size and error, and that they
-/// keep the budget it states.
+/// keep the budget or the size limit it states.
 ///
 /// The stated error may be off by the rounding of its last bit; the size must be right; the lower bound must not exceed
-/// the size.
+/// what it is a bound of.
 ///
 /// ```
-/// use lgreco_core::{Error, plan::{Summary, check}, table::{Choice, Table}};
+/// use lgreco_core::{Error, plan::{Proof, Summary, check}, table::{Choice, Table}};
 /// let choices = [Choice { size: 8, error: 0.5 }, Choice { size: 4, error: 1.5 }];
 /// let table = Table::new(&choices, &[2])?;
-/// let summary = Summary { size: 4, lower_bound: 4, error: 1.5, budget: 1.5 };
-/// assert!(check::verify(&table, &[1], &summary).is_ok());
-/// let short = Summary { budget: 1.25, ..summary };
-/// assert_eq!(check::verify(&table, &[1], &short), Err(Error::OverBudget { error: 1.5, budget: 1.25 }));
+/// let within = |budget| Summary { size: 4, error: 1.5, proof: Proof::Size { lower_bound: 4, budget } };
+/// assert!(check::verify(&table, &[1], &within(1.5)).is_ok());
+/// assert_eq!(check::verify(&table, &[1], &within(1.25)), Err(Error::OverBudget { error: 1.5, budget: 1.25 }));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Length`] unless there is one choice per layer; [`Error::NoSuchOption`]; [`Error::Budget`] when the budget
 /// is NaN, infinite or negative; [`Error::PlanMismatch`] when size, lower bound or error are not as stated;
-/// [`Error::OverBudget`].
+/// [`Error::OverBudget`]; [`Error::OverSize`].
 ///
 /// # Complexity
 /// O(layers), without an allocator.
 pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<(), Error> {
-    let Summary { size: stated, lower_bound, error, budget } = *summary;
+    let Summary { size: stated, error, proof } = *summary;
     if choices.len() != table.layers() {
         return Err(Error::Length { what: "choices of the plan", expected: table.layers(), found: choices.len() });
     }
-    if !(budget.is_finite() && budget >= 0.0) {
+    if let Proof::Size { budget, .. } = proof
+        && !(budget.is_finite() && budget >= 0.0)
+    {
         return Err(Error::Budget { value: budget });
     }
     let (mut size, mut sum) = (0u128, ExactSum::default());
@@ -52,8 +53,14 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<(), E
     if size != u128::from(stated) {
         return Err(Error::PlanMismatch { what: "size", stated: stated as f64, found: size as f64 });
     }
-    if stated < lower_bound {
-        return Err(Error::PlanMismatch { what: "lower bound", stated: lower_bound as f64, found: stated as f64 });
+    match proof {
+        Proof::Size { lower_bound, .. } if stated < lower_bound => {
+            return Err(Error::PlanMismatch { what: "lower bound", stated: lower_bound as f64, found: stated as f64 });
+        }
+        Proof::Error { size_limit, .. } if stated > size_limit => {
+            return Err(Error::OverSize { size: stated, limit: size_limit });
+        }
+        _ => {}
     }
     let near = error.is_finite() && error >= 0.0 && {
         let below = error.next_down().max(0.0);
@@ -66,10 +73,17 @@ pub fn verify(table: &Table, choices: &[u32], summary: &Summary) -> Result<(), E
     if !near {
         return Err(Error::PlanMismatch { what: "error", stated: error, found: sum.approximate() });
     }
-    if sum > ExactSum::from(budget) {
-        return Err(Error::OverBudget { error: sum.approximate(), budget });
+    match proof {
+        Proof::Size { budget, .. } if sum > ExactSum::from(budget) => {
+            Err(Error::OverBudget { error: sum.approximate(), budget })
+        }
+        Proof::Error { lower_bound, .. }
+            if !(0.0..f64::INFINITY).contains(&lower_bound) || sum < lower_bound.into() =>
+        {
+            Err(Error::PlanMismatch { what: "lower bound", stated: lower_bound, found: sum.approximate() })
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 const WORDS: usize = 34;
@@ -162,15 +176,22 @@ mod tests {
     fn every_false_statement_is_found() {
         let choices = [(8, 0.5), (4, 1.5), (2, 0.25)].map(|(size, error)| Choice { size, error });
         let table = Table::new(&choices, &[2, 3]).unwrap();
-        let right = Summary { size: 6, lower_bound: 6, error: 1.75, budget: 1.75 };
+        let right = Summary { size: 6, error: 1.75, proof: Proof::Size { lower_bound: 6, budget: 1.75 } };
         assert_eq!(verify(&table, &[1, 0], &right), Ok(()));
         let wrong = |summary: Summary| verify(&table, &[1, 0], &summary).unwrap_err().code();
         assert_eq!(wrong(Summary { size: 7, ..right }), 28);
-        assert_eq!(wrong(Summary { lower_bound: 7, ..right }), 28);
+        let proof = |lower_bound, budget| Summary { proof: Proof::Size { lower_bound, budget }, ..right };
+        assert_eq!(wrong(proof(7, 1.75)), 28);
         assert_eq!(wrong(Summary { error: 1.75f64.next_up().next_up(), ..right }), 28);
         assert_eq!(wrong(Summary { error: f64::NAN, ..right }), 28);
-        assert_eq!(wrong(Summary { budget: 1.75f64.next_down(), ..right }), 27);
-        assert_eq!(wrong(Summary { budget: f64::NAN, ..right }), 25);
+        assert_eq!(wrong(proof(6, 1.75f64.next_down())), 27);
+        assert_eq!(wrong(proof(6, f64::NAN)), 25);
+        let proof = |lower_bound, size_limit| Summary { proof: Proof::Error { lower_bound, size_limit }, ..right };
+        assert_eq!(verify(&table, &[1, 0], &proof(1.75, 6)), Ok(()));
+        assert_eq!(verify(&table, &[1, 0], &proof(1.75, 5)), Err(Error::OverSize { size: 6, limit: 5 }));
+        for lower_bound in [1.75f64.next_up(), f64::NAN, f64::INFINITY, -1.0] {
+            assert_eq!(wrong(proof(lower_bound, 6)), 28, "{lower_bound}");
+        }
         assert_eq!(verify(&table, &[1], &right).unwrap_err().code(), 1);
         let no_such = Error::NoSuchOption { layer: 1, option: 1, options: 1 };
         assert_eq!(verify(&table, &[1, 1], &right), Err(no_such));
@@ -181,7 +202,8 @@ mod tests {
     fn sums_beyond_the_largest_number_are_over_the_budget() {
         let choices = [f64::MAX, 1e290, 5e291].map(|error| Choice { size: 1, error });
         let table = Table::new(&choices, &[1, 3]).unwrap();
-        let summary = Summary { size: 2, lower_bound: 2, error: f64::MAX, budget: f64::MAX };
+        let proof = Proof::Size { lower_bound: 2, budget: f64::MAX };
+        let summary = Summary { size: 2, error: f64::MAX, proof };
         for option in 0..2 {
             let found = verify(&table, &[0, option], &summary);
             assert_eq!(found, Err(Error::OverBudget { error: f64::MAX, budget: f64::MAX }));

@@ -1,8 +1,11 @@
-//! Algorithm 1 of the L-GreCo paper: dynamic programming over a discretised error budget.
+//! Algorithm 1 of the L-GreCo paper: dynamic programming over a discretised limit.
 //!
-//! The budget is cut into `levels` cells. An option costs its error in cells, rounded up, so a plan that fits the grid
-//! fits the budget, exactly and whatever the rounding of floats. Row `l` holds, for each number of cells, the smallest
+//! The error budget is cut into `levels` cells. An option costs its error in cells, rounded up, so a plan that fits the
+//! grid fits the budget, exactly and whatever the rounding of floats. Row `l` holds, for each number of cells, the smallest
 //! size of the first `l` layers that costs exactly so many; the answer is the smallest entry of the last row.
+//!
+//! Under a size limit the two change places: cells are those of the limit, and rows hold errors, as integers of about 44
+//! bits. Sizes and errors are then both rounded.
 //!
 //! **Ties** go to the plan with the fewest cells, then, from the last layer to the first, to the lowest option index.
 //!
@@ -19,11 +22,11 @@
 //!   the plan of smallest error (smallest size, then lowest index, among equals) is returned if it meets the budget.
 //!
 //! # How it is made fast
-//! * A cell holds one number, `size · 2^k + option`, so that relaxing it is one addition and one minimum, and the
+//! * A cell holds one number, `objective · 2^k + option`, so that relaxing it is one addition and one minimum, and the
 //!   minimum breaks ties by itself. Sizes are counted in their greatest common divisor. The number is kept in an f64,
 //!   exactly, while the largest is below 2^52, and in 128 bits otherwise, by the same code.
 //! * A tile of cells stays in the first-level cache over all options of a layer; four options are relaxed per pass.
-//! * Options that cost no fewer cells and no fewer bits than another are dropped: neither the optimum nor the tie rule
+//! * Options that cost no fewer cells and no less of the objective than another are dropped: neither the optimum nor the tie rule
 //!   can choose them.
 //! * Each layer's cheapest option is paid for in advance, which leaves fewer cells to fill, and cells beyond what the
 //!   layers so far can reach are not visited.
@@ -33,18 +36,18 @@
 mod cell;
 mod grid;
 
-use super::Summary;
+use super::goal::Goal;
+use super::{Limit, Summary};
 use crate::{Error, error::expect_len, error::expect_room, num::Sum, simd, table::Table};
 use cell::{Cell, Fill, LANES, Wide};
-pub(super) use grid::cells;
 use grid::{Kept, keep_layer};
 
 /// The paper's number of cells.
 pub const LEVELS: u32 = 10_000;
 
-/// What the table alone decides about the number formats.
+/// The number formats.
 struct Layout {
-    /// Greatest common divisor of all sizes.
+    /// Greatest common divisor of all objectives.
     unit: u64,
     /// Bits that hold an option's index.
     index_bits: u32,
@@ -53,13 +56,23 @@ struct Layout {
 }
 
 impl Layout {
+    /// For an error budget.
     fn of(table: &Table) -> Layout {
         let unit = table.choices().iter().fold(0, |unit, choice| gcd(choice.size, unit)).max(1);
-        let options = table.iter().map(<[_]>::len).max().unwrap_or(1);
-        let index_bits = options.next_power_of_two().trailing_zeros();
+        let index_bits = index_bits(table);
         let total: u64 = table.iter().map(|options| options.iter().map(|choice| choice.size).max().unwrap_or(0)).sum();
-        let narrow = index_bits <= 16 && (u128::from(total / unit) + 1) << index_bits < 1 << 52;
+        let narrow = index_bits <= NARROW && (u128::from(total / unit) + 1) << index_bits < 1 << 52;
         Layout { unit, index_bits, narrow }
+    }
+
+    /// For a size limit: narrow wherever it is for a budget. Its objectives sum below 2^([`bits`](Layout::bits)).
+    fn of_errors(table: &Table) -> Layout {
+        let index_bits = index_bits(table);
+        Layout { unit: 1, index_bits, narrow: index_bits <= NARROW }
+    }
+
+    fn bits(&self) -> u32 {
+        if self.narrow { 51 - self.index_bits } else { 63 }
     }
 
     fn workspace_len(&self, table: &Table, levels: u32) -> usize {
@@ -76,6 +89,13 @@ impl Layout {
             (false, _) => 4,
         }
     }
+}
+
+/// Of indices beside which an f64 has room for objectives.
+const NARROW: u32 = 16;
+
+fn index_bits(table: &Table) -> u32 {
+    table.iter().map(<[_]>::len).max().unwrap_or(1).next_power_of_two().trailing_zeros()
 }
 
 fn gcd(mut a: u64, mut b: u64) -> u64 {
@@ -98,12 +118,13 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
     Layout::of(table).workspace_len(table, levels)
 }
 
-/// Chooses one option per layer by Algorithm 1 on a grid of `levels` cells, at least 1.
+/// Chooses one option per layer by Algorithm 1 on a grid of `levels` cells, at least 1: the smallest size within an
+/// error budget, or the smallest error within a size limit.
 ///
-/// `summary.lower_bound` is the sum of each layer's smallest option within the budget.
+/// The lower bound is the sum of each layer's smallest option, or most exact one, that is by itself within the limit.
 ///
 /// ```
-/// use lgreco_core::{plan::dp, table::{Choice, Table}};
+/// use lgreco_core::{plan::{Limit, dp}, table::{Choice, Table}};
 /// let choices = [(80, 0.0), (40, 1.0), (20, 3.0), (60, 0.0), (30, 2.0)].map(|(size, error)| Choice { size, error });
 /// let table = Table::new(&choices, &[3, 5])?;
 /// let mut workspace = vec![0; dp::workspace_len(&table, dp::LEVELS)];
@@ -114,13 +135,17 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
 /// // Of 10 000 cells the errors 1 and 2 need 3334 and 6667: one too many.
 /// let summary = dp::solve(&table, 3.0, dp::LEVELS, &mut workspace, &mut options)?;
 /// assert_eq!((options, summary.size, summary.error), ([2, 0], 80, 3.0));
+///
+/// let summary = dp::solve(&table, Limit::Size(90), dp::LEVELS, &mut workspace, &mut options)?;
+/// assert_eq!((options, summary.size, summary.error), ([1, 1], 70, 3.0));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Parameter`] for `levels == 0`;
 /// [`Error::Length`] when `options` has not one entry per layer or `workspace` is too short;
-/// [`Error::Infeasible`], with the smallest error there is, when no plan meets the budget.
+/// [`Error::Infeasible`], with the smallest error there is, when no plan meets the budget;
+/// [`Error::SizeInfeasible`], with the smallest size, when none meets the size limit.
 ///
 /// # Complexity
 /// O(options·levels) time, [`workspace_len`] words; no allocator.
@@ -129,7 +154,7 @@ pub fn workspace_len(table: &Table, levels: u32) -> usize {
 /// L-GreCo (MLSys 2024), Algorithm 1; deviations in the [module](self).
 pub fn solve(
     table: &Table,
-    budget: f64,
+    limit: impl Into<Limit>,
     levels: u32,
     workspace: &mut [u64],
     options: &mut [u32],
@@ -138,11 +163,15 @@ pub fn solve(
     if levels == 0 {
         return Err(Error::Parameter { what: "levels", value: 0.0, expected: "at least 1" });
     }
-    let budget = super::budget::Budget::Absolute(budget).limit(table)?;
-    let layout = Layout::of(table);
-    expect_room("workspace", layout.workspace_len(table, levels), workspace.len())?;
+    let limit = limit.into().checked()?;
+    expect_room("workspace", workspace_len(table, levels), workspace.len())?;
+    let layout = match limit {
+        Limit::Error(_) => Layout::of(table),
+        Limit::Size(_) => Layout::of_errors(table),
+    };
+    let goal = Goal::new(table, limit, layout.bits());
 
-    let lower_bound = smallest_error(table, budget, options)?;
+    let lower_bound = least(table, &goal, options)?;
     let (kept_words, workspace) = workspace.split_at_mut(2 * table.choices().len());
     let (ends, workspace) = workspace.split_at_mut(table.layers());
     let kept: &mut [Kept] = bytemuck::cast_slice_mut(kept_words);
@@ -150,7 +179,7 @@ pub fn solve(
     let (mut start, mut paid) = (0, 0u64);
     for (end, choices) in ends.iter_mut().zip(table.iter()) {
         let layer = &mut kept[start..start + choices.len()];
-        let (count, cheapest) = keep_layer(choices, budget, levels, layout.unit, layer);
+        let (count, cheapest) = keep_layer(choices, &goal, levels, layout.unit, layer);
         start += count;
         *end = start as u64;
         paid += u64::from(cheapest);
@@ -163,28 +192,24 @@ pub fn solve(
             (false, _) => grid.solve::<Wide, u32>(workspace, options),
         }
     }
-    Summary::of(table, options, budget, lower_bound)
+    Summary::of(table, options, goal.proof(lower_bound))
 }
 
-/// Chooses each layer's most exact option, and returns the smallest size that single options within the budget allow.
-fn smallest_error(table: &Table, budget: f64, options: &mut [u32]) -> Result<u64, Error> {
-    let (mut sum, mut lower_bound) = (Sum::default(), 0);
+/// Chooses each layer's option that needs least of the limit, and returns the least objective that single options within
+/// the limit allow.
+fn least(table: &Table, goal: &Goal, options: &mut [u32]) -> Result<u64, Error> {
+    let (mut error, mut size, mut lower_bound) = (Sum::default(), 0, 0u64);
     for (option, choices) in options.iter_mut().zip(table.iter()) {
-        let (mut best, mut smallest) = (0, u64::MAX);
-        for (index, choice) in choices.iter().enumerate() {
-            let chosen = &choices[best];
-            if choice.error < chosen.error || (choice.error == chosen.error && choice.size < chosen.size) {
-                best = index;
-            }
-            if choice.error <= budget {
-                smallest = smallest.min(choice.size);
-            }
-        }
+        let order = |&a: &usize, &b: &usize| goal.need_less(&choices[a], &choices[b]);
+        let best = (0..choices.len()).min_by(order).unwrap_or(0);
         *option = best as u32;
-        sum.add(choices[best].error);
-        lower_bound += if smallest == u64::MAX { choices[best].size } else { smallest };
+        error.add(choices[best].error);
+        size += choices[best].size;
+        let allowed = choices.iter().filter(|choice| goal.allows(choice)).filter_map(|choice| goal.objective(choice));
+        lower_bound += allowed.min().unwrap_or(0);
     }
-    if sum.at_most(budget) { Ok(lower_bound) } else { Err(Error::infeasible(budget, sum)) }
+    goal.limit.expect_met(error, size)?;
+    Ok(lower_bound)
 }
 
 /// The discretised problem: every layer has an option that costs nothing, and there are `cells` to spend.

@@ -1,7 +1,7 @@
-//! From an error table and a budget to one option per layer.
+//! From an error table and a limit to one option per layer.
 //!
-//! All solvers minimise `Σ size` subject to `Σ error ≤ budget` over the same [`Table`]:
-//! [`exact`] proves its answer, [`dp`] is the published Algorithm 1, [`baseline`] holds what others do, and [`check`]
+//! All solvers minimise `Σ size` subject to `Σ error ≤ budget`, or `Σ error` subject to `Σ size ≤ limit`, over the same
+//! [`Table`]: [`exact`] proves its answer, [`dp`] is the published Algorithm 1, [`baseline`] holds what others do, and [`check`]
 //! verifies any of them without sharing their code.
 
 pub mod baseline;
@@ -9,11 +9,14 @@ pub mod budget;
 pub mod check;
 pub mod dp;
 pub mod exact;
+mod goal;
+mod limit;
 #[cfg(feature = "alloc")]
 mod owned;
 #[cfg(feature = "alloc")]
 mod solve;
 
+pub use limit::{Limit, Proof};
 #[cfg(feature = "alloc")]
 pub use owned::Plan;
 #[cfg(feature = "alloc")]
@@ -24,59 +27,92 @@ use crate::{Error, num::Sum, table::Table};
 /// What a solver states about the choices it made; [`check`] verifies it.
 ///
 /// ```
-/// use lgreco_core::plan::Summary;
-/// let summary = Summary { size: 1010, lower_bound: 1000, error: 0.9, budget: 1.0 };
-/// assert_eq!((summary.proven(), summary.gap()), (false, 0.01)); // at most 1 % above the optimum
+/// use lgreco_core::plan::{Proof, Summary};
+/// let smallest = Summary { size: 1010, error: 0.9, proof: Proof::Size { lower_bound: 1000, budget: 1.0 } };
+/// assert_eq!((smallest.proven(), smallest.gap()), (false, 0.01)); // at most 1 % above the optimum
+/// let most_exact = Summary { size: 1010, error: 0.9, proof: Proof::Error { lower_bound: 0.9, size_limit: 1024 } };
+/// assert!(most_exact.proven());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// Bits of the chosen options, summed.
     pub size: u64,
-    /// No feasible plan is smaller than this many bits.
-    pub lower_bound: u64,
     /// Error of the chosen options, summed in 106 bits and rounded to nearest.
     pub error: f64,
-    /// The budget the plan was made for.
-    pub budget: f64,
+    /// What was minimised, within what, and what no plan within that is below.
+    pub proof: Proof,
 }
 
 impl Summary {
     /// What `options`, one per layer, cost and achieve.
     ///
-    /// `lower_bound` is the caller's: no feasible plan may be smaller.
+    /// The `proof` is the caller's: no plan within its limit may be below its lower bound.
     ///
     /// ```
-    /// # use lgreco_core::{Error, plan::Summary, table::{Choice, Table}};
+    /// # use lgreco_core::{Error, plan::{Proof, Summary}, table::{Choice, Table}};
     /// let choices = [(8, 0.5), (4, 1.5), (9, 0.25)].map(|(size, error)| Choice { size, error });
     /// let table = Table::new(&choices, &[2, 3])?;
-    /// let summary = Summary::of(&table, &[1, 0], 2.0, 0)?;
-    /// assert_eq!((summary.size, summary.error), (13, 1.75));
-    /// assert_eq!(Summary::of(&table, &[1, 0], 1.0, 0), Err(Error::OverBudget { error: 1.75, budget: 1.0 }));
+    /// let within = |budget| Summary::of(&table, &[1, 0], Proof::Size { lower_bound: 0, budget });
+    /// assert_eq!(within(2.0).map(|summary| (summary.size, summary.error)), Ok((13, 1.75)));
+    /// assert_eq!(within(1.0), Err(Error::OverBudget { error: 1.75, budget: 1.0 }));
+    /// let short = Summary::of(&table, &[1, 0], Proof::Error { lower_bound: 0.0, size_limit: 12 });
+    /// assert_eq!(short, Err(Error::OverSize { size: 13, limit: 12 }));
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::OverBudget`] when the errors sum to more than `budget`; [`Error::Length`] unless `options` has one entry
-    /// per layer; [`Error::NoSuchOption`].
+    /// [`Error::OverBudget`] when the errors sum to more than the budget, [`Error::OverSize`] when the sizes sum to more than
+    /// the size limit; [`Error::Length`] unless `options` has one entry per layer; [`Error::NoSuchOption`];
+    /// [`Error::Parameter`] when the sum of the errors is beyond f64.
     ///
     /// # Complexity
     /// O(layers), without an allocator.
-    pub fn of(table: &Table, options: &[u32], budget: f64, lower_bound: u64) -> Result<Summary, Error> {
+    pub fn of(table: &Table, options: &[u32], proof: Proof) -> Result<Summary, Error> {
         let chosen = table.chosen(options)?;
-        let sum: Sum = chosen.clone().map(|choice| choice.error).collect();
-        if !sum.at_most(budget) {
-            return Err(Error::OverBudget { error: sum.value(), budget });
+        let error: Sum = chosen.clone().map(|choice| choice.error).collect();
+        let size = chosen.map(|choice| choice.size).sum();
+        match proof.limit() {
+            Limit::Error(budget) if !error.at_most(budget) => Err(Error::OverBudget { error: error.value(), budget }),
+            Limit::Size(limit) if size > limit => Err(Error::OverSize { size, limit }),
+            _ => Summary { size, error: error.value(), proof }.finite(),
         }
-        Ok(Summary { size: chosen.map(|choice| choice.size).sum(), lower_bound, error: sum.value(), budget })
     }
 
-    /// Whether the plan is proved optimal.
+    /// Itself, unless the sum of errors is beyond f64.
+    fn finite(self) -> Result<Summary, Error> {
+        let what = "the plan's error";
+        let beyond = Error::Parameter { what, value: f64::INFINITY, expected: "a finite number" };
+        if self.error.is_finite() { Ok(self) } else { Err(beyond) }
+    }
+
+    /// What the plan was made for.
+    pub const fn limit(&self) -> Limit {
+        self.proof.limit()
+    }
+
+    /// Whether the plan is proved optimal: a size exactly, an error to [`Proof::RESOLUTION`].
     pub const fn proven(&self) -> bool {
-        self.size <= self.lower_bound
+        match self.proof {
+            Proof::Size { lower_bound, .. } => self.size <= lower_bound,
+            Proof::Error { lower_bound, .. } => self.error <= lower_bound + lower_bound * Proof::RESOLUTION,
+        }
     }
 
-    /// How much larger than the optimum the plan can be at most, relative to the lower bound: 0 when proved.
+    /// How much more than the optimum the plan can have at most of what was minimised, relative to the lower bound: 0 when
+    /// proved, infinity where the lower bound of an error is 0 and the error is not.
     pub fn gap(&self) -> f64 {
-        if self.proven() { 0.0 } else { (self.size - self.lower_bound) as f64 / self.lower_bound.max(1) as f64 }
+        match self.proof {
+            _ if self.proven() => 0.0,
+            Proof::Size { lower_bound, .. } => (self.size - lower_bound) as f64 / lower_bound.max(1) as f64,
+            Proof::Error { lower_bound, .. } => (self.error - lower_bound) / lower_bound,
+        }
+    }
+
+    /// Whether this plan for the same limit has less of what is minimised.
+    fn better_than(&self, other: &Summary) -> bool {
+        match self.limit() {
+            Limit::Error(_) => self.size < other.size,
+            Limit::Size(_) => self.error < other.error,
+        }
     }
 }

@@ -26,10 +26,10 @@ impl Plan {
     /// Takes over choices that `solver`, a name for people, made for `table`.
     ///
     /// ```
-    /// # use lgreco_core::{Error, plan::{Plan, Summary}, table::{Choice, Table}};
+    /// # use lgreco_core::{Error, plan::{Plan, Proof, Summary}, table::{Choice, Table}};
     /// let choices = [(8, 0.5), (4, 1.5)].map(|(size, error)| Choice { size, error });
     /// let table = Table::new(&choices, &[2])?;
-    /// let summary = Summary { size: 4, lower_bound: 4, error: 1.5, budget: 2.0 };
+    /// let summary = Summary { size: 4, error: 1.5, proof: Proof::Size { lower_bound: 4, budget: 2.0 } };
     /// assert!(Plan::verified(&table, "by hand", vec![1], summary).is_ok());
     /// let wrong = Plan::verified(&table, "by hand", vec![0], summary).unwrap_err();
     /// assert_eq!(wrong, Error::PlanMismatch { what: "size", stated: 4.0, found: 8.0 });
@@ -51,7 +51,7 @@ impl Plan {
         &self.options
     }
 
-    /// Size, error, budget and lower bound.
+    /// Size, error, limit and lower bound.
     pub fn summary(&self) -> &Summary {
         &self.summary
     }

@@ -1,6 +1,6 @@
 //! The planner for callers with an allocator.
 
-use super::{Plan, Summary, budget::Budget, dp, exact, exact::Attempt};
+use super::{Limit, Plan, Proof, Summary, budget::Budget, dp, exact, exact::Attempt};
 use crate::{Error, table::Table};
 use alloc::{vec, vec::Vec};
 
@@ -49,8 +49,8 @@ impl Solver {
 const FIRST_STATES: usize = 1 << 14;
 
 /// Tries with few states, then lets Algorithm 1 compete where it might win, then tries with all states; keeps the
-/// smallest plan and the largest bound of the three.
-fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u32]) -> Result<Summary, Error> {
+/// best plan and the largest bound of the three.
+fn solve_exactly(table: &Table, limit: Limit, limits: exact::Limits, best: &mut [u32]) -> Result<Summary, Error> {
     let attempt = |states, options: &mut [u32]| {
         let limits = exact::Limits { states };
         let mut workspace = workspace(exact::attempt_workspace_len(table, limits))?;
@@ -60,12 +60,12 @@ fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u
     let Attempt { mut summary, rival: asked } = attempt(first, best)?;
     let mut rival = vec![0; table.layers()];
     let mut keep = |summary: &mut Summary, next: Summary, options: &[u32]| {
-        let lower_bound = summary.lower_bound.max(next.lower_bound);
-        if next.size < summary.size {
+        let proof = summary.proof.stronger(next.proof);
+        if next.better_than(summary) {
             best.copy_from_slice(options);
             *summary = next;
         }
-        summary.lower_bound = lower_bound;
+        summary.proof = proof;
     };
     if asked {
         let mut workspace = workspace(dp::workspace_len(table, dp::LEVELS))?;
@@ -82,7 +82,7 @@ fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u
 
 /// Chooses one option per layer; the reference plan is the budget's, if it names one.
 ///
-/// As [`solve_against`]. The plan is within the budget, is verified by [`check`](super::check), and is the same for the
+/// As [`solve_against`]. The plan is within the budget, has as little as possible of the other quantity, is verified by [`check`](super::check), and is the same for the
 /// same input bit for bit. The lower bound is at least the relaxation's, for every solver.
 ///
 /// ```
@@ -93,6 +93,9 @@ fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u
 /// let budget = Budget::Defaults { alpha: 1.0, options: &[1, 1] };
 /// let plan = plan::solve(&table, budget, Solver::default())?;
 /// assert_eq!((plan.options(), plan.summary().size), ([1, 1].as_slice(), 70));
+/// let budget = Budget::DefaultSize { alpha: 1.0, options: &[2, 0] }; // as many bits as 20 and 60, with less error
+/// let plan = plan::solve(&table, budget, Solver::default())?;
+/// assert_eq!((plan.options(), plan.summary().error), ([1, 1].as_slice(), 3.0));
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
@@ -102,16 +105,13 @@ fn solve_exactly(table: &Table, limit: f64, limits: exact::Limits, best: &mut [u
 /// # Complexity
 /// As [`solve_against`].
 pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan, Error> {
-    let reference = match budget {
-        Budget::Defaults { options, .. } => Some(options),
-        Budget::Absolute(_) => None,
-    };
-    solve_against(table, budget, reference, solver)
+    solve_against(table, budget, budget.reference(), solver)
 }
 
-/// Chooses one option per layer, never more bits than the `reference` plan where that is within the budget.
+/// Chooses one option per layer: under an error budget never more bits than the `reference` plan, and under a size limit
+/// never more error, where the reference plan is within the budget.
 ///
-/// Algorithm 1 rounds errors up, and its plan can be larger than the reference plan; then the reference plan is
+/// Algorithm 1 rounds what is limited up, and its plan can be worse than the reference plan; then the reference plan is
 /// returned.
 ///
 /// ```
@@ -128,7 +128,8 @@ pub fn solve(table: &Table, budget: Budget, solver: Solver) -> Result<Plan, Erro
 /// ```
 ///
 /// # Errors
-/// Those of [`Budget::limit`] and of the solver; [`Error::Infeasible`] tells the smallest achievable error;
+/// Those of [`Budget::limit`] and of the solver; [`Error::Infeasible`] tells the smallest achievable error,
+/// [`Error::SizeInfeasible`] the smallest achievable size;
 /// [`Error::Length`] and [`Error::NoSuchOption`] when the reference does not fit the table; [`Error::OutOfMemory`] when
 /// the solver's workspace cannot be had.
 ///
@@ -142,16 +143,16 @@ pub fn solve_against(table: &Table, budget: Budget, reference: Option<&[u32]>, s
         Solver::Dp { levels } => {
             let mut workspace = workspace(dp::workspace_len(table, levels))?;
             let summary = dp::solve(table, limit, levels, &mut workspace, &mut options)?;
-            Summary { lower_bound: summary.lower_bound.max(relaxed(table, limit)?), ..summary }
+            Summary { proof: summary.proof.stronger(relaxed(table, limit)?), ..summary }
         }
     };
     if let Some(reference) = reference {
-        match Summary::of(table, reference, limit, summary.lower_bound) {
-            Ok(fits) if fits.size < summary.size => {
+        match Summary::of(table, reference, summary.proof) {
+            Ok(fits) if fits.better_than(&summary) => {
                 options.copy_from_slice(reference);
                 summary = fits;
             }
-            Ok(_) | Err(Error::OverBudget { .. }) => {}
+            Ok(_) | Err(Error::OverBudget { .. } | Error::OverSize { .. }) => {}
             Err(unfit) => return Err(unfit),
         }
     }
@@ -163,30 +164,30 @@ impl Plan {
     /// relaxation's lower bound; `solver` is a name for people.
     ///
     /// ```
-    /// # use lgreco_core::{plan::{Plan, budget::Budget}, table::{Choice, Table}};
+    /// # use lgreco_core::{plan::{Limit, Plan, budget::Budget}, table::{Choice, Table}};
     /// let choices = [(80, 0.5), (40, 1.0), (60, 0.5), (30, 2.0)].map(|(size, error)| Choice { size, error });
     /// let table = Table::new(&choices, &[2, 4])?;
     /// let budget = Budget::Defaults { alpha: 1.0, options: &[1, 0] };
     /// let uniform = Plan::from_options(&table, budget, "uniform", vec![1, 0])?;
-    /// assert_eq!((uniform.summary().size, uniform.summary().budget), (100, 1.5));
+    /// assert_eq!((uniform.summary().size, uniform.summary().limit()), (100, Limit::Error(1.5)));
     /// assert!(Plan::from_options(&table, budget, "all small", vec![1, 1]).is_err());
     /// # Ok::<(), lgreco_core::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::OverBudget`], with their error, when the options cost more than the budget; those of [`Budget::limit`];
-    /// [`Error::Length`]; [`Error::NoSuchOption`]; [`Error::OutOfMemory`].
+    /// [`Error::OverBudget`] and [`Error::OverSize`], with their error or size, when the options cost more than the budget;
+    /// those of [`Budget::limit`] and [`Summary::of`]; [`Error::OutOfMemory`].
     ///
     /// # Complexity
     /// That of [`exact::lower_bound`].
     pub fn from_options(table: &Table, budget: Budget, solver: &'static str, options: Vec<u32>) -> Result<Plan, Error> {
         let limit = budget.limit(table)?;
-        let summary = Summary::of(table, &options, limit, 0)?;
-        Plan::verified(table, solver, options, Summary { lower_bound: relaxed(table, limit)?, ..summary })
+        let summary = Summary::of(table, &options, limit.unproved())?;
+        Plan::verified(table, solver, options, Summary { proof: relaxed(table, limit)?, ..summary })
     }
 }
 
-fn relaxed(table: &Table, limit: f64) -> Result<u64, Error> {
+fn relaxed(table: &Table, limit: Limit) -> Result<Proof, Error> {
     let mut workspace = workspace(exact::workspace_len(table, exact::Limits { states: 0 }))?;
     exact::lower_bound(table, limit, &mut workspace)
 }
@@ -230,6 +231,7 @@ mod tests {
             ends: (1..=count).map(|layer| 2 * layer).collect(),
             defaults: vec![0; count],
             budget: count as f64,
+            size_limit: 8 * count as u64,
         }
     }
 
@@ -257,7 +259,8 @@ mod tests {
         let plan =
             |budget, options| Plan::from_options(&instance.table(), Budget::Absolute(budget), "uniform", options);
         let summary = *plan(3.0, vec![0; 3]).unwrap().summary();
-        assert_eq!((summary.size, summary.error, summary.lower_bound), (24, 3.0, 24));
+        assert_eq!((summary.size, summary.error), (24, 3.0));
+        assert_eq!(summary.proof, Proof::Size { lower_bound: 24, budget: 3.0 });
         assert_eq!(plan(2.5, vec![0; 3]), Err(Error::OverBudget { error: 3.0, budget: 2.5 }));
         assert_eq!(plan(9.0, vec![2; 3]), Err(Error::NoSuchOption { layer: 0, option: 2, options: 2 }));
     }
@@ -282,7 +285,7 @@ mod tests {
         for (rows, seed) in [(Rows::Correlated, 5), (Rows::Correlated, 6), (Rows::SubsetSum, 1), (Rows::Spread, 2)] {
             let (few, many) = (sizes(rows, 60, 40, seed, FIRST_STATES), sizes(rows, 60, 40, seed, 2 * FIRST_STATES));
             retried += usize::from(!few.proven());
-            assert!(many.size <= few.size && many.lower_bound >= few.lower_bound, "{rows:?} {seed}");
+            assert!(many.size <= few.size && many.proof == few.proof.stronger(many.proof), "{rows:?} {seed}");
         }
         assert!(retried > 0, "no instance needs a second attempt");
     }

@@ -2,7 +2,7 @@
 
 use super::files::check_files;
 use crate::file::{PlanFile, TableFile};
-use crate::plan::{self, Solver, budget::Budget, exact::Limits};
+use crate::plan::{self, Limit, Solver, budget::Budget, exact::Limits};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
@@ -12,6 +12,9 @@ const TABLE: &str = r#"{"version":1,"metric":"l2","budget":12.5,"x-note":[1,{"a"
      {"label":"qsgd 8","size":300,"error":0.125}]},
     {"name":"fc\u00e92","elements":64,"default":1,"options":[{"label":"a","size":0,"error":0},
      {"label":"b","size":9007199254740993,"error":1e-3},{"label":"c","size":70,"error":2.5}]}]}"#;
+
+const SIZED_PLAN: &str = r#"{"version":1,"solver":"dp","size":500,"lower_bound":0.49,"proven":false,"error":0.5,
+    "size_limit":512,"uncompressed_size":4096,"layers":[{"name":"fc1","option":1,"label":"a","size":500,"error":0.5}]}"#;
 
 const BARE_TABLE: &str = r#"{"version":1.0,"metric":"","layers":[{"name":"a","elements":1e3,"options":[
     {"label":"","size":3.0,"error":1}]}]}"#;
@@ -23,7 +26,7 @@ const PLAN: &str = r#"{"version":1,"solver":"exact","size":500,"lower_bound":499
 
 /// What takes the place of tokens: numbers at the ends of their types, literals, keys of both kinds of files, text that
 /// escapes, what is no JSON, and settings.
-const TOKENS: [&str; 62] = [
+const TOKENS: [&str; 63] = [
     "0",
     "1",
     "-1",
@@ -76,6 +79,7 @@ const TOKENS: [&str; 62] = [
     "\"default\"",
     "\"budget\"",
     "\"bugdet\"",
+    "\"size_limit\"",
     "{",
     "}",
     "]",
@@ -116,7 +120,7 @@ fn tokens(json: &str) -> Vec<&str> {
 /// ```
 pub fn document(bytes: &[u8]) -> String {
     let (&which, changes) = bytes.split_first().unwrap_or((&0, &[]));
-    let mut tokens = tokens([TABLE, PLAN, BARE_TABLE][usize::from(which) % 3]);
+    let mut tokens = tokens([TABLE, PLAN, BARE_TABLE, SIZED_PLAN][usize::from(which) % 4]);
     for &[kind, at, with] in changes.as_chunks::<3>().0.iter().take(16) {
         let (at, new) = (usize::from(at) % tokens.len().max(1), TOKENS[usize::from(with) % TOKENS.len()]);
         let other = usize::from(with) % tokens.len().max(1);
@@ -138,7 +142,7 @@ pub fn document(bytes: &[u8]) -> String {
 }
 
 /// Reads a changed table or plan: refused with a reason, or written and read back to the same, and of what is a table
-/// the plan found is within its budget.
+/// the plan found is within its budget, and the plan as large as that has no more error.
 ///
 /// # Panics
 /// When that is not so.
@@ -155,10 +159,15 @@ pub fn check_documents(bytes: &[u8]) {
     let view = file.table.view();
     let Ok(Some(limit)) = file.limit() else { return };
     let solver = Solver::Exact(Limits { states: 1 << 8 });
-    if let Ok(plan) = plan::solve(&view, Budget::Absolute(limit), solver) {
-        assert!(plan.summary().error <= limit, "{json}: a plan over its budget");
-        let plan = PlanFile::new(&file.table, &plan);
-        assert_eq!(PlanFile::parse(plan.to_json().as_bytes()), Ok(plan), "{json}");
+    if let Ok(smallest) = plan::solve(&view, limit.into(), solver) {
+        let found = *smallest.summary();
+        assert!(matches!(limit, Limit::Error(budget) if found.error <= budget), "{json}: a plan over its budget");
+        let most_exact = plan::solve(&view, Budget::Size(found.size), solver).expect("there is a plan as small");
+        assert!(most_exact.summary().size <= found.size, "{json}: a plan over its size limit");
+        for plan in [smallest, most_exact] {
+            let plan = PlanFile::new(&file.table, &plan);
+            assert_eq!(PlanFile::parse(plan.to_json().as_bytes()), Ok(plan), "{json}");
+        }
     }
 }
 
@@ -169,7 +178,7 @@ mod tests {
 
     #[test]
     fn tokens_are_all_of_the_text() {
-        for json in [TABLE, PLAN, BARE_TABLE, "", " ", "\"unended", "1 2"] {
+        for json in [TABLE, PLAN, BARE_TABLE, SIZED_PLAN, "", " ", "\"unended", "1 2"] {
             assert_eq!(tokens(json).concat(), json);
         }
     }

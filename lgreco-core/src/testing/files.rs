@@ -11,11 +11,14 @@ pub fn check_files(bytes: &[u8]) {
         assert_eq!(TableFile::parse(file.to_json().as_bytes()).as_ref(), Ok(&file));
         let view = file.table.view();
         if let Some(options) = file.table.defaults()
-            && let Ok(plan) = Plan::from_options(&view, Budget::Absolute(f64::MAX), "uniform", options)
+            && let Ok(plan) = Plan::from_options(&view, Budget::Absolute(f64::MAX), "uniform", options.clone())
         {
-            let plan = PlanFile::new(&file.table, &plan);
-            assert_eq!(plan.default_size, Some(plan.size));
-            assert_eq!(PlanFile::parse(plan.to_json().as_bytes()), Ok(plan));
+            let as_large = Plan::from_options(&view, Budget::Size(plan.summary().size), "uniform", options);
+            for plan in [plan, as_large.expect("it is within its own size")] {
+                let plan = PlanFile::new(&file.table, &plan);
+                assert_eq!(plan.default_size, Some(plan.size));
+                assert_eq!(PlanFile::parse(plan.to_json().as_bytes()), Ok(plan));
+            }
         }
     }
     if let Ok(text) = core::str::from_utf8(bytes) {

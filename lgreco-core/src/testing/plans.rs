@@ -1,7 +1,7 @@
 //! What every planner promises, as checks that panic; and the textbook form of Algorithm 1.
 
 use super::tables::Instance;
-use crate::plan::{self, Plan, Solver, Summary, budget::Budget, check, dp, exact};
+use crate::plan::{self, Limit, Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact};
 use crate::{Error, table::Table};
 use alloc::{vec, vec::Vec};
 
@@ -46,8 +46,13 @@ pub fn textbook(layers: &[Vec<(u64, usize)>], levels: usize) -> Option<(u64, Vec
 }
 
 /// `solve` runs twice, on workspaces of different garbage, and must give the same plan bit for bit; the verifier must
-/// accept it; infeasible must tell the smallest error there is. Returns what `solve` does.
-pub fn check_solver<S>(table: &Table, budget: f64, workspace_len: usize, solve: S) -> Result<(Summary, Vec<u32>), Error>
+/// accept it; infeasible must tell the smallest error, or the smallest size, there is. Returns what `solve` does.
+pub fn check_solver<S>(
+    table: &Table,
+    limit: Limit,
+    workspace_len: usize,
+    solve: S,
+) -> Result<(Summary, Vec<u32>), Error>
 where
     S: Fn(&mut [u64], &mut [u32]) -> Result<Summary, Error>,
 {
@@ -62,33 +67,57 @@ where
     let rough: f64 = smallest.iter().sum();
     match &first {
         Ok((summary, options)) => {
-            assert_eq!(summary.budget, budget);
+            assert_eq!(summary.limit(), limit);
             check::verify(table, options, summary).expect("a solver's plan passes the verifier");
         }
-        Err(Error::Infeasible { budget: stated, smallest }) => {
-            assert_eq!(*stated, budget);
-            assert!(*smallest > budget, "infeasible, though {smallest} is within {budget}");
+        Err(Error::Infeasible { budget, smallest }) => {
+            assert_eq!(Limit::Error(*budget), limit);
+            assert!(smallest > budget, "infeasible, though {smallest} is within {budget}");
             assert!((smallest - rough).abs() <= 1e-9 * rough, "the smallest error is {rough}, not {smallest}");
         }
-        Err(error) => panic!("{error}"),
+        Err(Error::SizeInfeasible { limit: stated, smallest }) => {
+            assert_eq!(Limit::Size(*stated), limit);
+            assert!(smallest > stated, "infeasible, though {smallest} bits are within {stated}");
+            assert_eq!(*smallest, smallest_size(table));
+        }
+        Err(error) => assert!(is_beyond(error), "{error}"),
     }
     first
 }
 
+fn smallest_size(table: &Table) -> u64 {
+    table.iter().map(|options| options.iter().map(|choice| choice.size).min().unwrap_or(0)).sum()
+}
+
+/// Whether the best plan within a size limit has more error than a number holds.
+fn is_beyond(error: &Error) -> bool {
+    matches!(error, Error::Parameter { what: "the plan's error", value: f64::INFINITY, .. })
+}
+
 /// Checks [`dp`] on an instance with a grid of `levels` cells.
 pub fn check_dp(instance: &Instance, levels: u32) {
-    let (table, budget) = (instance.table(), instance.budget);
+    let table = instance.table();
     let len = dp::workspace_len(&table, levels);
-    let _ =
-        check_solver(&table, budget, len, |workspace, options| dp::solve(&table, budget, levels, workspace, options));
+    for limit in instance.limits() {
+        let solve = |workspace: &mut [u64], options: &mut [u32]| dp::solve(&table, limit, levels, workspace, options);
+        let _ = check_solver(&table, limit, len, solve);
+    }
 }
 
 /// Checks [`dp`] against [`textbook`]: `layers` holds sizes and costs in cells; sizes are multiplied by `unit`, and the
-/// budget is `levels` cells of 0.375.
+/// budget is `levels` cells of 0.375. Then the same with a size for each cost and an error for each size.
 pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, unit: u64) {
     let cell = 0.375;
-    let choice = |&(size, cost): &(u64, usize)| crate::table::Choice { size: size * unit, error: cost as f64 * cell };
-    let choices: Vec<_> = layers.iter().flatten().map(choice).collect();
+    let choices: Vec<_> = layers
+        .iter()
+        .flatten()
+        .map(|&(size, cost)| crate::table::Choice { size: size * unit, error: cost as f64 * cell })
+        .collect();
+    let swapped: Vec<_> = layers
+        .iter()
+        .flatten()
+        .map(|&(error, cost)| crate::table::Choice { size: cost as u64 * unit, error: error as f64 * cell })
+        .collect();
     let ends: Vec<usize> = layers
         .iter()
         .scan(0, |end, layer| {
@@ -96,58 +125,99 @@ pub fn check_dp_against_textbook(layers: &[Vec<(u64, usize)>], levels: usize, un
             Some(*end)
         })
         .collect();
-    let table = Table::new(&choices, &ends).expect("a valid table");
-    let (budget, cells) = (levels as f64 * cell, levels as u32);
-    let found = check_solver(&table, budget, dp::workspace_len(&table, cells), |workspace, options| {
-        dp::solve(&table, budget, cells, workspace, options)
-    });
+    let cells = levels as u32;
+    let solve = |choices: &[crate::table::Choice], limit| {
+        let table = Table::new(choices, &ends).expect("a valid table");
+        check_solver(&table, limit, dp::workspace_len(&table, cells), |workspace, options| {
+            dp::solve(&table, limit, cells, workspace, options)
+        })
+    };
+    let found = solve(&choices, Limit::Error(levels as f64 * cell));
+    let most_exact = solve(&swapped, Limit::Size(levels as u64 * unit));
     match textbook(layers, levels) {
-        Some((size, options)) => {
+        Some((least, options)) => {
             let (summary, found) = found.expect("Algorithm 1 finds a plan");
-            assert_eq!(summary.size, size * unit);
+            assert_eq!(summary.size, least * unit);
+            assert_eq!(found, options);
+            let (summary, found) = most_exact.expect("Algorithm 1 finds a plan");
+            assert_eq!(summary.error, least as f64 * cell);
             assert_eq!(found, options);
         }
-        None => assert!(matches!(found, Err(Error::Infeasible { .. }))),
+        None => {
+            assert!(matches!(found, Err(Error::Infeasible { .. })));
+            assert!(matches!(most_exact, Err(Error::SizeInfeasible { .. })));
+        }
     }
 }
 
-/// Checks [`plan::solve`] with every solver, for the instance's budget and for its reference plan's.
+/// Checks [`plan::solve`] with every solver, for the instance's budget and size limit and for its reference plan's.
 ///
-/// No plan is over budget in exact arithmetic (the verifier's); none is larger than the reference plan where that fits;
-/// no lower bound exceeds the size of any plan found; the same input gives the same plan; all solvers agree on what is
-/// infeasible, and the smallest error they tell is achievable; the exact plan is the smallest, and smaller than nothing
+/// No plan is over its limit in exact arithmetic (the verifier's); none is worse than the reference plan where that fits;
+/// no lower bound exceeds what any plan found has; the same input gives the same plan; all solvers agree on what is
+/// infeasible, and the smallest error or size they tell is achievable; the exact plan is the best, and better than nothing
 /// where it is proven.
 pub fn check_solvers(instance: &Instance) {
     let table = instance.table();
-    let reference = Budget::Defaults { alpha: 1.0, options: &instance.defaults };
-    for budget in [Budget::Absolute(instance.budget), reference] {
+    let (alpha, options) = (1.0, instance.defaults.as_slice());
+    let reference = Budget::Defaults { alpha, options };
+    let [budget, size_limit] = instance.limits().map(Budget::from);
+    for budget in [budget, reference, size_limit, Budget::DefaultSize { alpha, options }] {
         let Ok(limit) = budget.limit(&table) else { continue };
         let plans = solve_all(&table, budget);
-        let smallest = plans.iter().flatten().map(|plan| plan.summary().size).min();
+        let summaries = || plans.iter().flatten().map(|plan| *plan.summary());
         for plan in plans.iter().flatten() {
             check::verify(&table, plan.options(), plan.summary()).expect("a solver's plan passes the verifier");
-            assert_eq!(plan.summary().budget, limit);
-            assert!(Some(plan.summary().lower_bound) <= smallest, "a lower bound above a plan: {plan:?}");
+            assert_eq!(plan.summary().limit(), limit);
+            assert!(summaries().all(|other| is_bound(plan.summary().proof, &other)), "a bound above a plan: {plan:?}");
         }
-        if budget == reference {
-            let default_size: u64 = table.chosen(&instance.defaults).expect("options").map(|choice| choice.size).sum();
-            assert!(smallest.is_some(), "the reference plan fits its own budget");
-            assert!(plans.iter().flatten().all(|plan| plan.summary().size <= default_size));
+        if budget.reference().is_some()
+            && let Ok(default) = Plan::from_options(&table, budget, "uniform", instance.defaults.clone())
+        {
+            assert!(plans.iter().all(Result::is_ok), "the reference plan fits its own budget: {plans:?}");
+            assert!(summaries().all(|summary| !is_better(default.summary(), &summary)));
         }
         match &plans[0] {
             Ok(best) => {
                 assert!(plans.iter().all(Result::is_ok), "one solver's plan is infeasible for another: {plans:?}");
-                assert_eq!(Some(best.summary().size), smallest, "the exact plan is not the smallest");
+                let none = summaries().all(|summary| !is_clearly_better(&summary, best.summary()));
+                assert!(none, "the exact plan is not the best: {plans:?}");
             }
-            Err(Error::Infeasible { smallest, .. }) => {
+            Err(error) if is_beyond(error) => {}
+            Err(error) => {
                 assert!(plans.iter().all(|plan| plan == &plans[0]), "the solvers tell different errors: {plans:?}");
-                let enough = Budget::Absolute(*smallest);
-                assert!(*smallest > limit);
-                assert!(smallest.is_infinite() || solve_all(&table, enough).iter().all(Result::is_ok));
+                let enough = match *error {
+                    Error::Infeasible { smallest, .. } => Limit::Error(smallest),
+                    Error::SizeInfeasible { smallest, .. } => Limit::Size(smallest),
+                    error => panic!("{error}"),
+                };
+                let solved = enough == Limit::Error(f64::INFINITY)
+                    || solve_all(&table, enough.into())
+                        .iter()
+                        .all(|plan| plan.as_ref().map_or_else(is_beyond, |_| true));
+                assert!(solved, "{enough:?} was said to be enough");
             }
-            Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// Whether a plan is not below the lower bound of another for the same limit.
+fn is_bound(proof: Proof, summary: &Summary) -> bool {
+    match proof {
+        Proof::Size { lower_bound, .. } => lower_bound <= summary.size,
+        Proof::Error { lower_bound, .. } => lower_bound <= summary.error,
+    }
+}
+
+fn is_better(a: &Summary, b: &Summary) -> bool {
+    match a.limit() {
+        Limit::Error(_) => a.size < b.size,
+        Limit::Size(_) => a.error < b.error,
+    }
+}
+
+/// Whether a plan is better than another by more than the exact solver tells apart.
+fn is_clearly_better(a: &Summary, b: &Summary) -> bool {
+    is_better(a, b) && !(matches!(a.limit(), Limit::Size(_)) && b.error <= a.error * (1.0 + Proof::RESOLUTION))
 }
 
 /// Every solver's plan, the exact one's first.

@@ -1,9 +1,10 @@
 //! Error tables from bytes: the same bytes give the same instance, and every byte string gives one.
 
-use crate::{plan::budget::Budget, rng::Stream, table::Choice, table::Table};
+use crate::plan::{Limit, budget::Budget};
+use crate::{rng::Stream, table::Choice, table::Table};
 use alloc::vec::Vec;
 
-/// A table with a reference plan and a budget.
+/// A table with a reference plan, a budget and a size limit.
 ///
 /// ```
 /// use lgreco_core::{plan::budget::Budget, testing::tables::Instance};
@@ -21,9 +22,16 @@ pub struct Instance {
     pub defaults: Vec<u32>,
     /// The error budget, finite and at least 0.
     pub budget: f64,
+    /// The size limit.
+    pub size_limit: u64,
 }
 
 impl Instance {
+    /// The error budget and the size limit.
+    pub fn limits(&self) -> [Limit; 2] {
+        [Limit::Error(self.budget), Limit::Size(self.size_limit)]
+    }
+
     /// The table, borrowed.
     pub fn table(&self) -> Table<'_> {
         Table::new(&self.choices, &self.ends).expect("instances are valid tables")
@@ -32,8 +40,8 @@ impl Instance {
     /// Reads an instance of 1 to `layers` layers with 1 to `options` options each; missing bytes read as 0.
     ///
     /// The first bytes choose the kind of sizes and errors: small integers with many ties, smooth curves, magnitudes
-    /// from subnormal to 2^1000, sizes that need all 64 bits, and the kind of budget: zero, the reference plan's, the
-    /// smallest achievable error, or anything up to the largest.
+    /// from subnormal to 2^1000, sizes that need all 64 bits, and the kinds of budget and size limit: zero, the reference
+    /// plan's, the smallest achievable, or anything up to the largest.
     ///
     /// ```
     /// use lgreco_core::testing::tables::Instance;
@@ -45,7 +53,8 @@ impl Instance {
         let mut byte = move || usize::from(bytes.next().unwrap_or(0));
         let (kind, budget_kind) = (byte(), byte());
         let layers = 1 + byte() % layers;
-        let mut instance = Instance { choices: Vec::new(), ends: Vec::new(), defaults: Vec::new(), budget: 0.0 };
+        let mut instance =
+            Instance { choices: Vec::new(), ends: Vec::new(), defaults: Vec::new(), budget: 0.0, size_limit: 0 };
         for _ in 0..layers {
             let count = 1 + byte() % options;
             instance.defaults.push((byte() % count) as u32);
@@ -74,14 +83,30 @@ impl Instance {
         };
         let (smallest, largest) = (sum(f64::min), sum(f64::max));
         let part = byte() as f64 / 255.0;
-        instance.budget = match budget_kind % 6 {
-            0 => (Budget::Defaults { alpha: 1.0, options: &instance.defaults }).limit(&table).unwrap_or(largest),
-            1 => 0.0,
-            2 => smallest,
-            3 => smallest.next_down().max(0.0),
-            4 => smallest + part * (largest - smallest),
+        let default = |budget: Budget| budget.limit(&table);
+        let budget = match (budget_kind % 6, default(Budget::Defaults { alpha: 1.0, options: &instance.defaults })) {
+            (0, Ok(Limit::Error(budget))) => budget,
+            (0, _) => largest,
+            (1, _) => 0.0,
+            (2, _) => smallest,
+            (3, _) => smallest.next_down().max(0.0),
+            (4, _) => smallest + part * (largest - smallest),
             _ => part * 2.0 * largest,
         };
+        let size = |pick: fn(u64, u64) -> u64| -> u64 {
+            table.iter().map(|options| options.iter().map(|choice| choice.size).reduce(pick).unwrap_or(0)).sum()
+        };
+        let (least, most) = (size(u64::min), size(u64::max));
+        let size_limit =
+            match (budget_kind / 6 % 6, default(Budget::DefaultSize { alpha: 1.0, options: &instance.defaults })) {
+                (0, Ok(Limit::Size(size))) => size,
+                (1, _) => 0,
+                (2, _) => least,
+                (3, _) => least.saturating_sub(1),
+                (4, _) => least.saturating_add((part * (most - least) as f64) as u64),
+                _ => (part * 2.0 * most as f64) as u64,
+            };
+        (instance.budget, instance.size_limit) = (budget, size_limit);
         instance
     }
 

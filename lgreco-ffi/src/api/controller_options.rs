@@ -1,13 +1,15 @@
 use super::compressor_options::*;
 use super::measure::lgreco_search_options;
-use super::plan::lgreco_plan_options;
+use super::plan::{LGRECO_LIMIT_DEFAULT_SIZE, LGRECO_LIMIT_ERROR, LGRECO_LIMIT_SIZE, lgreco_plan_options};
 use super::setting::lgreco_setting;
 use crate::pointers::{Versioned, slice, versioned_array, versioned_or_default};
 use crate::status::Failure;
 use core::ffi::c_void;
 use lgreco_train::CoreError;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{Accordion, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule};
+use lgreco_train::controller::{
+    Accordion, Budget, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule,
+};
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::Residual;
 use lgreco_train::gradient::Shape;
@@ -239,6 +241,16 @@ impl lgreco_controller_options {
         }
     }
 
+    fn budget(&self, plan: &lgreco_plan_options) -> Result<Budget, Failure> {
+        match plan.limit()? {
+            LGRECO_LIMIT_ERROR => Ok(Budget::Error),
+            LGRECO_LIMIT_DEFAULT_SIZE => Ok(Budget::Size),
+            LGRECO_LIMIT_SIZE if self.compute_seconds.is_some() => Ok(Budget::Seconds(plan.size_limit as f64 / 1e12)),
+            LGRECO_LIMIT_SIZE => Ok(Budget::Bits(plan.size_limit)),
+            found => Err(Failure::UnknownConstant { what: "limit of a plan", found }),
+        }
+    }
+
     /// # Safety
     /// README.md, pointers.
     unsafe fn legacy(&self) -> Result<Legacy, Failure> {
@@ -289,6 +301,7 @@ impl lgreco_controller_options {
                 }
                 found => return Err(Failure::UnknownConstant { what: "policy", found }),
             },
+            budget: self.budget(&plan)?,
             alpha: plan.alpha,
             schedule: Schedule { warmup, period, window, lead },
             ramp_up: (self.ramp_up_first != 0.0)

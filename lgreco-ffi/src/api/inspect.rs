@@ -1,4 +1,5 @@
 use super::controller::lgreco_controller;
+use super::plan::{LGRECO_LIMIT_ERROR, Stated, lgreco_limit};
 use super::setting::lgreco_setting;
 use super::table_file::write_text;
 use crate::handle;
@@ -135,7 +136,7 @@ pub struct lgreco_decision {
     pub proven: u32,
     /// Size of the layers that may be compressed; bits, or picoseconds (`fit`).
     pub size: u64,
-    /// No plan within the budget is smaller.
+    /// LGRECO_LIMIT_ERROR: no plan within the budget is smaller. Otherwise 0.
     pub lower_bound: u64,
     /// Size of the same layers under the settings that the budget comes from.
     pub default_size: u64,
@@ -143,12 +144,20 @@ pub struct lgreco_decision {
     pub uncompressed_size: u64,
     /// Error of the plan.
     pub error: f64,
-    /// Its budget.
+    /// LGRECO_LIMIT_ERROR: its budget. Otherwise 0.
     pub budget: f64,
     /// Layers that are sent uncompressed because that is faster.
     pub slower: u32,
     /// Layers that are sent uncompressed because feedback would not work with what was chosen.
     pub not_contractive: u32,
+    /// What the plan was made for: LGRECO_LIMIT_ERROR or LGRECO_LIMIT_SIZE.
+    pub limit: lgreco_limit,
+    /// Always 0.
+    pub reserved: u32,
+    /// LGRECO_LIMIT_SIZE: the most that the plan may have, in the unit of `size`. Otherwise 0.
+    pub size_limit: u64,
+    /// LGRECO_LIMIT_SIZE: no plan within the size limit has less error. Otherwise 0.
+    pub error_lower_bound: f64,
 }
 
 impl Default for lgreco_decision {
@@ -168,6 +177,10 @@ impl Default for lgreco_decision {
             budget: 0.0,
             slower: 0,
             not_contractive: 0,
+            limit: LGRECO_LIMIT_ERROR,
+            reserved: 0,
+            size_limit: 0,
+            error_lower_bound: 0.0,
         }
     }
 }
@@ -181,6 +194,8 @@ unsafe impl Versioned for lgreco_decision {
 impl From<&Decision> for lgreco_decision {
     fn from(decision: &Decision) -> Self {
         let plan = decision.plan;
+        let Stated { limit, lower_bound, budget, size_limit, error_lower_bound } =
+            plan.map_or_else(Stated::default, |plan| plan.proof.into());
         lgreco_decision {
             step: decision.step,
             cause: match decision.cause {
@@ -197,13 +212,16 @@ impl From<&Decision> for lgreco_decision {
             planned: plan.is_some().into(),
             proven: plan.is_some_and(|plan| plan.proven()).into(),
             size: plan.map_or(0, |plan| plan.size),
-            lower_bound: plan.map_or(0, |plan| plan.lower_bound),
+            lower_bound,
             default_size: decision.default_size,
             uncompressed_size: decision.uncompressed_size,
             error: plan.map_or(0.0, |plan| plan.error),
-            budget: plan.map_or(0.0, |plan| plan.budget),
+            budget,
             slower: decision.slower,
             not_contractive: decision.not_contractive,
+            limit,
+            size_limit,
+            error_lower_bound,
             ..lgreco_decision::default()
         }
     }

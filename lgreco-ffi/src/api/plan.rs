@@ -5,7 +5,7 @@ use crate::pointers::{Range, Versioned, disjoint, filled, place, slice, slice_mu
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
-use lgreco_train::plan::{Plan, Solver, Summary, budget::Budget, check, dp, exact, solve_against};
+use lgreco_train::plan::{Plan, Proof, Solver, Summary, budget::Budget, check, dp, exact, solve_against};
 use std::ffi::CString;
 
 /// How to choose: LGRECO_SOLVER_...
@@ -15,6 +15,17 @@ pub type lgreco_solver = u32;
 pub const LGRECO_SOLVER_EXACT: lgreco_solver = 0;
 /// Algorithm 1 of the L-GreCo paper on a grid of `levels` cells.
 pub const LGRECO_SOLVER_DP: lgreco_solver = 1;
+
+/// What a plan keeps within: LGRECO_LIMIT_...
+pub type lgreco_limit = u32;
+
+/// An error, and the plan is as small as that allows: the table's budget or, without, the error of its defaults, times
+/// `alpha`.
+pub const LGRECO_LIMIT_ERROR: lgreco_limit = 0;
+/// A size, and the plan has as little error as that allows: `size_limit`.
+pub const LGRECO_LIMIT_SIZE: lgreco_limit = 1;
+/// The same, of the size of the table's defaults, times `alpha`.
+pub const LGRECO_LIMIT_DEFAULT_SIZE: lgreco_limit = 2;
 
 /// How to plan. Begin with LGRECO_PLAN_OPTIONS_INIT.
 #[repr(C)]
@@ -28,8 +39,14 @@ pub struct lgreco_plan_options {
     pub levels: u32,
     /// Exact: partial plans kept at once, 32 bytes each; 2^19 by default; with 0 the relaxation is rounded.
     pub states: u64,
-    /// The error budget is multiplied by this, finite and not negative; 1 by default.
+    /// The error budget, or the size of the defaults, is multiplied by this, finite and not negative; 1 by default.
     pub alpha: f64,
+    /// LGRECO_LIMIT_ERROR by default.
+    pub limit: lgreco_limit,
+    /// Must be 0.
+    pub reserved: u32,
+    /// LGRECO_LIMIT_SIZE: the most bits, or, of a controller with `compute_seconds`, picoseconds. Otherwise not read.
+    pub size_limit: u64,
 }
 
 impl Default for lgreco_plan_options {
@@ -40,6 +57,9 @@ impl Default for lgreco_plan_options {
             levels: dp::LEVELS,
             states: exact::Limits::default().states as u64,
             alpha: 1.0,
+            limit: LGRECO_LIMIT_ERROR,
+            reserved: 0,
+            size_limit: 0,
         }
     }
 }
@@ -60,6 +80,33 @@ impl lgreco_plan_options {
             found => Err(Failure::UnknownConstant { what: "solver", found }),
         }
     }
+
+    pub(super) fn limit(&self) -> Result<lgreco_limit, Failure> {
+        match self.reserved {
+            0 => Ok(self.limit),
+            found => Err(Failure::UnknownConstant { what: "reserved field of the plan options", found }),
+        }
+    }
+
+    fn budget<'a>(&self, view: &TableView<'a>) -> Result<Budget<'a>, Failure> {
+        let alpha = self.alpha;
+        match (self.limit()?, view.budget, view.defaults) {
+            (LGRECO_LIMIT_SIZE, ..) => Ok(Budget::Size(self.size_limit)),
+            (LGRECO_LIMIT_DEFAULT_SIZE, _, Some(options)) => Ok(Budget::DefaultSize { alpha, options }),
+            (LGRECO_LIMIT_DEFAULT_SIZE, _, None) => Err(Failure::Null { what: "the array of defaults of the table" }),
+            (LGRECO_LIMIT_ERROR, Some(value), _) if alpha.is_finite() && alpha >= 0.0 => {
+                Ok(Budget::Absolute(alpha * value))
+            }
+            (LGRECO_LIMIT_ERROR, Some(_), _) => {
+                Err(CoreError::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into())
+            }
+            (LGRECO_LIMIT_ERROR, None, Some(options)) => Ok(Budget::Defaults { alpha, options }),
+            (LGRECO_LIMIT_ERROR, None, None) => {
+                Err(Failure::Null { what: "the array of defaults of a table without budget" })
+            }
+            (found, ..) => Err(Failure::UnknownConstant { what: "limit of a plan", found }),
+        }
+    }
 }
 
 /// A plan in arrays: what is in a plan handle, or the caller's own. Begin with LGRECO_PLAN_VIEW_INIT.
@@ -74,18 +121,24 @@ pub struct lgreco_plan_view {
     pub options: *const u32,
     /// Bits of the chosen options in all.
     pub size: u64,
-    /// No plan within the budget is smaller than this many bits; the plan is proved optimal when `size` equals it.
+    /// LGRECO_LIMIT_ERROR: no plan within the budget is smaller than this many bits; the plan is proved optimal when `size`
+    /// equals it. Otherwise 0.
     pub lower_bound: u64,
     /// Error of the chosen options in all.
     pub error: f64,
-    /// The error budget the plan was made for.
+    /// LGRECO_LIMIT_ERROR: the error budget the plan was made for. Otherwise 0.
     pub budget: f64,
     /// Who made it, such as "exact"; filled by the library, not read.
     pub solver: *const c_char,
     /// 1 when the plan is proved optimal, else 0; filled by the library, not read.
     pub proven: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// What the plan was made for: LGRECO_LIMIT_ERROR or LGRECO_LIMIT_SIZE.
+    pub limit: lgreco_limit,
+    /// LGRECO_LIMIT_SIZE: the most bits that the plan may have. Otherwise 0.
+    pub size_limit: u64,
+    /// LGRECO_LIMIT_SIZE: no plan within the size limit has less error than this; the plan is proved optimal when `error` is
+    /// within 2^-40 of it, which is how finely the solver tells errors apart. Otherwise 0.
+    pub error_lower_bound: f64,
 }
 
 impl Default for lgreco_plan_view {
@@ -100,7 +153,9 @@ impl Default for lgreco_plan_view {
             budget: 0.0,
             solver: core::ptr::null(),
             proven: 0,
-            reserved: 0,
+            limit: LGRECO_LIMIT_ERROR,
+            size_limit: 0,
+            error_lower_bound: 0.0,
         }
     }
 }
@@ -112,17 +167,43 @@ unsafe impl Versioned for lgreco_plan_view {
 }
 
 fn view(options: &[u32], summary: &Summary, solver: *const c_char) -> lgreco_plan_view {
+    let Stated { limit, lower_bound, budget, size_limit, error_lower_bound } = summary.proof.into();
     lgreco_plan_view {
         struct_size: size_of::<lgreco_plan_view>(),
         layers: options.len(),
         options: options.as_ptr(),
         size: summary.size,
-        lower_bound: summary.lower_bound,
+        lower_bound,
         error: summary.error,
-        budget: summary.budget,
+        budget,
         solver,
         proven: summary.proven().into(),
-        reserved: 0,
+        limit,
+        size_limit,
+        error_lower_bound,
+    }
+}
+
+/// A proof in fields.
+#[derive(Default)]
+pub(super) struct Stated {
+    pub(super) limit: lgreco_limit,
+    pub(super) lower_bound: u64,
+    pub(super) budget: f64,
+    pub(super) size_limit: u64,
+    pub(super) error_lower_bound: f64,
+}
+
+impl From<Proof> for Stated {
+    fn from(proof: Proof) -> Stated {
+        match proof {
+            Proof::Size { lower_bound, budget } => {
+                Stated { limit: LGRECO_LIMIT_ERROR, lower_bound, budget, ..Stated::default() }
+            }
+            Proof::Error { lower_bound: error_lower_bound, size_limit } => {
+                Stated { limit: LGRECO_LIMIT_SIZE, size_limit, error_lower_bound, ..Stated::default() }
+            }
+        }
     }
 }
 
@@ -144,22 +225,12 @@ pub(crate) struct PlanState {
     pub(crate) solver: CString,
 }
 
-fn budget<'a>(view: &TableView<'a>, alpha: f64) -> Result<Budget<'a>, Failure> {
-    match (view.budget, view.defaults) {
-        (Some(value), _) if alpha.is_finite() && alpha >= 0.0 => Ok(Budget::Absolute(alpha * value)),
-        (Some(_), _) => {
-            Err(CoreError::Parameter { what: "alpha", value: alpha, expected: "a finite number >= 0" }.into())
-        }
-        (None, Some(options)) => Ok(Budget::Defaults { alpha, options }),
-        (None, None) => Err(Failure::Null { what: "the array of defaults of a table without budget" }),
-    }
-}
-
-/// Chooses one option per layer: the fewest bits within the error budget, and never more than the defaults of the table
-/// take, where those are within it. `options` may be NULL. The same input gives the same plan.
+/// Chooses one option per layer: the fewest bits within the error budget, or the least error within the size limit, and never
+/// more than the defaults of the table have, where those are within it. `options` may be NULL. The same input gives the same
+/// plan.
 ///
-/// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; codes from 20 on about the
-/// table. Allocates its workspace.
+/// LGRECO_INFEASIBLE when no plan meets the budget: the message tells the smallest error; LGRECO_SIZE_INFEASIBLE when none
+/// meets the size limit: the message tells the smallest size; codes from 20 on about the table. Allocates its workspace.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_solve(
     context: *mut lgreco_context,
@@ -172,7 +243,7 @@ pub unsafe extern "C" fn lgreco_plan_solve(
         handle::create::<_, lgreco_plan>(context, plan, |_| {
             let (view, options) = (TableView::read(table)?, versioned_or_default(options)?);
             let (table, solver) = (view.table()?, options.solver()?);
-            let plan = solve_against(&table, budget(&view, options.alpha)?, view.defaults, solver);
+            let plan = solve_against(&table, options.budget(&view)?, view.defaults, solver);
             let plan = plan.map_err(|error| view.named(error))?;
             let solver = CString::new(plan.solver()).map_err(|_| Failure::Panicked)?;
             Ok(PlanState { plan, solver })
@@ -231,7 +302,7 @@ pub unsafe extern "C" fn lgreco_plan_solve_into(
             disjoint(scratch, &view.ranges())?;
             disjoint(scratch, &[chosen])?;
             let (table, solver) = (view.table()?, options.solver()?);
-            let limit = budget(&view, options.alpha)?.limit(&table).map_err(|error| view.named(error))?;
+            let limit = options.budget(&view)?.limit(&table).map_err(|error| view.named(error))?;
             let workspace = slice_mut(workspace, workspace_len, "workspace")?;
             let choices = slice_mut(choices, choices_len, "choices")?;
             let (summary, name) = match solver {
@@ -247,10 +318,11 @@ pub unsafe extern "C" fn lgreco_plan_solve_into(
     }
 }
 
-/// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget.
-/// What is checked is decided in exact arithmetic; `lower_bound` is only compared with the size.
+/// Verifies a plan against a table: one option per layer, size and error as stated, error within the stated budget or size
+/// within the stated limit. What is checked is decided in exact arithmetic; a lower bound is only compared with what it is a
+/// bound of.
 ///
-/// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
+/// LGRECO_PLAN_MISMATCH, LGRECO_OVER_BUDGET, LGRECO_OVER_SIZE, LGRECO_NO_SUCH_OPTION, LGRECO_BUDGET, LGRECO_LENGTH.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_plan_check(
     context: *mut lgreco_context,
@@ -261,12 +333,14 @@ pub unsafe extern "C" fn lgreco_plan_check(
     unsafe {
         handle::call(context, |_| {
             let (view, plan) = (TableView::read(table)?, versioned(plan)?);
-            if plan.reserved != 0 {
-                return Err(Failure::UnknownConstant { what: "reserved field of a plan view", found: plan.reserved });
-            }
             let options = slice(plan.options, plan.layers, "options of the plan")?;
-            let lgreco_plan_view { size, lower_bound, error, budget, .. } = plan;
-            let summary = Summary { size, lower_bound, error, budget };
+            let lgreco_plan_view { size, error, lower_bound, budget, size_limit, error_lower_bound, .. } = plan;
+            let proof = match plan.limit {
+                LGRECO_LIMIT_ERROR => Proof::Size { lower_bound, budget },
+                LGRECO_LIMIT_SIZE => Proof::Error { lower_bound: error_lower_bound, size_limit },
+                found => return Err(Failure::UnknownConstant { what: "limit of a plan view", found }),
+            };
+            let summary = Summary { size, error, proof };
             check::verify(&view.table()?, options, &summary).map_err(|error| view.named(error))
         })
     }

@@ -8,7 +8,7 @@ use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::file::PlanFile;
-use lgreco_train::plan::{Plan, Summary, check};
+use lgreco_train::plan::{Plan, check};
 use lgreco_train::table::NamedTable;
 use std::collections::BTreeMap;
 
@@ -90,10 +90,8 @@ fn verified(table: &NamedTable, file: &PlanFile) -> Result<PlanState, Failure> {
     }
     let options = options.into_iter().flatten().collect();
     // A cast from f64 saturates; the file's bound was rounded down.
-    let PlanFile { size, lower_bound, error, budget, .. } = *file;
-    let lower_bound = if file.proven { size } else { lower_bound as u64 };
-    let summary = Summary { size, lower_bound, error, budget };
-    let plan = Plan::verified(&table.view(), "file", options, summary).map_err(|error| table.name_error(error))?;
+    let plan =
+        Plan::verified(&table.view(), "file", options, file.summary()).map_err(|error| table.name_error(error))?;
     Ok(PlanState { plan, solver: c_text(&file.solver, "solver")? })
 }
 

@@ -50,6 +50,8 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                     levels: bytes.next().into(),
                     states: bytes.next().into(),
                     alpha: bytes.value().into(),
+                    limit: u32::from(bytes.below(4)),
+                    size_limit: u64::from(bytes.next()) << (bytes.below(9) * 7),
                     ..Default::default()
                 };
                 match status {

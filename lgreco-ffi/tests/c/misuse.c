@@ -611,9 +611,13 @@ static void versions_of_structs(void) {
     lgreco_layer reserved = layer;
     reserved.reserved = 1;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &reserved, &setting, NULL, &none));
-    lgreco_plan_view reserved_plan = plan_view;
-    reserved_plan.reserved = 1;
-    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_check(context, &view, &reserved_plan));
+    lgreco_plan_view limited_plan = plan_view;
+    limited_plan.limit = LGRECO_LIMIT_DEFAULT_SIZE;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_check(context, &view, &limited_plan));
+    lgreco_plan_options reserved_options = LGRECO_PLAN_OPTIONS_INIT;
+    lgreco_plan *no_plan_made = NULL;
+    reserved_options.reserved = 1;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_solve(context, &view, &reserved_options, &no_plan_made));
 }
 
 static void devices(void) {

@@ -106,6 +106,59 @@ static void every_option_counts(lgreco_context *context) {
     CHECK(best > 0 && rounded > best);
 }
 
+static void size_limits(lgreco_context *context) {
+    lgreco_table_view given = table();
+    lgreco_plan_options options = LGRECO_PLAN_OPTIONS_INIT;
+    lgreco_plan *plan = NULL;
+    lgreco_plan_view view = LGRECO_PLAN_VIEW_INIT;
+    options.limit = LGRECO_LIMIT_SIZE;
+    options.size_limit = 115;
+    const double ignored = 0.001;
+    given.budget = &ignored;
+    for (options.solver = LGRECO_SOLVER_EXACT; options.solver <= LGRECO_SOLVER_DP; options.solver++) {
+        OK(lgreco_plan_solve(context, &given, &options, &plan));
+        OK(lgreco_plan_get(plan, &view));
+        CHECK(view.size == 100 && view.error == 1.5 && view.options[0] == 1 && view.options[1] == 0);
+        CHECK(view.limit == LGRECO_LIMIT_SIZE && view.size_limit == 115 && view.lower_bound == 0 && view.budget == 0);
+        CHECK(view.error_lower_bound > 0 && view.error_lower_bound <= 1.5);
+        CHECK(options.solver == LGRECO_SOLVER_DP || (view.proven == 1 && view.error_lower_bound == 1.5));
+        OK(lgreco_plan_check(context, &given, &view));
+        view.size_limit = 99;
+        STATUS(LGRECO_OVER_SIZE, lgreco_plan_check(context, &given, &view));
+        TEXT("the plan's size is 100 bits, its limit 99 bits", lgreco_context_message(context));
+        view.size_limit = 115;
+        view.error_lower_bound = 1.6;
+        STATUS(LGRECO_PLAN_MISMATCH, lgreco_plan_check(context, &given, &view));
+        OK(lgreco_plan_destroy(&plan));
+    }
+    options.solver = LGRECO_SOLVER_EXACT;
+    options.size_limit = 49;
+    STATUS(LGRECO_SIZE_INFEASIBLE, lgreco_plan_solve(context, &given, &options, &plan));
+    TEXT("the size limit is 49 bits, the smallest achievable size is 50 bits", lgreco_context_message(context));
+
+    // The defaults have 70 bits.
+    options.limit = LGRECO_LIMIT_DEFAULT_SIZE;
+    CHECK(size(context, &given, &options) == 70);
+    options.alpha = 2.0;
+    CHECK(size(context, &given, &options) == 140);
+    options.alpha = 1.5;
+    uint32_t choices[2] = {9, 9};
+    size_t words = 0;
+    OK(lgreco_plan_workspace_len(context, &given, &options, &words));
+    uint64_t *workspace = malloc(words * sizeof *workspace);
+    OK(lgreco_plan_solve_into(context, &given, &options, workspace, words, choices, 2, &view));
+    CHECK(view.size_limit == 105 && view.size == 100 && choices[0] == 1 && choices[1] == 0);
+    free(workspace);
+    options.alpha = -1.0;
+    STATUS(LGRECO_PARAMETER, lgreco_plan_solve(context, &given, &options, &plan));
+    given.defaults = NULL;
+    STATUS(LGRECO_NULL_POINTER, lgreco_plan_solve(context, &given, &options, &plan));
+    options.limit = 3;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_plan_solve(context, &given, &options, &plan));
+    TEXT("limit of a plan is 3", lgreco_context_message(context));
+    CHECK(plan == NULL);
+}
+
 static void workspaces(lgreco_context *context) {
     const lgreco_table_view given = table();
     for (uint32_t solver = LGRECO_SOLVER_EXACT; solver <= LGRECO_SOLVER_DP; solver++) {
@@ -336,6 +389,7 @@ int main(void) {
     lgreco_context *context = new_context();
     solving(context);
     every_option_counts(context);
+    size_limits(context);
     workspaces(context);
     checking(context);
     refusals(context);

@@ -250,6 +250,17 @@ static void options_count(void) {
     options.plan = &plan;
     CHECK(with(options, 2).decision[0].size > plain.decision[0].size);
     plan.alpha = 1;
+    plan.limit = LGRECO_LIMIT_DEFAULT_SIZE;
+    const Run sized = with(options, 2);
+    CHECK(sized.decision[0].limit == LGRECO_LIMIT_SIZE && sized.decision[0].size_limit == plain.decision[0].default_size);
+    CHECK(sized.decision[0].size <= sized.decision[0].size_limit && sized.decision[0].size > plain.decision[0].size);
+    CHECK(sized.decision[0].error <= plain.decision[0].error && sized.decision[0].proven == 1);
+    CHECK(sized.decision[0].error_lower_bound > 0 && sized.decision[0].error_lower_bound <= sized.decision[0].error);
+    CHECK(sized.decision[0].lower_bound == 0 && sized.decision[0].budget == 0);
+    plan.limit = LGRECO_LIMIT_SIZE;
+    plan.size_limit = plain.decision[0].default_size;
+    CHECK(with(options, 2).decision[0].error == sized.decision[0].error);
+    plan.limit = LGRECO_LIMIT_ERROR;
     plan.solver = LGRECO_SOLVER_DP;
     plan.levels = 20;
     CHECK(with(options, 2).decision[0].size > plain.decision[0].size);

@@ -27,7 +27,9 @@ pub struct Config {
     pub policy: Policy,
     /// What is offered to the layers, which layers are left alone, and in `seed` the seed of all random bits.
     pub search: Search,
-    /// The error budget is this many times the error of the default settings; 1 unless set.
+    /// What plans keep within; the default settings' error unless set.
+    pub budget: Budget,
+    /// A budget that is what the default settings have is this many times that; 1 unless set.
     pub alpha: f64,
     /// When it is decided.
     pub schedule: Schedule,
@@ -35,7 +37,7 @@ pub struct Config {
     pub ramp_up: Option<RampUp>,
     /// What layers remember under each compressor.
     pub feedback: Feedback,
-    /// What a plan minimises.
+    /// What sizes are: what a plan minimises, or under a budget of size keeps within.
     pub objective: Objective,
     /// What happens to a step in which some rank's gradient holds NaN or infinity.
     pub non_finite: NonFinite,
@@ -69,7 +71,7 @@ pub enum Policy {
     Uniform,
     /// One setting per layer, decided by the caller.
     Fixed(Vec<Setting>),
-    /// CGX: layers clustered by size and error, one level per cluster, within the error budget.
+    /// CGX: layers clustered by size and error, one level per cluster, within the budget.
     KMeans {
         /// Number of clusters; CGX has one per bit width, the L-GreCo paper 6 for ranks.
         clusters: usize,
@@ -78,11 +80,11 @@ pub enum Policy {
     Accordion(Accordion),
     /// By the size of a layer and the phase of training; no budget.
     Legacy(Legacy),
-    /// The cheapest plan within the error budget.
+    /// The smallest plan within a budget of error, or the most exact one within a budget of size.
     LGreco {
         /// The exact solver, or the paper's dynamic programme.
         solver: Solver,
-        /// The settings whose error is the budget: Accordion's, or, without, the search's default everywhere.
+        /// The settings whose error or size is the budget: Accordion's, or, without, the search's default everywhere.
         accordion: Option<Accordion>,
     },
 }
@@ -147,7 +149,34 @@ pub struct Schedule {
     pub lead: u64,
 }
 
-/// What a plan minimises.
+/// What plans keep within: an error, and they are as small as that allows, or a size, and they are as exact as that allows.
+///
+/// Sizes are those of the layers that may be compressed, as one worker sends them in one step. What is sent uncompressed
+/// because feedback would not work with what was chosen ([`Decision::not_contractive`](super::Decision)) comes on top.
+///
+/// ```
+/// use lgreco_train::controller::{Budget, Config};
+/// use lgreco_train::search::{Method, Search};
+/// // As many bytes as 1 % of every layer, with the least error.
+/// let mut config = Config::new(Search::new(Method::TopK));
+/// assert_eq!(config.budget, Budget::Error);
+/// config.budget = Budget::Size;
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Budget {
+    /// [`Config::alpha`] times the error of the default settings.
+    #[default]
+    Error,
+    /// [`Config::alpha`] times the size of the default settings, in the unit of the [`Objective`].
+    Size,
+    /// So many bits; under [`Objective::Bits`].
+    Bits(u64),
+    /// So many seconds, below a million; under [`Objective::Seconds`]. Where no time model can be fitted yet, the default
+    /// settings are used.
+    Seconds(f64),
+}
+
+/// What sizes are: what a plan minimises, or under a [`Budget`] of size keeps within.
 ///
 /// ```
 /// use lgreco_train::controller::Objective;
@@ -221,6 +250,7 @@ impl Config {
         Config {
             policy: Policy::LGreco { solver: Solver::default(), accordion: None },
             search,
+            budget: Budget::default(),
             alpha: 1.0,
             schedule: Schedule { warmup: 100, period: 1000, window: 10, lead: 0 },
             ramp_up: None,
@@ -269,6 +299,19 @@ impl Config {
         require(window >= 1, "window", window as f64, "at least 1 step")?;
         require(lead < warmup.min(period), "lead", lead as f64, "fewer steps than warm-up and period")?;
         require(self.alpha.is_finite() && self.alpha >= 0.0, "alpha", self.alpha, "a finite number >= 0")?;
+        match (self.budget, &self.objective) {
+            (Budget::Bits(bits), Objective::Seconds(_)) => {
+                require(false, "the budget in bits", bits as f64, "one in seconds, as the objective is")?;
+            }
+            (Budget::Seconds(seconds), Objective::Seconds(_)) => {
+                let expected = "a finite number >= 0, below a million";
+                require((0.0..1e6).contains(&seconds), "the budget in seconds", seconds, expected)?;
+            }
+            (Budget::Seconds(seconds), Objective::Bits) => {
+                require(false, "the budget in seconds", seconds, "one in bits, as the objective is")?;
+            }
+            (Budget::Error | Budget::Size, _) | (Budget::Bits(_), Objective::Bits) => {}
+        }
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
         self.feedback.check()?;

@@ -1,7 +1,7 @@
 //! What was decided.
 
 use super::FitKind;
-use crate::plan::Summary;
+use crate::plan::{Proof, Summary};
 use crate::{CoreError, Error};
 
 /// Why a layer is sent uncompressed.
@@ -101,7 +101,7 @@ pub struct Decision {
     pub step: u64,
     /// What made it.
     pub cause: Cause,
-    /// Of policies that plan: size, bound, error and budget of the layers that may be compressed.
+    /// Of policies that plan: size, error, limit and lower bound of the layers that may be compressed.
     pub plan: Option<Summary>,
     /// Size of the same layers under the settings that the budget comes from; 0 of policies that do not plan.
     pub default_size: u64,
@@ -121,8 +121,8 @@ impl Decision {
     /// plan.
     ///
     /// ```
-    /// # use lgreco_train::{controller::{Cause, Decision}, plan::Summary};
-    /// let plan = Some(Summary { size: 1000, lower_bound: 1000, error: 0.0, budget: 1.0 });
+    /// # use lgreco_train::{controller::{Cause, Decision}, plan::{Proof, Summary}};
+    /// let plan = Some(Summary { size: 1000, error: 0.0, proof: Proof::Size { lower_bound: 1000, budget: 1.0 } });
     /// let (step, cause) = (100, Cause::Schedule);
     /// let (default_size, uncompressed_size) = (2000, 1000);
     /// let decision = Decision { step, cause, plan, default_size, uncompressed_size, fit: None, slower: 3, not_contractive: 0 };
@@ -141,7 +141,12 @@ impl Decision {
     pub(super) const WORDS: usize = 10;
 
     pub(super) fn encode(&self) -> [u64; Self::WORDS] {
-        let plan = self.plan.unwrap_or(Summary { size: 0, lower_bound: 0, error: 0.0, budget: 0.0 });
+        let (planned, lower_bound, limit) = match self.plan.map(|plan| plan.proof) {
+            None => (0, 0, 0),
+            Some(Proof::Size { lower_bound, budget }) => (1, lower_bound, budget.to_bits()),
+            Some(Proof::Error { lower_bound, size_limit }) => (2, lower_bound.to_bits(), size_limit),
+        };
+        let (size, error) = self.plan.map_or((0, 0.0), |plan| (plan.size, plan.error));
         let fit = match self.fit {
             None => 0,
             Some(FitKind::PerBucket) => 1,
@@ -150,11 +155,11 @@ impl Decision {
         };
         [
             self.step,
-            self.cause as u64 | (self.plan.is_some() as u64) << 8 | fit << 16,
-            plan.size,
-            plan.lower_bound,
-            plan.error.to_bits(),
-            plan.budget.to_bits(),
+            self.cause as u64 | planned << 8 | fit << 16,
+            size,
+            lower_bound,
+            error.to_bits(),
+            limit,
             self.default_size,
             self.uncompressed_size,
             self.slower as u64,
@@ -163,9 +168,14 @@ impl Decision {
     }
 
     pub(super) fn decode(words: &[u64; Self::WORDS]) -> Result<Decision, Error> {
-        let [step, kind, size, lower_bound, error, budget, default_size, uncompressed_size, slower, not_contractive] =
+        let [step, kind, size, lower_bound, error, limit, default_size, uncompressed_size, slower, not_contractive] =
             *words;
-        let summary = Summary { size, lower_bound, error: f64::from_bits(error), budget: f64::from_bits(budget) };
+        let proof = match (kind >> 8) as u8 {
+            0 => None,
+            1 => Some(Proof::Size { lower_bound, budget: f64::from_bits(limit) }),
+            _ => Some(Proof::Error { lower_bound: f64::from_bits(lower_bound), size_limit: limit }),
+        };
+        let plan = proof.map(|proof| Summary { size, error: f64::from_bits(error), proof });
         let decision = Decision {
             step,
             cause: match kind as u8 {
@@ -173,7 +183,7 @@ impl Decision {
                 1 => Cause::LearningRate,
                 _ => Cause::Caller,
             },
-            plan: ((kind >> 8) as u8 != 0).then_some(summary),
+            plan,
             default_size,
             uncompressed_size,
             fit: match kind >> 16 {
@@ -185,7 +195,13 @@ impl Decision {
             slower: slower as u32,
             not_contractive: not_contractive as u32,
         };
-        let numbers = error == 0 || summary.error.is_finite() && summary.budget.is_finite();
+        let numbers = plan.is_none_or(|plan| {
+            plan.error.is_finite()
+                && match plan.proof {
+                    Proof::Size { budget, .. } => budget.is_finite(),
+                    Proof::Error { lower_bound, .. } => lower_bound.is_finite(),
+                }
+        });
         if numbers && decision.encode() == *words {
             return Ok(decision);
         }

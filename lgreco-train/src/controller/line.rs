@@ -1,12 +1,14 @@
 use super::{Cause, Controller, FitKind, Outcome, Report};
 use crate::file::VERSION;
+use crate::plan::{Limit, Proof};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use serde::Serialize;
 
 /// A step's report with the metrics of all layers as one line of JSON, without the line's end: one object whose keys are
 /// those of [`Report`], [`Decision`](crate::controller::Decision) and [`Metrics`](crate::controller::Metrics). What is not known
-/// is left out; sizes in `unit`, bytes in bytes.
+/// is left out; sizes in `unit`, bytes in bytes. A decision has `budget` and a `lower_bound` of its size, or `size_limit` and a
+/// `lower_bound` of its error.
 ///
 /// ```
 /// use lgreco_train::controller::{Config, Controller, Tensor, metrics_line};
@@ -68,9 +70,19 @@ pub fn metrics_line(controller: &Controller, report: &Report) -> String {
                 Some(FitKind::PerBucket | FitKind::Pooled) => "picoseconds",
             }),
             size: decision.plan.map(|plan| plan.size),
-            lower_bound: decision.plan.map(|plan| plan.lower_bound),
+            lower_bound: decision.plan.map(|plan| match plan.proof {
+                Proof::Size { lower_bound, .. } => LowerBound::Size(lower_bound),
+                Proof::Error { lower_bound, .. } => LowerBound::Error(lower_bound),
+            }),
             error: decision.plan.map(|plan| plan.error),
-            budget: decision.plan.map(|plan| plan.budget),
+            budget: decision.plan.and_then(|plan| match plan.limit() {
+                Limit::Error(budget) => Some(budget),
+                Limit::Size(_) => None,
+            }),
+            size_limit: decision.plan.and_then(|plan| match plan.limit() {
+                Limit::Error(_) => None,
+                Limit::Size(limit) => Some(limit),
+            }),
             default_size: decision.plan.map(|_| decision.default_size),
             uncompressed_size: decision.plan.map(|_| decision.uncompressed_size),
             pays: decision.pays(),
@@ -110,11 +122,13 @@ struct Decision {
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    lower_bound: Option<u64>,
+    lower_bound: Option<LowerBound>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     budget: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_limit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     default_size: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,6 +137,14 @@ struct Decision {
     pays: Option<bool>,
     slower: u32,
     not_contractive: u32,
+}
+
+/// Of what the plan minimises: its size within a budget, its error within a size limit.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum LowerBound {
+    Size(u64),
+    Error(f64),
 }
 
 #[derive(Serialize)]

@@ -36,7 +36,7 @@
 //! ```
 //!
 //! # Policies
-//! | [`Policy`] | decides by | error budget | looks at gradients |
+//! | [`Policy`] | decides by | budget | looks at gradients |
 //! |---|---|---|---|
 //! | [`Uncompressed`](Policy::Uncompressed) | nothing | none | no |
 //! | [`Uniform`](Policy::Uniform) | the search's default | none | no |
@@ -44,8 +44,11 @@
 //! | [`KMeans`](Policy::KMeans) | clusters of size and error (CGX) | that of the default | every period |
 //! | [`Accordion`](Policy::Accordion) | change of gradient norms, learning rate | none | every period |
 //! | [`Legacy`](Policy::Legacy) | size of layers and phase of training | none | no |
-//! | [`LGreco`](Policy::LGreco) | the cheapest plan | that of the default | every period |
-//! | `LGreco` with Accordion | the cheapest plan | that of Accordion's levels | every period |
+//! | [`LGreco`](Policy::LGreco) | the best plan | that of the default | every period |
+//! | `LGreco` with Accordion | the best plan | that of Accordion's levels | every period |
+//!
+//! A [`Budget`] is one of error, within which plans are as small as possible, or one of size, within which they are as exact as
+//! possible; it is a multiple of what the settings of the table have, or a number of bits or seconds.
 //!
 //! A search over [`Method::Hybrid`](crate::search::Method) makes L-GreCo choose among methods, too. Policies without a
 //! budget decide once, after the warm-up, but for Accordion and LEGACY, and all that go by the default may begin
@@ -142,7 +145,7 @@ mod view;
 mod window;
 
 pub use bucket::Bucket;
-pub use config::{Accordion, ComputeSeconds, Config, NonFinite, Objective, Policy, Schedule};
+pub use config::{Accordion, Budget, ComputeSeconds, Config, NonFinite, Objective, Policy, Schedule};
 pub use decision::{Cause, Decision, Uncompressed};
 pub use feedback::Feedback;
 pub use legacy::Legacy;

@@ -4,12 +4,15 @@ use super::codes::Choice;
 use super::{Fit, Tensor};
 use crate::compress::{Compressor, Setting};
 use crate::gradient::Shape;
-use crate::plan::{Plan, baseline, budget::Budget};
+use crate::plan::{Limit, Plan, baseline};
 use crate::search::Measured;
 use crate::table::Table;
 use crate::{CoreError, Error, table};
 use alloc::vec;
 use alloc::vec::Vec;
+
+/// In a second.
+pub(super) const PICOSECONDS: f64 = 1e12;
 
 /// The options of the layers that may be compressed.
 pub(super) struct Offers {
@@ -19,7 +22,7 @@ pub(super) struct Offers {
     pub settings: Vec<Setting>,
     /// Which of the model's layers each layer of the table is.
     pub layers: Vec<usize>,
-    /// The option of each layer whose error is its part of the budget.
+    /// The option of each layer whose error or size is its part of the budget.
     pub reference: Vec<u32>,
     /// Size of each layer uncompressed.
     dense: Vec<u64>,
@@ -91,7 +94,7 @@ impl Offers {
                 let value = (bits / 8) as f64 * per_byte + compute(setting, shape);
                 let expected = "a finite number >= 0, below a million";
                 let wrong = Error::Core(CoreError::Parameter { what: "seconds that a layer takes", value, expected });
-                if (0.0..1e6).contains(&value) { Ok((value * 1e12) as u64) } else { Err(wrong) }
+                if (0.0..1e6).contains(&value) { Ok((value * PICOSECONDS) as u64) } else { Err(wrong) }
             };
             let range = self.start(place)..self.ends[place];
             for (choice, setting) in self.choices[range.clone()].iter_mut().zip(&self.settings[range]) {
@@ -104,17 +107,11 @@ impl Offers {
 }
 
 /// The plan of CGX.
-pub(super) fn k_means(
-    table: &Table<'_>,
-    budget: Budget<'_>,
-    measured: &Measured,
-    clusters: usize,
-) -> Result<Plan, Error> {
+pub(super) fn k_means(table: &Table<'_>, limit: Limit, measured: &Measured, clusters: usize) -> Result<Plan, Error> {
     let elements: Vec<u64> = (0..table.layers()).map(|layer| measured.table.elements(layer)).collect();
     let metric: Vec<f64> = measured.table.view().chosen(&measured.defaults)?.map(|choice| choice.error).collect();
     let mut options = vec![0; table.layers()];
     let mut workspace = vec![0; baseline::kmeans_workspace_len(table, clusters)];
-    let limit = budget.limit(table)?;
     baseline::kmeans(table, limit, &elements, &metric, clusters, &mut workspace, &mut options)?;
-    Ok(Plan::from_options(table, Budget::Absolute(limit), "k-means", options)?)
+    Ok(Plan::from_options(table, limit.into(), "k-means", options)?)
 }

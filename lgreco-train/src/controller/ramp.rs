@@ -1,12 +1,12 @@
 //! Settings that begin mild.
 
-use super::{Config, Policy};
+use super::{Budget, Config, Policy};
 use crate::{CoreError, Error};
 use alloc::sync::Arc;
 
 /// A ramp-up of compression, as DGC's of sparsity (Lin et al., ICLR 2018): at first the search's default is another one,
-/// milder, and every decision brings it nearer to its own, by a like factor in like times. Budgets follow, because they are those of
-/// the default.
+/// milder, and every decision brings it nearer to its own, by a like factor in like times. Budgets follow, because they are
+/// those of the default; under a budget of bits or seconds, which does not, a ramp-up is refused.
 ///
 /// Early steps are worth more: at the bytes of a constant size, one that falls from twice to half of it cost a transformer less
 /// final loss, under TopK by a quarter and under PowerSGD by a sixth (BENCHMARKS.md).
@@ -47,6 +47,9 @@ impl Config {
         match self.policy {
             Policy::Uniform | Policy::KMeans { .. } | Policy::LGreco { accordion: None, .. } => {}
             _ => return wrong("first default", first, "none under a policy that does not go by the default"),
+        }
+        if matches!(self.budget, Budget::Bits(_) | Budget::Seconds(_)) {
+            return wrong("first default", first, "none under a budget that does not go by the default");
         }
         if steps == 0 {
             return wrong("steps of the ramp-up", 0.0, "at least 1");

@@ -3,20 +3,20 @@
 use super::codes::Choice;
 use super::decide::{Decided, chosen, norm, refused, uniform};
 use super::groups::Groups;
-use super::offers::{Offers, k_means};
+use super::offers::{Offers, PICOSECONDS, k_means};
 use super::window::{Typed, typed};
 use super::{
-    Accordion, Cause, Config, Decision, FitKind, Objective, Policy, Tensor, TimeModel, Uncompressed, accordion,
+    Accordion, Budget, Cause, Config, Decision, FitKind, Objective, Policy, Tensor, TimeModel, Uncompressed, accordion,
 };
-use crate::Error;
 use crate::backend::Backend;
 use crate::compress::Setting;
 use crate::feedback::{contraction, contraction_workspace_len, require_contraction};
 use crate::gradient::Gradient;
-use crate::plan::{self, budget::Budget};
+use crate::plan;
 use crate::rng::Stream;
 use crate::search::{Layer, Metric};
 use crate::table::Table;
+use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -156,7 +156,8 @@ impl PlanTask {
         };
         decision.fit = fit.as_ref().map(|fit| fit.kind);
         let fit = fit.filter(|fit| fit.kind != FitKind::None);
-        let mut offers = Offers::new(&measured, &self.tensors, fit.is_some())?;
+        let timed = fit.is_some();
+        let mut offers = Offers::new(&measured, &self.tensors, timed)?;
         if let Some(accordion) = self.config.accordion() {
             let levels = self.levels(&accordion, norms);
             let settings = uniform(&self.config, &self.tensors, Some(&levels))?;
@@ -166,12 +167,23 @@ impl PlanTask {
             offers.cost_seconds(&self.tensors, &self.groups.of, &fit, &**compute)?;
         }
         let table = Table::new(&offers.choices, &offers.ends)?;
-        let budget = Budget::Defaults { alpha: self.config.alpha, options: &offers.reference };
+        let Some(budget) = self.budget(&offers.reference, timed) else { return Ok(choices) };
+        let limit = budget.limit(&table)?;
+        let in_its_unit = |error| match error {
+            Error::Core(CoreError::SizeInfeasible { limit, smallest }) if timed => {
+                let [limit, smallest] = [limit, smallest].map(|time| time as f64 / PICOSECONDS);
+                Error::TimeInfeasible { limit, smallest }
+            }
+            error => error,
+        };
         let plan = match self.config.policy {
-            Policy::KMeans { clusters } => k_means(&table, budget, &measured, clusters)?,
-            Policy::LGreco { solver, .. } => plan::solve(&table, budget, solver)?,
+            Policy::KMeans { clusters } => k_means(&table, limit, &measured, clusters),
+            Policy::LGreco { solver, .. } => {
+                plan::solve_against(&table, limit.into(), budget.reference(), solver).map_err(Error::Core)
+            }
             _ => return Ok(choices),
         };
+        let plan = plan.map_err(in_its_unit)?;
         decision.plan = Some(*plan.summary());
         decision.default_size = table.chosen(&offers.reference)?.map(|choice| choice.size).sum();
         decision.uncompressed_size = offers.uncompressed();
@@ -188,6 +200,19 @@ impl PlanTask {
             };
         }
         Ok(choices)
+    }
+
+    /// What the plan keeps within; `None` for seconds where the table has bits.
+    fn budget<'a>(&self, reference: &'a [u32], timed: bool) -> Option<plan::budget::Budget<'a>> {
+        use plan::budget::Budget as Planned;
+        let (alpha, options) = (self.config.alpha, reference);
+        Some(match self.config.budget {
+            Budget::Error => Planned::Defaults { alpha, options },
+            Budget::Size => Planned::DefaultSize { alpha, options },
+            Budget::Bits(bits) => Planned::Size(bits),
+            Budget::Seconds(seconds) if timed => Planned::Size((seconds * PICOSECONDS) as u64),
+            Budget::Seconds(_) => return None,
+        })
     }
 
     /// Replaces settings with which feedback would amplify errors.

@@ -12,8 +12,8 @@ use crate::compress::sidco::{Fit, Sidco};
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::controller::{
-    Accordion, Config, Controller, Feedback, Legacy, NonFinite, Objective, Outcome, PlanTask, Policy, RampUp, Report,
-    Schedule, Tensor,
+    Accordion, Budget, Config, Controller, Feedback, Legacy, NonFinite, Objective, Outcome, PlanTask, Policy, RampUp,
+    Report, Schedule, Tensor,
 };
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, Route};
@@ -175,7 +175,10 @@ impl Script {
         // A few layers need little; the workspace of the default takes longer to clear than all else.
         let solver = Solver::Exact(Limits { states: 1 << 8 });
         let mut config = Config::new(search);
-        config.policy = match next() % 9 {
+        let policy = next();
+        // The default settings are within both.
+        config.budget = [Budget::Error, Budget::Size][policy as usize / 9 % 2];
+        config.policy = match policy % 9 {
             0 => Policy::Uncompressed,
             1 => Policy::Uniform,
             2 => Policy::Fixed(

@@ -40,6 +40,12 @@ pub(in crate::compress) fn combine(payload: &Payload<'_>, how: Combine, values: 
     body(payload, values.len())?.scatter_all(values, |place, value| how.put(place, value))
 }
 
+/// As TopK's of the same name.
+pub(in crate::compress) fn place_of(payload: &Payload<'_>, start: usize) -> Result<Option<[u64; 2]>, Error> {
+    let body = Body::of(payload)?;
+    Ok(positions::find(body.layout, body.positions, start as u64))
+}
+
 /// The same of the elements from `start` on, a multiple of 64; `place` is where the last stretch has ended.
 pub(in crate::compress) fn combine_stretch(
     payload: &Payload<'_>,

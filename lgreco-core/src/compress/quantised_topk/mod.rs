@@ -33,7 +33,7 @@ mod stat;
 mod tests;
 
 pub use decode::decode;
-pub(super) use decode::{combine, combine_stretch, stated};
+pub(super) use decode::{combine, combine_stretch, place_of, stated};
 pub use measure::{measure, measure_workspace_len};
 
 use super::Compressor;

@@ -1,6 +1,7 @@
-use super::efficient;
+use super::{efficient, place, sums};
 use crate::error::{expect_len, expect_room};
-use crate::{Error, num::Sum, table::Table};
+use crate::plan::Limit;
+use crate::{Error, table::Table};
 
 /// From one hull point of a layer to the next, or, with infinite gain, into its smallest option.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -22,22 +23,26 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 /// Keeping a layer's elements above a threshold τ is where one more element saves τ² of squared error. On a table that
 /// is the option which minimises `squared error + λ·size` with one λ for all layers: a point of the lower convex hull of
 /// each layer's (size, squared error). λ falls from infinity until the sum of errors, in the table's metric, is within
-/// the budget; steps of equal λ are taken one by one in the order of layers. `squared` tells whether the table's errors
+/// the budget, or as long as the sum of sizes is within the size limit; steps of equal λ are taken one by one in the order
+/// of layers. `squared` tells whether the table's errors
 /// are squared norms already. It is made for TopK tables, but any table will do.
 ///
 /// ```
-/// use lgreco_core::{plan::baseline, table::{Choice, Table}};
+/// use lgreco_core::{plan::{Limit, baseline}, table::{Choice, Table}};
 /// let choices = [(10, 4.0), (20, 1.0), (10, 3.0), (20, 2.0)].map(|(size, error)| Choice { size, error });
 /// let table = Table::new(&choices, &[2, 4])?;
 /// let (mut workspace, mut options) = (vec![0; baseline::global_topk_workspace_len(&table)], [0; 2]);
 /// baseline::global_topk(&table, 6.5, true, &mut workspace, &mut options)?;
+/// assert_eq!(options, [1, 0]);
+/// baseline::global_topk(&table, Limit::Size(30), true, &mut workspace, &mut options)?;
 /// assert_eq!(options, [1, 0]);
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Length`] when `options` has not one entry
-/// per layer or `workspace` is too short; [`Error::Infeasible`] when the smallest errors exceed the budget.
+/// per layer or `workspace` is too short; [`Error::Infeasible`] when the smallest errors exceed the budget,
+/// [`Error::SizeInfeasible`] when the smallest sizes exceed the size limit.
 ///
 /// # Complexity
 /// O(options·log(options)) time; [`global_topk_workspace_len`] words; no allocator.
@@ -47,14 +52,14 @@ pub fn global_topk_workspace_len(table: &Table) -> usize {
 /// (NeurIPS 2021). Deviation: the threshold follows from the budget, and steps between the densities of a table.
 pub fn global_topk(
     table: &Table,
-    budget: f64,
+    limit: impl Into<Limit>,
     squared: bool,
     workspace: &mut [u64],
     options: &mut [u32],
 ) -> Result<(), Error> {
     expect_len("choices, one per layer", table.layers(), options.len())?;
     expect_room("workspace", global_topk_workspace_len(table), workspace.len())?;
-    let budget = crate::plan::budget::Budget::Absolute(budget).limit(table)?;
+    let limit = limit.into().checked()?;
     let (steps, front) = workspace.split_at_mut(2 * table.choices().len());
     let (steps, front): (&mut [Step], &mut [u32]) = (bytemuck::cast_slice_mut(steps), bytemuck::cast_slice_mut(front));
 
@@ -87,36 +92,30 @@ pub fn global_topk(
     steps.sort_unstable_by(|a, b| b.gain.total_cmp(&a.gain).then(a.layer.cmp(&b.layer)));
 
     // The first steps enter every layer's smallest option; each later one lowers the error.
-    let mut take = |taken: usize| -> Result<Sum, Error> {
+    let mut take = |taken: usize| {
         steps[..taken].iter().for_each(|step| options[step.layer as usize] = step.option);
-        Ok(table.chosen(options)?.map(|choice| choice.error).collect())
+        sums(table, options)
     };
-    let most_exact = take(count)?;
-    if !most_exact.at_most(budget) {
-        return Err(Error::infeasible(budget, most_exact));
-    }
-    let (mut few, mut enough) = (table.layers(), count);
-    while few < enough {
-        let middle = few + (enough - few) / 2;
-        if take(middle)?.at_most(budget) { enough = middle } else { few = middle + 1 }
-    }
-    take(enough)?;
-    Ok(())
+    let taken = place(limit, table.layers()..=count, &mut take)?;
+    let (error, size) = take(taken)?;
+    limit.expect_met(error, size)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Summary;
     use crate::table::Choice;
     use crate::testing::tables::Instance;
     use proptest::prelude::*;
     use std::{vec, vec::Vec};
 
-    fn run(table: &Table, budget: f64, squared: bool) -> Result<Vec<u32>, Error> {
+    fn run(table: &Table, limit: impl Into<Limit>, squared: bool) -> Result<Vec<u32>, Error> {
+        let limit = limit.into();
         let run = |garbage: u64| {
             let mut workspace = vec![garbage; global_topk_workspace_len(table)];
             let mut options = vec![!0; table.layers()];
-            global_topk(table, budget, squared, &mut workspace, &mut options).map(|()| options)
+            global_topk(table, limit, squared, &mut workspace, &mut options).map(|()| options)
         };
         let options = run(0);
         assert_eq!(options, run(!0));
@@ -141,22 +140,27 @@ mod tests {
             let dropped: u32 = layers.iter().copied().flatten().filter(|&&x| x <= threshold).map(|x| x * x).sum();
             let kept: Vec<u32> =
                 layers.iter().map(|layer| layer.iter().filter(|&&x| x > threshold).count() as u32).collect();
-            assert_eq!(run(&table, f64::from(dropped), true), Ok(kept));
+            let bits = kept.iter().map(|&kept| 40 * u64::from(kept) + 8).sum();
+            assert_eq!(run(&table, f64::from(dropped), true), Ok(kept.clone()));
+            assert_eq!(run(&table, Limit::Size(bits), true), Ok(kept));
         }
     }
 
     proptest! {
         /// With the λ of the last step taken, no option of any layer costs less.
         #[test]
-        fn one_multiplier_explains_all_layers(seed in any::<u64>(), squared in any::<bool>()) {
+        fn one_multiplier_explains_all_layers(seed in any::<u64>(), squared in any::<bool>(), sized in any::<bool>()) {
             let mut instance = Instance::from_seed(seed, 5, 6);
             let largest = instance.choices.iter().fold(0f64, |largest, choice| largest.max(choice.error));
             prop_assume!(largest > 0.0);
             instance.choices.iter_mut().for_each(|choice| choice.error /= largest);
             let table = instance.table();
-            let budget = (instance.budget / largest).min(1e9);
-            let Ok(options) = run(&table, budget, squared) else { return Ok(()) };
-            prop_assert!(table.chosen(&options).unwrap().map(|choice| choice.error).collect::<Sum>().at_most(budget));
+            let limit = match sized {
+                true => Limit::Size(instance.size_limit),
+                false => Limit::Error((instance.budget / largest).min(1e9)),
+            };
+            let Ok(options) = run(&table, limit, squared) else { return Ok(()) };
+            prop_assert!(Summary::of(&table, &options, limit.unproved()).is_ok());
             let cost = |error: f64| if squared { error } else { error * error };
             // Each layer's choice is optimal for the multipliers in [low, high].
             let (mut low, mut high) = (0f64, f64::INFINITY);
@@ -181,5 +185,10 @@ mod tests {
         let table = Table::new(&choices, &[2]).unwrap();
         assert_eq!(run(&table, 2.0, false), Err(Error::Infeasible { budget: 2.0, smallest: 3.0 }));
         assert_eq!(run(&table, -1.0, false).unwrap_err().code(), 25);
+        assert_eq!(run(&table, Limit::Size(4), false), Err(Error::SizeInfeasible { limit: 4, smallest: 5 }));
+        assert_eq!(
+            (run(&table, Limit::Size(8), false), run(&table, Limit::Size(9), false)),
+            (Ok(vec![1]), Ok(vec![0]))
+        );
     }
 }

@@ -1,5 +1,6 @@
-use super::efficient;
+use super::{efficient, place, sums};
 use crate::error::{expect_len, expect_room};
+use crate::plan::Limit;
 use crate::{Error, num::Sum, table::Table};
 
 const RESTARTS: usize = 8;
@@ -13,14 +14,14 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
     2 * (layers + clusters) + 3 * layers + clusters + table.choices().len().div_ceil(2)
 }
 
-/// CGX's adaptive setting: layers clustered by size and metric, one compression level per cluster, made to keep a
-/// budget.
+/// CGX's adaptive setting: layers clustered by size and metric, one compression level per cluster, made to keep an error
+/// budget or a size limit.
 ///
 /// A layer is the point (log `elements`, `metric`), each axis divided by its standard deviation over the layers. The
 /// clusters, in order of their centre's metric, get the levels from the smallest option to the finest one, spread evenly
 /// over each layer's efficient options (those no other beats in size and error). The finest level, which CGX fixes by
-/// hand, is the coarsest that keeps the budget. If none does, the layer with the largest error per bit gets its next
-/// larger efficient option until the budget is kept.
+/// hand, is the coarsest that keeps the budget, or the finest that keeps the size limit. If none keeps the budget, the layer
+/// with the largest error per bit gets its next larger efficient option until the budget is kept.
 ///
 /// `metric` is the layer's sensitivity: CGX uses the norm of the gradient's 100 largest elements, the L-GreCo paper the
 /// error of the default option. `clusters` is the number of levels: CGX has one per bit width, the L-GreCo paper 6 for
@@ -43,7 +44,8 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// # Errors
 /// [`Error::Budget`] when the budget is NaN, infinite or negative; [`Error::Length`] when a slice has not one entry per
 /// layer or `workspace` is too short; [`Error::Parameter`] for `clusters == 0` and a metric that is NaN, infinite or
-/// negative; [`Error::Infeasible`] when the smallest errors exceed the budget.
+/// negative; [`Error::Infeasible`] when the smallest errors exceed the budget, [`Error::SizeInfeasible`] when the
+/// smallest sizes exceed the size limit.
 ///
 /// # Complexity
 /// O(8·100·layers·clusters + options·(log(options) + layers)) time at most; [`kmeans_workspace_len`] words; no
@@ -54,7 +56,7 @@ pub fn kmeans_workspace_len(table: &Table, clusters: usize) -> usize {
 /// the budget, which CGX's k-means does not have.
 pub fn kmeans(
     table: &Table,
-    budget: f64,
+    limit: impl Into<Limit>,
     elements: &[u64],
     metric: &[f64],
     clusters: usize,
@@ -66,7 +68,7 @@ pub fn kmeans(
     expect_len("elements, one per layer", layers, elements.len())?;
     expect_len("metrics, one per layer", layers, metric.len())?;
     expect_room("workspace", kmeans_workspace_len(table, clusters), workspace.len())?;
-    let budget = crate::plan::budget::Budget::Absolute(budget).limit(table)?;
+    let limit = limit.into().checked()?;
     if clusters == 0 {
         return Err(Error::Parameter { what: "clusters", value: 0.0, expected: "at least 1" });
     }
@@ -101,27 +103,24 @@ pub fn kmeans(
         start += choices.len();
     }
     let (lowest, steps) = (clusters - used, (clusters - 1).max(1) as u128);
-    let place = |layer: usize, cap: usize| -> u64 {
+    let place_of = |layer: usize, cap: usize| -> u64 {
         let level = if clusters == 1 { 1 } else { lowest as u128 + u128::from(rank[best[layer] as usize]) };
         let top = u128::from(assigned[layer]) * cap as u128 / widest.max(1) as u128;
         ((level * top + steps / 2) / steps) as u64
     };
-    let mut take = |cap: usize| -> Result<Sum, Error> {
+    let mut take = |cap: usize| {
         let mut start = 0;
         for (layer, choices) in table.iter().enumerate() {
-            options[layer] = front[start + place(layer, cap) as usize];
+            options[layer] = front[start + place_of(layer, cap) as usize];
             start += choices.len();
         }
-        Ok(table.chosen(options)?.map(|choice| choice.error).collect())
+        sums(table, options)
     };
-    let (mut few, mut enough) = (0, widest);
-    while few < enough {
-        let middle = few + (enough - few) / 2;
-        if take(middle)?.at_most(budget) { enough = middle } else { few = middle + 1 }
-    }
-    take(enough)?;
+    let cap = place(limit, 0..=widest, &mut take)?;
+    let (error, size) = take(cap)?;
+    let Limit::Error(budget) = limit else { return limit.expect_met(error, size) };
     for (layer, place_of_layer) in places.iter_mut().enumerate() {
-        *place_of_layer = place(layer, enough);
+        *place_of_layer = place_of(layer, cap);
     }
     raise(table, budget, front, places, options)
 }

@@ -9,14 +9,14 @@ pub(super) const LANES: usize = 256;
 /// Options relaxed in one pass over these cells.
 const GROUP: usize = 4;
 
-/// `size · 2^k + option` in one number, ordered.
+/// `objective · 2^k + option` in one number, ordered.
 pub(super) trait Cell: bytemuck::Pod {
     /// More than any plan.
     const UNREACHABLE: Self;
     /// Cell 0 before the first layer.
     const ZERO: Self;
 
-    fn option(size: u64, option: usize, index_bits: u32) -> Self;
+    fn option(objective: u64, option: usize, index_bits: u32) -> Self;
 
     /// The smaller of `self` and `previous + option`.
     fn relax(self, previous: Self, option: Self) -> Self;
@@ -32,8 +32,8 @@ impl Cell for f64 {
     const UNREACHABLE: f64 = f64::INFINITY;
     const ZERO: f64 = 0.0;
 
-    fn option(size: u64, option: usize, index_bits: u32) -> f64 {
-        ((size << index_bits) + option as u64) as f64
+    fn option(objective: u64, option: usize, index_bits: u32) -> f64 {
+        ((objective << index_bits) + option as u64) as f64
     }
 
     #[inline(always)]
@@ -56,7 +56,7 @@ impl Cell for f64 {
     }
 }
 
-/// 128 bits, low word first: 64 of size and 32 of option, with room to add to [`Cell::UNREACHABLE`].
+/// 128 bits, low word first: 64 of objective and 32 of option, with room to add to [`Cell::UNREACHABLE`].
 #[derive(Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct Wide([u64; 2]);
@@ -77,8 +77,8 @@ impl Cell for Wide {
     const UNREACHABLE: Wide = Wide([0, 1 << 63]);
     const ZERO: Wide = Wide([0, 0]);
 
-    fn option(size: u64, option: usize, index_bits: u32) -> Wide {
-        Wide::new((u128::from(size) << index_bits) + option as u128)
+    fn option(objective: u64, option: usize, index_bits: u32) -> Wide {
+        Wide::new((u128::from(objective) << index_bits) + option as u128)
     }
 
     #[inline(always)]
@@ -171,7 +171,7 @@ impl<C: Cell, T: Trace> Kernel for Fill<'_, C, T> {
                         let shift = option.cells as usize;
                         if shift < base + LANES && base < filled + shift {
                             starts[place] = base + LANES - shift;
-                            keys[place] = C::option(option.size, group * GROUP + place, index_bits);
+                            keys[place] = C::option(option.objective, group * GROUP + place, index_bits);
                         }
                     }
                     if starts != [0; GROUP] {

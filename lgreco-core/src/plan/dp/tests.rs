@@ -9,7 +9,7 @@ fn layers(options: usize) -> impl Strategy<Value = Vec<Vec<(u64, usize)>>> {
 }
 
 fn run(table: &Table, budget: f64, levels: u32) -> Result<(Summary, Vec<u32>), Error> {
-    plans::check_solver(table, budget, workspace_len(table, levels), |workspace, options| {
+    plans::check_solver(table, Limit::Error(budget), workspace_len(table, levels), |workspace, options| {
         solve(table, budget, levels, workspace, options)
     })
 }

@@ -1,50 +1,77 @@
-//! The smallest plan found so far.
+//! The best plan found so far.
 
 use super::rows::Item;
 use crate::num::Sum;
+use crate::plan::goal::Goal;
+use crate::plan::{Limit, Summary};
 use crate::table::Table;
+use core::cmp::Ordering;
 
-/// The smallest plan so far, in the caller's terms.
+/// The best plan so far, in the caller's terms.
 pub(super) struct Best<'a> {
     pub(super) table: &'a Table<'a>,
-    pub(super) budget: f64,
+    pub(super) goal: Goal,
     pub(super) choices: &'a mut [u32],
-    pub(super) size: u64,
-    /// NaN until there is a plan.
-    pub(super) error: f64,
-    /// Whether a plan was over the budget after all.
+    /// 2^64 - 1 until there is a plan.
+    pub(super) objective: u64,
+    size: u64,
+    error: f64,
+    /// Whether there is a plan.
+    found: bool,
+    /// Whether a plan was over the limit after all.
     pub(super) rejected: bool,
 }
 
-impl Best<'_> {
-    /// Takes the plan when it is smaller and truly within the budget.
+impl<'a> Best<'a> {
+    /// No plan.
+    pub(super) fn new(table: &'a Table<'a>, goal: Goal, choices: &'a mut [u32]) -> Self {
+        Best { table, goal, choices, objective: u64::MAX, size: 0, error: 0.0, found: false, rejected: false }
+    }
+
+    /// Takes the plan when its objective is smaller and it is truly within the limit; under a size limit also when only
+    /// its error is smaller.
     pub(super) fn offer(&mut self, options: impl Iterator<Item = u32> + Clone) {
         let chosen = self.table.iter().zip(options.clone()).map(|(row, option)| row[option as usize]);
         let error: Sum = chosen.clone().map(|choice| choice.error).collect();
-        if !error.at_most(self.budget) {
+        let size: u64 = chosen.clone().map(|choice| choice.size).sum();
+        let (within, objective) = match self.goal.limit {
+            Limit::Error(budget) => (error.at_most(budget), Some(size)),
+            Limit::Size(limit) => (size <= limit, chosen.map(|choice| self.goal.objective(&choice)).sum()),
+        };
+        if !within {
             self.rejected = true;
             return;
         }
-        let size = chosen.map(|choice| choice.size).sum();
-        if self.error.is_nan() || size < self.size {
-            (self.size, self.error) = (size, error.value());
+        // A plan with an option above the goal's ceiling is not worth having.
+        let Some(objective) = objective else { return };
+        let better = !self.found
+            || match objective.cmp(&self.objective) {
+                Ordering::Less => true,
+                Ordering::Equal => matches!(self.goal.limit, Limit::Size(_)) && error.value() < self.error,
+                Ordering::Greater => false,
+            };
+        if better {
+            (self.objective, self.size, self.error, self.found) = (objective, size, error.value(), true);
             self.choices.iter_mut().zip(options).for_each(|(choice, option)| *choice = option);
         }
     }
 
-    /// Whether the plan, of these items, is smaller.
+    /// Whether the plan, of these items, has a smaller objective.
     pub(super) fn beaten_by(&self, items: &[Item], plan: &[u32]) -> bool {
-        plan.iter().map(|&item| items[item as usize].size).sum::<u64>() < self.size
+        plan.iter().map(|&item| items[item as usize].objective).sum::<u64>() < self.objective
     }
 
-    /// Takes the plan of each layer's smallest error when it is smaller.
-    pub(super) fn offer_most_exact(&mut self) {
-        let table = self.table;
+    /// Takes the plan of the options that need least of the limit when it is better.
+    pub(super) fn offer_least(&mut self) {
+        let (table, goal) = (self.table, self.goal);
         self.offer(table.iter().map(|row| {
-            let most_exact = row.iter().enumerate().min_by(|(_, a), (_, b)| {
-                a.error.partial_cmp(&b.error).unwrap_or(core::cmp::Ordering::Equal).then(a.size.cmp(&b.size))
-            });
-            most_exact.map_or(0, |(option, _)| option as u32)
+            let least = row.iter().enumerate().filter(|(_, choice)| goal.objective(choice).is_some());
+            least.min_by(|(_, a), (_, b)| goal.need_less(a, b)).map_or(0, |(option, _)| option as u32)
         }));
+    }
+
+    /// The plan, with what is proved when no plan's objective is below `bound`.
+    pub(super) fn summary(&self, bound: u64) -> Summary {
+        Summary { size: self.size, error: self.error, proof: self.goal.proof(bound.min(self.objective)) }
     }
 }

@@ -27,15 +27,15 @@ pub(super) fn branch(
     best: &mut Best<'_>,
 ) -> u64 {
     arena.clear(EFFORT);
-    tail.aim(best.size - 1);
+    tail.aim(best.objective - 1);
     let mut list = arena.start(State::root(0, 0), &tail);
     let mut bound = 0;
     loop {
         let mut cursor = 0;
         let bounds =
-            arena.list(list.clone()).iter().map(|state| tail.lower_bound(&mut cursor, state.size, state.units()));
+            arena.list(list.clone()).iter().map(|state| tail.lower_bound(&mut cursor, state.objective, state.units()));
         let Some((at, least)) = bounds.enumerate().min_by_key(|&(at, bound)| (bound, at)) else {
-            return best.size;
+            return best.objective;
         };
         bound = least.max(bound);
         let at = list.start + at;
@@ -48,11 +48,11 @@ pub(super) fn branch(
             repair::spend(items, spans, capacity, plan);
             best.offer(plan.iter().map(|&item| items[item as usize].option as u32));
         }
-        let Some(layer) = cut.filter(|_| bound < best.size) else {
-            return bound.min(best.size);
+        let Some(layer) = cut.filter(|_| bound < best.objective) else {
+            return bound.min(best.objective);
         };
         tail.remove(layer);
-        tail.aim(best.size - 1);
+        tail.aim(best.objective - 1);
         let span = spans[layer];
         let Some((next, _)) = arena.extend(list, &items[span.range()], span.start(), &tail, usize::MAX, false) else {
             return bound;

@@ -1,14 +1,14 @@
-//! Reduced-cost fixing: drops every option that no plan smaller than the best known can use.
+//! Reduced-cost fixing: drops every option that no plan better than the best known can use.
 
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
 /// The least value of the layer's items.
 pub(super) fn least_value(items: &[Item], multiplier: Multiplier) -> u128 {
-    items.iter().map(|item| multiplier.value(item.size, item.units())).min().unwrap_or(0)
+    items.iter().map(|item| multiplier.value(item.objective, item.units())).min().unwrap_or(0)
 }
 
-/// Keeps, in place, the items that a plan of at most `target` bits may use.
+/// Keeps, in place, the items that a plan of at most the objective `target` may use.
 ///
 /// `least` is the sum of the layers' least values.
 ///
@@ -28,7 +28,7 @@ pub(super) fn fix(
         let ceiling = least_value(row, multiplier) + room;
         let mut kept = 0;
         for at in 0..row.len() {
-            if multiplier.value(row[at].size, row[at].units()) <= ceiling {
+            if multiplier.value(row[at].objective, row[at].units()) <= ceiling {
                 row[kept] = row[at];
                 kept += 1;
             }
@@ -40,12 +40,12 @@ pub(super) fn fix(
 /// Sorts each layer's items by rising value, then option.
 pub(super) fn sort_by_value(items: &mut [Item], spans: &[Span], multiplier: Multiplier) {
     for span in spans {
-        let key = |item: &Item| (multiplier.value(item.size, item.units()), item.option);
+        let key = |item: &Item| (multiplier.value(item.objective, item.units()), item.option);
         items[span.range()].sort_unstable_by_key(key);
     }
 }
 
-/// The sizes that plans of the items left can have: `residue` modulo `step`; a step of 0 means one size only.
+/// The objectives that plans of the items left can have: `residue` modulo `step`; a step of 0 means a single one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Lattice {
     step: u64,
@@ -57,21 +57,21 @@ impl Lattice {
         let (mut step, mut base) = (0, 0u64);
         for span in spans {
             let row = &items[span.range()];
-            base += row[0].size;
+            base += row[0].objective;
             for item in row {
-                step = gcd(step, item.size.abs_diff(row[0].size));
+                step = gcd(step, item.objective.abs_diff(row[0].objective));
             }
         }
         Lattice { step, residue: if step == 0 { base } else { base % step } }
     }
 
-    /// The smallest member not below `size`, or `size` itself where there is none below 2^64.
-    pub(super) fn at_least(self, size: u64) -> u64 {
+    /// The smallest member not below `objective`, or `objective` itself where there is none below 2^64.
+    pub(super) fn at_least(self, objective: u64) -> u64 {
         if self.step == 0 {
-            return size.max(self.residue);
+            return objective.max(self.residue);
         }
-        let over = (size % self.step + self.step - self.residue) % self.step;
-        if over == 0 { size } else { size.checked_add(self.step - over).unwrap_or(size) }
+        let over = (objective % self.step + self.step - self.residue) % self.step;
+        if over == 0 { objective } else { objective.checked_add(self.step - over).unwrap_or(objective) }
     }
 }
 
@@ -90,12 +90,12 @@ mod tests {
     #[test]
     fn a_lattice_holds_every_size_and_rounds_up_to_one() {
         let sizes = [[40u64, 16], [9, 33]];
-        let items = sizes.as_flattened().iter().map(|&size| Item::new(size, 0, 0));
+        let items = sizes.as_flattened().iter().map(|&objective| Item::new(objective, 0, 0));
         let mut row = [Item::default(); 4];
         row.iter_mut().zip(items).for_each(|(slot, item)| *slot = item);
         let lattice = Lattice::new(&row, &[Span::new(0, 2), Span::new(2, 4)]);
-        for size in 0..100 {
-            assert_eq!(lattice.at_least(size), (size..).find(|size| size % 24 == 1).unwrap());
+        for objective in 0..100 {
+            assert_eq!(lattice.at_least(objective), (objective..).find(|objective| objective % 24 == 1).unwrap());
         }
         let single = Lattice::new(&row, &[Span::new(0, 1), Span::new(3, 4)]);
         assert_eq!([single.at_least(0), single.at_least(73), single.at_least(74)], [73, 73, 74]);
@@ -105,13 +105,13 @@ mod tests {
     #[test]
     fn fixing_keeps_just_what_the_target_allows() {
         let multiplier = Multiplier::new(0.0, 1 << 20);
-        let mut items = [30, 20, 10, 7, 5].map(|size| Item::new(size, 0, size));
+        let mut items = [30, 20, 10, 7, 5].map(|objective| Item::new(objective, 0, objective));
         let mut spans = [Span::new(0, 3), Span::new(3, 5)];
         let least = multiplier.value(15, 0);
         fix(&mut items, &mut spans, multiplier, least, 0, 25);
         sort_by_value(&mut items, &spans, multiplier);
-        assert!(items[spans[0].range()].is_sorted_by_key(|item| item.size));
-        let kept = spans.map(|span| items[span.range()].iter().map(|item| item.size).sum::<u64>());
+        assert!(items[spans[0].range()].is_sorted_by_key(|item| item.objective));
+        let kept = spans.map(|span| items[span.range()].iter().map(|item| item.objective).sum::<u64>());
         assert_eq!(kept, [30, 12]);
     }
 }

@@ -5,11 +5,11 @@ use bytemuck::{Pod, Zeroable};
 use super::relax::Multiplier;
 use super::rows::Item;
 
-/// A partial plan: bits, units of error, the state it extends and the item it adds.
+/// A partial plan: its objective, the units it needs, the state it extends and the item it adds.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct State {
-    pub(super) size: u64,
+    pub(super) objective: u64,
     units: [u64; 2],
     parent: u32,
     item: u32,
@@ -19,8 +19,8 @@ pub(super) struct State {
 const ROOT: u32 = u32::MAX;
 
 impl State {
-    pub(super) fn root(size: u64, units: u128) -> Self {
-        State { size, units: [units as u64, (units >> 64) as u64], parent: ROOT, item: 0 }
+    pub(super) fn root(objective: u64, units: u128) -> Self {
+        State { objective, units: [units as u64, (units >> 64) as u64], parent: ROOT, item: 0 }
     }
 
     #[inline(always)]
@@ -28,10 +28,10 @@ impl State {
         u128::from(self.units[1]) << 64 | u128::from(self.units[0])
     }
 
-    /// The order of merging: by units, then size, then item.
+    /// The order of merging: by units, then objective, then item.
     #[inline(always)]
     fn key(&self) -> (u128, u64, u32) {
-        (self.units(), self.size, self.item)
+        (self.units(), self.objective, self.item)
     }
 }
 
@@ -43,7 +43,7 @@ pub(super) const CENTRE: usize = LINES / 2;
 pub(super) const PRICES: [f64; LINES] =
     [0.1, 0.3, 0.5, 0.7, 0.84, 0.92, 0.96, 0.985, 1.0, 1.015, 1.04, 1.09, 1.2, 1.4, 2.0, 3.5, 10.0];
 
-/// A Lagrangian bound: partial plans whose value exceeds `ceiling` have no completion of the target's size.
+/// A Lagrangian bound: partial plans whose value exceeds `ceiling` have no completion within the target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Line {
     pub(super) multiplier: Multiplier,
@@ -52,11 +52,11 @@ pub(super) struct Line {
 
 impl Line {
     #[inline(always)]
-    pub(super) fn admits(&self, size: u64, units: u128) -> bool {
-        self.multiplier.value(size, units) <= self.ceiling
+    pub(super) fn admits(&self, objective: u64, units: u128) -> bool {
+        self.multiplier.value(objective, units) <= self.ceiling
     }
 
-    /// How far the line is above another line of the same size, for comparison only.
+    /// How far the line is above another line of the same objective, for comparison only.
     #[inline(always)]
     fn height(&self, units: u128) -> i128 {
         self.multiplier.value(0, units) as i128 - self.ceiling as i128
@@ -69,41 +69,41 @@ pub(super) trait Bound {
     fn most_units(&self) -> u128;
 
     /// False only for partial plans that are not admitted; a quick test.
-    fn may_admit(&self, size: u64, units: u128) -> bool;
+    fn may_admit(&self, objective: u64, units: u128) -> bool;
 
     /// Whether one is admitted, of at most [`most_units`](Bound::most_units). `cursor` is 0 at first; with the same
-    /// cursor, units may only rise and sizes only fall.
-    fn admits_next(&self, cursor: &mut usize, size: u64, units: u128) -> bool;
+    /// cursor, units may only rise and objectives only fall.
+    fn admits_next(&self, cursor: &mut usize, objective: u64, units: u128) -> bool;
 }
 
 /// What a partial plan must not exceed to be part of a plan worth finding: a bound by Lagrange multipliers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limit {
+pub(super) struct Envelope {
     /// By rising price; together the upper envelope of the bounds.
     pub(super) lines: [Line; LINES],
     /// On its units.
     pub(super) units: u128,
 }
 
-impl Bound for Limit {
+impl Bound for Envelope {
     fn most_units(&self) -> u128 {
         self.units
     }
 
     #[inline(always)]
-    fn may_admit(&self, size: u64, units: u128) -> bool {
-        self.lines[CENTRE].admits(size, units)
+    fn may_admit(&self, objective: u64, units: u128) -> bool {
+        self.lines[CENTRE].admits(objective, units)
     }
 
-    fn admits_next(&self, line: &mut usize, size: u64, units: u128) -> bool {
+    fn admits_next(&self, line: &mut usize, objective: u64, units: u128) -> bool {
         while *line + 1 < LINES && self.lines[*line + 1].height(units) >= self.lines[*line].height(units) {
             *line += 1;
         }
-        self.lines[*line].admits(size, units)
+        self.lines[*line].admits(objective, units)
     }
 }
 
-/// Sorted lists, one after another: units strictly rise, sizes strictly fall.
+/// Sorted lists, one after another: units strictly rise, objectives strictly fall.
 pub(super) struct Arena<'w> {
     states: &'w mut [State],
     heads: &'w mut [State],
@@ -138,7 +138,7 @@ impl<'w> Arena<'w> {
     /// A list of one state, or of none where the bound does not admit it. The arena must have room for it.
     pub(super) fn start(&mut self, root: State, bound: &impl Bound) -> core::ops::Range<usize> {
         let start = self.used;
-        if root.units() <= bound.most_units() && bound.admits_next(&mut 0, root.size, root.units()) {
+        if root.units() <= bound.most_units() && bound.admits_next(&mut 0, root.objective, root.units()) {
             self.states[start] = root;
             self.used += 1;
         }
@@ -181,11 +181,11 @@ impl<'w> Arena<'w> {
             }
             self.effort -= 1;
             let state = heads[0];
-            if state.size < smallest {
-                smallest = state.size;
+            if state.objective < smallest {
+                smallest = state.objective;
                 let units = state.units();
-                if !bound.admits_next(&mut cursor, state.size, units) {
-                    // No completion of the target's size.
+                if !bound.admits_next(&mut cursor, state.objective, units) {
+                    // No completion within the target.
                 } else if units >= next {
                     if len == cap {
                         if cap < 2 || !thinning {
@@ -242,18 +242,18 @@ struct Source<'a, B> {
 }
 
 impl<B: Bound> Source<'_, B> {
-    /// The first admitted extension, from state `at` on, by `option` that is smaller than `below`.
+    /// The first admitted extension, from state `at` on, by `option` whose objective is below `below`.
     #[inline(always)]
     fn next(&self, at: usize, option: usize, below: u64) -> Option<State> {
         let (item, item_units) = (&self.options[option], self.options[option].units());
         for (index, state) in self.states.iter().enumerate().skip(at) {
-            let (size, units) = (state.size + item.size, state.units() + item_units);
+            let (objective, units) = (state.objective + item.objective, state.units() + item_units);
             if units > self.bound.most_units() {
                 return None;
             }
-            if size < below && self.bound.may_admit(size, units) {
+            if objective < below && self.bound.may_admit(objective, units) {
                 return Some(State {
-                    size,
+                    objective,
                     units: [units as u64, (units >> 64) as u64],
                     parent: (self.offset + index) as u32,
                     item: (self.first + option) as u32,
@@ -298,8 +298,8 @@ mod tests {
 
     use super::*;
 
-    const NO_LIMIT: Limit =
-        Limit { lines: [Line { multiplier: Multiplier::FREE, ceiling: u128::MAX >> 1 }; LINES], units: 1 << 100 };
+    const EVERYTHING: Envelope =
+        Envelope { lines: [Line { multiplier: Multiplier::FREE, ceiling: u128::MAX >> 1 }; LINES], units: 1 << 100 };
 
     /// Size and units of every undominated sum, by trying all.
     fn undominated(layers: &[Vec<(u64, u128)>]) -> Vec<(u64, u128)> {
@@ -320,25 +320,26 @@ mod tests {
         let layers: Vec<Vec<(u64, u128)>> = (0..5)
             .map(|layer| (0..6).map(|at| (draw(12 * layer + at) as u64, draw(12 * layer + at + 6))).collect())
             .collect();
-        let items: Vec<Item> = layers.iter().flatten().map(|&(size, units)| Item::new(size, units, 0)).collect();
+        let items: Vec<Item> =
+            layers.iter().flatten().map(|&(objective, units)| Item::new(objective, units, 0)).collect();
         for (cap, thinning) in [(1 << 12, false), (8, true)] {
             let (mut states, mut heads) = (vec![State::default(); 1 << 12], vec![State::default(); 6]);
             let mut arena = Arena::new(&mut states, &mut heads);
             arena.clear(8);
-            let mut list = arena.start(State::root(0, 0), &NO_LIMIT);
+            let mut list = arena.start(State::root(0, 0), &EVERYTHING);
             let mut whole = true;
             for layer in 0..5 {
                 let options = &items[6 * layer..6 * layer + 6];
-                let extended = arena.extend(list, options, 6 * layer, &NO_LIMIT, cap, thinning).unwrap();
+                let extended = arena.extend(list, options, 6 * layer, &EVERYTHING, cap, thinning).unwrap();
                 (list, whole) = (extended.0, whole && extended.1);
             }
             for at in list.clone() {
                 let chosen: Vec<&Item> = arena.trace(at).map(|item| &items[item as usize]).collect();
                 assert_eq!(chosen.len(), 5);
-                assert_eq!(chosen.iter().map(|item| item.size).sum::<u64>(), arena.list(at..at + 1)[0].size);
+                assert_eq!(chosen.iter().map(|item| item.objective).sum::<u64>(), arena.list(at..at + 1)[0].objective);
                 assert_eq!(chosen.iter().map(|item| item.units()).sum::<u128>(), arena.list(at..at + 1)[0].units());
             }
-            let found: Vec<_> = arena.list(list).iter().map(|state| (state.size, state.units())).collect();
+            let found: Vec<_> = arena.list(list).iter().map(|state| (state.objective, state.units())).collect();
             assert_eq!(whole, !thinning);
             if thinning {
                 assert!(found.len() <= cap && found.is_sorted_by(|a, b| a.0 > b.0 && a.1 < b.1));
@@ -346,7 +347,7 @@ mod tests {
                 assert_eq!(found, undominated(&layers));
             }
             let last = arena.free();
-            assert!(arena.extend(0..1, &items[..6], 0, &NO_LIMIT, 1, false).is_none());
+            assert!(arena.extend(0..1, &items[..6], 0, &EVERYTHING, 1, false).is_none());
             assert_eq!(arena.free(), last);
         }
     }

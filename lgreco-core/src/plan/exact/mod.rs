@@ -1,25 +1,39 @@
 //! The proved optimum: relaxation bound, branching where it cuts, reduced-cost fixing, and a bounded search of the core
 //! that is left.
 //!
-//! 1. Errors become integers, 120 bits for the budget, so that every later sum and comparison is exact.
+//! Under an error budget the *objective*, which is minimised, is the size, and errors are *limited*; under a size limit it
+//! is the other way round.
+//!
+//! 1. What is limited becomes integers, 120 bits for the limit, so that every later sum and comparison is exact. An
+//!    objective is an integer already if it is a size; errors become integers of 63 bits for their largest sum.
 //! 2. Per layer the undominated options and their lower convex hull are found; buying hull edges by falling slope until
-//!    the budget is spent solves the linear relaxation and gives the Lagrange multiplier of its bound.
+//!    the limit is reached solves the linear relaxation and gives the Lagrange multiplier of its bound.
 //! 3. Two roundings of the relaxation, each improved by single changes, give a first plan.
 //! 4. A list of partial plans grows by the layer in which the relaxation cuts the most promising of them, which is
-//!    completed to a plan. Partial plans whose completion by the relaxation is not smaller than the best plan go. The
+//!    completed to a plan. Partial plans whose completion by the relaxation is not better than the best plan go. The
 //!    least completion left is a bound; when none is left, the best plan is optimal, as it is for most tables.
-//! 5. An option whose Lagrangian bound is not below the best plan's size is dropped for good.
-//! 6. A search for plans of at most a target size, two Pareto lists matched at the end, either finds the optimum or
+//! 5. An option whose Lagrangian bound is not below the best plan's objective is dropped for good.
+//! 6. A search for plans of at most a target, two Pareto lists matched at the end, either finds the optimum or
 //!    proves that there is none up to the target; targets rise from the bound to the best known plan.
 //!
 //! # What is proved
-//! `lower_bound` is computed in integers: no plan whose errors sum to at most the budget is smaller. A plan is returned
-//! only when its errors, summed in 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may
-//! have bits below the 120: where such bits decide whether a plan fits, the plan found may stay unproved.
+//! The lower bound is computed in integers.
+//!
+//! Under an error budget no plan whose errors sum to at most the budget is smaller. A plan is returned only when its
+//! errors, summed in 106 bits in layer order, are at most the budget. Errors below 2^-67 of the budget may have bits below
+//! the 120: where such bits decide whether a plan fits, the plan found may stay unproved.
+//!
+//! Under a size limit, sizes are exact, and the bound is one of errors rounded down to multiples of a power of two, about
+//! 2^-62 of the largest options' errors together. A plan whose error in these units equals the bound has, as a number,
+//! up to one unit per layer more: so far the proof goes, and [`Summary::proven`] allows for
+//! [`Proof::RESOLUTION`](super::Proof). Of options
+//! with more error than a plan that is known no plan worth finding is made, so they do not count; where what is left
+//! still spans more than the 63 bits resolve, the plan found may stay unproved.
 //!
 //! # Ties
-//! Among options of one layer with equal size the smaller error is taken, then the lower index; among plans of equal
-//! size, the one found first by the fixed order of the steps above. The same input gives the same plan, bit for bit.
+//! Among options of one layer with equal size the smaller error is taken, and the other way round, then the lower index;
+//! among plans of equal objective, the one found first by the fixed order of the steps above (under a size limit, the one
+//! of less error before rounding). The same input gives the same plan, bit for bit.
 //!
 //! # Source
 //! Relaxation: Dyer (1984), Zemel (1984), in expected linear time after the hulls. Core and reduced-cost bounds:
@@ -40,6 +54,8 @@ mod repair;
 mod rival;
 mod rows;
 mod search;
+#[cfg(test)]
+mod size_tests;
 mod tail;
 mod targets;
 #[cfg(test)]
@@ -52,7 +68,8 @@ use relaxed::{BRANCHING, Relaxed};
 use units::Rounding;
 use workspace::{Carver, words};
 
-use super::{Summary, dp};
+use super::goal::Goal;
+use super::{Limit, Proof, Summary, dp};
 use crate::Error;
 use crate::error::{expect_len, expect_room};
 use crate::table::Table;
@@ -97,13 +114,14 @@ fn states(limits: Limits) -> usize {
     limits.states.min(u32::MAX as usize - 1)
 }
 
-/// The smallest plan within the error budget, with its proof.
+/// The smallest plan within an error budget, or the one of least error within a size limit, with its proof.
 ///
 /// Writes one option index per layer to `choices`. [`Summary::proven`] holds unless the steps outgrew `limits`; then
-/// the best plan found comes with the largest proved lower bound, and is no larger than Algorithm 1's ([`dp`] at its
+/// the best plan found comes with the largest proved lower bound, and is no worse than Algorithm 1's ([`dp`] at its
 /// default levels) unless `limits.states` is 0.
 ///
 /// ```
+/// use lgreco_core::plan::Limit;
 /// use lgreco_core::plan::exact::{Limits, solve, workspace_len};
 /// use lgreco_core::table::{Choice, Table};
 /// let choices = [
@@ -116,12 +134,17 @@ fn states(limits: Limits) -> usize {
 /// let summary = solve(&table, 0.75, Limits::default(), &mut workspace, &mut plan)?;
 /// assert_eq!((summary.size, plan), (500, [1, 0]));
 /// assert!(summary.proven());
+///
+/// let summary = solve(&table, Limit::Size(860), Limits::default(), &mut workspace, &mut plan)?;
+/// assert_eq!((summary.error, plan), (0.1 + 0.3, [0, 1]));
+/// assert!(summary.proven());
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
 /// # Errors
 /// [`Error::Budget`] for a budget that is NaN, infinite or negative; [`Error::Infeasible`] with the smallest budget that
-/// would do; [`Error::Length`] when `workspace` is shorter than [`workspace_len`] or `choices` not one per layer.
+/// would do, or [`Error::SizeInfeasible`] with the smallest limit; [`Error::Parameter`] when the least error within a size
+/// limit is beyond f64; [`Error::Length`] when `workspace` is shorter than [`workspace_len`] or `choices` not one per layer.
 ///
 /// # Complexity
 /// O(n log n) time for n options (O(n) when rows are monotone); then, for branching, O(n) and O(options of the largest
@@ -130,22 +153,23 @@ fn states(limits: Limits) -> usize {
 /// that of [`dp`]. [`workspace_len`] words.
 pub fn solve(
     table: &Table<'_>,
-    budget: f64,
+    limit: impl Into<Limit>,
     limits: Limits,
     workspace: &mut [u64],
     choices: &mut [u32],
 ) -> Result<Summary, Error> {
+    let limit = limit.into();
     expect_room("workspace", workspace_len(table, limits), workspace.len())?;
-    let Attempt { summary, rival } = attempt(table, budget, limits, workspace, choices)?;
+    let Attempt { summary, rival } = attempt(table, limit, limits, workspace, choices)?;
     if !rival {
         return Ok(summary);
     }
     let mut carver = Carver(workspace);
     let rival = carver.take::<u32>(table.layers());
-    match dp::solve(table, budget, dp::LEVELS, carver.0, rival) {
-        Ok(dp) if dp.size < summary.size => {
+    match dp::solve(table, limit, dp::LEVELS, carver.0, rival) {
+        Ok(dp) if dp.better_than(&summary) => {
             choices.copy_from_slice(rival);
-            Ok(Summary { lower_bound: summary.lower_bound, ..dp })
+            Ok(Summary { proof: summary.proof, ..dp })
         }
         _ => Ok(summary),
     }
@@ -154,39 +178,43 @@ pub fn solve(
 /// What the steps before Algorithm 1 give.
 pub(super) struct Attempt {
     pub(super) summary: Summary,
-    /// Whether the plan of Algorithm 1 may be smaller, and is asked for.
+    /// Whether the plan of Algorithm 1 may be better, and is asked for.
     pub(super) rival: bool,
 }
 
 /// [`solve`] without the plan of Algorithm 1, and without its workspace.
 pub(super) fn attempt(
     table: &Table<'_>,
-    budget: f64,
+    limit: Limit,
     limits: Limits,
     workspace: &mut [u64],
     choices: &mut [u32],
 ) -> Result<Attempt, Error> {
+    let limit = limit.checked()?;
     expect_room("workspace", attempt_workspace_len(table, limits), workspace.len())?;
     expect_len("choices, one per layer", table.layers(), choices.len())?;
-    let mut best = Best { table, budget, choices, size: u64::MAX, error: f64::NAN, rejected: false };
+    let mut best = Best::new(table, Goal::new(table, limit, BITS), choices);
     let (bound, rival) = improve(Rounding::Down, states(limits), workspace, &mut best)?;
-    if bound < best.size && best.rejected {
+    if bound < best.objective && best.rejected {
         improve(Rounding::Up, states(limits), workspace, &mut best)?;
     }
-    let summary = Summary { size: best.size, lower_bound: bound.min(best.size), error: best.error, budget };
+    let summary = best.summary(bound).finite()?;
     Ok(Attempt { summary, rival: rival && !summary.proven() })
 }
 
+/// Errors that are minimised sum below 2^63.
+const BITS: u32 = 63;
+
 /// All steps, with `states` states. Returns the bound that is then proved and whether Algorithm 1 might do better; both
-/// hold for the table only when errors are rounded down.
+/// hold for the table only when units are rounded down.
 fn improve(
     rounding: Rounding,
     states: usize,
     workspace: &mut [u64],
     best: &mut Best<'_>,
 ) -> Result<(u64, bool), Error> {
-    let mut relaxed = Relaxed::new(best.table, best.budget, rounding, states, workspace)?;
-    best.offer_most_exact();
+    let mut relaxed = Relaxed::new(best.table, &best.goal, rounding, states, workspace)?;
+    best.offer_least();
     relaxed.round(best);
     if states == 0 {
         return Ok((relaxed.bound, false));
@@ -198,26 +226,29 @@ fn improve(
     Ok((relaxed.bound, relaxed.has_rival(best)))
 }
 
-/// A number of bits that no plan within the budget is below: the bound of the linear relaxation.
+/// What the linear relaxation proves: a size that no plan within an error budget is below, or an error that no plan within a
+/// size limit is below.
 ///
 /// `workspace` has the length that [`workspace_len`] gives for `Limits { states: 0 }`.
 ///
 /// ```
-/// # use lgreco_core::{plan::exact::{Limits, lower_bound, workspace_len}, table::{Choice, Table}};
+/// # use lgreco_core::{plan::{Proof, exact::{Limits, lower_bound, workspace_len}}, table::{Choice, Table}};
 /// let choices = [(80, 0.0), (40, 1.0), (60, 0.0), (30, 2.0)].map(|(size, error)| Choice { size, error });
 /// let table = Table::new(&choices, &[2, 4])?;
 /// let mut workspace = vec![0; workspace_len(&table, Limits { states: 0 })];
 /// // Layer 0 takes its second option; half of layer 1's saving is bought with the budget that is left.
-/// assert_eq!(lower_bound(&table, 2.0, &mut workspace)?, 40 + (60 + 30) / 2);
+/// let proof = lower_bound(&table, 2.0, &mut workspace)?;
+/// assert_eq!(proof, Proof::Size { lower_bound: 40 + (60 + 30) / 2, budget: 2.0 });
 /// # Ok::<(), lgreco_core::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::Budget`], [`Error::Infeasible`] and [`Error::Length`] as [`solve`].
+/// [`Error::Budget`], [`Error::Infeasible`], [`Error::SizeInfeasible`] and [`Error::Length`] as [`solve`].
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.
-pub fn lower_bound(table: &Table<'_>, budget: f64, workspace: &mut [u64]) -> Result<u64, Error> {
+pub fn lower_bound(table: &Table<'_>, limit: impl Into<Limit>, workspace: &mut [u64]) -> Result<Proof, Error> {
+    let goal = Goal::new(table, limit.into().checked()?, BITS);
     expect_room("workspace", workspace_len(table, Limits { states: 0 }), workspace.len())?;
-    Ok(Relaxed::new(table, budget, Rounding::Down, 0, workspace)?.bound)
+    Ok(goal.proof(Relaxed::new(table, &goal, Rounding::Down, 0, workspace)?.bound))
 }

@@ -1,4 +1,4 @@
-//! The linear relaxation: which hull edges the budget buys, and the multiplier that proves a bound.
+//! The linear relaxation: which hull edges the limit buys, and the multiplier that proves a bound.
 
 use core::cmp::Ordering;
 
@@ -13,7 +13,7 @@ const COARSE: u32 = 57;
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Edge {
-    /// Bits saved.
+    /// Of the objective.
     pub(super) saved: u64,
     /// Coarse units that it costs.
     pub(super) coarse: u64,
@@ -26,7 +26,7 @@ impl Edge {
     fn new(items: &[Item], layer: usize, from: usize, to: usize) -> Self {
         let units = items[to].units() - items[from].units();
         Edge {
-            saved: items[from].size - items[to].size,
+            saved: items[from].objective - items[to].objective,
             coarse: coarse(items[to].units()) - coarse(items[from].units()),
             units: [units as u64, (units >> 64) as u64],
             layer: layer as u32,
@@ -38,7 +38,7 @@ impl Edge {
         u128::from(self.units[1]) << 64 | u128::from(self.units[0])
     }
 
-    /// Bits saved per coarse unit.
+    /// Objective saved per coarse unit.
     pub(super) fn slope(&self) -> f64 {
         self.saved as f64 / self.coarse as f64
     }
@@ -86,7 +86,7 @@ fn hull_edges(items: &[Item], spans: &[Span], edges: &mut [Edge]) -> usize {
     len
 }
 
-/// The solution of the linear relaxation: hull edges, of which those before `taken` fit the budget whole.
+/// The solution of the linear relaxation: hull edges, of which those before `taken` fit the limit whole.
 pub(super) struct Solution<'w> {
     /// Every edge before `taken` precedes, in [`Edge::order`], every edge from there on.
     pub(super) edges: &'w mut [Edge],
@@ -94,7 +94,7 @@ pub(super) struct Solution<'w> {
 }
 
 impl Solution<'_> {
-    /// The edge that the budget cuts, if any.
+    /// The edge that the limit cuts, if any.
     pub(super) fn cut(&self) -> Option<&Edge> {
         self.edges.get(self.taken)
     }
@@ -147,9 +147,9 @@ pub(super) fn take(spans: &[Span], edges: &[Edge], plan: &mut [u32]) {
     }
 }
 
-/// A Lagrange multiplier: `price / 2^shift` bits per coarse unit of error.
+/// A Lagrange multiplier: `price / 2^shift` of the objective per coarse unit.
 ///
-/// All arithmetic on it is exact: `value` is an integer that counts `2^-shift` bits.
+/// All arithmetic on it is exact: `value` is an integer that counts `2^-shift` parts of the objective.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Multiplier {
     price: u64,
@@ -157,11 +157,11 @@ pub(super) struct Multiplier {
 }
 
 impl Multiplier {
-    /// Errors cost nothing.
+    /// Units cost nothing.
     #[cfg(test)]
     pub(super) const FREE: Multiplier = Multiplier { price: 0, shift: 0 };
 
-    /// The multiplier nearest to `slope` for plans of at most `largest` bits.
+    /// The multiplier nearest to `slope` for plans whose objective is at most `largest`.
     pub(super) fn new(slope: f64, largest: u64) -> Self {
         let room = 125 - (64 - largest.leading_zeros());
         if slope >= (1u64 << 62) as f64 {
@@ -177,19 +177,19 @@ impl Multiplier {
         Multiplier { price: (self.price as f64 * factor).min((1u64 << 63) as f64) as u64, ..self }
     }
 
-    /// Size plus priced error.
+    /// Objective plus priced units.
     #[inline(always)]
-    pub(super) fn value(self, size: u64, units: u128) -> u128 {
-        (u128::from(size) << self.shift) + u128::from(self.price) * u128::from(coarse(units))
+    pub(super) fn value(self, objective: u64, units: u128) -> u128 {
+        (u128::from(objective) << self.shift) + u128::from(self.price) * u128::from(coarse(units))
     }
 
-    /// The largest value a plan of `size` bits within `capacity` can have: one whose value must exceed this is larger.
+    /// The largest value a plan of this objective within `capacity` can have: one whose value must exceed this has a larger one.
     #[inline(always)]
-    pub(super) fn ceiling(self, size: u64, capacity: u128) -> u128 {
-        self.value(size, capacity)
+    pub(super) fn ceiling(self, objective: u64, capacity: u128) -> u128 {
+        self.value(objective, capacity)
     }
 
-    /// The fewest bits a plan within `capacity` can have when the least values of its layers sum to `least`.
+    /// The least objective a plan within `capacity` can have when the least values of its layers sum to `least`.
     pub(super) fn bound(self, least: u128, capacity: u128) -> u64 {
         let excess = least.saturating_sub(self.value(0, capacity));
         u64::try_from(excess.div_ceil(1 << self.shift)).unwrap_or(u64::MAX)

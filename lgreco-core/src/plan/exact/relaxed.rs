@@ -15,12 +15,13 @@ use super::units::{Rounding, Scale};
 use super::workspace::{Carver, words};
 use crate::Error;
 use crate::num::Sum;
-use crate::table::Table;
+use crate::plan::goal::Goal;
+use crate::table::{Choice, Table};
 
 /// The most states that branching uses.
 pub(super) const BRANCHING: usize = 1 << 10;
 
-/// The relaxation of a table under a budget.
+/// The relaxation of a table under a limit.
 pub(super) struct Relaxed<'w> {
     items: &'w mut [Item],
     spans: &'w mut [Span],
@@ -31,7 +32,7 @@ pub(super) struct Relaxed<'w> {
     trial: &'w mut [u32],
     order: &'w mut [u32],
     multiplier: Multiplier,
-    /// Bits of the largest plan of the items.
+    /// The largest objective of a plan of the items.
     largest: u64,
     least: u128,
     pub(super) bound: u64,
@@ -53,21 +54,17 @@ pub(super) fn workspace_len(layers: usize, options: usize, widest: usize, states
 impl<'w> Relaxed<'w> {
     pub(super) fn new(
         table: &Table<'_>,
-        budget: f64,
+        goal: &Goal,
         rounding: Rounding,
         states: usize,
         workspace: &'w mut [u64],
     ) -> Result<Self, Error> {
-        if !(budget.is_finite() && budget >= 0.0) {
-            return Err(Error::Budget { value: budget });
-        }
-        let least_errors = table.iter().map(|row| row.iter().map(|choice| choice.error).fold(f64::INFINITY, f64::min));
-        let smallest: Sum = least_errors.collect();
-        if !smallest.at_most(budget) {
-            let value = smallest.rounded_up();
-            return Err(Error::Infeasible { budget, smallest: if value.is_nan() { f64::INFINITY } else { value } });
-        }
-        let scale = Scale::new(budget, rounding);
+        let least = |pick: fn(&Choice) -> f64| {
+            table.iter().map(move |row| row.iter().map(pick).fold(f64::INFINITY, f64::min)).collect::<Sum>()
+        };
+        let smallest = table.iter().map(|row| row.iter().map(|choice| choice.size).min().unwrap_or(0)).sum();
+        goal.limit.expect_met(least(|choice| choice.error), smallest)?;
+        let scale = Scale::new(goal.limit, rounding);
         let capacity = scale.capacity();
         let mut carver = Carver(workspace);
         let items = carver.take::<Item>(table.choices().len());
@@ -77,13 +74,13 @@ impl<'w> Relaxed<'w> {
         let widest = table.iter().map(<[_]>::len).max().unwrap_or(0);
         let steps = carver.take::<Step>(if states > 0 { tail::steps(items.len()) } else { 0 });
         let (heads, states) = (carver.take::<State>(widest), carver.take::<State>(states));
-        rows::prepare(table, scale, capacity, items, spans);
+        rows::prepare(table, goal, scale, items, spans);
         let solution = relax::solve(items, spans, capacity, edges, plan);
-        let largest: u64 = spans.iter().map(|span| items[span.start()].size).sum();
+        let largest: u64 = spans.iter().map(|span| items[span.start()].objective).sum();
         let multiplier = Multiplier::new(solution.cut().map_or(0.0, Edge::slope), largest);
         let least = spans.iter().map(|span| fix::least_value(&items[span.range()], multiplier)).sum();
-        let smallest_sizes = spans.iter().map(|span| items[span.range().end - 1].size).sum();
-        let bound = multiplier.bound(least, capacity).max(smallest_sizes);
+        let least_objectives = spans.iter().map(|span| items[span.range().end - 1].objective).sum();
+        let bound = multiplier.bound(least, capacity).max(least_objectives);
         Ok(Relaxed {
             items,
             spans,
@@ -119,7 +116,7 @@ impl<'w> Relaxed<'w> {
 
     /// Branches on the layers that the relaxation cuts, which improves the bound and the best plan.
     pub(super) fn branch(&mut self, best: &mut Best<'_>) {
-        if self.bound >= best.size {
+        if self.bound >= best.objective {
             return;
         }
         let (items, spans, few) = (&*self.items, &*self.spans, self.states.len().min(BRANCHING));
@@ -131,15 +128,15 @@ impl<'w> Relaxed<'w> {
         self.bound = bound.max(self.bound);
     }
 
-    /// Drops the options that no plan smaller than the best one can use.
+    /// Drops the options that no plan better than the best one can use.
     fn fix(&mut self, best: &Best<'_>) {
-        let target = self.largest.min(best.size - 1);
+        let target = self.largest.min(best.objective - 1);
         fix::fix(self.items, self.spans, self.multiplier, self.least, self.capacity, target);
     }
 
     /// Searches targets from the bound up to the best plan, which improves both.
     pub(super) fn search(&mut self, best: &mut Best<'_>) {
-        if self.bound >= best.size {
+        if self.bound >= best.objective {
             return;
         }
         self.fix(best);
@@ -151,17 +148,17 @@ impl<'w> Relaxed<'w> {
             capacity: self.capacity,
             least: self.least,
         };
-        let range = self.bound..=self.largest.min(best.size - 1);
+        let range = self.bound..=self.largest.min(best.objective - 1);
         let mut arena = Arena::new(self.states, self.heads);
         self.bound = targets::search(&core, range, &mut arena, self.order, self.plan, best);
     }
 
-    /// Whether the plan of Algorithm 1 may be smaller than the best one.
+    /// Whether the plan of Algorithm 1 may be better than the best one.
     pub(super) fn has_rival(&mut self, best: &Best<'_>) -> bool {
-        if self.bound >= best.size {
+        if self.bound >= best.objective {
             return false;
         }
         self.fix(best);
-        rival::lower_bound(self.items, self.spans, self.multiplier, self.capacity, best) < best.size
+        rival::lower_bound(self.items, self.spans, self.multiplier, self.capacity, best) < best.objective
     }
 }

@@ -5,18 +5,18 @@ use super::rows::{Item, Span};
 /// Improvement rounds: each takes the single change that saves most; the search does what is left better.
 const ROUNDS: usize = 64;
 
-/// The last item of the layer, hence the smallest, with at most `units`.
+/// The last item of the layer, hence that of the least objective, with at most `units`.
 fn within(items: &[Item], span: Span, units: u128) -> Option<usize> {
     let fitting = items[span.range()].partition_point(|item| item.units() <= units);
     (fitting > 0).then(|| span.start() + fitting - 1)
 }
 
-/// Errors of the plan's items, summed, in units.
+/// Units of the plan's items, summed.
 pub(super) fn total_units(items: &[Item], plan: &[u32]) -> u128 {
     plan.iter().map(|&item| items[item as usize].units()).sum()
 }
 
-/// Spends what `plan` leaves of the capacity: while a single change fits, makes the one that saves most bits.
+/// Spends what `plan` leaves of the capacity: while a single change fits, makes the one that saves most.
 ///
 /// # Complexity
 /// O(layers * log options) per change, at most 64 changes.
@@ -26,7 +26,7 @@ pub(super) fn spend(items: &[Item], spans: &[Span], capacity: u128, plan: &mut [
         let best = spans.iter().enumerate().filter_map(|(layer, &span)| {
             let now = &items[plan[layer] as usize];
             let to = within(items, span, now.units() + capacity.saturating_sub(used))?;
-            Some((now.size.checked_sub(items[to].size)?, layer, to))
+            Some((now.objective.checked_sub(items[to].objective)?, layer, to))
         });
         match best.max_by_key(|&(saved, layer, _)| (saved, core::cmp::Reverse(layer))) {
             Some((saved, layer, to)) if saved > 0 => {
@@ -38,13 +38,13 @@ pub(super) fn spend(items: &[Item], spans: &[Span], capacity: u128, plan: &mut [
     }
 }
 
-/// Brings an over-full plan within the capacity by the single change that costs fewest bits; whether one exists.
+/// Brings an over-full plan within the capacity by the single change that costs least; whether one exists.
 pub(super) fn retreat(items: &[Item], spans: &[Span], capacity: u128, plan: &mut [u32]) -> bool {
     let used = total_units(items, plan);
     let best = spans.iter().enumerate().filter_map(|(layer, &span)| {
         let now = &items[plan[layer] as usize];
         let to = within(items, span, (capacity + now.units()).checked_sub(used)?)?;
-        Some((items[to].size.saturating_sub(now.size), layer, to))
+        Some((items[to].objective.saturating_sub(now.objective), layer, to))
     });
     match best.min_by_key(|&(cost, layer, _)| (cost, layer)) {
         Some((_, layer, to)) => {

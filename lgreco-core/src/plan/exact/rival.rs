@@ -5,10 +5,10 @@ use super::relax::{self, Multiplier};
 use super::rows::{Item, Span};
 use crate::plan::dp;
 
-/// Algorithm 1 finds no plan that is smaller than both this number of bits and the best plan.
+/// Algorithm 1 finds no plan with an objective below both this and the best plan's.
 ///
-/// It rounds errors up to cells of the budget, and fixing dropped only options of plans that are not smaller than the
-/// best: so this is the Lagrangian bound of the options left, with errors in cells.
+/// It rounds what is limited up to cells, and fixing dropped only options of plans that are not better than the best: so
+/// this is the Lagrangian bound of the options left, with their units in cells.
 ///
 /// # Complexity
 /// O(n) for n options left.
@@ -23,8 +23,8 @@ pub(super) fn lower_bound(
     let in_units = |cells: u32| relax::fine(u128::from(cells) * cell);
     let least = spans.iter().zip(best.table.iter()).map(|(span, row)| {
         let values = items[span.range()].iter().map(|item| {
-            let cells = dp::cells(row[item.option as usize].error, best.budget, dp::LEVELS);
-            multiplier.value(item.size, in_units(cells))
+            let cells = best.goal.cells(&row[item.option as usize], dp::LEVELS);
+            multiplier.value(item.objective, in_units(cells))
         });
         values.min().unwrap_or(0)
     });

@@ -1,22 +1,24 @@
-//! Each layer's options worth choosing, as integers: sorted by error, every larger error paid for by a smaller size.
+//! Each layer's options worth choosing, as integers: sorted by what is limited, more of which always means less of what is
+//! minimised.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::units::Scale;
+use crate::plan::goal::Goal;
 use crate::table::{Choice, Table};
 
-/// One option: its size in bits, its error in units, and its index in the layer.
+/// One option: what is minimised, the units it needs of the limit, and its index in the layer.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Item {
-    pub(super) size: u64,
+    pub(super) objective: u64,
     units: [u64; 2],
     pub(super) option: u64,
 }
 
 impl Item {
-    pub(super) fn new(size: u64, units: u128, option: u64) -> Self {
-        Item { size, units: [units as u64, (units >> 64) as u64], option }
+    pub(super) fn new(objective: u64, units: u128, option: u64) -> Self {
+        Item { objective, units: [units as u64, (units >> 64) as u64], option }
     }
 
     #[inline(always)]
@@ -49,20 +51,20 @@ impl Span {
 
 /// Fills `items` and one span per layer with the undominated options that can be part of a plan within `capacity`.
 ///
-/// Of equal sizes the smaller error stays, then the lower index. Every layer keeps at least its most exact option,
-/// whose errors the caller has seen to fit the budget.
+/// Of equal objectives the one that needs less stays, then the lower index. Every layer keeps at least the option that
+/// needs least; the caller has seen that these fit the limit.
 ///
 /// # Complexity
 /// O(n log n) time for n options, O(n) when rows are monotone.
-pub(super) fn prepare(table: &Table<'_>, scale: Scale, capacity: u128, items: &mut [Item], spans: &mut [Span]) {
+pub(super) fn prepare(table: &Table<'_>, goal: &Goal, scale: Scale, items: &mut [Item], spans: &mut [Span]) {
     let (mut end, mut smallest) = (0, 0u128);
     for (row, span) in table.iter().zip(spans.iter_mut()) {
         let start = end;
-        end += keep_undominated(row, scale, &mut items[start..]);
+        end += keep_undominated(row, goal, scale, &mut items[start..]);
         *span = Span::new(start, end);
         smallest += items[start].units();
     }
-    let slack = capacity.saturating_sub(smallest);
+    let slack = scale.capacity().saturating_sub(smallest);
     for span in spans {
         let row = &items[span.range()];
         let reach = row[0].units() + slack;
@@ -71,28 +73,28 @@ pub(super) fn prepare(table: &Table<'_>, scale: Scale, capacity: u128, items: &m
     }
 }
 
-/// Writes the undominated options of one row to the front of `out`, by increasing error; returns their number.
-fn keep_undominated(row: &[Choice], scale: Scale, out: &mut [Item]) -> usize {
+/// Writes the undominated options of one row to the front of `out`, by increasing units; returns their number.
+fn keep_undominated(row: &[Choice], goal: &Goal, scale: Scale, out: &mut [Item]) -> usize {
     let mut len = 0;
     let mut push = |option: usize| {
-        if let Some(units) = scale.units(row[option].error) {
-            out[len] = Item::new(row[option].size, units, option as u64);
+        if let (Some(objective), Some(units)) = (goal.objective(&row[option]), scale.units(&row[option])) {
+            out[len] = Item::new(objective, units, option as u64);
             len += 1;
         }
     };
-    if row[0].error <= row[row.len() - 1].error {
+    if goal.need_less(&row[0], &row[row.len() - 1]).is_le() {
         (0..row.len()).for_each(&mut push);
     } else {
         (0..row.len()).rev().for_each(&mut push);
     }
     let out = &mut out[..len];
-    let key = |item: &Item| (item.units(), item.size, item.option);
+    let key = |item: &Item| (item.units(), item.objective, item.option);
     if !out.is_sorted_by_key(key) {
         out.sort_unstable_by_key(key);
     }
     let mut kept = 1;
     for at in 1..len {
-        if out[at].size < out[kept - 1].size {
+        if out[at].objective < out[kept - 1].objective {
             out[kept] = out[at];
             kept += 1;
         }
@@ -108,21 +110,29 @@ mod tests {
 
     use super::super::units::Rounding;
     use super::*;
+    use crate::plan::Limit;
 
-    fn kept(row: &[(u64, f64)], budget: f64) -> Vec<u64> {
+    fn kept(row: &[(u64, f64)], limit: Limit) -> Vec<u64> {
         let choices: Vec<_> = row.iter().map(|&(size, error)| Choice { size, error }).collect();
         let ends = [row.len()];
         let table = Table::new(&choices, &ends).unwrap();
-        let scale = Scale::new(budget, Rounding::Down);
+        let (goal, scale) = (Goal::new(&table, limit, 63), Scale::new(limit, Rounding::Down));
         let (mut items, mut spans) = (vec![Item::default(); row.len()], [Span::default()]);
-        prepare(&table, scale, scale.capacity(), &mut items, &mut spans);
+        prepare(&table, &goal, scale, &mut items, &mut spans);
         items[spans[0].range()].iter().map(|item| item.option).collect()
     }
 
     #[test]
     fn dominated_and_too_inexact_options_go() {
-        assert_eq!(kept(&[(9, 0.0), (8, 1.0), (8, 0.5), (8, 0.5), (7, 3.0)], 2.0), [0, 2]);
-        assert_eq!(kept(&[(1, 2.0), (5, 1.0), (9, 0.0)], 2.0), [2, 1, 0]);
-        assert_eq!(kept(&[(5, 0.5), (5, 0.5), (5, 0.25), (5, 0.25)], 1.0), [2]);
+        assert_eq!(kept(&[(9, 0.0), (8, 1.0), (8, 0.5), (8, 0.5), (7, 3.0)], Limit::Error(2.0)), [0, 2]);
+        assert_eq!(kept(&[(1, 2.0), (5, 1.0), (9, 0.0)], Limit::Error(2.0)), [2, 1, 0]);
+        assert_eq!(kept(&[(5, 0.5), (5, 0.5), (5, 0.25), (5, 0.25)], Limit::Error(1.0)), [2]);
+    }
+
+    #[test]
+    fn dominated_and_too_large_options_go() {
+        assert_eq!(kept(&[(9, 0.25), (8, 1.0), (8, 0.5), (8, 0.5), (7, 3.0)], Limit::Size(8)), [4, 2]);
+        assert_eq!(kept(&[(9, 0.5), (5, 1.0), (1, 2.0)], Limit::Size(9)), [2, 1, 0]);
+        assert_eq!(kept(&[(5, 0.5), (4, 0.5), (3, 0.75), (4, 0.5)], Limit::Size(5)), [2, 1]);
     }
 }

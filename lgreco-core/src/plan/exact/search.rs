@@ -1,7 +1,7 @@
-//! The search of the core: which combination of the options that are left is smallest.
+//! The search of the core: which combination of the options that are left has the least objective.
 
 use super::fix;
-use super::lists::{Arena, LINES, Limit, Line, PRICES, State};
+use super::lists::{Arena, Envelope, LINES, Line, PRICES, State};
 use super::relax::Multiplier;
 use super::rows::{Item, Span};
 
@@ -32,20 +32,20 @@ pub(super) struct Outcome {
 
 impl Core<'_> {
     fn value(&self, item: usize) -> u128 {
-        self.multiplier.value(self.items[item].size, self.items[item].units())
+        self.multiplier.value(self.items[item].objective, self.items[item].units())
     }
 
-    /// How far above the layer's least value an option of a plan of `target` bits can be.
+    /// How far above the layer's least value an option of a plan within `target` can be.
     fn room(&self, target: u64) -> u128 {
         self.multiplier.ceiling(target, self.capacity).saturating_sub(self.least)
     }
 
-    /// The items of `layer` that a plan of at most `target` bits may use.
+    /// The items of `layer` that a plan of at most the objective `target` may use.
     fn options(&self, layer: usize, room: u128) -> core::ops::Range<usize> {
         let range = self.spans[layer].range();
         let ceiling = self.value(range.start) + room;
-        let kept =
-            self.items[range.clone()].partition_point(|item| self.multiplier.value(item.size, item.units()) <= ceiling);
+        let kept = self.items[range.clone()]
+            .partition_point(|item| self.multiplier.value(item.objective, item.units()) <= ceiling);
         range.start..range.start + kept
     }
 
@@ -55,7 +55,7 @@ impl Core<'_> {
         (0..self.spans.len()).map(|layer| (self.options(layer, room).len() as u64).pow(2).ilog2()).sum()
     }
 
-    /// Finds the smallest plan of at most `target` bits, if there is one, and writes its items to `plan`.
+    /// Finds the least objective of at most `target`, if a plan has one, and writes its items to `plan`.
     ///
     /// Two Pareto lists grow side by side, each over half of the layers that still have a choice; the layer with most
     /// options is left to the end, when every option of it is matched against all pairs from the two lists. Partial
@@ -110,7 +110,7 @@ impl Core<'_> {
                 let affordable = arena.capacity().saturating_mul(PAIRS) / (lists[0].len() + lists[1].len()).max(1);
                 complete &= thin || options.len() <= affordable;
                 for item in options.take(if thin { usize::MAX } else { affordable }) {
-                    let bar = best.map_or((target, u128::MAX), |(size, units, ..)| (size, units));
+                    let bar = best.map_or((target, u128::MAX), |(objective, units, ..)| (objective, units));
                     if let Some(pair) = self.best_pair(arena, &lists, &self.items[item], bar) {
                         best = Some((pair.0, pair.1, pair.2, Some(item as u32)));
                     }
@@ -119,7 +119,7 @@ impl Core<'_> {
             }
             None => self
                 .best_pair(arena, &lists, &Item::new(0, 0, 0), (target, u128::MAX))
-                .map(|(size, units, states)| (size, units, states, None)),
+                .map(|(objective, units, states)| (objective, units, states, None)),
         };
         if let Some((_, _, states, item)) = found {
             for item in states.into_iter().flat_map(|at| arena.trace(at)).chain(item) {
@@ -147,7 +147,7 @@ impl Core<'_> {
     }
 
     /// Takes the least values and units of `options`, no longer among the layers lacking, back into the limit.
-    fn widen(&self, limit: &mut Limit, options: core::ops::Range<usize>) {
+    fn widen(&self, limit: &mut Envelope, options: core::ops::Range<usize>) {
         let options = &self.items[options];
         for line in &mut limit.lines {
             line.ceiling += fix::least_value(options, line.multiplier);
@@ -157,8 +157,8 @@ impl Core<'_> {
 
     /// The limits of the two lists before they hold any open layer, and the state of the layers without choice, whose
     /// items are written to `plan`. `None` when nothing fits.
-    fn limits(&self, target: u64, room: u128, plan: &mut [u32]) -> Option<([Limit; 2], State)> {
-        let (mut size, mut units) = (0, 0);
+    fn limits(&self, target: u64, room: u128, plan: &mut [u32]) -> Option<([Envelope; 2], State)> {
+        let (mut objective, mut units) = (0, 0);
         let (mut least, mut least_units) = ([0; LINES], 0);
         let multipliers = PRICES.map(|price| self.multiplier.scaled(price));
         for (layer, chosen) in plan.iter_mut().enumerate() {
@@ -170,10 +170,10 @@ impl Core<'_> {
             }
             least_units = u128::saturating_add(least_units, self.least_units(options));
             if let [item] = items {
-                (size, units) = (size + item.size, u128::saturating_add(units, item.units()));
+                (objective, units) = (objective + item.objective, u128::saturating_add(units, item.units()));
             }
         }
-        let mut empty = Limit {
+        let mut empty = Envelope {
             lines: multipliers.map(|multiplier| Line { multiplier, ceiling: 0 }),
             units: self.capacity.checked_sub(least_units)?,
         };
@@ -187,15 +187,15 @@ impl Core<'_> {
                 self.widen(&mut fixed, options);
             }
         }
-        Some(([fixed, empty], State::root(size, units)))
+        Some(([fixed, empty], State::root(objective, units)))
     }
 
     fn least_units(&self, options: core::ops::Range<usize>) -> u128 {
         self.items[options].iter().map(Item::units).min().unwrap_or(0)
     }
 
-    /// The smallest plan made of `item` and one state of each list, where its (size, units) are below `bar` in that
-    /// order (a size of the bar's is allowed with fewer units).
+    /// The best plan made of `item` and one state of each list, where its (objective, units) are below `bar` in that
+    /// order (an objective of the bar's is allowed with fewer units).
     fn best_pair(
         &self,
         arena: &Arena<'_>,
@@ -204,10 +204,10 @@ impl Core<'_> {
         bar: (u64, u128),
     ) -> Option<(u64, u128, [usize; 2])> {
         let room = self.capacity.checked_sub(item.units())?;
-        let target = bar.0.checked_sub(item.size)?;
+        let target = bar.0.checked_sub(item.objective)?;
         let [first, second] = lists.clone().map(|list| arena.list(list));
         let mut best = None;
-        let (mut size, mut units) = (target, bar.1.saturating_sub(item.units()));
+        let (mut objective, mut units) = (target, bar.1.saturating_sub(item.units()));
         let mut fitting = second.len();
         for (at, a) in first.iter().enumerate() {
             while fitting > 0 && second[fitting - 1].units() + a.units() > room {
@@ -217,11 +217,14 @@ impl Core<'_> {
                 break;
             }
             let b = &second[fitting - 1];
-            let (pair_size, pair_units) = (a.size + b.size, a.units() + b.units());
-            if pair_size < size || pair_size == size && pair_units < units {
-                (size, units) = (pair_size, pair_units);
-                best =
-                    Some((size + item.size, units + item.units(), [lists[0].start + at, lists[1].start + fitting - 1]));
+            let (pair_objective, pair_units) = (a.objective + b.objective, a.units() + b.units());
+            if pair_objective < objective || pair_objective == objective && pair_units < units {
+                (objective, units) = (pair_objective, pair_units);
+                best = Some((
+                    objective + item.objective,
+                    units + item.units(),
+                    [lists[0].start + at, lists[1].start + fitting - 1],
+                ));
             }
         }
         best

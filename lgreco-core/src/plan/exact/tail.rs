@@ -1,4 +1,4 @@
-//! The linear relaxation of the layers that a list lacks, as a function of the budget left to them.
+//! The linear relaxation of the layers that a list lacks, as a function of what is left to them of the limit.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,7 +8,7 @@ use super::relax::{self, Edge, Solution, coarse};
 use super::repair;
 use super::rows::{Item, Span};
 
-/// Most edges kept around the one that the budget cuts.
+/// Most edges kept around the one that the limit cuts.
 const STEPS: usize = 1 << 10;
 
 /// An edge of the tail: what it and the steps before it save and cost together.
@@ -26,7 +26,7 @@ pub(super) fn steps(options: usize) -> usize {
     options.min(STEPS)
 }
 
-/// Bits per coarse unit, as a fraction.
+/// Objective per coarse unit, as a fraction.
 type Slope = (u64, u64);
 
 /// Layers that a list lacks: each at its base item, from which the steps lead on.
@@ -41,8 +41,8 @@ pub(super) struct Tail<'w> {
     steep: Slope,
     /// No edge behind the steps is steeper.
     flat: Slope,
-    /// Bits and coarse units of the base items.
-    size: u64,
+    /// Objective and coarse units of the base items.
+    objective: u64,
     coarse: u64,
     /// Units that the tail needs at least.
     least_units: u128,
@@ -84,7 +84,7 @@ impl<'w> Tail<'w> {
             capacity,
             steep: steepest.map_or((1, 0), |edge| (edge.saved, edge.coarse)),
             flat: flattest.map_or((0, 1), |edge| (edge.saved, edge.coarse)),
-            size: chosen().map(|item| item.size).sum(),
+            objective: chosen().map(|item| item.objective).sum(),
             coarse: chosen().map(|item| coarse(item.units())).sum(),
             least_units: spans.iter().map(|span| items[span.start()].units()).sum(),
             least,
@@ -97,7 +97,7 @@ impl<'w> Tail<'w> {
         }
     }
 
-    /// Admits from now on only partial plans that may have a completion of at most `target` bits.
+    /// Admits from now on only partial plans that may have a completion of at most the objective `target`.
     pub(super) fn aim(&mut self, target: u64) {
         self.target = target;
         self.line.ceiling = self.line.multiplier.ceiling(target, self.capacity).saturating_sub(self.least);
@@ -106,7 +106,7 @@ impl<'w> Tail<'w> {
     /// Takes `layer` out.
     pub(super) fn remove(&mut self, layer: usize) {
         let (row, base) = (&self.items[self.spans[layer].range()], &self.items[self.base[layer] as usize]);
-        self.size -= base.size;
+        self.objective -= base.objective;
         self.coarse -= coarse(base.units());
         self.least_units -= row[0].units();
         self.least -= fix::least_value(row, self.line.multiplier);
@@ -133,23 +133,23 @@ impl<'w> Tail<'w> {
         cursor + over
     }
 
-    /// The fewest bits of a plan that completes a partial one, by the relaxation; `cursor` as in [`Bound::admits_next`].
-    pub(super) fn lower_bound(&self, cursor: &mut usize, size: u64, units: u128) -> u64 {
+    /// The least objective of a plan that completes a partial one, by the relaxation; `cursor` as in [`Bound::admits_next`].
+    pub(super) fn lower_bound(&self, cursor: &mut usize, objective: u64, units: u128) -> u64 {
         let share = |(saved, cost): Slope, part: u64| {
-            let bits = (u128::from(saved) * u128::from(part)).checked_div(u128::from(cost));
-            bits.map_or(u64::MAX, |bits| u64::try_from(bits).unwrap_or(u64::MAX))
+            let part = (u128::from(saved) * u128::from(part)).checked_div(u128::from(cost));
+            part.map_or(u64::MAX, |part| u64::try_from(part).unwrap_or(u64::MAX))
         };
         let room = coarse(self.capacity - units);
-        let size = size + self.size;
+        let objective = objective + self.objective;
         let Some(left) = room.checked_sub(self.coarse) else {
-            return size.saturating_add(share(self.steep, self.coarse - room));
+            return objective.saturating_add(share(self.steep, self.coarse - room));
         };
         *cursor = self.cut(units, *cursor);
         let whole = self.steps.len() - *cursor;
         let taken = whole.checked_sub(1).map_or(Step::default(), |last| self.steps[last]);
         let next =
             self.steps.get(whole).map_or(self.flat, |step| (step.saved - taken.saved, step.coarse - taken.coarse));
-        (size - taken.saved).saturating_sub(share(next, left - taken.coarse))
+        (objective - taken.saved).saturating_sub(share(next, left - taken.coarse))
     }
 
     /// Completes `plan`, whose layers outside the tail are set, by steps while they fit; returns the layer that the
@@ -181,12 +181,12 @@ impl Bound for Tail<'_> {
     }
 
     #[inline(always)]
-    fn may_admit(&self, size: u64, units: u128) -> bool {
-        self.line.admits(size, units)
+    fn may_admit(&self, objective: u64, units: u128) -> bool {
+        self.line.admits(objective, units)
     }
 
-    fn admits_next(&self, cursor: &mut usize, size: u64, units: u128) -> bool {
-        self.lower_bound(cursor, size, units) <= self.target
+    fn admits_next(&self, cursor: &mut usize, objective: u64, units: u128) -> bool {
+        self.lower_bound(cursor, objective, units) <= self.target
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
     const OPTIONS: usize = 5;
     const CAPACITY: u64 = 240;
 
-    /// Layers of undominated options whose sizes and coarse units are small integers.
+    /// Layers of undominated options whose objectives and coarse units are small integers.
     fn layers(seed: u64) -> (Vec<Item>, Vec<Span>) {
         let mut at = 0;
         let mut draw = |below: u32| {
@@ -212,21 +212,21 @@ mod tests {
         };
         let mut items = Vec::new();
         for _ in 0..4 {
-            let (mut size, mut units) = (1000, draw(20));
+            let (mut objective, mut units) = (1000, draw(20));
             for option in 0..OPTIONS as u64 {
-                items.push(Item::new(size, fine(u128::from(units)) + u128::from(draw(1 << 20)), option));
-                (size, units) = (size - 1 - draw(200), units + 1 + draw(40));
+                items.push(Item::new(objective, fine(u128::from(units)) + u128::from(draw(1 << 20)), option));
+                (objective, units) = (objective - 1 - draw(200), units + 1 + draw(40));
             }
         }
         (items, (0..4).map(|layer| Span::new(OPTIONS * layer, OPTIONS * (layer + 1))).collect())
     }
 
-    /// The relaxation of some layers with `room` coarse units, rounded up to whole bits: the least mean of two sums of
+    /// The relaxation of some layers with `room` coarse units, rounded up: the least mean of two sums of
     /// options that together fit.
     fn relaxation(layers: &[&[Item]], room: u64) -> Option<u64> {
         let mut sums = vec![(0, 0)];
         for layer in layers {
-            let options = || layer.iter().map(|item| (item.size, coarse(item.units())));
+            let options = || layer.iter().map(|item| (item.objective, coarse(item.units())));
             sums = sums.iter().flat_map(|a: &(u64, u64)| options().map(|b| (a.0 + b.0, a.1 + b.1))).collect();
         }
         let (fitting, over): (Vec<_>, Vec<_>) = sums.into_iter().partition(|sum| sum.1 <= room);
@@ -256,20 +256,21 @@ mod tests {
                     let left: Vec<&[Item]> = spans[removed..].iter().map(|span| &items[span.range()]).collect();
                     let mut cursor = 0;
                     for used in 0..=CAPACITY {
-                        let (units, size) = (fine(u128::from(used)), 2 * CAPACITY - used);
-                        let bound = tail.lower_bound(&mut cursor, size, units);
-                        assert_eq!(bound, tail.lower_bound(&mut 0, size, units));
+                        let (units, objective) = (fine(u128::from(used)), 2 * CAPACITY - used);
+                        let bound = tail.lower_bound(&mut cursor, objective, units);
+                        assert_eq!(bound, tail.lower_bound(&mut 0, objective, units));
                         match relaxation(&left, CAPACITY - used) {
-                            Some(relaxed) if room_for < 4 * OPTIONS => assert!(bound <= size + relaxed),
-                            Some(relaxed) => assert_eq!(bound, size + relaxed),
+                            Some(relaxed) if room_for < 4 * OPTIONS => assert!(bound <= objective + relaxed),
+                            Some(relaxed) => assert_eq!(bound, objective + relaxed),
                             None => assert!(room_for < 4 * OPTIONS || bound == u64::MAX),
                         }
-                        exact += usize::from(relaxation(&left, CAPACITY - used).is_some_and(|all| bound == size + all));
+                        exact +=
+                            usize::from(relaxation(&left, CAPACITY - used).is_some_and(|all| bound == objective + all));
                         for target in [bound - 1, bound, bound.saturating_add(1)] {
                             tail.aim(target);
-                            assert_eq!(tail.admits_next(&mut 0, size, units), bound <= target);
+                            assert_eq!(tail.admits_next(&mut 0, objective, units), bound <= target);
                             let exact = room_for == 4 * OPTIONS && bound < u64::MAX;
-                            assert!(tail.may_admit(size, units) || bound > target || !exact);
+                            assert!(tail.may_admit(objective, units) || bound > target || !exact);
                         }
                     }
                     plan[removed..].copy_from_slice(&tail.base()[removed..]);
@@ -277,9 +278,9 @@ mod tests {
                     if repair::total_units(&items, &plan) <= capacity {
                         cut += usize::from(tail.complete(spent, &mut plan).is_some_and(|layer| layer >= removed));
                         assert!(repair::total_units(&items, &plan) <= capacity);
-                        let [size, rest] = [&plan[..removed], &plan[removed..]]
-                            .map(|part| part.iter().map(|&item| items[item as usize].size).sum::<u64>());
-                        assert!(size + rest >= tail.lower_bound(&mut 0, size, spent));
+                        let [objective, rest] = [&plan[..removed], &plan[removed..]]
+                            .map(|part| part.iter().map(|&item| items[item as usize].objective).sum::<u64>());
+                        assert!(objective + rest >= tail.lower_bound(&mut 0, objective, spent));
                     }
                     tail.remove(removed);
                 }

@@ -39,7 +39,7 @@ pub(super) fn search(
         let outcome = core.search(target, false, arena, order, plan);
         if outcome.complete && outcome.found {
             offer(plan, best);
-            return plan.iter().map(|&item| core.items[item as usize].size).sum();
+            return plan.iter().map(|&item| core.items[item as usize].objective).sum();
         }
         if outcome.complete {
             bound = lattice.at_least(target + 1);
@@ -52,10 +52,10 @@ pub(super) fn search(
                 break;
             }
         }
-        if best.size > target || retries == 0 {
+        if best.objective > target || retries == 0 {
             return bound;
         }
-        (top, fineness, retries) = (best.size - 1, 0, retries - 1);
+        (top, fineness, retries) = (best.objective - 1, 0, retries - 1);
     }
-    best.size
+    best.objective
 }

@@ -7,16 +7,23 @@ use proptest::prelude::*;
 use super::best::Best;
 use super::relaxed::Relaxed;
 use super::units::Rounding;
-use super::{Attempt, Limits, attempt, attempt_workspace_len, solve, workspace_len};
+use super::{Attempt, BITS, Limits, attempt, attempt_workspace_len, solve, workspace_len};
 use crate::Error;
-use crate::plan::dp;
+use crate::plan::goal::Goal;
+use crate::plan::{Limit, Proof, Summary, dp};
 use crate::table::{Choice, Table};
 use crate::testing::models::{Rows, model};
 use crate::testing::oracle::{by_total_size, check_against, check_exact, exhaustive};
 
-const DEFAULT: Limits = Limits { states: 1 << 14 };
+pub(super) const DEFAULT: Limits = Limits { states: 1 << 14 };
 
-fn table_of(rows: &[Vec<(u64, f64)>]) -> (Vec<Choice>, Vec<usize>) {
+/// Of the size.
+fn bound(summary: &Summary) -> u64 {
+    let Proof::Size { lower_bound, .. } = summary.proof else { panic!("{summary:?}") };
+    lower_bound
+}
+
+pub(super) fn table_of(rows: &[Vec<(u64, f64)>]) -> (Vec<Choice>, Vec<usize>) {
     let choices = rows.iter().flatten().map(|&(size, error)| Choice { size, error }).collect();
     let ends = rows.iter().scan(0, |end, row| {
         *end += row.len();
@@ -26,7 +33,7 @@ fn table_of(rows: &[Vec<(u64, f64)>]) -> (Vec<Choice>, Vec<usize>) {
 }
 
 /// Sizes and errors from small sets, so that ties, zeros and duplicates are common, and from all magnitudes.
-fn any_rows() -> impl Strategy<Value = Vec<Vec<(u64, f64)>>> {
+pub(super) fn any_rows() -> impl Strategy<Value = Vec<Vec<(u64, f64)>>> {
     let size = prop_oneof![0u64..6, 0u64..1000, (0u64..50).prop_map(|x| x << 50), (0u32..58).prop_map(|x| 1 << x)];
     let error = prop_oneof![
         (0u32..8).prop_map(f64::from),
@@ -82,7 +89,7 @@ fn sums_beyond_the_largest_number_are_no_plans() {
     let rows = std::vec![std::vec![(10, half), (1, half.next_up())]; 2];
     let (choices, ends) = table_of(&rows);
     let table = Table::new(&choices, &ends).unwrap();
-    check_against(&table, f64::MAX, DEFAULT, exhaustive(&table, f64::MAX));
+    check_against(&table, f64::MAX, DEFAULT, exhaustive(&table, Limit::Error(f64::MAX)));
     let mut plan = [9; 2];
     let summary = solve(&table, f64::MAX, DEFAULT, &mut std::vec![0; workspace_len(&table, DEFAULT)], &mut plan);
     let summary = summary.unwrap();
@@ -100,7 +107,7 @@ proptest! {
         let table = Table::new(&choices, &ends).unwrap();
         let largest: f64 = rows.iter().map(|row| row.iter().map(|choice| choice.1).fold(0.0, f64::max)).sum();
         let budget = if relative { largest * part } else { unit * (part * 10.0).floor() };
-        let optimum = exhaustive(&table, budget);
+        let optimum = exhaustive(&table, Limit::Error(budget));
         check_against(&table, budget, DEFAULT, optimum);
         for states in [0, 1, 2, 7] {
             check_against(&table, budget, Limits { states }, optimum);
@@ -121,7 +128,7 @@ proptest! {
         let (choices, ends) = table_of(&rows);
         let table = Table::new(&choices, &ends).unwrap();
         let budget = part * 5000.0 / 64.0 * rows.len() as f64;
-        let optimum = by_total_size(&table, budget);
+        let optimum = by_total_size(&table, Limit::Error(budget));
         check_against(&table, budget, DEFAULT, optimum);
         check_against(&table, budget, Limits { states: 40 }, optimum);
         if optimum.is_some() {
@@ -138,8 +145,8 @@ fn models_of_every_kind_keep_their_word_and_the_usual_ones_are_proved() {
             let model = model(rows, layers, options, 11);
             let full = check_exact(&model.table(), model.budget, Limits::default()).unwrap();
             let none = check_exact(&model.table(), model.budget, Limits { states: 0 }).unwrap();
-            assert!(none.lower_bound <= full.lower_bound && full.size <= none.size);
-            improved += usize::from(full.size < none.size && full.lower_bound > none.lower_bound);
+            assert!(bound(&none) <= bound(&full) && full.size <= none.size);
+            improved += usize::from(full.size < none.size && bound(&full) > bound(&none));
             if !matches!(rows, Rows::Correlated | Rows::SubsetSum) {
                 assert!(full.proven(), "{rows:?} {layers} x {options}: {full:?}");
             }
@@ -154,8 +161,8 @@ fn a_sum_that_only_rounds_to_the_budget_is_over_it() {
     let rows: Vec<Vec<(u64, f64)>> = (0..10).map(|_| [(8, 0.1), (16, 0.0)].to_vec()).collect();
     let (choices, ends) = table_of(&rows);
     let table = Table::new(&choices, &ends).unwrap();
-    check_against(&table, 1.0, DEFAULT, Some(88));
-    check_against(&table, 1f64.next_up(), DEFAULT, Some(80));
+    check_against(&table, 1.0, DEFAULT, Some(Limit::Size(88)));
+    check_against(&table, 1f64.next_up(), DEFAULT, Some(Limit::Size(80)));
     assert!(check_exact(&table, 1.0, DEFAULT).unwrap().proven());
 }
 
@@ -189,7 +196,7 @@ fn errors_below_the_resolution_are_rounded_both_ways() {
     let (choices, ends) = table_of(&rows);
     let table = Table::new(&choices, &ends).unwrap();
     let summary = check_exact(&table, 0.1, DEFAULT).unwrap();
-    assert_eq!((summary.size, summary.lower_bound), (428, 364));
+    assert_eq!((summary.size, bound(&summary)), (428, 364));
 }
 
 /// Sums of units over more than 256 layers, each as wide as the budget, do not fit 128 bits.
@@ -202,7 +209,7 @@ fn many_layers_as_wide_as_the_budget() {
         let (choices, ends) = table_of(&rows);
         let table = Table::new(&choices, &ends).unwrap();
         for budget in [0.5, 0.9375, 1.0, 3.0, 100.0] {
-            check_against(&table, budget, DEFAULT, by_total_size(&table, budget));
+            check_against(&table, budget, DEFAULT, by_total_size(&table, Limit::Error(budget)));
             assert!(check_exact(&table, budget, DEFAULT).unwrap().proven());
         }
     }
@@ -215,7 +222,7 @@ fn sizes_up_to_the_last_bit() {
     let table = Table::new(&choices, &ends).unwrap();
     for (budget, optimum) in [(0.0, u64::MAX), (1.0, u64::MAX - 2), (2.0, u64::MAX - 3)] {
         assert_eq!(check_exact(&table, budget, DEFAULT).unwrap().size, optimum);
-        check_against(&table, budget, DEFAULT, Some(optimum));
+        check_against(&table, budget, DEFAULT, Some(Limit::Size(optimum)));
     }
 }
 
@@ -233,7 +240,8 @@ fn never_larger_than_the_plan_of_algorithm_1() {
                 assert!(exact.size <= dp.size, "{rows:?} seed {seed}: {exact:?}, {dp:?}");
                 let mut workspace = std::vec![0; attempt_workspace_len(&table, Limits { states })];
                 let Attempt { summary, rival } =
-                    attempt(&table, model.budget, Limits { states }, &mut workspace, &mut [0; 20]).unwrap();
+                    attempt(&table, Limit::Error(model.budget), Limits { states }, &mut workspace, &mut [0; 20])
+                        .unwrap();
                 assert!(rival || summary.size <= dp.size, "{rows:?} seed {seed}: {summary:?}, {dp:?}");
                 excluded += usize::from(!rival && !exact.proven());
                 asked += usize::from(rival);
@@ -254,19 +262,21 @@ fn the_search_proves_what_branching_proves() {
             let model = model(rows, layers, options, seed);
             let (table, states) = (model.table(), 1 << 14);
             let summary = check_exact(&table, model.budget, Limits { states }).unwrap();
-            let (budget, mut choices) = (model.budget, std::vec![0; layers]);
-            let mut best =
-                Best { table: &table, budget, choices: &mut choices, size: u64::MAX, error: f64::NAN, rejected: false };
+            let (goal, mut choices) = (Goal::new(&table, Limit::Error(model.budget), BITS), std::vec![0; layers]);
+            let mut best = Best::new(&table, goal, &mut choices);
             let mut workspace = std::vec![0; attempt_workspace_len(&table, Limits { states })];
-            let mut relaxed = Relaxed::new(&table, budget, Rounding::Down, states, &mut workspace).unwrap();
-            best.offer_most_exact();
-            searched += usize::from(relaxed.bound < best.size);
+            let mut relaxed = Relaxed::new(&table, &goal, Rounding::Down, states, &mut workspace).unwrap();
+            best.offer_least();
+            searched += usize::from(relaxed.bound < best.objective);
             relaxed.search(&mut best);
-            let optimum = summary.lower_bound..=summary.size;
-            assert!(optimum.contains(&best.size) || best.size > relaxed.bound, "{rows:?} {layers} x {options}");
+            let optimum = bound(&summary)..=summary.size;
+            assert!(
+                optimum.contains(&best.objective) || best.objective > relaxed.bound,
+                "{rows:?} {layers} x {options}"
+            );
             assert!(relaxed.bound <= summary.size);
             if !matches!(rows, Rows::Correlated | Rows::SubsetSum) {
-                assert_eq!((relaxed.bound, summary.lower_bound), (best.size, summary.size), "{rows:?} {layers}");
+                assert_eq!((relaxed.bound, bound(&summary)), (best.objective, summary.size), "{rows:?} {layers}");
             }
         }
     }
@@ -283,11 +293,13 @@ fn few_states_certify_one_part_in_ten_thousand_on_errors_of_many_magnitudes() {
             let (table, limits) = (model.table(), Limits { states: 256 });
             let mut workspace = std::vec![0; attempt_workspace_len(&table, limits)];
             let Attempt { summary, rival } =
-                attempt(&table, model.budget, limits, &mut workspace, &mut [0; 300]).unwrap();
+                attempt(&table, Limit::Error(model.budget), limits, &mut workspace, &mut [0; 300]).unwrap();
             assert!(summary.gap() <= 2e-5 && !rival, "{rows:?} seed {seed}: {summary:?}");
             let rounded =
-                attempt(&table, model.budget, Limits { states: 0 }, &mut workspace, &mut [0; 300]).unwrap().summary;
-            assert!(rounded.lower_bound <= summary.size && summary.lower_bound <= rounded.size);
+                attempt(&table, Limit::Error(model.budget), Limits { states: 0 }, &mut workspace, &mut [0; 300])
+                    .unwrap()
+                    .summary;
+            assert!(bound(&rounded) <= summary.size && bound(&summary) <= rounded.size);
             branched += usize::from(rounded.gap() > 1e-4);
         }
     }

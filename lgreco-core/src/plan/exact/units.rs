@@ -1,8 +1,12 @@
-//! Errors as exact integers: fixed-point units in which the budget fills 120 bits.
+//! What is limited as exact integers: fixed-point units in which the limit fills 120 bits.
 
-/// Bits of the budget in units.
+use crate::plan::{Limit, goal::parts};
+use crate::table::Choice;
+
+/// Bits of the limit in units.
 const BITS: i32 = 120;
-/// Which way bits below 2^-120 of the budget go; sums of ordinary errors have none.
+
+/// Which way bits below 2^-120 of the budget go; sums of ordinary errors have none, and sizes never have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rounding {
     /// Every plan within the budget is within it in units: right for bounds.
@@ -11,45 +15,49 @@ pub(super) enum Rounding {
     Up,
 }
 
-/// Converts errors to units.
+/// Converts errors, or under a size limit sizes, to units.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
-    budget: f64,
+    limit: Limit,
     shift: i32,
     rounding: Rounding,
 }
 
-/// `x = mantissa * 2^(exponent - 1075)` for finite `x`, without its sign.
-fn parts(x: f64) -> (u64, i32) {
-    let (fraction, exponent) = (x.to_bits() & ((1 << 52) - 1), (x.to_bits() >> 52 & 0x7ff) as i32);
-    if exponent == 0 { (fraction, 1) } else { (fraction | 1 << 52, exponent) }
-}
-
 impl Scale {
-    pub(super) fn new(budget: f64, rounding: Rounding) -> Self {
-        let (mantissa, exponent) = parts(budget);
+    pub(super) fn new(limit: Limit, rounding: Rounding) -> Self {
+        let (mantissa, exponent) = match limit {
+            Limit::Error(budget) => parts(budget),
+            Limit::Size(size) => (size, 0),
+        };
         let bits = (64 - mantissa.leading_zeros()) as i32;
-        Scale { budget, shift: BITS - bits - exponent, rounding }
+        Scale { limit, shift: BITS - bits - exponent, rounding }
     }
 
-    /// The error in units; `None` when it alone exceeds the budget.
-    pub(super) fn units(self, error: f64) -> Option<u128> {
-        if error > self.budget {
-            return None;
+    /// What an option needs of the limit; `None` when that alone exceeds it.
+    pub(super) fn units(self, choice: &Choice) -> Option<u128> {
+        match self.limit {
+            Limit::Error(budget) => (choice.error <= budget).then(|| self.error(choice.error)),
+            Limit::Size(limit) => (choice.size <= limit).then(|| u128::from(choice.size) << self.shift),
         }
+    }
+
+    fn error(self, error: f64) -> u128 {
         let (mantissa, exponent) = parts(error);
         let up = u64::from(self.rounding == Rounding::Up);
-        Some(match exponent + self.shift {
+        match exponent + self.shift {
             _ if mantissa == 0 => 0,
             left @ 0.. => u128::from(mantissa) << left,
             right @ -63..0 => u128::from((mantissa + up * ((1 << -right) - 1)) >> -right),
             _ => u128::from(up),
-        })
+        }
     }
 
-    /// The budget in units.
+    /// The limit in units.
     pub(super) fn capacity(self) -> u128 {
-        self.units(self.budget).unwrap_or(0)
+        match self.limit {
+            Limit::Error(budget) => self.error(budget),
+            Limit::Size(limit) => u128::from(limit) << self.shift,
+        }
     }
 }
 
@@ -57,35 +65,54 @@ impl Scale {
 mod tests {
     use super::*;
 
+    fn units(scale: Scale, error: f64) -> Option<u128> {
+        scale.units(&Choice { size: 0, error })
+    }
+
     #[test]
     fn units_are_exact_and_monotone_over_all_magnitudes() {
         for budget in [1.0, 0.1, 5e-324, f64::MIN_POSITIVE, 1e-300, f64::MAX] {
-            let scale = Scale::new(budget, Rounding::Down);
-            let whole = scale.units(budget).unwrap();
+            let scale = Scale::new(Limit::Error(budget), Rounding::Down);
+            let whole = units(scale, budget).unwrap();
             assert_eq!(128 - whole.leading_zeros(), 120);
-            assert_eq!(scale.units(budget.next_up()).is_none(), budget.next_up() > budget);
-            assert_eq!(scale.units(0.0), Some(0));
-            assert_eq!(scale.units(-0.0), Some(0));
+            assert_eq!(units(scale, budget.next_up()).is_none(), budget.next_up() > budget);
+            assert_eq!(units(scale, 0.0), Some(0));
+            assert_eq!(units(scale, -0.0), Some(0));
             if budget > 1e-300 {
-                assert_eq!(scale.units(budget / 4.0), Some(whole / 4));
-                assert!(scale.units(budget.next_down()).unwrap() < whole);
+                assert_eq!(units(scale, budget / 4.0), Some(whole / 4));
+                assert!(units(scale, budget.next_down()).unwrap() < whole);
             }
         }
         for (rounding, tiny, odd) in [(Rounding::Down, 0, 1), (Rounding::Up, 1, 2)] {
-            let scale = Scale::new(1.0, rounding);
-            assert_eq!(scale.units(1e-300), Some(tiny));
-            assert_eq!(scale.units(f64::from_bits((1023 - 119) << 52)), Some(1));
-            assert_eq!(scale.units(1.5 * f64::from_bits((1023 - 119) << 52)), Some(odd));
+            let scale = Scale::new(Limit::Error(1.0), rounding);
+            assert_eq!(units(scale, 1e-300), Some(tiny));
+            assert_eq!(units(scale, f64::from_bits((1023 - 119) << 52)), Some(1));
+            assert_eq!(units(scale, 1.5 * f64::from_bits((1023 - 119) << 52)), Some(odd));
         }
-        assert_eq!(Scale::new(0.0, Rounding::Down).units(0.0), Some(0));
-        assert_eq!(Scale::new(0.0, Rounding::Down).capacity(), 0);
-        assert_eq!(Scale::new(0.0, Rounding::Down).units(5e-324), None);
+        assert_eq!(units(Scale::new(Limit::Error(0.0), Rounding::Down), 0.0), Some(0));
+        assert_eq!(Scale::new(Limit::Error(0.0), Rounding::Down).capacity(), 0);
+        assert_eq!(units(Scale::new(Limit::Error(0.0), Rounding::Down), 5e-324), None);
     }
 
     #[test]
     fn ten_tenths_exceed_one() {
-        let scale = Scale::new(1.0, Rounding::Down);
-        assert!(10 * scale.units(0.1).unwrap() > scale.capacity());
-        assert!(10 * scale.units(0.1f64.next_down()).unwrap() <= scale.capacity());
+        let scale = Scale::new(Limit::Error(1.0), Rounding::Down);
+        assert!(10 * units(scale, 0.1).unwrap() > scale.capacity());
+        assert!(10 * units(scale, 0.1f64.next_down()).unwrap() <= scale.capacity());
+    }
+
+    #[test]
+    fn sizes_are_exact_up_to_the_last_bit() {
+        for limit in [1, 3, 1 << 40, u64::MAX - 1, u64::MAX] {
+            let scale = Scale::new(Limit::Size(limit), Rounding::Up);
+            let units = |size| scale.units(&Choice { size, error: 1.0 });
+            assert_eq!(128 - scale.capacity().leading_zeros(), 120);
+            assert_eq!((units(0), units(limit)), (Some(0), Some(scale.capacity())));
+            assert_eq!(units(1).map(|unit| unit * u128::from(limit)), Some(scale.capacity()));
+            assert_eq!(limit.checked_add(1).and_then(units), None);
+        }
+        let none = Scale::new(Limit::Size(0), Rounding::Down);
+        assert_eq!((none.capacity(), none.units(&Choice { size: 0, error: 1.0 })), (0, Some(0)));
+        assert_eq!(none.units(&Choice { size: 1, error: 0.0 }), None);
     }
 }

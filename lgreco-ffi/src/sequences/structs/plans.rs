@@ -45,6 +45,8 @@ pub(super) fn table_and_plan(bytes: &mut Bytes, context: *mut lgreco_context) ->
         solver: bytes.below(3).into(),
         levels: bytes.next().into(),
         states: bytes.next().into(),
+        limit: bytes.below(3).into(),
+        size_limit: bytes.next().into(),
         ..Default::default()
     };
     // Levels and states are what the caller has memory and time for.

@@ -231,6 +231,11 @@ fn senseless_configurations_are_refused() {
     };
     assert!(!ramp(LGRECO, 8.0, 1) && ramp(LGRECO, 8.0, 0) && ramp(LGRECO, 0.5, 1) && ramp(LGRECO, f64::NAN, 1));
     assert!(ramp(accordion(4.0, 2.0, 0.5, 1.5), 8.0, 1) && ramp(Policy::Uncompressed, 8.0, 1));
+    for (budget, refusal) in [(Budget::Size, false), (Budget::Bits(1 << 20), true)] {
+        let mut config = config(Method::PowerSgd, LGRECO);
+        (config.budget, config.ramp_up) = (budget, Some(RampUp { first: 8.0, steps: 1 }));
+        assert_eq!(Controller::new(config, model(), &worker).is_err(), refusal, "{budget:?}");
+    }
     let legacy = |sizes: &[u64], levels: &[&[f64]], steps| {
         let levels = levels.iter().map(|levels| levels.to_vec()).collect();
         let mut config = config(Method::PowerSgd, Policy::Legacy(Legacy { sizes: sizes.to_vec(), levels, steps }));

@@ -16,6 +16,7 @@ use std::string::ToString;
 use std::{vec, vec::Vec};
 
 mod buckets;
+mod budgets;
 #[cfg(feature = "rayon")]
 mod cores;
 mod failures;

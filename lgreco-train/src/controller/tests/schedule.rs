@@ -7,7 +7,7 @@ use crate::plan::{self, Plan, Solver, Summary, baseline, budget::Budget};
 use crate::search::{self, Measured};
 
 /// The plan and settings that `plan` makes by hand from the mean of rank `rank`'s gradients at `steps`.
-fn by_hand(
+pub(super) fn by_hand(
     method: Method,
     rank: u32,
     steps: &[u32],
@@ -49,7 +49,7 @@ fn k_means_sees_the_same_table() {
         let mut workspace = vec![0; baseline::kmeans_workspace_len(&table, clusters)];
         let mut options = vec![0; 2];
         baseline::kmeans(&table, budget, &[384, 320], &metric, clusters, &mut workspace, &mut options).unwrap();
-        Plan::from_options(&table, Budget::Absolute(budget), "k-means", options).unwrap()
+        Plan::from_options(&table, budget.into(), "k-means", options).unwrap()
     });
     on_all(2, |mut worker| {
         let mut config = config(Method::Qsgd, Policy::KMeans { clusters });
