@@ -55,6 +55,7 @@ impl Limit {
     }
 
     /// Nothing is proved yet.
+    #[cfg(any(feature = "alloc", test))]
     pub(super) const fn unproved(self) -> Proof {
         match self {
             Limit::Error(budget) => Proof::Size { lower_bound: 0, budget },
@@ -103,6 +104,7 @@ impl Proof {
     }
 
     /// The stronger of two proofs for the same limit.
+    #[cfg(any(feature = "alloc", test))]
     pub(super) fn stronger(self, other: Proof) -> Proof {
         match (self, other) {
             (Proof::Size { lower_bound, budget }, Proof::Size { lower_bound: rival, .. }) => {

@@ -4,6 +4,7 @@ use crate::Digest;
 use lgreco_core::Error;
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, decode};
 use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
@@ -76,6 +77,14 @@ pub fn topk() -> Result<u64, Error> {
         for keep in [1, 17, 700, ELEMENTS as u32] {
             round_trips(&mut digest, Setting::TopK(TopK { keep, values }))?;
         }
+    }
+    Ok(digest.0)
+}
+
+pub fn quantised_topk() -> Result<u64, Error> {
+    let mut digest = Digest::new();
+    for (keep, bits) in [(1, 2), (17, 3), (700, 4), (ELEMENTS as u32, 8)] {
+        round_trips(&mut digest, Setting::QuantisedTopK(QuantisedTopK { keep, bits }))?;
     }
     Ok(digest.0)
 }

@@ -10,12 +10,14 @@ mod planner;
 use lgreco_core::Error;
 
 /// The name of every digest and its value.
-pub const EXPECTED: [(&str, u64); 8] = [
-    ("plans", 0x895b_7a36_9e00_bdef),
+pub const EXPECTED: [(&str, u64); 10] = [
+    ("plans within errors", 0x895b_7a36_9e00_bdef),
+    ("plans within sizes", 0x9fdc_8aca_6573_51c6),
     ("dense", 0xf10f_394c_a14e_caba),
     ("qsgd max-norm", 0x9329_1a49_021f_ddc2),
     ("qsgd min-max", 0xdd5b_1b35_ab1f_709f),
     ("topk", 0x39e5_2e46_de42_b0bc),
+    ("quantised topk", 0xa89d_964f_af18_f344),
     ("powersgd", 0x41e3_5261_f655_588d),
     ("rows", 0xd837_5b07_5538_ed5a),
     ("hostile payloads", 0xe4ed_35b0_3714_5446),
@@ -27,11 +29,13 @@ pub const EXPECTED: [(&str, u64); 8] = [
 /// The first error of any call that must succeed.
 pub fn run() -> Result<[u64; EXPECTED.len()], Error> {
     Ok([
-        planner::plans()?,
+        planner::within_errors()?,
+        planner::within_sizes()?,
         compressors::dense()?,
         compressors::max_norm()?,
         compressors::min_max()?,
         compressors::topk()?,
+        compressors::quantised_topk()?,
         compressors::powersgd()?,
         compressors::rows()?,
         compressors::hostile()?,

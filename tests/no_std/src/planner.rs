@@ -9,10 +9,36 @@ use lgreco_core::table::{Choice, Table};
 const LAYERS: usize = 12;
 const OPTIONS: usize = 9;
 const LEVELS: u32 = 500;
+const LIMITS: exact::Limits = exact::Limits { states: 1 << 10 };
 
-/// Solves one table at several budgets and size limits by both methods; a forged plan must be refused, and a budget and a
-/// limit that cannot be met.
-pub fn plans() -> Result<u64, Error> {
+/// Plans within errors, and an error that cannot be met.
+pub fn within_errors() -> Result<u64, Error> {
+    let reference = [OPTIONS as u32 / 2; LAYERS];
+    plans([0.5, 1.0, 2.0].map(|alpha| Budget::Defaults { alpha, options: &reference }), |table, workspace, options| {
+        match exact::solve(table, 0.0, LIMITS, workspace, options) {
+            Err(Error::Infeasible { smallest, .. }) => smallest.to_bits(),
+            _ => 0,
+        }
+    })
+}
+
+/// Plans within sizes, and a size that cannot be met.
+pub fn within_sizes() -> Result<u64, Error> {
+    let reference = [OPTIONS as u32 / 2; LAYERS];
+    plans(
+        [0.5, 1.0, 1.5].map(|alpha| Budget::DefaultSize { alpha, options: &reference }),
+        |table, workspace, options| match dp::solve(table, Limit::Size(1), LEVELS, workspace, options) {
+            Err(Error::SizeInfeasible { smallest, .. }) => smallest,
+            _ => 0,
+        },
+    )
+}
+
+/// Solves one table at several limits by both methods; a forged plan must be refused.
+fn plans(
+    budgets: [Budget<'_>; 3],
+    impossible: impl FnOnce(&Table<'_>, &mut [u64], &mut [u32]) -> u64,
+) -> Result<u64, Error> {
     let stream = Stream { seed: 5, ..Stream::default() };
     let mut choices = [Choice { size: 0, error: 0.0 }; LAYERS * OPTIONS];
     for (index, choice) in choices.iter_mut().enumerate() {
@@ -25,16 +51,12 @@ pub fn plans() -> Result<u64, Error> {
     ends.iter_mut().enumerate().for_each(|(layer, end)| *end = (layer + 1) * OPTIONS);
     let table = Table::new(&choices, &ends)?;
 
-    let limits = exact::Limits { states: 1 << 10 };
     let mut workspace = [!0u64; 64 << 10];
     let mut options = [!0u32; LAYERS];
     let mut digest = Digest::new();
-    let reference = [OPTIONS as u32 / 2; LAYERS];
-    let of_error = [0.5, 1.0, 2.0].map(|alpha| Budget::Defaults { alpha, options: &reference });
-    let of_size = [0.5, 1.0, 1.5].map(|alpha| Budget::DefaultSize { alpha, options: &reference });
-    for budget in of_error.iter().chain(&of_size) {
+    for budget in budgets {
         let limit = budget.limit(&table)?;
-        let proved = exact::solve(&table, limit, limits, &mut workspace, &mut options)?;
+        let proved = exact::solve(&table, limit, LIMITS, &mut workspace, &mut options)?;
         check::verify(&table, &options, &proved)?;
         add(&mut digest, &proved, &options);
         let forged = Summary { size: proved.size - 1, ..proved };
@@ -45,14 +67,7 @@ pub fn plans() -> Result<u64, Error> {
         add(&mut digest, &published, &options);
         digest.u64(u64::from(proved.proven() && is_as_good(&proved, &published)));
     }
-    match exact::solve(&table, 0.0, limits, &mut workspace, &mut options) {
-        Err(Error::Infeasible { smallest, .. }) => digest.u64(smallest.to_bits()),
-        _ => digest.u64(0),
-    }
-    match dp::solve(&table, Limit::Size(1), LEVELS, &mut workspace, &mut options) {
-        Err(Error::SizeInfeasible { smallest, .. }) => digest.u64(smallest),
-        _ => digest.u64(0),
-    }
+    digest.u64(impossible(&table, &mut workspace, &mut options));
     Ok(digest.0)
 }
 
