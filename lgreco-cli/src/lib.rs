@@ -17,10 +17,9 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::process::ExitCode;
 
-/// Runs the command with `args`, the program's name first.
-pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+/// Runs the command with `args`, the program's name first, and gives its exit code.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match args::Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -32,7 +31,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
                         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.print(),
                         _ => writeln!(io::stderr(), "lgreco: {}", usage(&error)),
                     };
-                    ExitCode::from(error.exit_code() as u8)
+                    error.exit_code() as u8
                 }
             };
         }
@@ -41,12 +40,12 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 /// Tells of a failure, if there is one, and says so with the exit code.
-fn done(result: Result<(), failure::Failure>) -> ExitCode {
+fn done(result: Result<(), failure::Failure>) -> u8 {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(failure) => {
             let _ = writeln!(io::stderr(), "lgreco: {failure}");
-            ExitCode::from(failure.kind as u8)
+            failure.kind as u8
         }
     }
 }

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    lgreco_cli::run(std::env::args_os())
+    lgreco_cli::run(std::env::args_os()).into()
 }

@@ -2,12 +2,12 @@
 
 use crate::error::LgrecoError;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{Config, Feedback, NonFinite, Policy, Schedule};
+use lgreco_train::controller::{Budget, Config, Feedback, NonFinite, Policy, RampUp, Schedule};
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::Dtype;
 use lgreco_train::plan::Solver;
-use lgreco_train::search::{Range, Search};
+use lgreco_train::search::{Metric, Range, Search, Width};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -28,6 +28,22 @@ pub(crate) fn dtype(name: &str) -> PyResult<Dtype> {
 
 pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
     LgrecoError::new_err(error.to_string())
+}
+
+/// A number or a word.
+#[derive(FromPyObject)]
+pub(crate) enum Value {
+    Number(u64),
+    Word(String),
+}
+
+impl std::fmt::Display for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Value::Number(number) => number.fmt(f),
+            Value::Word(word) => word.fmt(f),
+        }
+    }
 }
 
 /// The options that `lgreco.torch` passes by name; what is left out is as in Rust.
@@ -67,6 +83,10 @@ impl<'py> Options<'_, 'py> {
         if let Some(default) = self.get("default")? {
             search = search.with_default(default).map_err(refused)?;
         }
+        if let Some(widths) = self.get::<Vec<Value>>("widths")? {
+            let widths = widths.iter().map(|width| width.to_string().parse::<Width>().map_err(refused));
+            search = search.with_widths(&widths.collect::<PyResult<Vec<_>>>()?).map_err(refused)?;
+        }
         if let Some(metric) = self.get::<String>("metric")? {
             search.metric = metric.parse().map_err(refused)?;
         }
@@ -100,15 +120,30 @@ impl<'py> Options<'_, 'py> {
         })
     }
 
+    /// A size unless told otherwise: equal bytes lose less than equal errors (BENCHMARKS.md, "Accuracy").
+    fn budget(&self) -> PyResult<Budget> {
+        match self.get("budget")? {
+            None => Ok(Budget::Size),
+            Some(Value::Number(bits)) => Ok(Budget::Bits(bits)),
+            Some(Value::Word(name)) => named("budget", &name, &[("size", Budget::Size), ("error", Budget::Error)]),
+        }
+    }
+
     pub(crate) fn config(&self) -> PyResult<Config> {
-        let config = Config::new(self.search()?);
+        let mut config = Config::new(self.search()?);
+        let budget = self.budget()?;
+        if self.get::<String>("metric")?.is_none() && budget != Budget::Error {
+            config.search.metric = Metric::SquaredL2;
+        }
         let Schedule { warmup, period, window, lead } = config.schedule;
         let routes =
             [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce), ("sharded", Route::Sharded)];
         let route: String = self.get("route")?.unwrap_or_else(|| "all_gather".into());
         Ok(Config {
             policy: self.policy()?,
+            budget,
             alpha: self.get("alpha")?.unwrap_or(config.alpha),
+            ramp_up: self.get("ramp_up")?.map(|(first, steps)| RampUp { first, steps }),
             schedule: Schedule {
                 warmup: self.get("start_iter")?.unwrap_or(warmup),
                 period: self.get("period")?.unwrap_or(period),
@@ -128,10 +163,11 @@ impl<'py> Options<'_, 'py> {
     }
 }
 
-const KNOWN: [&str; 19] = [
+const KNOWN: [&str; 22] = [
     "method",
     "default",
     "candidates",
+    "widths",
     "metric",
     "min_elements",
     "seed",
@@ -140,7 +176,9 @@ const KNOWN: [&str; 19] = [
     "clusters",
     "residual_dtype",
     "error_feedback",
+    "budget",
     "alpha",
+    "ramp_up",
     "start_iter",
     "period",
     "window",

@@ -12,6 +12,13 @@ mod request;
 mod task;
 
 use pyo3::prelude::*;
+use std::ffi::OsString;
+
+/// The `lgreco` command with these arguments, the program's name first; gives its exit code.
+#[pyfunction]
+fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| lgreco_cli::run(arguments))
+}
 
 /// Nothing here waits for the interpreter's lock: it is given up around all work.
 #[pymodule(gil_used = false)]
@@ -20,6 +27,7 @@ fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
+    module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_class::<controller::Controller>()?;
     module.add_class::<bucket::Bucket>()?;
     module.add_class::<request::Request>()?;

@@ -134,7 +134,7 @@ static void size_limits(lgreco_context *context) {
     options.solver = LGRECO_SOLVER_EXACT;
     options.size_limit = 49;
     STATUS(LGRECO_SIZE_INFEASIBLE, lgreco_plan_solve(context, &given, &options, &plan));
-    TEXT("the size limit is 49 bits, the smallest achievable size is 50 bits", lgreco_context_message(context));
+    TEXT("infeasible: the size limit is 49 bits, the smallest achievable size is 50 bits", lgreco_context_message(context));
 
     // The defaults have 70 bits.
     options.limit = LGRECO_LIMIT_DEFAULT_SIZE;

@@ -13,15 +13,23 @@ class LgrecoError(ValueError):
     """The name of the layer at fault."""
 
 def make_plan(
-    layers: list[tuple[str, list[int], str, int]], solver: str, alpha: float, **options: Any
+    layers: list[tuple[str, list[int], str, int]],
+    solver: str,
+    alpha: float | None,
+    budget: float | None,
+    size: str | int | None,
+    **options: Any,
 ) -> str:
     """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file.
 
-    Options are ``method``, ``default``, ``candidates``, ``metric``, ``min_elements`` and ``seed``.
+    Options are ``method``, ``default``, ``candidates``, ``widths``, ``metric``, ``min_elements`` and ``seed``.
     """
 
 def check_plan(json: str) -> str:
     """The same plan file, once it has been checked."""
+
+def run_command(arguments: list[str]) -> int:
+    """The lgreco command with these arguments, the program's name first; gives its exit code."""
 
 @final
 class Request:

@@ -3,11 +3,12 @@
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgreco._arrays import Array, place
 from lgreco._lgreco import check_plan, make_plan
+from lgreco._plot import bars
 
 
 class Plan:
@@ -39,9 +40,19 @@ class Plan:
         return float(self._file["error"])
 
     @property
-    def budget(self) -> float:
-        """The error that the plan was allowed."""
-        return float(self._file["budget"])
+    def budget(self) -> float | None:
+        """The most error that the plan was allowed; None where its size was limited."""
+        return self._file.get("budget")
+
+    @property
+    def size_limit(self) -> int | None:
+        """The most bits that the plan was allowed; None where its error was limited."""
+        return self._file.get("size_limit")
+
+    @property
+    def lower_bound(self) -> float:
+        """No plan within the budget has fewer bits than this, or none within the size limit less error."""
+        return float(self._file["lower_bound"])
 
     @property
     def proven(self) -> bool:
@@ -75,12 +86,24 @@ class Plan:
         width = max((len(name) for name, *_ in rows), default=5)
         lines = [f"{'layer':{width}}  {'setting':>14}  {'error':>10}  {'bits':>12}"]
         lines += [f"{name:{width}}  {label:>14}  {error:>10.3g}  {size:>12,}" for name, label, error, size in rows]
-        proof = "proved optimal" if self.proven else f"at least {self._file['lower_bound']:,.0f} bits are needed"
-        lines.append(f"{self.ratio:.2f} times smaller, {self.size:,} bits, {proof}")
+        if self.proven:
+            proof = "proved optimal"
+        elif self.size_limit is None:
+            proof = f"at least {self.lower_bound:,.0f} bits are needed"
+        else:
+            proof = f"the least error is at least {self.lower_bound:.3g}"
+        lines.append(f"{self.ratio:.2f} times smaller, {self.size:,} bits, error {self.error:.3g}, {proof}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self._file['layers'])} layers, {self.ratio:.2f} times smaller>"
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws what each layer sends and loses: a picture of the kind that ``path`` ends in. Needs matplotlib."""
+        rows = self._rows()
+        columns = {"bits": [float(size) for *_, size in rows], "error": [error for *_, error, _ in rows]}
+        title = f"{self.ratio:.2f} times smaller"
+        bars(path, title, [name for name, *_ in rows], [label for _, label, *_ in rows], columns)
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -101,13 +124,16 @@ def plan(
     method: str = "hybrid",
     default: float | None = None,
     candidates: tuple[float, float, float] | None = None,
-    alpha: float = 1.0,
+    budget: float | None = None,
+    size: str | int | None = None,
+    alpha: float | None = None,
+    widths: Sequence[str | int] | None = None,
     solver: str = "exact",
     metric: str | None = None,
     min_elements: int = 1024,
     random_seed: int = 0,
 ) -> Plan:
-    """Chooses a compressor for each layer: the smallest size whose error is at most ``alpha`` times that of a uniform setting.
+    """Chooses a compressor for each layer: the smallest plan within an error, or the one of least error within a size.
 
     Parameters
     ----------
@@ -116,6 +142,12 @@ def plan(
         buffer. Matrices keep their rows; other dimensions are columns.
     method, default, candidates
         As in ``lgreco.torch.LGreCoState``; ``candidates`` are the first, last and step of the parameters that are offered.
+    budget, size, alpha
+        Left out, the error is at most that of the uniform setting ``default``; ``budget`` is another error. With
+        ``size="uniform"`` it is the size that is at most the uniform setting's, or a number of bits. ``alpha`` multiplies what
+        the uniform setting has.
+    widths
+        How TopK may send the values that it keeps: ``"full"`` and 2 to 8, bits per value.
     solver
         ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper.
     metric
@@ -134,4 +166,5 @@ def plan(
     with_places = {name: place(name, array) for name, array in gradients.items()}
     layers = [(name, found.dims, found.dtype, found.address) for name, found in with_places.items()]
     options: dict[str, Any] = {"method": method, "default": default, "candidates": candidates, "metric": metric}
-    return Plan(make_plan(layers, solver, alpha, min_elements=min_elements, seed=random_seed, **options))
+    options["widths"] = None if widths is None else list(widths)
+    return Plan(make_plan(layers, solver, alpha, budget, size, min_elements=min_elements, seed=random_seed, **options))

@@ -289,6 +289,18 @@ impl Config {
         }
     }
 
+    /// What it is at this step.
+    pub(super) fn at(self: &Arc<Self>, step: u64) -> Result<Arc<Self>, Error> {
+        let Some(ramp_up) = self.ramp_up else { return Ok(self.clone()) };
+        let search = ramp_up.of(&self.search, step.saturating_sub(self.schedule.warmup))?;
+        Ok(Arc::new(Config { search, ..Config::clone(self) }))
+    }
+
+    /// Whether the default is another one still.
+    pub(super) fn ramps(&self, step: u64) -> bool {
+        self.ramp_up.is_some_and(|ramp| step < self.schedule.warmup.saturating_add(ramp.steps))
+    }
+
     pub(super) fn check(&self, tensors: &[Tensor], world: u32) -> Result<(), Error> {
         let require = |holds: bool, what, value: f64, expected| {
             if holds { Ok(()) } else { Err(Error::Core(CoreError::Parameter { what, value, expected })) }
@@ -315,7 +327,11 @@ impl Config {
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
         self.feedback.check()?;
-        self.check_ramp_up()?;
+        if let Some(ramp_up) = self.ramp_up {
+            let policy_goes =
+                matches!(self.policy, Policy::Uniform | Policy::KMeans { .. } | Policy::LGreco { accordion: None, .. });
+            ramp_up.check(&self.search, policy_goes, matches!(self.budget, Budget::Error | Budget::Size))?;
+        }
         if let Policy::KMeans { clusters } = self.policy {
             require(clusters >= 1, "clusters", clusters as f64, "at least 1")?;
         }

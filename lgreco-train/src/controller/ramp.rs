@@ -1,8 +1,7 @@
 //! Settings that begin mild.
 
-use super::{Budget, Config, Policy};
+use crate::search::Search;
 use crate::{CoreError, Error};
-use alloc::sync::Arc;
 
 /// A ramp-up of compression, as DGC's of sparsity (Lin et al., ICLR 2018): at first the search's default is another one,
 /// milder, and every decision brings it nearer to its own, by a like factor in like times. Budgets follow, because they are
@@ -27,34 +26,22 @@ pub struct RampUp {
     pub steps: u64,
 }
 
-impl Config {
-    /// What it is at this step.
-    pub(super) fn at(self: &Arc<Self>, step: u64) -> Result<Arc<Self>, Error> {
-        let Some(RampUp { first, steps }) = self.ramp_up else { return Ok(self.clone()) };
-        let since = step.saturating_sub(self.schedule.warmup);
-        let done = (since as f64 / steps as f64).min(1.0);
-        Ok(Arc::new(Config { search: self.search.ramped(first, done)?, ..Config::clone(self) }))
+impl RampUp {
+    /// The search `since` steps after those without compression.
+    pub(super) fn of(&self, search: &Search, since: u64) -> Result<Search, Error> {
+        let done = (since as f64 / self.steps as f64).min(1.0);
+        Ok(search.ramped(self.first, done)?)
     }
 
-    /// Whether the default is another one still.
-    pub(super) fn ramps(&self, step: u64) -> bool {
-        self.ramp_up.is_some_and(|ramp| step < self.schedule.warmup.saturating_add(ramp.steps))
-    }
-
-    pub(super) fn check_ramp_up(&self) -> Result<(), Error> {
-        let Some(RampUp { first, steps }) = self.ramp_up else { return Ok(()) };
-        let wrong = |what, value, expected| Err(Error::Core(CoreError::Parameter { what, value, expected }));
-        match self.policy {
-            Policy::Uniform | Policy::KMeans { .. } | Policy::LGreco { accordion: None, .. } => {}
-            _ => return wrong("first default", first, "none under a policy that does not go by the default"),
-        }
-        if matches!(self.budget, Budget::Bits(_) | Budget::Seconds(_)) {
-            return wrong("first default", first, "none under a budget that does not go by the default");
-        }
-        if steps == 0 {
-            return wrong("steps of the ramp-up", 0.0, "at least 1");
-        }
-        self.search.ramped(first, 0.0)?;
-        Ok(())
+    /// `Err` unless it is one of `search`, under a policy and a budget that go by the default.
+    pub(super) fn check(&self, search: &Search, policy_goes: bool, budget_goes: bool) -> Result<(), Error> {
+        let require = |holds: bool, what, value, expected| {
+            if holds { Ok(()) } else { Err(Error::Core(CoreError::Parameter { what, value, expected })) }
+        };
+        let (what, first) = ("first default", self.first);
+        require(policy_goes, what, first, "none under a policy that does not go by the default")?;
+        require(budget_goes, what, first, "none under a budget that does not go by the default")?;
+        require(self.steps > 0, "steps of the ramp-up", 0.0, "at least 1")?;
+        self.of(search, 0).map(drop)
     }
 }

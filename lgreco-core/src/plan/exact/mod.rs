@@ -54,8 +54,6 @@ mod repair;
 mod rival;
 mod rows;
 mod search;
-#[cfg(test)]
-mod size_tests;
 mod tail;
 mod targets;
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! The solver against enumeration and against dynamic programming over sizes.
 
+mod size;
+
 use std::vec::Vec;
 
 use proptest::prelude::*;
@@ -15,7 +17,7 @@ use crate::table::{Choice, Table};
 use crate::testing::models::{Rows, model};
 use crate::testing::oracle::{by_total_size, check_against, check_exact, exhaustive};
 
-pub(super) const DEFAULT: Limits = Limits { states: 1 << 14 };
+const DEFAULT: Limits = Limits { states: 1 << 14 };
 
 /// Of the size.
 fn bound(summary: &Summary) -> u64 {
@@ -23,7 +25,7 @@ fn bound(summary: &Summary) -> u64 {
     lower_bound
 }
 
-pub(super) fn table_of(rows: &[Vec<(u64, f64)>]) -> (Vec<Choice>, Vec<usize>) {
+fn table_of(rows: &[Vec<(u64, f64)>]) -> (Vec<Choice>, Vec<usize>) {
     let choices = rows.iter().flatten().map(|&(size, error)| Choice { size, error }).collect();
     let ends = rows.iter().scan(0, |end, row| {
         *end += row.len();
@@ -33,7 +35,7 @@ pub(super) fn table_of(rows: &[Vec<(u64, f64)>]) -> (Vec<Choice>, Vec<usize>) {
 }
 
 /// Sizes and errors from small sets, so that ties, zeros and duplicates are common, and from all magnitudes.
-pub(super) fn any_rows() -> impl Strategy<Value = Vec<Vec<(u64, f64)>>> {
+fn any_rows() -> impl Strategy<Value = Vec<Vec<(u64, f64)>>> {
     let size = prop_oneof![0u64..6, 0u64..1000, (0u64..50).prop_map(|x| x << 50), (0u32..58).prop_map(|x| 1 << x)];
     let error = prop_oneof![
         (0u32..8).prop_map(f64::from),

@@ -3,19 +3,20 @@
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.fsdp import LGreCoShardedState
+from lgreco.torch.fsdp1 import LGreCoFSDP1State
 from lgreco.torch.hook import lgreco_hook
 from lgreco.torch.state import LGreCoState
 
 
-def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoShardedState:
-    """Compresses the gradients of a module in DistributedDataParallel, or after ``fully_shard``.
+def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoShardedState | LGreCoFSDP1State:
+    """Compresses the gradients of a module in DistributedDataParallel or FullyShardedDataParallel, or after ``fully_shard``.
 
-    Options are those of ``LGreCoState`` or ``LGreCoShardedState``, which it returns. Raises LgrecoError for other modules.
+    Options are those of the state that it returns. Raises LgrecoError for other modules.
     """
     if isinstance(module, DistributedDataParallel):
         state = LGreCoState(module.process_group, module, **options)
@@ -23,4 +24,7 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
         return state
     if isinstance(module, FSDPModule):
         return LGreCoShardedState(module, **options)
-    raise LgrecoError(f"a {type(module).__name__} is neither in DistributedDataParallel nor has it been through fully_shard")
+    if isinstance(module, FullyShardedDataParallel):
+        return LGreCoFSDP1State(module, **options)
+    kinds = "DistributedDataParallel or FullyShardedDataParallel, and has not been through fully_shard"
+    raise LgrecoError(f"a {type(module).__name__} is not in {kinds}")

@@ -25,7 +25,10 @@ class LGreCoState(Training):
         ``"qsgd"`` (bits, default 4), ``"topk"`` (density, default 0.01), ``"powersgd"`` (rank, default 4), or
         ``"hybrid"``: any of them per layer.
     default
-        The method's parameter in the uniform setting by which the plan's budget is set, and around which it searches.
+        The method's parameter in the uniform setting that plans are held to, and around which they search.
+    budget
+        ``"size"``: plans have at most the bytes of the uniform setting, and the least error; ``"error"``: at most its error, and
+        the fewest bytes, as in the paper; or so many bits per step and process. Sizes cost less of the final loss.
     policy
         ``"lgreco"`` plans after ``start_iter`` steps and then every ``period`` steps; ``"uniform"`` uses the default
         everywhere; ``"kmeans"`` clusters layers as CGX does; ``"uncompressed"`` is plain DDP.
@@ -45,9 +48,16 @@ class LGreCoState(Training):
         mean of parameters that no rank has used; the default is whether ``model`` is such a DDP.
     on_plan
         Is called with the state after every step with new settings.
+    ramp_up
+        ``(first, steps)``: plans go by ``first`` instead of ``default`` after ``start_iter``, milder, and come to ``default`` in
+        so many steps. Early steps are worth more.
+    lead
+        Steps before its own at which a plan is begun, below ``start_iter`` and ``period``. With more than 0 rank 0 plans on a
+        thread while training goes on, and the step at which all ranks switch depends on how long that takes.
     **options
-        ``alpha``, ``metric``, ``candidates`` (first, last, step), ``min_elements``, ``lead``, ``metrics_every``, ``route``,
-        ``clusters``: as in the Rust crate's ``controller::Config`` and ``search::Search``.
+        ``alpha``, ``metric`` (``"squared-l2"``, with ``budget="error"`` ``"l2"``), ``candidates`` (first, last, step), ``widths``
+        (of TopK's values: ``"full"`` and 2 to 8 bits), ``min_elements``, ``metrics_every``, ``route``, ``clusters``: as in the
+        Rust crate's ``controller::Config`` and ``search::Search``.
 
     Raises
     ------
@@ -62,11 +72,14 @@ class LGreCoState(Training):
         *,
         method: str = "hybrid",
         default: float | None = None,
+        budget: str | int = "size",
         policy: str = "lgreco",
         settings: Mapping[str, str] | None = None,
         start_iter: int = 100,
         period: int = 1000,
         window: int = 10,
+        ramp_up: tuple[float, int] | None = None,
+        lead: int = 0,
         error_feedback: bool = True,
         residual_dtype: torch.dtype = torch.float32,
         grad_scaler: Scaler | None = None,
@@ -81,11 +94,14 @@ class LGreCoState(Training):
             [Layer(name, list(p.shape), p.dtype) for name, p in parameters],
             method=method,
             default=default,
+            budget=budget,
             policy=policy,
             settings=settings,
             start_iter=start_iter,
             period=period,
             window=window,
+            ramp_up=ramp_up,
+            lead=lead,
             error_feedback=error_feedback,
             residual_dtype=residual_dtype,
             grad_scaler=grad_scaler,

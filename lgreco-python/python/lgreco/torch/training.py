@@ -1,13 +1,16 @@
 """What all doors to training have in common: steps made of buckets, residuals, plans, saved states."""
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
-from lgreco._lgreco import Controller, LgrecoError, Report
+from lgreco._lgreco import Controller, LgrecoError, PlanResult, Report
+from lgreco._plot import bars
 from lgreco.torch.collectives import own_group, start
 from lgreco.torch.flight import Flight
 
@@ -58,6 +61,8 @@ class Training:
         self._in_backward = False
         self._failed: LgrecoError | None = None
         self._bytes = [0, 0]
+        self._planner: ThreadPoolExecutor | None = None
+        self._planning: Future[PlanResult] | None = None
         self.last_report: Report | None = None
         if settings is not None:
             unknown = [name for name in settings if name not in self.names]
@@ -79,6 +84,7 @@ class Training:
         """Begins a bucket, and the step with the first."""
         if self._flights is None:
             self.follow_scale()
+            self._take_over_plan()
             self._controller.begin_step(1.0)
             while (request := self._controller.control()) is not None:
                 start(request, self._group).wait()
@@ -128,8 +134,21 @@ class Training:
         report = self._controller.finish_step()
         self._bytes = [self._bytes[0] + report.bytes_in, self._bytes[1] + report.bytes_out]
         self.last_report = report
+        self._plan_aside()
         if report.switched and self._on_plan is not None:
             self._on_plan(self)
+
+    def _plan_aside(self) -> None:
+        """With ``lead`` steps to go, and on the rank that measures, plans on a thread while training goes on."""
+        task = self._controller.take_plan_task()
+        if task is not None:
+            self._planner = self._planner or ThreadPoolExecutor(1, "lgreco-plan")
+            self._planning = self._planner.submit(task.run)
+
+    def _take_over_plan(self) -> None:
+        if self._planning is not None and self._planning.done():
+            self._controller.hand_in(self._planning.result())
+            self._planning = None
 
     def _end_backward(self) -> None:
         # Where the last bucket is not known, or does not come: DDP leaves the last ones out where nobody uses their
@@ -162,6 +181,27 @@ class Training:
         """How many times fewer bytes this process has sent than gradients have, and both numbers of bytes."""
         gradients, sent = self._bytes
         return (gradients / sent if sent else 1.0, gradients, sent)
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers of ``metrics`` and ``compression_stats`` by a name each, for TensorBoard's ``add_scalar``."""
+        ratio, _, sent = self.compression_stats()
+        found = {"lgreco/ratio": ratio, "lgreco/bytes": float(sent)}
+        if self.plan is not None and "error" in self.plan:
+            found["lgreco/plan/error"] = self.plan["error"]
+            found["lgreco/plan/size"] = self.plan["size"]
+        for name, layer in self.metrics().items():
+            known = {kind: layer[kind] for kind in ("relative_error", "residual_norm") if layer[kind] is not None}
+            found.update({f"lgreco/{kind}/{name}": value for kind, value in known.items()})
+        return found
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws what each layer sends and loses: a picture of the kind that ``path`` ends in. Needs matplotlib."""
+        metrics = self.metrics()
+        labels = [layer["setting"] for layer in metrics.values()]
+        sent = [float(layer["bytes_out"]) for layer in metrics.values()]
+        errors = [float(layer["relative_error"] or 0.0) for layer in metrics.values()]
+        title = f"{self.compression_stats()[0]:.2f} times fewer bytes"
+        bars(path, title, list(metrics), labels, {"bytes sent": sent, "relative error": errors})
 
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat; zeros without one."""

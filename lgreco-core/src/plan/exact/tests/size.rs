@@ -5,9 +5,9 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::tests::{DEFAULT, any_rows, table_of};
-use super::{Limits, solve, workspace_len};
+use super::{DEFAULT, any_rows, table_of};
 use crate::Error;
+use crate::plan::exact::{Limits, solve, workspace_len};
 use crate::plan::{Limit, Proof, Summary, dp};
 use crate::table::{Choice, Table};
 use crate::testing::models::{Rows, model};
