@@ -14,8 +14,7 @@ class Linear(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape, dtype=dtype)))
 
     def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-        parameters = dict(self.named_parameters())
-        return sum((parameters[name] * gradient).sum() for name, gradient in gradients.items())  # type: ignore[return-value]
+        return sum((getattr(self, name) * gradient).sum() for name, gradient in gradients.items())  # type: ignore[return-value]
 
 
 def gradients(rank: int, step: int, names: tuple[str, ...] = tuple(SHAPES)) -> dict[str, torch.Tensor]:

@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.training import Layer, Scaler, Training
@@ -15,13 +16,13 @@ from lgreco.torch.training import Layer, Scaler, Training
 class _Flat:
     """The parameters in one flat parameter, and where they are in its gradient."""
 
-    def __init__(self, handle: Any, first: int) -> None:
+    def __init__(self, prefix: str, handle: Any, first: int) -> None:
         flat = handle.flat_param
         starts = [0, *itertools.accumulate(flat._numels_with_padding)]
         spans = list(zip(starts, starts[1:]))
         padding = flat._is_padding_mask
         self.spans = [span for span, is_padding in zip(spans, padding) if not is_padding]
-        self.names: list[str] = list(flat._fqns)
+        self.names = [clean_tensor_name(f"{prefix}.{name}" if prefix else name) for name in flat._fqns]
         self.shapes = [list(shape) for shape in flat._shapes]
         self.dtype: torch.dtype = handle._reduce_dtype or flat.dtype
         self.layers = list(range(first, first + len(self.names)))
@@ -62,18 +63,19 @@ class LGreCoFSDP1State(Training):
         on_plan: Callable[["LGreCoFSDP1State"], None] | None = None,
         **options: Any,
     ) -> None:
-        parts = [part for part in FullyShardedDataParallel.fsdp_modules(module) if _trains(part)]
-        strategies = {part.sharding_strategy for part in parts}
+        parts = [(prefix, part) for prefix, part in module.named_modules() if _trains(part)]
+        strategies = {part.sharding_strategy for _, part in parts}
         if not strategies <= {ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP} and strategies != {ShardingStrategy.NO_SHARD}:
             names = ", ".join(sorted(strategy.name for strategy in strategies))
             raise LgrecoError(f"the module is sharded by {names}, expected FULL_SHARD or SHARD_GRAD_OP, or NO_SHARD alone")
         sharded = ShardingStrategy.NO_SHARD not in strategies
-        world = module.process_group.size()
+        world = dist.get_world_size(module.process_group)
         layers: list[Layer] = []
         flats = []
-        for part in parts:
-            flats.append(_Flat(part._handle, len(layers)))
-            shard = part._handle.flat_param._sharded_size.numel() if sharded else 0
+        for prefix, part in parts:
+            handle: Any = part._handle
+            flats.append(_Flat(prefix, handle, len(layers)))
+            shard = handle.flat_param._sharded_size.numel() if sharded else 0
             layers.extend(flats[-1].layers_of(shard, world))
         super().__init__(
             module.process_group,
@@ -94,7 +96,7 @@ class LGreCoFSDP1State(Training):
             **options,
         )
         module.register_comm_hook(None, _hook)
-        for part, flat in zip(parts, flats):
+        for (_, part), flat in zip(parts, flats):
             part._comm_hook_state = (self, flat)
 
     def _exchange(self, flat: _Flat, buffer: torch.Tensor) -> None:
@@ -114,6 +116,6 @@ def _hook(of_part: tuple[LGreCoFSDP1State, _Flat], gradient: torch.Tensor, shard
         shard.copy_(gradient[rank * shard.numel() : (rank + 1) * shard.numel()])
 
 
-def _trains(part: FullyShardedDataParallel) -> bool:
-    handle = part._handle
+def _trains(module: torch.nn.Module) -> TypeGuard[FullyShardedDataParallel]:
+    handle = module._handle if isinstance(module, FullyShardedDataParallel) else None
     return handle is not None and handle.flat_param.requires_grad
