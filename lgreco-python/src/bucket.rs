@@ -1,5 +1,6 @@
 //! Layers that are exchanged together.
 
+use crate::cores::detached;
 use crate::error::{LgrecoError, raised};
 use crate::memory::Gradients;
 use crate::request::Request;
@@ -42,7 +43,7 @@ impl Bucket {
             .zip(addresses)
             .map(|(&layer, address)| (address, tensors[layer].dtype(), tensors[layer].shape().elements()));
         *gradients = Gradients::new(places)?;
-        let submitted = py.detach(|| {
+        let submitted = detached(py, || {
             for (at, &layer) in layers.iter().enumerate().filter(|_| hold_zeros) {
                 if gradients.is_zero(at) {
                     bucket.withhold(layer)?;
@@ -57,7 +58,7 @@ impl Bucket {
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Bucket { bucket, names, gradients, .. } = self;
         let bucket = bucket.as_mut().ok_or_else(closed)?;
-        let next = py.detach(|| gradients.with(|values| bucket.next(values).map(|next| next.map(Request::from))));
+        let next = detached(py, || gradients.with(|values| bucket.next(values).map(|next| next.map(Request::from))));
         next.map_err(|error| raised(py, error, names))
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::arguments::{Options, dtype};
 use crate::bucket::Bucket;
+use crate::cores::detached;
 use crate::error::{LgrecoError, raised};
 use crate::memory::Gradients;
 use crate::report::Report;
@@ -94,7 +95,7 @@ impl Controller {
         });
         let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
         let place = Place { rank, world_size };
-        let made = py.detach(|| controller::Controller::new(config, tensors.clone(), &place));
+        let made = detached(py, || controller::Controller::new(config, tensors.clone(), &place));
         let controller = made.map_err(|error| raised(py, error, &names))?;
         Ok(Controller { controller: Mutex::new(controller), tensors: tensors.into(), names })
     }
@@ -108,7 +109,7 @@ impl Controller {
     fn control(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Controller { controller, names, .. } = self;
         let controller = inner(controller);
-        py.detach(|| controller.control().map(|request| request.map(Request::from)))
+        detached(py, || controller.control().map(|request| request.map(Request::from)))
             .map_err(|error| raised(py, error, names))
     }
 
@@ -139,7 +140,7 @@ impl Controller {
     fn rescale_residuals(&mut self, py: Python<'_>, factor: f32) -> PyResult<()> {
         let Controller { controller, names, .. } = self;
         let controller = inner(controller);
-        py.detach(|| controller.rescale_residuals(factor)).map_err(|error| raised(py, error, names))
+        detached(py, || controller.rescale_residuals(factor)).map_err(|error| raised(py, error, names))
     }
 
     /// Other settings for a fixed policy, one per layer.
@@ -230,7 +231,7 @@ impl Controller {
     ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
         let Controller { controller, names, .. } = self;
         let controller = inner(controller);
-        let loaded = py.detach(|| {
+        let loaded = detached(py, || {
             let (plan, residuals): (Vec<&[u8]>, Vec<&[u8]>) =
                 (plan.iter().map(Vec::as_slice).collect(), residuals.iter().map(Vec::as_slice).collect());
             controller.load_parts(&plan, &residuals)

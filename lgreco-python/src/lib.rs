@@ -4,6 +4,7 @@
 mod arguments;
 mod bucket;
 mod controller;
+mod cores;
 mod error;
 mod memory;
 mod plan;
@@ -28,6 +29,7 @@ fn _lgreco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::make_plan, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_plan, module)?)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
+    module.add_function(wrap_pyfunction!(cores::after_fork, module)?)?;
     module.add_class::<controller::Controller>()?;
     module.add_class::<bucket::Bucket>()?;
     module.add_class::<request::Request>()?;

@@ -1,6 +1,7 @@
 //! Plans for gradients that are there already, as the command makes them.
 
 use crate::arguments::{Options, Value, dtype, named, refused};
+use crate::cores::detached;
 use crate::memory::Gradients;
 use lgreco_train::backend::Parallel;
 use lgreco_train::file::{PlanFile, Seconds};
@@ -40,7 +41,7 @@ pub(crate) fn make_plan(
     });
     let places = places.collect::<PyResult<Vec<_>>>()?;
     let mut gradients = Gradients::new(places.into_iter())?;
-    py.detach(|| {
+    detached(py, || {
         gradients.with(|values| {
             let model = layers.iter().zip(&*values).map(|((name, dims, ..), values)| {
                 Layer::new(name, dims, values.values()).map_err(|error| refused(format!("{name}: {error}")))

@@ -1,5 +1,6 @@
 //! The work of a decision, for any thread.
 
+use crate::cores::detached;
 use crate::error::LgrecoError;
 use lgreco_train::backend::Parallel;
 use lgreco_train::controller;
@@ -18,6 +19,6 @@ impl PlanTask {
     /// Measures and plans; once.
     fn run(&mut self, py: Python<'_>) -> PyResult<PlanResult> {
         let task = self.0.take().ok_or_else(|| LgrecoError::new_err("the plan task has been run"))?;
-        Ok(PlanResult(Some(py.detach(|| task.run(&mut Parallel)))))
+        Ok(PlanResult(Some(detached(py, || task.run(&mut Parallel)))))
     }
 }

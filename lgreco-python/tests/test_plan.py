@@ -6,21 +6,27 @@ import json
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy
 import pytest
 import torch
+from linear import SHAPES, Linear
+from linear import gradients as linear_gradients
+from ranks import on_ranks
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lgreco
 import lgreco._plan
 from lgreco import LgrecoError
+from lgreco.torch import LGreCoState, lgreco_hook
 
-SHAPES = {"fc1.weight": (64, 48), "fc1.bias": (64,), "fc2.weight": (128, 64)}
+LAYERS = {"fc1.weight": (64, 48), "fc1.bias": (64,), "fc2.weight": (128, 64)}
 
 
 def gradients() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return {name: torch.randn(shape, generator=generator) ** 3 for name, shape in SHAPES.items()}
+    return {name: torch.randn(shape, generator=generator) ** 3 for name, shape in LAYERS.items()}
 
 
 @pytest.mark.parametrize("method", ["qsgd", "topk", "powersgd", "hybrid"])
@@ -45,6 +51,66 @@ def test_plans_are_saved_as_the_command_writes_them(tmp_path: pathlib.Path) -> N
     (tmp_path / "plan.json").write_text('{"version": 1}')
     with pytest.raises(LgrecoError, match="plan.json"):
         lgreco.Plan.load(tmp_path / "plan.json")
+
+
+def test_sizes_may_be_limited() -> None:
+    by_error = lgreco.plan(gradients(), method="topk", default=0.05)
+    uniform = lgreco.plan(gradients(), method="topk", default=0.05, size="uniform")
+    assert by_error.budget is not None and by_error.size_limit is None and uniform.budget is None
+    assert uniform.size_limit is not None and by_error.size < uniform.size <= uniform.size_limit
+    assert uniform.proven and uniform.error < by_error.budget and uniform.lower_bound <= uniform.error
+    assert lgreco.plan(gradients(), method="topk", size=uniform.size_limit).error <= 1.0001 * uniform.error
+    assert lgreco.plan(gradients(), method="topk", default=0.05, size="uniform", alpha=2.0).error < uniform.error
+    assert lgreco.plan(gradients(), method="topk", budget=by_error.budget).size <= by_error.size
+    few = lgreco.plan(gradients(), method="topk", default=0.05, widths=["full", 4, 2])
+    assert few.size < by_error.size and any("bits" in setting for setting in few.settings.values())
+    both: list[dict[str, Any]] = [
+        {"budget": 1.0, "size": 4000}, {"size": "largest"}, {"size": 4000, "alpha": 2.0}, {"size": 1}, {"widths": [1]},
+    ]
+    for options in both:
+        with pytest.raises(LgrecoError):
+            lgreco.plan(gradients(), method="topk", **options)
+
+
+def safetensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
+    """The file format by hand."""
+    header, end = {}, 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(t.numpy().tobytes() for t in tensors.values()))
+
+
+def _payload_bytes(rank: int, settings: dict[str, str]) -> int:
+    ddp = DDP(Linear())
+    state = LGreCoState(None, ddp, settings=settings, start_iter=2, error_feedback=False)
+    ddp.register_comm_hook(state, lgreco_hook)
+    for step in range(3):
+        ddp(linear_gradients(rank, step)).backward()
+    # Steps without compression come first.
+    return sum(layer["bytes_out"] for name, layer in state.metrics().items() if name in settings) - 2 * sum(
+        4 * torch.Size(SHAPES[name]).numel() for name in settings
+    )
+
+
+def test_the_commands_plans_are_what_is_sent(tmp_path: pathlib.Path) -> None:
+    safetensors(tmp_path / "gradients.safetensors", linear_gradients(0, 0))
+    command = pathlib.Path(sys.executable).with_name("lgreco")
+    files = [str(tmp_path / "gradients.safetensors"), "--json", str(tmp_path / "plan.json")]
+    subprocess.run([command, "plan", *files, "--method", "topk", "--size", "uniform"], check=True, capture_output=True)
+    plan = lgreco.Plan.load(tmp_path / "plan.json")
+    assert plan.settings == lgreco.plan(linear_gradients(0, 0), method="topk", size="uniform").settings
+    assert len(set(plan.settings.values())) > 1
+    for sent in on_ranks(2, _payload_bytes, plan.settings):
+        assert 8 * sent == plan.size
+    failed = subprocess.run([command, "plan", str(tmp_path / "none")], capture_output=True, text=True)
+    assert failed.returncode == 2 and "No such file" in failed.stderr
+
+
+def test_plans_as_pictures(tmp_path: pathlib.Path) -> None:
+    lgreco.plan(gradients()).plot(tmp_path / "plan.svg")
+    assert "fc2.weight" in (tmp_path / "plan.svg").read_text()
 
 
 def test_what_is_wrong_is_named() -> None:

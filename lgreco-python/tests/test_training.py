@@ -2,6 +2,7 @@
 
 import io
 import pathlib
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from linear import Linear, gradients
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import lgreco
 from lgreco import LgrecoError
 from lgreco.torch import LGreCoState, flight, lgreco_hook
 
@@ -189,6 +191,75 @@ def test_settings_may_be_given_and_are_checked() -> None:
     assert settings == {"first": "topk 7", "bias": "dense", "second": "qsgd 3", "third": "powersgd 2"}
     for name, error in zip(["fourth", "%", "method", "density", "default", "warm-up", "residual_dtype", "policy"], errors):
         assert name in error
+
+
+def _planned(rank: int, options: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    plans: list[dict[str, Any]] = []
+
+    def note(state: LGreCoState) -> None:
+        assert state.plan is not None
+        plans.append(state.plan)
+
+    ddp, state = make(on_plan=note, min_elements=64, **options)
+    train(ddp, rank, range(12))
+    return plans, state.scalars()
+
+
+def test_budgets_are_kept() -> None:
+    sizes = {}
+    for budget in ("size", "error", 40_000):
+        (plans, scalars), (others, _) = on_ranks(2, _planned, {"budget": budget})
+        assert plans == others and [plan["step"] for plan in plans] == [2, 6, 10] and all(plan["proven"] for plan in plans)
+        sizes[budget] = [plan["size"] for plan in plans]
+        assert scalars["lgreco/plan/size"] == sizes[budget][-1] and scalars["lgreco/ratio"] > 1
+        assert {"lgreco/relative_error/second", "lgreco/residual_norm/second"} <= scalars.keys()
+        for plan in plans:
+            assert budget != "size" or 0.9 * plan["default_size"] < plan["size"] <= plan["default_size"]
+            assert budget != 40_000 or 36_000 < plan["size"] <= 40_000
+    assert max(sizes["error"]) < min(sizes["size"])
+
+
+def test_compression_ramps_up() -> None:
+    (plans, _), _ = on_ranks(2, _planned, {"ramp_up": (0.5, 8)})
+    sizes = [plan["size"] for plan in plans]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 3 * sizes[-1]
+
+
+def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:
+    steps: list[int] = []
+    ddp, state = make(on_plan=lambda state: steps.append(state.plan["step"]), start_iter=3, lead=2)
+    until = time.monotonic() + 60
+    for at in range(1000):
+        parameters = train(ddp, rank, range(at, at + 1))
+        # All ranks go on until all have seen two plans.
+        enough = torch.tensor(float(len(steps) >= 2 or time.monotonic() > until))
+        dist.all_reduce(enough, dist.ReduceOp.MIN)
+        if enough:
+            break
+    return steps, parameters
+
+
+def test_plans_are_made_while_training_goes_on() -> None:
+    (steps, first), (other_steps, second) = on_ranks(2, _planned_aside)
+    assert len(steps) >= 2 and steps == other_steps and torch.equal(first, second)
+
+
+def test_threads_are_had_after_a_fork() -> None:
+    """The parent's threads, which have planned, are not in its children."""
+    assert lgreco.plan({"second": torch.randn(64, 40)}).proven
+    (plans, _), _ = on_ranks(2, _planned, {})
+    assert len(plans) == 3
+
+
+def _drawn(rank: int, folder: str) -> None:
+    ddp, state = make()
+    train(ddp, rank, range(4))
+    state.plot(f"{folder}/{rank}.svg")
+
+
+def test_states_as_pictures(tmp_path: pathlib.Path) -> None:
+    on_ranks(2, _drawn, str(tmp_path))
+    assert "relative error" in (tmp_path / "0.svg").read_text()
 
 
 def _order(rank: int) -> list[str]:

@@ -195,8 +195,9 @@ static void every_field_of_variable_settings_counts(void) {
     lgreco_compressor *compressor = NULL;
     const lgreco_layer one = layer();
     const uint32_t methods[] = {LGRECO_METHOD_HARD_THRESHOLD, LGRECO_METHOD_SIDCO, LGRECO_METHOD_SIDCO,
-                                LGRECO_METHOD_ADACOMP,        LGRECO_METHOD_LOCO,  LGRECO_METHOD_CLT_K};
-    for (int i = 0; i < 6; i++) {
+                                LGRECO_METHOD_ADACOMP,        LGRECO_METHOD_LOCO,  LGRECO_METHOD_CLT_K,
+                                LGRECO_METHOD_QUANTISED_TOPK};
+    for (int i = 0; i < 7; i++) {
         lgreco_setting wrong = LGRECO_SETTING_INIT;
         wrong.method = methods[i];
         if (i == 1) wrong.density = NAN;
@@ -209,7 +210,7 @@ static void every_field_of_variable_settings_counts(void) {
     changed.fit = 3;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &one, &changed, NULL, &compressor));
     TEXT("fit is 3, which is none of its constants", lgreco_context_message(context));
-    changed.method = 6;
+    changed.method = 7;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_compressor_create(context, &one, &changed, NULL, &compressor));
 }
 

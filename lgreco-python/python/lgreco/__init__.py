@@ -4,7 +4,12 @@
 on its own, so that this package does not need torch.
 """
 
-from lgreco._lgreco import LgrecoError, __version__
+import os
+
+from lgreco._lgreco import LgrecoError, __version__, after_fork
 from lgreco._plan import Plan, plan
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=after_fork)
 
 __all__ = ["LgrecoError", "Plan", "__version__", "plan"]

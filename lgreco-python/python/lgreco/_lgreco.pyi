@@ -31,6 +31,9 @@ def check_plan(json: str) -> str:
 def run_command(arguments: list[str]) -> int:
     """The lgreco command with these arguments, the program's name first; gives its exit code."""
 
+def after_fork() -> None:
+    """Forgets the threads of the process that this one was forked from."""
+
 @final
 class Request:
     """A collective on memory of a bucket or controller, which stays in its place until that is asked to go on."""

@@ -87,9 +87,12 @@ def start(request: Request, group: dist.ProcessGroup) -> Started:
 def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """A group of the same ranks for lgreco's collectives alone, so that no order with others' matters.
 
-    It is Gloo's, whatever the group's: what is compressed lies in the host's memory.
+    It is Gloo's, whatever the group's: what is compressed lies in the host's memory. It waits as long as the group does.
     """
-    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    made = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
+    of = group if group is not None else dist.group.WORLD
+    assert of is not None
+    timeout = of._get_backend(of._device_types[0]).options._timeout
+    ranks = dist.get_process_group_ranks(of)
+    made = dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=group is not None)
     assert isinstance(made, dist.ProcessGroup)
     return made

@@ -140,7 +140,7 @@ class Training:
 
     def _plan_aside(self) -> None:
         """With ``lead`` steps to go, and on the rank that measures, plans on a thread while training goes on."""
-        task = self._controller.take_plan_task()
+        task = self._controller.take_plan_task() if self._planning is None else None
         if task is not None:
             self._planner = self._planner or ThreadPoolExecutor(1, "lgreco-plan")
             self._planning = self._planner.submit(task.run)
