@@ -20,7 +20,10 @@
 //! | `legacy` | LEGACY's rule by size and phase of training, at the uniform setting's bytes |
 //! | `l-greco-dp`, `l-greco` | the cheapest plan within the uniform setting's error: L-GreCo's Algorithm 1, proved optimum |
 //! | `l-greco+accordion` | the cheapest plan within the error of Accordion's settings |
+//! | `l-greco-bytes` | the plan of least squared error at the uniform setting's bytes, proved optimum |
+//! | `l-greco-bytes+ramp` | the same, with the ramp-up of `uniform+ramp` |
 //! | `hybrid` | the cheapest plan of all three methods within the error of uniform 4-bit QSGD |
+//! | `hybrid-bytes` | the plan of all three methods of least squared error at the bytes of uniform 4-bit QSGD |
 //! | `scalecom` | nothing: as many elements as uniform TopK, at positions that one worker after the other picks |
 
 mod batch;

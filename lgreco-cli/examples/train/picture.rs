@@ -15,7 +15,7 @@ pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
-const COLOURS: [(&str, RGBColor); 11] = [
+const COLOURS: [(&str, RGBColor); 14] = [
     ("uncompressed", RGBColor(0x26, 0x2b, 0x33)),
     ("uniform", RGBColor(0x9a, 0xa3, 0xae)),
     ("uniform+ramp", RGBColor(0x5d, 0x66, 0x73)),
@@ -25,7 +25,10 @@ const COLOURS: [(&str, RGBColor); 11] = [
     ("l-greco-dp", RGBColor(0x7f, 0xb2, 0xe0)),
     ("l-greco", RGBColor(0x2f, 0x6f, 0xb5)),
     ("l-greco+accordion", RGBColor(0x6a, 0x4f, 0xc0)),
+    ("l-greco-bytes", RGBColor(0x0f, 0x3f, 0x73)),
+    ("l-greco-bytes+ramp", RGBColor(0x10, 0x9c, 0xa8)),
     ("hybrid", RGBColor(0x2e, 0x8b, 0x57)),
+    ("hybrid-bytes", RGBColor(0x14, 0x5c, 0x34)),
     ("scalecom", RGBColor(0xd9, 0x53, 0x3c)),
 ];
 

@@ -3,10 +3,10 @@
 use crate::equal_bytes::EqualBytes;
 use crate::task::Task;
 use lgreco_train::compress::{Setting, clt::CltK};
-use lgreco_train::controller::{Accordion, Config, Policy, Schedule, Tensor};
+use lgreco_train::controller::{Accordion, Budget, Config, Policy, Schedule, Tensor};
 use lgreco_train::feedback::Residual;
 use lgreco_train::plan::Solver;
-use lgreco_train::search::{Method, Search};
+use lgreco_train::search::{Method, Metric, Search};
 use std::fmt;
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -21,12 +21,14 @@ pub struct Scheme {
 }
 
 /// The schemes that every method is tried with.
-pub const NAMES: [&str; 7] =
-    ["uniform", "k-means", "accordion", "legacy", "l-greco-dp", "l-greco", "l-greco+accordion"];
+pub const NAMES: [&str; 8] =
+    ["uniform", "k-means", "accordion", "legacy", "l-greco-dp", "l-greco", "l-greco+accordion", BYTES];
 /// The methods.
 pub const METHODS: [&str; 3] = ["qsgd", "topk", "powersgd"];
 
-/// The methods that are tried with a ramp-up, too; QSGD has too few bits for one.
+/// L-GreCo asked for the least error at uniform's bytes.
+pub const BYTES: &str = "l-greco-bytes";
+/// The methods that are tried with a ramp-up, too, at the same bytes; QSGD has too few bits for one.
 pub const RAMPED: [&str; 2] = ["topk", "powersgd"];
 
 /// ScaleCom's low-pass filter.
@@ -36,8 +38,10 @@ const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 pub fn all() -> Vec<Scheme> {
     let mut all = vec![Scheme { method: "none", name: "uncompressed" }];
     all.extend(METHODS.iter().flat_map(|method| NAMES.map(|name| Scheme { method, name })));
-    all.extend(RAMPED.map(|method| Scheme { method, name: "uniform+ramp" }));
-    all.push(Scheme { method: "hybrid", name: "hybrid" });
+    all.extend(
+        ["uniform+ramp", "l-greco-bytes+ramp"].iter().flat_map(|name| RAMPED.map(|method| Scheme { method, name })),
+    );
+    all.extend(["hybrid", "hybrid-bytes"].map(|name| Scheme { method: "hybrid", name }));
     all.push(Scheme { method: "clt-k", name: "scalecom" });
     all
 }
@@ -88,6 +92,9 @@ impl Scheme {
         search.seed = seed;
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
         let mut config = Config::new(search);
+        if self.name.contains("-bytes") {
+            (config.budget, config.search.metric) = (Budget::Size, Metric::SquaredL2);
+        }
         let bytes = EqualBytes { tensors, search: config.search.clone(), method, default };
         config.policy = match self.name {
             "uncompressed" => Policy::Uncompressed,

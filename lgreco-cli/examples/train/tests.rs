@@ -72,7 +72,7 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         schemes::all().iter().map(|&scheme| run(&task, scheme, 1, &bar, Some(&mut metrics)).unwrap()).collect();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     let json = json.as_array().unwrap();
-    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + RAMPED.len() + 1);
+    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2);
     for (row, value) in rows.iter().zip(json) {
         let object = value.as_object().unwrap();
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
@@ -240,7 +240,7 @@ fn runs_that_are_in_the_file_are_not_made_again() {
 fn schemes_are_chosen_by_name() {
     let chosen =
         |name| schemes::all().into_iter().filter(move |scheme| schemes::named(name).unwrap().is(scheme)).count();
-    assert_eq!(["topk", "uniform", "topk/uniform", "hybrid"].map(chosen), [NAMES.len() + 1, METHODS.len(), 1, 1]);
+    assert_eq!(["topk", "uniform", "topk/uniform", "hybrid"].map(chosen), [NAMES.len() + 2, METHODS.len(), 1, 2]);
     let error = schemes::named("topk/hybrid").unwrap_err();
     assert!(error.contains("clt-k/scalecom"), "{error}");
 }
@@ -292,7 +292,7 @@ fn schemes_at_equal_bytes_send_as_much_as_uniform_settings() {
     for method in RAMPED {
         let sent = |name| run::<Vec<u8>>(&task, scheme(method, name), 1, &bar, None).unwrap().bytes as f64;
         let uniform = sent("uniform");
-        for name in ["uniform+ramp", "legacy"] {
+        for name in ["uniform+ramp", "legacy", "l-greco-bytes", "l-greco-bytes+ramp"] {
             let part = sent(name) / uniform;
             assert!((0.9..1.06).contains(&part), "{method} {name}: {part}");
         }
