@@ -120,7 +120,7 @@ impl<'py> Options<'_, 'py> {
         })
     }
 
-    /// A size unless told otherwise: equal bytes lose less than equal errors (BENCHMARKS.md, "Accuracy").
+    /// A size unless told otherwise: equal bytes lose less than equal errors (BENCHMARKS.md, "Training").
     fn budget(&self) -> PyResult<Budget> {
         match self.get("budget")? {
             None => Ok(Budget::Size),
