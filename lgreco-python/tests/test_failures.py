@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lgreco.torch import LGreCoState, lgreco_hook
 
-TIMEOUT = 5
+TIMEOUT = 15
 
 
 def _main(rank: int, store: str, method: str, fails: str, told: Any) -> None:
@@ -45,7 +45,7 @@ def test_nobody_waits_for_ever(tmp_path: Any, method: str, fails: str) -> None:
     ranks = [context.Process(target=_main, args=(r, f"{tmp_path}/store", method, fails, told)) for r in range(3)]
     for process in ranks:
         process.start()
-    heard = sorted(told.get(timeout=60) for _ in (0, 2))
+    heard = sorted(told.get(timeout=100) for _ in (0, 2))
     for process in ranks:
         process.kill()
     assert [(rank, step) for rank, step, _ in heard] == [(0, 4), (2, 4)]

@@ -139,6 +139,10 @@ def test_parameters_that_are_not_finite_are_an_error_on_all() -> None:
     assert here.startswith("third: ") and "rank 1 failed" in elsewhere
 
 
-def test_fragments_are_checked() -> None:
+def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="fragments is 9"):
         OuterStep(Linear(), every=4, fragments=9)
+    with pytest.raises(LgrecoError, match="fourth"):
+        OuterStep(Linear(), settings={"fourth": "dense"})
+    with pytest.raises(ValueError, match="grad_scaler"):
+        OuterStep(Linear(), grad_scaler=None)

@@ -189,7 +189,7 @@ def measure(rate: str, arguments: argparse.Namespace) -> None:
 
 def learn(arguments: argparse.Namespace, seconds: dict[str, dict[str, float]]) -> None:
     """Prints what learning comes to."""
-    every = max(arguments.learn // 20, 1)
+    every = max(arguments.learn // 12, 1)
     target = 0.0
     print(f"\nlearning, {arguments.seeds} seeds: bytes per step, loss at the end (and over seeds), steps to the loss, seconds", flush=True)
     for scheme in arguments.scheme:

@@ -1,14 +1,18 @@
 """Compressed gradients for fully_shard (FSDP2)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from lgreco._lgreco import LgrecoError
-from lgreco.torch.training import Layer, Scaler, Training
+from lgreco.torch.options import Options
+from lgreco.torch.training import Layer, Training
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Unit:
@@ -33,10 +37,9 @@ class LGreCoShardedState(Training):
         The root, after ``fully_shard`` of it and of its parts.
     replicate_group
         The ranks that hold the same shard.
-    method, default, policy, settings, start_iter, period, window, error_feedback, residual_dtype, grad_scaler, random_seed,
-    on_plan, **options
-        As in ``LGreCoState``. Every FSDP module is a bucket, exchanged when its gradients are there; the backward pass waits for
-        it.
+    **options
+        As in ``LGreCoState``. Every FSDP module is a bucket, exchanged when its gradients are there; the backward pass waits
+        for it.
 
     Raises
     ------
@@ -49,19 +52,7 @@ class LGreCoShardedState(Training):
         module: torch.nn.Module,
         *,
         replicate_group: dist.ProcessGroup | None = None,
-        method: str = "hybrid",
-        default: float | None = None,
-        policy: str = "lgreco",
-        settings: Mapping[str, str] | None = None,
-        start_iter: int = 100,
-        period: int = 1000,
-        window: int = 10,
-        error_feedback: bool = True,
-        residual_dtype: torch.dtype = torch.float32,
-        grad_scaler: Scaler | None = None,
-        random_seed: int = 0,
-        on_plan: Callable[["LGreCoShardedState"], None] | None = None,
-        **options: Any,
+        **options: "Unpack[Options]",
     ) -> None:
         names = {parameter: name for name, parameter in module.named_parameters()}
         units: list[tuple[FSDPModule, _Unit]] = []
@@ -76,24 +67,10 @@ class LGreCoShardedState(Training):
         if len(groups) != 1:
             raise LgrecoError(f"the module is sharded over {len(groups)} groups: fully_shard it over one")
         world = 1 if replicate_group is not None else groups.copy().pop().size()
-        super().__init__(
-            replicate_group if replicate_group is not None else groups.pop(),
-            [layer for _, unit in units for layer in _layers(unit, world)],
-            method=method,
-            default=default,
-            policy=policy,
-            settings=settings,
-            start_iter=start_iter,
-            period=period,
-            window=window,
-            error_feedback=error_feedback,
-            residual_dtype=residual_dtype,
-            grad_scaler=grad_scaler,
-            random_seed=random_seed,
-            on_plan=on_plan,
-            **({} if replicate_group is not None else {"route": "sharded"}),
-            **options,
-        )
+        if replicate_group is None:
+            options.setdefault("route", "sharded")
+        group = replicate_group if replicate_group is not None else groups.pop()
+        super().__init__(group, [layer for _, unit in units for layer in _layers(unit, world)], **options)
         for owner, unit in units:
             if replicate_group is not None:
                 owner.set_all_reduce_hook(_AllReduce(self, unit))

@@ -1,8 +1,7 @@
 """Compressed gradients for FullyShardedDataParallel (FSDP1)."""
 
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from lgreco._lgreco import LgrecoError
-from lgreco.torch.training import Layer, Scaler, Training
+from lgreco.torch.options import Options
+from lgreco.torch.training import Layer, Training
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class _Flat:
@@ -29,10 +32,11 @@ class _Flat:
 
     def layers_of(self, shard: int, world: int) -> list[Layer]:
         """Of ``world`` shards of so many elements; without shards of 0."""
-        return [
-            Layer(name, shape, self.dtype, [min(max(shard * (rank + 1) - start, 0), end - start) for rank in range(world)] if shard else [])
-            for name, shape, (start, end) in zip(self.names, self.shapes, self.spans)
-        ]
+        layers = []
+        for name, shape, (start, end) in zip(self.names, self.shapes, self.spans):
+            ends = [min(max(shard * (rank + 1) - start, 0), end - start) for rank in range(world)]
+            layers.append(Layer(name, shape, self.dtype, ends if shard > 0 else []))
+        return layers
 
 
 class LGreCoFSDP1State(Training):
@@ -45,30 +49,13 @@ class LGreCoFSDP1State(Training):
     Raises LgrecoError for modules that are sharded otherwise, and for options that do not fit.
     """
 
-    def __init__(
-        self,
-        module: FullyShardedDataParallel,
-        *,
-        method: str = "hybrid",
-        default: float | None = None,
-        policy: str = "lgreco",
-        settings: Mapping[str, str] | None = None,
-        start_iter: int = 100,
-        period: int = 1000,
-        window: int = 10,
-        error_feedback: bool = True,
-        residual_dtype: torch.dtype = torch.float32,
-        grad_scaler: Scaler | None = None,
-        random_seed: int = 0,
-        on_plan: Callable[["LGreCoFSDP1State"], None] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, module: FullyShardedDataParallel, **options: "Unpack[Options]") -> None:
         parts = [(prefix, part) for prefix, part in module.named_modules() if _trains(part)]
         strategies = {part.sharding_strategy for _, part in parts}
-        if not strategies <= {ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP} and strategies != {ShardingStrategy.NO_SHARD}:
+        sharded = strategies <= {ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP}
+        if not sharded and strategies != {ShardingStrategy.NO_SHARD}:
             names = ", ".join(sorted(strategy.name for strategy in strategies))
             raise LgrecoError(f"the module is sharded by {names}, expected FULL_SHARD or SHARD_GRAD_OP, or NO_SHARD alone")
-        sharded = ShardingStrategy.NO_SHARD not in strategies
         world = dist.get_world_size(module.process_group)
         layers: list[Layer] = []
         flats = []
@@ -77,24 +64,9 @@ class LGreCoFSDP1State(Training):
             flats.append(_Flat(prefix, handle, len(layers)))
             shard = handle.flat_param._sharded_size.numel() if sharded else 0
             layers.extend(flats[-1].layers_of(shard, world))
-        super().__init__(
-            module.process_group,
-            layers,
-            method=method,
-            default=default,
-            policy=policy,
-            settings=settings,
-            start_iter=start_iter,
-            period=period,
-            window=window,
-            error_feedback=error_feedback,
-            residual_dtype=residual_dtype,
-            grad_scaler=grad_scaler,
-            random_seed=random_seed,
-            on_plan=on_plan,
-            **({"route": "sharded"} if sharded else {}),
-            **options,
-        )
+        if sharded:
+            options.setdefault("route", "sharded")
+        super().__init__(module.process_group, layers, **options)
         module.register_comm_hook(None, _hook)
         for (_, part), flat in zip(parts, flats):
             part._comm_hook_state = (self, flat)

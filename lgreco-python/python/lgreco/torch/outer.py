@@ -1,12 +1,17 @@
 """Outer steps of local training: what processes have learned apart, averaged compressed (DiLoCo, SparseLoCo)."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from lgreco._lgreco import LgrecoError
+from lgreco.torch.options import Options
 from lgreco.torch.training import Layer, Training
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class OuterStep:
@@ -36,9 +41,8 @@ class OuterStep:
     fragments
         With more than 1, the layers are divided into so many parts of about equal size that are averaged in turn, equally spaced,
         so that less is sent at a time (Streaming DiLoCo).
-    process_group, method, default, policy, settings, start_iter, period, window, error_feedback, residual_dtype, random_seed,
-    **options
-        As in ``LGreCoState``, where a step is an outer one.
+    process_group, **options
+        As in ``LGreCoState``, where a step is an outer one; ``start_iter`` is 2 unless told otherwise, ``period`` 100, ``window`` 1.
 
     Raises LgrecoError for options and parameters that do not fit.
     """
@@ -53,22 +57,18 @@ class OuterStep:
         feedback_decay: float = 0.95,
         fragments: int = 1,
         process_group: dist.ProcessGroup | None = None,
-        method: str = "hybrid",
-        default: float | None = None,
-        policy: str = "lgreco",
-        settings: Mapping[str, str] | None = None,
-        start_iter: int = 2,
-        period: int = 100,
-        window: int = 1,
-        error_feedback: bool = True,
-        residual_dtype: torch.dtype = torch.float32,
-        random_seed: int = 0,
-        on_plan: Callable[[Any], None] | None = None,
-        **options: Any,
+        **options: "Unpack[Options]",
     ) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not 1 <= fragments <= min(every, max(1, len(named))):
             raise ValueError(f"fragments is {fragments}, expected 1 to {min(every, len(named))}: steps and layers there are")
+        if "grad_scaler" in options:
+            raise ValueError("pseudo-gradients are not scaled: leave grad_scaler out")
+        told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
+        settings = options.get("settings")
+        unknown = [name for name in settings or () if name not in dict(named)]
+        if unknown:
+            raise LgrecoError(f"settings for {unknown[0]!r}, which is no trainable parameter of the model")
         self.every, self.steps = every, 0
         for _, p in named:
             dist.broadcast(p.detach(), group=process_group, group_src=0)
@@ -79,19 +79,7 @@ class OuterStep:
                 momentum,
                 feedback_decay,
                 process_group,
-                method=method,
-                default=default,
-                policy=policy,
-                settings=None if settings is None else {name: settings[name] for name, _ in part if name in settings},
-                start_iter=start_iter,
-                period=period,
-                window=window,
-                error_feedback=error_feedback,
-                residual_dtype=residual_dtype,
-                grad_scaler=None,
-                random_seed=random_seed,
-                on_plan=on_plan,
-                **options,
+                {**told, "settings": {name: settings[name] for name, _ in part if name in settings}} if settings else told,
             )
             for part in _divided(named, fragments)
         ]
@@ -147,7 +135,7 @@ class _Fragment(Training):
         momentum: float,
         decay: float,
         group: dist.ProcessGroup | None,
-        **options: Any,
+        options: Options,
     ) -> None:
         layers = [Layer(name, list(p.shape), p.dtype) for name, p in named]
         super().__init__(group, layers, **options)

@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
-from lgreco.torch.training import Layer, Scaler, Training
+from lgreco.torch.options import Scaler
+from lgreco.torch.training import Layer, Training
 
 
 class LGreCoState(Training):

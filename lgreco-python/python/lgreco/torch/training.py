@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,15 +13,12 @@ from lgreco._lgreco import Controller, LgrecoError, PlanResult, Report
 from lgreco._plot import bars
 from lgreco.torch.collectives import own_group, start
 from lgreco.torch.flight import Flight
+from lgreco.torch.options import Options, Scaler
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8"}
-
-
-class Scaler(Protocol):
-    """torch.amp.GradScaler, as far as it matters here."""
-
-    def get_scale(self) -> float:
-        """The factor of the loss."""
 
 
 class Layer(NamedTuple):
@@ -40,23 +37,14 @@ class Training:
     A step begins with the first bucket of a backward pass, and ends with the last or with the pass.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None,
-        layers: Sequence[Layer],
-        *,
-        policy: str,
-        settings: Mapping[str, str] | None,
-        residual_dtype: torch.dtype,
-        grad_scaler: Scaler | None,
-        random_seed: int,
-        on_plan: Callable[[Any], None] | None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, layers: Sequence[Layer], **options: "Unpack[Options]") -> None:
+        told: dict[str, Any] = dict(options)
+        grad_scaler: Scaler | None = told.pop("grad_scaler", None)
+        settings: Mapping[str, str] | None = told.pop("settings", None)
         self.names = [layer.name for layer in layers]
         self._group = own_group(group)
         self._scaler, self._scale = grad_scaler, None if grad_scaler is None else grad_scaler.get_scale()
-        self._on_plan = on_plan
+        self._on_plan: Callable[[Any], None] | None = told.pop("on_plan", None)
         self._flights: list[Flight] | None = None
         self._in_backward = False
         self._failed: LgrecoError | None = None
@@ -68,16 +56,15 @@ class Training:
             unknown = [name for name in settings if name not in self.names]
             if unknown:
                 raise LgrecoError(f"settings for {unknown[0]!r}, which is no trainable parameter of the model")
-            options["settings"] = [settings.get(name, "dense") for name in self.names]
+            told["settings"] = [settings.get(name, "dense") for name in self.names]
         self._controller = Controller(
             [(layer.name, layer.shape, name_of(layer.name, layer.dtype), layer.ends) for layer in layers],
             self._group.rank(),
             self._group.size(),
-            policy=policy,
-            residual_dtype=name_of("residual_dtype", residual_dtype),
+            residual_dtype=name_of("residual_dtype", told.pop("residual_dtype", torch.float32)),
             loss_scaling=grad_scaler is not None,
-            seed=random_seed,
-            **options,
+            seed=told.pop("random_seed", 0),
+            **told,
         )
 
     def _begin(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool) -> Flight:

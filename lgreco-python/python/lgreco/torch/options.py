@@ -1,0 +1,41 @@
+"""What every state can be told, by name."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypedDict
+
+import torch
+
+
+class Scaler(Protocol):
+    """torch.amp.GradScaler, as far as it matters here."""
+
+    def get_scale(self) -> float:
+        """The factor of the loss."""
+
+
+class Options(TypedDict, total=False):
+    """``LGreCoState`` says what they mean, and what they are where they are left out."""
+
+    method: str
+    default: float | None
+    budget: str | int
+    policy: str
+    settings: Mapping[str, str] | None
+    start_iter: int
+    period: int
+    window: int
+    ramp_up: tuple[float, int] | None
+    lead: int
+    error_feedback: bool
+    residual_dtype: torch.dtype
+    grad_scaler: Scaler | None
+    random_seed: int
+    on_plan: Callable[[Any], None] | None
+    alpha: float
+    metric: str
+    candidates: tuple[float, float, float]
+    widths: list[str | int]
+    min_elements: int
+    metrics_every: int
+    route: str
+    clusters: int
