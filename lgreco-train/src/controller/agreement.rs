@@ -3,14 +3,15 @@
 //!
 //! One rank decides, and all ranks check. The measuring rank broadcasts its plan, or its error, in a message of fixed
 //! length. Where a decision is due, before a switch takes effect, and before every blocking step, ranks exchange this
-//! message of 24 bytes: an error code, a fingerprint of settings and schedule, and whether gradients are finite.
+//! message of 32 bytes: an error code, a fingerprint of settings and schedule, whether gradients are finite, and how long the
+//! rank's steps take.
 //! Otherwise the fingerprint is part of every bucket's. What a rank can only find out after the exchange (a residual that
 //! does not fit its format), its next message tells.
 
 use crate::Error;
 
-/// Words of one rank's message: error code or 0, fingerprint, and answers.
-const WORDS: usize = 3;
+/// Words of one rank's message: error code or 0, fingerprint, answers, and what it has measured.
+const WORDS: usize = 4;
 
 /// Words of room for the messages of `world` ranks.
 pub(super) const fn words(world: usize) -> usize {
@@ -18,10 +19,10 @@ pub(super) const fn words(world: usize) -> usize {
 }
 
 /// Puts what this rank has to say among the messages of all.
-pub(super) fn put(rank: u32, local: Result<u64, Error>, fingerprint: u64, words: &mut [u64]) {
+pub(super) fn put(rank: u32, local: Result<u64, Error>, fingerprint: u64, measured: u64, words: &mut [u64]) {
     let own = match local {
-        Ok(answers) => [0, fingerprint, answers],
-        Err(error) => [error.code() as u64, fingerprint, 0],
+        Ok(answers) => [0, fingerprint, answers, measured],
+        Err(error) => [error.code() as u64, fingerprint, 0, measured],
     };
     words[WORDS * rank as usize..][..WORDS].copy_from_slice(&own.map(u64::to_le));
 }
@@ -39,9 +40,15 @@ pub(super) fn read(own: Option<Error>, words: &[u64]) -> Result<u64, Error> {
             return Err(Error::of_peer(rank as u32, code));
         }
     }
-    let first = messages.clone().next().map(|[_, fingerprint, _]| fingerprint);
-    if let Some((rank, _)) = messages.clone().enumerate().find(|(_, [_, fingerprint, _])| Some(*fingerprint) != first) {
+    let first = messages.clone().next().map(|[_, fingerprint, ..]| fingerprint);
+    if let Some((rank, _)) = messages.clone().enumerate().find(|(_, [_, fingerprint, ..])| Some(*fingerprint) != first)
+    {
         return Err(Error::PeerPlan { rank: rank as u32 });
     }
-    Ok(messages.fold(0, |all, [.., answers]| all | answers))
+    Ok(messages.fold(0, |all, [_, _, answers, _]| all | answers))
+}
+
+/// What all ranks have measured.
+pub(super) fn measured(words: &[u64]) -> impl Iterator<Item = u64> + Clone {
+    words.as_chunks::<WORDS>().0.iter().map(|&[.., measured]| u64::from_le(measured))
 }

@@ -14,7 +14,7 @@ use super::view::{Places, When, is_in_place, list_of, owns, repays, take};
 use super::window;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{
-    Agreement, Flight, Host, Moment, Program, Request, Round, Route, Spec, request_in, workspace_len,
+    Agreement, Flight, Host, Moment, Part, Program, Request, Round, Route, Spec, request_in, workspace_len,
 };
 use crate::feedback::plain_values;
 use crate::gradient::{Dtype, Gradient, Values, ValuesMut, first_too_large};
@@ -93,6 +93,10 @@ pub struct Bucket {
     pub(super) not_finite: bool,
     pub(super) bytes: u64,
     pub(super) began: Option<f64>,
+    /// By which it measures what it computes and sends, if it does.
+    pub(super) clock: Option<fn() -> f64>,
+    pub(super) computing: f64,
+    pub(super) wire: f64,
     pub(super) flight: Option<Flight>,
     /// By which the controller knows it.
     pub(super) ticket: u64,
@@ -126,6 +130,9 @@ impl Bucket {
             not_finite: false,
             bytes: 0,
             began: None,
+            clock: None,
+            computing: 0.0,
+            wire: 0.0,
             flight: None,
             ticket: 0,
             progress: Progress::Open,
@@ -221,6 +228,18 @@ impl Bucket {
     /// Encodes every layer. Allocates nothing; with the feature `rayon` as [`next`](Bucket::next).
     pub fn submit(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         self.expect_open()?;
+        let start = self.now();
+        let begun = self.begin(gradients);
+        self.computing += self.now() - start;
+        begun
+    }
+
+    /// 0 where nothing is measured.
+    fn now(&self) -> f64 {
+        self.clock.map_or(0.0, |clock| clock())
+    }
+
+    fn begin(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<(), Error> {
         if self.failure.is_none() {
             self.failure = check(&self.arena.kept, gradients).err();
         }
@@ -237,7 +256,10 @@ impl Bucket {
         *list = recycled(layers);
         let mut flight = flight?;
         if flight.failure().is_none() {
+            let start = self.now();
             self.add_to_window(gradients)?;
+            // Steps of a window are not those that plans are about.
+            self.computing -= self.now() - start;
         }
         if let (None, Some(Error::Core(CoreError::NonFinite { .. }))) = (failure, flight.failure())
             && let Some(error) = first_non_finite(&self.arena.kept, gradients)
@@ -275,6 +297,23 @@ impl Bucket {
                 return Err(Error::StepOrder { what: "the bucket has failed", expected: "another" });
             }
         }
+        let start = self.now();
+        let advanced = self.advance(gradients);
+        self.computing += self.now() - start;
+        match (advanced?, &self.flight) {
+            (Some(part), Some(flight)) => {
+                let request = request_in(part, flight.program(), &mut self.arena.workspace)?;
+                if self.clock.is_some() {
+                    self.wire += request.wire_bytes(self.moment.world_size);
+                }
+                Ok(Some(request))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// [`next`](Bucket::next), but for the request itself: the part that it is about.
+    fn advance(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         let Some(flight) = &mut self.flight else { return Ok(None) };
         let failure = self.failure;
         if failure.is_none() {
@@ -292,7 +331,7 @@ impl Bucket {
         *list = recycled(layers);
         self.late = self.late.or(late);
         match advanced {
-            Ok(Some(part)) => return request_in(part, flight.program(), &mut self.arena.workspace).map(Some),
+            Ok(Some(part)) => return Ok(Some(part)),
             Ok(None) => {}
             Err(error) => {
                 let alone = flight.failed_alone();
@@ -307,12 +346,7 @@ impl Bucket {
     }
 
     /// Ends without means.
-    fn fail(
-        &mut self,
-        error: Error,
-        alone: bool,
-        gradients: &mut [ValuesMut<'_>],
-    ) -> Result<Option<Request<'_>>, Error> {
+    fn fail(&mut self, error: Error, alone: bool, gradients: &mut [ValuesMut<'_>]) -> Result<Option<Part>, Error> {
         self.progress = if alone { Progress::FailedAlone } else { Progress::Failed };
         // Nothing is remembered of this exchange.
         self.late = alone.then_some(error);

@@ -50,7 +50,8 @@ pub struct Config {
     pub measuring_rank: u32,
     /// [`Metrics::relative_error`](super::Metrics) is measured every so many steps, 0 for never; 10 unless set.
     pub metrics_every: u64,
-    /// Seconds since any fixed moment. With it, reports and metrics tell how long planning and exchanging took.
+    /// Seconds since any fixed moment. With it, reports and metrics tell how long planning and exchanging took, and plans can
+    /// minimise [measured seconds](Objective::MeasuredSeconds).
     pub clock: Option<fn() -> f64>,
 }
 
@@ -171,7 +172,7 @@ pub enum Budget {
     Size,
     /// So many bits; under [`Objective::Bits`].
     Bits(u64),
-    /// So many seconds, below a million; under [`Objective::Seconds`]. Where no time model can be fitted yet, the default
+    /// So many seconds, below a million; under an [`Objective`] in seconds. Where no time model can be fitted yet, the default
     /// settings are used.
     Seconds(f64),
 }
@@ -199,6 +200,20 @@ pub enum Objective {
     /// collective carries them; where that matters (an all-gather's traffic grows with the number of workers, an
     /// all-reduce's hardly does), it belongs into these seconds.
     Seconds(Arc<ComputeSeconds>),
+    /// Seconds, as the controller measures them itself by [`Config::clock`]: what sending costs, from the steps since the
+    /// last decision, and what compressing costs, from the same steps and, of methods that none has used yet, from a trial while
+    /// it plans. The rank that takes longest counts. Layers whose compression does not pay are sent uncompressed, and back
+    /// when it does again; either way it must pay by a tenth of a layer's seconds. A link that has changed is followed at the
+    /// next decision or the one after. [`Decision::timing`](super::Decision) and the decision as text say what it went by.
+    ///
+    /// Nothing is sent to measure: steps of different sizes, the uncompressed ones of the warm-up and those of the first
+    /// plan, tell bytes from what does not depend on them. What the first decision blames on the link although it is hidden
+    /// behind the backward pass, the second knows.
+    ///
+    /// Under [`Budget::Error`] plans are as fast as the error allows, under [`Budget::Size`] as exact as possible in the
+    /// seconds of the default settings. For a [`Controller`](super::Controller) alone: a [`Planner`](super::Planner)
+    /// exchanges nothing that it could measure.
+    MeasuredSeconds,
 }
 
 /// Seconds of computation that a layer of this shape takes under this setting.
@@ -274,6 +289,10 @@ impl Config {
         }
     }
 
+    pub(super) fn measures_seconds(&self) -> bool {
+        matches!(self.objective, Objective::MeasuredSeconds)
+    }
+
     /// The step of the decision after the one at `step`.
     pub(super) fn next_decision(&self, step: u64) -> Option<u64> {
         match self.policy {
@@ -312,10 +331,10 @@ impl Config {
         require(lead < warmup.min(period), "lead", lead as f64, "fewer steps than warm-up and period")?;
         require(self.alpha.is_finite() && self.alpha >= 0.0, "alpha", self.alpha, "a finite number >= 0")?;
         match (self.budget, &self.objective) {
-            (Budget::Bits(bits), Objective::Seconds(_)) => {
+            (Budget::Bits(bits), Objective::Seconds(_) | Objective::MeasuredSeconds) => {
                 require(false, "the budget in bits", bits as f64, "one in seconds, as the objective is")?;
             }
-            (Budget::Seconds(seconds), Objective::Seconds(_)) => {
+            (Budget::Seconds(seconds), Objective::Seconds(_) | Objective::MeasuredSeconds) => {
                 let expected = "a finite number >= 0, below a million";
                 require((0.0..1e6).contains(&seconds), "the budget in seconds", seconds, expected)?;
             }
@@ -324,6 +343,8 @@ impl Config {
             }
             (Budget::Error | Budget::Size, _) | (Budget::Bits(_), Objective::Bits) => {}
         }
+        let clocks = f64::from(u8::from(self.clock.is_some()));
+        require(clocks > 0.0 || !self.measures_seconds(), "number of clocks", clocks, "one, to measure seconds by")?;
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
         self.feedback.check()?;
@@ -372,6 +393,7 @@ impl core::fmt::Debug for Objective {
         f.write_str(match self {
             Objective::Bits => "Bits",
             Objective::Seconds(_) => "Seconds",
+            Objective::MeasuredSeconds => "MeasuredSeconds",
         })
     }
 }

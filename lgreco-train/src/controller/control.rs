@@ -3,6 +3,7 @@
 use super::codes::Choice;
 use super::decide::Decided;
 use super::layer::{Fate, Undo};
+use super::meter::Meter;
 use super::planner::Turn;
 use super::planner::check_rate;
 use super::stage::{BROKEN, Stage, Taken};
@@ -78,7 +79,8 @@ impl Controller {
             }
             Stage::Begun if self.control.asks => {
                 let local = self.control.local.map(|broken| if broken { BROKEN } else { 0 });
-                agreement::put(self.rank, local, self.fingerprint(), &mut self.control.words);
+                let measured = self.planner.meter.as_ref().map_or(0, Meter::word);
+                agreement::put(self.rank, local, self.fingerprint(), measured, &mut self.control.words);
                 Stage::Agreement
             }
             Stage::Begun => self.after_agreement()?,
@@ -87,6 +89,9 @@ impl Controller {
                 // All have been told.
                 self.late = None;
                 self.control.answers = agreement::read(own, &self.control.words)?;
+                if let Some(meter) = &mut self.planner.meter {
+                    meter.hear(agreement::measured(&self.control.words));
+                }
                 self.after_agreement()?
             }
             Stage::Plan => {
@@ -149,7 +154,7 @@ impl Controller {
         let ready = switches.as_ref().map(|_| 0).map_err(|error| *error);
         let terms = decided.choices.iter().flat_map(Choice::encode).chain(decided.decision.encode());
         let terms = terms.fold(Hash::START.add(step), Hash::add).0;
-        agreement::put(self.rank, ready, terms, &mut self.control.words);
+        agreement::put(self.rank, ready, terms, 0, &mut self.control.words);
         self.control.switches = Some((switches, decided));
         Stage::Switch
     }
@@ -157,7 +162,7 @@ impl Controller {
     /// Says that this rank cannot take over the new settings.
     fn refuse(&mut self, error: Error) -> Stage {
         let step = self.planner.step;
-        agreement::put(self.rank, Err(error), step, &mut self.control.words);
+        agreement::put(self.rank, Err(error), step, 0, &mut self.control.words);
         let decision = Decision::without_plan(step, Cause::Schedule);
         self.control.switches = Some((Err(error), Decided { decision, choices: vec![], norms: vec![] }));
         Stage::Switch

@@ -1,6 +1,6 @@
 //! What was decided.
 
-use super::FitKind;
+use super::{FitKind, Timing};
 use crate::plan::{Proof, Summary};
 use crate::{CoreError, Error};
 
@@ -107,13 +107,15 @@ pub struct Decision {
     pub default_size: u64,
     /// Size of the same layers uncompressed; 0 of policies that do not plan.
     pub uncompressed_size: u64,
-    /// Under [`Objective::Seconds`](super::Objective), how seconds per byte were found; sizes are then picoseconds, but
-    /// for [`FitKind::None`], with which they are bits as they are under [`Objective::Bits`](super::Objective).
+    /// Under [`Objective::Seconds`](super::Objective) and
+    /// [`Objective::MeasuredSeconds`](super::Objective), how seconds per byte were found; sizes are then picoseconds, but for [`FitKind::None`], with which they are bits as they are under [`Objective::Bits`](super::Objective).
     pub fit: Option<FitKind>,
     /// Layers that are sent uncompressed because that is faster.
     pub slower: u32,
     /// Layers that are sent uncompressed because feedback would not work with what was chosen.
     pub not_contractive: u32,
+    /// Under [`Objective::MeasuredSeconds`](super::Objective), what was measured and what is expected.
+    pub timing: Option<Timing>,
 }
 
 impl Decision {
@@ -125,21 +127,33 @@ impl Decision {
     /// let plan = Some(Summary { size: 1000, error: 0.0, proof: Proof::Size { lower_bound: 1000, budget: 1.0 } });
     /// let (step, cause) = (100, Cause::Schedule);
     /// let (default_size, uncompressed_size) = (2000, 1000);
-    /// let decision = Decision { step, cause, plan, default_size, uncompressed_size, fit: None, slower: 3, not_contractive: 0 };
+    /// let (fit, slower, not_contractive, timing) = (None, 3, 0, None);
+    /// let decision =
+    ///     Decision { step, cause, plan, default_size, uncompressed_size, fit, slower, not_contractive, timing };
     /// assert_eq!(decision.pays(), Some(false)); // compression is off
     /// ```
     pub fn pays(&self) -> Option<bool> {
-        self.plan.map(|plan| plan.size < self.uncompressed_size)
+        match (self.timing, self.plan) {
+            (Some(timing), Some(_)) => Some(timing.plan < timing.uncompressed),
+            (_, plan) => plan.map(|plan| plan.size < self.uncompressed_size),
+        }
+    }
+
+    /// Whether sizes are picoseconds.
+    pub(super) fn in_seconds(&self) -> bool {
+        self.fit.is_some_and(|fit| fit != FitKind::None)
     }
 
     /// By a policy that does not plan.
     pub(super) const fn without_plan(step: u64, cause: Cause) -> Decision {
         let (default_size, uncompressed_size) = (0, 0);
-        Decision { step, cause, plan: None, default_size, uncompressed_size, fit: None, slower: 0, not_contractive: 0 }
+        let (plan, fit, slower, not_contractive, timing) = (None, None, 0, 0, None);
+        Decision { step, cause, plan, default_size, uncompressed_size, fit, slower, not_contractive, timing }
     }
 
     pub(super) const WORDS: usize = 10;
 
+    /// All but the timing.
     pub(super) fn encode(&self) -> [u64; Self::WORDS] {
         let (planned, lower_bound, limit) = match self.plan.map(|plan| plan.proof) {
             None => (0, 0, 0),
@@ -194,6 +208,7 @@ impl Decision {
             },
             slower: slower as u32,
             not_contractive: not_contractive as u32,
+            timing: None,
         };
         let numbers = plan.is_none_or(|plan| {
             plan.error.is_finite()

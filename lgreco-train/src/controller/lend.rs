@@ -112,6 +112,7 @@ impl Controller {
         }
         bucket.ticket = ticket;
         bucket.began = self.now();
+        bucket.clock = self.planner.config.clock.filter(|_| self.planner.meter.is_some());
         Ok(bucket)
     }
 
@@ -129,6 +130,8 @@ impl Controller {
             self.agreed.insert(bucket.layers().collect(), self.planner.step);
         }
         self.taken.bytes_out += bucket.bytes;
+        self.taken.wire += bucket.wire;
+        self.taken.computing += bucket.computing;
         self.taken.broken |= bucket.is_broken();
         self.taken.not_finite |= bucket.not_finite;
         self.taken.incomplete |= bucket.window_steps > 0 && !bucket.is_exchanged();

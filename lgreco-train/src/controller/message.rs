@@ -1,11 +1,11 @@
 //! How a decision reaches the ranks that did not measure.
 //!
 //! Words of 64 bits, little-endian, as many whatever they say: 0, the code of an error or [`NOT_YET`]; the fingerprint of
-//! who decides when; the decision; two words per layer.
+//! who decides when; the decision and its timing; two words per layer.
 
-use super::Decision;
 use super::codes::{self, Choice};
 use super::decide::Decided;
+use super::{Decision, Timing};
 use crate::Error;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ const NOT_YET: u64 = u64::MAX;
 
 /// Words of a message about so many layers.
 pub(super) const fn words(layers: usize) -> usize {
-    2 + Decision::WORDS + codes::WORDS * layers
+    2 + Decision::WORDS + Timing::WORDS + codes::WORDS * layers
 }
 
 /// What the measuring rank broadcasts.
@@ -26,8 +26,11 @@ pub(super) fn write(layers: usize, fingerprint: u64, decided: Option<&Result<Dec
         None => words[0] = NOT_YET,
         Some(Err(error)) => words[0] = error.code() as u64,
         Some(Ok(decided)) => {
-            words[2..][..Decision::WORDS].copy_from_slice(&decided.decision.encode());
-            let rest = words[2 + Decision::WORDS..].as_chunks_mut::<{ codes::WORDS }>().0;
+            let (decision, rest) = words[2..].split_at_mut(Decision::WORDS);
+            let (timing, rest) = rest.split_at_mut(Timing::WORDS);
+            decision.copy_from_slice(&decided.decision.encode());
+            timing.copy_from_slice(&Timing::encode(decided.decision.timing.as_ref()));
+            let rest = rest.as_chunks_mut::<{ codes::WORDS }>().0;
             rest.iter_mut().zip(&decided.choices).for_each(|(to, choice)| *to = choice.encode());
         }
     }
@@ -54,8 +57,10 @@ pub(super) fn read(rank: u32, fingerprint: u64, words: &[u64]) -> Result<Option<
     if *code == NOT_YET {
         return Ok(None);
     }
-    let (decision, choices) = rest.split_first_chunk().ok_or(short)?;
-    let decision = Decision::decode(decision).map_err(refused)?;
+    let (decision, rest) = rest.split_first_chunk().ok_or(short)?;
+    let (timing, choices) = rest.split_first_chunk().ok_or(short)?;
+    let timing = Timing::decode(timing).map_err(refused)?;
+    let decision = Decision { timing, ..Decision::decode(decision).map_err(refused)? };
     let choices = choices.as_chunks::<{ codes::WORDS }>().0.iter().map(|&words| Choice::decode(words));
     let choices = choices.collect::<Result<_, _>>().map_err(refused)?;
     Ok(Some(Decided { decision, choices, norms: vec![] }))

@@ -71,7 +71,7 @@
 //! first one after it at which the result is there: nobody waits for it. [`Planner`] is all this without the exchange.
 //!
 //! # A step
-//! 1. Ranks agree (24 bytes each) that all have gradients of the right shapes, all finite, at the same step.
+//! 1. Ranks agree (32 bytes each) that all have gradients of the right shapes, all finite, at the same step.
 //! 2. At step `warmup`, and every `period` steps from there: the measuring rank measures the mean of its own last
 //!    `window` gradients (but for the `lead` last), plans and broadcasts; all ranks then switch before anything of the step
 //!    is compressed.
@@ -108,8 +108,10 @@ mod bucket;
 mod buffers;
 mod check;
 mod codes;
+mod compute;
 mod config;
 mod control;
+mod costs;
 mod decide;
 mod decision;
 mod feedback;
@@ -122,7 +124,9 @@ mod lend;
 mod lens;
 #[cfg(feature = "json")]
 mod line;
+mod link;
 mod message;
+mod meter;
 mod metrics;
 mod offers;
 #[cfg(feature = "json")]
@@ -139,6 +143,7 @@ mod step;
 mod task;
 mod tensor;
 mod time;
+mod timing;
 mod transaction;
 mod turn;
 mod view;
@@ -160,6 +165,7 @@ pub use step::Controller;
 pub use task::{PlanResult, PlanTask};
 pub use tensor::Tensor;
 pub use time::{Fit, FitKind, TimeModel};
+pub use timing::Timing;
 
 #[cfg(test)]
 mod tests;

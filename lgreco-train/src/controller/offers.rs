@@ -1,9 +1,8 @@
 //! The table that is planned over: what the search has measured, and what the objective adds.
 
+use super::Tensor;
 use super::codes::Choice;
-use super::{Fit, Tensor};
 use crate::compress::{Compressor, Setting};
-use crate::gradient::Shape;
 use crate::plan::{Limit, Plan, baseline};
 use crate::search::Measured;
 use crate::table::Table;
@@ -80,18 +79,17 @@ impl Offers {
         Ok(())
     }
 
-    /// Replaces bits by picoseconds.
-    pub(super) fn cost_seconds(
-        &mut self,
-        tensors: &[Tensor],
-        bucket_of: &[usize],
-        fit: &Fit,
-        compute: &dyn Fn(&Setting, Shape) -> f64,
-    ) -> Result<(), Error> {
+    /// The model's layers that are offered something, with each of their settings.
+    pub(super) fn options(&self) -> impl Iterator<Item = (usize, &Setting)> + Clone {
+        let settings = |place: usize| self.settings[self.start(place)..self.ends[place]].iter();
+        self.layers.iter().enumerate().flat_map(move |(place, &layer)| settings(place).map(move |it| (layer, it)))
+    }
+
+    /// Replaces bits by picoseconds: `seconds` of a layer of the model under a setting, whose payload has so many bits.
+    pub(super) fn cost_seconds(&mut self, seconds: impl Fn(usize, &Setting, u64) -> f64) -> Result<(), Error> {
         for (place, &layer) in self.layers.iter().enumerate() {
-            let (per_byte, shape) = (fit.seconds_per_byte[bucket_of[layer]], tensors[layer].shape);
             let cost = |setting: &Setting, bits: u64| -> Result<u64, Error> {
-                let value = (bits / 8) as f64 * per_byte + compute(setting, shape);
+                let value = seconds(layer, setting, bits);
                 let expected = "a finite number >= 0, below a million";
                 let wrong = Error::Core(CoreError::Parameter { what: "seconds that a layer takes", value, expected });
                 if (0.0..1e6).contains(&value) { Ok((value * PICOSECONDS) as u64) } else { Err(wrong) }

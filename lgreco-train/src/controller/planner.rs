@@ -10,6 +10,7 @@ use super::check::check_layer;
 use super::decide::Decided;
 use super::groups::Groups;
 use super::identity::identity;
+use super::meter::Meter;
 use super::window::{self, Window};
 use super::{Config, Decision, Objective, PlanResult, PlanTask, Policy, Tensor, TimeModel};
 use super::{Uncompressed, message};
@@ -94,6 +95,8 @@ pub struct Planner {
     pub(super) fell: bool,
     pub(super) decision: Option<Decision>,
     pub(super) time: TimeModel,
+    /// Of a controller that measures seconds.
+    pub(super) meter: Option<Meter>,
     /// Whether the caller has decided what is due.
     pub(super) given: bool,
     /// What the measuring rank has to tell.
@@ -139,11 +142,21 @@ impl Planner {
     /// exchange is not looked at.
     ///
     /// # Errors
-    /// Those of [`Controller::new`](super::Controller::new).
+    /// Those of [`Controller::new`](super::Controller::new); [`CoreError::Parameter`] for
+    /// [`Objective::MeasuredSeconds`].
     ///
     /// # Complexity
     /// O(n log n) in the layers. Allocates, on the measuring rank, an f32 per element of the model.
     pub fn new(config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Planner, Error> {
+        if config.measures_seconds() {
+            let (what, expected) = ("exchanges that a planner can measure", "another objective than measured seconds");
+            return Err(Error::Core(CoreError::Parameter { what, value: 0.0, expected }));
+        }
+        Planner::made(config, tensors, rank, world_size)
+    }
+
+    /// [`new`](Planner::new), also for a controller.
+    pub(super) fn made(config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Planner, Error> {
         config.check(&tensors, world_size)?;
         expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
         let adapts = config.policy != Policy::Uncompressed;
@@ -164,6 +177,7 @@ impl Planner {
             fell: false,
             decision: None,
             time: TimeModel::new(groups.ranges.len()),
+            meter: config.measures_seconds().then(|| Meter::new(vec![Setting::Dense; tensors.len()])),
             given: false,
             result: None,
             groups: Arc::new(groups),
@@ -309,8 +323,12 @@ impl Planner {
         if self.watches || self.window.steps == 0 || !self.measures() {
             return None;
         }
+        let (means, decided) = (self.window.share()?, self.decision.is_some());
+        let meter = self.meter.as_mut();
+        let costs = meter.and_then(|meter| meter.costs(&self.config, &self.tensors, self.world, decided));
         Some(PlanTask {
-            means: self.window.share()?,
+            means,
+            costs,
             config: self.config.clone(),
             tensors: self.tensors.clone(),
             groups: self.groups.clone(),
@@ -318,7 +336,7 @@ impl Planner {
             norms: self.norms.clone(),
             fell: self.fell,
             time: match self.config.objective {
-                Objective::Bits => TimeModel::new(0),
+                Objective::Bits | Objective::MeasuredSeconds => TimeModel::new(0),
                 Objective::Seconds(_) => self.time.clone(),
             },
         })
@@ -329,6 +347,9 @@ impl Planner {
     pub fn hand_in(&mut self, result: PlanResult) -> bool {
         let awaited = self.window.is_of(&result.means);
         if awaited {
+            if let Some(meter) = &mut self.meter {
+                result.trials.iter().for_each(|trial| meter.compute.try_out(trial.family, trial.work, trial.seconds));
+            }
             self.result = Some(result);
         }
         awaited

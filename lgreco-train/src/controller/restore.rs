@@ -53,7 +53,8 @@ impl Controller {
     /// this rank measures. Residuals are summed and multiplied by the number of workers now over that then, so that
     /// the mean of all residuals stays what it was if every state is given to one rank; those of states that are given to
     /// none are lost. With another number of workers, or on a measuring rank that is given the state of another, the
-    /// window starts anew. Samples of the time model are kept if there are as many buckets.
+    /// window starts anew. Samples of the time model are kept if there are as many buckets, what was measured with as many
+    /// workers.
     ///
     /// Settings stay as saved until the next decision, whatever the configuration now says, but for
     /// [`Policy::Uncompressed`].
@@ -73,7 +74,7 @@ impl Controller {
     /// [`CoreError::Checksum`](crate::CoreError::Checksum) when a state is not as it was saved;
     /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::DuplicateName`](crate::CoreError::DuplicateName) and those of settings, shapes and residuals for
-    /// bytes that are no state of version 2, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
+    /// bytes that are no state of version 2 or 3, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
     /// when states are of different steps or numbers of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
     /// summed residuals; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). The controller is then unchanged.
     ///
@@ -175,6 +176,9 @@ impl Controller {
         (planner.step, planner.highest, planner.decision) = (step, run.learning_rate, run.decision);
         if run.time.buckets() == planner.time.buckets() {
             planner.time = run.time.clone();
+        }
+        if let (Some(meter), Some((compute, link)), true) = (&mut planner.meter, &run.learnt, same_world) {
+            (meter.compute, meter.link) = (compute.clone(), link.clone());
         }
         let layers: Vec<_> = planner.tensors.iter().map(|tensor| plan.fitting(tensor)).collect();
         planner.norms = layers.iter().map_while(|layer| (*layer)?.norm).collect();

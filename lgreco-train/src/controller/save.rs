@@ -1,8 +1,8 @@
 //! Saving a controller, whole or in parts.
 
 use super::layer::Counts;
-use super::saved::{MAGIC, NONE, PART_MAGIC, VERSION};
-use super::{Cause, Controller, Decision};
+use super::saved::{MAGIC, NONE, PART_MAGIC, UNMEASURED_VERSION, VERSION};
+use super::{Cause, Controller, Decision, Timing};
 use crate::Error;
 use crate::checksum;
 use crate::feedback::Memory;
@@ -160,7 +160,8 @@ impl Controller {
     }
 
     fn save_head(&self, magic: u64, to: &mut Writer) {
-        to.numbers([magic, VERSION, self.rank as u64, self.world as u64, self.planner.step]);
+        let version = if self.planner.meter.is_some() { VERSION } else { UNMEASURED_VERSION };
+        to.numbers([magic, version, self.rank as u64, self.world as u64, self.planner.step]);
     }
 
     fn save_run(&self, contents: Contents, to: &mut Writer) {
@@ -172,6 +173,12 @@ impl Controller {
         to.numbers(decision.encode());
         to.numbers([planner.time.buckets() as u64, planner.time.samples()]);
         to.numbers(planner.time.numbers().map(f64::to_bits));
+        if let Some(meter) = &planner.meter {
+            to.numbers(Timing::encode(decision.timing.as_ref()));
+            to.numbers(meter.compute.numbers().map(f64::to_bits));
+            to.numbers([meter.link.numbers().count() as u64]);
+            to.numbers(meter.link.numbers().map(f64::to_bits));
+        }
     }
 
     fn save_layer(&self, layer: usize, contents: Contents, to: &mut Writer) {

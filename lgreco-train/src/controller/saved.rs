@@ -5,11 +5,12 @@
 //!
 //! | field | |
 //! |---|---|
-//! | `lgreco-c`, version 2 | 8 bytes each |
+//! | `lgreco-c`, version 2, or 3 under measured seconds | 8 bytes each |
 //! | rank, world size, steps taken | |
 //! | step of the next decision (2^64 − 1: none), steps in the window, highest learning rate, steps that were not finite | |
 //! | 0 or 1, then the last decision, 10 numbers | |
 //! | buckets and samples of the time model; if there are any samples, its `(b + 1)(b + 2)` sums | |
+//! | version 3: the decision's timing, 8 numbers; trials and overheads of methods; numbers of the link's model, and these | |
 //! | number of layers; of each: | |
 //! | length of its name, the name, rows, columns, code of the element type | |
 //! | setting, 2 numbers; steps, bytes in, bytes out, refusals; relative error (NaN: none), norm (NaN: none) | |
@@ -18,12 +19,14 @@
 //! | length of the residual's state, that of [`Memory::save`](crate::feedback::Memory::save) but for its checksum | |
 //! | checksum of all before it | |
 //!
-//! The same in parts: `lgreco-p`, version 2, rank, world size, steps taken, then 0 and what is above from the step of the
-//! next decision to the time model, or 1 and a layer as above; a checksum closes each.
+//! The same in parts: `lgreco-p`, version 2 or 3, rank, world size, steps taken, then 0 and what is above from the step of the
+//! next decision to the link's model, or 1 and a layer as above; a checksum closes each.
 
 use super::codes::Choice;
+use super::compute::{Compute, FAMILIES};
 use super::layer::Counts;
-use super::{Decision, Tensor, TimeModel, accordion::Highest};
+use super::link::Link;
+use super::{Decision, Tensor, TimeModel, Timing, accordion::Highest};
 use crate::checksum;
 use crate::compress::Compressor;
 use crate::error::{expect_distinct, expect_len};
@@ -37,16 +40,21 @@ use alloc::vec::Vec;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"lgreco-c");
 pub(super) const PART_MAGIC: u64 = u64::from_le_bytes(*b"lgreco-p");
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
+/// Of states in which nothing is measured.
+pub(super) const UNMEASURED_VERSION: u64 = 2;
 pub(super) const NONE: u64 = u64::MAX;
 /// Counts are below this, so that adding to them never overflows.
 const COUNT_LIMIT: u64 = 1 << 63;
 
-struct Reader<'a>(&'a [u8]);
+struct Reader<'a> {
+    rest: &'a [u8],
+    version: u64,
+}
 
 impl<'a> Reader<'a> {
     fn bytes(&mut self, len: u64) -> Result<&'a [u8], Error> {
-        let found = self.0.len();
+        let found = self.rest.len();
         let cut = || {
             Error::Core(CoreError::Length {
                 what: "saved state bytes",
@@ -56,8 +64,8 @@ impl<'a> Reader<'a> {
         };
         let len = usize::try_from(len).map_err(|_| cut())?;
         let padded = len.checked_next_multiple_of(8).ok_or_else(cut)?;
-        let (bytes, rest) = self.0.split_at_checked(padded).ok_or_else(cut)?;
-        self.0 = rest;
+        let (bytes, rest) = self.rest.split_at_checked(padded).ok_or_else(cut)?;
+        self.rest = rest;
         let (bytes, padding) = bytes.split_at(len);
         check("padding", padding.iter().all(|&byte| byte == 0), len as u64)?;
         Ok(bytes)
@@ -123,6 +131,8 @@ pub(super) struct Run {
     pub non_finite: u64,
     pub decision: Option<Decision>,
     pub time: TimeModel,
+    /// Of a run that measured seconds.
+    pub learnt: Option<(Compute, Link)>,
 }
 
 /// A rank's layers.
@@ -161,7 +171,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(Run, Layers<'_>), Error> {
     for _ in 0..reader.number()? {
         layers.push(Layer::parse(&mut reader)?);
     }
-    expect_len("saved state bytes after the last layer", 0, reader.0.len())?;
+    expect_len("saved state bytes after the last layer", 0, reader.rest.len())?;
     Ok((run, Layers::new(owner, layers)?))
 }
 
@@ -173,17 +183,17 @@ pub(super) fn parse_part(bytes: &[u8]) -> Result<(Owner, Part<'_>), Error> {
         false => Part::Run(Run::parse(&mut reader)?),
         true => Part::Layer(Layer::parse(&mut reader)?),
     };
-    expect_len("saved state bytes after the part", 0, reader.0.len())?;
+    expect_len("saved state bytes after the part", 0, reader.rest.len())?;
     Ok((owner, part))
 }
 
 fn open(bytes: &[u8], magic: u64) -> Result<Reader<'_>, Error> {
-    let mut reader = Reader(bytes);
+    let mut reader = Reader { rest: bytes, version: 0 };
     let found = reader.number()?;
     check("magic", found == magic, found)?;
     let version = reader.number()?;
-    check("version", version == VERSION, version)?;
-    let mut reader = Reader(checksum::open(bytes)?);
+    check("version", matches!(version, UNMEASURED_VERSION | VERSION), version)?;
+    let mut reader = Reader { rest: checksum::open(bytes)?, version };
     reader.bytes(16)?;
     Ok(reader)
 }
@@ -208,14 +218,37 @@ impl Run {
             *word = reader.number()?;
         }
         let decision = Decision::decode(&decision)?;
+        let time = Self::time(reader)?;
+        let (timing, learnt) = match reader.version {
+            VERSION => Self::measured(reader).map(|(timing, learnt)| (timing, Some(learnt)))?,
+            _ => (None, None),
+        };
         Ok(Run {
             due: (due != NONE).then_some(due),
             window_steps,
             learning_rate: Highest(learning_rate),
             non_finite,
-            decision: decided.then_some(decision),
-            time: Self::time(reader)?,
+            decision: decided.then_some(Decision { timing, ..decision }),
+            time,
+            learnt,
         })
+    }
+
+    fn measured(reader: &mut Reader<'_>) -> Result<(Option<Timing>, (Compute, Link)), Error> {
+        let mut timing = [0; Timing::WORDS];
+        for word in &mut timing {
+            *word = reader.number()?;
+        }
+        let mut methods = [0.0; 2 * FAMILIES];
+        for number in &mut methods {
+            *number = f64::from_bits(reader.number()?);
+        }
+        let len = u64::from(reader.word("numbers of the link's model")?);
+        let numbers = reader.bytes(8 * len)?;
+        let numbers = numbers.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect::<Vec<_>>();
+        let learnt = Compute::from_numbers(&methods).zip(Link::from_numbers(&numbers));
+        let wrong = Error::Core(CoreError::SavedState { what: "a number of what was measured", found: len });
+        Ok((Timing::decode(&timing)?, learnt.ok_or(wrong)?))
     }
 
     fn time(reader: &mut Reader<'_>) -> Result<TimeModel, Error> {

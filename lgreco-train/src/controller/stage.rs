@@ -55,6 +55,9 @@ pub(super) struct Taken {
     pub incomplete: bool,
     /// Seconds of planning, and when exchanging began.
     pub planned: Option<(f64, f64)>,
+    /// Bytes that this rank has put on the wire, and seconds that it has computed, where they are measured.
+    pub wire: f64,
+    pub computing: f64,
 }
 
 impl Control {

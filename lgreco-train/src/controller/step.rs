@@ -4,6 +4,7 @@ use super::arena::Arena;
 use super::check::{check_layer, non_finite};
 use super::codes::Choice;
 use super::layer::{Fate, LayerState, Switch};
+use super::meter::Sample;
 use super::stage::{Control, Taken};
 use super::{Config, NonFinite, Outcome, Planner, Report, Seconds, Tensor};
 use crate::backend::{Backend, Portable};
@@ -78,7 +79,7 @@ impl Controller {
     /// an f32 per element of the model.
     pub fn new<C: Collective + ?Sized>(config: Config, tensors: Vec<Tensor>, collective: &C) -> Result<Self, Error> {
         let Place { rank, world } = Place::of(collective)?;
-        let planner = Planner::new(config, tensors, rank, world)?;
+        let planner = Planner::made(config, tensors, rank, world)?;
         let (config, tensors) = (&planner.config, &planner.tensors);
         let mut controller = Controller {
             rank,
@@ -264,12 +265,21 @@ impl Controller {
     pub(super) fn switch(&mut self, switches: Vec<Switch>) {
         self.states.iter_mut().zip(switches).for_each(|(state, switch)| state.commit(switch));
         self.plan = self.plan_hash();
+        self.begin_metering();
+    }
+
+    /// Other settings take other times.
+    fn begin_metering(&mut self) {
+        if let Some(meter) = &mut self.planner.meter {
+            meter.switch(self.states.iter().map(|state| state.choice.setting).collect());
+        }
     }
 
     /// Takes over layers that were loaded.
     pub(super) fn install(&mut self, states: Vec<LayerState>) {
         self.states = states;
         self.plan = self.plan_hash();
+        self.begin_metering();
         self.agreed.clear();
         self.control.cancel();
     }
@@ -316,6 +326,11 @@ impl Controller {
         let bytes_in = self.planner.tensors.iter().map(Tensor::bytes).sum();
         let seconds = taken.planned.zip(self.now());
         let seconds = seconds.map(|((planning, start), end)| Seconds { planning, exchange: end - start });
+        let exchanged = outcome == Outcome::Exchanged && self.states.iter().any(|state| state.fate == Fate::Exchanged);
+        if let (Some(meter), Some(seconds), true) = (&mut self.planner.meter, seconds, exchanged) {
+            let Taken { wire: bytes, computing, .. } = taken;
+            meter.record(Sample { bytes, seconds: seconds.exchange, computing });
+        }
         self.end_step();
         Ok(Report { step, outcome, switched, bytes_in, bytes_out: taken.bytes_out, seconds })
     }

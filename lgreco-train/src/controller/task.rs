@@ -1,6 +1,7 @@
 //! From a window of gradients to one setting per layer: what the measuring rank does for all, on any thread.
 
 use super::codes::Choice;
+use super::costs::{Costs, Trial};
 use super::decide::{Decided, chosen, norm, refused, uniform};
 use super::groups::Groups;
 use super::offers::{Offers, PICOSECONDS, k_means};
@@ -53,6 +54,8 @@ pub struct PlanTask {
     /// Whether the learning rate fell.
     pub(super) fell: bool,
     pub(super) time: TimeModel,
+    /// As measured, if anything was.
+    pub(super) costs: Option<Costs>,
 }
 
 /// What became of a [`PlanTask`].
@@ -71,6 +74,7 @@ pub struct PlanResult {
     pub(super) decided: Result<Decided, Error>,
     /// By which the planner knows it.
     pub(super) means: Arc<Vec<Vec<f32>>>,
+    pub(super) trials: Vec<Trial>,
 }
 
 impl PlanResult {
@@ -90,14 +94,16 @@ impl PlanTask {
     /// # Complexity
     /// That of [`Search::measure`](crate::search::Search) and of the solver: seconds for large models. Allocates.
     pub fn run(mut self, backend: &mut dyn Backend) -> PlanResult {
+        let mut trials = vec![];
         let decided = self.config.at(self.step).and_then(|config| {
             self.config = config;
-            self.decide(backend)
+            self.decide(backend, &mut trials)
         });
-        PlanResult { decided, means: self.means }
+        PlanResult { decided, means: self.means, trials }
     }
 
-    fn decide(&self, backend: &mut dyn Backend) -> Result<Decided, Error> {
+    fn decide(&mut self, backend: &mut dyn Backend, trials: &mut Vec<Trial>) -> Result<Decided, Error> {
+        let mut costs = self.costs.take();
         let means = typed(&self.means, &self.tensors);
         let norms: Vec<f64> = means.iter().map(norm).collect();
         let mut decision = Decision::without_plan(self.step, Cause::Schedule);
@@ -116,13 +122,18 @@ impl PlanTask {
                 uniform(&self.config, &self.tensors, Some(&levels))?
             }
             Policy::KMeans { .. } | Policy::LGreco { .. } => {
-                self.plan(backend, &means, &norms, &mut decision, &mut relative)?
+                self.plan(backend, &means, &norms, &mut decision, &mut relative, costs.as_mut().zip(Some(trials)))?
             }
         };
         self.require_contractions(&means, &relative, &mut choices)?;
         let slower = choices.iter().filter(|choice| choice.uncompressed == Some(Uncompressed::Slower));
         decision.slower = slower.count() as u32;
         decision.not_contractive = refused(&choices);
+        if let (Some(costs), Some(_)) = (costs, decision.plan) {
+            let default = uniform(&self.config, &self.tensors, None)?;
+            let settings = |choices: &[Choice]| choices.iter().map(|choice| choice.setting).collect::<Vec<_>>();
+            decision.timing = Some(costs.timing(&self.tensors, [&settings(&choices), &settings(&default)])?);
+        }
         Ok(Decided { decision, choices, norms })
     }
 
@@ -141,6 +152,7 @@ impl PlanTask {
         norms: &[f64],
         decision: &mut Decision,
         relative: &mut [Option<f64>],
+        measured_costs: Option<(&mut Costs, &mut Vec<Trial>)>,
     ) -> Result<Vec<Choice>, Error> {
         let mut choices = uniform(&self.config, &self.tensors, None)?;
         if !self.tensors.iter().any(|tensor| self.config.search.takes(&tensor.dims)) {
@@ -151,20 +163,35 @@ impl PlanTask {
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let measured = self.config.search.measure(&layers, backend).map_err(|named| named.error)?;
         let fit = match self.config.objective {
-            Objective::Bits => None,
             Objective::Seconds(_) => Some(self.time.fit()),
+            Objective::Bits | Objective::MeasuredSeconds => None,
         };
-        decision.fit = fit.as_ref().map(|fit| fit.kind);
-        let fit = fit.filter(|fit| fit.kind != FitKind::None);
-        let timed = fit.is_some();
+        decision.fit = match (&self.config.objective, &measured_costs) {
+            (Objective::MeasuredSeconds, Some(_)) => Some(FitKind::Pooled),
+            (Objective::MeasuredSeconds, None) => Some(FitKind::None),
+            _ => fit.as_ref().map(|fit| fit.kind),
+        };
+        let timed = decision.in_seconds();
         let mut offers = Offers::new(&measured, &self.tensors, timed)?;
         if let Some(accordion) = self.config.accordion() {
             let levels = self.levels(&accordion, norms);
             let settings = uniform(&self.config, &self.tensors, Some(&levels))?;
             offers.refer_to(&settings)?;
         }
-        if let (Objective::Seconds(compute), Some(fit)) = (&self.config.objective, fit) {
-            offers.cost_seconds(&self.tensors, &self.groups.of, &fit, &**compute)?;
+        match (&self.config.objective, measured_costs, fit) {
+            (Objective::Seconds(compute), _, Some(fit)) if timed => offers.cost_seconds(|layer, setting, bits| {
+                let per_byte = fit.seconds_per_byte[self.groups.of[layer]];
+                (bits / 8) as f64 * per_byte + compute(setting, self.tensors[layer].shape)
+            })?,
+            (_, Some((costs, trials)), _) => {
+                if let Some(clock) = self.config.clock {
+                    *trials = costs.try_out(offers.options(), &self.tensors, means, clock, backend)?;
+                }
+                offers.cost_seconds(|layer, setting, bits| {
+                    costs.seconds_with_margin(layer, setting, &self.tensors[layer], bits)
+                })?;
+            }
+            _ => {}
         }
         let table = Table::new(&offers.choices, &offers.ends)?;
         let Some(budget) = self.budget(&offers.reference, timed) else { return Ok(choices) };

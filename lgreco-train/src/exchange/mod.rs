@@ -103,6 +103,7 @@ pub use layout::Layout;
 pub use moment::{Agreement, Moment, Route};
 pub use program::{Op, Part, Program};
 pub use request::Request;
+pub(crate) use request::share_of_others;
 pub use round::Round;
 pub use slip::{Slip, judge};
 pub use space::{RequestOf, Space};

@@ -61,7 +61,26 @@ pub enum Request<'a, V = &'a mut [f32], B = &'a mut [u8]> {
     },
 }
 
+/// The part of a sum over so many workers, or of what all of them gather, that is the others'.
+pub(crate) fn share_of_others(world_size: u32) -> f64 {
+    1.0 - 1.0 / f64::from(world_size)
+}
+
 impl Request<'_> {
+    /// Bytes that each of so many workers sends if none sends more than it must: an all-reduce is a reduce-scatter and an
+    /// all-gather.
+    pub(crate) fn wire_bytes(&self, world_size: u32) -> f64 {
+        let of_values = |values: &[f32]| size_of_val(values) as f64;
+        let (whole, others) = match self {
+            Request::AllReduceSum { values } => (2.0 * of_values(values), true),
+            Request::ReduceScatterSum { values, .. } => (of_values(values), true),
+            Request::AllGather { buffer } | Request::AllGatherEach { buffer, .. } => (buffer.len() as f64, true),
+            Request::Broadcast { bytes, .. } => (bytes.len() as f64, true),
+            Request::AllToAll { received, .. } => (received.len() as f64, false),
+        };
+        if others { whole * share_of_others(world_size) } else { whole }
+    }
+
     /// Does it, and waits until it is done.
     ///
     /// # Errors

@@ -1,0 +1,175 @@
+//! Seconds of every option, as measured.
+
+use super::compute::{Compute, family, work};
+use super::link::Line;
+use super::window::Typed;
+use super::{Tensor, Timing};
+use crate::Error;
+use crate::backend::Backend;
+use crate::compress::{Compressor, Setting};
+use crate::exchange::{Aggregation, Route, factor_rank, share_of_others};
+use crate::gradient::Gradient;
+use crate::rng::Stream;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// What a decision goes by under [`Objective::MeasuredSeconds`](super::Objective), on the slowest rank.
+#[derive(Clone, Debug)]
+pub(super) struct Costs {
+    pub line: Line,
+    pub compute: Compute,
+    pub route: Route,
+    pub world: u32,
+    /// Settings that were decided before, by layer.
+    pub present: Option<Vec<Setting>>,
+    /// Of a typical step's exchange.
+    pub measured: f64,
+    /// Of them, computing.
+    pub computing: f64,
+}
+
+/// To compress a layer that is not, or the other way round, must pay by this part of its seconds.
+const MARGIN: f64 = 0.1;
+/// Elements of a trial's layer, at most, if there is one so small.
+const TRIAL: usize = 1 << 18;
+
+/// A method that was tried: its family, what it should have cost and what it did.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trial {
+    pub family: usize,
+    pub work: f64,
+    pub seconds: f64,
+}
+
+impl Costs {
+    /// Payloads of a layer that a rank decodes.
+    pub(super) fn payloads(route: Route, world: u32) -> f64 {
+        match route {
+            Route::AllGather => f64::from(world),
+            Route::ScatterReduce => 2.0,
+            Route::Sharded => 1.0,
+        }
+    }
+
+    /// Bytes that a rank sends for a layer whose payload has so many bits.
+    fn wire_bytes(&self, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
+        let (others, payload, shape) = (share_of_others(self.world), (bits / 8) as f64, tensor.shape);
+        let summed = |values: usize| 4.0 * values as f64;
+        let (elements, gathered) = (shape.elements(), payload * f64::from(self.world));
+        others
+            * match Aggregation::of(setting) {
+                Aggregation::AllReduce if self.route == Route::Sharded => summed(elements),
+                Aggregation::AllReduce => 2.0 * summed(elements),
+                Aggregation::FactorAllReduce => {
+                    2.0 * summed(factor_rank(setting, shape) * (shape.rows() + shape.cols()))
+                }
+                // Positions, and values there and back.
+                Aggregation::SharedPositions => 1.5 * payload,
+                Aggregation::VariablePayloads => gathered,
+                Aggregation::Payloads => match self.route {
+                    Route::AllGather => gathered,
+                    Route::ScatterReduce => 2.0 * payload,
+                    Route::Sharded => payload,
+                },
+            }
+    }
+
+    fn computing(&self, setting: &Setting, tensor: &Tensor) -> f64 {
+        self.compute.seconds(setting, tensor.shape, Costs::payloads(self.route, self.world))
+    }
+
+    /// Seconds of a layer.
+    pub(super) fn seconds(&self, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
+        self.wire_bytes(setting, tensor, bits) * self.line.per_byte + self.computing(setting, tensor)
+    }
+
+    /// The same, with what a change must pay.
+    pub(super) fn seconds_with_margin(&self, layer: usize, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
+        let is_dense = |setting: &Setting| *setting == Setting::Dense;
+        let changes = self.present.as_ref().is_some_and(|present| is_dense(&present[layer]) != is_dense(setting));
+        self.seconds(setting, tensor, bits) * if changes { 1.0 + MARGIN } else { 1.0 }
+    }
+
+    /// Encodes and decodes some layer by each family of `options`, which are layers with settings, on the backend that plans.
+    pub(super) fn try_out<'a>(
+        &mut self,
+        options: impl Iterator<Item = (usize, &'a Setting)> + Clone,
+        tensors: &[Tensor],
+        means: &[Typed<'_>],
+        clock: fn() -> f64,
+        backend: &mut dyn Backend,
+    ) -> Result<Vec<Trial>, Error> {
+        let mut trials = vec![];
+        for wanted in 1..super::compute::FAMILIES {
+            let elements = |layer: usize| tensors[layer].shape.elements();
+            // The largest layer that is not too large, else the smallest.
+            let rank = |layer: usize| match elements(layer) {
+                small if small <= TRIAL => small,
+                large => usize::MAX - large,
+            };
+            let is_small = |layer: usize| elements(layer) <= TRIAL;
+            let of_family = options.clone().filter(|(_, setting)| family(setting) == wanted);
+            let layer = of_family.clone().map(|(layer, _)| layer).max_by_key(|&layer| (is_small(layer), rank(layer)));
+            let Some(layer) = layer else { continue };
+            let settings: Vec<&Setting> = of_family.filter(|option| option.0 == layer).map(|option| option.1).collect();
+            let setting = settings[settings.len() / 2];
+            let seconds = self.trial(setting, layer, &tensors[layer], &means[layer], clock, backend)?;
+            let work = work(setting, tensors[layer].shape, Costs::payloads(self.route, self.world));
+            self.compute.try_out(wanted, work, seconds);
+            trials.push(Trial { family: wanted, work, seconds });
+        }
+        Ok(trials)
+    }
+
+    fn trial(
+        &self,
+        setting: &Setting,
+        layer: usize,
+        tensor: &Tensor,
+        mean: &Typed<'_>,
+        clock: fn() -> f64,
+        backend: &mut dyn Backend,
+    ) -> Result<f64, Error> {
+        let (shape, dtype) = (tensor.shape, tensor.dtype);
+        let gradient = Gradient::new(mean.values(), shape)?;
+        let mut workspace = vec![0; setting.encode_workspace_len(shape, dtype)];
+        let mut payload = vec![0; setting.payload_len(shape, dtype)?];
+        let mut decoded = vec![0.0; shape.elements()];
+        let stream = Stream { layer: layer as u32, ..Stream::default() };
+        let mut least = [f64::INFINITY; 2];
+        // The first finds cold caches.
+        for _ in 0..2 {
+            let start = clock();
+            let len = backend.encode(setting, &gradient, stream, &mut workspace, &mut payload)?;
+            let encoded = clock();
+            backend.decode(&payload[..len], &mut decoded)?;
+            let found = [encoded - start, clock() - encoded];
+            least.iter_mut().zip(found).for_each(|(least, seconds)| *least = least.min(seconds));
+        }
+        Ok(least[0] + least[1] * Costs::payloads(self.route, self.world))
+    }
+
+    /// What is said of a decision for these settings.
+    pub(super) fn timing(&self, tensors: &[Tensor], settings: [&[Setting]; 2]) -> Result<Timing, Error> {
+        let of = |settings: &[Setting]| -> Result<f64, Error> {
+            let mut seconds = self.line.constant;
+            for (setting, tensor) in settings.iter().zip(tensors) {
+                seconds += self.seconds(setting, tensor, 8 * setting.payload_len(tensor.shape, tensor.dtype)? as u64);
+            }
+            Ok(seconds)
+        };
+        let [plan, default] = settings;
+        let layers = plan.iter().zip(tensors);
+        Ok(Timing {
+            measured: self.measured,
+            computing: self.computing,
+            seconds_per_byte: self.line.per_byte,
+            plan: of(plan)?,
+            plan_computing: layers.map(|(setting, tensor)| self.computing(setting, tensor)).sum(),
+            default: of(default)?,
+            uncompressed: of(&vec![Setting::Dense; tensors.len()])?,
+            compressed: plan.iter().filter(|&&setting| setting != Setting::Dense).count() as u32,
+            layers: tensors.len() as u32,
+        })
+    }
+}

@@ -1,0 +1,169 @@
+//! What a controller with a clock measures of its own steps.
+
+use super::compute::{Compute, FAMILIES, family, work};
+use super::costs::Costs;
+use super::link::Link;
+use super::{Config, Tensor};
+use crate::compress::Setting;
+use alloc::vec::Vec;
+
+/// Of one rank, under [`Objective::MeasuredSeconds`](super::Objective).
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Meter {
+    /// Steps since the last switch, a ring.
+    recent: Vec<Sample>,
+    /// Where the ring goes on.
+    at: usize,
+    slowest: Slowest,
+    pub link: Link,
+    pub compute: Compute,
+    /// The settings of the layers.
+    pub present: Vec<Setting>,
+}
+
+/// An exchanged step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    /// On the wire, per rank.
+    pub bytes: f64,
+    /// From the first bucket to the last mean.
+    pub seconds: f64,
+    /// Of them, computing on this rank.
+    pub computing: f64,
+}
+
+/// How many times longer other ranks take, at most; at least 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Slowest {
+    seconds: f64,
+    computing: f64,
+}
+
+/// Steps whose median counts: the one in which buffers grow and those that somebody interrupts do not.
+const RECENT: usize = 15;
+/// More is not believed of other ranks.
+const SLOWEST: f64 = 1e3;
+
+impl Meter {
+    pub(super) fn new(present: Vec<Setting>) -> Meter {
+        Meter {
+            recent: Vec::with_capacity(RECENT),
+            at: 0,
+            slowest: Slowest { seconds: 1.0, computing: 1.0 },
+            link: Link::default(),
+            compute: Compute::default(),
+            present,
+        }
+    }
+
+    pub(super) fn record(&mut self, sample: Sample) {
+        match self.recent.get_mut(self.at) {
+            Some(place) => *place = sample,
+            None => self.recent.push(sample),
+        }
+        self.at = (self.at + 1) % RECENT;
+    }
+
+    /// Begins anew under these settings.
+    pub(super) fn switch(&mut self, present: Vec<Setting>) {
+        self.present = present;
+        self.recent.clear();
+        self.at = 0;
+    }
+
+    /// The medians of recent steps; `None` without any.
+    fn typical(&self) -> Option<Sample> {
+        let median = |of: fn(&Sample) -> f64| {
+            let (mut all, len) = ([0.0; RECENT], self.recent.len());
+            all.iter_mut().zip(&self.recent).for_each(|(to, sample)| *to = of(sample));
+            all[..len].sort_unstable_by(f64::total_cmp);
+            all[len / 2]
+        };
+        (!self.recent.is_empty()).then(|| Sample {
+            bytes: median(|sample| sample.bytes),
+            seconds: median(|sample| sample.seconds),
+            computing: median(|sample| sample.computing),
+        })
+    }
+
+    /// What other ranks are told.
+    pub(super) fn word(&self) -> u64 {
+        let Sample { seconds, computing, .. } = self.typical().unwrap_or_default();
+        u64::from((seconds as f32).to_bits()) << 32 | u64::from((computing as f32).to_bits())
+    }
+
+    /// Hears the words of all ranks.
+    pub(super) fn hear(&mut self, words: impl Iterator<Item = u64> + Clone) {
+        let Some(own) = self.typical() else { return };
+        let over = |own: f64, shift: u32| {
+            let told = words.clone().map(|word| f64::from(f32::from_bits((word >> shift) as u32)));
+            let most = told.filter(|seconds| seconds.is_finite()).fold(own, f64::max);
+            if own > 0.0 { (most / own).min(SLOWEST) } else { 1.0 }
+        };
+        self.slowest = Slowest { seconds: over(own.seconds, 32), computing: over(own.computing, 0) };
+    }
+
+    /// Learns from the steps since the last switch what the next decision is to go by; `None` before the first step.
+    ///
+    /// The rank that computes longest waits for nobody, so that the rest of its time is the wire's.
+    pub(super) fn costs(&mut self, config: &Config, tensors: &[Tensor], world: u32, decided: bool) -> Option<Costs> {
+        let typical = self.typical();
+        let payloads = Costs::payloads(config.route, world);
+        let mut computing = 0.0;
+        if let Some(Sample { bytes, seconds, computing: own }) = typical {
+            computing = own * self.slowest.computing;
+            self.link.note(bytes, (seconds * self.slowest.seconds - computing).max(0.0));
+            let mut works = [0.0; FAMILIES];
+            for (setting, tensor) in self.present.iter().zip(tensors) {
+                works[family(setting)] += work(setting, tensor.shape, payloads);
+            }
+            self.compute.note(works, computing);
+        }
+        Some(Costs {
+            line: self.link.line()?,
+            compute: self.compute.clone(),
+            route: config.route,
+            world,
+            present: decided.then(|| self.present.clone()),
+            measured: typical.map_or(0.0, |typical| typical.seconds * self.slowest.seconds),
+            computing,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec;
+
+    fn sample(seconds: f64) -> Sample {
+        Sample { bytes: 100.0, seconds, computing: seconds / 4.0 }
+    }
+
+    #[test]
+    fn interrupted_steps_and_those_before_a_switch_do_not_count() {
+        let mut meter = Meter::new(vec![]);
+        assert_eq!((meter.typical(), meter.word()), (None, 0));
+        (0..40).for_each(|step| meter.record(sample(if step % 5 == 0 { 9.0 } else { 1.0 })));
+        assert_eq!(meter.typical(), Some(sample(1.0)));
+        (0..8).for_each(|_| meter.record(sample(2.0)));
+        assert_eq!(meter.typical(), Some(sample(2.0)), "half of the ring");
+        meter.switch(vec![]);
+        meter.record(sample(3.0));
+        assert_eq!(meter.typical(), Some(sample(3.0)));
+    }
+
+    #[test]
+    fn the_slowest_rank_counts_and_nonsense_does_not() {
+        let mut meter = Meter::new(vec![]);
+        meter.record(sample(1.0));
+        let mut slow = meter.clone();
+        slow.switch(vec![]);
+        slow.record(Sample { computing: 1.5, ..sample(2.0) });
+        let junk = u64::from(f32::NAN.to_bits()) << 32 | u64::from((-1f32).to_bits());
+        meter.hear([meter.word(), slow.word(), junk, 0].into_iter());
+        assert_eq!(meter.slowest, Slowest { seconds: 2.0, computing: 6.0 });
+        meter.hear([meter.word(), u64::MAX >> 9].into_iter());
+        assert!(meter.slowest.seconds <= SLOWEST && meter.slowest.computing <= SLOWEST);
+    }
+}

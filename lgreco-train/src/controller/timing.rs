@@ -1,0 +1,119 @@
+//! What was measured before a decision, and what it expects.
+
+use super::Decision;
+use crate::{CoreError, Error};
+use core::fmt;
+
+/// Seconds that a decision under [`Objective::MeasuredSeconds`](super::Objective) went by: of a step's exchange, from the first
+/// bucket to the last mean, compressing included, on the slowest rank.
+///
+/// ```
+/// use lgreco_train::controller::Timing;
+/// let gain = |timing: &Timing| timing.uncompressed / timing.plan;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// What a step has taken since the last decision, the median; 0 if there was none.
+    pub measured: f64,
+    /// Of it, what was spent on compressing and decompressing.
+    pub computing: f64,
+    /// Seconds that another byte takes, sent by every rank.
+    pub seconds_per_byte: f64,
+    /// What a step is expected to take under the new settings.
+    pub plan: f64,
+    /// Of it, compressing and decompressing.
+    pub plan_computing: f64,
+    /// Under the default settings.
+    pub default: f64,
+    /// With all layers uncompressed.
+    pub uncompressed: f64,
+    /// Layers that are compressed now.
+    pub compressed: u32,
+    /// Layers of the model.
+    pub layers: u32,
+}
+
+impl Timing {
+    pub(super) const WORDS: usize = 8;
+
+    pub(super) fn encode(timing: Option<&Timing>) -> [u64; Self::WORDS] {
+        let Some(timing) = timing else { return [u64::MAX; Self::WORDS] };
+        let Timing { measured, computing, seconds_per_byte, plan, plan_computing, default, uncompressed, .. } = *timing;
+        let numbers = [measured, computing, seconds_per_byte, plan, plan_computing, default, uncompressed];
+        let mut words = [u64::from(timing.compressed) << 32 | u64::from(timing.layers); Self::WORDS];
+        words.iter_mut().zip(numbers).for_each(|(word, number)| *word = number.to_bits());
+        words
+    }
+
+    pub(super) fn decode(words: &[u64; Self::WORDS]) -> Result<Option<Timing>, Error> {
+        if *words == [u64::MAX; Self::WORDS] {
+            return Ok(None);
+        }
+        let [numbers @ .., counts] = words;
+        let numbers = numbers.map(f64::from_bits);
+        if let Some(wrong) = numbers.iter().find(|number| !(number.is_finite() && number.is_sign_positive())) {
+            return Err(Error::Core(CoreError::SavedState { what: "a time of the decision", found: wrong.to_bits() }));
+        }
+        let [measured, computing, seconds_per_byte, plan, plan_computing, default, uncompressed] = numbers;
+        let (compressed, layers) = ((counts >> 32) as u32, *counts as u32);
+        Ok(Some(Timing {
+            measured,
+            computing,
+            seconds_per_byte,
+            plan,
+            plan_computing,
+            default,
+            uncompressed,
+            compressed,
+            layers,
+        }))
+    }
+}
+
+/// One line for a log: what was decided and why.
+///
+/// ```
+/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+/// # let (mut controller, mut worker) = alone(Method::TopK)?;
+/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+/// let line = controller.decision().unwrap().to_string();
+/// assert_eq!(line, "step 2: 2752 bits of 131200 uncompressed, 2752 by default");
+/// # Ok::<(), lgreco_train::Error>(())
+/// ```
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}: ", self.step)?;
+        match (self.timing, self.plan) {
+            (Some(timing), _) => timing.fmt(f)?,
+            (None, Some(plan)) => {
+                let (size, uncompressed, default) = (plan.size, self.uncompressed_size, self.default_size);
+                let unit = if self.in_seconds() { "ps" } else { "bits" };
+                write!(f, "{size} {unit} of {uncompressed} uncompressed, {default} by default")?;
+            }
+            (None, None) => f.write_str("settings without a plan")?,
+        }
+        match self.not_contractive {
+            0 => Ok(()),
+            refused => write!(f, "; feedback does not suit {refused}"),
+        }
+    }
+}
+
+impl fmt::Display for Timing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Timing { compressed, layers, .. } = self;
+        match compressed {
+            0 => write!(f, "none of {layers} layers is compressed: ")?,
+            _ => write!(f, "{compressed} of {layers} layers are compressed: ")?,
+        }
+        let [measured, computing, plan, plan_computing, default, uncompressed] =
+            [self.measured, self.computing, self.plan, self.plan_computing, self.default, self.uncompressed]
+                .map(|seconds| 1e3 * seconds);
+        write!(f, "exchanging took {measured:.3} ms, compressing {computing:.3} of them")?;
+        if self.seconds_per_byte > 0.0 {
+            write!(f, ", and 1 MB more takes {:.3}", 1e9 * self.seconds_per_byte)?;
+        }
+        write!(f, "; expected {plan:.3} ms, compressing {plan_computing:.3} of them")?;
+        write!(f, " (default settings {default:.3}, uncompressed {uncompressed:.3})")
+    }
+}
