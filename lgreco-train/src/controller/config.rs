@@ -206,9 +206,10 @@ pub enum Objective {
     /// when it does again; either way it must pay by a tenth of a layer's seconds. A link that has changed is followed at the
     /// next decision or the one after. [`Decision::timing`](super::Decision) and the decision as text say what it went by.
     ///
-    /// Nothing is sent to measure: steps of different sizes, the uncompressed ones of the warm-up and those of the first
-    /// plan, tell bytes from what does not depend on them. What the first decision blames on the link although it is hidden
-    /// behind the backward pass, the second knows.
+    /// Steps of different sizes, the uncompressed ones of the warm-up and those of the first plan, tell bytes from what does
+    /// not depend on them; what the first decision blames on the link although it is hidden behind the backward pass, the
+    /// second knows. Before each decision ranks find out whether the link has changed by gathering twice a two-hundredth of
+    /// what their steps send until the next, from 4 KiB of each to 1 MiB of all.
     ///
     /// Under [`Budget::Error`] plans are as fast as the error allows, under [`Budget::Size`] as exact as possible in the
     /// seconds of the default settings. For a [`Controller`](super::Controller) alone: a [`Planner`](super::Planner)

@@ -6,12 +6,16 @@ use super::layer::{Fate, Undo};
 use super::meter::Meter;
 use super::planner::Turn;
 use super::planner::check_rate;
-use super::stage::{BROKEN, Stage, Taken};
+use super::stage::{BROKEN, Probe, Stage, Taken};
 use super::{Cause, Controller, Decision, agreement};
 use crate::Error;
 use crate::checksum::Hash;
-use crate::exchange::Request;
+use crate::exchange::{Request, share_of_others};
 use alloc::vec;
+
+/// Words of a probe, of each rank at least, if it is not more than that on all ranks together.
+const LEAST_PROBED: u64 = 1 << 9;
+const MOST_PROBED: u64 = 1 << 17;
 
 impl Controller {
     /// Begins a step. All ranks do, with the same `learning_rate` (only Accordion looks at it). Then come the
@@ -67,6 +71,11 @@ impl Controller {
                 let bytes = bytemuck::cast_slice_mut(&mut control.plan);
                 Some(Request::Broadcast { root: self.planner.config.measuring_rank, bytes })
             }
+            Stage::Probe => {
+                let now = self.planner.config.clock.map_or(0.0, |clock| clock());
+                let probe = control.probe.as_mut();
+                probe.map(|probe| Request::AllGather { buffer: bytemuck::cast_slice_mut(probe.send(now)) })
+            }
             _ => None,
         })
     }
@@ -94,6 +103,7 @@ impl Controller {
                 }
                 self.after_agreement()?
             }
+            Stage::Probe => self.after_probe(),
             Stage::Plan => {
                 match self.planner.read(&self.control.plan) {
                     Ok(Some(decided)) => self.propose(decided),
@@ -128,15 +138,38 @@ impl Controller {
         Ok(match self.planner.next(self.planner.rate)? {
             Turn::Nothing => self.opened(),
             Turn::Known(decided) => self.propose(decided),
-            Turn::Broadcast => {
-                self.decide();
-                Stage::Plan
-            }
+            Turn::Broadcast => match self.planner.meter.is_some() && self.world > 1 {
+                true => {
+                    self.control.probe = Some(Probe::new(self.probe_words(), self.world));
+                    Stage::Probe
+                }
+                false => self.decide(),
+            },
         })
     }
 
+    /// Words of a probe on all ranks together: twice that is a hundredth of what their steps send until the next decision, where
+    /// that is enough to be seen.
+    fn probe_words(&self) -> usize {
+        let sent = self.bucket_bytes().iter().sum::<u64>().saturating_mul(self.planner.config.schedule.period);
+        let most = (MOST_PROBED / u64::from(self.world)).max(2);
+        (sent / (8 * 2 * 200)).max(LEAST_PROBED).min(most) as usize * self.world as usize
+    }
+
+    /// The ranks have just agreed, so that none is late.
+    fn after_probe(&mut self) -> Stage {
+        let now = self.now().unwrap_or_default();
+        if self.control.probe.as_mut().is_some_and(|probe| !probe.done(now)) {
+            return Stage::Probe;
+        }
+        if let (Some(meter), Some(probe)) = (&mut self.planner.meter, self.control.probe.take()) {
+            meter.probe(probe.seconds_per_byte(share_of_others(self.world)));
+        }
+        self.decide()
+    }
+
     /// On the measuring rank, measures and plans unless somebody else has or does; others make room for its plan.
-    fn decide(&mut self) {
+    fn decide(&mut self) -> Stage {
         if !self.planner.has_result()
             && let Some(task) = self.planner.take_task()
         {
@@ -144,6 +177,7 @@ impl Controller {
             self.planner.hand_in(result);
         }
         self.control.plan = self.planner.words();
+        Stage::Plan
     }
 
     /// Prepares new settings and asks whether all ranks can.

@@ -103,13 +103,12 @@ impl Costs {
         for wanted in 1..super::compute::FAMILIES {
             let elements = |layer: usize| tensors[layer].shape.elements();
             // The largest layer that is not too large, else the smallest.
-            let rank = |layer: usize| match elements(layer) {
-                small if small <= TRIAL => small,
-                large => usize::MAX - large,
+            let order = |layer: usize| match elements(layer) {
+                small if small <= TRIAL => (true, small),
+                large => (false, usize::MAX - large),
             };
-            let is_small = |layer: usize| elements(layer) <= TRIAL;
             let of_family = options.clone().filter(|(_, setting)| family(setting) == wanted);
-            let layer = of_family.clone().map(|(layer, _)| layer).max_by_key(|&layer| (is_small(layer), rank(layer)));
+            let layer = of_family.clone().map(|(layer, _)| layer).max_by_key(|&layer| order(layer));
             let Some(layer) = layer else { continue };
             let settings: Vec<&Setting> = of_family.filter(|option| option.0 == layer).map(|option| option.1).collect();
             let setting = settings[settings.len() / 2];
@@ -152,11 +151,13 @@ impl Costs {
     /// What is said of a decision for these settings.
     pub(super) fn timing(&self, tensors: &[Tensor], settings: [&[Setting]; 2]) -> Result<Timing, Error> {
         let of = |settings: &[Setting]| -> Result<f64, Error> {
-            let mut seconds = self.line.constant;
+            let (mut wire, mut computing) = (self.line.constant, 0.0);
             for (setting, tensor) in settings.iter().zip(tensors) {
-                seconds += self.seconds(setting, tensor, 8 * setting.payload_len(tensor.shape, tensor.dtype)? as u64);
+                let bits = 8 * setting.payload_len(tensor.shape, tensor.dtype)? as u64;
+                wire += self.wire_bytes(setting, tensor, bits) * self.line.per_byte;
+                computing += self.computing(setting, tensor);
             }
-            Ok(seconds)
+            Ok(wire.max(0.0) + computing)
         };
         let [plan, default] = settings;
         let layers = plan.iter().zip(tensors);

@@ -15,6 +15,8 @@ pub(super) struct Meter {
     /// Where the ring goes on.
     at: usize,
     slowest: Slowest,
+    /// Whether a probe has found another link than that of the recent steps.
+    changed: bool,
     pub link: Link,
     pub compute: Compute,
     /// The settings of the layers.
@@ -50,6 +52,7 @@ impl Meter {
             recent: Vec::with_capacity(RECENT),
             at: 0,
             slowest: Slowest { seconds: 1.0, computing: 1.0 },
+            changed: false,
             link: Link::default(),
             compute: Compute::default(),
             present,
@@ -68,7 +71,12 @@ impl Meter {
     pub(super) fn switch(&mut self, present: Vec<Setting>) {
         self.present = present;
         self.recent.clear();
-        self.at = 0;
+        (self.at, self.changed) = (0, false);
+    }
+
+    /// Takes note of what a byte of a probe took.
+    pub(super) fn probe(&mut self, per_byte: f64) {
+        self.changed |= self.link.note_probe(per_byte);
     }
 
     /// The medians of recent steps; `None` without any.
@@ -112,7 +120,10 @@ impl Meter {
         let mut computing = 0.0;
         if let Some(Sample { bytes, seconds, computing: own }) = typical {
             computing = own * self.slowest.computing;
-            self.link.note(bytes, (seconds * self.slowest.seconds - computing).max(0.0));
+            let whole = seconds * self.slowest.seconds;
+            if !self.changed {
+                self.link.note(bytes, (whole - computing).max(0.0), whole);
+            }
             let mut works = [0.0; FAMILIES];
             for (setting, tensor) in self.present.iter().zip(tensors) {
                 works[family(setting)] += work(setting, tensor.shape, payloads);

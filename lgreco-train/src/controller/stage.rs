@@ -18,6 +18,8 @@ pub(super) enum Stage {
     Begun,
     /// Waits for what all ranks say of the step.
     Agreement,
+    /// Waits for a probe of the link.
+    Probe,
     /// Waits for the measuring rank's plan.
     Plan,
     /// Waits for all ranks to say whether they can take over the new settings.
@@ -42,6 +44,49 @@ pub(super) struct Control {
     pub words: Vec<u64>,
     /// The plan.
     pub plan: Vec<u64>,
+    /// What is sent to see how long it takes.
+    pub probe: Option<Probe>,
+}
+
+/// What ranks send each other before a decision: by turns a word each, which is as good as nothing, and more.
+pub(super) struct Probe {
+    pub words: Vec<u64>,
+    /// Words of all ranks' nothing.
+    world: usize,
+    /// What is still to be sent; nothing when even.
+    left: u32,
+    /// When it was.
+    sent: f64,
+    /// The shortest time so far of nothing, and of all.
+    least: [f64; 2],
+}
+
+impl Probe {
+    pub(super) fn new(words: usize, world: u32) -> Probe {
+        Probe { words: vec![0; words], world: world as usize, left: 4, sent: 0.0, least: [f64::INFINITY; 2] }
+    }
+
+    /// What is to be sent now.
+    pub(super) fn send(&mut self, now: f64) -> &mut [u64] {
+        self.sent = now;
+        let len = if self.left.is_multiple_of(2) { self.world } else { self.words.len() };
+        &mut self.words[..len]
+    }
+
+    /// It has been; whether that was all.
+    pub(super) fn done(&mut self, now: f64) -> bool {
+        let least = &mut self.least[self.left as usize % 2];
+        *least = least.min(now - self.sent);
+        self.left -= 1;
+        self.left == 0
+    }
+
+    /// Seconds per byte of each rank. What cannot be told from nothing is little.
+    pub(super) fn seconds_per_byte(&self, share_of_others: f64) -> f64 {
+        let [nothing, all] = self.least;
+        let bytes = (8 * (self.words.len() - self.world)) as f64 * share_of_others;
+        (all - nothing).max(1e-3 * nothing) / bytes
+    }
 }
 
 /// What the buckets of a step have come to.
@@ -73,6 +118,7 @@ impl Control {
             began: None,
             words: workspace(agreement::words(world as usize))?,
             plan: vec![],
+            probe: None,
         })
     }
 

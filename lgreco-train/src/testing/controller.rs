@@ -27,6 +27,7 @@ use crate::{CoreError, Error};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::{vec, vec::Vec};
+use core::cell::Cell;
 
 /// A run of a small model, made of any bytes.
 #[derive(Clone, Debug)]
@@ -153,6 +154,16 @@ pub fn step_alone(controller: &mut Controller, worker: &mut ThreadCollective) ->
     controller.step(worker, &mut gradients.each_mut().map(|gradient| ValuesMut::F32(gradient)), 0.1)
 }
 
+std::thread_local! {
+    static READINGS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A microsecond later at every reading by this thread.
+fn clock() -> f64 {
+    READINGS.set(READINGS.get() + 1);
+    1e-6 * f64::from(READINGS.get())
+}
+
 impl Script {
     /// Any bytes are a script.
     pub fn from_bytes(bytes: &[u8]) -> Script {
@@ -216,8 +227,10 @@ impl Script {
         config.non_finite = [NonFinite::Error, NonFinite::Skip, NonFinite::PassThrough][next() as usize % 3];
         config.measuring_rank = next() % world;
         config.metrics_every = next() as u64 % 3;
-        if next() % 3 == 0 {
-            config.objective = Objective::Seconds(Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
+        match next() % 4 {
+            0 => config.objective = Objective::Seconds(Arc::new(|_, shape| 1e-9 * shape.elements() as f64)),
+            1 => (config.objective, config.clock) = (Objective::MeasuredSeconds, Some(clock as fn() -> f64)),
+            _ => {}
         }
         let event = |byte: u8, scale: u8| match byte % 16 {
             0 => Event::NonFinite(scale as u32 % world, if scale.is_multiple_of(2) { f32::NAN } else { f32::INFINITY }),
@@ -245,6 +258,7 @@ impl Script {
     }
 
     fn rank(&self, worker: &mut ThreadCollective) -> Log {
+        READINGS.set(0);
         let make = |worker: &ThreadCollective| {
             Controller::new(self.config.clone(), self.tensors(), worker).expect("a sound configuration")
         };
