@@ -2,7 +2,7 @@
 
 use crate::error::LgrecoError;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{Budget, Config, Feedback, NonFinite, Policy, RampUp, Schedule};
+use lgreco_train::controller::{Budget, Config, Feedback, NonFinite, Objective, Policy, RampUp, Schedule};
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::Dtype;
@@ -129,6 +129,11 @@ impl<'py> Options<'_, 'py> {
         }
     }
 
+    fn objective(&self) -> PyResult<Objective> {
+        let name: String = self.get("objective")?.unwrap_or_else(|| "bits".into());
+        named("objective", &name, &[("bits", Objective::Bits), ("seconds", Objective::MeasuredSeconds)])
+    }
+
     pub(crate) fn config(&self) -> PyResult<Config> {
         let mut config = Config::new(self.search()?);
         let budget = self.budget()?;
@@ -151,6 +156,7 @@ impl<'py> Options<'_, 'py> {
                 lead: self.get("lead")?.unwrap_or(lead),
             },
             feedback: self.feedback()?,
+            objective: self.objective()?,
             non_finite: match self.get("loss_scaling")?.unwrap_or(false) {
                 true => NonFinite::PassThrough,
                 false => NonFinite::Error,
@@ -163,7 +169,7 @@ impl<'py> Options<'_, 'py> {
     }
 }
 
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 23] = [
     "method",
     "default",
     "candidates",
@@ -177,6 +183,7 @@ const KNOWN: [&str; 22] = [
     "residual_dtype",
     "error_feedback",
     "budget",
+    "objective",
     "alpha",
     "ramp_up",
     "start_iter",

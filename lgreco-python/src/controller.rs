@@ -183,6 +183,17 @@ impl Controller {
         all.set_item("uncompressed_size", decision.uncompressed_size)?;
         all.set_item("slower", decision.slower)?;
         all.set_item("not_contractive", decision.not_contractive)?;
+        all.set_item("why", decision.to_string())?;
+        if let Some(timing) = decision.timing {
+            all.set_item("measured_seconds", timing.measured)?;
+            all.set_item("computing_seconds", timing.computing)?;
+            all.set_item("plan_seconds", timing.plan)?;
+            all.set_item("plan_computing_seconds", timing.plan_computing)?;
+            all.set_item("default_seconds", timing.default)?;
+            all.set_item("uncompressed_seconds", timing.uncompressed)?;
+            all.set_item("seconds_per_byte", timing.seconds_per_byte)?;
+            all.set_item("compressed_layers", timing.compressed)?;
+        }
         if let Some(plan) = decision.plan {
             all.set_item("size", plan.size)?;
             all.set_item("error", plan.error)?;

@@ -19,6 +19,7 @@ class Options(TypedDict, total=False):
     method: str
     default: float | None
     budget: str | int
+    objective: str
     policy: str
     settings: Mapping[str, str] | None
     start_iter: int

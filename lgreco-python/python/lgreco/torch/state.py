@@ -30,6 +30,11 @@ class LGreCoState(Training):
     budget
         ``"size"``: plans have at most the bytes of the uniform setting, and the least error; ``"error"``: at most its error, and
         the fewest bytes, as in the paper; or so many bits per step and process. Sizes cost less of the final loss.
+    objective
+        ``"bits"``; or ``"seconds"``: what sending and what compressing costs is measured while training, on the slowest rank, and
+        each layer is compressed only if that is faster, by the network as it is now: plans are as fast as their error allows
+        with ``budget="error"``, as exact as possible in the uniform setting's seconds with ``"size"``. A network that changes is
+        followed at the next plan or the one after. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
     policy
         ``"lgreco"`` plans after ``start_iter`` steps and then every ``period`` steps; ``"uniform"`` uses the default
         everywhere; ``"kmeans"`` clusters layers as CGX does; ``"uncompressed"`` is plain DDP.
@@ -74,6 +79,7 @@ class LGreCoState(Training):
         method: str = "hybrid",
         default: float | None = None,
         budget: str | int = "size",
+        objective: str = "bits",
         policy: str = "lgreco",
         settings: Mapping[str, str] | None = None,
         start_iter: int = 100,
@@ -96,6 +102,7 @@ class LGreCoState(Training):
             method=method,
             default=default,
             budget=budget,
+            objective=objective,
             policy=policy,
             settings=settings,
             start_iter=start_iter,

@@ -1,6 +1,7 @@
 """What all doors to training have in common: steps made of buckets, residuals, plans, saved states."""
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8"}
+_LOG = logging.getLogger("lgreco")
 
 
 class Layer(NamedTuple):
@@ -49,6 +51,7 @@ class Training:
         self._in_backward = False
         self._failed: LgrecoError | None = None
         self._bytes = [0, 0]
+        self._timed = options.get("objective") == "seconds"
         self._planner: ThreadPoolExecutor | None = None
         self._planning: Future[PlanResult] | None = None
         self.last_report: Report | None = None
@@ -122,8 +125,12 @@ class Training:
         self._bytes = [self._bytes[0] + report.bytes_in, self._bytes[1] + report.bytes_out]
         self.last_report = report
         self._plan_aside()
-        if report.switched and self._on_plan is not None:
-            self._on_plan(self)
+        if report.switched:
+            plan = self.plan
+            if self._timed and plan is not None and self._group.rank() == 0:
+                _LOG.info("%s", plan["why"])
+            if self._on_plan is not None:
+                self._on_plan(self)
 
     def _plan_aside(self) -> None:
         """With ``lead`` steps to go, and on the rank that measures, plans on a thread while training goes on."""
@@ -157,7 +164,12 @@ class Training:
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """The last decision: step, sizes in bits, error and whether it is proved optimal; None before the first."""
+        """The last decision: step, sizes in bits, error and whether it is proved optimal, and in words ``why``; None before the first.
+
+        With ``objective="seconds"`` sizes are picoseconds, and a step's exchange, compressing included, is told in seconds:
+        ``measured_seconds`` since the plan before (``computing_seconds`` of them compressing), and what is expected:
+        ``plan_seconds``, ``default_seconds``, ``uncompressed_seconds``.
+        """
         return self._controller.decision()
 
     def metrics(self) -> dict[str, dict[str, Any]]:
