@@ -224,7 +224,9 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         legacy_phases,
         legacy_steps,
         ramp_up_first,
-        ramp_up_steps
+        ramp_up_steps,
+        objective,
+        reserved_2
     );
     struct_of!(
         p,
@@ -293,7 +295,15 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         limit,
         reserved,
         size_limit,
-        error_lower_bound
+        error_lower_bound,
+        measured_seconds,
+        computing_seconds,
+        seconds_per_byte,
+        plan_seconds,
+        plan_computing_seconds,
+        default_seconds,
+        uncompressed_seconds,
+        compressed
     );
     struct_of!(
         p,

@@ -55,6 +55,16 @@ pub const LGRECO_ROUTE_SCATTER_REDUCE: lgreco_route = 1;
 /// of no use; needs `shards` and the collective's `all_to_all`. Not for hard thresholds, SIDCo and AdaComp.
 pub const LGRECO_ROUTE_SHARDED: lgreco_route = 2;
 
+/// What plans minimise: LGRECO_OBJECTIVE_...
+pub type lgreco_objective = u32;
+
+/// Bits on the wire; with `compute_seconds`, the caller's seconds.
+pub const LGRECO_OBJECTIVE_BITS: lgreco_objective = 0;
+/// Seconds that the controller measures itself: what sending costs, and what compressing costs, on the slowest rank. Layers whose
+/// compression does not pay are sent uncompressed, and a network that changes is followed at the next decision or the one after.
+/// All ranks must say so; `compute_seconds` must be NULL.
+pub const LGRECO_OBJECTIVE_MEASURED_SECONDS: lgreco_objective = 1;
+
 /// What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -146,6 +156,10 @@ pub struct lgreco_controller_options {
     pub ramp_up_first: f64,
     /// With `ramp_up_first`: steps after `warmup` until the default is its own, at least 1; 0 by default.
     pub ramp_up_steps: u64,
+    /// LGRECO_OBJECTIVE_BITS by default.
+    pub objective: lgreco_objective,
+    /// Must be 0.
+    pub reserved_2: u32,
 }
 
 impl Default for lgreco_controller_options {
@@ -190,6 +204,8 @@ impl Default for lgreco_controller_options {
             legacy_steps: 0,
             ramp_up_first: 0.0,
             ramp_up_steps: 0,
+            objective: LGRECO_OBJECTIVE_BITS,
+            reserved_2: 0,
         }
     }
 }
@@ -241,11 +257,31 @@ impl lgreco_controller_options {
         }
     }
 
+    fn in_seconds(&self) -> bool {
+        self.compute_seconds.is_some() || self.objective == LGRECO_OBJECTIVE_MEASURED_SECONDS
+    }
+
+    fn objective(&self) -> Result<Objective, Failure> {
+        match (self.objective, self.compute_seconds) {
+            (LGRECO_OBJECTIVE_BITS, None) => Ok(Objective::Bits),
+            (LGRECO_OBJECTIVE_BITS, Some(call)) => {
+                let compute = ComputeSeconds { call, user: self.compute_user };
+                Ok(Objective::Seconds(Arc::new(move |setting, shape| compute.seconds(setting, shape))))
+            }
+            (LGRECO_OBJECTIVE_MEASURED_SECONDS, None) => Ok(Objective::MeasuredSeconds),
+            (LGRECO_OBJECTIVE_MEASURED_SECONDS, Some(_)) => {
+                let (what, expected) = ("compute_seconds", "NULL where the controller measures seconds");
+                Err(CoreError::Parameter { what, value: 1.0, expected }.into())
+            }
+            (found, _) => Err(Failure::UnknownConstant { what: "objective of a controller", found }),
+        }
+    }
+
     fn budget(&self, plan: &lgreco_plan_options) -> Result<Budget, Failure> {
         match plan.limit()? {
             LGRECO_LIMIT_ERROR => Ok(Budget::Error),
             LGRECO_LIMIT_DEFAULT_SIZE => Ok(Budget::Size),
-            LGRECO_LIMIT_SIZE if self.compute_seconds.is_some() => Ok(Budget::Seconds(plan.size_limit as f64 / 1e12)),
+            LGRECO_LIMIT_SIZE if self.in_seconds() => Ok(Budget::Seconds(plan.size_limit as f64 / 1e12)),
             LGRECO_LIMIT_SIZE => Ok(Budget::Bits(plan.size_limit)),
             found => Err(Failure::UnknownConstant { what: "limit of a plan", found }),
         }
@@ -270,8 +306,8 @@ impl lgreco_controller_options {
     /// # Safety
     /// README.md, pointers.
     pub(super) unsafe fn config(&self, layers: usize) -> Result<Config, Failure> {
-        if self.reserved != 0 {
-            let found = self.reserved;
+        if self.reserved | self.reserved_2 != 0 {
+            let found = self.reserved | self.reserved_2;
             return Err(Failure::UnknownConstant { what: "reserved field of the controller options", found });
         }
         // SAFETY: passed on.
@@ -307,13 +343,7 @@ impl lgreco_controller_options {
             ramp_up: (self.ramp_up_first != 0.0)
                 .then_some(RampUp { first: self.ramp_up_first, steps: self.ramp_up_steps }),
             feedback: self.feedback()?,
-            objective: match self.compute_seconds {
-                None => Objective::Bits,
-                Some(call) => {
-                    let compute = ComputeSeconds { call, user: self.compute_user };
-                    Objective::Seconds(Arc::new(move |setting, shape| compute.seconds(setting, shape)))
-                }
-            },
+            objective: self.objective()?,
             non_finite: match self.non_finite {
                 LGRECO_NON_FINITE_STEP_ERROR => NonFinite::Error,
                 LGRECO_NON_FINITE_STEP_SKIP => NonFinite::Skip,

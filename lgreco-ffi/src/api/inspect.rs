@@ -8,7 +8,7 @@ use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::CoreError;
 use lgreco_train::controller::metrics_line;
-use lgreco_train::controller::{Cause, Decision, FitKind, Metrics};
+use lgreco_train::controller::{Cause, Decision, FitKind, Metrics, Timing};
 
 /// Why a layer is sent uncompressed: LGRECO_UNCOMPRESSED_...
 pub type lgreco_uncompressed = u32;
@@ -158,6 +158,23 @@ pub struct lgreco_decision {
     pub size_limit: u64,
     /// LGRECO_LIMIT_SIZE: no plan within the size limit has less error. Otherwise 0.
     pub error_lower_bound: f64,
+    /// LGRECO_OBJECTIVE_MEASURED_SECONDS; otherwise this and all below is 0. Seconds that a step's exchange has taken on the slowest
+    /// rank since the decision before, compressing included; the median.
+    pub measured_seconds: f64,
+    /// Of them, compressing and decompressing.
+    pub computing_seconds: f64,
+    /// Seconds that another byte takes, sent by every rank.
+    pub seconds_per_byte: f64,
+    /// Seconds that a step's exchange is expected to take.
+    pub plan_seconds: f64,
+    /// Of them, compressing and decompressing.
+    pub plan_computing_seconds: f64,
+    /// Under the default settings.
+    pub default_seconds: f64,
+    /// With all layers uncompressed.
+    pub uncompressed_seconds: f64,
+    /// Layers that are compressed.
+    pub compressed: u64,
 }
 
 impl Default for lgreco_decision {
@@ -181,6 +198,14 @@ impl Default for lgreco_decision {
             reserved: 0,
             size_limit: 0,
             error_lower_bound: 0.0,
+            measured_seconds: 0.0,
+            computing_seconds: 0.0,
+            seconds_per_byte: 0.0,
+            plan_seconds: 0.0,
+            plan_computing_seconds: 0.0,
+            default_seconds: 0.0,
+            uncompressed_seconds: 0.0,
+            compressed: 0,
         }
     }
 }
@@ -196,6 +221,7 @@ impl From<&Decision> for lgreco_decision {
         let plan = decision.plan;
         let Stated { limit, lower_bound, budget, size_limit, error_lower_bound } =
             plan.map_or_else(Stated::default, |plan| plan.proof.into());
+        let seconds = |of: fn(&Timing) -> f64| decision.timing.as_ref().map_or(0.0, of);
         lgreco_decision {
             step: decision.step,
             cause: match decision.cause {
@@ -222,6 +248,14 @@ impl From<&Decision> for lgreco_decision {
             limit,
             size_limit,
             error_lower_bound,
+            measured_seconds: seconds(|timing| timing.measured),
+            computing_seconds: seconds(|timing| timing.computing),
+            seconds_per_byte: seconds(|timing| timing.seconds_per_byte),
+            plan_seconds: seconds(|timing| timing.plan),
+            plan_computing_seconds: seconds(|timing| timing.plan_computing),
+            default_seconds: seconds(|timing| timing.default),
+            uncompressed_seconds: seconds(|timing| timing.uncompressed),
+            compressed: decision.timing.map_or(0, |timing| timing.compressed.into()),
             ..lgreco_decision::default()
         }
     }

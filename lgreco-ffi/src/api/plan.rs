@@ -45,7 +45,7 @@ pub struct lgreco_plan_options {
     pub limit: lgreco_limit,
     /// Must be 0.
     pub reserved: u32,
-    /// LGRECO_LIMIT_SIZE: the most bits, or, of a controller with `compute_seconds`, picoseconds. Otherwise not read.
+    /// LGRECO_LIMIT_SIZE: the most bits, or, of a controller that plans in seconds, picoseconds. Otherwise not read.
     pub size_limit: u64,
 }
 

@@ -338,6 +338,15 @@ static void options_count(void) {
     seconds = 0;
     run_group(2, members, train);
     CHECK(slow.decision[0].slower == 0 && slow.settings[0].method == LGRECO_METHOD_QSGD);
+
+    // Threads send at once what small layers take long to compress, by the library's own clock.
+    options.compute_seconds = NULL;
+    options.objective = LGRECO_OBJECTIVE_MEASURED_SECONDS;
+    Run measured = {.options = options, .nan_rank = -1};
+    now = &measured;
+    run_group(2, members, train);
+    CHECK(measured.decision[0].fit == LGRECO_FIT_POOLED && measured.decision[0].measured_seconds > 0);
+    CHECK(measured.decision[0].plan_seconds > 0 && measured.decision[0].uncompressed_seconds > 0);
 }
 
 static void non_finite_gradients(void) {

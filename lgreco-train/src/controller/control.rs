@@ -163,7 +163,7 @@ impl Controller {
             return Stage::Probe;
         }
         if let (Some(meter), Some(probe)) = (&mut self.planner.meter, self.control.probe.take()) {
-            meter.probe(probe.seconds_per_byte(share_of_others(self.world)));
+            meter.link.note_probe(probe.seconds_per_byte(share_of_others(self.world)));
         }
         self.decide()
     }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use serde::Serialize;
 
 /// A step's report with the metrics of all layers as one line of JSON, without the line's end: one object whose keys are
-/// those of [`Report`], [`Decision`](crate::controller::Decision) and [`Metrics`](crate::controller::Metrics). What is not known
+/// those of [`Report`], [`Decision`](crate::controller::Decision), its [`Timing`](crate::controller::Timing) and [`Metrics`](crate::controller::Metrics). What is not known
 /// is left out; sizes in `unit`, bytes in bytes. A decision has `budget` and a `lower_bound` of its size, or `size_limit` and a
 /// `lower_bound` of its error.
 ///
@@ -88,6 +88,17 @@ pub fn metrics_line(controller: &Controller, report: &Report) -> String {
             pays: decision.pays(),
             slower: decision.slower,
             not_contractive: decision.not_contractive,
+            timing: decision.timing.map(|timing| Timing {
+                measured: timing.measured,
+                computing: timing.computing,
+                seconds_per_byte: timing.seconds_per_byte,
+                plan: timing.plan,
+                plan_computing: timing.plan_computing,
+                default: timing.default,
+                uncompressed: timing.uncompressed,
+                compressed: timing.compressed,
+                layers: timing.layers,
+            }),
         }),
         layers: layers.collect(),
     };
@@ -137,6 +148,22 @@ struct Decision {
     pays: Option<bool>,
     slower: u32,
     not_contractive: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<Timing>,
+}
+
+/// Seconds of a step's exchange.
+#[derive(Serialize)]
+struct Timing {
+    measured: f64,
+    computing: f64,
+    seconds_per_byte: f64,
+    plan: f64,
+    plan_computing: f64,
+    default: f64,
+    uncompressed: f64,
+    compressed: u32,
+    layers: u32,
 }
 
 /// Of what the plan minimises: its size within a budget, its error within a size limit.

@@ -18,8 +18,12 @@ pub(super) struct Link {
     per_byte: Option<f64>,
     /// Seconds per byte of a probe when that was so.
     probe: Option<f64>,
-    /// Whether the link has changed since the newest level.
-    changed: bool,
+    /// Those before, if the link has changed since the newest level.
+    before: Option<f64>,
+    /// Whether it had when the newest level was noted, which may then have been of the link before.
+    doubted: bool,
+    /// Most bytes of a level.
+    most: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,59 +49,65 @@ const SAME_PROBE: f64 = 1.5;
 const LEVELS: usize = 4;
 
 impl Link {
-    /// Takes note of a typical step since the last decision: what its bytes took of `whole` seconds.
-    ///
-    /// Steps before a change and those after it are not told apart: after a probe that has found one, nothing is learnt.
+    /// Takes note of a typical step since the last decision, or, where the link [has changed](Link::has_changed), of the last
+    /// ones: what its bytes took of `whole` seconds.
     pub(super) fn note(&mut self, bytes: f64, seconds: f64, whole: f64) {
-        let changed = core::mem::take(&mut self.changed);
         let tolerance = |other: f64| (SAME_SECONDS * other.max(seconds)).max(SAME_STEP * whole);
         let is_same = |level: &Level| (level.bytes - bytes).abs() <= SAME_BYTES * level.bytes.max(bytes);
         let known = self.levels.iter().position(is_same).map(|at| self.levels.remove(at));
-        let seconds = match known {
-            Some(known) if (known.seconds - seconds).abs() <= tolerance(known.seconds) => {
-                (known.seconds + seconds) / 2.0
-            }
-            Some(_) => {
+        let doubted = core::mem::replace(&mut self.doubted, self.before.is_some());
+        self.most = self.most.max(bytes);
+        let mut level = Level { bytes, seconds };
+        match (self.before.take().zip(self.probe), known) {
+            (Some((before, now)), _) => {
+                // What the most bytes do not take, fewer do not either; of more bytes fewer say nothing.
+                let exposed = known.filter(|_| bytes >= self.most * (1.0 - SAME_BYTES));
+                let exposed = exposed.map(|old| (seconds - old.seconds) / (bytes * (now - before)));
+                self.per_byte = match exposed {
+                    Some(part) if part.is_finite() => Some(part.clamp(0.0, 1.0) * now),
+                    _ => self.per_byte.map(|per_byte| per_byte * now / before),
+                };
                 self.levels.clear();
-                // What was hidden may be so no more.
-                self.per_byte = if changed { self.probe } else { self.per_byte };
-                seconds
             }
-            None => {
-                // More bytes do not take less time.
-                self.levels.retain(|old| {
-                    let more = if old.bytes > bytes { old.seconds - seconds } else { seconds - old.seconds };
-                    more >= -tolerance(old.seconds)
-                });
-                seconds
+            (None, Some(old)) if (old.seconds - seconds).abs() <= tolerance(old.seconds) => {
+                level.seconds = (old.seconds + seconds) / 2.0;
             }
-        };
+            (None, Some(_)) => {
+                self.levels.clear();
+                self.per_byte = if doubted { self.probe } else { self.per_byte };
+            }
+            // More bytes do not take less time.
+            (None, None) => self.levels.retain(|old| {
+                let more = if old.bytes > bytes { old.seconds - seconds } else { seconds - old.seconds };
+                more >= -tolerance(old.seconds)
+            }),
+        }
         if self.levels.len() == LEVELS {
             self.levels.remove(0);
         }
-        self.levels.push(Level { bytes, seconds });
+        self.levels.push(level);
         let alone = || if bytes > 0.0 { seconds / bytes } else { 0.0 };
         self.per_byte = Some(self.slope().or(self.per_byte).or(self.probe).unwrap_or_else(alone));
     }
 
-    /// Takes note of what a byte of a probe took: where the link has changed, all that is known of it changes likewise.
-    /// Returns whether it has.
-    pub(super) fn note_probe(&mut self, per_byte: f64) -> bool {
+    /// Takes note of what a byte of a probe took.
+    pub(super) fn note_probe(&mut self, per_byte: f64) {
         if !(per_byte > 0.0 && per_byte.is_finite()) {
-            return false; // a clock that is too coarse
+            return; // a clock that is too coarse
         }
         let before = *self.probe.get_or_insert(per_byte);
-        let factor = per_byte / before;
-        if (1.0 / SAME_PROBE..=SAME_PROBE).contains(&factor) {
-            return false;
+        if (1.0 / SAME_PROBE..=SAME_PROBE).contains(&(per_byte / before)) {
+            return;
         }
         self.probe = Some(per_byte);
-        let Some(slope) = &mut self.per_byte else { return false };
-        let more = *slope * (factor - 1.0);
-        self.levels.iter_mut().for_each(|level| level.seconds = (level.seconds + more * level.bytes).max(0.0));
-        *slope *= factor;
-        self.changed = true;
-        true
+        if !self.levels.is_empty() {
+            self.before = Some(self.before.unwrap_or(before));
+        }
+    }
+
+    /// Whether a probe has found another link than that of the newest level.
+    pub(super) fn has_changed(&self) -> bool {
+        self.before.is_some()
     }
 
     /// Of the line through the levels, newer ones first of all; `None` of fewer than two.
@@ -123,22 +133,22 @@ impl Link {
     /// All numbers, for saved states; NaN for none.
     pub(super) fn numbers(&self) -> impl Iterator<Item = f64> {
         let levels = self.levels.iter().flat_map(|level| [level.bytes, level.seconds]);
-        let changed = f64::from(u8::from(self.changed));
-        let head = [self.per_byte.unwrap_or(f64::NAN), self.probe.unwrap_or(f64::NAN), changed];
-        head.into_iter().chain(levels)
+        let [per_byte, probe, before] =
+            [self.per_byte, self.probe, self.before].map(|number| number.unwrap_or(f64::NAN));
+        [per_byte, probe, before, f64::from(u8::from(self.doubted)), self.most].into_iter().chain(levels)
     }
 
     /// The link of these numbers; `None` unless they are all of one.
     pub(super) fn from_numbers(numbers: &[f64]) -> Option<Link> {
-        let (&[per_byte, probe, changed], rest) = numbers.split_first_chunk()?;
+        let (&[per_byte, probe, before, doubted, most], rest) = numbers.split_first_chunk()?;
         let levels: Vec<Level> = rest.as_chunks().0.iter().map(|&[bytes, seconds]| Level { bytes, seconds }).collect();
-        let whole = rest.len() == 2 * levels.len() && levels.len() <= LEVELS;
-        let is_sound = |number: &f64| number.is_finite() && number.is_sign_positive();
         let known = |number: f64| (number.to_bits() != f64::NAN.to_bits()).then_some(number);
-        let (per_byte, probe) = (known(per_byte), known(probe));
-        let sound = rest.iter().chain(&per_byte).chain(&probe).all(is_sound) && (changed == 0.0 || changed == 1.0);
-        let changed = changed == 1.0;
-        (whole && sound && per_byte.is_some() != levels.is_empty()).then_some(Link { levels, per_byte, probe, changed })
+        let [per_byte, probe, before] = [per_byte, probe, before].map(known);
+        let whole = rest.len() == 2 * levels.len() && levels.len() <= LEVELS && (doubted == 0.0 || doubted == 1.0);
+        let mut all = rest.iter().chain(&per_byte).chain(&probe).chain(&before).chain([&most]);
+        let sound = all.all(|number| number.is_finite() && number.is_sign_positive());
+        let link = Link { per_byte, probe, before, doubted: doubted == 1.0, most, levels };
+        (whole && sound && link.per_byte.is_some() != link.levels.is_empty()).then_some(link)
     }
 }
 
@@ -184,19 +194,39 @@ mod tests {
     #[test]
     fn a_probe_tells_of_another_link() {
         let mut link = after(&[(1000.0, 2.0), (100.0, 0.2)]);
-        assert_eq!([1e-3, 1.4e-3, 0.7e-3, 0.0, f64::NAN].map(|probe| link.note_probe(probe)), [false; 5]);
-        expect(&link, 0.0, 2e-3);
-        assert!(link.note_probe(1e-2));
+        for probe in [1e-3, 1.4e-3, 0.7e-3, 0.0, f64::NAN] {
+            link.note_probe(probe);
+            assert!(!link.has_changed());
+        }
+        link.note_probe(1e-2);
+        assert!(link.has_changed());
+        link.note(100.0, 2.0, 2.0);
         expect(&link, 0.0, 2e-2);
-        link.note(100.0, 2.1, 2.1);
-        assert_eq!(link.levels.len(), 2, "as expected");
-        // What is hidden stays hidden: nothing was to be seen of its time.
-        let mut hidden = after(&[(1000.0, 2.0), (100.0, 2.0)]);
-        assert_eq!([1e-3, 1e-1].map(|probe| hidden.note_probe(probe)), [false, true]);
-        expect(&hidden, 2.0, 0.0);
-        // Until it is not.
-        hidden.note(100.0, 12.0, 12.0);
-        expect(&hidden, 2.0, 1e-1);
+        // What a plan's few bytes hide says nothing of all.
+        link.note_probe(1e-5);
+        link.note(100.0, 2.0, 2.0);
+        expect(&link, 2.0 - 2e-3, 2e-5);
+    }
+
+    #[test]
+    fn what_is_hidden_stays_hidden_as_far_as_it_does() {
+        // On a link that is ten times slower all bytes take as long as before, or more by half of what they take longer.
+        for (seconds, constant, per_byte) in [(2.0, 2.0, 0.0), (2.0 + 4.5, 1.5, 5e-3)] {
+            let mut hidden = Link::default();
+            hidden.note_probe(1e-3);
+            hidden.note(1000.0, 2.0, 2.0);
+            hidden.note_probe(1e-2);
+            hidden.note(1000.0, seconds, seconds);
+            expect(&hidden, constant, per_byte);
+        }
+        // Unless the steps were still of the link before.
+        let mut late = Link::default();
+        late.note_probe(1e-3);
+        late.note(1000.0, 2.0, 2.0);
+        late.note_probe(1e-2);
+        late.note(1000.0, 2.0, 2.0);
+        late.note(1000.0, 11.0, 11.0);
+        expect(&late, 1.0, 1e-2);
     }
 
     #[test]
@@ -234,8 +264,14 @@ mod tests {
         let empty: Vec<f64> = Link::default().numbers().collect();
         assert_eq!(Link::from_numbers(&empty), Some(Link::default()));
         let none = f64::NAN;
-        let wrong =
-            [&numbers[1..], &numbers[..6], &[0.0; 2], &[0.0; 3], &[none, none, 2.0], &[1.0, none, 0.0, 1.0, none]];
+        let wrong = [
+            &numbers[1..],
+            &numbers[..8],
+            &[0.0; 2],
+            &[0.0; 5],
+            &[none, none, none, 2.0, 0.0],
+            &[1.0, none, none, 0.0, 0.0, 1.0, none],
+        ];
         for wrong in wrong {
             assert_eq!(Link::from_numbers(wrong), None);
         }

@@ -15,8 +15,6 @@ pub(super) struct Meter {
     /// Where the ring goes on.
     at: usize,
     slowest: Slowest,
-    /// Whether a probe has found another link than that of the recent steps.
-    changed: bool,
     pub link: Link,
     pub compute: Compute,
     /// The settings of the layers.
@@ -52,7 +50,6 @@ impl Meter {
             recent: Vec::with_capacity(RECENT),
             at: 0,
             slowest: Slowest { seconds: 1.0, computing: 1.0 },
-            changed: false,
             link: Link::default(),
             compute: Compute::default(),
             present,
@@ -71,19 +68,22 @@ impl Meter {
     pub(super) fn switch(&mut self, present: Vec<Setting>) {
         self.present = present;
         self.recent.clear();
-        (self.at, self.changed) = (0, false);
+        self.at = 0;
     }
 
-    /// Takes note of what a byte of a probe took.
-    pub(super) fn probe(&mut self, per_byte: f64) {
-        self.changed |= self.link.note_probe(per_byte);
-    }
-
-    /// The medians of recent steps; `None` without any.
+    /// The medians of the recent steps; `None` without any.
     fn typical(&self) -> Option<Sample> {
+        self.median(RECENT)
+    }
+
+    /// The medians of so many last steps.
+    fn median(&self, steps: usize) -> Option<Sample> {
+        // The oldest is where the ring goes on, once it is full.
+        let (newer, older) = self.recent.split_at(self.at.min(self.recent.len()));
+        let last = newer.iter().rev().chain(older.iter().rev()).take(steps);
         let median = |of: fn(&Sample) -> f64| {
-            let (mut all, len) = ([0.0; RECENT], self.recent.len());
-            all.iter_mut().zip(&self.recent).for_each(|(to, sample)| *to = of(sample));
+            let (mut all, len) = ([0.0; RECENT], self.recent.len().min(steps));
+            all.iter_mut().zip(last.clone()).for_each(|(to, sample)| *to = of(sample));
             all[..len].sort_unstable_by(f64::total_cmp);
             all[len / 2]
         };
@@ -115,15 +115,14 @@ impl Meter {
     ///
     /// The rank that computes longest waits for nobody, so that the rest of its time is the wire's.
     pub(super) fn costs(&mut self, config: &Config, tensors: &[Tensor], world: u32, decided: bool) -> Option<Costs> {
-        let typical = self.typical();
+        // Steps before a change count for nothing, and it may have been just now.
+        let typical = if self.link.has_changed() { self.median(3) } else { self.typical() };
         let payloads = Costs::payloads(config.route, world);
         let mut computing = 0.0;
         if let Some(Sample { bytes, seconds, computing: own }) = typical {
             computing = own * self.slowest.computing;
             let whole = seconds * self.slowest.seconds;
-            if !self.changed {
-                self.link.note(bytes, (whole - computing).max(0.0), whole);
-            }
+            self.link.note(bytes, (whole - computing).max(0.0), whole);
             let mut works = [0.0; FAMILIES];
             for (setting, tensor) in self.present.iter().zip(tensors) {
                 works[family(setting)] += work(setting, tensor.shape, payloads);
@@ -159,6 +158,8 @@ mod tests {
         assert_eq!(meter.typical(), Some(sample(1.0)));
         (0..8).for_each(|_| meter.record(sample(2.0)));
         assert_eq!(meter.typical(), Some(sample(2.0)), "half of the ring");
+        (0..2).for_each(|_| meter.record(sample(4.0)));
+        assert_eq!((meter.typical(), meter.median(3)), (Some(sample(2.0)), Some(sample(4.0))));
         meter.switch(vec![]);
         meter.record(sample(3.0));
         assert_eq!(meter.typical(), Some(sample(3.0)));
