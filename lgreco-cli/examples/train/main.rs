@@ -25,7 +25,7 @@
 //! | `l-greco-13x`, `l-greco-30x` | the plan of least squared error that compresses so much; ten times with the warm-up |
 //! | `hybrid` | the cheapest plan of all three methods within the error of uniform 4-bit QSGD |
 //! | `hybrid-bytes` | the plan of all three methods of least squared error at the bytes of uniform 4-bit QSGD |
-//! | methods `quantised-topk`, `quantised-hybrid` | with TopK's values in full or in 2 to 8 bits |
+//! | …`+bits` | the same, with TopK's values in full or in 2 to 8 bits |
 //! | `drawn/1` … `drawn/24` | nothing: a plan drawn at random and held, only where it is asked for; see `--errors` |
 //! | `scalecom` | nothing: as many elements as uniform TopK, at positions that one worker after the other picks |
 

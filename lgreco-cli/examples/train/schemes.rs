@@ -7,7 +7,7 @@ use lgreco_train::compress::{Compressor, Setting, clt::CltK};
 use lgreco_train::controller::{Accordion, Budget, Config, Policy, Schedule, Tensor};
 use lgreco_train::feedback::Residual;
 use lgreco_train::plan::Solver;
-use lgreco_train::search::{Method, Metric, Search, Width};
+use lgreco_train::search::{Method, Metric, Range, Search, Width};
 use std::fmt;
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -36,6 +36,11 @@ pub const RAMPED: [&str; 2] = ["topk", "powersgd"];
 const WIDTHS: [Width; 7] =
     [Width::Full, Width::Bits(8), Width::Bits(6), Width::Bits(5), Width::Bits(4), Width::Bits(3), Width::Bits(2)];
 
+/// How the names end under which TopK's values are sent so.
+const BITS: &str = "+bits";
+/// L-GreCo asked for the least error at so many times fewer bits than uncompressed.
+pub const RATIOS: [&str; 4] = ["l-greco-13x", "l-greco-30x", "l-greco-13x+bits", "l-greco-30x+bits"];
+
 /// ScaleCom's low-pass filter.
 const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 
@@ -46,11 +51,10 @@ pub fn all() -> Vec<Scheme> {
     all.extend(
         ["uniform+ramp", "l-greco-bytes+ramp"].iter().flat_map(|name| RAMPED.map(|method| Scheme { method, name })),
     );
-    all.extend(
-        ["topk", "quantised-topk", "powersgd", "hybrid", "quantised-hybrid"]
-            .iter()
-            .flat_map(|method| ["l-greco-13x", "l-greco-30x"].map(|name| Scheme { method, name })),
-    );
+    for method in ["topk", "hybrid"] {
+        all.extend(RATIOS.iter().map(|name| Scheme { method, name }));
+    }
+    all.extend([("powersgd", RATIOS[0]), ("topk", "l-greco-bytes+bits")].map(|(method, name)| Scheme { method, name }));
     all.extend(["hybrid", "hybrid-bytes"].map(|name| Scheme { method: "hybrid", name }));
     all.push(Scheme { method: "clt-k", name: "scalecom" });
     all
@@ -91,9 +95,9 @@ impl Scheme {
     /// What a controller is told for `task`, whose model has these tensors.
     pub fn config(&self, task: &Task, seed: u64, tensors: &[Tensor]) -> Result<Config, lgreco_train::Error> {
         let method = match self.method {
-            "topk" | "quantised-topk" | "clt-k" => Method::TopK,
+            "topk" | "clt-k" => Method::TopK,
             "powersgd" => Method::PowerSgd,
-            "hybrid" | "quantised-hybrid" => Method::Hybrid,
+            "hybrid" => Method::Hybrid,
             _ => Method::Qsgd,
         };
         // The setting whose error is the budget.
@@ -105,7 +109,8 @@ impl Scheme {
         let accordion = Accordion::new(2.0 * default, default / 2.0);
         let mut search = Search::new(method).with_default(default)?;
         search.seed = seed;
-        if self.method.starts_with("quantised") {
+        let name = self.name.strip_suffix(BITS).unwrap_or(self.name);
+        if name != self.name {
             search = search.with_widths(&WIDTHS)?;
         }
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
@@ -113,8 +118,14 @@ impl Scheme {
         if self.name.contains("-bytes") {
             (config.budget, config.search.metric) = (Budget::Size, Metric::SquaredL2);
         }
-        if let Some(ratio) = self.name.strip_prefix("l-greco-").and_then(|name| name.strip_suffix('x')) {
+        if let Some(ratio) = name.strip_prefix("l-greco-").and_then(|name| name.strip_suffix('x')) {
             let ratio: f64 = ratio.parse().unwrap_or(1.0);
+            let range = |first, last| Range { first, last, step: first };
+            config.search = match method {
+                Method::TopK => config.search.with_range(range(0.005, 0.5))?,
+                Method::PowerSgd => config.search.with_range(range(1.0, 16.0))?,
+                _ => config.search,
+            };
             (config.budget, config.search.metric) = (at_ratio(ratio, tensors, &config.search)?, Metric::SquaredL2);
         }
         let bytes = EqualBytes { tensors, search: config.search.clone(), method, default };
