@@ -8,7 +8,7 @@ use std::ops::Range;
 
 const PANEL: (u32, u32) = (460, 360);
 /// Height of the legend.
-pub const LEGEND: u32 = 54;
+pub const LEGEND: u32 = 76;
 /// Of text.
 pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 /// Of lines behind the data.
