@@ -97,6 +97,10 @@ pub struct Candidates {
     /// What is summed over the layers, and kept within the budget or made as small as `--size` allows.
     #[arg(long, value_enum, default_value_t = MetricArg::L2)]
     pub metric: MetricArg,
+    /// How many workers' payloads will be averaged. It matters where methods mix: errors of `qsgd` are independent from worker
+    /// to worker, so that their squares are divided by it.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = workers, default_value_t = 1)]
+    pub workers: u32,
     /// Leave tensors with fewer elements uncompressed (those with one dimension always are).
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = count, default_value_t = 1024)]
     pub min_elements: usize,
@@ -290,6 +294,11 @@ fn levels(text: &str) -> Result<u32, String> {
         Ok(levels @ 1..=10_000_000) => Ok(levels),
         _ => Err("expected an integer from 1 to 10000000".into()),
     }
+}
+
+fn workers(text: &str) -> Result<u32, String> {
+    let above_zero = text.parse().ok().filter(|&workers| workers > 0);
+    above_zero.ok_or_else(|| format!("expected an integer from 1 to {}", u32::MAX))
 }
 
 fn count(text: &str) -> Result<usize, String> {

@@ -6,6 +6,7 @@ use crate::units::{bits, bits_both, exact_bits, grouped, ratio, seconds, shape, 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use lgreco_core::plan::budget::Budget;
 use lgreco_core::plan::{Limit, Plan, Proof, Summary};
+use lgreco_core::search::Metric;
 use lgreco_core::table::NamedTable;
 use std::cmp::Ordering;
 
@@ -258,10 +259,7 @@ fn size_share(size: u64, limit: u64) -> String {
 
 /// The error of a layer relative to its gradient's norm, for the metrics that say what it is.
 fn relative(metric: &str, error: f64, norm: f64) -> String {
-    let l2 = match metric {
-        "l2" => error,
-        _ => error.sqrt(),
-    };
+    let l2 = if metric.starts_with(Metric::L2.name()) { error } else { error.sqrt() };
     if norm == 0.0 { "0 %".into() } else { format!("{} %", significant(100.0 * l2 / norm)) }
 }
 

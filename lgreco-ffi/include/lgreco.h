@@ -218,7 +218,7 @@ typedef struct lgreco_search_options {
     size_t struct_size;
     // LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD or HYBRID.
     lgreco_method method;
-    // LGRECO_METRIC_L2, the default, or LGRECO_METRIC_SQUARED_L2.
+    // LGRECO_METRIC_SQUARED_L2, the default, or LGRECO_METRIC_L2, the paper's.
     lgreco_metric metric;
     // The uniform setting that the error budget is taken from; 0, the default, for the method's.
     double parameter;
@@ -235,6 +235,10 @@ typedef struct lgreco_search_options {
     // TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 2 to 8
     // bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
     uint64_t widths;
+    // How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of QSGD with
+    // stochastic rounding, which are independent from worker to worker, are divided by it. 0, the default, for 1, in a
+    // controller for its world size.
+    uint32_t workers;
 } lgreco_search_options;
 
 // One option of one layer. This struct never changes.
@@ -2358,7 +2362,7 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
     {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
      LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
 #define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
-    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_L2, 0, 0, 0, 0, 1024, 0, 0}
+    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_SQUARED_L2, 0, 0, 0, 0, 1024, 0, 0, 0}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
     {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0, 0}

@@ -105,7 +105,8 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         step,
         min_elements,
         seed,
-        widths
+        widths,
+        workers
     );
     struct_of!(
         p,

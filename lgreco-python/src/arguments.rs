@@ -7,10 +7,11 @@ use lgreco_train::exchange::Route;
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::Dtype;
 use lgreco_train::plan::Solver;
-use lgreco_train::search::{Metric, Range, Search, Width};
+use lgreco_train::search::{Range, Search, Width};
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::num::NonZero;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -90,6 +91,10 @@ impl<'py> Options<'_, 'py> {
         if let Some(metric) = self.get::<String>("metric")? {
             search.metric = metric.parse().map_err(refused)?;
         }
+        if let Some(workers) = self.get("workers")? {
+            search.workers =
+                Some(NonZero::new(workers).ok_or_else(|| refused("`workers` is 0: it must be at least 1"))?);
+        }
         search.min_elements = self.get("min_elements")?.unwrap_or(search.min_elements);
         search.seed = self.get("seed")?.unwrap_or(search.seed);
         Ok(search)
@@ -135,18 +140,14 @@ impl<'py> Options<'_, 'py> {
     }
 
     pub(crate) fn config(&self) -> PyResult<Config> {
-        let mut config = Config::new(self.search()?);
-        let budget = self.budget()?;
-        if self.get::<String>("metric")?.is_none() && budget != Budget::Error {
-            config.search.metric = Metric::SquaredL2;
-        }
+        let config = Config::new(self.search()?);
         let Schedule { warmup, period, window, lead } = config.schedule;
         let routes =
             [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce), ("sharded", Route::Sharded)];
         let route: String = self.get("route")?.unwrap_or_else(|| "all_gather".into());
         Ok(Config {
             policy: self.policy()?,
-            budget,
+            budget: self.budget()?,
             alpha: self.get("alpha")?.unwrap_or(config.alpha),
             ramp_up: self.get("ramp_up")?.map(|(first, steps)| RampUp { first, steps }),
             schedule: Schedule {
@@ -175,6 +176,7 @@ const KNOWN: [&str; 23] = [
     "candidates",
     "widths",
     "metric",
+    "workers",
     "min_elements",
     "seed",
     "settings",

@@ -122,6 +122,20 @@ def test_feedback_decays() -> None:
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def _told(rank: int) -> tuple[dict[str, Any], dict[str, float], int]:
+    model = Linear()
+    outer = OuterStep(model, every=2, fragments=2, min_elements=64, **TOPK)
+    train(model, outer, rank, range(12))
+    return outer.metrics(), outer.scalars(), outer.compression_stats()[2]
+
+
+def test_all_fragments_tell_their_numbers() -> None:
+    for metrics, scalars, sent in on_ranks(2, _told):
+        assert metrics.keys() == SHAPES.keys() and all(layer["steps"] == 6 for layer in metrics.values())
+        assert sum(layer["bytes_out"] for layer in metrics.values()) == sent == scalars["lgreco/bytes"]
+        assert {"lgreco/plan/size", "lgreco/residual_norm/first", "lgreco/residual_norm/third"} <= scalars.keys()
+
+
 def _not_finite(rank: int) -> tuple[str, torch.Tensor]:
     model = Linear()
     outer = OuterStep(model, every=2, **TOPK)

@@ -11,6 +11,7 @@ mod batch;
 #[allow(dead_code, reason = "shared with the example `train`")]
 #[path = "../train/convnet.rs"]
 mod convnet;
+#[allow(dead_code, reason = "shared with the example `train`")]
 #[path = "../train/digits.rs"]
 mod digits;
 #[allow(dead_code, reason = "shared with the example `train`")]
@@ -24,8 +25,8 @@ mod stages;
 use clap::Parser;
 use lgreco_train::feedback::Residual;
 use lgreco_train::gradient::Dtype;
-use lgreco_train::pipeline::{Codec, CutSetting, Evaluation, Link, LinkMemory, Tile};
-use stages::{BATCH, FEATURES, Failure, Pipeline};
+use lgreco_train::pipeline::{Codec, CutSetting, Evaluation, Link, LinkMemory, RowStorage, Tile};
+use stages::{BATCH, FEATURES, Failure, Images, Pipeline};
 
 /// Trains a network that is cut in two, with compression at the cut.
 #[derive(Parser)]
@@ -45,47 +46,94 @@ fn top(density: f64) -> Result<Codec, lgreco_train::Error> {
     Codec::top_k(density, FEATURES, Dtype::F32)
 }
 
-/// Name, forward codec and memory, backward codec.
-fn settings() -> Result<Vec<(&'static str, Codec, LinkMemory, Codec)>, lgreco_train::Error> {
+/// What is tried on the same images.
+struct Row {
+    name: &'static str,
+    forward: Link,
+    back: Codec,
+}
+
+fn row(name: &'static str, codec: Codec, memory: LinkMemory, back: Codec) -> Row {
+    Row { name, forward: Link { codec, memory }, back }
+}
+
+/// Settings for samples that do not come again.
+fn new() -> Result<Vec<Row>, lgreco_train::Error> {
     const NONE: LinkMemory = LinkMemory::None;
     const FEEDBACK: LinkMemory = LinkMemory::Residual(Residual::CLASSIC);
+    let same_places = |density: f64| {
+        top(density).map(|codec| match codec {
+            Codec::TopK { keep, values } => Codec::SharedIndex { keep, values },
+            other => other,
+        })
+    };
     Ok(vec![
-        ("uncompressed", DENSE, NONE, DENSE),
-        ("activations TopK 10 %", top(0.1)?, NONE, DENSE),
-        ("  with error feedback", top(0.1)?, FEEDBACK, DENSE),
-        ("  with EF21", top(0.1)?, LinkMemory::Ef21, DENSE),
-        ("activations TopK 5 %", top(0.05)?, NONE, DENSE),
-        ("  with error feedback", top(0.05)?, FEEDBACK, DENSE),
-        ("  with EF21", top(0.05)?, LinkMemory::Ef21, DENSE),
-        ("gradients TopK 10 %", DENSE, NONE, top(0.1)?),
-        ("gradients TopK 5 %", DENSE, NONE, top(0.05)?),
-        ("activations 2 bits", quantised(2), NONE, DENSE),
-        ("gradients 2 bits", DENSE, NONE, quantised(2)),
-        ("activations 1 bit", quantised(1), NONE, DENSE),
-        ("gradients 1 bit", DENSE, NONE, quantised(1)),
-        ("4 bits, back 8 bits", quantised(4), NONE, quantised(8)),
+        row("uncompressed", DENSE, NONE, DENSE),
+        row("activations TopK 10 %", top(0.1)?, NONE, DENSE),
+        row("  gradients there, too", top(0.1)?, NONE, same_places(0.1)?),
+        row("  with error feedback", top(0.1)?, FEEDBACK, DENSE),
+        row("  with EF21", top(0.1)?, LinkMemory::Ef21, DENSE),
+        row("activations TopK 5 %", top(0.05)?, NONE, DENSE),
+        row("  gradients there, too", top(0.05)?, NONE, same_places(0.05)?),
+        row("  with error feedback", top(0.05)?, FEEDBACK, DENSE),
+        row("  with EF21", top(0.05)?, LinkMemory::Ef21, DENSE),
+        row("gradients TopK 10 %", DENSE, NONE, top(0.1)?),
+        row("gradients TopK 5 %", DENSE, NONE, top(0.05)?),
+        row("activations 2 bits", quantised(2), NONE, DENSE),
+        row("gradients 2 bits", DENSE, NONE, quantised(2)),
+        row("activations 1 bit", quantised(1), NONE, DENSE),
+        row("gradients 1 bit", DENSE, NONE, quantised(1)),
+        row("4 bits, back 8 bits", quantised(4), NONE, quantised(8)),
+    ])
+}
+
+/// Settings for samples that do.
+fn recurring() -> Result<Vec<Row>, lgreco_train::Error> {
+    const NONE: LinkMemory = LinkMemory::None;
+    const AQ_SGD: LinkMemory = LinkMemory::Samples { capacity: 2000, storage: RowStorage::Bf16 };
+    Ok(vec![
+        row("uncompressed", DENSE, NONE, DENSE),
+        row("activations 2 bits", quantised(2), NONE, DENSE),
+        row("  of changes (AQ-SGD)", quantised(2), AQ_SGD, DENSE),
+        row("activations 1 bit", quantised(1), NONE, DENSE),
+        row("  of changes (AQ-SGD)", quantised(1), AQ_SGD, DENSE),
+        row("activations TopK 5 %", top(0.05)?, NONE, DENSE),
+        row("  of changes (AQ-SGD)", top(0.05)?, AQ_SGD, DENSE),
     ])
 }
 
 fn main() -> Result<(), Failure> {
     let Args {} = Args::parse();
-    println!("{STEPS} steps of {BATCH} images; loss in nats and accuracy on images that were not trained on\n");
-    println!("{:<26}{:>14}{:>14}{:>20}{:>20}", "at the cut", "bytes/image", "back", "evaluated so", "uncompressed");
-    for (name, codec, memory, back) in settings()? {
-        let mut setting = CutSetting::new(0, BATCH as u32, FEATURES as u32);
-        setting.forward = Link { codec, memory };
-        setting.backward = Link { codec: back, memory: LinkMemory::None };
-        let mut pipeline = Pipeline::new(setting, SEED)?;
-        for step in 0..STEPS {
-            let progress = step as f32 / STEPS as f32;
-            let rate = RATE * (20.0 * progress + 0.05).min(1.0 - 0.9 * progress);
-            pipeline.train(SEED, step, rate)?;
+    println!("{STEPS} steps of {BATCH} images; loss in nats and accuracy on images that were not trained on");
+    for (images, what, rows) in [
+        (Images::New, "images under noise that is new in every step", new()?),
+        (Images::Recurring, "images that come again as they were", recurring()?),
+    ] {
+        println!(
+            "\n{what}\n{:<26}{:>14}{:>14}{:>20}{:>20}",
+            "at the cut", "bytes/image", "back", "evaluated so", "uncompressed"
+        );
+        for row in &rows {
+            println!("{}", line(images, row)?);
         }
-        let [forward, backward] = pipeline.bytes().map(|bytes| bytes / u64::from(STEPS) / BATCH as u64);
-        let [so, plain] = [Evaluation::Compressed, Evaluation::Plain].map(|evaluation| {
-            pipeline.validate(evaluation).map(|(loss, right)| format!("{loss:.4} {:>8.2} %", 100.0 * right))
-        });
-        println!("{name:<26}{forward:>14}{backward:>14}{:>20}{:>20}", so?, plain?);
     }
     Ok(())
+}
+
+/// Trains with a setting and says what it comes to.
+fn line(images: Images, row: &Row) -> Result<String, Failure> {
+    let mut setting = CutSetting::new(0, BATCH as u32, FEATURES as u32);
+    setting.forward = row.forward;
+    setting.backward = Link { codec: row.back, memory: LinkMemory::None };
+    let mut pipeline = Pipeline::new(setting, SEED)?;
+    for step in 0..STEPS {
+        let progress = step as f32 / STEPS as f32;
+        let rate = RATE * (20.0 * progress + 0.05).min(1.0 - 0.9 * progress);
+        pipeline.train(images, SEED, step, rate)?;
+    }
+    let [forward, backward] = pipeline.bytes().map(|bytes| bytes / u64::from(STEPS) / BATCH as u64);
+    let [so, plain] = [Evaluation::Compressed, Evaluation::Plain].map(|evaluation| {
+        pipeline.validate(evaluation).map(|(loss, right)| format!("{loss:.4} {:>8.2} %", 100.0 * right))
+    });
+    Ok(format!("{:<26}{forward:>14}{backward:>14}{:>20}{:>20}", row.name, so?, plain?))
 }

@@ -17,6 +17,15 @@ pub const BATCH: usize = 40;
 /// Values per image at the cut, those of [`Early::features`].
 pub const FEATURES: usize = 32 * 4 * 4;
 
+/// What is trained on.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Images {
+    /// Under noise that is new in every step, so that no sample comes twice.
+    New,
+    /// Each under its own noise.
+    Recurring,
+}
+
 /// Both stages; all that goes from one to the other is messages.
 pub struct Pipeline {
     digits: Digits,
@@ -64,16 +73,19 @@ impl Pipeline {
         })
     }
 
-    /// One step on images drawn by `seed` and `step`.
-    pub fn train(&mut self, seed: u64, step: u32, rate: f32) -> Result<(), Failure> {
-        let Batch { inputs, targets } = self.digits.training(BATCH, seed, step, 0, 1)?;
+    /// One step on images drawn by `seed` and `step`, whose noise is new, or as it was when they came before.
+    pub fn train(&mut self, images: Images, seed: u64, step: u32, rate: f32) -> Result<(), Failure> {
+        let (Batch { inputs, targets }, samples) = match images {
+            Images::New => (self.digits.training(BATCH, seed, step, 0, 1)?, vec![]),
+            Images::Recurring => self.digits.recurring(BATCH, seed, step)?,
+        };
         let workspace = &mut self.workspace;
 
         // Above: features, sent.
         let features = self.above.network.features(&inputs)?;
         let values: Vec<f32> = features.flatten_all()?.to_vec1()?;
         let mut message = vec![0; self.up.message_len()];
-        let sent = self.up.send(Values::F32(&values), &[], workspace, &mut message)?;
+        let sent = self.up.send(Values::F32(&values), &samples, workspace, &mut message)?;
 
         // Below: the rest of the network on what arrives, and the loss's gradient by it, sent back.
         let mut received = vec![0.0; values.len()];

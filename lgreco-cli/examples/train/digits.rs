@@ -47,6 +47,24 @@ impl Digits {
         Digits::batch(chosen.into_iter(), noise(seed, step, rank))
     }
 
+    /// Images with their numbers, each once in an epoch, and whenever it comes again under the same noise of its own.
+    #[allow(dead_code, reason = "used by the example `cut`")]
+    pub fn recurring(&self, size: usize, seed: u64, step: u32) -> Result<(Batch, Vec<Option<u64>>)> {
+        let mut ours: Vec<usize> = (0..self.images.len()).filter(|i| i % 5 != 0).collect();
+        let steps = ours.len() / size;
+        let (epoch, place) = (step / steps as u32, step as usize % steps);
+        let draw = draw(seed, epoch, 0);
+        ours.sort_by_cached_key(|&i| draw(i, u32::MAX as usize));
+        let chosen = &ours[place * size..][..size];
+        let single = |&i: &usize| Digits::batch([&self.images[i]].into_iter(), noise(seed, i as u32, 1));
+        let images = chosen.iter().map(single).collect::<Result<Vec<_>>>()?;
+        let batch = Batch {
+            inputs: Tensor::cat(&images.iter().map(|image| &image.inputs).collect::<Vec<_>>(), 0)?,
+            targets: Tensor::cat(&images.iter().map(|image| &image.targets).collect::<Vec<_>>(), 0)?,
+        };
+        Ok((batch, chosen.iter().map(|&i| Some(i as u64)).collect()))
+    }
+
     /// All images that are never trained on, each `count` times under the same noise in every run.
     pub fn validation(&self, count: u32) -> Result<Vec<Batch>> {
         (0..count).map(|index| Digits::batch(self.images.iter().step_by(5), noise(0, index, u32::MAX))).collect()

@@ -22,18 +22,24 @@
 //! | `l-greco+accordion` | the cheapest plan within the error of Accordion's settings |
 //! | `l-greco-bytes` | the plan of least squared error at the uniform setting's bytes, proved optimum |
 //! | `l-greco-bytes+ramp` | the same, with the ramp-up of `uniform+ramp` |
+//! | `l-greco-13x`, `l-greco-30x` | the plan of least squared error that compresses so much; ten times with the warm-up |
 //! | `hybrid` | the cheapest plan of all three methods within the error of uniform 4-bit QSGD |
 //! | `hybrid-bytes` | the plan of all three methods of least squared error at the bytes of uniform 4-bit QSGD |
+//! | …`+bits` | the same, with TopK's values in full or in 2 to 8 bits |
+//! | `drawn/1` … `drawn/24` | nothing: a plan drawn at random and held, only where it is asked for; see `--errors` |
 //! | `scalecom` | nothing: as many elements as uniform TopK, at positions that one worker after the other picks |
 
 mod batch;
 mod convnet;
 mod digits;
+mod drawn;
 mod equal_bytes;
+mod errors;
 mod frontier;
 mod optimiser;
 mod parameters;
 mod picture;
+mod prediction;
 mod report;
 mod results;
 mod schemes;
@@ -90,6 +96,10 @@ struct Args {
     /// Write what the first worker's controller did in every step of every run that is made, as lines of JSON.
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
+    /// Tell how well metrics of the error predict what drawn plans (scheme `drawn`) cost in loss. Their errors are measured
+    /// along uncompressed runs into this file of JSON, unless they are there already.
+    #[arg(long, value_name = "FILE")]
+    errors: Option<PathBuf>,
     /// Draw loss against bytes sent as SVG.
     #[arg(long, value_name = "FILE", default_value = "train.svg")]
     plot: PathBuf,
@@ -106,6 +116,9 @@ fn main() -> Result<(), Failure> {
         Some(path) => Results::read(path)?,
         None => train(&args)?,
     };
+    if let Some(path) = &args.errors {
+        println!("{}", prediction::table(&rows, &errors::read_or_measure(path, &tasks(&args), &rows)?)?);
+    }
     let groups = summary::groups(&rows);
     println!("{}", summary::table(&groups));
     std::fs::write(&args.plot, picture::svg(&rows)?)?;
@@ -117,14 +130,21 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the runs that are asked for and not in the file, and returns all that are asked for.
-fn train(args: &Args) -> Result<Vec<Row>, Failure> {
+/// The tasks that are asked for.
+fn tasks(args: &Args) -> Vec<Task> {
     let mut tasks = task::all(args.quick);
     tasks.retain(|task| args.task.is_empty() || args.task.iter().any(|name| name == task.name));
     for task in &mut tasks {
         (task.steps, task.optimizer) = (args.steps.unwrap_or(task.steps), args.optimizer);
     }
+    tasks
+}
+
+/// Makes the runs that are asked for and not in the file, and returns all that are asked for.
+fn train(args: &Args) -> Result<Vec<Row>, Failure> {
+    let tasks = tasks(args);
     let mut schemes = schemes::all();
+    schemes.extend(schemes::drawn().filter(|scheme| args.scheme.iter().any(|named| named.is(scheme))));
     schemes.retain(|scheme| args.scheme.is_empty() || args.scheme.iter().any(|named| named.is(scheme)));
     let mut results = Results::open(args.json.clone())?;
     let runs: Vec<(&Task, u64, Scheme)> = tasks

@@ -8,14 +8,14 @@ use std::ops::Range;
 
 const PANEL: (u32, u32) = (460, 360);
 /// Height of the legend.
-pub const LEGEND: u32 = 54;
+pub const LEGEND: u32 = 76;
 /// Of text.
 pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 /// Of lines behind the data.
 pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
-const COLOURS: [(&str, RGBColor); 14] = [
+const COLOURS: [(&str, RGBColor); 19] = [
     ("uncompressed", RGBColor(0x26, 0x2b, 0x33)),
     ("uniform", RGBColor(0x9a, 0xa3, 0xae)),
     ("uniform+ramp", RGBColor(0x5d, 0x66, 0x73)),
@@ -27,6 +27,11 @@ const COLOURS: [(&str, RGBColor); 14] = [
     ("l-greco+accordion", RGBColor(0x6a, 0x4f, 0xc0)),
     ("l-greco-bytes", RGBColor(0x0f, 0x3f, 0x73)),
     ("l-greco-bytes+ramp", RGBColor(0x10, 0x9c, 0xa8)),
+    ("l-greco-bytes+bits", RGBColor(0xd0, 0x8a, 0x00)),
+    ("l-greco-13x", RGBColor(0x3b, 0x9d, 0xd6)),
+    ("l-greco-13x+bits", RGBColor(0xf2, 0xa6, 0x1f)),
+    ("l-greco-30x", RGBColor(0x63, 0xc2, 0xe8)),
+    ("l-greco-30x+bits", RGBColor(0xf7, 0xc9, 0x5c)),
     ("hybrid", RGBColor(0x2e, 0x8b, 0x57)),
     ("hybrid-bytes", RGBColor(0x14, 0x5c, 0x34)),
     ("scalecom", RGBColor(0xd9, 0x53, 0x3c)),

@@ -1,12 +1,13 @@
 //! The ways of compressing that are compared.
 
+use crate::drawn;
 use crate::equal_bytes::EqualBytes;
 use crate::task::Task;
-use lgreco_train::compress::{Setting, clt::CltK};
+use lgreco_train::compress::{Compressor, Setting, clt::CltK};
 use lgreco_train::controller::{Accordion, Budget, Config, Policy, Schedule, Tensor};
 use lgreco_train::feedback::Residual;
 use lgreco_train::plan::Solver;
-use lgreco_train::search::{Method, Metric, Search};
+use lgreco_train::search::{Method, Metric, Range, Search, Width};
 use std::fmt;
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -31,6 +32,15 @@ pub const BYTES: &str = "l-greco-bytes";
 /// The methods that are tried with a ramp-up, too, at the same bytes; QSGD has too few bits for one.
 pub const RAMPED: [&str; 2] = ["topk", "powersgd"];
 
+/// How TopK sends values where they are quantised.
+const WIDTHS: [Width; 7] =
+    [Width::Full, Width::Bits(8), Width::Bits(6), Width::Bits(5), Width::Bits(4), Width::Bits(3), Width::Bits(2)];
+
+/// How the names end under which TopK's values are sent so.
+const BITS: &str = "+bits";
+/// L-GreCo asked for the least error at so many times fewer bits than uncompressed.
+pub const RATIOS: [&str; 4] = ["l-greco-13x", "l-greco-30x", "l-greco-13x+bits", "l-greco-30x+bits"];
+
 /// ScaleCom's low-pass filter.
 const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 
@@ -41,9 +51,18 @@ pub fn all() -> Vec<Scheme> {
     all.extend(
         ["uniform+ramp", "l-greco-bytes+ramp"].iter().flat_map(|name| RAMPED.map(|method| Scheme { method, name })),
     );
+    for method in ["topk", "hybrid"] {
+        all.extend(RATIOS.iter().map(|name| Scheme { method, name }));
+    }
+    all.extend([("powersgd", RATIOS[0]), ("topk", "l-greco-bytes+bits")].map(|(method, name)| Scheme { method, name }));
     all.extend(["hybrid", "hybrid-bytes"].map(|name| Scheme { method: "hybrid", name }));
     all.push(Scheme { method: "clt-k", name: "scalecom" });
     all
+}
+
+/// Plans drawn at random, which are trained with where they are asked for.
+pub fn drawn() -> impl Iterator<Item = Scheme> {
+    drawn::NAMES.iter().map(|name| Scheme { method: drawn::METHOD, name })
 }
 
 /// A scheme, or all of a method or of a name.
@@ -53,7 +72,7 @@ pub struct Named(String);
 /// What is known by `text`.
 pub fn named(text: &str) -> Result<Named, String> {
     let named = Named(text.into());
-    match all().iter().any(|scheme| named.is(scheme)) {
+    match all().iter().chain(&drawn().collect::<Vec<_>>()).any(|scheme| named.is(scheme)) {
         true => Ok(named),
         false => Err(format!("there are: {}", all().iter().map(Scheme::to_string).collect::<Vec<_>>().join(", "))),
     }
@@ -90,10 +109,24 @@ impl Scheme {
         let accordion = Accordion::new(2.0 * default, default / 2.0);
         let mut search = Search::new(method).with_default(default)?;
         search.seed = seed;
+        let name = self.name.strip_suffix(BITS).unwrap_or(self.name);
+        if name != self.name {
+            search = search.with_widths(&WIDTHS)?;
+        }
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
         let mut config = Config::new(search);
         if self.name.contains("-bytes") {
             (config.budget, config.search.metric) = (Budget::Size, Metric::SquaredL2);
+        }
+        if let Some(ratio) = name.strip_prefix("l-greco-").and_then(|name| name.strip_suffix('x')) {
+            let ratio: f64 = ratio.parse().unwrap_or(1.0);
+            let range = |first, last| Range { first, last, step: first };
+            config.search = match method {
+                Method::TopK => config.search.with_range(range(0.005, 0.5))?,
+                Method::PowerSgd => config.search.with_range(range(1.0, 16.0))?,
+                _ => config.search,
+            };
+            (config.budget, config.search.metric) = (at_ratio(ratio, tensors, &config.search)?, Metric::SquaredL2);
         }
         let bytes = EqualBytes { tensors, search: config.search.clone(), method, default };
         config.policy = match self.name {
@@ -102,6 +135,7 @@ impl Scheme {
             "k-means" => Policy::KMeans { clusters: 6 },
             "accordion" => Policy::Accordion(accordion),
             "legacy" => Policy::Legacy(bytes.legacy(task.steps)?),
+            number if self.method == drawn::METHOD => Policy::Fixed(drawn::plan(number, tensors, &config.search)?),
             "scalecom" => {
                 Policy::Fixed(tensors.iter().map(|tensor| scalecom(tensor, &config.search)).collect::<Result<_, _>>()?)
             }
@@ -111,8 +145,8 @@ impl Scheme {
         if self.name == "scalecom" {
             config.feedback.others = Some(FILTER);
         }
-        let period = u64::from(task.steps / 8).max(4);
-        config.schedule = Schedule { warmup: task.warmup().into(), period, window: period.min(10), lead: 0 };
+        config.schedule = schedule(task);
+        let period = config.schedule.period;
         if self.name.ends_with("+ramp") {
             let steps = u64::from(task.steps - task.warmup());
             let (ramp, last) = bytes.ramp(steps, period)?;
@@ -121,6 +155,22 @@ impl Scheme {
         config.clock = Some(seconds);
         Ok(config)
     }
+}
+
+/// The bits that plans may have so that gradients are compressed by `ratio` altogether.
+fn at_ratio(ratio: f64, tensors: &[Tensor], search: &Search) -> Result<Budget, lgreco_train::Error> {
+    let bits = |planned: bool| -> Result<usize, lgreco_train::Error> {
+        let tensors = tensors.iter().filter(|tensor| !planned || !search.takes(tensor.dims()));
+        let len = |tensor: &Tensor| Setting::Dense.payload_len(tensor.shape(), tensor.dtype());
+        tensors.map(|tensor| Ok(8 * len(tensor)?)).sum()
+    };
+    Ok(Budget::Bits((bits(false)? as f64 / ratio) as u64 - bits(true)? as u64))
+}
+
+/// Eight decisions after the warm-up.
+pub fn schedule(task: &Task) -> Schedule {
+    let period = u64::from(task.steps / 8).max(4);
+    Schedule { warmup: task.warmup().into(), period, window: period.min(10), lead: 0 }
 }
 
 /// As many elements as TopK would keep, chosen by a leader.

@@ -1,17 +1,22 @@
 //! Tiny runs of what the example does.
 
+use crate::errors::Errors;
 use crate::optimiser::{Kind, Optimiser};
 use crate::report::{Point, Row};
 use crate::results::Results;
-use crate::schemes::{METHODS, NAMES, RAMPED, Scheme};
+use crate::schemes::{METHODS, NAMES, RAMPED, RATIOS, Scheme};
 use crate::summary::{Mean, groups, table};
 use crate::task::Task;
 use crate::worker::checkpoint::Checkpoint;
 use crate::worker::{Failure, Worker};
-use crate::{Args, frontier, picture, run, schemes, train};
+use crate::{Args, drawn, errors, frontier, picture, prediction, run, schemes, train};
 use clap::Parser;
 use indicatif::ProgressBar;
+use lgreco_train::compress::Setting;
+use lgreco_train::controller::Tensor;
 use lgreco_train::exchange::threads;
+use lgreco_train::gradient::Dtype;
+use lgreco_train::search::{Method, Search};
 
 /// With a warm-up of 5 steps, and a decision at its end and after every 4 steps.
 fn tiny(mut task: Task, steps: u32) -> Task {
@@ -72,7 +77,7 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         schemes::all().iter().map(|&scheme| run(&task, scheme, 1, &bar, Some(&mut metrics)).unwrap()).collect();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     let json = json.as_array().unwrap();
-    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2);
+    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 2);
     for (row, value) in rows.iter().zip(json) {
         let object = value.as_object().unwrap();
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
@@ -240,7 +245,10 @@ fn runs_that_are_in_the_file_are_not_made_again() {
 fn schemes_are_chosen_by_name() {
     let chosen =
         |name| schemes::all().into_iter().filter(move |scheme| schemes::named(name).unwrap().is(scheme)).count();
-    assert_eq!(["topk", "uniform", "topk/uniform", "hybrid"].map(chosen), [NAMES.len() + 2, METHODS.len(), 1, 2]);
+    assert_eq!(
+        ["topk", "uniform", "topk/uniform", "hybrid"].map(chosen),
+        [NAMES.len() + 2 + RATIOS.len() + 1, METHODS.len(), 1, 2 + RATIOS.len()]
+    );
     let error = schemes::named("topk/hybrid").unwrap_err();
     assert!(error.contains("clt-k/scalecom"), "{error}");
 }
@@ -315,4 +323,70 @@ fn exact_plans_are_no_larger_than_those_of_the_dynamic_program() {
         let (uniform, dp, exact) = (sent("uniform"), sent("l-greco-dp"), sent("l-greco"));
         assert!(exact <= dp && dp <= uniform, "{method}: {exact}, {dp}, {uniform}");
     }
+}
+
+#[test]
+fn drawn_plans_are_the_same_every_time_and_of_one_method_or_of_all() {
+    let task = Task::transformer(true);
+    let parameters = task.model(1).unwrap().parameters;
+    let tensors: Vec<Tensor> =
+        parameters.all().iter().map(|p| Tensor::new(&p.name, &p.dims, Dtype::F32).unwrap()).collect();
+    let search = Search::new(Method::Hybrid);
+    let plans: Vec<Vec<Setting>> = drawn::NAMES.map(|name| drawn::plan(name, &tensors, &search).unwrap()).into();
+    for (index, plan) in plans.iter().enumerate() {
+        assert_eq!(*plan, drawn::plan(drawn::NAMES[index], &tensors, &search).unwrap());
+        assert!(plans.iter().skip(index + 1).all(|other| other != plan));
+        let counts = [
+            plan.iter().filter(|setting| matches!(setting, Setting::Qsgd(_))).count(),
+            plan.iter().filter(|setting| matches!(setting, Setting::TopK(_))).count(),
+            plan.iter().filter(|setting| matches!(setting, Setting::PowerSgd(_))).count(),
+        ];
+        let methods = counts.iter().filter(|&&count| count > 0).count();
+        assert!(if index % 6 < 3 { methods == 1 && counts[index % 6] > 0 } else { methods > 1 }, "{index}: {counts:?}");
+        assert!(tensors.iter().zip(plan).all(|(t, setting)| search.takes(t.dims()) || *setting == Setting::Dense));
+    }
+}
+
+#[test]
+fn predictions_are_told_by_rank() {
+    use crate::prediction::spearman;
+    let losses = [0.1, 0.5, 2.0, 9.0];
+    assert_eq!(spearman(&[1.0, 2.0, 3.0, 4.0], &losses), 1.0);
+    assert_eq!(spearman(&[4.0, 3.0, 2.0, 1.0], &losses), -1.0);
+    // Ranks 1, 2, 3, 4 and 2, 1, 4, 3: 1 − 6 · 4 / (4 · 15).
+    assert!((spearman(&[2.0, 1.0, 4.0, 3.0], &losses) - 0.6).abs() < 1e-12);
+    // Ranks 1, 2.5, 2.5, 4: covariance 4.5 over √(5 · 4.5).
+    assert!((spearman(&[1.0, 2.0, 2.0, 3.0], &losses) - 0.9f64.sqrt()).abs() < 1e-12);
+}
+
+#[test]
+fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("errors.json");
+    let task = tiny(Task::convnet(true), 14);
+    let bar = ProgressBar::hidden();
+    let schemes = [scheme("none", "uncompressed"), scheme("drawn", "1"), scheme("drawn", "2"), scheme("drawn", "24")];
+    let rows: Vec<Row> = schemes.iter().map(|&scheme| run::<Vec<u8>>(&task, scheme, 1, &bar, None).unwrap()).collect();
+    let tasks = [task];
+    let measured = errors::read_or_measure(&path, &tasks, &rows).unwrap();
+    let again = errors::read_or_measure(&path, &[], &rows).unwrap();
+    assert!(measured.len() == 1 && measured == again);
+    let Errors { layers, plans, .. } = &measured[0];
+    // Decisions at steps 5, 9 and 13.
+    assert!(layers.len() == 4 && layers.iter().all(|layer| layer.squared_norms.len() == 3));
+    for plan in plans {
+        for (setting, relative) in plan.settings.iter().zip(&plan.errors) {
+            let most = if setting.starts_with("qsgd") { f64::INFINITY } else { 1.0 };
+            assert!(
+                relative.len() == 3 && relative.iter().all(|&r| (0.0..=most).contains(&r)),
+                "{setting}: {relative:?}"
+            );
+        }
+    }
+    let table = prediction::table(&rows, &measured).unwrap();
+    assert!(table.starts_with("convnet: 3 plans cost "), "{table}");
+    let lines: Vec<&str> = table.lines().filter(|line| line.starts_with("| ")).collect();
+    assert!(lines.len() == 11 && lines[1].starts_with("| the size alone | "), "{table}");
+    let correlations = lines[1..].iter().map(|line| line.rsplit(" | ").next().unwrap().trim_end_matches(" |"));
+    assert!(correlations.clone().all(|number| (-1.0..=1.0).contains(&number.parse::<f64>().unwrap())), "{table}");
 }

@@ -12,6 +12,7 @@ use lgreco_core::gradient::{Element, Values};
 use lgreco_core::search::{Layer, Measured, Method, Offer, Range, Search, Width};
 use lgreco_core::table::NamedError;
 use rayon::prelude::*;
+use std::num::NonZero;
 use std::path::Path;
 use std::time::Instant;
 
@@ -204,6 +205,7 @@ pub fn build_search(
     let mut search = Search::new(method);
     search.metric = candidates.metric.into();
     search.min_elements = candidates.min_elements;
+    search.workers = NonZero::new(candidates.workers);
     let of_method = |error: Error| Failure::bad_input(format_args!("--method {}: {error}", method.name()));
     if let Some(default) = default {
         search = search.with_default(default).map_err(of_method)?;

@@ -8,7 +8,7 @@ use super::dense::{self, Dense};
 use super::hard_threshold::HardThreshold;
 use super::loco::{self, LoCo};
 use super::powersgd::{self, PowerSgd};
-use super::qsgd::{self, Qsgd};
+use super::qsgd::{self, Qsgd, Rounding};
 use super::quantised_topk::{self, QuantisedTopK};
 use super::sidco::Sidco;
 use super::topk::{self, TopK};
@@ -105,6 +105,22 @@ impl Setting {
             Setting::AdaComp(c) => c,
             Setting::LoCo(c) => c,
             Setting::Sidco(c) => c,
+        }
+    }
+
+    /// Whether payloads decode to the gradient in expectation, with errors that are independent from worker to worker: QSGD
+    /// under stochastic rounding, and uncompressed.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::{Setting, qsgd::{Qsgd, Rounding}};
+    /// assert!(Setting::Qsgd(Qsgd::default()).is_unbiased());
+    /// assert!(!Setting::Qsgd(Qsgd { rounding: Rounding::Nearest, ..Qsgd::default() }).is_unbiased());
+    /// ```
+    pub fn is_unbiased(&self) -> bool {
+        match self {
+            Setting::Dense => true,
+            Setting::Qsgd(qsgd) => qsgd.rounding == Rounding::Stochastic,
+            _ => false,
         }
     }
 

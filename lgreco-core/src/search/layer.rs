@@ -1,6 +1,6 @@
 //! The options of one layer: candidates to measure, duplicates and hopeless ones removed.
 
-use super::range::{Family, Method, Metric};
+use super::range::{Family, Method, Weighing};
 use crate::Error;
 use crate::compress::powersgd::effective_rank;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
@@ -103,7 +103,7 @@ impl LayerOptions {
         shape: Shape,
         dtype: Dtype,
         squared_errors: &[f64],
-        metric: Metric,
+        weighing: Weighing,
     ) -> Result<Assembled, Error> {
         let bits = |setting: &Setting| Ok::<u64, Error>(8 * setting.payload_len(shape, dtype)? as u64);
         let dense_size = bits(&Setting::Dense)?;
@@ -117,7 +117,7 @@ impl LayerOptions {
         {
             let size = bits(&setting)?;
             let place = if size < dense_size {
-                assembled.labelled.push((label, Choice { size, error: metric.error(squared) }));
+                assembled.labelled.push((label, Choice { size, error: weighing.error(&setting, squared) }));
                 assembled.settings.push(setting);
                 assembled.settings.len() - 1
             } else {

@@ -24,8 +24,9 @@ use crate::rng::Stream;
 use crate::table::{NamedError, NamedTable};
 use alloc::vec;
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 use layer::LayerOptions;
-use range::{Family, Widths};
+use range::{Family, Weighing, Widths};
 
 /// A named gradient tensor of a model.
 ///
@@ -108,6 +109,11 @@ pub struct Search {
     families: Vec<Family>,
     /// What makes an error out of a squared error.
     pub metric: Metric,
+    /// How many workers' payloads are averaged. Where methods mix, it decides between them: errors of unbiased methods
+    /// ([`Setting::is_unbiased`]) are independent from worker to worker, so that the mean over the workers has that many
+    /// times less of their energy, and their squared errors are divided by it; what biased methods leave out, they leave
+    /// out on all workers, as far as these have the same gradients. Unless set, 1, in a controller its own world's.
+    pub workers: Option<NonZeroU32>,
     /// Layers with fewer elements stay uncompressed; 1024 unless set.
     pub min_elements: usize,
     /// Seed of random start matrices: rows are measured with the stream of this seed and of the layer's index in the
@@ -206,7 +212,7 @@ impl Search {
             Method::TopK => vec![Family::new(method, 0.01)],
             Method::PowerSgd => vec![Family::new(method, 4.0)],
         };
-        Search { families, metric: Metric::L2, min_elements: 1024, seed: 0 }
+        Search { families, metric: Metric::SquaredL2, workers: None, min_elements: 1024, seed: 0 }
     }
 
     /// Replaces the default of the first method (bits, density or rank) and with it the range, L-GreCo's for that
@@ -331,7 +337,24 @@ impl Search {
         let Family { method, default, .. } = self.families[0];
         let range = Range { first: default, last: default, step: 1.0 };
         let options = LayerOptions::new(&[Family { method, default, range, widths: Widths::FULL }], shape, dtype)?;
-        Ok(options.into_options(shape, dtype, &[0.0], self.metric)?.settings[0])
+        Ok(options.into_options(shape, dtype, &[0.0], self.weighing())?.settings[0])
+    }
+
+    fn weighing(&self) -> Weighing {
+        Weighing { metric: self.metric, workers: self.workers.map_or(1.0, |workers| workers.get().into()) }
+    }
+
+    /// The squared l2 error of one worker's payload of `setting` where the table of this search has `error`.
+    ///
+    /// ```
+    /// # use core::num::NonZero;
+    /// # use lgreco_core::{compress::{Setting, qsgd::Qsgd}, search::{Method, Metric, Search}};
+    /// let mut search = Search::new(Method::Hybrid);
+    /// (search.workers, search.metric) = (NonZero::new(4), Metric::L2);
+    /// assert_eq!(search.squared_error(&Setting::Qsgd(Qsgd::default()), 3.0), 36.0); // the mean of four has an l2 error of 3
+    /// ```
+    pub fn squared_error(&self, setting: &Setting, error: f64) -> f64 {
+        self.weighing().squared(setting, error)
     }
 
     /// Whether `parameter` (bits, density or rank) is one of those searched for the first method.

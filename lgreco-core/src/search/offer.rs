@@ -1,7 +1,8 @@
 //! Candidates of a whole model, to be measured by whoever has the values.
 
 use super::layer::LayerOptions;
-use super::{Measured, Metric, Search};
+use super::range::Weighing;
+use super::{Measured, Search};
 use crate::Error;
 use crate::compress::Candidates;
 use crate::error::expect_len;
@@ -34,7 +35,7 @@ use alloc::vec::Vec;
 pub struct Offer<'a> {
     layers: Vec<OfferedLayer<'a>>,
     uncompressed: Vec<usize>,
-    metric: Metric,
+    weighing: Weighing,
     seed: u64,
 }
 
@@ -85,7 +86,8 @@ impl Search {
         &self,
         model: impl IntoIterator<Item = (&'a str, &'a [usize], Dtype)>,
     ) -> Result<Offer<'a>, NamedError> {
-        let mut offer = Offer { layers: Vec::new(), uncompressed: Vec::new(), metric: self.metric, seed: self.seed };
+        let (weighing, seed) = (self.weighing(), self.seed);
+        let mut offer = Offer { layers: Vec::new(), uncompressed: Vec::new(), weighing, seed };
         for (index, (name, dims, dtype)) in model.into_iter().enumerate() {
             if !self.takes(dims) {
                 offer.uncompressed.push(index);
@@ -137,14 +139,14 @@ impl Offer<'_> {
         let expected = self.layers.iter().map(|layer| layer.options.measured()).sum();
         let nameless = |error: Error| NamedError { error, layer: None, option: None };
         expect_len("squared errors, one per candidate", expected, squared_errors.len()).map_err(nameless)?;
-        let Offer { layers, uncompressed, metric, seed } = self;
-        let mut builder = NamedTable::builder(metric.name());
+        let Offer { layers, uncompressed, weighing, seed } = self;
+        let mut builder = NamedTable::builder(weighing.name());
         let (mut indices, mut defaults, mut settings) = (Vec::new(), Vec::new(), Vec::new());
         for OfferedLayer { index, name, shape, dtype, options } in layers {
             let (row, rest) = squared_errors.split_at(options.measured());
             squared_errors = rest;
             let named = |error| NamedError { error, layer: Some(name.into()), option: None };
-            let options = options.into_options(shape, dtype, row, metric).map_err(named)?;
+            let options = options.into_options(shape, dtype, row, weighing).map_err(named)?;
             builder.layer(name, shape.elements() as u64, Some(options.default), options.labelled);
             indices.push(index);
             defaults.push(options.default);

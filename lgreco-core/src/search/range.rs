@@ -1,6 +1,7 @@
 //! Methods, their parameters and the ranges searched.
 
 use crate::Error;
+use crate::compress::Setting;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -91,6 +92,40 @@ impl Metric {
             Metric::L2 => crate::num::sqrt(squared),
             Metric::SquaredL2 => squared,
         }
+    }
+}
+
+/// How the squared error of one worker's payload becomes the error of a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Weighing {
+    pub metric: Metric,
+    /// How many payloads are averaged, at least 1.
+    pub workers: f64,
+}
+
+impl Weighing {
+    /// What independent errors leave of their energy in the mean of all workers, as a divisor.
+    fn averaged(self, setting: &Setting) -> f64 {
+        if setting.is_unbiased() { self.workers } else { 1.0 }
+    }
+
+    /// What tables are told that their errors are.
+    pub fn name(self) -> String {
+        let metric = self.metric.name();
+        if self.workers > 1.0 { format!("{metric} (mean of {} workers)", self.workers) } else { metric.into() }
+    }
+
+    pub fn error(self, setting: &Setting, squared: f64) -> f64 {
+        self.metric.error(squared / self.averaged(setting))
+    }
+
+    /// The inverse.
+    pub fn squared(self, setting: &Setting, error: f64) -> f64 {
+        let squared = match self.metric {
+            Metric::L2 => error * error,
+            Metric::SquaredL2 => error,
+        };
+        squared * self.averaged(setting)
     }
 }
 

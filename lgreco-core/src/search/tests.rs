@@ -111,7 +111,7 @@ fn widths_are_offered_with_the_sizes_and_errors_of_their_payloads() {
         assert_eq!(choice.size, 8 * len as u64, "{setting}");
         let mut decoded = vec![f32::NAN; values.len()];
         crate::compress::decode(&payload, &mut decoded).unwrap();
-        let error = crate::num::sqrt(squared_error(&gradient, &decoded));
+        let error = squared_error(&gradient, &decoded);
         assert!((choice.error - error).abs() <= 1e-5 * error, "{setting}: {} is not {error}", choice.error);
     }
     let hybrid = measure(Search::new(Method::Hybrid).with_widths(&[Width::Bits(3)]).unwrap(), &model);
@@ -281,4 +281,35 @@ fn failures_name_a_layer_where_they_are_about_one() {
     assert_eq!(said(Some(2)), "layer `a`: the device failed: it is lost");
     assert_eq!(said(Some(3)), "layer `b`: the device failed: it is lost");
     assert_eq!(said(None), "the device failed: it is lost");
+}
+
+#[test]
+fn noise_averages_out_over_the_workers_and_bias_does_not() {
+    let values: Vec<f32> = uniform(64 * 40, 3).into_iter().map(|x| x * x * x).collect();
+    let model = [Layer::new("weight", &[40, 64], Values::F32(&values)).unwrap()];
+    for metric in [Metric::L2, Metric::SquaredL2] {
+        let one = Search { metric, ..Search::new(Method::Hybrid) };
+        let four = Search { workers: NonZeroU32::new(4), ..one.clone() };
+        let [alone, mean] = [&one, &four].map(|search| measure(search.clone(), &model));
+        assert_eq!(
+            [alone.table.metric(), mean.table.metric()],
+            [metric.name(), &format!("{} (mean of 4 workers)", metric.name()),]
+        );
+        let [alone_row, mean_row] = [&alone, &mean].map(|measured| measured.table.view().layer(0).to_vec());
+        let mut noisy = 0;
+        for (option, (alone_choice, choice)) in alone_row.iter().zip(&mean_row).enumerate() {
+            let setting = mean.setting(0, option);
+            let divisor = match (setting, metric) {
+                (Setting::Qsgd(_), Metric::L2) => 2.0,
+                (Setting::Qsgd(_), Metric::SquaredL2) => 4.0,
+                _ => 1.0,
+            };
+            noisy += u32::from(divisor > 1.0);
+            assert_eq!((choice.size, choice.error), (alone_choice.size, alone_choice.error / divisor), "{setting}");
+            let [squared, of_one] = [(&four, choice), (&one, alone_choice)]
+                .map(|(search, choice)| search.squared_error(&setting, choice.error));
+            assert!((squared - of_one).abs() <= 1e-12 * of_one, "{setting}");
+        }
+        assert!(noisy > 0 && noisy < mean_row.len() as u32);
+    }
 }

@@ -7,6 +7,7 @@ use crate::handle;
 use crate::pointers::{Range, Versioned, disjoint, slice_mut, versioned_array, versioned_or_default};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_void;
+use core::num::NonZero;
 use lgreco_train::rng::Stream;
 use lgreco_train::search::{Layer, Method, Metric, Range as Parameters, Search, Width};
 use lgreco_train::table::NamedError;
@@ -34,7 +35,7 @@ pub struct lgreco_search_options {
     pub struct_size: usize,
     /// LGRECO_METHOD_QSGD, the default, TOPK, POWERSGD or HYBRID.
     pub method: lgreco_method,
-    /// LGRECO_METRIC_L2, the default, or LGRECO_METRIC_SQUARED_L2.
+    /// LGRECO_METRIC_SQUARED_L2, the default, or LGRECO_METRIC_L2, the paper's.
     pub metric: lgreco_metric,
     /// The uniform setting that the error budget is taken from; 0, the default, for the method's.
     pub parameter: f64,
@@ -51,6 +52,10 @@ pub struct lgreco_search_options {
     /// TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 2 to 8
     /// bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
     pub widths: u64,
+    /// How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of QSGD with
+    /// stochastic rounding, which are independent from worker to worker, are divided by it. 0, the default, for 1, in a
+    /// controller for its world size.
+    pub workers: u32,
 }
 
 impl Default for lgreco_search_options {
@@ -59,7 +64,7 @@ impl Default for lgreco_search_options {
         lgreco_search_options {
             struct_size: size_of::<lgreco_search_options>(),
             method: LGRECO_METHOD_QSGD,
-            metric: LGRECO_METRIC_L2,
+            metric: LGRECO_METRIC_SQUARED_L2,
             parameter: 0.0,
             first: 0.0,
             last: 0.0,
@@ -67,6 +72,7 @@ impl Default for lgreco_search_options {
             min_elements: search.min_elements,
             seed: search.seed,
             widths: 0,
+            workers: 0,
         }
     }
 }
@@ -104,6 +110,7 @@ impl lgreco_search_options {
             found => return Err(Failure::UnknownConstant { what: "metric", found }),
         };
         (search.min_elements, search.seed) = (self.min_elements, self.seed);
+        search.workers = NonZero::new(self.workers);
         Ok(search)
     }
 }

@@ -130,6 +130,7 @@ def plan(
     widths: Sequence[str | int] | None = None,
     solver: str = "exact",
     metric: str | None = None,
+    workers: int | None = None,
     min_elements: int = 1024,
     random_seed: int = 0,
 ) -> Plan:
@@ -151,7 +152,9 @@ def plan(
     solver
         ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper.
     metric
-        ``"l2"`` or ``"squared-l2"``.
+        ``"squared-l2"``, unless given, or the paper's ``"l2"``.
+    workers
+        How many workers' payloads are averaged, which decides between methods: QSGD's errors are independent, and average out.
     min_elements
         Layers with fewer elements stay uncompressed and are not in the plan.
 
@@ -166,5 +169,6 @@ def plan(
     with_places = {name: place(name, array) for name, array in gradients.items()}
     layers = [(name, found.dims, found.dtype, found.address) for name, found in with_places.items()]
     options: dict[str, Any] = {"method": method, "default": default, "candidates": candidates, "metric": metric}
+    options["workers"] = workers
     options["widths"] = None if widths is None else list(widths)
     return Plan(make_plan(layers, solver, alpha, budget, size, min_elements=min_elements, seed=random_seed, **options))

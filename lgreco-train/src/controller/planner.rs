@@ -22,6 +22,7 @@ use crate::{CoreError, Error};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::num::NonZero;
 
 /// The decisions of a [`Controller`](super::Controller) without its exchange, for trainers that have their own: observes
 /// gradients, in any order and bucket, plans on any thread, and tells all ranks when which settings take effect.
@@ -156,8 +157,9 @@ impl Planner {
     }
 
     /// [`new`](Planner::new), also for a controller.
-    pub(super) fn made(config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Planner, Error> {
+    pub(super) fn made(mut config: Config, tensors: Vec<Tensor>, rank: u32, world_size: u32) -> Result<Planner, Error> {
         config.check(&tensors, world_size)?;
+        config.search.workers = config.search.workers.or(NonZero::new(world_size));
         expect_distinct(tensors.iter().map(|tensor| &*tensor.name))?;
         let adapts = config.policy != Policy::Uncompressed;
         let measures = adapts && rank == config.measuring_rank;

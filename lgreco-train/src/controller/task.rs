@@ -15,7 +15,7 @@ use crate::feedback::{contraction, contraction_workspace_len, require_contractio
 use crate::gradient::Gradient;
 use crate::plan;
 use crate::rng::Stream;
-use crate::search::{Layer, Metric};
+use crate::search::Layer;
 use crate::table::Table;
 use crate::{CoreError, Error};
 use alloc::sync::Arc;
@@ -217,7 +217,7 @@ impl PlanTask {
         for (place, (&layer, &option)) in offers.layers.iter().zip(plan.options()).enumerate() {
             let at = offers.start(place) + option as usize;
             let error = offers.choices[at].error;
-            let squared = if self.config.search.metric == Metric::L2 { error * error } else { error };
+            let squared = self.config.search.squared_error(&offers.settings[at], error);
             relative[layer] = Some(if norms[layer] > 0.0 { squared / (norms[layer] * norms[layer]) } else { 0.0 });
             choices[layer] = match offers.settings[at] {
                 Setting::Dense if offers.added[place] => Choice::dense(Uncompressed::Slower),

@@ -70,25 +70,40 @@ impl<'a, C: Collective> Worker<'a, C> {
     ) -> Result<(), Failure> {
         let start = Instant::now();
         while self.step < end {
-            let (rank, world) = (self.collective.rank(), self.collective.world_size());
-            let batch = self.task.training(self.seed, self.step, rank, world)?;
-            let mut gradients = self.model.parameters.gradients(&self.model.loss(&batch)?.backward()?)?;
-            let rate = self.task.rate(self.step);
-
-            // So that waiting for the slowest worker does not pass for planning.
-            self.collective.all_reduce_sum(&mut [])?;
-            let mut views: Vec<ValuesMut> = gradients.iter_mut().map(|g| ValuesMut::from(&mut g[..])).collect();
-            let report = self.controller.step(&mut self.collective, &mut views, rate.into())?;
-            self.totals.add(&report);
-
-            let mut values = self.model.parameters.values()?;
-            self.optimiser.step(&mut values, &gradients, rate);
-            self.model.parameters.set(&values)?;
-            self.step += 1;
+            let gradients = self.gradients()?;
+            let report = self.step(gradients)?;
             observe(&self.controller, &report)?;
         }
         self.totals.seconds += start.elapsed().as_secs_f64();
         Ok(())
+    }
+
+    /// This worker's own gradients of the next step.
+    pub fn gradients(&self) -> Result<Vec<Vec<f32>>, Failure> {
+        let (rank, world) = (self.collective.rank(), self.collective.world_size());
+        let batch = self.task.training(self.seed, self.step, rank, world)?;
+        Ok(self.model.parameters.gradients(&self.model.loss(&batch)?.backward()?)?)
+    }
+
+    /// Exchanges them and takes the step.
+    pub fn step(&mut self, mut gradients: Vec<Vec<f32>>) -> Result<Report, Failure> {
+        let rate = self.task.rate(self.step);
+        // So that waiting for the slowest worker does not pass for planning.
+        self.collective.all_reduce_sum(&mut [])?;
+        let mut views: Vec<ValuesMut> = gradients.iter_mut().map(|g| ValuesMut::from(&mut g[..])).collect();
+        let report = self.controller.step(&mut self.collective, &mut views, rate.into())?;
+        self.totals.add(&report);
+
+        let mut values = self.model.parameters.values()?;
+        self.optimiser.step(&mut values, &gradients, rate);
+        self.model.parameters.set(&values)?;
+        self.step += 1;
+        Ok(report)
+    }
+
+    /// The model's tensors.
+    pub fn tensors(&self) -> &[Tensor] {
+        self.controller.tensors()
     }
 
     /// The mean loss on data that nobody trains on, in nats; the workers share the effort.

@@ -34,6 +34,7 @@ class Options(TypedDict, total=False):
     on_plan: Callable[[Any], None] | None
     alpha: float
     metric: str
+    workers: int
     candidates: tuple[float, float, float]
     widths: list[str | int]
     min_elements: int

@@ -8,13 +8,14 @@ import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.options import Options
+from lgreco.torch.reports import Reports
 from lgreco.torch.training import Layer, Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class OuterStep:
+class OuterStep(Reports):
     """Averages models that are trained apart, every so many steps, over compressed pseudo-gradients.
 
     Each process trains by its own optimizer. After ``every`` steps the pseudo-gradient of each layer, its value at the last
@@ -107,6 +108,13 @@ class OuterStep:
         """How many times fewer bytes this process has sent than pseudo-gradients have, and both numbers of bytes."""
         gradients, sent = (sum(f.compression_stats()[i] for f in self._fragments) for i in (1, 2))
         return (gradients / sent if sent else 1.0, int(gradients), int(sent))
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """What is known of each layer: setting, outer steps, bytes, relative error and norm of the residual. Reads residuals."""
+        return {name: layer for fragment in self._fragments for name, layer in fragment.metrics().items()}
+
+    def _plans(self) -> list[dict[str, Any]]:
+        return [plan for fragment in self._fragments for plan in fragment._plans()]
 
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat; zeros without one."""

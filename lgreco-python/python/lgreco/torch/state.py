@@ -61,7 +61,7 @@ class LGreCoState(Training):
         Steps before its own at which a plan is begun, below ``start_iter`` and ``period``. With more than 0 rank 0 plans on a
         thread while training goes on, and the step at which all ranks switch depends on how long that takes.
     **options
-        ``alpha``, ``metric`` (``"squared-l2"``, with ``budget="error"`` ``"l2"``), ``candidates`` (first, last, step), ``widths``
+        ``alpha``, ``metric`` (``"squared-l2"`` or the paper's ``"l2"``), ``workers`` (whose mean is taken; those of the group), ``candidates`` (first, last, step), ``widths``
         (of TopK's values: ``"full"`` and 2 to 8 bits), ``min_elements``, ``metrics_every``, ``route``, ``clusters``: as in the
         Rust crate's ``controller::Config`` and ``search::Search``.
 

@@ -1,8 +1,11 @@
 """What all doors to training have in common: steps made of buckets, residuals, plans, saved states."""
 
 import ctypes
+<<<<<<< HEAD
 import logging
 import os
+=======
+>>>>>>> main
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from lgreco._lgreco import Controller, LgrecoError, PlanResult, Report
-from lgreco._plot import bars
 from lgreco.torch.collectives import own_group, start
 from lgreco.torch.flight import Flight
 from lgreco.torch.options import Options, Scaler
+from lgreco.torch.reports import Reports
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +36,7 @@ class Layer(NamedTuple):
     """At which element each rank's shard ends, where ranks want shards."""
 
 
-class Training:
+class Training(Reports):
     """Settings, residuals and plans of one process.
 
     A step begins with the first bucket of a backward pass, and ends with the last or with the pass.
@@ -181,26 +184,8 @@ class Training:
         gradients, sent = self._bytes
         return (gradients / sent if sent else 1.0, gradients, sent)
 
-    def scalars(self) -> dict[str, float]:
-        """The numbers of ``metrics`` and ``compression_stats`` by a name each, for TensorBoard's ``add_scalar``."""
-        ratio, _, sent = self.compression_stats()
-        found = {"lgreco/ratio": ratio, "lgreco/bytes": float(sent)}
-        if self.plan is not None and "error" in self.plan:
-            found["lgreco/plan/error"] = self.plan["error"]
-            found["lgreco/plan/size"] = self.plan["size"]
-        for name, layer in self.metrics().items():
-            known = {kind: layer[kind] for kind in ("relative_error", "residual_norm") if layer[kind] is not None}
-            found.update({f"lgreco/{kind}/{name}": value for kind, value in known.items()})
-        return found
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer sends and loses: a picture of the kind that ``path`` ends in. Needs matplotlib."""
-        metrics = self.metrics()
-        labels = [layer["setting"] for layer in metrics.values()]
-        sent = [float(layer["bytes_out"]) for layer in metrics.values()]
-        errors = [float(layer["relative_error"] or 0.0) for layer in metrics.values()]
-        title = f"{self.compression_stats()[0]:.2f} times fewer bytes"
-        bars(path, title, list(metrics), labels, {"bytes sent": sent, "relative error": errors})
+    def _plans(self) -> list[dict[str, Any]]:
+        return [] if self.plan is None else [self.plan]
 
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat; zeros without one."""

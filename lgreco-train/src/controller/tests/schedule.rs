@@ -5,6 +5,7 @@ use crate::backend::Portable;
 use crate::gradient::Values;
 use crate::plan::{self, Plan, Solver, Summary, baseline, budget::Budget};
 use crate::search::{self, Measured};
+use core::num::NonZero;
 
 /// The plan and settings that `plan` makes by hand from the mean of rank `rank`'s gradients at `steps`.
 pub(super) fn by_hand(
@@ -23,7 +24,9 @@ pub(super) fn by_hand(
     let layers = tensors.iter().zip(&means);
     let layers = layers.map(|(tensor, mean)| search::Layer::new(tensor.name(), tensor.dims(), Values::F32(mean)));
     let layers = layers.collect::<Result<Vec<_>, _>>().unwrap();
-    let measured = super::search(method).measure(&layers, &mut Portable).unwrap();
+    let mut search = super::search(method);
+    search.workers = NonZero::new(2);
+    let measured = search.measure(&layers, &mut Portable).unwrap();
     let mut settings = vec![Setting::Dense; 3];
     let plan = plan(&measured);
     for ((place, &layer), &option) in measured.layers.iter().enumerate().zip(plan.options()) {

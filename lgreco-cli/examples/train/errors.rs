@@ -1,0 +1,169 @@
+//! What drawn plans lose of the gradients of an uncompressed run, layer by layer.
+
+use crate::report::Row;
+use crate::schemes::{self, Scheme};
+use crate::task::Task;
+use crate::worker::{Failure, Worker};
+use crate::{WORKERS, drawn};
+use lgreco_train::compress::{Compressor, Setting};
+use lgreco_train::controller::Tensor;
+use lgreco_train::exchange::{Collective, threads};
+use lgreco_train::feedback::{contraction, contraction_workspace_len};
+use lgreco_train::gradient::{Gradient, Values};
+use lgreco_train::rng::Stream;
+use lgreco_train::search::{Method, Search};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Of one run.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Errors {
+    /// The model's name.
+    pub model: String,
+    /// Steps of training.
+    pub steps: u32,
+    /// What starting values and data were drawn from.
+    pub seed: u64,
+    /// The layers that plans compress.
+    pub layers: Vec<Layer>,
+    /// Their settings by the plans' names.
+    pub plans: Vec<Plan>,
+}
+
+/// A layer.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Its name.
+    pub name: String,
+    /// How many values it has.
+    pub elements: usize,
+    /// Squared l2 norms of its gradients at every decision.
+    pub squared_norms: Vec<f64>,
+}
+
+/// A plan, held through training.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Its name.
+    pub name: String,
+    /// Bits that its payloads come to.
+    pub size: u64,
+    /// By layer.
+    pub settings: Vec<String>,
+    /// Relative squared errors by layer, at every decision.
+    pub errors: Vec<Vec<f64>>,
+}
+
+/// Trains uncompressed and looks at one worker's own gradients as its controller would: at eight decisions, at the mean of
+/// up to ten steps before each.
+fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
+    let scheme = Scheme { method: "none", name: "uncompressed" };
+    let mut all = threads::run(WORKERS, |collective| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
+        pool.install(|| {
+            let lead = collective.rank() == 0;
+            let mut worker = Worker::new(task, seed, scheme, collective)?;
+            let mut errors = Errors::new(task, seed, worker.tensors())?;
+            let schedule = schemes::schedule(task);
+            let mut window: Vec<Vec<f32>> = Vec::new();
+            for step in 1..task.steps {
+                let gradients = worker.gradients()?;
+                let since = (u64::from(step) + schedule.period).saturating_sub(schedule.warmup) % schedule.period;
+                if lead && since >= schedule.period - schedule.window {
+                    window = match window.is_empty() {
+                        true => gradients.clone(),
+                        false => std::iter::zip(window, &gradients)
+                            .map(|(sum, new)| std::iter::zip(sum, new).map(|(a, b)| a + b).collect())
+                            .collect(),
+                    };
+                }
+                worker.step(gradients)?;
+                if lead && since == schedule.period - 1 {
+                    errors.add(&window, worker.tensors())?;
+                    window.clear();
+                }
+            }
+            Ok::<_, Failure>(errors)
+        })
+    });
+    all.swap_remove(0)
+}
+
+/// Those of the file and, written to it, those of runs that drawn plans were compared with.
+pub fn read_or_measure(path: &Path, tasks: &[Task], rows: &[Row]) -> Result<Vec<Errors>, Failure> {
+    let mut all: Vec<Errors> = match path.exists() {
+        true => {
+            serde_json::from_slice(&std::fs::read(path)?).map_err(|error| format!("{}: {error}", path.display()))?
+        }
+        false => vec![],
+    };
+    for row in rows.iter().filter(|row| row.method == drawn::METHOD) {
+        let task = tasks.iter().find(|task| task.name == row.model && task.steps == row.steps);
+        if let Some(task) = task.filter(|_| !all.iter().any(|errors| errors.is_of(row))) {
+            all.push(measure(task, row.seed)?);
+            std::fs::write(path, serde_json::to_string(&all)? + "\n")?;
+        }
+    }
+    all.retain(|errors| rows.iter().any(|row| errors.is_of(row)));
+    Ok(all)
+}
+
+impl Errors {
+    fn is_of(&self, row: &Row) -> bool {
+        (&self.model, self.steps, self.seed) == (&row.model, row.steps, row.seed)
+    }
+
+    /// A plan by its name.
+    pub fn plan(&self, name: &str) -> Option<&Plan> {
+        self.plans.iter().find(|plan| plan.name == name)
+    }
+
+    fn new(task: &Task, seed: u64, tensors: &[Tensor]) -> Result<Errors, Failure> {
+        let search = Search::new(Method::Hybrid);
+        let taken = || tensors.iter().filter(|tensor| search.takes(tensor.dims()));
+        let plan = |&name: &&str| -> Result<Plan, Failure> {
+            let settings = drawn::plan(name, tensors, &search)?;
+            let size = std::iter::zip(&settings, tensors)
+                .map(|(setting, tensor)| Ok(8 * setting.payload_len(tensor.shape(), tensor.dtype())? as u64))
+                .sum::<Result<u64, Failure>>()?;
+            let settings: Vec<_> = std::iter::zip(settings, tensors)
+                .filter(|(_, tensor)| search.takes(tensor.dims()))
+                .map(|(setting, _)| setting.to_string())
+                .collect();
+            let errors = vec![vec![]; settings.len()];
+            Ok(Plan { name: name.into(), size, settings, errors })
+        };
+        Ok(Errors {
+            model: task.name.into(),
+            steps: task.steps,
+            seed,
+            layers: taken()
+                .map(|tensor| Layer {
+                    name: tensor.name().into(),
+                    elements: tensor.shape().elements(),
+                    squared_norms: vec![],
+                })
+                .collect(),
+            plans: drawn::NAMES.iter().map(plan).collect::<Result<_, Failure>>()?,
+        })
+    }
+
+    /// Adds a decision.
+    fn add(&mut self, gradients: &[Vec<f32>], tensors: &[Tensor]) -> Result<(), Failure> {
+        let search = Search::new(Method::Hybrid);
+        let taken = std::iter::zip(tensors, gradients).enumerate();
+        let taken = taken.filter(|(_, (tensor, _))| search.takes(tensor.dims()));
+        for (place, (index, (tensor, values))) in taken.enumerate() {
+            let squared_norm = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+            self.layers[place].squared_norms.push(squared_norm);
+            let gradient = Gradient::new(Values::F32(values), tensor.shape())?;
+            let stream = Stream { layer: index as u32, ..Stream::default() };
+            for plan in &mut self.plans {
+                let setting: Setting = plan.settings[place].parse()?;
+                let mut workspace = vec![0; contraction_workspace_len(&setting, tensor.shape(), tensor.dtype())];
+                plan.errors[place].push(contraction(&setting, &gradient, stream, &mut workspace)?);
+            }
+        }
+        Ok(())
+    }
+}

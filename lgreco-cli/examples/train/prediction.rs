@@ -1,0 +1,142 @@
+//! How well errors of compression, made into one number per plan, tell what drawn plans cost in loss.
+
+use crate::errors::{Errors, Plan};
+use crate::report::Row;
+use crate::summary::Mean;
+use crate::{WORKERS, drawn};
+use lgreco_train::compress::Setting;
+use std::fmt::Write;
+
+/// What a layer adds to a plan's number: from the squared norm of its gradient, its relative squared error, and by how much
+/// the unbiased methods' is divided.
+type Term = fn(f64, f64) -> f64;
+
+/// A layer's part of each candidate metric, of biased methods and of unbiased ones.
+const METRICS: [(&str, Term, Term); 9] = [
+    ("l2", |n, r| (n * r).sqrt(), |n, r| (n * r).sqrt()),
+    ("squared-l2", |n, r| n * r, |n, r| n * r),
+    ("relative squared", |_, r| r, |_, r| r),
+    ("squared-l2, bias by delay (1−r)", |n, r| n * r / remaining(r), |n, r| n * r),
+    ("l2, noise by workers", |n, r| (n * r).sqrt(), |n, r| (n * averaged(r)).sqrt()),
+    ("squared-l2, noise by workers", |n, r| n * r, |n, r| n * averaged(r)),
+    ("relative squared, noise by workers", |_, r| r, |_, r| averaged(r)),
+    ("squared-l2, noise by workers, bias by delay (1−r)", |n, r| n * r / remaining(r), |n, r| n * averaged(r)),
+    ("squared-l2, noise by workers, bias by delay (1−r)²", |n, r| n * r / remaining(r).powi(2), |n, r| n * averaged(r)),
+];
+
+fn averaged(r: f64) -> f64 {
+    r / f64::from(WORKERS)
+}
+
+/// What error feedback sends of its memory in a step.
+fn remaining(r: f64) -> f64 {
+    (1.0 - r).max(1e-3)
+}
+
+/// Drawn plans of one model with what they cost in loss, in per cent.
+struct Measured<'a> {
+    model: &'a str,
+    plans: Vec<(&'a str, Mean)>,
+    errors: Vec<&'a Errors>,
+}
+
+impl<'a> Measured<'a> {
+    fn new(model: &'a str, rows: &[Row], errors: &'a [Errors]) -> Measured<'a> {
+        let increases = |name: &str| -> Vec<f64> {
+            let drawn = |row: &&Row| row.model == model && row.method == drawn::METHOD && row.scheme == name;
+            rows.iter().filter(drawn).filter_map(|row| row.increase(rows)).filter(|x| x.is_finite()).collect()
+        };
+        let plans = drawn::NAMES.iter().filter_map(|name| Some((*name, Mean::of(&increases(name))?)));
+        Measured { model, plans: plans.collect(), errors: errors.iter().filter(|e| e.model == model).collect() }
+    }
+
+    fn losses(&self) -> Vec<f64> {
+        self.plans.iter().map(|(_, mean)| mean.mean).collect()
+    }
+
+    fn spearman(
+        &self,
+        predict: impl Fn(&Errors, &Plan) -> Result<f64, lgreco_train::Error>,
+    ) -> Result<f64, lgreco_train::Error> {
+        let predict = |(name, _): &(&str, Mean)| {
+            self.errors.iter().filter_map(|errors| Some(predict(errors, errors.plan(name)?))).sum()
+        };
+        Ok(spearman(&self.plans.iter().map(predict).collect::<Result<Vec<f64>, _>>()?, &self.losses()))
+    }
+}
+
+/// Spearman's correlation of every metric with the increase of the loss, model by model, as Markdown.
+pub fn table(rows: &[Row], errors: &[Errors]) -> Result<String, lgreco_train::Error> {
+    let mut models: Vec<&str> = Vec::new();
+    for Errors { model, .. } in errors {
+        if !models.contains(&&**model) {
+            models.push(model);
+        }
+    }
+    let all: Vec<Measured> = models.iter().map(|model| Measured::new(model, rows, errors)).collect();
+    let mut text = String::new();
+    for measured in &all {
+        let (losses, [least, most]) = (measured.losses(), [f64::min, f64::max]);
+        let [least, most] = [least, most].map(|of| losses.iter().copied().reduce(of).unwrap_or(f64::NAN));
+        let scatter = measured.plans.iter().filter_map(|(_, mean)| mean.confidence).sum::<f64>() / losses.len() as f64;
+        let _ = writeln!(
+            text,
+            "{}: {} plans cost {least:.1} to {most:.1} % of the loss, ± {scatter:.1} by the seeds",
+            measured.model,
+            losses.len()
+        );
+    }
+    let line = |name: &str, correlations: Vec<f64>| {
+        let columns: String = correlations.iter().map(|correlation| format!(" {correlation:.3} |")).collect();
+        format!("| {name} |{columns}\n")
+    };
+    let columns = |of: &dyn Fn(&Measured) -> Result<f64, lgreco_train::Error>| {
+        all.iter().map(of).collect::<Result<Vec<f64>, _>>()
+    };
+    let _ = writeln!(text, "\n| Spearman's correlation with the loss | {} |", models.join(" | "));
+    let _ = writeln!(text, "|---|{}", "--:|".repeat(models.len()));
+    text += &line("the size alone", columns(&|measured| measured.spearman(|_, plan| Ok(-(plan.size as f64))))?);
+    for (name, biased, unbiased) in METRICS {
+        let cost = |errors: &Errors, plan: &Plan| cost(errors, plan, biased, unbiased);
+        text += &line(name, columns(&|measured| measured.spearman(cost))?);
+    }
+    Ok(text)
+}
+
+/// The sum over layers and decisions.
+fn cost(errors: &Errors, plan: &Plan, biased: Term, unbiased: Term) -> Result<f64, lgreco_train::Error> {
+    let mut sum = 0.0;
+    for ((layer, setting), relative) in errors.layers.iter().zip(&plan.settings).zip(&plan.errors) {
+        let term = if setting.parse::<Setting>()?.is_unbiased() { unbiased } else { biased };
+        sum += std::iter::zip(&layer.squared_norms, relative).map(|(&norm, &error)| term(norm, error)).sum::<f64>();
+    }
+    Ok(sum)
+}
+
+/// Pearson's correlation of ranks; ties have the mean of theirs.
+pub fn spearman(a: &[f64], b: &[f64]) -> f64 {
+    let ranks = |x: &[f64]| -> Vec<f64> {
+        x.iter()
+            .map(|&at| {
+                x.iter()
+                    .map(|&y| {
+                        if y < at {
+                            1.0
+                        } else if y == at {
+                            0.5
+                        } else {
+                            0.0
+                        }
+                    })
+                    .sum()
+            })
+            .collect()
+    };
+    let (a, b) = (ranks(a), ranks(b));
+    let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len() as f64;
+    let (at, bt) = (mean(&a), mean(&b));
+    let product = |x: &[f64], xt: f64, y: &[f64], yt: f64| -> f64 {
+        std::iter::zip(x, y).map(|(x, y)| (x - xt) * (y - yt)).sum()
+    };
+    product(&a, at, &b, bt) / (product(&a, at, &a, at) * product(&b, bt, &b, bt)).sqrt()
+}

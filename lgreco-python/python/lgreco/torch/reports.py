@@ -1,0 +1,40 @@
+"""What states tell of themselves: numbers for TensorBoard and a picture."""
+
+import os
+from typing import Any
+
+from lgreco._plot import bars
+
+
+class Reports:
+    """Made of ``metrics``, ``compression_stats`` and the plans in force."""
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        raise NotImplementedError
+
+    def compression_stats(self) -> tuple[float, int, int]:
+        raise NotImplementedError
+
+    def _plans(self) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers of ``metrics`` and ``compression_stats`` by a name each, for TensorBoard's ``add_scalar``."""
+        ratio, _, sent = self.compression_stats()
+        found = {"lgreco/ratio": ratio, "lgreco/bytes": float(sent)}
+        plans = [plan for plan in self._plans() if "error" in plan]
+        if plans:
+            found.update({f"lgreco/plan/{kind}": sum(plan[kind] for plan in plans) for kind in ("error", "size")})
+        for name, layer in self.metrics().items():
+            known = {kind: layer[kind] for kind in ("relative_error", "residual_norm") if layer[kind] is not None}
+            found.update({f"lgreco/{kind}/{name}": value for kind, value in known.items()})
+        return found
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws what each layer sends and loses: a picture of the kind that ``path`` ends in. Needs matplotlib."""
+        metrics = self.metrics()
+        labels = [layer["setting"] for layer in metrics.values()]
+        sent = [float(layer["bytes_out"]) for layer in metrics.values()]
+        errors = [float(layer["relative_error"] or 0.0) for layer in metrics.values()]
+        title = f"{self.compression_stats()[0]:.2f} times fewer bytes"
+        bars(path, title, list(metrics), labels, {"bytes sent": sent, "relative error": errors})
