@@ -170,7 +170,7 @@ impl<'py> Options<'_, 'py> {
     }
 }
 
-const KNOWN: [&str; 23] = [
+const KNOWN: [&str; 24] = [
     "method",
     "default",
     "candidates",
