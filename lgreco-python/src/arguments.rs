@@ -31,6 +31,12 @@ pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
     LgrecoError::new_err(error.to_string())
 }
 
+/// How TopK may send values unless told otherwise: at equal bytes, few bits cost a tenth of the loss (BENCHMARKS.md, "Training").
+const WIDTHS: [Width; 7] = {
+    use Width::{Bits, Full};
+    [Full, Bits(8), Bits(6), Bits(5), Bits(4), Bits(3), Bits(2)]
+};
+
 /// A number or a word.
 #[derive(FromPyObject)]
 pub(crate) enum Value {
@@ -140,7 +146,12 @@ impl<'py> Options<'_, 'py> {
     }
 
     pub(crate) fn config(&self) -> PyResult<Config> {
-        let config = Config::new(self.search()?);
+        let mut search = self.search()?;
+        if self.get::<Vec<Value>>("widths")?.is_none() {
+            // Refused where TopK is not searched.
+            search = search.clone().with_widths(&WIDTHS).unwrap_or(search);
+        }
+        let config = Config::new(search);
         let Schedule { warmup, period, window, lead } = config.schedule;
         let routes =
             [("all_gather", Route::AllGather), ("scatter_reduce", Route::ScatterReduce), ("sharded", Route::Sharded)];

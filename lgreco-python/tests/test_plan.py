@@ -59,7 +59,7 @@ def test_sizes_may_be_limited() -> None:
     assert by_error.budget is not None and by_error.size_limit is None and uniform.budget is None
     assert uniform.size_limit is not None and by_error.size < uniform.size <= uniform.size_limit
     assert uniform.proven and uniform.error < by_error.budget and uniform.lower_bound <= uniform.error
-    assert lgreco.plan(gradients(), method="topk", size=uniform.size_limit).error <= 1.0001 * uniform.error
+    assert lgreco.plan(gradients(), method="topk", default=0.05, size=uniform.size_limit).error <= 1.0001 * uniform.error
     assert lgreco.plan(gradients(), method="topk", default=0.05, size="uniform", alpha=2.0).error < uniform.error
     assert lgreco.plan(gradients(), method="topk", budget=by_error.budget).size <= by_error.size
     few = lgreco.plan(gradients(), method="topk", default=0.05, widths=["full", 4, 2])

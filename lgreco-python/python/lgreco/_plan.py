@@ -129,7 +129,7 @@ def plan(
     alpha: float | None = None,
     widths: Sequence[str | int] | None = None,
     solver: str = "exact",
-    metric: str | None = None,
+    metric: str = "l2",
     workers: int | None = None,
     min_elements: int = 1024,
     random_seed: int = 0,
@@ -148,11 +148,11 @@ def plan(
         ``size="uniform"`` it is the size that is at most the uniform setting's, or a number of bits. ``alpha`` multiplies what
         the uniform setting has.
     widths
-        How TopK may send the values that it keeps: ``"full"`` and 2 to 8, bits per value.
+        How TopK may send the values that it keeps: ``"full"`` and 2 to 8, bits per value; unless given, full.
     solver
         ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper.
     metric
-        ``"squared-l2"``, unless given, or the paper's ``"l2"``.
+        ``"l2"``, the paper's and the command's, or ``"squared-l2"``, by which training plans unless told otherwise.
     workers
         How many workers' payloads are averaged, which decides between methods: QSGD's errors are independent, and average out.
     min_elements
@@ -169,6 +169,5 @@ def plan(
     with_places = {name: place(name, array) for name, array in gradients.items()}
     layers = [(name, found.dims, found.dtype, found.address) for name, found in with_places.items()]
     options: dict[str, Any] = {"method": method, "default": default, "candidates": candidates, "metric": metric}
-    options["workers"] = workers
-    options["widths"] = None if widths is None else list(widths)
+    options.update(workers=workers, widths=None if widths is None else list(widths))
     return Plan(make_plan(layers, solver, alpha, budget, size, min_elements=min_elements, seed=random_seed, **options))

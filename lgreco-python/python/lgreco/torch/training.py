@@ -1,11 +1,7 @@
 """What all doors to training have in common: steps made of buckets, residuals, plans, saved states."""
 
 import ctypes
-<<<<<<< HEAD
 import logging
-import os
-=======
->>>>>>> main
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple

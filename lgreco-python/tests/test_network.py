@@ -1,0 +1,48 @@
+"""The tables of tests/network, from runs that are made up."""
+
+import pathlib
+import sys
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "network"))
+from results import Results, learning_key, learning_table, mean_curve, step_key, steps_table, steps_to  # noqa: E402
+from schemes import PLAIN, SCHEMES  # noqa: E402
+
+
+def test_losses_are_reached_between_points_and_kept() -> None:
+    curve = [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.0)]
+    assert steps_to(curve, 2.5) == 25.0 and steps_to(curve, 1.0) == 40.0 and steps_to(curve, 0.5) is None
+    assert steps_to([(10, 4.0), (20, 2.0), (30, 3.0), (40, 2.0)], 2.5) == 35.0
+    assert mean_curve([{"curve": [(10, 4.0), (20, 1.0)]}, {"curve": [(10, 2.0), (20, 2.0)]}]) == [(10, 3.0), (20, 1.5)]
+
+
+def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.Path) -> None:
+    made = []
+    ours = next(name for name in SCHEMES if name.startswith("lgreco"))
+
+    def steps(scheme: str) -> dict[str, Any]:
+        made.append(scheme)
+        each = 2.0 if scheme == PLAIN else 0.5
+        return {"seconds": [each, 3 * each, each], "cpu": [0.25], "bytes": 1000 / each}
+
+    for _ in range(2):
+        results = Results(tmp_path / "runs.json")
+        found = {scheme: results.get(step_key("1gbit", 2, scheme), lambda: steps(scheme)) for scheme in (PLAIN, ours)}
+    assert made == [PLAIN, ours] and learning_key(2, 1, 20, ours) not in results.runs
+    table = steps_table(["1gbit"], [PLAIN, ours], lambda rate, scheme: found[scheme])
+    assert f"| {PLAIN} | 500 | 0.250 | 2.000 / 2.000 |" in table and f"| {ours} | 2,000 | 0.250 | 0.500 / 0.500 |" in table
+
+    learnt = {
+        PLAIN: [{"curve": [(10, 3.0), (20, 2.0)]}],
+        ours: [{"curve": [(10, 3.5), (20, 2.51), (30, 1.51)]}],
+        "never": [{"curve": [(10, 3.5), (20, 3.0), (30, 2.5)]}],
+    }
+    table = learning_table(["1gbit"], learnt, 20, lambda rate, scheme: found.get(scheme, found[ours]))
+    assert "The loss to be reached is 2.010" in table
+    assert f"| {PLAIN} | 2.000 (2.000 to 2.000) | 20 | 39.8 s |" in table, table
+    assert f"| {ours} | 2.510 (2.510 to 2.510) | 25 | 12.5 s |" in table, table
+    assert "| never | 3.000 (3.000 to 3.000) | more than 30 | – |" in table
+    with pytest.raises(KeyError):
+        steps_table(["1gbit"], ["none such"], lambda rate, scheme: found[scheme])

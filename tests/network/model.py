@@ -1,0 +1,47 @@
+"""What is trained: a character transformer of 7.5 million parameters that learns the project's own sources."""
+
+import pathlib
+
+import torch
+from torch.nn.functional import cross_entropy
+
+CONTEXT, BATCH, WIDTH, LAYERS = 64, 4, 320, 6
+
+
+class Transformer(torch.nn.Module):
+    def __init__(self, characters: int) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(characters, WIDTH)
+        self.position = torch.nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
+        layer = torch.nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(WIDTH, characters)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(CONTEXT)
+        return self.head(self.layers(self.embed(text) + self.position, mask, is_causal=True))
+
+
+class Text:
+    """Characters to learn from, and others to be told the loss of."""
+
+    def __init__(self) -> None:
+        root = pathlib.Path(__file__).parents[2]
+        text = "".join(path.read_text() for path in sorted(root.glob("lgreco-core/src/**/*.rs")))
+        known = sorted(set(text))
+        self.characters = len(known)
+        all_of_it = torch.tensor([known.index(c) for c in text])
+        split = len(all_of_it) * 9 // 10
+        self.training, self._held_out = all_of_it[:split], all_of_it[split:]
+
+    def batch(self, generator: torch.Generator, text: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        text = self.training if text is None else text
+        starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=generator)
+        rows = torch.stack([text[start : start + CONTEXT + 1] for start in starts])
+        return rows[:, :-1], rows[:, 1:]
+
+    @torch.no_grad()
+    def held_out_loss(self, model: torch.nn.Module) -> float:
+        draw = torch.Generator().manual_seed(3)
+        batches = (self.batch(draw, self._held_out) for _ in range(40))
+        return torch.stack([cross_entropy(model(x).flatten(0, 1), y.flatten()) for x, y in batches]).mean().item()

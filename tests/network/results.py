@@ -1,0 +1,118 @@
+"""Measurements in a file, the tables and the picture that are made of them."""
+
+import json
+import pathlib
+import statistics
+from typing import Any, Callable
+
+from schemes import PLAIN
+
+TOLERANCE = 1.005  # a loss is reached within half a per cent
+
+
+class Results:
+    """Runs by name, written down one by one: what is in the file is not measured again."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.runs: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def get(self, key: str, measure: Callable[[], Any]) -> Any:
+        if key not in self.runs:
+            self.runs[key] = measure()
+            new = self.path.with_suffix(".new")
+            new.write_text(json.dumps(self.runs, indent=1) + "\n")
+            new.replace(self.path)
+        return self.runs[key]
+
+
+def step_key(rate: str, world: int, scheme: str) -> str:
+    return f"steps at {rate}, {world} ranks: {scheme}"
+
+
+def learning_key(world: int, seed: int, steps: int, scheme: str) -> str:
+    return f"learning for {steps} steps, {world} ranks, seed {seed}: {scheme}"
+
+
+def median(found: dict[str, Any]) -> float:
+    return statistics.median(found["seconds"])
+
+
+def steps_table(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
+    """Seconds per step, lowest / median, at every rate."""
+    lines = ["| scheme | bytes per step | CPU s | " + " | ".join(rates) + " |", "|---|--:|--:|" + "--:|" * len(rates)]
+    for scheme in schemes:
+        all_rates = [found(rate, scheme) for rate in rates]
+        times = [f"{min(one['seconds']):.3f} / {median(one):.3f}" for one in all_rates]
+        cpu = statistics.median(all_rates[0]["cpu"])
+        lines.append(f"| {scheme} | {all_rates[0]['bytes']:,.0f} | {cpu:.3f} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+def mean_curve(runs: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    points = zip(*(run["curve"] for run in runs))
+    return [(at[0][0], statistics.mean(loss for _, loss in at)) for at in points]
+
+
+def steps_to(curve: list[tuple[int, float]], target: float) -> float | None:
+    """Where the curve comes to the loss and stays, between two points by a line."""
+    reached = None
+    for (before, high), (step, low) in zip(curve, curve[1:]):
+        if low > target:
+            reached = None
+        elif reached is None:
+            reached = step - (step - before) * (target - low) / (high - low) if high > target else float(before)
+    return reached
+
+
+def learning_table(
+    rates: list[str],
+    learnt: dict[str, list[dict[str, Any]]],
+    steps: int,
+    found: Callable[[str, str], dict[str, Any]],
+) -> str:
+    """Steps and seconds to plain DDP's loss after so many steps."""
+    reference = next(loss for step, loss in mean_curve(learnt[PLAIN]) if step >= steps)
+    target = TOLERANCE * reference
+    lines = [
+        f"The loss to be reached is {target:.3f}, plain DDP's after {steps} steps ({reference:.3f}) and half a per cent.",
+        "",
+        f"| scheme | loss after {steps} steps (seeds) | steps to the loss | " + " | ".join(rates) + " |",
+        "|---|--:|--:|" + "--:|" * len(rates),
+    ]
+    for scheme, runs in learnt.items():
+        ends = [next(loss for step, loss in run["curve"] if step >= steps) for run in runs]
+        needed = steps_to(mean_curve(runs), target)
+        times = [f"{needed * median(found(rate, scheme)):.1f} s" if needed else "–" for rate in rates]
+        spread = f"{statistics.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
+        most = runs[0]["curve"][-1][0]
+        lines.append(f"| {scheme} | {spread} | {f'{needed:.0f}' if needed else f'more than {most}'} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+def draw(
+    path: pathlib.Path,
+    rates: list[str],
+    learnt: dict[str, list[dict[str, Any]]],
+    found: Callable[[str, str], dict[str, Any]],
+) -> None:
+    """Held-out loss against seconds, a panel per rate."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(rates), figsize=(4.2 * len(rates), 3.8), sharey=True, squeeze=False)
+    for rate, panel in zip(rates, panels[0]):
+        for scheme, runs in learnt.items():
+            curve, seconds = mean_curve(runs), median(found(rate, scheme))
+            style = "-" if scheme.startswith("lgreco") else "--"
+            panel.plot([step * seconds for step, _ in curve], [loss for _, loss in curve], style, label=scheme)
+        panel.set_xscale("log")
+        panel.set_title("no limit" if rate == "none" else rate)
+        panel.set_xlabel("seconds")
+        panel.grid(alpha=0.3)
+    panels[0][0].set_ylabel("held-out loss")
+    panels[0][-1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)

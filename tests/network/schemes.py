@@ -1,0 +1,66 @@
+"""What is compared: PyTorch's own hooks and lgreco's, each as a function that registers it with a DDP module."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+PLAIN = "plain DDP"
+UNCOMPRESSED = 4  # steps that lgreco and PyTorch's PowerSGD send uncompressed at first
+FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
+
+
+def _waited(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """PyTorch's PowerSGD, waited on: on Gloo it aborts with several buckets otherwise."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(powerSGD_hook.powerSGD_hook(state, bucket).wait())
+    return done
+
+
+def _power(ddp: DDP) -> Any:
+    state = powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=UNCOMPRESSED, min_compression_rate=1)
+    ddp.register_comm_hook(state, _waited)
+    return state
+
+
+def _ours(**options: Any) -> Any:
+    def register(ddp: DDP) -> Any:
+        from lgreco.torch import LGreCoState, lgreco_hook
+
+        state = LGreCoState(None, ddp, **{"start_iter": UNCOMPRESSED, "period": 50, "window": 2, **options})
+        ddp.register_comm_hook(state, lgreco_hook)
+        return state
+
+    return register
+
+
+SCHEMES: dict[str, Any] = {
+    PLAIN: lambda ddp: None,
+    "bf16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
+    "fp16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
+    "powerSGD_hook 4": _power,
+    "lgreco uncompressed": _ours(policy="uncompressed"),
+    "lgreco QSGD 4": _ours(method="qsgd"),
+    "lgreco TopK 1 %": _ours(method="topk", widths=["full"]),
+    "lgreco TopK 1 % in few bits": _ours(method="topk", widths=FEW_BITS),
+    "lgreco TopK 3 % in few bits": _ours(method="topk", default=0.03, widths=FEW_BITS),
+    "lgreco TopK 5 % in few bits": _ours(method="topk", default=0.05, widths=FEW_BITS),
+    "lgreco PowerSGD 4": _ours(method="powersgd"),
+    "lgreco hybrid": _ours(method="hybrid", widths=["full"]),
+}
+"""By name; sizes are those of uniform settings with values in full, whatever the widths."""
+
+
+def bytes_sent(name: str, state: Any, parameters: int) -> int | None:
+    """By this process since it began; ``None`` where nobody counts."""
+    if not hasattr(state, "compression_stats"):
+        return None
+    # PyTorch's hook counts elements.
+    return state.compression_stats()[2] * (4 if name.startswith("powerSGD") else 1)
+
+
+def bytes_per_step(name: str, parameters: int) -> int:
+    """Where nobody counts."""
+    return parameters * (2 if "16" in name else 4)

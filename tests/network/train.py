@@ -1,0 +1,78 @@
+"""One run: all ranks of one scheme, as processes of this machine."""
+
+import faulthandler
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from model import Text, Transformer
+from schemes import SCHEMES, bytes_per_step, bytes_sent
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+HANGS = 1200  # seconds after which a rank says where it is, and ends
+WARM_UP = 12  # steps that are not timed
+
+
+def _rank(rank: int, world: int, folder: str, scheme: str, steps: int, seed: int, every: int) -> None:
+    torch.set_num_threads(1)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(HANGS, exit=True)
+    os.environ["GLOO_SOCKET_IFNAME"], os.environ["OMP_NUM_THREADS"] = "lo", "1"
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
+    text = Text()
+    torch.manual_seed(seed)
+    ddp = DDP(Transformer(text.characters))
+    parameters = sum(p.numel() for p in ddp.parameters())
+    state = SCHEMES[scheme](ddp)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
+    draw = torch.Generator().manual_seed(10 * seed + rank)
+    seconds, cpu, curve = [], [], []
+    before: int | None = 0
+    for step in range(WARM_UP + steps):
+        x, y = text.batch(draw)
+        dist.barrier()
+        if step == WARM_UP:
+            before = bytes_sent(scheme, state, parameters)
+        start, used = time.perf_counter(), time.process_time()
+        optimizer.zero_grad()
+        cross_entropy(ddp(x).flatten(0, 1), y.flatten()).backward()
+        optimizer.step()
+        if step >= WARM_UP:
+            seconds.append(time.perf_counter() - start)
+            cpu.append(time.process_time() - used)
+        if rank == 0 and every and (step + 1) % every == 0:
+            curve.append((step + 1, text.held_out_loss(ddp.module)))
+    after = bytes_sent(scheme, state, parameters)
+    if rank == 0:
+        counted = None if after is None or before is None else (after - before) / steps
+        per_step = counted or bytes_per_step(scheme, parameters)
+        result = {"seconds": seconds, "cpu": cpu, "bytes": per_step, "curve": curve}
+        pathlib.Path(folder, "result.json").write_text(json.dumps(result))
+    dist.barrier()
+    os._exit(0)
+
+
+def run(scheme: str, world: int, steps: int, seed: int = 1, every: int = 0) -> dict[str, Any]:
+    """``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, and a ``curve`` of (step,
+    held-out loss)."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.get_context("fork")
+        arguments = (world, folder, scheme, steps, seed, every)
+        ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        while any(process.is_alive() for process in ranks):
+            time.sleep(0.1)
+            if any(process.exitcode for process in ranks):
+                for process in ranks:
+                    process.kill()
+                sys.exit(f"{scheme}: a rank has failed")
+        return json.loads(pathlib.Path(folder, "result.json").read_text())
