@@ -36,7 +36,9 @@ def _wrapped(kind: str) -> torch.nn.Module:
     if kind == "ddp":
         return DDP(Linear(), bucket_cap_mb=0.005)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return FullyShardedDataParallel(Linear(), use_orig_params=True) if kind == "fsdp1" else fully_shard(Linear(), mesh=mesh)
+    if kind == "fsdp1":
+        return FullyShardedDataParallel(Linear(), use_orig_params=True, device_id=torch.device("cpu"))
+    return fully_shard(Linear(), mesh=mesh)
 
 
 def _train(rank: int, kind: str, options: dict[str, Any]) -> tuple[list[str], dict[str, Any] | None, dict[str, str]]:

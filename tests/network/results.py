@@ -5,7 +5,7 @@ import pathlib
 import statistics
 from typing import Any, Callable
 
-from schemes import PLAIN
+from schemes import PLAIN, measured
 
 TOLERANCE = 1.005  # a loss is reached within half a per cent
 
@@ -26,8 +26,8 @@ class Results:
         return self.runs[key]
 
 
-def step_key(rate: str, world: int, scheme: str) -> str:
-    return f"steps at {rate}, {world} ranks: {scheme}"
+def step_key(rate: str, world: int, scheme: str, then: str = "") -> str:
+    return f"steps at {rate}{then and ' then '}{then}, {world} ranks: {scheme}"
 
 
 def learning_key(world: int, seed: int, steps: int, scheme: str) -> str:
@@ -38,15 +38,38 @@ def median(found: dict[str, Any]) -> float:
     return statistics.median(found["seconds"])
 
 
-def steps_table(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
-    """Seconds per step, lowest / median, at every rate."""
+def _times(found: dict[str, Any], changes: bool) -> str:
+    seconds = found["seconds"]
+    if not changes:
+        return f"{min(seconds):.3f} / {median(found):.3f}"
+    half = len(seconds) // 2
+    before, after = seconds[:half], seconds[half + half // 2 :]
+    return f"{statistics.median(before):.3f} then {statistics.median(after):.3f}"
+
+
+def steps_table(
+    rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]], changes: bool = False
+) -> str:
+    """Seconds per step, lowest / median, at every rate; of a link that changes, the medians before it and some steps after."""
     lines = ["| scheme | bytes per step | CPU s | " + " | ".join(rates) + " |", "|---|--:|--:|" + "--:|" * len(rates)]
     for scheme in schemes:
         all_rates = [found(rate, scheme) for rate in rates]
-        times = [f"{min(one['seconds']):.3f} / {median(one):.3f}" for one in all_rates]
+        times = [_times(one, changes) for one in all_rates]
         cpu = statistics.median(all_rates[0]["cpu"])
         lines.append(f"| {scheme} | {all_rates[0]['bytes']:,.0f} | {cpu:.3f} | {' | '.join(times)} |")
     return "\n".join(lines)
+
+
+def decisions(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
+    """Why measured plans compress what they do, a line each."""
+    lines = [
+        f"{rate}, {scheme}: {why}\n"
+        for scheme in schemes
+        if measured(scheme)
+        for rate in rates
+        for why in found(rate, scheme)["decisions"]
+    ]
+    return "".join(["\n", *lines] if lines else [])
 
 
 def mean_curve(runs: list[dict[str, Any]]) -> list[tuple[int, float]]:

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 PLAIN = "plain DDP"
 UNCOMPRESSED = 4  # steps that lgreco and PyTorch's PowerSGD send uncompressed at first
+DECIDES = 10  # steps between two decisions by measured seconds
 FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
 
 
@@ -36,6 +37,11 @@ def _ours(**options: Any) -> Any:
     return register
 
 
+def _measured(**options: Any) -> Any:
+    """Compresses what is faster so, as measured; decides often, so that a few steps show it."""
+    return _ours(objective="seconds", period=DECIDES, **options)
+
+
 SCHEMES: dict[str, Any] = {
     PLAIN: lambda ddp: None,
     "bf16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
@@ -49,8 +55,16 @@ SCHEMES: dict[str, Any] = {
     "lgreco TopK 5 % in few bits": _ours(method="topk", default=0.05, widths=FEW_BITS),
     "lgreco PowerSGD 4": _ours(method="powersgd"),
     "lgreco hybrid": _ours(method="hybrid", widths=["full"]),
+    "lgreco QSGD 4, seconds": _measured(method="qsgd"),
+    "lgreco TopK 3 % in few bits, seconds": _measured(method="topk", default=0.03, widths=FEW_BITS),
+    "lgreco hybrid, seconds": _measured(method="hybrid"),
 }
 """By name; sizes are those of uniform settings with values in full, whatever the widths."""
+
+
+def measured(name: str) -> bool:
+    """Whether what is sent depends on the link."""
+    return name.endswith(", seconds")
 
 
 def bytes_sent(name: str, state: Any, parameters: int) -> int | None:

@@ -4,6 +4,7 @@ import faulthandler
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +22,12 @@ HANGS = 1200  # seconds after which a rank says where it is, and ends
 WARM_UP = 12  # steps that are not timed
 
 
-def _rank(rank: int, world: int, folder: str, scheme: str, steps: int, seed: int, every: int) -> None:
+def shape(how: str, rate: str) -> list[str]:
+    """The command that gives the loopback of this network namespace a rate."""
+    return f"tc qdisc {how} dev lo root tbf rate {rate} burst 256kb latency 200ms".split()
+
+
+def _rank(rank: int, world: int, folder: str, scheme: str, steps: int, seed: int, every: int, then: str) -> None:
     torch.set_num_threads(1)
     faulthandler.enable()
     faulthandler.dump_traceback_later(HANGS, exit=True)
@@ -34,10 +40,12 @@ def _rank(rank: int, world: int, folder: str, scheme: str, steps: int, seed: int
     state = SCHEMES[scheme](ddp)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(10 * seed + rank)
-    seconds, cpu, curve = [], [], []
+    seconds, cpu, curve, decisions = [], [], [], []
     before: int | None = 0
     for step in range(WARM_UP + steps):
         x, y = text.batch(draw)
+        if then and rank == 0 and step == WARM_UP + steps // 2:
+            subprocess.run(shape("change", then), check=True)
         dist.barrier()
         if step == WARM_UP:
             before = bytes_sent(scheme, state, parameters)
@@ -48,24 +56,27 @@ def _rank(rank: int, world: int, folder: str, scheme: str, steps: int, seed: int
         if step >= WARM_UP:
             seconds.append(time.perf_counter() - start)
             cpu.append(time.process_time() - used)
+        plan = getattr(state, "plan", None)
+        if plan and plan["why"] not in decisions:
+            decisions.append(plan["why"])
         if rank == 0 and every and (step + 1) % every == 0:
             curve.append((step + 1, text.held_out_loss(ddp.module)))
     after = bytes_sent(scheme, state, parameters)
     if rank == 0:
         counted = None if after is None or before is None else (after - before) / steps
         per_step = counted or bytes_per_step(scheme, parameters)
-        result = {"seconds": seconds, "cpu": cpu, "bytes": per_step, "curve": curve}
+        result = {"seconds": seconds, "cpu": cpu, "bytes": per_step, "curve": curve, "decisions": decisions}
         pathlib.Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
     os._exit(0)
 
 
-def run(scheme: str, world: int, steps: int, seed: int = 1, every: int = 0) -> dict[str, Any]:
-    """``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, and a ``curve`` of (step,
-    held-out loss)."""
+def run(scheme: str, world: int, steps: int, seed: int = 1, every: int = 0, then: str = "") -> dict[str, Any]:
+    """``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, a ``curve`` of (step,
+    held-out loss), and lgreco's ``decisions`` in words; from the middle of the steps on the link has the rate ``then``."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
-        arguments = (world, folder, scheme, steps, seed, every)
+        arguments = (world, folder, scheme, steps, seed, every, then)
         ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(world)]
         for process in ranks:
             process.start()

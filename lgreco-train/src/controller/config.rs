@@ -208,8 +208,8 @@ pub enum Objective {
     ///
     /// Steps of different sizes, the uncompressed ones of the warm-up and those of the first plan, tell bytes from what does
     /// not depend on them; what the first decision blames on the link although it is hidden behind the backward pass, the
-    /// second knows. Before each decision ranks find out whether the link has changed by gathering twice a two-hundredth of
-    /// what their steps send until the next, from 4 KiB of each to 1 MiB of all.
+    /// second knows. In the last step of a decision's window ranks gather twice a MiB in all, or as much as the model has, to
+    /// find out whether the link has changed: a hundredth of the time until the next if `period` is some hundred steps.
     ///
     /// Under [`Budget::Error`] plans are as fast as the error allows, under [`Budget::Size`] as exact as possible in the
     /// seconds of the default settings. For a [`Controller`](super::Controller) alone: a [`Planner`](super::Planner)

@@ -4,7 +4,7 @@ use super::codes::Choice;
 use super::decide::Decided;
 use super::layer::{Fate, Undo};
 use super::meter::Meter;
-use super::planner::Turn;
+use super::planner::{Planner, Turn};
 use super::planner::check_rate;
 use super::stage::{BROKEN, Probe, Stage, Taken};
 use super::{Cause, Controller, Decision, agreement};
@@ -13,9 +13,8 @@ use crate::checksum::Hash;
 use crate::exchange::{Request, share_of_others};
 use alloc::vec;
 
-/// Words of a probe, of each rank at least, if it is not more than that on all ranks together.
-const LEAST_PROBED: u64 = 1 << 9;
-const MOST_PROBED: u64 = 1 << 17;
+/// Words of a probe on all ranks together, at most: more than what shapers and buffers let pass at once.
+const PROBED: u64 = 1 << 17;
 
 impl Controller {
     /// Begins a step. All ranks do, with the same `learning_rate` (only Accordion looks at it). Then come the
@@ -36,11 +35,11 @@ impl Controller {
     /// With `local`, ranks tell each other how they fare before anything else.
     pub(super) fn begin(&mut self, learning_rate: f64, local: Option<Result<bool, Error>>) -> Result<(), Error> {
         self.control.expect_idle()?;
-        let due = self.planner.is_due();
+        let (due, probes) = (self.planner.is_due(), self.probes());
         self.control.began = self.now();
         self.taken = Taken::default();
         let control = &mut self.control;
-        control.asks = local.is_some() || due || self.planner.config.accordion().is_some();
+        control.asks = local.is_some() || due || probes || self.planner.config.accordion().is_some();
         let local = local.unwrap_or(Ok(false));
         control.local = match control.asks {
             true => self.late.map_or(Ok(()), Err).and_then(|()| check_rate(learning_rate)).and(local),
@@ -136,24 +135,27 @@ impl Controller {
     /// Decides if it is time to.
     fn after_agreement(&mut self) -> Result<Stage, Error> {
         Ok(match self.planner.next(self.planner.rate)? {
+            Turn::Nothing if self.probes() => {
+                self.control.probe = Some(Probe::new(self.probe_words(), self.world));
+                Stage::Probe
+            }
             Turn::Nothing => self.opened(),
             Turn::Known(decided) => self.propose(decided),
-            Turn::Broadcast => match self.planner.meter.is_some() && self.world > 1 {
-                true => {
-                    self.control.probe = Some(Probe::new(self.probe_words(), self.world));
-                    Stage::Probe
-                }
-                false => self.decide(),
-            },
+            Turn::Broadcast => self.decide(),
         })
     }
 
-    /// Words of a probe on all ranks together: twice that is a hundredth of what their steps send until the next decision, where
-    /// that is enough to be seen.
+    /// Whether this step begins with a probe: the last one before the next decision's task.
+    fn probes(&self) -> bool {
+        let Planner { due, step, config, meter, .. } = &self.planner;
+        meter.is_some() && self.world > 1 && *due == step.checked_add(config.schedule.lead.saturating_add(1))
+    }
+
+    /// On all ranks together, and no more than an uncompressed step sends.
     fn probe_words(&self) -> usize {
-        let sent = self.bucket_bytes().iter().sum::<u64>().saturating_mul(self.planner.config.schedule.period);
-        let most = (MOST_PROBED / u64::from(self.world)).max(2);
-        (sent / (8 * 2 * 200)).max(LEAST_PROBED).min(most) as usize * self.world as usize
+        let model = self.planner.tensors.iter().map(|tensor| tensor.bytes() / 8).sum::<u64>();
+        let each = model.min(PROBED) / u64::from(self.world);
+        each.max(2) as usize * self.world as usize
     }
 
     /// The ranks have just agreed, so that none is late.
@@ -165,7 +167,7 @@ impl Controller {
         if let (Some(meter), Some(probe)) = (&mut self.planner.meter, self.control.probe.take()) {
             meter.link.note_probe(probe.seconds_per_byte(share_of_others(self.world)));
         }
-        self.decide()
+        self.opened()
     }
 
     /// On the measuring rank, measures and plans unless somebody else has or does; others make room for its plan.

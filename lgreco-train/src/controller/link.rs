@@ -5,7 +5,7 @@
 //! time of a whole step's exchange counts, not that of each collective, in which others' and the pass would be counted too.
 //!
 //! Two different numbers of bytes tell both. What they tell stays true until the link changes, which a step whose bytes are
-//! all hidden would not show: before each decision ranks send each other a probe.
+//! all hidden would not show: before the work of each decision ranks send each other a probe.
 
 use alloc::vec::Vec;
 
@@ -24,6 +24,8 @@ pub(super) struct Link {
     doubted: bool,
     /// Most bytes of a level.
     most: f64,
+    /// Seconds of the newest step's whole exchange.
+    whole: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +46,8 @@ const SAME_BYTES: f64 = 0.1;
 /// Seconds at a level that differ by more, of them or of the whole step's exchange, are not those of before.
 const SAME_SECONDS: f64 = 0.15;
 const SAME_STEP: f64 = 0.05;
-/// Probes that differ by a smaller factor are of the same link.
+/// Probes that differ by a smaller factor are of the same link, and those by which the most bytes would not take more of a step
+/// than `SAME_STEP`.
 const SAME_PROBE: f64 = 1.5;
 const LEVELS: usize = 4;
 
@@ -56,7 +59,7 @@ impl Link {
         let is_same = |level: &Level| (level.bytes - bytes).abs() <= SAME_BYTES * level.bytes.max(bytes);
         let known = self.levels.iter().position(is_same).map(|at| self.levels.remove(at));
         let doubted = core::mem::replace(&mut self.doubted, self.before.is_some());
-        self.most = self.most.max(bytes);
+        (self.most, self.whole) = (self.most.max(bytes), whole);
         let mut level = Level { bytes, seconds };
         match (self.before.take().zip(self.probe), known) {
             (Some((before, now)), _) => {
@@ -96,7 +99,8 @@ impl Link {
             return; // a clock that is too coarse
         }
         let before = *self.probe.get_or_insert(per_byte);
-        if (1.0 / SAME_PROBE..=SAME_PROBE).contains(&(per_byte / before)) {
+        let matters = (per_byte - before).abs() * self.most > SAME_STEP * self.whole;
+        if !matters || (1.0 / SAME_PROBE..=SAME_PROBE).contains(&(per_byte / before)) {
             return;
         }
         self.probe = Some(per_byte);
@@ -135,20 +139,20 @@ impl Link {
         let levels = self.levels.iter().flat_map(|level| [level.bytes, level.seconds]);
         let [per_byte, probe, before] =
             [self.per_byte, self.probe, self.before].map(|number| number.unwrap_or(f64::NAN));
-        [per_byte, probe, before, f64::from(u8::from(self.doubted)), self.most].into_iter().chain(levels)
+        [per_byte, probe, before, f64::from(u8::from(self.doubted)), self.most, self.whole].into_iter().chain(levels)
     }
 
     /// The link of these numbers; `None` unless they are all of one.
     pub(super) fn from_numbers(numbers: &[f64]) -> Option<Link> {
-        let (&[per_byte, probe, before, doubted, most], rest) = numbers.split_first_chunk()?;
+        let (&[per_byte, probe, before, doubted, most, whole], rest) = numbers.split_first_chunk()?;
         let levels: Vec<Level> = rest.as_chunks().0.iter().map(|&[bytes, seconds]| Level { bytes, seconds }).collect();
         let known = |number: f64| (number.to_bits() != f64::NAN.to_bits()).then_some(number);
         let [per_byte, probe, before] = [per_byte, probe, before].map(known);
-        let whole = rest.len() == 2 * levels.len() && levels.len() <= LEVELS && (doubted == 0.0 || doubted == 1.0);
-        let mut all = rest.iter().chain(&per_byte).chain(&probe).chain(&before).chain([&most]);
+        let complete = rest.len() == 2 * levels.len() && levels.len() <= LEVELS && (doubted == 0.0 || doubted == 1.0);
+        let mut all = rest.iter().chain(&per_byte).chain(&probe).chain(&before).chain([&most, &whole]);
         let sound = all.all(|number| number.is_finite() && number.is_sign_positive());
-        let link = Link { per_byte, probe, before, doubted: doubted == 1.0, most, levels };
-        (whole && sound && link.per_byte.is_some() != link.levels.is_empty()).then_some(link)
+        let link = Link { per_byte, probe, before, doubted: doubted == 1.0, most, whole, levels };
+        (complete && sound && link.per_byte.is_some() != link.levels.is_empty()).then_some(link)
     }
 }
 
@@ -202,6 +206,12 @@ mod tests {
         assert!(link.has_changed());
         link.note(100.0, 2.0, 2.0);
         expect(&link, 0.0, 2e-2);
+        // Where sending takes no time to speak of, a hundred times less of it changes nothing.
+        let mut free = after(&[(1000.0, 2.0)]);
+        for probe in [1e-5, 1e-7, 9e-5] {
+            free.note_probe(probe);
+            assert!(!free.has_changed());
+        }
         // What a plan's few bytes hide says nothing of all.
         link.note_probe(1e-5);
         link.note(100.0, 2.0, 2.0);
@@ -266,11 +276,11 @@ mod tests {
         let none = f64::NAN;
         let wrong = [
             &numbers[1..],
-            &numbers[..8],
+            &numbers[..9],
             &[0.0; 2],
-            &[0.0; 5],
-            &[none, none, none, 2.0, 0.0],
-            &[1.0, none, none, 0.0, 0.0, 1.0, none],
+            &[0.0; 6],
+            &[none, none, none, 2.0, 0.0, 0.0],
+            &[1.0, none, none, 0.0, 0.0, 0.0, 1.0, none],
         ];
         for wrong in wrong {
             assert_eq!(Link::from_numbers(wrong), None);

@@ -30,6 +30,10 @@ struct World {
     backward: f64,
     /// Relative, of every collective.
     noise: f64,
+    /// Bytes of each collective that a shaper lets pass at once.
+    burst: f64,
+    /// Seconds by which a collective is late, at most.
+    jitter: f64,
     config: Config,
 }
 
@@ -50,6 +54,8 @@ impl World {
             slowness: [1.0; 2],
             backward: 0.0,
             noise: 0.0,
+            burst: 0.0,
+            jitter: 0.0,
             config,
         }
     }
@@ -144,10 +150,12 @@ impl World {
 
     /// When a collective that all ranks have started is done: the slowest link counts.
     fn arrival(&self, worker: &mut ThreadCollective, step: u64, now: f64, free: f64, bytes: f64) -> f64 {
-        let noise = 1.0
-            + self.noise
-                * (2.0 * Stream { seed: 5, step: step as u32, layer: 0, rank: 0 }.word(0) as f64 / 2f64.powi(32) - 1.0);
-        let took = bytes / (self.rate)(worker.rank(), step) * noise;
+        let random = |i: u64| {
+            f64::from(Stream { seed: 5, step: step as u32, layer: 0, rank: 0 }.word(i)) / 2f64.powi(32)
+        };
+        let noise = 1.0 + self.noise * (2.0 * random(0) - 1.0);
+        let took = (bytes - self.burst).max(0.0) / (self.rate)(worker.rank(), step) * noise;
+        let took = took + self.jitter * random(1 + (1e9 * (now + free)) as u64);
         let mut told = [0f64; 4];
         told[2 * worker.rank() as usize..][..2].copy_from_slice(&[now, took]);
         worker.all_gather(bytemuck::cast_slice_mut(&mut told)).unwrap();
@@ -294,6 +302,18 @@ fn near_where_it_stops_paying_settings_stay() {
             let switches = settled.filter(|steps| (steps[0].1 == 0) != (steps[1].1 == 0)).count();
             assert!(switches <= 1, "{switches} switches at {rate} with noise of {noise}");
         }
+    }
+}
+
+#[test]
+fn shapers_and_late_collectives_do_not_deceive() {
+    for (rate, compressed) in [(1.25e8, LAYERS), (1e13, 0)] {
+        // A layer has 64 KiB, all of them take 2 ms at 1 Gbit/s.
+        let world = World { burst: 1.6e4, jitter: 1e-4, ..World::new(Method::Qsgd, move |_, _| rate) };
+        let (log, decision) = world.run(3 + 20 * 5);
+        let settled = &log[TWO_DECISIONS as usize..];
+        let wrong = settled.iter().filter(|step| step.1 != compressed).count();
+        assert_eq!(wrong, 0, "of {} steps: {}", settled.len(), decision.unwrap());
     }
 }
 

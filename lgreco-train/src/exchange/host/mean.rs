@@ -39,11 +39,51 @@ impl Divide for Average<'_> {
     }
 }
 
-/// Writes the mean of a sum over `world` workers, which becomes the mean itself.
+/// The same, written elsewhere.
+struct Put<'a> {
+    sum: &'a [f32],
+    world: f32,
+    mean: &'a mut [f32],
+}
+
+impl Kernel for Put<'_> {
+    type Output = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut largest = 0;
+        for (to, x) in self.mean.iter_mut().zip(self.sum) {
+            *to = x / self.world;
+            largest = largest.max(to.to_bits() & 0x7fff_ffff);
+        }
+        f32::from_bits(largest).is_finite()
+    }
+}
+
+impl Divide for Put<'_> {
+    fn elements(&self) -> usize {
+        self.sum.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let world = self.world;
+        let (sum, other_sum) = self.sum.split_at(at);
+        let (mean, other_mean) = self.mean.split_at_mut(at);
+        Ok((Put { sum, world, mean }, Put { sum: other_sum, world, mean: other_mean }))
+    }
+
+    fn join(first: bool, second: bool) -> bool {
+        first && second
+    }
+}
+
+/// Writes the mean of a sum over `world` workers; the sum is then of no use.
 ///
 /// # Errors
 /// As [`average`]; [`CoreError::ElementOverflow`] when a mean leaves its element type.
 pub(super) fn put(sum: &mut [f32], world: u32, mean: &mut ValuesMut<'_>) -> Result<(), Error> {
+    if let Some(mean) = mean.as_f32() {
+        return finite(spread(Put { sum, world: world as f32, mean }));
+    }
     let mut at = 0;
     for sum in sum.chunks_mut(STRETCH) {
         average(sum, world)?;
@@ -76,8 +116,9 @@ pub(super) fn in_tensor(error: Error, start: usize) -> Error {
 /// # Errors
 /// [`CoreError::Overflow`] when the sum was not finite.
 pub(super) fn average(sum: &mut [f32], world: u32) -> Result<(), Error> {
-    if spread(Average { sum, world: world as f32 }) {
-        return Ok(());
-    }
-    Err(Error::Core(CoreError::Overflow { what: "the sum over the workers" }))
+    finite(spread(Average { sum, world: world as f32 }))
+}
+
+fn finite(is_finite: bool) -> Result<(), Error> {
+    is_finite.then_some(()).ok_or(Error::Core(CoreError::Overflow { what: "the sum over the workers" }))
 }

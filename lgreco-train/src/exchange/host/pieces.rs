@@ -3,7 +3,7 @@
 use super::mean::{average, in_tensor, narrow};
 use super::room::{Ranks, Room, messages, sum};
 use super::sum::{decode_from, mean_of};
-use super::sums::widen;
+use super::sums::widen_part;
 use crate::compress::wire::Payload;
 use crate::compress::{Compressor, check_finite, decode};
 use crate::exchange::division::{Division, Piece, is_scattered};
@@ -132,7 +132,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
         for peer in 0..world {
             let values = if peer == 0 { &mut *mean } else { &mut *decoded };
             if peer == rank {
-                widen(&gradient, values);
+                widen_part(&gradient, 0, values);
             } else {
                 let payload = &message(peer)[slip::LEN + at..][..piece.payload_len];
                 decode_from(peer, payload, &piece.setting, piece.shape, values)?;
@@ -150,7 +150,7 @@ pub(super) fn average_own(layers: &mut [Layer<'_>], moment: Moment, room: &mut R
             |value: f32, mean: f32, decoded: f32| (value as f64 + world as f64 * (decoded as f64 - mean as f64)) as f32;
         if let Some(own) = &mut layer.own {
             let own = &mut own[piece.range.clone()];
-            widen(&gradient, own);
+            widen_part(&gradient, 0, own);
             for ((own, &mean), &decoded) in own.iter_mut().zip(&*mean).zip(&*decoded) {
                 *own = contribution(*own, mean, decoded);
             }

@@ -21,12 +21,11 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
     for rank in 0..world {
         for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
             let gradient = layer.gradient.get()?;
-            if rank == 0 {
-                check_finite(&gradient)?;
-            }
             let range = layer.spec().shard(rank);
             let part = take(&mut shards, range.len());
-            widen_part(&gradient, range.start, part);
+            if !widen_part(&gradient, range.start, part) {
+                check_finite(&gradient)?;
+            }
             if let Some(own) = &mut layer.own {
                 own[range].copy_from_slice(part);
             }

@@ -12,7 +12,9 @@ use crate::exchange::layer::{Input, Layer};
 use crate::exchange::layout::ROWS;
 use crate::exchange::program::Program;
 use crate::gradient::{Element, Gradient, with_elements};
+use crate::internal::spread::{Divide, spread};
 use crate::rng::Stream;
+use crate::simd::Kernel;
 use crate::{CoreError, Error};
 
 /// Cuts the first `len` values off.
@@ -38,14 +40,44 @@ pub(super) fn part_lens(layer: &Layer<'_>) -> (usize, usize) {
     }
 }
 
-/// Writes the gradient's values, widened, to `values`.
-pub(super) fn widen(gradient: &Gradient<'_>, values: &mut [f32]) {
-    widen_part(gradient, 0, values);
+/// Values, widened; whether all are finite.
+struct Widen<'a, T> {
+    from: &'a [T],
+    to: &'a mut [f32],
 }
 
-/// The same from element `from` on.
-pub(super) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32]) {
-    with_elements!(gradient.values(), v => values.iter_mut().zip(&v[from..]).for_each(|(to, x)| *to = x.to_f32()));
+impl<T: Element> Kernel for Widen<'_, T> {
+    type Output = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        let mut largest = 0;
+        for (to, x) in self.to.iter_mut().zip(self.from) {
+            *to = x.to_f32();
+            largest = largest.max(to.to_bits() & 0x7fff_ffff);
+        }
+        f32::from_bits(largest).is_finite()
+    }
+}
+
+impl<T: Element> Divide for Widen<'_, T> {
+    fn elements(&self) -> usize {
+        self.to.len()
+    }
+
+    fn divide(self, at: usize) -> Result<(Self, Self), Self> {
+        let (from, other_from) = self.from.split_at(at);
+        let (to, other_to) = self.to.split_at_mut(at);
+        Ok((Widen { from, to }, Widen { from: other_from, to: other_to }))
+    }
+
+    fn join(first: bool, second: bool) -> bool {
+        first && second
+    }
+}
+
+/// Writes the gradient's values from element `from` on, widened, to `values`; whether they are finite.
+pub(super) fn widen_part(gradient: &Gradient<'_>, from: usize, values: &mut [f32]) -> bool {
+    with_elements!(gradient.values(), v => spread(Widen { from: &v[from..][..values.len()], to: values }))
 }
 
 /// The layers' parts of both buffers.
@@ -114,8 +146,9 @@ fn for_each_product(
 pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
     for_each_dense(layers, program, room, |layer, sum| {
         let gradient = layer.gradient.get()?;
-        check_finite(&gradient)?;
-        widen(&gradient, sum);
+        if !widen_part(&gradient, 0, sum) {
+            check_finite(&gradient)?;
+        }
         if let Some(own) = &mut layer.own {
             own.copy_from_slice(sum);
         }
