@@ -39,7 +39,7 @@ def _ours(**options: Any) -> Any:
 
 def _measured(**options: Any) -> Any:
     """Compresses what is faster so, as measured; decides often, so that a few steps show it."""
-    return _ours(objective="seconds", period=DECIDES, **options)
+    return _ours(objective="seconds", start_iter=2 * UNCOMPRESSED, period=DECIDES, **options)
 
 
 SCHEMES: dict[str, Any] = {

@@ -48,7 +48,7 @@ const SAME_SECONDS: f64 = 0.15;
 const SAME_STEP: f64 = 0.05;
 /// Probes that differ by a smaller factor are of the same link, and those by which the most bytes would not take more of a step
 /// than `SAME_STEP`.
-const SAME_PROBE: f64 = 1.5;
+const SAME_PROBE: f64 = 2.0;
 const LEVELS: usize = 4;
 
 impl Link {
