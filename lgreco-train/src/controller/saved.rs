@@ -157,6 +157,7 @@ pub(super) struct Layer<'a> {
 }
 
 /// What a part is about.
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
 pub(super) enum Part<'a> {
     Run(Run),
     Layer(Layer<'a>),
