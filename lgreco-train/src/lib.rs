@@ -30,6 +30,7 @@ mod error;
 pub mod exchange;
 pub mod feedback;
 pub mod gradient;
+pub mod outer;
 #[cfg(feature = "pipeline")]
 pub mod pipeline;
 #[cfg(any(test, feature = "testing"))]

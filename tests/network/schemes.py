@@ -48,18 +48,21 @@ SCHEMES: dict[str, Any] = {
     "fp16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
     "powerSGD_hook 4": _power,
     "lgreco uncompressed": _ours(policy="uncompressed"),
+    "lgreco QSGD 4, uniform": _ours(method="qsgd", policy="uniform"),
     "lgreco QSGD 4": _ours(method="qsgd"),
+    "lgreco TopK 1 %, uniform": _ours(method="topk", policy="uniform", widths=["full"]),
     "lgreco TopK 1 %": _ours(method="topk", widths=["full"]),
     "lgreco TopK 1 % in few bits": _ours(method="topk", widths=FEW_BITS),
     "lgreco TopK 3 % in few bits": _ours(method="topk", default=0.03, widths=FEW_BITS),
     "lgreco TopK 5 % in few bits": _ours(method="topk", default=0.05, widths=FEW_BITS),
     "lgreco PowerSGD 4": _ours(method="powersgd"),
-    "lgreco hybrid": _ours(method="hybrid", widths=["full"]),
+    "lgreco hybrid": _ours(method="hybrid", widths=FEW_BITS),
+    "lgreco hybrid, 15 Mbit": _ours(method="hybrid", budget=15_000_000, widths=FEW_BITS),
     "lgreco QSGD 4, seconds": _measured(method="qsgd"),
-    "lgreco TopK 3 % in few bits, seconds": _measured(method="topk", default=0.03, widths=FEW_BITS),
-    "lgreco hybrid, seconds": _measured(method="hybrid"),
+    "lgreco TopK 5 % in few bits, seconds": _measured(method="topk", default=0.05, widths=FEW_BITS),
+    "lgreco hybrid, seconds": _measured(method="hybrid", widths=FEW_BITS),
 }
-"""By name; sizes are those of uniform settings with values in full, whatever the widths."""
+"""By name; sizes are those of uniform settings with values in full, whatever the widths, or of a step."""
 
 
 def measured(name: str) -> bool:

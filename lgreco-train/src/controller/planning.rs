@@ -1,6 +1,8 @@
 //! Decisions that others make: a thread while steps are taken, or the caller.
 
-use super::{Controller, PlanResult, PlanTask};
+use super::codes::Choice;
+use super::decide::{chosen, suited, uniform};
+use super::{Controller, PlanResult, PlanTask, Policy};
 use crate::Error;
 use crate::compress::Setting;
 use alloc::vec::Vec;
@@ -84,5 +86,41 @@ impl Controller {
     pub fn set_settings(&mut self, settings: Vec<Setting>) -> Result<(), Error> {
         self.control.expect_idle()?;
         self.planner.fix(settings)
+    }
+
+    /// Compresses the warm-up, too: until the first decision layers have the default settings, those of a fixed policy have
+    /// these, instead of none. For steps that are few and large, as [outer steps](crate::outer) are; gradients of a model's
+    /// first steps bear it badly. All ranks do, before the first step. Nothing changes where nothing is to be compressed, and
+    /// settings that do not suit their layer's feedback are refused without looking at gradients.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// controller.compress_warmup()?;
+    /// let report = step_alone(&mut controller, &mut worker)?;
+    /// assert!(report.step == 0 && report.bytes_out < report.bytes_in / 20);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] when steps have been taken; those of settings that do not fit their layer,
+    /// [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
+    pub fn compress_warmup(&mut self) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        if self.planner.step > 0 {
+            return Err(Error::StepOrder { what: "steps have been taken", expected: "none" });
+        }
+        let (config, tensors) = (self.planner.config.at(0)?, &self.planner.tensors);
+        let choices: Vec<Choice> = match &config.policy {
+            Policy::Uncompressed => return Ok(()),
+            Policy::Fixed(settings) => settings.iter().map(|&setting| chosen(setting)).collect(),
+            _ => uniform(&config, tensors, None)?,
+        };
+        let choices: Vec<Choice> =
+            choices.into_iter().zip(&**tensors).map(|(choice, tensor)| suited(&config, tensor, choice)).collect();
+        let switches = self.prepare(&self.states, &choices, 0)?;
+        self.make_room(&choices)?;
+        self.switch(switches);
+        Ok(())
     }
 }

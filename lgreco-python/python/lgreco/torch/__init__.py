@@ -1,7 +1,13 @@
 """Compressed gradients for PyTorch: DistributedDataParallel, FullyShardedDataParallel, fully_shard.
 
->>> state = LGreCoState(None, model, method="topk")           # doctest: +SKIP
->>> model.register_comm_hook(state, lgreco_hook)              # doctest: +SKIP
+Processes are started, and find each other, as PyTorch's do: by ``torchrun`` and ``init_process_group``.
+
+>>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+>>> state = LGreCoState(None, model, method="topk")
+>>> model.register_comm_hook(state, lgreco_hook)
+>>> model(torch.ones(1, 64)).sum().backward()
+>>> state.settings  # of the first 100 steps
+{'weight': 'dense', 'bias': 'dense'}
 """
 
 from lgreco.torch.fsdp import LGreCoShardedState

@@ -31,6 +31,15 @@ class LGreCoShardedState(Training):
     they are reduced and scattered as FSDP does, within a node say, and the shards' means over ``replicate_group``, between
     nodes, are made of compressed gradients: HSDP, where ``module`` is sharded over the inner group alone.
 
+    >>> model = torch.nn.Linear(64, 64)
+    >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS
+    FSDP...
+    >>> state = LGreCoShardedState(model, method="qsgd", policy="uniform", start_iter=2)
+    >>> for _ in range(4):
+    ...     model(torch.ones(1, 64)).sum().backward()
+    >>> state.settings
+    {'weight': 'qsgd 4', 'bias': 'dense'}
+
     Parameters
     ----------
     module
@@ -66,11 +75,12 @@ class LGreCoShardedState(Training):
                 groups.add(group._reduce_scatter_process_group)
         if len(groups) != 1:
             raise LgrecoError(f"the module is sharded over {len(groups)} groups: fully_shard it over one")
-        world = 1 if replicate_group is not None else groups.copy().pop().size()
-        if replicate_group is None:
+        sharded = replicate_group is None
+        if sharded:
             options.setdefault("route", "sharded")
+        ranks = groups.copy().pop().size() if sharded else 1
         group = replicate_group if replicate_group is not None else groups.pop()
-        super().__init__(group, [layer for _, unit in units for layer in _layers(unit, world)], **options)
+        super().__init__(group, [layer for _, unit in units for layer in _layers(unit, ranks, sharded)], **options)
         for owner, unit in units:
             if replicate_group is not None:
                 owner.set_all_reduce_hook(_AllReduce(self, unit))
@@ -124,11 +134,12 @@ class _ReduceScatter:
             output_tensor.mul_(world)
 
 
-def _layers(unit: _Unit, world: int) -> list[Layer]:
+def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
+    """Of as many ranks' shards."""
     layers = []
     for (name, shape, dtype), length in zip(unit.parameters, unit.lens):
-        ends = [] if world == 1 else [length * (rank + 1) for rank in range(world)]
-        layers.append(Layer(name, [world * shape[0], *shape[1:]], dtype, ends))
+        ends = [length * (rank + 1) for rank in range(ranks)] if sharded else []
+        layers.append(Layer(name, [ranks * shape[0], *shape[1:]], dtype, ends))
     return layers
 
 

@@ -46,6 +46,13 @@ class LGreCoFSDP1State(Training):
     parameters are those of ``LGreCoState``. Every flat parameter is a bucket, and the backward pass waits for it; its original
     parameters are the layers. FullyShardedDataParallel has no hook for HYBRID_SHARD: use ``fully_shard``.
 
+    >>> model = FullyShardedDataParallel(torch.nn.Linear(64, 64), device_id=torch.device("cpu"))
+    >>> state = LGreCoFSDP1State(model, method="qsgd", policy="uniform", start_iter=2)
+    >>> for _ in range(4):
+    ...     model(torch.ones(1, 64)).sum().backward()
+    >>> state.settings
+    {'weight': 'qsgd 4', 'bias': 'dense'}
+
     Raises LgrecoError for modules that are sharded otherwise, and for options that do not fit.
     """
 

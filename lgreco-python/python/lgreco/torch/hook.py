@@ -12,6 +12,15 @@ def lgreco_hook(state: LGreCoState, bucket: GradBucket) -> torch.futures.Future[
     Registered by ``model.register_comm_hook(state, lgreco_hook)``. The first collective of every bucket goes on while the
     backward pass does; the rest follows at the end of it.
 
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = LGreCoState(None, model, method="topk", settings={"weight": "topk 41"}, start_iter=2)
+    >>> model.register_comm_hook(state, lgreco_hook)
+    >>> for _ in range(4):
+    ...     model.zero_grad()
+    ...     model(torch.linspace(0, 1, 64)[None]).square().sum().backward()
+    >>> int(model.module.weight.grad.count_nonzero())  # the others are remembered
+    41
+
     Raises LgrecoError on every rank, out of ``backward``, when a gradient is not finite or something went wrong on one.
     """
     if not isinstance(bucket, GradBucket):

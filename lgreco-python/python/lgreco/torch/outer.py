@@ -23,10 +23,18 @@ class OuterStep(Reports):
     outer step of the means, from where all processes go on: Douillard et al., "DiLoCo" (2023); with feedback that decays,
     SparseLoCo (2025). Inner optimizers keep their state.
 
-    >>> outer = OuterStep(model, every=30, method="topk")                     # doctest: +SKIP
-    >>> for batch in batches:                                                 # doctest: +SKIP
-    ...     train(model, batch)
-    ...     outer.step()
+    >>> model = torch.nn.Linear(64, 64)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> outer = OuterStep(model, every=2, method="topk")
+    >>> for _ in range(4):
+    ...     optimizer.zero_grad()
+    ...     model(torch.ones(1, 64)).square().mean().backward()
+    ...     optimizer.step()
+    ...     outer.step()  # whether this was an outer one
+    False
+    True
+    False
+    True
 
     Parameters
     ----------

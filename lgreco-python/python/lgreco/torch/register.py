@@ -17,6 +17,13 @@ def register(module: torch.nn.Module, **options: Any) -> LGreCoState | LGreCoSha
     """Compresses the gradients of a module in DistributedDataParallel or FullyShardedDataParallel, or after ``fully_shard``.
 
     Options are those of the state that it returns. Raises LgrecoError for other modules.
+
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = register(model, method="qsgd", settings={"weight": "qsgd 4"}, start_iter=2)
+    >>> for _ in range(4):
+    ...     model(torch.ones(1, 64)).sum().backward()
+    >>> state.settings
+    {'weight': 'qsgd 4', 'bias': 'dense'}
     """
     if isinstance(module, DistributedDataParallel):
         state = LGreCoState(module.process_group, module, **options)

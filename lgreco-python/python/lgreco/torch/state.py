@@ -15,6 +15,16 @@ from lgreco.torch.training import Layer, Training
 class LGreCoState(Training):
     """Settings, residuals and plans of one process, for ``model.register_comm_hook(state, lgreco_hook)``.
 
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = LGreCoState(None, model, method="topk", default=0.1, policy="uniform", start_iter=2)
+    >>> model.register_comm_hook(state, lgreco_hook)
+    >>> for _ in range(4):
+    ...     model(torch.ones(1, 64)).sum().backward()
+    >>> state.settings
+    {'weight': 'topk 410', 'bias': 'dense'}
+    >>> state.residual("weight").shape
+    torch.Size([4096])
+
     Parameters
     ----------
     process_group

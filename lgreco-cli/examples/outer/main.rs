@@ -1,0 +1,124 @@
+//! Workers train apart and average how far they have come, every 30 steps, compressed: what it costs, and what it sends.
+//!
+//! `cargo run --release -p lgreco-cli --example outer [-- --scheme NAME,…] [--seed N,…] [--steps N] [--every N]
+//! [--learning-rate X] [--momentum X] [--decay X] [--fragments N]`
+//!
+//! Four workers, threads of this process, train the transformer of the example `train` by AdamW, each on data of its own, and
+//! take outer steps by pseudo-gradients (`lgreco_train::outer`). `sparseloco` is SparseLoCo's payload by its published
+//! equations, which sends 0.219 bits per parameter and round of a large model; a number is a plan within so many bits. With
+//! `every-step` all workers average all parameters after each step. Losses are means over the seeds.
+
+#[path = "../train/batch.rs"]
+mod batch;
+#[path = "../train/convnet.rs"]
+mod convnet;
+#[path = "../train/digits.rs"]
+mod digits;
+mod local;
+#[allow(dead_code, reason = "shared with the example `train`")]
+#[path = "../train/optimiser.rs"]
+mod optimiser;
+#[allow(dead_code, reason = "shared with the example `train`")]
+#[path = "../train/parameters.rs"]
+mod parameters;
+mod schemes;
+mod sparse_loco;
+#[allow(dead_code, reason = "shared with the example `train`")]
+#[path = "../train/task.rs"]
+mod task;
+#[cfg(test)]
+mod tests;
+#[path = "../train/text.rs"]
+mod text;
+#[path = "../train/transformer.rs"]
+mod transformer;
+
+use clap::Parser;
+use lgreco_train::exchange::threads;
+use lgreco_train::outer::Outer;
+use local::{Failure, Local};
+use optimiser::Kind;
+use schemes::Scheme;
+use task::Task;
+
+/// Trains a small transformer apart on four workers, which average now and then.
+#[derive(Clone, Parser)]
+struct Args {
+    /// every-step, dense, sparseloco, or bits per parameter and round of a plan.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "every-step,dense,sparseloco,0.219,0.11")]
+    scheme: Vec<Scheme>,
+    /// What starting values, data and random bits are drawn from; one run for each.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,3")]
+    seed: Vec<u64>,
+    /// Inner steps of training.
+    #[arg(long, value_name = "N", default_value = "1200", value_parser = clap::value_parser!(u32).range(task::STEPS))]
+    steps: u32,
+    /// Inner steps between outer ones.
+    #[arg(long, value_name = "N", default_value = "30")]
+    every: u64,
+    /// Of outer steps, but SparseLoCo's, where it is 1.
+    #[arg(long, value_name = "X", default_value = "1")]
+    learning_rate: f32,
+    /// Nesterov's, likewise.
+    #[arg(long, value_name = "X", default_value = "0")]
+    momentum: f32,
+    /// What is remembered is multiplied by it before every round.
+    #[arg(long, value_name = "X", default_value = "0.95")]
+    decay: f32,
+    /// Parts of the model that are averaged in turn.
+    #[arg(long, value_name = "N", default_value = "1")]
+    fragments: usize,
+}
+
+const WORKERS: u32 = 4;
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Run {
+    loss: f32,
+    /// Per parameter and round, of one worker.
+    bits: f64,
+}
+
+fn run(task: &Task, args: &Args, scheme: Scheme, seed: u64) -> Result<Run, Failure> {
+    let Args { every, learning_rate, momentum, decay: feedback_decay, fragments, .. } = *args;
+    let outer = match scheme {
+        Scheme::EveryStep => {
+            Outer { every: 1, learning_rate: 1.0, momentum: 0.0, feedback_decay: 1.0, fragments: 1 }
+        }
+        _ => Outer { every, learning_rate, momentum, feedback_decay, fragments },
+    };
+    let outcomes = threads::run(WORKERS, |collective| {
+        // Matrix products on one thread per worker.
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
+        pool.install(|| {
+            let mut worker = Local::new(task, seed, scheme, outer, collective)?;
+            // To the last outer step, after which all are alike.
+            let steps = u64::from(task.steps) / outer.every * outer.every;
+            worker.train(steps as u32)?;
+            let bits = worker.parameter_bits()?;
+            let sent = 8.0 * worker.bytes as f64 / bits.len() as f64 / (steps / outer.every) as f64;
+            Ok::<_, Failure>((Run { loss: worker.validate()?, bits: sent }, bits))
+        })
+    });
+    let outcomes = outcomes.into_iter().collect::<Result<Vec<_>, Failure>>()?;
+    if fragments == 1 && outcomes.iter().any(|(_, bits)| *bits != outcomes[0].1) {
+        return Err(format!("{scheme}: the workers' parameters differ").into());
+    }
+    Ok(outcomes[0].0)
+}
+
+fn main() -> Result<(), Failure> {
+    let args = Args::parse();
+    let mut task = Task::transformer(false);
+    (task.steps, task.optimizer) = (args.steps, Kind::Adamw);
+    println!("{:<14}{:>16}{:>12}  seeds", "scheme", "bits/parameter", "loss");
+    for &scheme in &args.scheme {
+        let runs = args.seed.iter().map(|&seed| run(&task, &args, scheme, seed)).collect::<Result<Vec<_>, _>>()?;
+        let mean = |of: fn(&Run) -> f64| runs.iter().map(of).sum::<f64>() / runs.len() as f64;
+        let each: Vec<String> = runs.iter().map(|run| format!("{:.4}", run.loss)).collect();
+        let (bits, loss) = (mean(|run| run.bits), mean(|run| run.loss.into()));
+        println!("{scheme:<14}{bits:>16.4}{loss:>12.4}  {}", each.join(" "));
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! What pseudo-gradients are compressed with.
+
+use std::fmt;
+
+/// A way of averaging.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scheme {
+    /// Uncompressed, at every step: gradients' mean, but for what inner optimisers remember.
+    EveryStep,
+    /// Uncompressed.
+    Dense,
+    /// SparseLoCo's payload and outer step.
+    SparseLoCo,
+    /// A plan of TopK's densities and widths of values within so many bits per parameter and round.
+    Bits(f64),
+    /// TopK of one density, its values in two bits, within so many.
+    Uniform(f64),
+}
+
+impl std::str::FromStr for Scheme {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Scheme, String> {
+        match text {
+            "every-step" => Ok(Scheme::EveryStep),
+            "dense" => Ok(Scheme::Dense),
+            "sparseloco" => Ok(Scheme::SparseLoCo),
+            bits => {
+                let (number, scheme): (&str, fn(f64) -> Scheme) = match bits.strip_prefix("uniform-") {
+                    Some(number) => (number, Scheme::Uniform),
+                    None => (bits, Scheme::Bits),
+                };
+                match number.parse() {
+                    Ok(bits) if (0.02..=2.0).contains(&bits) => Ok(scheme(bits)),
+                    _ => Err("there are every-step, dense, sparseloco, and bits per parameter, 0.02 to 2, of a plan or, \
+                              after `uniform-`, of one density"
+                        .into()),
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scheme::EveryStep => f.pad("every-step"),
+            Scheme::Dense => f.pad("dense"),
+            Scheme::SparseLoCo => f.pad("sparseloco"),
+            Scheme::Bits(bits) => f.pad(&format!("lgreco {bits}")),
+            Scheme::Uniform(bits) => f.pad(&format!("uniform {bits}")),
+        }
+    }
+}

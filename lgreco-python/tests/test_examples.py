@@ -1,0 +1,34 @@
+"""The examples in the documentation of lgreco.torch, each module's on two ranks."""
+
+import doctest
+import importlib
+import pkgutil
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import lgreco.torch
+
+MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
+WITHOUT = {"bucket", "collectives", "flight", "options", "reports", "training"}
+"""Of the package's own use, and what other classes inherit."""
+
+
+def _examples(rank: int, name: str) -> tuple[int, int]:
+    names: dict[str, Any] = {"torch": torch, "dist": dist, "fully_shard": fully_shard, "init_device_mesh": init_device_mesh}
+    names["lgreco_hook"] = lgreco.torch.lgreco_hook
+    dist.barrier()  # Ranks that have nothing to show would leave before the others have found them.
+    results = doctest.testmod(importlib.import_module(name), extraglobs=names)
+    return results.failed, results.attempted
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_do_what_they_show(name: str) -> None:
+    for failed, tried in on_ranks(2, _examples, name):
+        assert failed == 0
+        assert (tried == 0) == (name.rpartition(".")[2] in WITHOUT)
