@@ -143,6 +143,13 @@ impl Controller {
         detached(py, || controller.rescale_residuals(factor)).map_err(|error| raised(py, error, names))
     }
 
+    /// The default settings instead of none before the first decision.
+    fn compress_warmup(&mut self, py: Python<'_>) -> PyResult<()> {
+        let Controller { controller, names, .. } = self;
+        let controller = inner(controller);
+        detached(py, || controller.compress_warmup()).map_err(|error| raised(py, error, names))
+    }
+
     /// Other settings for a fixed policy, one per layer.
     fn set_settings(&mut self, py: Python<'_>, settings: Vec<String>) -> PyResult<()> {
         let parsed = settings.iter().map(|text| text.parse::<Setting>()).collect::<Result<_, _>>();

@@ -48,6 +48,13 @@ def _sharded(rank: int, options: dict[str, Any]) -> tuple[dict[str, torch.Tensor
     return found, state.settings
 
 
+def test_one_rank_trains_as_without_lgreco() -> None:
+    ((found, _),) = on_ranks(1, _sharded, {"method": "qsgd"})
+    for name in SHAPES:
+        expected = sum(mean(1, step, name) for step in range(STEPS))
+        torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("options", SCHEMES)
 @pytest.mark.parametrize("world", [2, 3])
 def test_sharded_mass_is_whole(world: int, options: dict[str, Any]) -> None:

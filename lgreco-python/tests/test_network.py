@@ -39,7 +39,7 @@ def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.
         ours: [{"curve": [(10, 3.5), (20, 2.51), (30, 1.51)]}],
         "never": [{"curve": [(10, 3.5), (20, 3.0), (30, 2.5)]}],
     }
-    table = learning_table(["1gbit"], learnt, 20, lambda rate, scheme: found.get(scheme, found[ours]))
+    table = learning_table(["1gbit"], learnt, lambda rate, scheme: found.get(scheme, found[ours]))
     assert "The loss to be reached is 2.010" in table
     assert f"| {PLAIN} | 2.000 (2.000 to 2.000) | 20 | 39.8 s |" in table, table
     assert f"| {ours} | 2.510 (2.510 to 2.510) | 25 | 12.5 s |" in table, table

@@ -91,11 +91,10 @@ def steps_to(curve: list[tuple[int, float]], target: float) -> float | None:
 def learning_table(
     rates: list[str],
     learnt: dict[str, list[dict[str, Any]]],
-    steps: int,
     found: Callable[[str, str], dict[str, Any]],
 ) -> str:
-    """Steps and seconds to plain DDP's loss after so many steps."""
-    reference = next(loss for step, loss in mean_curve(learnt[PLAIN]) if step >= steps)
+    """Steps and seconds to plain DDP's loss at its end."""
+    steps, reference = mean_curve(learnt[PLAIN])[-1]
     target = TOLERANCE * reference
     lines = [
         f"The loss to be reached is {target:.3f}, plain DDP's after {steps} steps ({reference:.3f}) and half a per cent.",
@@ -104,7 +103,7 @@ def learning_table(
         "|---|--:|--:|" + "--:|" * len(rates),
     ]
     for scheme, runs in learnt.items():
-        ends = [next(loss for step, loss in run["curve"] if step >= steps) for run in runs]
+        ends = [next(loss for step, loss in run["curve"] if step == steps) for run in runs]
         needed = steps_to(mean_curve(runs), target)
         times = [f"{needed * median(found(rate, scheme)):.1f} s" if needed else "–" for rate in rates]
         spread = f"{statistics.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"

@@ -83,9 +83,7 @@ struct Run {
 fn run(task: &Task, args: &Args, scheme: Scheme, seed: u64) -> Result<Run, Failure> {
     let Args { every, learning_rate, momentum, decay: feedback_decay, fragments, .. } = *args;
     let outer = match scheme {
-        Scheme::EveryStep => {
-            Outer { every: 1, learning_rate: 1.0, momentum: 0.0, feedback_decay: 1.0, fragments: 1 }
-        }
+        Scheme::EveryStep => Outer { every: 1, learning_rate: 1.0, momentum: 0.0, feedback_decay: 1.0, fragments: 1 },
         _ => Outer { every, learning_rate, momentum, feedback_decay, fragments },
     };
     let outcomes = threads::run(WORKERS, |collective| {

@@ -32,9 +32,11 @@ impl std::str::FromStr for Scheme {
                 };
                 match number.parse() {
                     Ok(bits) if (0.02..=2.0).contains(&bits) => Ok(scheme(bits)),
-                    _ => Err("there are every-step, dense, sparseloco, and bits per parameter, 0.02 to 2, of a plan or, \
+                    _ => Err(
+                        "there are every-step, dense, sparseloco, and bits per parameter, 0.02 to 2, of a plan or, \
                               after `uniform-`, of one density"
-                        .into()),
+                            .into(),
+                    ),
                 }
             }
         }

@@ -131,6 +131,9 @@ class Controller:
     def rescale_residuals(self, factor: float) -> None:
         """Multiplies all residuals, because gradients are from now on so many times what they were."""
 
+    def compress_warmup(self) -> None:
+        """The default settings instead of none before the first decision; before the first step."""
+
     def set_settings(self, settings: list[str]) -> None:
         """Other settings, one per layer, for a controller with fixed ones; they take effect with the next step."""
 

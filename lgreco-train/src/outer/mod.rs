@@ -99,12 +99,12 @@ impl Outer {
 ///     let mut step = OuterStep::new(outer, config, tensors, &mut [&mut weight], &mut worker)?;
 ///     for _ in 0..4 {
 ///         // Training: the second worker moves three times as far.
-///         weight.iter_mut().for_each(|w| *w -= 0.01 * (1 + 2 * worker.rank()) as f32);
+///         weight.iter_mut().for_each(|w| *w -= (1 + 2 * worker.rank()) as f32 / 64.0);
 ///         step.step(&mut worker, &mut [&mut weight])?;
 ///     }
 ///     Ok::<_, lgreco_train::Error>(weight[0])
 /// });
-/// assert_eq!(models, [Ok(0.92), Ok(0.92)]);
+/// assert_eq!(models, [Ok(0.875), Ok(0.875)]);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 pub struct OuterStep {
@@ -120,7 +120,7 @@ impl OuterStep {
     /// fragment has a share by its elements.
     ///
     /// # Errors
-    /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what `outer` must not be, and for tensors that are not f32;
+    /// [`CoreError::Parameter`] for what `outer` must not be, and for tensors that are not f32;
     /// [`Error::LayerMismatch`] when parameters are not those of the tensors; those of [`Controller::new`] and of the
     /// broadcast.
     ///

@@ -25,7 +25,7 @@ impl OuterStep {
     /// own, beside its model and inner optimiser.
     ///
     /// # Errors
-    /// As [`Controller::save`].
+    /// As [`Controller::save`](crate::controller::Controller::save).
     ///
     /// # Complexity
     /// Two f32 per parameter, and the controllers' states.
@@ -54,19 +54,14 @@ impl OuterStep {
     /// starts from, which inner training has left since; a rank that resumes its own restores its model apart, afterwards.
     ///
     /// Workers may leave or join between outer steps: the group is formed anew by whatever forms groups, a new `OuterStep`
-    /// is made in it, and every rank loads. `state` and `residuals` are as in [`Controller::load`]: a rank that stays
+    /// is made in it, and every rank loads. `state` and `residuals` are as in [`Controller::load`](crate::controller::Controller::load): a rank that stays
     /// gives its own state as both, and hands on what one that left had accumulated by giving that state among `residuals`, too,
     /// or drops it; one that joins gives any rank's state and no residuals.
     ///
     /// # Errors
-    /// As [`Controller::load`]; [`CoreError::SavedState`](crate::CoreError::SavedState) for another number of fragments. All
+    /// As [`Controller::load`](crate::controller::Controller::load); [`CoreError::SavedState`] for another number of fragments. All
     /// is then as it was.
-    pub fn load(
-        &mut self,
-        state: &[u8],
-        residuals: &[&[u8]],
-        parameters: &mut [&mut [f32]],
-    ) -> Result<(), Error> {
+    pub fn load(&mut self, state: &[u8], residuals: &[&[u8]], parameters: &mut [&mut [f32]]) -> Result<(), Error> {
         super::check_lens(self.fragments.iter().flat_map(Fragment::lens), parameters)?;
         let (steps, saved) = self.parse(state)?;
         let others = residuals.iter().map(|bytes| self.parse(bytes).map(|(_, saved)| saved));

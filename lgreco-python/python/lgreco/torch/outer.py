@@ -52,6 +52,7 @@ class OuterStep(Reports):
         so that less is sent at a time (Streaming DiLoCo).
     process_group, **options
         As in ``LGreCoState``, where a step is an outer one; ``start_iter`` is 2 unless told otherwise, ``period`` 100, ``window`` 1.
+        Steps before the first plan have the uniform setting.
 
     Raises LgrecoError for options and parameters that do not fit.
     """
@@ -155,6 +156,7 @@ class _Fragment(Training):
     ) -> None:
         layers = [Layer(name, list(p.shape), p.dtype) for name, p in named]
         super().__init__(group, layers, **options)
+        self._controller.compress_warmup()  # There are few outer steps, and an uncompressed one costs as much as a hundred.
         self._parameters = [p for _, p in named]
         self._learning_rate, self._momentum, self._decay = learning_rate, momentum, decay
         self._starts = [p.detach().clone() for p in self._parameters]

@@ -150,9 +150,8 @@ impl World {
 
     /// When a collective that all ranks have started is done: the slowest link counts.
     fn arrival(&self, worker: &mut ThreadCollective, step: u64, now: f64, free: f64, bytes: f64) -> f64 {
-        let random = |i: u64| {
-            f64::from(Stream { seed: 5, step: step as u32, layer: 0, rank: 0 }.word(i)) / 2f64.powi(32)
-        };
+        let random =
+            |i: u64| f64::from(Stream { seed: 5, step: step as u32, layer: 0, rank: 0 }.word(i)) / 2f64.powi(32);
         let noise = 1.0 + self.noise * (2.0 * random(0) - 1.0);
         let took = (bytes - self.burst).max(0.0) / (self.rate)(worker.rank(), step) * noise;
         let took = took + self.jitter * random(1 + (1e9 * (now + free)) as u64);
