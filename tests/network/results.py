@@ -105,10 +105,11 @@ def learning_table(
     for scheme, runs in learnt.items():
         ends = [next(loss for step, loss in run["curve"] if step == steps) for run in runs]
         needed = steps_to(mean_curve(runs), target)
-        times = [f"{needed * median(found(rate, scheme)):.1f} s" if needed else "–" for rate in rates]
         spread = f"{statistics.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
         most = runs[0]["curve"][-1][0]
-        lines.append(f"| {scheme} | {spread} | {f'{needed:.0f}' if needed else f'more than {most}'} | {' | '.join(times)} |")
+        more = "" if needed else "more than "
+        times = [f"{more}{(needed or most) * median(found(rate, scheme)):.1f} s" for rate in rates]
+        lines.append(f"| {scheme} | {spread} | {more}{needed or most:.0f} | {' | '.join(times)} |")
     return "\n".join(lines)
 
 
