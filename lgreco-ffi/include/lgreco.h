@@ -299,7 +299,7 @@ typedef struct lgreco_plan_options {
     lgreco_limit limit;
     // Must be 0.
     uint32_t reserved;
-    // LGRECO_LIMIT_SIZE: the most bits, or, of a controller with `compute_seconds`, picoseconds. Otherwise not read.
+    // LGRECO_LIMIT_SIZE: the most bits, or, of a controller that plans in seconds, picoseconds. Otherwise not read.
     uint64_t size_limit;
 } lgreco_plan_options;
 
@@ -416,6 +416,9 @@ typedef uint32_t lgreco_non_finite_step;
 // How payloads that cannot be summed on the wire travel: LGRECO_ROUTE_...
 typedef uint32_t lgreco_route;
 
+// What plans minimise: LGRECO_OBJECTIVE_...
+typedef uint32_t lgreco_objective;
+
 // What a controller is told once, the same on every rank. Begin with LGRECO_CONTROLLER_OPTIONS_INIT.
 typedef struct lgreco_controller_options {
     // Set by the INIT macro.
@@ -503,6 +506,10 @@ typedef struct lgreco_controller_options {
     double ramp_up_first;
     // With `ramp_up_first`: steps after `warmup` until the default is its own, at least 1; 0 by default.
     uint64_t ramp_up_steps;
+    // LGRECO_OBJECTIVE_BITS by default.
+    lgreco_objective objective;
+    // Must be 0.
+    uint32_t reserved_2;
 } lgreco_controller_options;
 
 // What became of a step's gradients: LGRECO_OUTCOME_...
@@ -638,6 +645,23 @@ typedef struct lgreco_decision {
     uint64_t size_limit;
     // LGRECO_LIMIT_SIZE: no plan within the size limit has less error. Otherwise 0.
     double error_lower_bound;
+    // LGRECO_OBJECTIVE_MEASURED_SECONDS; otherwise this and all below is 0. Seconds that a step's exchange has taken on the slowest
+    // rank since the decision before, compressing included; the median.
+    double measured_seconds;
+    // Of them, compressing and decompressing.
+    double computing_seconds;
+    // Seconds that another byte takes, sent by every rank.
+    double seconds_per_byte;
+    // Seconds that a step's exchange is expected to take.
+    double plan_seconds;
+    // Of them, compressing and decompressing.
+    double plan_computing_seconds;
+    // Under the default settings.
+    double default_seconds;
+    // With all layers uncompressed.
+    double uncompressed_seconds;
+    // Layers that are compressed.
+    uint64_t compressed;
 } lgreco_decision;
 
 // How much of a controller is saved: LGRECO_SAVE_...
@@ -665,6 +689,11 @@ typedef struct lgreco_loaded {
     uint32_t rank;
     // The number of workers then.
     uint32_t world_size;
+    // The step that the run continues with: that of the plan.
+    uint64_t step;
+    // The earliest step of a residual; that of the plan if none is earlier. What a rank has not sent between the two, its
+    // residual does not have.
+    uint64_t oldest_residual;
 } lgreco_loaded;
 
 // How one direction of a cut is compressed: LGRECO_CODEC_...
@@ -1133,6 +1162,14 @@ typedef struct lgreco_rng_stream {
 // Each rank gets the means of its shards alone (FSDP, ZeRO), in their place in the gradients, whose other elements are then
 // of no use; needs `shards` and the collective's `all_to_all`. Not for hard thresholds, SIDCo and AdaComp.
 #define LGRECO_ROUTE_SHARDED 2
+
+// Bits on the wire; with `compute_seconds`, the caller's seconds.
+#define LGRECO_OBJECTIVE_BITS 0
+
+// Seconds that the controller measures itself: what sending costs, and what compressing costs, on the slowest rank. Layers whose
+// compression does not pay are sent uncompressed, and a network that changes is followed at the next decision or the one after.
+// All ranks must say so; `compute_seconds` must be NULL.
+#define LGRECO_OBJECTIVE_MEASURED_SECONDS 1
 
 // They are the means of all workers' gradients, compressed as was decided.
 #define LGRECO_OUTCOME_EXCHANGED 0
@@ -1726,6 +1763,14 @@ lgreco_status lgreco_controller_finish_step(struct lgreco_controller *controller
 // LGRECO_STEP_ORDER while a step is under way.
 lgreco_status lgreco_controller_roll_back(struct lgreco_controller *controller);
 
+// Gives up the step under way, because a collective has failed: residuals are what they were before it, and it may be begun
+// again. All buckets are closed first, once the engine no longer touches their memory. Ranks may have got differently far:
+// whatever they go on with, all load the plan of one of them, each with its own residuals. lgreco_controller_step does it
+// by itself when a callback fails.
+//
+// LGRECO_IN_FLIGHT when a bucket is not closed, LGRECO_STEP_ORDER when no step is under way.
+lgreco_status lgreco_controller_abandon_step(struct lgreco_controller *controller);
+
 // Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of
 // the loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled
 // back.
@@ -1930,9 +1975,10 @@ lgreco_status lgreco_controller_save_part(struct lgreco_controller *controller,
                                           size_t *length);
 
 // Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
-// same step with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
+// same step or earlier ones with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
 // workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
-// Any bytes may be given. A step under way is over, and buckets of before may only be closed. `loaded` may be NULL.
+// Where a rank has died, all give the state of one of the others as `plan` and their own residuals, and whoever takes the dead
+// one's place the last that it saved. Any bytes may be given. A step under way is over, and buckets of before may only be closed. `loaded` may be NULL.
 // Allocates.
 //
 // LGRECO_CHECKSUM for a state that is damaged; LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The

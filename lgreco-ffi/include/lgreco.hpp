@@ -529,6 +529,9 @@ public:
     // The last step's means have not been applied: residuals are again what they were before it.
     void roll_back() { check(lgreco_controller_roll_back(get())); }
 
+    // The network has failed in the middle of a step, whose buckets are closed: residuals are again what they were before it.
+    void abandon_step() { check(lgreco_controller_abandon_step(get())); }
+
     // Gradients are from now on so many times what they were.
     void rescale_residuals(float factor) { check(lgreco_controller_rescale_residuals(get(), factor)); }
 

@@ -136,6 +136,11 @@ impl Controller {
         self.inner().roll_back().map_err(|error| self.raised(py, error))
     }
 
+    /// Gives up the step under way.
+    fn abandon_step(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.inner().abandon_step().map_err(|error| self.raised(py, error))
+    }
+
     /// Multiplies all residuals.
     fn rescale_residuals(&mut self, py: Python<'_>, factor: f32) -> PyResult<()> {
         let Controller { controller, names, .. } = self;
@@ -240,13 +245,14 @@ impl Controller {
         Ok(parts.map(|(name, bytes)| (name.map(String::from), PyBytes::new(py, &bytes))).collect())
     }
 
-    /// Continues from `plan`, one rank's parts, with the residuals of `residuals`; (missing, extra, misshaped) layers.
+    /// Continues from `plan`, one rank's parts, with the residuals of `residuals`; (missing, extra, misshaped) layers, the step
+    /// and that of the oldest residual.
     fn load(
         &mut self,
         py: Python<'_>,
         plan: Vec<Vec<u8>>,
         residuals: Vec<Vec<u8>>,
-    ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
+    ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>, u64, u64)> {
         let Controller { controller, names, .. } = self;
         let controller = inner(controller);
         let loaded = detached(py, || {
@@ -255,6 +261,6 @@ impl Controller {
             controller.load_parts(&plan, &residuals)
         });
         let loaded = loaded.map_err(|error| raised(py, error, names))?;
-        Ok((loaded.missing, loaded.extra, loaded.misshaped))
+        Ok((loaded.missing, loaded.extra, loaded.misshaped, loaded.step, loaded.oldest_residual))
     }
 }

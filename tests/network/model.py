@@ -5,17 +5,17 @@ import pathlib
 import torch
 from torch.nn.functional import cross_entropy
 
-CONTEXT, BATCH, WIDTH, LAYERS = 64, 4, 320, 6
+CONTEXT, BATCH = 64, 4
 
 
 class Transformer(torch.nn.Module):
-    def __init__(self, characters: int) -> None:
+    def __init__(self, characters: int, width: int = 320, layers: int = 6) -> None:
         super().__init__()
-        self.embed = torch.nn.Embedding(characters, WIDTH)
-        self.position = torch.nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
-        layer = torch.nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.layers = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-        self.head = torch.nn.Linear(WIDTH, characters)
+        self.embed = torch.nn.Embedding(characters, width)
+        self.position = torch.nn.Parameter(0.02 * torch.randn(CONTEXT, width))
+        layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(width, characters)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         mask = torch.nn.Transformer.generate_square_subsequent_mask(CONTEXT)

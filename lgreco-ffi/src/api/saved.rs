@@ -31,6 +31,11 @@ pub struct lgreco_loaded {
     pub rank: u32,
     /// The number of workers then.
     pub world_size: u32,
+    /// The step that the run continues with: that of the plan.
+    pub step: u64,
+    /// The earliest step of a residual; that of the plan if none is earlier. What a rank has not sent between the two, its
+    /// residual does not have.
+    pub oldest_residual: u64,
 }
 
 impl Default for lgreco_loaded {
@@ -45,6 +50,8 @@ impl Default for lgreco_loaded {
             misshaped_len: 0,
             rank: 0,
             world_size: 0,
+            step: 0,
+            oldest_residual: 0,
         }
     }
 }
@@ -144,9 +151,10 @@ pub unsafe extern "C" fn lgreco_controller_save_part(
 }
 
 /// Continues from `plan`, the saved state of any rank, with the residuals of `residuals`, an array of saved states of the
-/// same step with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
+/// same step or earlier ones with their lengths. To resume, give this rank's state as both: the run continues bit for bit. With fewer
 /// workers, give also the states of the ranks that this one takes over; on a new rank any rank's `plan` and no residuals.
-/// Any bytes may be given. A step under way is over, and buckets of before may only be closed. `loaded` may be NULL.
+/// Where a rank has died, all give the state of one of the others as `plan` and their own residuals, and whoever takes the dead
+/// one's place the last that it saved. Any bytes may be given. A step under way is over, and buckets of before may only be closed. `loaded` may be NULL.
 /// Allocates.
 ///
 /// LGRECO_CHECKSUM for a state that is damaged; LGRECO_SAVED_STATE, LGRECO_LENGTH and others for bytes that are no state. The
@@ -235,6 +243,8 @@ fn finish(state: &mut ControllerState, found: Loaded, to_fill: Option<Filled<lgr
             misshaped_len: misshaped.len(),
             rank: found.rank,
             world_size: found.world_size,
+            step: found.step,
+            oldest_residual: found.oldest_residual,
             ..lgreco_loaded::default()
         });
     }

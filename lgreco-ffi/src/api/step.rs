@@ -86,6 +86,18 @@ pub unsafe extern "C" fn lgreco_controller_roll_back(controller: *mut lgreco_con
     unsafe { handle::call(controller, |state| state.controller.roll_back().map_err(|error| state.named(error))) }
 }
 
+/// Gives up the step under way, because a collective has failed: residuals are what they were before it, and it may be begun
+/// again. All buckets are closed first, once the engine no longer touches their memory. Ranks may have got differently far:
+/// whatever they go on with, all load the plan of one of them, each with its own residuals. lgreco_controller_step does it
+/// by itself when a callback fails.
+///
+/// LGRECO_IN_FLIGHT when a bucket is not closed, LGRECO_STEP_ORDER when no step is under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_abandon_step(controller: *mut lgreco_controller) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::call(controller, |state| state.controller.abandon_step().map_err(|error| state.named(error))) }
+}
+
 /// Multiplies all residuals by `factor`, because gradients are from now on so many times what they were: the scale of
 /// the loss has changed. Every rank does it with the same factor, or none. The last step can then no longer be rolled
 /// back.

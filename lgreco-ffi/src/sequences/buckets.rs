@@ -37,7 +37,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     }
     let (mut at, mut last, mut exchanged) = (7, LGRECO_OK, false);
     for _ in 0..4 + bytes.below(24) {
-        at = if bytes.below(8) == 7 { bytes.below(12) } else { (at + 1) % 8 };
+        at = if bytes.below(8) == 7 { bytes.below(13) } else { (at + 1) % 8 };
         let controller = bytes.maybe_mut(state.controllers[which]);
         let bucket = bytes.maybe_mut(state.buckets[which]);
         let mut request = lgreco_request::default();
@@ -72,6 +72,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 7 => lgreco_controller_finish_step(controller, null_mut()),
                 8 => lgreco_controller_roll_back(controller),
                 9 => lgreco_controller_rescale_residuals(controller, bytes.value()),
+                10 => lgreco_controller_abandon_step(controller),
                 11 => planned(bytes, &mut state.tasks[which], controller),
                 _ => lgreco_bucket_withhold(bucket, usize::from(bytes.below(8) / 7)),
             }

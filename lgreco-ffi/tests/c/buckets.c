@@ -246,6 +246,20 @@ static void *transactions(void *argument) {
     residual(controller, 0, after);
     CHECK(memcmp(before, after, ELEMENTS * sizeof *before) == 0);
 
+    // A network that fails in the middle.
+    STATUS(LGRECO_STEP_ORDER, lgreco_controller_abandon_step(controller));
+    gradients(model, member->rank, 6);
+    begin(controller, member);
+    lgreco_bucket *lost = NULL;
+    const size_t first[] = {0};
+    OK(lgreco_bucket_open(controller, first, 1, &lost));
+    OK(lgreco_bucket_submit(lost, (void *[]){model->values[0]}, 1, NULL));
+    STATUS(LGRECO_IN_FLIGHT, lgreco_controller_abandon_step(controller));
+    OK(lgreco_bucket_close(controller, &lost));
+    OK(lgreco_controller_abandon_step(controller));
+    residual(controller, 0, after);
+    CHECK(memcmp(before, after, ELEMENTS * sizeof *before) == 0);
+
     OK(lgreco_controller_rescale_residuals(controller, 0.5f));
     residual(controller, 0, after);
     for (int i = 0; i < ELEMENTS; i++) CHECK(after[i] == 0.5f * before[i]);

@@ -287,6 +287,7 @@ static void null_pointers(void) {
     NULL_(lgreco_controller_set_settings(controller, NULL, 1));
     STATUS(LGRECO_NOT_FIXED, lgreco_controller_set_settings(controller, &setting, 1));
     NULL_(lgreco_controller_roll_back(NULL));
+    NULL_(lgreco_controller_abandon_step(NULL));
     NULL_(lgreco_controller_rescale_residuals(NULL, 1.0f));
 
     lgreco_cut *no_cut = NULL;

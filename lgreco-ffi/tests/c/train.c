@@ -504,6 +504,7 @@ static void *resume(void *argument) {
     OK(lgreco_controller_load(controller, own[0], saved_len[rank], own, &saved_len[rank], 1, &loaded));
     CHECK(loaded.missing_len == 0 && loaded.extra_len == 0 && loaded.misshaped_len == 0);
     CHECK(loaded.rank == rank && loaded.world_size == member->group->workers);
+    CHECK(loaded.step == STEPS / 2 && loaded.oldest_residual == STEPS / 2);
     uint64_t steps = 0, non_finite = 1;
     OK(lgreco_controller_steps(controller, &steps, &non_finite));
     CHECK(steps == STEPS / 2 && non_finite == 0);

@@ -158,6 +158,7 @@ static void buckets(const lgreco::Context &context) {
     }
     CHECK(controller->save() == blocking.save());
     controller->roll_back();
+    throws(LGRECO_STEP_ORDER, "LGRECO_STEP_ORDER: no step is under way", [&] { controller->abandon_step(); });
     controller->rescale_residuals(0.5f);
     CHECK(controller->metrics(0).residual_norm != blocking.metrics(0).residual_norm);
     throws(LGRECO_STEP_ORDER, "LGRECO_STEP_ORDER: no step is under way", [&] { controller->open({0}); });

@@ -128,6 +128,9 @@ class Controller:
     def roll_back(self) -> None:
         """Takes back what the last step has done to residuals, because its means were not applied."""
 
+    def abandon_step(self) -> None:
+        """Gives up the step under way, whose buckets are closed: residuals are what they were before it, and it may be begun again."""
+
     def rescale_residuals(self, factor: float) -> None:
         """Multiplies all residuals, because gradients are from now on so many times what they were."""
 
@@ -158,5 +161,6 @@ class Controller:
     def save(self, window: bool) -> list[tuple[str | None, bytes]]:
         """This rank's state in parts: what belongs to no layer with None, and each layer's with its name."""
 
-    def load(self, plan: list[bytes], residuals: list[bytes]) -> tuple[list[str], list[str], list[str]]:
-        """Continues from one rank's parts, with the residuals of some; layers that are missing, extra, misshaped."""
+    def load(self, plan: list[bytes], residuals: list[bytes]) -> tuple[list[str], list[str], list[str], int, int]:
+        """Continues from one rank's parts, with the residuals of some; layers that are missing, extra, misshaped, the step, the
+        oldest residual's."""

@@ -35,11 +35,16 @@ pub struct Loaded {
     pub rank: u32,
     /// The number of workers then.
     pub world_size: u32,
+    /// The step that the run continues with: that of the plan.
+    pub step: u64,
+    /// The earliest step of a residual; that of the plan if none is earlier. What a rank has not sent between the two, its
+    /// residual does not have.
+    pub oldest_residual: u64,
 }
 
 impl Controller {
     /// Continues from `plan`, the [saved](Controller::save) state of any rank, with the residuals of `residuals`, states
-    /// of the same step.
+    /// of the same step or earlier ones.
     /// Plan tasks of before are not waited for. All ranks load between the same two steps, or none: afterwards they find
     /// out anew whether their buckets fit together.
     ///
@@ -48,6 +53,7 @@ impl Controller {
     /// | resuming | this rank's state | the same: the run continues bit for bit |
     /// | fewer workers | this rank's state | the same, and those of the ranks that this one takes over |
     /// | more workers, on a new rank | any rank's state | none: it starts without residuals |
+    /// | a rank has died, the others have [abandoned](Controller::abandon_step) a step | one rank's state, the same on all | this rank's; in place of the dead one its last |
     ///
     /// Everything but residuals comes from `plan`: settings, factors, schedule, the window and the detector's norms where
     /// this rank measures. Residuals are summed and multiplied by the number of workers now over that then, so that
@@ -75,7 +81,7 @@ impl Controller {
     /// [`CoreError::SavedState`](crate::CoreError::SavedState), [`CoreError::Length`](crate::CoreError::Length),
     /// [`CoreError::DuplicateName`](crate::CoreError::DuplicateName) and those of settings, shapes and residuals for
     /// bytes that are no state of version 2 or 3, whatever they are; [`CoreError::SavedState`](crate::CoreError::SavedState)
-    /// when states are of different steps or numbers of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
+    /// when a residual is of a later step than the plan, or of another number of workers; [`CoreError::Overflow`](crate::CoreError::Overflow) of
     /// summed residuals; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). The controller is then unchanged.
     ///
     /// # Complexity
@@ -110,10 +116,11 @@ impl Controller {
     fn continue_from(&mut self, run: &Run, plan: &Layers<'_>, residuals: &[Layers<'_>]) -> Result<Loaded, Error> {
         let Owner { rank, world, step } = plan.owner;
         for Owner { world: other, step: at, .. } in residuals.iter().map(|layers| layers.owner) {
-            check("a residual's step", at == step, at)?;
+            check("a residual's step", at <= step, at)?;
             check("a residual's number of workers", other == world, other as u64)?;
         }
-        let mut loaded = Loaded { rank, world_size: world, ..Loaded::default() };
+        let oldest_residual = residuals.iter().map(|layers| layers.owner.step).fold(step, u64::min);
+        let mut loaded = Loaded { rank, world_size: world, step, oldest_residual, ..Loaded::default() };
         let Planner { config, tensors, .. } = &self.planner;
         let known: BTreeSet<&str> = tensors.iter().map(|tensor| &*tensor.name).collect();
         loaded.extra =

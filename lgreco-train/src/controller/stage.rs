@@ -133,10 +133,14 @@ impl Control {
         }
     }
 
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.stage, Stage::Idle)
+    }
+
     pub(super) fn expect_idle(&self) -> Result<(), Error> {
-        match self.stage {
-            Stage::Idle => Ok(()),
-            _ => Err(Error::StepOrder { what: "a step is under way", expected: "its end" }),
+        match self.is_idle() {
+            true => Ok(()),
+            false => Err(Error::StepOrder { what: "a step is under way", expected: "its end" }),
         }
     }
 

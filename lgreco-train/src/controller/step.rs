@@ -141,7 +141,7 @@ impl Controller {
     /// The step is then over, all of its gradients are of no use, and the residuals of the buckets exchanged before
     /// have taken note of it; the next step works. By [`Route::Sharded`](crate::exchange::Route) what overflows in one rank's
     /// shard fails there, and on all ranks at the next bucket or step. [`CoreError::Overflow`] of a residual alone is told by the next
-    /// step, which then may be repeated. After [`Error::Collective`] ranks may differ: restore a saved state.
+    /// step, which then may be repeated. After [`Error::Collective`] the step is [abandoned](Controller::abandon_step).
     ///
     /// # Complexity
     /// A pass over the gradients, the exchange, and up to three passes for a residual. Allocates at decisions only.
@@ -187,6 +187,10 @@ impl Controller {
                 Ok(()) => {}
                 // The others go on, and are told by the next bucket.
                 Err(error) if alone => failed_alone = failed_alone.or(Some(error)),
+                Err(error @ Error::Collective { .. }) => {
+                    self.abandon_step()?;
+                    return Err(error);
+                }
                 Err(error) => {
                     self.end_step();
                     return Err(error);
@@ -310,9 +314,7 @@ impl Controller {
     /// [`Error::InFlight`] when a bucket has not been taken back; [`Error::StepOrder`] when no step is under way.
     pub fn finish_step(&mut self) -> Result<Report, Error> {
         self.control.expect_open()?;
-        if let Some(layer) = self.states.iter().position(|state| state.lent != 0) {
-            return Err(Error::InFlight { layer });
-        }
+        self.expect_taken_back()?;
         let (step, taken) = (self.planner.step, self.taken);
         let switched = self.control.switched();
         let outcome = match self.states.iter().any(|state| state.fate == Fate::Failed) {
@@ -333,6 +335,11 @@ impl Controller {
         }
         self.end_step();
         Ok(Report { step, outcome, switched, bytes_in, bytes_out: taken.bytes_out, seconds })
+    }
+
+    pub(super) fn expect_taken_back(&self) -> Result<(), Error> {
+        let lent = self.states.iter().position(|state| state.lent != 0);
+        lent.map_or(Ok(()), |layer| Err(Error::InFlight { layer }))
     }
 
     /// The next step is another one.

@@ -147,6 +147,14 @@ impl Planner {
         (self.watches, self.stage) = (false, Stage::Idle);
     }
 
+    /// The step is to be opened again.
+    pub(super) fn reopen(&mut self) {
+        if self.watches {
+            self.forget();
+        }
+        self.stage = Stage::Idle;
+    }
+
     /// Which step of a window this is; 0 for none.
     pub(super) fn window_step(&self) -> u64 {
         if self.watches { self.window.steps } else { 0 }

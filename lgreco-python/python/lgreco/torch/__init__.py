@@ -16,5 +16,15 @@ from lgreco.torch.hook import lgreco_hook
 from lgreco.torch.outer import OuterStep
 from lgreco.torch.register import register
 from lgreco.torch.state import LGreCoState
+from lgreco.torch.training import ExchangeError, Loaded
 
-__all__ = ["LGreCoFSDP1State", "LGreCoShardedState", "LGreCoState", "OuterStep", "lgreco_hook", "register"]
+__all__ = [
+    "ExchangeError",
+    "LGreCoFSDP1State",
+    "LGreCoShardedState",
+    "LGreCoState",
+    "Loaded",
+    "OuterStep",
+    "lgreco_hook",
+    "register",
+]

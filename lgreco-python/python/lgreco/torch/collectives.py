@@ -34,8 +34,14 @@ class _All:
         self._works = [work for work in works if work is not None]
 
     def wait(self) -> None:
+        failed: RuntimeError | None = None
         for work in self._works:
-            work.wait()
+            try:
+                work.wait()
+            except RuntimeError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)

@@ -1,5 +1,7 @@
 """One DDP bucket on its way from gradients to means."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
@@ -46,6 +48,15 @@ class Flight:
     def can_end(self) -> bool:
         """Whether going on would neither wait nor start another collective, on this rank."""
         return self._rounds <= 0 and self._work is not None and self._work.is_completed()
+
+    def give_up(self, error: Exception) -> None:
+        """Waits until the engine no longer touches the bucket's memory, as its network has failed."""
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError):
+                self._work.wait()
+            self._work = None
+        if not self.future.done():
+            self.future.set_exception(error)  # type: ignore[arg-type]
 
     def deliver(self) -> None:
         """Puts the means where the gradients were."""

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
-from lgreco.torch.training import Layer, Training
+from lgreco.torch.training import Layer, Loaded, Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -181,11 +181,12 @@ class _Fragment(Training):
         outer = {"starts": self._starts, "velocities": self._velocities}
         return {**super().state_dict(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any], residuals: Any = None) -> None:
-        super().load_state_dict(state, residuals)
+    def load_state_dict(self, state: Mapping[str, Any], residuals: Any = None) -> Loaded:
+        loaded = super().load_state_dict(state, residuals)
         for to, found in ((self._starts, state["starts"]), (self._velocities, state["velocities"])):
             for place, values in zip(to, found, strict=True):
                 place.copy_(values)
+        return loaded
 
 
 def _divided(named: list[tuple[str, torch.nn.Parameter]], parts: int) -> list[list[tuple[str, torch.nn.Parameter]]]:

@@ -32,6 +32,30 @@ class Layer(NamedTuple):
     """At which element each rank's shard ends, where ranks want shards."""
 
 
+class ExchangeError(RuntimeError):
+    """A collective has failed: a rank has died or stalled, or the network has.
+
+    The step is taken back: residuals are what they were before it, and ``state_dict()`` saves them. Ranks may have got
+    differently far with it, so those that go on, in a new group, load the state of one of them, each with its own residuals:
+    ``load_state_dict(of_one, [own])``, and whoever takes a dead rank's place that rank's last.
+    """
+
+
+class Loaded(NamedTuple):
+    """What a state had."""
+
+    missing: list[str]
+    """Layers of the model that the state does not have: they start without residual, uncompressed until the next plan."""
+    extra: list[str]
+    """Layers of the state that the model does not have; their residuals are lost."""
+    misshaped: list[str]
+    """Layers with another shape or type in the state: missing and extra at once."""
+    step: int
+    """At which the run continues."""
+    oldest_residual: int
+    """The earliest step of a residual: what that rank has not sent since is lost."""
+
+
 class Training(Reports):
     """Settings, residuals and plans of one process.
 
@@ -76,15 +100,18 @@ class Training(Reports):
             self._take_over_plan()
             self._controller.begin_step(1.0)
             while (request := self._controller.control()) is not None:
-                start(request, self._group).wait()
+                try:
+                    start(request, self._group).wait()
+                except RuntimeError as error:
+                    raise self._abandoned(error) from error
             self._flights = []
             self._in_backward = _queue(self._end_backward)
         flight = Flight(self._controller.open(layers), buffer, gradients, self._group, hold_zeros)
+        self._flights.append(flight)
         self._go_on(flight)
-        for other in self._flights:
+        for other in self._flights[:-1]:
             if other.can_end():
                 self._go_on(other)
-        self._flights.append(flight)
         return flight
 
     def follow_scale(self) -> None:
@@ -108,15 +135,28 @@ class Training(Reports):
             # All ranks hear of it, and go on with the other buckets.
             self._failed = self._failed or error
             return False
+        except RuntimeError as error:
+            raise self._abandoned(error) from error
+
+    def _abandoned(self, cause: RuntimeError) -> ExchangeError:
+        """Takes the step back."""
+        rank, step = self._group.rank(), self._controller.steps
+        error = ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
+        flights, self._flights, self._failed = self._flights or [], None, None
+        for flight in flights:
+            flight.give_up(error)
+            self._controller.close(flight.bucket)
+        self._controller.abandon_step()
+        return error
 
     def _finish_step(self) -> None:
         if self._flights is None:
             return
-        flights, self._flights = self._flights, None
-        left = [flight for flight in flights if flight.is_flying()]
+        left = [flight for flight in self._flights if flight.is_flying()]
         # In the order of buckets, and every bucket's second collective after all first ones: the same on every rank.
         while left:
             left = [flight for flight in left if self._go_on(flight)]
+        flights, self._flights = self._flights, None
         for flight in flights:
             self._controller.close(flight.bucket)
             flight.land()
@@ -198,19 +238,27 @@ class Training(Reports):
         run = next(_tensor(part) for name, part in parts if name is None)
         return {"run": run, "layers": layers, "bytes": list(self._bytes)}
 
-    def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """Continues from a state, between two steps, on all ranks.
+    def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
+        """Continues from a state, between two steps, on all ranks; what it had is also logged where something is lost.
 
         ``residuals`` are the states whose residuals this rank takes over, by default the same: with fewer workers than
-        before also those of ranks that are gone, on a new rank none (``[]``), with the state of any rank.
+        before also those of ranks that are gone, on a new rank none (``[]``), with the state of any rank. Those of earlier steps
+        than the state's, a dead rank's last, have not what it has not sent since.
 
         Raises LgrecoError when a state is damaged or of another kind; nothing has changed then.
         """
         plan = [_bytes(state["run"])] + [_bytes(part) for part in state["layers"].values()]
         taken = [state] if residuals is None else residuals
-        self._controller.load(plan, [_bytes(part) for other in taken for part in other["layers"].values()])
+        loaded = Loaded(*self._controller.load(plan, [_bytes(part) for other in taken for part in other["layers"].values()]))
         self._bytes = list(state["bytes"])
         self._flights = None
+        for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):
+            if names:
+                _LOG.warning("layers %s the state: %s", what, ", ".join(names))
+        if loaded.oldest_residual < loaded.step:
+            steps = (loaded.step, loaded.oldest_residual)
+            _LOG.warning("the run continues at step %d with a residual of step %d: what was not sent between them is lost", *steps)
+        return loaded
 
 
 def _queue(callback: Callable[[], None]) -> bool:

@@ -30,7 +30,8 @@ fn a_run_that_was_stopped_continues_bit_for_bit() {
                 let mut controller = new(&worker);
                 let loaded = controller.load(&saved, &[&saved]).unwrap();
                 let (rank, world_size) = (worker.rank(), 2);
-                assert_eq!(loaded, Loaded { rank, world_size, ..Loaded::default() });
+                let step = stop as u64;
+                assert_eq!(loaded, Loaded { rank, world_size, step, oldest_residual: step, ..Loaded::default() });
                 assert!(steps(&mut controller, &mut worker, 10 - stop) == whole[stop..], "stopped at {stop}");
                 assert!(controller.save().unwrap() == end);
             }
@@ -142,14 +143,37 @@ fn states_of_different_steps_or_worlds_are_not_mixed() {
     let late = controller.save().unwrap();
     let of_two = states(2).remove(0).0;
     let mut fresh = new(&worker);
-    let step = Err(Error::Core(CoreError::SavedState { what: "a residual's step", found: 0 }));
-    assert_eq!(fresh.load(&late, &[&late, &early]), step);
+    let step = Err(Error::Core(CoreError::SavedState { what: "a residual's step", found: 3 }));
+    assert_eq!(fresh.load(&early, &[&early, &late]), step);
     let mut controller = new(&worker);
     steps(&mut controller, &mut worker, 5);
     let five = controller.save().unwrap();
     let world = Err(Error::Core(CoreError::SavedState { what: "a residual's number of workers", found: 2 }));
     assert_eq!(fresh.load(&five, &[&of_two]), world);
     assert!(fresh.save().unwrap() == early, "a refusal changed the controller");
+}
+
+/// A rank that has died is replaced by its last saved state: what it had not sent then is not lost, what it has not sent since
+/// is, and that is told.
+#[test]
+fn residuals_of_before_are_taken_over() {
+    let saved = threads::run(2, |mut worker| {
+        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        steps(&mut controller, &mut worker, 4);
+        let early = (controller.save().unwrap(), residual(&controller, 0));
+        steps(&mut controller, &mut worker, 3);
+        (early, (controller.save().unwrap(), residual(&controller, 0)))
+    });
+    let [(_, (late, kept)), ((early, lost), _)] = saved.try_into().unwrap();
+    threads::run(2, |mut worker| {
+        let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
+        let (own, left) = if worker.rank() == 0 { (&late, &kept) } else { (&early, &lost) };
+        let loaded = controller.load(&late, &[own]).unwrap();
+        assert_eq!((loaded.step, loaded.oldest_residual), (7, if worker.rank() == 0 { 7 } else { 4 }));
+        assert_eq!(residual(&controller, 0), *left);
+        assert!(left.iter().any(|&x| x != 0.0));
+        steps(&mut controller, &mut worker, 2);
+    });
 }
 
 /// Every byte of a real state, changed and cut.
@@ -367,7 +391,8 @@ fn a_state_in_parts_is_the_state() {
                 parts.reverse();
                 let (rank, world_size) = (worker.rank(), 2);
                 let loaded = other.load_parts(&slices(&parts), &slices(&parts)).unwrap();
-                assert_eq!(loaded, Loaded { rank, world_size, ..Loaded::default() });
+                let step = controller.steps();
+                assert_eq!(loaded, Loaded { rank, world_size, step, oldest_residual: step, ..Loaded::default() });
                 assert!(other.save() == controller.save(), "step {}", controller.steps());
                 steps(&mut controller, &mut worker, 1);
             }
@@ -427,8 +452,6 @@ fn parts_that_do_not_make_a_state_are_refused() {
     let mixed = [all[0], &early[1]];
     let of_two = Error::Core(CoreError::SavedState { what: "states that the plan's parts are of", found: 2 });
     assert_eq!(refused(&mixed, &[]), of_two);
-    let step = Error::Core(CoreError::SavedState { what: "a residual's step", found: 0 });
-    assert_eq!(refused(&all, &[&early[1]]), step);
     let whole = before.clone().unwrap();
     assert!(matches!(refused(&[&whole], &[]), Error::Core(CoreError::SavedState { what: "magic", .. })));
     for bit in 0..8 * parts[1].len() {

@@ -23,6 +23,8 @@ enum Event {
     WithheldAndSkipped,
     /// Layer 0 is in no bucket.
     Absent,
+    /// The network fails in the middle.
+    Abandoned,
 }
 
 fn events() -> impl Strategy<Value = Vec<(Event, usize)>> {
@@ -32,7 +34,8 @@ fn events() -> impl Strategy<Value = Vec<(Event, usize)>> {
         Just(Event::Skipped),
         Just(Event::Withheld),
         Just(Event::WithheldAndSkipped),
-        Just(Event::Absent)
+        Just(Event::Absent),
+        Just(Event::Abandoned)
     ];
     prop::collection::vec((event, 0usize..3), 1..12)
 }
@@ -42,7 +45,7 @@ fn step(
     controller: &mut Controller,
     worker: &mut ThreadCollective,
     gradients: &mut [Vec<f32>],
-    event: Event,
+    (event, at): (Event, usize),
 ) -> Vec<Option<Vec<f32>>> {
     controller.begin_step(1.0).unwrap();
     while let Some(request) = controller.control().unwrap() {
@@ -56,6 +59,15 @@ fn step(
             continue;
         }
         let mut bucket = controller.open(&[layer]).unwrap();
+        if event == Event::Abandoned && layer == at {
+            bucket.submit(&mut [ValuesMut::F32(values)]).unwrap();
+            assert_eq!(controller.abandon_step(), Err(Error::InFlight { layer }));
+            controller.close(bucket).unwrap();
+            let step = controller.steps();
+            controller.abandon_step().unwrap();
+            assert_eq!(controller.steps(), step);
+            return vec![None; 3];
+        }
         if matches!(event, Event::Withheld | Event::WithheldAndSkipped) && layer == 0 && rank == 0 {
             bucket.withhold(0).unwrap();
         }
@@ -106,7 +118,7 @@ proptest! {
                     values[at][5] = f32::NAN;
                 }
                 let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
-                let means = step(&mut controller, &mut worker, &mut values, event);
+                let means = step(&mut controller, &mut worker, &mut values, (event, at));
                 for (layer, mean) in means.iter().enumerate() {
                     let Some(mean) = mean else {
                         assert_eq!(residual(&controller, layer), before[layer], "layer {layer}, {event:?}");
@@ -174,7 +186,7 @@ fn only_the_last_step_is_rolled_back() {
     let mut controller = Controller::new(config(Method::TopK, Policy::Uniform), model(), &worker).unwrap();
     (0..5).for_each(|_| drop(take_step(&mut controller, &mut worker, 1.0, 1.0).unwrap()));
     let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
-    step(&mut controller, &mut worker, &mut gradients(0, 5, 1.0), Event::Absent);
+    step(&mut controller, &mut worker, &mut gradients(0, 5, 1.0), (Event::Absent, 0));
     assert_ne!(residual(&controller, 2), before[2]);
     controller.roll_back().unwrap();
     controller.roll_back().unwrap();
@@ -244,6 +256,86 @@ fn a_step_that_is_rolled_back_does_not_count_towards_a_reset() {
     assert!((3..5).contains(&zeroed), "two steps of warm-up, and every third after it: {zeroed}");
     for number in 3..10 {
         assert!(run(Some(number)) == expected, "before step {number}");
+    }
+}
+
+/// Works for so many calls.
+struct Breaking<'a>(&'a mut ThreadCollective, usize);
+
+impl Breaking<'_> {
+    fn call(&mut self) -> Result<&mut ThreadCollective, CollectiveError> {
+        self.1 = self.1.checked_sub(1).ok_or(CollectiveError { code: 4 })?;
+        Ok(self.0)
+    }
+}
+
+impl Collective for Breaking<'_> {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+    fn world_size(&self) -> u32 {
+        self.0.world_size()
+    }
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.call()?.all_reduce_sum(values)
+    }
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.call()?.all_gather(buffer)
+    }
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        self.call()?.all_gather_each(lens, buffer)
+    }
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.call()?.broadcast(root, bytes)
+    }
+}
+
+/// Wherever the network fails, the step can be taken again with the bits that it would have had.
+#[test]
+fn steps_are_taken_again_where_the_network_failed() {
+    for method in [Method::TopK, Method::Qsgd] {
+        let run = |fails_after: Option<usize>| {
+            threads::run(2, |mut worker| {
+                let mut config = config(method, Policy::Uniform);
+                config.bucket_bytes = 1;
+                let mut controller = Controller::new(config, model(), &worker).unwrap();
+                let (mut outcomes, mut failed) = (vec![], false);
+                for number in 0..7 {
+                    let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
+                    if let (5, Some(calls)) = (number, fails_after) {
+                        let (mut values, mut network) =
+                            (gradients(worker.rank(), 77, 1.0), Breaking(&mut worker, calls));
+                        let outcome = controller.step(&mut network, &mut views(&mut values), 1.0);
+                        failed = outcome == Err(Error::Collective { code: 4 });
+                        if !failed {
+                            return (vec![], false);
+                        }
+                        assert_eq!(controller.steps(), 5);
+                        assert!(
+                            (0..3).all(|layer| residual(&controller, layer) == before[layer]),
+                            "after {calls} calls"
+                        );
+                    }
+                    let mut values = gradients(worker.rank(), number, 1.0);
+                    controller.step(&mut worker, &mut views(&mut values), 1.0).unwrap();
+                    outcomes.push((values, (0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>()));
+                }
+                (outcomes, failed)
+            })
+        };
+        let expected = run(None);
+        let mut calls = 0;
+        loop {
+            let found = run(Some(calls));
+            if !found[0].1 {
+                break;
+            }
+            for ((expected, _), (found, _)) in expected.iter().zip(&found) {
+                assert_eq!(expected, found, "{method:?} after {calls} calls");
+            }
+            calls += 1;
+        }
+        assert!(calls > 3, "{method:?}: a bucket per layer, and an agreement");
     }
 }
 
