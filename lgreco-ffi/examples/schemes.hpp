@@ -32,6 +32,7 @@ inline lgreco::Controller controller_of(const Scheme &scheme, MpiCollective &col
     lgreco_search_options search = lgreco::search_options();
     search.method = scheme.method;
     search.parameter = scheme.parameter;
+    search.metric = LGRECO_METRIC_L2;  // the paper's
     options.search = &search;
     options.policy = scheme.policy;
     options.warmup = warmup;

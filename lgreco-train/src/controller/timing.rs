@@ -1,6 +1,5 @@
 //! What was measured before a decision, and what it expects.
 
-use super::Decision;
 use crate::{CoreError, Error};
 use core::fmt;
 
@@ -67,35 +66,6 @@ impl Timing {
             compressed,
             layers,
         }))
-    }
-}
-
-/// One line for a log: what was decided and why.
-///
-/// ```
-/// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
-/// # let (mut controller, mut worker) = alone(Method::TopK)?;
-/// # (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
-/// let line = controller.decision().unwrap().to_string();
-/// assert_eq!(line, "step 2: 2752 bits of 131200 uncompressed, 2752 by default");
-/// # Ok::<(), lgreco_train::Error>(())
-/// ```
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {}: ", self.step)?;
-        match (self.timing, self.plan) {
-            (Some(timing), _) => timing.fmt(f)?,
-            (None, Some(plan)) => {
-                let (size, uncompressed, default) = (plan.size, self.uncompressed_size, self.default_size);
-                let unit = if self.in_seconds() { "ps" } else { "bits" };
-                write!(f, "{size} {unit} of {uncompressed} uncompressed, {default} by default")?;
-            }
-            (None, None) => f.write_str("settings without a plan")?,
-        }
-        match self.not_contractive {
-            0 => Ok(()),
-            refused => write!(f, "; feedback does not suit {refused}"),
-        }
     }
 }
 
