@@ -2420,19 +2420,20 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \
-     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL, NULL, NULL, 1, 1, 0, 0, 0}
+     LGRECO_ROUTE_ALL_GATHER, 0, 0, 4 << 20, 10, NULL, NULL, NULL, NULL, NULL, 1, 1, 0, 0, 0,                          \
+     LGRECO_OBJECTIVE_BITS, 0}
 #define LGRECO_REPORT_INIT {sizeof(lgreco_report), 0, LGRECO_OUTCOME_EXCHANGED, 0, 0, 0, 0, 0}
 #define LGRECO_REQUEST_INIT                                                                                            \
     {sizeof(lgreco_request), LGRECO_REQUEST_NONE, LGRECO_DEVICE_CPU, 0, 0, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_METRICS_INIT {sizeof(lgreco_metrics), 0, 0, 0, -1, -1, -1, 0, LGRECO_UNCOMPRESSED_NOT, 0}
 #define LGRECO_DECISION_INIT                                                                                           \
     {sizeof(lgreco_decision), 0, LGRECO_CAUSE_NONE, LGRECO_FIT_BITS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                     \
-     LGRECO_LIMIT_ERROR, 0, 0, 0}
+     LGRECO_LIMIT_ERROR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define LGRECO_LINK_INIT                                                                                               \
     {sizeof(lgreco_link), LGRECO_CODEC_MIN_MAX, 4, 128, 0, LGRECO_DTYPE_F32, 1, LGRECO_DTYPE_F32,                      \
      LGRECO_LINK_MEMORY_NONE, 1, 0, LGRECO_STORAGE_F32, 1024, LGRECO_ROWS_BF16, 8}
 #define LGRECO_CUT_SETTING_INIT {sizeof(lgreco_cut_setting), NULL, NULL, 0, 0, 0, 8}
 #define LGRECO_CUT_COUNTERS_INIT {sizeof(lgreco_cut_counters), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-#define LGRECO_LOADED_INIT {sizeof(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0}
+#define LGRECO_LOADED_INIT {sizeof(lgreco_loaded), NULL, 0, NULL, 0, NULL, 0, 0, 0, 0, 0}
 
 #endif // LGRECO_H

@@ -318,7 +318,9 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         misshaped,
         misshaped_len,
         rank,
-        world_size
+        world_size,
+        step,
+        oldest_residual
     );
     struct_of!(
         p,

@@ -4,11 +4,11 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -24,7 +24,6 @@ from train import shape
 
 VICTIM = 1
 BUCKET = 2  # of the step, before whose exchange it happens
-KINDS = ["killed", "stopped", "cut"]
 CUT = "1kbit"
 
 
@@ -34,7 +33,7 @@ class Case:
 
     scheme: str
     kind: str = ""
-    """Of ``KINDS``, or none."""
+    """killed, stopped, cut, or none."""
     seconds: float = 0.0
     """How long the rank stops, or the link is cut."""
     world: int = 3
@@ -42,8 +41,8 @@ class Case:
     """Of the engine."""
     rate: str = "100mbit"
     """What a cut link has afterwards."""
-    width: int = 320
-    layers: int = 6
+    width: int = 128
+    layers: int = 4
     steps: int = 24
     every: int = 8
     """Steps between two saved states."""
@@ -54,6 +53,10 @@ class Case:
     def errs(self) -> bool:
         """Whether it is an error."""
         return self.kind == "killed" or self.seconds > self.timeout
+
+
+# Shorter than what the engine waits, and longer.
+FAULTS = [Case("", "killed")] + [Case("", kind, seconds) for kind in ("stopped", "cut") for seconds in (3.0, 20.0)]
 
 
 def digest(tensors: Any) -> str:
@@ -73,7 +76,7 @@ def _happen(case: Case) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
         subprocess.run(shape("change", CUT), check=True)
-        threading.Timer(case.seconds, lambda: subprocess.run(shape("change", case.rate), check=True)).start()
+        subprocess.Popen(["sh", "-c", f"sleep {case.seconds}; {shlex.join(shape('change', case.rate))}"])
 
 
 def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str) -> None:

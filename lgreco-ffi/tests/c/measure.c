@@ -132,7 +132,7 @@ static void tables(lgreco_context *context, float *values) {
     OK(lgreco_table_get(table, &view));
     CHECK(view.layers == 2 && view.model_layers[0] == 1 && view.model_layers[1] == 2);
     CHECK(strcmp(view.names[1], "fc2") == 0 && strcmp(view.labels[view.defaults[0]], "qsgd 4") == 0);
-    CHECK(view.ends[0] == 7 && view.elements[0] == ELEMENTS && strcmp(view.metric, "l2") == 0);
+    CHECK(view.ends[0] == 7 && view.elements[0] == ELEMENTS && strcmp(view.metric, "squared-l2") == 0);
 
     // The table's errors and sizes are those of the settings behind its options.
     lgreco_setting setting = LGRECO_SETTING_INIT;
@@ -143,7 +143,7 @@ static void tables(lgreco_context *context, float *values) {
         CHECK(setting.method == LGRECO_METHOD_QSGD && setting.bits == 2 + option);
         OK(lgreco_measure(context, &model[2], &setting, 1, 0, 2, &error, &bits, NULL));
         const lgreco_choice choice = view.choices[view.ends[0] + option];
-        CHECK(choice.error == sqrt(error) && choice.size == bits);
+        CHECK(choice.error == error && choice.size == bits);
     }
     STATUS(LGRECO_NO_SUCH_OPTION, lgreco_table_setting(table, 1, 7, &setting));
     STATUS(LGRECO_LENGTH, lgreco_table_setting(table, 2, 0, &setting));
@@ -161,7 +161,7 @@ static void tables(lgreco_context *context, float *values) {
     // Every option of the search counts.
     lgreco_search_options search = LGRECO_SEARCH_OPTIONS_INIT;
     search.method = LGRECO_METHOD_TOPK;
-    search.metric = LGRECO_METRIC_SQUARED_L2;
+    search.metric = LGRECO_METRIC_L2;
     search.parameter = 0.05;
     search.first = 0.01;
     search.last = 0.2;
@@ -171,11 +171,11 @@ static void tables(lgreco_context *context, float *values) {
     search.min_elements = ELEMENTS;
     OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
     OK(lgreco_table_get(table, &view));
-    CHECK(view.ends[0] == 20 && strcmp(view.labels[0], "topk 1%") == 0 && strcmp(view.metric, "squared-l2") == 0);
+    CHECK(view.ends[0] == 20 && strcmp(view.labels[0], "topk 1%") == 0 && strcmp(view.metric, "l2") == 0);
     CHECK(strcmp(view.labels[view.defaults[0]], "topk 5%") == 0);
     OK(lgreco_table_setting(table, 0, 0, &setting));
     OK(lgreco_measure(context, &model[1], &setting, 1, 0, 1, &error, NULL, NULL));
-    CHECK(fabs(view.choices[0].error - error) <= 1e-5 * error);
+    CHECK(fabs(view.choices[0].error - sqrt(error)) <= 1e-5 * sqrt(error));
     lgreco_table_destroy(&table);
     search.widths = 1 << 4 | 1 << 2;
     OK(lgreco_table_measure(context, model, 3, &search, &table, NULL));
@@ -185,7 +185,7 @@ static void tables(lgreco_context *context, float *values) {
     OK(lgreco_table_setting(table, 0, 1, &setting));
     CHECK(setting.method == LGRECO_METHOD_QUANTISED_TOPK && setting.bits == 4);
     OK(lgreco_measure(context, &model[1], &setting, 1, 0, 1, &error, NULL, NULL));
-    CHECK(fabs(view.choices[1].error - error) <= 1e-5 * error);
+    CHECK(fabs(view.choices[1].error - sqrt(error)) <= 1e-5 * sqrt(error));
     lgreco_table_destroy(&table);
     search.widths = LGRECO_WIDTH_FULL | 1 << 9;
     STATUS(LGRECO_PARAMETER, lgreco_table_measure(context, model, 3, &search, &table, NULL));

@@ -262,7 +262,7 @@ static void options_count(void) {
     CHECK(with(options, 2).decision[0].error == sized.decision[0].error);
     plan.limit = LGRECO_LIMIT_ERROR;
     plan.solver = LGRECO_SOLVER_DP;
-    plan.levels = 20;
+    plan.levels = 4;
     CHECK(with(options, 2).decision[0].size > plain.decision[0].size);
     options = base();
     options.warmup = 5;
