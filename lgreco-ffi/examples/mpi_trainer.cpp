@@ -1,6 +1,6 @@
 // Data-parallel training over MPI: a multilayer perceptron, its backward pass written out, on 8 x 8 images of digits.
 //
-//   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--overlap] [DIGITS]
+//   mpicxx -std=c++17 -O3 mpi_trainer.cpp -llgreco -o mpi_trainer && mpirun -np 4 ./mpi_trainer [--overlap|--time] [DIGITS]
 //
 // Trains the same network under every scheme of schemes.hpp and prints loss and accuracy on images nobody trained on,
 // and the bytes a rank sent per step. Exit code 1 when ranks end with different parameters, when the loss does not fall,
@@ -9,6 +9,8 @@
 // With --overlap every tensor is exchanged as soon as the backward pass has its gradient, by non-blocking collectives,
 // while the pass goes on. Every scheme is then trained a second time by blocking calls: exit code 1 when that ends with
 // other parameters or has sent other payloads, too.
+//
+// With --time it also says how long a step took.
 //
 // DIGITS: per image 64 bytes of ink (rows from the top, 0 to 16) and one byte of label (0 to 9).
 #include "mpi_in_flight.hpp"
@@ -209,7 +211,7 @@ private:
 
 // With `buckets`, one per parameter, the exchange overlaps the backward pass.
 Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, MpiBuckets *buckets,
-          const lgreco_controller_options &options) {
+          const lgreco_controller_options &options, bool times = false) {
     Batch held_out;                  // every fifth image
     std::vector<std::size_t> shard;  // what this rank learns from; no two share an image
     std::size_t training = 0;
@@ -236,6 +238,7 @@ Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, 
     std::mt19937 random(100 + collective.rank());
     const auto sent = [&] { return collective.sent() + (buckets != nullptr ? buckets->sent() : 0); };
     const std::uint64_t sent_before = sent();
+    const double began = MPI_Wtime();
     for (int step = 0; step < steps; step++) {
         Batch batch;
         for (std::size_t i = 0; i < batch_size; i++) batch.add(digits, shard[random() % shard.size()]);
@@ -257,6 +260,7 @@ Run train(const Scheme &scheme, MpiCollective &collective, const Batch &digits, 
         // Now they are the mean of all ranks' gradients.
         network.descend();
     }
+    if (times) outcome.seconds = (MPI_Wtime() - began) / steps;
     outcome.bytes = static_cast<double>(sent() - sent_before) / steps;
     outcome.loss = network.forward(held_out);
     outcome.accuracy = network.accuracy(held_out);
@@ -295,17 +299,19 @@ int main(int argc, char **argv) {
     try {
         const auto here = std::filesystem::path(__FILE__).parent_path();
         const std::vector<std::string> arguments(argv + 1, argv + argc);
-        const std::size_t overlaps = !arguments.empty() && arguments[0] == "--overlap" ? 1 : 0;
-        if (arguments.size() > 1 + overlaps) throw std::invalid_argument("usage: mpi_trainer [--overlap] [DIGITS]");
-        const Batch digits = read_digits(arguments.size() > overlaps
-                                             ? std::filesystem::path(arguments[overlaps])
+        const bool overlaps = !arguments.empty() && arguments[0] == "--overlap";
+        const bool times = !arguments.empty() && arguments[0] == "--time";
+        const std::size_t options = overlaps || times ? 1 : 0;
+        if (arguments.size() > 1 + options) throw std::invalid_argument("usage: mpi_trainer [--overlap|--time] [DIGITS]");
+        const Batch digits = read_digits(arguments.size() > options
+                                             ? std::filesystem::path(arguments[options])
                                              : here / "../../lgreco-cli/examples/data/digits.bin");
         MpiCollective collective(MPI_COMM_WORLD);
         if (collective.rank() == 0)
             std::printf("digits, %u ranks, %d steps (%d of them uncompressed before the first decision)\n",
                         collective.world_size(), steps, warmup);
-        good = overlaps > 0 ? compare_overlapped(collective, digits) : compare(collective, [&](const Scheme &scheme) {
-            return train(scheme, collective, digits, nullptr, lgreco::controller_options()).outcome;
+        good = overlaps ? compare_overlapped(collective, digits) : compare(collective, [&](const Scheme &scheme) {
+            return train(scheme, collective, digits, nullptr, lgreco::controller_options(), times).outcome;
         });
     } catch (const std::exception &error) {
         std::fprintf(stderr, "%s\n", error.what());

@@ -45,6 +45,7 @@ struct Outcome {
     double loss_before, loss, accuracy;  // on data nobody trained on
     double bytes;                        // that this rank sent per step
     bool same;                           // all ranks ended with the same parameters, bit for bit
+    double seconds;                      // per step, of this rank; 0 where nobody looked at a clock
 };
 
 // Runs `train` under every scheme; rank 0 prints. Returns whether all went as it must.
@@ -62,8 +63,10 @@ template <typename Train> bool compare(const MpiCollective &collective, Train tr
         if (scheme.policy == LGRECO_POLICY_UNCOMPRESSED) uncompressed = run.bytes;
         if (scheme.policy == LGRECO_POLICY_UNIFORM) uniform = run.bytes;
         if (speaks)
-            std::printf("%-26s %8.4f %7.1f %% %11.0f %6.2fx\n", scheme.name, run.loss, 100 * run.accuracy, run.bytes,
+            std::printf("%-26s %8.4f %7.1f %% %11.0f %6.2fx", scheme.name, run.loss, 100 * run.accuracy, run.bytes,
                         uncompressed / run.bytes);
+        if (speaks && run.seconds > 0) std::printf(" %8.1f ms/step", 1e3 * run.seconds);
+        if (speaks) std::printf("\n");
         std::fflush(stdout);
         must(run.same, "the ranks' parameters differ");
         must(run.loss < run.loss_before, "the loss did not fall");

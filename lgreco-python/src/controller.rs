@@ -252,7 +252,7 @@ impl Controller {
         py: Python<'_>,
         plan: Vec<Vec<u8>>,
         residuals: Vec<Vec<u8>>,
-    ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>, u64, u64)> {
+    ) -> PyResult<([Vec<String>; 3], u64, u64)> {
         let Controller { controller, names, .. } = self;
         let controller = inner(controller);
         let loaded = detached(py, || {
@@ -261,6 +261,6 @@ impl Controller {
             controller.load_parts(&plan, &residuals)
         });
         let loaded = loaded.map_err(|error| raised(py, error, names))?;
-        Ok((loaded.missing, loaded.extra, loaded.misshaped, loaded.step, loaded.oldest_residual))
+        Ok(([loaded.missing, loaded.extra, loaded.misshaped], loaded.step, loaded.oldest_residual))
     }
 }

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "network"))
-from results import Results, learning_key, learning_table, mean_curve, step_key, steps_table, steps_to  # noqa: E402
-from schemes import PLAIN, SCHEMES  # noqa: E402
+from results import Results, added_table, learning_key, learning_table, mean_curve, step_key, steps_table, steps_to  # noqa: E402
+from schemes import ALONE, PLAIN, SCHEMES  # noqa: E402
 
 
 def test_losses_are_reached_between_points_and_kept() -> None:
@@ -33,6 +33,8 @@ def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.
     assert made == [PLAIN, ours] and learning_key(2, 1, 20, ours) not in results.runs
     table = steps_table(["1gbit"], [PLAIN, ours], lambda rate, scheme: found[scheme])
     assert f"| {PLAIN} | 500 | 0.250 | 2.000 / 2.000 |" in table and f"| {ours} | 2,000 | 0.250 | 0.500 / 0.500 |" in table
+    table = added_table(["1gbit"], [ours], lambda rate, scheme: {ALONE: {"seconds": [0.25]}}.get(scheme, found[ours]))
+    assert f"| {ours} | 0.250 |" in table
 
     learnt = {
         PLAIN: [{"curve": [(10, 3.0), (20, 2.0)]}],

@@ -18,13 +18,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from model import Text, Transformer
 from schemes import SCHEMES
+from shaped import shape
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
-from train import shape
 
 VICTIM = 1
 BUCKET = 2  # of the step, before whose exchange it happens
-CUT = "1kbit"
+CUT = shape("change", "1kbit", "2kb")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _happen(case: Case) -> None:
         subprocess.Popen(["sh", "-c", f"sleep {case.seconds}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        subprocess.run(shape("change", CUT), check=True)
+        subprocess.run(CUT, check=True)
         subprocess.Popen(["sh", "-c", f"sleep {case.seconds}; {shlex.join(shape('change', case.rate))}"])
 
 
@@ -92,7 +92,8 @@ def _rank(rank: int, case: Case, folder: str, run: str, plan: str, residual: str
     state = SCHEMES[case.scheme](ddp)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(rank)
-    first, told = 0, {}
+    first = 0
+    told: dict[str, Any] = {}
     if plan:
         # DDP makes its buckets anew after the first backward pass, and the order of sums over more than two ranks is theirs.
         x, y = text.batch(draw)

@@ -28,9 +28,9 @@ class Text:
     def __init__(self) -> None:
         root = pathlib.Path(__file__).parents[2]
         text = "".join(path.read_text() for path in sorted(root.glob("lgreco-core/src/**/*.rs")))
-        known = sorted(set(text))
+        known = {character: number for number, character in enumerate(sorted(set(text)))}
         self.characters = len(known)
-        all_of_it = torch.tensor([known.index(c) for c in text])
+        all_of_it = torch.tensor([known[character] for character in text])
         split = len(all_of_it) * 9 // 10
         self.training, self._held_out = all_of_it[:split], all_of_it[split:]
 

@@ -5,7 +5,7 @@ import pathlib
 import statistics
 from typing import Any, Callable
 
-from schemes import PLAIN, measured
+from schemes import ALONE, PLAIN, measured
 
 TOLERANCE = 1.005  # a loss is reached within half a per cent
 
@@ -26,8 +26,8 @@ class Results:
         return self.runs[key]
 
 
-def step_key(rate: str, world: int, scheme: str, then: str = "") -> str:
-    return f"steps at {rate}{then and ' then '}{then}, {world} ranks: {scheme}"
+def step_key(rate: str, world: int, scheme: str, then: str = "", small: bool = False) -> str:
+    return f"{'small, ' if small else ''}steps at {rate}{then and ' then '}{then}, {world} ranks: {scheme}"
 
 
 def learning_key(world: int, seed: int, steps: int, scheme: str) -> str:
@@ -57,6 +57,15 @@ def steps_table(
         times = [_times(one, changes) for one in all_rates]
         cpu = statistics.median(all_rates[0]["cpu"])
         lines.append(f"| {scheme} | {all_rates[0]['bytes']:,.0f} | {cpu:.3f} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+def added_table(rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]]) -> str:
+    """Seconds that an exchange adds to a step, which the backward pass does not hide, at every rate; of the medians."""
+    lines = ["| scheme | " + " | ".join(rates) + " |", "|---|" + "--:|" * len(rates)]
+    for scheme in schemes:
+        added = [median(found(rate, scheme)) - median(found(rate, ALONE)) for rate in rates]
+        lines.append(f"| {scheme} | {' | '.join(f'{seconds:.3f}' for seconds in added)} |")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 PLAIN = "plain DDP"
+ALONE = "no exchange"
 UNCOMPRESSED = 4  # steps that lgreco and PyTorch's PowerSGD send uncompressed at first
 DECIDES = 10  # steps between two decisions by measured seconds
 FEW_BITS = ["full", 8, 6, 5, 4, 3, 2]
@@ -24,6 +25,12 @@ def _power(ddp: DDP) -> Any:
     state = powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=UNCOMPRESSED, min_compression_rate=1)
     ddp.register_comm_hook(state, _waited)
     return state
+
+
+def _alone(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _ours(**options: Any) -> Any:
@@ -43,6 +50,7 @@ def _measured(**options: Any) -> Any:
 
 
 SCHEMES: dict[str, Any] = {
+    ALONE: lambda ddp: ddp.register_comm_hook(None, _alone),
     PLAIN: lambda ddp: None,
     "bf16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
     "fp16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
@@ -80,4 +88,4 @@ def bytes_sent(name: str, state: Any, parameters: int) -> int | None:
 
 def bytes_per_step(name: str, parameters: int) -> int:
     """Where nobody counts."""
-    return parameters * (2 if "16" in name else 4)
+    return 0 if name == ALONE else parameters * (2 if "16" in name else 4)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from model import Text, Transformer
 from schemes import SCHEMES, bytes_per_step, bytes_sent
+from shaped import shape
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -22,12 +23,9 @@ HANGS = 1200  # seconds after which a rank says where it is, and ends
 WARM_UP = 12  # steps that are not timed
 
 
-def shape(how: str, rate: str) -> list[str]:
-    """The command that gives the loopback of this network namespace a rate."""
-    return f"tc qdisc {how} dev lo root tbf rate {rate} burst 256kb latency 200ms".split()
-
-
-def _rank(rank: int, world: int, folder: str, scheme: str, steps: int, seed: int, every: int, then: str) -> None:
+def _rank(
+    rank: int, world: int, folder: str, scheme: str, steps: int, seed: int, every: int, then: str, small: bool
+) -> None:
     torch.set_num_threads(1)
     faulthandler.enable()
     faulthandler.dump_traceback_later(HANGS, exit=True)
@@ -35,7 +33,7 @@ def _rank(rank: int, world: int, folder: str, scheme: str, steps: int, seed: int
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     text = Text()
     torch.manual_seed(seed)
-    ddp = DDP(Transformer(text.characters))
+    ddp = DDP(Transformer(text.characters, *((96, 2) if small else ())))
     parameters = sum(p.numel() for p in ddp.parameters())
     state = SCHEMES[scheme](ddp)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
@@ -71,12 +69,14 @@ def _rank(rank: int, world: int, folder: str, scheme: str, steps: int, seed: int
     os._exit(0)
 
 
-def run(scheme: str, world: int, steps: int, seed: int = 1, every: int = 0, then: str = "") -> dict[str, Any]:
+def run(
+    scheme: str, world: int, steps: int, seed: int = 1, every: int = 0, then: str = "", small: bool = False
+) -> dict[str, Any]:
     """``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, a ``curve`` of (step,
     held-out loss), and lgreco's ``decisions`` in words; from the middle of the steps on the link has the rate ``then``."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
-        arguments = (world, folder, scheme, steps, seed, every, then)
+        arguments = (world, folder, scheme, steps, seed, every, then, small)
         ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(world)]
         for process in ranks:
             process.start()

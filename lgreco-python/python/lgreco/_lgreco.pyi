@@ -161,6 +161,6 @@ class Controller:
     def save(self, window: bool) -> list[tuple[str | None, bytes]]:
         """This rank's state in parts: what belongs to no layer with None, and each layer's with its name."""
 
-    def load(self, plan: list[bytes], residuals: list[bytes]) -> tuple[list[str], list[str], list[str], int, int]:
+    def load(self, plan: list[bytes], residuals: list[bytes]) -> tuple[list[list[str]], int, int]:
         """Continues from one rank's parts, with the residuals of some; layers that are missing, extra, misshaped, the step, the
         oldest residual's."""

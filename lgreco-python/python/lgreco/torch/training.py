@@ -249,7 +249,9 @@ class Training(Reports):
         """
         plan = [_bytes(state["run"])] + [_bytes(part) for part in state["layers"].values()]
         taken = [state] if residuals is None else residuals
-        loaded = Loaded(*self._controller.load(plan, [_bytes(part) for other in taken for part in other["layers"].values()]))
+        residual_parts = [_bytes(part) for other in taken for part in other["layers"].values()]
+        (missing, extra, misshaped), step, oldest = self._controller.load(plan, residual_parts)
+        loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = list(state["bytes"])
         self._flights = None
         for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):

@@ -1,0 +1,44 @@
+"""Ranks that die or stop and links that are cut: the others hear of it, and nothing is lost that need not be."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "network"))
+from faults import VICTIM, Case, faults_table, outcome  # noqa: E402
+from shaped import in_namespace  # noqa: E402
+
+SMALL = Case("", width=32, layers=1, timeout=4.0, steps=12, every=4, at=10)
+NAMESPACES = subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        dataclasses.replace(SMALL, scheme="lgreco TopK 1 %", kind="killed"),
+        dataclasses.replace(SMALL, scheme="lgreco PowerSGD 4", kind="stopped", seconds=9.0, world=2),
+        pytest.param(
+            dataclasses.replace(SMALL, scheme="lgreco TopK 1 %", kind="cut", seconds=9.0, world=2),
+            marks=pytest.mark.skipif(not NAMESPACES, reason="no network namespaces: not root"),
+        ),
+    ],
+    ids=lambda case: f"{case.scheme} {case.kind} {case.seconds:g}",
+)
+def test_others_hear_of_it_and_go_on(case: Case) -> None:
+    found = outcome(case) if case.kind != "cut" else in_namespace(case.rate, {"case": dataclasses.asdict(case)})
+    assert found["same_bits"], found
+    heard = {one["rank"]: one for one in found["heard"]}
+    assert "OTHER" not in (table := faults_table([found])) and "NO" not in table, table
+    if not case.errs:
+        assert not heard
+        return
+    assert heard.keys() == set(range(case.world)) - ({VICTIM} if case.kind == "killed" else set())
+    for rank, one in heard.items():
+        assert one["step"] == case.at and f"rank {rank}, step {case.at}: a collective has failed" in one["error"]
+        assert rank == VICTIM or one["seconds"] < 2 * case.timeout, one
+    assert found["kept"]
+    if case.kind == "killed":
+        assert found["replaced"] and found["lost"] == [8, 10]
