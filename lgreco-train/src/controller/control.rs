@@ -37,7 +37,7 @@ impl Controller {
         self.control.expect_idle()?;
         let (due, probes) = (self.planner.is_due(), self.probes());
         self.control.began = self.now();
-        self.taken = Taken::default();
+        self.taken = Taken { late: self.late, ..Taken::default() };
         let control = &mut self.control;
         control.asks = local.is_some() || due || probes || self.planner.config.accordion().is_some();
         let local = local.unwrap_or(Ok(false));
@@ -95,7 +95,7 @@ impl Controller {
             Stage::Agreement => {
                 let own = self.control.local.err();
                 // All have been told.
-                self.late = None;
+                (self.late, self.taken.late) = (None, None);
                 self.control.answers = agreement::read(own, &self.control.words)?;
                 if let Some(meter) = &mut self.planner.meter {
                     meter.hear(agreement::measured(&self.control.words));

@@ -92,6 +92,8 @@ impl Probe {
 /// What the buckets of a step have come to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Taken {
+    /// What was to be told before the step.
+    pub late: Option<Error>,
     pub bytes_out: u64,
     pub broken: bool,
     /// Whether some rank's gradient was not finite, an error or not.

@@ -64,6 +64,7 @@ impl Controller {
         if self.control.expect_open().is_ok() {
             self.states.iter_mut().for_each(|state| state.undo());
             self.planner.reopen();
+            self.late = self.taken.late;
         }
         self.control.cancel();
         Ok(())

@@ -365,6 +365,12 @@ fn a_step_that_never_began_loses_nothing() {
     let failed = controller.step(&mut Broken(1), &mut [ValuesMut::F32(&mut values)], 1.0);
     assert_eq!(failed, Err(Error::Collective { code: 4 }));
     assert!(controller.save().is_err());
+    controller.begin_step(1.0).unwrap();
+    assert!(controller.control().unwrap().is_none());
+    let bucket = controller.open(&[0]).unwrap();
+    controller.close(bucket).unwrap();
+    controller.abandon_step().unwrap();
+    assert!(controller.save().is_err());
     let late = Error::Core(crate::CoreError::Overflow { what: "what is to be remembered" });
     assert_eq!(controller.step(&mut worker, &mut [ValuesMut::F32(&mut values)], 1.0), Err(late));
     assert!(controller.step(&mut worker, &mut [ValuesMut::F32(&mut values)], 1.0).is_ok());
