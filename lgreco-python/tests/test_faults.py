@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "network"))
 from faults import VICTIM, Case, faults_table, outcome  # noqa: E402
 from shaped import in_namespace  # noqa: E402
 
-SMALL = Case("", width=32, layers=1, timeout=4.0, steps=12, every=4, at=10)
+SMALL = Case("", width=32, layers=1, timeout=10.0, steps=12, every=4, at=10)
 NAMESPACES = subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
 
 
@@ -19,9 +19,9 @@ NAMESPACES = subprocess.run(["unshare", "-n", "true"], capture_output=True).retu
     "case",
     [
         dataclasses.replace(SMALL, scheme="lgreco TopK 1 %", kind="killed"),
-        dataclasses.replace(SMALL, scheme="lgreco PowerSGD 4", kind="stopped", seconds=9.0, world=2),
+        dataclasses.replace(SMALL, scheme="lgreco PowerSGD 4", kind="stopped", seconds=22.0, world=2),
         pytest.param(
-            dataclasses.replace(SMALL, scheme="lgreco TopK 1 %", kind="cut", seconds=9.0, world=2),
+            dataclasses.replace(SMALL, scheme="lgreco TopK 1 %", kind="cut", seconds=22.0, world=2),
             marks=pytest.mark.skipif(not NAMESPACES, reason="no network namespaces: not root"),
         ),
     ],

@@ -44,8 +44,13 @@ use task::Task;
 /// Trains a small transformer apart on four workers, which average now and then.
 #[derive(Clone, Parser)]
 struct Args {
-    /// every-step, dense, sparseloco, or bits per parameter and round of a plan.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "every-step,dense,sparseloco,0.219,0.11")]
+    /// every-step, dense, sparseloco, or bits per parameter and round of a plan or, after `uniform-`, of one density.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "every-step,dense,sparseloco,uniform-0.219,0.219,uniform-0.11,0.11"
+    )]
     scheme: Vec<Scheme>,
     /// What starting values, data and random bits are drawn from; one run for each.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,3")]
