@@ -178,7 +178,7 @@ def outcome(case: Case) -> dict[str, Any]:
         keys = ("rank", "step", "seconds", "error")
         heard = [{key: one[key] for key in keys} for one in disturbed if "error" in one]
         result: dict[str, Any] = {**dataclasses.asdict(case), "heard": heard}
-        if not case.errs:
+        if not heard and case.kind != "killed":
             return {**result, "same_bits": disturbed == straight}
         result["kept"] = all(one["kept"] for one in disturbed if one)
         last = case.at // case.every * case.every

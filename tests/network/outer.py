@@ -23,7 +23,14 @@ EVERY = 30
 RATIO = 8.8  # of the seconds that 16 bits per parameter take to those of a round's inner steps, as in SparseLoCo's run
 RANKS = 2
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.01, "widths": FEW_BITS, "start_iter": 2}
-SCHEMES = ["every step, plain DDP", "every step, lgreco TopK 1 % in few bits", "every 30, dense", "every 30, lgreco TopK 1 % in few bits"]
+BITS = 0.219  # per parameter and round: SparseLoCo's
+SCHEMES = [
+    "every step, plain DDP",
+    "every step, lgreco TopK 1 % in few bits",
+    "every 30, dense",
+    "every 30, lgreco TopK 1 % in few bits",
+    f"every 30, lgreco TopK of {BITS} bits",
+]
 
 
 def _made(scheme: str, model: torch.nn.Module) -> tuple[torch.nn.Module, Callable[[], Any], Callable[[], int] | None]:
@@ -37,7 +44,10 @@ def _made(scheme: str, model: torch.nn.Module) -> tuple[torch.nn.Module, Callabl
         state = LGreCoState(None, ddp, **TOPK)
         ddp.register_comm_hook(state, lgreco_hook)
         return ddp, lambda: None, lambda: state.compression_stats()[2]
-    outer = OuterStep(model, every=EVERY, **(TOPK if "lgreco" in scheme else {"policy": "uncompressed"}))
+    options: dict[str, Any] = TOPK if "lgreco" in scheme else {"policy": "uncompressed"}
+    if scheme == SCHEMES[-1]:
+        options = {**TOPK, "default": 0.004, "budget": int(BITS * sum(p.numel() for p in model.parameters()))}
+    outer = OuterStep(model, every=EVERY, **options)
     return model, outer.step, lambda: outer.compression_stats()[2]
 
 
