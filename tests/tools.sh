@@ -35,11 +35,12 @@ has_vulkan() {
 # the steps that need it.
 tools() {
     local tool packages=()
-    for tool in g++ clang cmake make pkg-config valgrind mpicxx mpirun python3; do
+    for tool in g++ clang cmake make pkg-config valgrind mpicxx mpirun python3 ip; do
         command -v "$tool" >/dev/null && continue
         case $tool in
         mpicxx) packages+=(libopenmpi-dev) ;;
         mpirun) packages+=(openmpi-bin) ;;
+        ip) packages+=(iproute2) ;; # a slow link
         *) packages+=("$tool") ;;
         esac
     done

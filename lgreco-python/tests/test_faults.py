@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -9,10 +10,11 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "network"))
 from faults import VICTIM, Case, faults_table, outcome  # noqa: E402
-from shaped import in_namespace  # noqa: E402
+from shaped import in_namespace, shape  # noqa: E402
 
 SMALL = Case("", width=32, layers=1, timeout=10.0, steps=12, every=4, at=10)
-NAMESPACES = subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+LINK = ["unshare", "-n", "bash", "-ec", "ip link set lo up; " + shlex.join(shape("add", SMALL.rate))]
+SHAPED = subprocess.run(LINK, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ NAMESPACES = subprocess.run(["unshare", "-n", "true"], capture_output=True).retu
         dataclasses.replace(SMALL, scheme="lgreco PowerSGD 4", kind="stopped", seconds=22.0, world=2),
         pytest.param(
             dataclasses.replace(SMALL, scheme="lgreco TopK 1 %", kind="cut", seconds=22.0, world=2),
-            marks=pytest.mark.skipif(not NAMESPACES, reason="no network namespaces: not root"),
+            marks=pytest.mark.skipif(not SHAPED, reason="no network namespace with a slow link: no root, or no iproute2"),
         ),
     ],
     ids=lambda case: f"{case.scheme} {case.kind} {case.seconds:g}",
