@@ -7,6 +7,8 @@
 #define OMPI_SKIP_MPICXX 1  // Open MPI's C++ calls, which MPI has dropped and which do not compile without warnings
 #include <mpi.h>
 
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -24,6 +26,34 @@ inline int mpi_count(std::uint64_t count) {
     if (count > static_cast<std::uint64_t>(std::numeric_limits<int>::max()))
         throw std::length_error("more than MPI can count in one call: make buckets smaller");
     return static_cast<int>(count);
+}
+
+// The sum of bf16, which MPI does not have: f32's upper halves, rounded to nearest, ties to even.
+inline MPI_Op bf16_sum() {
+    static const MPI_Op sum = [] {
+        MPI_Op made;
+        mpi_check(MPI_Op_create(
+            [](void *from, void *into, int *count, MPI_Datatype *) {
+                const auto widened = [](std::uint16_t half) {
+                    const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+                    float value;
+                    std::memcpy(&value, &bits, sizeof value);
+                    return value;
+                };
+                const auto *addends = static_cast<const std::uint16_t *>(from);
+                auto *sums = static_cast<std::uint16_t *>(into);
+                for (int i = 0; i < *count; i++) {
+                    const float value = widened(addends[i]) + widened(sums[i]);
+                    std::uint32_t bits;
+                    std::memcpy(&bits, &value, sizeof bits);
+                    const bool is_nan = value != value;
+                    sums[i] = static_cast<std::uint16_t>((is_nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+                }
+            },
+            1, &made));
+        return made;
+    }();
+    return sum;
 }
 
 // Parts of a buffer, one per rank.
@@ -64,6 +94,11 @@ public:
             mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_FLOAT, MPI_SUM,
                                      communicator_, &request_));
             sent_ += asked.count * sizeof(float);
+            return;
+        case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
+            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, asked.buffer, mpi_count(asked.count), MPI_UINT16_T, bf16_sum(),
+                                     communicator_, &request_));
+            sent_ += asked.count * sizeof(std::uint16_t);
             return;
         case LGRECO_REQUEST_ALL_GATHER:
             mpi_check(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, asked.buffer, mpi_count(asked.length), MPI_BYTE,

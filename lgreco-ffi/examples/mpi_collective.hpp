@@ -48,6 +48,11 @@ public:
         sent_ += count * sizeof *values;
     }
 
+    void all_reduce_sum_bf16(std::uint16_t *values, std::size_t count) override {
+        mpi_check(MPI_Allreduce(MPI_IN_PLACE, values, mpi_count(count), MPI_UINT16_T, bf16_sum(), communicator_));
+        sent_ += count * sizeof *values;
+    }
+
     // Bytes that this rank has contributed to collective calls: gradients, agreement before every step, and plans.
     std::uint64_t sent() const { return sent_; }
 

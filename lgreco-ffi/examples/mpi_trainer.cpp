@@ -197,15 +197,22 @@ public:
     explicit SameSums(MPI_Comm communicator) : MpiCollective(communicator), call_(communicator) {}
 
     void all_reduce_sum(float *values, std::size_t count) override {
+        reduce(LGRECO_REQUEST_ALL_REDUCE_SUM, values, count);
+    }
+    void all_reduce_sum_bf16(std::uint16_t *values, std::size_t count) override {
+        reduce(LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, values, count);
+    }
+
+private:
+    void reduce(lgreco_request_kind kind, void *values, std::size_t count) {
         lgreco_request asked = lgreco::request();
-        asked.kind = LGRECO_REQUEST_ALL_REDUCE_SUM;
+        asked.kind = kind;
         asked.buffer = values;
         asked.count = count;
         call_.start(asked);
         call_.wait();
     }
 
-private:
     MpiCall call_;
 };
 

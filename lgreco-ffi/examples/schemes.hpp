@@ -11,9 +11,10 @@ struct Scheme {
     lgreco_policy policy;
     lgreco_method method;
     double parameter;  // bits, density or rank of the uniform setting; also L-GreCo's error budget
+    lgreco_dtype reduce_dtype = LGRECO_DTYPE_F32;  // of factors and uncompressed layers on the network
 };
 
-// Uncompressed first, then every uniform scheme with L-GreCo behind it.
+// Uncompressed first, then every uniform scheme with those of L-GreCo behind it.
 constexpr Scheme schemes[] = {
     {"uncompressed", LGRECO_POLICY_UNCOMPRESSED, LGRECO_METHOD_QSGD, 4},
     {"QSGD 4 bits, uniform", LGRECO_POLICY_UNIFORM, LGRECO_METHOD_QSGD, 4},
@@ -22,6 +23,7 @@ constexpr Scheme schemes[] = {
     {"TopK, L-GreCo", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_TOPK, 0.1},
     {"PowerSGD rank 4, uniform", LGRECO_POLICY_UNIFORM, LGRECO_METHOD_POWERSGD, 4},
     {"PowerSGD, L-GreCo", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_POWERSGD, 4},
+    {"PowerSGD, L-GreCo, bf16", LGRECO_POLICY_L_GRECO, LGRECO_METHOD_POWERSGD, 4, LGRECO_DTYPE_BF16},
 };
 
 // The controller of one training run, with the first decision after `warmup` steps and another after every `period`.
@@ -33,6 +35,7 @@ inline lgreco::Controller controller_of(const Scheme &scheme, MpiCollective &col
     search.method = scheme.method;
     search.parameter = scheme.parameter;
     search.metric = LGRECO_METRIC_L2;  // the paper's
+    search.reduce_dtype = scheme.reduce_dtype;
     options.search = &search;
     options.policy = scheme.policy;
     options.warmup = warmup;

@@ -239,6 +239,10 @@ typedef struct lgreco_search_options {
     // stochastic rounding, which are independent from worker to worker, are divided by it. 0, the default, for 1, in a
     // controller for its world size.
     uint32_t workers;
+    // The type in which values that are summed on the wire travel: uncompressed ones, PowerSGD's factors, and those at shared
+    // positions. LGRECO_DTYPE_F32, the default, or LGRECO_DTYPE_BF16, of half the size, for which collectives need
+    // `all_reduce_sum_bf16`.
+    lgreco_dtype reduce_dtype;
 } lgreco_search_options;
 
 // One option of one layer. This struct never changes.
@@ -405,6 +409,15 @@ typedef struct lgreco_collective {
     // does not matter. Only LGRECO_ROUTE_SHARDED needs it; where it is NULL, `all_reduce_sum` is called for all of the
     // values, at about twice the traffic.
     int32_t (*reduce_scatter_sum)(void *user, const uint64_t *lens, float *values, size_t count, void *stream);
+    // As `all_reduce_sum`, of bf16 (the upper halves of f32), rounded once or at every addition. Only
+    // `reduce_dtype` LGRECO_DTYPE_BF16 needs it; where it is NULL, such steps fail with LGRECO_COLLECTIVE.
+    int32_t (*all_reduce_sum_bf16)(void *user, uint16_t *values, size_t count, void *stream);
+    // As `reduce_scatter_sum`, of bf16; where it is NULL, `all_reduce_sum_bf16` is called for all of the values.
+    int32_t (*reduce_scatter_sum_bf16)(void *user,
+                                       const uint64_t *lens,
+                                       uint16_t *values,
+                                       size_t count,
+                                       void *stream);
 } lgreco_collective;
 
 // Who decides how hard each layer is compressed: LGRECO_POLICY_...
@@ -557,11 +570,11 @@ typedef struct lgreco_request {
     uint32_t reserved;
     // What is replaced or filled; aligned for f32 where it holds them.
     void *buffer;
-    // Number of f32.
+    // Number of f32 or bf16.
     size_t count;
     // Bytes; of one worker where they are gathered.
     size_t length;
-    // Bytes of each worker; of LGRECO_REQUEST_REDUCE_SCATTER_SUM number of f32.
+    // Bytes of each worker; of sums that are scattered number of values.
     const uint64_t *lens;
     // What to send, by receiver.
     const uint8_t *send;
@@ -1206,6 +1219,13 @@ typedef struct lgreco_rng_stream {
 // Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers, as the
 // collective's `reduce_scatter_sum`.
 #define LGRECO_REQUEST_REDUCE_SCATTER_SUM 6
+
+// As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16; the collective's `all_reduce_sum_bf16`. Only `reduce_dtype`
+// LGRECO_DTYPE_BF16 asks for it.
+#define LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 7
+
+// As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
+#define LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16 8
 
 // It is compressed.
 #define LGRECO_UNCOMPRESSED_NOT 0
@@ -2408,7 +2428,8 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
     {sizeof(lgreco_setting), LGRECO_METHOD_DENSE, 4, 512, LGRECO_SCALE_MAX_NORM, LGRECO_ROUNDING_STOCHASTIC, 1,        \
      LGRECO_DTYPE_F32, 4, 1, 0, 0.01, LGRECO_SIDCO_FIT_EXPONENTIAL, 1, 500, 512}
 #define LGRECO_SEARCH_OPTIONS_INIT                                                                                     \
-    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_SQUARED_L2, 0, 0, 0, 0, 1024, 0, 0, 0}
+    {sizeof(lgreco_search_options), LGRECO_METHOD_QSGD, LGRECO_METRIC_SQUARED_L2, 0, 0, 0, 0, 1024, 0, 0, 0, \
+     LGRECO_DTYPE_F32}
 #define LGRECO_TABLE_VIEW_INIT                                                                                         \
     {sizeof(lgreco_table_view), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_PLAN_OPTIONS_INIT {sizeof(lgreco_plan_options), LGRECO_SOLVER_EXACT, 10000, 1 << 19, 1, LGRECO_LIMIT_ERROR, 0, 0}
@@ -2416,7 +2437,8 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
 #define LGRECO_COMPRESSOR_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_compressor_options), 0, 0, 0, LGRECO_FEEDBACK_NONE, 1, 0, LGRECO_STORAGE_F32,                       \
      LGRECO_AGGREGATION_SUMMED, 0}
-#define LGRECO_COLLECTIVE_INIT {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define LGRECO_COLLECTIVE_INIT                                                                                          \
+    {sizeof(lgreco_collective), 0, 1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
 #define LGRECO_CONTROLLER_OPTIONS_INIT                                                                                 \
     {sizeof(lgreco_controller_options), NULL, NULL, NULL, 6, 0, 0, 0.5, 1.5, 100, 1000, 10, 0, LGRECO_POLICY_L_GRECO,  \
      LGRECO_FEEDBACK_RESIDUAL, LGRECO_STORAGE_F32, 1, 0, LGRECO_STORAGE_INT8, 0.2f, 512, LGRECO_NON_FINITE_STEP_ERROR,  \

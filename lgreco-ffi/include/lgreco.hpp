@@ -304,6 +304,13 @@ public:
     virtual void reduce_scatter_sum(const std::uint64_t *, float *values, std::size_t count) {
         all_reduce_sum(values, count);
     }
+    // For `reduce_dtype` LGRECO_DTYPE_BF16.
+    virtual void all_reduce_sum_bf16(std::uint16_t *, std::size_t) {
+        throw Error(LGRECO_UNAVAILABLE, "this collective has no all_reduce_sum_bf16");
+    }
+    virtual void reduce_scatter_sum_bf16(const std::uint64_t *, std::uint16_t *values, std::size_t count) {
+        all_reduce_sum_bf16(values, count);
+    }
 
 protected:
     Collective() = default;
@@ -343,6 +350,13 @@ struct Calls {
                                           void *) {
             return guarded(user, [&](Collective &own) { own.reduce_scatter_sum(lens, values, count); });
         };
+        callbacks.all_reduce_sum_bf16 = [](void *user, std::uint16_t *values, std::size_t count, void *) {
+            return guarded(user, [&](Collective &own) { own.all_reduce_sum_bf16(values, count); });
+        };
+        callbacks.reduce_scatter_sum_bf16 = [](void *user, const std::uint64_t *lens, std::uint16_t *values,
+                                               std::size_t count, void *) {
+            return guarded(user, [&](Collective &own) { own.reduce_scatter_sum_bf16(lens, values, count); });
+        };
         return callbacks;
     }
 
@@ -367,6 +381,11 @@ inline void perform(Collective &collective, const lgreco_request &request) {
     case LGRECO_REQUEST_NONE: return;
     case LGRECO_REQUEST_ALL_REDUCE_SUM:
         return collective.all_reduce_sum(static_cast<float *>(request.buffer), request.count);
+    case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
+        return collective.all_reduce_sum_bf16(static_cast<std::uint16_t *>(request.buffer), request.count);
+    case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16:
+        return collective.reduce_scatter_sum_bf16(request.lens, static_cast<std::uint16_t *>(request.buffer),
+                                                  request.count);
     case LGRECO_REQUEST_ALL_GATHER: return collective.all_gather(bytes, request.length);
     case LGRECO_REQUEST_ALL_GATHER_EACH: return collective.all_gather_each(request.lens, bytes);
     case LGRECO_REQUEST_BROADCAST: return collective.broadcast(request.root, bytes, request.length);

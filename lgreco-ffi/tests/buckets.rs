@@ -158,7 +158,7 @@ fn check_fields(request: &lgreco_request) {
     assert_eq!((!send.is_null(), !request.received.is_null()), (set[4], set[4]));
     assert_eq!(set[4], !request.received_lens.is_null());
     let expected = match kind {
-        LGRECO_REQUEST_ALL_REDUCE_SUM => [true, true, false, false, false],
+        LGRECO_REQUEST_ALL_REDUCE_SUM | LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 => [true, true, false, false, false],
         LGRECO_REQUEST_ALL_GATHER | LGRECO_REQUEST_BROADCAST => [true, false, true, false, false],
         LGRECO_REQUEST_ALL_GATHER_EACH => [true, false, false, true, false],
         LGRECO_REQUEST_ALL_TO_ALL => [false, false, false, false, true],

@@ -106,7 +106,8 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         min_elements,
         seed,
         widths,
-        workers
+        workers,
+        reduce_dtype
     );
     struct_of!(
         p,
@@ -183,7 +184,9 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         broadcast,
         all_gather_each,
         all_to_all,
-        reduce_scatter_sum
+        reduce_scatter_sum,
+        all_reduce_sum_bf16,
+        reduce_scatter_sum_bf16
     );
     struct_of!(
         p,

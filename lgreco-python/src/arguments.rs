@@ -103,6 +103,9 @@ impl<'py> Options<'_, 'py> {
         }
         search.min_elements = self.get("min_elements")?.unwrap_or(search.min_elements);
         search.seed = self.get("seed")?.unwrap_or(search.seed);
+        if let Some(name) = self.get::<String>("reduce_dtype")? {
+            search.reduce_dtype = dtype(&name)?;
+        }
         Ok(search)
     }
 
@@ -181,7 +184,7 @@ impl<'py> Options<'_, 'py> {
     }
 }
 
-const KNOWN: [&str; 24] = [
+const KNOWN: [&str; 25] = [
     "method",
     "default",
     "candidates",
@@ -190,6 +193,7 @@ const KNOWN: [&str; 24] = [
     "workers",
     "min_elements",
     "seed",
+    "reduce_dtype",
     "settings",
     "policy",
     "clusters",

@@ -1,6 +1,7 @@
 //! Collectives that the trainer's engine is to perform.
 
 use lgreco_train::exchange;
+use lgreco_train::gradient::Bf16;
 use pyo3::prelude::*;
 
 /// A collective on memory of a bucket or controller, which stays in its place until that is asked to go on.
@@ -22,6 +23,7 @@ impl From<exchange::Request<'_>> for Request {
     fn from(request: exchange::Request<'_>) -> Request {
         let place = |bytes: &mut [u8]| (bytes.as_mut_ptr().expose_provenance(), bytes.len());
         let sums = |values: &mut [f32]| (values.as_mut_ptr().expose_provenance(), size_of_val(values));
+        let halves = |values: &mut [Bf16]| (values.as_mut_ptr().expose_provenance(), size_of_val(values));
         let plain = |kind, (address, length), lens: &[u64], root| Request {
             kind,
             address,
@@ -34,6 +36,10 @@ impl From<exchange::Request<'_>> for Request {
         };
         match request {
             exchange::Request::AllReduceSum { values } => plain("all_reduce", sums(values), &[], 0),
+            exchange::Request::AllReduceSumBf16 { values } => plain("all_reduce_bf16", halves(values), &[], 0),
+            exchange::Request::ReduceScatterSumBf16 { lens, values } => {
+                plain("reduce_scatter_bf16", halves(values), lens, 0)
+            }
             exchange::Request::AllGather { buffer } => plain("all_gather", place(buffer), &[], 0),
             exchange::Request::AllGatherEach { lens, buffer } => plain("all_gather_each", place(buffer), lens, 0),
             exchange::Request::Broadcast { root, bytes } => plain("broadcast", place(bytes), &[], root),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from linear import SHAPES, Linear, gradients
+from linear import SHAPES, Linear, gradients, mean
 from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -16,11 +16,12 @@ from lgreco.torch import register
 
 OPTIONS: dict[str, Any] = {"start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 SCHEMES: list[dict[str, Any]] = [{"method": "topk", "default": 0.1}, {"method": "qsgd"}, {"method": "powersgd", "default": 2}]
-BIAS = 4 * torch.Size(SHAPES["bias"]).numel()
-DENSE = 4 * sum(torch.Size(shape).numel() for shape in SHAPES.values())
+BIAS = torch.Size(SHAPES["bias"]).numel()
+VALUES = sum(torch.Size(shape).numel() for shape in SHAPES.values())
+DOORS = [("DDP", torch.float32), ("DDP", torch.bfloat16), ("FSDP1", torch.float32), ("FSDP2", torch.bfloat16)]
 
 
-def _sent(rank: int, door: str) -> list[list[tuple[int, int]]]:
+def _sent(rank: int, door: str, reduce_dtype: torch.dtype) -> list[list[tuple[int, int]]]:
     """Bytes of each step, counted and predicted, scheme by scheme."""
     doors = {
         "DDP": lambda: DDP(Linear()),
@@ -28,22 +29,61 @@ def _sent(rank: int, door: str) -> list[list[tuple[int, int]]]:
         "FSDP1": lambda: FSDP(Linear(), device_id=torch.device("cpu")),
     }
     every = []
+    dense, bias = (reduce_dtype.itemsize * values for values in (VALUES, BIAS))
     for options in SCHEMES:
         module = doors[door]()
-        state = register(module, **OPTIONS, **options)
+        state = register(module, reduce_dtype=reduce_dtype, **OPTIONS, **options)
         steps = []
         for step in range(9):
             before = state.compression_stats()[2]
             module(gradients(rank, step)).backward()
             size = None if state.plan is None else state.plan.get("size")
-            steps.append((state.compression_stats()[2] - before, DENSE if size is None else size // 8 + BIAS))
+            steps.append((state.compression_stats()[2] - before, dense if size is None else size // 8 + bias))
         every.append(steps)
     return every
 
 
-@pytest.mark.parametrize("door", ["DDP", "FSDP1", "FSDP2"])
-def test_counted_bytes_are_those_of_plans(door: str) -> None:
-    for schemes in on_ranks(2, _sent, door):
+@pytest.mark.parametrize("door, reduce_dtype", DOORS)
+def test_counted_bytes_are_those_of_plans(door: str, reduce_dtype: torch.dtype) -> None:
+    for schemes in on_ranks(2, _sent, door, reduce_dtype):
         for steps in schemes:
             assert all(counted == predicted for counted, predicted in steps), steps
-            assert [counted == DENSE for counted, _ in steps] == [True] * 2 + [False] * 7
+            uncompressed = [counted == reduce_dtype.itemsize * VALUES for counted, _ in steps]
+            assert uncompressed == [True] * 2 + [False] * 7
+
+
+def _summed(rank: int) -> list[tuple[set[torch.dtype], torch.Tensor]]:
+    """In which types sums travel, and what comes of them."""
+    summed: set[torch.dtype] = set()
+    all_reduce = dist.all_reduce
+
+    def noting(values: torch.Tensor, **options: Any) -> Any:
+        summed.add(values.dtype)
+        return all_reduce(values, **options)
+
+    dist.all_reduce = noting
+    told = []
+    for dtype, options in [
+        (torch.bfloat16, {}),
+        (torch.bfloat16, {"reduce_dtype": torch.float32}),
+        (torch.float32, {}),
+        (torch.float32, {"reduce_dtype": torch.bfloat16}),
+        (torch.float32, {"reduce_dtype": torch.bfloat16, "policy": "uncompressed"}),
+    ]:
+        module = DDP(Linear(dtype))
+        register(module, **OPTIONS, method="powersgd", default=2, **options)
+        summed.clear()
+        for step in range(4):
+            module.zero_grad()
+            module(gradients(rank, step)).backward()
+        assert module.module.bias.grad is not None
+        told.append((set(summed), module.module.bias.grad.float()))
+    return told
+
+
+def test_sums_travel_in_the_type_that_was_asked_for() -> None:
+    half, whole = {torch.bfloat16}, {torch.float32}
+    for told in on_ranks(2, _summed):
+        assert [summed for summed, _ in told] == [half, whole, whole, half, half]
+        for _, bias in told:
+            torch.testing.assert_close(bias, mean(2, 3, "bias"), atol=0.01, rtol=0.01)

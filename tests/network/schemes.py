@@ -64,6 +64,8 @@ SCHEMES: dict[str, Any] = {
     "lgreco TopK 3 % in few bits": _ours(method="topk", default=0.03, widths=FEW_BITS),
     "lgreco TopK 5 % in few bits": _ours(method="topk", default=0.05, widths=FEW_BITS),
     "lgreco PowerSGD 4": _ours(method="powersgd"),
+    "lgreco PowerSGD 4, bf16": _ours(method="powersgd", reduce_dtype=torch.bfloat16),
+    "lgreco PowerSGD 8, bf16": _ours(method="powersgd", default=8, reduce_dtype=torch.bfloat16),
     "lgreco hybrid": _ours(method="hybrid", widths=FEW_BITS),
     "lgreco hybrid, 15 Mbit": _ours(method="hybrid", budget=15_000_000, widths=FEW_BITS),
     "lgreco QSGD 4, seconds": _measured(method="qsgd"),

@@ -124,6 +124,34 @@ impl Setting {
         }
     }
 
+    /// Bytes that a worker brings to an exchange of one tensor, the header included, where what is summed on the wire
+    /// travels as `reduce_dtype`: uncompressed values, PowerSGD's factors, and values at shared positions. Payloads are as
+    /// long as they are.
+    ///
+    /// ```
+    /// # use lgreco_core::compress::{Setting, powersgd::PowerSgd};
+    /// # use lgreco_core::gradient::{Dtype, Shape};
+    /// let setting = Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
+    /// let shape = Shape::new(100, 50)?;
+    /// assert_eq!(setting.exchanged_len(shape, Dtype::F32, Dtype::F32)?, 16 + 4 * 4 * (100 + 50));
+    /// assert_eq!(setting.exchanged_len(shape, Dtype::F32, Dtype::Bf16)?, 16 + 4 * 2 * (100 + 50));
+    /// # Ok::<(), lgreco_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`payload_len`](Compressor::payload_len).
+    pub fn exchanged_len(&self, shape: Shape, dtype: Dtype, reduce_dtype: Dtype) -> Result<usize, Error> {
+        let len = self.payload_len(shape, dtype)?;
+        let values = match self {
+            Setting::Dense => shape.elements(),
+            Setting::PowerSgd(c) => powersgd::effective_rank(shape, c.rank) * (shape.rows() + shape.cols()),
+            Setting::CltK(c) => c.keep as usize,
+            _ => 0,
+        };
+        let of_payload = if *self == Setting::Dense { dtype.bytes() } else { Dtype::F32.bytes() };
+        Ok(len - values * of_payload.saturating_sub(reduce_dtype.bytes()))
+    }
+
     /// `Err` unless the parameters are in the ranges that they have for any tensor.
     pub(super) fn check(&self) -> Result<(), Error> {
         match self {

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::compress::powersgd::effective_rank;
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::topk::TopK;
-use crate::compress::{Candidates, Compressor, Setting};
+use crate::compress::{Candidates, Setting};
 use crate::gradient::{Dtype, Shape};
 use crate::table::Choice;
 use alloc::format;
@@ -101,11 +101,11 @@ impl LayerOptions {
     pub(super) fn into_options(
         self,
         shape: Shape,
-        dtype: Dtype,
+        [dtype, reduce_dtype]: [Dtype; 2],
         squared_errors: &[f64],
         weighing: Weighing,
     ) -> Result<Assembled, Error> {
-        let bits = |setting: &Setting| Ok::<u64, Error>(8 * setting.payload_len(shape, dtype)? as u64);
+        let bits = |setting: &Setting| Ok::<u64, Error>(8 * setting.exchanged_len(shape, dtype, reduce_dtype)? as u64);
         let dense_size = bits(&Setting::Dense)?;
         let settings =
             self.candidates().flat_map(|c| (0..c.len()).filter_map(move |i| c.setting(i)).collect::<Vec<_>>());

@@ -36,6 +36,7 @@ pub struct Offer<'a> {
     layers: Vec<OfferedLayer<'a>>,
     uncompressed: Vec<usize>,
     weighing: Weighing,
+    reduce_dtype: Dtype,
     seed: u64,
 }
 
@@ -86,8 +87,13 @@ impl Search {
         &self,
         model: impl IntoIterator<Item = (&'a str, &'a [usize], Dtype)>,
     ) -> Result<Offer<'a>, NamedError> {
-        let (weighing, seed) = (self.weighing(), self.seed);
-        let mut offer = Offer { layers: Vec::new(), uncompressed: Vec::new(), weighing, seed };
+        let (weighing, reduce_dtype, seed) = (self.weighing(), self.reduce_dtype, self.seed);
+        if reduce_dtype == Dtype::F16 {
+            let (what, expected) = ("code of the reduce dtype", "f32 (0) or bf16 (2)");
+            let error = Error::Parameter { what, value: 1.0, expected };
+            return Err(NamedError { error, layer: None, option: None });
+        }
+        let mut offer = Offer { layers: Vec::new(), uncompressed: Vec::new(), weighing, reduce_dtype, seed };
         for (index, (name, dims, dtype)) in model.into_iter().enumerate() {
             if !self.takes(dims) {
                 offer.uncompressed.push(index);
@@ -139,14 +145,14 @@ impl Offer<'_> {
         let expected = self.layers.iter().map(|layer| layer.options.measured()).sum();
         let nameless = |error: Error| NamedError { error, layer: None, option: None };
         expect_len("squared errors, one per candidate", expected, squared_errors.len()).map_err(nameless)?;
-        let Offer { layers, uncompressed, weighing, seed } = self;
+        let Offer { layers, uncompressed, weighing, reduce_dtype, seed } = self;
         let mut builder = NamedTable::builder(weighing.name());
         let (mut indices, mut defaults, mut settings) = (Vec::new(), Vec::new(), Vec::new());
         for OfferedLayer { index, name, shape, dtype, options } in layers {
             let (row, rest) = squared_errors.split_at(options.measured());
             squared_errors = rest;
             let named = |error| NamedError { error, layer: Some(name.into()), option: None };
-            let options = options.into_options(shape, dtype, row, weighing).map_err(named)?;
+            let options = options.into_options(shape, [dtype, reduce_dtype], row, weighing).map_err(named)?;
             builder.layer(name, shape.elements() as u64, Some(options.default), options.labelled);
             indices.push(index);
             defaults.push(options.default);

@@ -2,6 +2,7 @@ use crate::pointers::Versioned;
 use crate::status::Failure;
 use core::ffi::c_void;
 use lgreco_train::exchange::{Collective, CollectiveError};
+use lgreco_train::gradient::Bf16;
 
 /// The network: blocking collective calls of one worker in a group, which the embedder supplies over NCCL, MPI, Gloo or
 /// sockets. Begin with LGRECO_COLLECTIVE_INIT.
@@ -61,6 +62,20 @@ pub struct lgreco_collective {
             stream: *mut c_void,
         ) -> i32,
     >,
+    /// As `all_reduce_sum`, of bf16 (the upper halves of f32), rounded once or at every addition. Only
+    /// `reduce_dtype` LGRECO_DTYPE_BF16 needs it; where it is NULL, such steps fail with LGRECO_COLLECTIVE.
+    pub all_reduce_sum_bf16:
+        Option<unsafe extern "C" fn(user: *mut c_void, values: *mut u16, count: usize, stream: *mut c_void) -> i32>,
+    /// As `reduce_scatter_sum`, of bf16; where it is NULL, `all_reduce_sum_bf16` is called for all of the values.
+    pub reduce_scatter_sum_bf16: Option<
+        unsafe extern "C" fn(
+            user: *mut c_void,
+            lens: *const u64,
+            values: *mut u16,
+            count: usize,
+            stream: *mut c_void,
+        ) -> i32,
+    >,
 }
 
 impl Default for lgreco_collective {
@@ -76,6 +91,8 @@ impl Default for lgreco_collective {
             all_gather_each: None,
             all_to_all: None,
             reduce_scatter_sum: None,
+            all_reduce_sum_bf16: None,
+            reduce_scatter_sum_bf16: None,
         }
     }
 }
@@ -190,5 +207,22 @@ impl Collective for Callbacks {
         // SAFETY: as above.
         let code = unsafe { call(user, lens, pointer, count, stream) };
         self.done("reduce_scatter_sum", Some(code))
+    }
+
+    fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        let (user, stream) = (self.raw.user, self.stream);
+        let (pointer, count) = (values.as_mut_ptr().cast(), values.len());
+        // SAFETY: as above; bf16 is its bits.
+        let code = self.raw.all_reduce_sum_bf16.map(|call| unsafe { call(user, pointer, count, stream) });
+        self.done("all_reduce_sum_bf16", code)
+    }
+
+    fn reduce_scatter_sum_bf16(&mut self, lens: &[u64], values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        let Some(call) = self.raw.reduce_scatter_sum_bf16 else { return self.all_reduce_sum_bf16(values) };
+        let (user, stream) = (self.raw.user, self.stream);
+        let (lens, pointer, count) = (lens.as_ptr(), values.as_mut_ptr().cast(), values.len());
+        // SAFETY: as above.
+        let code = unsafe { call(user, lens, pointer, count, stream) };
+        self.done("reduce_scatter_sum_bf16", Some(code))
     }
 }

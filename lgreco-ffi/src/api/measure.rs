@@ -1,5 +1,5 @@
 use super::context::{check_stream, lgreco_context};
-use super::gradient::lgreco_layer;
+use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype, lgreco_layer};
 use super::row::measure;
 use super::setting::*;
 use super::table::{Source, TableState, lgreco_table};
@@ -56,6 +56,10 @@ pub struct lgreco_search_options {
     /// stochastic rounding, which are independent from worker to worker, are divided by it. 0, the default, for 1, in a
     /// controller for its world size.
     pub workers: u32,
+    /// The type in which values that are summed on the wire travel: uncompressed ones, PowerSGD's factors, and those at shared
+    /// positions. LGRECO_DTYPE_F32, the default, or LGRECO_DTYPE_BF16, of half the size, for which collectives need
+    /// `all_reduce_sum_bf16`.
+    pub reduce_dtype: lgreco_dtype,
 }
 
 impl Default for lgreco_search_options {
@@ -73,6 +77,7 @@ impl Default for lgreco_search_options {
             seed: search.seed,
             widths: 0,
             workers: 0,
+            reduce_dtype: LGRECO_DTYPE_F32,
         }
     }
 }
@@ -111,6 +116,7 @@ impl lgreco_search_options {
         };
         (search.min_elements, search.seed) = (self.min_elements, self.seed);
         search.workers = NonZero::new(self.workers);
+        search.reduce_dtype = dtype(self.reduce_dtype)?;
         Ok(search)
     }
 }

@@ -23,6 +23,11 @@ pub const LGRECO_REQUEST_ALL_TO_ALL: lgreco_request_kind = 5;
 /// Replace, of the `count` f32 of `buffer`, the next lens[i], i being this worker, by their sums over the workers, as the
 /// collective's `reduce_scatter_sum`.
 pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM: lgreco_request_kind = 6;
+/// As LGRECO_REQUEST_ALL_REDUCE_SUM, of `count` bf16; the collective's `all_reduce_sum_bf16`. Only `reduce_dtype`
+/// LGRECO_DTYPE_BF16 asks for it.
+pub const LGRECO_REQUEST_ALL_REDUCE_SUM_BF16: lgreco_request_kind = 7;
+/// As LGRECO_REQUEST_REDUCE_SCATTER_SUM, of `count` bf16; likewise.
+pub const LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: lgreco_request_kind = 8;
 
 /// A collective to perform, blocking or not, on memory of the library's. Begin with LGRECO_REQUEST_INIT.
 ///
@@ -45,11 +50,11 @@ pub struct lgreco_request {
     pub reserved: u32,
     /// What is replaced or filled; aligned for f32 where it holds them.
     pub buffer: *mut c_void,
-    /// Number of f32.
+    /// Number of f32 or bf16.
     pub count: usize,
     /// Bytes; of one worker where they are gathered.
     pub length: usize,
-    /// Bytes of each worker; of LGRECO_REQUEST_REDUCE_SCATTER_SUM number of f32.
+    /// Bytes of each worker; of sums that are scattered number of values.
     pub lens: *const u64,
     /// What to send, by receiver.
     pub send: *const u8,
@@ -98,6 +103,12 @@ impl lgreco_request {
                 count: values.len(),
                 ..none
             },
+            Some(Request::AllReduceSumBf16 { values }) => lgreco_request {
+                kind: LGRECO_REQUEST_ALL_REDUCE_SUM_BF16,
+                buffer: values.as_mut_ptr().cast(),
+                count: values.len(),
+                ..none
+            },
             Some(Request::AllGather { buffer }) => lgreco_request {
                 kind: LGRECO_REQUEST_ALL_GATHER,
                 buffer: buffer.as_mut_ptr().cast(),
@@ -132,6 +143,13 @@ impl lgreco_request {
                 lens: lens.as_ptr(),
                 ..none
             },
+            Some(Request::ReduceScatterSumBf16 { lens, values }) => lgreco_request {
+                kind: LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16,
+                buffer: values.as_mut_ptr().cast(),
+                count: values.len(),
+                lens: lens.as_ptr(),
+                ..none
+            },
         }
     }
 
@@ -140,6 +158,8 @@ impl lgreco_request {
         let (kind, count, length) = match round {
             None => (LGRECO_REQUEST_NONE, 0, 0),
             Some(Round::AllReduceSum { values }) => (LGRECO_REQUEST_ALL_REDUCE_SUM, values, 0),
+            Some(Round::AllReduceSumBf16 { values }) => (LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, values, 0),
+            Some(Round::ReduceScatterSumBf16 { values, .. }) => (LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16, values, 0),
             Some(Round::AllGather { bytes }) => (LGRECO_REQUEST_ALL_GATHER, 0, bytes),
             Some(Round::AllGatherEach { bytes, .. }) => (LGRECO_REQUEST_ALL_GATHER_EACH, 0, bytes),
             Some(Round::Broadcast { bytes }) => (LGRECO_REQUEST_BROADCAST, 0, bytes),

@@ -18,6 +18,10 @@ unsafe extern "C" fn gather(user: *mut c_void, _: *mut u8, _: usize, _: *mut c_v
     i32::from(!user.is_null())
 }
 
+unsafe extern "C" fn reduce_bf16(user: *mut c_void, _: *mut u16, _: usize, _: *mut c_void) -> i32 {
+    i32::from(!user.is_null())
+}
+
 unsafe extern "C" fn gather_each(user: *mut c_void, _: *const u64, _: *mut u8, _: *mut c_void) -> i32 {
     i32::from(!user.is_null())
 }
@@ -45,6 +49,7 @@ fn collective(bytes: &mut Bytes) -> lgreco_collective {
         all_gather: Some(gather),
         broadcast: (bytes.below(32) < 31).then_some(broadcast),
         all_gather_each: (bytes.below(32) < 31).then_some(gather_each),
+        all_reduce_sum_bf16: (bytes.below(32) < 31).then_some(reduce_bf16),
         ..Default::default()
     }
 }
@@ -63,6 +68,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let search = lgreco_search_options {
                     method: u32::from(bytes.below(4)),
                     min_elements: usize::from(bytes.below(40)),
+                    reduce_dtype: u32::from(bytes.below(4)),
                     ..Default::default()
                 };
                 let options = lgreco_controller_options {

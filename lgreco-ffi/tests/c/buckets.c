@@ -164,6 +164,11 @@ static void as_the_blocking_step(void) {
             options.route = LGRECO_ROUTE_SHARDED;
             options.shards = shards;
             run(2, compare);
+            search.reduce_dtype = LGRECO_DTYPE_BF16;
+            run(2, compare);
+            base(planned[i]);
+            search.reduce_dtype = LGRECO_DTYPE_BF16;
+            run(3, compare);
         }
         for (int i = 0; i < 4; i++) {
             lgreco_setting fixed[LAYERS] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};

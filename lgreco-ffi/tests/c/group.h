@@ -141,10 +141,33 @@ static inline int32_t reduce_scatter_sum(void *user, const uint64_t *lens, float
     return meet(group);
 }
 
+static inline float widened(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Sums in f32, rounded once, to nearest and ties to even.
+static inline int32_t all_reduce_sum_bf16(void *user, uint16_t *values, size_t count, void *stream) {
+    float *const sums = calloc(count + 1, sizeof *sums);
+    for (size_t i = 0; i < count; i++) sums[i] = widened(values[i]);
+    const int32_t code = all_reduce_sum(user, sums, count, stream);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &sums[i], sizeof bits);
+        values[i] = (uint16_t)((sums[i] != sums[i] ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    free(sums);
+    return code;
+}
+
 // Does what a bucket or a controller asks for.
 static inline int32_t perform(Member *member, const lgreco_request *request) {
     switch (request->memory == LGRECO_DEVICE_CPU ? request->kind : LGRECO_REQUEST_NONE) {
     case LGRECO_REQUEST_ALL_REDUCE_SUM: return all_reduce_sum(member, request->buffer, request->count, NULL);
+    case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16:
+    case LGRECO_REQUEST_REDUCE_SCATTER_SUM_BF16: return all_reduce_sum_bf16(member, request->buffer, request->count, NULL);
     case LGRECO_REQUEST_ALL_GATHER: return all_gather(member, request->buffer, request->length, NULL);
     case LGRECO_REQUEST_ALL_GATHER_EACH: return all_gather_each(member, request->lens, request->buffer, NULL);
     case LGRECO_REQUEST_BROADCAST: return broadcast(member, request->root, request->buffer, request->length, NULL);
@@ -167,6 +190,7 @@ static inline lgreco_collective collective_of(Member *member) {
     collective.all_gather_each = all_gather_each;
     collective.all_to_all = all_to_all;
     collective.reduce_scatter_sum = reduce_scatter_sum;
+    collective.all_reduce_sum_bf16 = all_reduce_sum_bf16;
     return collective;
 }
 

@@ -39,7 +39,7 @@ class Request:
     """A collective on memory of a bucket or controller, which stays in its place until that is asked to go on."""
 
     kind: str
-    """all_reduce, all_gather, all_gather_each, broadcast, all_to_all or reduce_scatter."""
+    """all_reduce, all_reduce_bf16, all_gather, all_gather_each, broadcast, all_to_all, reduce_scatter or reduce_scatter_bf16."""
     address: int
     length: int
     """Bytes at ``address``."""

@@ -410,7 +410,7 @@ impl Bucket {
         }
         let (mut means, mut offered, mut own) = (&mut mean[..], &mut offered[..], &mut own[..]);
         for ((kept, gradient), &sent) in kept.iter_mut().zip(gradients).zip(&*sent) {
-            let Moment { seed, step, rank, route, .. } = self.moment;
+            let Moment { seed, step, rank, route, reduce_dtype, .. } = self.moment;
             let stream = Stream { seed, step, layer: kept.index as u32, rank };
             let (shape, lens) = (kept.shape, Lens::of(kept, route, self.measured));
             let (mean, offered) = (take(&mut means, lens.mean), take(&mut offered, lens.offered));
@@ -437,8 +437,9 @@ impl Bucket {
             let setting = kept.state.choice.setting;
             let bytes = (shape.elements() * kept.dtype.bytes()) as u64;
             let sent = match setting {
-                Setting::Dense => bytes,
-                _ if setting.has_fixed_len() => setting.payload_len(shape, kept.dtype)? as u64,
+                // Without a header.
+                Setting::Dense => (shape.elements() * kept.dtype.bytes().min(reduce_dtype.bytes())) as u64,
+                _ if setting.has_fixed_len() => setting.exchanged_len(shape, kept.dtype, reduce_dtype)? as u64,
                 _ => sent,
             };
             let counts = &mut kept.state.counts;

@@ -2,7 +2,7 @@
 
 use super::{Feedback, Legacy, RampUp, Tensor};
 use crate::compress::{Compressor, Setting};
-use crate::exchange::Route;
+use crate::exchange::{Route, check_reduce_dtype};
 use crate::gradient::Shape;
 use crate::plan::Solver;
 use crate::search::Search;
@@ -348,6 +348,7 @@ impl Config {
         require(clocks > 0.0 || !self.measures_seconds(), "number of clocks", clocks, "one, to measure seconds by")?;
         let rank = self.measuring_rank;
         require(rank < world, "measuring rank", rank as f64, "below the number of workers")?;
+        check_reduce_dtype(self.search.reduce_dtype)?;
         self.feedback.check()?;
         if let Some(ramp_up) = self.ramp_up {
             let policy_goes =

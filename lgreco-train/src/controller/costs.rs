@@ -8,7 +8,7 @@ use crate::Error;
 use crate::backend::Backend;
 use crate::compress::{Compressor, Setting};
 use crate::exchange::{Aggregation, Route, factor_rank, share_of_others};
-use crate::gradient::Gradient;
+use crate::gradient::{Dtype, Gradient};
 use crate::rng::Stream;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -19,6 +19,7 @@ pub(super) struct Costs {
     pub line: Line,
     pub compute: Compute,
     pub route: Route,
+    pub reduce_dtype: Dtype,
     pub world: u32,
     /// Settings that were decided before, by layer.
     pub present: Option<Vec<Setting>>,
@@ -54,7 +55,7 @@ impl Costs {
     /// Bytes that a rank sends for a layer whose payload has so many bits.
     fn wire_bytes(&self, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
         let (others, payload, shape) = (share_of_others(self.world), (bits / 8) as f64, tensor.shape);
-        let summed = |values: usize| 4.0 * values as f64;
+        let summed = |values: usize| (self.reduce_dtype.bytes() * values) as f64;
         let (elements, gathered) = (shape.elements(), payload * f64::from(self.world));
         others
             * match Aggregation::of(setting) {
@@ -153,7 +154,7 @@ impl Costs {
         let of = |settings: &[Setting]| -> Result<f64, Error> {
             let (mut wire, mut computing) = (self.line.constant, 0.0);
             for (setting, tensor) in settings.iter().zip(tensors) {
-                let bits = 8 * setting.payload_len(tensor.shape, tensor.dtype)? as u64;
+                let bits = 8 * setting.exchanged_len(tensor.shape, tensor.dtype, self.reduce_dtype)? as u64;
                 wire += self.wire_bytes(setting, tensor, bits) * self.line.per_byte;
                 computing += self.computing(setting, tensor);
             }

@@ -10,7 +10,7 @@ pub(super) fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
     let Schedule { warmup, period, window, lead } = config.schedule;
     let numbers = [warmup, period, window, lead, config.search.seed, config.bucket_bytes as u64];
     let kinds = [world as u64, config.route as u64, config.non_finite as u64, config.measuring_rank as u64];
-    let measures = u64::from(config.measures_seconds());
+    let measures = [u64::from(config.measures_seconds()), config.search.reduce_dtype as u64];
     let tensors = tensors.iter().flat_map(|tensor| {
         let name = tensor.name.bytes().map(u64::from);
         let shape = [tensor.shape.rows() as u64, tensor.shape.cols() as u64, tensor.dtype as u64];
@@ -35,7 +35,7 @@ pub(super) fn identity(config: &Config, tensors: &[Tensor], world: u32) -> u64 {
     let words = numbers
         .into_iter()
         .chain(kinds)
-        .chain([measures])
+        .chain(measures)
         .chain(levels)
         .chain(ramp)
         .chain(feedback)

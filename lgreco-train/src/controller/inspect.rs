@@ -2,7 +2,7 @@
 
 use super::{Controller, Decision, Metrics, Planner, Tensor, TimeModel, metrics};
 use crate::Error;
-use crate::compress::{Compressor, Setting};
+use crate::compress::Setting;
 use crate::error::expect_len;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -157,7 +157,8 @@ impl Controller {
         let Planner { groups, tensors, .. } = &self.planner;
         let mut bytes = vec![0; groups.ranges.len()];
         for ((state, tensor), &bucket) in self.states.iter().zip(&**tensors).zip(&groups.of) {
-            let sent = state.choice.setting.payload_len(tensor.shape, tensor.dtype);
+            let reduce_dtype = self.planner.config.search.reduce_dtype;
+            let sent = state.choice.setting.exchanged_len(tensor.shape, tensor.dtype, reduce_dtype);
             bytes[bucket] += sent.map_or(0, |sent| sent as u64);
         }
         bytes

@@ -93,6 +93,7 @@ impl Controller {
             rank: self.rank,
             world_size: self.world,
             route: config.route,
+            reduce_dtype: config.search.reduce_dtype,
             seed: config.search.seed,
             step: self.planner.step as u32,
             terms: self.control.terms(),

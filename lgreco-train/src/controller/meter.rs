@@ -133,6 +133,7 @@ impl Meter {
             line: self.link.line()?,
             compute: self.compute.clone(),
             route: config.route,
+            reduce_dtype: config.search.reduce_dtype,
             world,
             present: decided.then(|| self.present.clone()),
             measured: typical.map_or(0.0, |typical| typical.seconds * self.slowest.seconds),

@@ -2,7 +2,8 @@
 
 use super::Tensor;
 use super::codes::Choice;
-use crate::compress::{Compressor, Setting};
+use crate::compress::Setting;
+use crate::gradient::Dtype;
 use crate::plan::{Limit, Plan, baseline};
 use crate::search::Measured;
 use crate::table::Table;
@@ -30,7 +31,12 @@ pub(super) struct Offers {
 }
 
 impl Offers {
-    pub(super) fn new(measured: &Measured, tensors: &[Tensor], with_dense: bool) -> Result<Self, Error> {
+    pub(super) fn new(
+        measured: &Measured,
+        tensors: &[Tensor],
+        reduce_dtype: Dtype,
+        with_dense: bool,
+    ) -> Result<Self, Error> {
         let table = measured.table.view();
         let mut offers = Offers {
             choices: vec![],
@@ -43,7 +49,7 @@ impl Offers {
         };
         for (place, &layer) in measured.layers.iter().enumerate() {
             let Tensor { shape, dtype, .. } = tensors[layer];
-            let size = 8 * Setting::Dense.payload_len(shape, dtype)? as u64;
+            let size = 8 * Setting::Dense.exchanged_len(shape, dtype, reduce_dtype)? as u64;
             let row = table.layer(place);
             offers.choices.extend_from_slice(row);
             let settings: Vec<Setting> = (0..row.len()).map(|option| measured.setting(place, option)).collect();

@@ -172,7 +172,7 @@ impl PlanTask {
             _ => fit.as_ref().map(|fit| fit.kind),
         };
         let timed = decision.in_seconds();
-        let mut offers = Offers::new(&measured, &self.tensors, timed)?;
+        let mut offers = Offers::new(&measured, &self.tensors, self.config.search.reduce_dtype, timed)?;
         if let Some(accordion) = self.config.accordion() {
             let levels = self.levels(&accordion, norms);
             let settings = uniform(&self.config, &self.tensors, Some(&levels))?;

@@ -7,6 +7,7 @@ use super::layer::{Layer, Spec};
 use super::layout::Layout;
 use super::moment::{Agreement, Moment, Route};
 use crate::Error;
+use crate::gradient::Dtype;
 
 /// Words of workspace that a [`Flight`] on the [`Host`] needs with layers of these settings, shapes and element types.
 ///
@@ -15,7 +16,7 @@ use crate::Error;
 /// use lgreco_train::exchange::{Route, workspace_len};
 /// use lgreco_train::gradient::{Dtype, Shape};
 /// let layers = [(Setting::Dense, Shape::new(10, 10)?, Dtype::F32)];
-/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 7 + (100 + 4) / 2);
+/// assert_eq!(workspace_len(layers.into_iter(), Route::AllGather, 4)?, 4 * 7 + (100 + 2 * 4) / 2);
 /// # Ok::<(), lgreco_train::Error>(())
 /// ```
 ///
@@ -31,7 +32,7 @@ pub fn workspace_len<'a>(
 
 /// Averages a bucket of layers over the workers by blocking collectives: a [`Flight`], and
 /// [`Request::perform`](super::Request::perform) for each of its requests. PowerSGD does one power iteration per call,
-/// whatever its setting says, and relies on `factor` for accuracy.
+/// whatever its setting says, and relies on `factor` for accuracy. Sums travel as f32.
 ///
 /// Whether ranks bring the same layers and settings is found out anew at every call, by an all-gather of 24 bytes each.
 ///
@@ -74,7 +75,7 @@ pub fn aggregate<C: Collective + ?Sized>(
     workspace: &mut [u64],
 ) -> Result<(), Error> {
     let Place { rank, world } = Place::of(collective)?;
-    let moment = Moment { rank, world_size: world, route, seed, step, terms: 0 };
+    let moment = Moment { rank, world_size: world, route, reduce_dtype: Dtype::F32, seed, step, terms: 0 };
     let mut host = Host { layers, workspace };
     let mut flight = Flight::begin(&mut host, moment, Agreement::Needed, None)?;
     while let Some(request) = flight.next(&mut host)? {

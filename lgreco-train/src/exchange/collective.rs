@@ -1,5 +1,6 @@
 //! What the embedder supplies: its network.
 
+use crate::gradient::Bf16;
 use crate::{CoreError, Error};
 
 /// A collective call that failed.
@@ -89,6 +90,16 @@ pub trait Collective {
     /// The embedder's.
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError>;
 
+    /// The same of bf16. Whether sums are rounded once or at every addition is the embedder's choice. Only
+    /// [`Search::reduce_dtype`](crate::search::Search::reduce_dtype) asks for it.
+    ///
+    /// # Errors
+    /// The embedder's; unless it is implemented, [`CollectiveError::UNSUPPORTED`].
+    fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        let _ = values;
+        Err(CollectiveError::UNSUPPORTED)
+    }
+
     /// Fills `buffer` with every worker's bytes, in rank order. It has equal parts, one per worker; this worker's bytes
     /// are in their place.
     ///
@@ -136,6 +147,15 @@ pub trait Collective {
     fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
         let _ = lens;
         self.all_reduce_sum(values)
+    }
+
+    /// The same of bf16.
+    ///
+    /// # Errors
+    /// As there.
+    fn reduce_scatter_sum_bf16(&mut self, lens: &[u64], values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        let _ = lens;
+        self.all_reduce_sum_bf16(values)
     }
 }
 

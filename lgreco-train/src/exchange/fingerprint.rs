@@ -7,8 +7,8 @@ use crate::compress::Setting;
 
 /// Equal on different machines; changes with anything that changes the exchange.
 pub(super) fn fingerprint<'a>(moment: Moment, layers: impl Iterator<Item = Spec<'a>>, remembered: u64) -> u64 {
-    let Moment { world_size, route, seed, step, terms, .. } = moment;
-    let words = [world_size as u64, route as u64, seed, step as u64, terms, remembered];
+    let Moment { world_size, route, reduce_dtype, seed, step, terms, .. } = moment;
+    let words = [world_size as u64, route as u64, reduce_dtype as u64, seed, step as u64, terms, remembered];
     let mut hash = words.into_iter().fold(Hash::START, Hash::add);
     for Spec { index, setting, shape, shards, .. } in layers {
         let setting = match setting {

@@ -21,7 +21,15 @@ use crate::Error;
 /// let shape = Shape::new(4, 1)?;
 /// let setting = Setting::TopK(TopK { keep: 1, values: Dtype::F32 });
 /// let means = threads::run(2, |mut worker| {
-///     let moment = Moment { rank: worker.rank(), world_size: 2, route: Route::AllGather, seed: 7, step: 0, terms: 0 };
+///     let moment = Moment {
+///         rank: worker.rank(),
+///         world_size: 2,
+///         route: Route::AllGather,
+///         reduce_dtype: Dtype::F32,
+///         seed: 7,
+///         step: 0,
+///         terms: 0,
+///     };
 ///     let values = [[0.0f32, 4.0, 0.0, 1.0], [0.0, 1.0, -2.0, 0.0]][worker.rank() as usize];
 ///     let gradient = Gradient::new(Values::F32(&values), shape)?;
 ///     let (mut means, mut own) = ([0.0; 4], [0.0; 4]);

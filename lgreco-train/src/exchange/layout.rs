@@ -57,7 +57,7 @@ pub struct Layout {
     /// Number of workers.
     pub world: usize,
     /// f32: dense values, `P` factors and values at shared positions, in the order of the layers. Where there are any,
-    /// a slip per rank follows.
+    /// slips follow.
     pub sums: usize,
     /// f32: `Q` factors. Likewise.
     pub factors: usize,
@@ -69,7 +69,7 @@ pub struct Layout {
     pub varies: bool,
     /// Bytes: slips and payloads of pieces, of all owners together.
     pub pieces: usize,
-    /// f32: dense values that are summed by shards. Where there are any, a slip per rank ends each shard.
+    /// f32: dense values that are summed by shards. Where there are any, slips end each shard.
     pub shards: usize,
     /// Bytes: what comes from others, at the most.
     pub received: usize,

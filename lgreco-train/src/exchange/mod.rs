@@ -26,15 +26,21 @@
 //!
 //! # Failures
 //! Ranks tell each other how they fare inside these messages: a slip of 16 bytes heads each gathered message, and an
-//! all-reduce has one f32 more per rank, which is zero on all others. It says whether the rank's part went well, and a
+//! all-reduce has one f32 or three bf16 more per rank, which are zero on all others. It says whether the rank's part went well, and a
 //! fingerprint of its layers, settings, seed, step and warm-start factors. A rank that fails (a gradient holds NaN,
 //! say) or disagrees is thus named on every rank, at the same point of the sequence, and nobody waits for it. Only
 //! where lengths might differ, before ranks have [agreed](Agreement) on layers and settings and where values decide
 //! them, does an all-gather of 24 bytes per rank come first. A length is believed only up to the most that the layers'
 //! payloads may take together, and each payload only if it is as long as its header implies.
 //!
-//! An all-reduce moves f32: dense layers of 16-bit gradients travel as 4 bytes per element, twice what their payload
-//! length and so an error table says.
+//! # Sums
+//! What is summed on the wire (dense values, PowerSGD's factors, values at shared positions) travels as f32, or, where
+//! [`Moment::reduce_dtype`] says so, as bf16 in half the bytes. A worker's values are rounded before they are sent, and so is
+//! its `Q`; it contributes what is left of them, so that a residual keeps what rounding takes from them. How the embedder's
+//! network rounds sums, nobody remembers. PowerSGD's `P` is orthonormalised in f32 from its sum, so that rounding it turns
+//! the columns a little and takes nothing from a contribution.
+//!
+//! As f32, dense layers of 16-bit gradients travel in twice the bytes that their payload length and so an error table says.
 //!
 //! # The mean
 //! The decoded contributions are summed in f32 and the sum is divided by the number of workers, once, at the end.
@@ -62,7 +68,7 @@
 //! for each shard, and TopK selects within shards.
 //!
 //! Ranks that fail before they send, and ranks that disagree, are named on every rank as on other routes: slips go to
-//! every owner, in a reduce-scatter an f32 per rank behind each shard. What is wrong with what a rank has received for
+//! every owner, in a reduce-scatter as numbers behind each shard. What is wrong with what a rank has received for
 //! its shard alone (it overflows, say) it alone can know: [`Flight::failed_alone`].
 //!
 //! # Source
@@ -100,6 +106,7 @@ pub use host::Host;
 pub(crate) use host::request_in;
 pub use layer::{Input, Layer, Spec};
 pub use layout::Layout;
+pub(crate) use moment::check_reduce_dtype;
 pub use moment::{Agreement, Moment, Route};
 pub use program::{Op, Part, Program};
 pub use request::Request;

@@ -1,8 +1,9 @@
 //! Where in a run an exchange happens, and what ranks know of each other before it.
 
 use super::collective::Place;
-use crate::Error;
+use crate::gradient::Dtype;
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 /// How payloads that cannot be summed on the wire reach everybody, if they have a fixed length (QSGD, TopK, LoCo).
 /// Others are always gathered, but that [`Route::Sharded`] does not take them.
@@ -51,7 +52,9 @@ pub enum Agreement {
 ///
 /// ```
 /// use lgreco_train::exchange::{Moment, Route};
-/// let moment = Moment { rank: 3, world_size: 4, route: Route::AllGather, seed: 7, step: 100, terms: 0 };
+/// use lgreco_train::gradient::Dtype;
+/// let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+/// let moment = Moment { rank: 3, world_size: 4, route, reduce_dtype, seed: 7, step: 100, terms: 0 };
 /// # let _ = moment;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +65,9 @@ pub struct Moment {
     pub world_size: u32,
     /// How payloads of fixed length travel.
     pub route: Route,
+    /// The type in which what is summed on the wire travels: f32 or bf16. What a worker's own values lose by it stays in its
+    /// residual, where the layer has one.
+    pub reduce_dtype: Dtype,
     /// Of the run's random bits.
     pub seed: u64,
     /// The optimiser's step, so that no two exchanges of a layer share random bits.
@@ -72,7 +78,8 @@ pub struct Moment {
 
 impl Moment {
     pub(super) fn check(&self) -> Result<(), Error> {
-        Place { rank: self.rank, world: self.world_size }.check()
+        Place { rank: self.rank, world: self.world_size }.check()?;
+        check_reduce_dtype(self.reduce_dtype)
     }
 
     /// The rank whose positions the settings with shared positions use. `world_size` is not 0.
@@ -91,4 +98,14 @@ impl Moment {
     pub fn piece_stream(&self, layer: u32, rank: u32, owner: u32) -> Stream {
         self.stream(layer, rank.wrapping_mul(self.world_size).wrapping_add(owner))
     }
+}
+
+/// `Err` unless sums travel in a type whose range is that of f32.
+pub(crate) fn check_reduce_dtype(dtype: Dtype) -> Result<(), Error> {
+    let wrong = CoreError::Parameter {
+        what: "code of the reduce dtype",
+        value: dtype as u8 as f64,
+        expected: "f32 (0) or bf16 (2)",
+    };
+    if dtype == Dtype::F16 { Err(Error::Core(wrong)) } else { Ok(()) }
 }

@@ -13,6 +13,7 @@ use super::round::Round;
 use super::slip::{GREETING, Slip};
 use crate::Error;
 use crate::compress::Setting;
+use crate::gradient::Dtype;
 
 /// What travels by one collective, in the order in which they come. Buckets have only the parts that their settings
 /// need.
@@ -58,7 +59,7 @@ impl Part {
 pub enum Op {
     /// CLT-k: the leader writes the positions of its largest values; the others look for what is not finite.
     Lead,
-    /// Dense: the values, as f32, into the sums.
+    /// Dense: the values, as f32, into the sums; rounded if they travel as bf16.
     Widen,
     /// PowerSGD: `P = M Q` of the last step's `Q`, or of random columns where that is zero, into the sums.
     Project,
@@ -94,8 +95,8 @@ pub enum Op {
     SumShards,
     /// PowerSGD: this step's `Q` is the next one's start.
     Remember,
-    /// Says how this rank fares wherever a part tells it: a slip at the head of each message, or f32 behind what is
-    /// summed. In [`Part::Greetings`] the length of its message follows.
+    /// Says how this rank fares wherever a part tells it: a slip at the head of each message, or numbers behind what is
+    /// summed, which is rounded now if it travels as bf16. In [`Part::Greetings`] the length of its message follows.
     PutSlip {
         /// Which.
         part: Part,
@@ -180,7 +181,8 @@ pub(super) const PROGRAM: [(Part, Instruction); 36] = [
 /// use lgreco_train::compress::{Setting, qsgd::Qsgd};
 /// use lgreco_train::exchange::{Agreement, Moment, Part, Program, Round, Route, Spec};
 /// use lgreco_train::gradient::{Dtype, Shape};
-/// let moment = Moment { rank: 0, world_size: 4, route: Route::AllGather, seed: 7, step: 0, terms: 0 };
+/// let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+/// let moment = Moment { rank: 0, world_size: 4, route, reduce_dtype, seed: 7, step: 0, terms: 0 };
 /// let layer = Spec::from((Setting::Qsgd(Qsgd::default()), Shape::new(16, 16)?, Dtype::F32));
 /// let program = Program::new([layer].into_iter(), moment, Agreement::Reached, 0)?;
 /// assert_eq!(program.round(Part::Payloads), Some(Round::AllGather { bytes: 16 + 16 + 4 + 128 }));
@@ -198,7 +200,7 @@ pub struct Program {
     agreement: Agreement,
     /// Bytes of a message about the pieces that this rank owns; 0 where nothing travels in pieces.
     piece: usize,
-    /// f32 of this rank's part of [`Part::Shards`].
+    /// Values of this rank's part of [`Part::Shards`].
     shard: usize,
 }
 
@@ -236,18 +238,24 @@ impl Program {
     pub fn round(&self, part: Part) -> Option<Round> {
         let Layout { world, sums, factors, positions, message, varies, pieces, shards, .. } = self.layout;
         let sharded = self.moment.route == Route::Sharded;
+        let (half, slips) = (self.moment.reduce_dtype == Dtype::Bf16, self.slips());
+        let reduce = |values| match half {
+            true => Round::AllReduceSumBf16 { values: values + slips },
+            false => Round::AllReduceSum { values: values + slips },
+        };
         let round = match part {
             Part::Greetings => Round::AllGather { bytes: GREETING },
             Part::Positions => Round::Broadcast { bytes: positions },
-            Part::Sums => Round::AllReduceSum { values: sums + world },
-            Part::Factors => Round::AllReduceSum { values: factors + world },
+            Part::Sums => reduce(sums),
+            Part::Factors => reduce(factors),
             Part::Payloads if varies => Round::AllGatherEach { bytes: message.saturating_mul(world), exact: false },
             Part::Payloads => Round::AllGather { bytes: message },
             Part::Pieces | Part::ShardPayloads => {
                 Round::AllToAll { send: pieces - self.piece, received: self.piece * (world - 1) }
             }
             Part::Means => Round::AllGatherEach { bytes: pieces, exact: true },
-            Part::Shards => Round::ReduceScatterSum { values: shards + world * world, own: self.shard },
+            Part::Shards if half => Round::ReduceScatterSumBf16 { values: shards + slips * world, own: self.shard },
+            Part::Shards => Round::ReduceScatterSum { values: shards + slips * world, own: self.shard },
         };
         let has = match part {
             Part::Greetings => self.agreement == Agreement::Needed || varies,
@@ -262,6 +270,11 @@ impl Program {
         has.then_some(round)
     }
 
+    /// Values that all ranks' slips take behind what is summed.
+    pub(super) fn slips(&self) -> usize {
+        self.layout.world * Slip::values(self.moment.reduce_dtype)
+    }
+
     /// The collectives of this exchange, in order, and what travels by them: for embedders that reserve or register
     /// memory. All ranks have the same ones, of the same sizes but for [`Round::AllToAll`] and
     /// [`Round::ReduceScatterSum`].
@@ -271,7 +284,7 @@ impl Program {
 
     /// How much of a part is for or from `owner`, where ranks' parts differ: bytes of the message about its pieces,
     /// which is what it gets from each of the others (its own being empty there) and what it hands out in
-    /// [`Part::Means`]; f32 of its part of [`Part::Shards`], slips included. 0 for other parts.
+    /// [`Part::Means`]; values of its part of [`Part::Shards`], slips included. 0 for other parts.
     ///
     /// # Errors
     /// As [`Program::new`].
@@ -288,7 +301,7 @@ impl Program {
             }
             Part::Shards => {
                 let dense = layers.filter(|spec| spec.setting == Setting::Dense);
-                Ok(dense.map(|spec| spec.shard(owner).len()).sum::<usize>() + self.layout.world)
+                Ok(dense.map(|spec| spec.shard(owner).len()).sum::<usize>() + self.slips())
             }
             _ => Ok(0),
         }

@@ -1,6 +1,7 @@
 //! What an exchange asks the embedder to do.
 
 use super::collective::{Collective, CollectiveError};
+use crate::gradient::Bf16;
 
 /// A collective, on memory of the exchange: the host's, unless a [`Space`](super::Space) has another kind. All ranks
 /// make the same ones in the same order.
@@ -15,11 +16,16 @@ use super::collective::{Collective, CollectiveError};
 /// assert_eq!(sums, [Ok([2.0, 4.0]); 2]);
 /// ```
 #[derive(Debug, PartialEq)]
-pub enum Request<'a, V = &'a mut [f32], B = &'a mut [u8]> {
+pub enum Request<'a, V = &'a mut [f32], H = &'a mut [Bf16], B = &'a mut [u8]> {
     /// Replace the values by their sums over the workers.
     AllReduceSum {
         /// As many on every rank.
         values: V,
+    },
+    /// The same of bf16, for which a [moment](super::Moment::reduce_dtype) asks.
+    AllReduceSumBf16 {
+        /// As many on every rank.
+        values: H,
     },
     /// Fill `buffer` with every rank's bytes, in rank order. This rank's are in their place.
     AllGather {
@@ -59,6 +65,13 @@ pub enum Request<'a, V = &'a mut [f32], B = &'a mut [u8]> {
         /// All parts, one after the other.
         values: V,
     },
+    /// The same of bf16.
+    ReduceScatterSumBf16 {
+        /// Values of each rank's part.
+        lens: &'a [u64],
+        /// All parts, one after the other.
+        values: H,
+    },
 }
 
 /// The part of a sum over so many workers, or of what all of them gather, that is the others'.
@@ -70,10 +83,11 @@ impl Request<'_> {
     /// Bytes that each of so many workers sends if none sends more than it must: an all-reduce is a reduce-scatter and an
     /// all-gather.
     pub(crate) fn wire_bytes(&self, world_size: u32) -> f64 {
-        let of_values = |values: &[f32]| size_of_val(values) as f64;
         let (whole, others) = match self {
-            Request::AllReduceSum { values } => (2.0 * of_values(values), true),
-            Request::ReduceScatterSum { values, .. } => (of_values(values), true),
+            Request::AllReduceSum { values } => (2.0 * size_of_val(&**values) as f64, true),
+            Request::AllReduceSumBf16 { values } => (2.0 * size_of_val(&**values) as f64, true),
+            Request::ReduceScatterSum { values, .. } => (size_of_val(&**values) as f64, true),
+            Request::ReduceScatterSumBf16 { values, .. } => (size_of_val(&**values) as f64, true),
             Request::AllGather { buffer } | Request::AllGatherEach { buffer, .. } => (buffer.len() as f64, true),
             Request::Broadcast { bytes, .. } => (bytes.len() as f64, true),
             Request::AllToAll { received, .. } => (received.len() as f64, false),
@@ -88,6 +102,7 @@ impl Request<'_> {
     pub fn perform<C: Collective + ?Sized>(self, collective: &mut C) -> Result<(), CollectiveError> {
         match self {
             Request::AllReduceSum { values } => collective.all_reduce_sum(values),
+            Request::AllReduceSumBf16 { values } => collective.all_reduce_sum_bf16(values),
             Request::AllGather { buffer } => collective.all_gather(buffer),
             Request::AllGatherEach { lens, buffer } => collective.all_gather_each(lens, buffer),
             Request::Broadcast { root, bytes } => collective.broadcast(root, bytes),
@@ -95,6 +110,7 @@ impl Request<'_> {
                 collective.all_to_all(send, send_lens, received, received_lens)
             }
             Request::ReduceScatterSum { lens, values } => collective.reduce_scatter_sum(lens, values),
+            Request::ReduceScatterSumBf16 { lens, values } => collective.reduce_scatter_sum_bf16(lens, values),
         }
     }
 }

@@ -14,6 +14,11 @@ pub enum Round {
         /// Number of f32.
         values: usize,
     },
+    /// [`Request::AllReduceSumBf16`](super::Request::AllReduceSumBf16).
+    AllReduceSumBf16 {
+        /// Number of bf16.
+        values: usize,
+    },
     /// [`Request::AllGather`](super::Request::AllGather).
     AllGather {
         /// Of each rank.
@@ -45,6 +50,13 @@ pub enum Round {
         /// Of them, this rank's.
         own: usize,
     },
+    /// [`Request::ReduceScatterSumBf16`](super::Request::ReduceScatterSumBf16).
+    ReduceScatterSumBf16 {
+        /// Number of bf16 of all ranks together.
+        values: usize,
+        /// Of them, this rank's.
+        own: usize,
+    },
 }
 
 impl Round {
@@ -55,6 +67,7 @@ impl Round {
             Round::AllReduceSum { values } | Round::ReduceScatterSum { values, .. } => {
                 values.saturating_mul(size_of::<f32>())
             }
+            Round::AllReduceSumBf16 { values } | Round::ReduceScatterSumBf16 { values, .. } => values.saturating_mul(2),
             Round::AllGather { bytes } => bytes.saturating_mul(world_size as usize),
             Round::AllGatherEach { bytes, .. } | Round::Broadcast { bytes } => bytes,
             Round::AllToAll { send, received } => send.saturating_add(received),

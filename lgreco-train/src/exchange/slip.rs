@@ -1,5 +1,6 @@
 //! What ranks tell each other inside the messages of an exchange: how each fares, and what each is about to do.
 
+use crate::gradient::{Bf16, Dtype, Element};
 use crate::{CoreError, Error};
 
 /// Bytes of a slip at the head of a message.
@@ -7,7 +8,7 @@ pub(super) const LEN: usize = 16;
 /// Bytes of what a rank says before anything else: its slip and the length of its message.
 pub(super) const GREETING: usize = LEN + 8;
 
-/// What a rank says of itself in every message: 16 bytes at its head, or one f32 of a sum.
+/// What a rank says of itself in every message: 16 bytes at its head, or one f32 or three bf16 of a sum.
 ///
 /// ```
 /// use lgreco_train::exchange::Slip;
@@ -15,6 +16,7 @@ pub(super) const GREETING: usize = LEN + 8;
 /// let mut message = [0; Slip::LEN];
 /// slip.write(&mut message);
 /// assert_eq!((Slip::read(&message), slip.to_sum()), (slip, 4.0));
+/// assert_eq!(Slip::of_bf16_sum(slip.to_bf16_sum()), Slip::of_sum(slip.to_sum()));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slip {
@@ -79,6 +81,29 @@ impl Slip {
             _ => Slip { code: 0, fingerprint: whole },
         }
     }
+
+    /// Values of a sum that a rank's slip takes.
+    pub const fn values(dtype: Dtype) -> usize {
+        match dtype {
+            Dtype::F32 => 1,
+            Dtype::F16 | Dtype::Bf16 => 3,
+        }
+    }
+
+    /// [`to_sum`](Slip::to_sum) as three digits of base 256, the lowest first, for a type that has no larger integers.
+    pub fn to_bf16_sum(self) -> [Bf16; 3] {
+        let whole = self.to_sum() as u32;
+        [0, 8, 16].map(|shift| Bf16::from_f32((whole >> shift & 0xff) as f32))
+    }
+
+    /// What [`to_bf16_sum`](Slip::to_bf16_sum) told.
+    pub fn of_bf16_sum(sum: [Bf16; 3]) -> Slip {
+        let digits = sum.map(Bf16::to_f32);
+        if digits.iter().any(|&digit| digit as u8 as f32 != digit) {
+            return Slip { code: UNREADABLE, fingerprint: 0 };
+        }
+        Slip::of_sum(digits.iter().rev().fold(0.0, |whole, digit| 256.0 * whole + digit))
+    }
 }
 
 /// Goes on if every rank can and all are about to do the same. `own` is this rank's failure, `slips` are those of all
@@ -128,15 +153,25 @@ mod tests {
             slip.write(&mut head);
             assert_eq!(Slip::read(&head), slip);
             assert_eq!(Slip::of_sum(slip.to_sum()).code, slip.code);
+            assert_eq!(Slip::of_bf16_sum(slip.to_bf16_sum()), Slip::of_sum(slip.to_sum()));
         }
         let near = Slip { fingerprint: FINE.fingerprint + 1, ..FINE };
         assert_ne!(Slip::of_sum(FINE.to_sum()), Slip::of_sum(near.to_sum()));
         for fingerprint in [0, END - FINGERPRINTS - 1, END - FINGERPRINTS, u64::MAX] {
             let told = Slip { code: 0, fingerprint }.to_sum();
             assert_eq!(Slip::of_sum(told), Slip { code: 0, fingerprint: told as u64 });
+            let digits = Slip { code: 0, fingerprint }.to_bf16_sum();
+            assert_eq!(Slip::of_bf16_sum(digits), Slip { code: 0, fingerprint: told as u64 });
         }
         for junk in [f32::NAN, f32::INFINITY, -1.0, 0.0, 0.5, 4096.5, 16777216.0, 1e30] {
             assert_eq!(Slip::of_sum(junk).code, UNREADABLE, "{junk}");
+        }
+        for junk in [f32::NAN, f32::INFINITY, -1.0, 0.5, 256.0, 1e30] {
+            for at in 0..3 {
+                let mut digits = FINE.to_bf16_sum();
+                digits[at] = Bf16::from_f32(junk);
+                assert_eq!(Slip::of_bf16_sum(digits).code, UNREADABLE, "{junk}");
+            }
         }
     }
 

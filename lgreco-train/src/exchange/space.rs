@@ -36,6 +36,10 @@ pub trait Space {
     type Values<'a>
     where
         Self: 'a;
+    /// bf16 that are summed.
+    type Halves<'a>
+    where
+        Self: 'a;
     /// Bytes that travel as they are.
     type Bytes<'a>
     where
@@ -73,4 +77,4 @@ pub trait Space {
 }
 
 /// A [`Request`] on a space's memory.
-pub type RequestOf<'a, S> = Request<'a, <S as Space>::Values<'a>, <S as Space>::Bytes<'a>>;
+pub type RequestOf<'a, S> = Request<'a, <S as Space>::Values<'a>, <S as Space>::Halves<'a>, <S as Space>::Bytes<'a>>;

@@ -25,7 +25,13 @@ fn noise(seed: u64, layer: u32, rank: u32, len: usize) -> Vec<f32> {
 
 fn case(layers: &[(Setting, Shape)], world: u32, route: Route) -> Case {
     let worker = |rank| (0..).zip(layers).map(|(l, (_, shape))| noise(9, l, rank, shape.elements())).collect();
-    Case { layers: layers.to_vec(), gradients: (0..world).map(worker).collect(), route, seed: 5, step: 3 }
+    let (layers, gradients) = (layers.to_vec(), (0..world).map(worker).collect());
+    Case { layers, gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 3 }
+}
+
+/// The same with sums of bf16.
+fn halved(case: &Case) -> Case {
+    Case { reduce_dtype: Dtype::Bf16, ..case.clone() }
 }
 
 fn shape(rows: usize, cols: usize) -> Shape {
@@ -99,6 +105,7 @@ mod cores;
 mod failures;
 mod golden;
 mod group;
+mod halves;
 mod leader;
 mod sharded;
 mod variable;
@@ -134,7 +141,9 @@ fn values_in_few_bits_travel_by_every_route() {
 fn means_hold_for_1_2_3_and_8_workers() {
     for world in [1, 2, 3, 8] {
         for route in ROUTES.into_iter().chain([Route::Sharded]) {
-            check(&case(&fitting(&hybrid(), route), world, route));
+            let case = case(&fitting(&hybrid(), route), world, route);
+            check(&case);
+            check(&halved(&case));
         }
     }
 }
@@ -142,7 +151,9 @@ fn means_hold_for_1_2_3_and_8_workers() {
 #[test]
 fn a_failing_worker_is_named_on_all_and_the_next_exchange_works() {
     for route in ROUTES.into_iter().chain([Route::Sharded]) {
-        check_failure(&case(&fitting(&hybrid(), route), 3, route));
+        let whole = case(&fitting(&hybrid(), route), 3, route);
+        check_failure(&whole);
+        check_failure(&halved(&whole));
         for setting in [
             qsgd(4, 16, Rounding::Stochastic),
             topk(30),
@@ -195,13 +206,14 @@ proptest! {
         layers in proptest::collection::vec(settings(), 1..6),
         world in 1u32..6,
         route in 0..3usize,
+        half: bool,
         seed: u64,
         scale in -30i32..30,
         sparse in 1u32..4,
     ) {
         let route = [Route::AllGather, Route::ScatterReduce, Route::Sharded][route];
         let mut case = case(&fitting(&layers, route), world, route);
-        case.seed = seed;
+        (case.seed, case.reduce_dtype) = (seed, if half { Dtype::Bf16 } else { Dtype::F32 });
         let factor = 2f32.powi(scale);
         for (i, x) in case.gradients.iter_mut().flatten().flatten().enumerate() {
             *x *= if (i as u32).is_multiple_of(sparse) { factor } else { 0.0 };
@@ -225,7 +237,7 @@ fn the_error_of_the_mean_falls_with_the_number_of_workers() {
         for route in ROUTES.into_iter().chain([Route::Sharded]) {
             let layers = vec![(Setting::Qsgd(base), shape)];
             let gradients = vec![vec![values.clone()]; world];
-            let mut case = Case { layers, gradients, route, seed: 11, step: 0 };
+            let mut case = Case { layers, gradients, route, reduce_dtype: Dtype::F32, seed: 11, step: 0 };
             let (mut squared, mut sum) = (0.0, vec![0.0; values.len()]);
             for step in 0..STEPS {
                 case.step = step;
@@ -314,6 +326,7 @@ fn powersgd_warm_start_converges_to_the_best_approximation_of_the_mean() {
         layers: vec![(setting, shape(rows, cols))],
         gradients: vec![worker(1.0), worker(-1.0)],
         route: Route::AllGather,
+        reduce_dtype: Dtype::F32,
         seed: 1,
         step: 0,
     };
@@ -350,7 +363,9 @@ fn sixteen_bit_gradients_are_summed_as_f32() {
         for route in ROUTES {
             let wide = |rank| noise(2, 0, rank, 99).iter().map(|&x| Bf16::from_f32(x).to_f32()).collect::<Vec<_>>();
             let gradients = vec![vec![wide(0)], vec![wide(1)]];
-            let expected = Case { layers: vec![(setting, shape)], gradients, route, seed: 5, step: 0 }.run();
+            let expected =
+                Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 }
+                    .run();
             let means = threads::run(2, |mut worker| {
                 let values: Vec<Bf16> = noise(2, 0, worker.rank(), 99).into_iter().map(Bf16::from_f32).collect();
                 let gradient = Gradient::new(Values::Bf16(&values), shape).unwrap();

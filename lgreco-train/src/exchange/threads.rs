@@ -1,9 +1,11 @@
 //! Workers that are threads of one process.
 
 use super::{Collective, CollectiveError};
+use crate::gradient::{Bf16, Dtype, Element};
 use core::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::ScopedJoinHandle;
+use std::vec;
 use std::vec::Vec;
 
 /// Runs `work` on `world_size` threads, the first of them the caller's, each with its place in their group, and returns
@@ -74,8 +76,8 @@ struct Slot {
 /// What workers must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
-    Reduce { len: usize },
-    ReduceScatter { len: usize },
+    Reduce { len: usize, dtype: Dtype },
+    ReduceScatter { len: usize, dtype: Dtype },
     Gather,
     Broadcast { root: u32, len: usize },
     AllToAll,
@@ -209,6 +211,51 @@ impl ThreadCollective {
         self.turn ^= 1;
         outcome
     }
+    /// Replaces the values by their sums. Each thread sums one part of them.
+    fn reduce<T: Element>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
+        let call = Call::Reduce { len: values.len(), dtype: T::DTYPE };
+        let world = self.group.slots.len();
+        let part = |rank: usize| values.len() * rank / world..values.len() * (rank + 1) / world;
+        let parts: Vec<_> = (0..world).map(part).collect();
+        let own = parts[self.rank].clone();
+        let mut sum = vec![T::zeroed(); own.len()];
+        self.show(call, bytemuck::cast_slice(values), |this| {
+            (0..world).for_each(|rank| this.slot(rank).add(own.start, rank == 0, &mut sum));
+            Ok(())
+        })?;
+        self.show(call, bytemuck::cast_slice(&sum), |this| {
+            for (rank, part) in parts.into_iter().enumerate() {
+                bytemuck::cast_slice_mut(&mut values[part]).copy_from_slice(&this.slot(rank).bytes);
+            }
+            Ok(())
+        })
+    }
+
+    /// Replaces this thread's part of the values by its sum.
+    fn reduce_scatter<T: Element>(&mut self, lens: &[u64], values: &mut [T]) -> Result<(), CollectiveError> {
+        let before = lens.iter().take(self.rank).fold(0, |all: u64, len| all.saturating_add(*len)) as usize;
+        let call = Call::ReduceScatter { len: values.len(), dtype: T::DTYPE };
+        self.put(call, bytemuck::cast_slice(values));
+        self.see(call, |this| {
+            let all = lens.iter().fold(0, |all: u64, len| all.saturating_add(*len));
+            if lens.len() != this.group.slots.len() || all != values.len() as u64 {
+                return Err(Self::MISMATCH);
+            }
+            let sum = &mut values[before..before + lens[this.rank] as usize];
+            (0..lens.len()).for_each(|rank| this.slot(rank).add(before, rank == 0, sum));
+            Ok(())
+        })
+    }
+}
+
+impl Slot {
+    /// Adds the values that it shows, from number `start` on, to a sum, which they begin if they are `first`.
+    fn add<T: Element>(&self, start: usize, first: bool, sum: &mut [T]) {
+        let addends = self.bytes.chunks_exact(size_of::<T>()).skip(start).map(bytemuck::pod_read_unaligned::<T>);
+        for (sum, x) in sum.iter_mut().zip(addends) {
+            *sum = if first { x } else { T::from_f32(sum.to_f32() + x.to_f32()) };
+        }
+    }
 }
 
 impl Drop for ThreadCollective {
@@ -227,32 +274,13 @@ impl Collective for ThreadCollective {
         self.group.slots.len() as u32
     }
 
-    /// Each thread sums one part of the values.
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        let call = Call::Reduce { len: values.len() };
-        let world = self.group.slots.len();
-        let part = |rank: usize| values.len() * rank / world..values.len() * (rank + 1) / world;
-        let parts: Vec<_> = (0..world).map(part).collect();
-        let own = parts[self.rank].clone();
-        let mut sum = Vec::new();
-        self.show(call, bytemuck::cast_slice(values), |this| {
-            for rank in 0..world {
-                let slot = this.slot(rank);
-                let addends = slot.bytes.as_chunks().0[own.clone()].iter().map(|&bytes| f32::from_ne_bytes(bytes));
-                if rank == 0 {
-                    sum.extend(addends);
-                } else {
-                    sum.iter_mut().zip(addends).for_each(|(sum, x)| *sum += x);
-                }
-            }
-            Ok(())
-        })?;
-        self.show(call, bytemuck::cast_slice(&sum), |this| {
-            for (rank, part) in parts.into_iter().enumerate() {
-                bytemuck::cast_slice_mut(&mut values[part]).copy_from_slice(&this.slot(rank).bytes);
-            }
-            Ok(())
-        })
+        self.reduce(values)
+    }
+
+    /// Each addition is rounded.
+    fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        self.reduce(values)
     }
 
     fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
@@ -311,26 +339,11 @@ impl Collective for ThreadCollective {
     }
 
     fn reduce_scatter_sum(&mut self, lens: &[u64], values: &mut [f32]) -> Result<(), CollectiveError> {
-        let before = lens.iter().take(self.rank).fold(0, |all: u64, len| all.saturating_add(*len)) as usize;
-        let call = Call::ReduceScatter { len: values.len() };
-        self.put(call, bytemuck::cast_slice(values));
-        self.see(call, |this| {
-            let all = lens.iter().fold(0, |all: u64, len| all.saturating_add(*len));
-            if lens.len() != this.group.slots.len() || all != values.len() as u64 {
-                return Err(Self::MISMATCH);
-            }
-            let own = before..before + lens[this.rank] as usize;
-            let sum = &mut values[own.clone()];
-            for rank in 0..lens.len() {
-                let slot = this.slot(rank);
-                let addends = slot.bytes.as_chunks().0[own.clone()].iter().map(|&bytes| f32::from_ne_bytes(bytes));
-                match rank {
-                    0 => sum.iter_mut().zip(addends).for_each(|(sum, x)| *sum = x),
-                    _ => sum.iter_mut().zip(addends).for_each(|(sum, x)| *sum += x),
-                }
-            }
-            Ok(())
-        })
+        self.reduce_scatter(lens, values)
+    }
+
+    fn reduce_scatter_sum_bf16(&mut self, lens: &[u64], values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        self.reduce_scatter(lens, values)
     }
 }
 

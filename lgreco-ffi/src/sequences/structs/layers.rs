@@ -219,6 +219,8 @@ pub(super) fn controller(bytes: &mut Bytes, context: *mut lgreco_context) -> lgr
         offset_of!(lgreco_collective, all_gather_each),
         offset_of!(lgreco_collective, all_to_all),
         offset_of!(lgreco_collective, reduce_scatter_sum),
+        offset_of!(lgreco_collective, all_reduce_sum_bf16),
+        offset_of!(lgreco_collective, reduce_scatter_sum_bf16),
     ];
     let (fixed, search) = ([setting(bytes), setting(bytes), setting(bytes)], search(bytes));
     let (fixed, search) = (settings(bytes, &fixed), grown(bytes, &[search], &[]));

@@ -53,7 +53,7 @@ class _ReduceScatter:
     def __init__(self, values: torch.Tensor, lens: list[int], group: dist.ProcessGroup) -> None:
         rank, world = group.rank(), group.size()
         self._own = torch.split(values, lens)[rank]
-        self._received = torch.empty(world, lens[rank])
+        self._received = torch.empty(world, lens[rank], dtype=values.dtype)
         received = [lens[rank]] * world
         work = dist.all_to_all_single(self._received.view(-1), values, received, lens, group=group, async_op=True)
         self._work = _All([work])
@@ -66,13 +66,21 @@ class _ReduceScatter:
         return self._work.is_completed()
 
 
+_SUMS = {
+    "all_reduce": torch.float32,
+    "all_reduce_bf16": torch.bfloat16,
+    "reduce_scatter": torch.float32,
+    "reduce_scatter_bf16": torch.bfloat16,
+}
+
+
 def start(request: Request, group: dist.ProcessGroup) -> Started:
     """Starts a collective. Every rank starts the same ones in the same order."""
-    if request.kind == "all_reduce":
-        values = memory(request.address, request.length, torch.float32)
+    if request.kind in _SUMS:
+        values = memory(request.address, request.length, _SUMS[request.kind])
+        if request.lens:
+            return _ReduceScatter(values, request.lens, group)
         return _All([dist.all_reduce(values, group=group, async_op=True)])
-    if request.kind == "reduce_scatter":
-        return _ReduceScatter(memory(request.address, request.length, torch.float32), request.lens, group)
     sent = memory(request.address, request.length, torch.uint8)
     if request.kind == "all_gather":
         own = sent.chunk(group.size())[group.rank()].clone()

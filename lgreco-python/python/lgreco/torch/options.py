@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     lead: int
     error_feedback: bool
     residual_dtype: torch.dtype
+    reduce_dtype: torch.dtype | None
     grad_scaler: Scaler | None
     random_seed: int
     on_plan: Callable[[Any], None] | None

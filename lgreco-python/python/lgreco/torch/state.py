@@ -56,6 +56,10 @@ class LGreCoState(Training):
     error_feedback, residual_dtype
         Whether what TopK and PowerSGD do not send is remembered, and in which format: torch.float32, torch.bfloat16 or
         torch.int8.
+    reduce_dtype
+        What is summed on the network travels as torch.float32 or, in half the bytes, as torch.bfloat16: PowerSGD's factors and
+        layers that stay uncompressed. What rounding a process's own values loses stays in its residuals. The default is
+        bfloat16 where all parameters are, as in plain DDP, and else float32.
     grad_scaler
         The GradScaler of mixed precision. Steps that it skips are taken back, residuals follow its scale, and gradients
         that are not finite reach it on all ranks instead of being an error.
@@ -99,6 +103,7 @@ class LGreCoState(Training):
         lead: int = 0,
         error_feedback: bool = True,
         residual_dtype: torch.dtype = torch.float32,
+        reduce_dtype: torch.dtype | None = None,
         grad_scaler: Scaler | None = None,
         random_seed: int = 0,
         hold_zeros: bool | None = None,
@@ -122,6 +127,7 @@ class LGreCoState(Training):
             lead=lead,
             error_feedback=error_feedback,
             residual_dtype=residual_dtype,
+            reduce_dtype=reduce_dtype,
             grad_scaler=grad_scaler,
             random_seed=random_seed,
             on_plan=on_plan,
@@ -129,7 +135,7 @@ class LGreCoState(Training):
         )
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._process_group = process_group if process_group is not None else dist.group.WORLD
-        self._uncompressed = policy == "uncompressed" and settings is None
+        self._uncompressed = policy == "uncompressed" and settings is None and reduce_dtype is None
         self._hold_zeros = bool(getattr(model, "find_unused_parameters", False)) if hold_zeros is None else hold_zeros
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -64,6 +64,10 @@ class Training(Reports):
 
     def __init__(self, group: dist.ProcessGroup | None, layers: Sequence[Layer], **options: "Unpack[Options]") -> None:
         told: dict[str, Any] = dict(options)
+        reduce_dtype: torch.dtype | None = told.pop("reduce_dtype", None)
+        if reduce_dtype is None:
+            halves = all(layer.dtype == torch.bfloat16 for layer in layers)
+            reduce_dtype = torch.bfloat16 if halves else torch.float32
         grad_scaler: Scaler | None = told.pop("grad_scaler", None)
         settings: Mapping[str, str] | None = told.pop("settings", None)
         self.names = [layer.name for layer in layers]
@@ -88,6 +92,7 @@ class Training(Reports):
             self._group.rank(),
             self._group.size(),
             residual_dtype=name_of("residual_dtype", told.pop("residual_dtype", torch.float32)),
+            reduce_dtype=name_of("reduce_dtype", reduce_dtype),
             loss_scaling=grad_scaler is not None,
             seed=told.pop("random_seed", 0),
             **told,

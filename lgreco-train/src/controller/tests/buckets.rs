@@ -19,6 +19,7 @@ impl Noting<'_> {
             Request::Broadcast { .. } => "broadcast",
             Request::AllToAll { .. } => "all-to-all",
             Request::ReduceScatterSum { .. } => "reduce-scatter",
+            Request::AllReduceSumBf16 { .. } | Request::ReduceScatterSumBf16 { .. } => "sums of bf16",
         });
         request.perform(self.0).unwrap();
     }

@@ -20,6 +20,7 @@ mod budgets;
 #[cfg(feature = "rayon")]
 mod cores;
 mod failures;
+mod halves;
 mod measured;
 #[cfg(feature = "json")]
 mod planned;

@@ -2,6 +2,7 @@
 
 use super::mean::{average, in_tensor, narrow};
 use super::room::Room;
+use super::summed::rounded;
 use super::sums;
 use crate::Error;
 use crate::compress::{Setting, check_finite, clt::CltK};
@@ -37,7 +38,7 @@ pub(super) fn lead(layers: &[Layer<'_>], moment: Moment, room: &mut Room<'_>) ->
 /// # Errors
 /// [`Error::PeerMessage`] when they are not positions.
 pub(super) fn pick(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let (mut positions, mut sums) = (&mut *room.positions, &mut *room.sums);
+    let (mut positions, mut sums, dtype) = (&mut *room.positions, &mut *room.sums, moment.reduce_dtype);
     for layer in layers {
         let mut values = sums::take(&mut sums, sums::part_lens(layer).0).iter_mut();
         let Setting::CltK(clt) = layer.setting else { continue };
@@ -49,13 +50,15 @@ pub(super) fn pick(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>
         let mut put = |value: f32| values.next().into_iter().for_each(|place| *place = value);
         let filled = match &mut layer.gradient {
             Input::Compensated { values, .. } => clt.for_each(shape, positions, |at| {
-                put(values[at]);
-                values[at] = 0.0;
+                let sent = rounded(values[at], dtype);
+                put(sent);
+                values[at] -= sent;
             }),
             gradient => with_elements!(gradient.get()?.values(), v => clt.for_each(shape, positions, |at| {
-                put(v[at].to_f32());
+                let sent = rounded(v[at].to_f32(), dtype);
+                put(sent);
                 if let Some(own) = &mut layer.own {
-                    own[at] = v[at].to_f32();
+                    own[at] = sent;
                 }
             })),
         };

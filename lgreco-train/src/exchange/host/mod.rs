@@ -8,17 +8,21 @@ mod pieces;
 mod room;
 mod shards;
 mod sum;
+mod summed;
 mod sums;
 
 use super::layer::{Layer, Spec};
+use super::moment::Moment;
 use super::program::{Op, Part, Program};
 use super::request::Request;
 use super::slip::{self, GREETING, Slip, judge};
 use super::space::Space;
 use crate::checksum::Hash;
 use crate::error::expect_room;
+use crate::gradient::{Bf16, Dtype};
 use crate::{CoreError, Error};
-use room::{Ranks, Room, messages, put_slip, slips, sum};
+use room::{Ranks, Room, messages, sum};
+use summed::{Wire, halves};
 
 /// A bucket in the host's memory: a [`Space`] that computes at once. See [`Flight`](super::Flight) for an example.
 #[derive(Debug)]
@@ -32,6 +36,10 @@ pub struct Host<'a, 'l> {
 impl Space for Host<'_, '_> {
     type Values<'b>
         = &'b mut [f32]
+    where
+        Self: 'b;
+    type Halves<'b>
+        = &'b mut [Bf16]
     where
         Self: 'b;
     type Bytes<'b>
@@ -77,7 +85,7 @@ impl Space for Host<'_, '_> {
             Op::AveragePieces => pieces::average_own(layers, moment, room),
             Op::DecodeMeans => pieces::decode_means(layers, moment, room),
             Op::WidenShards => shards::dense(layers, moment, room),
-            Op::AverageShards => shards::means(layers, moment, room),
+            Op::AverageShards => shards::means(layers, program, room),
             Op::SumShards => pieces::sum_shards(layers, moment, room),
             Op::Remember => sums::remember(layers, program, room),
             Op::PutSlip { part, slip } => put(part, slip, layers, program, room),
@@ -94,14 +102,20 @@ impl Space for Host<'_, '_> {
 pub(crate) fn request_in<'w>(part: Part, program: &Program, workspace: &'w mut [u64]) -> Result<Request<'w>, Error> {
     let Room { ranks: Ranks { lens, spare }, sums, factors, shards, positions, pieces, received, .. } =
         Room::new(&program.layout, workspace)?;
+    let half = program.moment.reduce_dtype == Dtype::Bf16;
+    let reduce = |memory: &'w mut [f32], values| match (half, values + program.slips()) {
+        (true, values) => Request::AllReduceSumBf16 { values: &mut halves(memory)[..values] },
+        (false, values) => Request::AllReduceSum { values: &mut memory[..values] },
+    };
     Ok(match part {
         Part::Greetings => Request::AllGather { buffer: bytemuck::cast_slice_mut(spare) },
         Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: positions },
-        Part::Sums => Request::AllReduceSum { values: sums },
-        Part::Factors => Request::AllReduceSum { values: factors },
+        Part::Sums => reduce(sums, program.layout.sums),
+        Part::Factors => reduce(factors, program.layout.factors),
         Part::Payloads if !program.layout.varies => Request::AllGather { buffer: &mut received[..sum(lens)] },
         Part::Payloads | Part::Means => Request::AllGatherEach { lens, buffer: &mut received[..sum(lens)] },
-        Part::Shards => Request::ReduceScatterSum { lens, values: shards },
+        Part::Shards if half => Request::ReduceScatterSumBf16 { lens, values: &mut halves(shards)[..sum(lens)] },
+        Part::Shards => Request::ReduceScatterSum { lens, values: &mut shards[..sum(lens)] },
         Part::Pieces | Part::ShardPayloads => {
             let received_lens = &spare[..lens.len()];
             let received = &mut received[..sum(received_lens)];
@@ -121,8 +135,8 @@ fn put(part: Part, slip: Slip, layers: &[Layer<'_>], program: &Program, room: &m
             own[slip::LEN..].copy_from_slice(&len.to_le_bytes());
         }
         Part::Positions => {}
-        Part::Sums => put_slip(room.sums, layout.sums, moment.rank, slip),
-        Part::Factors => put_slip(room.factors, layout.factors, moment.rank, slip),
+        Part::Sums => Wire::of(moment).put(room.sums, 0..layout.sums, 0, slip),
+        Part::Factors => Wire::of(moment).put(room.factors, 0..layout.factors, 0, slip),
         Part::Payloads => payloads::put(slip, program, room),
         Part::Pieces | Part::ShardPayloads => pieces::put(slip, layers, *moment, room)?,
         Part::Shards => shards::put(slip, layers, program, room)?,
@@ -137,12 +151,20 @@ fn judge_part(part: Part, own: Option<Error>, program: &Program, room: &mut Room
     match part {
         Part::Greetings => hear(own, program, &mut room.ranks),
         Part::Positions => Ok(()),
-        Part::Sums => judge(own, slips(room.sums, layout.sums)),
-        Part::Factors => judge(own, slips(room.factors, layout.factors)),
+        Part::Sums => judge_sums(own, *moment, room.sums, layout.sums),
+        Part::Factors => judge_sums(own, *moment, room.factors, layout.factors),
         Part::Payloads | Part::Means => judge(own, messages(room.ranks.lens, room.received).map(Slip::read)),
         Part::Pieces | Part::ShardPayloads => judge(own, pieces::slips(Slip::new(own, *fingerprint), *moment, room)),
-        Part::Shards => judge(own, shards::heard(*moment, room)),
+        Part::Shards => judge(own, shards::heard(program, room)),
     }
+}
+
+/// The same of sums, which are then f32.
+fn judge_sums(own: Option<Error>, moment: Moment, memory: &mut [f32], values: usize) -> Result<(), Error> {
+    let wire = Wire::of(&moment);
+    judge(own, wire.slips(memory, values))?;
+    wire.take(memory, 0..values);
+    Ok(())
 }
 
 /// Reads what all ranks have said before they send anything else.

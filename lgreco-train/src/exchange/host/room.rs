@@ -1,10 +1,10 @@
 //! How the host's workspace is cut into the parts of an exchange.
 
 use super::lanes::Scratch;
+use super::summed::SLIP_ROOM;
 use crate::Error;
 use crate::error::expect_room;
 use crate::exchange::layout::Layout;
-use crate::exchange::slip::Slip;
 
 /// Words per rank for [`Ranks`].
 const WORDS: usize = 4;
@@ -18,13 +18,13 @@ pub(super) struct Ranks<'a> {
 }
 
 impl Layout {
-    /// With the ranks' slips, if there is anything to sum.
+    /// With room for the ranks' slips, if there is anything to sum.
     fn with_slips(&self, values: usize) -> usize {
-        if values == 0 { 0 } else { values + self.world }
+        if values == 0 { 0 } else { values + SLIP_ROOM * self.world }
     }
 
     fn shards_with_slips(&self) -> usize {
-        if self.shards == 0 { 0 } else { self.shards + self.world * self.world }
+        if self.shards == 0 { 0 } else { self.shards + SLIP_ROOM * self.world * self.world }
     }
 
     /// Bytes for this rank's message while the lengths of the others' are not known.
@@ -105,16 +105,4 @@ pub(super) fn messages<'a>(lens: &'a [u64], received: &'a [u8]) -> impl Iterator
         *at += len as usize;
         message
     })
-}
-
-/// Puts a rank's slip behind the values of an all-reduce.
-pub(super) fn put_slip(sums: &mut [f32], values: usize, rank: u32, slip: Slip) {
-    let slips = &mut sums[values..];
-    slips.fill(0.0);
-    slips[rank as usize] = slip.to_sum();
-}
-
-/// The slips that an all-reduce has brought.
-pub(super) fn slips(sums: &[f32], values: usize) -> impl Iterator<Item = Slip> + Clone {
-    sums[values..].iter().map(|&sum| Slip::of_sum(sum))
 }

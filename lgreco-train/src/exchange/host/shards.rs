@@ -5,7 +5,8 @@
 //! elsewhere. What is wrong with the mean of one shard its rank finds out alone, and tells by its next message.
 
 use super::mean;
-use super::room::{Room, put_slip, slips, sum};
+use super::room::{Room, sum};
+use super::summed::{Wire, keep_rest, round};
 use super::sums::{take, widen_part};
 use crate::Error;
 use crate::compress::{Setting, check_finite};
@@ -13,6 +14,7 @@ use crate::exchange::layer::{Input, Layer};
 use crate::exchange::moment::Moment;
 use crate::exchange::program::{Part, Program};
 use crate::exchange::slip::Slip;
+use core::ops::Range;
 
 /// Fills the buffer: for each rank its shard of each layer, and room for slips.
 pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
@@ -26,46 +28,47 @@ pub(super) fn dense(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_
             if !widen_part(&gradient, range.start, part) {
                 check_finite(&gradient)?;
             }
+            round(part, moment.reduce_dtype);
             if let Some(own) = &mut layer.own {
-                own[range].copy_from_slice(part);
+                own[range.clone()].copy_from_slice(part);
+            }
+            if let Input::Compensated { values, .. } = &mut layer.gradient {
+                keep_rest(&mut values[range], part, moment.reduce_dtype);
             }
         }
-        take(&mut shards, world as usize);
-    }
-    for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
-        if let Input::Compensated { values, .. } = &mut layer.gradient {
-            values.fill(0.0);
-        }
+        take(&mut shards, Wire::of(&moment).slip_room());
     }
     Ok(())
 }
 
 /// Puts this rank's slip behind every shard, and writes down how long they are.
 pub(super) fn put(slip: Slip, layers: &[Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
-    let (rank, world) = (program.moment.rank, program.layout.world);
-    let mut shards = &mut *room.shards;
+    let wire = Wire::of(&program.moment);
+    let (mut from, mut to) = (0, 0);
     for (owner, len) in (0..).zip(&mut *room.ranks.lens) {
         *len = program.part_len(Part::Shards, layers.iter().map(Layer::spec), owner)? as u64;
-        put_slip(take(&mut shards, *len as usize), *len as usize - world, rank, slip);
+        let values = *len as usize - program.slips();
+        wire.put(room.shards, from..from + values, to, slip);
+        (from, to) = (from + values + wire.slip_room(), to + *len as usize);
     }
     Ok(())
 }
 
-/// This rank's part of the buffer.
-fn own<'r>(moment: Moment, room: &'r mut Room<'_>) -> &'r mut [f32] {
-    let (before, rest) = room.ranks.lens.split_at(moment.rank as usize);
-    &mut room.shards[sum(before)..][..rest[0] as usize]
+/// Where the values of this rank's part of the buffer are.
+fn own(program: &Program, room: &Room<'_>) -> Range<usize> {
+    let (before, rest) = room.ranks.lens.split_at(program.moment.rank as usize);
+    sum(before)..sum(before) + rest[0] as usize - program.slips()
 }
 
 /// What all ranks say of themselves behind this rank's shard.
-pub(super) fn heard<'r>(moment: Moment, room: &'r mut Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'r {
-    let own = own(moment, room);
-    slips(own, own.len() - moment.world_size as usize)
+pub(super) fn heard<'r>(program: &Program, room: &'r Room<'_>) -> impl Iterator<Item = Slip> + Clone + 'r {
+    Wire::of(&program.moment).slips(room.shards, own(program, room).end)
 }
 
 /// The means of this rank's shards.
-pub(super) fn means(layers: &mut [Layer<'_>], moment: Moment, room: &mut Room<'_>) -> Result<(), Error> {
-    let mut own = own(moment, room);
+pub(super) fn means(layers: &mut [Layer<'_>], program: &Program, room: &mut Room<'_>) -> Result<(), Error> {
+    let (moment, places) = (program.moment, own(program, room));
+    let mut own = Wire::of(&moment).take(room.shards, places);
     for layer in layers.iter_mut().filter(|layer| layer.setting == Setting::Dense) {
         let sum = take(&mut own, layer.mean.values().len());
         let start = layer.spec().shard(moment.rank).start;

@@ -3,6 +3,7 @@
 use super::lanes::{Parts, Scratch, side_by_side};
 use super::mean::{self, average};
 use super::room::Room;
+use super::summed::{keep_rest, round};
 use crate::compress::Setting;
 use crate::compress::powersgd::{
     back_project, orthonormalise, project, reconstruct, reconstruct_rows, start_matrix, take_off,
@@ -149,11 +150,12 @@ pub(super) fn dense(layers: &mut [Layer<'_>], program: &Program, room: &mut Room
         if !widen_part(&gradient, 0, sum) {
             check_finite(&gradient)?;
         }
+        round(sum, program.moment.reduce_dtype);
         if let Some(own) = &mut layer.own {
             own.copy_from_slice(sum);
         }
         if let Input::Compensated { values, .. } = &mut layer.gradient {
-            values.fill(0.0);
+            keep_rest(values, sum, program.moment.reduce_dtype);
         }
         Ok(())
     })
@@ -194,6 +196,7 @@ pub(super) fn between(layers: &mut [Layer<'_>], program: &Program, room: &mut Ro
         }
         orthonormalise(shape, rank, scratch.encode, p)?;
         back_project(&layer.gradient.get()?, rank, p, scratch.encode, q)?;
+        round(q, program.moment.reduce_dtype);
         if let Some(own) = &mut layer.own {
             reconstruct(shape, rank, p, q, own)?;
         }

@@ -179,7 +179,8 @@ fn sums_that_leave_f32_are_errors_on_all() {
     ];
     for (setting, route) in per_setting.into_iter().flat_map(|s| ROUTES.map(|r| (s, r))) {
         let gradients = vec![vec![vec![3e38; 16]]; 3];
-        let results = Case { layers: vec![(setting, shape)], gradients, route, seed: 5, step: 0 }.run();
+        let results =
+            Case { layers: vec![(setting, shape)], gradients, route, reduce_dtype: Dtype::F32, seed: 5, step: 0 }.run();
         let told = |r: &_| matches!(r, Err(Error::Core(CoreError::Overflow { .. }) | Error::Peer { code: 5, .. }));
         assert!(results.iter().all(told), "{setting}: {results:?}");
         assert!(
@@ -194,7 +195,14 @@ fn sums_that_leave_f32_are_errors_on_all() {
 fn a_failure_between_the_factors_reaches_all() {
     let shape = shape(16, 1);
     let gradients = vec![vec![vec![1.6e38; 16]], vec![vec![0.0; 16]], vec![vec![0.0; 16]]];
-    let case = Case { layers: vec![(LOW_RANK, shape)], gradients, route: Route::AllGather, seed: 5, step: 0 };
+    let case = Case {
+        layers: vec![(LOW_RANK, shape)],
+        gradients,
+        route: Route::AllGather,
+        reduce_dtype: Dtype::F32,
+        seed: 5,
+        step: 0,
+    };
     let mut sound = case.clone();
     sound.gradients[0][0].fill(1.0);
     let results = threads::run(3, |mut worker| {

@@ -52,6 +52,7 @@ fn memories_and_filter_over_many_steps() {
                 layers: vec![(clt(keep), shape)],
                 gradients: compensated.collect(),
                 route: Route::AllGather,
+                reduce_dtype: Dtype::F32,
                 seed: 5,
                 step,
             };

@@ -45,7 +45,15 @@ fn shards_are_the_bits_of_the_whole() {
 #[test]
 fn one_round_per_bucket_unless_there_are_factors() {
     let rounds = |setting| {
-        let moment = Moment { rank: 1, world_size: 2, route: Route::Sharded, seed: 1, step: 0, terms: 0 };
+        let moment = Moment {
+            rank: 1,
+            world_size: 2,
+            route: Route::Sharded,
+            reduce_dtype: Dtype::F32,
+            seed: 1,
+            step: 0,
+            terms: 0,
+        };
         let spec = Spec { shards: &[40, 100], ..Spec::from((setting, shape(10, 10), Dtype::F32)) };
         let program = Program::new([spec].into_iter(), moment, Agreement::Reached, 0).unwrap();
         program.rounds().map(|(_, round)| round).collect::<Vec<_>>()
@@ -60,7 +68,8 @@ fn one_round_per_bucket_unless_there_are_factors() {
 /// What a space makes is what the program says of it.
 #[test]
 fn pieces_are_told() {
-    let moment = Moment { rank: 0, world_size: 3, route: Route::Sharded, seed: 1, step: 0, terms: 0 };
+    let moment =
+        Moment { rank: 0, world_size: 3, route: Route::Sharded, reduce_dtype: Dtype::F32, seed: 1, step: 0, terms: 0 };
     let layer = |setting, shards| Spec { shards, ..Spec::from((setting, shape(10, 4), Dtype::F32)) };
     let layers = [layer(topk(10), &[8, 8, 40]), layer(Setting::Dense, &[4, 8, 40]), layer(loco(3), &[20, 21, 40])];
     let program = Program::new(layers.into_iter(), moment, Agreement::Reached, 0).unwrap();
@@ -123,7 +132,8 @@ fn a_shard_that_leaves_its_type_does_not_keep_the_others_waiting() {
     let shape = shape(6, 4);
     let results = threads::run(2, |mut worker| {
         let rank = worker.rank();
-        let moment = Moment { rank, world_size: 2, route: Route::Sharded, seed: 7, step: 0, terms: 0 };
+        let moment =
+            Moment { rank, world_size: 2, route: Route::Sharded, reduce_dtype: Dtype::F32, seed: 7, step: 0, terms: 0 };
         let (ends, range) = ([12, 24], 12 * rank as usize..12 * (rank as usize + 1));
         let mut wide = [1.0f32; 24];
         wide[17] = 1e6;
@@ -174,7 +184,7 @@ fn ranks_with_other_shards_are_named() {
         // They follow from the case's seed.
         let shards = case.shards();
         let (rank, route) = (worker.rank(), Route::Sharded);
-        let moment = Moment { rank, world_size: 3, route, seed: 7, step: 0, terms: 0 };
+        let moment = Moment { rank, world_size: 3, route, reduce_dtype: Dtype::F32, seed: 7, step: 0, terms: 0 };
         let gradients = &case.gradients[worker.rank() as usize];
         let mut means: Vec<_> = (0..2).map(|l| vec![0.0; 24 * (l + 1)]).collect();
         let mut layers = Vec::new();

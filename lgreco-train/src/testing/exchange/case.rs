@@ -20,6 +20,8 @@ pub struct Case {
     pub gradients: Vec<Vec<Vec<f32>>>,
     /// How payloads travel.
     pub route: Route,
+    /// How sums do.
+    pub reduce_dtype: Dtype,
     /// Seed of the run.
     pub seed: u64,
     /// Optimiser step.
@@ -64,7 +66,7 @@ impl Case {
 
     fn moment(&self, rank: u32) -> Moment {
         let (world_size, route, seed, step) = (self.world(), self.route, self.seed, self.step);
-        Moment { rank, world_size, route, seed, step, terms: 0 }
+        Moment { rank, world_size, route, reduce_dtype: self.reduce_dtype, seed, step, terms: 0 }
     }
 
     fn words(&self, shards: &[Vec<u64>]) -> Result<usize, Error> {
@@ -182,11 +184,14 @@ impl Case {
                 None => break,
                 Some(
                     Request::AllReduceSum { values: buffer }
+                    | Request::AllReduceSumBf16 { values: buffer }
                     | Request::AllGather { buffer }
                     | Request::Broadcast { bytes: buffer, .. },
                 ) => (buffer, None),
                 Some(Request::AllGatherEach { lens, buffer }) => (buffer, Some(lens.to_vec())),
-                Some(Request::ReduceScatterSum { lens, values }) => (values, Some(lens.to_vec())),
+                Some(Request::ReduceScatterSum { lens, values } | Request::ReduceScatterSumBf16 { lens, values }) => {
+                    (values, Some(lens.to_vec()))
+                }
                 Some(Request::AllToAll { send, send_lens, .. }) => (send, Some(send_lens.to_vec())),
             };
             let program = *flight.program();
@@ -212,12 +217,17 @@ impl Case {
 fn check_round(announced: Option<Round>, request: &Request<'_>, world: usize, rank: usize) {
     let round = match request {
         Request::AllReduceSum { values } => Round::AllReduceSum { values: values.len() },
+        Request::AllReduceSumBf16 { values } => Round::AllReduceSumBf16 { values: values.len() },
         Request::AllGather { buffer } => Round::AllGather { bytes: buffer.len() / world },
         Request::Broadcast { bytes, .. } => Round::Broadcast { bytes: bytes.len() },
         Request::AllToAll { send, received, .. } => Round::AllToAll { send: send.len(), received: received.len() },
         Request::ReduceScatterSum { lens, values } => {
             assert_eq!(lens.iter().sum::<u64>(), values.len() as u64);
             Round::ReduceScatterSum { values: values.len(), own: lens[rank] as usize }
+        }
+        Request::ReduceScatterSumBf16 { lens, values } => {
+            assert_eq!(lens.iter().sum::<u64>(), values.len() as u64);
+            Round::ReduceScatterSumBf16 { values: values.len(), own: lens[rank] as usize }
         }
         Request::AllGatherEach { buffer, .. } => match announced {
             Some(Round::AllGatherEach { bytes, exact: false }) if buffer.len() <= bytes => return,

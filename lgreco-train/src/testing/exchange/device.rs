@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::exchange::{Collective, Host, Layer, Op, Part, Program, Request, RequestOf, Slip, Space, Spec};
-use crate::gradient::{Gradient, Values, ValuesMut};
+use crate::gradient::{Dtype, Gradient, Values, ValuesMut};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -104,7 +104,8 @@ impl<'c, C: Collective> Device<'c, C> {
                         let request = host.request(part, &program)?;
                         if let Request::AllGatherEach { lens: there, .. }
                         | Request::AllToAll { send_lens: there, .. }
-                        | Request::ReduceScatterSum { lens: there, .. } = request
+                        | Request::ReduceScatterSum { lens: there, .. }
+                        | Request::ReduceScatterSumBf16 { lens: there, .. } = request
                         {
                             assert_eq!(lens.as_deref(), Some(there), "the host was told other lengths");
                         }
@@ -151,6 +152,10 @@ impl<C: Collective> Space for Device<'_, C> {
         = Handle
     where
         Self: 'a;
+    type Halves<'a>
+        = Handle
+    where
+        Self: 'a;
     type Bytes<'a>
         = Handle
     where
@@ -188,13 +193,15 @@ impl<C: Collective> Space for Device<'_, C> {
                 (lens[own], received[own]) = (0, 0);
             }
         }
-        let buffer = Handle(part);
+        let (buffer, half) = (Handle(part), program.moment.reduce_dtype == Dtype::Bf16);
         Ok(match part {
             Part::Greetings => Request::AllGather { buffer },
             Part::Positions => Request::Broadcast { root: program.moment.leader(), bytes: buffer },
+            Part::Sums | Part::Factors if half => Request::AllReduceSumBf16 { values: buffer },
             Part::Sums | Part::Factors => Request::AllReduceSum { values: buffer },
             Part::Payloads if !program.layout.varies => Request::AllGather { buffer },
             Part::Payloads | Part::Means => Request::AllGatherEach { lens, buffer },
+            Part::Shards if half => Request::ReduceScatterSumBf16 { lens, values: buffer },
             Part::Shards => Request::ReduceScatterSum { lens, values: buffer },
             Part::Pieces | Part::ShardPayloads => {
                 Request::AllToAll { send: buffer, send_lens: lens, received: buffer, received_lens: received }

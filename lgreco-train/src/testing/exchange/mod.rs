@@ -5,7 +5,7 @@ use crate::compress::sidco::SMALLEST;
 use crate::compress::{Setting, adacomp::AdaComp, clt::CltK, topk::TopK};
 use crate::exchange::Route;
 use crate::exchange::threads;
-use crate::gradient::Dtype;
+use crate::gradient::{Bf16, Dtype, Element};
 use crate::testing::{adacomp, hard_threshold::expected, quantised_topk, topk::order};
 use crate::{CoreError, Error};
 use alloc::vec;
@@ -100,10 +100,11 @@ pub fn check(case: &Case) {
 }
 
 /// How far sums over workers may be off by rounding: each of the additions, the division and what precedes them err by
-/// 2^-24 of the magnitudes summed.
+/// 2^-24 of the magnitudes summed, by 2^-9 where they travel as bf16.
 fn rounding(case: &Case, layer: usize, outcomes: &[Outcome]) -> Vec<f64> {
     let world = case.world() as f64;
-    let unit = f32::EPSILON as f64;
+    let summed = matches!(case.layers[layer].0, Setting::Dense | Setting::PowerSgd(_) | Setting::CltK(_));
+    let unit = if summed && case.reduce_dtype == Dtype::Bf16 { 1.0 / 256.0 } else { f32::EPSILON as f64 };
     let rank = match case.layers[layer].0 {
         Setting::PowerSgd(c) => c.rank as f64,
         _ => 0.0,
@@ -126,10 +127,14 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
     let gradients = || case.gradients.iter().map(|worker| &worker[l][..]);
     let (mean, exact) = (&outcomes[0].mean[l], mean_of(gradients()));
     let off = |i: usize| (mean[i] as f64 - exact[i]).abs();
+    let sent = |gradient: &[f32]| -> Vec<f32> {
+        let rounded = |&x: &f32| if case.reduce_dtype == Dtype::Bf16 { Bf16::from_f32(x).to_f32() } else { x };
+        gradient.iter().map(rounded).collect()
+    };
     match setting {
         Setting::Dense => {
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
-                assert_eq!(bits(&outcome.own[l]), bits(gradient), "dense layers contribute their gradients");
+                assert_eq!(bits(&outcome.own[l]), bits(&sent(gradient)), "dense layers contribute their gradients");
             }
             (0..mean.len()).for_each(|i| assert!(off(i) <= rounding[i], "dense: element {i} is {} off", off(i)));
         }
@@ -160,7 +165,8 @@ fn check_errors(case: &Case, l: usize, outcomes: &[Outcome], rounding: &[f64]) {
             let mut chosen = vec![false; leader.len()];
             order(leader)[..keep as usize].iter().for_each(|&i| chosen[i] = true);
             for (outcome, gradient) in outcomes.iter().zip(gradients()) {
-                let there: Vec<f32> = gradient.iter().zip(&chosen).map(|(&x, &c)| if c { x } else { 0.0 }).collect();
+                let there = sent(gradient).into_iter().zip(&chosen);
+                let there: Vec<f32> = there.map(|(x, &c)| if c { x } else { 0.0 }).collect();
                 assert_eq!(bits(&outcome.own[l]), bits(&there), "clt-k contributes values at the leader's positions");
             }
             for i in 0..mean.len() {

@@ -1,0 +1,153 @@
+//! What is summed on the wire: values with the ranks' slips behind them, f32 or, where a moment asks for it, bf16.
+//!
+//! Ops know f32 alone. Values that travel as bf16 are rounded into the front of their own memory with the slip, just before
+//! the collective, and widened again when all ranks are known to fare well, just after it.
+
+use crate::exchange::moment::Moment;
+use crate::exchange::slip::Slip;
+use crate::gradient::{Bf16, Dtype, Element};
+use crate::simd::{Kernel, dispatch};
+use core::ops::Range;
+
+/// f32 that a rank's slip takes, at the most.
+pub(super) const SLIP_ROOM: usize = 2;
+/// Values that are rounded or widened at a time.
+const BLOCK: usize = 64;
+
+/// The memory of f32 values as that of bf16.
+pub(super) fn halves(values: &mut [f32]) -> &mut [Bf16] {
+    bytemuck::cast_slice_mut(values)
+}
+
+/// Rounds some values into the memory of others before them.
+struct Narrow<'a> {
+    memory: &'a mut [f32],
+    from: Range<usize>,
+    /// In bf16.
+    to: usize,
+}
+
+impl Kernel for Narrow<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Narrow { memory, from, mut to } = self;
+        let mut block = [Bf16(0); BLOCK];
+        for start in from.clone().step_by(BLOCK) {
+            let values = &memory[start..from.end.min(start + BLOCK)];
+            let block = &mut block[..values.len()];
+            block.iter_mut().zip(values).for_each(|(half, &value)| *half = Bf16::from_f32(value));
+            halves(memory)[to..to + block.len()].copy_from_slice(block);
+            to += block.len();
+        }
+    }
+}
+
+/// Widens the first values of a memory.
+struct Widen<'a> {
+    memory: &'a mut [f32],
+    values: usize,
+}
+
+impl Kernel for Widen<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Widen { memory, values } = self;
+        let mut block = [Bf16(0); BLOCK];
+        for start in (0..values).step_by(BLOCK).rev() {
+            let range = start..values.min(start + BLOCK);
+            let block = &mut block[..range.len()];
+            block.copy_from_slice(&halves(memory)[range.clone()]);
+            memory[range].iter_mut().zip(block).for_each(|(value, half)| *value = half.to_f32());
+        }
+    }
+}
+
+/// What bf16 leaves of values.
+struct Round<'a>(&'a mut [f32]);
+
+impl Kernel for Round<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        self.0.iter_mut().for_each(|value| *value = rounded(*value, Dtype::Bf16));
+    }
+}
+
+/// A value as it travels.
+#[inline(always)]
+pub(super) fn rounded(value: f32, dtype: Dtype) -> f32 {
+    if dtype == Dtype::Bf16 { Bf16::from_f32(value).to_f32() } else { value }
+}
+
+/// Makes values what they are when they travel.
+pub(super) fn round(values: &mut [f32], dtype: Dtype) {
+    if dtype == Dtype::Bf16 {
+        dispatch(Round(values));
+    }
+}
+
+/// Leaves of values what rounding has kept from being sent.
+pub(super) fn keep_rest(values: &mut [f32], sent: &[f32], dtype: Dtype) {
+    if dtype == Dtype::Bf16 {
+        values.iter_mut().zip(sent).for_each(|(value, sent)| *value -= sent);
+    } else {
+        values.fill(0.0);
+    }
+}
+
+/// How sums travel in an exchange.
+#[derive(Clone, Copy)]
+pub(super) struct Wire {
+    rank: usize,
+    world: usize,
+    dtype: Dtype,
+}
+
+impl Wire {
+    pub(super) fn of(moment: &Moment) -> Wire {
+        Wire { rank: moment.rank as usize, world: moment.world_size as usize, dtype: moment.reduce_dtype }
+    }
+
+    /// Room of f32 for the slips behind each part of a memory.
+    pub(super) fn slip_room(&self) -> usize {
+        if self.dtype == Dtype::Bf16 { SLIP_ROOM * self.world } else { self.world }
+    }
+
+    /// Makes some values ready to travel with this rank's slip behind them, from place `to` of the memory on, in the type in
+    /// which they do. `to` is not behind the values' own place.
+    pub(super) fn put(&self, memory: &mut [f32], values: Range<usize>, to: usize, slip: Slip) {
+        let end = to + values.len();
+        if self.dtype == Dtype::Bf16 {
+            dispatch(Narrow { memory, from: values, to });
+            let slips = &mut halves(memory)[end..].as_chunks_mut::<3>().0[..self.world];
+            slips.fill([Bf16(0); 3]);
+            slips[self.rank] = slip.to_bf16_sum();
+        } else {
+            let slips = &mut memory[end..][..self.world];
+            slips.fill(0.0);
+            slips[self.rank] = slip.to_sum();
+        }
+    }
+
+    /// The slips that have come, from place `at` of the memory on.
+    pub(super) fn slips<'a>(self, memory: &'a [f32], at: usize) -> impl Iterator<Item = Slip> + Clone + 'a {
+        let dtype = self.dtype;
+        (0..self.world).map(move |rank| match dtype {
+            Dtype::Bf16 => Slip::of_bf16_sum(bytemuck::cast_slice::<f32, Bf16>(memory)[at..].as_chunks().0[rank]),
+            _ => Slip::of_sum(memory[at + rank]),
+        })
+    }
+
+    /// The values that have come to these places.
+    pub(super) fn take<'a>(&self, memory: &'a mut [f32], places: Range<usize>) -> &'a mut [f32] {
+        if self.dtype != Dtype::Bf16 {
+            return &mut memory[places];
+        }
+        let values = places.len();
+        halves(memory).copy_within(places, 0);
+        dispatch(Widen { memory, values });
+        &mut memory[..values]
+    }
+}
