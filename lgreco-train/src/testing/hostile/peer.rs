@@ -6,6 +6,7 @@ use crate::Error;
 use crate::controller::{Config, Controller};
 use crate::exchange::threads::{self, ThreadCollective};
 use crate::exchange::{Collective, CollectiveError};
+use crate::gradient::{Bf16, Element};
 use alloc::{vec, vec::Vec};
 use core::ops::Range;
 use std::sync::OnceLock;
@@ -93,6 +94,12 @@ impl Collective for Recorder {
         Ok(())
     }
 
+    fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        self.inner.all_reduce_sum_bf16(values)?;
+        self.heard.push((Call::Reduce, bytemuck::cast_slice(values).to_vec()));
+        Ok(())
+    }
+
     fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
         self.inner.all_gather(buffer)?;
         self.heard.push((Call::Gather, buffer.to_vec()));
@@ -147,6 +154,16 @@ impl Peers<'_, '_> {
         }
         bytes[own].copy_from_slice(&kept);
     }
+
+    fn reduce<T: Element>(&mut self, values: &mut [T]) -> Result<(), CollectiveError> {
+        let world = self.world as f32;
+        values.iter_mut().for_each(|value| *value = T::from_f32(value.to_f32() * world));
+        let failed = values.iter().position(|value| value.to_f32().is_nan());
+        self.hear(Call::Reduce, bytemuck::cast_slice_mut(values), 0..0);
+        // This rank's own NaN stays.
+        failed.into_iter().for_each(|index| values[index] = T::from_f32(f32::NAN));
+        Ok(())
+    }
 }
 
 impl Collective for Peers<'_, '_> {
@@ -159,13 +176,11 @@ impl Collective for Peers<'_, '_> {
     }
 
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        let world = self.world as f32;
-        values.iter_mut().for_each(|value| *value *= world);
-        let failed = values.iter().position(|value| value.is_nan());
-        self.hear(Call::Reduce, bytemuck::cast_slice_mut(values), 0..0);
-        // This rank's own NaN stays.
-        failed.into_iter().for_each(|index| values[index] = f32::NAN);
-        Ok(())
+        self.reduce(values)
+    }
+
+    fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        self.reduce(values)
     }
 
     fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {

@@ -61,6 +61,9 @@ pub(super) fn configs() -> Vec<Config> {
         }
         config.bucket_bytes = [1 << 20, 100][index % 2];
         config.metrics_every = index as u64 % 3;
+        if index % 5 >= 3 {
+            config.search.reduce_dtype = Dtype::Bf16;
+        }
         if index % 4 == 1 {
             config.objective = Objective::Seconds(Arc::new(|_, shape| 1e-9 * shape.elements() as f64));
         }
