@@ -1,6 +1,6 @@
 //! Parameters of schemes that change during training, so that they send what a uniform setting does.
 
-use lgreco_train::compress::Compressor;
+use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{Legacy, RampUp, Tensor};
 use lgreco_train::search::{Method, Search};
 use lgreco_train::{CoreError, Error};
@@ -34,6 +34,13 @@ impl EqualBytes<'_> {
             Ok(setting.payload_len(tensor.shape(), tensor.dtype())?)
         };
         self.tensors.iter().map(of).sum()
+    }
+
+    /// How many times fewer bytes the uniform setting has than none.
+    pub fn ratio(&self) -> Result<f64, Error> {
+        let dense = self.tensors.iter().map(|tensor| Setting::Dense.payload_len(tensor.shape(), tensor.dtype()));
+        let dense = dense.sum::<Result<usize, CoreError>>()?;
+        Ok(dense as f64 / self.bytes(|_| Ok(self.search.clone()))? as f64)
     }
 
     /// About the largest multiple of the default, up to 8, with which `bytes` are those of `times` uniform steps.

@@ -5,7 +5,7 @@ use crate::summary::{Group, Line, Mean};
 use crate::worker::Failure;
 use plotters::prelude::*;
 
-const PANEL: (u32, u32) = (720, 460);
+const PANEL: (u32, u32) = (960, 460);
 
 /// Draws all groups.
 pub fn svg(groups: &[Group]) -> Result<String, Failure> {

@@ -26,6 +26,7 @@
 //! | `hybrid` | the cheapest plan of all three methods within the error of uniform 4-bit QSGD |
 //! | `hybrid-bytes` | the plan of all three methods of least squared error at the bytes of uniform 4-bit QSGD |
 //! | …`+bits` | the same, with TopK's values in full or in 2 to 8 bits |
+//! | …`+bf16` | the same, with factors and uncompressed layers summed as bf16; `l-greco-bytes` at the bytes of uniform f32 factors |
 //! | `drawn/1` … `drawn/24` | nothing: a plan drawn at random and held, only where it is asked for; see `--errors` |
 //! | `scalecom` | nothing: as many elements as uniform TopK, at positions that one worker after the other picks |
 

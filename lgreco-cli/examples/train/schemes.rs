@@ -3,9 +3,10 @@
 use crate::drawn;
 use crate::equal_bytes::EqualBytes;
 use crate::task::Task;
-use lgreco_train::compress::{Compressor, Setting, clt::CltK};
+use lgreco_train::compress::{Setting, clt::CltK};
 use lgreco_train::controller::{Accordion, Budget, Config, Policy, Schedule, Tensor};
 use lgreco_train::feedback::Residual;
+use lgreco_train::gradient::Dtype;
 use lgreco_train::plan::Solver;
 use lgreco_train::search::{Method, Metric, Range, Search, Width};
 use std::fmt;
@@ -41,6 +42,9 @@ const BITS: &str = "+bits";
 /// L-GreCo asked for the least error at so many times fewer bits than uncompressed.
 pub const RATIOS: [&str; 4] = ["l-greco-13x", "l-greco-30x", "l-greco-13x+bits", "l-greco-30x+bits"];
 
+/// How the names end under which factors and uncompressed layers travel as bf16.
+const HALVES: &str = "+bf16";
+
 /// ScaleCom's low-pass filter.
 const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 
@@ -55,6 +59,7 @@ pub fn all() -> Vec<Scheme> {
         all.extend(RATIOS.iter().map(|name| Scheme { method, name }));
     }
     all.extend([("powersgd", RATIOS[0]), ("topk", "l-greco-bytes+bits")].map(|(method, name)| Scheme { method, name }));
+    all.extend(["uniform+bf16", "l-greco-bytes+bf16"].map(|name| Scheme { method: "powersgd", name }));
     all.extend(["hybrid", "hybrid-bytes"].map(|name| Scheme { method: "hybrid", name }));
     all.push(Scheme { method: "clt-k", name: "scalecom" });
     all
@@ -109,14 +114,26 @@ impl Scheme {
         let accordion = Accordion::new(2.0 * default, default / 2.0);
         let mut search = Search::new(method).with_default(default)?;
         search.seed = seed;
-        let name = self.name.strip_suffix(BITS).unwrap_or(self.name);
-        if name != self.name {
+        let halves = self.name.ends_with(HALVES);
+        let name = self.name.strip_suffix(HALVES).unwrap_or(self.name);
+        let few = name.ends_with(BITS);
+        let name = name.strip_suffix(BITS).unwrap_or(name);
+        if few {
             search = search.with_widths(&WIDTHS)?;
         }
         let solver = if self.name == "l-greco-dp" { Solver::Dp { levels: 10_000 } } else { Solver::default() };
         let mut config = Config::new(search);
-        if self.name.contains("-bytes") {
+        if name.contains("-bytes") {
             (config.budget, config.search.metric) = (Budget::Size, Metric::SquaredL2);
+        }
+        if halves {
+            let whole = EqualBytes { tensors, search: config.search.clone(), method, default }.ratio()?;
+            config.search.reduce_dtype = Dtype::Bf16;
+            if name != "uniform" {
+                // As many bytes as uniform's in f32.
+                config.search = config.search.with_range(Range { first: 1.0, last: 16.0, step: 1.0 })?;
+                config.budget = at_ratio(whole, tensors, &config.search)?;
+            }
         }
         if let Some(ratio) = name.strip_prefix("l-greco-").and_then(|name| name.strip_suffix('x')) {
             let ratio: f64 = ratio.parse().unwrap_or(1.0);
@@ -129,7 +146,7 @@ impl Scheme {
             (config.budget, config.search.metric) = (at_ratio(ratio, tensors, &config.search)?, Metric::SquaredL2);
         }
         let bytes = EqualBytes { tensors, search: config.search.clone(), method, default };
-        config.policy = match self.name {
+        config.policy = match name {
             "uncompressed" => Policy::Uncompressed,
             "uniform" | "uniform+ramp" => Policy::Uniform,
             "k-means" => Policy::KMeans { clusters: 6 },
@@ -161,7 +178,8 @@ impl Scheme {
 fn at_ratio(ratio: f64, tensors: &[Tensor], search: &Search) -> Result<Budget, lgreco_train::Error> {
     let bits = |planned: bool| -> Result<usize, lgreco_train::Error> {
         let tensors = tensors.iter().filter(|tensor| !planned || !search.takes(tensor.dims()));
-        let len = |tensor: &Tensor| Setting::Dense.payload_len(tensor.shape(), tensor.dtype());
+        let reduce_dtype = if planned { search.reduce_dtype } else { Dtype::F32 };
+        let len = |tensor: &Tensor| Setting::Dense.exchanged_len(tensor.shape(), tensor.dtype(), reduce_dtype);
         tensors.map(|tensor| Ok(8 * len(tensor)?)).sum()
     };
     Ok(Budget::Bits((bits(false)? as f64 / ratio) as u64 - bits(true)? as u64))

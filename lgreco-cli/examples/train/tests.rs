@@ -77,7 +77,7 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         schemes::all().iter().map(|&scheme| run(&task, scheme, 1, &bar, Some(&mut metrics)).unwrap()).collect();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     let json = json.as_array().unwrap();
-    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 2);
+    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 4);
     for (row, value) in rows.iter().zip(json) {
         let object = value.as_object().unwrap();
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
@@ -305,6 +305,10 @@ fn schemes_at_equal_bytes_send_as_much_as_uniform_settings() {
             assert!((0.9..1.06).contains(&part), "{method} {name}: {part}");
         }
     }
+    // The warm-up takes half the bytes, too.
+    let sent = |name| run::<Vec<u8>>(&task, scheme("powersgd", name), 1, &bar, None).unwrap().bytes as f64;
+    let [uniform, halved, planned] = ["uniform", "uniform+bf16", "l-greco-bytes+bf16"].map(sent);
+    assert!((0.5..0.505).contains(&(halved / uniform)) && (0.5..0.95).contains(&(planned / uniform)));
 }
 
 /// Up to the second decision both solvers see the same gradients.
