@@ -39,6 +39,11 @@ pub mod topk {
     pub use crate::compress::topk::encode::encode_body;
 }
 
+/// Payloads of TopK in few bits, of those in full.
+pub mod quantised_topk {
+    pub use crate::compress::quantised_topk::whole::{from_topk, in_full, measure_from_topk, to_topk};
+}
+
 /// Loops on several cores.
 pub mod spread {
     pub use crate::spread::{Divide, WORTHWHILE, join, spread};

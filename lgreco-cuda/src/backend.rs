@@ -102,7 +102,8 @@ impl CudaBackend {
         self.gpu.keep_code_in(folder.into());
     }
 
-    /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, and PowerSGD of ranks up
+    /// Whether rows and payloads of such gradients are made by this backend: under QSGD, TopK, TopK in few bits (bins and
+    /// codes of what is kept by the host: payloads that stay on the device are refused), and PowerSGD of ranks up
     /// to 1024, or whatever rank where a matrix has no more rows or columns, and sides up to 2^31. Others are
     /// [`Error::Method`].
     ///
@@ -120,7 +121,7 @@ impl CudaBackend {
     /// ```
     pub fn takes(setting: &Setting, shape: Shape) -> bool {
         match setting {
-            Setting::Qsgd(_) | Setting::TopK(_) => true,
+            Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_) => true,
             Setting::PowerSgd(power) => powersgd::check(shape, power.rank).is_ok(),
             _ => false,
         }

@@ -3,6 +3,7 @@
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
+use crate::quantised_topk::{decode_few_bits, encode_few_bits};
 use crate::tensor::{Input, Tensor};
 use crate::{Error, magnitude, positions, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
@@ -20,6 +21,10 @@ pub(crate) const STATUS: u64 = 8;
 
 const NO_ENCODER: Error = Error::Method("this setting");
 
+/// Half of this method's work is the host's.
+const NOT_FROM_DEVICE: Error = Error::Method("decoding TopK in few bits from device memory");
+const NOT_TO_DEVICE: Error = Error::Method("encoding TopK in few bits to device memory");
+
 /// A payload's header.
 pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Error> {
     let shape = input.shape();
@@ -28,7 +33,7 @@ pub(crate) fn header(setting: &Setting, input: &Input<'_>) -> Result<Header, Err
         Setting::Qsgd(c) => c.header(shape)?,
         Setting::TopK(c) => c.header(shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
-        Setting::QuantisedTopK(_) => return Err(Error::Method("TopK in few bits")),
+        Setting::QuantisedTopK(_) => return Err(NOT_TO_DEVICE),
         _ => return Err(NO_ENCODER),
     })
 }
@@ -67,7 +72,7 @@ pub(crate) fn enqueue(
         Setting::PowerSgd(c) => {
             powersgd::encode(gpu, &tensor, input.shape(), (c.rank, c.iterations), stream, payload, status)
         }
-        Setting::QuantisedTopK(_) => Err(Error::Method("TopK in few bits")),
+        Setting::QuantisedTopK(_) => Err(NOT_TO_DEVICE),
         _ => Err(NO_ENCODER),
     }
 }
@@ -90,7 +95,7 @@ pub(crate) fn enqueue_decoding(
             let rank = effective_rank(shape, c.rank) as u32;
             powersgd::decode(gpu, rank, payload, shape, target.part, status).map(|()| Some([0, 0]))
         }
-        Setting::QuantisedTopK(_) => Err(Error::Method("TopK in few bits")),
+        Setting::QuantisedTopK(_) => Err(NOT_FROM_DEVICE),
         _ => Err(Error::Method("decoding this setting's payloads")),
     }
 }
@@ -123,6 +128,9 @@ pub(crate) fn encode(
     stream: Stream,
     payload: &mut [u8],
 ) -> Result<usize, Error> {
+    if let Setting::QuantisedTopK(top) = *setting {
+        return encode_few_bits(gpu, top, input, stream, payload);
+    }
     let len = checked_len(setting, input, payload.len())?;
     let header = header(setting, input)?;
     let part = gpu.scratch(Scratch::Payload, len as u64)?;
@@ -138,6 +146,9 @@ pub(crate) fn encode(
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
 /// and done, when that is left to the core: dense payloads, those that hold nothing, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
+    if payload.header.method == Method::QuantisedTopK {
+        return decode_few_bits(gpu, payload, target);
+    }
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.lend(Scratch::Payload, bytes)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;

@@ -2,15 +2,16 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{STATUS, check, check_decoded, checked_len, encode, enqueue, enqueue_decoding, header};
+use crate::codec::{STATUS, check, check_decoded, checked_len, decode, encode, enqueue, enqueue_decoding, header};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::magnitude::{INFINITY, check_finite};
+use crate::quantised_topk::{rehearse_decoding, rehearse_encoding};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
-use lgreco_core::compress::wire::{HEADER_LEN, Header};
+use lgreco_core::compress::wire::{HEADER_LEN, Header, Payload};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use lgreco_train::feedback::{GROUP, Storage, payload_stream};
@@ -107,8 +108,8 @@ impl CudaBackend {
     ///
     /// # Complexity
     /// Encode, decode and, for bf16 and int8, three passes, else two and a copy; they find the largest magnitudes on
-    /// their way. Waits twice: for what is known of the sums, and for the payload. Keeps eight bytes per element of
-    /// workspace.
+    /// their way. Waits twice: for what is known of the sums, and for the payload; under TopK in few bits, of which the
+    /// host does half, four times. Keeps eight bytes per element of workspace.
     ///
     /// # Safety
     /// The residual is valid memory of [`Storage::bytes`] in the backend's context, apart from the gradient's, which
@@ -144,13 +145,16 @@ fn step(
     stream: Stream,
     payload: &mut [u8],
 ) -> Result<usize, Error> {
-    match Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())? {
-        Some(step) => {
-            step.check(gpu, setting, gradient, memory.storage)?;
-            step.finish(gpu, memory, payload)
-        }
-        None => encode(gpu, setting, &Input::Device(*gradient), stream, payload),
+    check_call(setting, memory.gain)?;
+    if gradient.shape().elements() == 0 {
+        return encode(gpu, setting, &Input::Device(*gradient), stream, payload);
     }
+    if let Setting::QuantisedTopK(_) = setting {
+        return step_by_host(gpu, setting, gradient, memory, stream, payload);
+    }
+    let step = Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())?;
+    step.check(gpu, setting, gradient, memory.storage)?;
+    step.finish(gpu, memory, payload)
 }
 
 /// All that [`step`] does where nothing is wrong, except to ask that; the device must be one that does nothing.
@@ -162,46 +166,56 @@ pub(crate) fn rehearse_step(
     stream: Stream,
     payload: &mut [u8],
 ) -> Result<(), Error> {
-    let step = Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())?;
-    step.map_or(Ok(()), |step| step.finish(gpu, memory, payload).map(drop))
+    check_call(setting, memory.gain)?;
+    if gradient.shape().elements() == 0 {
+        return Ok(());
+    }
+    let Setting::QuantisedTopK(top) = *setting else {
+        let step = Step::enqueue(gpu, setting, gradient, memory, stream, payload.len())?;
+        return step.finish(gpu, memory, payload).map(drop);
+    };
+    let sum = Sum::enqueue(gpu, gradient, memory, stream)?;
+    rehearse_encoding(gpu, top, &Input::Device(sum.whole), stream)?;
+    rehearse_decoding(gpu, top, gradient.shape(), &sum.next)?;
+    sum.remember(gpu, memory)?;
+    sum.store(gpu, memory)
 }
 
-/// What has been enqueued of a step, which has changed nothing yet.
-struct Step {
+/// What is wrong whatever the values.
+fn check_call(setting: &Setting, gain: f32) -> Result<(), Error> {
+    if !(gain > 0.0 && gain <= 1.0) {
+        let value = f64::from(gain);
+        return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
+    }
+    if matches!(setting, Setting::Dense) {
+        return Err(Error::Method("error feedback of uncompressed gradients"));
+    }
+    Ok(())
+}
+
+const fn overflow(what: &'static str) -> Error {
+    Error::Core(lgreco_core::Error::Overflow { what })
+}
+
+/// A sum of gradient and memory that has been enqueued; nothing of the caller's has changed yet.
+struct Sum {
     /// The sum that is compressed.
     whole: DeviceGradient,
-    /// What is to be remembered.
+    /// What it decodes to.
     next: Tensor,
-    /// Words: the largest magnitudes of the gradient, of the sum and of `next`, and two statuses.
+    /// Words: the largest magnitudes of the gradient, of the sum and of what is to be remembered, and two statuses.
     known: Part,
-    /// What the second status must be.
-    decoded: Option<[u32; 2]>,
-    header: Header,
-    sent: Part,
     base: Params,
 }
 
-impl Step {
-    /// Enqueued; `None` for gradients without elements.
+impl Sum {
+    /// Enqueued, of some elements.
     fn enqueue(
         gpu: &mut Gpu,
-        setting: &Setting,
         gradient: &DeviceGradient,
         &Memory { part: memory, storage, gain }: &Memory,
         stream: Stream,
-        room: usize,
-    ) -> Result<Option<Self>, Error> {
-        let (shape, input) = (gradient.shape(), Input::Device(*gradient));
-        if !(gain > 0.0 && gain <= 1.0) {
-            let value = f64::from(gain);
-            return Err(lgreco_core::Error::Parameter { what: "residual gain", value, expected: "in (0, 1]" }.into());
-        }
-        if matches!(setting, Setting::Dense) {
-            return Err(Error::Method("error feedback of uncompressed gradients"));
-        }
-        if shape.elements() == 0 {
-            return Ok(None);
-        }
+    ) -> Result<Self, Error> {
         // A key of their own: the same bits must not round both payload and memory.
         let seed = stream.seed ^ u64::from_le_bytes(*b"feedback");
         let base = Params {
@@ -215,27 +229,94 @@ impl Step {
             seed_high: (seed >> 32) as u32,
             ..Params::default()
         };
-
-        let bytes = 4 * shape.elements() as u64;
+        let bytes = 4 * gradient.shape().elements() as u64;
         let offered = gpu.scratch(Scratch::Offered, bytes)?;
         let next = Tensor::of_part(gpu.scratch(Scratch::Decoded, bytes)?);
         let known = gpu.scratch(Scratch::Known, 12 + 2 * STATUS)?;
-        let (of_sums, of_next) = (known.cut(0, 8), known.cut(8, 4));
-        let [of_encoding, of_decoding] = [12, 12 + STATUS].map(|at| known.cut(at, STATUS));
         gpu.clear(known)?;
+        let tensor = Input::Device(*gradient).tensor(gpu)?;
+        pass(gpu, "offer", &tensor, [memory, offered, known.cut(0, 8)], base)?;
+        Ok(Sum { whole: DeviceGradient::of_part(offered, Dtype::F32, gradient.shape()), next, known, base })
+    }
 
-        let tensor = input.tensor(gpu)?;
-        pass(gpu, "offer", &tensor, [memory, offered, of_sums], base)?;
+    /// Enqueued: makes what is to be remembered of the sum and what it decodes to.
+    fn remember(&self, gpu: &mut Gpu, memory: &Memory) -> Result<(), Error> {
+        let offered = Input::Device(self.whole).tensor(gpu)?;
+        pass(gpu, "remember", &offered, [memory.part, self.next.part, self.known.cut(8, 4)], self.base)
+    }
 
-        let whole = DeviceGradient::of_part(offered, Dtype::F32, shape);
-        let sum = Input::Device(whole);
-        let len = checked_len(setting, &sum, room)?;
-        let header = header(setting, &sum)?;
+    /// Whether gradient and sum are finite, by the first two words.
+    fn check(&self, gpu: &mut Gpu, gradient: &DeviceGradient, words: &[u32]) -> Result<(), Error> {
+        check_finite(gpu, &Input::Device(*gradient), words[0])?;
+        if words[1] >= INFINITY {
+            return Err(overflow("the gradient with what is remembered"));
+        }
+        Ok(())
+    }
+
+    /// Enqueued: renews the memory.
+    fn store(&self, gpu: &mut Gpu, memory: &Memory) -> Result<(), Error> {
+        store(gpu, memory.storage, &self.next, memory.part, self.base)
+    }
+}
+
+/// Whether the memory's format holds what is to be remembered, by its largest magnitude.
+fn check_fits(storage: Storage, largest: u32) -> Result<(), Error> {
+    if largest > storage.largest().to_bits() { Err(overflow("what is to be remembered")) } else { Ok(()) }
+}
+
+/// Done: [`step`] of a method of which the host does half.
+fn step_by_host(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    gradient: &DeviceGradient,
+    memory: &Memory,
+    stream: Stream,
+    payload: &mut [u8],
+) -> Result<usize, Error> {
+    let sum = Sum::enqueue(gpu, gradient, memory, stream)?;
+    let words = gpu.read::<u32>(sum.known.cut(0, 8))?;
+    sum.check(gpu, gradient, &words)?;
+    let len = encode(gpu, setting, &Input::Device(sum.whole), payload_stream(setting, stream), payload)?;
+    let sent = &payload[..len];
+    if !decode(gpu, sent, &Payload::parse(sent)?, sum.next.part)? {
+        return Err(lgreco_core::Error::PayloadBody { what: "it is not what an encoder writes" }.into());
+    }
+    sum.remember(gpu, memory)?;
+    check_fits(memory.storage, gpu.read::<u32>(sum.known.cut(8, 4))?[0])?;
+    sum.store(gpu, memory)?;
+    Ok(len)
+}
+
+/// What has been enqueued of a step, which has changed nothing yet.
+struct Step {
+    sum: Sum,
+    /// What the second status must be.
+    decoded: Option<[u32; 2]>,
+    header: Header,
+    sent: Part,
+}
+
+impl Step {
+    /// Enqueued, of some elements.
+    fn enqueue(
+        gpu: &mut Gpu,
+        setting: &Setting,
+        gradient: &DeviceGradient,
+        memory: &Memory,
+        stream: Stream,
+        room: usize,
+    ) -> Result<Self, Error> {
+        let sum = Sum::enqueue(gpu, gradient, memory, stream)?;
+        let [of_encoding, of_decoding] = [12, 12 + STATUS].map(|at| sum.known.cut(at, STATUS));
+        let (shape, input) = (gradient.shape(), Input::Device(sum.whole));
+        let len = checked_len(setting, &input, room)?;
+        let header = header(setting, &input)?;
         let sent = gpu.scratch(Scratch::Payload, len as u64)?;
-        enqueue(gpu, setting, &sum, payload_stream(setting, stream), sent, of_encoding)?;
-        let decoded = enqueue_decoding(gpu, setting, shape, sent, &next, of_decoding)?;
-        pass(gpu, "remember", &Tensor::of_part(offered), [memory, next.part, of_next], base)?;
-        Ok(Some(Step { whole, next, known, decoded, header, sent, base }))
+        enqueue(gpu, setting, &input, payload_stream(setting, stream), sent, of_encoding)?;
+        let decoded = enqueue_decoding(gpu, setting, shape, sent, &sum.next, of_decoding)?;
+        sum.remember(gpu, memory)?;
+        Ok(Step { sum, decoded, header, sent })
     }
 
     /// Done: whether the step may be finished.
@@ -246,23 +327,16 @@ impl Step {
         gradient: &DeviceGradient,
         storage: Storage,
     ) -> Result<(), Error> {
-        let words = gpu.read::<u32>(self.known)?;
-        let overflow = |what| Err(lgreco_core::Error::Overflow { what }.into());
-        check_finite(gpu, &Input::Device(*gradient), words[0])?;
-        if words[1] >= INFINITY {
-            return overflow("the gradient with what is remembered");
-        }
-        check(gpu, setting, &Input::Device(self.whole), &words[3..5])?;
+        let words = gpu.read::<u32>(self.sum.known)?;
+        self.sum.check(gpu, gradient, &words)?;
+        check(gpu, setting, &Input::Device(self.sum.whole), &words[3..5])?;
         check_decoded(&words[5..], self.decoded)?;
-        if words[2] > storage.largest().to_bits() {
-            return overflow("what is to be remembered");
-        }
-        Ok(())
+        check_fits(storage, words[2])
     }
 
     /// Done: renews the memory, and fetches the payload.
     fn finish(&self, gpu: &mut Gpu, memory: &Memory, payload: &mut [u8]) -> Result<usize, Error> {
-        store(gpu, memory.storage, &self.next, memory.part, self.base)?;
+        self.sum.store(gpu, memory)?;
         self.header.write(payload)?;
         let len = self.sent.bytes as usize;
         gpu.read_into(self.sent.from(HEADER_LEN as u64), &mut payload[HEADER_LEN..len])?;

@@ -43,6 +43,7 @@
 //! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
 //! | `positions` | TopK's payloads; `topk` has its rows and cuts |
+//! | `quantised_topk` | TopK in few bits, finished by the core of what the device has selected |
 //! | `inventory` | what devices there are, or what is missing |
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
 //! | `simt/fake_*.cpp` | driver, compilers and cuBLAS for tests |
@@ -97,6 +98,7 @@ mod pending;
 mod positions;
 mod powersgd;
 mod qsgd;
+mod quantised_topk;
 mod reserve;
 mod rows;
 #[cfg(any(test, feature = "testing"))]

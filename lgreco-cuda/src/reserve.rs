@@ -13,6 +13,7 @@ use crate::feedback::{Memory, rehearse_step};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, first_from};
 use crate::pending::Pending;
+use crate::quantised_topk::{rehearse_decoding, rehearse_encoding};
 use crate::rows::rehearse;
 use crate::tensor::{DeviceJob, Input, Tensor, work};
 use lgreco_core::compress::{Compressor, Setting};
@@ -133,6 +134,9 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
     match call {
         Call::Measure => Ok(()),
         Call::Encode => {
+            if let Setting::QuantisedTopK(top) = *setting {
+                return rehearse_encoding(gpu, top, &input, job.stream);
+            }
             let mut payload = vec![0; len(job.gradient.dtype())?];
             encode(gpu, setting, &input, job.stream, &mut payload).map(drop)
         }
@@ -150,6 +154,9 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
             enqueue(gpu, setting, &input, job.stream, payload, status)
         }
         Call::Decode | Call::DecodeOnDevice => {
+            if let (Call::Decode, Setting::QuantisedTopK(top)) = (call, *setting) {
+                return rehearse_decoding(gpu, top, shape, &values);
+            }
             let len = len(Dtype::F32)? as u64;
             let (payload, status) = match call {
                 Call::Decode => (gpu.scratch(Scratch::Payload, len)?, gpu.scratch(Scratch::Results, STATUS)?),

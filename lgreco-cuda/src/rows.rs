@@ -6,8 +6,9 @@ use crate::error::{DeviceJobError, of_job};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, magnitude, powersgd, qsgd, topk};
+use crate::{Error, magnitude, powersgd, qsgd, quantised_topk, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco_core::gradient::Dtype;
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
 
 /// What is said of methods without kernels.
@@ -17,7 +18,7 @@ const NO_ROW: Error = Error::Method("this method's row");
 fn result_words(work: &Work<'_>) -> usize {
     match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
-        Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::TopK { keeps, .. } | Candidates::QuantisedTopK { keeps, .. } => topk::result_words(keeps.len()),
         Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
         _ => 1,
     }
@@ -27,8 +28,10 @@ fn result_words(work: &Work<'_>) -> usize {
 fn check(work: &Work<'_>) -> Result<(), Error> {
     let shape = work.gradient.shape();
     match work.candidates {
-        Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. } => {}
-        Candidates::QuantisedTopK { .. } => return Err(Error::Method("TopK in few bits")),
+        Candidates::Qsgd { .. }
+        | Candidates::TopK { .. }
+        | Candidates::QuantisedTopK { .. }
+        | Candidates::PowerSgd { .. } => {}
         _ => return Err(NO_ROW),
     }
     work.candidates.check(shape, work.gradient.dtype())?;
@@ -104,6 +107,7 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Resu
     match job.candidates {
         Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensors, base, bits, results),
         Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
+        Candidates::QuantisedTopK { keeps, .. } => topk::measure(gpu, tensor, Dtype::F32, keeps, results),
         Candidates::PowerSgd { iterations, ranks } => {
             powersgd::measure(gpu, tensor, job.gradient.shape(), (iterations, ranks), job.stream, results)
         }
@@ -122,9 +126,14 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
 
 /// All that [`measure`] may do with any values; the device must be one that does nothing.
 pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
-    measure(gpu, jobs, &mut vec![0.0; jobs.iter().map(|job| job.candidates.len()).sum()])?;
+    jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))?;
+    enqueue(gpu, jobs)?;
     for (index, job) in jobs.iter().enumerate() {
-        try_largest(gpu, job).map_err(of_job(index))?;
+        let again = match job.candidates {
+            Candidates::QuantisedTopK { keeps, .. } => quantised_topk::rehearse_row(gpu, job, keeps),
+            _ => try_largest(gpu, job),
+        };
+        again.map_err(of_job(index))?;
     }
     Ok(())
 }
@@ -141,6 +150,9 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
                 return Err(overflow(gpu, &job.gradient, words[0] as u32)?);
             }
             row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);
+        }
+        Candidates::QuantisedTopK { keeps, bits } => {
+            quantised_topk::take_row(gpu, job, (keeps, bits), words, row)?;
         }
         Candidates::PowerSgd { ranks, .. } => {
             if words[0] as u32 >= NEAR_OVERFLOW {

@@ -63,7 +63,10 @@ impl Device {
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => lgreco_cuda::CudaBackend::takes(setting, shape),
             #[cfg(feature = "wgpu")]
-            Device::Wgpu(_) => matches!(setting, Setting::Qsgd(_) | Setting::TopK(_) | Setting::PowerSgd(_)),
+            Device::Wgpu(_) => matches!(
+                setting,
+                Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_) | Setting::PowerSgd(_)
+            ),
         }
     }
 

@@ -4,6 +4,7 @@ use crate::batch::{Batch, Part};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
+use crate::quantised_topk::{decode_few_bits, encode_few_bits};
 use crate::tensor::{Input, Tensor};
 use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
@@ -28,6 +29,7 @@ pub(crate) fn encode(
     }
     let header = match *setting {
         Setting::Dense => return encode_dense(gpu, input, stream, payload),
+        Setting::QuantisedTopK(c) => return encode_few_bits(gpu, c, input, stream, payload),
         Setting::Qsgd(c) => c.header(shape)?,
         Setting::TopK(c) => c.header(shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
@@ -123,7 +125,7 @@ enum Body<'p> {
 }
 
 impl<'p> Body<'p> {
-    /// `None` when decoding is left to the core: methods without kernels (dense, AdaComp, LoCo, TopK in few bits), payloads that hold
+    /// `None` when decoding is left to the core: methods without kernels (dense, AdaComp, LoCo), payloads that hold
     /// nothing or that no encoder writes, and PowerSGD of sides or ranks beyond the kernels or at the ends of the range of
     /// f32.
     fn of(payload: &Payload<'p>) -> Result<Option<Body<'p>>, Error> {
@@ -139,6 +141,9 @@ impl<'p> Body<'p> {
 /// Decodes into `target`, or into room of its own, whose bytes it returns. `None` when that is left to the core: see
 /// [`Body::of`], and what only the device finds wrong.
 pub(crate) fn decode(gpu: &mut Gpu, payload: &Payload<'_>, target: Option<Tensor>) -> Result<Option<Vec<u8>>, Error> {
+    if payload.header.method == Method::QuantisedTopK {
+        return decode_few_bits(gpu, payload, target);
+    }
     let Some(body) = Body::of(payload)? else { return Ok(None) };
     let mut batch = Batch::new(gpu)?;
     let results = batch.scratch(Scratch::Results, 16)?;

@@ -14,7 +14,8 @@
 //! The defaults of WebGPU are enough. Tensors, payloads and factors of PowerSGD that are larger than a binding, a buffer
 //! or a dispatch are worked on in pieces. A gradient that lies on the device is one buffer, and error feedback takes two
 //! of four bytes per element; what does not fit is [`Error::TooLarge`]. QSGD, TopK and PowerSGD (sides up to 2^22, ranks
-//! up to 1024) have kernels; the core's other methods are refused by name ([`Error::Method`]).
+//! up to 1024) have kernels; TopK in few bits selects on the device and makes its bins of what is kept on the host; the
+//! core's other methods are refused by name ([`Error::Method`]).
 //!
 //! # Memory
 //! Buffers of the device are taken on first use, or beforehand by [`WgpuBackend::reserve`], and kept for calls of like
@@ -37,6 +38,7 @@
 //! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do |
 //! | `feedback`, `magnitude`, `sums` | the same |
 //! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
+//! | `quantised_topk` | TopK in few bits, finished by the core of what the device has selected |
 //! | `adapters`, `error`, `methods` | what there is; what went wrong; what has no kernels |
 //!
 //! In `shaders/`, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
@@ -63,6 +65,7 @@ mod params;
 mod positions;
 mod powersgd;
 mod qsgd;
+mod quantised_topk;
 mod reconstruct;
 mod rectangles;
 mod rows;

@@ -8,8 +8,9 @@ use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, magnitude, methods, powersgd, qsgd, topk};
+use crate::{Error, magnitude, methods, powersgd, qsgd, quantised_topk, topk};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco_core::gradient::Dtype;
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
 use wgpu::Buffer;
 
@@ -20,7 +21,7 @@ const UPLOADS: u64 = 256 << 20;
 fn result_words(work: &Work<'_>) -> usize {
     let words = match work.candidates {
         Candidates::Qsgd { .. } => qsgd::RESULT_WORDS,
-        Candidates::TopK { keeps, .. } => topk::result_words(keeps.len()),
+        Candidates::TopK { keeps, .. } | Candidates::QuantisedTopK { keeps, .. } => topk::result_words(keeps.len()),
         Candidates::PowerSgd { ranks, .. } => powersgd::result_words(ranks.len()),
         _ => 0,
     };
@@ -30,7 +31,10 @@ fn result_words(work: &Work<'_>) -> usize {
 /// What the core says of parameters that do not fit; methods without kernels are refused.
 fn check(work: &Work<'_>) -> Result<(), Error> {
     match work.candidates {
-        Candidates::Qsgd { .. } | Candidates::TopK { .. } | Candidates::PowerSgd { .. } => {}
+        Candidates::Qsgd { .. }
+        | Candidates::TopK { .. }
+        | Candidates::QuantisedTopK { .. }
+        | Candidates::PowerSgd { .. } => {}
         _ => return Err(Error::Method(methods::of_candidates(&work.candidates))),
     }
     Ok(work.candidates.check(work.gradient.shape(), work.gradient.dtype())?)
@@ -61,9 +65,19 @@ pub(crate) fn measure(gpu: &mut Gpu, jobs: &[Work<'_>], rows: &mut [f64]) -> Res
 pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
     jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))?;
     gpu.rehearsing = true;
-    let recorded = record(gpu, jobs);
+    let recorded = record(gpu, jobs).map(drop).and_then(|()| record_again(gpu, jobs));
     gpu.rehearsing = false;
-    recorded.map(|_| ())
+    recorded
+}
+
+/// What rows are made of beyond [`record`].
+fn record_again(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
+    jobs.iter().enumerate().try_for_each(|(index, job)| match job.candidates {
+        Candidates::QuantisedTopK { keeps, .. } => {
+            quantised_topk::most(gpu, job, keeps).map(drop).map_err(of_job(index))
+        }
+        _ => Ok(()),
+    })
 }
 
 /// Runs all jobs and returns the words of their results.
@@ -108,6 +122,7 @@ fn row(batch: &mut Batch<'_>, job: &Work<'_>, tensor: &Tensor, results: &Buffer,
     match job.candidates {
         Candidates::Qsgd { base, bits } => qsgd::measure(batch, tensor, base, bits, results, at),
         Candidates::TopK { values, keeps } => topk::measure(batch, tensor, values, keeps, results, at),
+        Candidates::QuantisedTopK { keeps, .. } => topk::measure(batch, tensor, Dtype::F32, keeps, results, at),
         Candidates::PowerSgd { iterations, ranks } => {
             let shape = job.gradient.shape();
             powersgd::measure(batch, tensor, shape, (iterations, ranks), job.stream, results, at)
@@ -128,6 +143,9 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
                 return Err(overflow(gpu, &job.gradient, words[0])?);
             }
             topk::errors(keeps, words, row);
+        }
+        Candidates::QuantisedTopK { keeps, bits } => {
+            quantised_topk::take_row(gpu, job, (keeps, bits), words, row)?;
         }
         Candidates::PowerSgd { iterations, ranks } => {
             let largest = ranks.iter().copied().max().unwrap_or(0);

@@ -180,18 +180,16 @@ impl Backend for Portable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::backend::{check_all, check_quantised_topk};
+    use crate::testing::backend::check_all;
 
     #[test]
     fn the_reference_conforms_to_itself() {
         check_all(&mut Portable, 0.0);
-        check_quantised_topk(&mut Portable, 0.0);
     }
 
     #[cfg(feature = "rayon")]
     #[test]
     fn all_cores_conform() {
         check_all(&mut Parallel, 0.0);
-        check_quantised_topk(&mut Parallel, 0.0);
     }
 }

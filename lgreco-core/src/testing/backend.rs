@@ -496,8 +496,7 @@ pub fn check_batches(backend: &mut dyn Backend, relative: f64, powersgd: bool) {
     check_rows(backend, &jobs[..3], relative);
 }
 
-/// What every backend does, rows within `relative` of [`Portable`]'s. [`check_quantised_topk`] is for those that have kernels
-/// for it.
+/// What every backend does, rows within `relative` of [`Portable`]'s.
 ///
 /// # Panics
 /// When `backend` does not do as [`Portable`].
@@ -505,6 +504,7 @@ pub fn check_all(backend: &mut dyn Backend, relative: f64) {
     check_dense(backend);
     check_qsgd(backend, relative);
     check_topk(backend, relative);
+    check_quantised_topk(backend, relative);
     check_powersgd(backend, relative);
     check_batches(backend, relative, true);
 }

@@ -11,7 +11,8 @@ use lgreco_core::compress::{Candidates, Setting};
 use lgreco_core::gradient::Gradient;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{
-    Tensor, check_batches, check_dense, check_encode, check_powersgd, check_qsgd, check_rows, check_topk,
+    Tensor, check_batches, check_dense, check_encode, check_powersgd, check_qsgd, check_quantised_topk, check_rows,
+    check_topk,
 };
 use lgreco_core::testing::powersgd::uniform;
 
@@ -86,6 +87,11 @@ fn qsgd_of_a_large_tensor() {
 #[test]
 fn topk() {
     in_all_orders(|backend| check_topk(backend, ROWS));
+}
+
+#[test]
+fn quantised_topk() {
+    in_all_orders(|backend| check_quantised_topk(backend, ROWS));
 }
 
 #[test]

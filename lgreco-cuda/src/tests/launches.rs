@@ -17,7 +17,7 @@ pub(super) struct Calls {
     pub(super) allocations: AtomicUsize,
     /// What every byte that is read from the device is.
     pub(super) content: AtomicU8,
-    /// Unless 0, the ones that feedback's own TopK payload had, among words of `content`.
+    /// Unless 0, the ones that the calls' own TopK payload had, among words of `content`.
     pub(super) ones: AtomicU32,
     /// What all launches answer, if not that they are done.
     pub(super) failing: Mutex<Option<Error>>,
@@ -88,10 +88,10 @@ impl Device for Counted {
     fn download(&mut self, _: Part, bytes: &mut [u8]) -> Result<(), Error> {
         self.0.add(2);
         bytes.fill(self.0.content.load(Ordering::Relaxed));
-        // What is known of a step of feedback: three magnitudes and two statuses.
+        // A status, or what is known of a step of feedback: three magnitudes and two statuses.
         let ones = self.0.ones.load(Ordering::Relaxed);
-        if ones > 0 && bytes.len() == 28 {
-            bytes[24..].copy_from_slice(&ones.to_ne_bytes());
+        if ones > 0 && (bytes.len() == 8 || bytes.len() == 28) {
+            bytes.last_chunk_mut().into_iter().for_each(|last| *last = ones.to_ne_bytes());
         }
         Ok(())
     }

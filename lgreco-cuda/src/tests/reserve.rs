@@ -8,7 +8,7 @@ use crate::tensor::Input;
 use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::{Candidates, Compressor, Setting};
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_train::feedback::Storage;
 use std::sync::Arc;
@@ -38,7 +38,13 @@ fn each_method(mut check: impl FnMut(&[DeviceJob<'_>])) {
     for values in [Dtype::F32, Dtype::Bf16] {
         check(&jobs(Candidates::TopK { values, keeps: &[7, 300, 1] }));
     }
+    check(&jobs(Candidates::QuantisedTopK { keeps: &[7, 300, 1], bits: &[2, 4] }));
     check(&jobs(Candidates::PowerSgd { iterations: 2, ranks: &[1, 40, 4] }));
+}
+
+/// The calls that there are for the method of `jobs`.
+fn calls_of(jobs: &[DeviceJob<'_>]) -> &'static [Call] {
+    if matches!(jobs[0].candidates, Candidates::QuantisedTopK { .. }) { &CALLS[..4] } else { &CALLS }
 }
 
 /// Makes a call for all jobs and candidates. What comes of it depends on what the device answers, and does not matter.
@@ -53,7 +59,11 @@ fn make(backend: &mut CudaBackend, of_device: &Calls, call: Call, jobs: &[Device
     for job in jobs {
         for setting in (0..job.candidates.len()).map(|index| job.candidates.setting(index).unwrap()) {
             // The device answers that TopK's own payload could be decoded.
-            let kept = if let Setting::TopK(top) = setting { top.keep } else { 0 };
+            let kept = match setting {
+                Setting::TopK(top) => top.keep,
+                Setting::QuantisedTopK(top) => top.keep,
+                _ => 0,
+            };
             of_device.ones.store(kept, Ordering::Relaxed);
             make_one(backend, call, job, &setting);
         }
@@ -76,7 +86,14 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
                 })
             }
             Call::Decode => {
-                header(setting, &Input::Device(job.gradient)).unwrap().write(&mut payload).unwrap();
+                if let Setting::QuantisedTopK(_) = setting {
+                    let zeros = vec![0.0; shape.elements()];
+                    let gradient = Gradient::new(Values::F32(&zeros), shape).unwrap();
+                    let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+                    setting.encode(&gradient, stream, &mut workspace, &mut payload).unwrap();
+                } else {
+                    header(setting, &Input::Device(job.gradient)).unwrap().write(&mut payload).unwrap();
+                }
                 backend.decode_to_device(&payload, 256).map(|()| 0)
             }
             Call::EncodeToDevice => backend.encode_to_device(setting, &job.gradient, stream, 256),
@@ -108,6 +125,9 @@ fn counted(cublas: bool) -> (CudaBackend, Arc<Calls>) {
 fn what_is_reserved_is_what_calls_take() {
     for (cublas, call) in [false, true].into_iter().flat_map(|cublas| CALLS.map(|call| (cublas, call))) {
         each_method(|jobs| {
+            if !calls_of(jobs).contains(&call) {
+                return;
+            }
             let (mut backend, of_device) = counted(cublas);
             let bytes = backend.workspace_bytes(jobs, &[call]).unwrap();
             backend.reserve(jobs, &[call]).unwrap();
@@ -132,13 +152,13 @@ fn what_is_reserved_is_what_calls_take() {
 #[test]
 fn reservations_add_to_each_other() {
     each_method(|jobs| {
-        let (mut backend, of_device) = counted(false);
-        backend.reserve(&jobs[..1], &CALLS[..3]).unwrap();
-        backend.reserve(jobs, &CALLS).unwrap();
-        assert_eq!(backend.held_bytes(), backend.workspace_bytes(jobs, &CALLS).unwrap());
+        let (calls, (mut backend, of_device)) = (calls_of(jobs), counted(false));
+        backend.reserve(&jobs[..1], &calls[..3]).unwrap();
+        backend.reserve(jobs, calls).unwrap();
+        assert_eq!(backend.held_bytes(), backend.workspace_bytes(jobs, calls).unwrap());
         let allocations = of_device.allocations.load(Ordering::Relaxed);
-        backend.reserve(&jobs[1..], &CALLS[2..]).unwrap();
-        CALLS.into_iter().for_each(|call| make_all(&mut backend, &of_device, call, jobs));
+        backend.reserve(&jobs[1..], &calls[2..]).unwrap();
+        calls.iter().for_each(|&call| make_all(&mut backend, &of_device, call, jobs));
         assert_eq!(of_device.allocations.load(Ordering::Relaxed), allocations);
     });
 }
@@ -160,12 +180,24 @@ fn candidates_that_do_not_fit_are_named_with_their_job() {
     for (candidates, expected) in [
         (Candidates::TopK { values: Dtype::F32, keeps: &[21_001] }, "kept elements is 21001"),
         (Candidates::LoCo { groups: &[64] }, "does not run on CUDA devices"),
-        (Candidates::QuantisedTopK { keeps: &[64], bits: &[4] }, "TopK in few bits does not run on CUDA devices"),
     ] {
         for call in CALLS {
             let jobs = [fitting, DeviceJob { candidates, ..fitting }];
             let failed = backend.workspace_bytes(&jobs, &[call]).unwrap_err();
             assert!(failed.job == Some(1) && failed.to_string().contains(expected), "{call:?}: {failed}");
         }
+    }
+}
+
+#[test]
+fn what_the_host_does_half_of_does_not_stay_on_the_device() {
+    let (backend, _) = counted(false);
+    let few_bits = jobs(Candidates::QuantisedTopK { keeps: &[64], bits: &[4] });
+    for (call, expected) in [
+        (Call::EncodeToDevice, "encoding TopK in few bits to device memory does not run on CUDA devices"),
+        (Call::DecodeOnDevice, "decoding TopK in few bits from device memory does not run on CUDA devices"),
+    ] {
+        let failed = backend.workspace_bytes(&few_bits, &[call]).unwrap_err();
+        assert_eq!(failed.error.to_string(), expected);
     }
 }

@@ -5,6 +5,7 @@ use super::backend::Tensor;
 use super::powersgd::uniform;
 use crate::compress::powersgd::PowerSgd;
 use crate::compress::qsgd::Qsgd;
+use crate::compress::quantised_topk::QuantisedTopK;
 use crate::compress::topk::TopK;
 use crate::compress::{Compressor, Setting};
 use crate::feedback::{GROUP, Memory, Residual, Rule, Storage};
@@ -127,6 +128,7 @@ pub fn check_all<D: ResidualDevice>(device: &mut D) {
         (Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() }), 0.2),
         (Setting::TopK(TopK { keep: 55, values: Dtype::F16 }), 1.0),
         (Setting::TopK(TopK { keep: 55, values: Dtype::F32 }), 0.3),
+        (Setting::QuantisedTopK(QuantisedTopK { keep: 55, bits: 3 }), 0.7),
     ] {
         for storage in STORAGES {
             check(device, (61, 47), setting, gain, storage);

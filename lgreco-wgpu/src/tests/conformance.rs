@@ -7,7 +7,9 @@ use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{check_batches, check_dense, check_powersgd, check_qsgd, check_topk, tensors};
+use lgreco_core::testing::backend::{
+    check_batches, check_dense, check_powersgd, check_qsgd, check_quantised_topk, check_topk, tensors,
+};
 use lgreco_core::testing::hostile::{Products, check_decoding};
 use std::path::Path;
 use wgpu::Features;
@@ -31,6 +33,12 @@ fn topk() {
 }
 
 #[test]
+fn quantised_topk() {
+    let Some(mut backend) = backend() else { return };
+    check_quantised_topk(&mut backend, ROWS);
+}
+
+#[test]
 fn powersgd() {
     let Some(mut backend) = backend() else { return };
     check_powersgd(&mut backend, ROWS);
@@ -49,6 +57,7 @@ fn small_limits() {
     let Some(mut backend) = cut() else { return };
     check_qsgd(&mut backend, ROWS);
     check_topk(&mut backend, ROWS);
+    check_quantised_topk(&mut backend, ROWS);
     check_powersgd(&mut backend, ROWS);
     check_batches(&mut backend, ROWS, true);
 }

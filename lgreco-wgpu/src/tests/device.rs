@@ -48,7 +48,6 @@ fn methods_without_kernels_are_refused_by_name() {
         (Candidates::HardThreshold { values, lambdas: &[0.5] }, "hard threshold"),
         (Candidates::AdaComp { bins: &[8] }, "AdaComp"),
         (Candidates::LoCo { groups: &[8] }, "LoCo"),
-        (Candidates::QuantisedTopK { keeps: &[8], bits: &[4] }, "TopK in few bits"),
         (Candidates::Sidco { base, densities: &[0.1] }, "SIDCo"),
     ] {
         let expected = Some(Error::Method(name));

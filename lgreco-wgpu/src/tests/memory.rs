@@ -61,6 +61,23 @@ fn memory_is_reserved_before_the_first_measurement() {
 }
 
 #[test]
+fn what_the_host_finishes_is_reserved_too() {
+    let layers = layers();
+    let candidates = Candidates::QuantisedTopK { keeps: &[1, 5, 24, 48], bits: &[2, 4] };
+    let jobs: Vec<Job<'_>> = layers
+        .iter()
+        .map(|layer| Job { gradient: layer.gradients()[0], candidates, stream: Stream::default() })
+        .collect();
+    for mut backend in backends() {
+        let reserved = backend.reserve(&jobs).unwrap();
+        let created = backend.gpu().memory.created;
+        assert!(created > 0 && backend.gpu().submissions == 0);
+        backend.measure(&jobs, &mut [], &mut vec![0.0; row_len(&jobs)]).unwrap();
+        assert_eq!((backend.gpu().memory.created, backend.held_bytes()), (created, reserved));
+    }
+}
+
+#[test]
 fn a_table_of_150_layers_takes_few_submissions_and_one_readback() {
     let layers = layers();
     assert_eq!(layers.len(), 150);

@@ -91,16 +91,16 @@ fn body<'a>(payload: &Payload<'a>, values: usize) -> Result<Body<'a>, Error> {
 }
 
 /// The parts of a payload's body.
-struct Body<'a> {
-    top: QuantisedTopK,
+pub(super) struct Body<'a> {
+    pub(super) top: QuantisedTopK,
     layout: Layout,
     means: &'a [[u8; 4]],
     codes: &'a [u8],
-    positions: &'a [u8],
+    pub(super) positions: &'a [u8],
 }
 
 impl<'a> Body<'a> {
-    fn of(payload: &Payload<'a>) -> Result<Self, Error> {
+    pub(super) fn of(payload: &Payload<'a>) -> Result<Self, Error> {
         let (top, parts) = read(&payload.header)?;
         let body = payload.body_of_len(stated(&payload.header)?)?;
         let (means, rest) = body.split_at(parts.means);
@@ -120,7 +120,7 @@ impl<'a> Body<'a> {
 
     /// The value of code `index`.
     #[inline(always)]
-    fn value(&self, index: u64) -> f32 {
+    pub(super) fn value(&self, index: u64) -> f32 {
         let (bits, at) = (self.top.bits as u32, index * self.top.bits as u64);
         let byte = (at / 8) as usize;
         let high = self.codes.get(byte + 1).copied().unwrap_or(0);

@@ -46,7 +46,7 @@ pub(super) fn encode(
 }
 
 /// Writes the means of the bins of `kept`, bits of f32 values, and the codes.
-fn quantise(bits: u8, kept: &[u32], means: &mut [u8], codes: &mut [u8]) {
+pub(super) fn quantise(bits: u8, kept: &[u32], means: &mut [u8], codes: &mut [u8]) {
     let magnitudes = kept.iter().map(|bits| bits & 0x7fff_ffff);
     let high = magnitudes.clone().max().unwrap_or(0);
     let low = magnitudes.filter(|&m| m > 0).min().unwrap_or(high);

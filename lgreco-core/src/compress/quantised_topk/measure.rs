@@ -58,14 +58,24 @@ pub fn measure(
     let dropped: &mut [f64] = bytemuck::cast_slice_mut(dropped);
     topk::measure(gradient, Dtype::F32, keeps, workspace, dropped)?;
     let Some(most) = keeps.iter().copied().max() else { return Ok(()) };
-    let kept = sorted(gradient, most, workspace)?;
-    for ((&keep, &dropped), errors) in keeps.iter().zip(&*dropped).zip(squared_errors.chunks_mut(bits.len().max(1))) {
-        let quantised = quantised(&kept, keep as usize);
+    errors_of_sorted(&sorted(gradient, most, workspace)?, keeps, bits, dropped, squared_errors);
+    Ok(())
+}
+
+/// The row, of the largest magnitudes that any candidate keeps and of the errors of leaving out the others.
+pub(super) fn errors_of_sorted(
+    kept: &Runs<'_>,
+    keeps: &[u32],
+    bits: &[u8],
+    dropped: &[f64],
+    squared_errors: &mut [f64],
+) {
+    for ((&keep, &dropped), errors) in keeps.iter().zip(dropped).zip(squared_errors.chunks_mut(bits.len().max(1))) {
+        let quantised = quantised(kept, keep as usize);
         for (&bits, error) in bits.iter().zip(errors) {
             *error = dropped + quantised[bits as usize];
         }
     }
-    Ok(())
 }
 
 /// The `most` largest magnitudes.

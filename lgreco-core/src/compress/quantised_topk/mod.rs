@@ -31,6 +31,7 @@ mod measure;
 mod stat;
 #[cfg(test)]
 mod tests;
+pub(crate) mod whole;
 
 pub use decode::decode;
 pub(super) use decode::{combine, combine_stretch, place_of, stated};
