@@ -367,7 +367,16 @@ struct cuda_shim_launch {
     char* error;
     size_t room;
 };
+template <class... A>
+inline void cuda_shim_arguments(void (*)(A...), size_t* first, size_t* count) {
+    *first = sizeof(std::tuple_element_t<0, std::tuple<std::decay_t<A>...>>);
+    *count = sizeof...(A);
+}
+// Beside it: bytes of its first argument, and how many there are; the others are pointers.
 #define SHIM_EXPORT(kernel)                                                                                   \
+    extern "C" __attribute__((visibility("default"))) void shim_arguments_##kernel(size_t* f, size_t* n) {    \
+        cuda_shim_arguments(kernel, f, n);                                                                    \
+    }                                                                                                         \
     extern "C" __attribute__((visibility("default"))) int shim_##kernel(const cuda_shim_launch* l) {          \
         cuda_shim::S.mode = l->order;                                                                         \
         const unsigned *g = l->grid, *b = l->block;                                                           \

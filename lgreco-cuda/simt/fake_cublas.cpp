@@ -1,5 +1,5 @@
-// A cuBLAS for tests of what calls one, beside fake_driver.cpp: products as NVIDIA documents them, of matrices in
-// column-major order with leading dimensions, in plain f32 sums on the processor. FAKE_CUBLAS_FAIL is CALL=CODE, a call
+// A cuBLAS for tests of what calls one, beside fake_driver.cpp, which enqueues them: products as NVIDIA documents them, of
+// matrices in column-major order with leading dimensions, in plain f32 sums on the processor. FAKE_CUBLAS_FAIL is CALL=CODE, a call
 // that fails and how.
 #include <algorithm>
 #include <cstdint>
@@ -75,19 +75,30 @@ static int multiply(Handle* handle, int of_a, int of_b, int m, int n, int k, con
     if (!handle->workspace || handle->math_mode != PEDANTIC_MATH) return EXECUTION_FAILED;
     if (!inside(a, a_rows, a_columns, lda) || !inside(b, b_rows, b_columns, ldb) || !inside(c, m, n, ldc))
         return EXECUTION_FAILED;
-    for (size_t j = 0; j < size_t(n); j++) {
-        for (size_t i = 0; i < size_t(m); i++) {
-            float sum = 0.0f;
-            for (size_t l = 0; l < size_t(k); l++) {
-                float left = of_a == OP_N ? a[l * lda + i] : a[i * lda + l];
-                float right = of_b == OP_N ? b[j * ldb + l] : b[l * ldb + j];
-                sum += left * right;
+    auto product = [=, scale = *alpha, keep = *beta]() {
+        for (size_t j = 0; j < size_t(n); j++) {
+            for (size_t i = 0; i < size_t(m); i++) {
+                float sum = 0.0f;
+                for (size_t l = 0; l < size_t(k); l++) {
+                    float left = of_a == OP_N ? a[l * lda + i] : a[i * lda + l];
+                    float right = of_b == OP_N ? b[j * ldb + l] : b[l * ldb + j];
+                    sum += left * right;
+                }
+                float& to = c[j * ldc + i];
+                // Where beta is 0, what was there is not read.
+                to = scale * sum + (keep == 0.0f ? 0.0f : keep * to);
             }
-            float& to = c[j * ldc + i];
-            // Where beta is 0, what was there is not read.
-            to = *alpha * sum + (*beta == 0.0f ? 0.0f : *beta * to);
         }
-    }
+    };
+    using Product = decltype(product);
+    auto enqueue = reinterpret_cast<void (*)(int (*)(void*), void*)>(driver("fake_cuda_enqueue"));
+    enqueue(
+        [](void* argument) {
+            (*static_cast<Product*>(argument))();
+            delete static_cast<Product*>(argument);
+            return 0;
+        },
+        new Product(product));
     ++products;
     last_stream = handle->stream;
     return 0;

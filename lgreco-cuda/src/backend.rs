@@ -60,9 +60,10 @@ impl CudaBackend {
         Ok(Self::on(Box::new(Driver::new(ordinal)?)))
     }
 
-    /// The device and context that are current on the calling thread, on the embedder's stream (`cudaStream_t` and
-    /// `CUstream` are the same; null is the default stream). All work goes to that stream. It cannot be captured into a
-    /// graph: calls wait, allocate, and copy from memory of the host that is gone when the graph runs.
+    /// The embedder's stream (`cudaStream_t` and `CUstream` are the same; null is the default stream), in its context,
+    /// from any thread; a default stream's is the one that is current on the calling thread. All work goes to that stream.
+    /// While it is being captured into a graph, calls are refused ([`Error::Captured`]): they wait and allocate, and a
+    /// replay would repeat the random words.
     ///
     /// ```no_run
     /// use lgreco_cuda::CudaBackend;
@@ -74,7 +75,7 @@ impl CudaBackend {
     /// ```
     ///
     /// # Errors
-    /// As [`new`](CudaBackend::new); [`Error::NoDevice`] when no context is current.
+    /// As [`new`](CudaBackend::new); [`Error::NoDevice`] for a default stream when no context is current.
     ///
     /// # Safety
     /// The context and the stream, which belongs to it, outlive the backend.
@@ -226,9 +227,8 @@ impl CudaBackend {
     }
 
     /// Enqueued for QSGD, done for other methods: decodes a payload of the host into f32 values at `address`, a
-    /// multiple of 4. Nothing of them may be used when an error is returned. A payload in page-locked memory has to
-    /// stay as it is until the stream has come this far, and so has any payload where the GPU reads the processor's
-    /// memory by itself (Grace Hopper): the driver copies the others before the call returns.
+    /// multiple of 4. Nothing of them may be used when an error is returned. The payload is read before the call returns,
+    /// which waits for the stream to take 2 MiB where more than 4 MiB are under way.
     ///
     /// ```no_run
     /// # use lgreco_cuda::{CudaBackend, Error};
@@ -244,7 +244,7 @@ impl CudaBackend {
     ///
     /// # Safety
     /// `address` is valid memory of four bytes per element in the backend's context, which nothing else uses, other than
-    /// work ordered before or after on the backend's stream; payloads stay as said.
+    /// work ordered before or after on the backend's stream.
     pub unsafe fn decode_to_device(&mut self, payload: &[u8], address: u64) -> Result<(), Error> {
         let target = checked(address, decoded_bytes(Payload::parse(payload)?.header.shape), 4)?;
         self.decode_to_part(payload, target)
@@ -259,8 +259,7 @@ impl CudaBackend {
         }
         let mut values = vec![0.0f32; elements];
         lgreco_core::compress::decode(payload, &mut values)?;
-        self.gpu.write(bytemuck::cast_slice(&values), target)?;
-        self.gpu.synchronise()
+        self.gpu.write(bytemuck::cast_slice(&values), target)
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {

@@ -150,7 +150,7 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
         return decode_few_bits(gpu, payload, target);
     }
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
-    let bytes = gpu.lend(Scratch::Payload, bytes)?;
+    let bytes = gpu.upload(Scratch::Payload, bytes)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;
     let target = Tensor::of_part(target);
     let good = match enqueue_decoding(gpu, &setting, payload.header.shape, bytes, &target, status)? {

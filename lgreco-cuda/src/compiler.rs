@@ -7,7 +7,7 @@ use crate::libraries::{Library, NEWEST, candidates, fault};
 use crate::nvrtc::{Form, Nvrtc};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The options of every module: arithmetic is IEEE 754's, because bits of payloads depend on it.
 const OPTIONS: [&str; 6] = [
@@ -55,11 +55,17 @@ pub(crate) fn capability(number: u32) -> String {
     format!("{}.{}", number / 10, number % 10)
 }
 
-/// Code by the hash of what it was made of.
-type Made = HashMap<(u64, Architecture), Box<[u8]>>;
+/// The code of one module, once it is there: while it is made, other modules and other devices' code can be.
+type Code = Arc<Mutex<Option<Box<[u8]>>>>;
 
-/// What this process has made.
-static MADE: Mutex<Option<Made>> = Mutex::new(None);
+/// What this process has made or is making, by the hash of what it is made of.
+static MADE: Mutex<Option<HashMap<(u64, Architecture), Code>>> = Mutex::new(None);
+
+/// A module's place.
+fn made(hash: u64, architecture: Architecture) -> Code {
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    made.get_or_insert_default().entry((hash, architecture)).or_default().clone()
+}
 
 /// An NVRTC, its version, and the compute capabilities it compiles for.
 #[derive(Clone, Debug)]
@@ -143,22 +149,22 @@ impl Compiler {
         let source = module.source();
         let hash = self.hash(&source);
         let file = folder.map(|folder| file(folder, module, hash, architecture));
-        let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-        let made = made.get_or_insert_default();
-        if let Some(code) = made.get(&(hash, architecture)) {
+        let made = made(hash, architecture);
+        let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(code) = made.as_deref() {
             let loaded = load(code)?;
             file.iter().filter(|file| !file.exists()).for_each(|file| kept::write(file, code));
             return Ok(loaded);
         }
         let kept = file.as_deref().and_then(kept::read);
         if let Some((code, loaded)) = kept.and_then(|code| load(&code).ok().map(|loaded| (code, loaded))) {
-            made.insert((hash, architecture), code.into());
+            *made = Some(code.into());
             return Ok(loaded);
         }
         let (code, _) = self.compile(module.name(), &source, architecture, &[])?;
         let loaded = load(&code)?;
         file.iter().for_each(|file| kept::write(file, &code));
-        made.insert((hash, architecture), code.into());
+        *made = Some(code.into());
         Ok(loaded)
     }
 
@@ -166,9 +172,9 @@ impl Compiler {
     pub(crate) fn keep(&self, module: Module, architecture: Architecture, folder: &Path) {
         let hash = self.hash(&module.source());
         let file = file(folder, module, hash, architecture);
-        let made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-        let code = made.as_ref().and_then(|made| made.get(&(hash, architecture)));
-        code.filter(|_| !file.exists()).iter().for_each(|code| kept::write(&file, code));
+        let made = made(hash, architecture);
+        let made = made.lock().unwrap_or_else(PoisonError::into_inner);
+        made.as_deref().filter(|_| !file.exists()).iter().for_each(|code| kept::write(&file, code));
     }
 
     /// A number for all that decides what is made of a source.

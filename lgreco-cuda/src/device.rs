@@ -63,7 +63,7 @@ pub(crate) trait Device: Send {
     /// Done: memory aligned to 256 bytes, its content undefined.
     fn allocate(&mut self, bytes: u64) -> Result<Part, Error>;
 
-    /// Done, after all that was enqueued.
+    /// Memory that only what has been enqueued before may use.
     fn free(&mut self, part: Part);
 
     /// Done: makes a kernel ready, so that its first launch takes no longer than others.
@@ -77,8 +77,7 @@ pub(crate) trait Device: Send {
     /// Enqueued: a word, which goes with the command.
     fn set(&mut self, word_at: Part, word: u32) -> Result<(), Error>;
 
-    /// Enqueued. `bytes`, of the same length, have to stay as they are until the stream has come this far where they
-    /// are page-locked, or the device reads all of the processor's memory by itself; else the driver copies them first.
+    /// Enqueued: `bytes`, of the same length, which are read before the call returns.
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error>;
 
     /// Enqueued: fills with zeros.

@@ -8,6 +8,7 @@ use crate::Error;
 use crate::backend::CudaBackend;
 use crate::codec::{STATUS, check, check_decoded, checked_len, enqueue, enqueue_decoding, header};
 use crate::error::{DeviceJobError, of_job};
+use crate::gpu::Scratch;
 use crate::pending::Enqueued;
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -91,12 +92,21 @@ impl CudaBackend {
     /// [`Compressor::encode`](lgreco_core::compress::Compressor::encode) has, or
     /// [`PayloadBody`](lgreco_core::Error::PayloadBody); [`Error::Memory`] in its place when the gradient has been
     /// overwritten. Calls after it may have failed too, and are not told of: nothing of what came out of any of them
-    /// may be used. Those of the device, without a number; then nothing is known of any call.
+    /// may be used. Those of the device, without a number; then nothing is known of any call, and the next check asks
+    /// again.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
         let (gpu, pending) = self.gpu_and_pending();
+        if pending.calls.is_empty() {
+            return Ok(());
+        }
+        let Some(statuses) = pending.statuses else {
+            // None of them has a status.
+            pending.calls.clear();
+            return Ok(());
+        };
+        // If that fails, the calls are still to be checked.
+        let words = gpu.read::<u32>(statuses.cut(0, STATUS * pending.calls.len() as u64))?;
         let calls = std::mem::take(&mut pending.calls);
-        let Some(statuses) = pending.statuses.filter(|_| !calls.is_empty()) else { return Ok(()) };
-        let words = gpu.read::<u32>(statuses.cut(0, STATUS * calls.len() as u64))?;
         for (job, (call, status)) in calls.iter().zip(words.as_chunks::<2>().0).enumerate() {
             let outcome = match call {
                 Enqueued::Encoding(setting, gradient) => check(gpu, setting, &Input::Device(*gradient), status),
@@ -107,14 +117,15 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Enqueued: decodes a payload that lies at the device address `payload`, a multiple of 4, into f32 values at the
-    /// address `values`. It is one that [`encode_to_device`](CudaBackend::encode_to_device), of any worker, made of a
+    /// Enqueued: decodes a payload that lies at the device address `payload` into f32 values at the address `values`, a
+    /// multiple of 4. Where payloads of several workers lie one after another, most do not begin at a multiple of 4: these
+    /// are copied to the workspace first. It is one that [`encode_to_device`](CudaBackend::encode_to_device), of any worker, made of a
     /// gradient of this shape under this setting; of other bytes some values come out, or [`check`](CudaBackend::check)
     /// tells. Its header is not read.
     ///
     /// # Errors
-    /// [`Parameter`](lgreco_core::Error::Parameter) of the setting's; [`Error::Memory`] when an address is 0 or no
-    /// multiple of 4, and after 4096 calls without a check; [`Error::Method`] for methods that are not decoded on
+    /// [`Parameter`](lgreco_core::Error::Parameter) of the setting's; [`Error::Memory`] when an address is 0 or that of the
+    /// values no multiple of 4, and after 4096 calls without a check; [`Error::Method`] for methods that are not decoded on
     /// the device; those of the device.
     ///
     /// # Safety
@@ -129,13 +140,18 @@ impl CudaBackend {
         values: u64,
     ) -> Result<(), Error> {
         let len = setting.payload_len(shape, Dtype::F32)? as u64;
-        let (payload, target) = (checked(payload, len, 4)?, checked(values, 4 * shape.elements() as u64, 4)?);
+        let (mut payload, target) = (checked(payload, len, 1)?, checked(values, 4 * shape.elements() as u64, 4)?);
         let (gpu, pending) = self.gpu_and_pending();
         let expected = if shape.elements() == 0 {
             pending.has_room()?;
             None
         } else {
             let status = pending.status(gpu)?;
+            if !payload.address.is_multiple_of(4) {
+                let aligned = gpu.scratch(Scratch::Payload, len)?;
+                gpu.copy(payload, aligned)?;
+                payload = aligned;
+            }
             enqueue_decoding(gpu, setting, shape, payload, &Tensor::of_part(target), status)?
         };
         pending.calls.push(Enqueued::Decoding(expected));

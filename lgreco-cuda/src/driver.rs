@@ -7,6 +7,7 @@ use crate::cublas::Cublas;
 use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::{Kernel, Module};
 use crate::libraries::fault;
+use crate::staging::Staging;
 use cudarc::driver::{DriverError, result, sys};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -14,11 +15,11 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 /// The least version of the driver's interface, 1000 times the major plus 10 times the minor, and of devices.
-const OLDEST_DRIVER: i32 = 11_000;
-pub(crate) const OLDEST_DEVICE: u32 = 60;
+const OLDEST_DRIVER: i32 = 11_020;
+pub(crate) const OLDEST_DEVICE: u32 = 70;
 
 /// `Err` with the driver's words.
-fn said<T>(call: &'static str, outcome: Result<T, DriverError>) -> Result<T, Error> {
+pub(crate) fn said<T>(call: &'static str, outcome: Result<T, DriverError>) -> Result<T, Error> {
     outcome.map_err(|error| Error::Driver { call, reason: words(error) })
 }
 
@@ -30,8 +31,7 @@ fn words(error: DriverError) -> String {
 }
 
 /// What is called of the driver's library, by way of cudarc, which panics where one is missing.
-pub(crate) const FUNCTIONS: [&str; 29] = [
-    "cuCtxGetCurrent",
+pub(crate) const FUNCTIONS: [&str; 36] = [
     "cuCtxGetDevice",
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
@@ -43,12 +43,18 @@ pub(crate) const FUNCTIONS: [&str; 29] = [
     "cuDevicePrimaryCtxRetain",
     "cuDeviceTotalMem_v2",
     "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
     "cuGetErrorName",
     "cuGetErrorString",
     "cuInit",
     "cuLaunchKernel",
-    "cuMemAlloc_v2",
-    "cuMemFree_v2",
+    "cuMemAllocAsync",
+    "cuMemFreeAsync",
+    "cuMemFreeHost",
+    "cuMemHostAlloc",
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyHtoDAsync_v2",
@@ -59,6 +65,8 @@ pub(crate) const FUNCTIONS: [&str; 29] = [
     "cuModuleUnload",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
+    "cuStreamGetCtx",
+    "cuStreamIsCapturing",
     "cuStreamSynchronize",
 ];
 
@@ -154,6 +162,7 @@ pub(crate) struct Driver {
     modules: HashMap<Module, sys::CUmodule>,
     functions: HashMap<Kernel, sys::CUfunction>,
     cublas: Option<Cublas>,
+    staging: Option<Staging>,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every call makes the context current on its own.
@@ -188,24 +197,35 @@ impl Driver {
         let mut driver = Driver::of(context, null_mut(), Some(device), compiler, architecture);
         let current = Current::make(context)?;
         driver.stream = said("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        driver.staging()?;
         drop(current);
         Ok(driver)
     }
 
-    /// The current context, and a stream in it.
+    /// A stream and its context; of a default stream, the current one.
     ///
     /// # Safety
     /// Both outlive the value.
     pub(crate) unsafe fn with_stream(stream: *mut c_void) -> Result<Self, Error> {
         let driver = start()?;
-        let current = said("cuCtxGetCurrent", result::ctx::get_current())?;
+        let mut context = null_mut();
         let none = || Error::NoDevice { ordinal: 0, reason: "no context is current on this thread".into() };
-        let context = current.ok_or_else(none)?;
+        // SAFETY: a place for a context; the stream lives.
+        match unsafe { sys::cuStreamGetCtx(stream.cast(), &mut context) }.result() {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_CONTEXT)) => return Err(none()),
+            found => said("cuStreamGetCtx", found)?,
+        }
+        if context.is_null() {
+            return Err(none());
+        }
+        let _current = Current::make(context)?;
         let mut device = 0;
         // SAFETY: a place for a device.
         said("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
         let (compiler, architecture) = architecture(device, driver)?;
-        Ok(Driver::of(context, stream.cast(), None, compiler, architecture))
+        let mut driver = Driver::of(context, stream.cast(), None, compiler, architecture);
+        driver.staging()?;
+        Ok(driver)
     }
 
     fn of(
@@ -216,7 +236,30 @@ impl Driver {
         architecture: Architecture,
     ) -> Self {
         let (modules, functions) = (HashMap::new(), HashMap::new());
-        Driver { context, stream, own, compiler, architecture, folder: None, modules, functions, cublas: None }
+        let (folder, cublas, staging) = (None, None, None);
+        Driver { context, stream, own, compiler, architecture, folder, modules, functions, cublas, staging }
+    }
+
+    /// What bytes of the host go through. The context is current.
+    fn staging(&mut self) -> Result<&mut Staging, Error> {
+        match &mut self.staging {
+            Some(staging) => Ok(staging),
+            none => Ok(none.insert(Staging::new()?)),
+        }
+    }
+
+    /// Makes the context current for a call that enqueues. A graph would replay it with the random words, the addresses and
+    /// the bytes of now, so a stream that is being captured is refused.
+    fn enter(&self) -> Result<Current, Error> {
+        let current = Current::make(self.context)?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a place for a status; the stream lives.
+        said("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(self.stream, &mut status) }.result())?;
+        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            Ok(current)
+        } else {
+            Err(Error::Captured)
+        }
     }
 
     /// A kernel, compiled and loaded on first use. The context is current.
@@ -252,23 +295,21 @@ impl Device for Driver {
     }
 
     fn allocate(&mut self, bytes: u64) -> Result<Part, Error> {
-        let _current = Current::make(self.context)?;
-        // SAFETY: the memory is not read before it is written: that is the kernels' business, and checked by tests.
-        match unsafe { result::malloc_sync(bytes as usize) } {
+        let _current = self.enter()?;
+        // SAFETY: the memory is not read before it is written: that is the kernels' business, and checked by tests; all
+        // that uses it is enqueued on the same stream.
+        match unsafe { result::malloc_async(self.stream, bytes as usize) } {
             Ok(address) => Ok(Part { address, bytes }),
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(Error::OutOfMemory { bytes }),
-            Err(error) => said("cuMemAlloc", Err(error)),
+            Err(error) => said("cuMemAllocAsync", Err(error)),
         }
     }
 
     fn free(&mut self, part: Part) {
         let Ok(_current) = Current::make(self.context) else { return };
-        // SAFETY: `allocate` gave it, nobody uses it any more, and what is enqueued is waited for. Nothing can be done
+        // SAFETY: `allocate` gave it, and what uses it has been enqueued before, on the same stream. Nothing can be done
         // about an error.
-        unsafe {
-            let _ = result::stream::synchronize(self.stream);
-            let _ = result::free_sync(part.address);
-        }
+        let _ = unsafe { result::free_async(part.address, self.stream) };
     }
 
     fn prepare(&mut self, kernel: Kernel) -> Result<(), Error> {
@@ -277,36 +318,34 @@ impl Device for Driver {
     }
 
     fn set(&mut self, word_at: Part, word: u32) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         // SAFETY: a part is memory that is there; this one has a word, and is aligned for it.
         let set = unsafe { sys::cuMemsetD32Async(word_at.address, word, word_at.bytes as usize / 4, self.stream) };
         said("cuMemsetD32Async", set.result())
     }
 
     fn upload(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
-        // SAFETY: as long as the bytes. The driver may read them until the stream has come this far, unless it copies
-        // pageable memory first, as it does where the device cannot read that by itself: the callers either wait, keep
-        // what they lend, or have their own caller's promise to.
-        said("cuMemcpyHtoDAsync", unsafe { result::memcpy_htod_async(to.address, bytes, self.stream) })
+        let _current = self.enter()?;
+        let stream = self.stream;
+        self.staging()?.upload(bytes, to.address, stream)
     }
 
     fn clear(&mut self, part: Part) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         let bytes = part.bytes as usize;
         // SAFETY: a part is memory that is there.
         said("cuMemsetD8Async", unsafe { result::memset_d8_async(part.address, 0, bytes, self.stream) })
     }
 
     fn copy(&mut self, from: Part, to: Part) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         let bytes = from.bytes as usize;
         // SAFETY: parts are memory that is there.
         said("cuMemcpyDtoDAsync", unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, self.stream) })
     }
 
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         let function = self.function(launch.kernel)?;
         let mut params = Arguments::new(&launch);
         let [x, y, z] = launch.grid;
@@ -328,25 +367,29 @@ impl Device for Driver {
     }
 
     fn multiply(&mut self, gemm: &Gemm) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         self.cublas.as_ref().ok_or(Error::NoCublas)?.multiply(gemm)
     }
 
     fn download(&mut self, from: Part, bytes: &mut [u8]) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         // SAFETY: as long as the part; waited for, so that nothing writes the bytes after the call.
         let (copied, done) = unsafe {
             let copied = result::memcpy_dtoh_async(bytes, from.address, self.stream);
             (copied, result::stream::synchronize(self.stream))
         };
         said("cuMemcpyDtoHAsync", copied)?;
-        said("cuStreamSynchronize", done)
+        said("cuStreamSynchronize", done)?;
+        self.staging.iter_mut().for_each(Staging::all_read);
+        Ok(())
     }
 
     fn synchronise(&mut self) -> Result<(), Error> {
-        let _current = Current::make(self.context)?;
+        let _current = self.enter()?;
         // SAFETY: the stream lives.
-        said("cuStreamSynchronize", unsafe { result::stream::synchronize(self.stream) })
+        said("cuStreamSynchronize", unsafe { result::stream::synchronize(self.stream) })?;
+        self.staging.iter_mut().for_each(Staging::all_read);
+        Ok(())
     }
 }
 
@@ -358,6 +401,7 @@ impl Drop for Driver {
         unsafe {
             let _ = result::stream::synchronize(self.stream);
             self.cublas = None;
+            self.staging.iter_mut().for_each(Staging::free);
             for (_, module) in self.modules.drain() {
                 let _ = result::module::unload(module);
             }

@@ -86,6 +86,9 @@ pub enum Error {
         /// The driver's words.
         reason: String,
     },
+    /// The stream is being captured into a graph, whose replays would repeat the random words and the addresses of now.
+    #[error("the stream is being captured into a CUDA graph, which this call cannot be part of")]
+    Captured,
     /// Memory of the embedder cannot be used.
     #[error("the device memory {what}")]
     Memory {
@@ -123,6 +126,7 @@ impl Error {
             Error::OutOfMemory { .. } => "it is out of memory",
             Error::Compile { .. } => "a kernel does not compile",
             Error::Driver { .. } => "its driver failed",
+            Error::Captured => "its stream is being captured",
             Error::Memory { .. } => "device memory cannot be used",
             Error::Method(_) => "it does not have this method",
         };

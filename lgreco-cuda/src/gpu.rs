@@ -49,8 +49,6 @@ pub(crate) struct Gpu {
     device: Box<dyn Device>,
     buffers: HashMap<Scratch, Part>,
     has_cublas: bool,
-    /// Bytes that the device may still read.
-    in_flight: Vec<Box<[u8]>>,
     /// Payloads of the host decoded here, not left to the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
@@ -62,7 +60,6 @@ impl Gpu {
             device,
             buffers: HashMap::new(),
             has_cublas: false,
-            in_flight: Vec::new(),
             #[cfg(test)]
             decoded: 0,
         }
@@ -149,25 +146,11 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// A buffer with a few `bytes` in it, enqueued. A copy of them stays until the device is waited for.
+    /// Enqueued: a buffer with `bytes` in it.
     pub(crate) fn upload(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part, Error> {
-        let copy: Box<[u8]> = bytes.into();
-        let buffer = self.lend(name, &copy)?;
-        self.in_flight.push(copy);
-        Ok(buffer)
-    }
-
-    /// A buffer with `bytes` in it, enqueued, as [`write`](Gpu::write).
-    pub(crate) fn lend(&mut self, name: Scratch, bytes: &[u8]) -> Result<Part, Error> {
         let buffer = self.scratch(name, bytes.len() as u64)?;
         self.write(bytes, buffer)?;
         Ok(buffer)
-    }
-
-    /// What the device may still read of this workspace's.
-    #[cfg(test)]
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.len()
     }
 
     /// Enqueued: words go to the start of `to`, each with its command.
@@ -176,7 +159,7 @@ impl Gpu {
         words.iter().enumerate().try_for_each(|(index, &word)| self.device.set(at(index), word))
     }
 
-    /// Enqueued: `bytes` go to the start of `to`. The caller keeps them as they are, as [`Device::upload`] says.
+    /// Enqueued: `bytes` go to the start of `to`.
     pub(crate) fn write(&mut self, bytes: &[u8], to: Part) -> Result<(), Error> {
         if bytes.is_empty() { Ok(()) } else { self.device.upload(bytes, to.cut(0, bytes.len() as u64)) }
     }
@@ -248,21 +231,17 @@ impl Gpu {
         } else {
             self.device.download(part, bytes)?
         }
-        self.in_flight.clear();
         Ok(())
     }
 
     /// Done: everything.
     pub(crate) fn synchronise(&mut self) -> Result<(), Error> {
-        self.device.synchronise()?;
-        self.in_flight.clear();
-        Ok(())
+        self.device.synchronise()
     }
 }
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // Waits; what is in flight goes afterwards.
         for (_, buffer) in self.buffers.drain() {
             self.device.free(buffer);
         }

@@ -11,7 +11,8 @@
 //! Every call says in its first word which it is. *Enqueued*: the work is in the backend's stream, in the order of the
 //! calls, and may still be running; errors of its execution come with a later call. *Done*: the call has waited for the
 //! stream, because something comes back. A call that has to enlarge the workspace or to load a
-//! kernel waits too; [`reserve`](CudaBackend::reserve) does that beforehand. Streams cannot be captured into graphs.
+//! kernel waits too; [`reserve`](CudaBackend::reserve) does that beforehand. Bytes of the host are read before a call returns. A
+//! stream that is being captured into a graph is refused ([`Error::Captured`]).
 //!
 //! # Exactness
 //! Payloads of QSGD and TopK, and what payloads of all methods decode to, are, bit for bit, those of the core: kernels are
@@ -44,6 +45,7 @@
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
 //! | `positions` | TopK's payloads; `topk` has its rows and cuts |
 //! | `quantised_topk` | TopK in few bits, finished by the core of what the device has selected |
+//! | `staging` | page-locked memory through which bytes of the host go to the device |
 //! | `inventory` | what devices there are, or what is missing |
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
 //! | `simt/fake_*.cpp` | driver, compilers and cuBLAS for tests |
@@ -105,6 +107,8 @@ mod rows;
 #[allow(unsafe_code)]
 #[cfg_attr(not(test), allow(dead_code, reason = "most of it is for tests"))]
 mod simt;
+#[allow(unsafe_code)]
+mod staging;
 mod sums;
 #[allow(unsafe_code)]
 mod tensor;

@@ -160,7 +160,8 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
             let len = len(Dtype::F32)? as u64;
             let (payload, status) = match call {
                 Call::Decode => (gpu.scratch(Scratch::Payload, len)?, gpu.scratch(Scratch::Results, STATUS)?),
-                _ => (of_caller(len), Pending::default().status(gpu)?),
+                // A payload that is not aligned.
+                _ => (gpu.scratch(Scratch::Payload, len)?, Pending::default().status(gpu)?),
             };
             enqueue_decoding(gpu, setting, shape, payload, &values, status).map(drop)
         }

@@ -148,7 +148,7 @@ impl<'a> Input<'a> {
         let (dtype, elements) = (self.dtype(), self.shape().elements() as u32);
         let part = match self {
             Input::Host(gradient) => {
-                let part = gpu.lend(Scratch::Values, bytes_of(gradient))?;
+                let part = gpu.upload(Scratch::Values, bytes_of(gradient))?;
                 // The device may still read the caller's memory, which is only borrowed.
                 gpu.synchronise()?;
                 part

@@ -2253,11 +2253,11 @@ lgreco_status lgreco_cuda_create(struct lgreco_context *context,
                                  uint32_t ordinal,
                                  struct lgreco_cuda **cuda);
 
-// Makes a handle for the CUDA context that is current on the calling thread and for a stream of that context: a
-// cudaStream_t or CUstream, NULL for the default stream. Both must outlive the handle. The stream must not be captured
-// into a graph.
+// Makes a handle for a stream, a cudaStream_t or CUstream, and its CUDA context, from any thread; of NULL, the default
+// stream, the context is the one that is current on the calling thread. Both must outlive the handle. While the stream is
+// being captured into a graph, calls are refused with LGRECO_DEVICE.
 //
-// As lgreco_cuda_create; LGRECO_UNAVAILABLE also when no context is current.
+// As lgreco_cuda_create; LGRECO_UNAVAILABLE also for a default stream when no context is current.
 lgreco_status lgreco_cuda_create_on_stream(struct lgreco_context *context,
                                            struct lgreco_cuda **cuda,
                                            void *stream);
@@ -2346,7 +2346,8 @@ lgreco_status lgreco_cuda_payload_len(struct lgreco_cuda *cuda,
                                       size_t *bytes);
 
 // Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
-// bytes. Takes QSGD, TopK, PowerSGD of ranks up to 1024 and uncompressed gradients. `rng` names the random words.
+// bytes. Takes QSGD, TopK, also in few bits, PowerSGD of ranks up to 1024 and uncompressed gradients. `rng` names the random
+// words.
 //
 // LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len; LGRECO_UNAVAILABLE for other
 // methods and ranks; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
@@ -2379,8 +2380,7 @@ lgreco_status lgreco_cuda_encode_with_feedback(struct lgreco_cuda *cuda,
                                                size_t *length);
 
 // Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory,
-// `values_len` = the number of elements. Payloads in page-locked memory must stay until the stream has come this far,
-// and all payloads where the GPU reads the processor's memory by itself (Grace Hopper).
+// `values_len` = the number of elements. The payload may go when the call has returned.
 //
 // LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes;
 // LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` then hold nothing to be used.
@@ -2403,7 +2403,8 @@ lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,
                                            size_t capacity,
                                            size_t *length);
 
-// Enqueued: decodes a payload in the device's memory, 4-byte aligned, into `values` there. It is one that
+// Enqueued: decodes a payload in the device's memory into `values` there; one that is not 4-byte aligned is copied to the
+// library's memory first. It is one that
 // lgreco_cuda_encode_to_device, on any worker, made of this layer (whose `values` are not looked at) under this setting; of
 // other bytes some values come out, or lgreco_cuda_check tells. Takes QSGD, TopK and PowerSGD.
 //

@@ -97,7 +97,7 @@ pub(crate) fn open(_: u32) -> Result<Box<dyn OnDevice>, Failure> {
     Err(Failure::NotBuiltIn)
 }
 
-/// The current context, and a stream of it.
+/// A stream in its context.
 ///
 /// # Safety
 /// Both outlive the device.

@@ -8,6 +8,8 @@ use crate::kernels::Module;
 use crate::libraries::{Library, candidates};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 /// A library made of a source in `simt/`, with these definitions. `None` where there is no g++.
 pub(super) fn library(source: &str, definitions: &[&str], to: &Path) -> Option<()> {
@@ -115,4 +117,24 @@ fn an_environments_compiler_is_found() {
     let major = compiler.version.0;
     let variable = |name: &str| (name == "VIRTUAL_ENV").then(venv);
     assert!(candidates(Library::Nvrtc, major, variable).iter().any(|path| Compiler::open(path).is_some()));
+}
+
+/// Two devices' first use of two modules.
+#[test]
+fn modules_are_made_side_by_side() {
+    let Some(compiler) = compiler() else { return };
+    let architecture = Architecture::Sass(*compiler.supported.iter().max().unwrap());
+    let ((to_second, from_first), (to_first, from_second)) = (channel(), channel());
+    let meet = |module, to: Sender<()>, from: Receiver<()>| {
+        let compiler = compiler.clone();
+        std::thread::spawn(move || {
+            let met = compiler.load(module, architecture, None, |_| {
+                to.send(()).unwrap();
+                Ok(from.recv_timeout(Duration::from_secs(60)))
+            });
+            met.unwrap().expect("the other module is made meanwhile");
+        })
+    };
+    let threads = [meet(Module::Sums, to_second, from_second), meet(Module::Magnitude, to_first, from_first)];
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

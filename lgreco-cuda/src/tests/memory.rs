@@ -167,6 +167,34 @@ fn stay_on_the_device(backend: &mut CudaBackend, values: &[f32], setting: Settin
     }
 }
 
+/// As an all-gather of messages of equal length leaves them.
+#[test]
+fn payloads_of_several_ranks_lie_one_after_another() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    let shape = Shape::new(61, 47).unwrap();
+    for setting in [
+        Setting::Qsgd(Qsgd { bits: 7, bucket: 100, ..Qsgd::default() }),
+        Setting::TopK(TopK { keep: 71, values: Dtype::F16 }),
+    ] {
+        let len = setting.payload_len(shape, Dtype::F32).unwrap();
+        assert!(!len.is_multiple_of(4), "{setting:?}: {len} bytes");
+        let mut gathered = vec![0; 3 * len];
+        for (rank, payload) in gathered.chunks_mut(len).enumerate() {
+            let (tensor, stream) = (Tensor::new(&uniform(61 * 47, rank as u64), 61, 47), Stream::default());
+            Backend::encode(&mut backend, &setting, &tensor.gradients()[0], stream, &mut [], payload).unwrap();
+        }
+        for payload in gathered.chunks(len) {
+            let (mut expected, mut decoded) = (vec![0.0; 61 * 47], vec![f32::NAN; 61 * 47]);
+            Portable.decode(payload, &mut expected).unwrap();
+            let (from, to) = (payload.as_ptr().expose_provenance(), decoded.as_mut_ptr().expose_provenance());
+            // SAFETY: both live, and are large enough.
+            unsafe { backend.decode_on_device(&setting, shape, from as u64, to as u64) }.unwrap();
+            assert_eq!(backend.check(), Ok(()));
+            assert!(decoded == expected, "{setting:?}");
+        }
+    }
+}
+
 #[test]
 fn a_check_is_due_after_so_many_calls() {
     let Some(mut backend) = backend(flavour(), 0) else { return };

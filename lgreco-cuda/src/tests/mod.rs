@@ -4,6 +4,7 @@ mod compiler;
 mod conformance;
 mod cublas;
 mod driver;
+mod enqueued;
 mod faults;
 mod feedback;
 mod hostile;

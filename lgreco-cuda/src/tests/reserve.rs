@@ -97,7 +97,7 @@ fn make_one(backend: &mut CudaBackend, call: Call, job: &DeviceJob<'_>, setting:
                 backend.decode_to_device(&payload, 256).map(|()| 0)
             }
             Call::EncodeToDevice => backend.encode_to_device(setting, &job.gradient, stream, 256),
-            Call::DecodeOnDevice => backend.decode_on_device(setting, shape, 256, 256).map(|()| 0),
+            Call::DecodeOnDevice => backend.decode_on_device(setting, shape, 257, 256).map(|()| 0),
         };
     }
 }

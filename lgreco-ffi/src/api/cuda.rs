@@ -34,11 +34,11 @@ pub unsafe extern "C" fn lgreco_cuda_create(
     unsafe { handle::create::<_, lgreco_cuda>(context, cuda, |_| cuda::open(ordinal)) }
 }
 
-/// Makes a handle for the CUDA context that is current on the calling thread and for a stream of that context: a
-/// cudaStream_t or CUstream, NULL for the default stream. Both must outlive the handle. The stream must not be captured
-/// into a graph.
+/// Makes a handle for a stream, a cudaStream_t or CUstream, and its CUDA context, from any thread; of NULL, the default
+/// stream, the context is the one that is current on the calling thread. Both must outlive the handle. While the stream is
+/// being captured into a graph, calls are refused with LGRECO_DEVICE.
 ///
-/// As lgreco_cuda_create; LGRECO_UNAVAILABLE also when no context is current.
+/// As lgreco_cuda_create; LGRECO_UNAVAILABLE also for a default stream when no context is current.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_create_on_stream(
     context: *mut lgreco_context,

@@ -115,7 +115,8 @@ pub unsafe extern "C" fn lgreco_cuda_payload_len(
 }
 
 /// Done: compresses a gradient in the device's memory, `values` of `layer`, into a payload in host memory, of `length`
-/// bytes. Takes QSGD, TopK, PowerSGD of ranks up to 1024 and uncompressed gradients. `rng` names the random words.
+/// bytes. Takes QSGD, TopK, also in few bits, PowerSGD of ranks up to 1024 and uncompressed gradients. `rng` names the random
+/// words.
 ///
 /// LGRECO_NON_FINITE; LGRECO_LENGTH when `capacity` is less than lgreco_cuda_payload_len; LGRECO_UNAVAILABLE for other
 /// methods and ranks; LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE.
@@ -182,8 +183,7 @@ pub unsafe extern "C" fn lgreco_cuda_encode_with_feedback(
 }
 
 /// Enqueued for QSGD, done for other methods: decodes any payload in host memory into `values` in the device's memory,
-/// `values_len` = the number of elements. Payloads in page-locked memory must stay until the stream has come this far,
-/// and all payloads where the GPU reads the processor's memory by itself (Grace Hopper).
+/// `values_len` = the number of elements. The payload may go when the call has returned.
 ///
 /// LGRECO_PAYLOAD_HEADER, LGRECO_PAYLOAD_FIELD, LGRECO_PAYLOAD_BODY, LGRECO_LENGTH on bytes that no encoder writes;
 /// LGRECO_OUT_OF_MEMORY, LGRECO_DEVICE. `values` then hold nothing to be used.
@@ -242,7 +242,8 @@ pub unsafe extern "C" fn lgreco_cuda_encode_to_device(
     }
 }
 
-/// Enqueued: decodes a payload in the device's memory, 4-byte aligned, into `values` there. It is one that
+/// Enqueued: decodes a payload in the device's memory into `values` there; one that is not 4-byte aligned is copied to the
+/// library's memory first. It is one that
 /// lgreco_cuda_encode_to_device, on any worker, made of this layer (whose `values` are not looked at) under this setting; of
 /// other bytes some values come out, or lgreco_cuda_check tells. Takes QSGD, TopK and PowerSGD.
 ///
@@ -263,7 +264,7 @@ pub unsafe extern "C" fn lgreco_cuda_decode_on_device(
         handle::call(cuda, |cuda| {
             let (tensor, setting) = (versioned(layer)?.tensor()?, versioned(setting)?.to_core()?);
             disjoint(Range::of(values, values_len, "values"), &[Range::of(payload, length, "payload")])?;
-            let (from, to) = (bytes_address(payload, length, "payload")?, address(values, values_len, "values")?);
+            let (from, to) = (address(payload, length, "payload")?, address(values, values_len, "values")?);
             expect_of("values", tensor, tensor.shape.elements(), values_len)?;
             let decoded = decode_on_device(cuda, &setting, tensor, (from, length), to);
             decoded.map_err(|failure| failure.of_layer(tensor.name))

@@ -1,0 +1,273 @@
+//! What holds between a call that enqueues and the wait, through the stand-in for the driver, which does what is enqueued
+//! when somebody waits and not before.
+#![allow(unsafe_code)]
+
+use super::driver::{State, run, state};
+use super::nvrtc;
+use crate::{CudaBackend, DeviceGradient, Error};
+use cudarc::driver::sys;
+use lgreco_core::backend::{Backend, Portable};
+use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::Tensor;
+use lgreco_core::testing::powersgd::uniform;
+use std::ffi::c_void;
+
+const ROWS: usize = 61;
+const COLS: usize = 147;
+
+fn qsgd(bits: u8) -> Setting {
+    Setting::Qsgd(Qsgd { bits, ..Qsgd::default() })
+}
+
+fn settings() -> [Setting; 3] {
+    let top = TopK { keep: 500, values: Dtype::F32 };
+    [qsgd(4), Setting::TopK(top), Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })]
+}
+
+fn with_the_fake(test: &str, variables: &[(&str, &str)]) {
+    if nvrtc::compiler().is_some() {
+        run("enqueued", test, variables, None);
+    }
+}
+
+/// A function of the stand-in.
+fn fake<T: Copy>(name: &str) -> T {
+    // SAFETY: the stand-in is loaded, and stays; `T` is the function's type, as the callers say.
+    unsafe {
+        let fake = libloading::Library::new("libcuda.so.1").unwrap();
+        let function = *fake.get::<T>(name.as_bytes()).unwrap();
+        std::mem::forget(fake);
+        function
+    }
+}
+
+fn tensor() -> Tensor {
+    Tensor::new(&uniform(ROWS * COLS, 1), ROWS, COLS)
+}
+
+fn payload(setting: &Setting) -> Vec<u8> {
+    let (tensor, shape) = (tensor(), Shape::new(ROWS, COLS).unwrap());
+    let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+    let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+    Portable.encode(setting, &tensor.gradients()[0], Stream::default(), &mut workspace, &mut payload).unwrap();
+    payload
+}
+
+/// Memory of the device, 256 bytes aligned, for as long as the process.
+fn device(bytes: usize) -> u64 {
+    let mut address = 0;
+    // SAFETY: a context is current, and the place is one for an address.
+    unsafe { sys::cuMemAlloc_v2(&mut address, bytes).result().unwrap() };
+    address
+}
+
+/// The values at an address of the stand-in's, whose memory is the processor's.
+fn values(address: u64, count: usize) -> &'static [f32] {
+    // SAFETY: `device` gave as many, and nothing is enqueued that writes them.
+    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address as usize), count) }
+}
+
+/// Makes a context current for good, as a trainer does, and returns a backend on its stream.
+fn beside_a_trainer() -> CudaBackend {
+    let stream: *mut c_void = Box::into_raw(Box::new(0u8)).cast();
+    // SAFETY: the stand-in is the driver, and takes any handles; this one stays.
+    unsafe {
+        sys::cuCtxPushCurrent_v2(stream.cast()).result().unwrap();
+        CudaBackend::with_stream(stream).unwrap()
+    }
+}
+
+#[test]
+fn payloads_may_go_when_the_call_has_returned() {
+    with_the_fake("payloads_that_go", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn payloads_that_go() {
+    let mut backend = beside_a_trainer();
+    for setting in settings() {
+        let payload = payload(&setting);
+        let mut expected = vec![0.0; ROWS * COLS];
+        Portable.decode(&payload, &mut expected).unwrap();
+        let target = device(4 * expected.len());
+        // SAFETY: the memory is page-locked, as long as the payload, and the target as long as the values.
+        unsafe {
+            let mut lent = std::ptr::null_mut();
+            sys::cuMemHostAlloc(&mut lent, payload.len(), 0).result().unwrap();
+            let lent = std::slice::from_raw_parts_mut(lent.cast::<u8>(), payload.len());
+            lent.copy_from_slice(&payload);
+            backend.decode_to_device(lent, target).unwrap();
+            lent.fill(0xee);
+            sys::cuMemFreeHost(lent.as_mut_ptr().cast()).result().unwrap();
+        }
+        backend.synchronise().unwrap();
+        assert!(values(target, expected.len()) == expected, "{setting:?}");
+    }
+    assert_eq!(state().pageable, 0);
+}
+
+#[test]
+fn more_uploads_than_are_staged_at_once_arrive() {
+    with_the_fake("many_uploads", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn many_uploads() {
+    let mut backend = beside_a_trainer();
+    // 61 x 147 values of 8 bits are more than both halves of what is staged in tests.
+    let setting = qsgd(8);
+    let payload = payload(&setting);
+    assert!(payload.len() > 8192);
+    let mut expected = vec![0.0; ROWS * COLS];
+    Portable.decode(&payload, &mut expected).unwrap();
+    let targets = [(); 5].map(|()| device(4 * expected.len()));
+    let before = state().waits;
+    for target in targets {
+        // SAFETY: as long as the values.
+        unsafe { backend.decode_to_device(&payload, target).unwrap() };
+    }
+    assert_eq!(state().waits, before, "waits for the whole stream");
+    backend.synchronise().unwrap();
+    assert!(targets.iter().all(|&target| values(target, expected.len()) == expected));
+}
+
+#[test]
+fn a_stream_that_is_being_captured_is_refused() {
+    with_the_fake("captured", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn captured() {
+    let mut backend = beside_a_trainer();
+    let shape = Shape::new(ROWS, COLS).unwrap();
+    let (gradient, sent, back) = (device(4 * ROWS * COLS), device(4 * ROWS * COLS), device(4 * ROWS * COLS));
+    // SAFETY: as many values.
+    let gradient = unsafe { DeviceGradient::new(gradient, Dtype::F32, shape) }.unwrap();
+    let capture: unsafe extern "C" fn(bool) = fake("fake_cuda_capture");
+    for setting in settings() {
+        for round in 0..2 {
+            // SAFETY: the function's type; memory of payloads and values of the shape.
+            let (encoded, decoded) = unsafe {
+                // Before anything is loaded, and after.
+                capture(true);
+                let encoded = backend.encode_to_device(&setting, &gradient, Stream::default(), sent);
+                let decoded = backend.decode_on_device(&setting, shape, sent, back);
+                capture(false);
+                (encoded, decoded)
+            };
+            assert_eq!((encoded, decoded), (Err(Error::Captured), Err(Error::Captured)), "{setting:?}, {round}");
+            // SAFETY: as before.
+            unsafe { backend.encode_to_device(&setting, &gradient, Stream::default(), sent) }.unwrap();
+            let _ = backend.check();
+        }
+    }
+}
+
+#[test]
+fn a_streams_context_is_used_from_any_thread() {
+    with_the_fake("fresh_thread", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn fresh_thread() {
+    let mut trainers = 0u8;
+    let stream = std::ptr::from_mut(&mut trainers).expose_provenance();
+    std::thread::spawn(move || {
+        // SAFETY: the stand-in takes any handle, and none of this thread's contexts is current.
+        let backend = unsafe { CudaBackend::with_stream(std::ptr::with_exposed_provenance_mut(stream)) };
+        assert_eq!(backend.map(drop), Ok(()));
+    })
+    .join()
+    .unwrap();
+    assert_eq!(state().left, [0; 6]);
+}
+
+#[test]
+fn what_was_not_checked_is_checked_again() {
+    with_the_fake("failing_check", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn failing_check() {
+    let mut backend = beside_a_trainer();
+    let (address, sent) = (device(4 * 64), device(4096));
+    // SAFETY: the stand-in's memory is the processor's.
+    unsafe {
+        let values = std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<f32>(address as usize), 64);
+        values.fill(1.0);
+        values[5] = f32::NAN;
+    }
+    let shape = Shape::new(8, 8).unwrap();
+    // SAFETY: as many values, and more than a payload.
+    unsafe {
+        let gradient = DeviceGradient::new(address, Dtype::F32, shape).unwrap();
+        backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
+        std::env::set_var("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2=719");
+    }
+    let failed = backend.check().unwrap_err();
+    assert!(failed.job.is_none() && matches!(failed.error, Error::Driver { .. }), "{failed}");
+    // SAFETY: no other thread reads the environment.
+    unsafe { std::env::remove_var("FAKE_CUDA_FAIL") };
+    let failed = backend.check().unwrap_err();
+    assert_eq!(failed.to_string(), "job 0: element 5 is NaN: gradients must be finite");
+    assert_eq!(backend.check(), Ok(()), "told once");
+}
+
+#[test]
+fn what_enqueued_work_has_failed_with_is_not_forgotten() {
+    with_the_fake("failing_work", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn failing_work() {
+    let mut backend = beside_a_trainer();
+    let enqueue: unsafe extern "C" fn(extern "C" fn(*mut c_void) -> i32, *mut c_void) = fake("fake_cuda_enqueue");
+    extern "C" fn fail(_: *mut c_void) -> i32 {
+        700
+    }
+    let (address, sent) = (device(4 * 64), device(4096));
+    // SAFETY: the function's type; as many values, and more than a payload.
+    unsafe {
+        let gradient = DeviceGradient::new(address, Dtype::F32, Shape::new(8, 8).unwrap()).unwrap();
+        backend.encode_to_device(&qsgd(4), &gradient, Stream::default(), sent).unwrap();
+        enqueue(fail, std::ptr::null_mut());
+    }
+    for _ in 0..2 {
+        let failed = backend.check().unwrap_err();
+        assert!(failed.job.is_none() && failed.to_string().contains("700"), "{failed}");
+    }
+    assert!(backend.synchronise().is_err());
+}
+
+#[test]
+fn a_device_that_is_full_can_still_do_what_fits() {
+    with_the_fake("full", &[("FAKE_CUDA_MEMORY", "3000000")]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn full() {
+    let mut backend = CudaBackend::new(0).unwrap();
+    let mut encode = |rows: usize| {
+        let (values, shape) = (uniform(64 * rows, 1), Shape::new(rows, 64).unwrap());
+        let (tensor, setting) = (Tensor::new(&values, rows, 64), qsgd(4));
+        let mut payload = vec![0; setting.payload_len(shape, Dtype::F32).unwrap()];
+        let encoded = backend.encode(&setting, &tensor.gradients()[0], Stream::default(), &mut [], &mut payload);
+        encoded.map_err(|_| backend.failure().cloned())
+    };
+    assert!(encode(64).is_ok());
+    assert!(matches!(encode(16_384), Err(Some(Error::OutOfMemory { bytes })) if bytes >= 4 * 64 * 16_384));
+    assert!(encode(64).is_ok());
+    let State { left: [allocations, ..], .. } = state();
+    assert!(allocations > 0);
+    drop(backend);
+    assert_eq!(state().left, [0; 6]);
+}
