@@ -17,6 +17,8 @@ pub(crate) struct Batch<'g> {
     pub(crate) gpu: &'g mut Gpu,
     encoder: wgpu::CommandEncoder,
     parameters: Vec<u8>,
+    /// Bytes that the dispatches not submitted yet read or write, about.
+    given: u64,
     scopes: [wgpu::ErrorScopeGuard; 3],
 }
 
@@ -34,6 +36,9 @@ impl From<&Buffer> for Part {
     }
 }
 
+/// Bytes that a workgroup reads or writes at most, about: tables are bound whole.
+const PER_GROUP: u64 = 64 << 10;
+
 impl<'g> Batch<'g> {
     pub(crate) fn new(gpu: &'g mut Gpu) -> Result<Self, Error> {
         gpu.check_lost()?;
@@ -46,7 +51,7 @@ impl<'g> Batch<'g> {
             // Buffers of a batch that failed may be invalid, or still mapped.
             gpu.memory.forget();
         }
-        Ok(Batch { gpu, encoder, parameters: Vec::new(), scopes })
+        Ok(Batch { gpu, encoder, parameters: Vec::new(), given: 0, scopes })
     }
 
     /// A scratch buffer of at least `bytes` that fits a binding; what it held is lost.
@@ -118,9 +123,12 @@ impl<'g> Batch<'g> {
             self.gpu.kernels.get(&self.gpu.device, kernel);
             return;
         }
-        if self.parameters.len() == SLOT * SLOTS {
+        let most = PER_GROUP * groups.iter().product::<usize>() as u64;
+        let given = bindings.iter().map(|(_, part)| part.size).sum::<u64>().min(most);
+        if self.parameters.len() == SLOT * SLOTS || (self.given > 0 && self.given + given > self.gpu.submission) {
             self.submit();
         }
+        self.given += given;
         let at = self.parameters.len();
         self.parameters.extend_from_slice(bytemuck::bytes_of(&parameters));
         self.parameters.resize(at + SLOT, 0);
@@ -156,6 +164,7 @@ impl<'g> Batch<'g> {
             self.gpu.queue.write_buffer(&self.gpu.parameters, 0, &self.parameters);
             self.parameters.clear();
         }
+        self.given = 0;
         self.gpu.queue.submit([commands]);
         #[cfg(test)]
         {

@@ -20,6 +20,12 @@ pub(crate) const SLOT: usize = 256;
 /// Dispatches in a submission at most.
 pub(crate) const SLOTS: usize = 4096;
 
+/// Bytes that the dispatches of a submission read and write, about, at most, but for the first: long submissions run into the
+/// watchdogs of desktops, and a submission costs some tens of microseconds, in which a GPU reads a few MiB.
+const SUBMISSION: u64 = 1 << 30;
+/// The same where the GPU shares the processor's memory.
+const SHARED_SUBMISSION: u64 = 128 << 20;
+
 /// A device and what is kept on it.
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
@@ -30,6 +36,8 @@ pub(crate) struct Gpu {
     pub(crate) memory: Memory,
     /// Bytes of a tensor, a payload or a factor that one dispatch sees at most: a binding; less in tests.
     pub(crate) window: u64,
+    /// Bytes after which a batch is submitted.
+    pub(crate) submission: u64,
     /// Whether a batch has begun and not ended well.
     pub(crate) unfinished: bool,
     /// Whether batches only take the memory and the kernels they would use.
@@ -81,6 +89,10 @@ impl Gpu {
         });
         Ok(Gpu {
             window: largest_binding(&limits),
+            submission: match device.adapter_info().device_type {
+                wgpu::DeviceType::DiscreteGpu => SUBMISSION,
+                _ => SHARED_SUBMISSION,
+            },
             device,
             queue,
             limits,

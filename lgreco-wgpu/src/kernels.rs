@@ -68,16 +68,27 @@ pub(crate) struct Kernel {
 pub(crate) struct Kernels {
     modules: HashMap<Shader, wgpu::ShaderModule>,
     pipelines: HashMap<Kernel, wgpu::ComputePipeline>,
+    /// Whether workgroup memory is filled with rubbish first.
+    #[cfg(test)]
+    pub(crate) poisoned: bool,
+}
+
+/// Whether shaders use subgroups: naga numbers them on DirectX as HLSL does not promise (gpuweb#4368).
+pub(crate) fn uses_subgroups(features: wgpu::Features, backend: wgpu::Backend) -> bool {
+    features.contains(wgpu::Features::SUBGROUP) && backend != wgpu::Backend::Dx12
 }
 
 impl Kernels {
     pub(crate) fn get(&mut self, device: &wgpu::Device, kernel: Kernel) -> &wgpu::ComputePipeline {
-        let subgroups = device.features().contains(wgpu::Features::SUBGROUP);
+        let subgroups = uses_subgroups(device.features(), device.adapter_info().backend);
         self.pipelines.entry(kernel).or_insert_with(|| {
             let module = self.modules.entry(kernel.shader).or_insert_with(|| {
+                let source = kernel.shader.source(subgroups);
+                #[cfg(test)]
+                let source = if self.poisoned { crate::tests::poisoned(&source) } else { source };
                 device.create_shader_module(wgpu::ShaderModuleDescriptor {
                     label: None,
-                    source: wgpu::ShaderSource::Wgsl(kernel.shader.source(subgroups).into()),
+                    source: wgpu::ShaderSource::Wgsl(source.into()),
                 })
             });
             device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
@@ -85,7 +96,11 @@ impl Kernels {
                 layout: None,
                 module,
                 entry_point: Some(kernel.entry),
-                compilation_options: Default::default(),
+                // Every shader writes what it reads of it; on Metal one lane would do it all.
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    zero_initialize_workgroup_memory: false,
+                    ..Default::default()
+                },
                 cache: None,
             })
         })

@@ -8,7 +8,7 @@
 //! contraction and subnormal numbers to the driver, so every decision is taken in integers: the shaders do f32
 //! arithmetic on bits. Rows agree with the core's f64 within 1e-4: they are sums in f32 with separate exponents, added
 //! in the order of a tree, so nothing overflows or vanishes. The same input gives the same bits on the same device,
-//! whatever its load; subgroups, which are used where a device has them, change none.
+//! whatever its load; subgroups, which are used where a device has them, but for DirectX 12, change none.
 //!
 //! # Limits
 //! The defaults of WebGPU are enough. Tensors, payloads and factors of PowerSGD that are larger than a binding, a buffer

@@ -94,6 +94,22 @@ fn a_table_of_150_layers_takes_few_submissions_and_one_readback() {
     }
 }
 
+#[test]
+fn submissions_are_cut_by_bytes() {
+    let layers = layers();
+    let jobs = jobs(&layers, 0);
+    for mut backend in backends() {
+        let mut whole = vec![0.0; row_len(&jobs)];
+        backend.measure(&jobs, &mut [], &mut whole).unwrap();
+        let before = backend.gpu().submissions;
+        backend.gpu().submission = 1 << 19;
+        let mut rows = vec![0.0; row_len(&jobs)];
+        backend.measure(&jobs, &mut [], &mut rows).unwrap();
+        assert!(backend.gpu().submissions - before > 10, "{}", backend.gpu().submissions - before);
+        assert_eq!(rows, whole);
+    }
+}
+
 /// Every kind of call.
 fn everything(backend: &mut WgpuBackend, layers: &[Tensor], buffers: &[wgpu::Buffer; 4]) {
     let stream = Stream::default();

@@ -6,6 +6,7 @@ mod device;
 mod feedback;
 mod large;
 mod memory;
+mod poison;
 mod shaders;
 mod splitting;
 
@@ -18,6 +19,8 @@ use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_encode;
 use std::io::Write as _;
 use std::sync::Once;
+
+pub(crate) use poison::poisoned;
 
 /// Rows are within this of the core's.
 const ROWS: f64 = 1e-4;

@@ -20,6 +20,14 @@ fn module(shader: Shader, subgroups: bool) -> (naga::Module, naga::valid::Module
 }
 
 #[test]
+fn directx_does_without_subgroups() {
+    use crate::kernels::uses_subgroups;
+    use wgpu::{Backend, Features};
+    assert!(uses_subgroups(Features::SUBGROUP, Backend::Vulkan) && uses_subgroups(Features::all(), Backend::Metal));
+    assert!(!uses_subgroups(Features::SUBGROUP, Backend::Dx12) && !uses_subgroups(Features::empty(), Backend::Vulkan));
+}
+
+#[test]
 fn shaders_translate_for_vulkan_metal_and_directx() {
     for (shader, subgroups) in Shader::ALL.into_iter().flat_map(|shader| [(shader, false), (shader, true)]) {
         let (module, info) = module(shader, subgroups);

@@ -1,0 +1,44 @@
+//! Workgroup memory that nothing has set holds anything: shaders that fill it with rubbish first.
+
+/// What a word of each type holds.
+fn rubbish(of: &str) -> &'static str {
+    match of {
+        "u32" => "0xdeadbeefu",
+        "i32" => "-559038737",
+        "f32" => "bitcast<f32>(0x7fc00bad)",
+        "vec2<u32>" => "vec2<u32>(0xdeadbeefu)",
+        "vec4<f32>" => "vec4<f32>(bitcast<f32>(0x7fc00bad))",
+        "Wide" => "Wide(bitcast<f32>(0x7fc00bad), -559038737)",
+        other => panic!("what rubbish is there of {other}?"),
+    }
+}
+
+/// A shader every entry of which first fills all workgroup memory of the module with rubbish.
+pub(crate) fn poisoned(source: &str) -> String {
+    let variables = source.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));
+    let fills = variables.map(|variable| {
+        let (name, of) = variable.trim_end_matches(';').split_once(": array<").expect("an array");
+        let (of, len) = of.trim_end_matches('>').rsplit_once(", ").expect("its length");
+        // Of `vec2<u32>, 256` the bracket at the end is the array's.
+        let value = rubbish(of);
+        format!("    for (var i = index; i < {len}u; i += size) {{ {name}[i] = {value}; }}\n")
+    });
+    let fill =
+        format!("\nfn poison(index: u32, size: u32) {{\n{}    workgroupBarrier();\n}}\n", fills.collect::<String>());
+    let mut parts = source.split("@compute @workgroup_size(");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for entry in parts {
+        let (size, rest) = entry.split_once(')').expect("a size");
+        let (name, rest) = rest.split_once('(').expect("parameters");
+        let (parameters, body) = rest.split_once(") {").expect("a body");
+        const INDEX: &str = "@builtin(local_invocation_index) ";
+        let (more, index) = match parameters.split_once(INDEX) {
+            Some((_, own)) => (String::new(), own.split(':').next().expect("a name").to_owned()),
+            None if parameters.contains("lane: Lane") => (String::new(), "lane.index".to_owned()),
+            None => (format!("{INDEX}poisoner: u32, "), "poisoner".to_owned()),
+        };
+        let begin = format!("@compute @workgroup_size({size}){name}({more}{parameters}) {{");
+        text += &format!("{begin}\n    poison({index}, {size}u);{body}");
+    }
+    text + &fill
+}
