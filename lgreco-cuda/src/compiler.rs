@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::kept;
 use crate::kernels::Module;
-use crate::libraries::{Library, NEWEST, candidates, fault};
+use crate::libraries::{Library, candidates, fault};
 use crate::nvrtc::{Form, Nvrtc};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -50,6 +50,11 @@ impl Architecture {
     }
 }
 
+/// A number for a source and how it is compiled.
+pub(crate) fn sources_hash(source: &str) -> u64 {
+    kept::hash(format!("{source}{OPTIONS:?}").as_bytes())
+}
+
 /// 80 is 8.0.
 pub(crate) fn capability(number: u32) -> String {
     format!("{}.{}", number / 10, number % 10)
@@ -81,11 +86,6 @@ impl Compiler {
     /// was found does not do.
     pub(crate) fn find(driver: (u32, u32), device: u32) -> Result<(Self, Architecture), Error> {
         Compiler::first(driver.0, |compiler| compiler.suits(driver, device))
-    }
-
-    /// `Err` when there is no NVRTC for any driver, with why the first that was found does not do.
-    pub(crate) fn any() -> Result<(), Error> {
-        Compiler::first(NEWEST, |_| Ok(()))
     }
 
     /// What `take` makes of the first NVRTC that it takes, for a driver of this major version.

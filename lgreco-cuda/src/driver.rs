@@ -2,7 +2,8 @@
 //! before.
 
 use crate::Error;
-use crate::compiler::{Architecture, Compiler, capability};
+use crate::code::Code;
+use crate::compiler::capability;
 use crate::cublas::Cublas;
 use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::{Kernel, Module};
@@ -140,14 +141,15 @@ pub(crate) fn compute_capability(device: sys::CUdevice) -> Result<u32, Error> {
     Ok((10 * major + get(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?) as u32)
 }
 
-/// What compiles for a device, under a driver of CUDA's version `driver`, and what; `Err` when it or NVRTC does not do.
-pub(crate) fn architecture(device: sys::CUdevice, driver: (u32, u32)) -> Result<(Compiler, Architecture), Error> {
+/// Where a device's machine code comes from, under a driver of CUDA's version `driver`; `Err` when the device does not do, or
+/// there is none.
+pub(crate) fn code(device: sys::CUdevice, driver: (u32, u32)) -> Result<Code, Error> {
     let number = compute_capability(device)?;
     if number < OLDEST_DEVICE {
         let (needed, found) = (capability(OLDEST_DEVICE), capability(number));
         return Err(Error::TooOld { what: "the device's compute capability", needed, found });
     }
-    Compiler::find(driver, number)
+    Code::find(driver, number)
 }
 
 /// A device's context and stream.
@@ -156,8 +158,7 @@ pub(crate) struct Driver {
     stream: sys::CUstream,
     /// The device whose primary context is held, with a stream of its own on it.
     own: Option<sys::CUdevice>,
-    compiler: Compiler,
-    architecture: Architecture,
+    code: Code,
     folder: Option<PathBuf>,
     modules: HashMap<Module, sys::CUmodule>,
     functions: HashMap<Kernel, sys::CUfunction>,
@@ -191,10 +192,10 @@ impl Driver {
     pub(crate) fn new(ordinal: usize) -> Result<Self, Error> {
         let version = start()?;
         let device = device(ordinal)?;
-        let (compiler, architecture) = architecture(device, version)?;
+        let code = code(device, version)?;
         // SAFETY: the driver gave the device. It is released when the value is dropped, from here on also on errors.
         let context = said("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(device) })?;
-        let mut driver = Driver::of(context, null_mut(), Some(device), compiler, architecture);
+        let mut driver = Driver::of(context, null_mut(), Some(device), code);
         let current = Current::make(context)?;
         driver.stream = said("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
         driver.staging()?;
@@ -222,22 +223,16 @@ impl Driver {
         let mut device = 0;
         // SAFETY: a place for a device.
         said("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
-        let (compiler, architecture) = architecture(device, driver)?;
-        let mut driver = Driver::of(context, stream.cast(), None, compiler, architecture);
+        let code = code(device, driver)?;
+        let mut driver = Driver::of(context, stream.cast(), None, code);
         driver.staging()?;
         Ok(driver)
     }
 
-    fn of(
-        context: sys::CUcontext,
-        stream: sys::CUstream,
-        own: Option<sys::CUdevice>,
-        compiler: Compiler,
-        architecture: Architecture,
-    ) -> Self {
+    fn of(context: sys::CUcontext, stream: sys::CUstream, own: Option<sys::CUdevice>, code: Code) -> Self {
         let (modules, functions) = (HashMap::new(), HashMap::new());
         let (folder, cublas, staging) = (None, None, None);
-        Driver { context, stream, own, compiler, architecture, folder, modules, functions, cublas, staging }
+        Driver { context, stream, own, code, folder, modules, functions, cublas, staging }
     }
 
     /// What bytes of the host go through. The context is current.
@@ -262,7 +257,7 @@ impl Driver {
         }
     }
 
-    /// A kernel, compiled and loaded on first use. The context is current.
+    /// A kernel, loaded on first use. The context is current.
     fn function(&mut self, kernel: Kernel) -> Result<sys::CUfunction, Error> {
         if let Some(&function) = self.functions.get(&kernel) {
             return Ok(function);
@@ -270,11 +265,11 @@ impl Driver {
         let module = match self.modules.get(&kernel.module) {
             Some(&module) => module,
             None => {
-                // SAFETY: a whole object of NVRTC's, or text that ends with NUL. What comes from the folder has the
+                // SAFETY: a whole object of NVRTC's, or text that ends with NUL, here or in the crate. What comes from the folder has the
                 // checksum it was written with, and the embedder's word that nobody else writes there.
                 let load =
                     |code: &[u8]| said("cuModuleLoadData", unsafe { result::module::load_data(code.as_ptr().cast()) });
-                let module = self.compiler.load(kernel.module, self.architecture, self.folder.as_deref(), load)?;
+                let module = self.code.load(kernel.module, self.folder.as_deref(), load)?;
                 self.modules.insert(kernel.module, module);
                 module
             }
@@ -290,7 +285,7 @@ impl Driver {
 
 impl Device for Driver {
     fn keep_code_in(&mut self, folder: PathBuf) {
-        self.modules.keys().for_each(|&module| self.compiler.keep(module, self.architecture, &folder));
+        self.modules.keys().for_each(|&module| self.code.keep(module, &folder));
         self.folder = Some(folder);
     }
 

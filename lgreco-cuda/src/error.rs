@@ -21,9 +21,9 @@ pub enum Error {
     /// The driver's library is not there.
     #[error("no NVIDIA driver: the library libcuda (nvcuda on Windows) was not found")]
     NoDriver,
-    /// The compiler's library is not there.
+    /// There is no compiled code for the device and the driver, and the compiler's library is not there.
     #[error(
-        "no NVRTC: the library libnvrtc (nvrtc64 on Windows) was not found on the library path, in CUDA_HOME, \
+        "no compiled kernels for this device and driver, and no NVRTC: the library libnvrtc (nvrtc64 on Windows) was not found on the library path, in CUDA_HOME, \
          CUDA_PATH or /usr/local/cuda, nor among the Python packages of VIRTUAL_ENV, CONDA_PREFIX, ~/.local or \
          /usr/local; it comes with the CUDA toolkit, with PyTorch, and with the PyPI packages nvidia-cuda-nvrtc and \
          nvidia-cuda-nvrtc-cu12"

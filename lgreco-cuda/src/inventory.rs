@@ -1,6 +1,6 @@
 //! The devices of this machine.
 
-use crate::compiler::{Compiler, capability};
+use crate::compiler::capability;
 use crate::{Error, driver};
 
 /// A device and whether the backend can use it.
@@ -20,7 +20,8 @@ pub struct DeviceInfo {
     pub memory: u64,
     /// CUDA's version that the driver supports, such as `12.4`.
     pub driver: String,
-    /// Why the backend cannot use it, if it cannot; else what its kernels are compiled by and for.
+    /// Why the backend cannot use it, if it cannot; else what its kernels are compiled for, and by what
+    /// unless they come with the crate.
     pub usable: Result<String, Error>,
 }
 
@@ -44,24 +45,9 @@ pub fn devices() -> Result<Vec<DeviceInfo>, Error> {
     (0..count).map(|ordinal| info(ordinal, driver)).collect()
 }
 
-/// What of CUDA's software no device can be used without and is not on this machine: the driver, NVRTC.
-///
-/// ```
-/// for missing in lgreco_cuda::missing() {
-///     println!("{missing}");
-/// }
-/// ```
-pub fn missing() -> Vec<Error> {
-    let driver = driver::start().err().filter(|error| !matches!(error, Error::NoDevice { .. }));
-    driver.into_iter().chain(Compiler::any().err()).collect()
-}
-
 fn info(ordinal: usize, driver: (u32, u32)) -> Result<DeviceInfo, Error> {
     let device = driver::device(ordinal)?;
-    let usable = driver::architecture(device, driver).map(|(compiler, architecture)| {
-        let (major, minor) = compiler.version;
-        format!("NVRTC {major}.{minor} for {}", architecture.name())
-    });
+    let usable = driver::code(device, driver).map(|code| code.name());
     let (name, memory) = driver::name_and_memory(device)?;
     let capability = capability(driver::compute_capability(device)?);
     let driver = format!("{}.{}", driver.0, driver.1);

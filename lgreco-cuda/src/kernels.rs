@@ -21,7 +21,7 @@ macro_rules! file {
 }
 
 impl Module {
-    #[cfg(test)]
+    #[cfg(all(any(test, feature = "testing"), feature = "train"))]
     pub(crate) const ALL: [Module; 7] = [
         Module::Magnitude,
         Module::Sums,

@@ -4,8 +4,9 @@
 //! on gradients that lie in device memory ([`DeviceGradient`]), on a trainer's own context and stream; of those only
 //! rows and payloads come back.
 //!
-//! Nothing of CUDA is needed to build it: the driver and NVRTC, which compiles the kernels on first use, are loaded at run
-//! time. Where something is missing, [`CudaBackend::new`] says what.
+//! Nothing of CUDA is needed to build it: the driver is loaded at run time. Kernels come compiled with the crate for drivers of
+//! CUDA 12 and later; NVRTC, loaded at run time too, compiles them for others. Where something is missing,
+//! [`CudaBackend::new`] says what.
 //!
 //! # Enqueued or done
 //! Every call says in its first word which it is. *Enqueued*: the work is in the backend's stream, in the order of the
@@ -39,6 +40,7 @@
 //! | `driver`, `counting`, `simt` | its implementations: the driver; notes of what is asked for; the processor |
 //! | `reserve` | workspace and kernels before there is work: the calls rehearsed on `counting` |
 //! | `gpu` | a device with its workspace, whose parts have one purpose at a time |
+//! | `code`, `shipped` | where a device's machine code comes from; what comes with the crate, for 7.0 to 12.x and PTX |
 //! | `compiler`, `kept` | the NVRTC that suits driver and device, its code; code in files |
 //! | `kernels` | sources put together from `kernels/*.cu` |
 //! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
@@ -74,6 +76,7 @@
 
 #[allow(unsafe_code)]
 mod backend;
+mod code;
 mod codec;
 mod compiler;
 mod counting;
@@ -103,6 +106,7 @@ mod qsgd;
 mod quantised_topk;
 mod reserve;
 mod rows;
+mod shipped;
 #[cfg(any(test, feature = "testing"))]
 #[allow(unsafe_code)]
 #[cfg_attr(not(test), allow(dead_code, reason = "most of it is for tests"))]
@@ -123,6 +127,6 @@ pub use backend::CudaBackend;
 pub use error::{DeviceJobError, Error};
 #[cfg(feature = "train")]
 pub use feedback::DeviceResidual;
-pub use inventory::{DeviceInfo, devices, missing};
+pub use inventory::{DeviceInfo, devices};
 pub use reserve::Call;
 pub use tensor::{DeviceGradient, DeviceJob};

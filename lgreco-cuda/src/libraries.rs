@@ -8,9 +8,6 @@ use std::path::{Path, PathBuf};
 const OLDEST: u32 = 11;
 const LATER: u32 = 2;
 
-/// The newest major version that is known.
-pub(crate) const NEWEST: u32 = 13;
-
 /// A library that comes with CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Library {

@@ -2246,8 +2246,8 @@ lgreco_status lgreco_cut_restore(struct lgreco_context *context,
 // Makes a handle for device number `ordinal`, from 0, in its primary context (PyTorch's, and that of the CUDA
 // runtime), on a stream of its own, which does not wait for the default stream.
 //
-// LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver, its compiler NVRTC or the device
-// is missing or too old: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of
+// LGRECO_NOT_BUILT_IN without the feature `cuda`; LGRECO_UNAVAILABLE when the driver or the device is missing or
+// too old, or the compiler NVRTC is missing where it is needed: the context's message says which; LGRECO_DEVICE when the driver fails, also for want of
 // memory for a context or a stream.
 lgreco_status lgreco_cuda_create(struct lgreco_context *context,
                                  uint32_t ordinal,

@@ -60,18 +60,13 @@ fn cuda() -> String {
     format!("cuda   not available: {}\n", crate::args::not_in_build("cuda"))
 }
 
-/// A line per device, or per thing that is missing.
+/// A line per device, or what is missing.
 #[cfg(feature = "cuda")]
 fn cuda() -> String {
     let devices = match lgreco_cuda::devices() {
         Ok(devices) => devices,
         Err(error) => {
-            let mut all = lgreco_cuda::missing();
-            if !all.contains(&error) {
-                all.insert(0, error);
-            }
-            let line = |missing| crate::failure::printable(&format!("cuda   not available: {missing}")) + "\n";
-            return all.into_iter().map(line).collect();
+            return crate::failure::printable(&format!("cuda   not available: {error}")) + "\n";
         }
     };
     let line = |device: lgreco_cuda::DeviceInfo| {

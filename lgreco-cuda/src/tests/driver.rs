@@ -7,9 +7,10 @@
 use super::compiler::{library, stand_ins};
 use super::simt::{Flavour, build, entries, target};
 use super::{ROWS, nvrtc};
+use crate::compiler::{Architecture, Compiler};
 use crate::driver::FUNCTIONS;
 use crate::kernels::Module;
-use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices, missing};
+use crate::{Call, CudaBackend, DeviceGradient, DeviceJob, DeviceResidual, Error, devices};
 use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -142,20 +143,23 @@ fn a_driver_that_lacks_a_function_is_refused() {
 fn what_is_missing() {
     println!("devices: {}", devices().unwrap_err());
     println!("new: {}", CudaBackend::new(0).err().unwrap());
-    println!("missing: {:?}", missing());
 }
 
 #[test]
 fn the_suite_passes_through_a_driver() {
-    with_the_fake("suite", &[]);
+    run("driver", "suite", &[], None);
+    // A device that the crate has no machine code for.
+    with_the_fake("suite", &[("FAKE_CUDA_CAPABILITY", "72")]);
 }
 
 #[test]
 #[ignore = "needs the fake driver"]
 fn suite() {
     let listed = devices().unwrap();
-    assert_eq!((listed.len(), listed[0].name.as_str(), listed[0].capability.as_str()), (1, "Fake GPU", "8.0"));
-    assert!(listed[0].usable.as_ref().unwrap().contains("sm_80"), "{listed:?}");
+    let shipped = std::env::var("FAKE_CUDA_CAPABILITY").is_err();
+    let (capability, code) = if shipped { ("8.0", "compiled for sm_80") } else { ("7.2", "NVRTC 12.9 for sm_72") };
+    assert_eq!((listed.len(), listed[0].name.as_str(), listed[0].capability.as_str()), (1, "Fake GPU", capability));
+    assert_eq!(listed[0].usable.as_deref(), Ok(code));
     let mut backend = CudaBackend::new(0).unwrap();
     check_all(&mut backend, ROWS);
     let State { left: [allocations, contexts, streams, modules, on_stack, staging], launches, pageable, .. } = state();
@@ -164,7 +168,8 @@ fn suite() {
     let folder = target().join(format!("kept-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     backend.keep_code_in(&folder);
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), modules as usize, "what was compiled before");
+    let expected = if shipped { 0 } else { modules as usize };
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), expected, "what was compiled before");
     std::fs::remove_dir_all(&folder).unwrap();
     drop(backend);
     assert_eq!(state().left, [0; 6], "what is left");
@@ -272,6 +277,39 @@ fn encoding() {
     println!("left: {:?}", state().left);
 }
 
+/// The crate's own code needs no NVRTC; devices and drivers that it is not for say what is missing.
+#[test]
+fn compiled_kernels_need_no_compiler() {
+    let folder = target().join(format!("alone-{}", std::process::id()));
+    let Some(environment) = build_fake(&folder, None) else { return };
+    for (driver, device, expected) in [
+        ("12040", "80", "usable: Ok(\"compiled for sm_80\")"),
+        ("13000", "121", "usable: Ok(\"compiled for sm_120\")"),
+        ("12040", "70", "usable: Ok(\"compiled for sm_70\")"),
+        ("12000", "110", "usable: Ok(\"compiled for compute_75\")"),
+        ("12000", "61", "usable: Err(\"the device's compute capability is 6.1, at least 7.0 is needed\")"),
+        ("11080", "80", "usable: Err(\"no compiled kernels for this device and driver, and no NVRTC: "),
+    ] {
+        let own = environment.iter().map(|(name, value)| (*name, value.as_str()));
+        let nowhere = folder.join("nowhere");
+        let alone = ["VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "HOME"]
+            .map(|name| (name, nowhere.to_str().unwrap()));
+        let of_device = [("FAKE_CUDA_VERSION", driver), ("FAKE_CUDA_CAPABILITY", device)];
+        let text = run_with("driver", "listed", &own.chain(alone).chain(of_device).collect::<Vec<_>>());
+        if expected.contains("no NVRTC") && text.contains("NVRTC 11") {
+            continue; // the system's
+        }
+        assert!(text.contains(expected), "{driver}, {device}: {text}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn listed() {
+    println!("usable: {:?}", devices().unwrap()[0].usable.as_ref().map_err(ToString::to_string));
+}
+
 /// Of the compilers there are, the newest that driver and device understand.
 #[test]
 fn a_compiler_is_chosen_for_driver_and_device() {
@@ -294,5 +332,11 @@ fn a_compiler_is_chosen_for_driver_and_device() {
 #[test]
 #[ignore = "needs the fake driver"]
 fn choice() {
-    println!("usable: {:?}", devices().unwrap()[0].usable);
+    let number = |name| std::env::var(name).unwrap().parse::<u32>().unwrap();
+    let (driver, device) = (number("FAKE_CUDA_VERSION"), number("FAKE_CUDA_CAPABILITY"));
+    let found = Compiler::find((driver / 1000, driver % 1000 / 10), device);
+    let text = |(compiler, architecture): (Compiler, Architecture)| {
+        format!("NVRTC {}.{} for {}", compiler.version.0, compiler.version.1, architecture.name())
+    };
+    println!("usable: {:?}", found.map(text));
 }

@@ -1,0 +1,122 @@
+//! Kernels that come compiled with the crate, so that no compiler is needed where they run: `compiled/kernels`, which
+//! `examples/compile_kernels.rs` writes.
+
+use crate::compiler::{Architecture, sources_hash};
+use crate::kernels::Module;
+use miniz_oxide::inflate::decompress_to_vec;
+
+/// Entries one after another: the length of a name, the name, the length of the compressed code, the code.
+const ARCHIVE: &[u8] = include_bytes!("../compiled/kernels");
+
+/// What there is machine code for.
+pub(crate) const SASS: [u32; 6] = [70, 75, 80, 90, 100, 120];
+/// What there is code for that drivers compile for all later devices.
+pub(crate) const PTX: u32 = 75;
+
+/// Compute capabilities of systems on a chip, which do not run the machine code of the graphics cards of their kind.
+const ON_A_CHIP: [u32; 4] = [72, 87, 101, 110];
+
+/// The least major version of the driver that takes it.
+const DRIVER: u32 = 12;
+
+/// What there is for a device of compute capability `device`, under a driver of CUDA's version `driver`.
+pub(crate) fn architecture(driver: (u32, u32), device: u32) -> Option<Architecture> {
+    let runs = |number: &u32| number / 10 == device / 10 && *number <= device && !ON_A_CHIP.contains(&device);
+    let sass = SASS.into_iter().filter(runs).max().map(Architecture::Sass);
+    let found = sass.or((device > PTX).then_some(Architecture::Ptx(PTX)))?;
+    (driver.0 >= DRIVER).then_some(found)
+}
+
+/// What the code of a module is called; the hash is of all that it is made of, so that code of other sources is not found.
+pub(crate) fn name(module: Module, architecture: Architecture) -> String {
+    format!("{} {} {:016x}", module.name(), architecture.name(), sources_hash(&module.source()))
+}
+
+/// An entry of an archive, of code before it is compressed.
+#[cfg(any(test, all(feature = "testing", feature = "train")))]
+pub(crate) fn entry(name: &str, code: &[u8]) -> Vec<u8> {
+    let code = miniz_oxide::deflate::compress_to_vec(code, 10);
+    let len = |bytes: &[u8]| (bytes.len() as u32).to_le_bytes();
+    [&len(name.as_bytes())[..], name.as_bytes(), &len(&code), &code].concat()
+}
+
+/// A module's code; `None` when there is none of these sources.
+pub(crate) fn code(module: Module, architecture: Architecture) -> Option<Vec<u8>> {
+    find(ARCHIVE, &name(module, architecture))
+}
+
+fn find(mut archive: &[u8], wanted: &str) -> Option<Vec<u8>> {
+    loop {
+        let (name, rest) = part(archive)?;
+        let (code, rest) = part(rest)?;
+        if name == wanted.as_bytes() {
+            return decompress_to_vec(code).ok();
+        }
+        archive = rest;
+    }
+}
+
+/// Bytes behind their length, and what comes after them.
+fn part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = bytes.split_first_chunk()?;
+    rest.split_at_checked(u32::from_le_bytes(*len) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_get_code_that_they_run() {
+        let of = |device| architecture((12, 4), device).map(Architecture::name);
+        for (device, expected) in [
+            (61, None),
+            (70, Some("sm_70")),
+            (72, None),
+            (75, Some("sm_75")),
+            (80, Some("sm_80")),
+            (86, Some("sm_80")),
+            (87, Some("compute_75")),
+            (89, Some("sm_80")),
+            (90, Some("sm_90")),
+            (103, Some("sm_100")),
+            (110, Some("compute_75")),
+            (121, Some("sm_120")),
+            (130, Some("compute_75")),
+        ] {
+            assert_eq!(of(device).as_deref(), expected, "{device}");
+        }
+        assert_eq!(architecture((11, 8), 80), None);
+    }
+
+    #[test]
+    fn there_is_code_of_these_sources() {
+        for module in Module::ALL {
+            for architecture in SASS.map(Architecture::Sass).into_iter().chain([Architecture::Ptx(PTX)]) {
+                let code = code(module, architecture);
+                let code = code.unwrap_or_else(|| {
+                    let command = "cargo run --release -p lgreco-cuda --features testing --example compile_kernels";
+                    panic!("{}: the sources have changed: {command}", name(module, architecture))
+                });
+                match architecture {
+                    Architecture::Sass(_) => assert!(code.starts_with(b"\x7fELF")),
+                    Architecture::Ptx(number) => {
+                        let text = String::from_utf8(code).unwrap();
+                        assert!(text.contains(&format!(".target sm_{number}")) && text.ends_with('\0'));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn archives_are_read_and_damage_is_nothing_found() {
+        let archive = [entry("one", b"first code"), entry("two", &[7; 1000])].concat();
+        assert_eq!(find(&archive, "one").as_deref(), Some(&b"first code"[..]));
+        assert_eq!(find(&archive, "two").as_deref(), Some(&[7; 1000][..]));
+        assert_eq!(find(&archive, "three"), None);
+        for len in 0..archive.len() {
+            assert_eq!(find(&archive[..len], "two"), None);
+        }
+    }
+}
