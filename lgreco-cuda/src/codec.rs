@@ -3,16 +3,17 @@
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
-use crate::quantised_topk::{decode_few_bits, encode_few_bits};
 use crate::tensor::{Input, Tensor};
 use crate::{Error, magnitude, positions, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{
     Compressor, Setting,
     powersgd::{PowerSgd, effective_rank},
+    quantised_topk::QuantisedTopK,
     topk::TopK,
 };
-use lgreco_core::gradient::Shape;
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::internal::quantised_topk::{from_topk, in_full, to_topk};
 use lgreco_core::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
@@ -128,10 +129,11 @@ pub(crate) fn encode(
     stream: Stream,
     payload: &mut [u8],
 ) -> Result<usize, Error> {
-    if let Setting::QuantisedTopK(top) = *setting {
-        return encode_few_bits(gpu, top, input, stream, payload);
-    }
     let len = checked_len(setting, input, payload.len())?;
+    if let Setting::QuantisedTopK(top) = *setting {
+        let whole = encode_in_full(gpu, top, input, stream)?;
+        return Ok(from_topk(&top, &whole, &mut vec![0; top.keep as usize], payload)?);
+    }
     let header = header(setting, input)?;
     let part = gpu.scratch(Scratch::Payload, len as u64)?;
     let status = gpu.scratch(Scratch::Results, STATUS)?;
@@ -143,11 +145,28 @@ pub(crate) fn encode(
     Ok(len)
 }
 
+/// Done: the payload of TopK in full of what `top` keeps: the device selects and places that, and the core's own functions make
+/// bins, means and codes of that little on the host, so that the bytes are the core's.
+pub(crate) fn encode_in_full(
+    gpu: &mut Gpu,
+    top: QuantisedTopK,
+    input: &Input<'_>,
+    stream: Stream,
+) -> Result<Vec<u8>, Error> {
+    let full = in_full(&top);
+    let mut whole = vec![0; full.payload_len(input.shape(), Dtype::F32)?];
+    encode(gpu, &Setting::TopK(full), input, stream, &mut whole)?;
+    Ok(whole)
+}
+
 /// Decodes `bytes`, parsed as `payload`, into the f32 values of `target`: enqueued for QSGD, done for the others. `false`,
 /// and done, when that is left to the core: dense payloads, those that hold nothing, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
     if payload.header.method == Method::QuantisedTopK {
-        return decode_few_bits(gpu, payload, target);
+        let mut whole = vec![0; HEADER_LEN + 4 * payload.header.parameter as usize + payload.body.len()];
+        let len = to_topk(payload, &mut whole)?;
+        let whole = &whole[..len];
+        return decode(gpu, whole, &Payload::parse(whole)?, target);
     }
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;
@@ -162,6 +181,14 @@ pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target:
         gpu.decoded += usize::from(good);
     }
     Ok(good)
+}
+
+/// All that decoding such payloads asks of the device.
+pub(crate) fn rehearse_decoding(gpu: &mut Gpu, top: QuantisedTopK, shape: Shape, target: &Tensor) -> Result<(), Error> {
+    let full = Setting::TopK(in_full(&top));
+    let payload = gpu.scratch(Scratch::Payload, full.payload_len(shape, Dtype::F32)? as u64)?;
+    let status = gpu.scratch(Scratch::Results, STATUS)?;
+    enqueue_decoding(gpu, &full, shape, payload, target, status).map(drop)
 }
 
 /// A setting whose payloads are decoded as this one is, or `None` when the core has to do that.

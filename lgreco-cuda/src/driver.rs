@@ -6,6 +6,7 @@ use crate::code::Code;
 use crate::compiler::capability;
 use crate::cublas::Cublas;
 use crate::device::{Device, Gemm, Launch, Part};
+use crate::error::{said, words};
 use crate::kernels::{Kernel, Module};
 use crate::libraries::fault;
 use crate::staging::Staging;
@@ -18,18 +19,6 @@ use std::ptr::null_mut;
 /// The least version of the driver's interface, 1000 times the major plus 10 times the minor, and of devices.
 const OLDEST_DRIVER: i32 = 11_020;
 pub(crate) const OLDEST_DEVICE: u32 = 70;
-
-/// `Err` with the driver's words.
-pub(crate) fn said<T>(call: &'static str, outcome: Result<T, DriverError>) -> Result<T, Error> {
-    outcome.map_err(|error| Error::Driver { call, reason: words(error) })
-}
-
-fn words(error: DriverError) -> String {
-    let text = |text: Result<&std::ffi::CStr, DriverError>| {
-        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
-    };
-    format!("{} ({})", text(error.error_string()), text(error.error_name()))
-}
 
 /// What is called of the driver's library, by way of cudarc, which panics where one is missing.
 pub(crate) const FUNCTIONS: [&str; 36] = [

@@ -3,6 +3,7 @@
 //! Errors are values with text. The core's `Error` is `Copy` and has only their kind (`Error::Device`), so the
 //! backend keeps the text (`CudaBackend::failure`).
 
+use cudarc::driver::DriverError;
 use lgreco_core::backend::JobError;
 
 /// Why a call failed: bad input, in the core's words, or the device.
@@ -145,6 +146,18 @@ impl Error {
 /// assert_eq!(failed.to_string(), "the device is out of memory: 4096 bytes cannot be allocated");
 /// ```
 pub type DeviceJobError = JobError<Error>;
+
+/// `Err` with the driver's words.
+pub(crate) fn said<T>(call: &'static str, outcome: Result<T, DriverError>) -> Result<T, Error> {
+    outcome.map_err(|error| Error::Driver { call, reason: words(error) })
+}
+
+pub(crate) fn words(error: DriverError) -> String {
+    let text = |text: Result<&std::ffi::CStr, DriverError>| {
+        text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    format!("{} ({})", text(error.error_string()), text(error.error_name()))
+}
 
 /// What went wrong while job `index` was worked on: the batch, when it was the device that failed.
 pub(crate) fn of_job(index: usize) -> impl Fn(Error) -> DeviceJobError {

@@ -2,12 +2,14 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{STATUS, check, check_decoded, checked_len, decode, encode, enqueue, enqueue_decoding, header};
+use crate::codec::{
+    STATUS, check, check_decoded, checked_len, decode, encode, encode_in_full, enqueue, enqueue_decoding, header,
+    rehearse_decoding,
+};
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::magnitude::{INFINITY, check_finite};
-use crate::quantised_topk::{rehearse_decoding, rehearse_encoding};
 use crate::tensor::{DeviceGradient, Input, Tensor, checked};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::Setting;
@@ -175,7 +177,7 @@ pub(crate) fn rehearse_step(
         return step.finish(gpu, memory, payload).map(drop);
     };
     let sum = Sum::enqueue(gpu, gradient, memory, stream)?;
-    rehearse_encoding(gpu, top, &Input::Device(sum.whole), stream)?;
+    encode_in_full(gpu, top, &Input::Device(sum.whole), stream)?;
     rehearse_decoding(gpu, top, gradient.shape(), &sum.next)?;
     sum.remember(gpu, memory)?;
     sum.store(gpu, memory)

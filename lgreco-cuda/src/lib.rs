@@ -46,7 +46,6 @@
 //! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
 //! | `positions` | TopK's payloads; `topk` has its rows and cuts |
-//! | `quantised_topk` | TopK in few bits, finished by the core of what the device has selected |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
 //! | `inventory` | what devices there are, or what is missing |
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
@@ -103,7 +102,6 @@ mod pending;
 mod positions;
 mod powersgd;
 mod qsgd;
-mod quantised_topk;
 mod reserve;
 mod rows;
 mod shipped;

@@ -4,7 +4,7 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{STATUS, encode, enqueue, enqueue_decoding};
+use crate::codec::{STATUS, encode, encode_in_full, enqueue, enqueue_decoding, rehearse_decoding};
 use crate::counting::{Counting, Kernels};
 use crate::device::Part;
 use crate::error::{DeviceJobError, of_job};
@@ -13,7 +13,6 @@ use crate::feedback::{Memory, rehearse_step};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, first_from};
 use crate::pending::Pending;
-use crate::quantised_topk::{rehearse_decoding, rehearse_encoding};
 use crate::rows::rehearse;
 use crate::tensor::{DeviceJob, Input, Tensor, work};
 use lgreco_core::compress::{Compressor, Setting};
@@ -135,7 +134,7 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
         Call::Measure => Ok(()),
         Call::Encode => {
             if let Setting::QuantisedTopK(top) = *setting {
-                return rehearse_encoding(gpu, top, &input, job.stream);
+                return encode_in_full(gpu, top, &input, job.stream).map(drop);
             }
             let mut payload = vec![0; len(job.gradient.dtype())?];
             encode(gpu, setting, &input, job.stream, &mut payload).map(drop)

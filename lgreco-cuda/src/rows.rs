@@ -1,15 +1,17 @@
 //! Batches of rows: enqueued together, read back at once.
 
-use crate::codec::encode;
+use crate::codec::{encode, encode_in_full};
 use crate::device::Part;
 use crate::error::{DeviceJobError, of_job};
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{check_finite, overflow};
 use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, magnitude, powersgd, qsgd, quantised_topk, topk};
+use crate::{Error, magnitude, powersgd, qsgd, topk};
+use lgreco_core::compress::quantised_topk::{QuantisedTopK, measure_workspace_len};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
+use lgreco_core::internal::quantised_topk::measure_from_topk;
 
 /// What is said of methods without kernels.
 const NO_ROW: Error = Error::Method("this method's row");
@@ -124,13 +126,20 @@ fn try_largest(gpu: &mut Gpu, job: &Work<'_>) -> Result<(), Error> {
     gpu.without_cublas(|gpu| encode(gpu, &setting, &job.gradient, job.stream, &mut payload)).map(drop)
 }
 
+/// Done: the payload in full of the most of TopK's `keeps`.
+fn encode_most(gpu: &mut Gpu, job: &Work<'_>, keeps: &[u32]) -> Result<Vec<u8>, Error> {
+    let keep = keeps.iter().copied().max().unwrap_or(0);
+    encode_in_full(gpu, QuantisedTopK { keep, bits: 2 }, &job.gradient, job.stream)
+}
+
 /// All that [`measure`] may do with any values; the device must be one that does nothing.
 pub(crate) fn rehearse(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), DeviceJobError> {
     jobs.iter().enumerate().try_for_each(|(index, job)| check(job).map_err(of_job(index)))?;
     enqueue(gpu, jobs)?;
     for (index, job) in jobs.iter().enumerate() {
         let again = match job.candidates {
-            Candidates::QuantisedTopK { keeps, .. } => quantised_topk::rehearse_row(gpu, job, keeps),
+            _ if job.candidates.is_empty() => Ok(()),
+            Candidates::QuantisedTopK { keeps, .. } => encode_most(gpu, job, keeps).map(drop),
             _ => try_largest(gpu, job),
         };
         again.map_err(of_job(index))?;
@@ -151,8 +160,12 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u64], row: &mut [f64]) -> Re
             }
             row.iter_mut().zip(topk::errors(words)).for_each(|(place, error)| *place = error);
         }
+        Candidates::QuantisedTopK { .. } if row.is_empty() => {}
         Candidates::QuantisedTopK { keeps, bits } => {
-            quantised_topk::take_row(gpu, job, (keeps, bits), words, row)?;
+            let dropped: Vec<f64> = topk::errors(words).collect();
+            let whole = encode_most(gpu, job, keeps)?;
+            let mut workspace = vec![0; measure_workspace_len(job.gradient.shape(), keeps)];
+            measure_from_topk(keeps, bits, &dropped, &whole, &mut workspace, row)?;
         }
         Candidates::PowerSgd { ranks, .. } => {
             if words[0] as u32 >= NEAR_OVERFLOW {

@@ -2,7 +2,7 @@
 //! reads the processor's memory by itself, and no enqueued copy waits for pageable memory.
 
 use crate::Error;
-use crate::driver::said;
+use crate::error::said;
 use cudarc::driver::{result, sys};
 
 /// Bytes of each half.

@@ -4,13 +4,15 @@ use crate::batch::{Batch, Part};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
-use crate::quantised_topk::{decode_few_bits, encode_few_bits};
 use crate::tensor::{Input, Tensor};
 use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
+use lgreco_core::compress::{
+    Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK,
+};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
+use lgreco_core::internal::quantised_topk::{from_topk, in_full, to_topk};
 use lgreco_core::rng::Stream;
 
 /// [`Compressor::encode`], of values on either side.
@@ -29,7 +31,10 @@ pub(crate) fn encode(
     }
     let header = match *setting {
         Setting::Dense => return encode_dense(gpu, input, stream, payload),
-        Setting::QuantisedTopK(c) => return encode_few_bits(gpu, c, input, stream, payload),
+        Setting::QuantisedTopK(c) => {
+            let whole = encode_in_full(gpu, c, input, stream)?;
+            return Ok(from_topk(&c, &whole, &mut vec![0; c.keep as usize], payload)?);
+        }
         Setting::Qsgd(c) => c.header(shape)?,
         Setting::TopK(c) => c.header(shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
@@ -67,6 +72,20 @@ pub(crate) fn encode(
         check_product(&payload[..len], shape.elements())?;
     }
     Ok(len)
+}
+
+/// The payload of TopK in full of what `top` keeps: the device selects and places that, and the core's own functions make bins,
+/// means and codes of that little on the host, so that the bytes are the core's.
+pub(crate) fn encode_in_full(
+    gpu: &mut Gpu,
+    top: QuantisedTopK,
+    input: &Input<'_>,
+    stream: Stream,
+) -> Result<Vec<u8>, Error> {
+    let full = in_full(&top);
+    let mut whole = vec![0; full.payload_len(input.shape(), Dtype::F32)?];
+    encode(gpu, &Setting::TopK(full), input, stream, &mut whole)?;
+    Ok(whole)
 }
 
 /// Where a payload's words are, behind the header.
@@ -142,7 +161,9 @@ impl<'p> Body<'p> {
 /// [`Body::of`], and what only the device finds wrong.
 pub(crate) fn decode(gpu: &mut Gpu, payload: &Payload<'_>, target: Option<Tensor>) -> Result<Option<Vec<u8>>, Error> {
     if payload.header.method == Method::QuantisedTopK {
-        return decode_few_bits(gpu, payload, target);
+        let mut whole = vec![0; HEADER_LEN + 4 * payload.header.parameter as usize + payload.body.len()];
+        let len = to_topk(payload, &mut whole)?;
+        return decode(gpu, &Payload::parse(&whole[..len])?, target);
     }
     let Some(body) = Body::of(payload)? else { return Ok(None) };
     let mut batch = Batch::new(gpu)?;

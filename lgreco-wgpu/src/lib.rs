@@ -38,7 +38,6 @@
 //! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do |
 //! | `feedback`, `magnitude`, `sums` | the same |
 //! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
-//! | `quantised_topk` | TopK in few bits, finished by the core of what the device has selected |
 //! | `adapters`, `error`, `methods` | what there is; what went wrong; what has no kernels |
 //!
 //! In `shaders/`, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
@@ -65,7 +64,6 @@ mod params;
 mod positions;
 mod powersgd;
 mod qsgd;
-mod quantised_topk;
 mod reconstruct;
 mod rectangles;
 mod rows;

@@ -1,17 +1,19 @@
 //! Batches of rows: recorded together, read back at once.
 
 use crate::batch::{Batch, Part};
-use crate::codec::encode;
+use crate::codec::{encode, encode_in_full};
 use crate::error::{BufferJobError, of_job};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
 use crate::memory::Scratch;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Tensor, Work};
-use crate::{Error, magnitude, methods, powersgd, qsgd, quantised_topk, topk};
+use crate::{Error, magnitude, methods, powersgd, qsgd, topk};
+use lgreco_core::compress::quantised_topk::{QuantisedTopK, measure_workspace_len};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
+use lgreco_core::internal::quantised_topk::measure_from_topk;
 use wgpu::Buffer;
 
 /// Bytes of uploads after which the batch waits for the device, so that memory does not hold a whole model twice.
@@ -73,11 +75,17 @@ pub(crate) fn reserve(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobE
 /// What rows are made of beyond [`record`].
 fn record_again(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> {
     jobs.iter().enumerate().try_for_each(|(index, job)| match job.candidates {
-        Candidates::QuantisedTopK { keeps, .. } => {
-            quantised_topk::most(gpu, job, keeps).map(drop).map_err(of_job(index))
+        Candidates::QuantisedTopK { keeps, .. } if !keeps.is_empty() => {
+            encode_most(gpu, job, keeps).map(drop).map_err(of_job(index))
         }
         _ => Ok(()),
     })
+}
+
+/// The payload in full of the most of TopK's `keeps`.
+fn encode_most(gpu: &mut Gpu, job: &Work<'_>, keeps: &[u32]) -> Result<Vec<u8>, Error> {
+    let keep = keeps.iter().copied().max().unwrap_or(0);
+    encode_in_full(gpu, QuantisedTopK { keep, bits: 2 }, &job.gradient, job.stream)
 }
 
 /// Runs all jobs and returns the words of their results.
@@ -144,8 +152,13 @@ fn take_row(gpu: &mut Gpu, job: &Work<'_>, words: &[u32], row: &mut [f64]) -> Re
             }
             topk::errors(keeps, words, row);
         }
+        Candidates::QuantisedTopK { .. } if row.is_empty() => {}
         Candidates::QuantisedTopK { keeps, bits } => {
-            quantised_topk::take_row(gpu, job, (keeps, bits), words, row)?;
+            let mut dropped = vec![0.0; keeps.len()];
+            topk::errors(keeps, words, &mut dropped);
+            let whole = encode_most(gpu, job, keeps)?;
+            let mut workspace = vec![0; measure_workspace_len(job.gradient.shape(), keeps)];
+            measure_from_topk(keeps, bits, &dropped, &whole, &mut workspace, row)?;
         }
         Candidates::PowerSgd { iterations, ranks } => {
             let largest = ranks.iter().copied().max().unwrap_or(0);
