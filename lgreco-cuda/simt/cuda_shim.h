@@ -385,6 +385,7 @@ inline void cuda_shim_arguments(void (*)(A...), size_t* first, size_t* count) {
         snprintf(l->error, l->room, "%s", e.c_str());                                                         \
         return !e.empty();                                                                                    \
     }
+#define __builtin_assume(condition) ((void)0)
 #define __syncthreads() cuda_shim::sync_block(__LINE__, __COUNTER__)
 #define __syncwarp(...) ((void)cuda_shim::warp_op(cuda_shim::SYNCWARP, cuda_shim_mask(__VA_ARGS__), __LINE__))
 inline uint32_t cuda_shim_mask(uint32_t m = 0xffffffffu) { return m; }

@@ -161,11 +161,14 @@ __device__ inline void add_fused_row(Params p, const Layer* layers, Held& held, 
     }
     p.dtype = layer.dtype;
     p.count = layer.count;
+    const void* values = reinterpret_cast<const void*>(layer.values);
+    // An address that comes from memory could be of any kind.
+    __builtin_assume(__isGlobal(values));
     u32* result = results + u64(blockIdx.y) * (2 * RESULT_WORDS);
     Row<CLOSED> row(p, held.grids);
     hold_nothing(held);
     for (u64 span = blockIdx.x; span * SPAN < p.count; span += layer.blocks) {
-        hold(p, reinterpret_cast<const void*>(layer.values), span, held, result);
+        hold(p, values, span, held, result);
         u64 tile = span * WARPS + threadIdx.x / 32;
         row.begin(held.bucket(p, tile * TILE + threadIdx.x % 32 * 4));
         visit(p, held, tile, row);

@@ -81,6 +81,31 @@ fn check_kernels(compiler: &Compiler, oldest: u32, numbers_of: &[u32]) {
             assert!(text.contains(&format!(".entry {entry}(")) && text.contains(&target), "{entry}: {text}");
         }
         assert!(!text.contains(".ftz") && !text.contains(".approx"), "{module:?}: inexact arithmetic");
+        for (entry, body) in text.split(".entry ").skip(1).map(|text| text.split_once('(').expect("parameters")) {
+            let generic: Vec<&str> = body.lines().map(str::trim).filter(|line| is_generic(line)).collect();
+            // Its matrix is in shared memory where it fits there.
+            assert!(generic.is_empty() || entry == "cholesky", "{entry}: what kind of memory is unknown: {generic:?}");
+        }
+    }
+}
+
+/// Whether a line of PTX reads or writes memory of any kind, which costs every such access a look at its address.
+fn is_generic(line: &str) -> bool {
+    let line = if line.starts_with('@') { line.split_once(' ').map_or(line, |(_, rest)| rest.trim()) } else { line };
+    let Some((operation, rest)) = line.split_once('.') else { return false };
+    let kinds = ["global", "shared", "param", "const", "local"];
+    // Qualifiers of order, as of `volatile`, come first.
+    let of = rest.split(['.', ' ', '\t', ':']).find(|part| !["volatile", "relaxed", "gpu", "cta"].contains(part));
+    ["ld", "st", "atom", "red"].contains(&operation) && !of.is_some_and(|of| kinds.contains(&of))
+}
+
+#[test]
+fn accesses_of_memory_of_any_kind_are_noticed() {
+    for line in ["ld.u32 \t%r1, [%rd2];", "@%p3 st.v4.f32 [%rd1], {%f1};", "atom.add.u32 %r1, [%rd1], 1;"] {
+        assert!(is_generic(line), "{line}");
+    }
+    for line in ["ld.global.v2.u32 %r1, [%rd2];", "@%p3 st.volatile.shared.u32 [%r1], %r2;", "add.u32 %r1, %r2, 1;"] {
+        assert!(!is_generic(line), "{line}");
     }
 }
 
