@@ -2,7 +2,7 @@
 
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
-use crate::magnitude::{check_finite, overflow};
+use crate::magnitude::{INFINITY, check_finite, overflow};
 use crate::tensor::{Input, Tensor};
 use crate::{Error, magnitude, positions, powersgd, qsgd, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
@@ -105,12 +105,50 @@ pub(crate) fn enqueue_decoding(
 pub(crate) fn check(gpu: &mut Gpu, setting: &Setting, input: &Input<'_>, status: &[u32]) -> Result<(), Error> {
     check_finite(gpu, input, status[0])?;
     match *setting {
-        Setting::TopK(TopK { values, .. }) if status[0] >= topk::overflow(values) => {
-            Err(overflow(gpu, input, status[1].max(topk::overflow(values)))?)
-        }
+        Setting::TopK(_) if status[0] >= limit(setting) => Err(overflow(gpu, input, status[1].max(limit(setting)))?),
         Setting::PowerSgd(_) => powersgd::fault(status[1]),
         _ => Ok(()),
     }
+}
+
+/// Bytes of a status with room for what is at fault: two words more.
+pub(crate) const TOLD: u64 = STATUS + 8;
+
+/// The magnitude from which on a gradient cannot be encoded.
+fn limit(setting: &Setting) -> u32 {
+    match *setting {
+        Setting::TopK(TopK { values, .. }) => topk::overflow(values),
+        _ => INFINITY,
+    }
+}
+
+/// Enqueued: [`enqueue`], and what is at fault, if anything is, to the second half of `status`, of [`TOLD`] bytes.
+pub(crate) fn enqueue_told(
+    gpu: &mut Gpu,
+    setting: &Setting,
+    input: &Input<'_>,
+    stream: Stream,
+    payload: Part,
+    status: Part,
+) -> Result<(), Error> {
+    enqueue(gpu, setting, input, stream, payload, status)?;
+    if input.shape().elements() == 0 {
+        return Ok(());
+    }
+    let tensor = input.tensor(gpu)?;
+    magnitude::fault(gpu, &tensor, limit(setting), status, status.from(STATUS))
+}
+
+/// What a status of [`TOLD`] bytes says of a gradient that may have gone.
+pub(crate) fn check_told(setting: &Setting, [largest, second, low, high]: [u32; 4]) -> Result<(), Error> {
+    let (index, value) = magnitude::told([low, high]);
+    if largest >= INFINITY {
+        return Err(lgreco_core::Error::NonFinite { index, value }.into());
+    }
+    if largest >= limit(setting) {
+        return Err(lgreco_core::Error::ElementOverflow { index, value }.into());
+    }
+    if let Setting::PowerSgd(_) = setting { powersgd::fault(second) } else { Ok(()) }
 }
 
 /// `Err` when a status is not the one that decoding an encoder's payload leaves.

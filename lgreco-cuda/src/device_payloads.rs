@@ -1,12 +1,12 @@
 //! Payloads that never leave the device: what goes through NCCL or the like.
 //!
-//! A check reads a gradient again for the position and the value at fault, which no pass over good gradients pays
-//! for; hence gradients stay until the check. What the driver says names no layer, because it may be about what was
-//! enqueued earlier.
+//! Where a gradient cannot be compressed, a kernel that ends at once for good ones notes the position and the value at
+//! fault, so that gradients may be overwritten by what is enqueued next. What the driver says names no layer, because it may
+//! be about what was enqueued earlier.
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{STATUS, check, check_decoded, checked_len, enqueue, enqueue_decoding, header};
+use crate::codec::{TOLD, check_decoded, check_told, checked_len, enqueue_decoding, enqueue_told, header};
 use crate::error::{DeviceJobError, of_job};
 use crate::gpu::Scratch;
 use crate::pending::Enqueued;
@@ -18,8 +18,8 @@ use lgreco_core::rng::Stream;
 
 impl CudaBackend {
     /// Enqueued: [`Backend::encode`](lgreco_core::backend::Backend::encode) from device memory to device memory;
-    /// returns the payload's length. [`check`](CudaBackend::check) says later whether the gradient could be compressed:
-    /// until then the gradient has to stay in its place, unwritten, because a check looks for the value at fault there.
+    /// returns the payload's length. [`check`](CudaBackend::check) says later whether the gradient could be compressed;
+    /// what is enqueued after this call may overwrite it.
     ///
     /// ```no_run
     /// use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
@@ -52,8 +52,7 @@ impl CudaBackend {
     /// # Safety
     /// `address` is valid memory of [`payload_len`](lgreco_core::compress::Compressor::payload_len) bytes in the
     /// backend's context, apart from the gradient's, which nothing else uses, other than work ordered before or after
-    /// on the backend's stream. The gradient's memory stays valid until the next [`check`](CudaBackend::check), or
-    /// until the backend is dropped without one.
+    /// on the backend's stream.
     pub unsafe fn encode_to_device(
         &mut self,
         setting: &Setting,
@@ -70,15 +69,14 @@ impl CudaBackend {
         let (gpu, pending) = self.gpu_and_pending();
         let status = pending.status(gpu)?;
         gpu.write_words(&words.collect::<Vec<u32>>(), payload)?;
-        enqueue(gpu, setting, &input, stream, payload, status)?;
-        pending.calls.push(Enqueued::Encoding(*setting, *gradient));
+        enqueue_told(gpu, setting, &input, stream, payload, status)?;
+        pending.calls.push(Enqueued::Encoding(*setting));
         Ok(len)
     }
 
     /// Done: whether all gradients encoded by [`encode_to_device`](CudaBackend::encode_to_device) since the last check
     /// could be compressed, and all payloads decoded by [`decode_on_device`](CudaBackend::decode_on_device) were an
-    /// encoder's. Waits once. Where one was not, its gradient is read again for the position and the value: gradients
-    /// have to be there, unwritten, until the check.
+    /// encoder's. Waits once. Reads no gradient.
     ///
     /// ```no_run
     /// # let mut backend = lgreco_cuda::CudaBackend::new(0)?;
@@ -90,8 +88,7 @@ impl CudaBackend {
     /// The first call that failed, as `job`: its number, from 0, among the calls of both kinds that returned `Ok` since
     /// the last check, those included that cannot fail. With it comes the reason that
     /// [`Compressor::encode`](lgreco_core::compress::Compressor::encode) has, or
-    /// [`PayloadBody`](lgreco_core::Error::PayloadBody); [`Error::Memory`] in its place when the gradient has been
-    /// overwritten. Calls after it may have failed too, and are not told of: nothing of what came out of any of them
+    /// [`PayloadBody`](lgreco_core::Error::PayloadBody). Calls after it may have failed too, and are not told of: nothing of what came out of any of them
     /// may be used. Those of the device, without a number; then nothing is known of any call, and the next check asks
     /// again.
     pub fn check(&mut self) -> Result<(), DeviceJobError> {
@@ -105,12 +102,12 @@ impl CudaBackend {
             return Ok(());
         };
         // If that fails, the calls are still to be checked.
-        let words = gpu.read::<u32>(statuses.cut(0, STATUS * pending.calls.len() as u64))?;
+        let words = gpu.read::<u32>(statuses.cut(0, TOLD * pending.calls.len() as u64))?;
         let calls = std::mem::take(&mut pending.calls);
-        for (job, (call, status)) in calls.iter().zip(words.as_chunks::<2>().0).enumerate() {
+        for (job, (call, status)) in calls.iter().zip(words.as_chunks::<4>().0).enumerate() {
             let outcome = match call {
-                Enqueued::Encoding(setting, gradient) => check(gpu, setting, &Input::Device(*gradient), status),
-                Enqueued::Decoding(expected) => check_decoded(status, *expected),
+                Enqueued::Encoding(setting) => check_told(setting, *status),
+                Enqueued::Decoding(expected) => check_decoded(&status[..2], *expected),
             };
             outcome.map_err(of_job(job))?;
         }

@@ -35,6 +35,19 @@ pub(crate) fn largest(gpu: &mut Gpu, tensor: &Tensor, result: Part) -> Result<()
     launch(gpu, tensor, "largest", 0, result)
 }
 
+/// Enqueued: where the first word of `status`, the largest magnitude, is not below `least`, the eight bytes of `fault`, zeros
+/// before, become what [`told`] reads.
+pub(crate) fn fault(gpu: &mut Gpu, tensor: &Tensor, least: u32, status: Part, fault: Part) -> Result<(), Error> {
+    let params = Params { dtype: tensor.dtype as u32, count: tensor.elements, least };
+    let blocks = looping_blocks(u64::from(tensor.elements));
+    gpu.launch(Kernel { module: Module::Magnitude, entry: "fault" }, params, &[tensor.part, status, fault], blocks)
+}
+
+/// The position and the value that [`fault`] has found.
+pub(crate) fn told([low, high]: [u32; 2]) -> (usize, f32) {
+    (!high as usize, f32::from_bits(low))
+}
+
 /// Done: the first element whose magnitude is not below `least`, if there is one, and its value.
 pub(crate) fn first_from(gpu: &mut Gpu, input: &Input<'_>, least: u32) -> Result<Option<(usize, f32)>, Error> {
     let tensor = input.tensor(gpu)?;

@@ -1,10 +1,9 @@
 //! What has been enqueued and not been checked yet.
 
 use crate::Error;
-use crate::codec::STATUS;
+use crate::codec::TOLD;
 use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
-use crate::tensor::DeviceGradient;
 use lgreco_core::compress::Setting;
 
 /// Calls that may be enqueued between two checks.
@@ -12,7 +11,7 @@ const MOST: usize = 4096;
 
 /// What has been enqueued.
 pub(crate) enum Enqueued {
-    Encoding(Setting, DeviceGradient),
+    Encoding(Setting),
     /// With the status of a payload that an encoder wrote; `None` when any bytes can be decoded.
     Decoding(Option<[u32; 2]>),
 }
@@ -38,8 +37,8 @@ impl Pending {
         self.has_room()?;
         let statuses = match self.statuses {
             Some(statuses) => statuses,
-            None => *self.statuses.insert(gpu.scratch(Scratch::Statuses, STATUS * MOST as u64)?),
+            None => *self.statuses.insert(gpu.scratch(Scratch::Statuses, TOLD * MOST as u64)?),
         };
-        Ok(statuses.cut(STATUS * self.calls.len() as u64, STATUS))
+        Ok(statuses.cut(TOLD * self.calls.len() as u64, TOLD))
     }
 }

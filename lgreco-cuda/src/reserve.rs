@@ -4,7 +4,7 @@
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::codec::{STATUS, encode, encode_in_full, enqueue, enqueue_decoding, rehearse_decoding};
+use crate::codec::{STATUS, encode, encode_in_full, enqueue_decoding, enqueue_told, rehearse_decoding};
 use crate::counting::{Counting, Kernels};
 use crate::device::Part;
 use crate::error::{DeviceJobError, of_job};
@@ -117,7 +117,7 @@ fn rehearse_job(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>) -> Result<(), Er
     if job.gradient.shape().elements() == 0 {
         return Ok(());
     }
-    if !matches!(call, Call::Decode | Call::DecodeOnDevice) {
+    if !matches!(call, Call::Decode | Call::DecodeOnDevice | Call::EncodeToDevice) {
         first_from(gpu, &Input::Device(job.gradient), INFINITY)?;
     }
     let mut settings = (0..job.candidates.len()).filter_map(|index| job.candidates.setting(index));
@@ -150,7 +150,7 @@ fn rehearse_setting(gpu: &mut Gpu, call: Call, job: &DeviceJob<'_>, setting: &Se
         Call::EncodeToDevice => {
             let status = Pending::default().status(gpu)?;
             let payload = of_caller(len(job.gradient.dtype())? as u64);
-            enqueue(gpu, setting, &input, job.stream, payload, status)
+            enqueue_told(gpu, setting, &input, job.stream, payload, status)
         }
         Call::Decode | Call::DecodeOnDevice => {
             if let (Call::Decode, Setting::QuantisedTopK(top)) = (call, *setting) {

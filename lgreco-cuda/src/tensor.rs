@@ -34,9 +34,7 @@ impl DeviceGradient {
     /// # Safety
     /// As long as the value, or a copy of it, is used, and until all work enqueued with it is done, `address` is valid
     /// memory of `shape.elements() * dtype.bytes()` bytes in the backend's context, which nothing else writes, other
-    /// than work ordered before or after on the backend's stream. What is given to
-    /// [`encode_to_device`](crate::CudaBackend::encode_to_device) is used until the next
-    /// [`check`](crate::CudaBackend::check).
+    /// than work ordered before or after on the backend's stream.
     pub unsafe fn new(address: u64, dtype: Dtype, shape: Shape) -> Result<Self, Error> {
         let bytes = (shape.elements() * dtype.bytes()) as u64;
         Ok(DeviceGradient { part: checked(address, bytes, dtype.bytes() as u64)?, dtype, shape })

@@ -2294,13 +2294,12 @@ lgreco_status lgreco_cuda_held_bytes(struct lgreco_cuda *cuda,
 lgreco_status lgreco_cuda_synchronize(struct lgreco_cuda *cuda);
 
 // Done: whether all that lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device have enqueued since the last
-// check could be done. Gradients that were encoded must be in their place, unwritten, until now: one that is at fault
-// is read again. The message names the first call that failed by its number, from 0, among all calls of both kinds
+// check could be done. Reads no gradient. The message names the first call that failed by its number, from 0, among all calls of both kinds
 // that returned LGRECO_OK since the last check. Calls after it may have failed too, and are not told of: nothing of
 // what came out of it or of them may be used. At least one check is due in 4096 such calls.
 //
-// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY; LGRECO_DEVICE, also when a
-// gradient at fault has been overwritten; where the driver fails, no call is named and nothing is known of any.
+// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY; LGRECO_DEVICE where the
+// driver fails: then no call is named and nothing is known of any.
 lgreco_status lgreco_cuda_check(struct lgreco_cuda *cuda);
 
 // Done: lgreco_table_measure for gradients in the device's memory: enqueues all layers, waits once, and only errors
@@ -2391,8 +2390,8 @@ lgreco_status lgreco_cuda_decode(struct lgreco_cuda *cuda,
                                  size_t values_len);
 
 // Enqueued: compresses a gradient as lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
-// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; until
-// then the gradient must stay in its place, unwritten.
+// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; what is
+// enqueued after this call may overwrite it.
 //
 // As lgreco_cuda_encode, but for the values; LGRECO_DEVICE when a check is due.
 lgreco_status lgreco_cuda_encode_to_device(struct lgreco_cuda *cuda,

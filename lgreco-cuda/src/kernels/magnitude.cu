@@ -33,3 +33,22 @@ extern "C" __global__ void position(Params p, const void* values, u32* result) {
         }
     }
 }
+
+// Where status[0], the largest magnitude, is not below `least`, `fault` becomes at least the complement of the position, in its
+// high half, and the bits of the first value that is not finite or, if all are, that is neither below `least` nor below
+// status[1].
+extern "C" __global__ void fault(Params p, const void* values, const u32* status, u64* fault) {
+    u32 largest = status[0];
+    if (largest < p.least) {
+        return;
+    }
+    u32 least = largest >= INFINITE ? INFINITE : max(status[1], p.least);
+    u64 stride = u64(gridDim.x) * BLOCK;
+    for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < p.count; i += stride) {
+        u32 bits = __float_as_uint(value(values, p.dtype, i));
+        if ((bits & MAGNITUDE) >= least) {
+            atomicMax(fault, u64(~u32(i)) << 32 | bits);
+            return;
+        }
+    }
+}

@@ -208,20 +208,49 @@ fn a_check_is_due_after_so_many_calls() {
     }
 }
 
-/// The contract of `check`: it looks for the value at fault in the gradient itself.
+/// As an exchange does, whose means take the gradients' places.
 #[test]
-fn a_gradient_that_has_been_overwritten_is_told_as_such() {
+fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
-    let tensor = Tensor::new(&[1.0, f32::NAN], 2, 1);
-    let gradient = tensor.gradients()[0];
-    let mut held = Held::new(&gradient, 0);
-    let (setting, mut payload) = (Setting::Qsgd(Qsgd { bucket: 2, ..Qsgd::default() }), [0u32; 16]);
-    let to = payload.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: room for a payload.
-    unsafe { backend.encode_to_device(&setting, &held.gradient(&gradient), Stream::default(), to) }.unwrap();
-    held.words.fill(0);
-    let failed = backend.check().unwrap_err();
-    assert!(failed.job == Some(0) && matches!(failed.error, Error::Memory { .. }), "{failed}");
+    let (mean, stream) = (Setting::Qsgd(Qsgd { bucket: 12, ..Qsgd::default() }), Stream::default());
+    let encoders = [
+        Setting::Dense,
+        Setting::Qsgd(Qsgd { bucket: 5, ..Qsgd::default() }),
+        Setting::TopK(TopK { keep: 3, values: Dtype::F16 }),
+        Setting::TopK(TopK { keep: 3, values: Dtype::F32 }),
+        Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 }),
+    ];
+    let spoiled = [[f32::NAN, 1e9], [1e9, f32::NEG_INFINITY], [-3e38, 3e38], [1e5, -1e6], [-65520.0, 2.0], [1.0, 2.0]];
+    let mut refused = 0;
+    for (setting, [one, other]) in encoders.iter().flat_map(|setting| spoiled.map(|pair| (setting, pair))) {
+        let values = [0.5, 1.0, 0.0, one, -2.0, 1.0, 1.0, other, one, 0.25, 3.0, -0.0];
+        let (tensor, means) = (Tensor::new(&values, 4, 3), Tensor::new(&[0.5; 12], 4, 3));
+        let (gradient, means) = (tensor.gradients()[0], means.gradients()[0]);
+        let (mut held, held_means) = (Held::new(&gradient, 0), Held::new(&means, 0));
+        let (place, source) = (held.gradient(&gradient), held_means.gradient(&means));
+        let mut payloads = [[0u32; 32]; 2];
+        let [sent, received] = payloads.each_mut().map(|payload| payload.as_mut_ptr().expose_provenance() as u64);
+        let overwritten = held.words.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: there is room for the payloads and the values, and nothing else uses them before the check.
+        let found = unsafe {
+            backend.encode_to_device(&mean, &source, stream, received).unwrap();
+            backend.encode_to_device(setting, &place, stream, sent).unwrap();
+            backend.decode_on_device(&mean, gradient.shape(), received, overwritten).unwrap();
+            backend.check()
+        };
+        let expected = Portable.encode(setting, &gradient, stream, &mut vec![0; 1 << 14], &mut [0; 128]);
+        refused += usize::from(expected.is_err());
+        match (expected, found) {
+            (Ok(_), Ok(())) => {}
+            (Err(expected), Err(found)) => {
+                let found = (found.job, found.error.to_string());
+                assert_eq!(found, (Some(1), expected.to_string()), "{setting:?}, {one}, {other}");
+            }
+            outcomes => panic!("{setting:?}, {one}, {other}: {outcomes:?}"),
+        }
+        assert_eq!(held.words[..12], [0.5f32.to_bits(); 12]);
+    }
+    assert!(refused >= 12, "{refused}");
 }
 
 #[test]

@@ -113,13 +113,12 @@ pub unsafe extern "C" fn lgreco_cuda_synchronize(cuda: *mut lgreco_cuda) -> lgre
 }
 
 /// Done: whether all that lgreco_cuda_encode_to_device and lgreco_cuda_decode_on_device have enqueued since the last
-/// check could be done. Gradients that were encoded must be in their place, unwritten, until now: one that is at fault
-/// is read again. The message names the first call that failed by its number, from 0, among all calls of both kinds
+/// check could be done. Reads no gradient. The message names the first call that failed by its number, from 0, among all calls of both kinds
 /// that returned LGRECO_OK since the last check. Calls after it may have failed too, and are not told of: nothing of
 /// what came out of it or of them may be used. At least one check is due in 4096 such calls.
 ///
-/// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY; LGRECO_DEVICE, also when a
-/// gradient at fault has been overwritten; where the driver fails, no call is named and nothing is known of any.
+/// LGRECO_NON_FINITE, LGRECO_OVERFLOW, LGRECO_ELEMENT_OVERFLOW, LGRECO_PAYLOAD_BODY; LGRECO_DEVICE where the
+/// driver fails: then no call is named and nothing is known of any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_check(cuda: *mut lgreco_cuda) -> lgreco_status {
     // SAFETY: README.md, handles.

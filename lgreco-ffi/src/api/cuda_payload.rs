@@ -208,8 +208,8 @@ pub unsafe extern "C" fn lgreco_cuda_decode(
 }
 
 /// Enqueued: compresses a gradient as lgreco_cuda_encode, but into `payload` in the device's memory, 4-byte aligned, from
-/// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; until
-/// then the gradient must stay in its place, unwritten.
+/// where NCCL or the like may send it. lgreco_cuda_check says later whether the gradient could be compressed; what is
+/// enqueued after this call may overwrite it.
 ///
 /// As lgreco_cuda_encode, but for the values; LGRECO_DEVICE when a check is due.
 #[unsafe(no_mangle)]
