@@ -33,7 +33,7 @@ struct Function {
 
 static std::map<uint64_t, size_t> memory, locked;
 static std::vector<void*> stack;
-static std::deque<std::function<int()>> queue;
+static std::deque<std::function<int()>> queue, graph;
 static int retained, streams, modules, synchronised, launched, pageable, events;
 // What enqueued work has failed with.
 static int failed;
@@ -66,7 +66,7 @@ static int number(const char* variable, int otherwise) {
 // One that enqueues what comes last.
 #define ENQUEUED(name, parameters, before, ...)               \
     IN_CONTEXT(name, parameters, last_stream = stream; before \
-               queue.push_back([=]() mutable -> int { __VA_ARGS__; return 0; }))
+               (capturing ? graph : queue).push_back([=]() mutable -> int { __VA_ARGS__; return 0; }))
 
 static bool within(const std::map<uint64_t, size_t>& blocks, uint64_t address, size_t bytes) {
     auto after = blocks.upper_bound(address);
@@ -215,8 +215,16 @@ extern "C" __attribute__((visibility("default"))) void fake_cuda_state(int* stat
                   synchronised,       launched, pageable};
     memcpy(state, now, sizeof now);
 }
-// From now on the stream is being captured into a graph, or not any more.
-extern "C" __attribute__((visibility("default"))) void fake_cuda_capture(bool begun) { capturing = begun; }
+// From now on the stream is being captured into a new graph, or not any more.
+extern "C" __attribute__((visibility("default"))) void fake_cuda_capture(bool begun) {
+    if (begun) graph.clear();
+    capturing = begun;
+}
+// Enqueues all that the graph holds; how much that is.
+extern "C" __attribute__((visibility("default"))) int fake_cuda_replay() {
+    queue.insert(queue.end(), graph.begin(), graph.end());
+    return int(graph.size());
+}
 // Enqueues for fake_cublas.cpp.
 extern "C" __attribute__((visibility("default"))) void fake_cuda_enqueue(int (*call)(void*), void* argument) {
     queue.push_back([=]() { return call(argument); });

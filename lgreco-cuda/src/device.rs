@@ -39,6 +39,8 @@ pub(crate) struct Launch<'a> {
     /// The kernel's `Params`.
     pub(crate) params: &'a [u8],
     pub(crate) parts: &'a [Part],
+    /// Whether it may become part of a graph: no argument changes from step to step, and the kernel is loaded.
+    pub(crate) capturable: bool,
 }
 
 /// A product in f32 of matrices whose columns lie one after the other: `product = left right`, of `rows` rows, `cols`

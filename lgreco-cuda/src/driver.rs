@@ -329,7 +329,7 @@ impl Device for Driver {
     }
 
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error> {
-        let _current = self.enter()?;
+        let _current = if launch.capturable { Current::make(self.context)? } else { self.enter()? };
         let function = self.function(launch.kernel)?;
         let mut params = Arguments::new(&launch);
         let [x, y, z] = launch.grid;

@@ -196,7 +196,15 @@ impl Gpu {
         threads: u32,
     ) -> Result<(), Error> {
         let params = bytemuck::bytes_of(&params);
-        self.device.launch(Launch { kernel, grid: [blocks as u32, 1, 1], block: threads, shared: 0, params, parts })
+        self.device.launch(Launch {
+            kernel,
+            grid: [blocks as u32, 1, 1],
+            block: threads,
+            shared: 0,
+            params,
+            parts,
+            capturable: false,
+        })
     }
 
     /// Enqueued: as [`launch`](Gpu::launch), with a grid of three dimensions and `shared` bytes of dynamic shared
@@ -214,7 +222,21 @@ impl Gpu {
         }
         let grid = grid.map(|blocks| blocks as u32);
         let params = bytemuck::bytes_of(&params);
-        self.device.launch(Launch { kernel, grid, block: BLOCK, shared, params, parts })
+        self.device.launch(Launch { kernel, grid, block: BLOCK, shared, params, parts, capturable: false })
+    }
+
+    /// Enqueued: as [`launch`](Gpu::launch), also into a graph. No argument changes from step to step, and the kernel is
+    /// [prepared](Gpu::prepare).
+    #[cfg(feature = "train")]
+    pub(crate) fn launch_capturable<P: Pod>(
+        &mut self,
+        kernel: Kernel,
+        params: P,
+        parts: &[Part],
+        blocks: u64,
+    ) -> Result<(), Error> {
+        let (params, grid) = (bytemuck::bytes_of(&params), [blocks as u32, 1, 1]);
+        self.device.launch(Launch { kernel, grid, block: BLOCK, shared: 0, params, parts, capturable: true })
     }
 
     /// Done: the bytes of `part`.

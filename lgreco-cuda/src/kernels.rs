@@ -8,6 +8,8 @@ pub(crate) enum Module {
     Qsgd,
     #[cfg(feature = "train")]
     Feedback,
+    #[cfg(feature = "train")]
+    Exchange,
     TopK,
     Positions,
     PowerSgd,
@@ -22,11 +24,12 @@ macro_rules! file {
 
 impl Module {
     #[cfg(all(any(test, feature = "testing"), feature = "train"))]
-    pub(crate) const ALL: [Module; 7] = [
+    pub(crate) const ALL: [Module; 8] = [
         Module::Magnitude,
         Module::Sums,
         Module::Qsgd,
         Module::Feedback,
+        Module::Exchange,
         Module::TopK,
         Module::Positions,
         Module::PowerSgd,
@@ -40,6 +43,8 @@ impl Module {
             Module::Qsgd => "qsgd.cu",
             #[cfg(feature = "train")]
             Module::Feedback => "feedback.cu",
+            #[cfg(feature = "train")]
+            Module::Exchange => "exchange.cu",
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
             Module::PowerSgd => "powersgd.cu",
@@ -51,12 +56,16 @@ impl Module {
         const DEVICE: &str = file!("device.cu");
         const VALUES: &str = file!("values.cu");
         const PHILOX: &str = file!("philox.cu");
+        const BUCKETS: &str = file!("buckets.cu");
+        const CODES: &str = file!("codes.cu");
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
             Module::Sums => [DEVICE, file!("sums.cu")].concat(),
-            Module::Qsgd => [DEVICE, VALUES, PHILOX, file!("buckets.cu"), file!("qsgd.cu")].concat(),
+            Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("qsgd.cu")].concat(),
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
+            #[cfg(feature = "train")]
+            Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("exchange.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu"), file!("orthonormal.cu")].concat(),

@@ -17,6 +17,8 @@ use crate::{Error, sums};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
+#[cfg(feature = "train")]
+use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 
 /// `Params` of `buckets.cu`.
@@ -38,6 +40,14 @@ pub(crate) struct Params {
     rank: u32,
     seed_low: u32,
     seed_high: u32,
+}
+
+#[cfg(feature = "train")]
+impl Params {
+    /// What all layers of an exchange have in common; kernels fill in the rest.
+    pub(crate) fn of_exchange(dtype: Dtype, rank: u32, seed: u64) -> Self {
+        Params { dtype: dtype as u32, rank, seed_low: seed as u32, seed_high: (seed >> 32) as u32, ..Params::default() }
+    }
 }
 
 #[cfg(test)]
@@ -75,11 +85,11 @@ const fn kernel(entry: &'static str) -> Kernel {
 }
 
 /// Whether a block holds whole buckets of this size, so that one pass finds their grids and uses them.
-fn is_fused(bucket: u32) -> bool {
+pub(crate) fn is_fused(bucket: u32) -> bool {
     bucket.is_power_of_two() && (64..=4096).contains(&bucket)
 }
 
-fn sign_magnitude(qsgd: Qsgd) -> bool {
+pub(crate) fn sign_magnitude(qsgd: Qsgd) -> bool {
     qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
 }
 

@@ -179,18 +179,6 @@ struct Seen {
     }
 };
 
-extern "C" __global__ void extreme_values(Params p, const void* values, Extremes* extremes) {
-    u64 warps = u64(gridDim.x) * WARPS;
-    for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
-        Seen seen(p, extremes, 1, u32(tile * TILE / p.bucket));
-        visit(p, Everywhere{values}, tile, seen);
-        if (__all_sync(FULL, seen.bucket == __shfl_sync(FULL, seen.bucket, 0))) {
-            seen.sharing = 32;
-        }
-        seen.give();
-    }
-}
-
 // result[0] becomes at least the largest magnitude where it is not finite.
 __device__ inline Grid make_grid(const Params& p, const Extremes& seen, u32* result) {
     if (seen.largest >= INFINITE) {
@@ -211,15 +199,6 @@ __device__ inline Grid make_grid(const Params& p, const Extremes& seen, u32* res
     float length = grid.scaled_high - grid.scaled_low;
     grid.inverse = length > 0.0f ? 1.0f / length : 0.0f;
     return grid;
-}
-
-// One thread per bucket.
-extern "C" __global__ void make_grids(Params p, const Extremes* extremes, Grid* grids, u32* result) {
-    u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
-    if (bucket >= p.buckets) {
-        return;
-    }
-    grids[bucket] = make_grid(p, extremes[bucket], result);
 }
 
 // Waits for all threads that share a bucket.
@@ -248,7 +227,8 @@ __device__ inline void hold_nothing(Held& held) {
 }
 
 // Holds a span's values and makes the grids of its buckets. All threads of the block must come.
-__device__ inline void hold(const Params& p, const void* values, u64 span, Held& held, u32* result) {
+template <class Values>
+__device__ inline void hold(const Params& p, const Values& values, u64 span, Held& held, u32* result) {
     u64 tile = span * WARPS + threadIdx.x / 32;
     u64 first = tile * TILE + threadIdx.x % 32 * 4;
 #pragma unroll
@@ -256,7 +236,7 @@ __device__ inline void hold(const Params& p, const void* values, u64 span, Held&
         u64 i = first + j * STRIP;
         if (i < p.count) {
             float four[4];
-            load4(values, p.dtype, i, p.count, four);
+            values.load(p, i, four);
             held.values[i % SPAN / 4] = uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
                                               __float_as_uint(four[2]), __float_as_uint(four[3])};
         }

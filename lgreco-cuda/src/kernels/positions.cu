@@ -118,35 +118,6 @@ extern "C" __global__ void scan(Params p, uint2* records, u32* total) {
     }
 }
 
-// x >> shift, rounded to nearest even.
-__device__ inline u32 shift_rounded(u32 x, u32 shift) {
-    u32 quotient = x >> shift;
-    u32 rest = x & ((1u << shift) - 1);
-    u32 half = 1u << (shift - 1);
-    return quotient + (rest > half || (rest == half && (quotient & 1) != 0) ? 1 : 0);
-}
-
-// The nearest f16; what is too large becomes infinity.
-__device__ inline u32 narrow_f16(u32 bits) {
-    u32 sign = (bits & SIGN) >> 16;
-    u32 magnitude = bits & MAGNITUDE;
-    u32 exponent = magnitude >> 23;
-    if (magnitude >= 0x47800000u) {
-        return sign | 0x7c00u;
-    }
-    if (exponent >= 113) {
-        return sign | (shift_rounded(magnitude, 13) - 0x1c000u);
-    }
-    if (exponent < 102) {
-        return sign;
-    }
-    return sign | shift_rounded((magnitude & 0x007fffffu) | 0x00800000u, 126 - exponent);
-}
-
-__device__ inline u32 narrow_bf16(u32 bits) {
-    return ((bits & SIGN) >> 16) | shift_rounded(bits & MAGNITUDE, 16);
-}
-
 // Sets bits of words that begin as 0.
 __device__ inline void put(u32* words, u64 at, u32 bits) {
     u32 shift = u32(at % 32);

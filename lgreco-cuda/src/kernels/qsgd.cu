@@ -1,23 +1,24 @@
 // QSGD: rows of the error table, codes and back.
 
-#define PER_CODER 8
-#define FRACTION 0x007fffffu
-#define HALF 0x00400000u
-#define ONE 0x3f800000u
-
-// The value on the grid's scale, or its magnitude.
-__device__ inline float scaled(const Params& p, const Grid& grid, float value) {
-    return (p.sign_magnitude ? fabsf(value) : value) * grid.power;
+extern "C" __global__ void extreme_values(Params p, const void* values, Extremes* extremes) {
+    u64 warps = u64(gridDim.x) * WARPS;
+    for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
+        Seen seen(p, extremes, 1, u32(tile * TILE / p.bucket));
+        visit(p, Everywhere{values}, tile, seen);
+        if (__all_sync(FULL, seen.bucket == __shfl_sync(FULL, seen.bucket, 0))) {
+            seen.sharing = 32;
+        }
+        seen.give();
+    }
 }
 
-// Where a scaled value lies between the ends of its grid: 0 to 2^23.
-__device__ inline u32 position_on(const Grid& grid, float scaled) {
-    return __float_as_uint((scaled - grid.scaled_low) * grid.inverse + 1.0f) - ONE;
-}
-
-// position * s, in units of 2^-23 levels.
-__device__ inline u32 in_levels(u32 position, u32 log_levels) {
-    return (position << log_levels) - position;
+// One thread per bucket.
+extern "C" __global__ void make_grids(Params p, const Extremes* extremes, Grid* grids, u32* result) {
+    u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
+    if (bucket >= p.buckets) {
+        return;
+    }
+    grids[bucket] = make_grid(p, extremes[bucket], result);
 }
 
 // The square of 1 / s; a constant once loops are unrolled.
@@ -168,7 +169,7 @@ __device__ inline void add_fused_row(Params p, const Layer* layers, Held& held, 
     Row<CLOSED> row(p, held.grids);
     hold_nothing(held);
     for (u64 span = blockIdx.x; span * SPAN < p.count; span += layer.blocks) {
-        hold(p, values, span, held, result);
+        hold(p, Everywhere{values}, span, held, result);
         u64 tile = span * WARPS + threadIdx.x / 32;
         row.begin(held.bucket(p, tile * TILE + threadIdx.x % 32 * 4));
         visit(p, held, tile, row);
@@ -201,16 +202,6 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void fused_row_of_residuals(Pa
     add_fused_row<false>(p, layers, held, partials, results);
 }
 
-// What is sent of a bucket.
-__device__ inline void send(const Params& p, const Grid& grid, u64 bucket, float* sent) {
-    if (p.min_max) {
-        sent[2 * bucket] = grid.low;
-        sent[2 * bucket + 1] = grid.high;
-    } else {
-        sent[bucket] = grid.high;
-    }
-}
-
 extern "C" __global__ void scales(Params p, const Grid* grids, float* sent) {
     u32 bucket = blockIdx.x * BLOCK + threadIdx.x;
     if (bucket < p.buckets) {
@@ -218,52 +209,9 @@ extern "C" __global__ void scales(Params p, const Grid* grids, float* sent) {
     }
 }
 
-// Codes 8 values from `first`, a multiple of 8, on, or what is left of them; they are `bits` bytes.
-template <class Values>
-__device__ inline void encode_eight(const Params& p, const Values& values, const Grid* grids, u64 first, u8* codes) {
-    if (first >= p.count) {
-        return;
-    }
-    u32 bucket = values.bucket(p, first);
-    u32 left = values.left(p, first);
-    Grid grid = grids[bucket];
-    u64 packed = 0;
-    u32 coded = 0;
-    for (u32 half = 0; half < PER_CODER && first + half < p.count; half += 4) {
-        float four[4];
-        u32 here = values.load(p, first + half, four);
-        Words draws = {{HALF << 9, HALF << 9, HALF << 9, HALF << 9}};
-        if (!p.nearest) {
-            draws = philox(u32((first + half) / 4), p.step, p.layer, p.rank, p.seed_low, p.seed_high);
-        }
-#pragma unroll
-        for (u32 k = 0; k < 4; k++) {
-            if (k >= here) {
-                break;
-            }
-            if (left == 0) {
-                bucket++;
-                left = p.bucket;
-                grid = grids[bucket];
-            }
-            left--;
-            u32 at = in_levels(position_on(grid, scaled(p, grid, four[k])), p.log_levels);
-            u32 code = (at + (draws.word[k] >> 9)) >> FRACTION_BITS;
-            if (p.sign_magnitude) {
-                code |= (__float_as_uint(four[k]) >> 31) << p.log_levels;
-            }
-            packed |= u64(code & 0xffu) << (coded * p.bits);
-            coded++;
-        }
-    }
-    u8* target = codes + first / PER_CODER * p.bits;
-    for (u32 byte = 0; byte * 8 < coded * p.bits; byte++) {
-        target[byte] = u8(packed >> (8 * byte));
-    }
-}
-
 extern "C" __global__ void encode(Params p, const void* values, const Grid* grids, u8* codes) {
-    encode_eight(p, Everywhere{values}, grids, (u64(blockIdx.x) * BLOCK + threadIdx.x) * PER_CODER, codes);
+    u64 first = (u64(blockIdx.x) * BLOCK + threadIdx.x) * PER_CODER;
+    encode_eight(p, Everywhere{values}, grids, first, codes, Nowhere());
 }
 
 // The same, with grids and what is sent of them in one pass.
@@ -271,7 +219,7 @@ extern "C" __global__ void fused_encode(Params p, const void* values, float* sen
     __shared__ Held held;
     hold_nothing(held);
     for (u64 span = blockIdx.x; span * SPAN < p.count; span += gridDim.x) {
-        hold(p, values, span, held, result);
+        hold(p, Everywhere{values}, span, held, result);
         u32 slot = own_slot(p);
         u64 bucket = (span * SPAN >> Held::log_bucket(p)) + slot;
         if (slot < SLOTS && bucket < p.buckets) {
@@ -280,7 +228,7 @@ extern "C" __global__ void fused_encode(Params p, const void* values, float* sen
         // A warp codes its own tile.
         u64 tile = span * WARPS + threadIdx.x / 32;
         for (u32 in_tile = threadIdx.x % 32 * PER_CODER; in_tile < TILE; in_tile += 32 * PER_CODER) {
-            encode_eight(p, held, held.grids, tile * TILE + in_tile, codes);
+            encode_eight(p, held, held.grids, tile * TILE + in_tile, codes, Nowhere());
         }
         __syncwarp();
     }
@@ -289,28 +237,9 @@ extern "C" __global__ void fused_encode(Params p, const void* values, float* sen
 // The values that codes stand for; `sent` is what `scales` made.
 extern "C" __global__ void decode(Params p, const float* sent, const u8* codes, float* output) {
     u64 first = (u64(blockIdx.x) * BLOCK + threadIdx.x) * PER_CODER;
-    if (first >= p.count) {
-        return;
-    }
-    u32 here = p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
-    const u8* source = codes + first / PER_CODER * p.bits;
-    u64 packed = 0;
-    for (u32 byte = 0; byte * 8 < here * p.bits; byte++) {
-        packed |= u64(source[byte]) << (8 * byte);
-    }
-    float inverse = 1.0f / float((1u << p.log_levels) - 1);
+    float eight[PER_CODER];
+    u32 here = decode_eight(p, sent, codes, first, eight);
     for (u32 k = 0; k < here; k++) {
-        u32 code = u32(packed >> (k * p.bits)) & ((1u << p.bits) - 1);
-        u32 bucket = u32(first + k) / p.bucket;
-        u32 level = code & ((1u << p.log_levels) - 1);
-        float part = float(level) * inverse;
-        if (p.sign_magnitude) {
-            float value = part * sent[bucket];
-            output[first + k] = level != 0 && code > level ? -value : value;
-        } else {
-            float low = p.min_max ? sent[2 * u64(bucket)] : -sent[bucket];
-            float high = p.min_max ? sent[2 * u64(bucket) + 1] : sent[bucket];
-            output[first + k] = low * (1.0f - part) + high * part;
-        }
+        output[first + k] = eight[k];
     }
 }

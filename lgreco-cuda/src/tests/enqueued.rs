@@ -4,7 +4,7 @@
 
 use super::driver::{State, run, state};
 use super::nvrtc;
-use crate::{CudaBackend, DeviceGradient, Error};
+use crate::{CudaBackend, DeviceGradient, Error, ExchangeConfig, ExchangeProgram};
 use cudarc::driver::sys;
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
@@ -270,4 +270,84 @@ fn full() {
     assert!(allocations > 0);
     drop(backend);
     assert_eq!(state().left, [0; 6]);
+}
+
+#[test]
+fn a_graph_of_an_exchange_replays_as_steps_do() {
+    with_the_fake("replayed", &[]);
+}
+
+#[test]
+#[ignore = "needs the fake driver"]
+fn replayed() {
+    let mut backend = beside_a_trainer();
+    let layers = [(Shape::new(ROWS, COLS).unwrap(), Qsgd::default()), (Shape::new(64, 1).unwrap(), Qsgd::default())];
+    let (elements, config) = (ROWS * COLS + 64, ExchangeConfig { world: 2, ..ExchangeConfig::default() });
+    let program = |rank| {
+        let stream = Stream { rank, ..Stream::default() };
+        ExchangeProgram::new(&layers, ExchangeConfig { stream, ..config }).unwrap()
+    };
+    let begin = |backend: &mut CudaBackend, rank| {
+        let (program, message) = (program(rank), program(rank).message_bytes());
+        let (memory, residuals) = (device(program.memory_bytes() as usize), device(program.residual_bytes() as usize));
+        // SAFETY: as large as the program says, and nothing else uses them.
+        let exchange = unsafe { backend.begin_exchange(program, memory, residuals) }.unwrap();
+        (exchange, message)
+    };
+    let capture: unsafe extern "C" fn(bool) = fake("fake_cuda_capture");
+    let replay: unsafe extern "C" fn() -> i32 = fake("fake_cuda_replay");
+    let mut all = Vec::new();
+    for captured in [false, true] {
+        let (ranks, message) = ([0, 1].map(|rank| begin(&mut backend, rank).0), begin(&mut backend, 0).1);
+        let (gradients, means) = ([0; 2].map(|_| device(4 * elements)), [0; 2].map(|_| device(4 * elements)));
+        let messages = device(2 * message);
+        for (&address, seed) in gradients.iter().zip(1..) {
+            // SAFETY: as many values, which nothing that is enqueued uses yet.
+            let values = unsafe {
+                std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), elements)
+            };
+            values.copy_from_slice(&uniform(elements, seed));
+        }
+        // SAFETY: all is as large as the program says.
+        let step = |backend: &mut CudaBackend| unsafe {
+            for ((exchange, &gradients), rank) in ranks.iter().zip(&gradients).zip(0..) {
+                backend.encode_exchange(exchange, gradients, messages + rank * message as u64).unwrap();
+            }
+            for (exchange, &means) in ranks.iter().zip(&means) {
+                backend.finish_exchange(exchange, messages, means).unwrap();
+            }
+        };
+        backend.synchronise().unwrap();
+        let before = state();
+        if captured {
+            // SAFETY: the function's type.
+            unsafe { capture(true) };
+            step(&mut backend);
+            // SAFETY: the function's type.
+            unsafe { capture(false) };
+            assert_eq!(state().launches - before.launches, 8, "two launches each for two calls of two ranks");
+        }
+        let mut seen = Vec::new();
+        for number in 1u32..=3 {
+            if captured {
+                // SAFETY: the function's type.
+                assert_eq!(unsafe { replay() }, 8);
+            } else {
+                step(&mut backend);
+            }
+            assert_eq!(state().waits - before.waits, 2 * (number as i32 - 1), "only what is asked below waits");
+            let outcomes = [0, 1].map(|rank| backend.exchange_outcome(&ranks[rank]).unwrap());
+            assert!(outcomes.iter().all(|outcome| (outcome.step, outcome.failed) == (number, 0)), "{outcomes:?}");
+            seen.push((values(means[0], elements).to_vec(), values(means[1], elements).to_vec()));
+            seen.push((
+                values(outcomes[0].residuals, elements).to_vec(),
+                values(outcomes[1].residuals, elements).to_vec(),
+            ));
+        }
+        assert!(seen[0].0 == seen[0].1, "all ranks have the same means");
+        assert!(seen[0] != seen[2] && seen[2] != seen[4], "every step has random words of its own");
+        all.push(seen);
+    }
+    assert!(all[0] == all[1]);
+    assert_eq!(state().pageable, 0);
 }

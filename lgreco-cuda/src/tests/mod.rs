@@ -5,6 +5,7 @@ mod conformance;
 mod cublas;
 mod driver;
 mod enqueued;
+mod exchange;
 mod faults;
 mod feedback;
 mod hostile;

@@ -1,0 +1,237 @@
+//! One exchange of a bucket of layers under QSGD without the host: what `exchange.cu` is asked to do.
+//!
+//! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
+//! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
+//! out to have failed on another rank has changed nothing.
+
+mod program;
+
+use crate::Error;
+use crate::backend::CudaBackend;
+use crate::device::Part;
+use crate::gpu::looping_blocks;
+use crate::kernels::{Kernel, Module};
+use crate::tensor::checked;
+use bytemuck::Zeroable;
+#[cfg(test)]
+pub(crate) use program::Layer;
+use program::PROGRAM;
+pub(crate) use program::Program;
+pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
+
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { module: Module::Exchange, entry }
+}
+
+/// A program with its memory.
+#[derive(Debug)]
+pub struct DeviceExchange {
+    program: ExchangeProgram,
+    memory: Part,
+    residuals: Part,
+}
+
+impl DeviceExchange {
+    /// The parts that kernels take first: layers, the layers of spans, the program.
+    fn parts(&self) -> [Part; 3] {
+        let layers = size_of_val(&*self.program.layers) as u64;
+        let rest = self.memory.from(PROGRAM);
+        [rest.cut(0, layers), rest.from(layers), self.memory.cut(0, PROGRAM)]
+    }
+
+    fn blocks(&self) -> u64 {
+        looping_blocks(u64::from(self.program.head.spans) * u64::from(crate::device::BLOCK))
+    }
+
+    /// The address of an f32 that is 1 after a step that failed on some rank, else 0: what PyTorch's `GradScaler` calls
+    /// `found_inf`.
+    pub fn found_inf_address(&self) -> u64 {
+        self.memory.address + std::mem::offset_of!(Program, found_inf) as u64
+    }
+}
+
+/// What was wrong with a value of this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExchangeFault {
+    /// The gradient's element is infinite or NaN.
+    NonFinite {
+        /// Index of the layer in the program.
+        layer: usize,
+        /// The element.
+        index: usize,
+    },
+    /// The gradient with what is remembered, what would be remembered, or the mean leaves its type.
+    Overflow {
+        /// Index of the layer in the program.
+        layer: usize,
+        /// The element.
+        index: usize,
+    },
+}
+
+/// What an exchange knows of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExchangeOutcome {
+    /// The number of the next step.
+    pub step: u32,
+    /// Steps that failed since the beginning: residuals stayed as they were.
+    pub failed: u32,
+    /// The first rank at fault in the last step, if one was: not finite, at another step, or with another program.
+    pub rank: Option<u32>,
+    /// What was wrong on this rank in the last step, if anything was: its first layer and element.
+    pub fault: Option<ExchangeFault>,
+    /// The address of the residuals that count: f32, layer after layer.
+    pub residuals: u64,
+}
+
+impl CudaBackend {
+    /// Enqueued: brings a program into `memory`, and sets its residuals to zeros. Loads the kernels first, which waits.
+    ///
+    /// ```no_run
+    /// use lgreco_core::{compress::qsgd::Qsgd, gradient::Shape};
+    /// use lgreco_cuda::{CudaBackend, ExchangeConfig, ExchangeProgram};
+    /// /// `allocate` gives device memory, and the stream of `all_gather` is the backend's.
+    /// fn train(
+    ///     cuda: &mut CudaBackend,
+    ///     allocate: impl Fn(u64) -> u64,
+    ///     all_gather: impl Fn(u64, u64),
+    ///     backward: impl Fn(u64),
+    /// ) -> Result<(), Box<dyn std::error::Error>> {
+    ///     let config = ExchangeConfig { world: 8, ..ExchangeConfig::default() };
+    ///     let program = ExchangeProgram::new(&[(Shape::new(64, 64)?, Qsgd::default())], config)?;
+    ///     let (gradients, message) = (allocate(4 * 64 * 64), allocate(program.message_bytes() as u64));
+    ///     let messages = allocate(8 * program.message_bytes() as u64);
+    ///     let (memory, residuals) = (allocate(program.memory_bytes()), allocate(program.residual_bytes()));
+    ///     // SAFETY: all is large enough, and used on the backend's stream alone.
+    ///     unsafe {
+    ///         let exchange = cuda.begin_exchange(program, memory, residuals)?;
+    ///         for step in 0..1000 {
+    ///             backward(gradients);
+    ///             cuda.encode_exchange(&exchange, gradients, message)?;
+    ///             all_gather(message, messages);
+    ///             cuda.finish_exchange(&exchange, messages, gradients)?; // the means take the gradients' places
+    ///             if step % 100 == 99 {
+    ///                 println!("{:?}", cuda.exchange_outcome(&exchange)?); // waits
+    ///             }
+    ///         }
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when an address is 0 or no multiple of 16; those of the device.
+    ///
+    /// # Safety
+    /// Until the exchange is dropped, and until all work enqueued with it is done, both are valid memory of
+    /// [`memory_bytes`](ExchangeProgram::memory_bytes) and [`residual_bytes`](ExchangeProgram::residual_bytes) in the
+    /// backend's context, apart from each other, which nothing else writes.
+    pub unsafe fn begin_exchange(
+        &mut self,
+        program: ExchangeProgram,
+        memory: u64,
+        residuals: u64,
+    ) -> Result<DeviceExchange, Error> {
+        let memory = checked(memory, program.memory_bytes(), 16)?;
+        let residuals = checked(residuals, program.residual_bytes(), 16)?;
+        let exchange = DeviceExchange { program, memory, residuals };
+        let gpu = self.gpu_mut();
+        ["encode", "announce", "average", "finish"].into_iter().try_for_each(|entry| gpu.prepare(kernel(entry)))?;
+        let [layers, layer_of, head] = exchange.parts();
+        gpu.write(bytemuck::bytes_of(&exchange.program.head), head)?;
+        gpu.write(bytemuck::cast_slice(&exchange.program.layers), layers)?;
+        gpu.write(bytemuck::cast_slice(&exchange.program.layer_of), layer_of)?;
+        gpu.clear(residuals)?;
+        Ok(exchange)
+    }
+
+    /// Enqueued, in two launches: this rank's message for all layers, `residual + gradient` under each one's setting with
+    /// the random words of the exchange's step, and what is to be remembered. Bit for bit the core's payloads, each at a
+    /// multiple of 16. May be captured into a graph.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when an address is 0, the message's no multiple of 16, or the gradients' none of their type's size;
+    /// those of the device. What is wrong with values is found on the device: see
+    /// [`finish_exchange`](CudaBackend::finish_exchange).
+    ///
+    /// # Complexity
+    /// One read of gradients and residuals, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits.
+    ///
+    /// # Safety
+    /// The gradients are valid memory of all layers' values, one after the other, and the message of
+    /// [`message_bytes`](ExchangeProgram::message_bytes), in the backend's context, apart from each other, which nothing else
+    /// uses, other than work ordered before or after on the backend's stream. The exchange was begun on this backend.
+    pub unsafe fn encode_exchange(
+        &mut self,
+        exchange: &DeviceExchange,
+        gradients: u64,
+        message: u64,
+    ) -> Result<(), Error> {
+        let program = &exchange.program;
+        let gradients = checked(gradients, program.value_bytes(), program.dtype.bytes() as u64)?;
+        let message = checked(message, program.head.apart, 16)?;
+        let [layers, layer_of, head] = exchange.parts();
+        let gpu = self.gpu_mut();
+        let parts = [layers, layer_of, head, gradients, exchange.residuals, message];
+        if program.head.spans > 0 {
+            gpu.launch_capturable(kernel("encode"), program.params, &parts, exchange.blocks())?;
+        }
+        gpu.launch_capturable(kernel("announce"), program.params, &[head, message], 1)
+    }
+
+    /// Enqueued, in two launches: the means of all ranks' messages, which lie one after another, in the order of the ranks,
+    /// and the step's end. Where a rank has failed, or is at another step, or has another program, means are what
+    /// [`OnFault`] says and residuals stay as they were, on all ranks; so do they where a mean leaves its type. The means may
+    /// take the gradients' places. May be captured into a graph.
+    ///
+    /// # Errors
+    /// As [`encode_exchange`](CudaBackend::encode_exchange).
+    ///
+    /// # Complexity
+    /// One read of all payloads, one write of the means.
+    ///
+    /// # Safety
+    /// The messages are valid memory of as many as there are ranks, and the means of all layers' values, in the backend's
+    /// context, apart from each other, which nothing else uses, other than work ordered before or after on the backend's
+    /// stream. The exchange was begun on this backend.
+    pub unsafe fn finish_exchange(
+        &mut self,
+        exchange: &DeviceExchange,
+        messages: u64,
+        means: u64,
+    ) -> Result<(), Error> {
+        let program = &exchange.program;
+        let messages = checked(messages, program.head.apart * u64::from(program.head.world), 16)?;
+        let means = checked(means, program.value_bytes(), program.dtype.bytes() as u64)?;
+        let [layers, layer_of, head] = exchange.parts();
+        let gpu = self.gpu_mut();
+        if program.head.spans > 0 {
+            let parts = [layers, layer_of, head, messages, means];
+            gpu.launch_capturable(kernel("average"), program.params, &parts, exchange.blocks())?;
+        }
+        gpu.launch_capturable(kernel("finish"), program.params, &[head, messages], 1)
+    }
+
+    /// Done: what has become of the exchange's steps so far.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn exchange_outcome(&mut self, exchange: &DeviceExchange) -> Result<ExchangeOutcome, Error> {
+        let [_, _, head] = exchange.parts();
+        let mut program = Program::zeroed();
+        self.gpu_mut().read_into(head, bytemuck::bytes_of_mut(&mut program))?;
+        let Program { step, faults, faulty_rank, told, half, elements, .. } = program;
+        let fault = (told != 0).then(|| {
+            let key = !told;
+            let (layer, index) = ((key >> 32) as usize & 0x3fff_ffff, key as u32 as usize);
+            if key >> 62 == 0 {
+                ExchangeFault::NonFinite { layer, index }
+            } else {
+                ExchangeFault::Overflow { layer, index }
+            }
+        });
+        let rank = (faulty_rank < exchange.program.head.world).then_some(faulty_rank);
+        let residuals = exchange.residuals.address + 4 * elements * u64::from(half);
+        Ok(ExchangeOutcome { step, failed: faults, rank, fault, residuals })
+    }
+}

@@ -1,0 +1,266 @@
+//! What an exchange on the device is told once: its layers, their settings, and where everything lies.
+
+use crate::Error;
+use crate::qsgd::{Params, is_fused, sign_magnitude};
+use bytemuck::{Pod, Zeroable};
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
+
+/// `Program` of `exchange.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Program {
+    pub(super) elements: u64,
+    pub(super) apart: u64,
+    fault: u64,
+    pub(super) told: u64,
+    pub(super) step: u32,
+    pub(super) half: u32,
+    pub(super) spans: u32,
+    pub(super) world: u32,
+    fingerprint: u32,
+    pub(super) faulty_rank: u32,
+    pub(super) faults: u32,
+    pub(super) found_inf: f32,
+    gain: f32,
+    keep: f32,
+    fill: u32,
+    largest: u32,
+}
+
+#[cfg(test)]
+impl Program {
+    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
+        ("elements", std::mem::offset_of!(Program, elements)),
+        ("apart", std::mem::offset_of!(Program, apart)),
+        ("fault", std::mem::offset_of!(Program, fault)),
+        ("told", std::mem::offset_of!(Program, told)),
+        ("step", std::mem::offset_of!(Program, step)),
+        ("half", std::mem::offset_of!(Program, half)),
+        ("spans", std::mem::offset_of!(Program, spans)),
+        ("world", std::mem::offset_of!(Program, world)),
+        ("fingerprint", std::mem::offset_of!(Program, fingerprint)),
+        ("faulty_rank", std::mem::offset_of!(Program, faulty_rank)),
+        ("faults", std::mem::offset_of!(Program, faults)),
+        ("found_inf", std::mem::offset_of!(Program, found_inf)),
+        ("gain", std::mem::offset_of!(Program, gain)),
+        ("keep", std::mem::offset_of!(Program, keep)),
+        ("fill", std::mem::offset_of!(Program, fill)),
+        ("largest", std::mem::offset_of!(Program, largest)),
+    ];
+}
+
+/// `Layer` of `exchange.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Layer {
+    first: u64,
+    payload: u64,
+    header_low: u64,
+    header_high: u64,
+    first_span: u32,
+    count: u32,
+    bucket: u32,
+    buckets: u32,
+    sign_magnitude: u32,
+    min_max: u32,
+    nearest: u32,
+    bits: u32,
+    log_levels: u32,
+    id: u32,
+}
+
+#[cfg(test)]
+impl Layer {
+    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
+        ("first", std::mem::offset_of!(Layer, first)),
+        ("payload", std::mem::offset_of!(Layer, payload)),
+        ("header_low", std::mem::offset_of!(Layer, header_low)),
+        ("header_high", std::mem::offset_of!(Layer, header_high)),
+        ("first_span", std::mem::offset_of!(Layer, first_span)),
+        ("count", std::mem::offset_of!(Layer, count)),
+        ("bucket", std::mem::offset_of!(Layer, bucket)),
+        ("buckets", std::mem::offset_of!(Layer, buckets)),
+        ("sign_magnitude", std::mem::offset_of!(Layer, sign_magnitude)),
+        ("min_max", std::mem::offset_of!(Layer, min_max)),
+        ("nearest", std::mem::offset_of!(Layer, nearest)),
+        ("bits", std::mem::offset_of!(Layer, bits)),
+        ("log_levels", std::mem::offset_of!(Layer, log_levels)),
+        ("id", std::mem::offset_of!(Layer, id)),
+    ];
+}
+
+/// Bytes of `Program`.
+pub(super) const PROGRAM: u64 = size_of::<Program>() as u64;
+/// Values that a block works on, `SPAN` of `buckets.cu`.
+const SPAN: usize = 4096;
+/// Bytes of a message before its payloads, which begin at multiples of them.
+const MESSAGE_HEADER: u64 = 16;
+const _: () = assert!(HEADER_LEN == 16, "as in exchange.cu");
+
+/// What means become where a rank has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFault {
+    /// Zeros: a step that changes no parameter but by momentum and decay.
+    #[default]
+    Zeros,
+    /// NaN, which no optimiser takes for a gradient.
+    Nan,
+}
+
+/// What all layers of an exchange have in common.
+///
+/// ```
+/// use lgreco_cuda::ExchangeConfig;
+/// let config = ExchangeConfig { world: 8, ..ExchangeConfig::default() };
+/// assert_eq!(config.gain, 1.0);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct ExchangeConfig {
+    /// The type of gradients and means.
+    pub dtype: Dtype,
+    /// Ranks, at least one.
+    pub world: u32,
+    /// Random words of the first layer's first step: of the layers after it, and of later steps, the numbers are one
+    /// higher each.
+    pub stream: Stream,
+    /// Share of the error that is remembered, in (0, 1].
+    pub gain: f32,
+    /// What means become where a rank has failed.
+    pub on_fault: OnFault,
+}
+
+impl Default for ExchangeConfig {
+    fn default() -> Self {
+        ExchangeConfig {
+            dtype: Dtype::F32,
+            world: 1,
+            stream: Stream::default(),
+            gain: 1.0,
+            on_fault: OnFault::default(),
+        }
+    }
+}
+
+/// Which layers a bucket has and how each is compressed: what an exchange needs besides its memory.
+///
+/// ```
+/// use lgreco_core::{compress::qsgd::Qsgd, gradient::Shape};
+/// use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
+/// let layers = [(Shape::new(512, 512)?, Qsgd::default()), (Shape::new(512, 1)?, Qsgd { bits: 8, ..Qsgd::default() })];
+/// let program = ExchangeProgram::new(&layers, ExchangeConfig::default())?;
+/// assert_eq!(program.residual_bytes(), 2 * 4 * (512 * 512 + 512)); // both halves in f32
+/// assert_eq!(program.message_bytes() % 16, 0);
+/// # Ok::<(), lgreco_cuda::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ExchangeProgram {
+    pub(super) head: Program,
+    pub(super) layers: Vec<Layer>,
+    /// Of each span.
+    pub(super) layer_of: Vec<u32>,
+    pub(super) params: Params,
+    pub(super) dtype: Dtype,
+}
+
+impl ExchangeProgram {
+    /// The program for `layers`, whose gradients follow one another without gaps, as in a bucket of DDP.
+    ///
+    /// # Errors
+    /// [`Error::Method`] for buckets of QSGD that are no power of two from 64 to 4096;
+    /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1] and there are ranks;
+    /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
+    /// what [`payload_len`](Compressor::payload_len) refuses.
+    pub fn new(layers: &[(Shape, Qsgd)], config: ExchangeConfig) -> Result<Self, Error> {
+        let parameter = |what, value, expected| lgreco_core::Error::Parameter { what, value, expected };
+        if !(config.gain > 0.0 && config.gain <= 1.0) {
+            return Err(parameter("residual gain", config.gain.into(), "in (0, 1]").into());
+        }
+        if config.world == 0 {
+            return Err(parameter("ranks", 0.0, "at least 1").into());
+        }
+        let (mut table, mut layer_of) = (Vec::with_capacity(layers.len()), Vec::new());
+        let (mut first, mut payload) = (0, MESSAGE_HEADER);
+        for (&(shape, qsgd), number) in layers.iter().zip(0..) {
+            if !is_fused(qsgd.bucket) {
+                return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
+            }
+            let (elements, len) = (shape.elements(), Setting::Qsgd(qsgd).payload_len(shape, Dtype::F32)?);
+            let (rows, cols) = (shape.rows(), shape.cols());
+            let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows, cols });
+            let count = u32::try_from(elements).map_err(too_many)?;
+            let first_span = u32::try_from(layer_of.len()).map_err(too_many)?;
+            let mut header = [0; HEADER_LEN];
+            qsgd.header(shape)?.write(&mut header)?;
+            let [header_low, header_high] = bytemuck::cast::<_, [[u8; 8]; 2]>(header).map(u64::from_le_bytes);
+            let sign_magnitude = u32::from(sign_magnitude(qsgd));
+            table.push(Layer {
+                first,
+                payload,
+                header_low,
+                header_high,
+                first_span,
+                count,
+                bucket: qsgd.bucket,
+                buckets: count.div_ceil(qsgd.bucket),
+                sign_magnitude,
+                min_max: (qsgd.scale == Scale::MinMax) as u32,
+                nearest: (qsgd.rounding == Rounding::Nearest) as u32,
+                bits: qsgd.bits.into(),
+                log_levels: u32::from(qsgd.bits) - sign_magnitude,
+                id: config.stream.layer.wrapping_add(number),
+            });
+            // A layer without elements has a header all the same.
+            layer_of.extend(std::iter::repeat_n(number, elements.div_ceil(SPAN).max(1)));
+            first += elements as u64;
+            payload += (len as u64).next_multiple_of(MESSAGE_HEADER);
+        }
+        let Stream { seed, step, rank, .. } = config.stream;
+        let nan = f32::NAN.to_bits();
+        let head = Program {
+            elements: first,
+            apart: payload,
+            step,
+            spans: layer_of.len() as u32,
+            world: config.world,
+            fingerprint: fingerprint(bytemuck::cast_slice(&table), config),
+            faulty_rank: config.world,
+            gain: config.gain,
+            keep: 1.0 - config.gain,
+            fill: if config.on_fault == OnFault::Nan { nan } else { 0 },
+            ..Program::zeroed()
+        };
+        let params = Params::of_exchange(config.dtype, rank, seed);
+        Ok(ExchangeProgram { head, layers: table, layer_of, params, dtype: config.dtype })
+    }
+
+    /// Bytes of the memory for the program itself, which begins at a multiple of 16.
+    pub fn memory_bytes(&self) -> u64 {
+        PROGRAM + (size_of_val(&*self.layers) + size_of_val(&*self.layer_of)) as u64
+    }
+
+    /// Bytes of the memory for residuals, which begins at a multiple of 16: f32, twice.
+    pub fn residual_bytes(&self) -> u64 {
+        2 * 4 * self.head.elements
+    }
+
+    /// Bytes of a rank's message, a multiple of 16.
+    pub fn message_bytes(&self) -> usize {
+        self.head.apart as usize
+    }
+
+    /// Bytes of the values of all layers.
+    pub(super) fn value_bytes(&self) -> u64 {
+        self.head.elements * self.dtype.bytes() as u64
+    }
+}
+
+/// FNV-1a of what ranks have to agree on.
+fn fingerprint(table: &[u8], config: ExchangeConfig) -> u32 {
+    let common = [config.dtype as u8, (config.on_fault == OnFault::Nan) as u8];
+    let bytes = table.iter().chain(&common);
+    bytes.fold(0x811c_9dc5, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}

@@ -1,0 +1,243 @@
+// One exchange of a bucket of layers, all on the device: a step of error feedback and QSGD's payloads of all layers in one
+// read of gradients and residuals; the means of all ranks' payloads in one read of these. Nothing comes from the host, so
+// that a graph of these launches can be replayed: the step and which half of the residuals counts are in `Program`.
+
+// What changes from step to step, and what all layers have in common.
+struct Program {
+    u64 elements;  // of all layers
+    u64 apart;     // bytes from one rank's message to the next
+    u64 fault;     // of this step so far: the complement of kind, layer and index; 0 for none
+    u64 told;      // the last step's
+    u32 step;
+    u32 half;  // which residuals count
+    u32 spans;
+    u32 world;
+    u32 fingerprint;
+    u32 faulty_rank;  // of the last step: the first at fault, or their number
+    u32 faults;       // steps that failed so far
+    float found_inf;  // whether the last step did
+    float gain;
+    float keep;  // 1 - gain
+    u32 fill;    // bits of what means become where a step fails
+    u32 largest;
+};
+
+struct Layer {
+    u64 first;    // its first value
+    u64 payload;  // where its payload begins in a message
+    u64 header_low;
+    u64 header_high;
+    u32 first_span;
+    u32 count;
+    u32 bucket;
+    u32 buckets;
+    u32 sign_magnitude;
+    u32 min_max;
+    u32 nearest;
+    u32 bits;
+    u32 log_levels;
+    u32 id;
+};
+
+// Bytes before the payloads: fault, step, fingerprint, none.
+#define MESSAGE_WORDS 4
+#define HEADER 16
+// What is wrong with a value, causes before what they cause.
+#define NOT_FINITE 0u
+#define SUM_LEFT_F32 1u
+#define REST_LEFT_F32 2u
+#define MEAN_LEFT_ITS_TYPE 3u
+
+__device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
+    p.count = layer.count;
+    p.bucket = layer.bucket;
+    p.buckets = layer.buckets;
+    p.sign_magnitude = layer.sign_magnitude;
+    p.min_max = layer.min_max;
+    p.nearest = layer.nearest;
+    p.bits = layer.bits;
+    p.log_levels = layer.log_levels;
+    p.step = step;
+    p.layer = layer.id;
+    return p;
+}
+
+// The first fault by kind, layer and index is what stays.
+__device__ inline void note(u64* fault, u32 kind, u32 layer, u64 index) {
+    atomicMax(fault, ~(u64(kind) << 62 | u64(layer) << 32 | index));
+}
+
+__device__ inline bool is_finite(float value) {
+    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
+}
+
+// Where codes begin behind the scales.
+__device__ inline u64 codes_at(const Params& p) {
+    return u64(p.buckets) * (p.min_max ? 8 : 4);
+}
+
+// Of a layer: what is remembered with its gradient.
+struct Offered {
+    const void* gradient;
+    const float* residual;
+    u64* fault;
+    u32 layer;
+
+    __device__ u32 load(const Params& p, u64 i, float (&four)[4]) const {
+        float own[4];
+        float before[4];
+        u32 here = load4(gradient, p.dtype, i, p.count, own);
+        load4(residual, 0, i, p.count, before);
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            four[k] = before[k] + own[k];
+            if (k < here && !is_finite(four[k])) {
+                note(fault, is_finite(own[k]) ? SUM_LEFT_F32 : NOT_FINITE, layer, i + k);
+            }
+        }
+        return here;
+    }
+};
+
+// What stays of a value that is sent.
+struct Remember {
+    const Params& p;
+    const Program& program;
+    const float* before;
+    float* after;
+    u64* fault;
+    u32 layer;
+
+    __device__ void take(u64 i, float offered, const Grid& grid, u32 code) const {
+        float sent = decoded(p, code, grid.low, grid.high, step_of(p));
+        float stays = program.keep * before[i] + program.gain * (offered - sent);
+        after[i] = stays;
+        if (!is_finite(stays)) {
+            note(fault, REST_LEFT_F32, layer, i);
+        }
+    }
+};
+
+// A rank's payloads, and what is to be remembered if all goes well.
+extern "C" __global__ void encode(Params p, const Layer* layers, const u32* layer_of, Program* program,
+                                  const void* gradients, float* residuals, u8* message) {
+    __shared__ Held held;
+    hold_nothing(held);
+    u64 size = p.dtype == 0 ? 4 : 2;
+    const float* before = residuals + program->half * program->elements;
+    float* after = residuals + (1 - program->half) * program->elements;
+    for (u64 at = blockIdx.x; at < program->spans; at += gridDim.x) {
+        u32 number = layer_of[at];
+        Layer layer = layers[number];
+        p = of_layer(p, layer, program->step);
+        u64 span = at - layer.first_span;
+        u8* payload = message + layer.payload;
+        if (span == 0 && threadIdx.x == 0) {
+            reinterpret_cast<u64*>(payload)[0] = layer.header_low;
+            reinterpret_cast<u64*>(payload)[1] = layer.header_high;
+        }
+        const void* gradient = static_cast<const u8*>(gradients) + layer.first * size;
+        hold(p, Offered{gradient, before + layer.first, &program->fault, number}, span, held, &program->largest);
+        u32 slot = own_slot(p);
+        u64 bucket = (span * SPAN >> Held::log_bucket(p)) + slot;
+        if (slot < SLOTS && bucket < p.buckets) {
+            send(p, held.grids[slot], bucket, reinterpret_cast<float*>(payload + HEADER));
+        }
+        Remember to{p, *program, before + layer.first, after + layer.first, &program->fault, number};
+        u64 tile = span * WARPS + threadIdx.x / 32;
+        for (u32 in_tile = threadIdx.x % 32 * PER_CODER; in_tile < TILE; in_tile += 32 * PER_CODER) {
+            encode_eight(p, held, held.grids, tile * TILE + in_tile, payload + HEADER + codes_at(p), to);
+        }
+        // The next span's buckets may be shared by other warps.
+        __syncthreads();
+    }
+}
+
+// What the other ranks are told of this one.
+extern "C" __global__ void announce(Params, const Program* program, u32* message) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        message[0] = program->fault != 0;
+        message[1] = program->step;
+        message[2] = program->fingerprint;
+        message[3] = 0;
+    }
+}
+
+// The first rank that has failed, or is at another step, or compresses otherwise; their number for none.
+__device__ inline u32 first_faulty(const Program& program, const u8* messages) {
+    for (u32 rank = 0; rank < program.world; rank++) {
+        const u32* words = reinterpret_cast<const u32*>(messages + rank * program.apart);
+        if (words[0] != 0 || words[1] != program.step || words[2] != program.fingerprint) {
+            return rank;
+        }
+    }
+    return program.world;
+}
+
+// Returns whether what is written is finite.
+__device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
+    if (dtype == 0) {
+        static_cast<u32*>(means)[i] = bits;
+        return (bits & MAGNITUDE) < INFINITE;
+    }
+    u32 narrow = dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
+    u32 infinite = dtype == 1 ? 0x7c00u : 0x7f80u;
+    static_cast<u16*>(means)[i] = u16(narrow);
+    return (narrow & infinite) != infinite;
+}
+
+// The means of what all ranks' payloads hold, added up in the order of the ranks; `fill` where a rank is at fault.
+extern "C" __global__ void average(Params p, const Layer* layers, const u32* layer_of, Program* program,
+                                   const u8* messages, void* means) {
+    bool good = first_faulty(*program, messages) == program->world;
+    u64 size = p.dtype == 0 ? 4 : 2;
+    u32 world = program->world;
+    for (u64 at = blockIdx.x; at < program->spans; at += gridDim.x) {
+        u32 number = layer_of[at];
+        Layer layer = layers[number];
+        p = of_layer(p, layer, 0);
+        u64 start = (at - layer.first_span) * SPAN;
+        void* own = static_cast<u8*>(means) + layer.first * size;
+        for (u32 in_span = threadIdx.x * PER_CODER; in_span < SPAN; in_span += BLOCK * PER_CODER) {
+            u64 first = start + in_span;
+            u32 here = first >= p.count ? 0 : p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
+            float sums[PER_CODER];
+            for (u32 rank = 0; good && rank < world; rank++) {
+                const u8* payload = messages + rank * program->apart + layer.payload + HEADER;
+                float values[PER_CODER];
+                decode_eight(p, reinterpret_cast<const float*>(payload), payload + codes_at(p), first, values);
+#pragma unroll
+                for (u32 k = 0; k < PER_CODER; k++) {
+                    sums[k] = rank == 0 ? values[k] : sums[k] + values[k];
+                }
+            }
+#pragma unroll
+            for (u32 k = 0; k < PER_CODER; k++) {
+                if (k >= here) {
+                    break;
+                }
+                u32 bits = good ? __float_as_uint(sums[k] / float(world)) : program->fill;
+                if (!write_mean(own, p.dtype, first + k, bits) && good) {
+                    note(&program->fault, MEAN_LEFT_ITS_TYPE, number, first + k);
+                }
+            }
+        }
+    }
+}
+
+// What the step comes to: residuals count only if no rank has failed.
+extern "C" __global__ void finish(Params, Program* program, const u8* messages) {
+    if (blockIdx.x != 0 || threadIdx.x != 0) {
+        return;
+    }
+    u32 faulty = first_faulty(*program, messages);
+    bool failed = faulty < program->world || program->fault != 0;
+    program->faulty_rank = faulty;
+    program->told = program->fault;
+    program->found_inf = failed ? 1.0f : 0.0f;
+    program->faults += failed;
+    program->half ^= !failed;
+    program->step++;
+    program->fault = 0;
+    program->largest = 0;
+}

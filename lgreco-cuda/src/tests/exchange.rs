@@ -1,0 +1,406 @@
+//! Exchanges on the device against the core, step for step: payloads, residuals and means.
+#![allow(unsafe_code)]
+
+use super::backend;
+use super::simt::{Edit, Flavour, Simt, flavour};
+use crate::device::Part;
+use crate::kernels::Module;
+use crate::{CudaBackend, DeviceExchange, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
+use lgreco_core::backend::{Backend, Portable};
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::powersgd::uniform;
+
+/// Ranks, of which one is told apart.
+const WORLD: usize = 3;
+
+/// Memory of the device, for which the processor's stands, aligned to 16 and full of rubbish.
+struct Memory {
+    words: Vec<u128>,
+    bytes: usize,
+}
+
+impl Memory {
+    fn new(bytes: u64) -> Memory {
+        let words = vec![u128::MAX; bytes.div_ceil(16) as usize + 1];
+        Memory { words, bytes: bytes as usize }
+    }
+
+    fn address(&mut self) -> u64 {
+        self.words.as_mut_ptr().expose_provenance() as u64
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let (own, rest) = bytemuck::cast_slice::<u128, u8>(&self.words).split_at(self.bytes);
+        assert!(rest.iter().all(|&byte| byte == u8::MAX), "written behind the memory");
+        own
+    }
+
+    fn fill(&mut self, bytes: &[u8]) {
+        bytemuck::cast_slice_mut::<u128, u8>(&mut self.words)[..bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// Layers of every kind: several spans, odd ends, values that begin nowhere in particular, none at all.
+fn layers() -> Vec<(Shape, Qsgd)> {
+    let base = Qsgd::default();
+    let settings = [
+        (130, 97, Qsgd { bits: 4, bucket: 512, ..base }),
+        (7, 1, Qsgd { bits: 8, bucket: 64, ..base }),
+        (0, 5, Qsgd { bits: 3, bucket: 64, ..base }),
+        (61, 147, Qsgd { bits: 3, bucket: 4096, scale: Scale::MinMax, ..base }),
+        (64, 64, Qsgd { bits: 1, bucket: 128, ..base }),
+        (33, 31, Qsgd { bits: 5, bucket: 1024, rounding: Rounding::Nearest, ..base }),
+    ];
+    settings.map(|(rows, cols, qsgd)| (Shape::new(rows, cols).unwrap(), qsgd)).to_vec()
+}
+
+/// The bytes that values have as a type, and the values that these bytes stand for.
+fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
+    match dtype {
+        Dtype::F32 => (bytemuck::cast_slice(values).to_vec(), values.to_vec()),
+        Dtype::F16 => {
+            let narrow: Vec<F16> = values.iter().map(|&x| F16::from_f32(x)).collect();
+            (bytemuck::cast_slice(&narrow).to_vec(), narrow.iter().map(|x| x.to_f32()).collect())
+        }
+        Dtype::Bf16 => {
+            let narrow: Vec<Bf16> = values.iter().map(|&x| Bf16::from_f32(x)).collect();
+            (bytemuck::cast_slice(&narrow).to_vec(), narrow.iter().map(|x| x.to_f32()).collect())
+        }
+    }
+}
+
+/// A rank: its exchange and memory on the device, and what the core says its residuals are.
+struct Rank {
+    exchange: DeviceExchange,
+    _memory: Memory,
+    _residuals: Memory,
+    gradients: Memory,
+    message: Memory,
+    expected: Vec<f32>,
+    stream: Stream,
+}
+
+impl Rank {
+    fn new(backend: &mut CudaBackend, layers: &[(Shape, Qsgd)], config: ExchangeConfig) -> Rank {
+        let program = ExchangeProgram::new(layers, config).unwrap();
+        let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
+        assert_eq!(program.residual_bytes(), 8 * elements as u64);
+        let message = Memory::new(program.message_bytes() as u64);
+        let (mut memory, mut residuals) = (Memory::new(program.memory_bytes()), Memory::new(program.residual_bytes()));
+        let gradients = Memory::new((elements * config.dtype.bytes()) as u64);
+        // SAFETY: the memory lives as long, and has the sizes that the program says.
+        let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
+        let (expected, stream) = (vec![0.0; elements], config.stream);
+        Rank { exchange, _memory: memory, _residuals: residuals, gradients, message, expected, stream }
+    }
+
+    /// Encodes gradients on the device; the payloads and the residuals that the core makes of them.
+    fn encode(
+        &mut self,
+        backend: &mut CudaBackend,
+        (layers, config): (&[(Shape, Qsgd)], ExchangeConfig),
+        values: &[f32],
+    ) -> Result<(Vec<Vec<u8>>, Vec<f32>), lgreco_core::Error> {
+        let (bytes, values) = narrowed(values, config.dtype);
+        self.gradients.fill(&bytes);
+        // SAFETY: both are large enough, and nothing else uses them.
+        unsafe { backend.encode_exchange(&self.exchange, self.gradients.address(), self.message.address()) }.unwrap();
+        let offered: Vec<f32> = self.expected.iter().zip(&values).map(|(residual, x)| residual + x).collect();
+        let (mut payloads, mut residuals, mut at) = (Vec::new(), Vec::new(), 0);
+        for (&(shape, qsgd), number) in layers.iter().zip(0..) {
+            let own = &offered[at..at + shape.elements()];
+            let stream = Stream { layer: self.stream.layer + number, ..self.stream };
+            let setting = Setting::Qsgd(qsgd);
+            let mut payload = vec![0; setting.payload_len(shape, Dtype::F32)?];
+            let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
+            let gradient = Gradient::new(Values::F32(own), shape)?;
+            Portable.encode(&setting, &gradient, stream, &mut workspace, &mut payload)?;
+            let mut decoded = vec![0.0; own.len()];
+            Portable.decode(&payload, &mut decoded)?;
+            let before = &self.expected[at..at + own.len()];
+            let stays = own.iter().zip(&decoded).zip(before);
+            residuals.extend(stays.map(|((x, sent), r)| (1.0 - config.gain) * r + config.gain * (x - sent)));
+            payloads.push(payload);
+            at += own.len();
+        }
+        Ok((payloads, residuals))
+    }
+
+    fn finish(&mut self, backend: &mut CudaBackend, messages: &mut Memory) {
+        // SAFETY: as many messages as there are ranks; the means take the gradients' places.
+        unsafe { backend.finish_exchange(&self.exchange, messages.address(), self.gradients.address()) }.unwrap();
+        self.stream.step += 1;
+    }
+
+    /// The residuals that count.
+    fn residuals(&self, backend: &mut CudaBackend) -> Vec<f32> {
+        let address = backend.exchange_outcome(&self.exchange).unwrap().residuals;
+        backend.gpu_mut().read(Part { address, bytes: 4 * self.expected.len() as u64 }).unwrap()
+    }
+
+    fn found_inf(&self, backend: &mut CudaBackend) -> f32 {
+        backend.gpu_mut().read(Part { address: self.exchange.found_inf_address(), bytes: 4 }).unwrap()[0]
+    }
+}
+
+fn ranks(backend: &mut CudaBackend, layers: &[(Shape, Qsgd)], config: ExchangeConfig) -> Vec<Rank> {
+    let rank = |rank| Stream { rank, ..config.stream };
+    (0..WORLD as u32).map(|of| Rank::new(backend, layers, ExchangeConfig { stream: rank(of), ..config })).collect()
+}
+
+/// All ranks' messages one after another, as an all-gather leaves them.
+fn gathered(ranks: &[Rank]) -> Memory {
+    let bytes: Vec<u8> = ranks.iter().flat_map(|rank| rank.message.bytes().to_vec()).collect();
+    let mut messages = Memory::new(bytes.len() as u64);
+    messages.fill(&bytes);
+    messages
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Runs steps of exchanges on the device beside the core's; the number of values compared.
+fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Result<usize, String> {
+    let layers = layers();
+    let mut ranks = ranks(backend, &layers, config);
+    let mut compared = 0;
+    for step in 0..steps {
+        let (mut all, mut remembered) = (Vec::new(), Vec::new());
+        for (rank, seed) in ranks.iter_mut().zip(1..) {
+            let values = uniform(rank.expected.len(), 100 * step + seed);
+            let (payloads, residuals) = rank.encode(backend, (&layers, config), &values).unwrap();
+            backend.synchronise().unwrap();
+            let mut at = 16;
+            for (payload, number) in payloads.iter().zip(0..) {
+                let found = &rank.message.bytes()[at..at + payload.len()];
+                if found != payload {
+                    return Err(format!("payload of layer {number}, step {step}"));
+                }
+                at += payload.len().next_multiple_of(16);
+            }
+            all.push(payloads);
+            remembered.push(residuals);
+        }
+        let mut messages = gathered(&ranks);
+        let mut means = Vec::new();
+        for (number, &(shape, _)) in layers.iter().enumerate() {
+            let mut sum = vec![0.0; shape.elements()];
+            for (payloads, first) in all.iter().zip([true, false, false]) {
+                let mut decoded = vec![0.0; sum.len()];
+                Portable.decode(&payloads[number], &mut decoded).unwrap();
+                sum.iter_mut().zip(decoded).for_each(|(sum, x)| *sum = if first { x } else { *sum + x });
+            }
+            means.extend(sum.into_iter().map(|x| x / WORLD as f32));
+        }
+        let (means, _) = narrowed(&means, config.dtype);
+        for (rank, residuals) in ranks.iter_mut().zip(remembered) {
+            rank.finish(backend, &mut messages);
+            rank.expected = residuals;
+            let found = rank.residuals(backend);
+            if rank.gradients.bytes() != means {
+                return Err(format!("means of step {step}"));
+            }
+            if bits(&found) != bits(&rank.expected) {
+                return Err(format!("residuals of step {step}"));
+            }
+            let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
+            assert_eq!((outcome.step, outcome.failed), (config.stream.step + step as u32 + 1, 0));
+            assert_eq!((outcome.rank, outcome.fault, rank.found_inf(backend)), (None, None, 0.0));
+            compared += found.len();
+        }
+    }
+    Ok(compared)
+}
+
+fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
+    let stream = Stream { seed: 0x1234_5678_9abc, step: 5, layer: 3, rank: 0 };
+    ExchangeConfig { dtype, world: WORLD as u32, stream, gain, on_fault: OnFault::Zeros }
+}
+
+#[test]
+fn payloads_residuals_and_means_are_the_cores() {
+    let elements: usize = layers().iter().map(|(shape, _)| shape.elements()).sum();
+    for (dtype, gain, order) in [(Dtype::F32, 1.0, 0), (Dtype::Bf16, 0.6, 1), (Dtype::F16, 1.0, 2)] {
+        let Some(mut backend) = backend(flavour(), order) else { return };
+        assert_eq!(steps(&mut backend, config(dtype, gain), 3), Ok(3 * WORLD * elements), "{dtype:?}, {gain}");
+    }
+}
+
+/// A step in which the values at `at` are `value` on these ranks, and what it comes to.
+fn spoiled_step(
+    backend: &mut CudaBackend,
+    ranks: &mut [Rank],
+    (layers, config, seed): (&[(Shape, Qsgd)], ExchangeConfig, u64),
+    (spoiled, at, value): (&[usize], usize, f32),
+) {
+    let before: Vec<_> = ranks.iter().map(|rank| backend.exchange_outcome(&rank.exchange).unwrap()).collect();
+    let mut remembered = Vec::new();
+    for (number, rank) in ranks.iter_mut().enumerate() {
+        let mut values = uniform(rank.expected.len(), seed + number as u64);
+        if spoiled.contains(&number) {
+            values[at] = value;
+        }
+        remembered.push(rank.encode(backend, (layers, config), &values).map(|(_, residuals)| residuals));
+    }
+    backend.synchronise().unwrap();
+    let mut messages = gathered(ranks);
+    let (fails, is_finite) = (!spoiled.is_empty(), value.is_finite());
+    for (((rank, before), residuals), number) in ranks.iter_mut().zip(before).zip(remembered).zip(0..) {
+        rank.finish(backend, &mut messages);
+        let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
+        assert_eq!((outcome.step, outcome.failed), (before.step + 1, before.failed + u32::from(fails)));
+        assert_eq!(rank.found_inf(backend), if fails { 1.0 } else { 0.0 });
+        assert_eq!(outcome.rank, spoiled.first().filter(|_| !is_finite).map(|&rank| rank as u32));
+        let fault = outcome.fault.map(|fault| match fault {
+            ExchangeFault::NonFinite { layer, index } => (false, layer, index),
+            ExchangeFault::Overflow { layer, index } => (true, layer, index),
+        });
+        let told = fault.map(|(overflow, layer, index)| {
+            (overflow, layers[..layer].iter().map(|(shape, _)| shape.elements()).sum::<usize>() + index)
+        });
+        // What a mean leaves its type by all ranks find; what is wrong with a gradient only its own.
+        assert_eq!(told, spoiled.contains(&number).then_some((is_finite, at)), "{outcome:?}");
+        if fails {
+            let means = bytemuck::cast_slice::<u8, u32>(rank.gradients.bytes());
+            let fill = if config.on_fault == OnFault::Nan { f32::NAN.to_bits() } else { 0 };
+            assert!(is_finite || means.iter().all(|&mean| mean == fill));
+        } else {
+            rank.expected = residuals.unwrap();
+        }
+        assert_eq!(bits(&rank.residuals(backend)), bits(&rank.expected), "rank {number}");
+    }
+}
+
+#[test]
+fn faults_of_one_rank_change_nothing_on_any() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let layers = layers();
+    for on_fault in [OnFault::Zeros, OnFault::Nan] {
+        let config = ExchangeConfig { on_fault, ..config(Dtype::F32, 1.0) };
+        let mut ranks = ranks(&mut backend, &layers, config);
+        let steps: [(&[usize], usize, f32); 7] = [
+            (&[], 0, 0.0),
+            (&[1], 12_613, f32::NAN),
+            (&[2, 0], 25_000, f32::INFINITY),
+            (&[], 0, 0.0),
+            (&[0, 1, 2], 5, 3e38),
+            (&[0], 5, f32::NEG_INFINITY),
+            (&[], 0, 0.0),
+        ];
+        for (step, seed) in steps.into_iter().zip((0..).step_by(10)) {
+            let (mut spoiled, at, value) = (step.0.to_vec(), step.1, step.2);
+            spoiled.sort_unstable();
+            spoiled_step(&mut backend, &mut ranks, (&layers, config, seed), (&spoiled, at, value));
+        }
+    }
+}
+
+#[test]
+fn ranks_that_disagree_fail_on_all() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let layers = layers();
+    let mut others = layers.clone();
+    others[3].1.bits = 2;
+    let at_home = config(Dtype::F32, 1.0);
+    let late = ExchangeConfig { stream: Stream { step: 6, ..at_home.stream }, ..at_home };
+    for (second, config) in [(&layers, late), (&others, at_home)] {
+        // Messages of another program are not as long: room for the longest.
+        let mut ranks = [Rank::new(&mut backend, &layers, ExchangeConfig { world: 2, ..at_home })];
+        let mut peer = Rank::new(&mut backend, second, ExchangeConfig { world: 2, ..config });
+        let values = uniform(peer.expected.len(), 1);
+        ranks[0].encode(&mut backend, (&layers, at_home), &values).unwrap();
+        peer.encode(&mut backend, (second, config), &values).unwrap();
+        backend.synchronise().unwrap();
+        let own = ranks[0].message.bytes();
+        let mut theirs = peer.message.bytes().to_vec();
+        theirs.resize(own.len(), 0);
+        let mut messages = Memory::new(2 * own.len() as u64);
+        messages.fill(&[own, &theirs].concat());
+        ranks[0].finish(&mut backend, &mut messages);
+        let outcome = backend.exchange_outcome(&ranks[0].exchange).unwrap();
+        assert_eq!((outcome.rank, outcome.failed, outcome.fault), (Some(1), 1, None));
+        assert_eq!(bits(&ranks[0].residuals(&mut backend)), bits(&ranks[0].expected));
+    }
+}
+
+#[test]
+fn what_cannot_be_exchanged_is_refused() {
+    let shape = Shape::new(64, 64).unwrap();
+    let refused = |qsgd: Qsgd, config| ExchangeProgram::new(&[(shape, qsgd)], config).map(drop).unwrap_err();
+    let usual = ExchangeConfig::default();
+    for bucket in [1, 32, 100, 8192] {
+        assert!(matches!(refused(Qsgd { bucket, ..Qsgd::default() }, usual), Error::Method(_)), "{bucket}");
+    }
+    for config in [
+        ExchangeConfig { gain: 0.0, ..usual },
+        ExchangeConfig { gain: 1.5, ..usual },
+        ExchangeConfig { gain: f32::NAN, ..usual },
+        ExchangeConfig { world: 0, ..usual },
+    ] {
+        let error = refused(Qsgd::default(), config);
+        assert!(matches!(error, Error::Core(lgreco_core::Error::Parameter { .. })), "{error}");
+    }
+    assert!(matches!(refused(Qsgd { bits: 0, ..Qsgd::default() }, usual), Error::Core(_)));
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    for (memory, residuals) in [(0, 4096), (4096, 0), (4104, 8192), (4096, 8196)] {
+        let program = ExchangeProgram::new(&[(shape, Qsgd::default())], usual).unwrap();
+        // SAFETY: nothing is done with it.
+        let begun = unsafe { backend.begin_exchange(program, memory, residuals) };
+        assert!(matches!(begun.map(drop), Err(Error::Memory { .. })), "{memory}, {residuals}");
+    }
+}
+
+#[test]
+fn an_exchange_without_layers_does_nothing() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let mut rank = Rank::new(&mut backend, &[], ExchangeConfig::default());
+    rank.encode(&mut backend, (&[], ExchangeConfig::default()), &[]).unwrap();
+    backend.synchronise().unwrap();
+    let mut messages = gathered(std::slice::from_ref(&rank));
+    rank.finish(&mut backend, &mut messages);
+    let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
+    assert_eq!((outcome.step, outcome.failed, outcome.rank, outcome.fault), (1, 0, None, None));
+}
+
+#[test]
+fn planted_faults_are_found() {
+    let edits = [
+        ("before[k] + own[k]", "own[k]"),
+        ("program.keep * before[i] + ", ""),
+        ("rank == 0 ? values[k] : sums[k] + values[k]", "values[k]"),
+        ("program->half ^= !failed;", ""),
+        ("p.layer = layer.id;", ""),
+        ("p.step = step;", ""),
+    ];
+    for (from, to) in edits {
+        let edit = Edit { module: Module::Exchange, from, to };
+        let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
+        let mut backend = CudaBackend::on(Box::new(device));
+        let outcome = steps(&mut backend, config(Dtype::F32, 0.5), 3);
+        assert!(outcome.is_err(), "{from}");
+    }
+}
+
+/// Under the race check: spans of buckets that warps share, one after another.
+#[test]
+fn no_race_is_found_until_one_is_planted() {
+    let run = |edit| {
+        let mut backend = CudaBackend::on(Box::new(Simt::new(Flavour::Races, 2, edit)?));
+        let layers = layers();
+        let config = ExchangeConfig { world: 1, ..config(Dtype::F32, 1.0) };
+        let mut rank = Rank::new(&mut backend, &layers, config);
+        let values = uniform(rank.expected.len(), 1);
+        rank.gradients.fill(bytemuck::cast_slice(&values));
+        // SAFETY: both are large enough, and nothing else uses them.
+        Some(unsafe { backend.encode_exchange(&rank.exchange, rank.gradients.address(), rank.message.address()) })
+    };
+    let Some(outcome) = run(None) else { return };
+    assert_eq!(outcome, Ok(()));
+    let from = "        // The next span's buckets may be shared by other warps.\n        __syncthreads();\n";
+    let edit = Edit { module: Module::Exchange, from, to: "" };
+    assert!(matches!(run(Some(edit)), Some(Err(Error::Driver { .. }))), "the planted race was not found");
+}
