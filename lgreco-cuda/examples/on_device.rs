@@ -13,7 +13,7 @@ use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_all;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, devices};
+use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, ExchangeConfig, ExchangeProgram, devices};
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -23,6 +23,8 @@ const CALLS: usize = 8;
 /// What rows agree within, and matrices that PowerSGD's payloads decode to, of their norm.
 const ROWS: f64 = 1e-4;
 const NORM: f64 = 1e-4;
+/// Ranks of an exchange.
+const RANKS: usize = 8;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -121,6 +123,7 @@ impl Bench {
         self.payloads("QSGD, 4 bits", Setting::Qsgd(Qsgd::default()))?;
         self.payloads("TopK, 1 %", Setting::TopK(TopK { keep: elements / 100, values: Dtype::F32 }))?;
         self.payloads("PowerSGD, rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }))?;
+        self.exchange()?;
         self.model()
     }
 
@@ -131,7 +134,12 @@ impl Bench {
 
     /// One line, of a call that reads the gradient at least once.
     fn line(&self, name: &str, here: f64, cpu: f64) {
-        let read = 4.0 * self.values.len() as f64 / here;
+        self.line_of(name, 4 * self.values.len(), here, cpu);
+    }
+
+    /// One line, of a call that has to read and write so many bytes.
+    fn line_of(&self, name: &str, bytes: usize, here: f64, cpu: f64) {
+        let read = bytes as f64 / here;
         println!(
             "{name:<40} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}",
             1e3 * here,
@@ -218,6 +226,74 @@ impl Bench {
         self.line(&format!("decode {name}"), here, cpu);
         // SAFETY: allocated above, and used no more.
         Ok(unsafe { sys::cuMemFree_v2(payload) }.result()?)
+    }
+
+    /// A step of an exchange of [`RANKS`] ranks, which all send what this one does.
+    fn exchange(&mut self) -> Outcome<()> {
+        let (shape, setting) = (self.shape, Setting::Qsgd(Qsgd::default()));
+        let config = ExchangeConfig { world: RANKS as u32, ..ExchangeConfig::default() };
+        let program = ExchangeProgram::new(&[(shape, setting)], config)?;
+        let (message, values) = (program.message_bytes(), self.values.len());
+        let (table, residuals) = (memory(program.memory_bytes() as usize)?, memory(program.residual_bytes() as usize)?);
+        let messages = memory(RANKS * message)?;
+        // SAFETY: as large as the program says, and used here alone.
+        let exchange = unsafe { self.backend.begin_exchange(program, table, residuals) }?;
+        let encode = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: the gradient and room for a message. Before a step has ended, residuals stay zeros.
+                unsafe { self.backend.encode_exchange(&exchange, self.gradient, messages) }?;
+            }
+            Ok(self.backend.synchronise()?)
+        })?;
+        let len = setting.payload_len(shape, Dtype::F32)?;
+        let (mut expected, mut found) = (vec![0; len], vec![0u8; len]);
+        let host = Gradient::new(Values::F32(&self.values), shape)?;
+        let start = Instant::now();
+        setting.encode(&host, Stream::default(), &mut [], &mut expected)?;
+        let cpu = start.elapsed().as_secs_f64();
+        // SAFETY: the payload is that long, behind the message's 16 bytes.
+        unsafe { result::memcpy_dtoh_sync(&mut found, messages + 16) }?;
+        assert!(found == expected, "the exchange's payload");
+        // Gradient and residual read, residual and payload written.
+        self.line_of("exchange: feedback and QSGD, 4 bits", 12 * values + len, encode, cpu);
+
+        // Every step ends with others' messages of its own number.
+        let mut finish = f64::INFINITY;
+        for step in 0..6 {
+            // SAFETY: the gradient and room for all messages.
+            unsafe {
+                self.backend.encode_exchange(&exchange, self.gradient, messages)?;
+                for rank in 1..RANKS as u64 {
+                    let to = messages + rank * message as u64;
+                    result::memcpy_dtod_async(to, messages, message, std::ptr::null_mut())?;
+                }
+                result::ctx::synchronize()?;
+                self.backend.synchronise()?;
+                let start = Instant::now();
+                self.backend.finish_exchange(&exchange, messages, self.other)?;
+                self.backend.synchronise()?;
+                finish = finish.min(start.elapsed().as_secs_f64());
+            }
+            let outcome = self.backend.exchange_outcome(&exchange)?;
+            assert!((outcome.step, outcome.failed) == (step + 1, 0), "{outcome:?}");
+        }
+        let (mut payload, mut decoded, mut means) = (vec![0u8; len], vec![0.0f32; values], vec![0.0f32; values]);
+        // SAFETY: as long.
+        unsafe {
+            result::memcpy_dtoh_sync(&mut payload, messages + 16)?;
+            result::memcpy_dtoh_sync(&mut means, self.other)?;
+        }
+        let start = Instant::now();
+        lgreco_core::compress::decode(&payload, &mut decoded)?;
+        let cpu = RANKS as f64 * start.elapsed().as_secs_f64();
+        let mean = |&x: &f32| (1..RANKS).fold(x, |sum, _| sum + x) / RANKS as f32;
+        assert!(means.iter().zip(&decoded).all(|(found, x)| *found == mean(x)), "the exchange's means");
+        self.line_of(&format!("exchange: means of {RANKS} ranks"), 4 * values + RANKS * len, finish, cpu);
+        for address in [table, residuals, messages] {
+            // SAFETY: allocated above, and used no more.
+            unsafe { sys::cuMemFree_v2(address) }.result()?;
+        }
+        Ok(())
     }
 
     /// The whole table of a transformer with GPT-2's shapes; `tests/peers/gpu.py` takes the published method's time. Where

@@ -1,4 +1,4 @@
-//! One exchange of a bucket of layers under QSGD without the host: what `exchange.cu` is asked to do.
+//! One exchange of a bucket of layers, under QSGD or uncompressed, without the host: what `exchange.cu` is asked to do.
 //!
 //! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
 //! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
@@ -88,7 +88,7 @@ impl CudaBackend {
     /// Enqueued: brings a program into `memory`, and sets its residuals to zeros. Loads the kernels first, which waits.
     ///
     /// ```no_run
-    /// use lgreco_core::{compress::qsgd::Qsgd, gradient::Shape};
+    /// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
     /// use lgreco_cuda::{CudaBackend, ExchangeConfig, ExchangeProgram};
     /// /// `allocate` gives device memory, and the stream of `all_gather` is the backend's.
     /// fn train(
@@ -98,7 +98,7 @@ impl CudaBackend {
     ///     backward: impl Fn(u64),
     /// ) -> Result<(), Box<dyn std::error::Error>> {
     ///     let config = ExchangeConfig { world: 8, ..ExchangeConfig::default() };
-    ///     let program = ExchangeProgram::new(&[(Shape::new(64, 64)?, Qsgd::default())], config)?;
+    ///     let program = ExchangeProgram::new(&[(Shape::new(64, 64)?, Setting::Qsgd(Qsgd::default()))], config)?;
     ///     let (gradients, message) = (allocate(4 * 64 * 64), allocate(program.message_bytes() as u64));
     ///     let messages = allocate(8 * program.message_bytes() as u64);
     ///     let (memory, residuals) = (allocate(program.memory_bytes()), allocate(program.residual_bytes()));
@@ -146,7 +146,7 @@ impl CudaBackend {
     }
 
     /// Enqueued, in two launches: this rank's message for all layers, `residual + gradient` under each one's setting with
-    /// the random words of the exchange's step, and what is to be remembered. Bit for bit the core's payloads, each at a
+    /// the random words of the exchange's step, or the values themselves, and what is to be remembered. Bit for bit the core's payloads, each at a
     /// multiple of 16. May be captured into a graph.
     ///
     /// # Errors

@@ -227,7 +227,6 @@ impl Gpu {
 
     /// Enqueued: as [`launch`](Gpu::launch), also into a graph. No argument changes from step to step, and the kernel is
     /// [prepared](Gpu::prepare).
-    #[cfg(feature = "train")]
     pub(crate) fn launch_capturable<P: Pod>(
         &mut self,
         kernel: Kernel,

@@ -8,7 +8,6 @@ pub(crate) enum Module {
     Qsgd,
     #[cfg(feature = "train")]
     Feedback,
-    #[cfg(feature = "train")]
     Exchange,
     TopK,
     Positions,
@@ -43,7 +42,6 @@ impl Module {
             Module::Qsgd => "qsgd.cu",
             #[cfg(feature = "train")]
             Module::Feedback => "feedback.cu",
-            #[cfg(feature = "train")]
             Module::Exchange => "exchange.cu",
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
@@ -64,7 +62,6 @@ impl Module {
             Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("qsgd.cu")].concat(),
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
-            #[cfg(feature = "train")]
             Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("exchange.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),

@@ -89,7 +89,6 @@ mod device_payloads;
 #[allow(unsafe_code)]
 mod driver;
 mod error;
-#[cfg(feature = "train")]
 #[allow(unsafe_code)]
 mod exchange;
 #[cfg(feature = "train")]
@@ -128,7 +127,6 @@ mod topk;
 
 pub use backend::CudaBackend;
 pub use error::{DeviceJobError, Error};
-#[cfg(feature = "train")]
 pub use exchange::{DeviceExchange, ExchangeConfig, ExchangeFault, ExchangeOutcome, ExchangeProgram, OnFault};
 #[cfg(feature = "train")]
 pub use feedback::DeviceResidual;

@@ -17,7 +17,6 @@ use crate::{Error, sums};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::wire::HEADER_LEN;
-#[cfg(feature = "train")]
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 
@@ -42,7 +41,6 @@ pub(crate) struct Params {
     seed_high: u32,
 }
 
-#[cfg(feature = "train")]
 impl Params {
     /// What all layers of an exchange have in common; kernels fill in the rest.
     pub(crate) fn of_exchange(dtype: Dtype, rank: u32, seed: u64) -> Self {

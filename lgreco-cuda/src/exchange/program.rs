@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::qsgd::{Params, is_fused, sign_magnitude};
 use bytemuck::{Pod, Zeroable};
-use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
-use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::compress::qsgd::{Rounding, Scale};
+use lgreco_core::compress::wire::{HEADER_LEN, Header, Method};
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -148,9 +148,9 @@ impl Default for ExchangeConfig {
 /// Which layers a bucket has and how each is compressed: what an exchange needs besides its memory.
 ///
 /// ```
-/// use lgreco_core::{compress::qsgd::Qsgd, gradient::Shape};
+/// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
 /// use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
-/// let layers = [(Shape::new(512, 512)?, Qsgd::default()), (Shape::new(512, 1)?, Qsgd { bits: 8, ..Qsgd::default() })];
+/// let layers = [(Shape::new(512, 512)?, Setting::Qsgd(Qsgd::default())), (Shape::new(512, 1)?, Setting::Dense)];
 /// let program = ExchangeProgram::new(&layers, ExchangeConfig::default())?;
 /// assert_eq!(program.residual_bytes(), 2 * 4 * (512 * 512 + 512)); // both halves in f32
 /// assert_eq!(program.message_bytes() % 16, 0);
@@ -170,11 +170,12 @@ impl ExchangeProgram {
     /// The program for `layers`, whose gradients follow one another without gaps, as in a bucket of DDP.
     ///
     /// # Errors
-    /// [`Error::Method`] for buckets of QSGD that are no power of two from 64 to 4096;
+    /// [`Error::Method`] for other methods than QSGD and [`Setting::Dense`], and for buckets of QSGD that are no power of two
+    /// from 64 to 4096;
     /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1] and there are ranks;
     /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
     /// what [`payload_len`](Compressor::payload_len) refuses.
-    pub fn new(layers: &[(Shape, Qsgd)], config: ExchangeConfig) -> Result<Self, Error> {
+    pub fn new(layers: &[(Shape, Setting)], config: ExchangeConfig) -> Result<Self, Error> {
         let parameter = |what, value, expected| lgreco_core::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
             return Err(parameter("residual gain", config.gain.into(), "in (0, 1]").into());
@@ -184,39 +185,22 @@ impl ExchangeProgram {
         }
         let (mut table, mut layer_of) = (Vec::with_capacity(layers.len()), Vec::new());
         let (mut first, mut payload) = (0, MESSAGE_HEADER);
-        for (&(shape, qsgd), number) in layers.iter().zip(0..) {
-            if !is_fused(qsgd.bucket) {
-                return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
-            }
-            let (elements, len) = (shape.elements(), Setting::Qsgd(qsgd).payload_len(shape, Dtype::F32)?);
+        for (&(shape, setting), number) in layers.iter().zip(0..) {
             let (rows, cols) = (shape.rows(), shape.cols());
             let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows, cols });
-            let count = u32::try_from(elements).map_err(too_many)?;
-            let first_span = u32::try_from(layer_of.len()).map_err(too_many)?;
-            let mut header = [0; HEADER_LEN];
-            qsgd.header(shape)?.write(&mut header)?;
-            let [header_low, header_high] = bytemuck::cast::<_, [[u8; 8]; 2]>(header).map(u64::from_le_bytes);
-            let sign_magnitude = u32::from(sign_magnitude(qsgd));
-            table.push(Layer {
+            let place = Layer {
                 first,
                 payload,
-                header_low,
-                header_high,
-                first_span,
-                count,
-                bucket: qsgd.bucket,
-                buckets: count.div_ceil(qsgd.bucket),
-                sign_magnitude,
-                min_max: (qsgd.scale == Scale::MinMax) as u32,
-                nearest: (qsgd.rounding == Rounding::Nearest) as u32,
-                bits: qsgd.bits.into(),
-                log_levels: u32::from(qsgd.bits) - sign_magnitude,
+                first_span: u32::try_from(layer_of.len()).map_err(too_many)?,
+                count: u32::try_from(shape.elements()).map_err(too_many)?,
                 id: config.stream.layer.wrapping_add(number),
-            });
+                ..Layer::zeroed()
+            };
+            table.push(layer(place, &setting, shape, config.dtype)?);
             // A layer without elements has a header all the same.
-            layer_of.extend(std::iter::repeat_n(number, elements.div_ceil(SPAN).max(1)));
-            first += elements as u64;
-            payload += (len as u64).next_multiple_of(MESSAGE_HEADER);
+            layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1)));
+            first += shape.elements() as u64;
+            payload += (setting.payload_len(shape, config.dtype)? as u64).next_multiple_of(MESSAGE_HEADER);
         }
         let Stream { seed, step, rank, .. } = config.stream;
         let nan = f32::NAN.to_bits();
@@ -256,6 +240,34 @@ impl ExchangeProgram {
     pub(super) fn value_bytes(&self) -> u64 {
         self.head.elements * self.dtype.bytes() as u64
     }
+}
+
+/// A layer at its place, with what its setting says.
+fn layer(place: Layer, setting: &Setting, shape: Shape, dtype: Dtype) -> Result<Layer, Error> {
+    let mut bytes = [0; HEADER_LEN];
+    let header = match *setting {
+        Setting::Dense => Header { method: Method::Dense, variant: dtype as u8, parameter: 0, shape },
+        Setting::Qsgd(qsgd) if is_fused(qsgd.bucket) => qsgd.header(shape)?,
+        Setting::Qsgd(_) => {
+            return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
+        }
+        _ => return Err(Error::Method("exchanges under this setting on the device")),
+    };
+    header.write(&mut bytes)?;
+    let [header_low, header_high] = bytemuck::cast::<_, [[u8; 8]; 2]>(bytes).map(u64::from_le_bytes);
+    let place = Layer { header_low, header_high, ..place };
+    let Setting::Qsgd(qsgd) = *setting else { return Ok(place) };
+    let sign_magnitude = u32::from(sign_magnitude(qsgd));
+    Ok(Layer {
+        bucket: qsgd.bucket,
+        buckets: place.count.div_ceil(qsgd.bucket),
+        sign_magnitude,
+        min_max: (qsgd.scale == Scale::MinMax) as u32,
+        nearest: (qsgd.rounding == Rounding::Nearest) as u32,
+        bits: qsgd.bits.into(),
+        log_levels: u32::from(qsgd.bits) - sign_magnitude,
+        ..place
+    })
 }
 
 /// FNV-1a of what ranks have to agree on.

@@ -1,5 +1,6 @@
 // One exchange of a bucket of layers, all on the device: a step of error feedback and QSGD's payloads of all layers in one
-// read of gradients and residuals; the means of all ranks' payloads in one read of these. Nothing comes from the host, so
+// read of gradients and residuals, or, of uncompressed layers, their values; the means of all ranks' payloads in one read of
+// these. Nothing comes from the host, so
 // that a graph of these launches can be replayed: the step and which half of the residuals counts are in `Program`.
 
 // What changes from step to step, and what all layers have in common.
@@ -34,7 +35,7 @@ struct Layer {
     u32 sign_magnitude;
     u32 min_max;
     u32 nearest;
-    u32 bits;
+    u32 bits;  // 0 where values go uncompressed
     u32 log_levels;
     u32 id;
 };
@@ -118,6 +119,25 @@ struct Remember {
     }
 };
 
+__device__ inline void put(void* values, u32 dtype, u64 i, u32 bits) {
+    if (dtype == 0) {
+        static_cast<u32*>(values)[i] = bits;
+    } else {
+        static_cast<u16*>(values)[i] = u16(bits);
+    }
+}
+
+// A span's values as they are; nothing is remembered of them.
+__device__ inline void copy(const Params& p, const void* gradient, u64 span, u8* values, u64* fault, u32 layer) {
+    for (u64 i = span * SPAN + threadIdx.x; i < min(u64(p.count), (span + 1) * SPAN); i += BLOCK) {
+        if (!is_finite(value(gradient, p.dtype, i))) {
+            note(fault, NOT_FINITE, layer, i);
+        }
+        u32 bits = p.dtype == 0 ? static_cast<const u32*>(gradient)[i] : static_cast<const u16*>(gradient)[i];
+        put(values, p.dtype, i, bits);
+    }
+}
+
 // A rank's payloads, and what is to be remembered if all goes well.
 extern "C" __global__ void encode(Params p, const Layer* layers, const u32* layer_of, Program* program,
                                   const void* gradients, float* residuals, u8* message) {
@@ -137,6 +157,10 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
             reinterpret_cast<u64*>(payload)[1] = layer.header_high;
         }
         const void* gradient = static_cast<const u8*>(gradients) + layer.first * size;
+        if (p.bits == 0) {
+            copy(p, gradient, span, payload + HEADER, &program->fault, number);
+            continue;
+        }
         hold(p, Offered{gradient, before + layer.first, &program->fault, number}, span, held, &program->largest);
         u32 slot = own_slot(p);
         u64 bucket = (span * SPAN >> Held::log_bucket(p)) + slot;
@@ -176,14 +200,56 @@ __device__ inline u32 first_faulty(const Program& program, const u8* messages) {
 
 // Returns whether what is written is finite.
 __device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
-    if (dtype == 0) {
-        static_cast<u32*>(means)[i] = bits;
-        return (bits & MAGNITUDE) < INFINITE;
-    }
-    u32 narrow = dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
-    u32 infinite = dtype == 1 ? 0x7c00u : 0x7f80u;
-    static_cast<u16*>(means)[i] = u16(narrow);
+    u32 narrow = dtype == 0 ? bits : dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
+    u32 infinite = dtype == 0 ? INFINITE : dtype == 1 ? 0x7c00u : 0x7f80u;
+    put(means, dtype, i, narrow);
     return (narrow & infinite) != infinite;
+}
+
+// Writes a mean, or what stands for it; `note`s one that leaves its type.
+__device__ inline void give(const Params& p, Program* program, bool good, u32 layer, void* means, u64 i, float mean) {
+    u32 bits = good ? __float_as_uint(mean) : program->fill;
+    if (!write_mean(means, p.dtype, i, bits) && good) {
+        note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, i);
+    }
+}
+
+// The means of a span whose values go uncompressed; payloads are `apart`.
+__device__ inline void average_values(const Params& p, Program* program, bool good, u32 layer, const u8* payloads,
+                                      u64 span, void* means) {
+    for (u64 i = span * SPAN + threadIdx.x; i < min(u64(p.count), (span + 1) * SPAN); i += BLOCK) {
+        float sum = 0.0f;
+        for (u32 rank = 0; good && rank < program->world; rank++) {
+            float own = value(payloads + rank * program->apart, p.dtype, i);
+            sum = rank == 0 ? own : sum + own;
+        }
+        give(p, program, good, layer, means, i, sum / float(program->world));
+    }
+}
+
+// The means of a span of codes.
+__device__ inline void average_codes(const Params& p, Program* program, bool good, u32 layer, const u8* payloads,
+                                     u64 span, void* means) {
+    for (u32 in_span = threadIdx.x * PER_CODER; in_span < SPAN; in_span += BLOCK * PER_CODER) {
+        u64 first = span * SPAN + in_span;
+        u32 here = first >= p.count ? 0 : p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
+        float sums[PER_CODER] = {};
+        for (u32 rank = 0; good && rank < program->world; rank++) {
+            const u8* payload = payloads + rank * program->apart;
+            float values[PER_CODER] = {};
+            decode_eight(p, reinterpret_cast<const float*>(payload), payload + codes_at(p), first, values);
+#pragma unroll
+            for (u32 k = 0; k < PER_CODER; k++) {
+                sums[k] = rank == 0 ? values[k] : sums[k] + values[k];
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < PER_CODER; k++) {
+            if (k < here) {
+                give(p, program, good, layer, means, first + k, sums[k] / float(program->world));
+            }
+        }
+    }
 }
 
 // The means of what all ranks' payloads hold, added up in the order of the ranks; `fill` where a rank is at fault.
@@ -191,36 +257,17 @@ extern "C" __global__ void average(Params p, const Layer* layers, const u32* lay
                                    const u8* messages, void* means) {
     bool good = first_faulty(*program, messages) == program->world;
     u64 size = p.dtype == 0 ? 4 : 2;
-    u32 world = program->world;
     for (u64 at = blockIdx.x; at < program->spans; at += gridDim.x) {
         u32 number = layer_of[at];
         Layer layer = layers[number];
         p = of_layer(p, layer, 0);
-        u64 start = (at - layer.first_span) * SPAN;
+        u64 span = at - layer.first_span;
+        const u8* payloads = messages + layer.payload + HEADER;
         void* own = static_cast<u8*>(means) + layer.first * size;
-        for (u32 in_span = threadIdx.x * PER_CODER; in_span < SPAN; in_span += BLOCK * PER_CODER) {
-            u64 first = start + in_span;
-            u32 here = first >= p.count ? 0 : p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
-            float sums[PER_CODER];
-            for (u32 rank = 0; good && rank < world; rank++) {
-                const u8* payload = messages + rank * program->apart + layer.payload + HEADER;
-                float values[PER_CODER];
-                decode_eight(p, reinterpret_cast<const float*>(payload), payload + codes_at(p), first, values);
-#pragma unroll
-                for (u32 k = 0; k < PER_CODER; k++) {
-                    sums[k] = rank == 0 ? values[k] : sums[k] + values[k];
-                }
-            }
-#pragma unroll
-            for (u32 k = 0; k < PER_CODER; k++) {
-                if (k >= here) {
-                    break;
-                }
-                u32 bits = good ? __float_as_uint(sums[k] / float(world)) : program->fill;
-                if (!write_mean(own, p.dtype, first + k, bits) && good) {
-                    note(&program->fault, MEAN_LEFT_ITS_TYPE, number, first + k);
-                }
-            }
+        if (p.bits == 0) {
+            average_values(p, program, good, number, payloads, span, own);
+        } else {
+            average_codes(p, program, good, number, payloads, span, own);
         }
     }
 }

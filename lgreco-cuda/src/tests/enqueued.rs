@@ -281,7 +281,7 @@ fn a_graph_of_an_exchange_replays_as_steps_do() {
 #[ignore = "needs the fake driver"]
 fn replayed() {
     let mut backend = beside_a_trainer();
-    let layers = [(Shape::new(ROWS, COLS).unwrap(), Qsgd::default()), (Shape::new(64, 1).unwrap(), Qsgd::default())];
+    let layers = [(Shape::new(ROWS, COLS).unwrap(), qsgd(4)), (Shape::new(64, 1).unwrap(), Setting::Dense)];
     let (elements, config) = (ROWS * COLS + 64, ExchangeConfig { world: 2, ..ExchangeConfig::default() });
     let program = |rank| {
         let stream = Stream { rank, ..Stream::default() };

@@ -8,9 +8,11 @@ use crate::kernels::Module;
 use crate::{CudaBackend, DeviceExchange, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Compressor, Setting};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
 use lgreco_core::rng::Stream;
+use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 
 /// Ranks, of which one is told apart.
@@ -44,7 +46,7 @@ impl Memory {
 }
 
 /// Layers of every kind: several spans, odd ends, values that begin nowhere in particular, none at all.
-fn layers() -> Vec<(Shape, Qsgd)> {
+fn layers() -> Vec<(Shape, Setting)> {
     let base = Qsgd::default();
     let settings = [
         (130, 97, Qsgd { bits: 4, bucket: 512, ..base }),
@@ -54,7 +56,10 @@ fn layers() -> Vec<(Shape, Qsgd)> {
         (64, 64, Qsgd { bits: 1, bucket: 128, ..base }),
         (33, 31, Qsgd { bits: 5, bucket: 1024, rounding: Rounding::Nearest, ..base }),
     ];
-    settings.map(|(rows, cols, qsgd)| (Shape::new(rows, cols).unwrap(), qsgd)).to_vec()
+    let mut layers = settings.map(|(rows, cols, qsgd)| (Shape::new(rows, cols).unwrap(), Setting::Qsgd(qsgd))).to_vec();
+    layers.insert(2, (Shape::new(5001, 1).unwrap(), Setting::Dense));
+    layers.push((Shape::new(3, 1).unwrap(), Setting::Dense));
+    layers
 }
 
 /// The bytes that values have as a type, and the values that these bytes stand for.
@@ -84,7 +89,7 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(backend: &mut CudaBackend, layers: &[(Shape, Qsgd)], config: ExchangeConfig) -> Rank {
+    fn new(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: ExchangeConfig) -> Rank {
         let program = ExchangeProgram::new(layers, config).unwrap();
         let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
         assert_eq!(program.residual_bytes(), 8 * elements as u64);
@@ -101,7 +106,7 @@ impl Rank {
     fn encode(
         &mut self,
         backend: &mut CudaBackend,
-        (layers, config): (&[(Shape, Qsgd)], ExchangeConfig),
+        (layers, config): (&[(Shape, Setting)], ExchangeConfig),
         values: &[f32],
     ) -> Result<(Vec<Vec<u8>>, Vec<f32>), lgreco_core::Error> {
         let (bytes, values) = narrowed(values, config.dtype);
@@ -110,13 +115,14 @@ impl Rank {
         unsafe { backend.encode_exchange(&self.exchange, self.gradients.address(), self.message.address()) }.unwrap();
         let offered: Vec<f32> = self.expected.iter().zip(&values).map(|(residual, x)| residual + x).collect();
         let (mut payloads, mut residuals, mut at) = (Vec::new(), Vec::new(), 0);
-        for (&(shape, qsgd), number) in layers.iter().zip(0..) {
+        for (&(shape, setting), number) in layers.iter().zip(0..) {
             let own = &offered[at..at + shape.elements()];
             let stream = Stream { layer: self.stream.layer + number, ..self.stream };
-            let setting = Setting::Qsgd(qsgd);
-            let mut payload = vec![0; setting.payload_len(shape, Dtype::F32)?];
-            let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
-            let gradient = Gradient::new(Values::F32(own), shape)?;
+            let dtype = if setting == Setting::Dense { config.dtype } else { Dtype::F32 };
+            let mut payload = vec![0; setting.payload_len(shape, dtype)?];
+            let mut workspace = vec![0; setting.encode_workspace_len(shape, dtype)];
+            let tensor = Tensor::new(own, shape.rows(), shape.cols());
+            let gradient = *tensor.gradients().iter().find(|gradient| gradient.values().dtype() == dtype).unwrap();
             Portable.encode(&setting, &gradient, stream, &mut workspace, &mut payload)?;
             let mut decoded = vec![0.0; own.len()];
             Portable.decode(&payload, &mut decoded)?;
@@ -146,7 +152,7 @@ impl Rank {
     }
 }
 
-fn ranks(backend: &mut CudaBackend, layers: &[(Shape, Qsgd)], config: ExchangeConfig) -> Vec<Rank> {
+fn ranks(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: ExchangeConfig) -> Vec<Rank> {
     let rank = |rank| Stream { rank, ..config.stream };
     (0..WORLD as u32).map(|of| Rank::new(backend, layers, ExchangeConfig { stream: rank(of), ..config })).collect()
 }
@@ -234,7 +240,7 @@ fn payloads_residuals_and_means_are_the_cores() {
 fn spoiled_step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
-    (layers, config, seed): (&[(Shape, Qsgd)], ExchangeConfig, u64),
+    (layers, config, seed): (&[(Shape, Setting)], ExchangeConfig, u64),
     (spoiled, at, value): (&[usize], usize, f32),
 ) {
     let before: Vec<_> = ranks.iter().map(|rank| backend.exchange_outcome(&rank.exchange).unwrap()).collect();
@@ -282,10 +288,11 @@ fn faults_of_one_rank_change_nothing_on_any() {
     for on_fault in [OnFault::Zeros, OnFault::Nan] {
         let config = ExchangeConfig { on_fault, ..config(Dtype::F32, 1.0) };
         let mut ranks = ranks(&mut backend, &layers, config);
-        let steps: [(&[usize], usize, f32); 7] = [
+        let steps: [(&[usize], usize, f32); 8] = [
             (&[], 0, 0.0),
             (&[1], 12_613, f32::NAN),
             (&[2, 0], 25_000, f32::INFINITY),
+            (&[1], 12_620, f32::NAN),
             (&[], 0, 0.0),
             (&[0, 1, 2], 5, 3e38),
             (&[0], 5, f32::NEG_INFINITY),
@@ -304,7 +311,7 @@ fn ranks_that_disagree_fail_on_all() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
     let layers = layers();
     let mut others = layers.clone();
-    others[3].1.bits = 2;
+    others[4].1 = Setting::Qsgd(Qsgd { bits: 2, ..Qsgd::default() });
     let at_home = config(Dtype::F32, 1.0);
     let late = ExchangeConfig { stream: Stream { step: 6, ..at_home.stream }, ..at_home };
     for (second, config) in [(&layers, late), (&others, at_home)] {
@@ -330,7 +337,8 @@ fn ranks_that_disagree_fail_on_all() {
 #[test]
 fn what_cannot_be_exchanged_is_refused() {
     let shape = Shape::new(64, 64).unwrap();
-    let refused = |qsgd: Qsgd, config| ExchangeProgram::new(&[(shape, qsgd)], config).map(drop).unwrap_err();
+    let refused =
+        |qsgd: Qsgd, config| ExchangeProgram::new(&[(shape, Setting::Qsgd(qsgd))], config).map(drop).unwrap_err();
     let usual = ExchangeConfig::default();
     for bucket in [1, 32, 100, 8192] {
         assert!(matches!(refused(Qsgd { bucket, ..Qsgd::default() }, usual), Error::Method(_)), "{bucket}");
@@ -344,10 +352,13 @@ fn what_cannot_be_exchanged_is_refused() {
         let error = refused(Qsgd::default(), config);
         assert!(matches!(error, Error::Core(lgreco_core::Error::Parameter { .. })), "{error}");
     }
+    let top = Setting::TopK(TopK { keep: 5, values: Dtype::F32 });
+    let refused_top = ExchangeProgram::new(&[(shape, top)], usual).map(drop);
+    assert!(matches!(refused_top, Err(Error::Method(_))), "{refused_top:?}");
     assert!(matches!(refused(Qsgd { bits: 0, ..Qsgd::default() }, usual), Error::Core(_)));
     let Some(mut backend) = backend(flavour(), 0) else { return };
     for (memory, residuals) in [(0, 4096), (4096, 0), (4104, 8192), (4096, 8196)] {
-        let program = ExchangeProgram::new(&[(shape, Qsgd::default())], usual).unwrap();
+        let program = ExchangeProgram::new(&[(shape, Setting::Qsgd(Qsgd::default()))], usual).unwrap();
         // SAFETY: nothing is done with it.
         let begun = unsafe { backend.begin_exchange(program, memory, residuals) };
         assert!(matches!(begun.map(drop), Err(Error::Memory { .. })), "{memory}, {residuals}");
@@ -372,6 +383,7 @@ fn planted_faults_are_found() {
         ("before[k] + own[k]", "own[k]"),
         ("program.keep * before[i] + ", ""),
         ("rank == 0 ? values[k] : sums[k] + values[k]", "values[k]"),
+        ("rank == 0 ? own : sum + own", "own"),
         ("program->half ^= !failed;", ""),
         ("p.layer = layer.id;", ""),
         ("p.step = step;", ""),
