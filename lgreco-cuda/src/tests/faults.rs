@@ -42,6 +42,8 @@ fn under_sanitizers(arguments: &[&str]) -> Option<Output> {
 fn the_suite_passes_under_the_sanitizers() {
     let suites = [
         "tests::conformance",
+        "tests::exchange::payloads",
+        "tests::exchange::faults",
         "tests::memory",
         "tests::feedback",
         "tests::qsgd::layers",
