@@ -19,6 +19,10 @@ pub enum Error {
     /// The input is at fault.
     #[error(transparent)]
     Core(#[from] lgreco_core::Error),
+    /// A bucket is at fault.
+    #[cfg(feature = "train")]
+    #[error(transparent)]
+    Train(lgreco_train::Error),
     /// The driver's library is not there.
     #[error("no NVIDIA driver: the library libcuda (nvcuda on Windows) was not found")]
     NoDriver,
@@ -101,6 +105,16 @@ pub enum Error {
     Method(&'static str),
 }
 
+#[cfg(feature = "train")]
+impl From<lgreco_train::Error> for Error {
+    fn from(error: lgreco_train::Error) -> Self {
+        match error {
+            lgreco_train::Error::Core(error) => Error::Core(error),
+            error => Error::Train(error),
+        }
+    }
+}
+
 impl Error {
     /// Whether the device, its driver or its compiler failed, and not what the call was given. It may then have been at
     /// something that was enqueued by an earlier call.
@@ -111,13 +125,20 @@ impl Error {
     /// assert!(!Error::from(lgreco_core::Error::NonFinite { index: 3, value: f32::NAN }).is_of_device());
     /// ```
     pub fn is_of_device(&self) -> bool {
-        !matches!(self, Error::Core(_) | Error::Memory { .. } | Error::Method(_))
+        match self {
+            Error::Core(_) | Error::Memory { .. } | Error::Method(_) => false,
+            #[cfg(feature = "train")]
+            Error::Train(_) => false,
+            _ => true,
+        }
     }
 
     /// The core's error of the same kind, without the text only this crate's has.
     pub(crate) fn to_core(&self) -> lgreco_core::Error {
         let what = match self {
             Error::Core(error) => return *error,
+            #[cfg(feature = "train")]
+            Error::Train(_) => "a bucket's steps are out of order",
             Error::NoDriver => "there is no driver",
             Error::Library { .. } => "a library of its does not load",
             Error::NoCompiler => "there is no compiler for its kernels",

@@ -4,6 +4,8 @@
 //! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
 //! out to have failed on another rank has changed nothing.
 
+#[cfg(feature = "train")]
+mod bucket;
 mod program;
 
 use crate::Error;
@@ -12,6 +14,8 @@ use crate::device::Part;
 use crate::gpu::looping_blocks;
 use crate::kernels::{Kernel, Module};
 use crate::tensor::checked;
+#[cfg(feature = "train")]
+pub use bucket::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
 use bytemuck::Zeroable;
 #[cfg(test)]
 pub(crate) use program::Layer;
@@ -36,7 +40,12 @@ impl DeviceExchange {
     fn parts(&self) -> [Part; 3] {
         let layers = size_of_val(&*self.program.layers) as u64;
         let rest = self.memory.from(PROGRAM);
-        [rest.cut(0, layers), rest.from(layers), self.memory.cut(0, PROGRAM)]
+        [rest.cut(0, layers), rest.from(layers), self.head()]
+    }
+
+    /// The program.
+    fn head(&self) -> Part {
+        self.memory.cut(0, PROGRAM)
     }
 
     fn blocks(&self) -> u64 {

@@ -127,6 +127,8 @@ mod topk;
 
 pub use backend::CudaBackend;
 pub use error::{DeviceJobError, Error};
+#[cfg(feature = "train")]
+pub use exchange::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
 pub use exchange::{DeviceExchange, ExchangeConfig, ExchangeFault, ExchangeOutcome, ExchangeProgram, OnFault};
 #[cfg(feature = "train")]
 pub use feedback::DeviceResidual;

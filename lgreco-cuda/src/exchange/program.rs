@@ -21,7 +21,7 @@ pub(crate) struct Program {
     pub(super) half: u32,
     pub(super) spans: u32,
     pub(super) world: u32,
-    fingerprint: u32,
+    pub(super) fingerprint: u32,
     pub(super) faulty_rank: u32,
     pub(super) faults: u32,
     pub(super) found_inf: f32,
@@ -219,6 +219,13 @@ impl ExchangeProgram {
         };
         let params = Params::of_exchange(config.dtype, rank, seed);
         Ok(ExchangeProgram { head, layers: table, layer_of, params, dtype: config.dtype })
+    }
+
+    /// Gives layers other numbers than consecutive ones, by which their random words are named.
+    #[cfg(feature = "train")]
+    pub(super) fn number(&mut self, indices: impl Iterator<Item = u32>, config: ExchangeConfig) {
+        self.layers.iter_mut().zip(indices).for_each(|(layer, index)| layer.id = index);
+        self.head.fingerprint = fingerprint(bytemuck::cast_slice(&self.layers), config);
     }
 
     /// Bytes of the memory for the program itself, which begins at a multiple of 16.

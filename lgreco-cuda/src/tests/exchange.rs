@@ -19,28 +19,28 @@ use lgreco_core::testing::powersgd::uniform;
 const WORLD: usize = 3;
 
 /// Memory of the device, for which the processor's stands, aligned to 16 and full of rubbish.
-struct Memory {
+pub(super) struct Memory {
     words: Vec<u128>,
     bytes: usize,
 }
 
 impl Memory {
-    fn new(bytes: u64) -> Memory {
+    pub(super) fn new(bytes: u64) -> Memory {
         let words = vec![u128::MAX; bytes.div_ceil(16) as usize + 1];
         Memory { words, bytes: bytes as usize }
     }
 
-    fn address(&mut self) -> u64 {
+    pub(super) fn address(&mut self) -> u64 {
         self.words.as_mut_ptr().expose_provenance() as u64
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         let (own, rest) = bytemuck::cast_slice::<u128, u8>(&self.words).split_at(self.bytes);
         assert!(rest.iter().all(|&byte| byte == u8::MAX), "written behind the memory");
         own
     }
 
-    fn fill(&mut self, bytes: &[u8]) {
+    pub(super) fn fill(&mut self, bytes: &[u8]) {
         bytemuck::cast_slice_mut::<u128, u8>(&mut self.words)[..bytes.len()].copy_from_slice(bytes);
     }
 }

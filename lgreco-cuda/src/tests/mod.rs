@@ -1,5 +1,7 @@
 //! The kernels on the processor, and through NVRTC.
 
+#[cfg(feature = "train")]
+mod bucket;
 mod compiler;
 mod conformance;
 mod cublas;

@@ -1,0 +1,385 @@
+//! A bucket that stays in the device's memory, exchanged as lgreco-train's flights say: what is done between collectives is
+//! enqueued, the collectives are the trainer's.
+
+use super::{DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram, program::Program};
+use crate::Error;
+use crate::backend::CudaBackend;
+use crate::device::Part;
+use crate::tensor::checked;
+use lgreco_train::compress::Setting;
+use lgreco_train::exchange::{self, Agreement, Flight, Moment, Op, Request, Route, Space, Spec};
+use lgreco_train::gradient::{Dtype, Shape};
+
+/// Memory of the device that a collective works on.
+///
+/// ```
+/// let gathered = lgreco_cuda::DeviceMemory { address: 0x7000_0000, len: 4096 };
+/// assert_eq!(gathered.len / 8, 512); // bytes of each of eight ranks
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Where it begins, a multiple of 16.
+    pub address: u64,
+    /// Bytes; f32 or bf16 where they are summed.
+    pub len: usize,
+}
+
+/// A collective on the device's memory, to be enqueued on the backend's stream, or after what is in it. Other collectives
+/// than all-gathers and sums over all ranks do not come.
+pub type DeviceRequest = Request<'static, DeviceMemory, DeviceMemory, DeviceMemory>;
+
+/// A layer of a bucket on the device.
+///
+/// ```
+/// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
+/// use lgreco_cuda::DeviceLayer;
+/// let layer = DeviceLayer { index: 17, shape: Shape::new(512, 512)?, setting: Setting::Qsgd(Qsgd::default()) };
+/// # let _ = layer;
+/// # Ok::<(), lgreco_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceLayer {
+    /// Of the layer in the model; with seed, step and rank it names the random words.
+    pub index: u32,
+    /// Rows and columns.
+    pub shape: Shape,
+    /// How it is compressed.
+    pub setting: Setting,
+}
+
+/// Layers that are exchanged together, with gradients, residuals and messages in the device's memory.
+///
+/// A step is [`submit`](DeviceBucket::submit), then [`next`](DeviceBucket::next) and the collective that it asks for until
+/// there is none: then the means are, or will be, where the gradients were. Nothing of it waits, allocates or brings anything from
+/// the host, so that a step may be captured into a CUDA graph together with its collectives, and replayed: step numbers and with
+/// them random words are counted on the device. Different buckets may be in flight at a time on one backend, or each on a
+/// stream of its own.
+///
+/// What goes wrong with values is found on the device and told to all ranks in their messages: means then become what
+/// [`OnFault`](crate::OnFault) says and residuals stay as they were, on every rank. [`outcome`](DeviceBucket::outcome) tells it
+/// to the host, whenever that asks.
+///
+/// ```no_run
+/// use lgreco_core::{compress::{Setting, qsgd::Qsgd}, gradient::Shape};
+/// use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, ExchangeConfig};
+/// use lgreco_train::exchange::Request;
+/// /// `allocate` gives device memory; the stream of `backward` and of the collectives is the backend's.
+/// fn train(
+///     cuda: &mut CudaBackend,
+///     allocate: impl Fn(u64) -> u64,
+///     backward: impl Fn() -> u64,
+///     (all_gather, all_reduce_sum): (impl Fn(DeviceMemory), impl Fn(DeviceMemory)),
+/// ) -> Result<(), Box<dyn std::error::Error>> {
+///     let (config, setting) = (ExchangeConfig { world: 8, ..ExchangeConfig::default() }, Setting::Qsgd(Qsgd::default()));
+///     let layers = [DeviceLayer { index: 0, shape: Shape::new(64, 64)?, setting }];
+///     let memory = allocate(DeviceBucket::bytes(&layers, config)?);
+///     // SAFETY: all is large enough, and used on the backend's stream alone.
+///     unsafe {
+///         let mut bucket = DeviceBucket::new(cuda, &layers, config, memory)?;
+///         for step in 0..1000 {
+///             bucket.submit(cuda, backward())?;
+///             while let Some(request) = bucket.next(cuda)? {
+///                 match request {
+///                     Request::AllGather { buffer } => all_gather(buffer),
+///                     Request::AllReduceSum { values } => all_reduce_sum(values),
+///                     _ => unreachable!("not of a bucket on a device"),
+///                 }
+///             }
+///             if step % 100 == 99 {
+///                 println!("{:?}", bucket.outcome(cuda)?); // waits
+///             }
+///         }
+///     }
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct DeviceBucket {
+    exchange: DeviceExchange,
+    specs: Vec<Spec<'static>>,
+    moment: Moment,
+    /// All ranks' messages.
+    messages: Part,
+    gradients: u64,
+    flight: Option<Flight>,
+}
+
+/// How a bucket's memory is divided: the program, residuals, and the messages of all ranks.
+fn parts(program: &ExchangeProgram, memory: Part) -> [Part; 3] {
+    let (own, residuals) = (program.memory_bytes().next_multiple_of(16), program.residual_bytes().next_multiple_of(16));
+    [memory.cut(0, own), memory.cut(own, residuals), memory.from(own + residuals)]
+}
+
+fn program(layers: &[DeviceLayer], config: ExchangeConfig) -> Result<ExchangeProgram, Error> {
+    let described: Vec<(Shape, Setting)> = layers.iter().map(|layer| (layer.shape, layer.setting)).collect();
+    let mut program = ExchangeProgram::new(&described, config)?;
+    program.number(layers.iter().map(|layer| layer.index), config);
+    Ok(program)
+}
+
+fn bytes(program: &ExchangeProgram) -> u64 {
+    let messages = program.head.apart * u64::from(program.head.world);
+    program.memory_bytes().next_multiple_of(16) + program.residual_bytes().next_multiple_of(16) + messages
+}
+
+impl DeviceBucket {
+    /// Bytes of device memory that a bucket of these layers works in: some 8 per element for residuals, and messages.
+    ///
+    /// # Errors
+    /// Those of [`ExchangeProgram::new`].
+    pub fn bytes(layers: &[DeviceLayer], config: ExchangeConfig) -> Result<u64, Error> {
+        Ok(bytes(&program(layers, config)?))
+    }
+
+    /// Enqueued: a bucket of these layers, whose residuals are zeros; its gradients follow one another without gaps, in
+    /// this order, as in a bucket of DDP. Loads the kernels first, which waits. Of `config.stream` the layer is not looked at.
+    ///
+    /// # Errors
+    /// Those of [`ExchangeProgram::new`]; [`Parameter`](lgreco_core::Error::Parameter) when the stream's rank is not below the
+    /// number of ranks; [`Error::Memory`] when the address is 0 or no multiple of 16; those of the device.
+    ///
+    /// # Safety
+    /// Until the bucket is dropped, and until all work enqueued with it is done, `memory` is valid memory of
+    /// [`bytes`](DeviceBucket::bytes) in the backend's context, which nothing else uses but the collectives asked for.
+    pub unsafe fn new(
+        cuda: &mut CudaBackend,
+        layers: &[DeviceLayer],
+        config: ExchangeConfig,
+        memory: u64,
+    ) -> Result<DeviceBucket, Error> {
+        let program = program(layers, config)?;
+        let (world_size, stream) = (program.head.world, config.stream);
+        if stream.rank >= world_size {
+            let (value, expected) = (stream.rank.into(), "below the number of ranks");
+            return Err(lgreco_core::Error::Parameter { what: "rank", value, expected }.into());
+        }
+        let [own, residuals, messages] = parts(&program, checked(memory, bytes(&program), 16)?);
+        let spec = |&DeviceLayer { index, shape, setting }: &DeviceLayer| {
+            let dtype = if setting == Setting::Dense { config.dtype } else { Dtype::F32 };
+            Spec { index, setting, shape, dtype, shards: &[] }
+        };
+        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+        let (rank, seed, step) = (stream.rank, stream.seed, stream.step);
+        let moment = Moment { rank, world_size, route, reduce_dtype, seed, step, terms: 0 };
+        // SAFETY: parts of the memory that the caller promises.
+        let exchange = unsafe { cuda.begin_exchange(program, own.address, residuals.address) }?;
+        let specs = layers.iter().map(spec).collect();
+        Ok(DeviceBucket { exchange, specs, moment, messages, gradients: 0, flight: None })
+    }
+
+    /// Enqueued: compresses the gradients of a step, with what is remembered. They must stay where they are until
+    /// [`next`](DeviceBucket::next) has returned `None`, and are then replaced by the means.
+    ///
+    /// # Errors
+    /// [`StepOrder`](lgreco_train::Error::StepOrder) when a step is under way; [`Error::Memory`] when the address is 0, or no
+    /// multiple of what a value takes. The bucket is then as it was. What else fails is told to all ranks: `next` returns it.
+    ///
+    /// # Safety
+    /// `gradients` is valid memory of all layers' values in the backend's context, which nothing else uses, other than work
+    /// ordered before or after on the backend's stream. The backend is that of [`new`](DeviceBucket::new), or one on another
+    /// stream of the same context which the work on this bucket so far is ordered before.
+    pub unsafe fn submit(&mut self, cuda: &mut CudaBackend, gradients: u64) -> Result<(), Error> {
+        if self.flight.is_some() {
+            return Err(order("a step of the bucket is under way", "one that has ended"));
+        }
+        let program = &self.exchange.program;
+        checked(gradients, program.value_bytes(), program.dtype.bytes() as u64)?;
+        self.gradients = gradients;
+        let moment = self.moment;
+        let flight = self.enqueue(cuda, |space| Flight::begin(space, moment, Agreement::Reached, None))?;
+        self.flight = Some(flight);
+        Ok(())
+    }
+
+    /// Enqueued: goes on, once the collective asked for before is enqueued, until the next one; `None` when the making of the
+    /// means is enqueued. All ranks are asked for the same collectives, and must start those of different buckets in the same
+    /// order.
+    ///
+    /// # Errors
+    /// [`StepOrder`](lgreco_train::Error::StepOrder) when no step is under way; those of the device, after which the step is
+    /// over on this rank, and on the others if it could be told to them.
+    ///
+    /// # Safety
+    /// As [`submit`](DeviceBucket::submit); the collective asked for before is enqueued before what is enqueued now.
+    pub unsafe fn next(&mut self, cuda: &mut CudaBackend) -> Result<Option<DeviceRequest>, Error> {
+        let Some(mut flight) = self.flight.take() else {
+            return Err(order("no step of the bucket is under way", "gradients that have been submitted"));
+        };
+        let request = self.enqueue(cuda, |space| {
+            let request = flight.next(space)?;
+            Ok(request.map(|request| match request {
+                Request::AllReduceSum { values } => Request::AllReduceSum { values },
+                Request::AllReduceSumBf16 { values } => Request::AllReduceSumBf16 { values },
+                Request::AllGather { buffer } => Request::AllGather { buffer },
+                _ => unreachable!("no other collective is in a bucket that is gathered whole"),
+            }))
+        })?;
+        match request {
+            Some(_) => self.flight = Some(flight),
+            None => self.moment.step = self.moment.step.wrapping_add(1),
+        }
+        Ok(request)
+    }
+
+    /// Calls `work` with the bucket as a flight sees it; errors are in the device's own words.
+    fn enqueue<T>(
+        &mut self,
+        cuda: &mut CudaBackend,
+        work: impl FnOnce(&mut Enqueuing<'_>) -> Result<T, lgreco_train::Error>,
+    ) -> Result<T, Error> {
+        let mut space = Enqueuing { cuda, bucket: self, failure: None };
+        let outcome = work(&mut space);
+        let failure = space.failure;
+        outcome.map_err(|error| failure.unwrap_or(error.into()))
+    }
+
+    /// The address of an f32 that is 1 after a step that failed on some rank, else 0: what PyTorch's `GradScaler` calls
+    /// `found_inf`.
+    pub fn found_inf_address(&self) -> u64 {
+        self.exchange.found_inf_address()
+    }
+
+    /// Done: what has become of the bucket's steps so far; layers are numbered as they were given.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn outcome(&self, cuda: &mut CudaBackend) -> Result<ExchangeOutcome, Error> {
+        cuda.exchange_outcome(&self.exchange)
+    }
+
+    /// Done: what is remembered of all layers, in f32, one after the other, for a saved state.
+    ///
+    /// # Errors
+    /// [`Length`](lgreco_core::Error::Length) when `values` has not a place for each element; those of the device.
+    pub fn residuals(&self, cuda: &mut CudaBackend, values: &mut [f32]) -> Result<(), Error> {
+        let residuals = self.counted(cuda, values.len())?;
+        cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
+    }
+
+    /// Done: remembers these values instead, between two steps.
+    ///
+    /// # Errors
+    /// As [`residuals`](DeviceBucket::residuals).
+    pub fn set_residuals(&mut self, cuda: &mut CudaBackend, values: &[f32]) -> Result<(), Error> {
+        let residuals = self.counted(cuda, values.len())?;
+        cuda.gpu_mut().write(bytemuck::cast_slice(values), residuals)?;
+        cuda.synchronise()
+    }
+
+    /// Done: takes over what another bucket of the same layers remembers and how many steps it has taken, between two steps:
+    /// so layers get other settings.
+    ///
+    /// # Errors
+    /// [`Length`](lgreco_core::Error::Length) when the layers have other numbers of elements; those of the device.
+    ///
+    /// # Safety
+    /// Both buckets were made on this backend.
+    pub unsafe fn take_over(&mut self, cuda: &mut CudaBackend, other: &DeviceBucket) -> Result<(), Error> {
+        let elements = |bucket: &DeviceBucket| bucket.specs.iter().map(|spec| spec.shape.elements()).collect();
+        let [own, others]: [Vec<usize>; 2] = [elements(self), elements(other)];
+        if own != others {
+            let (what, expected, found) = ("elements of the layers", own.iter().sum(), others.iter().sum());
+            return Err(lgreco_core::Error::Length { what, expected, found }.into());
+        }
+        let before = other.counted(cuda, others.iter().sum())?;
+        let after = self.counted(cuda, own.iter().sum())?;
+        cuda.gpu_mut().copy(before, after)?;
+        let step = other.outcome(cuda)?.step;
+        cuda.gpu_mut()
+            .write(&step.to_ne_bytes(), self.exchange.head().cut(std::mem::offset_of!(Program, step) as u64, 4))?;
+        self.moment.step = step;
+        cuda.synchronise()
+    }
+
+    /// The half of the residuals that counts, of `values` values.
+    fn counted(&self, cuda: &mut CudaBackend, values: usize) -> Result<Part, Error> {
+        let elements = self.exchange.program.head.elements as usize;
+        if values != elements {
+            return Err(lgreco_core::Error::Length { what: "residuals", expected: elements, found: values }.into());
+        }
+        Ok(Part { address: self.outcome(cuda)?.residuals, bytes: 4 * elements as u64 })
+    }
+}
+
+fn order(what: &'static str, expected: &'static str) -> Error {
+    lgreco_train::Error::StepOrder { what, expected }.into()
+}
+
+/// A bucket as a flight sees it: a space whose ops are enqueued.
+struct Enqueuing<'b> {
+    cuda: &'b mut CudaBackend,
+    bucket: &'b mut DeviceBucket,
+    /// What the device has refused first, in its own words.
+    failure: Option<Error>,
+}
+
+impl Enqueuing<'_> {
+    /// Where a rank's message is.
+    fn message(&self, rank: u32) -> Part {
+        let apart = self.bucket.exchange.program.head.apart;
+        self.bucket.messages.cut(u64::from(rank) * apart, apart)
+    }
+
+    fn enqueue(&mut self, op: Op) -> Result<(), Error> {
+        let DeviceBucket { exchange, moment, messages, gradients, .. } = &*self.bucket;
+        let own = self.message(moment.rank);
+        // SAFETY: the caller of `submit` or `next` promises it of the gradients, that of `new` of the messages.
+        unsafe {
+            match op {
+                Op::Encode => self.cuda.encode_exchange(exchange, *gradients, own.address),
+                Op::SumPayloads => self.cuda.finish_exchange(exchange, messages.address, *gradients),
+                // The message's first word, of which ranks only ask whether it is 0.
+                Op::PutSlip { slip, .. } if slip.code != 0 => self.cuda.gpu_mut().write_words(&[slip.code as u32], own),
+                // Slips are made where payloads are, and heard where these are added up.
+                Op::PutSlip { .. } | Op::Judge { .. } => Ok(()),
+                _ => Err(Error::Method("exchanges under this setting on the device")),
+            }
+        }
+    }
+}
+
+impl Space for Enqueuing<'_> {
+    type Values<'a>
+        = DeviceMemory
+    where
+        Self: 'a;
+    type Halves<'a>
+        = DeviceMemory
+    where
+        Self: 'a;
+    type Bytes<'a>
+        = DeviceMemory
+    where
+        Self: 'a;
+
+    fn layers(&self) -> impl Iterator<Item = Spec<'_>> + Clone {
+        self.bucket.specs.iter().copied()
+    }
+
+    /// The memory was made for the layers.
+    fn check(&self, _: &exchange::Program) -> Result<(), lgreco_train::Error> {
+        Ok(())
+    }
+
+    fn run(&mut self, op: Op, _: &exchange::Program) -> Result<(), lgreco_train::Error> {
+        self.enqueue(op).map_err(|error| {
+            let core = error.to_core();
+            self.failure.get_or_insert(error);
+            lgreco_train::Error::Core(core)
+        })
+    }
+
+    fn request(
+        &mut self,
+        part: exchange::Part,
+        _: &exchange::Program,
+    ) -> Result<exchange::RequestOf<'_, Self>, lgreco_train::Error> {
+        let Part { address, bytes } = self.bucket.messages;
+        match part {
+            exchange::Part::Payloads => {
+                Ok(Request::AllGather { buffer: DeviceMemory { address, len: bytes as usize } })
+            }
+            _ => unreachable!("the bucket has no such part"),
+        }
+    }
+}
