@@ -13,6 +13,9 @@
  *     lgreco_table_create with errors of its own; lgreco_plan_solve; lgreco_plan_get. examples/minimal.c
  *   - One that has its own exchange of bytes: compress by hand. A plan; per layer a lgreco_compressor, with feedback;
  *     lgreco_compressor_encode, _decode, _receive. examples/compressor.c; in an NVIDIA GPU's memory lgreco_cuda_...
+ *   - One whose gradients lie in an NVIDIA GPU's memory, and whose collectives work there (NCCL): a bucket on the device.
+ *     lgreco_cuda_bucket_create; every step lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the collective that it
+ *     asks for, until that is LGRECO_REQUEST_NONE. examples/nccl_trainer.cpp
  *   - One that exchanges after the backward pass: the blocking controller. lgreco_controller_create with the network as
  *     callbacks (lgreco_collective), then lgreco_controller_step after every backward pass: measures, plans, switches,
  *     compresses, exchanges and remembers. examples/mpi_trainer.cpp, examples/libtorch
@@ -78,6 +81,9 @@
 // The id of samples that are not to be remembered.
 #define LGRECO_UNREMEMBERED UINT64_MAX
 
+// No rank is at fault.
+#define LGRECO_NO_RANK UINT32_MAX
+
 // Layers that are exchanged together in one step, on loan from a controller with all that this rank remembers of them.
 // Different buckets may be used by different threads at the same time, and their controller by another. Only
 // lgreco_bucket_close frees one.
@@ -99,6 +105,12 @@ typedef struct lgreco_controller lgreco_controller;
 // Calls say in their first word whether their work is enqueued there when they return, or done. (The devices that
 // there are can be listed in Rust alone: `lgreco_cuda::devices`.)
 typedef struct lgreco_cuda lgreco_cuda;
+
+// Layers that are exchanged together, with gradients, residuals and messages in the device's memory, compressed and summed
+// there. A step is lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the collective that it asks for until there is
+// none. Nothing of a step waits, allocates or brings anything from the host: it may be captured into a CUDA graph together with its
+// collectives, and replayed. Calls also need the lgreco_cuda, which keeps the message of one that fails.
+typedef struct lgreco_cuda_bucket lgreco_cuda_bucket;
 
 // One end of a cut between two pipeline stages. The other is in another process; between them messages travel, which
 // must neither be lost nor change their order.
@@ -562,7 +574,8 @@ typedef struct lgreco_request {
     size_t struct_size;
     // LGRECO_REQUEST_...
     lgreco_request_kind kind;
-    // Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU.
+    // Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU; of
+    // lgreco_cuda_bucket_next LGRECO_DEVICE_CUDA.
     lgreco_device memory;
     // The worker whose bytes all others get.
     uint32_t root;
@@ -821,6 +834,50 @@ typedef struct lgreco_rng_stream {
     // Must be 0.
     uint32_t reserved;
 } lgreco_rng_stream;
+
+// What becomes of means where a rank has failed: LGRECO_ON_FAULT_...
+typedef uint32_t lgreco_on_fault;
+
+// What ranks have in common, and which one this is. Begin with LGRECO_CUDA_BUCKET_OPTIONS_INIT.
+typedef struct lgreco_cuda_bucket_options {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // Seed of the run, the same on every rank; 0 by default.
+    uint64_t seed;
+    // Index of each layer in the model, with which random words are named; NULL, the default, for 0, 1, 2 and so on.
+    const uint32_t *indices;
+    // Number of workers; 1 by default.
+    uint32_t world_size;
+    // Number of this worker; 0 by default.
+    uint32_t rank;
+    // Number of the first step; 0 by default.
+    uint32_t step;
+    // How much of an error is remembered, in (0, 1]; 1 by default.
+    float gain;
+    // LGRECO_ON_FAULT_ZEROS by default.
+    lgreco_on_fault on_fault;
+    // Must be 0.
+    uint32_t reserved;
+} lgreco_cuda_bucket_options;
+
+// What has become of a bucket's steps. Begin with LGRECO_CUDA_OUTCOME_INIT.
+typedef struct lgreco_cuda_outcome {
+    // Set by the INIT macro.
+    size_t struct_size;
+    // The number of the next step.
+    uint32_t step;
+    // Steps that failed so far: their means are what `on_fault` says, residuals stayed as they were, on all ranks.
+    uint32_t failed;
+    // The first rank at fault in the last step: its gradient was not finite, or it was at another step or had other settings;
+    // else LGRECO_NO_RANK.
+    uint32_t rank;
+    // What was wrong on this rank in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW, or LGRECO_OK.
+    lgreco_status fault;
+    // Of the first value at fault: its layer, as the bucket numbers them.
+    size_t layer;
+    // And its element.
+    size_t element;
+} lgreco_cuda_outcome;
 
 // Done.
 #define LGRECO_OK 0
@@ -1350,6 +1407,12 @@ typedef struct lgreco_rng_stream {
 
 // lgreco_cuda_decode_on_device.
 #define LGRECO_CUDA_DECODE_ON_DEVICE 32
+
+// Zeros.
+#define LGRECO_ON_FAULT_ZEROS 0
+
+// NaN, for a loss scaler to find.
+#define LGRECO_ON_FAULT_NAN 1
 
 #ifdef __cplusplus
 extern "C" {
@@ -2417,11 +2480,98 @@ lgreco_status lgreco_cuda_decode_on_device(struct lgreco_cuda *cuda,
                                            float *values,
                                            size_t values_len);
 
+// Tells the bytes of device memory that a bucket of these layers works in: some 8 per element, and messages. `values` of
+// layers are not looked at; `settings` are one per layer.
+//
+// LGRECO_UNAVAILABLE for settings that are not exchanged on devices, LGRECO_PARAMETER for layers of different types.
+lgreco_status lgreco_cuda_bucket_bytes(struct lgreco_cuda *cuda,
+                                       const struct lgreco_layer *layers,
+                                       const struct lgreco_setting *settings,
+                                       size_t layers_len,
+                                       const struct lgreco_cuda_bucket_options *options,
+                                       uint64_t *bytes);
+
+// Enqueued: makes a bucket of these layers in `memory` on the device, of at least lgreco_cuda_bucket_bytes and aligned to 16, which
+// is the bucket's until all work enqueued with it is done. Residuals are zeros. Loads the kernels first, which waits.
+//
+// As lgreco_cuda_bucket_bytes; LGRECO_LENGTH when there is less memory; LGRECO_PARAMETER for ranks and gains out of range;
+// LGRECO_DEVICE.
+lgreco_status lgreco_cuda_bucket_create(struct lgreco_cuda *cuda,
+                                        const struct lgreco_layer *layers,
+                                        const struct lgreco_setting *settings,
+                                        size_t layers_len,
+                                        const struct lgreco_cuda_bucket_options *options,
+                                        void *memory,
+                                        uint64_t memory_bytes,
+                                        struct lgreco_cuda_bucket **bucket);
+
+// Frees a bucket and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its memory may go when what was
+// enqueued with it is done.
+lgreco_status lgreco_cuda_bucket_destroy(struct lgreco_cuda_bucket **bucket);
+
+// Enqueued: compresses the gradients of a step, which lie one after the other in the device's memory, with what is remembered.
+// They stay where they are until lgreco_cuda_bucket_next has said LGRECO_REQUEST_NONE, and are then replaced by the means.
+//
+// LGRECO_STEP_ORDER when a step is under way; LGRECO_DEVICE for an address that is NULL or not aligned. What is wrong with values is
+// found on the device and told to all ranks: lgreco_cuda_bucket_outcome tells of it.
+lgreco_status lgreco_cuda_bucket_submit(struct lgreco_cuda *cuda,
+                                        struct lgreco_cuda_bucket *bucket,
+                                        void *gradients);
+
+// Enqueued: goes on, once the collective asked for before is enqueued, and tells the next one, on the device's memory, to be enqueued
+// on the stream: LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, as NCCL does
+// them in place; LGRECO_REQUEST_NONE when the making of the means is enqueued. All ranks are asked for the same, and start those of
+// different buckets in the same order.
+//
+// LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit; LGRECO_DEVICE, after which the step is over.
+lgreco_status lgreco_cuda_bucket_next(struct lgreco_cuda *cuda,
+                                      struct lgreco_cuda_bucket *bucket,
+                                      struct lgreco_request *request);
+
+// Done: what has become of the bucket's steps so far.
+//
+// LGRECO_DEVICE.
+lgreco_status lgreco_cuda_bucket_outcome(struct lgreco_cuda *cuda,
+                                         struct lgreco_cuda_bucket *bucket,
+                                         struct lgreco_cuda_outcome *outcome);
+
+// Tells where in the device's memory an f32 is that is 1 after a step that failed on some rank, else 0: `found_inf` of loss scalers.
+lgreco_status lgreco_cuda_bucket_found_inf(struct lgreco_cuda *cuda,
+                                           struct lgreco_cuda_bucket *bucket,
+                                           float **found_inf);
+
+// Done: copies what is remembered of all layers, one after the other, to host memory, between two steps.
+//
+// LGRECO_LENGTH unless `values_len` is the number of all elements; LGRECO_DEVICE.
+lgreco_status lgreco_cuda_bucket_get_residuals(struct lgreco_cuda *cuda,
+                                               struct lgreco_cuda_bucket *bucket,
+                                               float *values,
+                                               size_t values_len);
+
+// Done: remembers these values instead, between two steps.
+//
+// As lgreco_cuda_bucket_get_residuals.
+lgreco_status lgreco_cuda_bucket_set_residuals(struct lgreco_cuda *cuda,
+                                               struct lgreco_cuda_bucket *bucket,
+                                               const float *values,
+                                               size_t values_len);
+
+// Done: takes over what another bucket of the same layers remembers and how many steps it has taken, between two steps: so layers
+// get other settings. Both are of this lgreco_cuda.
+//
+// LGRECO_LENGTH when the layers have other numbers of elements; LGRECO_BUSY for the same bucket twice; LGRECO_DEVICE.
+lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,
+                                           struct lgreco_cuda_bucket *bucket,
+                                           struct lgreco_cuda_bucket *from);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
 
 // Structs as calls expect them: struct_size set, options at their defaults.
+#define LGRECO_CUDA_BUCKET_OPTIONS_INIT                                                                                \
+    {sizeof(lgreco_cuda_bucket_options), 0, NULL, 1, 0, 0, 1, LGRECO_ON_FAULT_ZEROS, 0}
+#define LGRECO_CUDA_OUTCOME_INIT {sizeof(lgreco_cuda_outcome), 0, 0, LGRECO_NO_RANK, LGRECO_OK, 0, 0}
 #define LGRECO_CONTEXT_OPTIONS_INIT {sizeof(lgreco_context_options), LGRECO_DEVICE_CPU, 0, NULL, 0}
 #define LGRECO_LAYER_INIT {sizeof(lgreco_layer), NULL, NULL, 0, NULL, LGRECO_DTYPE_F32, 0}
 #define LGRECO_SETTING_INIT                                                                                            \

@@ -8,6 +8,10 @@
 
 namespace lgreco {
 
+inline lgreco_cuda_bucket_options cuda_bucket_options() { return LGRECO_CUDA_BUCKET_OPTIONS_INIT; }
+
+class CudaBucket;
+
 // A CUDA device with a stream.
 class Cuda {
 public:
@@ -104,15 +108,92 @@ public:
 
     void synchronize() { check(lgreco_cuda_synchronize(get())); }
 
+    // Bytes of device memory for a bucket; `settings` are one per layer.
+    std::uint64_t bucket_bytes(const std::vector<lgreco_layer> &layers, const std::vector<lgreco_setting> &settings,
+                               const lgreco_cuda_bucket_options &options) const {
+        std::uint64_t bytes = 0;
+        one_each(layers, settings);
+        check(lgreco_cuda_bucket_bytes(get(), layers.data(), settings.data(), layers.size(), &options, &bytes));
+        return bytes;
+    }
+
+    // In `memory`, which outlives what is enqueued with the bucket.
+    CudaBucket bucket(const std::vector<lgreco_layer> &layers, const std::vector<lgreco_setting> &settings,
+                      const lgreco_cuda_bucket_options &options, void *memory, std::uint64_t bytes);
+
     lgreco_cuda *get() const noexcept { return handle_.get(); }
 
 private:
     explicit Cuda(lgreco_cuda *made) : handle_(made) {}
 
+    friend class CudaBucket;
+
     void check(lgreco_status status) const { lgreco::check(status, lgreco_cuda_message(get())); }
+
+    static void one_each(const std::vector<lgreco_layer> &layers, const std::vector<lgreco_setting> &settings) {
+        if (layers.size() != settings.size()) throw std::invalid_argument("there are not as many settings as layers");
+    }
 
     detail::Handle<lgreco_cuda, lgreco_cuda_destroy> handle_;
 };
+
+// Layers that are exchanged together in the device's memory. Every call takes the device that made it.
+class CudaBucket {
+public:
+    // `gradients` of all layers, one after the other; the means take their place.
+    void submit(Cuda &cuda, void *gradients) { cuda.check(lgreco_cuda_bucket_submit(cuda.get(), get(), gradients)); }
+
+    // The collective to enqueue next on the device's stream; LGRECO_REQUEST_NONE when there is none.
+    lgreco_request next(Cuda &cuda) {
+        lgreco_request asked = request();
+        cuda.check(lgreco_cuda_bucket_next(cuda.get(), get(), &asked));
+        return asked;
+    }
+
+    // Waits for the stream.
+    lgreco_cuda_outcome outcome(Cuda &cuda) const {
+        lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
+        cuda.check(lgreco_cuda_bucket_outcome(cuda.get(), get(), &outcome));
+        return outcome;
+    }
+
+    // Where on the device 1 is written after a step that has failed on some rank, else 0.
+    float *found_inf(Cuda &cuda) const {
+        float *address = nullptr;
+        cuda.check(lgreco_cuda_bucket_found_inf(cuda.get(), get(), &address));
+        return address;
+    }
+
+    // To and from host memory, as many as all layers have elements, between two steps.
+    void get_residuals(Cuda &cuda, std::vector<float> &values) const {
+        cuda.check(lgreco_cuda_bucket_get_residuals(cuda.get(), get(), values.data(), values.size()));
+    }
+    void set_residuals(Cuda &cuda, const std::vector<float> &values) {
+        cuda.check(lgreco_cuda_bucket_set_residuals(cuda.get(), get(), values.data(), values.size()));
+    }
+
+    // Goes on from the residuals and steps of a bucket with other settings.
+    void take_over(Cuda &cuda, const CudaBucket &from) {
+        cuda.check(lgreco_cuda_bucket_take_over(cuda.get(), get(), from.get()));
+    }
+
+    lgreco_cuda_bucket *get() const noexcept { return handle_.get(); }
+
+private:
+    friend class Cuda;
+
+    explicit CudaBucket(lgreco_cuda_bucket *made) : handle_(made) {}
+
+    detail::Handle<lgreco_cuda_bucket, lgreco_cuda_bucket_destroy> handle_;
+};
+
+inline CudaBucket Cuda::bucket(const std::vector<lgreco_layer> &layers, const std::vector<lgreco_setting> &settings,
+                               const lgreco_cuda_bucket_options &options, void *memory, std::uint64_t bytes) {
+    lgreco_cuda_bucket *made = nullptr;
+    one_each(layers, settings);
+    check(lgreco_cuda_bucket_create(get(), layers.data(), settings.data(), layers.size(), &options, memory, bytes, &made));
+    return CudaBucket(made);
+}
 
 } // namespace lgreco
 

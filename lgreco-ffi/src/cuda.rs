@@ -1,11 +1,13 @@
 //! What the API asks of a CUDA device about memory of that device. In libraries without the feature `cuda` nothing answers,
 //! and so there is no handle.
 
+use crate::api::{lgreco_cuda_outcome, lgreco_request};
 use crate::status::Failure;
 use lgreco_train::compress::{Candidates, Setting};
 use lgreco_train::feedback::Storage;
 use lgreco_train::gradient::{Dtype, Shape};
 use lgreco_train::rng::Stream;
+use std::any::Any;
 use std::ffi::c_void;
 
 /// A gradient at a device address, which is aligned for its type.
@@ -41,8 +43,35 @@ pub(crate) enum Call {
     DecodeOnDevice,
 }
 
+/// A bucket of layers to be exchanged on the device.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nobody reads it"))]
+pub(crate) struct BucketLayers {
+    /// The index in the model, shape and setting of each layer.
+    pub(crate) layers: Vec<(u32, Shape, Setting)>,
+    /// Of all gradients.
+    pub(crate) dtype: Dtype,
+    pub(crate) world_size: u32,
+    /// Of the first step; the layer in it counts for nothing.
+    pub(crate) stream: Stream,
+    pub(crate) gain: f32,
+    /// Whether means become NaN where a step fails.
+    pub(crate) nan_on_fault: bool,
+}
+
+/// A bucket on a device, which every call is given. Safety of the unsafe calls: the device is the bucket's own, and addresses
+/// are as README.md asks of device pointers.
+pub(crate) trait OnDeviceBucket: Any {
+    unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<(), Failure>;
+    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<lgreco_request, Failure>;
+    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<lgreco_cuda_outcome, Failure>;
+    unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure>;
+    unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<(), Failure>;
+    unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<(), Failure>;
+    fn found_inf(&self) -> u64;
+}
+
 /// A device with a stream. Safety of the unsafe calls: addresses are as README.md asks of device pointers.
-pub(crate) trait OnDevice {
+pub(crate) trait OnDevice: Any {
     fn keep_code_in(&mut self, folder: &str);
     fn use_cublas(&mut self) -> Result<(), Failure>;
     fn held_bytes(&self) -> u64;
@@ -84,6 +113,8 @@ pub(crate) trait OnDevice {
         payload: u64,
         values: u64,
     ) -> Result<(), Failure>;
+    fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64, Failure>;
+    unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>, Failure>;
 }
 
 /// The device of this number in its primary context, on a stream of its own.
@@ -115,8 +146,11 @@ pub(crate) unsafe fn on_stream(_: *mut c_void) -> Result<Box<dyn OnDevice>, Fail
 }
 
 #[cfg(feature = "cuda")]
+mod bucket;
+
+#[cfg(feature = "cuda")]
 mod backend {
-    use super::{Call, DeviceTensor, OnDevice, Row};
+    use super::{BucketLayers, Call, DeviceTensor, OnDevice, OnDeviceBucket, Row, bucket};
     use crate::status::Failure;
     use lgreco_cuda::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, DeviceResidual};
     use lgreco_train::compress::Setting;
@@ -263,6 +297,15 @@ mod backend {
         ) -> Result<(), Failure> {
             // SAFETY: passed on.
             Ok(unsafe { CudaBackend::decode_on_device(self, setting, shape, payload, values) }?)
+        }
+
+        fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64, Failure> {
+            bucket::bytes(layers)
+        }
+
+        unsafe fn bucket(&mut self, layers: &BucketLayers, memory: u64) -> Result<Box<dyn OnDeviceBucket>, Failure> {
+            // SAFETY: passed on.
+            unsafe { bucket::new(self, layers, memory) }
         }
     }
 }

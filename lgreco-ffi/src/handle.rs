@@ -123,6 +123,35 @@ pub(crate) unsafe fn call<K: Kind>(
     status
 }
 
+/// Gives a handle's state back, closed if its call has panicked.
+struct Lock<'a>(&'a AtomicU8);
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        self.0.store(if std::thread::panicking() { PANICKED } else { FREE }, Ordering::Release);
+    }
+}
+
+/// Runs `work` on the state of a further handle in a [`call`] on another one, which keeps the message if it fails.
+///
+/// # Safety
+/// As [`call`].
+pub(crate) unsafe fn with<K: Kind, T>(
+    pointer: *mut K,
+    work: impl FnOnce(&mut K::State) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    // SAFETY: passed on.
+    let handle = unsafe { checked(pointer) }?;
+    match handle.lock.compare_exchange(FREE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
+        Ok(_) => {}
+        Err(BUSY) => return Err(Failure::Busy),
+        Err(_) => return Err(Failure::Panicked),
+    }
+    let _lock = Lock(&handle.lock);
+    // SAFETY: the lock was free: no other call has the state.
+    work(unsafe { &mut *handle.state.get() })
+}
+
 /// Makes a handle of what `make` returns in a call on another one. Whatever fails, `place` holds NULL.
 ///
 /// # Safety
@@ -331,6 +360,24 @@ mod tests {
         assert_eq!(count(handle, inside).0, LGRECO_OK);
         // SAFETY: live.
         assert_eq!(unsafe { destroy(&raw mut handle) }, LGRECO_OK);
+    }
+
+    #[test]
+    fn a_further_handle_is_used_within_a_call() {
+        let (mut first, mut second) = (new::<Counter>(3), new::<Counter>(4));
+        // SAFETY: live.
+        let with = |from: *mut Counter, to: *mut Counter| unsafe {
+            super::call(from, |own| super::with(to, |other: &mut u32| Ok(*other += *own)))
+        };
+        assert_eq!((with(first, second), with(second, second)), (LGRECO_OK, LGRECO_BUSY));
+        // SAFETY: live.
+        let panicked = unsafe { super::call(first, |_| super::with(second, |_: &mut u32| panic!("boom"))) };
+        assert_eq!((panicked, count(second, |_| Ok(())).0), (LGRECO_PANIC, LGRECO_PANIC));
+        // SAFETY: live.
+        unsafe {
+            assert_eq!(destroy(&raw mut first), LGRECO_OK);
+            assert_eq!(destroy(&raw mut second), LGRECO_OK);
+        }
     }
 
     #[test]

@@ -281,6 +281,7 @@ fn of_cuda(error: &lgreco_cuda::Error) -> lgreco_status {
     use lgreco_cuda::Error::{Core, Library, Method, NoCompiler, NoCublas, NoDevice, NoDriver, OutOfMemory, TooOld};
     match error {
         Core(error) => error.code(),
+        lgreco_cuda::Error::Train(error) => error.code(),
         NoDriver | NoCompiler | NoCublas | Library { .. } | NoDevice { .. } | TooOld { .. } | Method(_) => {
             LGRECO_UNAVAILABLE
         }

@@ -73,6 +73,32 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
     struct_of!(p, lgreco_layer, "LGRECO_LAYER_INIT", struct_size, name, dims, dims_len, values, dtype, reserved);
     struct_of!(
         p,
+        lgreco_cuda_bucket_options,
+        "LGRECO_CUDA_BUCKET_OPTIONS_INIT",
+        struct_size,
+        seed,
+        indices,
+        world_size,
+        rank,
+        step,
+        gain,
+        on_fault,
+        reserved
+    );
+    struct_of!(
+        p,
+        lgreco_cuda_outcome,
+        "LGRECO_CUDA_OUTCOME_INIT",
+        struct_size,
+        step,
+        failed,
+        rank,
+        fault,
+        layer,
+        element
+    );
+    struct_of!(
+        p,
         lgreco_setting,
         "LGRECO_SETTING_INIT",
         struct_size,

@@ -233,6 +233,11 @@ impl DeviceBucket {
         outcome.map_err(|error| failure.unwrap_or(error.into()))
     }
 
+    /// Number of ranks.
+    pub fn world_size(&self) -> u32 {
+        self.moment.world_size
+    }
+
     /// The address of an f32 that is 1 after a step that failed on some rank, else 0: what PyTorch's `GradScaler` calls
     /// `found_inf`.
     pub fn found_inf_address(&self) -> u64 {

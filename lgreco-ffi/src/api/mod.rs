@@ -68,6 +68,8 @@ mod cuda_measure;
 
 mod cuda_payload;
 
+mod cuda_bucket;
+
 #[cfg(feature = "testing")]
 mod testing;
 
@@ -79,6 +81,7 @@ pub use context::*;
 pub use controller::*;
 pub use controller_options::*;
 pub use cuda::*;
+pub use cuda_bucket::*;
 pub use cuda_measure::*;
 pub use cuda_payload::*;
 pub use cut::*;

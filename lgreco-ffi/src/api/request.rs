@@ -1,3 +1,5 @@
+#[cfg(feature = "cuda")]
+use super::context::LGRECO_DEVICE_CUDA;
 use super::context::{LGRECO_DEVICE_CPU, lgreco_device};
 use crate::pointers::Versioned;
 use core::ffi::c_void;
@@ -42,7 +44,8 @@ pub struct lgreco_request {
     pub struct_size: usize,
     /// LGRECO_REQUEST_...
     pub kind: lgreco_request_kind,
-    /// Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU.
+    /// Whose memory the pointers but `lens`, `send_lens` and `received_lens` are to: LGRECO_DEVICE_CPU; of
+    /// lgreco_cuda_bucket_next LGRECO_DEVICE_CUDA.
     pub memory: lgreco_device,
     /// The worker whose bytes all others get.
     pub root: u32,
@@ -151,6 +154,13 @@ impl lgreco_request {
                 ..none
             },
         }
+    }
+
+    /// One on a device's memory.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_cuda(kind: lgreco_request_kind, address: u64, count: usize, length: usize) -> lgreco_request {
+        let buffer = core::ptr::with_exposed_provenance_mut(address as usize);
+        lgreco_request { kind, memory: LGRECO_DEVICE_CUDA, buffer, count, length, ..Default::default() }
     }
 
     /// A collective whose memory is not there yet.

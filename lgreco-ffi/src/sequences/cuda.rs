@@ -1,7 +1,7 @@
 //! CUDA devices: the calls on one that is not there, for what they do before a device is asked.
 
 use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, search, setting};
-use crate::cuda::{Call, DeviceTensor, OnDevice, Row};
+use crate::cuda::{BucketLayers, Call, DeviceTensor, OnDevice, OnDeviceBucket, Row};
 use crate::handle;
 use crate::status::Failure;
 use crate::*;
@@ -90,6 +90,86 @@ impl OnDevice for NoDevice {
     unsafe fn decode_on_device(&mut self, _: &Setting, _: Shape, _: u64, _: u64) -> Result<(), Failure> {
         Ok(())
     }
+
+    fn bucket_bytes(&self, layers: &BucketLayers) -> Result<u64, Failure> {
+        Ok(layers.layers.len() as u64)
+    }
+
+    unsafe fn bucket(&mut self, _: &BucketLayers, _: u64) -> Result<Box<dyn OnDeviceBucket>, Failure> {
+        Ok(Box::new(NoBucket))
+    }
+}
+
+/// Of no device.
+struct NoBucket;
+
+impl OnDeviceBucket for NoBucket {
+    unsafe fn submit(&mut self, _: &mut dyn OnDevice, _: u64) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    unsafe fn next(&mut self, _: &mut dyn OnDevice) -> Result<lgreco_request, Failure> {
+        Ok(lgreco_request::default())
+    }
+
+    unsafe fn outcome(&self, _: &mut dyn OnDevice) -> Result<lgreco_cuda_outcome, Failure> {
+        Ok(lgreco_cuda_outcome::default())
+    }
+
+    unsafe fn residuals(&self, _: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure> {
+        values.fill(0.0);
+        Ok(())
+    }
+
+    unsafe fn set_residuals(&mut self, _: &mut dyn OnDevice, _: &[f32]) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    unsafe fn take_over(&mut self, _: &mut dyn OnDevice, _: &dyn OnDeviceBucket) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn found_inf(&self) -> u64 {
+        4
+    }
+}
+
+/// Calls on the bucket of a device that is not there.
+///
+/// # Safety
+/// Pointers are NULL, or to what lives as long as the call; handles are live or NULL.
+unsafe fn on_bucket(
+    bytes: &mut Bytes,
+    state: &mut State,
+    which: usize,
+    cuda: *mut lgreco_cuda,
+    (layer, setting): (*const lgreco_layer, *const lgreco_setting),
+    (values, values_len): (*mut f32, usize),
+) -> lgreco_status {
+    let mut options = lgreco_cuda_bucket_options { on_fault: u32::from(bytes.below(3)), ..Default::default() };
+    options.reserved = u32::from(bytes.below(8) / 7);
+    let options = bytes.maybe(&raw const options);
+    let layers = usize::from(bytes.below(4) > 0);
+    let (mut number, mut request, mut outcome, mut found) =
+        (0, lgreco_request::default(), lgreco_cuda_outcome::default(), null_mut());
+    let (bucket, other) = (state.cuda_buckets[which], state.cuda_buckets[usize::from(bytes.below(2))]);
+    let memory = bytes.maybe_mut(values).cast();
+    // SAFETY: passed on.
+    unsafe {
+        match bytes.below(10) {
+            0 => lgreco_cuda_bucket_bytes(cuda, layer, setting, layers, options, bytes.maybe_mut(&raw mut number)),
+            1 | 2 => renew(&mut state.cuda_buckets[which], lgreco_cuda_bucket_destroy, |to| {
+                lgreco_cuda_bucket_create(cuda, layer, setting, layers, options, memory, 1, to)
+            }),
+            3 => lgreco_cuda_bucket_submit(cuda, bucket, memory),
+            4 => lgreco_cuda_bucket_next(cuda, bucket, bytes.maybe_mut(&raw mut request)),
+            5 => lgreco_cuda_bucket_outcome(cuda, bucket, bytes.maybe_mut(&raw mut outcome)),
+            6 => lgreco_cuda_bucket_found_inf(cuda, bucket, bytes.maybe_mut(&raw mut found)),
+            7 => lgreco_cuda_bucket_get_residuals(cuda, bucket, values, values_len),
+            8 => lgreco_cuda_bucket_set_residuals(cuda, bucket, values, values_len),
+            _ => lgreco_cuda_bucket_take_over(cuda, bucket, other),
+        }
+    }
 }
 
 pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco_status {
@@ -113,7 +193,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
     // SAFETY: every pointer is NULL, or to a value that lives as long as the call and is as long as is said; handles are
     // live or NULL; no pointer is used as one to a device's memory.
     unsafe {
-        match bytes.below(19) {
+        match bytes.below(22) {
             0 => {
                 let status = renew(&mut *to, lgreco_cuda_destroy, |to| lgreco_cuda_create(context, ORDINAL, to));
                 assert_ne!(status, LGRECO_OK);
@@ -172,6 +252,7 @@ pub(super) fn call(bytes: &mut Bytes, state: &mut State, which: usize) -> lgreco
                 let from = bytes.maybe(state.payload.as_ptr());
                 lgreco_cuda_decode(cuda, from, state.length.min(ROOM), values, values_len)
             }
+            18..=20 => on_bucket(bytes, state, which, cuda, (layer, setting), (values, values_len)),
             _ => lgreco_cuda_decode_on_device(cuda, layer, setting, payload, capacity, values, values_len),
         }
     }

@@ -68,6 +68,7 @@ struct State {
     /// Upstream and downstream.
     cuts: [*mut lgreco_cut; 2],
     cudas: [*mut lgreco_cuda; 2],
+    cuda_buckets: [*mut lgreco_cuda_bucket; 2],
     payload: Vec<u8>,
     length: usize,
     message: Vec<u8>,
@@ -91,6 +92,7 @@ impl State {
             gradients: [vec![0.0; ELEMENTS], vec![0.0; ELEMENTS]],
             cuts: [null_mut(); 2],
             cudas: [null_mut(); 2],
+            cuda_buckets: [null_mut(); 2],
             payload: vec![0; ROOM],
             length: 0,
             message: vec![0; ROOM],
@@ -160,6 +162,8 @@ impl Drop for State {
             self.buckets.iter_mut().for_each(|handle| assert_eq!(lgreco_bucket_close(null_mut(), handle), LGRECO_OK));
             self.tasks.iter_mut().for_each(|handle| assert_eq!(lgreco_plan_task_destroy(handle), LGRECO_OK));
             self.cuts.iter_mut().for_each(|handle| assert_eq!(lgreco_cut_destroy(handle), LGRECO_OK));
+            let destroy = |handle| assert_eq!(lgreco_cuda_bucket_destroy(handle), LGRECO_OK);
+            self.cuda_buckets.iter_mut().for_each(|handle| destroy(handle));
             self.cudas.iter_mut().for_each(|handle| assert_eq!(lgreco_cuda_destroy(handle), LGRECO_OK));
         }
     }

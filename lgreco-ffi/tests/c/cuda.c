@@ -6,6 +6,7 @@
 #include <math.h>
 
 enum { ROWS = 64, COLS = 48, ELEMENTS = ROWS * COLS, BYTES = 4 * ELEMENTS, ROOM = BYTES + 64 };
+enum { BIAS = 96, BUCKET = ELEMENTS + BIAS, BUCKET_ROOM = 32 * BUCKET };
 enum { LAYERS = 4, STEPS = 3, SEED = 7, RANK = 2 };
 
 static const size_t MATRIX[] = {ROWS, COLS}, CONVOLUTION[] = {COLS, 4, 4, 4}, VECTOR[] = {ELEMENTS};
@@ -20,6 +21,7 @@ static uint8_t one[ROOM], two[ROOM];
 static float decoded[ELEMENTS], other[ELEMENTS];
 static uint8_t *payload;           // on the device
 static float *values, *residual;  // on the device
+static void *bucket_memory[2], *bucket_values;  // likewise
 static size_t length;
 
 static void missing(void) {
@@ -66,6 +68,8 @@ static void prepare(void) {
     payload = on_device(NULL, ROOM);
     values = on_device(NULL, 4 * ELEMENTS);
     residual = on_device(NULL, 4 * ELEMENTS);
+    for (int i = 0; i < 2; i++) bucket_memory[i] = on_device(NULL, BUCKET_ROOM);
+    bucket_values = on_device(NULL, 4 * BUCKET);
 }
 
 static lgreco_rng_stream words(int layer, uint32_t step) {
@@ -392,6 +396,113 @@ static void large_ranks(void) {
     OK(lgreco_context_destroy(&gpu));
 }
 
+// A bucket of one worker: the mean is what its message holds, and the rest is remembered.
+static void buckets(void) {
+    const size_t dims[] = {BIAS};
+    lgreco_layer layers[2] = {model[1], LGRECO_LAYER_INIT};
+    lgreco_setting settings[2] = {LGRECO_SETTING_INIT, LGRECO_SETTING_INIT};
+    lgreco_cuda_bucket_options options = LGRECO_CUDA_BUCKET_OPTIONS_INIT;
+    lgreco_cuda_bucket *bucket = NULL, *other = NULL;
+    lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
+    lgreco_request asked = LGRECO_REQUEST_INIT;
+    const uint32_t indices[2] = {1, 4};
+    uint64_t bytes = 0;
+    float *found_inf = NULL;
+    static float gradient[BUCKET], rest[BUCKET], mean[BUCKET], saved[BUCKET];
+    layers[1].name = "bias";
+    layers[1].dims = dims;
+    layers[1].dims_len = 1;
+    settings[0].method = settings[1].method = LGRECO_METHOD_QSGD;
+    settings[1].bucket = 64;
+    options.seed = SEED;
+    options.indices = indices;
+    options.step = 3;
+    options.on_fault = LGRECO_ON_FAULT_NAN;
+    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    CHECK(bytes > 8 * sizeof gradient / 4 && bytes < 16 * sizeof gradient / 4);
+    CHECK(bytes <= BUCKET_ROOM);
+    void *const memory = bucket_memory[0], *const more = bucket_memory[1];
+    STATUS(LGRECO_LENGTH,
+           lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes - 1, &bucket));
+    TEXT("bytes of the bucket's memory", lgreco_cuda_message(cuda));
+    CHECK(bucket == NULL);
+    settings[1].method = LGRECO_METHOD_LOCO;
+    STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    settings[1].method = LGRECO_METHOD_QSGD;
+    layers[1].dtype = LGRECO_DTYPE_F16;
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    TEXT("layer `bias`: code of the element type", lgreco_cuda_message(cuda));
+    layers[1].dtype = LGRECO_DTYPE_F32;
+    options.on_fault = 2;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    options.on_fault = LGRECO_ON_FAULT_NAN;
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, NULL));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, NULL, &bytes));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, NULL, settings, 2, &options, &bytes));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, NULL, 2, &options, &bytes));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, NULL, bytes, &bucket));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes, NULL));
+    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes, &bucket));
+
+    fill(gradient, BUCKET, 9);
+    to_device(bucket_values, gradient, sizeof gradient);
+    STATUS(LGRECO_STEP_ORDER, lgreco_cuda_bucket_next(cuda, bucket, &asked));
+    STATUS(LGRECO_DEVICE, lgreco_cuda_bucket_submit(cuda, bucket, NULL));
+    STATUS(LGRECO_HANDLE, lgreco_cuda_bucket_submit(cuda, (lgreco_cuda_bucket *)(void *)cuda, bucket_values));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_submit(cuda, NULL, bucket_values));
+    OK(lgreco_cuda_bucket_submit(cuda, bucket, bucket_values));
+    STATUS(LGRECO_STEP_ORDER, lgreco_cuda_bucket_submit(cuda, bucket, bucket_values));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_next(cuda, bucket, NULL));
+    OK(lgreco_cuda_bucket_next(cuda, bucket, &asked));
+    CHECK(asked.kind == LGRECO_REQUEST_ALL_GATHER && asked.memory == LGRECO_DEVICE_CUDA);
+    CHECK((uintptr_t)asked.buffer > (uintptr_t)memory && asked.length % 16 == 0);
+    OK(lgreco_cuda_bucket_next(cuda, bucket, &asked));
+    CHECK(asked.kind == LGRECO_REQUEST_NONE);
+    OK(lgreco_cuda_bucket_outcome(cuda, bucket, &outcome));
+    CHECK(outcome.step == 4 && outcome.failed == 0 && outcome.rank == LGRECO_NO_RANK && outcome.fault == LGRECO_OK);
+    to_host(mean, bucket_values, sizeof mean);
+    STATUS(LGRECO_LENGTH, lgreco_cuda_bucket_get_residuals(cuda, bucket, rest, ELEMENTS));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_get_residuals(cuda, bucket, NULL, BUCKET));
+    OK(lgreco_cuda_bucket_get_residuals(cuda, bucket, rest, BUCKET));
+    for (int i = 0; i < BUCKET; i++) CHECK(rest[i] == gradient[i] - mean[i]);
+
+    // Four bits become two, and go on from there; or from a saved state.
+    settings[0].bits = 2;
+    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, more, bytes, &other));
+    STATUS(LGRECO_BUSY, lgreco_cuda_bucket_take_over(cuda, other, other));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_take_over(cuda, other, NULL));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_take_over(cuda, NULL, bucket));
+    OK(lgreco_cuda_bucket_take_over(cuda, other, bucket));
+    OK(lgreco_cuda_bucket_outcome(cuda, other, &outcome));
+    OK(lgreco_cuda_bucket_get_residuals(cuda, other, saved, BUCKET));
+    CHECK(outcome.step == 4 && memcmp(rest, saved, sizeof rest) == 0);
+    saved[5] = 0.25f;
+    STATUS(LGRECO_LENGTH, lgreco_cuda_bucket_set_residuals(cuda, other, saved, ELEMENTS));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_set_residuals(cuda, other, NULL, BUCKET));
+    OK(lgreco_cuda_bucket_set_residuals(cuda, other, saved, BUCKET));
+    OK(lgreco_cuda_bucket_get_residuals(cuda, other, rest, BUCKET));
+    CHECK(memcmp(rest, saved, sizeof rest) == 0);
+
+    gradient[ELEMENTS + 7] = INFINITY;
+    to_device(bucket_values, gradient, sizeof gradient);
+    OK(lgreco_cuda_bucket_submit(cuda, other, bucket_values));
+    do OK(lgreco_cuda_bucket_next(cuda, other, &asked));
+    while (asked.kind != LGRECO_REQUEST_NONE);
+    OK(lgreco_cuda_bucket_outcome(cuda, other, &outcome));
+    CHECK(outcome.failed == 1 && outcome.rank == 0 && outcome.fault == LGRECO_NON_FINITE);
+    CHECK(outcome.layer == 1 && outcome.element == 7);
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_found_inf(cuda, other, NULL));
+    STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_outcome(cuda, other, NULL));
+    OK(lgreco_cuda_bucket_found_inf(cuda, other, &found_inf));
+    float found = 0;
+    to_host(&found, found_inf, sizeof found);
+    to_host(mean, bucket_values, sizeof mean);
+    CHECK(found == 1 && isnan(mean[0]) && isnan(mean[BUCKET - 1]));
+    OK(lgreco_cuda_bucket_destroy(&bucket));
+    OK(lgreco_cuda_bucket_destroy(&other));
+    CHECK(bucket == NULL && other == NULL);
+}
+
 static void in_the_primary_context(void) {
     STATUS(LGRECO_UNAVAILABLE, lgreco_cuda_create(context, 1000, &cuda));
     TEXT("no CUDA device 1000: ", lgreco_context_message(context));
@@ -442,6 +553,7 @@ int main(int argc, char **argv) {
     tables(LGRECO_METHOD_POWERSGD);
     arguments();
     not_finite();
+    buckets();
     if (driver.last_stream != NULL) CHECK(driver.last_stream() == stream);
     OK(lgreco_cuda_destroy(&cuda));
     in_the_primary_context();

@@ -61,11 +61,16 @@ static void *primary_context(void) {
     return context;
 }
 
+// Waits for the stream.
+static void to_device(void *to, const void *from, size_t bytes) {
+    CHECK(driver.to_device((uint64_t)(uintptr_t)to, from, bytes, stream) == 0 && driver.synchronize(stream) == 0);
+}
+
 // `bytes` of device memory, with what `from` holds, if it is not NULL.
 static void *on_device(const void *from, size_t bytes) {
     uint64_t address = 0;
     CHECK(driver.allocate(&address, bytes) == 0);
-    if (from != NULL) CHECK(driver.to_device(address, from, bytes, stream) == 0 && driver.synchronize(stream) == 0);
+    if (from != NULL) to_device((void *)(uintptr_t)address, from, bytes);
     return (void *)(uintptr_t)address;
 }
 

@@ -403,7 +403,23 @@ static void null_pointers(void) {
     NULL_(lgreco_cuda_encode_to_device(NULL, &layer, &setting, &words, bytes, sizeof bytes, &length));
     NULL_(lgreco_cuda_decode_on_device(NULL, &layer, &setting, bytes, 48, floats, ELEMENTS));
 
+    lgreco_cuda_bucket_options bucket_options = LGRECO_CUDA_BUCKET_OPTIONS_INIT;
+    lgreco_cuda_bucket *no_bucket_there = NULL;
+    lgreco_cuda_outcome outcome = LGRECO_CUDA_OUTCOME_INIT;
+    lgreco_request asked = LGRECO_REQUEST_INIT;
+    float *found_inf = NULL;
+    NULL_(lgreco_cuda_bucket_bytes(NULL, &layer, &setting, 1, &bucket_options, &steps));
+    NULL_(lgreco_cuda_bucket_create(NULL, &layer, &setting, 1, &bucket_options, floats, sizeof floats, &no_bucket_there));
+    NULL_(lgreco_cuda_bucket_submit(NULL, no_bucket_there, floats));
+    NULL_(lgreco_cuda_bucket_next(NULL, no_bucket_there, &asked));
+    NULL_(lgreco_cuda_bucket_outcome(NULL, no_bucket_there, &outcome));
+    NULL_(lgreco_cuda_bucket_found_inf(NULL, no_bucket_there, &found_inf));
+    NULL_(lgreco_cuda_bucket_get_residuals(NULL, no_bucket_there, floats, ELEMENTS));
+    NULL_(lgreco_cuda_bucket_set_residuals(NULL, no_bucket_there, floats, ELEMENTS));
+    NULL_(lgreco_cuda_bucket_take_over(NULL, no_bucket_there, no_bucket_there));
+
     // Destroying nothing is allowed, and texts are never NULL.
+    OK(lgreco_cuda_bucket_destroy(NULL));
     OK(lgreco_context_destroy(NULL));
     OK(lgreco_table_destroy(NULL));
     OK(lgreco_plan_destroy(NULL));

@@ -1,0 +1,140 @@
+// The few functions of NCCL and of the CUDA driver that nccl_trainer.cpp calls, loaded at run time: neither is needed to
+// compile.
+#ifndef LGRECO_EXAMPLES_NCCL_HPP
+#define LGRECO_EXAMPLES_NCCL_HPP
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+// A library that stays loaded.
+class Library {
+public:
+    explicit Library(const char *name) : name_(name), library_(dlopen(name, RTLD_NOW | RTLD_GLOBAL)) {
+        if (library_ == nullptr) throw std::runtime_error(std::string(name) + " does not load: " + dlerror());
+    }
+
+    template <typename Function> Function find(const char *function) const {
+        void *const found = dlsym(library_, function);
+        if (found == nullptr) throw std::runtime_error(name_ + " has no " + function);
+        return reinterpret_cast<Function>(found);
+    }
+
+private:
+    std::string name_;
+    void *library_;
+};
+
+using Stream = void *;
+
+// A device in its primary context, which stays current on this thread: the devices are dealt to the ranks of a machine.
+class Driver {
+public:
+    explicit Driver(int rank_on_machine) : library_("libcuda.so.1") {
+        int devices = 0, device = 0;
+        void *context = nullptr;
+        call<unsigned>("cuInit", 0);
+        call<int *>("cuDeviceGetCount", &devices);
+        if (devices == 0) throw std::runtime_error("there is no GPU");
+        call<int *, int>("cuDeviceGet", &device, rank_on_machine % devices);
+        call<void **, int>("cuDevicePrimaryCtxRetain", &context, device);
+        call<void *>("cuCtxSetCurrent", context);
+    }
+
+    Stream stream() const {
+        Stream made = nullptr;
+        call<Stream *, unsigned>("cuStreamCreate", &made, 1);  // does not wait for the default stream
+        return made;
+    }
+
+    void *allocate(std::size_t bytes) const {
+        std::uint64_t address = 0;
+        call<std::uint64_t *, std::size_t>("cuMemAlloc_v2", &address, bytes);
+        return reinterpret_cast<void *>(address);
+    }
+
+    // Memory of the host that copies may go on reading and writing while the host does something else.
+    void *allocate_locked(std::size_t bytes) const {
+        void *memory = nullptr;
+        call<void **, std::size_t, unsigned>("cuMemHostAlloc", &memory, bytes, 0);
+        return memory;
+    }
+
+    void upload(void *to, const void *from, std::size_t bytes, Stream stream) const {
+        call<std::uint64_t, const void *, std::size_t, Stream>("cuMemcpyHtoDAsync_v2", reinterpret_cast<std::uint64_t>(to),
+                                                               from, bytes, stream);
+    }
+
+    void download(void *to, const void *from, std::size_t bytes, Stream stream) const {
+        call<void *, std::uint64_t, std::size_t, Stream>("cuMemcpyDtoHAsync_v2", to, reinterpret_cast<std::uint64_t>(from),
+                                                         bytes, stream);
+    }
+
+    void wait(Stream stream) const { call<Stream>("cuStreamSynchronize", stream); }
+
+private:
+    template <typename... Arguments> void call(const char *function, Arguments... arguments) const {
+        const int code = library_.find<int (*)(Arguments...)>(function)(arguments...);
+        if (code != 0) throw std::runtime_error(std::string(function) + " fails with code " + std::to_string(code));
+    }
+
+    Library library_;
+};
+
+// All ranks' communicator.
+class Nccl {
+public:
+    struct Id {  // ncclUniqueId
+        char internal[128];
+    };
+
+    Nccl() : library_("libnccl.so.2") {}
+
+    // What rank 0 makes and gives to the others.
+    Id id() const {
+        Id made{};
+        check("ncclGetUniqueId", library_.find<int (*)(Id *)>("ncclGetUniqueId")(&made));
+        return made;
+    }
+
+    void join(int ranks, const Id &id, int rank) {
+        check("ncclCommInitRank",
+              library_.find<int (*)(void **, int, Id, int)>("ncclCommInitRank")(&communicator_, ranks, id, rank));
+        rank_ = static_cast<std::size_t>(rank);
+    }
+
+    // Every rank's `bytes`, this rank's in their place.
+    void all_gather(void *buffer, std::size_t bytes, Stream stream) const {
+        using Function = int (*)(const void *, void *, std::size_t, int, void *, Stream);
+        check("ncclAllGather", library_.find<Function>("ncclAllGather")(static_cast<char *>(buffer) + rank_ * bytes, buffer,
+                                                                        bytes, bytes_, communicator_, stream));
+    }
+
+    void all_reduce_sum(void *buffer, std::size_t count, bool bf16, Stream stream) const {
+        using Function = int (*)(const void *, void *, std::size_t, int, int, void *, Stream);
+        check("ncclAllReduce", library_.find<Function>("ncclAllReduce")(buffer, buffer, count, bf16 ? bf16_ : f32_, sum_,
+                                                                        communicator_, stream));
+    }
+
+    ~Nccl() {
+        if (communicator_ != nullptr) library_.find<int (*)(void *)>("ncclCommDestroy")(communicator_);
+    }
+
+private:
+    static constexpr int bytes_ = 1, f32_ = 7, bf16_ = 9, sum_ = 0;  // ncclUint8, ncclFloat32, ncclBfloat16, ncclSum
+
+    void check(const char *function, int code) const {
+        if (code == 0) return;
+        const auto text = library_.find<const char *(*)(int)>("ncclGetErrorString");
+        throw std::runtime_error(std::string(function) + ": " + text(code));
+    }
+
+    Library library_;
+    void *communicator_ = nullptr;
+    std::size_t rank_ = 0;
+};
+
+#endif // LGRECO_EXAMPLES_NCCL_HPP

@@ -1,0 +1,198 @@
+// Data-parallel training over NCCL of the network of digits.hpp, one GPU per rank, started by MPI.
+//
+//   mpicxx -std=c++17 -O3 nccl_trainer.cpp -llgreco -ldl -o nccl_trainer && mpirun -np 2 ./nccl_trainer [DIGITS]
+//
+// Needs lgreco built with the feature `cuda`; the driver and libnccl.so.2 are loaded when it starts. Two buckets of layers
+// are in flight at a time, each on a stream of its own: gradients are compressed, exchanged and averaged in the GPUs'
+// memory, and no step waits for the host before its end. (The network itself is computed on the host, because the example
+// has no kernels of its own.)
+//
+// Trains under several settings and prints loss and accuracy on images nobody trained on, and the bytes a rank sent per
+// step. Exit code 1 when ranks end with different parameters, when the loss does not fall, or when a step has failed.
+#include "digits.hpp"
+#include "mpi_collective.hpp"
+#include "nccl.hpp"
+
+#include <lgreco_cuda.hpp>
+
+#include <cstdio>
+#include <memory>
+
+namespace {
+
+constexpr int steps = 120;
+
+struct Scheme {
+    const char *name;
+    lgreco_setting weights;
+};
+
+lgreco_setting setting_of(lgreco_method method) {
+    lgreco_setting setting = lgreco::setting();
+    setting.method = method;
+    return setting;
+}
+
+std::vector<Scheme> schemes() {
+    return {{"uncompressed", setting_of(LGRECO_METHOD_DENSE)}, {"QSGD 4 bits", setting_of(LGRECO_METHOD_QSGD)}};
+}
+
+// Consecutive parameters whose gradients lie one after the other in the device's memory.
+class Bucket {
+public:
+    Bucket(const Driver &driver, const lgreco::Context &context, std::vector<Parameter *> parameters, const Scheme &scheme,
+           std::uint32_t first, std::uint32_t rank, std::uint32_t ranks)
+        : driver_(driver), stream_(driver.stream()), cuda_(lgreco::Cuda::on_stream(context, stream_)),
+          parameters_(std::move(parameters)) {
+        std::vector<lgreco_layer> layers;
+        std::vector<lgreco_setting> settings;
+        std::vector<std::uint32_t> indices;
+        for (const Parameter *parameter : parameters_) {
+            layers.push_back(lgreco::layer(parameter->name.c_str(), parameter->dims));
+            const bool is_weight = parameter->dims.size() > 1;
+            settings.push_back(is_weight ? scheme.weights : setting_of(LGRECO_METHOD_DENSE));
+            indices.push_back(first++);
+            elements_ += parameter->gradient.size();
+        }
+        lgreco_cuda_bucket_options options = lgreco::cuda_bucket_options();
+        options.world_size = ranks;
+        options.rank = rank;
+        options.seed = 1;
+        options.indices = indices.data();
+        const std::uint64_t bytes = cuda_.bucket_bytes(layers, settings, options);
+        bucket_ = std::make_unique<lgreco::CudaBucket>(cuda_.bucket(layers, settings, options, driver.allocate(bytes), bytes));
+        gradients_ = driver.allocate(elements_ * sizeof(float));
+        staged_ = static_cast<float *>(driver.allocate_locked(elements_ * sizeof(float)));
+    }
+
+    // Enqueues what comes before the first collective.
+    void submit() {
+        float *to = staged_;
+        for (const Parameter *parameter : parameters_)
+            to = std::copy(parameter->gradient.begin(), parameter->gradient.end(), to);
+        driver_.upload(gradients_, staged_, elements_ * sizeof(float), stream_);
+        bucket_->submit(cuda_, gradients_);
+    }
+
+    // Enqueues the next collective; whether there was one.
+    bool advance(const Nccl &nccl, std::uint64_t &sent) {
+        const lgreco_request asked = bucket_->next(cuda_);
+        switch (asked.kind) {
+        case LGRECO_REQUEST_NONE: return false;
+        case LGRECO_REQUEST_ALL_GATHER:
+            nccl.all_gather(asked.buffer, asked.length, stream_);
+            sent += asked.length;
+            return true;
+        case LGRECO_REQUEST_ALL_REDUCE_SUM:
+        case LGRECO_REQUEST_ALL_REDUCE_SUM_BF16: {
+            const bool bf16 = asked.kind == LGRECO_REQUEST_ALL_REDUCE_SUM_BF16;
+            nccl.all_reduce_sum(asked.buffer, asked.count, bf16, stream_);
+            sent += asked.count * (bf16 ? 2 : 4);
+            return true;
+        }
+        default: throw std::logic_error("lgreco asks for a collective that no bucket on a device needs");
+        }
+    }
+
+    // Waits for the means.
+    void finish() {
+        driver_.download(staged_, gradients_, elements_ * sizeof(float), stream_);
+        driver_.wait(stream_);
+        const float *from = staged_;
+        for (Parameter *parameter : parameters_) {
+            std::copy_n(from, parameter->gradient.size(), parameter->gradient.begin());
+            from += parameter->gradient.size();
+        }
+    }
+
+    std::uint32_t failed() { return bucket_->outcome(cuda_).failed; }
+
+private:
+    const Driver &driver_;
+    Stream stream_;
+    lgreco::Cuda cuda_;
+    std::vector<Parameter *> parameters_;
+    std::size_t elements_ = 0;
+    std::unique_ptr<lgreco::CudaBucket> bucket_;
+    void *gradients_;
+    float *staged_;
+};
+
+bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const MpiCollective &mpi, const Batch &digits) {
+    const std::uint32_t rank = mpi.rank(), ranks = mpi.world_size();
+    const auto [held_out, shard] = divide(digits, rank, ranks);
+    Network network;
+    const lgreco::Context context;
+    // The last layers first, as the backward pass has their gradients first.
+    std::vector<std::unique_ptr<Bucket>> buckets;
+    const std::size_t all = network.parameters.size(), half = all / 2 / 2 * 2;
+    for (const auto &[from, to] : {std::pair{half, all}, std::pair{std::size_t{0}, half}}) {
+        std::vector<Parameter *> parameters;
+        for (std::size_t p = from; p < to; p++) parameters.push_back(&network.parameters[p]);
+        buckets.push_back(std::make_unique<Bucket>(driver, context, std::move(parameters), scheme,
+                                                   static_cast<std::uint32_t>(from), rank, ranks));
+    }
+    const double before = network.forward(held_out);
+    std::mt19937 random(100 + rank);
+    std::uint64_t sent = 0;
+    for (int step = 0; step < steps; step++) {
+        Batch batch;
+        for (std::size_t i = 0; i < batch_size; i++) batch.add(digits, shard[random() % shard.size()]);
+        network.forward(batch);
+        std::size_t left = all;
+        network.backward(batch, [&](std::size_t) {
+            left--;
+            if (left == half) buckets[0]->submit();
+            if (left == 0) buckets[1]->submit();
+        });
+        // One collective of each bucket by turns, in the same order on all ranks.
+        for (bool more = true; more;) {
+            more = false;
+            for (const auto &bucket : buckets) more = bucket->advance(nccl, sent) || more;
+        }
+        for (const auto &bucket : buckets) bucket->finish();
+        network.descend();
+    }
+    const double loss = network.forward(held_out);
+    if (rank == 0)
+        std::printf("%-26s %8.4f %7.1f %% %11.0f\n", scheme.name, loss, 100 * network.accuracy(held_out),
+                    static_cast<double>(sent) / steps);
+    bool good = loss < before;
+    std::vector<float> values;
+    for (const Parameter &parameter : network.parameters) values.insert(values.end(), parameter.values.begin(), parameter.values.end());
+    for (const auto &bucket : buckets) good = good && bucket->failed() == 0;
+    if (!good) std::fprintf(stderr, "FAILED: %s: a step has failed on rank %u, or the loss did not fall\n", scheme.name, rank);
+    const bool same = mpi.same_everywhere(values.data(), values.size());
+    if (!same && rank == 0) std::fprintf(stderr, "FAILED: %s: the ranks' parameters differ\n", scheme.name);
+    return good && same;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    bool good = true;
+    try {
+        const MpiCollective mpi(MPI_COMM_WORLD);
+        const int rank = static_cast<int>(mpi.rank()), ranks = static_cast<int>(mpi.world_size());
+        const auto here = std::filesystem::path(__FILE__).parent_path();
+        const Batch digits = read_digits(argc > 1 ? std::filesystem::path(argv[1]) : here / "../../lgreco-cli/examples/data/digits.bin");
+        MPI_Comm node;  // the ranks of this machine, each with a GPU
+        int on_node = 0;
+        mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node));
+        mpi_check(MPI_Comm_rank(node, &on_node));
+        const Driver driver(on_node);
+        Nccl nccl;
+        Nccl::Id id{};
+        if (rank == 0) id = nccl.id();
+        mpi_check(MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD));
+        nccl.join(ranks, id, rank);
+        if (rank == 0) std::printf("digits, %d ranks, %d steps\n%-26s %8s %9s %11s\n", ranks, steps, "", "loss", "accuracy", "bytes/step");
+        for (const Scheme &scheme : schemes()) good = train(scheme, driver, nccl, mpi, digits) && good;
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "FAILED: %s\n", error.what());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    MPI_Finalize();
+    return good ? 0 : 1;
+}

@@ -1,0 +1,365 @@
+use super::cuda::lgreco_cuda;
+use super::gradient::lgreco_layer;
+use super::request::lgreco_request;
+use super::setting::lgreco_setting;
+use crate::cuda::{BucketLayers, OnDeviceBucket};
+use crate::handle::{self, Kind};
+use crate::pointers::{Versioned, address, filled, place, slice, slice_mut, versioned, versioned_array};
+use crate::status::{Failure, LGRECO_OK, lgreco_status};
+use core::ffi::c_void;
+use lgreco_train::CoreError;
+use lgreco_train::gradient::Dtype;
+use lgreco_train::rng::Stream;
+
+/// Layers that are exchanged together, with gradients, residuals and messages in the device's memory, compressed and summed
+/// there. A step is lgreco_cuda_bucket_submit, then lgreco_cuda_bucket_next and the collective that it asks for until there is
+/// none. Nothing of a step waits, allocates or brings anything from the host: it may be captured into a CUDA graph together with its
+/// collectives, and replayed. Calls also need the lgreco_cuda, which keeps the message of one that fails.
+pub struct lgreco_cuda_bucket {
+    _private: [u8; 0],
+}
+
+impl Kind for lgreco_cuda_bucket {
+    const WHAT: &'static str = "cuda bucket";
+    const TAG: [u8; 8] = *b"lgcubckt";
+    type State = Box<dyn OnDeviceBucket>;
+}
+
+/// What becomes of means where a rank has failed: LGRECO_ON_FAULT_...
+pub type lgreco_on_fault = u32;
+
+/// Zeros.
+pub const LGRECO_ON_FAULT_ZEROS: lgreco_on_fault = 0;
+/// NaN, for a loss scaler to find.
+pub const LGRECO_ON_FAULT_NAN: lgreco_on_fault = 1;
+
+/// What ranks have in common, and which one this is. Begin with LGRECO_CUDA_BUCKET_OPTIONS_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_cuda_bucket_options {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// Seed of the run, the same on every rank; 0 by default.
+    pub seed: u64,
+    /// Index of each layer in the model, with which random words are named; NULL, the default, for 0, 1, 2 and so on.
+    pub indices: *const u32,
+    /// Number of workers; 1 by default.
+    pub world_size: u32,
+    /// Number of this worker; 0 by default.
+    pub rank: u32,
+    /// Number of the first step; 0 by default.
+    pub step: u32,
+    /// How much of an error is remembered, in (0, 1]; 1 by default.
+    pub gain: f32,
+    /// LGRECO_ON_FAULT_ZEROS by default.
+    pub on_fault: lgreco_on_fault,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+impl Default for lgreco_cuda_bucket_options {
+    fn default() -> Self {
+        lgreco_cuda_bucket_options {
+            struct_size: size_of::<lgreco_cuda_bucket_options>(),
+            seed: 0,
+            indices: core::ptr::null(),
+            world_size: 1,
+            rank: 0,
+            step: 0,
+            gain: 1.0,
+            on_fault: LGRECO_ON_FAULT_ZEROS,
+            reserved: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers and a raw pointer only.
+unsafe impl Versioned for lgreco_cuda_bucket_options {
+    const WHAT: &'static str = "cuda bucket options";
+    const FIRST_SIZE: usize = 48;
+}
+
+/// No rank is at fault.
+pub const LGRECO_NO_RANK: u32 = u32::MAX;
+
+/// What has become of a bucket's steps. Begin with LGRECO_CUDA_OUTCOME_INIT.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct lgreco_cuda_outcome {
+    /// Set by the INIT macro.
+    pub struct_size: usize,
+    /// The number of the next step.
+    pub step: u32,
+    /// Steps that failed so far: their means are what `on_fault` says, residuals stayed as they were, on all ranks.
+    pub failed: u32,
+    /// The first rank at fault in the last step: its gradient was not finite, or it was at another step or had other settings;
+    /// else LGRECO_NO_RANK.
+    pub rank: u32,
+    /// What was wrong on this rank in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW, or LGRECO_OK.
+    pub fault: lgreco_status,
+    /// Of the first value at fault: its layer, as the bucket numbers them.
+    pub layer: usize,
+    /// And its element.
+    pub element: usize,
+}
+
+impl Default for lgreco_cuda_outcome {
+    fn default() -> Self {
+        lgreco_cuda_outcome {
+            struct_size: size_of::<lgreco_cuda_outcome>(),
+            step: 0,
+            failed: 0,
+            rank: LGRECO_NO_RANK,
+            fault: LGRECO_OK,
+            layer: 0,
+            element: 0,
+        }
+    }
+}
+
+// SAFETY: repr(C), starts with a usize, numbers only.
+unsafe impl Versioned for lgreco_cuda_outcome {
+    const WHAT: &'static str = "cuda outcome";
+    const FIRST_SIZE: usize = 40;
+}
+
+/// # Safety
+/// README.md, pointers.
+unsafe fn read(
+    layers: *const lgreco_layer,
+    settings: *const lgreco_setting,
+    layers_len: usize,
+    options: *const lgreco_cuda_bucket_options,
+) -> Result<BucketLayers, Failure> {
+    // SAFETY: passed on.
+    let (described, settings, options) = unsafe {
+        let (layers, settings) = (versioned_array(layers, layers_len)?, versioned_array(settings, layers_len)?);
+        (layers, settings, versioned(options)?)
+    };
+    if options.reserved != 0 {
+        let (what, found) = ("reserved field of the cuda bucket options", options.reserved);
+        return Err(Failure::UnknownConstant { what, found });
+    }
+    let nan_on_fault = match options.on_fault {
+        LGRECO_ON_FAULT_ZEROS => false,
+        LGRECO_ON_FAULT_NAN => true,
+        found => return Err(Failure::UnknownConstant { what: "on_fault", found }),
+    };
+    let indices = if options.indices.is_null() {
+        (0..layers_len as u32).collect()
+    } else {
+        // SAFETY: passed on.
+        unsafe { slice(options.indices, layers_len, "indices") }?.to_vec()
+    };
+    let (mut layers, mut dtype) = (Vec::with_capacity(layers_len), None);
+    for ((layer, setting), index) in described.iter().zip(&settings).zip(indices) {
+        // SAFETY: passed on.
+        let tensor = unsafe { layer.tensor() }?;
+        if *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
+            let expected = "that of the bucket's first layer";
+            let other =
+                CoreError::Parameter { what: "code of the element type", value: tensor.dtype as u8 as f64, expected };
+            return Err(Failure::from(other).of_layer(tensor.name));
+        }
+        layers.push((index, tensor.shape, setting.to_core()?));
+    }
+    let lgreco_cuda_bucket_options { seed, world_size, rank, step, gain, .. } = options;
+    let stream = Stream { seed, step, layer: 0, rank };
+    let dtype = dtype.unwrap_or(Dtype::F32);
+    Ok(BucketLayers { layers, dtype, world_size, stream, gain, nan_on_fault })
+}
+
+/// Tells the bytes of device memory that a bucket of these layers works in: some 8 per element, and messages. `values` of
+/// layers are not looked at; `settings` are one per layer.
+///
+/// LGRECO_UNAVAILABLE for settings that are not exchanged on devices, LGRECO_PARAMETER for layers of different types.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_bytes(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    settings: *const lgreco_setting,
+    layers_len: usize,
+    options: *const lgreco_cuda_bucket_options,
+    bytes: *mut u64,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            let bytes = place(bytes, "bytes")?;
+            bytes.write(cuda.bucket_bytes(&read(layers, settings, layers_len, options)?)?);
+            Ok(())
+        })
+    }
+}
+
+/// Enqueued: makes a bucket of these layers in `memory` on the device, of at least lgreco_cuda_bucket_bytes and aligned to 16, which
+/// is the bucket's until all work enqueued with it is done. Residuals are zeros. Loads the kernels first, which waits.
+///
+/// As lgreco_cuda_bucket_bytes; LGRECO_LENGTH when there is less memory; LGRECO_PARAMETER for ranks and gains out of range;
+/// LGRECO_DEVICE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_create(
+    cuda: *mut lgreco_cuda,
+    layers: *const lgreco_layer,
+    settings: *const lgreco_setting,
+    layers_len: usize,
+    options: *const lgreco_cuda_bucket_options,
+    memory: *mut c_void,
+    memory_bytes: u64,
+    bucket: *mut *mut lgreco_cuda_bucket,
+) -> lgreco_status {
+    // SAFETY: README.md, handles, pointers and device memory.
+    unsafe {
+        handle::create::<_, lgreco_cuda_bucket>(cuda, bucket, |cuda| {
+            let layers = read(layers, settings, layers_len, options)?;
+            let needed = cuda.bucket_bytes(&layers)?;
+            if memory_bytes < needed {
+                let (expected, found) = (needed as usize, memory_bytes as usize);
+                return Err(CoreError::Length { what: "bytes of the bucket's memory", expected, found }.into());
+            }
+            cuda.bucket(&layers, address(memory.cast::<u8>(), memory_bytes as usize, "memory")?)
+        })
+    }
+}
+
+/// Frees a bucket and sets the caller's pointer to NULL; NULL, or a pointer to NULL, does nothing. Its memory may go when what was
+/// enqueued with it is done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_destroy(bucket: *mut *mut lgreco_cuda_bucket) -> lgreco_status {
+    // SAFETY: README.md, handles.
+    unsafe { handle::destroy(bucket) }
+}
+
+/// Enqueued: compresses the gradients of a step, which lie one after the other in the device's memory, with what is remembered.
+/// They stay where they are until lgreco_cuda_bucket_next has said LGRECO_REQUEST_NONE, and are then replaced by the means.
+///
+/// LGRECO_STEP_ORDER when a step is under way; LGRECO_DEVICE for an address that is NULL or not aligned. What is wrong with values is
+/// found on the device and told to all ranks: lgreco_cuda_bucket_outcome tells of it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    gradients: *mut c_void,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and device memory.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            handle::with(bucket, |bucket| bucket.submit(&mut **cuda, gradients.expose_provenance() as u64))
+        })
+    }
+}
+
+/// Enqueued: goes on, once the collective asked for before is enqueued, and tells the next one, on the device's memory, to be enqueued
+/// on the stream: LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM or LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, as NCCL does
+/// them in place; LGRECO_REQUEST_NONE when the making of the means is enqueued. All ranks are asked for the same, and start those of
+/// different buckets in the same order.
+///
+/// LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit; LGRECO_DEVICE, after which the step is over.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_next(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    request: *mut lgreco_request,
+) -> lgreco_status {
+    // SAFETY: README.md, handles, pointers and device memory.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            let request = filled(request)?;
+            request.fill(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?);
+            Ok(())
+        })
+    }
+}
+
+/// Done: what has become of the bucket's steps so far.
+///
+/// LGRECO_DEVICE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    outcome: *mut lgreco_cuda_outcome,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            let outcome = filled(outcome)?;
+            outcome.fill(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?);
+            Ok(())
+        })
+    }
+}
+
+/// Tells where in the device's memory an f32 is that is 1 after a step that failed on some rank, else 0: `found_inf` of loss scalers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_found_inf(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    found_inf: *mut *mut f32,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |_| {
+            let found_inf = place(found_inf, "found_inf")?;
+            let address = handle::with(bucket, |bucket| Ok(bucket.found_inf()))?;
+            found_inf.write(core::ptr::with_exposed_provenance_mut(address as usize));
+            Ok(())
+        })
+    }
+}
+
+/// Done: copies what is remembered of all layers, one after the other, to host memory, between two steps.
+///
+/// LGRECO_LENGTH unless `values_len` is the number of all elements; LGRECO_DEVICE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_get_residuals(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    values: *mut f32,
+    values_len: usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            let values = slice_mut(values, values_len, "values")?;
+            handle::with(bucket, |bucket| bucket.residuals(&mut **cuda, values))
+        })
+    }
+}
+
+/// Done: remembers these values instead, between two steps.
+///
+/// As lgreco_cuda_bucket_get_residuals.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    values: *const f32,
+    values_len: usize,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            let values = slice(values, values_len, "values")?;
+            handle::with(bucket, |bucket| bucket.set_residuals(&mut **cuda, values))
+        })
+    }
+}
+
+/// Done: takes over what another bucket of the same layers remembers and how many steps it has taken, between two steps: so layers
+/// get other settings. Both are of this lgreco_cuda.
+///
+/// LGRECO_LENGTH when the layers have other numbers of elements; LGRECO_BUSY for the same bucket twice; LGRECO_DEVICE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_cuda_bucket_take_over(
+    cuda: *mut lgreco_cuda,
+    bucket: *mut lgreco_cuda_bucket,
+    from: *mut lgreco_cuda_bucket,
+) -> lgreco_status {
+    // SAFETY: README.md, handles and device memory.
+    unsafe {
+        handle::call(cuda, |cuda| {
+            handle::with(bucket, |bucket| handle::with(from, |from| bucket.take_over(&mut **cuda, &**from)))
+        })
+    }
+}

@@ -1,0 +1,103 @@
+//! A bucket on a CUDA device.
+
+use super::{BucketLayers, OnDevice, OnDeviceBucket};
+use crate::api::{
+    LGRECO_NO_RANK, LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16,
+    lgreco_cuda_outcome, lgreco_request,
+};
+use crate::status::{Failure, LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW};
+use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
+use lgreco_train::exchange::Request;
+use std::any::Any;
+
+fn read(layers: &BucketLayers) -> (Vec<DeviceLayer>, ExchangeConfig) {
+    let BucketLayers { dtype, world_size, stream, gain, nan_on_fault, .. } = *layers;
+    let layer = |&(index, shape, setting)| DeviceLayer { index, shape, setting };
+    let on_fault = if nan_on_fault { OnFault::Nan } else { OnFault::Zeros };
+    (layers.layers.iter().map(layer).collect(), ExchangeConfig { dtype, world: world_size, stream, gain, on_fault })
+}
+
+pub(super) fn bytes(layers: &BucketLayers) -> Result<u64, Failure> {
+    let (layers, config) = read(layers);
+    Ok(DeviceBucket::bytes(&layers, config)?)
+}
+
+/// # Safety
+/// As [`DeviceBucket::new`].
+pub(super) unsafe fn new(
+    device: &mut CudaBackend,
+    layers: &BucketLayers,
+    memory: u64,
+) -> Result<Box<dyn OnDeviceBucket>, Failure> {
+    let (layers, config) = read(layers);
+    // SAFETY: passed on.
+    Ok(Box::new(unsafe { DeviceBucket::new(device, &layers, config, memory) }?))
+}
+
+const OTHER_DEVICE: Failure = Failure::Unavailable { what: "a bucket of this device" };
+
+fn cuda(device: &mut dyn OnDevice) -> Result<&mut CudaBackend, Failure> {
+    (device as &mut dyn Any).downcast_mut().ok_or(OTHER_DEVICE)
+}
+
+impl OnDeviceBucket for DeviceBucket {
+    unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<(), Failure> {
+        // SAFETY: passed on.
+        Ok(unsafe { DeviceBucket::submit(self, cuda(device)?, gradients) }?)
+    }
+
+    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<lgreco_request, Failure> {
+        // SAFETY: passed on.
+        let request = unsafe { DeviceBucket::next(self, cuda(device)?) }?;
+        let world_size = self.world_size() as usize;
+        Ok(match request {
+            Some(Request::AllGather { buffer }) => {
+                lgreco_request::on_cuda(LGRECO_REQUEST_ALL_GATHER, buffer.address, 0, buffer.len / world_size)
+            }
+            Some(Request::AllReduceSum { values }) => {
+                lgreco_request::on_cuda(LGRECO_REQUEST_ALL_REDUCE_SUM, values.address, values.len, 0)
+            }
+            Some(Request::AllReduceSumBf16 { values }) => {
+                lgreco_request::on_cuda(LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, values.address, values.len, 0)
+            }
+            _ => lgreco_request::default(),
+        })
+    }
+
+    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<lgreco_cuda_outcome, Failure> {
+        let outcome = DeviceBucket::outcome(self, cuda(device)?)?;
+        let (fault, layer, element) = match outcome.fault {
+            None => (LGRECO_OK, 0, 0),
+            Some(ExchangeFault::NonFinite { layer, index }) => (LGRECO_NON_FINITE, layer, index),
+            Some(ExchangeFault::Overflow { layer, index }) => (LGRECO_OVERFLOW, layer, index),
+        };
+        let rank = outcome.rank.unwrap_or(LGRECO_NO_RANK);
+        Ok(lgreco_cuda_outcome {
+            step: outcome.step,
+            failed: outcome.failed,
+            rank,
+            fault,
+            layer,
+            element,
+            ..Default::default()
+        })
+    }
+
+    unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure> {
+        Ok(DeviceBucket::residuals(self, cuda(device)?, values)?)
+    }
+
+    unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<(), Failure> {
+        Ok(DeviceBucket::set_residuals(self, cuda(device)?, values)?)
+    }
+
+    unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<(), Failure> {
+        let other: &DeviceBucket = (other as &dyn Any).downcast_ref().ok_or(OTHER_DEVICE)?;
+        // SAFETY: passed on.
+        Ok(unsafe { DeviceBucket::take_over(self, cuda(device)?, other) }?)
+    }
+
+    fn found_inf(&self) -> u64 {
+        self.found_inf_address()
+    }
+}
