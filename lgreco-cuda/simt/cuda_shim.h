@@ -256,7 +256,7 @@ SHIM_NOSAN inline std::string run(dim3 g, dim3 b, size_t dyn, void (*call)(void*
     for (unsigned bz = 0; bz < g.z; ++bz)
         for (unsigned by = 0; by < g.y; ++by)
             for (unsigned bx = 0; bx < g.x; ++bx) {
-                blockIdx = {bx, by, bz};
+                blockIdx = S.mode == 1 ? uint3{g.x - 1 - bx, g.y - 1 - by, g.z - 1 - bz} : uint3{bx, by, bz};
                 S.alive = int(n);
                 S.at_bar = 0;
                 ++S.block_epoch;
@@ -356,8 +356,8 @@ SHIM_NOSAN inline T rmw(T* p, F f) {
     return o;
 }
 }  // namespace cuda_shim
-// Entry point of a kernel, for dlsym. Threads of a block run forwards (order 0), backwards (1) or at random (from 2 on,
-// also giving way at atomics). Returns whether it failed, and then why.
+// Entry point of a kernel, for dlsym. Threads of a block run forwards (order 0), backwards (1; blocks too) or at random (from 2
+// on, also giving way at atomics). Returns whether it failed, and then why.
 struct cuda_shim_launch {
     unsigned grid[3], block[3];
     size_t dynamic;

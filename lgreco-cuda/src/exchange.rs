@@ -1,4 +1,5 @@
-//! One exchange of a bucket of layers, under QSGD or uncompressed, without the host: what `exchange.cu` is asked to do.
+//! One exchange of a bucket of layers, under QSGD or TopK or uncompressed, without the host: what `exchange.cu` is asked to
+//! do, and in [`topk`] what the files for TopK are.
 //!
 //! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
 //! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
@@ -7,6 +8,7 @@
 #[cfg(feature = "train")]
 mod bucket;
 mod program;
+mod topk;
 
 use crate::Error;
 use crate::backend::CudaBackend;
@@ -22,6 +24,8 @@ pub(crate) use program::Layer;
 use program::PROGRAM;
 pub(crate) use program::Program;
 pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
+#[cfg(test)]
+pub(crate) use topk::{Params, Top};
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
@@ -48,6 +52,11 @@ impl DeviceExchange {
         self.memory.cut(0, PROGRAM)
     }
 
+    /// The world, and the memory that TopK has to itself.
+    fn of_tops(&self) -> (u32, Part) {
+        (self.program.head.world, self.memory.from(self.program.table_bytes()))
+    }
+
     fn blocks(&self) -> u64 {
         looping_blocks(u64::from(self.program.head.spans) * u64::from(crate::device::BLOCK))
     }
@@ -69,7 +78,7 @@ pub enum ExchangeFault {
         /// The element.
         index: usize,
     },
-    /// The gradient with what is remembered, what would be remembered, or the mean leaves its type.
+    /// The gradient with what is remembered, what is sent, what would be remembered, or the mean leaves its type.
     Overflow {
         /// Index of the layer in the program.
         layer: usize,
@@ -85,7 +94,8 @@ pub struct ExchangeOutcome {
     pub step: u32,
     /// Steps that failed since the beginning: residuals stayed as they were.
     pub failed: u32,
-    /// The first rank at fault in the last step, if one was: not finite, at another step, or with another program.
+    /// The first rank at fault in the last step, if one was: not finite, at another step, with another program, or with a
+    /// payload under TopK that no encoder wrote.
     pub rank: Option<u32>,
     /// What was wrong on this rank in the last step, if anything was: its first layer and element.
     pub fault: Option<ExchangeFault>,
@@ -146,6 +156,12 @@ impl CudaBackend {
         let exchange = DeviceExchange { program, memory, residuals };
         let gpu = self.gpu_mut();
         ["encode", "announce", "average", "finish"].into_iter().try_for_each(|entry| gpu.prepare(kernel(entry)))?;
+        let tops = &exchange.program.tops;
+        if !tops.is_empty() {
+            topk::KERNELS.into_iter().try_for_each(|kernel| gpu.prepare(kernel))?;
+            let (world, memory) = exchange.of_tops();
+            tops.begin(gpu, world, memory)?;
+        }
         let [layers, layer_of, head] = exchange.parts();
         gpu.write(bytemuck::bytes_of(&exchange.program.head), head)?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layers), layers)?;
@@ -154,7 +170,7 @@ impl CudaBackend {
         Ok(exchange)
     }
 
-    /// Enqueued, in two launches: this rank's message for all layers, `residual + gradient` under each one's setting with
+    /// Enqueued, in two launches, and with layers under TopK in at most six: this rank's message for all layers, `residual + gradient` under each one's setting with
     /// the random words of the exchange's step, or the values themselves, and what is to be remembered. Bit for bit the core's payloads, each at a
     /// multiple of 16. May be captured into a graph.
     ///
@@ -164,7 +180,8 @@ impl CudaBackend {
     /// [`finish_exchange`](CudaBackend::finish_exchange).
     ///
     /// # Complexity
-    /// One read of gradients and residuals, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits.
+    /// One read of gradients and residuals, one write of payloads and residuals: 12.5 bytes per f32 value at 4 bits. Under
+    /// TopK a read of their sums more, and with a gain below 1 of the residuals.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other, and the message of
@@ -185,12 +202,16 @@ impl CudaBackend {
         if program.head.spans > 0 {
             gpu.launch_capturable(kernel("encode"), program.params, &parts, exchange.blocks())?;
         }
+        if !program.tops.is_empty() {
+            let parts = [head, gradients, exchange.residuals, message];
+            return program.tops.encode(gpu, program.dtype, exchange.of_tops(), parts);
+        }
         gpu.launch_capturable(kernel("announce"), program.params, &[head, message], 1)
     }
 
-    /// Enqueued, in two launches: the means of all ranks' messages, which lie one after another, in the order of the ranks,
-    /// and the step's end. Where a rank has failed, or is at another step, or has another program, means are what
-    /// [`OnFault`] says and residuals stay as they were, on all ranks; so do they where a mean leaves its type. The means may
+    /// Enqueued, in two launches, and with layers under TopK in at most four: the means of all ranks' messages, which lie one after another, in the order of the ranks,
+    /// and the step's end. Where a rank has failed, or is at another step, or has another program, or a payload of TopK's
+    /// that no encoder wrote, means are what [`OnFault`] says and residuals stay as they were, on all ranks; so do they where a mean leaves its type. The means may
     /// take the gradients' places. May be captured into a graph.
     ///
     /// # Errors
@@ -214,9 +235,15 @@ impl CudaBackend {
         let means = checked(means, program.value_bytes(), program.dtype.bytes() as u64)?;
         let [layers, layer_of, head] = exchange.parts();
         let gpu = self.gpu_mut();
+        if !program.tops.is_empty() {
+            program.tops.check(gpu, exchange.of_tops(), [head, messages])?;
+        }
         if program.head.spans > 0 {
             let parts = [layers, layer_of, head, messages, means];
             gpu.launch_capturable(kernel("average"), program.params, &parts, exchange.blocks())?;
+        }
+        if !program.tops.is_empty() {
+            return program.tops.average(gpu, program.dtype, exchange.of_tops(), [head, messages, means]);
         }
         gpu.launch_capturable(kernel("finish"), program.params, &[head, messages], 1)
     }

@@ -111,10 +111,7 @@ fn parts(program: &ExchangeProgram, memory: Part) -> [Part; 3] {
 }
 
 fn program(layers: &[DeviceLayer], config: ExchangeConfig) -> Result<ExchangeProgram, Error> {
-    let described: Vec<(Shape, Setting)> = layers.iter().map(|layer| (layer.shape, layer.setting)).collect();
-    let mut program = ExchangeProgram::new(&described, config)?;
-    program.number(layers.iter().map(|layer| layer.index), config);
-    Ok(program)
+    ExchangeProgram::of_layers(layers.iter().map(|layer| (layer.index, layer.shape, layer.setting)), config)
 }
 
 fn bytes(program: &ExchangeProgram) -> u64 {

@@ -1,5 +1,6 @@
 //! What an exchange on the device is told once: its layers, their settings, and where everything lies.
 
+use super::topk::{Place, Tops};
 use crate::Error;
 use crate::qsgd::{Params, is_fused, sign_magnitude};
 use bytemuck::{Pod, Zeroable};
@@ -9,7 +10,7 @@ use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 
-/// `Program` of `exchange.cu`.
+/// `Program` of `program.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Program {
@@ -21,7 +22,7 @@ pub(crate) struct Program {
     pub(super) half: u32,
     pub(super) spans: u32,
     pub(super) world: u32,
-    pub(super) fingerprint: u32,
+    fingerprint: u32,
     pub(super) faulty_rank: u32,
     pub(super) faults: u32,
     pub(super) found_inf: f32,
@@ -29,6 +30,8 @@ pub(crate) struct Program {
     keep: f32,
     fill: u32,
     largest: u32,
+    broken: u32,
+    done: u32,
 }
 
 #[cfg(test)]
@@ -50,6 +53,8 @@ impl Program {
         ("keep", std::mem::offset_of!(Program, keep)),
         ("fill", std::mem::offset_of!(Program, fill)),
         ("largest", std::mem::offset_of!(Program, largest)),
+        ("broken", std::mem::offset_of!(Program, broken)),
+        ("done", std::mem::offset_of!(Program, done)),
     ];
 }
 
@@ -160,8 +165,9 @@ impl Default for ExchangeConfig {
 pub struct ExchangeProgram {
     pub(super) head: Program,
     pub(super) layers: Vec<Layer>,
-    /// Of each span.
+    /// Of each span, but those under TopK.
     pub(super) layer_of: Vec<u32>,
+    pub(super) tops: Tops,
     pub(super) params: Params,
     pub(super) dtype: Dtype,
 }
@@ -170,12 +176,21 @@ impl ExchangeProgram {
     /// The program for `layers`, whose gradients follow one another without gaps, as in a bucket of DDP.
     ///
     /// # Errors
-    /// [`Error::Method`] for other methods than QSGD and [`Setting::Dense`], and for buckets of QSGD that are no power of two
-    /// from 64 to 4096;
+    /// [`Error::Method`] for other methods than QSGD, TopK and [`Setting::Dense`], and for buckets of QSGD that are no power
+    /// of two from 64 to 4096;
     /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1] and there are ranks;
     /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
     /// what [`payload_len`](Compressor::payload_len) refuses.
     pub fn new(layers: &[(Shape, Setting)], config: ExchangeConfig) -> Result<Self, Error> {
+        let ids = (0..).map(|number| config.stream.layer.wrapping_add(number));
+        Self::of_layers(ids.zip(layers).map(|(id, &(shape, setting))| (id, shape, setting)), config)
+    }
+
+    /// The same for layers of any numbers, by which their random words are named.
+    pub(super) fn of_layers(
+        layers: impl ExactSizeIterator<Item = (u32, Shape, Setting)>,
+        config: ExchangeConfig,
+    ) -> Result<Self, Error> {
         let parameter = |what, value, expected| lgreco_core::Error::Parameter { what, value, expected };
         if !(config.gain > 0.0 && config.gain <= 1.0) {
             return Err(parameter("residual gain", config.gain.into(), "in (0, 1]").into());
@@ -183,9 +198,9 @@ impl ExchangeProgram {
         if config.world == 0 {
             return Err(parameter("ranks", 0.0, "at least 1").into());
         }
-        let (mut table, mut layer_of) = (Vec::with_capacity(layers.len()), Vec::new());
+        let (mut table, mut layer_of, mut tops) = (Vec::with_capacity(layers.len()), Vec::new(), Tops::default());
         let (mut first, mut payload) = (0, MESSAGE_HEADER);
-        for (&(shape, setting), number) in layers.iter().zip(0..) {
+        for ((id, shape, setting), number) in layers.zip(0..) {
             let (rows, cols) = (shape.rows(), shape.cols());
             let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows, cols });
             let place = Layer {
@@ -193,12 +208,18 @@ impl ExchangeProgram {
                 payload,
                 first_span: u32::try_from(layer_of.len()).map_err(too_many)?,
                 count: u32::try_from(shape.elements()).map_err(too_many)?,
-                id: config.stream.layer.wrapping_add(number),
+                id,
                 ..Layer::zeroed()
             };
-            table.push(layer(place, &setting, shape, config.dtype)?);
-            // A layer without elements has a header all the same.
-            layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1)));
+            let layer = layer(place, &setting, shape, config.dtype)?;
+            if let Setting::TopK(top) = setting {
+                let header = [layer.header_low, layer.header_high];
+                tops.push(Place { layer: number, first, payload, header }, top, layer.count)?;
+            } else {
+                // A layer without elements has a header all the same.
+                layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1)));
+            }
+            table.push(layer);
             first += shape.elements() as u64;
             payload += (setting.payload_len(shape, config.dtype)? as u64).next_multiple_of(MESSAGE_HEADER);
         }
@@ -218,19 +239,20 @@ impl ExchangeProgram {
             ..Program::zeroed()
         };
         let params = Params::of_exchange(config.dtype, rank, seed);
-        Ok(ExchangeProgram { head, layers: table, layer_of, params, dtype: config.dtype })
+        Ok(ExchangeProgram { head, layers: table, layer_of, tops, params, dtype: config.dtype })
     }
 
-    /// Gives layers other numbers than consecutive ones, by which their random words are named.
-    #[cfg(feature = "train")]
-    pub(super) fn number(&mut self, indices: impl Iterator<Item = u32>, config: ExchangeConfig) {
-        self.layers.iter_mut().zip(indices).for_each(|(layer, index)| layer.id = index);
-        self.head.fingerprint = fingerprint(bytemuck::cast_slice(&self.layers), config);
-    }
-
-    /// Bytes of the memory for the program itself, which begins at a multiple of 16.
+    /// Bytes of the memory for the program itself, which begins at a multiple of 16. Of a layer under TopK 16 KiB are for
+    /// counts, an eighth of its elements' number and 8 per element kept for what is selected from, and about
+    /// [a thousandth](ExchangeConfig::world) of their number per rank for where spans begin.
     pub fn memory_bytes(&self) -> u64 {
-        PROGRAM + (size_of_val(&*self.layers) + size_of_val(&*self.layer_of)) as u64
+        self.table_bytes() + self.tops.bytes(self.head.world)
+    }
+
+    /// Bytes of the memory before TopK's.
+    pub(super) fn table_bytes(&self) -> u64 {
+        let tables = size_of_val(&*self.layers) + size_of_val(&*self.layer_of);
+        (PROGRAM + tables as u64).next_multiple_of(MESSAGE_HEADER)
     }
 
     /// Bytes of the memory for residuals, which begins at a multiple of 16: f32, twice.
@@ -255,6 +277,7 @@ fn layer(place: Layer, setting: &Setting, shape: Shape, dtype: Dtype) -> Result<
     let header = match *setting {
         Setting::Dense => Header { method: Method::Dense, variant: dtype as u8, parameter: 0, shape },
         Setting::Qsgd(qsgd) if is_fused(qsgd.bucket) => qsgd.header(shape)?,
+        Setting::TopK(top) => top.header(shape)?,
         Setting::Qsgd(_) => {
             return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
         }

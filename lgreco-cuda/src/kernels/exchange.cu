@@ -3,26 +3,6 @@
 // these. Nothing comes from the host, so
 // that a graph of these launches can be replayed: the step and which half of the residuals counts are in `Program`.
 
-// What changes from step to step, and what all layers have in common.
-struct Program {
-    u64 elements;  // of all layers
-    u64 apart;     // bytes from one rank's message to the next
-    u64 fault;     // of this step so far: the complement of kind, layer and index; 0 for none
-    u64 told;      // the last step's
-    u32 step;
-    u32 half;  // which residuals count
-    u32 spans;
-    u32 world;
-    u32 fingerprint;
-    u32 faulty_rank;  // of the last step: the first at fault, or their number
-    u32 faults;       // steps that failed so far
-    float found_inf;  // whether the last step did
-    float gain;
-    float keep;  // 1 - gain
-    u32 fill;    // bits of what means become where a step fails
-    u32 largest;
-};
-
 struct Layer {
     u64 first;    // its first value
     u64 payload;  // where its payload begins in a message
@@ -40,15 +20,6 @@ struct Layer {
     u32 id;
 };
 
-// Bytes before the payloads: fault, step, fingerprint, none.
-#define MESSAGE_WORDS 4
-#define HEADER 16
-// What is wrong with a value, causes before what they cause.
-#define NOT_FINITE 0u
-#define SUM_LEFT_F32 1u
-#define REST_LEFT_F32 2u
-#define MEAN_LEFT_ITS_TYPE 3u
-
 __device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
     p.count = layer.count;
     p.bucket = layer.bucket;
@@ -61,15 +32,6 @@ __device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
     p.step = step;
     p.layer = layer.id;
     return p;
-}
-
-// The first fault by kind, layer and index is what stays.
-__device__ inline void note(u64* fault, u32 kind, u32 layer, u64 index) {
-    atomicMax(fault, ~(u64(kind) << 62 | u64(layer) << 32 | index));
-}
-
-__device__ inline bool is_finite(float value) {
-    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
 }
 
 // Where codes begin behind the scales.
@@ -118,14 +80,6 @@ struct Remember {
         }
     }
 };
-
-__device__ inline void put(void* values, u32 dtype, u64 i, u32 bits) {
-    if (dtype == 0) {
-        static_cast<u32*>(values)[i] = bits;
-    } else {
-        static_cast<u16*>(values)[i] = u16(bits);
-    }
-}
 
 // A span's values as they are; nothing is remembered of them.
 __device__ inline void copy(const Params& p, const void* gradient, u64 span, u8* values, u64* fault, u32 layer) {
@@ -178,39 +132,9 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
 }
 
 // What the other ranks are told of this one.
-extern "C" __global__ void announce(Params, const Program* program, u32* message) {
+extern "C" __global__ void announce(Params, Program* program, u32* message) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        message[0] = program->fault != 0;
-        message[1] = program->step;
-        message[2] = program->fingerprint;
-        message[3] = 0;
-    }
-}
-
-// The first rank that has failed, or is at another step, or compresses otherwise; their number for none.
-__device__ inline u32 first_faulty(const Program& program, const u8* messages) {
-    for (u32 rank = 0; rank < program.world; rank++) {
-        const u32* words = reinterpret_cast<const u32*>(messages + rank * program.apart);
-        if (words[0] != 0 || words[1] != program.step || words[2] != program.fingerprint) {
-            return rank;
-        }
-    }
-    return program.world;
-}
-
-// Returns whether what is written is finite.
-__device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
-    u32 narrow = dtype == 0 ? bits : dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
-    u32 infinite = dtype == 0 ? INFINITE : dtype == 1 ? 0x7c00u : 0x7f80u;
-    put(means, dtype, i, narrow);
-    return (narrow & infinite) != infinite;
-}
-
-// Writes a mean, or what stands for it; `note`s one that leaves its type.
-__device__ inline void give(const Params& p, Program* program, bool good, u32 layer, void* means, u64 i, float mean) {
-    u32 bits = good ? __float_as_uint(mean) : program->fill;
-    if (!write_mean(means, p.dtype, i, bits) && good) {
-        note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, i);
+        tell(program, message);
     }
 }
 
@@ -223,7 +147,7 @@ __device__ inline void average_values(const Params& p, Program* program, bool go
             float own = value(payloads + rank * program->apart, p.dtype, i);
             sum = rank == 0 ? own : sum + own;
         }
-        give(p, program, good, layer, means, i, sum / float(program->world));
+        give(p.dtype, program, good, layer, means, i, sum / float(program->world));
     }
 }
 
@@ -246,7 +170,7 @@ __device__ inline void average_codes(const Params& p, Program* program, bool goo
 #pragma unroll
         for (u32 k = 0; k < PER_CODER; k++) {
             if (k < here) {
-                give(p, program, good, layer, means, first + k, sums[k] / float(program->world));
+                give(p.dtype, program, good, layer, means, first + k, sums[k] / float(program->world));
             }
         }
     }
@@ -272,19 +196,9 @@ extern "C" __global__ void average(Params p, const Layer* layers, const u32* lay
     }
 }
 
-// What the step comes to: residuals count only if no rank has failed.
+// What the step comes to.
 extern "C" __global__ void finish(Params, Program* program, const u8* messages) {
-    if (blockIdx.x != 0 || threadIdx.x != 0) {
-        return;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        end_step(program, messages);
     }
-    u32 faulty = first_faulty(*program, messages);
-    bool failed = faulty < program->world || program->fault != 0;
-    program->faulty_rank = faulty;
-    program->told = program->fault;
-    program->found_inf = failed ? 1.0f : 0.0f;
-    program->faults += failed;
-    program->half ^= !failed;
-    program->step++;
-    program->fault = 0;
-    program->largest = 0;
 }

@@ -7,6 +7,7 @@ use crate::device::Part;
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceExchange, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
 use lgreco_core::backend::{Backend, Portable};
+use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Compressor, Setting};
@@ -16,7 +17,7 @@ use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
 
 /// Ranks, of which one is told apart.
-const WORLD: usize = 3;
+pub(super) const WORLD: usize = 3;
 
 /// Memory of the device, for which the processor's stands, aligned to 16 and full of rubbish.
 pub(super) struct Memory {
@@ -63,7 +64,7 @@ fn layers() -> Vec<(Shape, Setting)> {
 }
 
 /// The bytes that values have as a type, and the values that these bytes stand for.
-fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
+pub(super) fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     match dtype {
         Dtype::F32 => (bytemuck::cast_slice(values).to_vec(), values.to_vec()),
         Dtype::F16 => {
@@ -78,18 +79,18 @@ fn narrowed(values: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
 }
 
 /// A rank: its exchange and memory on the device, and what the core says its residuals are.
-struct Rank {
-    exchange: DeviceExchange,
+pub(super) struct Rank {
+    pub(super) exchange: DeviceExchange,
     _memory: Memory,
     _residuals: Memory,
-    gradients: Memory,
-    message: Memory,
-    expected: Vec<f32>,
-    stream: Stream,
+    pub(super) gradients: Memory,
+    pub(super) message: Memory,
+    pub(super) expected: Vec<f32>,
+    pub(super) stream: Stream,
 }
 
 impl Rank {
-    fn new(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: ExchangeConfig) -> Rank {
+    pub(super) fn new(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: ExchangeConfig) -> Rank {
         let program = ExchangeProgram::new(layers, config).unwrap();
         let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
         assert_eq!(program.residual_bytes(), 8 * elements as u64);
@@ -103,7 +104,7 @@ impl Rank {
     }
 
     /// Encodes gradients on the device; the payloads and the residuals that the core makes of them.
-    fn encode(
+    pub(super) fn encode(
         &mut self,
         backend: &mut CudaBackend,
         (layers, config): (&[(Shape, Setting)], ExchangeConfig),
@@ -116,7 +117,9 @@ impl Rank {
         let offered: Vec<f32> = self.expected.iter().zip(&values).map(|(residual, x)| residual + x).collect();
         let (mut payloads, mut residuals, mut at) = (Vec::new(), Vec::new(), 0);
         for (&(shape, setting), number) in layers.iter().zip(0..) {
-            let own = &offered[at..at + shape.elements()];
+            // Uncompressed values have no residual: -0 stays -0.
+            let own = if setting == Setting::Dense { &values } else { &offered };
+            let own = &own[at..at + shape.elements()];
             let stream = Stream { layer: self.stream.layer + number, ..self.stream };
             let dtype = if setting == Setting::Dense { config.dtype } else { Dtype::F32 };
             let mut payload = vec![0; setting.payload_len(shape, dtype)?];
@@ -135,50 +138,60 @@ impl Rank {
         Ok((payloads, residuals))
     }
 
-    fn finish(&mut self, backend: &mut CudaBackend, messages: &mut Memory) {
+    pub(super) fn finish(&mut self, backend: &mut CudaBackend, messages: &mut Memory) {
         // SAFETY: as many messages as there are ranks; the means take the gradients' places.
         unsafe { backend.finish_exchange(&self.exchange, messages.address(), self.gradients.address()) }.unwrap();
         self.stream.step += 1;
     }
 
     /// The residuals that count.
-    fn residuals(&self, backend: &mut CudaBackend) -> Vec<f32> {
+    pub(super) fn residuals(&self, backend: &mut CudaBackend) -> Vec<f32> {
         let address = backend.exchange_outcome(&self.exchange).unwrap().residuals;
         backend.gpu_mut().read(Part { address, bytes: 4 * self.expected.len() as u64 }).unwrap()
     }
 
-    fn found_inf(&self, backend: &mut CudaBackend) -> f32 {
+    pub(super) fn found_inf(&self, backend: &mut CudaBackend) -> f32 {
         backend.gpu_mut().read(Part { address: self.exchange.found_inf_address(), bytes: 4 }).unwrap()[0]
     }
 }
 
-fn ranks(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: ExchangeConfig) -> Vec<Rank> {
+pub(super) fn ranks(backend: &mut CudaBackend, layers: &[(Shape, Setting)], config: ExchangeConfig) -> Vec<Rank> {
     let rank = |rank| Stream { rank, ..config.stream };
     (0..WORLD as u32).map(|of| Rank::new(backend, layers, ExchangeConfig { stream: rank(of), ..config })).collect()
 }
 
 /// All ranks' messages one after another, as an all-gather leaves them.
-fn gathered(ranks: &[Rank]) -> Memory {
+pub(super) fn gathered(ranks: &[Rank]) -> Memory {
     let bytes: Vec<u8> = ranks.iter().flat_map(|rank| rank.message.bytes().to_vec()).collect();
     let mut messages = Memory::new(bytes.len() as u64);
     messages.fill(&bytes);
     messages
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Runs steps of exchanges on the device beside the core's; the number of values compared.
 fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Result<usize, String> {
-    let layers = layers();
-    let mut ranks = ranks(backend, &layers, config);
+    steps_of(backend, &layers(), config, steps, uniform)
+}
+
+/// The same of these layers; `values` has as many as it is asked for, by a seed.
+pub(super) fn steps_of(
+    backend: &mut CudaBackend,
+    layers: &[(Shape, Setting)],
+    config: ExchangeConfig,
+    steps: u64,
+    values: impl Fn(usize, u64) -> Vec<f32>,
+) -> Result<usize, String> {
+    let mut ranks = ranks(backend, layers, config);
     let mut compared = 0;
     for step in 0..steps {
         let (mut all, mut remembered) = (Vec::new(), Vec::new());
         for (rank, seed) in ranks.iter_mut().zip(1..) {
-            let values = uniform(rank.expected.len(), 100 * step + seed);
-            let (payloads, residuals) = rank.encode(backend, (&layers, config), &values).unwrap();
+            let values = values(rank.expected.len(), 100 * step + seed);
+            let (payloads, residuals) = rank.encode(backend, (layers, config), &values).unwrap();
             backend.synchronise().unwrap();
             let mut at = 16;
             for (payload, number) in payloads.iter().zip(0..) {
@@ -193,9 +206,11 @@ fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Resul
         }
         let mut messages = gathered(&ranks);
         let mut means = Vec::new();
-        for (number, &(shape, _)) in layers.iter().enumerate() {
+        for (number, &(shape, setting)) in layers.iter().enumerate() {
             let mut sum = vec![0.0; shape.elements()];
-            for (payloads, first) in all.iter().zip([true, false, false]) {
+            // What TopK keeps is added to zeros.
+            let begins = !matches!(setting, Setting::TopK(_));
+            for (payloads, first) in all.iter().zip([begins, false, false]) {
                 let mut decoded = vec![0.0; sum.len()];
                 Portable.decode(&payloads[number], &mut decoded).unwrap();
                 sum.iter_mut().zip(decoded).for_each(|(sum, x)| *sum = if first { x } else { *sum + x });
@@ -222,7 +237,7 @@ fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Resul
     Ok(compared)
 }
 
-fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
+pub(super) fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
     let stream = Stream { seed: 0x1234_5678_9abc, step: 5, layer: 3, rank: 0 };
     ExchangeConfig { dtype, world: WORLD as u32, stream, gain, on_fault: OnFault::Zeros }
 }
@@ -237,7 +252,7 @@ fn payloads_residuals_and_means_are_the_cores() {
 }
 
 /// A step in which the values at `at` are `value` on these ranks, and what it comes to.
-fn spoiled_step(
+pub(super) fn spoiled_step(
     backend: &mut CudaBackend,
     ranks: &mut [Rank],
     (layers, config, seed): (&[(Shape, Setting)], ExchangeConfig, u64),
@@ -352,9 +367,14 @@ fn what_cannot_be_exchanged_is_refused() {
         let error = refused(Qsgd::default(), config);
         assert!(matches!(error, Error::Core(lgreco_core::Error::Parameter { .. })), "{error}");
     }
-    let top = Setting::TopK(TopK { keep: 5, values: Dtype::F32 });
-    let refused_top = ExchangeProgram::new(&[(shape, top)], usual).map(drop);
-    assert!(matches!(refused_top, Err(Error::Method(_))), "{refused_top:?}");
+    let power = Setting::PowerSgd(PowerSgd { rank: 5, iterations: 1 });
+    let refused_power = ExchangeProgram::new(&[(shape, power)], usual).map(drop);
+    assert!(matches!(refused_power, Err(Error::Method(_))), "{refused_power:?}");
+    for keep in [0, 64 * 64 + 1] {
+        let top = Setting::TopK(TopK { keep, values: Dtype::F32 });
+        let refused_top = ExchangeProgram::new(&[(shape, top)], usual).map(drop);
+        assert!(matches!(refused_top, Err(Error::Core(_))), "{refused_top:?}");
+    }
     assert!(matches!(refused(Qsgd { bits: 0, ..Qsgd::default() }, usual), Error::Core(_)));
     let Some(mut backend) = backend(flavour(), 0) else { return };
     for (memory, residuals) in [(0, 4096), (4096, 0), (4104, 8192), (4096, 8196)] {

@@ -31,6 +31,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
         Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
         Module::Exchange => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
+        Module::ExchangeTopK => (exchange::Params::FIELDS, size_of::<exchange::Params>()),
         Module::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
         Module::Positions => (positions::Params::FIELDS, size_of::<positions::Params>()),
         Module::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
@@ -46,5 +47,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
     let source = Module::Exchange.source();
     assert_eq!(fields(&source, "Program"), (exchange::Program::FIELDS.to_vec(), size_of::<exchange::Program>()));
     assert_eq!(fields(&source, "Layer"), (exchange::Layer::FIELDS.to_vec(), size_of::<exchange::Layer>()));
+    let source = Module::ExchangeTopK.source();
+    assert_eq!(fields(&source, "Top"), (exchange::Top::FIELDS.to_vec(), size_of::<exchange::Top>()));
     assert_eq!(fields(&Module::Qsgd.source(), "Layer"), (qsgd::Layer::FIELDS.to_vec(), size_of::<qsgd::Layer>()));
 }

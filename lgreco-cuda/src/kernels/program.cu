@@ -1,0 +1,102 @@
+// What exchanges on the device have in common, whatever the method: what changes from step to step, what goes wrong, and
+// what ranks say of it.
+
+// What changes from step to step, and what all layers have in common.
+struct Program {
+    u64 elements;  // of all layers
+    u64 apart;     // bytes from one rank's message to the next
+    u64 fault;     // of this step so far: the complement of kind, layer and index; 0 for none
+    u64 told;      // the last step's
+    u32 step;
+    u32 half;  // which residuals count
+    u32 spans;
+    u32 world;
+    u32 fingerprint;
+    u32 faulty_rank;  // of the last step: the first at fault, or their number
+    u32 faults;       // steps that failed so far
+    float found_inf;  // whether the last step did
+    float gain;
+    float keep;  // 1 - gain
+    u32 fill;    // bits of what means become where a step fails
+    u32 largest;
+    u32 broken;  // complement of the first rank one of whose payloads no encoder wrote; 0 for none
+    u32 done;    // blocks that have been through the launch
+};
+
+// Bytes before the payloads: fault, step, fingerprint, none.
+#define MESSAGE_WORDS 4
+#define HEADER 16
+// What is wrong with a value, causes before what they cause.
+#define NOT_FINITE 0u
+#define SUM_LEFT_F32 1u
+#define REST_LEFT_F32 2u
+#define MEAN_LEFT_ITS_TYPE 3u
+
+// The first fault by kind, layer and index is what stays.
+__device__ inline void note(u64* fault, u32 kind, u32 layer, u64 index) {
+    atomicMax(fault, ~(u64(kind) << 62 | u64(layer) << 32 | index));
+}
+
+__device__ inline bool is_finite(float value) {
+    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
+}
+
+__device__ inline void put(void* values, u32 dtype, u64 i, u32 bits) {
+    if (dtype == 0) {
+        static_cast<u32*>(values)[i] = bits;
+    } else {
+        static_cast<u16*>(values)[i] = u16(bits);
+    }
+}
+
+// What the other ranks are told of this one, by one thread.
+__device__ inline void tell(Program* program, u32* message) {
+    // Other blocks of the launch may have noted it.
+    message[0] = atomicMax(&program->fault, 0ull) != 0;
+    message[1] = program->step;
+    message[2] = program->fingerprint;
+    message[3] = 0;
+}
+
+// The first rank that has failed, or is at another step, or compresses otherwise, or has a broken payload; their number for none.
+__device__ inline u32 first_faulty(const Program& program, const u8* messages) {
+    for (u32 rank = 0; rank < program.world; rank++) {
+        const u32* words = reinterpret_cast<const u32*>(messages + rank * program.apart);
+        if (words[0] != 0 || words[1] != program.step || words[2] != program.fingerprint ||
+            rank == ~program.broken) {
+            return rank;
+        }
+    }
+    return program.world;
+}
+
+// Returns whether what is written is finite.
+__device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
+    u32 narrow = dtype == 0 ? bits : dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
+    u32 infinite = dtype == 0 ? INFINITE : dtype == 1 ? 0x7c00u : 0x7f80u;
+    put(means, dtype, i, narrow);
+    return (narrow & infinite) != infinite;
+}
+
+// Writes a mean, or what stands for it; `note`s one that leaves its type.
+__device__ inline void give(u32 dtype, Program* program, bool good, u32 layer, void* means, u64 i, float mean) {
+    u32 bits = good ? __float_as_uint(mean) : program->fill;
+    if (!write_mean(means, dtype, i, bits) && good) {
+        note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, i);
+    }
+}
+
+// What the step comes to, by one thread: residuals count only if no rank has failed.
+__device__ inline void end_step(Program* program, const u8* messages) {
+    u32 faulty = first_faulty(*program, messages);
+    u64 fault = atomicExch(&program->fault, 0ull);
+    bool failed = faulty < program->world || fault != 0;
+    program->faulty_rank = faulty;
+    program->told = fault;
+    program->found_inf = failed ? 1.0f : 0.0f;
+    program->faults += failed;
+    program->half ^= !failed;
+    program->step++;
+    program->largest = 0;
+    program->broken = 0;
+}
