@@ -9,6 +9,7 @@ pub(crate) enum Module {
     #[cfg(feature = "train")]
     Feedback,
     Exchange,
+    ExchangeSums,
     TopK,
     Positions,
     PowerSgd,
@@ -23,12 +24,13 @@ macro_rules! file {
 
 impl Module {
     #[cfg(all(any(test, feature = "testing"), feature = "train"))]
-    pub(crate) const ALL: [Module; 8] = [
+    pub(crate) const ALL: [Module; 9] = [
         Module::Magnitude,
         Module::Sums,
         Module::Qsgd,
         Module::Feedback,
         Module::Exchange,
+        Module::ExchangeSums,
         Module::TopK,
         Module::Positions,
         Module::PowerSgd,
@@ -43,6 +45,7 @@ impl Module {
             #[cfg(feature = "train")]
             Module::Feedback => "feedback.cu",
             Module::Exchange => "exchange.cu",
+            Module::ExchangeSums => "exchange_sums.cu",
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
             Module::PowerSgd => "powersgd.cu",
@@ -56,16 +59,24 @@ impl Module {
         const PHILOX: &str = file!("philox.cu");
         const BUCKETS: &str = file!("buckets.cu");
         const CODES: &str = file!("codes.cu");
+        const PROGRAM: &str = file!("program.cu");
+        const ORTHONORMAL: &str = file!("orthonormal.cu");
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
             Module::Sums => [DEVICE, file!("sums.cu")].concat(),
             Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("qsgd.cu")].concat(),
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
-            Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("exchange.cu")].concat(),
+            Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, PROGRAM, file!("exchange.cu")].concat(),
+            Module::ExchangeSums => {
+                let own = [file!("factors.cu"), ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat();
+                [DEVICE, VALUES, PHILOX, &own].concat()
+            }
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
-            Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu"), file!("orthonormal.cu")].concat(),
+            Module::PowerSgd => {
+                [DEVICE, VALUES, PHILOX, "#define DEPTH 32\n", ORTHONORMAL, file!("powersgd.cu")].concat()
+            }
         }
     }
 }

@@ -1,27 +1,6 @@
 // One exchange of a bucket of layers, all on the device: a step of error feedback and QSGD's payloads of all layers in one
-// read of gradients and residuals, or, of uncompressed layers, their values; the means of all ranks' payloads in one read of
-// these. Nothing comes from the host, so
+// read of gradients and residuals; the means of all ranks' payloads in one read of these. Nothing comes from the host, so
 // that a graph of these launches can be replayed: the step and which half of the residuals counts are in `Program`.
-
-// What changes from step to step, and what all layers have in common.
-struct Program {
-    u64 elements;  // of all layers
-    u64 apart;     // bytes from one rank's message to the next
-    u64 fault;     // of this step so far: the complement of kind, layer and index; 0 for none
-    u64 told;      // the last step's
-    u32 step;
-    u32 half;  // which residuals count
-    u32 spans;
-    u32 world;
-    u32 fingerprint;
-    u32 faulty_rank;  // of the last step: the first at fault, or their number
-    u32 faults;       // steps that failed so far
-    float found_inf;  // whether the last step did
-    float gain;
-    float keep;  // 1 - gain
-    u32 fill;    // bits of what means become where a step fails
-    u32 largest;
-};
 
 struct Layer {
     u64 first;    // its first value
@@ -35,7 +14,7 @@ struct Layer {
     u32 sign_magnitude;
     u32 min_max;
     u32 nearest;
-    u32 bits;  // 0 where values go uncompressed
+    u32 bits;
     u32 log_levels;
     u32 id;
 };
@@ -43,11 +22,6 @@ struct Layer {
 // Bytes before the payloads: fault, step, fingerprint, none.
 #define MESSAGE_WORDS 4
 #define HEADER 16
-// What is wrong with a value, causes before what they cause.
-#define NOT_FINITE 0u
-#define SUM_LEFT_F32 1u
-#define REST_LEFT_F32 2u
-#define MEAN_LEFT_ITS_TYPE 3u
 
 __device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
     p.count = layer.count;
@@ -61,15 +35,6 @@ __device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
     p.step = step;
     p.layer = layer.id;
     return p;
-}
-
-// The first fault by kind, layer and index is what stays.
-__device__ inline void note(u64* fault, u32 kind, u32 layer, u64 index) {
-    atomicMax(fault, ~(u64(kind) << 62 | u64(layer) << 32 | index));
-}
-
-__device__ inline bool is_finite(float value) {
-    return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
 }
 
 // Where codes begin behind the scales.
@@ -119,25 +84,6 @@ struct Remember {
     }
 };
 
-__device__ inline void put(void* values, u32 dtype, u64 i, u32 bits) {
-    if (dtype == 0) {
-        static_cast<u32*>(values)[i] = bits;
-    } else {
-        static_cast<u16*>(values)[i] = u16(bits);
-    }
-}
-
-// A span's values as they are; nothing is remembered of them.
-__device__ inline void copy(const Params& p, const void* gradient, u64 span, u8* values, u64* fault, u32 layer) {
-    for (u64 i = span * SPAN + threadIdx.x; i < min(u64(p.count), (span + 1) * SPAN); i += BLOCK) {
-        if (!is_finite(value(gradient, p.dtype, i))) {
-            note(fault, NOT_FINITE, layer, i);
-        }
-        u32 bits = p.dtype == 0 ? static_cast<const u32*>(gradient)[i] : static_cast<const u16*>(gradient)[i];
-        put(values, p.dtype, i, bits);
-    }
-}
-
 // A rank's payloads, and what is to be remembered if all goes well.
 extern "C" __global__ void encode(Params p, const Layer* layers, const u32* layer_of, Program* program,
                                   const void* gradients, float* residuals, u8* message) {
@@ -157,10 +103,6 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
             reinterpret_cast<u64*>(payload)[1] = layer.header_high;
         }
         const void* gradient = static_cast<const u8*>(gradients) + layer.first * size;
-        if (p.bits == 0) {
-            copy(p, gradient, span, payload + HEADER, &program->fault, number);
-            continue;
-        }
         hold(p, Offered{gradient, before + layer.first, &program->fault, number}, span, held, &program->largest);
         u32 slot = own_slot(p);
         u64 bucket = (span * SPAN >> Held::log_bucket(p)) + slot;
@@ -198,35 +140,6 @@ __device__ inline u32 first_faulty(const Program& program, const u8* messages) {
     return program.world;
 }
 
-// Returns whether what is written is finite.
-__device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
-    u32 narrow = dtype == 0 ? bits : dtype == 1 ? narrow_f16(bits) : narrow_bf16(bits);
-    u32 infinite = dtype == 0 ? INFINITE : dtype == 1 ? 0x7c00u : 0x7f80u;
-    put(means, dtype, i, narrow);
-    return (narrow & infinite) != infinite;
-}
-
-// Writes a mean, or what stands for it; `note`s one that leaves its type.
-__device__ inline void give(const Params& p, Program* program, bool good, u32 layer, void* means, u64 i, float mean) {
-    u32 bits = good ? __float_as_uint(mean) : program->fill;
-    if (!write_mean(means, p.dtype, i, bits) && good) {
-        note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, i);
-    }
-}
-
-// The means of a span whose values go uncompressed; payloads are `apart`.
-__device__ inline void average_values(const Params& p, Program* program, bool good, u32 layer, const u8* payloads,
-                                      u64 span, void* means) {
-    for (u64 i = span * SPAN + threadIdx.x; i < min(u64(p.count), (span + 1) * SPAN); i += BLOCK) {
-        float sum = 0.0f;
-        for (u32 rank = 0; good && rank < program->world; rank++) {
-            float own = value(payloads + rank * program->apart, p.dtype, i);
-            sum = rank == 0 ? own : sum + own;
-        }
-        give(p, program, good, layer, means, i, sum / float(program->world));
-    }
-}
-
 // The means of a span of codes.
 __device__ inline void average_codes(const Params& p, Program* program, bool good, u32 layer, const u8* payloads,
                                      u64 span, void* means) {
@@ -246,7 +159,7 @@ __device__ inline void average_codes(const Params& p, Program* program, bool goo
 #pragma unroll
         for (u32 k = 0; k < PER_CODER; k++) {
             if (k < here) {
-                give(p, program, good, layer, means, first + k, sums[k] / float(program->world));
+                give(p.dtype, program, good, layer, means, first + k, sums[k] / float(program->world));
             }
         }
     }
@@ -255,7 +168,7 @@ __device__ inline void average_codes(const Params& p, Program* program, bool goo
 // The means of what all ranks' payloads hold, added up in the order of the ranks; `fill` where a rank is at fault.
 extern "C" __global__ void average(Params p, const Layer* layers, const u32* layer_of, Program* program,
                                    const u8* messages, void* means) {
-    bool good = first_faulty(*program, messages) == program->world;
+    bool good = first_faulty(*program, messages) == program->world && program->judged == program->world;
     u64 size = p.dtype == 0 ? 4 : 2;
     for (u64 at = blockIdx.x; at < program->spans; at += gridDim.x) {
         u32 number = layer_of[at];
@@ -264,27 +177,14 @@ extern "C" __global__ void average(Params p, const Layer* layers, const u32* lay
         u64 span = at - layer.first_span;
         const u8* payloads = messages + layer.payload + HEADER;
         void* own = static_cast<u8*>(means) + layer.first * size;
-        if (p.bits == 0) {
-            average_values(p, program, good, number, payloads, span, own);
-        } else {
-            average_codes(p, program, good, number, payloads, span, own);
-        }
+        average_codes(p, program, good, number, payloads, span, own);
     }
 }
 
-// What the step comes to: residuals count only if no rank has failed.
+// The step's end.
 extern "C" __global__ void finish(Params, Program* program, const u8* messages) {
-    if (blockIdx.x != 0 || threadIdx.x != 0) {
-        return;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        u32 summed = program->judged;
+        end_step(program, summed < program->world ? summed : first_faulty(*program, messages));
     }
-    u32 faulty = first_faulty(*program, messages);
-    bool failed = faulty < program->world || program->fault != 0;
-    program->faulty_rank = faulty;
-    program->told = program->fault;
-    program->found_inf = failed ? 1.0f : 0.0f;
-    program->faults += failed;
-    program->half ^= !failed;
-    program->step++;
-    program->fault = 0;
-    program->largest = 0;
 }
