@@ -8,11 +8,13 @@
 #[cfg(feature = "train")]
 mod bucket;
 mod program;
+mod summed;
+mod sums;
 mod topk;
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::device::Part;
+use crate::device::{BLOCK, Part};
 use crate::gpu::looping_blocks;
 use crate::kernels::{Kernel, Module};
 use crate::tensor::checked;
@@ -25,10 +27,17 @@ use program::PROGRAM;
 pub(crate) use program::Program;
 pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
 #[cfg(test)]
+pub(crate) use summed::{Dense, PEER, Params as SumsParams};
+#[cfg(test)]
 pub(crate) use topk::{Params, Top};
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
+}
+
+/// Blocks for pieces of work, each of which takes one.
+fn looping(pieces: u64) -> u64 {
+    looping_blocks(pieces * u64::from(BLOCK))
 }
 
 /// A program with its memory.
@@ -58,7 +67,7 @@ impl DeviceExchange {
     }
 
     fn blocks(&self) -> u64 {
-        looping_blocks(u64::from(self.program.head.spans) * u64::from(crate::device::BLOCK))
+        looping(self.program.head.spans.into())
     }
 
     /// The address of an f32 that is 1 after a step that failed on some rank, else 0: what PyTorch's `GradScaler` calls
@@ -85,6 +94,11 @@ pub enum ExchangeFault {
         /// The element.
         index: usize,
     },
+    /// A factor of PowerSGD, or the sum of all ranks', leaves f32.
+    Factor {
+        /// Index of the layer in the program.
+        layer: usize,
+    },
 }
 
 /// What an exchange knows of itself.
@@ -101,6 +115,8 @@ pub struct ExchangeOutcome {
     pub fault: Option<ExchangeFault>,
     /// The address of the residuals that count: f32, layer after layer.
     pub residuals: u64,
+    /// The address of PowerSGD's remembered `Q` that count: f32, column after column of layer after layer; zeros at first.
+    pub factors: u64,
 }
 
 impl CudaBackend {
@@ -155,7 +171,8 @@ impl CudaBackend {
         let residuals = checked(residuals, program.residual_bytes(), 16)?;
         let exchange = DeviceExchange { program, memory, residuals };
         let gpu = self.gpu_mut();
-        ["encode", "announce", "average", "finish"].into_iter().try_for_each(|entry| gpu.prepare(kernel(entry)))?;
+        let gathering = ["encode", "announce", "average", "finish"].map(kernel);
+        gathering.into_iter().chain(sums::KERNELS).try_for_each(|kernel| gpu.prepare(kernel))?;
         let tops = &exchange.program.tops;
         if !tops.is_empty() {
             topk::KERNELS.into_iter().try_for_each(|kernel| gpu.prepare(kernel))?;
@@ -163,6 +180,11 @@ impl CudaBackend {
             tops.begin(gpu, world, memory)?;
         }
         let [layers, layer_of, head] = exchange.parts();
+        let (summed, of) = (&exchange.program.summed, exchange.program.places(memory));
+        gpu.write(bytemuck::cast_slice(&summed.dense), of.dense)?;
+        gpu.write(bytemuck::cast_slice(&summed.matrices.matrices), of.matrices)?;
+        gpu.clear(of.counters)?;
+        gpu.clear(of.remembered)?;
         gpu.write(bytemuck::bytes_of(&exchange.program.head), head)?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layers), layers)?;
         gpu.write(bytemuck::cast_slice(&exchange.program.layer_of), layer_of)?;
@@ -194,6 +216,9 @@ impl CudaBackend {
         message: u64,
     ) -> Result<(), Error> {
         let program = &exchange.program;
+        if !program.is_gathered() {
+            return Ok(());
+        }
         let gradients = checked(gradients, program.value_bytes(), program.dtype.bytes() as u64)?;
         let message = checked(message, program.head.apart, 16)?;
         let [layers, layer_of, head] = exchange.parts();
@@ -231,6 +256,9 @@ impl CudaBackend {
         means: u64,
     ) -> Result<(), Error> {
         let program = &exchange.program;
+        if !program.is_gathered() {
+            return Ok(());
+        }
         let messages = checked(messages, program.head.apart * u64::from(program.head.world), 16)?;
         let means = checked(means, program.value_bytes(), program.dtype.bytes() as u64)?;
         let [layers, layer_of, head] = exchange.parts();
@@ -259,15 +287,17 @@ impl CudaBackend {
         let Program { step, faults, faulty_rank, told, half, elements, .. } = program;
         let fault = (told != 0).then(|| {
             let key = !told;
-            let (layer, index) = ((key >> 32) as usize & 0x3fff_ffff, key as u32 as usize);
-            if key >> 62 == 0 {
-                ExchangeFault::NonFinite { layer, index }
-            } else {
-                ExchangeFault::Overflow { layer, index }
+            let (layer, index) = ((key >> 32) as usize & 0x1fff_ffff, key as u32 as usize);
+            match key >> 61 {
+                0 => ExchangeFault::NonFinite { layer, index },
+                2 => ExchangeFault::Factor { layer },
+                _ => ExchangeFault::Overflow { layer, index },
             }
         });
         let rank = (faulty_rank < exchange.program.head.world).then_some(faulty_rank);
         let residuals = exchange.residuals.address + 4 * elements * u64::from(half);
-        Ok(ExchangeOutcome { step, failed: faults, rank, fault, residuals })
+        let remembered = exchange.program.places(exchange.memory).remembered;
+        let factors = remembered.address + remembered.bytes / 2 * u64::from(half);
+        Ok(ExchangeOutcome { step, failed: faults, rank, fault, residuals, factors })
     }
 }

@@ -10,6 +10,7 @@ pub(crate) enum Module {
     Feedback,
     Exchange,
     ExchangeTopK,
+    ExchangeSums,
     TopK,
     Positions,
     PowerSgd,
@@ -24,13 +25,14 @@ macro_rules! file {
 
 impl Module {
     #[cfg(all(any(test, feature = "testing"), feature = "train"))]
-    pub(crate) const ALL: [Module; 9] = [
+    pub(crate) const ALL: [Module; 10] = [
         Module::Magnitude,
         Module::Sums,
         Module::Qsgd,
         Module::Feedback,
         Module::Exchange,
         Module::ExchangeTopK,
+        Module::ExchangeSums,
         Module::TopK,
         Module::Positions,
         Module::PowerSgd,
@@ -46,6 +48,7 @@ impl Module {
             Module::Feedback => "feedback.cu",
             Module::Exchange => "exchange.cu",
             Module::ExchangeTopK => "exchange_topk.cu",
+            Module::ExchangeSums => "exchange_sums.cu",
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
             Module::PowerSgd => "powersgd.cu",
@@ -60,6 +63,7 @@ impl Module {
         const BUCKETS: &str = file!("buckets.cu");
         const CODES: &str = file!("codes.cu");
         const PROGRAM: &str = file!("program.cu");
+        const ORTHONORMAL: &str = file!("orthonormal.cu");
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
             Module::Sums => [DEVICE, file!("sums.cu")].concat(),
@@ -70,9 +74,15 @@ impl Module {
             Module::ExchangeTopK => {
                 [DEVICE, VALUES, PROGRAM, file!("exchange_topk.cu"), file!("exchange_topk_means.cu")].concat()
             }
+            Module::ExchangeSums => {
+                let own = [file!("factors.cu"), ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat();
+                [DEVICE, VALUES, PHILOX, &own].concat()
+            }
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
-            Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu"), file!("orthonormal.cu")].concat(),
+            Module::PowerSgd => {
+                [DEVICE, VALUES, PHILOX, "#define DEPTH 32\n", ORTHONORMAL, file!("powersgd.cu")].concat()
+            }
         }
     }
 }

@@ -91,6 +91,7 @@ mod driver;
 mod error;
 #[allow(unsafe_code)]
 mod exchange;
+mod factors;
 #[cfg(feature = "train")]
 #[allow(unsafe_code)]
 mod feedback;

@@ -10,6 +10,9 @@ use lgreco_train::compress::Setting;
 use lgreco_train::exchange::{self, Agreement, Flight, Moment, Op, Request, Route, Space, Spec};
 use lgreco_train::gradient::{Dtype, Shape};
 
+/// What parts of a bucket's memory begin at multiples of.
+const ALIGN: u64 = 16;
+
 /// Memory of the device that a collective works on.
 ///
 /// ```
@@ -98,25 +101,50 @@ pub struct DeviceBucket {
     exchange: DeviceExchange,
     specs: Vec<Spec<'static>>,
     moment: Moment,
-    /// All ranks' messages.
-    messages: Part,
+    wire: Wire,
     gradients: u64,
     flight: Option<Flight>,
 }
 
-/// How a bucket's memory is divided: the program, residuals, and the messages of all ranks.
-fn parts(program: &ExchangeProgram, memory: Part) -> [Part; 3] {
-    let (own, residuals) = (program.memory_bytes().next_multiple_of(16), program.residual_bytes().next_multiple_of(16));
-    [memory.cut(0, own), memory.cut(own, residuals), memory.from(own + residuals)]
+/// What a bucket's memory is divided into, each part at a multiple of 16.
+struct Places {
+    program: Part,
+    residuals: Part,
+    wire: Wire,
+}
+
+/// What collectives work on.
+#[derive(Clone, Copy, Debug)]
+struct Wire {
+    /// All ranks' messages.
+    messages: Part,
+    sums: Part,
+    factors: Part,
+}
+
+/// Bytes of the parts, in order.
+fn sizes(program: &ExchangeProgram) -> [u64; 5] {
+    let messages = program.message_bytes() as u64 * u64::from(program.head.world);
+    let [sums, factors] = [program.sum_values(), program.factor_values()].map(|values| 4 * values as u64);
+    [program.memory_bytes(), program.residual_bytes(), messages, sums, factors]
+}
+
+fn places(program: &ExchangeProgram, memory: Part) -> Places {
+    let mut rest = memory;
+    let [program, residuals, messages, sums, factors] = sizes(program).map(|bytes| {
+        let part = rest.cut(0, bytes);
+        rest = rest.from(bytes.next_multiple_of(ALIGN));
+        part
+    });
+    Places { program, residuals, wire: Wire { messages, sums, factors } }
+}
+
+fn bytes(program: &ExchangeProgram) -> u64 {
+    sizes(program).iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
 }
 
 fn program(layers: &[DeviceLayer], config: ExchangeConfig) -> Result<ExchangeProgram, Error> {
     ExchangeProgram::of_layers(layers.iter().map(|layer| (layer.index, layer.shape, layer.setting)), config)
-}
-
-fn bytes(program: &ExchangeProgram) -> u64 {
-    let messages = program.head.apart * u64::from(program.head.world);
-    program.memory_bytes().next_multiple_of(16) + program.residual_bytes().next_multiple_of(16) + messages
 }
 
 impl DeviceBucket {
@@ -132,8 +160,7 @@ impl DeviceBucket {
     /// this order, as in a bucket of DDP. Loads the kernels first, which waits. Of `config.stream` the layer is not looked at.
     ///
     /// # Errors
-    /// Those of [`ExchangeProgram::new`]; [`Parameter`](lgreco_core::Error::Parameter) when the stream's rank is not below the
-    /// number of ranks; [`Error::Memory`] when the address is 0 or no multiple of 16; those of the device.
+    /// Those of [`ExchangeProgram::new`]; [`Error::Memory`] when the address is 0 or no multiple of 16; those of the device.
     ///
     /// # Safety
     /// Until the bucket is dropped, and until all work enqueued with it is done, `memory` is valid memory of
@@ -146,11 +173,7 @@ impl DeviceBucket {
     ) -> Result<DeviceBucket, Error> {
         let program = program(layers, config)?;
         let (world_size, stream) = (program.head.world, config.stream);
-        if stream.rank >= world_size {
-            let (value, expected) = (stream.rank.into(), "below the number of ranks");
-            return Err(lgreco_core::Error::Parameter { what: "rank", value, expected }.into());
-        }
-        let [own, residuals, messages] = parts(&program, checked(memory, bytes(&program), 16)?);
+        let Places { program: own, residuals, wire } = places(&program, checked(memory, bytes(&program), ALIGN)?);
         let spec = |&DeviceLayer { index, shape, setting }: &DeviceLayer| {
             let dtype = if setting == Setting::Dense { config.dtype } else { Dtype::F32 };
             Spec { index, setting, shape, dtype, shards: &[] }
@@ -161,7 +184,7 @@ impl DeviceBucket {
         // SAFETY: parts of the memory that the caller promises.
         let exchange = unsafe { cuda.begin_exchange(program, own.address, residuals.address) }?;
         let specs = layers.iter().map(spec).collect();
-        Ok(DeviceBucket { exchange, specs, moment, messages, gradients: 0, flight: None })
+        Ok(DeviceBucket { exchange, specs, moment, wire, gradients: 0, flight: None })
     }
 
     /// Enqueued: compresses the gradients of a step, with what is remembered. They must stay where they are until
@@ -316,27 +339,56 @@ struct Enqueuing<'b> {
 }
 
 impl Enqueuing<'_> {
-    /// Where a rank's message is.
-    fn message(&self, rank: u32) -> Part {
+    /// Where this rank's message is.
+    fn message(&self) -> Part {
         let apart = self.bucket.exchange.program.head.apart;
-        self.bucket.messages.cut(u64::from(rank) * apart, apart)
+        self.bucket.wire.messages.cut(u64::from(self.bucket.moment.rank) * apart, apart)
     }
 
+    /// What an op, or all since the last collective, has launches for. What a rank tells of itself is made by them.
     fn enqueue(&mut self, op: Op) -> Result<(), Error> {
-        let DeviceBucket { exchange, moment, messages, gradients, .. } = &*self.bucket;
-        let own = self.message(moment.rank);
-        // SAFETY: the caller of `submit` or `next` promises it of the gradients, that of `new` of the messages.
+        let DeviceBucket { exchange, gradients, wire: Wire { messages, sums, factors }, .. } = &*self.bucket;
+        let [messages, sums, factors] = [messages, sums, factors].map(|part| part.address);
+        // SAFETY: the caller of `submit` or `next` promises it of the gradients, that of `new` of the rest.
         unsafe {
             match op {
-                Op::Encode => self.cuda.encode_exchange(exchange, *gradients, own.address),
-                Op::SumPayloads => self.cuda.finish_exchange(exchange, messages.address, *gradients),
-                // The message's first word, of which ranks only ask whether it is 0.
-                Op::PutSlip { slip, .. } if slip.code != 0 => self.cuda.gpu_mut().write_words(&[slip.code as u32], own),
-                // Slips are made where payloads are, and heard where these are added up.
-                Op::PutSlip { .. } | Op::Judge { .. } => Ok(()),
-                _ => Err(Error::Method("exchanges under this setting on the device")),
+                Op::Encode => {
+                    let own = self.message().address;
+                    self.cuda.encode_exchange(exchange, *gradients, own)
+                }
+                Op::PutSlip { part: exchange::Part::Sums, slip } if slip.code == 0 => {
+                    self.cuda.project_exchange(exchange, *gradients, sums)
+                }
+                Op::PutSlip { part: exchange::Part::Factors, slip } if slip.code == 0 => {
+                    self.cuda.back_project_exchange(exchange, sums, factors)
+                }
+                Op::Average => self.cuda.average_exchange(exchange, sums, factors, *gradients),
+                Op::SumPayloads => self.cuda.finish_exchange(exchange, messages, *gradients),
+                Op::PutSlip { part, slip } if slip.code != 0 => self.tell(part, slip),
+                _ => Ok(()),
             }
         }
+    }
+
+    /// Tells the others that the device has refused what this rank's part is made by.
+    fn tell(&mut self, part: exchange::Part, slip: exchange::Slip) -> Result<(), Error> {
+        let (program, rank) = (&self.bucket.exchange.program, u64::from(self.bucket.moment.rank));
+        let Wire { sums, factors, .. } = self.bucket.wire;
+        let of_sums = |buffer: Part, values: usize| {
+            let slips = 4 * (values as u64 - u64::from(program.head.world));
+            (buffer.cut(slips + 4 * rank, 4), buffer)
+        };
+        let (own, buffer) = match part {
+            exchange::Part::Sums => of_sums(sums, program.sum_values()),
+            exchange::Part::Factors => of_sums(factors, program.factor_values()),
+            // The first word, of which ranks only ask whether it is 0.
+            _ => {
+                let own = self.message();
+                return self.cuda.gpu_mut().write_words(&[slip.code as u32], own);
+            }
+        };
+        self.cuda.gpu_mut().clear(buffer)?;
+        self.cuda.gpu_mut().write_words(&[slip.to_sum().to_bits()], own)
     }
 }
 
@@ -376,12 +428,13 @@ impl Space for Enqueuing<'_> {
         part: exchange::Part,
         _: &exchange::Program,
     ) -> Result<exchange::RequestOf<'_, Self>, lgreco_train::Error> {
-        let Part { address, bytes } = self.bucket.messages;
-        match part {
-            exchange::Part::Payloads => {
-                Ok(Request::AllGather { buffer: DeviceMemory { address, len: bytes as usize } })
-            }
-            _ => unreachable!("the bucket has no such part"),
-        }
+        let Wire { messages, sums, factors } = self.bucket.wire;
+        let sum = |Part { address, bytes }: Part| DeviceMemory { address, len: bytes as usize / 4 };
+        let Part { address, bytes } = messages;
+        Ok(match part {
+            exchange::Part::Sums => Request::AllReduceSum { values: sum(sums) },
+            exchange::Part::Factors => Request::AllReduceSum { values: sum(factors) },
+            _ => Request::AllGather { buffer: DeviceMemory { address, len: bytes as usize } },
+        })
     }
 }

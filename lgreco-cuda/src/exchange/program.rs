@@ -1,11 +1,15 @@
 //! What an exchange on the device is told once: its layers, their settings, and where everything lies.
 
+use super::summed::{self, Places, Summed};
 use super::topk::{Place, Tops};
 use crate::Error;
+use crate::device::Part;
+use crate::powersgd;
 use crate::qsgd::{Params, is_fused, sign_magnitude};
 use bytemuck::{Pod, Zeroable};
+use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::qsgd::{Rounding, Scale};
-use lgreco_core::compress::wire::{HEADER_LEN, Header, Method};
+use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -16,13 +20,17 @@ use lgreco_core::rng::Stream;
 pub(crate) struct Program {
     pub(super) elements: u64,
     pub(super) apart: u64,
+    sums: u64,
+    factors: u64,
     fault: u64,
     pub(super) told: u64,
     pub(super) step: u32,
     pub(super) half: u32,
     pub(super) spans: u32,
     pub(super) world: u32,
+    rank: u32,
     fingerprint: u32,
+    judged: u32,
     pub(super) faulty_rank: u32,
     pub(super) faults: u32,
     pub(super) found_inf: f32,
@@ -39,13 +47,17 @@ impl Program {
     pub(crate) const FIELDS: &[(&'static str, usize)] = &[
         ("elements", std::mem::offset_of!(Program, elements)),
         ("apart", std::mem::offset_of!(Program, apart)),
+        ("sums", std::mem::offset_of!(Program, sums)),
+        ("factors", std::mem::offset_of!(Program, factors)),
         ("fault", std::mem::offset_of!(Program, fault)),
         ("told", std::mem::offset_of!(Program, told)),
         ("step", std::mem::offset_of!(Program, step)),
         ("half", std::mem::offset_of!(Program, half)),
         ("spans", std::mem::offset_of!(Program, spans)),
         ("world", std::mem::offset_of!(Program, world)),
+        ("rank", std::mem::offset_of!(Program, rank)),
         ("fingerprint", std::mem::offset_of!(Program, fingerprint)),
+        ("judged", std::mem::offset_of!(Program, judged)),
         ("faulty_rank", std::mem::offset_of!(Program, faulty_rank)),
         ("faults", std::mem::offset_of!(Program, faults)),
         ("found_inf", std::mem::offset_of!(Program, found_inf)),
@@ -169,6 +181,8 @@ pub struct ExchangeProgram {
     pub(super) layer_of: Vec<u32>,
     pub(super) tops: Tops,
     pub(super) params: Params,
+    pub(super) summed: Summed,
+    pub(super) sums_params: summed::Params,
     pub(super) dtype: Dtype,
 }
 
@@ -176,9 +190,9 @@ impl ExchangeProgram {
     /// The program for `layers`, whose gradients follow one another without gaps, as in a bucket of DDP.
     ///
     /// # Errors
-    /// [`Error::Method`] for other methods than QSGD, TopK and [`Setting::Dense`], and for buckets of QSGD that are no power
-    /// of two from 64 to 4096;
-    /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1] and there are ranks;
+    /// [`Error::Method`] for other methods than QSGD, TopK, PowerSGD and [`Setting::Dense`], for buckets of QSGD that are no
+    /// power of two from 64 to 4096, and for ranks and sides of PowerSGD beyond [`takes`](crate::CudaBackend::takes);
+    /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1] and the rank below the number of ranks;
     /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
     /// what [`payload_len`](Compressor::payload_len) refuses.
     pub fn new(layers: &[(Shape, Setting)], config: ExchangeConfig) -> Result<Self, Error> {
@@ -188,7 +202,7 @@ impl ExchangeProgram {
 
     /// The same for layers of any numbers, by which their random words are named.
     pub(super) fn of_layers(
-        layers: impl ExactSizeIterator<Item = (u32, Shape, Setting)>,
+        layers: impl Iterator<Item = (u32, Shape, Setting)>,
         config: ExchangeConfig,
     ) -> Result<Self, Error> {
         let parameter = |what, value, expected| lgreco_core::Error::Parameter { what, value, expected };
@@ -198,7 +212,11 @@ impl ExchangeProgram {
         if config.world == 0 {
             return Err(parameter("ranks", 0.0, "at least 1").into());
         }
-        let (mut table, mut layer_of, mut tops) = (Vec::with_capacity(layers.len()), Vec::new(), Tops::default());
+        if config.stream.rank >= config.world {
+            return Err(parameter("rank", config.stream.rank.into(), "below the number of ranks").into());
+        }
+        let (mut table, mut layer_of, mut tops) = (Vec::new(), Vec::new(), Tops::default());
+        let mut summed = Summed::default();
         let (mut first, mut payload) = (0, MESSAGE_HEADER);
         for ((id, shape, setting), number) in layers.zip(0..) {
             let (rows, cols) = (shape.rows(), shape.cols());
@@ -211,27 +229,48 @@ impl ExchangeProgram {
                 id,
                 ..Layer::zeroed()
             };
-            let layer = layer(place, &setting, shape, config.dtype)?;
-            if let Setting::TopK(top) = setting {
-                let header = [layer.header_low, layer.header_high];
-                tops.push(Place { layer: number, first, payload, header }, top, layer.count)?;
-            } else {
-                // A layer without elements has a header all the same.
-                layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1)));
+            let len = setting.payload_len(shape, config.dtype)? as u64;
+            let layer = layer(place, &setting, shape)?;
+            match setting {
+                Setting::Dense => summed.add_dense(layer.count, first, number),
+                Setting::PowerSgd(power) => {
+                    powersgd::check(shape, power.rank)?;
+                    let columns = effective_rank(shape, power.rank) as u32;
+                    summed.add_matrix(shape, columns, first, (number, id))?;
+                }
+                Setting::TopK(top) => {
+                    let header = [layer.header_low, layer.header_high];
+                    tops.push(Place { layer: number, first, payload, header }, top, layer.count)?;
+                    payload += len.next_multiple_of(MESSAGE_HEADER);
+                }
+                _ => {
+                    // A layer without elements has a header all the same.
+                    layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1)));
+                    payload += len.next_multiple_of(MESSAGE_HEADER);
+                }
             }
             table.push(layer);
             first += shape.elements() as u64;
-            payload += (setting.payload_len(shape, config.dtype)? as u64).next_multiple_of(MESSAGE_HEADER);
         }
         let Stream { seed, step, rank, .. } = config.stream;
         let nan = f32::NAN.to_bits();
+        let [sums, factors] = summed.lens();
+        let tables: [&[u8]; 3] = [
+            bytemuck::cast_slice(&table),
+            bytemuck::cast_slice(&summed.dense),
+            bytemuck::cast_slice(&summed.matrices.matrices),
+        ];
         let head = Program {
             elements: first,
             apart: payload,
+            sums,
+            factors,
             step,
             spans: layer_of.len() as u32,
             world: config.world,
-            fingerprint: fingerprint(bytemuck::cast_slice(&table), config),
+            rank,
+            fingerprint: fingerprint(&tables, config),
+            judged: config.world,
             faulty_rank: config.world,
             gain: config.gain,
             keep: 1.0 - config.gain,
@@ -239,14 +278,17 @@ impl ExchangeProgram {
             ..Program::zeroed()
         };
         let params = Params::of_exchange(config.dtype, rank, seed);
-        Ok(ExchangeProgram { head, layers: table, layer_of, tops, params, dtype: config.dtype })
+        let ends = layer_of.is_empty() && tops.is_empty() && sums > 0;
+        let sums_params = summed.params(config.dtype, seed, ends)?;
+        let dtype = config.dtype;
+        Ok(ExchangeProgram { head, layers: table, layer_of, tops, params, summed, sums_params, dtype })
     }
 
     /// Bytes of the memory for the program itself, which begins at a multiple of 16. Of a layer under TopK 16 KiB are for
     /// counts, an eighth of its elements' number and 8 per element kept for what is selected from, and about
     /// [a thousandth](ExchangeConfig::world) of their number per rank for where spans begin.
     pub fn memory_bytes(&self) -> u64 {
-        self.table_bytes() + self.tops.bytes(self.head.world)
+        self.summed_at() + self.summed.bytes()
     }
 
     /// Bytes of the memory before TopK's.
@@ -260,9 +302,24 @@ impl ExchangeProgram {
         2 * 4 * self.head.elements
     }
 
-    /// Bytes of a rank's message, a multiple of 16.
+    /// Bytes of a rank's message, a multiple of 16; 0 where all layers travel by sums.
     pub fn message_bytes(&self) -> usize {
-        self.head.apart as usize
+        if self.is_gathered() { self.head.apart as usize } else { 0 }
+    }
+
+    /// Whether messages are gathered, which end the step.
+    pub(super) fn is_gathered(&self) -> bool {
+        self.sums_params.ends == 0
+    }
+
+    /// Where what is summed has its part of the program's memory.
+    pub(super) fn places(&self, memory: Part) -> Places {
+        self.summed.places(memory.from(self.summed_at()))
+    }
+
+    /// Bytes of a program's memory before what is summed.
+    fn summed_at(&self) -> u64 {
+        self.table_bytes() + self.tops.bytes(self.head.world)
     }
 
     /// Bytes of the values of all layers.
@@ -271,11 +328,11 @@ impl ExchangeProgram {
     }
 }
 
-/// A layer at its place, with what its setting says.
-fn layer(place: Layer, setting: &Setting, shape: Shape, dtype: Dtype) -> Result<Layer, Error> {
+/// A layer at its place, with what its setting says; one that travels by sums has nothing more here.
+fn layer(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer, Error> {
     let mut bytes = [0; HEADER_LEN];
     let header = match *setting {
-        Setting::Dense => Header { method: Method::Dense, variant: dtype as u8, parameter: 0, shape },
+        Setting::Dense | Setting::PowerSgd(_) => return Ok(place),
         Setting::Qsgd(qsgd) if is_fused(qsgd.bucket) => qsgd.header(shape)?,
         Setting::TopK(top) => top.header(shape)?,
         Setting::Qsgd(_) => {
@@ -301,8 +358,8 @@ fn layer(place: Layer, setting: &Setting, shape: Shape, dtype: Dtype) -> Result<
 }
 
 /// FNV-1a of what ranks have to agree on.
-fn fingerprint(table: &[u8], config: ExchangeConfig) -> u32 {
+fn fingerprint(tables: &[&[u8]], config: ExchangeConfig) -> u32 {
     let common = [config.dtype as u8, (config.on_fault == OnFault::Nan) as u8];
-    let bytes = table.iter().chain(&common);
+    let bytes = tables.iter().copied().flatten().chain(&common);
     bytes.fold(0x811c_9dc5, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

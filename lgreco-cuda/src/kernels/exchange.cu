@@ -1,6 +1,5 @@
 // One exchange of a bucket of layers, all on the device: a step of error feedback and QSGD's payloads of all layers in one
-// read of gradients and residuals, or, of uncompressed layers, their values; the means of all ranks' payloads in one read of
-// these. Nothing comes from the host, so
+// read of gradients and residuals; the means of all ranks' payloads in one read of these. Nothing comes from the host, so
 // that a graph of these launches can be replayed: the step and which half of the residuals counts are in `Program`.
 
 struct Layer {
@@ -15,7 +14,7 @@ struct Layer {
     u32 sign_magnitude;
     u32 min_max;
     u32 nearest;
-    u32 bits;  // 0 where values go uncompressed
+    u32 bits;
     u32 log_levels;
     u32 id;
 };
@@ -81,17 +80,6 @@ struct Remember {
     }
 };
 
-// A span's values as they are; nothing is remembered of them.
-__device__ inline void copy(const Params& p, const void* gradient, u64 span, u8* values, u64* fault, u32 layer) {
-    for (u64 i = span * SPAN + threadIdx.x; i < min(u64(p.count), (span + 1) * SPAN); i += BLOCK) {
-        if (!is_finite(value(gradient, p.dtype, i))) {
-            note(fault, NOT_FINITE, layer, i);
-        }
-        u32 bits = p.dtype == 0 ? static_cast<const u32*>(gradient)[i] : static_cast<const u16*>(gradient)[i];
-        put(values, p.dtype, i, bits);
-    }
-}
-
 // A rank's payloads, and what is to be remembered if all goes well.
 extern "C" __global__ void encode(Params p, const Layer* layers, const u32* layer_of, Program* program,
                                   const void* gradients, float* residuals, u8* message) {
@@ -111,10 +99,6 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
             reinterpret_cast<u64*>(payload)[1] = layer.header_high;
         }
         const void* gradient = static_cast<const u8*>(gradients) + layer.first * size;
-        if (p.bits == 0) {
-            copy(p, gradient, span, payload + HEADER, &program->fault, number);
-            continue;
-        }
         hold(p, Offered{gradient, before + layer.first, &program->fault, number}, span, held, &program->largest);
         u32 slot = own_slot(p);
         u64 bucket = (span * SPAN >> Held::log_bucket(p)) + slot;
@@ -135,19 +119,6 @@ extern "C" __global__ void encode(Params p, const Layer* layers, const u32* laye
 extern "C" __global__ void announce(Params, Program* program, u32* message) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         tell(program, message);
-    }
-}
-
-// The means of a span whose values go uncompressed; payloads are `apart`.
-__device__ inline void average_values(const Params& p, Program* program, bool good, u32 layer, const u8* payloads,
-                                      u64 span, void* means) {
-    for (u64 i = span * SPAN + threadIdx.x; i < min(u64(p.count), (span + 1) * SPAN); i += BLOCK) {
-        float sum = 0.0f;
-        for (u32 rank = 0; good && rank < program->world; rank++) {
-            float own = value(payloads + rank * program->apart, p.dtype, i);
-            sum = rank == 0 ? own : sum + own;
-        }
-        give(p.dtype, program, good, layer, means, i, sum / float(program->world));
     }
 }
 
@@ -188,17 +159,13 @@ extern "C" __global__ void average(Params p, const Layer* layers, const u32* lay
         u64 span = at - layer.first_span;
         const u8* payloads = messages + layer.payload + HEADER;
         void* own = static_cast<u8*>(means) + layer.first * size;
-        if (p.bits == 0) {
-            average_values(p, program, good, number, payloads, span, own);
-        } else {
-            average_codes(p, program, good, number, payloads, span, own);
-        }
+        average_codes(p, program, good, number, payloads, span, own);
     }
 }
 
 // What the step comes to.
 extern "C" __global__ void finish(Params, Program* program, const u8* messages) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        end_step(program, messages);
+        end_step(program, first_faulty(*program, messages));
     }
 }

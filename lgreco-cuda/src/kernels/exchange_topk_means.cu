@@ -272,6 +272,6 @@ extern "C" __global__ void average_kept(Params p, const Top* tops, const u32* to
         __syncthreads();
     }
     if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0) {
-        end_step(program, messages);
+        end_step(program, first_faulty(*program, messages));
     }
 }

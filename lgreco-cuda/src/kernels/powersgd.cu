@@ -25,7 +25,6 @@ struct Params {
 // A block's part of a product: OUTER of its rows, WIDE of its columns, DEPTH terms at a time.
 #define OUTER 64
 #define WIDE 32
-#define DEPTH 32
 // A block's part of the matrix that factors make, and the columns of both fetched at a time.
 #define SIDE 32
 #define SLAB 16
@@ -336,5 +335,31 @@ extern "C" __global__ void check_product(Params p, const u32* largest, const flo
                 atomicOr(faults, 2u);
             }
         }
+    }
+}
+
+// partial[stretch][part] = a part of the Gram matrix, summed over a stretch of rows.
+extern "C" __global__ void gram(Params p, const float* factor, double* partial) {
+    __shared__ Inner room;
+    u64 start = u64(blockIdx.x) * p.stretch;
+    u64 end = min(start + p.stretch, u64(p.rows));
+    double sum = inner_product(factor, p.rows, p.columns, blockIdx.y, start, end, room);
+    partial[(u64(blockIdx.x) * gridDim.y + blockIdx.y) * BLOCK + threadIdx.x] = sum;
+}
+
+// One block.
+extern "C" __global__ void cholesky(Params p, const double* partial, double* triangle) {
+    DYN_SHARED(double, room);
+    double* g = p.columns <= MOST_SHARED ? room + p.columns : triangle;
+    factorise(p.columns, p.stretches, p.second != 0, partial, triangle, room, g);
+}
+
+// Threads of a block that substitutes.
+#define SOLVERS 64
+
+extern "C" __global__ void solve(Params p, float* factor, const double* triangle) {
+    u64 i = u64(blockIdx.x) * SOLVERS + threadIdx.x;
+    if (i < p.rows) {
+        substitute(factor, p.rows, p.columns, triangle, i);
     }
 }

@@ -1,17 +1,21 @@
-// What exchanges on the device have in common, whatever the method: what changes from step to step, what goes wrong, and
-// what ranks say of it.
+// What exchanges on the device have in common, whatever the method: what changes from step to step, what goes wrong, what
+// ranks say of it, and means in the gradient's type.
 
 // What changes from step to step, and what all layers have in common.
 struct Program {
     u64 elements;  // of all layers
     u64 apart;     // bytes from one rank's message to the next
+    u64 sums;      // f32 that are summed first, before the ranks' slips
+    u64 factors;   // f32 that are summed after these, likewise
     u64 fault;     // of this step so far: the complement of kind, layer and index; 0 for none
     u64 told;      // the last step's
     u32 step;
-    u32 half;  // which residuals count
+    u32 half;  // which residuals count, and which remembered factors
     u32 spans;
     u32 world;
+    u32 rank;  // this one's number
     u32 fingerprint;
+    u32 judged;       // the first rank at fault in this step by what was summed, or their number
     u32 faulty_rank;  // of the last step: the first at fault, or their number
     u32 faults;       // steps that failed so far
     float found_inf;  // whether the last step did
@@ -29,12 +33,14 @@ struct Program {
 // What is wrong with a value, causes before what they cause.
 #define NOT_FINITE 0u
 #define SUM_LEFT_F32 1u
-#define REST_LEFT_F32 2u
-#define MEAN_LEFT_ITS_TYPE 3u
+#define FACTOR_LEFT_F32 2u
+#define REST_LEFT_F32 3u
+#define MEAN_LEFT_ITS_TYPE 4u
+#define KIND_SHIFT 61
 
 // The first fault by kind, layer and index is what stays.
 __device__ inline void note(u64* fault, u32 kind, u32 layer, u64 index) {
-    atomicMax(fault, ~(u64(kind) << 62 | u64(layer) << 32 | index));
+    atomicMax(fault, ~(u64(kind) << KIND_SHIFT | u64(layer) << 32 | index));
 }
 
 __device__ inline bool is_finite(float value) {
@@ -58,8 +64,12 @@ __device__ inline void tell(Program* program, u32* message) {
     message[3] = 0;
 }
 
-// The first rank that has failed, or is at another step, or compresses otherwise, or has a broken payload; their number for none.
+// The first rank at fault by what was summed, or else one that has failed, or is at another step, or compresses otherwise, or has
+// a broken payload; their number for none.
 __device__ inline u32 first_faulty(const Program& program, const u8* messages) {
+    if (program.judged < program.world) {
+        return program.judged;
+    }
     for (u32 rank = 0; rank < program.world; rank++) {
         const u32* words = reinterpret_cast<const u32*>(messages + rank * program.apart);
         if (words[0] != 0 || words[1] != program.step || words[2] != program.fingerprint ||
@@ -86,9 +96,9 @@ __device__ inline void give(u32 dtype, Program* program, bool good, u32 layer, v
     }
 }
 
-// What the step comes to, by one thread: residuals count only if no rank has failed.
-__device__ inline void end_step(Program* program, const u8* messages) {
-    u32 faulty = first_faulty(*program, messages);
+// What the step comes to, by one thread, where this rank has heard of the first that is at fault: what is to be remembered
+// counts only if none is.
+__device__ inline void end_step(Program* program, u32 faulty) {
     u64 fault = atomicExch(&program->fault, 0ull);
     bool failed = faulty < program->world || fault != 0;
     program->faulty_rank = faulty;
@@ -97,6 +107,7 @@ __device__ inline void end_step(Program* program, const u8* messages) {
     program->faults += failed;
     program->half ^= !failed;
     program->step++;
+    program->judged = program->world;
     program->largest = 0;
     program->broken = 0;
 }

@@ -6,11 +6,13 @@ use super::exchange::Memory;
 use super::simt::flavour;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, OnFault};
 use lgreco_core::compress::Setting;
+use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
+use lgreco_core::compress::topk::TopK;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::exchange::{Request, Route};
+use lgreco_train::exchange::{Collective, Request, Route, threads};
 use lgreco_train::testing::exchange::Case;
 use std::slice;
 
@@ -22,7 +24,12 @@ fn settings() -> Vec<(Setting, Shape)> {
     vec![
         (qsgd(4, 512, Scale::MaxNorm), shape(130, 97)),
         (qsgd(8, 64, Scale::MaxNorm), shape(7, 1)),
+        (Setting::Dense, shape(33, 1)),
         (qsgd(2, 128, Scale::MinMax), shape(64, 33)),
+        (Setting::TopK(TopK { keep: 300, values: Dtype::F32 }), shape(101, 61)),
+        (Setting::TopK(TopK { keep: 2, values: Dtype::F16 }), shape(1, 9)),
+        (Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }), shape(48, 70)),
+        (Setting::Dense, shape(5001, 1)),
     ]
 }
 
@@ -137,8 +144,18 @@ fn by_layer(layers: &[(Setting, Shape)], values: &[f32]) -> Vec<Vec<f32>> {
     layers.iter().map(cut).collect()
 }
 
-/// Means and residuals of some steps, as lgreco-train's exchange in the host's memory has them.
-fn same_as_on_the_host(cuda: &mut CudaBackend, ranks: &mut [Rank], layers: &[(Setting, Shape)], from: u32, until: u32) {
+/// PowerSGD's factors of the last step on the host, by rank and layer; none at first.
+type Factors = Vec<Option<Vec<Vec<f32>>>>;
+
+/// Means and residuals of some steps, as lgreco-train's exchange in the host's memory has them: the same bits, under PowerSGD
+/// nearly the same values, and all ranks' means the same bits. One collective for each part of the bucket.
+fn same_as_on_the_host(
+    cuda: &mut CudaBackend,
+    ranks: &mut [Rank],
+    layers: &[(Setting, Shape)],
+    (from, until, collectives): (u32, u32, usize),
+    factors: &mut Factors,
+) {
     let elements = ranks[0].means().len();
     for number in from..until {
         let draw = |rank| uniform(elements, 100 * u64::from(number) + rank);
@@ -156,50 +173,89 @@ fn same_as_on_the_host(cuda: &mut CudaBackend, ranks: &mut [Rank], layers: &[(Se
             seed: 77,
             step: number,
         };
-        assert_eq!(step(cuda, ranks, &gradients), 1);
-        for ((rank, outcome), offered) in ranks.iter().zip(case.run()).zip(&offered) {
+        let before = std::mem::replace(factors, vec![]);
+        let outcomes = threads::run(WORLD as u32, |mut worker| {
+            let own = before[worker.rank() as usize].clone();
+            case.exchange(&mut worker, own)
+        });
+        assert_eq!(step(cuda, ranks, &gradients), collectives);
+        for ((rank, outcome), offered) in ranks.iter().zip(outcomes).zip(&offered) {
             let outcome = outcome.unwrap();
-            assert_eq!(bits(rank.means()), bits(&outcome.mean.concat()), "step {number}");
-            let rest: Vec<f32> = offered.iter().zip(outcome.own.concat()).map(|(x, own)| x - own).collect();
-            assert_eq!(bits(&rank.residuals(cuda)), bits(&rest), "step {number}");
+            assert_eq!(bits(rank.means()), bits(ranks[0].means()));
+            let (means, residuals) = (by_layer(layers, rank.means()), by_layer(layers, &rank.residuals(cuda)));
+            for (layer, (setting, _)) in layers.iter().enumerate() {
+                let offered = &by_layer(layers, offered)[layer];
+                let rest: Vec<f32> = offered.iter().zip(&outcome.own[layer]).map(|(x, own)| x - own).collect();
+                let what = format!("step {number}, layer {layer}");
+                if let Setting::PowerSgd(_) = setting {
+                    near(&means[layer], &outcome.mean[layer], &what);
+                    near(&residuals[layer], &rest, &what);
+                } else {
+                    assert_eq!(bits(&means[layer]), bits(&outcome.mean[layer]), "{what}");
+                    assert_eq!(bits(&residuals[layer]), bits(&rest), "{what}");
+                }
+            }
+            factors.push(Some(outcome.factors));
             let outcome = rank.bucket.outcome(cuda).unwrap();
             assert_eq!((outcome.step, outcome.failed), (number + 1, 0));
         }
     }
 }
 
+/// Within the rounding of f32's products in another order.
+fn near(found: &[f32], expected: &[f32], what: &str) {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    let apart = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    let all = norm(&mut expected.iter().copied());
+    assert!(apart <= 1e-4 * all, "{what}: {apart:e} of {all:e}");
+}
+
+fn ranks(cuda: &mut CudaBackend, layers: &[(Setting, Shape)]) -> Vec<Rank> {
+    (0..WORLD as u32).map(|rank| Rank::new(cuda, layers, rank)).collect()
+}
+
 #[test]
 fn means_and_residuals_are_those_of_the_hosts_exchange() {
-    let Some(mut cuda) = backend(flavour(), 2) else { return };
-    let layers = settings();
-    let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(&mut cuda, &layers, rank)).collect();
-    same_as_on_the_host(&mut cuda, &mut ranks, &layers, 4, 7);
+    let all = settings();
+    let only = |wanted: fn(&Setting) -> bool| all.iter().copied().filter(|(setting, _)| wanted(setting)).collect();
+    let buckets: [(Vec<(Setting, Shape)>, usize); 4] = [
+        (all.clone(), 3),
+        (only(|setting| *setting == Setting::Dense), 1),
+        (only(|setting| matches!(setting, Setting::Qsgd(_) | Setting::TopK(_))), 1),
+        (only(|setting| matches!(setting, Setting::PowerSgd(_))), 2),
+    ];
+    for ((layers, collectives), order) in buckets.into_iter().zip([2, 1, 0, 2]) {
+        let Some(mut cuda) = backend(flavour(), order) else { return };
+        let mut ranks = ranks(&mut cuda, &layers);
+        same_as_on_the_host(&mut cuda, &mut ranks, &layers, (4, 7, collectives), &mut vec![None; WORLD]);
+    }
 }
 
 #[test]
 fn other_settings_go_on_with_residuals_and_steps() {
     let Some(mut cuda) = backend(flavour(), 1) else { return };
     let before = settings();
-    let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(&mut cuda, &before, rank)).collect();
-    same_as_on_the_host(&mut cuda, &mut ranks, &before, 4, 5);
+    let mut old = ranks(&mut cuda, &before);
+    same_as_on_the_host(&mut cuda, &mut old, &before, (4, 5, 3), &mut vec![None; WORLD]);
     let mut after = before.clone();
     after[0].0 = Setting::Qsgd(Qsgd { bits: 3, ..Qsgd::default() });
-    let mut others: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(&mut cuda, &after, rank)).collect();
-    for (new, old) in others.iter_mut().zip(&ranks) {
+    after[3].0 = Setting::TopK(TopK { keep: 100, values: Dtype::F32 });
+    let mut new = ranks(&mut cuda, &after);
+    for (new, old) in new.iter_mut().zip(&old) {
         // SAFETY: both are of this backend.
         unsafe { new.bucket.take_over(&mut cuda, &old.bucket) }.unwrap();
+        assert_eq!(bits(&new.residuals(&mut cuda)), bits(&old.residuals(&mut cuda)));
     }
-    same_as_on_the_host(&mut cuda, &mut others, &after, 5, 7);
+    // PowerSGD's factors begin afresh.
+    same_as_on_the_host(&mut cuda, &mut new, &after, (5, 7, 3), &mut vec![None; WORLD]);
     // A saved state goes on likewise.
-    let mut third: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(&mut cuda, &after, rank)).collect();
-    for (new, old) in third.iter_mut().zip(&others) {
-        let values = old.residuals(&mut cuda);
-        new.bucket.set_residuals(&mut cuda, &values).unwrap();
-        assert_eq!(bits(&new.residuals(&mut cuda)), bits(&values));
-    }
+    let mut third = Rank::new(&mut cuda, &after, 0);
+    let values = new[0].residuals(&mut cuda);
+    third.bucket.set_residuals(&mut cuda, &values).unwrap();
+    assert_eq!(bits(&third.residuals(&mut cuda)), bits(&values));
     let shorter = Rank::new(&mut cuda, &after[1..], 0);
     // SAFETY: both are of this backend.
-    let refused = unsafe { third[0].bucket.take_over(&mut cuda, &shorter.bucket) };
+    let refused = unsafe { third.bucket.take_over(&mut cuda, &shorter.bucket) };
     assert!(matches!(refused, Err(Error::Core(lgreco_core::Error::Length { .. }))), "{refused:?}");
 }
 
@@ -207,7 +263,7 @@ fn other_settings_go_on_with_residuals_and_steps() {
 fn a_rank_at_fault_is_known_to_all() {
     let Some(mut cuda) = backend(flavour(), 0) else { return };
     let layers = settings();
-    let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::new(&mut cuda, &layers, rank)).collect();
+    let mut ranks = ranks(&mut cuda, &layers);
     let mut gradients: Vec<Vec<f32>> = (0..3).map(|rank| uniform(ranks[0].means().len(), rank)).collect();
     gradients[1][130 * 97 + 3] = f32::INFINITY;
     step(&mut cuda, &mut ranks, &gradients);
@@ -233,8 +289,9 @@ fn steps_have_an_order() {
     // SAFETY: nothing is done.
     let refused = unsafe { rank.bucket.submit(&mut cuda, address + 2) };
     assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
-    rank.submit(&mut cuda, &vec![0.5; address as usize % 16 + 130 * 97 + 7 + 64 * 33]);
+    let values = vec![0.5; rank.means().len()];
+    rank.submit(&mut cuda, &values);
     // SAFETY: nothing is done.
     out_of_order(unsafe { rank.bucket.submit(&mut cuda, address) });
-    assert!(matches!(rank.next(&mut cuda), Some(Request::AllGather { .. })));
+    assert!(matches!(rank.next(&mut cuda), Some(Request::AllReduceSum { .. })));
 }

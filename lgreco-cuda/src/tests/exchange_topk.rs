@@ -28,7 +28,6 @@ fn layers() -> Vec<(Shape, Setting)> {
         top(8192, 1, 4000, Dtype::F32),
     ];
     layers.insert(3, (Shape::new(61, 147).unwrap(), Setting::Qsgd(Qsgd::default())));
-    layers.insert(6, (Shape::new(501, 1).unwrap(), Setting::Dense));
     layers
 }
 

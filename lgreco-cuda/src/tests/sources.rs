@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{exchange, feedback, magnitude, positions, powersgd, qsgd, sums, topk};
+use crate::{exchange, factors, feedback, magnitude, positions, powersgd, qsgd, sums, topk};
 
 /// The fields of a struct of the source, with their offsets, and its size.
 fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
@@ -32,6 +32,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
         Module::Exchange => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
         Module::ExchangeTopK => (exchange::Params::FIELDS, size_of::<exchange::Params>()),
+        Module::ExchangeSums => (exchange::SumsParams::FIELDS, size_of::<exchange::SumsParams>()),
         Module::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
         Module::Positions => (positions::Params::FIELDS, size_of::<positions::Params>()),
         Module::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
@@ -49,5 +50,8 @@ fn parameters_are_laid_out_as_in_the_sources() {
     assert_eq!(fields(&source, "Layer"), (exchange::Layer::FIELDS.to_vec(), size_of::<exchange::Layer>()));
     let source = Module::ExchangeTopK.source();
     assert_eq!(fields(&source, "Top"), (exchange::Top::FIELDS.to_vec(), size_of::<exchange::Top>()));
+    let source = Module::ExchangeSums.source();
+    assert_eq!(fields(&source, "Dense"), (exchange::Dense::FIELDS.to_vec(), size_of::<exchange::Dense>()));
+    assert_eq!(fields(&source, "Factors"), (factors::Factors::FIELDS.to_vec(), size_of::<factors::Factors>()));
     assert_eq!(fields(&Module::Qsgd.source(), "Layer"), (qsgd::Layer::FIELDS.to_vec(), size_of::<qsgd::Layer>()));
 }

@@ -1,0 +1,188 @@
+//! The layers of a bucket that travel by sums: their tables, what `exchange_sums.cu` is told of all of them, and the memory
+//! that this takes.
+
+use crate::Error;
+use crate::device::Part;
+use crate::factors::{Factors, Table, Totals};
+use bytemuck::{Pod, Zeroable};
+use lgreco_core::gradient::{Dtype, Shape};
+
+/// `Params` of `exchange_sums.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Params {
+    pub(super) dtype: u32,
+    pub(super) dense: u32,
+    pub(super) dense_spans: u32,
+    pub(super) matrices: u32,
+    pub(super) columns: u32,
+    pub(super) products: u32,
+    pub(super) backs: u32,
+    pub(super) grams: u32,
+    pub(super) solves: u32,
+    pub(super) tiles: u32,
+    pub(super) second: u32,
+    pub(super) ends: u32,
+    pub(super) not_finite: u32,
+    pub(super) overflow: u32,
+    pub(super) peer: u32,
+    pub(super) seed_low: u32,
+    pub(super) seed_high: u32,
+}
+
+#[cfg(test)]
+impl Params {
+    pub(crate) const FIELDS: &[&'static str] = &[
+        "dtype",
+        "dense",
+        "dense_spans",
+        "matrices",
+        "columns",
+        "products",
+        "backs",
+        "grams",
+        "solves",
+        "tiles",
+        "second",
+        "ends",
+        "not_finite",
+        "overflow",
+        "peer",
+        "seed_low",
+        "seed_high",
+    ];
+}
+
+/// `Dense` of `exchange_sums.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Dense {
+    first: u64,
+    sum: u64,
+    first_span: u64,
+    count: u32,
+    layer: u32,
+}
+
+#[cfg(test)]
+impl Dense {
+    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
+        ("first", std::mem::offset_of!(Dense, first)),
+        ("sum", std::mem::offset_of!(Dense, sum)),
+        ("first_span", std::mem::offset_of!(Dense, first_span)),
+        ("count", std::mem::offset_of!(Dense, count)),
+        ("layer", std::mem::offset_of!(Dense, layer)),
+    ];
+}
+
+/// The code of [`Error::Peer`](../../../lgreco_train/enum.Error.html) of `lgreco_train`, which a rank tells that found fault with
+/// another.
+pub(crate) const PEER: u32 = 81;
+
+/// Values of an uncompressed layer that a block works on.
+const SPAN: u64 = 4096;
+
+/// The layers of a bucket that travel by sums.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Summed {
+    pub(super) dense: Vec<Dense>,
+    pub(super) matrices: Table,
+    dense_spans: u64,
+    /// f32 of the first sum so far.
+    sums: u64,
+}
+
+/// Where everything lies in a program's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    pub(super) dense: Part,
+    pub(super) matrices: Part,
+    pub(super) counters: Part,
+    /// The `Q` that `P` is made with, and both halves of the remembered ones.
+    pub(super) q: Part,
+    pub(super) remembered: Part,
+    pub(super) partial: Part,
+    pub(super) grams: Part,
+    pub(super) triangles: Part,
+}
+
+impl Summed {
+    /// Adds an uncompressed layer whose values begin at `first`.
+    pub(super) fn add_dense(&mut self, count: u32, first: u64, layer: u32) {
+        self.dense.push(Dense { first, sum: self.sums, first_span: self.dense_spans, count, layer });
+        self.dense_spans += u64::from(count).div_ceil(SPAN);
+        self.sums += u64::from(count);
+    }
+
+    /// Adds a layer under PowerSGD with factors of `columns` columns.
+    ///
+    /// # Errors
+    /// As [`Table::add`].
+    pub(super) fn add_matrix(
+        &mut self,
+        shape: Shape,
+        columns: u32,
+        first: u64,
+        (layer, id): (u32, u32),
+    ) -> Result<(), Error> {
+        self.matrices.add(shape, columns, first, layer, id)?;
+        self.matrices.place_p(self.sums);
+        self.sums += shape.rows() as u64 * u64::from(columns);
+        Ok(())
+    }
+
+    /// f32 of both sums, without slips.
+    pub(super) fn lens(&self) -> [u64; 2] {
+        [self.sums, self.matrices.totals.q]
+    }
+
+    /// What is the same for all launches; `ends` says whether the step ends with what is summed.
+    pub(super) fn params(&self, dtype: Dtype, seed: u64, ends: bool) -> Result<Params, Error> {
+        let Totals { columns, products, backs, grams, solves, tiles, .. } = self.matrices.totals;
+        let spans = u32::try_from(self.dense_spans);
+        let not_finite = lgreco_core::Error::NonFinite { index: 0, value: 0.0 };
+        Ok(Params {
+            dtype: dtype as u32,
+            dense: self.dense.len() as u32,
+            dense_spans: spans.map_err(|_| lgreco_core::Error::TooManyElements { rows: usize::MAX, cols: 1 })?,
+            matrices: self.matrices.matrices.len() as u32,
+            columns,
+            products,
+            backs,
+            grams,
+            solves,
+            tiles,
+            second: 0,
+            ends: ends.into(),
+            not_finite: not_finite.code(),
+            overflow: lgreco_core::Error::Overflow { what: "" }.code(),
+            peer: PEER,
+            seed_low: seed as u32,
+            seed_high: (seed >> 32) as u32,
+        })
+    }
+
+    /// Bytes of the parts of [`Places`], in order.
+    fn parts(&self) -> [u64; 8] {
+        let Totals { q, partial, gram, triangle, counters, .. } = self.matrices.totals;
+        let tables = [size_of_val(&*self.dense), size_of::<Factors>() * self.matrices.matrices.len()];
+        let [dense, matrices] = tables.map(|bytes| bytes as u64);
+        [dense, matrices, 4 * u64::from(counters), 4 * q, 2 * 4 * q, 4 * partial, 8 * gram, 8 * triangle]
+    }
+
+    /// Bytes in a program's memory.
+    pub(super) fn bytes(&self) -> u64 {
+        self.parts().map(|bytes| bytes.next_multiple_of(16)).iter().sum()
+    }
+
+    /// Where everything lies in so much memory.
+    pub(super) fn places(&self, memory: Part) -> Places {
+        let mut at = 0;
+        let [dense, matrices, counters, q, remembered, partial, grams, triangles] = self.parts().map(|bytes| {
+            let part = memory.cut(at, bytes);
+            at += bytes.next_multiple_of(16);
+            part
+        });
+        Places { dense, matrices, counters, q, remembered, partial, grams, triangles }
+    }
+}

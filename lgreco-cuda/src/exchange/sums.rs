@@ -1,0 +1,188 @@
+//! What of a bucket travels by sums: uncompressed layers, and PowerSGD's factors. What `exchange_sums.cu` is asked to do.
+//!
+//! Both buffers are those of `lgreco_train`'s exchange: f32 in the order of the layers, uncompressed values and `P` in the
+//! first, `Q` in the second, and behind each one f32 per rank, its slip, by which all hear how each fares.
+
+use super::program::{ExchangeProgram, PROGRAM};
+use super::summed::Params;
+use super::{DeviceExchange, looping};
+use crate::Error;
+use crate::backend::CudaBackend;
+use crate::device::Part;
+use crate::kernels::{Kernel, Module};
+use crate::tensor::checked;
+
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { module: Module::ExchangeSums, entry }
+}
+
+/// The kernels of all three calls, in their order.
+pub(super) const KERNELS: [Kernel; 10] = [
+    kernel("prepare"),
+    kernel("project"),
+    kernel("tell_sums"),
+    kernel("gram"),
+    kernel("solve"),
+    kernel("back_project"),
+    kernel("take_off"),
+    kernel("tell_factors"),
+    kernel("means"),
+    kernel("settle"),
+];
+
+impl ExchangeProgram {
+    /// f32 of the first buffer that all ranks sum, their slips included: uncompressed values and PowerSGD's `P`, in the
+    /// order of the layers. 0 where there is no such layer.
+    pub fn sum_values(&self) -> usize {
+        self.with_slips(self.summed.lens()[0])
+    }
+
+    /// f32 of the second buffer that all ranks sum, likewise: PowerSGD's `Q`.
+    pub fn factor_values(&self) -> usize {
+        self.with_slips(self.summed.lens()[1])
+    }
+
+    fn with_slips(&self, values: u64) -> usize {
+        if values == 0 { 0 } else { values as usize + self.head.world as usize }
+    }
+}
+
+impl DeviceExchange {
+    /// The buffers that all ranks sum, checked.
+    fn buffers(&self, sums: u64, factors: u64) -> Result<[Part; 2], Error> {
+        let program = &self.program;
+        let sums = checked(sums, 4 * program.sum_values() as u64, 4)?;
+        if program.factor_values() == 0 {
+            return Ok([sums, sums.cut(0, 0)]);
+        }
+        Ok([sums, checked(factors, 4 * program.factor_values() as u64, 4)?])
+    }
+}
+
+impl CudaBackend {
+    /// Enqueued, in three launches at most: this rank's part of the first sum. Of uncompressed layers `residual + gradient`,
+    /// of layers under PowerSGD `P = M Q` of that matrix and the last step's mean `Q`, or of the start matrix where that is
+    /// zero, its columns scaled to magnitudes near 1; and this rank's slip. Where the program has layers under QSGD,
+    /// [`encode_exchange`](CudaBackend::encode_exchange) comes before. Nothing where nothing is summed. May be captured into a
+    /// graph.
+    ///
+    /// Then all ranks' `sums` are added up, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) f32.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when an address is 0, or no multiple of its type's size; those of the device. What is wrong with values
+    /// is found on the device: see [`average_exchange`](CudaBackend::average_exchange).
+    ///
+    /// # Complexity
+    /// One read of gradients and residuals, one write of their sum. O(rows · cols · rank); the matrix is read again for
+    /// every 32 columns.
+    ///
+    /// # Safety
+    /// The gradients are valid memory of all layers' values, one after the other, and `sums` of that many f32, in the
+    /// backend's context, apart from each other, which nothing else uses, other than work ordered before or after on the
+    /// backend's stream. The exchange was begun on this backend.
+    pub unsafe fn project_exchange(
+        &mut self,
+        exchange: &DeviceExchange,
+        gradients: u64,
+        sums: u64,
+    ) -> Result<(), Error> {
+        let DeviceExchange { program, memory, residuals } = exchange;
+        let params = program.sums_params;
+        if program.sum_values() == 0 {
+            return Ok(());
+        }
+        let gradients = checked(gradients, program.value_bytes(), program.dtype.bytes() as u64)?;
+        let sums = checked(sums, 4 * program.sum_values() as u64, 4)?;
+        let (head, of) = (memory.cut(0, PROGRAM), program.places(*memory));
+        let gpu = self.gpu_mut();
+        let mut launch = |entry, parts: &[Part], pieces| {
+            if pieces == 0 { Ok(()) } else { gpu.launch_capturable(kernel(entry), params, parts, looping(pieces)) }
+        };
+        let parts = [of.dense, of.matrices, head, gradients, *residuals, of.remembered, of.q, sums];
+        launch("prepare", &parts, u64::from(params.columns) + u64::from(params.dense_spans))?;
+        let parts = [of.matrices, head, gradients, *residuals, of.q, of.partial, of.counters, sums];
+        launch("project", &parts, params.products.into())?;
+        launch("tell_sums", &[head, sums], 1)
+    }
+
+    /// Enqueued, in seven launches: of the summed `P`, whose columns become orthonormal in place, this rank's part of the
+    /// second sum, `Q = Mᵀ P`, and its slip; and what is to be remembered, what this rank's own `P Qᵀ` leaves of `M`.
+    /// Nothing where no layer is under PowerSGD. May be captured into a graph.
+    ///
+    /// Then all ranks' `factors` are added up, by an all-reduce of [`factor_values`](ExchangeProgram::factor_values) f32.
+    ///
+    /// # Errors
+    /// As [`project_exchange`](CudaBackend::project_exchange).
+    ///
+    /// # Complexity
+    /// Two reads of the matrices and one write. O(rows · cols · rank).
+    ///
+    /// # Safety
+    /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers.
+    pub unsafe fn back_project_exchange(
+        &mut self,
+        exchange: &DeviceExchange,
+        sums: u64,
+        factors: u64,
+    ) -> Result<(), Error> {
+        let DeviceExchange { program, memory, residuals } = exchange;
+        let params = program.sums_params;
+        if program.factor_values() == 0 {
+            return Ok(());
+        }
+        let [sums, factors] = exchange.buffers(sums, factors)?;
+        let (head, of) = (memory.cut(0, PROGRAM), program.places(*memory));
+        let gpu = self.gpu_mut();
+        let mut launch = |entry, params, parts: &[Part], pieces: u32| {
+            gpu.launch_capturable(kernel(entry), params, parts, looping(pieces.into()))
+        };
+        for second in [0, 1] {
+            let params = Params { second, ..params };
+            let parts = [of.matrices, head, sums, of.grams, of.triangles, of.counters];
+            launch("gram", params, &parts, params.grams)?;
+            launch("solve", params, &[of.matrices, head, sums, of.triangles], params.solves)?;
+        }
+        let parts = [of.matrices, head, *residuals, sums, of.partial, of.counters, factors];
+        launch("back_project", params, &parts, params.backs)?;
+        launch("take_off", params, &[of.matrices, head, *residuals, sums, factors], params.tiles)?;
+        launch("tell_factors", params, &[head, sums, factors], 1)
+    }
+
+    /// Enqueued, in two launches: the means of uncompressed layers and of those under PowerSGD, `P Qᵀ` of the mean `Q`, which
+    /// is remembered; and the step's end, unless the program has layers under QSGD: then
+    /// [`finish_exchange`](CudaBackend::finish_exchange) comes after. Where a rank has failed, or is at another step, or has
+    /// another program, means are what [`OnFault`](crate::OnFault) says, and residuals and remembered factors stay as they
+    /// were, on all ranks; so do they where a sum over the ranks leaves f32 or a mean its type. The same bits on all ranks.
+    /// The means may take the gradients' places. Nothing where nothing is summed. May be captured into a graph.
+    ///
+    /// # Errors
+    /// As [`project_exchange`](CudaBackend::project_exchange); `factors` is not looked at where no layer is under PowerSGD.
+    ///
+    /// # Complexity
+    /// One write of the means. O(rows · cols · rank).
+    ///
+    /// # Safety
+    /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers, as [`back_project_exchange`](CudaBackend::back_project_exchange)
+    /// and the collectives have left them, and the means of all layers' values.
+    pub unsafe fn average_exchange(
+        &mut self,
+        exchange: &DeviceExchange,
+        sums: u64,
+        factors: u64,
+        means: u64,
+    ) -> Result<(), Error> {
+        let DeviceExchange { program, memory, .. } = exchange;
+        let params = program.sums_params;
+        if program.sum_values() == 0 {
+            return Ok(());
+        }
+        let [sums, factors] = exchange.buffers(sums, factors)?;
+        let means = checked(means, program.value_bytes(), program.dtype.bytes() as u64)?;
+        let (head, of) = (memory.cut(0, PROGRAM), program.places(*memory));
+        let pieces = u64::from(params.tiles) + u64::from(params.dense_spans);
+        let gpu = self.gpu_mut();
+        let parts = [of.dense, of.matrices, head, sums, factors, of.remembered, means];
+        gpu.launch_capturable(kernel("means"), params, &parts, looping(pieces))?;
+        gpu.launch_capturable(kernel("settle"), params, &[head, sums, factors], 1)
+    }
+}

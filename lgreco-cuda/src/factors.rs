@@ -1,0 +1,211 @@
+//! Tables of matrices and their factors: what `factors.cu` and `orthonormal.cu` are told of many matrices at once, and how
+//! the work on each is divided, by its shape alone.
+
+use crate::Error;
+use crate::device::BLOCK;
+use bytemuck::{Pod, Zeroable};
+use lgreco_core::gradient::Shape;
+
+/// `Factors` of `factors.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Factors {
+    pub(crate) values: u64,
+    p: u64,
+    q: u64,
+    partial: u64,
+    gram: u64,
+    triangle: u64,
+    rows: u32,
+    cols: u32,
+    columns: u32,
+    chunk: u32,
+    chunks: u32,
+    back_chunk: u32,
+    back_chunks: u32,
+    stretch: u32,
+    stretches: u32,
+    counter: u32,
+    first_column: u32,
+    first_product: u32,
+    first_back: u32,
+    first_gram: u32,
+    first_solve: u32,
+    first_tile: u32,
+    pub(crate) layer: u32,
+    pub(crate) id: u32,
+}
+
+#[cfg(test)]
+impl Factors {
+    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
+        ("values", std::mem::offset_of!(Factors, values)),
+        ("p", std::mem::offset_of!(Factors, p)),
+        ("q", std::mem::offset_of!(Factors, q)),
+        ("partial", std::mem::offset_of!(Factors, partial)),
+        ("gram", std::mem::offset_of!(Factors, gram)),
+        ("triangle", std::mem::offset_of!(Factors, triangle)),
+        ("rows", std::mem::offset_of!(Factors, rows)),
+        ("cols", std::mem::offset_of!(Factors, cols)),
+        ("columns", std::mem::offset_of!(Factors, columns)),
+        ("chunk", std::mem::offset_of!(Factors, chunk)),
+        ("chunks", std::mem::offset_of!(Factors, chunks)),
+        ("back_chunk", std::mem::offset_of!(Factors, back_chunk)),
+        ("back_chunks", std::mem::offset_of!(Factors, back_chunks)),
+        ("stretch", std::mem::offset_of!(Factors, stretch)),
+        ("stretches", std::mem::offset_of!(Factors, stretches)),
+        ("counter", std::mem::offset_of!(Factors, counter)),
+        ("first_column", std::mem::offset_of!(Factors, first_column)),
+        ("first_product", std::mem::offset_of!(Factors, first_product)),
+        ("first_back", std::mem::offset_of!(Factors, first_back)),
+        ("first_gram", std::mem::offset_of!(Factors, first_gram)),
+        ("first_solve", std::mem::offset_of!(Factors, first_solve)),
+        ("first_tile", std::mem::offset_of!(Factors, first_tile)),
+        ("layer", std::mem::offset_of!(Factors, layer)),
+        ("id", std::mem::offset_of!(Factors, id)),
+    ];
+}
+
+/// A block's part of a product: rows, and terms that it fetches at a time.
+const OUTER: u32 = 64;
+const DEPTH: u32 = 32;
+/// Most terms of a product that are added in f32, and the blocks that a product is divided among if it has enough terms.
+const CHUNK: u32 = 4096;
+const SPREAD: u32 = 1024;
+/// Least rows of an inner product that a thread adds up, and most parts an inner product has.
+const STRETCH: u32 = 128;
+const STRETCHES: u32 = 64;
+/// A block's part of the Gram matrix.
+const EDGE: u32 = 16;
+/// A block's part of the matrix that factors make.
+const HIGH: u32 = 64;
+const SIDE: u32 = 32;
+
+/// How much there is of everything, of all matrices together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// f32 of all `P`, all `Q` and all chunks of the larger of both products.
+    pub(crate) p: u64,
+    pub(crate) q: u64,
+    pub(crate) partial: u64,
+    /// f64 of all parts of Gram matrices, and of all their factors.
+    pub(crate) gram: u64,
+    pub(crate) triangle: u64,
+    pub(crate) counters: u32,
+    /// Columns of factors.
+    pub(crate) columns: u32,
+    /// Pieces of work, as they are numbered through.
+    pub(crate) products: u32,
+    pub(crate) backs: u32,
+    pub(crate) grams: u32,
+    pub(crate) solves: u32,
+    pub(crate) tiles: u32,
+}
+
+/// How a product's work is divided.
+struct Division {
+    chunk: u32,
+    chunks: u32,
+    /// Blocks that each chunk has.
+    across: u64,
+}
+
+impl Division {
+    fn new(outer: u32, inner: u32, columns: u32) -> Division {
+        let tiles = outer.div_ceil(OUTER);
+        // Columns must not depend on how many there are, so neither does the division.
+        let chunk = inner.div_ceil((SPREAD / tiles.max(1)).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
+        // Columns of a block's part, `WIDE` of `factors.cu`.
+        let wide = if columns <= 8 {
+            8
+        } else if columns <= 16 {
+            16
+        } else {
+            32
+        };
+        Division { chunk, chunks: inner.div_ceil(chunk), across: u64::from(tiles) * u64::from(columns.div_ceil(wide)) }
+    }
+
+    fn pieces(&self) -> u64 {
+        self.across * u64::from(self.chunks)
+    }
+
+    /// f32 of all chunks of a product that has more than one.
+    fn partial(&self, outer: u32, columns: u32) -> u64 {
+        if self.chunks > 1 { u64::from(self.chunks) * u64::from(outer) * u64::from(columns) } else { 0 }
+    }
+}
+
+/// Matrices, with the totals so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) matrices: Vec<Factors>,
+    pub(crate) totals: Totals,
+}
+
+impl Table {
+    /// Says where the last matrix has its `P`, if not behind those before.
+    pub(crate) fn place_p(&mut self, at: u64) {
+        if let Some(last) = self.matrices.last_mut() {
+            last.p = at;
+        }
+    }
+
+    /// Adds a matrix of this shape with factors of `columns` columns, at most its sides, whose values begin at `values`.
+    ///
+    /// # Errors
+    /// [`TooManyElements`](lgreco_core::Error::TooManyElements) when the pieces of work are more than have numbers.
+    pub(crate) fn add(&mut self, shape: Shape, columns: u32, values: u64, layer: u32, id: u32) -> Result<(), Error> {
+        let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
+        let (product, back) = (Division::new(rows, cols, columns), Division::new(cols, rows, columns));
+        let stretch = rows.div_ceil(STRETCHES).next_multiple_of(DEPTH).max(STRETCH);
+        let stretches = rows.div_ceil(stretch);
+        let side = u64::from(columns.div_ceil(EDGE));
+        let grams = side * (side + 1) / 2 * u64::from(stretches);
+        let all = &mut self.totals;
+        self.matrices.push(Factors {
+            values,
+            p: all.p,
+            q: all.q,
+            partial: all.partial,
+            gram: all.gram,
+            triangle: all.triangle,
+            rows,
+            cols,
+            columns,
+            chunk: product.chunk,
+            chunks: product.chunks,
+            back_chunk: back.chunk,
+            back_chunks: back.chunks,
+            stretch,
+            stretches,
+            counter: all.counters,
+            first_column: all.columns,
+            first_product: all.products,
+            first_back: all.backs,
+            first_gram: all.grams,
+            first_solve: all.solves,
+            first_tile: all.tiles,
+            layer,
+            id,
+        });
+        let count = |total: &mut u32, more: u64| {
+            let sum = u32::try_from(u64::from(*total) + more);
+            *total = sum.map_err(|_| lgreco_core::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() })?;
+            Ok::<(), Error>(())
+        };
+        let of = |len: u32| u64::from(len) * u64::from(columns);
+        all.p += of(rows);
+        all.q += of(cols);
+        all.partial += product.partial(rows, columns).max(back.partial(cols, columns));
+        all.gram += grams * u64::from(BLOCK);
+        all.triangle += of(columns);
+        count(&mut all.counters, 1 + product.across.max(back.across))?;
+        count(&mut all.columns, columns.into())?;
+        count(&mut all.products, product.pieces())?;
+        count(&mut all.backs, back.pieces())?;
+        count(&mut all.grams, grams)?;
+        count(&mut all.solves, if columns > 0 { rows.div_ceil(BLOCK).into() } else { 0 })?;
+        count(&mut all.tiles, u64::from(rows.div_ceil(HIGH)) * u64::from(cols.div_ceil(SIDE)))
+    }
+}

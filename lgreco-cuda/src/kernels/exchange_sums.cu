@@ -1,0 +1,417 @@
+// What of a bucket travels by sums, all on the device: uncompressed values and PowerSGD's P in a first sum, Q in a second.
+//
+// As in exchange.cu residuals lie twice, and so do the remembered Q: a step reads one half and writes the other. The
+// half that is written holds a matrix with its residual from the first call to the second, so that it is read four times
+// in all: gradient, residual, for Q and for what the worker has left.
+
+struct Params {
+    u32 dtype;
+    u32 dense;        // uncompressed layers
+    u32 dense_spans;  // their values, SPAN at a time
+    u32 matrices;
+    u32 columns;  // of all factors
+    u32 products;
+    u32 backs;
+    u32 grams;
+    u32 solves;
+    u32 tiles;
+    u32 second;      // whether columns are orthonormalised for the second time
+    u32 ends;        // whether the step ends with what is summed
+    u32 not_finite;  // codes of failures
+    u32 overflow;
+    u32 peer;
+    u32 seed_low;
+    u32 seed_high;
+};
+
+// An uncompressed layer.
+struct Dense {
+    u64 first;       // its first value
+    u64 sum;         // its place in the sums
+    u64 first_span;  // the number of its first span among those of all
+    u32 count;
+    u32 layer;
+};
+
+#define SPAN 4096
+// In a sum, numbers below are codes of failures, others tell what ranks must agree on: lgreco_train::exchange::Slip.
+#define FINGERPRINTS 4096u
+#define END (1u << 24)
+
+// The number of a rank that fares well.
+__device__ inline float well(const Program& program) {
+    return float(FINGERPRINTS + u32((u64(program.fingerprint) + program.step) % (END - FINGERPRINTS)));
+}
+
+// The first rank whose slip does not say that it fares well and does the same; their number for none. All threads must
+// come.
+__device__ static inline u32 first_at_fault(const Program& program, const float* slips) {
+    __shared__ u32 first;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        first = program.world;
+    }
+    __syncthreads();
+    for (u32 rank = threadIdx.x; rank < program.world; rank += BLOCK) {
+        if (!(slips[rank] == well(program))) {
+            atomicMin(&first, rank);
+        }
+    }
+    __syncthreads();
+    return first;
+}
+
+// Of the first sum.
+__device__ inline bool sums_fare_well(const Program& program, const float* sums) {
+    return first_at_fault(program, sums + program.sums) == program.world;
+}
+
+// Of both sums, as far as there are: the first at fault.
+__device__ inline u32 judge(const Program& program, const float* sums, const float* factors) {
+    u32 faulty = first_at_fault(program, sums + program.sums);
+    if (faulty == program.world && program.factors > 0) {
+        faulty = first_at_fault(program, factors + program.factors);
+    }
+    return faulty;
+}
+
+// Writes this rank's slip, and zeros in the places of the others'.
+__device__ inline void tell(const Program& program, float code, float* slips) {
+    for (u32 rank = threadIdx.x; rank < program.world; rank += BLOCK) {
+        slips[rank] = rank == program.rank ? code : 0.0f;
+    }
+}
+
+// The code of what has gone wrong on this rank, or the number of one that fares well.
+__device__ inline float own_code(const Params& p, const Program& program) {
+    if (program.fault == 0) {
+        return well(program);
+    }
+    return float(~program.fault >> KIND_SHIFT == NOT_FINITE ? p.not_finite : p.overflow);
+}
+
+__device__ inline const float* before_of(const Program& program, const float* residuals) {
+    return residuals + program.half * program.elements;
+}
+
+__device__ inline float* after_of(const Program& program, float* residuals) {
+    return residuals + (1 - program.half) * program.elements;
+}
+
+// A gradient's value with what is remembered of it; notes what is not finite.
+__device__ inline float offered(float own, float before, u64* fault, u32 layer, u64 i) {
+    float both = before + own;
+    if (!is_finite(both)) {
+        note(fault, is_finite(own) ? SUM_LEFT_F32 : NOT_FINITE, layer, i);
+    }
+    return both;
+}
+
+// The uncompressed layer that a span is of.
+__device__ inline Dense dense_of(const Dense* all, u32 count, u64 span) {
+    u32 number = 0;
+    for (u32 base = 0; base < count; base += 32) {
+        u32 at = base + threadIdx.x % 32;
+        number += __popc(__ballot_sync(FULL, at < count && all[at].first_span <= span));
+    }
+    return all[number - 1];
+}
+
+// A span's values with their residuals into the sums; all of them are sent.
+__device__ inline void widen(const Params& p, const Dense& layer, u64 span, Program* program, const void* gradients,
+                             float* residuals, float* sums) {
+    for (u64 i = span * SPAN + threadIdx.x; i < min(u64(layer.count), (span + 1) * SPAN); i += BLOCK) {
+        float before = before_of(*program, residuals)[layer.first + i];
+        float own = value(gradients, p.dtype, layer.first + i);
+        sums[layer.sum + i] = offered(own, before, &program->fault, layer.layer, i);
+        after_of(*program, residuals)[layer.first + i] = program->keep * before;
+    }
+}
+
+// A column of the Q that P is made with: the remembered one, or that of the start matrix where it is zero, scaled by the
+// power of two that brings its largest magnitude into [1, 2).
+__device__ static inline void start(const Params& p, const Factors& f, u32 column, const float* remembered, float* q) {
+    __shared__ u32 largest;
+    u64 first = u64(column) * f.cols;
+    const float* last = remembered + f.q + first;
+    float* to = q + f.q + first;
+    u32 found = 0;
+    for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
+        found = max(found, __float_as_uint(last[i]) & MAGNITUDE);
+    }
+    found = block_max(found, largest);
+    bool afresh = found == 0;
+    if (afresh) {
+        for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
+            to[i] = start_element(first + i, f.id, p.seed_low, p.seed_high);
+            found = max(found, __float_as_uint(to[i]) & MAGNITUDE);
+        }
+        __syncthreads();
+        found = block_max(found, largest);
+    }
+    int e = exponent_of(found);
+    for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
+        to[i] = (afresh ? to[i] : last[i]) * power_of_two(-(e / 2)) * power_of_two(e / 2 - e);
+    }
+    __syncthreads();
+}
+
+// What the first sum begins with: uncompressed values, and the Q that P is made with.
+extern "C" __global__ void prepare(Params p, const Dense* dense, const Factors* all, Program* program,
+                                   const void* gradients, float* residuals, const float* remembered, float* q,
+                                   float* sums) {
+    for (u64 piece = blockIdx.x; piece < u64(p.columns) + p.dense_spans; piece += gridDim.x) {
+        if (piece < p.columns) {
+            Factors f = all[owner<&Factors::first_column>(all, p.matrices, u32(piece))];
+            start(p, f, u32(piece) - f.first_column, remembered + program->half * program->factors, q);
+        } else {
+            u64 span = piece - p.columns;
+            Dense layer = dense_of(dense, p.dense, span);
+            widen(p, layer, span - layer.first_span, program, gradients, residuals, sums);
+        }
+    }
+}
+
+// A matrix with its residual, which is kept where the next one is to be.
+struct Compensated {
+    const void* gradients;
+    u32 dtype;
+    const float* before;
+    float* after;
+    u64* fault;
+    u64 values;
+    u32 cols;
+    u32 layer;
+
+    __device__ float at(u32 row, u32 col, bool first) const {
+        u64 i = u64(row) * cols + col;
+        float own = value(gradients, dtype, values + i);
+        if (!first) {
+            return before[values + i] + own;
+        }
+        float both = offered(own, before[values + i], fault, layer, i);
+        after[values + i] = both;
+        return both;
+    }
+};
+
+// The matrix that was kept.
+struct Kept {
+    const float* values;
+    u32 cols;
+
+    __device__ float at(u32 row, u32 col, bool) const {
+        return values[u64(row) * cols + col];
+    }
+};
+
+// Where a factor goes, which must be finite.
+struct Factor {
+    float* to;
+    u64* fault;
+    u32 layer;
+
+    __device__ void put(u64 at, float value) const {
+        to[at] = value;
+        if (!is_finite(value)) {
+            note(fault, FACTOR_LEFT_F32, layer, 0);
+        }
+    }
+};
+
+// P = M Q.
+extern "C" __global__ void project(Params p, const Factors* all, Program* program, const void* gradients,
+                                   float* residuals, const float* q, float* partial, u32* counters, float* sums) {
+    __shared__ Room room;
+    for (u64 piece = blockIdx.x; piece < p.products; piece += gridDim.x) {
+        Factors f = all[owner<&Factors::first_product>(all, p.matrices, u32(piece))];
+        Compensated matrix{gradients, p.dtype,  before_of(*program, residuals), after_of(*program, residuals),
+                           &program->fault, f.values, f.cols, f.layer};
+        multiply<false>(f, u32(piece) - f.first_product, matrix, q + f.q, partial + f.partial,
+                        counters + f.counter + 1, Factor{sums + f.p, &program->fault, f.layer}, room);
+    }
+}
+
+// What the first sum tells of this rank.
+extern "C" __global__ void tell_sums(Params p, const Program* program, float* sums) {
+    tell(*program, own_code(p, *program), sums + program->sums);
+}
+
+// Inner products of P's columns; the block that comes last for a matrix factors them.
+extern "C" __global__ void gram(Params p, const Factors* all, Program* program, const float* sums, double* partials,
+                                double* triangles, u32* counters) {
+    __shared__ Inner room;
+    __shared__ double shared[MOST_SHARED * MOST_SHARED];
+    __shared__ u32 last;
+    if (!sums_fare_well(*program, sums)) {
+        return;
+    }
+    for (u64 piece = blockIdx.x; piece < p.grams; piece += gridDim.x) {
+        Factors f = all[owner<&Factors::first_gram>(all, p.matrices, u32(piece))];
+        u32 side = (f.columns + EDGE - 1) / EDGE;
+        u32 parts = number_of_part(0, side);
+        u32 own = u32(piece) - f.first_gram;
+        u64 start = u64(own / parts) * f.stretch;
+        u64 end = min(start + f.stretch, u64(f.rows));
+        double* partial = partials + f.gram;
+        double sum = inner_product(sums + f.p, f.rows, f.columns, own % parts, start, end, room);
+        // Sums of squares of f32 do not come near the end of f64.
+        if (p.second == 0 && !(fabs(sum) < 1e300)) {
+            note(&program->fault, FACTOR_LEFT_F32, f.layer, 0);
+        }
+        partial[u64(own) * BLOCK + threadIdx.x] = sum;
+        if (comes_last(counters + f.counter, parts * f.stretches, last)) {
+            double* triangle = triangles + f.triangle;
+            // The room for columns suffices for as many f64 as there are columns at most.
+            double* norms = &room.left[0][0];
+            if (f.columns <= MOST_SHARED) {
+                factorise(f.columns, f.stretches, p.second != 0, partial, triangle, norms, shared);
+            } else {
+                factorise(f.columns, f.stretches, p.second != 0, partial, triangle, norms, triangle);
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// P becomes orthonormal, BLOCK rows at a time.
+extern "C" __global__ void solve(Params p, const Factors* all, const Program* program, float* sums,
+                                 const double* triangles) {
+    if (!sums_fare_well(*program, sums)) {
+        return;
+    }
+    for (u64 piece = blockIdx.x; piece < p.solves; piece += gridDim.x) {
+        Factors f = all[owner<&Factors::first_solve>(all, p.matrices, u32(piece))];
+        u64 i = (piece - f.first_solve) * BLOCK + threadIdx.x;
+        if (i < f.rows) {
+            substitute(sums + f.p, f.rows, f.columns, triangles + f.triangle, i);
+        }
+        __syncwarp();
+    }
+}
+
+// Q = the transposed M's product with P.
+extern "C" __global__ void back_project(Params p, const Factors* all, Program* program, float* residuals,
+                                        const float* sums, float* partial, u32* counters, float* factors) {
+    __shared__ Room room;
+    if (!sums_fare_well(*program, sums)) {
+        return;
+    }
+    for (u64 piece = blockIdx.x; piece < p.backs; piece += gridDim.x) {
+        Factors f = all[owner<&Factors::first_back>(all, p.matrices, u32(piece))];
+        Kept matrix{after_of(*program, residuals) + f.values, f.cols};
+        multiply<true>(f, u32(piece) - f.first_back, matrix, sums + f.p, partial + f.partial, counters + f.counter + 1,
+                       Factor{factors + f.q, &program->fault, f.layer}, room);
+    }
+}
+
+// This rank's own Q.
+struct Own {
+    const float* q;
+
+    __device__ float at(u64 place, bool) const {
+        return q[place];
+    }
+};
+
+// What is to be remembered of a matrix, if all goes well: what this worker's product of factors leaves.
+extern "C" __global__ void take_off(Params p, const Factors* all, Program* program, float* residuals, const float* sums,
+                                    const float* factors) {
+    __shared__ Slabs slabs;
+    if (!sums_fare_well(*program, sums)) {
+        return;
+    }
+    for (u64 piece = blockIdx.x; piece < p.tiles; piece += gridDim.x) {
+        Factors f = all[owner<&Factors::first_tile>(all, p.matrices, u32(piece))];
+        Tile tile(f, u32(piece) - f.first_tile);
+        tile.add(f, sums + f.p, Own{factors + f.q}, slabs);
+        const float* before = before_of(*program, residuals) + f.values;
+        float* after = after_of(*program, residuals) + f.values;
+#pragma unroll
+        for (u32 k = 0; k < HIGH / WARPS; k++) {
+            if (tile.is_inside(f, k)) {
+                u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
+                float left = after[i] - tile.sums[k];
+                float stays = program->keep == 0.0f ? left : program->keep * before[i] + program->gain * left;
+                after[i] = stays;
+                if (!is_finite(stays)) {
+                    note(&program->fault, REST_LEFT_F32, f.layer, i);
+                }
+            }
+        }
+    }
+}
+
+// What the second sum tells of this rank: also that another has failed before.
+extern "C" __global__ void tell_factors(Params p, const Program* program, const float* sums, float* factors) {
+    bool good = program->fault != 0 || sums_fare_well(*program, sums);
+    tell(*program, good ? own_code(p, *program) : float(p.peer), factors + program->factors);
+}
+
+// The mean of all ranks' Q, which is to be remembered.
+struct Averaged {
+    const float* sums;
+    float* remembered;
+    float world;
+    u64* fault;
+    u32 layer;
+
+    __device__ float at(u64 place, bool first) const {
+        float mean = sums[place] / world;
+        if (first) {
+            remembered[place] = mean;
+            if (!is_finite(mean)) {
+                note(fault, FACTOR_LEFT_F32, layer, 0);
+            }
+        }
+        return mean;
+    }
+};
+
+// The means of what was summed; `fill` where a rank is at fault.
+extern "C" __global__ void means(Params p, const Dense* dense, const Factors* all, Program* program, const float* sums,
+                                 const float* factors, float* remembered, void* means) {
+    __shared__ Slabs slabs;
+    bool good = judge(*program, sums, factors) == program->world;
+    u64 size = p.dtype == 0 ? 4 : 2;
+    float world = float(program->world);
+    remembered += (1 - program->half) * program->factors;
+    for (u64 piece = blockIdx.x; piece < u64(p.tiles) + p.dense_spans; piece += gridDim.x) {
+        if (piece < p.tiles) {
+            Factors f = all[owner<&Factors::first_tile>(all, p.matrices, u32(piece))];
+            Tile tile(f, u32(piece) - f.first_tile);
+            if (good) {
+                Averaged q{factors + f.q, remembered + f.q, world, &program->fault, f.layer};
+                tile.add(f, sums + f.p, q, slabs);
+            }
+            void* own = static_cast<u8*>(means) + f.values * size;
+#pragma unroll
+            for (u32 k = 0; k < HIGH / WARPS; k++) {
+                if (tile.is_inside(f, k)) {
+                    u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
+                    give(p.dtype, program, good, f.layer, own, i, tile.sums[k]);
+                }
+            }
+        } else {
+            u64 span = piece - p.tiles;
+            Dense layer = dense_of(dense, p.dense, span);
+            void* own = static_cast<u8*>(means) + layer.first * size;
+            u64 first = (span - layer.first_span) * SPAN;
+            for (u64 i = first + threadIdx.x; i < min(u64(layer.count), first + SPAN); i += BLOCK) {
+                give(p.dtype, program, good, layer.layer, own, i, sums[layer.sum + i] / world);
+            }
+        }
+    }
+}
+
+// What the ranks have said by what was summed; the step's end where nothing else travels. One block.
+extern "C" __global__ void settle(Params p, Program* program, const float* sums, const float* factors) {
+    u32 faulty = judge(*program, sums, factors);
+    if (threadIdx.x == 0) {
+        if (p.ends) {
+            end_step(program, faulty);
+        } else {
+            program->judged = faulty;
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! What of an exchange travels by sums, against the steps of the core: sums, factors, residuals and means.
+#![allow(unsafe_code)]
+
+use super::backend;
+use super::exchange::{Memory, bits, narrowed};
+use super::simt::{Edit, Flavour, Simt, flavour};
+use crate::device::Part;
+use crate::exchange::PEER;
+use crate::kernels::Module;
+use crate::{CudaBackend, DeviceExchange, ExchangeConfig, ExchangeFault, ExchangeOutcome, ExchangeProgram, OnFault};
+use lgreco_core::compress::powersgd::{
+    PowerSgd, back_project, effective_rank, orthonormalise, project, reconstruct, start_matrix, steps_workspace_len,
+};
+use lgreco_core::compress::{Setting, qsgd::Qsgd};
+use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::rng::Stream;
+use lgreco_core::testing::powersgd::{check_orthonormal, uniform};
+use lgreco_train::exchange::Slip;
+
+type Layers = Vec<(Shape, Setting)>;
+
+/// Ranks, of which one is told apart.
+const WORLD: usize = 3;
+/// What numbers may be off, as part of the largest of their kind.
+const NEAR: f64 = 1e-4;
+
+fn power(rank: u32) -> Setting {
+    Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
+}
+
+fn of(layers: &[(usize, usize, Setting)]) -> Layers {
+    layers.iter().map(|&(rows, cols, setting)| (Shape::new(rows, cols).unwrap(), setting)).collect()
+}
+
+/// Layers of every kind: of each width of a product and with several panels, chunks of both products, a Gram matrix that
+/// shared memory does not hold, ranks that the sides cut, odd ends, none at all.
+fn layers() -> Layers {
+    of(&[
+        (130, 97, power(3)),
+        (5001, 1, Setting::Dense),
+        (70, 600, power(9)),
+        (600, 40, power(12)),
+        (0, 5, power(2)),
+        (0, 5, Setting::Dense),
+        (45, 50, power(40)),
+        (7, 5, power(1000)),
+        (3, 1, Setting::Dense),
+        (72, 75, power(70)),
+    ])
+}
+
+/// A layer's places: of its values, and of its `P` and `Q`, or values, in what is summed.
+struct Place {
+    shape: Shape,
+    setting: Setting,
+    rank: usize,
+    values: std::ops::Range<usize>,
+    sums: std::ops::Range<usize>,
+    factors: std::ops::Range<usize>,
+}
+
+fn places(layers: &Layers) -> Vec<Place> {
+    let mut at = [0; 3];
+    let mut take = |which: usize, len: usize| {
+        at[which] += len;
+        at[which] - len..at[which]
+    };
+    let place = |&(shape, setting): &(Shape, Setting)| {
+        let rank = match setting {
+            Setting::PowerSgd(power) => effective_rank(shape, power.rank),
+            _ => 0,
+        };
+        let sums = if setting == Setting::Dense { shape.elements() } else { shape.rows() * rank };
+        let (values, sums) = (take(0, shape.elements()), take(1, sums));
+        Place { shape, setting, rank, values, sums, factors: take(2, shape.cols() * rank) }
+    };
+    layers.iter().map(place).collect()
+}
+
+/// A rank: its exchange and memory on the device.
+struct Rank {
+    exchange: DeviceExchange,
+    _memory: Memory,
+    _residuals: Memory,
+    gradients: Memory,
+    message: Memory,
+    sums: Memory,
+    factors: Memory,
+    elements: usize,
+}
+
+fn floats(memory: &Memory) -> Vec<f32> {
+    bytemuck::cast_slice(memory.bytes()).to_vec()
+}
+
+impl Rank {
+    fn new(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig) -> Rank {
+        let program = ExchangeProgram::new(layers, config).unwrap();
+        let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
+        let (mut memory, mut residuals) = (Memory::new(program.memory_bytes()), Memory::new(program.residual_bytes()));
+        let gradients = Memory::new((elements * config.dtype.bytes()) as u64);
+        let [sums, factors] =
+            [program.sum_values(), program.factor_values()].map(|values| Memory::new(4 * values as u64));
+        let message = Memory::new(program.message_bytes() as u64);
+        // SAFETY: the memory lives as long, and has the sizes that the program says.
+        let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
+        Rank { exchange, _memory: memory, _residuals: residuals, gradients, message, sums, factors, elements }
+    }
+
+    fn read(&self, backend: &mut CudaBackend, address: u64, values: usize) -> Vec<f32> {
+        backend.gpu_mut().read(Part { address, bytes: 4 * values as u64 }).unwrap()
+    }
+
+    /// Residuals and factors that count.
+    fn remembered(&self, backend: &mut CudaBackend) -> [Vec<f32>; 2] {
+        let ExchangeOutcome { residuals, factors, .. } = backend.exchange_outcome(&self.exchange).unwrap();
+        let values = (floats(&self.factors).len()).saturating_sub(WORLD);
+        [self.read(backend, residuals, self.elements), self.read(backend, factors, values)]
+    }
+
+    fn found_inf(&self, backend: &mut CudaBackend) -> f32 {
+        self.read(backend, self.exchange.found_inf_address(), 1)[0]
+    }
+}
+
+fn ranks(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig) -> Vec<Rank> {
+    let of = |rank| ExchangeConfig { stream: Stream { rank, ..config.stream }, ..config };
+    (0..WORLD as u32).map(|rank| Rank::new(backend, layers, of(rank))).collect()
+}
+
+/// What a rank's part is until it is summed.
+fn all_reduce(ranks: &mut [Rank], which: impl Fn(&mut Rank) -> &mut Memory) {
+    let mut sum: Vec<f32> = floats(which(&mut ranks[0]));
+    for rank in &mut ranks[1..] {
+        sum.iter_mut().zip(floats(which(rank))).for_each(|(sum, x)| *sum += x);
+    }
+    ranks.iter_mut().for_each(|rank| which(rank).fill(bytemuck::cast_slice(&sum)));
+}
+
+/// What goes on between the collectives, for tests to look at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum After {
+    Project,
+    BackProject,
+}
+
+/// Runs a step on all ranks with these gradients.
+fn step(backend: &mut CudaBackend, ranks: &mut [Rank], mut look: impl FnMut(After, &[Rank], &mut CudaBackend)) {
+    // SAFETY, of all calls: memory of the sizes that the program says.
+    for rank in &mut *ranks {
+        let (gradients, sums) = (rank.gradients.address(), rank.sums.address());
+        unsafe {
+            backend.encode_exchange(&rank.exchange, gradients, rank.message.address()).unwrap();
+            backend.project_exchange(&rank.exchange, gradients, sums).unwrap();
+        }
+    }
+    look(After::Project, ranks, backend);
+    all_reduce(ranks, |rank| &mut rank.sums);
+    for rank in &mut *ranks {
+        let (sums, factors) = (rank.sums.address(), rank.factors.address());
+        unsafe { backend.back_project_exchange(&rank.exchange, sums, factors) }.unwrap();
+    }
+    look(After::BackProject, ranks, backend);
+    all_reduce(ranks, |rank| &mut rank.factors);
+    let bytes: Vec<u8> = ranks.iter().flat_map(|rank| rank.message.bytes().to_vec()).collect();
+    let mut messages = Memory::new(bytes.len() as u64);
+    messages.fill(&bytes);
+    for rank in &mut *ranks {
+        let (sums, factors, means) = (rank.sums.address(), rank.factors.address(), rank.gradients.address());
+        unsafe {
+            backend.average_exchange(&rank.exchange, sums, factors, means).unwrap();
+            backend.finish_exchange(&rank.exchange, messages.address(), means).unwrap();
+        }
+    }
+}
+
+fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
+    let stream = Stream { seed: 0x1234_5678_9abc, step: 5, layer: 3, rank: 0 };
+    ExchangeConfig { dtype, world: WORLD as u32, stream, gain, on_fault: OnFault::Zeros }
+}
+
+/// `Err`, with the text, unless all numbers are near those expected, as part of the largest.
+fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
+    let largest = expected.iter().fold(0.0f64, |largest, &x| largest.max(f64::from(x).abs()));
+    let off = |(a, b): (&f32, &f32)| !((f64::from(*a) - f64::from(*b)).abs() <= NEAR * largest);
+    match found.iter().zip(expected).position(off) {
+        Some(at) => Err(format!("{what}: {} at {at}, not {}; up to {largest}", found[at], expected[at])),
+        None => Ok(()),
+    }
+}
+
+fn same(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
+    if bits(found) == bits(expected) { Ok(()) } else { Err(what.into()) }
+}
+
+/// The last step's factor, its columns of zeros replaced by those of the start matrix.
+fn start(place: &Place, stream: Stream, last: &[f32]) -> Vec<f32> {
+    let mut q = vec![0.0; last.len()];
+    start_matrix(stream, place.shape.cols(), place.rank as u32, &mut q).unwrap();
+    for (column, last) in q.chunks_exact_mut(place.shape.cols()).zip(last.chunks_exact(place.shape.cols())) {
+        if last.iter().any(|&x| x != 0.0) {
+            column.copy_from_slice(last);
+        }
+    }
+    q
+}
+
+/// A layer of a rank, as the core has it: what it offers and has remembered before.
+struct Known<'a> {
+    place: &'a Place,
+    offered: &'a [f32],
+    before: &'a [f32],
+}
+
+impl<'a> Known<'a> {
+    /// Of all that a rank offers and has remembered.
+    fn new(place: &'a Place, offered: &'a [f32], before: &'a [f32]) -> Known<'a> {
+        Known { place, offered: &offered[place.values.clone()], before: &before[place.values.clone()] }
+    }
+}
+
+impl Known<'_> {
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::new(Values::F32(self.offered), self.place.shape).unwrap()
+    }
+
+    fn workspace(&self) -> Vec<u64> {
+        vec![!0; steps_workspace_len(self.place.shape, self.place.rank as u32)]
+    }
+
+    /// What the first sum must have of it.
+    fn check_sums(&self, found: &[f32], stream: Stream, last: &[f32]) -> Result<(), String> {
+        if self.place.setting == Setting::Dense {
+            return same("values", found, self.offered);
+        }
+        let mut p = vec![0.0; found.len()];
+        let (rank, q) = (self.place.rank as u32, start(self.place, stream, last));
+        project(&self.gradient(), rank, &q, &mut self.workspace(), &mut p).unwrap();
+        near("P", found, &p)
+    }
+
+    /// The factors that come of the sum, which must have been `p` before its columns became orthonormal.
+    fn check_factors(&self, sum: &[f32], p: &[f32], q: &[f32]) -> Result<(), String> {
+        let Place { shape, rank, .. } = *self.place;
+        let (mut expected_p, mut expected_q) = (sum.to_vec(), vec![0.0; q.len()]);
+        orthonormalise(shape, rank as u32, &mut self.workspace(), &mut expected_p).unwrap();
+        near("orthonormal P", p, &expected_p)?;
+        check_orthonormal(&p.chunks(shape.rows()).map(<[f32]>::to_vec).collect::<Vec<_>>(), rank);
+        back_project(&self.gradient(), rank as u32, p, &mut self.workspace(), &mut expected_q).unwrap();
+        near("Q", q, &expected_q)
+    }
+
+    /// What is to be remembered when these are the factors.
+    fn residual(&self, gain: f32, p: &[f32], q: &[f32]) -> Vec<f32> {
+        let mut sent = self.offered.to_vec();
+        if self.place.setting != Setting::Dense {
+            reconstruct(self.place.shape, self.place.rank as u32, p, q, &mut sent).unwrap();
+        }
+        let stays = self.offered.iter().zip(sent).zip(self.before);
+        stays.map(|((x, sent), before)| (1.0 - gain) * before + gain * (x - sent)).collect()
+    }
+}
+
+/// Runs steps on the device beside the core's; the number of values compared.
+fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Result<usize, String> {
+    let layers = layers();
+    let places = places(&layers);
+    let mut all = ranks(backend, &layers, config);
+    let mut compared = 0;
+    for number in 0..steps {
+        let before: Vec<_> = all.iter().map(|rank| rank.remembered(backend)).collect();
+        let mut offered = Vec::new();
+        for ((rank, before), seed) in all.iter_mut().zip(&before).zip(1..) {
+            let (bytes, values) = narrowed(&uniform(rank.elements, 100 * number + seed), config.dtype);
+            rank.gradients.fill(&bytes);
+            offered.push(before[0].iter().zip(values).map(|(residual, x)| residual + x).collect::<Vec<_>>());
+        }
+        let (mut outcome, mut sum, mut own) = (Ok(()), Vec::<f32>::new(), Vec::new());
+        step(backend, &mut all, |after, ranks, _| {
+            let check = |place: &Place, layer: u32| {
+                let stream = Stream { layer: config.stream.layer + layer, ..config.stream };
+                for (number, rank) in ranks.iter().enumerate() {
+                    let known = Known::new(place, &offered[number], &before[number][0]);
+                    let (sums, factors) = (floats(&rank.sums), floats(&rank.factors));
+                    let found = &sums[place.sums.clone()];
+                    if after == After::Project {
+                        known.check_sums(found, stream, &before[number][1][place.factors.clone()])?;
+                    } else if place.rank > 0 {
+                        known.check_factors(&sum[place.sums.clone()], found, &factors[place.factors.clone()])?;
+                    }
+                }
+                Ok(())
+            };
+            let checked = places.iter().zip(0..).map(|(place, layer)| {
+                check(place, layer).map_err(|error: String| format!("step {number}, layer {layer}: {error}"))
+            });
+            outcome = outcome.clone().and_then(|()| checked.collect());
+            if after == After::Project {
+                sum = floats(&ranks[0].sums);
+                for rank in &ranks[1..] {
+                    sum.iter_mut().zip(floats(&rank.sums)).for_each(|(sum, x)| *sum += x);
+                }
+            } else {
+                own = ranks.iter().map(|rank| (floats(&rank.sums), floats(&rank.factors))).collect();
+            }
+        });
+        outcome?;
+        let (p, factors) = (&own[0].0, floats(&all[0].factors));
+        for (rank, (sums, _)) in own.iter().enumerate() {
+            same(&format!("P of rank {rank} and 0"), sums, p)?;
+        }
+        let mean_q: Vec<f32> = factors[..factors.len() - WORLD].iter().map(|x| x / WORLD as f32).collect();
+        let mut means = vec![0.0; all[0].elements];
+        for place in &places {
+            let (mean, p) = (&mut means[place.values.clone()], &p[place.sums.clone()]);
+            if place.setting == Setting::Dense {
+                mean.iter_mut().zip(p).for_each(|(mean, sum)| *mean = sum / WORLD as f32);
+            } else {
+                reconstruct(place.shape, place.rank as u32, p, &mean_q[place.factors.clone()], mean).unwrap();
+            }
+        }
+        let (narrow, _) = narrowed(&means, config.dtype);
+        let mut contributed = vec![0.0f64; means.len()];
+        for (number_of_rank, rank) in all.iter().enumerate() {
+            let context = |what: &str| format!("step {number}, rank {number_of_rank}: {what}");
+            if rank.gradients.bytes() != narrow {
+                return Err(context("means"));
+            }
+            let [residuals, remembered] = rank.remembered(backend);
+            same(&context("remembered factors"), &remembered, &mean_q)?;
+            for (place, layer) in places.iter().zip(0..) {
+                let known = Known::new(place, &offered[number_of_rank], &before[number_of_rank][0]);
+                let (p, q) = (&own[number_of_rank].0, &own[number_of_rank].1[place.factors.clone()]);
+                let expected = known.residual(config.gain, &p[place.sums.clone()], q);
+                same(&context(&format!("residual of layer {layer}")), &residuals[place.values.clone()], &expected)?;
+            }
+            let offered = offered[number_of_rank].iter().zip(residuals).zip(&before[number_of_rank][0]);
+            for (sum, ((x, after), before)) in contributed.iter_mut().zip(offered) {
+                // after = keep before + gain (offered - sent)
+                let rest = (after - (1.0 - config.gain) * before) / config.gain;
+                *sum += (f64::from(*x) - f64::from(rest)) / WORLD as f64;
+            }
+            let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
+            assert_eq!((outcome.step, outcome.failed), (config.stream.step + number as u32 + 1, 0));
+            assert_eq!((outcome.rank, outcome.fault, rank.found_inf(backend)), (None, None, 0.0));
+            compared += rank.elements;
+        }
+        // Nothing is lost: what all ranks have sent is what the mean is.
+        let lost = means.iter().zip(contributed).map(|(&mean, sent)| (f64::from(mean) - sent).abs());
+        let most = lost.fold(0.0, f64::max);
+        if !(most < 1e-5) {
+            return Err(format!("step {number}: {most:e} lost"));
+        }
+    }
+    Ok(compared)
+}
+
+#[test]
+fn sums_factors_residuals_and_means_are_the_cores() {
+    let elements: usize = layers().iter().map(|(shape, _)| shape.elements()).sum();
+    for (dtype, gain, order) in [(Dtype::F32, 1.0, 0), (Dtype::Bf16, 0.6, 1), (Dtype::F16, 1.0, 2)] {
+        let Some(mut backend) = backend(flavour(), order) else { return };
+        assert_eq!(steps(&mut backend, config(dtype, gain), 2), Ok(2 * WORLD * elements), "{dtype:?}, {gain}");
+    }
+}
