@@ -37,7 +37,7 @@
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
 //! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `sums`, `error` | as in lgreco-wgpu |
-//! | `exchange` | one exchange of a bucket of layers under QSGD without the host; its program |
+//! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program; what is gathered (QSGD here, `topk`) and what is summed (`sums`) |
 //! | `device` | trait `Device`: memory, copies and launches |
 //! | `driver`, `counting`, `simt` | its implementations: the driver; notes of what is asked for; the processor |
 //! | `reserve` | workspace and kernels before there is work: the calls rehearsed on `counting` |

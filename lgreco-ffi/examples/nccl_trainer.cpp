@@ -24,17 +24,21 @@ constexpr int steps = 120;
 
 struct Scheme {
     const char *name;
-    lgreco_setting weights;
+    lgreco_method method;  // of weights; biases go uncompressed
 };
 
-lgreco_setting setting_of(lgreco_method method) {
-    lgreco_setting setting = lgreco::setting();
-    setting.method = method;
-    return setting;
-}
+constexpr Scheme schemes[] = {
+    {"uncompressed", LGRECO_METHOD_DENSE},
+    {"QSGD 4 bits", LGRECO_METHOD_QSGD},
+    {"TopK 10 %", LGRECO_METHOD_TOPK},
+    {"PowerSGD rank 4", LGRECO_METHOD_POWERSGD},
+};
 
-std::vector<Scheme> schemes() {
-    return {{"uncompressed", setting_of(LGRECO_METHOD_DENSE)}, {"QSGD 4 bits", setting_of(LGRECO_METHOD_QSGD)}};
+lgreco_setting setting_of(const Scheme &scheme, const Parameter &parameter) {
+    lgreco_setting setting = lgreco::setting();
+    setting.method = parameter.dims.size() > 1 ? scheme.method : LGRECO_METHOD_DENSE;
+    setting.keep = static_cast<std::uint32_t>(parameter.gradient.size() / 10);
+    return setting;
 }
 
 // Consecutive parameters whose gradients lie one after the other in the device's memory.
@@ -49,8 +53,7 @@ public:
         std::vector<std::uint32_t> indices;
         for (const Parameter *parameter : parameters_) {
             layers.push_back(lgreco::layer(parameter->name.c_str(), parameter->dims));
-            const bool is_weight = parameter->dims.size() > 1;
-            settings.push_back(is_weight ? scheme.weights : setting_of(LGRECO_METHOD_DENSE));
+            settings.push_back(setting_of(scheme, *parameter));
             indices.push_back(first++);
             elements_ += parameter->gradient.size();
         }
@@ -188,7 +191,7 @@ int main(int argc, char **argv) {
         mpi_check(MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD));
         nccl.join(ranks, id, rank);
         if (rank == 0) std::printf("digits, %d ranks, %d steps\n%-26s %8s %9s %11s\n", ranks, steps, "", "loss", "accuracy", "bytes/step");
-        for (const Scheme &scheme : schemes()) good = train(scheme, driver, nccl, mpi, digits) && good;
+        for (const Scheme &scheme : schemes) good = train(scheme, driver, nccl, mpi, digits) && good;
     } catch (const std::exception &error) {
         std::fprintf(stderr, "FAILED: %s\n", error.what());
         MPI_Abort(MPI_COMM_WORLD, 1);
