@@ -1,18 +1,18 @@
 //! One exchange of a bucket of layers, under QSGD or TopK or uncompressed, without the host: what `exchange.cu` is asked to
-//! do, and in [`topk`] what the files for TopK are.
+//! do, and [`selection`](crate::selection) for TopK.
 //!
 //! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
 //! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
 //! out to have failed on another rank has changed nothing.
 
 mod program;
-mod topk;
 
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
 use crate::gpu::looping_blocks;
 use crate::kernels::{Kernel, Module};
+use crate::selection;
 use crate::tensor::checked;
 use bytemuck::Zeroable;
 #[cfg(test)]
@@ -20,8 +20,6 @@ pub(crate) use program::Layer;
 use program::PROGRAM;
 pub(crate) use program::Program;
 pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
-#[cfg(test)]
-pub(crate) use topk::{Params, Top};
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
@@ -149,7 +147,7 @@ impl CudaBackend {
         ["encode", "announce", "average", "finish"].into_iter().try_for_each(|entry| gpu.prepare(kernel(entry)))?;
         let tops = &exchange.program.tops;
         if !tops.is_empty() {
-            topk::KERNELS.into_iter().try_for_each(|kernel| gpu.prepare(kernel))?;
+            selection::KERNELS.into_iter().try_for_each(|kernel| gpu.prepare(kernel))?;
             let (world, memory) = exchange.of_tops();
             tops.begin(gpu, world, memory)?;
         }

@@ -9,7 +9,7 @@ pub(crate) enum Module {
     #[cfg(feature = "train")]
     Feedback,
     Exchange,
-    ExchangeTopK,
+    Selection,
     TopK,
     Positions,
     PowerSgd,
@@ -30,7 +30,7 @@ impl Module {
         Module::Qsgd,
         Module::Feedback,
         Module::Exchange,
-        Module::ExchangeTopK,
+        Module::Selection,
         Module::TopK,
         Module::Positions,
         Module::PowerSgd,
@@ -45,7 +45,7 @@ impl Module {
             #[cfg(feature = "train")]
             Module::Feedback => "feedback.cu",
             Module::Exchange => "exchange.cu",
-            Module::ExchangeTopK => "exchange_topk.cu",
+            Module::Selection => "selection.cu",
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
             Module::PowerSgd => "powersgd.cu",
@@ -67,9 +67,7 @@ impl Module {
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, PROGRAM, file!("exchange.cu")].concat(),
-            Module::ExchangeTopK => {
-                [DEVICE, VALUES, PROGRAM, file!("exchange_topk.cu"), file!("exchange_topk_means.cu")].concat()
-            }
+            Module::Selection => [DEVICE, VALUES, PROGRAM, file!("selection.cu"), file!("kept_means.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu"), file!("orthonormal.cu")].concat(),

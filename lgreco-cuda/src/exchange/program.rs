@@ -1,8 +1,8 @@
 //! What an exchange on the device is told once: its layers, their settings, and where everything lies.
 
-use super::topk::{Place, Tops};
 use crate::Error;
 use crate::qsgd::{Params, is_fused, sign_magnitude};
+use crate::selection::{Place, Tops};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::qsgd::{Rounding, Scale};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method};

@@ -224,7 +224,7 @@ fn no_race_is_found_until_one_is_planted() {
         ("atomicAdd(&room[bin], 1u);", "room[bin] += 1;"),
         ("index + 1 == top.keep && index % 2 == 0", "false"),
     ] {
-        let edit = Edit { module: Module::ExchangeTopK, from, to };
+        let edit = Edit { module: Module::Selection, from, to };
         let Some(Err(said)) = edited(Flavour::Races, 1, Some(edit)) else { panic!("not found: {from}") };
         assert!(said.contains("race ("), "{from}: {said}");
     }
@@ -242,7 +242,7 @@ fn planted_faults_are_found() {
         ("counts[k] = atomicExch(&bins[first + k], 0u);", "counts[k] = bins[first + k];"),
     ];
     for (from, to) in edits {
-        let edit = Edit { module: Module::ExchangeTopK, from, to };
+        let edit = Edit { module: Module::Selection, from, to };
         let Some(outcome) = edited(Flavour::Plain, 2, Some(edit)) else { return };
         assert!(outcome.is_err(), "{from}");
     }

@@ -222,7 +222,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top
     count_nothing<FIRST_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Offered offered(p, top, program, gradients, residuals);
         const void* gradient = static_cast<const u8*>(gradients) + top.first * (p.dtype == 0 ? 4 : 2);
@@ -284,7 +284,7 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void gather(Params p, const To
     count_nothing<SECOND_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         const Top& top = tops[number];
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
@@ -383,7 +383,7 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
     count_nothing<THIRD_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
@@ -441,7 +441,7 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
                                       const uint2* entries) {
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
@@ -503,13 +503,14 @@ __device__ inline float write_one(const Top& top, u32* words, u32 index, uint2 e
     return sent;
 }
 
-// The payloads, and what stays. What the other ranks are told of this one, where anything is remembered.
+// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes are
+// the largest and the k-th largest.
 extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_of, Program* program,
                                       const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
                                       const uint2* entries, u8* message) {
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end; at++) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         u32 cut = cuts[number].prefix;
         u32 ties = cuts[number].rank;
@@ -543,7 +544,12 @@ extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_
             kept.tied_before += u32(sums.all) & 0xffffu;
         }
     }
-    if (p.remembers && is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0) {
+    if (!is_last(&program->done, 1, gridDim.x) || threadIdx.x != 0) {
+        return;
+    }
+    if (p.remembers) {
         tell(program, reinterpret_cast<u32*>(message));
+    } else {
+        program->told = u64(cuts[0].prefix) << 32 | program->largest;
     }
 }
