@@ -4,7 +4,7 @@ use crate::device::Part;
 use crate::gpu::{Gpu, Scratch};
 use crate::magnitude::{INFINITY, check_finite, overflow};
 use crate::tensor::{Input, Tensor};
-use crate::{Error, magnitude, positions, powersgd, qsgd, topk};
+use crate::{Error, magnitude, positions, powersgd, qsgd, selection, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method, Payload};
 use lgreco_core::compress::{
     Compressor, Setting,
@@ -69,7 +69,7 @@ pub(crate) fn enqueue(
             gpu.copy(tensor.part, payload.from(HEADER_LEN as u64))
         }
         Setting::Qsgd(c) => qsgd::encode(gpu, &tensor, c, stream, payload, status),
-        Setting::TopK(c) => positions::encode(gpu, &tensor, c, payload, status),
+        Setting::TopK(c) => selection::encode(gpu, &tensor, c, payload, status),
         Setting::PowerSgd(c) => {
             powersgd::encode(gpu, &tensor, input.shape(), (c.rank, c.iterations), stream, payload, status)
         }

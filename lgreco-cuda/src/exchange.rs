@@ -1,5 +1,5 @@
 //! One exchange of a bucket of layers, under QSGD or TopK or uncompressed, without the host: what `exchange.cu` is asked to
-//! do, and in [`topk`] what the files for TopK are.
+//! do, and [`selection`](crate::selection) for TopK.
 //!
 //! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
 //! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
@@ -10,13 +10,13 @@ mod bucket;
 mod program;
 mod summed;
 mod sums;
-mod topk;
 
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::{BLOCK, Part};
 use crate::gpu::looping_blocks;
 use crate::kernels::{Kernel, Module};
+use crate::selection;
 use crate::tensor::checked;
 #[cfg(feature = "train")]
 pub use bucket::{DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest};
@@ -28,8 +28,6 @@ pub(crate) use program::Program;
 pub use program::{ExchangeConfig, ExchangeProgram, OnFault};
 #[cfg(test)]
 pub(crate) use summed::{Dense, PEER, Params as SumsParams};
-#[cfg(test)]
-pub(crate) use topk::{Params, Top};
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
@@ -175,7 +173,7 @@ impl CudaBackend {
         gathering.into_iter().chain(sums::KERNELS).try_for_each(|kernel| gpu.prepare(kernel))?;
         let tops = &exchange.program.tops;
         if !tops.is_empty() {
-            topk::KERNELS.into_iter().try_for_each(|kernel| gpu.prepare(kernel))?;
+            selection::KERNELS.into_iter().try_for_each(|kernel| gpu.prepare(kernel))?;
             let (world, memory) = exchange.of_tops();
             tops.begin(gpu, world, memory)?;
         }

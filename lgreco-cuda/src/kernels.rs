@@ -9,8 +9,8 @@ pub(crate) enum Module {
     #[cfg(feature = "train")]
     Feedback,
     Exchange,
-    ExchangeTopK,
     ExchangeSums,
+    Selection,
     TopK,
     Positions,
     PowerSgd,
@@ -31,8 +31,8 @@ impl Module {
         Module::Qsgd,
         Module::Feedback,
         Module::Exchange,
-        Module::ExchangeTopK,
         Module::ExchangeSums,
+        Module::Selection,
         Module::TopK,
         Module::Positions,
         Module::PowerSgd,
@@ -47,8 +47,8 @@ impl Module {
             #[cfg(feature = "train")]
             Module::Feedback => "feedback.cu",
             Module::Exchange => "exchange.cu",
-            Module::ExchangeTopK => "exchange_topk.cu",
             Module::ExchangeSums => "exchange_sums.cu",
+            Module::Selection => "selection.cu",
             Module::TopK => "topk.cu",
             Module::Positions => "positions.cu",
             Module::PowerSgd => "powersgd.cu",
@@ -71,13 +71,11 @@ impl Module {
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, PROGRAM, file!("exchange.cu")].concat(),
-            Module::ExchangeTopK => {
-                [DEVICE, VALUES, PROGRAM, file!("exchange_topk.cu"), file!("exchange_topk_means.cu")].concat()
-            }
             Module::ExchangeSums => {
                 let own = [file!("factors.cu"), ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat();
                 [DEVICE, VALUES, PHILOX, &own].concat()
             }
+            Module::Selection => [DEVICE, VALUES, PROGRAM, file!("selection.cu"), file!("kept_means.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
             Module::PowerSgd => {

@@ -37,7 +37,7 @@
 //! | `backend` | [`CudaBackend`]: the core's trait, and calls on device memory |
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
 //! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `sums`, `error` | as in lgreco-wgpu |
-//! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program; what is gathered (QSGD here, `topk`) and what is summed (`sums`) |
+//! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program; what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
 //! | `device` | trait `Device`: memory, copies and launches |
 //! | `driver`, `counting`, `simt` | its implementations: the driver; notes of what is asked for; the processor |
 //! | `reserve` | workspace and kernels before there is work: the calls rehearsed on `counting` |
@@ -47,7 +47,8 @@
 //! | `kernels` | sources put together from `kernels/*.cu` |
 //! | `nvrtc`, `cublas`, `libraries` | NVRTC's functions; cuBLAS's product; where both libraries may be |
 //! | `qsgd`, `topk`, `powersgd` | what the `.cu` file of the same name is asked to do, and `orthonormal.cu` |
-//! | `positions` | TopK's payloads; `topk` has its rows and cuts |
+//! | `selection` | TopK's payloads, of one layer or of all of an exchange, and their means: `selection.cu`, `kept_means.cu` |
+//! | `positions` | TopK's payloads back to values; `topk` has its rows |
 //! | `staging` | page-locked memory through which bytes of the host go to the device |
 //! | `inventory` | what devices there are, or what is missing |
 //! | `simt/` | `cuda_shim.h`, `cuda_racecheck.cpp`: CUDA C++ on the processor |
@@ -109,6 +110,7 @@ mod powersgd;
 mod qsgd;
 mod reserve;
 mod rows;
+mod selection;
 mod shipped;
 #[cfg(any(test, feature = "testing"))]
 #[allow(unsafe_code)]

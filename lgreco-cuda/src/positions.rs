@@ -1,10 +1,10 @@
-//! TopK's payloads: what `positions.cu` is asked to do.
+//! What TopK's payloads hold: what `positions.cu` is asked to do.
 
+use crate::Error;
 use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
-use crate::{Error, topk};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::topk::{Coding, Layout, TopK};
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -13,7 +13,6 @@ use lgreco_core::compress::wire::HEADER_LEN;
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
-    dtype: u32,
     count: u32,
     sent: u32,
     keep: u32,
@@ -27,14 +26,13 @@ pub(crate) struct Params {
 #[cfg(test)]
 impl Params {
     pub(crate) const FIELDS: &[&'static str] =
-        &["dtype", "count", "sent", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
+        &["count", "sent", "keep", "placement", "low_bits", "low_bytes", "high_bytes", "records"];
 }
 
-/// Values a block goes through, and bytes of ones.
-const TILE: u64 = 4096;
+/// Bytes of ones that a block goes through.
 const ONES: u64 = 8 * BLOCK as u64;
 /// Bytes of a record.
-const RECORD: u64 = 8;
+const RECORD: u64 = 4;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Positions, entry }
@@ -70,30 +68,6 @@ fn params(top: TopK, elements: u32, layout: Layout) -> Params {
         high_bytes: layout.high_bytes as u32,
         ..Params::default()
     }
-}
-
-/// Enqueued: all of `payload` but the header. The first word of `status` becomes at least the largest magnitude, the second
-/// the k-th largest. `top.keep` is from 1 to the number of elements.
-pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, status: Part) -> Result<(), Error> {
-    let cut = topk::cut(gpu, tensor, top.keep, status)?;
-    gpu.copy(cut.cut(0, 4), status.from(4))?;
-    let layout = top.layout(tensor.elements)?;
-    let body = Body::of(payload, top, layout);
-    let blocks = u64::from(tensor.elements).div_ceil(TILE);
-    let params = Params { dtype: tensor.dtype as u32, records: blocks as u32, ..params(top, tensor.elements, layout) };
-    let records = gpu.scratch(Scratch::Records, RECORD * blocks)?;
-    gpu.launch(kernel("count_kept"), params, &[tensor.part, cut, records], blocks)?;
-    // Bits are set in whole words, which payloads do not end with.
-    let words = |bytes: u64| bytes.next_multiple_of(4);
-    let bits = gpu.scratch(Scratch::Bits, words(layout.low_bytes) + words(layout.high_bytes) + 4)?;
-    gpu.clear(bits)?;
-    let (low, rest) = (bits.cut(0, words(layout.low_bytes)), bits.from(words(layout.low_bytes)));
-    let (high, total) = (rest.cut(0, words(layout.high_bytes)), rest.from(words(layout.high_bytes)));
-    gpu.launch(kernel("scan"), params, &[records, total], 1)?;
-    let parts = [tensor.part, cut, records, body.values, low, high];
-    gpu.launch(kernel("write_kept"), params, &parts, blocks)?;
-    gpu.copy(low.cut(0, layout.low_bytes), body.low)?;
-    gpu.copy(high.cut(0, layout.high_bytes), body.high)
 }
 
 /// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status` must be 0

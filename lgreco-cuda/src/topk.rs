@@ -45,9 +45,8 @@ const TURNS: u64 = 32;
 const READING: u64 = 512;
 /// Warps of a block.
 const WARPS: u64 = 8;
-/// Bits by which bins are refined: for a row, and for an exact cut.
+/// Bits by which bins are refined.
 const ROW_BITS: u32 = 8;
-const CUT_BITS: u32 = 16;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::TopK, entry }
@@ -165,20 +164,4 @@ pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, sent: Dtype, keeps: &[u32]
 /// The squared errors in the words that [`measure`] wrote.
 pub(crate) fn errors(words: &[u64]) -> impl Iterator<Item = f64> + '_ {
     words[1..].iter().map(|&word| f64::from_bits(word))
-}
-
-/// Enqueued: the k-th largest magnitude and how many of its ties are kept, in two words; the first word of `largest`
-/// becomes at least the largest magnitude. `keep` is from 1 to the number of elements.
-pub(crate) fn cut(gpu: &mut Gpu, tensor: &Tensor, keep: u32, largest: Part) -> Result<Part, Error> {
-    let params = Params {
-        dtype: tensor.dtype as u32,
-        count: tensor.elements,
-        keeps: 1,
-        fine_bits: CUT_BITS,
-        ..Params::default()
-    };
-    let cut = gpu.scratch(Scratch::Cut, 8)?;
-    let Tables { cuts, fine_counts, .. } = select(gpu, tensor, params, &[keep], largest, cut)?;
-    gpu.launch(kernel("find_cut"), params, &[cuts, fine_counts, cut], 1)?;
-    Ok(cut)
 }

@@ -1,11 +1,11 @@
 //! What an exchange on the device is told once: its layers, their settings, and where everything lies.
 
 use super::summed::{self, Places, Summed};
-use super::topk::{Place, Tops};
 use crate::Error;
 use crate::device::Part;
 use crate::powersgd;
 use crate::qsgd::{Params, is_fused, sign_magnitude};
+use crate::selection::{Place, Tops};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::qsgd::{Rounding, Scale};

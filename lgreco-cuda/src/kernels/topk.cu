@@ -208,30 +208,3 @@ extern "C" __global__ void refined_rows(Params p, const u32* wanted, const u32* 
         rows[index] = cut.others + share;
     }
 }
-
-// The k-th largest magnitude of the only k, and how many of that magnitude are among the k largest. One block; bins are
-// refined by all 16 bits.
-extern "C" __global__ void find_cut(Params p, const Cut* cuts, const u32* fine_counts, u32* magnitude_and_ties) {
-    __shared__ u32 stretches[BLOCK];
-    Cut cut = cuts[0];
-    bool zero = cut.bin < PER_EXPONENT;
-    u32 size = (1u << COARSE) / BLOCK;
-    u32 sum = 0;
-    for (u32 i = 0; i < size && !zero; i++) {
-        sum += fine_counts[threadIdx.x * size + i];
-    }
-    stretches[threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.x >= 32) {
-        return;
-    }
-    u32 low = 0;
-    if (!zero) {
-        u32 stretch = find(stretches, BLOCK, cut.rank);
-        low = stretch * size + find(fine_counts + stretch * size, size, cut.rank);
-    }
-    if (threadIdx.x == 0) {
-        magnitude_and_ties[0] = magnitude_of(cut.bin << COARSE | low);
-        magnitude_and_ties[1] = cut.rank;
-    }
-}

@@ -281,8 +281,10 @@ fn a_graph_of_an_exchange_replays_as_steps_do() {
 #[ignore = "needs the fake driver"]
 fn replayed() {
     let mut backend = beside_a_trainer();
-    let layers = [(Shape::new(ROWS, COLS).unwrap(), qsgd(4)), (Shape::new(64, 1).unwrap(), Setting::Dense)];
-    let (elements, config) = (ROWS * COLS + 64, ExchangeConfig { world: 2, ..ExchangeConfig::default() });
+    let top = Setting::TopK(TopK { keep: 40, values: Dtype::Bf16 });
+    let shape = Shape::new(ROWS, COLS).unwrap();
+    let layers = [(shape, qsgd(4)), (shape, top)];
+    let (elements, config) = (2 * ROWS * COLS, ExchangeConfig { world: 2, ..ExchangeConfig::default() });
     let program = |rank| {
         let stream = Stream { rank, ..Stream::default() };
         ExchangeProgram::new(&layers, ExchangeConfig { stream, ..config }).unwrap()
@@ -325,13 +327,13 @@ fn replayed() {
             step(&mut backend);
             // SAFETY: the function's type.
             unsafe { capture(false) };
-            assert_eq!(state().launches - before.launches, 8, "two launches each for two calls of two ranks");
+            assert_eq!(state().launches - before.launches, 2 * (6 + 4), "six and four for two ranks");
         }
         let mut seen = Vec::new();
         for number in 1u32..=3 {
             if captured {
                 // SAFETY: the function's type.
-                assert_eq!(unsafe { replay() }, 8);
+                assert_eq!(unsafe { replay() }, 20);
             } else {
                 step(&mut backend);
             }

@@ -1,12 +1,16 @@
 //! Exchanges of layers under TopK on the device, alone and among others, against the core.
 
 use super::backend;
-use super::exchange::{WORLD, config, steps_of};
-use super::simt::flavour;
-use lgreco_core::compress::Setting;
+use super::exchange::{Memory, Rank, WORLD, bits, config, gathered, ranks, spoiled_step, steps_of};
+use super::simt::{Edit, Flavour, Simt, flavour};
+use crate::kernels::Module;
+use crate::{CudaBackend, ExchangeConfig, ExchangeFault, OnFault};
+use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::qsgd::Qsgd;
 use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::uniform;
 
 fn top(rows: usize, cols: usize, keep: u32, values: Dtype) -> (Shape, Setting) {
@@ -25,6 +29,7 @@ fn layers() -> Vec<(Shape, Setting)> {
         top(64, 64, 501, Dtype::Bf16),
         top(97, 211, 5, Dtype::F32),
         top(1, 1, 1, Dtype::F32),
+        top(20, 1, 5, Dtype::F16),
         top(8192, 1, 4000, Dtype::F32),
     ];
     layers.insert(3, (Shape::new(61, 147).unwrap(), Setting::Qsgd(Qsgd::default())));
@@ -67,5 +72,177 @@ fn so_they_are_of_magnitudes_of_any_kind() {
         let gain = if number.is_multiple_of(2) { 0.3 } else { 1.0 };
         let compared = steps_of(&mut backend, &layers, config(Dtype::F32, gain), 2, values);
         assert_eq!(compared, Ok(2 * of(&layers)), "{number}");
+    }
+}
+
+#[test]
+fn faults_of_one_rank_change_nothing_on_any() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let layers = layers();
+    let config = ExchangeConfig { on_fault: OnFault::Nan, ..config(Dtype::F32, 1.0) };
+    let mut ranks = ranks(&mut backend, &layers, config);
+    let steps: [(&[usize], usize, f32); 5] = [
+        (&[], 0, 0.0),
+        (&[1], 12_613, f32::NAN),
+        (&[0, 2], 40_000, f32::INFINITY),
+        (&[0, 1, 2], 5, 3e38),
+        (&[], 0, 0.0),
+    ];
+    for ((spoiled, at, value), seed) in steps.into_iter().zip((0..).step_by(10)) {
+        spoiled_step(&mut backend, &mut ranks, (&layers, config, seed), (spoiled, at, value));
+    }
+}
+
+#[test]
+fn values_too_large_for_what_they_are_sent_in_are_faults() {
+    let Some(mut backend) = backend(flavour(), 1) else { return };
+    let layers = [top(100, 50, 7, Dtype::F32), top(100, 101, 301, Dtype::F16)];
+    let config = ExchangeConfig { world: 1, ..config(Dtype::F32, 1.0) };
+    let mut rank = Rank::new(&mut backend, &layers, config);
+    let mut values = uniform(rank.expected.len(), 1);
+    values[0] = 70_000.0;
+    for (at, fault) in [(5001, Some(ExchangeFault::Overflow { layer: 1, index: 1 })), (1, None)] {
+        values[5001..].fill(0.0);
+        values[at] = -70_000.0;
+        let refused = rank.encode(&mut backend, (&layers, config), &values).map(drop);
+        assert_eq!(refused.is_err(), fault.is_some(), "{refused:?}");
+        rank.finish(&mut backend, &mut gathered(std::slice::from_ref(&rank)));
+        let outcome = backend.exchange_outcome(&rank.exchange).unwrap();
+        assert_eq!((outcome.rank, outcome.fault, outcome.failed), (fault.map(|_| 0), fault, 1));
+    }
+}
+
+/// Means are those of what the core decodes, or the payload's rank is at fault, and nothing else has changed.
+#[test]
+fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let layers = [
+        top(110, 97, 126, Dtype::F32),
+        top(0, 5, 0, Dtype::F32),
+        top(70, 101, 1801, Dtype::F16),
+        top(7, 1, 7, Dtype::F16),
+        top(4, 4000, 2, Dtype::Bf16),
+        top(64, 64, 3001, Dtype::F32),
+    ];
+    let config = ExchangeConfig { world: 2, ..config(Dtype::F32, 1.0) };
+    let mut ranks = [0, 1].map(|rank| {
+        let stream = Stream { rank, ..config.stream };
+        Rank::new(&mut backend, &layers, ExchangeConfig { stream, ..config })
+    });
+    for (rank, seed) in ranks.iter_mut().zip(1..) {
+        rank.encode(&mut backend, (&layers, config), &uniform(rank.expected.len(), seed)).unwrap();
+    }
+    let original = gathered(&ranks).bytes().to_vec();
+    let apart = original.len() / 2;
+    let (mut good, mut broken) = (0, 0);
+    for step in 0..if flavour() == Flavour::Plain { 250 } else { 60 } {
+        let mut bytes = original.clone();
+        let random = Stream { seed: 23, step, ..Stream::default() };
+        let culprit = random.word(0) as usize % 2;
+        for flip in 0..1 + random.word(1) as u64 % 3 {
+            // Within one payload, so that bits that change places are found too.
+            let (number, within) = (random.word(2) as usize % layers.len(), random.word(3 + flip) as usize);
+            let (at, len) = place_of(&layers, number);
+            bytes[apart * culprit + at + within / 8 % len] ^= 1 << (within % 8);
+        }
+        for rank in 0..2 {
+            bytes[apart * rank + 4..][..4].copy_from_slice(&(config.stream.step + step).to_le_bytes());
+        }
+        let before = backend.exchange_outcome(&ranks[0].exchange).unwrap();
+        let mut messages = Memory::new(bytes.len() as u64);
+        messages.fill(&bytes);
+        ranks[0].finish(&mut backend, &mut messages);
+        let outcome = backend.exchange_outcome(&ranks[0].exchange).unwrap();
+        let means = bytemuck::cast_slice::<u8, f32>(ranks[0].gradients.bytes()).to_vec();
+        match means_of(&layers, &bytes, &original, apart) {
+            Some(expected) => {
+                assert_eq!((outcome.rank, outcome.fault, outcome.failed), (None, None, before.failed), "{step}");
+                assert!(bits(&means) == bits(&expected), "means of step {step}");
+                assert_ne!(outcome.residuals, before.residuals);
+                good += 1;
+            }
+            None => {
+                assert_eq!((outcome.rank, outcome.failed), (Some(culprit as u32), before.failed + 1), "{step}");
+                assert!(means.iter().all(|&mean| mean.to_bits() == 0), "means of step {step}");
+                assert_eq!(outcome.residuals, before.residuals);
+                broken += 1;
+            }
+        }
+    }
+    assert!(good > 10 && broken > 20, "{good} decoded, {broken} broken");
+}
+
+/// Where a layer's payload is in a message, and how long it is.
+fn place_of(layers: &[(Shape, Setting)], number: usize) -> (usize, usize) {
+    let len = |(shape, setting): &(Shape, Setting)| setting.payload_len(*shape, Dtype::F32).unwrap();
+    let before = layers[..number].iter().map(|layer| len(layer).next_multiple_of(16));
+    (16 + before.sum::<usize>(), len(&layers[number]))
+}
+
+/// The means of two messages, if the core decodes all their payloads under the headers that they had.
+fn means_of(layers: &[(Shape, Setting)], bytes: &[u8], original: &[u8], apart: usize) -> Option<Vec<f32>> {
+    let mut means = Vec::new();
+    for (number, &(shape, _)) in layers.iter().enumerate() {
+        let (at, len) = place_of(layers, number);
+        let mut sum = vec![0.0; shape.elements()];
+        for payload in [at, apart + at] {
+            let mut decoded = vec![0.0; sum.len()];
+            Portable.decode(&bytes[payload..payload + len], &mut decoded).ok()?;
+            (bytes[payload..payload + 16] == original[payload..payload + 16]).then_some(())?;
+            sum.iter_mut().zip(decoded).for_each(|(sum, x)| *sum += x);
+        }
+        means.extend(sum.into_iter().map(|x| x / 2.0));
+    }
+    means.iter().all(|mean| mean.is_finite()).then_some(means)
+}
+
+/// Steps with an edited kernel.
+fn edited(flavour: Flavour, steps: u64, edit: Option<Edit>) -> Option<Result<usize, String>> {
+    let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 2, edit)?));
+    // Ties, and more of them than there is room for.
+    let values = |count: usize, seed: u64| {
+        let tied = |(i, x): (usize, f32)| if i % 9000 < 5000 { x } else { (4.0 * x).round() };
+        uniform(count, seed).into_iter().enumerate().map(tied).collect()
+    };
+    let layers = layers();
+    let outcome =
+        std::panic::AssertUnwindSafe(|| steps_of(&mut backend, &layers, config(Dtype::F32, 0.5), steps, values));
+    Some(
+        std::panic::catch_unwind(outcome)
+            .unwrap_or_else(|panic| Err(panic.downcast::<String>().map_or_else(|_| String::new(), |said| *said))),
+    )
+}
+
+#[test]
+fn no_race_is_found_until_one_is_planted() {
+    let Some(outcome) = edited(Flavour::Races, 1, None) else { return };
+    assert_eq!(outcome, Ok(of(&layers())));
+    for (from, to) in [
+        ("            __syncthreads();\n            u32 index = start;", "            u32 index = start;"),
+        ("        __syncthreads();\n        void* own", "        void* own"),
+        ("atomicAdd(&room[bin], 1u);", "room[bin] += 1;"),
+        ("index + 1 == top.keep && index % 2 == 0", "false"),
+    ] {
+        let edit = Edit { module: Module::Selection, from, to };
+        let Some(Err(said)) = edited(Flavour::Races, 1, Some(edit)) else { panic!("not found: {from}") };
+        assert!(said.contains("race ("), "{from}: {said}");
+    }
+}
+
+#[test]
+fn planted_faults_are_found() {
+    let edits = [
+        // A place for two bits is a place for one.
+        ("atomicOr(&words[at / 32 + 1], bits >> (32 - shift));", ""),
+        ("start == NOWHERE ? here : total", "total"),
+        ("goes || kept.start == NOWHERE", "goes"),
+        ("span = span_of((bit - index) << payload.top.low_bits);", ""),
+        ("begin = (begin >> top.low_bits) + index;", "begin = begin >> top.low_bits;"),
+        ("counts[k] = atomicExch(&bins[first + k], 0u);", "counts[k] = bins[first + k];"),
+    ];
+    for (from, to) in edits {
+        let edit = Edit { module: Module::Selection, from, to };
+        let Some(outcome) = edited(Flavour::Plain, 2, Some(edit)) else { return };
+        assert!(outcome.is_err(), "{from}");
     }
 }

@@ -4,7 +4,7 @@
 use crate::counting::Kernels;
 use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::Kernel;
-use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, Error};
+use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, Error, ExchangeConfig, ExchangeProgram};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -152,6 +152,38 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
     assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 0);
     // The number of elements to keep.
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
+}
+
+/// However many layers there are, and however mixed.
+#[test]
+fn an_exchange_takes_six_launches_and_four() {
+    let of_device = Arc::new(Calls::default());
+    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let shape = Shape::new(64, 64).unwrap();
+    let top = Setting::TopK(TopK { keep: 40, values: Dtype::F32 });
+    let mut calls = |settings: &[Setting]| {
+        let layers: Vec<_> = settings.iter().cycle().take(150).map(|&setting| (shape, setting)).collect();
+        let program = ExchangeProgram::new(&layers, ExchangeConfig::default()).unwrap();
+        let counted = || [0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed));
+        // SAFETY: a device that counts looks at no address.
+        unsafe {
+            let exchange = backend.begin_exchange(program, 256, 256).unwrap();
+            let before = counted();
+            backend.encode_exchange(&exchange, 256, 256).unwrap();
+            let encoded = counted();
+            backend.finish_exchange(&exchange, 256, 256).unwrap();
+            assert_eq!(
+                [before[1..].to_vec(), encoded[1..].to_vec()],
+                [counted()[1..].to_vec(), counted()[1..].to_vec()]
+            );
+            (encoded[0] - before[0], counted()[0] - encoded[0])
+        }
+    };
+    let qsgd = Setting::Qsgd(Qsgd::default());
+    assert_eq!(calls(&[top, qsgd, Setting::Dense]), (6, 4));
+    assert_eq!(calls(&[top]), (5, 3));
+    assert_eq!(calls(&[qsgd, Setting::Dense]), (2, 2));
+    assert!(of_device.launched.get().iter().all(|kernel| of_device.prepared.get().contains(kernel)));
 }
 
 /// What the device says may be about work of another layer, or of none.

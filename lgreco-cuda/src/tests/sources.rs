@@ -2,7 +2,7 @@
 
 use super::simt::entries;
 use crate::kernels::Module;
-use crate::{exchange, factors, feedback, magnitude, positions, powersgd, qsgd, sums, topk};
+use crate::{exchange, factors, feedback, magnitude, positions, powersgd, qsgd, selection, sums, topk};
 
 /// The fields of a struct of the source, with their offsets, and its size.
 fn fields<'s>(source: &'s str, name: &str) -> (Vec<(&'s str, usize)>, usize) {
@@ -31,8 +31,8 @@ fn parameters_are_laid_out_as_in_the_sources() {
         Module::Qsgd => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
         Module::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
         Module::Exchange => (qsgd::Params::FIELDS, size_of::<qsgd::Params>()),
-        Module::ExchangeTopK => (exchange::Params::FIELDS, size_of::<exchange::Params>()),
         Module::ExchangeSums => (exchange::SumsParams::FIELDS, size_of::<exchange::SumsParams>()),
+        Module::Selection => (selection::Params::FIELDS, size_of::<selection::Params>()),
         Module::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
         Module::Positions => (positions::Params::FIELDS, size_of::<positions::Params>()),
         Module::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
@@ -48,8 +48,10 @@ fn parameters_are_laid_out_as_in_the_sources() {
     let source = Module::Exchange.source();
     assert_eq!(fields(&source, "Program"), (exchange::Program::FIELDS.to_vec(), size_of::<exchange::Program>()));
     assert_eq!(fields(&source, "Layer"), (exchange::Layer::FIELDS.to_vec(), size_of::<exchange::Layer>()));
-    let source = Module::ExchangeTopK.source();
-    assert_eq!(fields(&source, "Top"), (exchange::Top::FIELDS.to_vec(), size_of::<exchange::Top>()));
+    let told = exchange::Program::FIELDS.iter().find(|field| field.0 == "told").map(|field| field.1 as u64);
+    assert_eq!((told, size_of::<exchange::Program>() as u64), (Some(selection::TOLD), selection::PROGRAM));
+    let source = Module::Selection.source();
+    assert_eq!(fields(&source, "Top"), (selection::Top::FIELDS.to_vec(), size_of::<selection::Top>()));
     let source = Module::ExchangeSums.source();
     assert_eq!(fields(&source, "Dense"), (exchange::Dense::FIELDS.to_vec(), size_of::<exchange::Dense>()));
     assert_eq!(fields(&source, "Factors"), (factors::Factors::FIELDS.to_vec(), size_of::<factors::Factors>()));

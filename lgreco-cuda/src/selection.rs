@@ -1,4 +1,5 @@
-//! Layers under TopK in an exchange: what `exchange_topk.cu` and `exchange_topk_means.cu` are asked to do.
+//! TopK's payloads, of all layers of an exchange or of one, and their means: what `selection.cu` and `kept_means.cu` are
+//! asked to do.
 //!
 //! A layer's k largest are found by counts of the upper 12, the next 10 and the last 9 bits of magnitudes. Only the first is
 //! of all values; what may be among the k largest after it is gathered, in order, and the rest is done with that. For the
@@ -8,14 +9,15 @@
 
 use crate::Error;
 use crate::device::{BLOCK, Part};
-use crate::gpu::{Gpu, looping_blocks};
+use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
+use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::topk::{Coding, TopK};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Dtype;
 
-/// `Params` of `exchange_topk.cu`.
+/// `Params` of `selection.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -31,7 +33,7 @@ impl Params {
     pub(crate) const FIELDS: &[&'static str] = &["dtype", "layers", "spans", "chunks", "remembers"];
 }
 
-/// `Top` of `exchange_topk.cu`.
+/// `Top` of `selection.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Top {
@@ -84,11 +86,43 @@ impl Top {
 }
 
 /// Where a layer's values and its payload begin, and its header.
-pub(super) struct Place {
-    pub(super) layer: u32,
-    pub(super) first: u64,
-    pub(super) payload: u64,
-    pub(super) header: [u64; 2],
+pub(crate) struct Place {
+    pub(crate) layer: u32,
+    pub(crate) first: u64,
+    pub(crate) payload: u64,
+    pub(crate) header: [u64; 2],
+}
+
+impl Top {
+    /// The first of layers.
+    fn new(place: Place, top: TopK, count: u32) -> Result<Top, Error> {
+        let layout = top.layout(count)?;
+        let low = HEADER_LEN as u64 + u64::from(top.keep) * top.values.bytes() as u64;
+        let chunks = match layout.coding {
+            Coding::All => u64::from(count).div_ceil(SPAN),
+            _ => layout.high_bytes.div_ceil(CHUNK),
+        };
+        let wanted = u64::from(top.keep) + u64::from(count) / 32;
+        Ok(Top {
+            first: place.first,
+            payload: place.payload,
+            header_low: place.header[0],
+            header_high: place.header[1],
+            low_at: 8 * low,
+            high_at: 8 * (low + layout.low_bytes),
+            end: 8 * (low + layout.bytes()),
+            room_size: if wanted <= u64::from(count) / 4 { wanted as u32 } else { 0 },
+            layer: place.layer,
+            count,
+            keep: top.keep,
+            sent: top.values as u32,
+            placement: layout.coding as u32,
+            low_bits: layout.low_bits,
+            spans: u64::from(count).div_ceil(SPAN).max(1) as u32,
+            chunks: chunks.max(1) as u32,
+            ..Top::zeroed()
+        })
+    }
 }
 
 /// As in the sources: values of a span, bytes of ones in a chunk, bins of a layer.
@@ -99,15 +133,65 @@ const BINS: u64 = 1 << 12;
 const CUT: u64 = 16;
 const KEPT: u64 = 24;
 const ENTRY: u64 = 8;
+/// Bytes of `Program`, and where in it what one layer's payload comes to is told.
+pub(crate) const PROGRAM: u64 = 112;
+pub(crate) const TOLD: u64 = 40;
 /// Parts begin at multiples of it.
 const ALIGN: u64 = 16;
 
+impl Params {
+    /// Blocks that have spans in turn.
+    fn blocks(&self) -> u64 {
+        looping_blocks(u64::from(self.spans) * u64::from(BLOCK))
+    }
+}
+
 const fn kernel(entry: &'static str) -> Kernel {
-    Kernel { module: Module::ExchangeTopK, entry }
+    Kernel { module: Module::Selection, entry }
+}
+
+/// Enqueued, in five launches: the payloads of layers, of which kernels take first the tables, the program, values,
+/// residuals and cuts.
+fn select(
+    gpu: &mut Gpu,
+    params: Params,
+    common: [Part; 6],
+    [bins, spans, entries, message]: [Part; 4],
+) -> Result<(), Error> {
+    let mut launch = |entry: &'static str, parts: &[Part]| {
+        gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
+    };
+    launch("offer", &[bins])?;
+    launch("gather", &[bins, spans, entries])?;
+    launch("refine", &[bins, spans, entries, message])?;
+    launch("count_kept", &[spans, entries])?;
+    launch("write_kept", &[spans, entries, message])
+}
+
+/// Enqueued, in five launches with two reads of the values: the body of a payload of one layer. The first word of `status`
+/// becomes at least the largest magnitude, the second the k-th largest. `top.keep` is from 1 to the number of elements.
+pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, status: Part) -> Result<(), Error> {
+    let place = Place { layer: 0, first: 0, payload: 0, header: [0; 2] };
+    let layer = Top::new(place, top, tensor.elements)?;
+    let table = gpu.upload(Scratch::Layers, bytemuck::bytes_of(&layer))?;
+    let state = gpu.scratch(Scratch::Bins, PROGRAM + CUT + 4 * BINS)?;
+    gpu.clear(state)?;
+    let (program, cut, bins) = (state.cut(0, PROGRAM), state.cut(PROGRAM, CUT), state.from(PROGRAM + CUT));
+    let spans = gpu.scratch(Scratch::Records, KEPT * u64::from(layer.spans))?;
+    let entries = gpu.scratch(Scratch::Entries, ENTRY * u64::from(layer.room_size))?;
+    // Bits are set in whole words, which payloads do not end with.
+    let words = gpu.scratch(Scratch::Bits, payload.bytes.next_multiple_of(4))?;
+    let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
+    // Neither is there a table of spans, nor are there residuals.
+    let common = [table, table, program, tensor.part, table, cut];
+    select(gpu, params, common, [bins, spans, entries, words])?;
+    gpu.copy(program.cut(TOLD, 8), status)?;
+    let (body, len) = (HEADER_LEN as u64, payload.bytes);
+    gpu.copy(words.cut(body, len - body), payload.from(body))
 }
 
 /// The entry points, which are loaded before there is work.
-pub(super) const KERNELS: [Kernel; 8] = [
+pub(crate) const KERNELS: [Kernel; 8] = [
     kernel("offer"),
     kernel("gather"),
     kernel("refine"),
@@ -120,7 +204,7 @@ pub(super) const KERNELS: [Kernel; 8] = [
 
 /// All layers under TopK.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tops {
+pub(crate) struct Tops {
     layers: Vec<Top>,
     /// Of each span, and of each chunk.
     top_of: Vec<u32>,
@@ -145,47 +229,23 @@ struct Parts {
 }
 
 impl Tops {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
     /// Adds a layer of `count` values.
-    pub(super) fn push(&mut self, place: Place, top: TopK, count: u32) -> Result<(), Error> {
+    pub(crate) fn push(&mut self, place: Place, top: TopK, count: u32) -> Result<(), Error> {
         let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows: count as usize, cols: 1 });
-        let layout = top.layout(count)?;
-        let values = u64::from(top.keep) * top.values.bytes() as u64;
-        let low = HEADER_LEN as u64 + values;
-        let chunks = match layout.coding {
-            Coding::All => u64::from(count).div_ceil(SPAN),
-            _ => layout.high_bytes.div_ceil(CHUNK),
-        };
-        let (number, wanted) = (self.layers.len() as u32, u64::from(top.keep) + u64::from(count) / 32);
-        let room = if wanted <= u64::from(count) / 4 { wanted } else { 0 };
+        let number = self.layers.len() as u32;
         let layer = Top {
-            first: place.first,
-            payload: place.payload,
-            header_low: place.header[0],
-            header_high: place.header[1],
-            low_at: 8 * low,
-            high_at: 8 * (low + layout.low_bytes),
-            end: 8 * (low + layout.bytes()),
             room: self.room,
-            room_size: room as u32,
-            layer: place.layer,
-            count,
-            keep: top.keep,
-            sent: top.values as u32,
-            placement: layout.coding as u32,
-            low_bits: layout.low_bits,
             first_span: u32::try_from(self.top_of.len()).map_err(too_many)?,
-            spans: u64::from(count).div_ceil(SPAN).max(1) as u32,
             first_chunk: u32::try_from(self.chunk_of.len()).map_err(too_many)?,
-            chunks: chunks.max(1) as u32,
-            unused: 0,
+            ..Top::new(place, top, count)?
         };
         self.top_of.extend(std::iter::repeat_n(number, layer.spans as usize));
         self.chunk_of.extend(std::iter::repeat_n(number, layer.chunks as usize));
-        self.room += room;
+        self.room += u64::from(layer.room_size);
         self.layers.push(layer);
         Ok(())
     }
@@ -210,7 +270,7 @@ impl Tops {
     }
 
     /// Bytes of memory that all of it takes.
-    pub(super) fn bytes(&self, world: u32) -> u64 {
+    pub(crate) fn bytes(&self, world: u32) -> u64 {
         self.sizes(world).into_iter().map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
     }
 
@@ -226,7 +286,7 @@ impl Tops {
     }
 
     /// Enqueued: brings the tables to `memory`; counts begin as zeros.
-    pub(super) fn begin(&self, gpu: &mut Gpu, world: u32, memory: Part) -> Result<(), Error> {
+    pub(crate) fn begin(&self, gpu: &mut Gpu, world: u32, memory: Part) -> Result<(), Error> {
         let parts = self.parts(world, memory);
         gpu.write(bytemuck::cast_slice(&self.layers), parts.layers)?;
         gpu.write(bytemuck::cast_slice(&self.top_of), parts.top_of)?;
@@ -240,7 +300,7 @@ impl Tops {
     }
 
     /// Enqueued, in five launches: all payloads, and what is to be remembered; then what the other ranks are told of this one.
-    pub(super) fn encode(
+    pub(crate) fn encode(
         &self,
         gpu: &mut Gpu,
         dtype: Dtype,
@@ -248,20 +308,12 @@ impl Tops {
         [program, gradients, residuals, message]: [Part; 4],
     ) -> Result<(), Error> {
         let Parts { layers, top_of, cuts, bins, spans, entries, .. } = self.parts(world, memory);
-        let (params, blocks) = (self.params(dtype), looping_blocks(self.top_of.len() as u64 * u64::from(BLOCK)));
-        let mut launch = |entry: &'static str, parts: &[Part]| {
-            let common = [layers, top_of, program, gradients, residuals, cuts];
-            gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), blocks)
-        };
-        launch("offer", &[bins])?;
-        launch("gather", &[bins, spans, entries])?;
-        launch("refine", &[bins, spans, entries, message])?;
-        launch("count_kept", &[spans, entries])?;
-        launch("write_kept", &[spans, entries, message])
+        let common = [layers, top_of, program, gradients, residuals, cuts];
+        select(gpu, self.params(dtype), common, [bins, spans, entries, message])
     }
 
     /// Enqueued: whether encoders wrote all payloads, and where in them each span begins. Comes before any mean is written.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         gpu: &mut Gpu,
         (world, memory): (u32, Part),
@@ -277,7 +329,7 @@ impl Tops {
     }
 
     /// Enqueued: the means, and the step's end.
-    pub(super) fn average(
+    pub(crate) fn average(
         &self,
         gpu: &mut Gpu,
         dtype: Dtype,
@@ -285,8 +337,7 @@ impl Tops {
         [program, messages, means]: [Part; 3],
     ) -> Result<(), Error> {
         let Parts { layers, top_of, starts, .. } = self.parts(world, memory);
-        let blocks = looping_blocks(self.top_of.len() as u64 * u64::from(BLOCK));
-        let parts = [layers, top_of, program, messages, starts, means];
-        gpu.launch_capturable(kernel("average_kept"), self.params(dtype), &parts, blocks)
+        let (params, parts) = (self.params(dtype), [layers, top_of, program, messages, starts, means]);
+        gpu.launch_capturable(kernel("average_kept"), params, &parts, params.blocks())
     }
 }

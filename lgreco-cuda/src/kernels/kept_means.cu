@@ -78,7 +78,7 @@ __device__ inline bool add_up(const Top& top, const u32* counts, u32* before) {
     for (u32 chunk = first; chunk < end; chunk++) {
         sum += fresh(counts[chunk]);
     }
-    Sums<u64> sums = block_scan(sum);
+    Sums sums = block_scan(sum);
     sum = sums.before;
     for (u32 chunk = first; chunk < end; chunk++) {
         before[chunk] = u32(sum);
@@ -96,9 +96,9 @@ extern "C" __global__ void count_ones(Params p, const Top* tops, const u32* top_
         Top top = tops[number];
         Payload payload(top, program, messages, rank);
         u64 bit = u64(item % p.chunks - top.first_chunk) * CHUNK + threadIdx.x * 32;
-        u32 all = block_scan(top.placement == 0 ? 0u : u32(__popc(payload.ones(bit, bit + 32)))).all;
+        u64 all = block_scan(top.placement == 0 ? 0 : __popc(payload.ones(bit, bit + 32))).all;
         if (threadIdx.x == 0) {
-            counts[item] = all;
+            counts[item] = u32(all);
         }
         if (is_last(&done[u64(rank) * p.layers + number], 1, top.chunks)) {
             u64 first = u64(rank) * p.chunks + top.first_chunk;
@@ -186,7 +186,7 @@ extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_
         }
         u64 bit = chunk * CHUNK + threadIdx.x * 32;
         u32 ones = payload.ones(bit, bit + 32);
-        u32 index = before[item] + block_scan(u32(__popc(ones))).before;
+        u32 index = before[item] + u32(block_scan(__popc(ones)).before);
         if (bit >= payload.high_bits()) {
             continue;
         }
@@ -209,7 +209,8 @@ extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_
     }
 }
 
-// Adds to a span's sums what a payload, which has been checked, holds of it. All threads of the block must come.
+// Adds to a span's sums what a payload, which has been checked, holds of it. All threads of the block must come; they wait
+// for each other before they add what may be another's.
 __device__ inline void add_span(const Payload& payload, const u32* starts, u32 span, float* sums) {
     const Top& top = payload.top;
     u64 first = u64(span) * SPAN;
@@ -229,8 +230,8 @@ __device__ inline void add_span(const Payload& payload, const u32* starts, u32 s
     for (u64 from = begin; from < end; from += FEW * BLOCK) {
         u64 bit = from + threadIdx.x * FEW;
         u32 ones = payload.ones(bit, min(bit + FEW, end));
-        Sums<u32> counts = block_scan(u32(__popc(ones)));
-        u32 own = index + counts.before;
+        Sums counts = block_scan(__popc(ones));
+        u32 own = index + u32(counts.before);
 #pragma unroll
         for (u32 k = 0; k < FEW; k++) {
             if ((ones >> k & 1) == 0 || own >= top.keep) {
@@ -242,7 +243,7 @@ __device__ inline void add_span(const Payload& payload, const u32* starts, u32 s
             }
             own++;
         }
-        index += counts.all;
+        index += u32(counts.all);
     }
 }
 
@@ -258,7 +259,6 @@ extern "C" __global__ void average_kept(Params p, const Top* tops, const u32* to
         for (u32 i = threadIdx.x; i < SPAN; i += BLOCK) {
             sums[i] = 0.0f;
         }
-        __syncthreads();
         for (u32 rank = 0; good && rank < program->world; rank++) {
             const u32* own = starts + u64(rank) * (u64(p.spans) + p.layers) + top.first_span + number;
             add_span(Payload(top, program, messages, rank), own, span, sums);
@@ -269,7 +269,6 @@ extern "C" __global__ void average_kept(Params p, const Top* tops, const u32* to
         for (u32 i = threadIdx.x; i < SPAN && first + i < top.count; i += BLOCK) {
             give(p.dtype, program, good, top.layer, own, first + i, sums[i] / float(program->world));
         }
-        __syncthreads();
     }
     if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0) {
         end_step(program, first_faulty(*program, messages));

@@ -69,20 +69,18 @@ struct Kept {
 #define BINS (1u << FIRST_BITS)
 
 // What the threads before this one have, and all of the block.
-template <class T>
 struct Sums {
-    T before;
-    T all;
+    u64 before;
+    u64 all;
 };
 
 // All threads of the block must come.
-template <class T>
-__device__ static inline Sums<T> block_scan(T own) {
-    __shared__ T totals[WARPS];
+__device__ static inline Sums block_scan(u64 own) {
+    __shared__ u64 totals[WARPS];
     u32 warp = threadIdx.x / 32;
-    T sum = own;
+    u64 sum = own;
     for (u32 reach = 1; reach < 32; reach <<= 1) {
-        T other = __shfl_up_sync(FULL, sum, reach);
+        u64 other = __shfl_up_sync(FULL, sum, reach);
         sum += threadIdx.x % 32 >= reach ? other : 0;
     }
     __syncthreads();
@@ -90,7 +88,7 @@ __device__ static inline Sums<T> block_scan(T own) {
         totals[warp] = sum;
     }
     __syncthreads();
-    Sums<T> sums = {sum - own, 0};
+    Sums sums = {sum - own, 0};
     for (u32 other = 0; other < WARPS; other++) {
         sums.before += other < warp ? totals[other] : 0;
         sums.all += totals[other];
@@ -138,7 +136,7 @@ __device__ inline void pick(u32* bins, u32 prefix, u32 rank, Cut* cut) {
         counts[k] = atomicExch(&bins[first + k], 0u);
         sum += counts[k];
     }
-    u32 above = block_scan(sum).before;
+    u32 above = u32(block_scan(sum).before);
     if (above >= rank || rank - above > sum) {
         return;
     }
@@ -218,13 +216,13 @@ __device__ inline void store4(float* values, u64 i, u64 count, const float (&fou
 }
 
 // Sums of gradients and residuals, and their bins.
-extern "C" __global__ void offer(Params p, const Top* tops, const u32* top_of, Program* program, const void* gradients,
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top* tops, const u32* top_of, Program* program, const void* gradients,
                                  float* residuals, Cut* cuts, u32* bins) {
     __shared__ u32 room[1u << FIRST_BITS];
     count_nothing<FIRST_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Offered offered(p, top, program, gradients, residuals);
         const void* gradient = static_cast<const u8*>(gradients) + top.first * (p.dtype == 0 ? 4 : 2);
@@ -278,7 +276,7 @@ extern "C" __global__ void offer(Params p, const Top* tops, const u32* top_of, P
 }
 
 // Those that may be among the k largest, in order within each span.
-extern "C" __global__ void gather(Params p, const Top* tops, const u32* top_of, const Program* program,
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void gather(Params p, const Top* tops, const u32* top_of, const Program* program,
                                   const void* gradients, float* residuals, Cut* cuts, u32* bins, Kept* spans,
                                   uint2* entries) {
     __shared__ u32 room[1u << SECOND_BITS];
@@ -286,8 +284,8 @@ extern "C" __global__ void gather(Params p, const Top* tops, const u32* top_of, 
     count_nothing<SECOND_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = top_of[at];
-        Top top = tops[number];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
+        const Top& top = tops[number];
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
         u32 rank = cut->rank;
@@ -307,7 +305,7 @@ extern "C" __global__ void gather(Params p, const Top* tops, const u32* top_of, 
                     found += k < here && upper >= prefix ? 1ull << (16 * step) : 0;
                 }
             }
-            Sums<u64> sums = block_scan(found);
+            Sums sums = block_scan(found);
             u32 total = 0;
 #pragma unroll
             for (u32 step = 0; step < STEPS; step++) {
@@ -385,7 +383,7 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
     count_nothing<THIRD_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
@@ -427,8 +425,8 @@ __device__ inline void add_up(const Top& top, Kept* spans) {
         above += fresh(spans[at].above);
         tied += fresh(spans[at].tied);
     }
-    above = block_scan(above).before;
-    tied = block_scan(tied).before;
+    above = u32(block_scan(above).before);
+    tied = u32(block_scan(tied).before);
     for (u32 at = first; at < end; at++) {
         spans[at].above_before = above;
         spans[at].tied_before = tied;
@@ -443,7 +441,7 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
                                       const uint2* entries) {
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
@@ -455,7 +453,7 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
             for (u32 i = threadIdx.x; i < choice.size; i += BLOCK) {
                 own += above_or_tied(choice.at(i).y & MAGNITUDE, prefix);
             }
-            u32 all = block_scan(own).all;
+            u32 all = u32(block_scan(own).all);
             if (threadIdx.x == 0) {
                 spans[at].above = all >> 16;
                 spans[at].tied = all & 0xffffu;
@@ -505,13 +503,14 @@ __device__ inline float write_one(const Top& top, u32* words, u32 index, uint2 e
     return sent;
 }
 
-// The payloads, and what stays. What the other ranks are told of this one, where anything is remembered.
+// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes are
+// the largest and the k-th largest.
 extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_of, Program* program,
                                       const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
                                       const uint2* entries, u8* message) {
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end; at++) {
-        u32 number = top_of[at];
+        u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         u32 cut = cuts[number].prefix;
         u32 ties = cuts[number].rank;
@@ -528,9 +527,9 @@ extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_
             bool here = i < kept.size;
             uint2 entry = here ? choice.at(i) : uint2{0, 0};
             u32 own = here ? above_or_tied(entry.y & MAGNITUDE, cut) : 0;
-            Sums<u32> sums = block_scan(own);
-            u32 tied = kept.tied_before + (sums.before & 0xffffu);
-            u32 index = kept.above_before + (sums.before >> 16) + min(tied, ties);
+            Sums sums = block_scan(own);
+            u32 tied = kept.tied_before + (u32(sums.before) & 0xffffu);
+            u32 index = kept.above_before + (u32(sums.before) >> 16) + min(tied, ties);
             // More than k only when the values were written to meanwhile.
             bool goes = (own > 1 || (own == 1 && tied < ties)) && index < top.keep;
             float sent = goes ? write_one(top, words, index, entry) : 0.0f;
@@ -541,11 +540,16 @@ extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_
                     note(&program->fault, REST_LEFT_F32, top.layer, entry.x);
                 }
             }
-            kept.above_before += sums.all >> 16;
-            kept.tied_before += sums.all & 0xffffu;
+            kept.above_before += u32(sums.all) >> 16;
+            kept.tied_before += u32(sums.all) & 0xffffu;
         }
     }
-    if (p.remembers && is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0) {
+    if (!is_last(&program->done, 1, gridDim.x) || threadIdx.x != 0) {
+        return;
+    }
+    if (p.remembers) {
         tell(program, reinterpret_cast<u32*>(message));
+    } else {
+        program->told = u64(cuts[0].prefix) << 32 | program->largest;
     }
 }
