@@ -23,6 +23,7 @@ impl Shader {
     pub(crate) fn source(self, subgroups: bool) -> String {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
+        const TILE: &str = include_str!("shaders/tile.wgsl");
         const WIDE: &str = include_str!("shaders/wide.wgsl");
         const RECORD: &str = include_str!("shaders/record.wgsl");
         const PHILOX: &str = include_str!("shaders/philox.wgsl");
@@ -31,13 +32,13 @@ impl Shader {
         match self {
             Shader::Magnitude => [FLOAT, VALUES, lanes, include_str!("shaders/magnitude.wgsl")].concat(),
             Shader::Sums => [FLOAT, WIDE, RECORD, include_str!("shaders/sums.wgsl")].concat(),
-            Shader::Qsgd => [FLOAT, WIDE, RECORD, VALUES, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
+            Shader::Qsgd => [FLOAT, WIDE, RECORD, VALUES, TILE, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
             Shader::TopK => {
                 let (tables, select) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/topk_select.wgsl"));
                 let energy = include_str!("shaders/topk_energy.wgsl");
                 let (encode, decode) =
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
-                [FLOAT, WIDE, VALUES, lanes, tables, select, energy, encode, decode].concat()
+                [FLOAT, WIDE, VALUES, TILE, lanes, tables, select, energy, encode, decode].concat()
             }
             #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),

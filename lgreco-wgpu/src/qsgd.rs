@@ -20,7 +20,7 @@ params! {
     result,
 }
 
-/// Elements one invocation works on.
+/// Elements that an invocation works on, in a row.
 const PER_INVOCATION: usize = 32;
 /// Bytes of a bucket's entry in `extremes` and in `grids`.
 const EXTREMES: u64 = 12;

@@ -1,5 +1,5 @@
 // QSGD: grids of buckets, rows of the error table, codes and back. The numerics are those of
-// lgreco_core::compress::qsgd. One invocation works on 32 consecutive elements, whose codes are whole words.
+// lgreco_core::compress::qsgd. An invocation works on a row of 32 consecutive elements, whose codes are whole words.
 
 struct Params {
     offset: u32,
@@ -33,7 +33,6 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> output: array<u32>;
 @group(0) @binding(6) var<storage, read_write> results: array<atomic<u32>>;
 
-const PER_INVOCATION = 32u;
 const FRACTION_BITS = 23u;
 const FRACTION = 0x007fffffu;
 
@@ -57,30 +56,42 @@ fn from_ordered(key: u32) -> u32 {
     return key ^ select(0xffffffffu, SIGN, key >= SIGN);
 }
 
+// Of the buckets that a workgroup's values lie in, if they are few: what `extremes` has of them.
+const FEW = 64u;
+var<workgroup> tops: array<atomic<u32>, 192>;
+
 @compute @workgroup_size(64)
-fn extreme_values(@builtin(global_invocation_id) id: vec3<u32>) {
-    let start = id.x * PER_INVOCATION;
-    let end = min(start + PER_INVOCATION, params.count);
-    if (start >= end) {
-        return;
+fn extreme_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let first = group.x * PER_GROUP;
+    let first_bucket = (params.first + first) / params.bucket;
+    let last_bucket = (params.first + min(first + PER_GROUP, params.count) - 1u) / params.bucket;
+    let few = last_bucket - first_bucket < FEW;
+    for (var i = lane; i < 3u * FEW; i += 64u) {
+        atomicStore(&tops[i], 0u);
     }
-    let position = params.first + start;
-    var bucket = position / params.bucket - params.first_bucket;
+    load_tile(first, lane);
+    let start = lane * ROW;
+    let end = min(start + ROW, params.count - first);
+    let position = params.first + first + start;
+    var bucket = position / params.bucket;
     var left = params.bucket - position % params.bucket;
     var largest = 0u;
     var high = 0u;
     var low = 0u;
     for (var i = start; i < end; i++) {
-        let bits = value(i);
+        let bits = tile[in_tile(i)];
         largest = max(largest, bits & MAGNITUDE);
         high = max(high, ordered(bits));
         low = max(low, ~ordered(bits));
         left -= 1u;
         if (left == 0u || i + 1u == end) {
-            atomicMax(&extremes[3u * bucket], largest);
-            if (params.min_max != 0u) {
-                atomicMax(&extremes[3u * bucket + 1u], high);
-                atomicMax(&extremes[3u * bucket + 2u], low);
+            if (few) {
+                let at = 3u * (bucket - first_bucket);
+                atomicMax(&tops[at], largest);
+                atomicMax(&tops[at + 1u], high);
+                atomicMax(&tops[at + 2u], low);
+            } else {
+                raise(bucket, largest, high, low);
             }
             bucket += 1u;
             left = params.bucket;
@@ -88,6 +99,21 @@ fn extreme_values(@builtin(global_invocation_id) id: vec3<u32>) {
             high = 0u;
             low = 0u;
         }
+    }
+    workgroupBarrier();
+    if (few && lane <= last_bucket - first_bucket) {
+        let at = 3u * lane;
+        raise(first_bucket + lane, atomicLoad(&tops[at]), atomicLoad(&tops[at + 1u]), atomicLoad(&tops[at + 2u]));
+    }
+}
+
+// Makes a bucket's extremes at least these.
+fn raise(bucket: u32, largest: u32, high: u32, low: u32) {
+    let at = 3u * (bucket - params.first_bucket);
+    atomicMax(&extremes[at], largest);
+    if (params.min_max != 0u) {
+        atomicMax(&extremes[at + 1u], high);
+        atomicMax(&extremes[at + 2u], low);
     }
 }
 
@@ -169,16 +195,14 @@ fn levels(log_levels: u32) -> f32 {
 
 // The squared error of each width, summed over the values of a workgroup.
 @compute @workgroup_size(64)
-fn row(
-    @builtin(global_invocation_id) id: vec3<u32>,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
-) {
+fn row(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     var sums: array<Wide, 8>;
-    let start = id.x * PER_INVOCATION;
-    let end = min(start + PER_INVOCATION, params.count);
+    let first = group.x * PER_GROUP;
+    load_tile(first, lane);
+    let start = lane * ROW;
+    let end = min(start + ROW, params.count - first);
     if (start < end) {
-        let position = params.first + start;
+        let position = params.first + first + start;
         var bucket = position / params.bucket - params.first_bucket;
         var left = params.bucket - position % params.bucket;
         var i = start;
@@ -206,14 +230,14 @@ fn row(
     }
 }
 
-// Squared errors of values start .. stop of one bucket, in scaled units.
+// Squared errors of values start .. stop of the tile and of one bucket, in scaled units.
 fn errors(grid: Grid, start: u32, stop: u32) -> array<f32, 8> {
     var sums: array<f32, 8>;
     let holds_zero = (grid.low == 0u || grid.low >= SIGN) && grid.high < SIGN;
     let low = bitcast<f32>(grid.scaled_low);
     let length = bitcast<f32>(grid.length);
     for (var i = start; i < stop; i++) {
-        let scaled = scaled(value(i), grid.power);
+        let scaled = scaled(tile[in_tile(i)], grid.power);
         let position = position_on(grid, scaled);
         for (var w = 0u; w < 8u; w++) {
             if ((params.widths & (1u << w)) == 0u) {
@@ -253,22 +277,33 @@ fn errors(grid: Grid, start: u32, stop: u32) -> array<f32, 8> {
     return sums;
 }
 
+// A lane's words of codes take the places of values in the tile that it has seen, and from there all go out side by side.
 @compute @workgroup_size(64)
-fn encode(@builtin(global_invocation_id) id: vec3<u32>) {
-    let start = id.x * PER_INVOCATION;
-    let end = min(start + PER_INVOCATION, params.count);
-    if (start >= end) {
-        return;
+fn encode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let first = group.x * PER_GROUP;
+    load_tile(first, lane);
+    let start = lane * ROW;
+    let end = min(start + ROW, params.count - first);
+    if (start < end) {
+        encode_row(first, start, end);
     }
-    let position = params.first + start;
+    workgroupBarrier();
+    let rows = (min(PER_GROUP, params.count - first) + ROW - 1u) / ROW;
+    for (var i = lane; i < rows * params.bits; i += 64u) {
+        words[group.x * 64u * params.bits + i] = tile[in_tile(i / params.bits * ROW) + i % params.bits];
+    }
+}
+
+fn encode_row(first: u32, start: u32, end: u32) {
+    let position = params.first + first + start;
     var bucket = position / params.bucket - params.first_bucket;
     var left = params.bucket - position % params.bucket;
     var grid = grids[bucket];
     var draws: vec4<u32>;
     var pending = 0u;
     var held = 0u;
-    var word = id.x * params.bits;
-    for (var i = start; i < start + PER_INVOCATION; i++) {
+    var word = in_tile(start);
+    for (var i = start; i < start + ROW; i++) {
         var code = 0u;
         if (i < end) {
             if (left == 0u) {
@@ -280,12 +315,12 @@ fn encode(@builtin(global_invocation_id) id: vec3<u32>) {
             var addend = 0x00400000u;
             if (params.nearest == 0u) {
                 if ((i & 3u) == 0u) {
-                    draws = random((params.first + i) >> 2u);
+                    draws = random((params.first + first + i) >> 2u);
                 }
                 addend = draws.x >> 9u;
                 draws = draws.yzwx;
             }
-            let bits = value(i);
+            let bits = tile[in_tile(i)];
             code = (in_levels(position_on(grid, scaled(bits, grid.power)), params.log_levels) + addend) >> FRACTION_BITS;
             if (params.sign_magnitude != 0u) {
                 code |= (bits >> 31u) << params.log_levels;
@@ -294,7 +329,7 @@ fn encode(@builtin(global_invocation_id) id: vec3<u32>) {
         pending |= code << held;
         held += params.bits;
         if (held >= 32u) {
-            words[word] = pending;
+            tile[word] = pending;
             word += 1u;
             held -= 32u;
             pending = select(0u, code >> (params.bits - held), held > 0u);
@@ -304,21 +339,24 @@ fn encode(@builtin(global_invocation_id) id: vec3<u32>) {
 
 // The bits of the values that the codes in `words` stand for.
 @compute @workgroup_size(64)
-fn decode(@builtin(global_invocation_id) id: vec3<u32>) {
-    let start = id.x * PER_INVOCATION;
-    let end = min(start + PER_INVOCATION, params.count);
-    for (var i = start; i < end; i++) {
-        let bit = (i - start) * params.bits;
-        let word = id.x * params.bits + (bit >> 5u);
-        let shift = bit & 31u;
-        var code = words[word] >> shift;
-        if (shift + params.bits > 32u) {
-            code |= words[word + 1u] << (32u - shift);
-        }
-        code &= (1u << params.bits) - 1u;
+fn decode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let end = min((group.x + 1u) * PER_GROUP, params.count);
+    for (var i = group.x * PER_GROUP + lane; i < end; i += 64u) {
         let bucket = (params.first + i) / params.bucket - params.first_bucket;
-        output[i] = decoded(code, bucket);
+        output[i] = decoded(code_of(i), bucket);
     }
+}
+
+// The code of value i in `words`.
+fn code_of(i: u32) -> u32 {
+    let bit = (i % ROW) * params.bits;
+    let word = i / ROW * params.bits + (bit >> 5u);
+    let shift = bit & 31u;
+    var code = words[word] >> shift;
+    if (shift + params.bits > 32u) {
+        code |= words[word + 1u] << (32u - shift);
+    }
+    return code & ((1u << params.bits) - 1u);
 }
 
 // `extremes` holds the ends of the grids as they were sent.

@@ -1,22 +1,22 @@
 // TopK's payloads: blocks of elements are counted, the counts added up, and what is kept written to its places.
 
-// An invocation's share of a block: elements above the cut, elements at it.
-fn count_share(start: u32, end: u32) -> vec2<u32> {
-    let cut = state[0].magnitude;
-    var found = vec2<u32>(0u, 0u);
-    for (var i = start; i < end; i++) {
-        let magnitude = value(i) & MAGNITUDE;
-        found += vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
-    }
-    return found;
+// What a value adds to the number of elements above the cut, and of those at it.
+fn found(bits: u32, cut: u32) -> vec2<u32> {
+    let magnitude = bits & MAGNITUDE;
+    return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
 }
 
 @compute @workgroup_size(64)
 fn count_block(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let start = min(group.x * 2048u + lane.index * 32u, params.count);
-    let found = sum_of(lane, 64u, count_share(start, min(start + 32u, params.count)));
+    let cut = state[0].magnitude;
+    let end = min((group.x + 1u) * PER_GROUP, params.count);
+    var sum = vec2<u32>(0u, 0u);
+    for (var i = group.x * PER_GROUP + lane.index; i < end; i += 64u) {
+        sum += found(value(i), cut);
+    }
+    sum = sum_of(lane, 64u, sum);
     if (lane.index == 0u) {
-        blocks[params.first_block + group.x] = found;
+        blocks[params.first_block + group.x] = sum;
     }
 }
 
@@ -60,18 +60,24 @@ fn field(word: u32, bit: u32, index: u32, width: u32) -> vec2<u32> {
 // Writes the elements above the cut and the first of those at it.
 @compute @workgroup_size(64)
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let start = min(group.x * 2048u + place(lane) * 32u, params.count);
-    let end = min(start + 32u, params.count);
-    var before = blocks[params.first_block + group.x] + sum_before(lane, count_share(start, end));
+    let first = group.x * PER_GROUP;
+    load_tile(first, lane.index);
     let cut = state[0].magnitude;
     let ties = state[0].ties;
+    let start = place(lane) * ROW;
+    let end = min(start + ROW, params.count - first);
+    var sum = vec2<u32>(0u, 0u);
     for (var i = start; i < end; i++) {
-        let bits = value(i);
-        let magnitude = bits & MAGNITUDE;
-        if (magnitude > cut || (magnitude == cut && before.y < ties)) {
-            write_one(before.x + min(before.y, ties), params.first + i, bits);
+        sum += found(tile[in_tile(i)], cut);
+    }
+    var before = blocks[params.first_block + group.x] + sum_before(lane, sum);
+    for (var i = start; i < end; i++) {
+        let bits = tile[in_tile(i)];
+        let own = found(bits, cut);
+        if (own.x != 0u || (own.y != 0u && before.y < ties)) {
+            write_one(before.x + min(before.y, ties), params.first + first + i, bits);
         }
-        before += vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
+        before += own;
     }
 }
 
