@@ -34,11 +34,12 @@ impl Shader {
             Shader::Sums => [FLOAT, WIDE, RECORD, include_str!("shaders/sums.wgsl")].concat(),
             Shader::Qsgd => [FLOAT, WIDE, RECORD, VALUES, TILE, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
             Shader::TopK => {
-                let (tables, select) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/topk_select.wgsl"));
+                let (tables, tally) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/tally.wgsl"));
+                let select = include_str!("shaders/topk_select.wgsl");
                 let energy = include_str!("shaders/topk_energy.wgsl");
                 let (encode, decode) =
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
-                [FLOAT, WIDE, VALUES, TILE, lanes, tables, select, energy, encode, decode].concat()
+                [FLOAT, WIDE, VALUES, TILE, lanes, tables, tally, select, energy, encode, decode].concat()
             }
             #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),

@@ -9,6 +9,7 @@ mod memory;
 mod poison;
 mod shaders;
 mod splitting;
+mod tally;
 
 use crate::WgpuBackend;
 use lgreco_core::backend::{Backend, Portable};
