@@ -16,6 +16,8 @@ pub(crate) enum Shader {
     PowerSgd,
     #[cfg(feature = "train")]
     Feedback,
+    #[cfg(feature = "train")]
+    Exchange,
 }
 
 impl Shader {
@@ -24,6 +26,8 @@ impl Shader {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
         const TILE: &str = include_str!("shaders/tile.wgsl");
+        const FIELDS: &str = include_str!("shaders/fields.wgsl");
+        const QSGD: &str = include_str!("shaders/qsgd.wgsl");
         const WIDE: &str = include_str!("shaders/wide.wgsl");
         const RECORD: &str = include_str!("shaders/record.wgsl");
         const PHILOX: &str = include_str!("shaders/philox.wgsl");
@@ -32,17 +36,26 @@ impl Shader {
         match self {
             Shader::Magnitude => [FLOAT, VALUES, lanes, include_str!("shaders/magnitude.wgsl")].concat(),
             Shader::Sums => [FLOAT, WIDE, RECORD, include_str!("shaders/sums.wgsl")].concat(),
-            Shader::Qsgd => [FLOAT, WIDE, RECORD, VALUES, TILE, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
+            Shader::Qsgd => {
+                let tensor = include_str!("shaders/qsgd_tensor.wgsl");
+                [FLOAT, WIDE, RECORD, VALUES, TILE, PHILOX, QSGD, tensor].concat()
+            }
             Shader::TopK => {
                 let (tables, tally) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/tally.wgsl"));
                 let select = include_str!("shaders/topk_select.wgsl");
                 let energy = include_str!("shaders/topk_energy.wgsl");
                 let (encode, decode) =
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
-                [FLOAT, WIDE, VALUES, TILE, lanes, tables, tally, select, energy, encode, decode].concat()
+                [FLOAT, WIDE, VALUES, TILE, FIELDS, lanes, tables, tally, select, energy, encode, decode].concat()
             }
             #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
+            #[cfg(feature = "train")]
+            Shader::Exchange => {
+                let (bucket, topk) =
+                    (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
+                [FLOAT, VALUES, TILE, PHILOX, QSGD, FIELDS, lanes, bucket, topk].concat()
+            }
             Shader::PowerSgd => {
                 let (factors, multiply) =
                     (include_str!("shaders/powersgd.wgsl"), include_str!("shaders/powersgd_multiply.wgsl"));
@@ -54,8 +67,15 @@ impl Shader {
     }
 
     #[cfg(test)]
-    pub(crate) const ALL: [Shader; 6] =
-        [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd, Shader::Feedback];
+    pub(crate) const ALL: [Shader; 7] = [
+        Shader::Magnitude,
+        Shader::Sums,
+        Shader::Qsgd,
+        Shader::TopK,
+        Shader::PowerSgd,
+        Shader::Feedback,
+        Shader::Exchange,
+    ];
 }
 
 /// An entry point of a module.

@@ -50,13 +50,6 @@ fn put(word: u32, bit: u32, bits: u32) {
     }
 }
 
-// Word and bit of the `index`-th field of `width` bits after a start.
-fn field(word: u32, bit: u32, index: u32, width: u32) -> vec2<u32> {
-    let offset = mul_wide(index, width);
-    let within = (offset.x & 31u) + bit;
-    return vec2<u32>(word + (offset.y << 27u) + (offset.x >> 5u) + (within >> 5u), within & 31u);
-}
-
 // Writes the elements above the cut and the first of those at it.
 @compute @workgroup_size(64)
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {

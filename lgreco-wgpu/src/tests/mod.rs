@@ -3,6 +3,7 @@
 mod buffers;
 mod conformance;
 mod device;
+mod exchange;
 mod feedback;
 mod large;
 mod memory;
