@@ -26,7 +26,7 @@ impl Shader {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
         const TILE: &str = include_str!("shaders/tile.wgsl");
-        const FIELDS: &str = include_str!("shaders/fields.wgsl");
+        const TOPK_WRITE: &str = include_str!("shaders/topk_write.wgsl");
         const QSGD: &str = include_str!("shaders/qsgd.wgsl");
         const WIDE: &str = include_str!("shaders/wide.wgsl");
         const RECORD: &str = include_str!("shaders/record.wgsl");
@@ -46,7 +46,7 @@ impl Shader {
                 let energy = include_str!("shaders/topk_energy.wgsl");
                 let (encode, decode) =
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
-                [FLOAT, WIDE, VALUES, TILE, FIELDS, lanes, tables, tally, select, energy, encode, decode].concat()
+                [FLOAT, WIDE, VALUES, TILE, TOPK_WRITE, lanes, tables, tally, select, energy, encode, decode].concat()
             }
             #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
@@ -54,7 +54,8 @@ impl Shader {
             Shader::Exchange => {
                 let (bucket, topk) =
                     (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
-                [FLOAT, VALUES, TILE, PHILOX, QSGD, FIELDS, lanes, bucket, topk].concat()
+                let select = include_str!("shaders/exchange_select.wgsl");
+                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, lanes, bucket, select, topk].concat()
             }
             Shader::PowerSgd => {
                 let (factors, multiply) =

@@ -2,18 +2,15 @@
 
 use super::moment;
 use super::outcome::Faults;
-use super::plan::{BufferLayer, Payload, Plan};
+use super::plan::{BufferLayer, Plan};
 use super::space::BufferSpace;
+use crate::Error;
 use crate::backend::WgpuBackend;
 use crate::batch::{Batch, Part};
 use crate::gpu::Gpu;
 use crate::kernels::{Kernel, Shader};
-use crate::memory::Scratch;
-use crate::tensor::{BufferGradient, Input, Tensor};
-use crate::{Error, positions};
-use lgreco_core::compress::Setting;
-use lgreco_core::compress::wire::HEADER_LEN;
-use lgreco_core::gradient::{Bf16, Dtype};
+use crate::tensor::{BufferGradient, Input};
+use lgreco_core::gradient::Bf16;
 use lgreco_train::exchange::{Moment, Slip};
 use std::cell::Cell;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
@@ -86,6 +83,7 @@ pub struct BufferBucket {
 struct Memory {
     layers: Buffer,
     of_values: Buffer,
+    of_tables: Buffer,
     of_blocks: Buffer,
     of_kept: Buffer,
     /// Gradients, and then means, in the layers' types.
@@ -101,6 +99,10 @@ struct Memory {
     images: Buffer,
     totals: Buffer,
     positions: Buffer,
+    /// By which TopK's largest are found, where they end, and how many there are before each workgroup's values.
+    counts: Buffer,
+    cuts: Buffer,
+    blocks: Buffer,
     faults: Buffer,
 }
 
@@ -258,13 +260,6 @@ impl BufferBucket {
         BufferGradient { buffer, offset: *offset, dtype: member.dtype, shape: member.shape() }
     }
 
-    /// What a layer offers.
-    pub(super) fn offer_of(&self, layer: usize) -> BufferGradient<'_> {
-        let member = &self.plan.members[layer];
-        let offset = 4 * u64::from(member.params.start);
-        BufferGradient { buffer: &self.device.offered, offset, dtype: Dtype::F32, shape: member.shape() }
-    }
-
     /// Records what comes first: the sum of gradients and residuals, of all layers.
     pub(super) fn offer(&mut self, batch: &mut Batch<'_>, moment: &Moment) {
         if std::mem::replace(&mut self.offered, true) {
@@ -273,6 +268,8 @@ impl BufferBucket {
         let (plan, on) = (&self.plan, &self.device);
         batch.clear(&on.faults, on.faults.size());
         batch.clear(&on.extremes, on.extremes.size());
+        // Bits of TopK's payloads are put one to another.
+        batch.clear(&on.image, on.image.size());
         for (member, (buffer, offset)) in plan.members.iter().zip(&self.gradients) {
             let bytes = (member.shape().elements() * member.dtype.bytes()) as u64;
             batch.copy(buffer, *offset, &on.values, 4 * u64::from(member.params.start), bytes);
@@ -292,41 +289,44 @@ impl BufferBucket {
     }
 
     /// Records the encoding of all payloads into this rank's image.
-    pub(super) fn encode(&self, batch: &mut Batch<'_>, moment: &Moment) -> Result<(), Error> {
+    pub(super) fn encode(&self, batch: &mut Batch<'_>, moment: &Moment) {
         let (plan, on) = (&self.plan, &self.device);
         let params = moment::Params::of(moment, plan, self.feedback);
         if plan.buckets > 0 {
-            let common: [(u32, Part); 4] = [
-                (3, (&on.grids).into()),
-                (4, (&on.image).into()),
-                (5, (&on.layers).into()),
-                (6, (&on.of_values).into()),
-            ];
-            let [grids, words, layers, of] = common;
-            let bindings = [(2, (&on.extremes).into()), grids.clone(), words.clone(), layers.clone(), of.clone()];
+            let layers = [(5, Part::from(&on.layers)), (6, (&on.of_values).into())];
+            let grids = [(3, Part::from(&on.grids)), (4, (&on.image).into())];
+            let bindings = [&[(2, (&on.extremes).into())], &grids[..], &layers].concat();
             batch.dispatch(kernel("make_grids"), params, &bindings, plan.of_values.len());
-            let bindings = [(1, (&on.offered).into()), grids, words, layers, of];
+            let bindings = [&[(1, (&on.offered).into())], &grids[..], &layers].concat();
             batch.dispatch(kernel("encode"), params, &bindings, plan.of_values.len());
         }
-        for (member, payload) in plan.payloads() {
-            let (Setting::TopK(top), elements) = (member.spec.setting, member.shape().elements()) else { continue };
-            if elements == 0 {
-                continue;
-            }
-            let results = batch.scratch(Scratch::Results, 16)?;
-            batch.clear(&results, 16);
-            let tensor = Tensor::of_buffer(&on.offered, 4 * u64::from(member.params.start), elements);
-            let &Payload { len, .. } = payload;
-            let body = positions::encode(batch, &tensor, top, len, &results)?;
-            let (mut at, mut skip) = (4 * u64::from(member.params.scales), HEADER_LEN as u64);
-            for part in body.parts() {
-                batch.copy(&part.buffer, part.offset + skip, &on.image, at, part.size - skip);
-                (at, skip) = (at + part.size - skip, 0);
-            }
-            let found = Faults::of_topk(plan, self.world, member.params.number as usize);
-            batch.copy(&results, 0, &on.faults, 4 * found as u64, 8);
+        if plan.kept > 0 {
+            self.encode_topk(batch, params);
         }
-        Ok(())
+    }
+
+    /// The same of TopK's.
+    fn encode_topk(&self, batch: &mut Batch<'_>, params: moment::Params) {
+        let (plan, on) = (&self.plan, &self.device);
+        let (values, tables) = (plan.of_values.len(), plan.of_tables.len());
+        let of = |buffer: &Buffer| [(5, Part::from(&on.layers)), (6, buffer.into())];
+        let (of_values, of_tables) = (of(&on.of_values), of(&on.of_tables));
+        let (offered, counts) = ((1, Part::from(&on.offered)), (14, Part::from(&on.counts)));
+        let (cuts, blocks) = ((15, Part::from(&on.cuts)), (17, Part::from(&on.blocks)));
+        batch.clear(&on.counts, on.counts.size());
+        for level in 0..3 {
+            let params = moment::Params { level, ..params };
+            let bindings = [&[offered.clone(), counts.clone(), cuts.clone()], &of_values[..]].concat();
+            batch.dispatch(kernel("histogram"), params, &bindings, values);
+            let bindings = [&[counts.clone(), cuts.clone()], &of_tables[..]].concat();
+            batch.dispatch(kernel("choose"), params, &bindings, tables);
+        }
+        let bindings = [&[offered.clone(), cuts.clone(), blocks.clone()], &of_values[..]].concat();
+        batch.dispatch(kernel("count_kept"), params, &bindings, values);
+        batch.dispatch(kernel("scan"), params, &[&[blocks.clone()], &of_tables[..]].concat(), tables);
+        let (faults, payload) = ((10, (&on.faults).into()), (16, (&on.image).into()));
+        let bindings = [&[offered, cuts, blocks, faults, payload], &of_values[..]].concat();
+        batch.dispatch(kernel("write_kept"), params, &bindings, values);
     }
 
     /// Records the means of uncompressed layers, of the sums in [`Staging::sums`].
@@ -435,6 +435,7 @@ impl Memory {
         let memory = Memory {
             layers: room("a bucket's layers", size_of_val(&params[..]) as u64)?,
             of_values: room("a bucket's workgroups", words(plan.of_values.len()))?,
+            of_tables: room("a bucket's workgroups", words(plan.of_tables.len()))?,
             of_blocks: room("a bucket's workgroups", words(plan.of_blocks.len()))?,
             of_kept: room("a bucket's workgroups", words(plan.of_kept.len()))?,
             values: room("a bucket", flat)?,
@@ -447,11 +448,15 @@ impl Memory {
             images: room("all ranks' payloads", words(plan.image * world))?,
             totals: room("a bucket", if topk { flat } else { 0 })?,
             positions: room("a bucket's positions", words(plan.kept))?,
+            counts: room("a bucket's histograms", words(4096 * plan.of_tables.len()))?,
+            cuts: room("a bucket's cuts", words(2 * plan.of_tables.len()))?,
+            blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
             faults: room("a bucket's faults", Faults::bytes(plan, world))?,
         };
         batch.write(&memory.layers, 0, bytemuck::cast_slice(&params));
         for (buffer, of) in [
             (&memory.of_values, &plan.of_values),
+            (&memory.of_tables, &plan.of_tables),
             (&memory.of_blocks, &plan.of_blocks),
             (&memory.of_kept, &plan.of_kept),
         ] {

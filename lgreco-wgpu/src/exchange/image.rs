@@ -15,7 +15,7 @@ fn parts(member: &Member, payload: &Payload) -> [(usize, usize); 2] {
             let scales = crate::qsgd::scales_len(c, member.shape().elements().div_ceil(c.bucket as usize));
             [(scales, params.scales as usize), (body - scales, params.codes as usize)]
         }
-        _ => [(body, params.scales as usize), (0, 0)],
+        _ => [(body, params.values_word as usize), (0, 0)],
     }
 }
 

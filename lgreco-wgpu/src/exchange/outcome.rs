@@ -3,38 +3,31 @@
 use super::bucket::BufferBucket;
 use super::image;
 use super::plan::{Member, Plan};
+use crate::Error;
 use crate::batch::Batch;
 use crate::gpu::Gpu;
 use crate::tensor::Input;
-use crate::{Error, magnitude, topk};
 use lgreco_core::Error as CoreError;
-use lgreco_core::compress::Setting;
 use lgreco_core::internal::payload::STRETCH;
 
 /// Words of faults per layer.
-pub(super) const FAULTS: usize = 4;
+pub(super) const FAULTS: usize = 5;
 
 /// What the device has written down of a bucket.
 pub(super) struct Faults {
     words: Vec<u32>,
     layers: usize,
-    world: usize,
 }
 
 impl Faults {
-    /// Bytes of them: per layer, per rank, and per layer what TopK has found.
+    /// Bytes of them: per layer, and per rank.
     pub(super) fn bytes(plan: &Plan, world: usize) -> u64 {
-        4 * (Faults::of_topk(plan, world, plan.members.len())) as u64
-    }
-
-    /// Where the largest magnitude of a layer under TopK stands, and the least that is kept behind it.
-    pub(super) fn of_topk(plan: &Plan, world: usize, layer: usize) -> usize {
-        FAULTS * plan.members.len() + world + 2 * layer
+        4 * (FAULTS * plan.members.len() + world) as u64
     }
 
     pub(super) fn new(plan: &Plan, world: usize, read: &[u8]) -> Faults {
         let words = bytemuck::pod_collect_to_vec(&read[..Faults::bytes(plan, world) as usize]);
-        Faults { words, layers: plan.members.len(), world }
+        Faults { words, layers: plan.members.len() }
     }
 
     /// The first element at fault.
@@ -47,12 +40,6 @@ impl Faults {
     fn is_of_peer(&self, layer: usize, rank: usize) -> bool {
         self.words[FAULTS * self.layers + rank] == !(layer as u32)
     }
-
-    /// Bits of the largest magnitude of a layer under TopK, and of the least that is kept.
-    fn topk(&self, layer: usize) -> [u32; 2] {
-        let at = FAULTS * self.layers + self.world + 2 * layer;
-        [self.words[at], self.words[at + 1]]
-    }
 }
 
 impl BufferBucket {
@@ -60,19 +47,14 @@ impl BufferBucket {
     pub(super) fn of_own(&self, gpu: &mut Gpu, faults: &Faults) -> Result<Option<lgreco_train::Error>, Error> {
         for dense in [true, false] {
             let layers = self.plan.members.iter().enumerate();
-            for (layer, member) in layers.filter(|(_, member)| member.payload.is_none() == dense) {
+            for (layer, _) in layers.filter(|(_, member)| member.payload.is_none() == dense) {
                 if let Some(index) = faults.first(layer, 0) {
                     let value = self.offered_at(gpu, layer, index)?;
                     return Ok(Some(CoreError::NonFinite { index, value }.into()));
                 }
-                let Setting::TopK(top) = member.spec.setting else { continue };
-                let ([largest, kept], least) = (faults.topk(layer), topk::overflow(top.values));
-                if largest >= least {
-                    let input = Input::Device(self.offer_of(layer));
-                    return match magnitude::overflow(gpu, &input, kept.max(least))? {
-                        Error::Core(error) => Ok(Some(error.into())),
-                        other => Err(other),
-                    };
+                if let Some(index) = faults.first(layer, 4) {
+                    let value = self.offered_at(gpu, layer, index)?;
+                    return Ok(Some(CoreError::ElementOverflow { index, value }.into()));
                 }
             }
         }

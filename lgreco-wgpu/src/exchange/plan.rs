@@ -19,8 +19,9 @@ params! {
     /// `Params` of `exchange.wgsl`.
     offset, dtype, first, count, bucket, first_bucket, sign_magnitude, min_max, nearest, bits,
     log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, method, number, start,
-    sums, scales, codes, starts, keep, sent, placement, low_bits, low_word, low_bit,
-    high_word, high_bit, high_len, first_block, first_kept, positions,
+    sums, scales, codes, values_word, starts, table, keep, sent, largest, placement, low_bits,
+    low_word, low_bit, high_word, high_bit, high_len, first_block, first_kept, positions, window,
+    window_len,
 }
 
 /// Bytes of a block of bits whose ones are positions.
@@ -74,8 +75,9 @@ impl Member {
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) members: Vec<Member>,
-    /// Of each workgroup its layer: of values, of blocks of positions, of kept values.
+    /// Of each workgroup its layer: of values, of TopK's tables, of blocks of positions, of kept values.
     pub(crate) of_values: Vec<u32>,
+    pub(crate) of_tables: Vec<u32>,
     pub(crate) of_blocks: Vec<u32>,
     pub(crate) of_kept: Vec<u32>,
     /// Buckets of QSGD.
@@ -180,10 +182,12 @@ impl Plan {
         let ((low_word, low_bit), (high_word, high_bit)) = (place(low), place(high));
         let params = Params {
             method: 2,
-            scales: words,
+            values_word: words,
             starts: self.take(4 * blocks),
+            table: self.of_tables.len() as u32,
             keep: top.keep,
             sent: top.values as u32,
+            largest: crate::topk::overflow(top.values),
             placement: layout.coding as u32,
             low_bits: layout.low_bits,
             low_word,
@@ -194,10 +198,13 @@ impl Plan {
             first_block: self.of_blocks.len() as u32,
             first_kept: self.of_kept.len() as u32,
             positions: self.kept as u32,
+            window_len: u32::MAX,
             ..params
         };
         self.of_blocks.extend(std::iter::repeat_n(number, blocks));
         self.of_kept.extend(std::iter::repeat_n(number, keep.div_ceil(PER_GROUP)));
+        // Of a layer without elements nothing is looked for.
+        self.of_tables.extend((keep > 0).then_some(number));
         self.kept += keep;
         Ok(params)
     }

@@ -179,7 +179,8 @@ impl Space for BufferSpace<'_> {
             }),
             Op::Encode => self.enqueue(|bucket, batch| {
                 bucket.offer(batch, &moment);
-                bucket.encode(batch, &moment)
+                bucket.encode(batch, &moment);
+                Ok(())
             }),
             Op::Average => self.enqueue(|bucket, batch| {
                 bucket.average(batch, &moment);

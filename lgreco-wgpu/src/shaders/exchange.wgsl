@@ -1,7 +1,7 @@
 // A bucket of layers that are exchanged together, of which a dispatch works on all. Layers lie one after the other in flat
 // memory, each from a multiple of 2048 values on, so that a workgroup's values belong to one.
 //
-// `exchange_topk.wgsl` adds up TopK's payloads.
+// `exchange_select.wgsl` makes TopK's payloads, `exchange_topk.wgsl` adds them up.
 
 // Of a layer; the fields up to `seed_high` are what the functions for single tensors ask for.
 struct Params {
@@ -26,13 +26,16 @@ struct Params {
     number: u32, // in the bucket of layers
     start: u32, // its first value in flat memory
     sums: u32, // and among what is summed on the wire
-    // Words of a rank's image: scales and codes of QSGD; of TopK the body of the payload, and how many ones there are before each
-    // block of 2048 bits of its positions.
+    // Words of a rank's image: scales and codes of QSGD; of TopK values, and how many ones there are before each block of 2048
+    // bits of its positions.
     scales: u32,
     codes: u32,
+    values_word: u32,
     starts: u32,
+    table: u32, // of TopK's, by which the k largest are found
     keep: u32,
     sent: u32,
+    largest: u32, // bits of the magnitude from which on values become infinite when they are sent
     placement: u32,
     low_bits: u32,
     low_word: u32,
@@ -43,6 +46,8 @@ struct Params {
     first_block: u32, // of positions, among those of all layers
     first_kept: u32, // workgroup of 2048 kept values, likewise
     positions: u32,
+    window: u32, // of the image that is written: all of it
+    window_len: u32,
 }
 
 // When and where.
@@ -58,16 +63,17 @@ struct Moment {
     halves: u32, // whether sums travel as bf16
     dense: u32, // whether means are those of uncompressed layers, not those of payloads
     sender: u32, // the rank whose positions and values are read
+    level: u32, // of TopK's histograms, from 0 on
 }
 
 const DENSE = 0u;
 const QSGD = 1u;
 const TOP_K = 2u;
 
-// Of each layer: complements of the first positions at which something is wrong with what is offered, with the mean, and with the
-// mean in the layer's type; and whether what is left is beyond f32. Behind the layers', of each rank: the complement of the first
-// layer whose payload no encoder wrote.
-const FAULTS = 4u;
+// Of each layer complements of the first positions at fault: what is offered, the mean, and the mean in the layer's type are not
+// finite, nor is what is left, nor what is sent in its type. Behind the layers', of each rank: the complement of the first layer
+// whose payload no encoder wrote.
+const FAULTS = 5u;
 
 @group(0) @binding(0) var<uniform> moment: Moment;
 @group(0) @binding(2) var<storage, read_write> extremes: array<atomic<u32>>;

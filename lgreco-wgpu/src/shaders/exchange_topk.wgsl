@@ -61,9 +61,9 @@ fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 
 fn kept_value(index: u32) -> u32 {
     if (params.sent == 0u) {
-        return in_image(params.scales + index);
+        return in_image(params.values_word + index);
     }
-    let half = (in_image(params.scales + (index >> 1u)) >> (16u * (index & 1u))) & 0xffffu;
+    let half = (in_image(params.values_word + (index >> 1u)) >> (16u * (index & 1u))) & 0xffffu;
     return select(half << 16u, widen_f16(half), params.sent == 1u);
 }
 
