@@ -184,10 +184,28 @@ impl<'g> Batch<'g> {
     }
 
     /// Submits, waits and returns the bytes of `parts`, one after another, all sizes and offsets multiples of 4.
-    pub(crate) fn read(mut self, parts: &[Part]) -> Result<Vec<u8>, Error> {
+    pub(crate) fn read(self, parts: &[Part]) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        self.read_into(parts, &mut bytes).map(|()| bytes)
+    }
+
+    /// The same, with the bytes in the place of what `bytes` held.
+    pub(crate) fn read_into(mut self, parts: &[Part], bytes: &mut Vec<u8>) -> Result<(), Error> {
         let total: u64 = parts.iter().map(|part| part.size).sum();
-        let mut bytes = Vec::with_capacity(total as usize);
-        let result = self.collect(parts, &mut bytes);
+        bytes.clear();
+        bytes.reserve_exact(total as usize);
+        let result = self.collect(parts, bytes);
+        self.end(result)
+    }
+
+    /// Submits and does not wait. What was taken may be taken again, for work behind this.
+    #[cfg(feature = "train")]
+    pub(crate) fn enqueue(mut self) -> Result<(), Error> {
+        self.submit();
+        self.end(Ok(()))
+    }
+
+    fn end(self, result: Result<(), Error>) -> Result<(), Error> {
         // What the device says of its own accord comes before what follows from it.
         let Batch { gpu, scopes, .. } = self;
         let errors = scopes.into_iter().map(|scope| pollster::block_on(scope.pop())).collect::<Vec<_>>();
@@ -198,7 +216,7 @@ impl<'g> Batch<'g> {
         }
         gpu.memory.give_back();
         gpu.unfinished = false;
-        Ok(bytes)
+        Ok(())
     }
 
     fn collect(&mut self, parts: &[Part], bytes: &mut Vec<u8>) -> Result<(), Error> {
@@ -214,7 +232,7 @@ impl<'g> Batch<'g> {
             staged.push((target, size));
         }
         if self.gpu.rehearsing {
-            bytes.resize(bytes.capacity(), 0);
+            bytes.resize(parts.iter().map(|part| part.size as usize).sum(), 0);
             return Ok(());
         }
         self.submit();

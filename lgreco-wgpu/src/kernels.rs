@@ -16,6 +16,8 @@ pub(crate) enum Shader {
     PowerSgd,
     #[cfg(feature = "train")]
     Feedback,
+    #[cfg(feature = "train")]
+    Exchange,
 }
 
 impl Shader {
@@ -23,6 +25,9 @@ impl Shader {
     pub(crate) fn source(self, subgroups: bool) -> String {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
+        const TILE: &str = include_str!("shaders/tile.wgsl");
+        const TOPK_WRITE: &str = include_str!("shaders/topk_write.wgsl");
+        const QSGD: &str = include_str!("shaders/qsgd.wgsl");
         const WIDE: &str = include_str!("shaders/wide.wgsl");
         const RECORD: &str = include_str!("shaders/record.wgsl");
         const PHILOX: &str = include_str!("shaders/philox.wgsl");
@@ -31,16 +36,27 @@ impl Shader {
         match self {
             Shader::Magnitude => [FLOAT, VALUES, lanes, include_str!("shaders/magnitude.wgsl")].concat(),
             Shader::Sums => [FLOAT, WIDE, RECORD, include_str!("shaders/sums.wgsl")].concat(),
-            Shader::Qsgd => [FLOAT, WIDE, RECORD, VALUES, PHILOX, include_str!("shaders/qsgd.wgsl")].concat(),
+            Shader::Qsgd => {
+                let tensor = include_str!("shaders/qsgd_tensor.wgsl");
+                [FLOAT, WIDE, RECORD, VALUES, TILE, PHILOX, QSGD, tensor].concat()
+            }
             Shader::TopK => {
-                let (tables, select) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/topk_select.wgsl"));
+                let (tables, tally) = (include_str!("shaders/topk.wgsl"), include_str!("shaders/tally.wgsl"));
+                let select = include_str!("shaders/topk_select.wgsl");
                 let energy = include_str!("shaders/topk_energy.wgsl");
                 let (encode, decode) =
                     (include_str!("shaders/topk_encode.wgsl"), include_str!("shaders/topk_decode.wgsl"));
-                [FLOAT, WIDE, VALUES, lanes, tables, select, energy, encode, decode].concat()
+                [FLOAT, WIDE, VALUES, TILE, TOPK_WRITE, lanes, tables, tally, select, energy, encode, decode].concat()
             }
             #[cfg(feature = "train")]
             Shader::Feedback => [FLOAT, VALUES, PHILOX, lanes, include_str!("shaders/feedback.wgsl")].concat(),
+            #[cfg(feature = "train")]
+            Shader::Exchange => {
+                let (bucket, topk) =
+                    (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
+                let select = include_str!("shaders/exchange_select.wgsl");
+                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, lanes, bucket, select, topk].concat()
+            }
             Shader::PowerSgd => {
                 let (factors, multiply) =
                     (include_str!("shaders/powersgd.wgsl"), include_str!("shaders/powersgd_multiply.wgsl"));
@@ -52,8 +68,15 @@ impl Shader {
     }
 
     #[cfg(test)]
-    pub(crate) const ALL: [Shader; 6] =
-        [Shader::Magnitude, Shader::Sums, Shader::Qsgd, Shader::TopK, Shader::PowerSgd, Shader::Feedback];
+    pub(crate) const ALL: [Shader; 7] = [
+        Shader::Magnitude,
+        Shader::Sums,
+        Shader::Qsgd,
+        Shader::TopK,
+        Shader::PowerSgd,
+        Shader::Feedback,
+        Shader::Exchange,
+    ];
 }
 
 /// An entry point of a module.

@@ -51,6 +51,8 @@ mod batch;
 mod buffers;
 mod codec;
 mod error;
+#[cfg(feature = "train")]
+mod exchange;
 mod factor;
 #[cfg(feature = "train")]
 mod feedback;
@@ -76,6 +78,8 @@ mod topk;
 pub use adapters::{Adapter, adapters};
 pub use backend::WgpuBackend;
 pub use error::{BufferJobError, Error};
+#[cfg(feature = "train")]
+pub use exchange::{BufferBucket, BufferLayer, BufferSpace};
 #[cfg(feature = "train")]
 pub use feedback::BufferResidual;
 pub use tensor::{BufferGradient, BufferJob};

@@ -122,7 +122,7 @@ pub(crate) fn of_payload<'p>(payload: &Payload<'p>) -> Result<Option<Body<'p>>, 
     Ok(sound.then_some(Body { top, layout, values, low, high, ones }))
 }
 
-fn count_ones(bytes: &[u8]) -> usize {
+pub(crate) fn count_ones(bytes: &[u8]) -> usize {
     let (words, rest) = bytes.as_chunks::<8>();
     let ones: u32 = words.iter().map(|&word| u64::from_le_bytes(word).count_ones()).sum();
     (ones + rest.iter().map(|byte| byte.count_ones()).sum::<u32>()) as usize

@@ -20,7 +20,7 @@ params! {
     result,
 }
 
-/// Elements one invocation works on.
+/// Elements that an invocation works on, in a row.
 const PER_INVOCATION: usize = 32;
 /// Bytes of a bucket's entry in `extremes` and in `grids`.
 const EXTREMES: u64 = 12;
@@ -55,18 +55,12 @@ fn bucket_ranges(batch: &Batch<'_>, elements: usize, bucket: u32) -> Vec<BucketR
     starts.map(range).collect()
 }
 
-/// The parameters all kernels of a piece share.
-fn params(tensor: &Tensor, piece: &Piece, qsgd: Qsgd, range: &BucketRange) -> Params {
+/// The parameters that a setting decides.
+pub(crate) fn of_setting(qsgd: Qsgd) -> Params {
     let sign_magnitude = sign_magnitude(qsgd);
     let log_levels = qsgd.bits as u32 - sign_magnitude as u32;
     Params {
-        offset: piece.skip,
-        dtype: tensor.dtype as u32,
-        first: piece.first as u32,
-        count: piece.count as u32,
         bucket: qsgd.bucket,
-        first_bucket: range.first_bucket as u32,
-        buckets: range.buckets as u32,
         sign_magnitude: sign_magnitude as u32,
         min_max: (qsgd.scale == Scale::MinMax) as u32,
         nearest: (qsgd.rounding == Rounding::Nearest) as u32,
@@ -74,6 +68,19 @@ fn params(tensor: &Tensor, piece: &Piece, qsgd: Qsgd, range: &BucketRange) -> Pa
         log_levels,
         inverse_levels: (1.0 / ((1u32 << log_levels) - 1) as f32).to_bits(),
         ..Params::default()
+    }
+}
+
+/// The parameters all kernels of a piece share.
+fn params(tensor: &Tensor, piece: &Piece, qsgd: Qsgd, range: &BucketRange) -> Params {
+    Params {
+        offset: piece.skip,
+        dtype: tensor.dtype as u32,
+        first: piece.first as u32,
+        count: piece.count as u32,
+        first_bucket: range.first_bucket as u32,
+        buckets: range.buckets as u32,
+        ..of_setting(qsgd)
     }
 }
 

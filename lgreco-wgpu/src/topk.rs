@@ -35,6 +35,17 @@ pub(crate) const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::TopK, entry }
 }
 
+/// Values that a workgroup counts in its own memory at most: see `tally.wgsl`.
+const MOST_TALLIED: usize = 1 << 14;
+/// Values that are enough for a workgroup, and workgroups that are enough for a device.
+const ENOUGH: usize = 1 << 12;
+const ENOUGH_GROUPS: usize = 256;
+
+/// Workgroups that count a piece's values: few, so that each adds to the device's tables for many values.
+fn tally_groups(piece: &Piece) -> usize {
+    piece.count.div_ceil(MOST_TALLIED).max(piece.count.div_ceil(ENOUGH).min(ENOUGH_GROUPS))
+}
+
 /// Whether sending values of type `from` as `to` changes any.
 fn rounds(from: Dtype, to: Dtype) -> bool {
     to != Dtype::F32 && from != to
@@ -101,7 +112,7 @@ pub(crate) fn select(
     let pieces = tensor.all(batch);
     for piece in &pieces {
         let bindings = [(1, piece.part.clone()), (2, bins.into()), (9, results.into())];
-        batch.dispatch(kernel("histogram_1"), of(piece), &bindings, piece.groups());
+        batch.dispatch(kernel("histogram_1"), of(piece), &bindings, tally_groups(piece));
     }
     batch.dispatch(kernel("prefixes"), base, &[(2, bins.into()), (5, prefix.into())], 1);
     for (group, keeps) in keeps.chunks(SLOTS as usize).enumerate() {
@@ -119,7 +130,7 @@ pub(crate) fn select(
         for (histogram, choose) in [("histogram_2", "choose_2"), ("histogram_3", "choose_3")] {
             for piece in &pieces {
                 let bindings = [(1, piece.part.clone()), (3, slots.into()), (4, fine.into())];
-                batch.dispatch(kernel(histogram), of(piece), &bindings, piece.groups());
+                batch.dispatch(kernel(histogram), of(piece), &bindings, tally_groups(piece));
             }
             let mut bindings = vec![(4, fine.into()), (6, state.into())];
             if choose == "choose_2" {

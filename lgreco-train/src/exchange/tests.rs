@@ -108,6 +108,7 @@ mod group;
 mod halves;
 mod leader;
 mod sharded;
+mod spaces;
 mod variable;
 
 /// Those by which every rank gets everything.

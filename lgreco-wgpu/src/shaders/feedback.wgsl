@@ -22,14 +22,6 @@ struct Params {
 // Of int8: exponent fields of groups of 512 values of the whole tensor, four to a word.
 @group(0) @binding(4) var<storage, read_write> scales: array<u32>;
 
-// What is not finite has no sum.
-fn sum(a: u32, b: u32) -> u32 {
-    if (max(a & MAGNITUDE, b & MAGNITUDE) >= INFINITY) {
-        return INFINITY;
-    }
-    return add(a, b);
-}
-
 // The bits of value i of the memory as an f32.
 fn remembered(i: u32) -> u32 {
     if (params.storage == 0u) {

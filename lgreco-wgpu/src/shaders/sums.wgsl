@@ -11,16 +11,16 @@ struct Params {
 
 @compute @workgroup_size(64)
 fn add_records(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    for (var w = 0u; w < 8u; w++) {
-        var sum = Wide(0.0, 0);
-        for (var j = 0u; j < 64u; j++) {
-            let record = group.x * 4096u + j * 64u + lane;
-            if (record < params.count) {
-                let at = record * 16u + w;
-                sum = plus(sum, Wide(bitcast<f32>(records[at]), bitcast<i32>(records[at + 8u])));
-            }
+    var sums: array<Wide, 8>;
+    let end = min((group.x + 1u) * 4096u, params.count);
+    for (var record = group.x * 4096u + lane; record < end; record += 64u) {
+        for (var w = 0u; w < 8u; w++) {
+            let at = record * 16u + w;
+            sums[w] = plus(sums[w], Wide(bitcast<f32>(records[at]), bitcast<i32>(records[at + 8u])));
         }
-        put_sum(w * 64u + lane, sum);
+    }
+    for (var w = 0u; w < 8u; w++) {
+        put_sum(w * 64u + lane, sums[w]);
     }
     add_lanes(lane);
     if (lane == 0u) {

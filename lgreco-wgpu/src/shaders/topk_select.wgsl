@@ -27,31 +27,62 @@ fn add_fine(at: u32, x: vec2<u32>) {
     }
 }
 
-@compute @workgroup_size(64)
-fn histogram_1(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    var largest = 0u;
-    for (var j = 0u; j < 32u; j++) {
-        let i = group.x * 2048u + j * 64u + lane.index;
-        if (i >= params.count) {
-            continue;
+// Adds values to a bin of level 1: how many, the sum of their keys' lower bits, and that of squared rounding errors.
+fn add_to_bin(bin: u32, count: u32, keys: u32, errors: vec2<u32>) {
+    atomicAdd(&bins[bin], count);
+    if (params.energies != 0u) {
+        add_bin(BINS + bin, vec2<u32>(keys, 0u));
+        if (any(errors != vec2<u32>(0u, 0u))) {
+            add_bin(3u * BINS + bin, errors);
         }
+    }
+}
+
+// The same for a bin of level 2, without keys.
+fn add_to_middle(bin: u32, count: u32, errors: vec2<u32>) {
+    atomicAdd(&fine[4u * bin], count);
+    if (any(errors != vec2<u32>(0u, 0u))) {
+        add_fine(4u * bin + 1u, errors);
+    }
+}
+
+fn squared_error(magnitude: u32) -> vec2<u32> {
+    if (params.energies == 0u) {
+        return vec2<u32>(0u, 0u);
+    }
+    let error = rounding(magnitude);
+    return mul_wide(error, error);
+}
+
+@compute @workgroup_size(256)
+fn histogram_1(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, lane: Lane) {
+    clear_tallies(lane.index);
+    var largest = 0u;
+    for (var i = group.x * 256u + lane.index; i < params.count; i += groups.x * 256u) {
         let magnitude = value(i) & MAGNITUDE;
         largest = max(largest, magnitude);
         if (magnitude >= INFINITY) {
             continue;
         }
         let key = key(magnitude);
-        let bin = key >> COARSE;
-        atomicAdd(&bins[bin], 1u);
-        if (params.energies != 0u) {
-            add_bin(BINS + bin, vec2<u32>(key & ((1u << COARSE) - 1u), 0u));
-            let error = rounding(magnitude);
-            if (error != 0u) {
-                add_bin(3u * BINS + bin, mul_wide(error, error));
-            }
+        let keys = key & ((1u << COARSE) - 1u);
+        let errors = squared_error(magnitude);
+        let place = tally(key >> COARSE);
+        if (place == PLACES) {
+            add_to_bin(key >> COARSE, 1u, keys, errors);
+        } else if (params.energies != 0u) {
+            tally_key(place, keys);
+            tally_error(place, errors);
         }
     }
-    largest = largest_of(lane, 64u, largest);
+    workgroupBarrier();
+    for (var place = lane.index; place < PLACES; place += 256u) {
+        let tally = tally_at(place);
+        if (tally.count != 0u) {
+            add_to_bin(tally.bin, tally.count, tally.keys, tally.errors);
+        }
+    }
+    largest = largest_of(lane, 256u, largest);
     if (lane.index == 0u) {
         atomicMax(&results[params.result], largest);
     }
@@ -94,24 +125,34 @@ fn choose_1(@builtin(local_invocation_index) lane: u32) {
     }
 }
 
-@compute @workgroup_size(64)
-fn histogram_2(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    for (var j = 0u; j < 32u; j++) {
-        let i = group.x * 2048u + j * 64u + lane;
-        if (i >= params.count) {
-            continue;
-        }
+@compute @workgroup_size(256)
+fn histogram_2(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    clear_tallies(lane);
+    for (var i = group.x * 256u + lane; i < params.count; i += groups.x * 256u) {
         let magnitude = value(i) & MAGNITUDE;
         let key = key(magnitude);
         let slot = slots[min(key >> COARSE, BINS - 1u)];
         if (slot == 0u) {
             continue;
         }
-        let at = 4u * ((slot - 1u) * MIDDLES + ((key >> MIDDLE) & (MIDDLES - 1u)));
-        atomicAdd(&fine[at], 1u);
-        let error = rounding(magnitude);
-        if (params.energies != 0u && error != 0u) {
-            add_fine(at + 1u, mul_wide(error, error));
+        let bin = (slot - 1u) * MIDDLES + ((key >> MIDDLE) & (MIDDLES - 1u));
+        let errors = squared_error(magnitude);
+        let place = tally(bin);
+        if (place == PLACES) {
+            add_to_middle(bin, 1u, errors);
+        } else if (params.energies != 0u) {
+            tally_error(place, errors);
+        }
+    }
+    workgroupBarrier();
+    for (var place = lane; place < PLACES; place += 256u) {
+        let tally = tally_at(place);
+        if (tally.count != 0u) {
+            add_to_middle(tally.bin, tally.count, tally.errors);
         }
     }
 }
@@ -141,21 +182,33 @@ fn choose_2(@builtin(local_invocation_index) lane: u32) {
     }
 }
 
-@compute @workgroup_size(64)
-fn histogram_3(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    for (var j = 0u; j < 32u; j++) {
-        let i = group.x * 2048u + j * 64u + lane;
-        if (i >= params.count) {
-            continue;
-        }
+@compute @workgroup_size(256)
+fn histogram_3(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    clear_tallies(lane);
+    for (var i = group.x * 256u + lane; i < params.count; i += groups.x * 256u) {
         let key = key(value(i) & MAGNITUDE);
         let slot = slots[min(key >> COARSE, BINS - 1u)];
         if (slot == 0u) {
             continue;
         }
         let last_slot = slots[BINS + (slot - 1u) * MIDDLES + ((key >> MIDDLE) & (MIDDLES - 1u))];
-        if (last_slot != 0u) {
-            atomicAdd(&fine[LEVEL_3 + (last_slot - 1u) * LASTS + (key & (LASTS - 1u))], 1u);
+        if (last_slot == 0u) {
+            continue;
+        }
+        let bin = (last_slot - 1u) * LASTS + (key & (LASTS - 1u));
+        if (tally(bin) == PLACES) {
+            atomicAdd(&fine[LEVEL_3 + bin], 1u);
+        }
+    }
+    workgroupBarrier();
+    for (var place = lane; place < PLACES; place += 256u) {
+        let tally = tally_at(place);
+        if (tally.count != 0u) {
+            atomicAdd(&fine[LEVEL_3 + tally.bin], tally.count);
         }
     }
 }

@@ -1,4 +1,5 @@
-// A tensor's values, as the trainer keeps them. `params.offset` is the first one's place in the binding.
+// A tensor's values, as the trainer keeps them. `params.offset` is the first one's place in the binding, an even one of
+// 16-bit values.
 
 @group(0) @binding(1) var<storage, read> values: array<u32>;
 
@@ -8,7 +9,11 @@ fn value(i: u32) -> u32 {
     if (params.dtype == 0u) {
         return values[at];
     }
-    let half = (values[at >> 1u] >> (16u * (at & 1u))) & 0xffffu;
+    return widened((values[at >> 1u] >> (16u * (at & 1u))) & 0xffffu);
+}
+
+// The bits of a value of 16 bits as an f32.
+fn widened(half: u32) -> u32 {
     if (params.dtype == 2u) {
         return half << 16u;
     }

@@ -3,12 +3,14 @@
 mod buffers;
 mod conformance;
 mod device;
+mod exchange;
 mod feedback;
 mod large;
 mod memory;
 mod poison;
 mod shaders;
 mod splitting;
+mod tally;
 
 use crate::WgpuBackend;
 use lgreco_core::backend::{Backend, Portable};

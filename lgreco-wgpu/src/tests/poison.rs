@@ -20,8 +20,11 @@ pub(crate) fn poisoned(source: &str) -> String {
         let (name, of) = variable.trim_end_matches(';').split_once(": array<").expect("an array");
         let (of, len) = of.trim_end_matches('>').rsplit_once(", ").expect("its length");
         // Of `vec2<u32>, 256` the bracket at the end is the array's.
-        let value = rubbish(of);
-        format!("    for (var i = index; i < {len}u; i += size) {{ {name}[i] = {value}; }}\n")
+        let set = match of.strip_prefix("atomic<") {
+            Some(of) => format!("atomicStore(&{name}[i], {});", rubbish(of.trim_end_matches('>'))),
+            None => format!("{name}[i] = {};", rubbish(of)),
+        };
+        format!("    for (var i = index; i < {len}u; i += size) {{ {set} }}\n")
     });
     let fill =
         format!("\nfn poison(index: u32, size: u32) {{\n{}    workgroupBarrier();\n}}\n", fills.collect::<String>());

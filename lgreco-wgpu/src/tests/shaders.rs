@@ -1,5 +1,6 @@
 //! Every shader, without a device.
 
+use crate::exchange::{moment, plan};
 use crate::kernels::Shader;
 use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
@@ -49,6 +50,7 @@ fn shaders_translate_for_vulkan_metal_and_directx() {
 fn parameters_are_laid_out_as_in_the_shaders() {
     for shader in Shader::ALL {
         let (fields, size) = match shader {
+            Shader::Exchange => (plan::Params::FIELDS, size_of::<plan::Params>()),
             Shader::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
             Shader::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
             Shader::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
@@ -56,16 +58,22 @@ fn parameters_are_laid_out_as_in_the_shaders() {
             Shader::TopK => (topk::Params::FIELDS, size_of::<topk::Params>()),
             Shader::PowerSgd => (powersgd::Params::FIELDS, size_of::<powersgd::Params>()),
         };
-        let (module, _) = module(shader, false);
-        let params = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some("Params")).unwrap().1;
-        let naga::TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
-        assert_eq!(*span as usize, size);
-        let member = |member: &naga::StructMember| {
-            assert_eq!(module.types[member.ty].inner, naga::TypeInner::Scalar(naga::Scalar::U32), "{member:?}");
-            (member.name.clone().unwrap(), member.offset as usize)
-        };
-        let members: Vec<(String, usize)> = members.iter().map(member).collect();
-        let fields: Vec<(String, usize)> = fields.iter().map(|&(name, offset)| (name.to_owned(), offset)).collect();
-        assert_eq!(members, fields, "{shader:?}");
+        check_layout(shader, "Params", fields, size);
     }
+    check_layout(Shader::Exchange, "Moment", moment::Params::FIELDS, size_of::<moment::Params>());
+}
+
+/// Asserts that the shader's struct of this name has these fields, of four bytes each.
+fn check_layout(shader: Shader, name: &str, fields: &[(&str, usize)], size: usize) {
+    let (module, _) = module(shader, false);
+    let params = module.types.iter().find(|(_, ty)| ty.name.as_deref() == Some(name)).unwrap().1;
+    let naga::TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
+    assert_eq!(*span as usize, size);
+    let member = |member: &naga::StructMember| {
+        assert_eq!(module.types[member.ty].inner, naga::TypeInner::Scalar(naga::Scalar::U32), "{member:?}");
+        (member.name.clone().unwrap(), member.offset as usize)
+    };
+    let members: Vec<(String, usize)> = members.iter().map(member).collect();
+    let fields: Vec<(String, usize)> = fields.iter().map(|&(name, offset)| (name.to_owned(), offset)).collect();
+    assert_eq!(members, fields, "{shader:?}");
 }

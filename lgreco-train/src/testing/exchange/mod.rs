@@ -13,8 +13,13 @@ use alloc::vec::Vec;
 
 mod case;
 mod device;
+mod network;
+mod space;
 
 pub use case::{Case, Outcome};
+pub use space::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
+#[cfg(test)]
+pub(crate) use space::{OnHost, on_host};
 
 /// What a workspace holds before a call that must not care.
 const STALE: u64 = 0xa5a5_5a5a_7f80_ffff;

@@ -1,0 +1,93 @@
+//! The suite for other spaces: the host's own passes it, and one that errs does not.
+
+use super::*;
+use crate::CoreError;
+use crate::testing::exchange::{
+    Bucket, OnHost, check_space, check_space_damage, check_space_failures, members, on_host,
+};
+
+#[test]
+fn the_host_does_as_the_host() {
+    check_space(&members(), true, on_host);
+    check_space_failures(on_host);
+    check_space_damage(0, 7, on_host);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Mean,
+    Residual,
+    /// Random bits of another seed.
+    Message,
+    /// A residual that changes though the exchange fails.
+    Failure,
+    /// An error without its place.
+    Error,
+    /// A damaged message that is taken for a sound one of zeros.
+    Damage,
+}
+
+/// The host's, with a fault.
+struct Erring {
+    host: OnHost,
+    fault: Fault,
+}
+
+impl Bucket for Erring {
+    fn exchange(
+        &mut self,
+        gradients: &[Vec<u8>],
+        mut moment: Moment,
+        agreement: Agreement,
+        collective: &mut impl Collective,
+    ) -> Result<(), Error> {
+        moment.seed ^= u64::from(self.fault == Fault::Message);
+        match (self.host.exchange(gradients, moment, agreement, collective), self.fault) {
+            (Err(error), Fault::Failure) => {
+                self.host.residuals.iter_mut().flatten().flatten().for_each(|x| *x += 1.0);
+                Err(error)
+            }
+            (Err(Error::Core(CoreError::NonFinite { value, .. })), Fault::Error) => {
+                Err(Error::Core(CoreError::NonFinite { index: 0, value }))
+            }
+            (Err(Error::PeerMessage { .. }), Fault::Damage) => Ok(()),
+            (result, _) => result,
+        }
+    }
+
+    fn means(&mut self) -> Vec<Vec<u8>> {
+        let mut means = self.host.means();
+        if self.fault == Fault::Mean {
+            means[0][1] ^= 1;
+        }
+        means
+    }
+
+    fn residuals(&mut self) -> Option<Vec<Vec<f32>>> {
+        let mut residuals = self.host.residuals();
+        if let (Fault::Residual, Some(residuals)) = (self.fault, &mut residuals) {
+            residuals[0][1] = f32::from_bits(residuals[0][1].to_bits() ^ 1);
+        }
+        residuals
+    }
+}
+
+#[test]
+fn spaces_that_err_are_found() {
+    for (fault, check) in [
+        (Fault::Mean, "steps"),
+        (Fault::Residual, "steps"),
+        (Fault::Message, "steps"),
+        (Fault::Failure, "failures"),
+        (Fault::Error, "failures"),
+        (Fault::Damage, "damage"),
+    ] {
+        let open = |members: &[_], feedback, world| Erring { host: on_host(members, feedback, world), fault };
+        let found = std::panic::catch_unwind(|| match check {
+            "steps" => check_space(&members(), false, open),
+            "failures" => check_space_failures(open),
+            _ => check_space_damage(0, 7, open),
+        });
+        assert!(found.is_err(), "{fault:?} was not found");
+    }
+}

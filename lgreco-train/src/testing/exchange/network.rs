@@ -1,0 +1,97 @@
+//! A network that remembers what this rank has sent, and damages what it gathers.
+
+use crate::exchange::threads::ThreadCollective;
+use crate::exchange::{Collective, CollectiveError};
+use crate::gradient::Bf16;
+use alloc::vec::Vec;
+
+/// What a rank has brought to a collective.
+#[derive(Clone, Debug)]
+pub(super) struct Sent {
+    call: &'static str,
+    bytes: Vec<u8>,
+}
+
+impl Sent {
+    /// What it was, and where something else was sent.
+    pub(super) fn differs(&self, other: &Sent) -> (&'static str, Option<usize>) {
+        let same = (self.call, self.bytes.len()) == (other.call, other.bytes.len());
+        let at = self.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b);
+        (self.call, if same { at } else { Some(self.bytes.len()) })
+    }
+}
+
+/// A byte of a gathered message that arrives changed, on every rank alike.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Damage {
+    /// Whose message.
+    pub(super) rank: usize,
+    /// Which byte of it; beyond the end of shorter ones.
+    pub(super) at: usize,
+    /// The bits that change.
+    pub(super) change: u8,
+}
+
+/// One worker's.
+pub(super) struct Network {
+    worker: ThreadCollective,
+    pub(super) damage: Option<Damage>,
+    sent: Vec<Sent>,
+}
+
+impl Network {
+    pub(super) fn new(worker: ThreadCollective) -> Network {
+        Network { worker, damage: None, sent: Vec::new() }
+    }
+
+    /// What has been sent since the last call.
+    pub(super) fn sent(&mut self) -> Vec<Sent> {
+        core::mem::take(&mut self.sent)
+    }
+
+    fn remember(&mut self, call: &'static str, bytes: &[u8]) {
+        self.sent.push(Sent { call, bytes: bytes.to_vec() });
+    }
+}
+
+impl Collective for Network {
+    fn rank(&self) -> u32 {
+        self.worker.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.worker.world_size()
+    }
+
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.remember("all-reduce", bytemuck::cast_slice(values));
+        self.worker.all_reduce_sum(values)
+    }
+
+    fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
+        self.remember("all-reduce of bf16", bytemuck::cast_slice(values));
+        self.worker.all_reduce_sum_bf16(values)
+    }
+
+    fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let len = buffer.len() / self.world_size() as usize;
+        self.remember("all-gather", &buffer[self.rank() as usize * len..][..len]);
+        self.worker.all_gather(buffer)?;
+        if let Some(Damage { rank, at, change }) = self.damage.filter(|damage| damage.at < len) {
+            buffer[rank * len + at] ^= change;
+        }
+        Ok(())
+    }
+
+    fn all_gather_each(&mut self, lens: &[u64], buffer: &mut [u8]) -> Result<(), CollectiveError> {
+        let own = self.rank() as usize;
+        let before = lens[..own].iter().sum::<u64>() as usize;
+        self.remember("all-gather of different lengths", &buffer[before..][..lens[own] as usize]);
+        self.worker.all_gather_each(lens, buffer)
+    }
+
+    fn broadcast(&mut self, root: u32, bytes: &mut [u8]) -> Result<(), CollectiveError> {
+        self.remember("broadcast", if root == self.rank() { bytes } else { &[] });
+        self.worker.broadcast(root, bytes)
+    }
+}

@@ -1,0 +1,440 @@
+//! Spaces of other memory than the host's, checked against it: what every [`Space`](crate::exchange::Space) promises whose
+//! numbers are the core's.
+
+use super::STALE;
+use super::network::{Damage, Network, Sent};
+use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::wire::HEADER_LEN;
+use crate::compress::{Compressor, Setting, topk::TopK};
+use crate::exchange::threads;
+use crate::exchange::{Agreement, Collective, Flight, Host, Input, Layer, Moment, Route, Slip, Spec, workspace_len};
+use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, ValuesMut};
+use crate::rng::Stream;
+use crate::{CoreError, Error};
+use alloc::vec::Vec;
+use alloc::{format, vec};
+
+/// A layer of the bucket that is exchanged.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    /// Index of the layer in the model.
+    pub index: u32,
+    /// How it is compressed.
+    pub setting: Setting,
+    /// Rows and columns.
+    pub shape: Shape,
+    /// Of the gradient and its mean.
+    pub dtype: Dtype,
+}
+
+/// One rank's memory of one bucket as the suite sees it: residuals stay in it from step to step.
+pub trait Bucket {
+    /// One exchange: brings the gradients, little-endian bytes of each layer's type, into the memory, and makes the
+    /// collectives that the flight asks for, on the host's memory, by `collective`. The means are then in the gradients'
+    /// place, and residuals are what is left. Whatever fails changes no residual.
+    ///
+    /// # Errors
+    /// Those of the flight and of the memory's status, which is waited for.
+    fn exchange(
+        &mut self,
+        gradients: &[Vec<u8>],
+        moment: Moment,
+        agreement: Agreement,
+        collective: &mut impl Collective,
+    ) -> Result<(), Error>;
+
+    /// The means, as the gradients were.
+    fn means(&mut self) -> Vec<Vec<u8>>;
+
+    /// The residuals, by layer; `None` without feedback.
+    fn residuals(&mut self) -> Option<Vec<Vec<f32>>>;
+}
+
+/// The host's, which is the oracle.
+pub(crate) struct OnHost {
+    members: Vec<Member>,
+    means: Vec<Vec<u8>>,
+    pub(crate) residuals: Option<Vec<Vec<f32>>>,
+}
+
+/// Values of a type in memory that is aligned to them.
+enum Typed {
+    F32(Vec<f32>),
+    F16(Vec<F16>),
+    Bf16(Vec<Bf16>),
+}
+
+impl Typed {
+    fn new(dtype: Dtype, bytes: &[u8]) -> Typed {
+        let halves = || bytes.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
+        match dtype {
+            Dtype::F32 => Typed::F32(bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()),
+            Dtype::F16 => Typed::F16(halves().map(F16).collect()),
+            Dtype::Bf16 => Typed::Bf16(halves().map(Bf16).collect()),
+        }
+    }
+
+    fn values(&self) -> Values<'_> {
+        match self {
+            Typed::F32(v) => Values::F32(v),
+            Typed::F16(v) => Values::F16(v),
+            Typed::Bf16(v) => Values::Bf16(v),
+        }
+    }
+
+    fn values_mut(&mut self) -> ValuesMut<'_> {
+        match self {
+            Typed::F32(v) => ValuesMut::F32(v),
+            Typed::F16(v) => ValuesMut::F16(v),
+            Typed::Bf16(v) => ValuesMut::Bf16(v),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        match self {
+            Typed::F32(v) => bytemuck::cast_slice(v).to_vec(),
+            Typed::F16(v) => bytemuck::cast_slice(v).to_vec(),
+            Typed::Bf16(v) => bytemuck::cast_slice(v).to_vec(),
+        }
+    }
+
+    fn widened(&self) -> Vec<f32> {
+        match self {
+            Typed::F32(v) => v.clone(),
+            Typed::F16(v) => v.iter().map(|x| x.to_f32()).collect(),
+            Typed::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
+        }
+    }
+}
+
+impl Bucket for OnHost {
+    fn exchange(
+        &mut self,
+        gradients: &[Vec<u8>],
+        moment: Moment,
+        agreement: Agreement,
+        collective: &mut impl Collective,
+    ) -> Result<(), Error> {
+        let gradients: Vec<Typed> =
+            self.members.iter().zip(gradients).map(|(member, bytes)| Typed::new(member.dtype, bytes)).collect();
+        let mut means: Vec<Typed> =
+            gradients.iter().zip(&self.members).map(|(g, m)| Typed::new(m.dtype, &g.bytes())).collect();
+        let mut offered: Option<Vec<Vec<f32>>> = self.residuals.as_ref().map(|residuals| {
+            let sum = |(residual, gradient): (&Vec<f32>, &Typed)| {
+                residual.iter().zip(gradient.widened()).map(|(r, x)| r + x).collect()
+            };
+            residuals.iter().zip(&gradients).map(sum).collect()
+        });
+        let mut left = offered.iter_mut().flatten();
+        let mut layers = Vec::new();
+        for ((member, gradient), mean) in self.members.iter().zip(&gradients).zip(&mut means) {
+            let &Member { index, setting, shape, .. } = member;
+            let gradient = match left.next() {
+                Some(values) => Input::Compensated { values, shape },
+                None => Gradient::new(gradient.values(), shape)?.into(),
+            };
+            layers.push(Layer {
+                index,
+                setting,
+                gradient,
+                fresh: None,
+                sent: 0,
+                late: None,
+                shards: &[],
+                mean: mean.values_mut(),
+                own: None,
+                factor: &mut [],
+            });
+        }
+        let specs = self.members.iter().map(|m| Spec { index: m.index, ..Spec::from((m.setting, m.shape, m.dtype)) });
+        let mut workspace = vec![STALE; workspace_len(specs, moment.route, moment.world_size)?];
+        let mut host = Host { layers: &mut layers, workspace: &mut workspace };
+        let mut flight = Flight::begin(&mut host, moment, agreement, None)?;
+        while let Some(request) = flight.next(&mut host)? {
+            request.perform(collective)?;
+        }
+        if let Some(late) = layers.iter().find_map(|layer| layer.late) {
+            return Err(late);
+        }
+        drop(layers);
+        self.means = means.iter().map(Typed::bytes).collect();
+        if offered.is_some() {
+            self.residuals = offered;
+        }
+        Ok(())
+    }
+
+    fn means(&mut self) -> Vec<Vec<u8>> {
+        self.means.clone()
+    }
+
+    fn residuals(&mut self) -> Option<Vec<Vec<f32>>> {
+        self.residuals.clone()
+    }
+}
+
+/// What a rank does at a step.
+#[derive(Clone, Debug)]
+struct Step {
+    /// By rank and layer.
+    gradients: Vec<Vec<Vec<u8>>>,
+    agreement: Agreement,
+    /// Of the run; one per rank.
+    seeds: Vec<u64>,
+    /// What the network does to gathered bytes, on every rank.
+    damage: Option<Damage>,
+}
+
+/// What a rank has after a step.
+#[derive(Clone, Debug)]
+struct Outcome {
+    result: Result<(), Error>,
+    sent: Vec<Sent>,
+    means: Option<Vec<Vec<u8>>>,
+    residuals: Option<Vec<Vec<u32>>>,
+}
+
+fn run<B: Bucket>(open: impl Fn() -> B + Sync, steps: &[Step], reduce_dtype: Dtype) -> Vec<Vec<Outcome>> {
+    let world_size = steps[0].gradients.len() as u32;
+    threads::run(world_size, |worker| {
+        let rank = worker.rank();
+        let (mut bucket, mut network) = (open(), Network::new(worker));
+        let step = |(number, step): (u32, &Step)| {
+            let seed = step.seeds[rank as usize];
+            let moment =
+                Moment { rank, world_size, route: Route::AllGather, reduce_dtype, seed, step: number, terms: 0 };
+            network.damage = step.damage;
+            let result = bucket.exchange(&step.gradients[rank as usize], moment, step.agreement, &mut network);
+            let bits = |values: Vec<f32>| values.iter().map(|x| x.to_bits()).collect();
+            let residuals = bucket.residuals().map(|residuals| residuals.into_iter().map(bits).collect());
+            // Means of an exchange that has failed are of no use.
+            let means = result.is_ok().then(|| bucket.means());
+            Outcome { result, sent: network.sent(), means, residuals }
+        };
+        (0..).zip(steps).map(step).collect()
+    })
+}
+
+/// Gradients of a step, by rank and layer: of different magnitudes, subnormal numbers among them.
+fn gradients(members: &[Member], world: u32, step: u32, scale: f32) -> Vec<Vec<Vec<u8>>> {
+    let layer = |rank: u32, member: &Member| {
+        let stream = Stream { seed: 11, step, layer: member.index, rank };
+        let value = |i: usize| {
+            let x = (stream.word(i as u64) >> 8) as f32 / (1 << 23) as f32 - 1.0;
+            let magnitude = [1.0, 1e-3, 30.0, 1e-38][i / 300 % 4];
+            // Ties, and zeros of both signs.
+            if i % 50 == 7 {
+                x.signum() * 0.0
+            } else if i % 50 == 9 {
+                0.25 * scale
+            } else {
+                x * magnitude * scale
+            }
+        };
+        let values: Vec<f32> = (0..member.shape.elements()).map(value).collect();
+        match member.dtype {
+            Dtype::F32 => bytemuck::cast_slice(&values).to_vec(),
+            Dtype::F16 => bytemuck::cast_slice(&values.iter().map(|&x| F16::from_f32(x)).collect::<Vec<_>>()).to_vec(),
+            Dtype::Bf16 => {
+                bytemuck::cast_slice(&values.iter().map(|&x| Bf16::from_f32(x)).collect::<Vec<_>>()).to_vec()
+            }
+        }
+    };
+    (0..world).map(|rank| members.iter().map(|member| layer(rank, member)).collect()).collect()
+}
+
+fn sound(members: &[Member], world: u32, number: u32, agreement: Agreement) -> Step {
+    let gradients = gradients(members, world, number, 1.0);
+    Step { gradients, agreement, seeds: vec![5; world as usize], damage: None }
+}
+
+/// Compares outcomes of the space with those of the host; what they send as well, unless a rank has failed.
+fn compare(found: &[Vec<Outcome>], expected: &[Vec<Outcome>]) {
+    for (rank, (found, expected)) in found.iter().zip(expected).enumerate() {
+        for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+            // As text, in which NaN is NaN.
+            let [result, as_expected] = [found, expected].map(|outcome| format!("{:?}", outcome.result));
+            assert_eq!(result, as_expected, "rank {rank}, step {step}");
+            assert!(found.residuals == expected.residuals, "rank {rank}, step {step}: other residuals");
+            if expected.result.is_ok() {
+                assert!(found.means == expected.means, "rank {rank}, step {step}: other means");
+                assert_eq!(found.sent.len(), expected.sent.len(), "rank {rank}, step {step}: collectives");
+                for (found, expected) in found.sent.iter().zip(&expected.sent) {
+                    let (call, at) = expected.differs(found);
+                    assert_eq!(at, None, "rank {rank}, step {step}: other bytes, {call}");
+                }
+            }
+        }
+    }
+}
+
+/// A bucket of all that travels in payloads of fixed lengths or is not compressed, by QSGD of several widths and buckets, TopK
+/// with positions of every kind, in all types; layers of several thousand elements, of few, and of none.
+pub fn members() -> Vec<Member> {
+    let base = Qsgd::default();
+    let qsgd = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, ..base });
+    let min_max = Setting::Qsgd(Qsgd { bits: 3, bucket: 700, scale: Scale::MinMax, ..base });
+    let nearest = Setting::Qsgd(Qsgd { bits: 5, bucket: 1024, rounding: Rounding::Nearest, ..base });
+    let topk = |keep, values| Setting::TopK(TopK { keep, values });
+    let layers = [
+        (qsgd(4, 512), 65, 79, Dtype::F32),
+        (Setting::Dense, 2500, 1, Dtype::F32),
+        (topk(30, Dtype::F32), 61, 47, Dtype::Bf16),
+        (qsgd(8, 64), 7, 1, Dtype::Bf16),
+        (Setting::Dense, 3, 5, Dtype::Bf16),
+        (qsgd(3, 64), 0, 5, Dtype::F32),
+        (min_max, 61, 45, Dtype::F16),
+        (topk(601, Dtype::F16), 50, 61, Dtype::F32),
+        (Setting::Dense, 0, 3, Dtype::F32),
+        (qsgd(1, 100), 64, 33, Dtype::F32),
+        (topk(2101, Dtype::Bf16), 2101, 1, Dtype::F16),
+        (topk(1, Dtype::F32), 1, 1, Dtype::F32),
+        (topk(0, Dtype::F32), 0, 2, Dtype::F32),
+        (nearest, 33, 31, Dtype::Bf16),
+        (Setting::Dense, 7, 9, Dtype::F16),
+        (qsgd(2, 1), 5, 7, Dtype::F32),
+    ];
+    let member = |(index, (setting, rows, cols, dtype)): (u32, (Setting, usize, usize, Dtype))| Member {
+        index: 3 * index + 1,
+        setting,
+        shape: Shape::new(rows, cols).expect("a small shape"),
+        dtype,
+    };
+    (0..).zip(layers).map(member).collect()
+}
+
+pub(crate) fn on_host(members: &[Member], feedback: bool, _: u32) -> OnHost {
+    let zeros = |member: &Member| vec![0.0; member.shape.elements()];
+    let residuals = feedback.then(|| members.iter().map(zeros).collect());
+    OnHost { members: members.to_vec(), means: vec![], residuals }
+}
+
+/// Asserts that means, residuals and messages of some steps are the host's, bit for bit, with two and three ranks, with
+/// residuals and without, with sums of f32 and of bf16 if the space has them. `open` makes a rank's bucket, with residuals of
+/// zeros or without, for so many ranks.
+///
+/// # Panics
+/// When that is not so.
+pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[Member], bool, u32) -> B + Sync) {
+    for (world, feedback, reduce_dtype) in [(2, true, Dtype::F32), (3, false, Dtype::F32), (3, true, Dtype::Bf16)] {
+        if reduce_dtype == Dtype::Bf16 && !halves {
+            continue;
+        }
+        let agreement = |number| if number == 0 { Agreement::Needed } else { Agreement::Reached };
+        let steps: Vec<Step> = (0..3).map(|number| sound(members, world, number, agreement(number))).collect();
+        let expected = run(|| on_host(members, feedback, world), &steps, reduce_dtype);
+        assert!(expected.iter().flatten().all(|outcome| outcome.result == Ok(())));
+        compare(&run(|| open(members, feedback, world), &steps, reduce_dtype), &expected);
+    }
+}
+
+/// Asserts that what goes wrong ends as on the host, on all ranks, and changes no residual, so that the next step is sound: values
+/// that are not finite, values beyond the type they are sent in, sums beyond f32, ranks that disagree.
+///
+/// # Panics
+/// When that is not so.
+pub fn check_space_failures<B: Bucket>(open: impl Fn(&[Member], bool, u32) -> B + Sync) {
+    let members = members();
+    let spoil = |layer: usize, element: usize, value: f32| {
+        let mut step = sound(&members, 2, 1, Agreement::Reached);
+        assert_eq!(members[layer].dtype, Dtype::F32);
+        step.gradients[1][layer][4 * element..][..4].copy_from_slice(&value.to_le_bytes());
+        step
+    };
+    let disagreeing = |agreement| Step { seeds: vec![5, 6], ..sound(&members, 2, 1, agreement) };
+    let large = [Setting::Dense, Setting::TopK(TopK { keep: 60, values: Dtype::F32 }), Setting::Qsgd(Qsgd::default())];
+    let large = large.map(|setting| {
+        let shape = Shape::new(60, 1).expect("a small shape");
+        [Member { index: 2, setting, shape, dtype: Dtype::F32 }]
+    });
+    let overflowing = |members: &[Member]| {
+        let gradients = gradients(members, 2, 1, 3.3e38);
+        Step { gradients, ..sound(members, 2, 1, Agreement::Reached) }
+    };
+    // Of one bit the wrong end of the grid may be drawn, and what is left of the largest numbers is then beyond f32.
+    let mut late = spoil(9, 0, f32::MAX);
+    for element in 1..60 {
+        late.gradients[1][9][4 * element..][..4].copy_from_slice(&1e38f32.to_le_bytes());
+    }
+    let mut codes = Vec::new();
+    let mut check = |members: &[Member], failing: Step| {
+        let steps = [sound(members, 2, 0, Agreement::Needed), failing, sound(members, 2, 2, Agreement::Reached)];
+        for feedback in [true, false] {
+            let expected = run(|| on_host(members, feedback, 2), &steps, Dtype::F32);
+            assert!(expected.iter().all(|rank| rank[2].result.is_ok()));
+            codes.extend(expected.iter().filter_map(|rank| rank[1].result.err()).map(|error| error.code()));
+            compare(&run(|| open(members, feedback, 2), &steps, Dtype::F32), &expected);
+        }
+    };
+    for (layer, element, value) in [(0, 4099, f32::NAN), (1, 2, f32::INFINITY), (7, 3000, f32::NEG_INFINITY)] {
+        check(&members, spoil(layer, element, value));
+    }
+    // More than f16 can hold.
+    check(&members, spoil(7, 1111, 65520.0));
+    for agreement in [Agreement::Needed, Agreement::Reached] {
+        check(&members, disagreeing(agreement));
+    }
+    for one in &large {
+        check(one, overflowing(one));
+    }
+    check(&members, late);
+    for code in [
+        CoreError::NonFinite { index: 0, value: 0.0 }.code(),
+        CoreError::ElementOverflow { index: 0, value: 0.0 }.code(),
+        CoreError::Overflow { what: "" }.code(),
+        Error::PeerPlan { rank: 0 }.code(),
+    ] {
+        assert!(codes.contains(&code), "no case ends with {code}");
+    }
+}
+
+/// Asserts that damaged messages end as on the host: named, or decoded to the same means. Every `stride`-th byte of payloads'
+/// bodies is changed, from `first` on. Of damaged headers the host decodes those that say something else of the same length;
+/// another space may name them.
+///
+/// # Panics
+/// When that is not so.
+pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(&[Member], bool, u32) -> B + Sync) {
+    let topk = |keep, values, rows, index| Member {
+        index,
+        setting: Setting::TopK(TopK { keep, values }),
+        shape: Shape::new(rows, 1).expect("a small shape"),
+        dtype: Dtype::F32,
+    };
+    let setting = Setting::Qsgd(Qsgd { bits: 3, bucket: 16, ..Qsgd::default() });
+    let members =
+        [topk(5, Dtype::F32, 90, 0), topk(23, Dtype::F16, 70, 1), Member { setting, ..topk(0, Dtype::F32, 37, 2) }];
+    let (mut headers, mut bodies, mut at) = (vec![], vec![], Slip::LEN);
+    for member in &members {
+        let len = member.setting.payload_len(member.shape, member.dtype).expect("a setting for the shape");
+        headers.extend(at..at + HEADER_LEN);
+        bodies.extend(at + HEADER_LEN..at + len);
+        at += len;
+    }
+    let steps = |places: &[usize]| -> Vec<Step> {
+        let places = places.iter().skip(first).step_by(stride).flat_map(|&at| [(at, 0x01), (at, 0x80), (at, 0xff)]);
+        let damaged = (0..).zip(places).map(|(number, (at, change))| {
+            let damage = Some(Damage { rank: 1, at, change });
+            Step { damage, ..sound(&members, 2, number, Agreement::Reached) }
+        });
+        let mut steps: Vec<Step> = damaged.collect();
+        steps.push(sound(&members, 2, steps.len() as u32, Agreement::Reached));
+        steps
+    };
+    let of_bodies = steps(&bodies);
+    let expected = run(|| on_host(&members, true, 2), &of_bodies, Dtype::F32);
+    let failed = expected[0].iter().filter(|outcome| outcome.result.is_err()).count();
+    assert!(failed > 0 && failed + 1 < of_bodies.len(), "{failed} of {} fail", of_bodies.len());
+    compare(&run(|| open(&members, true, 2), &of_bodies, Dtype::F32), &expected);
+
+    let of_headers = steps(&headers);
+    let expected = run(|| on_host(&members, false, 2), &of_headers, Dtype::F32);
+    let mut found = run(|| open(&members, false, 2), &of_headers, Dtype::F32);
+    for (found, expected) in found.iter_mut().flatten().zip(expected.iter().flatten()) {
+        let refused = matches!(found.result, Err(Error::PeerMessage { rank: 1, .. }));
+        if refused && expected.result.is_ok() {
+            *found = expected.clone();
+        }
+    }
+    compare(&found, &expected);
+}

@@ -1,0 +1,468 @@
+//! The memory of a bucket on the device, and what is done in it.
+
+use super::moment;
+use super::outcome::Faults;
+use super::plan::{BufferLayer, Plan};
+use super::space::BufferSpace;
+use crate::Error;
+use crate::backend::WgpuBackend;
+use crate::batch::{Batch, Part};
+use crate::gpu::Gpu;
+use crate::kernels::{Kernel, Shader};
+use crate::tensor::{BufferGradient, Input};
+use lgreco_core::gradient::Bf16;
+use lgreco_train::exchange::{Moment, Slip};
+use std::cell::Cell;
+use wgpu::{Buffer, BufferDescriptor, BufferUsages};
+
+const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
+
+/// A bucket of layers on the device: their residuals, and all else that their exchange needs there and on the host. It is made
+/// once and serves every step; [`on`](BufferBucket::on) makes a [`Space`](lgreco_train::exchange::Space) of it for a
+/// [`Flight`](lgreco_train::exchange::Flight), and [`finish`](BufferBucket::finish) ends the step.
+///
+/// QSGD, TopK and uncompressed layers, by the route of [all-gathers](lgreco_train::exchange::Route::AllGather). Means,
+/// residuals and messages have the bits of the host's exchange. Residuals are f32, of error feedback with gain 1.
+///
+/// ```
+/// use lgreco_core::compress::{Setting, qsgd::Qsgd};
+/// use lgreco_core::gradient::{Dtype, Shape};
+/// use lgreco_train::exchange::{Agreement, Flight, Moment, Route};
+/// use lgreco_wgpu::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend, wgpu};
+/// # use lgreco_train::exchange::threads::ThreadCollective;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (device, queue) = wgpu::Device::noop(&Default::default()); // an embedder has a real one
+/// # let mut backend = WgpuBackend::with_device(device, queue)?;
+/// # let mut network = ThreadCollective::group(1).remove(0);
+/// let buffer = backend.device().create_buffer(&wgpu::BufferDescriptor {
+///     label: None,
+///     size: 4 * 4096,
+///     usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+///     mapped_at_creation: false,
+/// });
+/// let gradient = BufferGradient { buffer: &buffer, offset: 0, dtype: Dtype::F32, shape: Shape::new(64, 64)? };
+/// let layer = BufferLayer { index: 0, setting: Setting::Dense, gradient };
+/// let world_size = 1;
+/// let mut bucket = BufferBucket::new(&mut backend, &[layer], true, world_size)?;
+/// for step in 0..3 {
+///     // The trainer fills the buffer.
+///     let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+///     let moment = Moment { rank: 0, world_size, route, reduce_dtype, seed: 7, step, terms: 0 };
+///     let mut space = bucket.on(&mut backend);
+///     let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None)?;
+///     while let Some(request) = flight.next(&mut space)? {
+///         request.perform(&mut network)?;
+///     }
+///     bucket.finish(&mut backend)?; // the mean is in the buffer
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct BufferBucket {
+    pub(super) plan: Plan,
+    pub(super) world: usize,
+    pub(super) feedback: bool,
+    gradients: Vec<(Buffer, u64)>,
+    device: Memory,
+    pub(super) host: Staging,
+    /// Whether gradients and residuals have been added up for the flight under way.
+    pub(super) offered: bool,
+    /// Ops that are still to make means before the flight can end well.
+    pub(super) due: usize,
+    /// What has gone wrong on the device.
+    pub(super) status: Option<lgreco_train::Error>,
+    /// The same in full, if it is not about values.
+    pub(super) failure: Option<Error>,
+    /// What to say of this rank in the next message, if the device says nothing worse.
+    pub(super) slip: Slip,
+}
+
+/// Memory of the device.
+#[derive(Debug)]
+struct Memory {
+    layers: Buffer,
+    of_values: Buffer,
+    of_tables: Buffer,
+    of_blocks: Buffer,
+    of_kept: Buffer,
+    /// Gradients, and then means, in the layers' types.
+    values: Buffer,
+    /// What is remembered, and what takes its place when the flight has ended.
+    residual: Buffer,
+    offered: Buffer,
+    extremes: Buffer,
+    grids: Buffer,
+    sums: Buffer,
+    image: Buffer,
+    /// All ranks' images.
+    images: Buffer,
+    totals: Buffer,
+    positions: Buffer,
+    /// By which TopK's largest are found, where they end, and how many there are before each workgroup's values.
+    counts: Buffer,
+    cuts: Buffer,
+    blocks: Buffer,
+    faults: Buffer,
+}
+
+/// Memory of the host, which collectives work on and the device is read into.
+#[derive(Debug, Default)]
+pub(super) struct Staging {
+    pub(super) greetings: Vec<u8>,
+    /// Values, then slips.
+    pub(super) sums: Vec<f32>,
+    pub(super) halves: Vec<Bf16>,
+    /// All ranks'.
+    pub(super) messages: Vec<u8>,
+    pub(super) images: Vec<u32>,
+    pub(super) read: Vec<u8>,
+}
+
+const fn kernel(entry: &'static str) -> Kernel {
+    Kernel { shader: Shader::Exchange, entry }
+}
+
+impl BufferBucket {
+    /// A bucket of these layers, in the same order on all ranks, with residuals of zeros if there is `feedback`, for so many
+    /// workers. All memory is taken now.
+    ///
+    /// # Errors
+    /// [`Error::Method`] with the name of a method that is not exchanged on the device, [`Error::Buffer`] when a gradient's
+    /// buffer cannot be used, [`Error::TooLarge`] when the bucket or all ranks' messages do not fit a binding, the core's when
+    /// a setting does not fit its shape, and those of the device.
+    ///
+    /// # Complexity
+    /// Keeps 12 bytes per element, 16 with feedback, 4 more where there is TopK, on the device, and all ranks' messages there
+    /// and, twice, on the host.
+    pub fn new(
+        backend: &mut WgpuBackend,
+        layers: &[BufferLayer<'_>],
+        feedback: bool,
+        world_size: u32,
+    ) -> Result<BufferBucket, Error> {
+        let plan = Plan::new(layers, feedback)?;
+        let world = world_size as usize;
+        if world == 0 || world > usize::from(u16::MAX) {
+            let (value, expected) = (f64::from(world_size), "from 1 to 65,535");
+            return Err(lgreco_core::Error::Parameter { what: "number of workers", value, expected }.into());
+        }
+        let gpu = backend.gpu();
+        let groups = plan.of_values.len().max(plan.of_blocks.len()) as u64;
+        if groups > gpu.most_groups() as u64 {
+            let (limit, largest) = ("max_compute_workgroups_per_dimension", gpu.most_groups() as u64);
+            return Err(Error::TooLarge { what: "a bucket, in workgroups,", bytes: groups, limit, largest });
+        }
+        let mut batch = Batch::new(gpu)?;
+        for layer in layers {
+            if !layer.gradient.buffer.usage().contains(USAGES) {
+                return Err(Error::Buffer {
+                    what: "of a bucket's layer needs the usages STORAGE, COPY_SRC and COPY_DST",
+                });
+            }
+            Input::Device(layer.gradient).tensor(&mut batch)?;
+        }
+        let device = Memory::new(&mut batch, &plan, world, feedback)?;
+        batch.read(&[])?;
+        let host = Staging {
+            sums: vec![0.0; plan.sums + world],
+            messages: vec![0; plan.message * world],
+            images: vec![0; plan.image * world],
+            ..Staging::default()
+        };
+        Ok(BufferBucket {
+            gradients: layers.iter().map(|layer| (layer.gradient.buffer.clone(), layer.gradient.offset)).collect(),
+            plan,
+            world,
+            feedback,
+            device,
+            host,
+            offered: false,
+            due: 0,
+            status: None,
+            failure: None,
+            slip: Slip { code: 0, fingerprint: 0 },
+        })
+    }
+
+    /// The bucket as the space of a flight, on the backend that it was made on.
+    pub fn on<'a>(&'a mut self, backend: &'a mut WgpuBackend) -> BufferSpace<'a> {
+        BufferSpace { bucket: self, gpu: backend.gpu(), is_new: Cell::new(false) }
+    }
+
+    /// Ends a step whose flight has ended well: waits for the device; what is left of gradients and residuals then is the
+    /// residuals, and the means are in the gradients' place, in the layers' types.
+    ///
+    /// # Errors
+    /// What the flight could not tell yet: [`Overflow`](lgreco_core::Error::Overflow) when a sum over the workers, or what is to
+    /// be remembered, has left f32, [`ElementOverflow`](lgreco_core::Error::ElementOverflow) when a mean its element type,
+    /// [`PeerMessage`](lgreco_train::Error::PeerMessage) for what no encoder writes;
+    /// [`StepOrder`](lgreco_train::Error::StepOrder) when no flight has ended; those of the device, of which
+    /// [`failure`](BufferBucket::failure) says more. Residuals are then unchanged, and means of no use.
+    pub fn finish(&mut self, backend: &mut WgpuBackend) -> Result<(), lgreco_train::Error> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        if !self.offered || self.due > 0 || self.status.is_some() {
+            let (what, expected) = ("an exchange that has not ended well", "the end of a flight");
+            return Err(lgreco_train::Error::StepOrder { what, expected });
+        }
+        self.offered = false;
+        let gpu = backend.gpu();
+        match self.read(gpu, &[]).and_then(|faults| self.of_means(&faults)) {
+            Ok(None) => {
+                if self.feedback {
+                    std::mem::swap(&mut self.device.residual, &mut self.device.offered);
+                }
+                Ok(())
+            }
+            Ok(Some(error)) => Err(error),
+            Err(error) => Err(self.told(error)),
+        }
+    }
+
+    /// Where the residual of a layer is, in the bucket's order: f32 values from this byte of the buffer on, which other buffers
+    /// take the place of at every [`finish`](BufferBucket::finish); `None` without feedback. To begin from a saved one, write
+    /// it there between steps.
+    pub fn residual(&self, layer: usize) -> Option<(&Buffer, u64)> {
+        let member = self.plan.members.get(layer).filter(|_| self.feedback)?;
+        Some((&self.device.residual, 4 * u64::from(member.params.start)))
+    }
+
+    /// What the device said, in full, when a flight or [`finish`](BufferBucket::finish) last answered
+    /// [`Device`](lgreco_core::Error::Device).
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    pub(super) fn told(&mut self, error: Error) -> lgreco_train::Error {
+        let core = error.to_core();
+        if !matches!(error, Error::Core(_)) {
+            self.failure = Some(error);
+        }
+        core.into()
+    }
+
+    /// Whether nothing is ever exchanged, because no layer has elements.
+    fn is_idle(&self) -> bool {
+        self.plan.sums == 0 && self.plan.message == 0
+    }
+
+    /// Forgets the flight before.
+    pub(super) fn begin(&mut self) {
+        (self.offered, self.status) = (false, None);
+        self.due = usize::from(self.plan.sums > 0) + usize::from(self.plan.message > 0);
+    }
+
+    /// A layer's gradient, or its mean.
+    pub(super) fn gradient(&self, layer: usize) -> BufferGradient<'_> {
+        let (member, (buffer, offset)) = (&self.plan.members[layer], &self.gradients[layer]);
+        BufferGradient { buffer, offset: *offset, dtype: member.dtype, shape: member.shape() }
+    }
+
+    /// Records what comes first: the sum of gradients and residuals, of all layers.
+    pub(super) fn offer(&mut self, batch: &mut Batch<'_>, moment: &Moment) {
+        if std::mem::replace(&mut self.offered, true) {
+            return;
+        }
+        let (plan, on) = (&self.plan, &self.device);
+        batch.clear(&on.faults, on.faults.size());
+        batch.clear(&on.extremes, on.extremes.size());
+        // Bits of TopK's payloads are put one to another.
+        batch.clear(&on.image, on.image.size());
+        for (member, (buffer, offset)) in plan.members.iter().zip(&self.gradients) {
+            let bytes = (member.shape().elements() * member.dtype.bytes()) as u64;
+            batch.copy(buffer, *offset, &on.values, 4 * u64::from(member.params.start), bytes);
+        }
+        let bindings = [
+            (1, (&on.values).into()),
+            (2, (&on.extremes).into()),
+            (5, (&on.layers).into()),
+            (6, (&on.of_values).into()),
+            (7, if self.feedback { &on.residual } else { &on.of_kept }.into()),
+            (8, (&on.offered).into()),
+            (9, (&on.sums).into()),
+            (10, (&on.faults).into()),
+        ];
+        let params = moment::Params::of(moment, plan, self.feedback);
+        batch.dispatch(kernel("offer"), params, &bindings, plan.of_values.len());
+    }
+
+    /// Records the encoding of all payloads into this rank's image.
+    pub(super) fn encode(&self, batch: &mut Batch<'_>, moment: &Moment) {
+        let (plan, on) = (&self.plan, &self.device);
+        let params = moment::Params::of(moment, plan, self.feedback);
+        if plan.buckets > 0 {
+            let layers = [(5, Part::from(&on.layers)), (6, (&on.of_values).into())];
+            let grids = [(3, Part::from(&on.grids)), (4, (&on.image).into())];
+            let bindings = [&[(2, (&on.extremes).into())], &grids[..], &layers].concat();
+            batch.dispatch(kernel("make_grids"), params, &bindings, plan.of_values.len());
+            let bindings = [&[(1, (&on.offered).into())], &grids[..], &layers].concat();
+            batch.dispatch(kernel("encode"), params, &bindings, plan.of_values.len());
+        }
+        if plan.kept > 0 {
+            self.encode_topk(batch, params);
+        }
+    }
+
+    /// The same of TopK's.
+    fn encode_topk(&self, batch: &mut Batch<'_>, params: moment::Params) {
+        let (plan, on) = (&self.plan, &self.device);
+        let (values, tables) = (plan.of_values.len(), plan.of_tables.len());
+        let of = |buffer: &Buffer| [(5, Part::from(&on.layers)), (6, buffer.into())];
+        let (of_values, of_tables) = (of(&on.of_values), of(&on.of_tables));
+        let (offered, counts) = ((1, Part::from(&on.offered)), (14, Part::from(&on.counts)));
+        let (cuts, blocks) = ((15, Part::from(&on.cuts)), (17, Part::from(&on.blocks)));
+        batch.clear(&on.counts, on.counts.size());
+        for level in 0..3 {
+            let params = moment::Params { level, ..params };
+            let bindings = [&[offered.clone(), counts.clone(), cuts.clone()], &of_values[..]].concat();
+            batch.dispatch(kernel("histogram"), params, &bindings, values);
+            let bindings = [&[counts.clone(), cuts.clone()], &of_tables[..]].concat();
+            batch.dispatch(kernel("choose"), params, &bindings, tables);
+        }
+        let bindings = [&[offered.clone(), cuts.clone(), blocks.clone()], &of_values[..]].concat();
+        batch.dispatch(kernel("count_kept"), params, &bindings, values);
+        batch.dispatch(kernel("scan"), params, &[&[blocks.clone()], &of_tables[..]].concat(), tables);
+        let (faults, payload) = ((10, (&on.faults).into()), (16, (&on.image).into()));
+        let bindings = [&[offered, cuts, blocks, faults, payload], &of_values[..]].concat();
+        batch.dispatch(kernel("write_kept"), params, &bindings, values);
+    }
+
+    /// Records the means of uncompressed layers, of the sums in [`Staging::sums`].
+    pub(super) fn average(&self, batch: &mut Batch<'_>, moment: &Moment) {
+        batch.write(&self.device.sums, 0, bytemuck::cast_slice(&self.host.sums[..self.plan.sums]));
+        self.means(batch, moment::Params { dense: 1, ..moment::Params::of(moment, &self.plan, self.feedback) });
+    }
+
+    /// Records the means of payloads, of the images in [`Staging::images`].
+    pub(super) fn sum_payloads(&self, batch: &mut Batch<'_>, moment: &Moment) {
+        let (plan, on) = (&self.plan, &self.device);
+        let params = moment::Params::of(moment, plan, self.feedback);
+        batch.write(&on.images, 0, bytemuck::cast_slice(&self.host.images));
+        if plan.kept > 0 {
+            batch.clear(&on.totals, on.totals.size());
+        }
+        for sender in 0..if plan.kept > 0 { moment.world_size } else { 0 } {
+            let params = moment::Params { sender, ..params };
+            let bindings = [
+                (4, (&on.images).into()),
+                (5, (&on.layers).into()),
+                (6, (&on.of_blocks).into()),
+                (10, (&on.faults).into()),
+                (13, (&on.positions).into()),
+            ];
+            batch.dispatch(kernel("read_positions"), params, &bindings, plan.of_blocks.len());
+            let bindings = [
+                (4, (&on.images).into()),
+                (5, (&on.layers).into()),
+                (6, (&on.of_kept).into()),
+                (8, (&on.offered).into()),
+                (10, (&on.faults).into()),
+                (12, (&on.totals).into()),
+                (13, (&on.positions).into()),
+            ];
+            batch.dispatch(kernel("add_kept"), params, &bindings, plan.of_kept.len());
+        }
+        self.means(batch, params);
+    }
+
+    /// Records the making of means, and their copying to where the gradients were.
+    fn means(&self, batch: &mut Batch<'_>, params: moment::Params) {
+        let (plan, on) = (&self.plan, &self.device);
+        let bindings = [
+            (4, (&on.images).into()),
+            (5, (&on.layers).into()),
+            (6, (&on.of_values).into()),
+            (8, (&on.offered).into()),
+            (9, (&on.sums).into()),
+            (10, (&on.faults).into()),
+            (11, (&on.values).into()),
+            (12, (&on.totals).into()),
+        ];
+        batch.dispatch(kernel("average"), params, &bindings, plan.of_values.len());
+        for (member, (buffer, offset)) in plan.members.iter().zip(&self.gradients) {
+            if member.payload.is_none() == (params.dense == 1) {
+                let bytes = (member.shape().elements() * member.dtype.bytes()) as u64;
+                batch.copy(&on.values, 4 * u64::from(member.params.start), buffer, *offset, bytes);
+            }
+        }
+    }
+
+    /// Waits; what the device has found, and behind it in [`Staging::read`] the values that are summed or this rank's image.
+    pub(super) fn read(&mut self, gpu: &mut Gpu, parts: &[Part]) -> Result<Faults, Error> {
+        let size = Faults::bytes(&self.plan, self.world);
+        let faults = Part { buffer: self.device.faults.clone(), offset: 0, size };
+        let parts: Vec<Part> = std::iter::once(faults).chain(parts.iter().cloned()).collect();
+        let mut read = std::mem::take(&mut self.host.read);
+        let done = Batch::new(gpu)?.read_into(&parts, &mut read);
+        self.host.read = read;
+        done.map(|()| Faults::new(&self.plan, self.world, &self.host.read))
+    }
+
+    /// The values that are summed.
+    pub(super) fn summed(&self) -> Part {
+        Part { buffer: self.device.sums.clone(), offset: 0, size: 4 * self.plan.sums as u64 }
+    }
+
+    /// This rank's image.
+    pub(super) fn image(&self) -> Part {
+        Part { buffer: self.device.image.clone(), offset: 0, size: 4 * self.plan.image as u64 }
+    }
+
+    /// A layer's residual at an element.
+    pub(super) fn residual_at(&self, layer: usize, index: usize) -> Option<Part> {
+        let (buffer, offset) = self.residual(layer)?;
+        Some(Part { buffer: buffer.clone(), offset: offset + 4 * index as u64, size: 4 })
+    }
+}
+
+impl Memory {
+    fn new(batch: &mut Batch<'_>, plan: &Plan, world: usize, feedback: bool) -> Result<Memory, Error> {
+        let (flat, topk) = (4 * plan.flat() as u64, plan.kept > 0);
+        let room = |what, bytes: u64| {
+            let largest = batch.gpu.largest_binding();
+            if bytes > largest {
+                return Err(Error::TooLarge { what, bytes, limit: "max_storage_buffer_binding_size", largest });
+            }
+            // Nothing of what is bound may be empty, nor smaller than a layer.
+            let size = bytes.next_multiple_of(4).max(256);
+            let descriptor = BufferDescriptor { label: Some(what), size, usage: USAGES, mapped_at_creation: false };
+            Ok(batch.gpu.device.create_buffer(&descriptor))
+        };
+        let params: Vec<_> = plan.members.iter().map(|member| member.params).collect();
+        let words = |words: usize| 4 * words as u64;
+        let memory = Memory {
+            layers: room("a bucket's layers", size_of_val(&params[..]) as u64)?,
+            of_values: room("a bucket's workgroups", words(plan.of_values.len()))?,
+            of_tables: room("a bucket's workgroups", words(plan.of_tables.len()))?,
+            of_blocks: room("a bucket's workgroups", words(plan.of_blocks.len()))?,
+            of_kept: room("a bucket's workgroups", words(plan.of_kept.len()))?,
+            values: room("a bucket", flat)?,
+            residual: room("a bucket", if feedback { flat } else { 0 })?,
+            offered: room("a bucket", flat)?,
+            extremes: room("a bucket's extremes", words(3 * plan.buckets))?,
+            grids: room("a bucket's grids", words(7 * plan.buckets))?,
+            sums: room("a bucket's sums", words(plan.sums))?,
+            image: room("a bucket's payloads", words(plan.image))?,
+            images: room("all ranks' payloads", words(plan.image * world))?,
+            totals: room("a bucket", if topk { flat } else { 0 })?,
+            positions: room("a bucket's positions", words(plan.kept))?,
+            counts: room("a bucket's histograms", words(4096 * plan.of_tables.len()))?,
+            cuts: room("a bucket's cuts", words(2 * plan.of_tables.len()))?,
+            blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
+            faults: room("a bucket's faults", Faults::bytes(plan, world))?,
+        };
+        batch.write(&memory.layers, 0, bytemuck::cast_slice(&params));
+        for (buffer, of) in [
+            (&memory.of_values, &plan.of_values),
+            (&memory.of_tables, &plan.of_tables),
+            (&memory.of_blocks, &plan.of_blocks),
+            (&memory.of_kept, &plan.of_kept),
+        ] {
+            batch.write(buffer, 0, bytemuck::cast_slice(of));
+        }
+        batch.clear(&memory.residual, memory.residual.size());
+        Ok(memory)
+    }
+}

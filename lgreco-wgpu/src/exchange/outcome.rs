@@ -1,0 +1,123 @@
+//! What the device has found wrong, in the words of the host's exchange.
+
+use super::bucket::BufferBucket;
+use super::image;
+use super::plan::{Member, Plan};
+use crate::Error;
+use crate::batch::Batch;
+use crate::gpu::Gpu;
+use crate::tensor::Input;
+use lgreco_core::Error as CoreError;
+use lgreco_core::internal::payload::STRETCH;
+
+/// Words of faults per layer.
+pub(super) const FAULTS: usize = 5;
+
+/// What the device has written down of a bucket.
+pub(super) struct Faults {
+    words: Vec<u32>,
+    layers: usize,
+}
+
+impl Faults {
+    /// Bytes of them: per layer, and per rank.
+    pub(super) fn bytes(plan: &Plan, world: usize) -> u64 {
+        4 * (FAULTS * plan.members.len() + world) as u64
+    }
+
+    pub(super) fn new(plan: &Plan, world: usize, read: &[u8]) -> Faults {
+        let words = bytemuck::pod_collect_to_vec(&read[..Faults::bytes(plan, world) as usize]);
+        Faults { words, layers: plan.members.len() }
+    }
+
+    /// The first element at fault.
+    fn first(&self, layer: usize, kind: usize) -> Option<usize> {
+        let word = self.words[FAULTS * layer + kind];
+        (word > 0).then_some(!word as usize)
+    }
+
+    /// Whether no encoder wrote the layer's payload of this rank, nor, it may be, the payloads of layers behind.
+    fn is_of_peer(&self, layer: usize, rank: usize) -> bool {
+        self.words[FAULTS * self.layers + rank] == !(layer as u32)
+    }
+}
+
+impl BufferBucket {
+    /// What is wrong with this rank's own part, as its compressors would say: uncompressed layers come first.
+    pub(super) fn of_own(&self, gpu: &mut Gpu, faults: &Faults) -> Result<Option<lgreco_train::Error>, Error> {
+        for dense in [true, false] {
+            let layers = self.plan.members.iter().enumerate();
+            for (layer, _) in layers.filter(|(_, member)| member.payload.is_none() == dense) {
+                if let Some(index) = faults.first(layer, 0) {
+                    let value = self.offered_at(gpu, layer, index)?;
+                    return Ok(Some(CoreError::NonFinite { index, value }.into()));
+                }
+                if let Some(index) = faults.first(layer, 4) {
+                    let value = self.offered_at(gpu, layer, index)?;
+                    return Ok(Some(CoreError::ElementOverflow { index, value }.into()));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The sum of a gradient's element, which is still there, and the residual's.
+    fn offered_at(&self, gpu: &mut Gpu, layer: usize, index: usize) -> Result<f32, Error> {
+        let mut batch = Batch::new(gpu)?;
+        let tensor = Input::Device(self.gradient(layer)).tensor(&mut batch)?;
+        let parts: Vec<_> = std::iter::once(tensor.word_of(index)).chain(self.residual_at(layer, index)).collect();
+        let words: Vec<u32> = bytemuck::pod_collect_to_vec(&batch.read(&parts)?);
+        let gradient = tensor.value_in(words[0], index);
+        Ok(words.get(1).map_or(gradient, |&residual| f32::from_bits(residual) + gradient))
+    }
+
+    /// What is wrong with the means, or else with what is left.
+    pub(super) fn of_means(&self, faults: &Faults) -> Result<Option<lgreco_train::Error>, Error> {
+        for dense in [true, false] {
+            let layers = self.plan.members.iter().enumerate();
+            for (layer, member) in layers.filter(|(_, member)| member.payload.is_none() == dense) {
+                for rank in (0..self.world).filter(|&rank| faults.is_of_peer(layer, rank)) {
+                    let code = image::fault(member, self.payload_of(member, rank)).code();
+                    return Ok(Some(lgreco_train::Error::PeerMessage { rank: rank as u32, code }));
+                }
+                if let Some(error) = self.of_mean(layer, member, faults) {
+                    return Ok(Some(error.into()));
+                }
+            }
+        }
+        let late = self.feedback && (0..self.plan.members.len()).any(|layer| faults.first(layer, 3).is_some());
+        Ok(late.then_some(CoreError::Overflow { what: "what is to be remembered" }.into()))
+    }
+
+    /// The same of one layer, whose mean the host makes, and looks at, a stretch at a time.
+    fn of_mean(&self, layer: usize, member: &Member, faults: &Faults) -> Option<CoreError> {
+        match (faults.first(layer, 1), faults.first(layer, 2)) {
+            (None, None) => None,
+            (Some(infinite), other) if other.is_none_or(|index| infinite / STRETCH <= index / STRETCH) => {
+                Some(CoreError::Overflow { what: "the sum over the workers" })
+            }
+            (_, index) => index.map(|index| CoreError::ElementOverflow { index, value: self.mean_at(member, index) }),
+        }
+    }
+
+    fn payload_of(&self, member: &Member, rank: usize) -> &[u8] {
+        let (at, len) = member.payload.map_or((0, 0), |payload| (payload.at, payload.len));
+        &self.host.messages[rank * self.plan.message + at..][..len]
+    }
+
+    /// An element of the mean, in f32, from what has been received.
+    fn mean_at(&self, member: &Member, index: usize) -> f32 {
+        let total = if member.payload.is_none() {
+            self.host.sums[member.params.sums as usize + index]
+        } else {
+            let mut decoded = vec![0.0f32; member.shape().elements()];
+            let held = (0..self.world).map(|rank| {
+                // What cannot be decoded has been refused before.
+                let done = lgreco_core::compress::decode(self.payload_of(member, rank), &mut decoded);
+                done.map_or(f32::NAN, |_| decoded[index])
+            });
+            held.reduce(|sum, x| sum + x).unwrap_or(f32::NAN)
+        };
+        total / self.world as f32
+    }
+}

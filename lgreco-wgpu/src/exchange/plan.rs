@@ -1,0 +1,228 @@
+//! Where the layers of a bucket are: in flat memory, in the image of what a rank sends, in its message.
+//!
+//! Payloads follow each other in a message byte by byte. The device has an *image* of each rank's message instead, in which
+//! whatever a shader reads begins with a word, and where TopK's positions come with how many there are before each block: the
+//! host, which has the messages anyway, brings bytes into their places.
+
+use crate::Error;
+use crate::gpu::PER_GROUP;
+use crate::methods;
+use crate::params::params;
+use crate::tensor::BufferGradient;
+use lgreco_core::compress::topk::{Coding, TopK};
+use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_train::exchange::{Slip, Spec};
+
+params! {
+    /// `Params` of `exchange.wgsl`.
+    offset, dtype, first, count, bucket, first_bucket, sign_magnitude, min_max, nearest, bits,
+    log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, method, number, start,
+    sums, scales, codes, values_word, starts, table, keep, sent, largest, placement, low_bits,
+    low_word, low_bit, high_word, high_bit, high_len, first_block, first_kept, positions, window,
+    window_len,
+}
+
+/// Bytes of a block of bits whose ones are positions.
+pub(crate) const BLOCK: usize = PER_GROUP / 8;
+
+/// A layer of a bucket on the device.
+///
+/// ```
+/// use lgreco_core::compress::{Setting, qsgd::Qsgd};
+/// use lgreco_wgpu::{BufferGradient, BufferLayer};
+/// fn layer(index: u32, gradient: BufferGradient<'_>) -> BufferLayer<'_> {
+///     BufferLayer { index, setting: Setting::Qsgd(Qsgd::default()), gradient }
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct BufferLayer<'a> {
+    /// Index of the layer in the model; with seed, step and rank it names the random bits.
+    pub index: u32,
+    /// How it is compressed.
+    pub setting: Setting,
+    /// The gradient, in whose place the mean comes; of usages `STORAGE`, `COPY_SRC` and `COPY_DST`.
+    pub gradient: BufferGradient<'a>,
+}
+
+/// A layer's part of a message, from byte `at` on, with the header that a payload of its setting has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Payload {
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    pub(crate) header: [u8; HEADER_LEN],
+}
+
+/// A layer, and its place among others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    pub(crate) spec: Spec<'static>,
+    /// Of the gradient and its mean.
+    pub(crate) dtype: Dtype,
+    pub(crate) params: Params,
+    /// `None` of what is not compressed.
+    pub(crate) payload: Option<Payload>,
+}
+
+impl Member {
+    pub(crate) fn shape(&self) -> Shape {
+        self.spec.shape
+    }
+}
+
+/// A bucket's layers and how much memory they take.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) members: Vec<Member>,
+    /// Of each workgroup its layer: of values, of TopK's tables, of blocks of positions, of kept values.
+    pub(crate) of_values: Vec<u32>,
+    pub(crate) of_tables: Vec<u32>,
+    pub(crate) of_blocks: Vec<u32>,
+    pub(crate) of_kept: Vec<u32>,
+    /// Buckets of QSGD.
+    pub(crate) buckets: usize,
+    /// Values that are summed on the wire.
+    pub(crate) sums: usize,
+    /// Words of an image.
+    pub(crate) image: usize,
+    /// Values that TopK keeps.
+    pub(crate) kept: usize,
+    /// Bytes of a message.
+    pub(crate) message: usize,
+}
+
+impl Plan {
+    /// The layers in this order; `feedback` says whether they have residuals.
+    ///
+    /// # Errors
+    /// [`Error::Method`] for methods that are not exchanged on the device, the core's when a setting does not fit its shape.
+    pub(crate) fn new(layers: &[BufferLayer<'_>], feedback: bool) -> Result<Plan, Error> {
+        let mut plan = Plan { message: Slip::LEN, ..Plan::default() };
+        for layer in layers {
+            plan.add(layer, feedback)?;
+        }
+        if plan.message == Slip::LEN {
+            plan.message = 0;
+        }
+        Ok(plan)
+    }
+
+    fn add(&mut self, layer: &BufferLayer<'_>, feedback: bool) -> Result<(), Error> {
+        let BufferGradient { dtype, shape, .. } = layer.gradient;
+        let (setting, elements, number) = (layer.setting, shape.elements(), self.members.len() as u32);
+        let of = if feedback { Dtype::F32 } else { dtype };
+        let spec = Spec { index: layer.index, ..Spec::from((setting, shape, of)) };
+        let start = self.of_values.len() * PER_GROUP;
+        let mut params = Params {
+            offset: if dtype == Dtype::F32 { start } else { 2 * start } as u32,
+            dtype: dtype as u32,
+            count: elements as u32,
+            layer: layer.index,
+            number,
+            start: start as u32,
+            ..Params::default()
+        };
+        self.of_values.extend(std::iter::repeat_n(number, elements.div_ceil(PER_GROUP)));
+        let mut header = [0; HEADER_LEN];
+        match setting {
+            Setting::Dense => {
+                params.sums = self.sums as u32;
+                self.sums += elements;
+            }
+            Setting::Qsgd(c) => {
+                c.header(shape)?.write(&mut header)?;
+                let buckets = elements.div_ceil(c.bucket as usize);
+                let scales = self.take(crate::qsgd::scales_len(c, buckets));
+                let codes = self.take(elements.div_ceil(32) * 4 * c.bits as usize);
+                let of_qsgd = crate::qsgd::of_setting(c);
+                params = Params {
+                    method: 1,
+                    bucket: c.bucket,
+                    first_bucket: 0u32.wrapping_sub(self.buckets as u32),
+                    sign_magnitude: of_qsgd.sign_magnitude,
+                    min_max: of_qsgd.min_max,
+                    nearest: of_qsgd.nearest,
+                    bits: of_qsgd.bits,
+                    log_levels: of_qsgd.log_levels,
+                    inverse_levels: of_qsgd.inverse_levels,
+                    scales,
+                    codes,
+                    ..params
+                };
+                self.buckets += buckets;
+            }
+            Setting::TopK(c) => {
+                c.header(shape)?.write(&mut header)?;
+                params = self.add_topk(c, setting.payload_len(shape, of)? - HEADER_LEN, params)?;
+            }
+            _ => return Err(Error::Method(methods::of_setting(&setting))),
+        }
+        let payload = match setting {
+            Setting::Dense => None,
+            _ => {
+                let len = setting.payload_len(shape, of)?;
+                let at = self.message;
+                self.message += len;
+                Some(Payload { at, len, header })
+            }
+        };
+        self.members.push(Member { spec, dtype, params, payload });
+        Ok(())
+    }
+
+    fn add_topk(&mut self, top: TopK, body: usize, params: Params) -> Result<Params, Error> {
+        let layout = top.layout(params.count)?;
+        let (keep, number) = (top.keep as usize, params.number);
+        let words = self.take(body);
+        let low = keep * top.values.bytes();
+        let high = low + layout.low_bytes as usize;
+        let blocks = if layout.coding == Coding::All { 0 } else { (body - high).div_ceil(BLOCK) };
+        let place = |byte: usize| (words + (byte / 4) as u32, (byte % 4 * 8) as u32);
+        let ((low_word, low_bit), (high_word, high_bit)) = (place(low), place(high));
+        let params = Params {
+            method: 2,
+            values_word: words,
+            starts: self.take(4 * blocks),
+            table: self.of_tables.len() as u32,
+            keep: top.keep,
+            sent: top.values as u32,
+            largest: crate::topk::overflow(top.values),
+            placement: layout.coding as u32,
+            low_bits: layout.low_bits,
+            low_word,
+            low_bit,
+            high_word,
+            high_bit,
+            high_len: (8 * (body - high)) as u32,
+            first_block: self.of_blocks.len() as u32,
+            first_kept: self.of_kept.len() as u32,
+            positions: self.kept as u32,
+            window_len: u32::MAX,
+            ..params
+        };
+        self.of_blocks.extend(std::iter::repeat_n(number, blocks));
+        self.of_kept.extend(std::iter::repeat_n(number, keep.div_ceil(PER_GROUP)));
+        // Of a layer without elements nothing is looked for.
+        self.of_tables.extend((keep > 0).then_some(number));
+        self.kept += keep;
+        Ok(params)
+    }
+
+    /// Words of the image for so many bytes.
+    fn take(&mut self, bytes: usize) -> u32 {
+        let at = self.image;
+        self.image += bytes.div_ceil(4);
+        at as u32
+    }
+
+    /// Values of flat memory.
+    pub(crate) fn flat(&self) -> usize {
+        self.of_values.len() * PER_GROUP
+    }
+
+    /// Layers with payloads, and these.
+    pub(crate) fn payloads(&self) -> impl Iterator<Item = (&Member, &Payload)> {
+        self.members.iter().filter_map(|member| member.payload.as_ref().map(|payload| (member, payload)))
+    }
+}

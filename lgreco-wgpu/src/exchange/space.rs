@@ -1,0 +1,242 @@
+//! The memory of a bucket on the device as an exchange's space.
+
+use super::bucket::BufferBucket;
+use super::image::{read_message, write_message};
+use crate::Error;
+use crate::batch::Batch;
+use crate::gpu::Gpu;
+use lgreco_core::Error as CoreError;
+use lgreco_core::gradient::{Bf16, Dtype, Element};
+use lgreco_core::internal::checksum::Hash;
+use lgreco_train::exchange::{Moment, Op, Part, Program, Request, RequestOf, Route, Slip, Space, Spec, judge};
+use std::cell::Cell;
+
+/// Bytes of a greeting: a slip, and the length of the rank's message.
+const GREETING: usize = Slip::LEN + 8;
+
+/// A [`BufferBucket`] on its backend, for a flight. Collectives are asked for on memory of the host; only that asking waits for
+/// the device, and the end, [`BufferBucket::finish`].
+///
+/// What goes wrong with this rank's values is told by the first message after what agrees ranks: greetings do not wait for the
+/// device.
+pub struct BufferSpace<'a> {
+    pub(super) bucket: &'a mut BufferBucket,
+    pub(super) gpu: &'a mut Gpu,
+    /// Whether a flight has asked if it may begin, and has done nothing yet.
+    pub(super) is_new: Cell<bool>,
+}
+
+impl BufferSpace<'_> {
+    /// Records work and submits it.
+    fn enqueue(
+        &mut self,
+        record: impl FnOnce(&mut BufferBucket, &mut Batch<'_>) -> Result<(), Error>,
+    ) -> Result<(), lgreco_train::Error> {
+        let done = Batch::new(self.gpu).and_then(|mut batch| {
+            record(self.bucket, &mut batch)?;
+            batch.enqueue()
+        });
+        done.map_err(|error| self.bucket.told(error))
+    }
+
+    /// Waits for what this rank is to send, and for what is wrong with it.
+    fn wait(&mut self, part: Part) -> Result<(), Error> {
+        let bucket = &mut *self.bucket;
+        let of = if part == Part::Sums { bucket.summed() } else { bucket.image() };
+        let faults = bucket.read(self.gpu, &[of])?;
+        if bucket.status.is_none() {
+            bucket.status = bucket.of_own(self.gpu, &faults)?;
+        }
+        Ok(())
+    }
+
+    /// This rank's slip.
+    fn slip(&self) -> Slip {
+        let Slip { code, fingerprint } = self.bucket.slip;
+        Slip { code: self.bucket.status.map_or(code, |error| error.code().into()), fingerprint }
+    }
+
+    /// Begins the sums with this rank's values, and puts slips behind them.
+    fn put_sums(&mut self, moment: &Moment) {
+        let slip = self.slip();
+        let (sums, rank, world) = (self.bucket.plan.sums, moment.rank as usize, self.bucket.world);
+        let host = &mut self.bucket.host;
+        // Nothing has been read where this rank has failed before.
+        if let Some(from) = host.read.len().checked_sub(4 * sums) {
+            bytemuck::cast_slice_mut(&mut host.sums[..sums]).copy_from_slice(&host.read[from..]);
+        }
+        if moment.reduce_dtype == Dtype::Bf16 {
+            host.halves.resize(sums + 3 * world, Bf16(0));
+            host.halves.iter_mut().zip(&host.sums[..sums]).for_each(|(half, &value)| *half = Bf16::from_f32(value));
+            host.halves[sums..].fill(Bf16(0));
+            host.halves[sums + 3 * rank..][..3].copy_from_slice(&slip.to_bf16_sum());
+        } else {
+            host.sums[sums..].fill(0.0);
+            host.sums[sums + rank] = slip.to_sum();
+        }
+    }
+
+    /// Puts this rank's message among all.
+    fn put_message(&mut self, moment: &Moment) {
+        let (slip, plan) = (self.slip(), &self.bucket.plan);
+        let host = &mut self.bucket.host;
+        let message = &mut host.messages[moment.rank as usize * plan.message..][..plan.message];
+        if let Some(from) = host.read.len().checked_sub(4 * plan.image) {
+            write_message(plan, &host.read[from..], message);
+        }
+        slip.write(message);
+    }
+
+    /// Says how this rank fares before anything is known of its values.
+    fn greet(&mut self, moment: &Moment, slip: Slip) {
+        let (rank, world) = (moment.rank as usize, moment.world_size as usize);
+        let len = if slip.code == 0 { self.bucket.plan.message as u64 } else { 0 };
+        let greetings = &mut self.bucket.host.greetings;
+        greetings.resize(GREETING * world, 0);
+        let own = &mut greetings[GREETING * rank..][..GREETING];
+        slip.write(own);
+        own[Slip::LEN..].copy_from_slice(&len.to_le_bytes());
+    }
+
+    fn judge(
+        &mut self,
+        part: Part,
+        own: Option<lgreco_train::Error>,
+        moment: &Moment,
+    ) -> Result<(), lgreco_train::Error> {
+        let own = self.bucket.status.or(own);
+        let BufferBucket { plan, host, .. } = &mut *self.bucket;
+        match part {
+            Part::Greetings => {
+                let greetings = host.greetings.chunks_exact(GREETING);
+                judge(own, greetings.clone().map(Slip::read))?;
+                for (rank, greeting) in (0..).zip(greetings) {
+                    let len = u64::from_le_bytes(std::array::from_fn(|i| greeting[Slip::LEN + i]));
+                    if len != plan.message as u64 {
+                        let (expected, found) = (plan.message, len as usize);
+                        let code = CoreError::Length { what: "message bytes", expected, found }.code();
+                        return Err(lgreco_train::Error::PeerMessage { rank, code });
+                    }
+                }
+                Ok(())
+            }
+            Part::Sums if moment.reduce_dtype == Dtype::Bf16 => {
+                let (values, slips) = host.halves.split_at(plan.sums);
+                judge(own, slips.as_chunks().0.iter().map(|&slip| Slip::of_bf16_sum(slip)))?;
+                host.sums.iter_mut().zip(values).for_each(|(value, half)| *value = half.to_f32());
+                Ok(())
+            }
+            Part::Sums => judge(own, host.sums[plan.sums..].iter().map(|&slip| Slip::of_sum(slip))),
+            Part::Payloads => judge(own, host.messages.chunks_exact(plan.message).map(Slip::read)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Space for BufferSpace<'_> {
+    type Values<'b>
+        = &'b mut [f32]
+    where
+        Self: 'b;
+    type Halves<'b>
+        = &'b mut [Bf16]
+    where
+        Self: 'b;
+    type Bytes<'b>
+        = &'b mut [u8]
+    where
+        Self: 'b;
+
+    fn layers(&self) -> impl Iterator<Item = Spec<'_>> + Clone {
+        self.bucket.plan.members.iter().map(|member| member.spec)
+    }
+
+    /// That of no factors, so that ranks may have their buckets on the host.
+    fn remembered(&self) -> u64 {
+        Hash::START.0
+    }
+
+    fn check(&self, program: &Program) -> Result<(), lgreco_train::Error> {
+        let Moment { route, world_size, .. } = program.moment;
+        if route != Route::AllGather {
+            let (value, expected) = (f64::from(route as u32), "all-gather (0), the only one on wgpu devices");
+            return Err(CoreError::Parameter { what: "route", value, expected }.into());
+        }
+        lgreco_core::internal::error::expect_len("workers of the bucket", self.bucket.world, world_size as usize)?;
+        self.is_new.set(true);
+        Ok(())
+    }
+
+    fn run(&mut self, op: Op, program: &Program) -> Result<(), lgreco_train::Error> {
+        let moment = program.moment;
+        if self.is_new.replace(false) {
+            self.bucket.begin();
+        }
+        match op {
+            Op::Widen => self.enqueue(|bucket, batch| {
+                bucket.offer(batch, &moment);
+                Ok(())
+            }),
+            Op::Encode => self.enqueue(|bucket, batch| {
+                bucket.offer(batch, &moment);
+                bucket.encode(batch, &moment);
+                Ok(())
+            }),
+            Op::Average => self.enqueue(|bucket, batch| {
+                bucket.average(batch, &moment);
+                bucket.due -= 1;
+                Ok(())
+            }),
+            Op::SumPayloads => {
+                let BufferBucket { plan, host, .. } = &mut *self.bucket;
+                for (rank, message) in host.messages.chunks_exact(plan.message).enumerate() {
+                    let image = &mut host.images[rank * plan.image..][..plan.image];
+                    read_message(plan, rank as u32, message, image)?;
+                }
+                self.enqueue(|bucket, batch| {
+                    bucket.sum_payloads(batch, &moment);
+                    bucket.due -= 1;
+                    Ok(())
+                })
+            }
+            Op::PutSlip { part: Part::Greetings, slip } => {
+                self.greet(&moment, slip);
+                Ok(())
+            }
+            Op::PutSlip { slip, .. } => {
+                self.bucket.slip = slip;
+                Ok(())
+            }
+            Op::Judge { part, own } => self.judge(part, own, &moment),
+            // What a bucket with such settings and routes has no layers for.
+            _ => Ok(()),
+        }
+    }
+
+    fn request(&mut self, part: Part, program: &Program) -> Result<RequestOf<'_, Self>, lgreco_train::Error> {
+        if part == Part::Greetings {
+            return Ok(Request::AllGather { buffer: &mut self.bucket.host.greetings });
+        }
+        if self.bucket.offered
+            && let Err(error) = self.wait(part)
+        {
+            // The others wait for this rank's part all the same.
+            let failure = self.bucket.told(error);
+            self.bucket.status = self.bucket.status.or(Some(failure));
+        }
+        match (part, program.moment.reduce_dtype) {
+            (Part::Payloads, _) => {
+                self.put_message(&program.moment);
+                Ok(Request::AllGather { buffer: &mut self.bucket.host.messages })
+            }
+            (_, Dtype::Bf16) => {
+                self.put_sums(&program.moment);
+                Ok(Request::AllReduceSumBf16 { values: &mut self.bucket.host.halves })
+            }
+            _ => {
+                self.put_sums(&program.moment);
+                Ok(Request::AllReduceSum { values: &mut self.bucket.host.sums })
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+// A bucket of layers that are exchanged together, of which a dispatch works on all. Layers lie one after the other in flat
+// memory, each from a multiple of 2048 values on, so that a workgroup's values belong to one.
+//
+// `exchange_select.wgsl` makes TopK's payloads, `exchange_topk.wgsl` adds them up.
+
+// Of a layer; the fields up to `seed_high` are what the functions for single tensors ask for.
+struct Params {
+    offset: u32,
+    dtype: u32, // of the gradient and its mean
+    first: u32,
+    count: u32,
+    bucket: u32,
+    first_bucket: u32, // wraps, so that buckets have their numbers among those of all layers
+    sign_magnitude: u32,
+    min_max: u32,
+    nearest: u32,
+    bits: u32,
+    log_levels: u32,
+    inverse_levels: u32,
+    step: u32,
+    layer: u32,
+    rank: u32,
+    seed_low: u32,
+    seed_high: u32,
+    method: u32,
+    number: u32, // in the bucket of layers
+    start: u32, // its first value in flat memory
+    sums: u32, // and among what is summed on the wire
+    // Words of a rank's image: scales and codes of QSGD; of TopK values, and how many ones there are before each block of 2048
+    // bits of its positions.
+    scales: u32,
+    codes: u32,
+    values_word: u32,
+    starts: u32,
+    table: u32, // of TopK's, by which the k largest are found
+    keep: u32,
+    sent: u32,
+    largest: u32, // bits of the magnitude from which on values become infinite when they are sent
+    placement: u32,
+    low_bits: u32,
+    low_word: u32,
+    low_bit: u32,
+    high_word: u32,
+    high_bit: u32,
+    high_len: u32, // bits
+    first_block: u32, // of positions, among those of all layers
+    first_kept: u32, // workgroup of 2048 kept values, likewise
+    positions: u32,
+    window: u32, // of the image that is written: all of it
+    window_len: u32,
+}
+
+// When and where.
+struct Moment {
+    step: u32,
+    rank: u32,
+    seed_low: u32,
+    seed_high: u32,
+    world: u32,
+    image: u32, // words of what one rank sends
+    layers: u32,
+    feedback: u32, // whether there are residuals
+    halves: u32, // whether sums travel as bf16
+    dense: u32, // whether means are those of uncompressed layers, not those of payloads
+    sender: u32, // the rank whose positions and values are read
+    level: u32, // of TopK's histograms, from 0 on
+}
+
+const DENSE = 0u;
+const QSGD = 1u;
+const TOP_K = 2u;
+
+// Of each layer complements of the first positions at fault: what is offered, the mean, and the mean in the layer's type are not
+// finite, nor is what is left, nor what is sent in its type. Behind the layers', of each rank: the complement of the first layer
+// whose payload no encoder wrote.
+const FAULTS = 5u;
+
+@group(0) @binding(0) var<uniform> moment: Moment;
+@group(0) @binding(2) var<storage, read_write> extremes: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read_write> grids: array<Grid>;
+@group(0) @binding(4) var<storage, read_write> words: array<u32>;
+@group(0) @binding(5) var<storage, read> layers: array<Params>;
+// Of each workgroup the layer.
+@group(0) @binding(6) var<storage, read> layer_of: array<u32>;
+@group(0) @binding(7) var<storage, read> residual: array<u32>;
+@group(0) @binding(8) var<storage, read_write> offered: array<u32>;
+@group(0) @binding(9) var<storage, read_write> sums: array<u32>;
+@group(0) @binding(10) var<storage, read_write> faults: array<atomic<u32>>;
+@group(0) @binding(11) var<storage, read_write> means: array<u32>;
+@group(0) @binding(12) var<storage, read_write> totals: array<u32>;
+@group(0) @binding(13) var<storage, read_write> positions: array<u32>;
+
+var<private> params: Params;
+
+// Makes the layer the one that is worked on.
+fn begin(number: u32) {
+    params = layers[number];
+    params.step = moment.step;
+    params.rank = moment.rank;
+    params.seed_low = moment.seed_low;
+    params.seed_high = moment.seed_high;
+}
+
+fn fault(kind: u32, position: u32) {
+    atomicMax(&faults[FAULTS * params.number + kind], ~position);
+}
+
+fn is_finite(bits: u32) -> bool {
+    return (bits & MAGNITUDE) < INFINITY;
+}
+
+// offered = residual + gradient, with its extremes; what is not compressed goes into the sums, and of it `offered` keeps what
+// rounding has kept from being sent.
+@compute @workgroup_size(64)
+fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let number = layer_of[group.x];
+    begin(number);
+    clear_tops(lane);
+    let first = group.x * PER_GROUP - params.start;
+    let end = min(PER_GROUP, params.count - first);
+    for (var i = lane; i < end; i += 64u) {
+        var x = value(first + i);
+        if (moment.feedback != 0u) {
+            x = sum(residual[params.start + first + i], x);
+        }
+        if (!is_finite(x)) {
+            fault(0u, first + i);
+        }
+        tile[in_tile(i)] = x;
+        if (params.method == DENSE) {
+            var sent = x;
+            if (moment.halves != 0u) {
+                sent = narrow_bf16(x) << 16u;
+            }
+            sums[params.sums + first + i] = sent;
+            x = sum(x, sent ^ SIGN);
+        }
+        offered[params.start + first + i] = x;
+    }
+    workgroupBarrier();
+    if (layers[number].method == QSGD) {
+        find_extremes(first, lane);
+    }
+}
+
+// Grids, and what is sent of them, of the buckets that begin among a workgroup's values.
+@compute @workgroup_size(64)
+fn make_grids(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    begin(layer_of[group.x]);
+    if (params.method != QSGD) {
+        return;
+    }
+    let first = group.x * PER_GROUP - params.start;
+    let end = min(first + PER_GROUP, params.count);
+    let last = (end - 1u) / params.bucket;
+    for (var bucket = (first + params.bucket - 1u) / params.bucket + lane; bucket <= last; bucket += 64u) {
+        let at = bucket - params.first_bucket;
+        if (!is_finite(atomicLoad(&extremes[3u * at]))) {
+            continue;
+        }
+        let grid = grid_of(at);
+        grids[at] = grid;
+        if (params.min_max != 0u) {
+            words[params.scales + 2u * bucket] = grid.low;
+            words[params.scales + 2u * bucket + 1u] = grid.high;
+        } else {
+            words[params.scales + bucket] = grid.high;
+        }
+    }
+}
+
+// Codes of QSGD into this rank's image. `values` are what is offered.
+@compute @workgroup_size(64)
+fn encode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let number = layer_of[group.x];
+    if (layers[number].method != QSGD) {
+        return;
+    }
+    begin(number);
+    params.dtype = 0u;
+    params.offset = params.start;
+    let first = group.x * PER_GROUP - params.start;
+    load_tile(first, lane);
+    let start = lane * ROW;
+    let end = min(start + ROW, params.count - first);
+    if (start < end) {
+        encode_row(first, start, end);
+    }
+    workgroupBarrier();
+    let rows = (min(PER_GROUP, params.count - first) + ROW - 1u) / ROW;
+    for (var i = lane; i < rows * params.bits; i += 64u) {
+        words[params.codes + first / ROW * params.bits + i] = coded(i);
+    }
+}
+
+// The mean of value i, in f32, and this worker's contribution taken off what it has offered.
+fn mean_of(i: u32) -> u32 {
+    var total: u32;
+    if (params.method == DENSE) {
+        total = sums[params.sums + i];
+    } else if (params.method == TOP_K) {
+        total = totals[params.start + i];
+    } else {
+        let bucket = i / params.bucket;
+        let ends = select(1u, 2u, params.min_max != 0u);
+        for (var rank = 0u; rank < moment.world; rank++) {
+            let image = rank * moment.image;
+            let scale = image + params.scales + ends * bucket;
+            let held = decoded(code_of(image + params.codes, i), words[scale], words[scale + ends - 1u]);
+            if (rank == 0u) {
+                total = held;
+            } else {
+                total = sum(total, held);
+            }
+            if (rank == moment.rank) {
+                take_off(i, held);
+            }
+        }
+    }
+    let mean = divide(total, moment.world);
+    if (!is_finite(mean)) {
+        fault(1u, i);
+    }
+    return mean;
+}
+
+fn take_off(i: u32, held: u32) {
+    let left = sum(offered[params.start + i], held ^ SIGN);
+    if (!is_finite(left)) {
+        fault(3u, i);
+    }
+    offered[params.start + i] = left;
+}
+
+// The mean of value i as 16 bits.
+fn half_of(i: u32) -> u32 {
+    let mean = mean_of(i);
+    var half = narrow_bf16(mean);
+    var infinite = 0x7f80u;
+    if (params.dtype == 1u) {
+        half = narrow_f16(mean);
+        infinite = 0x7c00u;
+    }
+    if ((half & 0x7fffu) >= infinite && is_finite(mean)) {
+        fault(2u, i);
+    }
+    return half;
+}
+
+// Means in the layers' types, where the gradients were.
+@compute @workgroup_size(64)
+fn average(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    begin(layer_of[group.x]);
+    if ((params.method == DENSE) != (moment.dense != 0u)) {
+        return;
+    }
+    let first = group.x * PER_GROUP - params.start;
+    let end = min(first + PER_GROUP, params.count);
+    if (params.dtype == 0u) {
+        for (var i = first + lane; i < end; i += 64u) {
+            means[params.start + i] = mean_of(i);
+        }
+        return;
+    }
+    for (var i = first + 2u * lane; i < end; i += 128u) {
+        let at = params.start + (i >> 1u);
+        // What comes behind an odd number of values is not the layer's.
+        var upper = means[at] >> 16u;
+        if (i + 1u < end) {
+            upper = half_of(i + 1u);
+        }
+        means[at] = half_of(i) | (upper << 16u);
+    }
+}

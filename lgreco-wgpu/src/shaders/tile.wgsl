@@ -1,0 +1,34 @@
+// A workgroup's 2048 values. Lanes read them from the device's memory side by side, and then go through 32 in a row each.
+//
+// Value i lies behind i / 32 words of padding, so that lanes that go through their rows in step do not wait for each
+// other's banks.
+
+const PER_GROUP = 2048u;
+const ROW = 32u;
+
+var<workgroup> tile: array<u32, 2112>;
+
+fn in_tile(i: u32) -> u32 {
+    return i + (i >> 5u);
+}
+
+// Fills the tile with the bits of the values from `first` on, a multiple of 2048. All lanes call it.
+fn load_tile(first: u32, lane: u32) {
+    if (params.dtype == 0u) {
+        for (var i = lane; i < PER_GROUP; i += 64u) {
+            if (first + i < params.count) {
+                tile[in_tile(i)] = value(first + i);
+            }
+        }
+    } else {
+        // Two values lie in a word.
+        for (var i = 2u * lane; i < PER_GROUP; i += 128u) {
+            if (first + i < params.count) {
+                let word = values[(params.offset + first + i) >> 1u];
+                tile[in_tile(i)] = widened(word & 0xffffu);
+                tile[in_tile(i + 1u)] = widened(word >> 16u);
+            }
+        }
+    }
+    workgroupBarrier();
+}
