@@ -54,6 +54,17 @@ impl Bucket {
         submitted.map_err(|error| raised(py, error, names))
     }
 
+    /// Instead of gradients: all ranks are told that this one's trainer has failed.
+    fn submit_failure(&mut self, py: Python<'_>, out_of_memory: bool) -> PyResult<()> {
+        let bucket = self.bucket.as_mut().ok_or_else(closed)?;
+        self.gradients = Gradients::default();
+        let failure = match out_of_memory {
+            true => CoreError::OutOfMemory { words: 0 }.into(),
+            false => Error::StepOrder { what: "the trainer has failed", expected: "gradients" },
+        };
+        bucket.submit_failure(failure).map_err(|error| raised(py, error, &self.names))
+    }
+
     /// Goes on, once the collective asked for before is done, to the next; None when the gradients are means.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
         let Bucket { bucket, names, gradients, .. } = self;

@@ -15,13 +15,13 @@ from torch.distributed.fsdp import fully_shard
 import lgreco.torch
 
 MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
-WITHOUT = {"bucket", "collectives", "flight", "options", "reports", "training"}
+WITHOUT = {"agreement", "bucket", "collectives", "flight", "options", "reports"}
 """Of the package's own use, and what other classes inherit."""
 
 
 def _examples(rank: int, name: str) -> tuple[int, int]:
     names: dict[str, Any] = {"torch": torch, "dist": dist, "fully_shard": fully_shard, "init_device_mesh": init_device_mesh}
-    names["lgreco_hook"] = lgreco.torch.lgreco_hook
+    names.update(lgreco_hook=lgreco.torch.lgreco_hook, LGreCoState=lgreco.torch.LGreCoState)
     dist.barrier()  # Ranks that have nothing to show would leave before the others have found them.
     results = doctest.testmod(importlib.import_module(name), extraglobs=names)
     return results.failed, results.attempted

@@ -89,16 +89,19 @@ def test_shards_are_compressed_between_nodes(options: dict[str, Any]) -> None:
             torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)
 
 
-def _layers(rank: int, compressed: bool) -> torch.Tensor:
-    """Several FSDP modules, gradients in bfloat16."""
+def _layers(rank: int, replicated: bool, compressed: bool) -> torch.Tensor:
+    """Several FSDP modules, gradients in bfloat16; with replicas, two nodes of two."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (2, 2) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
+    inner = mesh if replicated and not compressed else mesh["shard"]
     for part in model:
-        fully_shard(part, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    if compressed:
+        fully_shard(part, mesh=inner, mp_policy=policy)
+    fully_shard(model, mesh=inner, mp_policy=policy)
+    if compressed and replicated:
+        LGreCoShardedState(model, replicate_group=mesh.get_group("replicate"), **OPTIONS, method="qsgd", default=8)
+    elif compressed:
         register(model, **OPTIONS, method="qsgd", default=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
@@ -112,11 +115,30 @@ def _layers(rank: int, compressed: bool) -> torch.Tensor:
     return loss.detach()
 
 
-def test_several_modules_in_bfloat16() -> None:
-    plain, compressed = on_ranks(2, _layers, False), on_ranks(2, _layers, True)
+@pytest.mark.parametrize("replicated", [False, True])
+def test_several_modules_in_bfloat16(replicated: bool) -> None:
+    """With replicas, against FSDP's own on a mesh of two dimensions."""
+    world = 4 if replicated else 2
+    plain, compressed = (on_ranks(world, _layers, replicated, compressed) for compressed in (False, True))
     for expected, found in zip(plain, compressed):
         torch.testing.assert_close(found, expected, atol=0.0, rtol=0.02)
         assert found != expected
+
+
+def _natively_replicated(rank: int) -> list[str]:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    module = fully_shard(Linear(), mesh=mesh)
+    told = []
+    for options in ({}, {"replicate_group": mesh.get_group("replicate")}):
+        with pytest.raises(LgrecoError) as raised:
+            register(module, **OPTIONS, **options)
+        told.append(str(raised.value))
+    return told
+
+
+def test_replication_by_fsdp_itself_is_refused() -> None:
+    for told in on_ranks(2, _natively_replicated):
+        assert all("over the inner mesh" in error and "replicate_group" in error for error in told)
 
 
 def _not_finite(rank: int) -> list[str]:

@@ -10,7 +10,7 @@ from linear import SHAPES, Linear, gradients
 from ranks import on_ranks
 
 from lgreco import LgrecoError
-from lgreco.torch import OuterStep
+from lgreco.torch import ExchangeError, OuterStep, flight
 
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 3}
 
@@ -106,7 +106,7 @@ def _decayed(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     model = Linear()
     outer = OuterStep(model, every=1, feedback_decay=0.5, learning_rate=1.0, momentum=0.0, settings={"second": "topk 9"}, start_iter=2)
     train(model, outer, rank, range(6))
-    before = outer.residual("second").clone()
+    before = outer.residual("second")
     start = model.second.detach().clone()
     train(model, outer, rank, range(6, 7))
     sent = start - model.second.detach()
@@ -114,7 +114,7 @@ def _decayed(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     after = outer.residual("second")
     dist.all_reduce(after)
     mean = 0.125 * sum(gradients(rank, 6)["second"] for rank in range(2)) / 2
-    return after / 2 + sent.flatten(), 0.5 * before / 2 + mean.flatten()
+    return after / 2, 0.5 * (before / 2 + mean.flatten() - sent.flatten())
 
 
 def test_feedback_decays() -> None:
@@ -136,27 +136,152 @@ def test_all_fragments_tell_their_numbers() -> None:
         assert {"lgreco/plan/size", "lgreco/residual_norm/first", "lgreco/residual_norm/third"} <= scalars.keys()
 
 
+def residuals(outer: OuterStep) -> torch.Tensor:
+    return torch.cat([outer.residual(name) for name in SHAPES])
+
+
 def _not_finite(rank: int) -> tuple[str, torch.Tensor]:
     model = Linear()
     outer = OuterStep(model, every=2, **TOPK)
     train(model, outer, rank, range(4))
+    before, good = residuals(outer), model.third[0, 0].item()
+    assert before.any()
     if rank == 1:
         with torch.no_grad():
             model.third[0, 0] = float("nan")
+    trained = train(model, outer, rank, range(4, 5)), flat(model)
     with pytest.raises(LgrecoError) as raised:
-        train(model, outer, rank, range(4, 6))
-    return str(raised.value), outer.residual("first")
+        outer.step()
+    assert torch.equal(residuals(outer), before)
+    torch.testing.assert_close(flat(model), trained[1], rtol=0, atol=0, equal_nan=True)
+    if rank == 1:
+        with torch.no_grad():
+            model.third[0, 0] = good
+    train(model, outer, rank, range(5, 7))
+    return str(raised.value), flat(model)
 
 
-def test_parameters_that_are_not_finite_are_an_error_on_all() -> None:
-    (elsewhere, _), (here, _) = on_ranks(2, _not_finite)
+def test_parameters_that_are_not_finite_are_an_error_on_all_and_change_nothing() -> None:
+    (elsewhere, first), (here, second) = on_ranks(2, _not_finite)
     assert here.startswith("third: ") and "rank 1 failed" in elsewhere
+    assert torch.equal(first, second)
+
+
+def _cut(rank: int, after: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A network that fails for one outer step, which is taken again."""
+    model = Linear()
+    outer = OuterStep(model, every=2, **TOPK)
+    train(model, outer, rank, range(after))
+    before, start = residuals(outer), flight.start
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("Connection reset by peer")
+
+    flight.start = fails
+    train(model, outer, rank, range(after, after + 1))
+    trained = flat(model)
+    with pytest.raises(ExchangeError, match="Connection reset"):
+        outer.step()
+    flight.start = start
+    assert before.any() and torch.equal(residuals(outer), before) and torch.equal(flat(model), trained)
+    outer.steps -= 1
+    assert outer.step()
+    return flat(model), residuals(outer)
+
+
+def _whole_again(rank: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    model = Linear()
+    outer = OuterStep(model, every=2, **TOPK)
+    train(model, outer, rank, range(steps - 1))
+    outer.step()
+    return flat(model), residuals(outer)
+
+
+def test_an_outer_step_whose_exchange_fails_is_taken_again_to_the_same_bits() -> None:
+    for found, expected in zip(on_ranks(2, _cut, 6), on_ranks(2, _whole_again, 8)):
+        assert all(torch.equal(*pair) for pair in zip(found, expected))
+
+
+def _limited(rank: int, budget: int) -> list[int]:
+    outer = OuterStep(model := Linear(), every=2, fragments=2, min_elements=64, **{**TOPK, "budget": budget})
+    train(model, outer, rank, range(12))
+    return [plan["size"] for plan in outer._plans()]
+
+
+def test_budgets_in_bits_are_for_all_fragments() -> None:
+    own = [torch.Size(SHAPES[name]).numel() for name in SHAPES]
+    shares = [20_000 * sum(own[:3]) // sum(own), 20_000 * own[3] // sum(own)]
+    for sizes in on_ranks(2, _limited, 20_000):
+        assert all(0.9 * share < size <= share for size, share in zip(sizes, shares, strict=True)), sizes
+
+
+def _saved(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
+    model = Linear()
+    outer = OuterStep(model, every=1, feedback_decay=1.0, **TOPK)
+    train(model, outer, rank, range(4))
+    return outer.state_dict(), residuals(outer), flat(model)
+
+
+def _changed(rank: int, saved: list[dict[str, Any]], taken: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With these ranks' residuals: the start, what is remembered, and parameters after a step."""
+    model = Linear()
+    outer = OuterStep(model, every=1, feedback_decay=1.0, **TOPK)
+    outer.load_state_dict(saved[min(rank, len(saved) - 1)], [saved[at] for at in taken[rank]])
+    start, remembered = flat(model), residuals(outer)
+    train(model, outer, rank, range(4, 5))
+    return start, remembered, flat(model)
+
+
+def test_one_may_leave_and_another_join() -> None:
+    saved = on_ranks(3, _saved)
+    states, before, _ = zip(*saved)
+    # Rank 2 leaves, and rank 0 takes over what it has remembered, or nobody does; or a fourth joins, who has nothing to.
+    for taken, kept in (([[0, 2], [1]], 3), ([[0], [1]], 2), ([[0], [1], [2], []], 3)):
+        found = on_ranks(len(taken), _changed, list(states), taken)
+        starts, after, parameters = zip(*found)
+        assert all(torch.equal(start, saved[0][2]) for start in starts), "where the next step starts"
+        assert all(torch.equal(values, parameters[0]) for values in parameters)
+        assert all(remembered.any() == bool(own) for remembered, own in zip(after, taken))
+        torch.testing.assert_close(sum(after) / len(taken), sum(before[:kept]) / 3, rtol=1e-6, atol=1e-6)
+
+
+def _refused(rank: int) -> None:
+    model = Linear()
+    outer = OuterStep(model, every=2, fragments=2, **TOPK)
+    train(model, outer, rank, range(6))
+    good = outer.state_dict()
+    train(model, outer, rank, range(6, 8))
+    before, parameters = outer.state_dict(), flat(model)
+    first, second = good["fragments"]
+    damaged = {**good, "fragments": [first, {**second, "layers": {name: part.flip(0) for name, part in second["layers"].items()}}]}
+    other = {**good, "fragments": [first, {**second, "starts": [torch.zeros(1)]}]}
+    fewer = {**good, "fragments": [first]}
+    for state, taken, said in (
+        (damaged, None, "magic"), (good, [damaged], "magic"), (other, [good], "other layers"), (good, [fewer], "1 fragments, expected 2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            outer.load_state_dict(state, taken)
+        assert str(outer.state_dict()) == str(before) and torch.equal(flat(model), parameters)
+
+
+def test_states_that_do_not_fit_change_nothing() -> None:
+    on_ranks(1, _refused)
+
+
+def _options(rank: int) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"every": 4, "fragments": 9}, "fragments is 9"), ({"settings": {"fourth": "dense"}}, "fourth"), ({"grad_scaler": None}, "grad_scaler"),
+    ]
+    for options, said in wrong:
+        with pytest.raises(ValueError, match=said):
+            OuterStep(Linear(), **options)
+        if rank == 0:
+            options = {}
+        with pytest.raises(ValueError, match=said):
+            OuterStep(Linear(), **options)
+    with pytest.raises(LgrecoError, match="fragments is 2 on rank 1, 1 on rank 0"):
+        OuterStep(Linear(), fragments=1 + rank)
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="fragments is 9"):
-        OuterStep(Linear(), every=4, fragments=9)
-    with pytest.raises(LgrecoError, match="fourth"):
-        OuterStep(Linear(), settings={"fourth": "dense"})
-    with pytest.raises(ValueError, match="grad_scaler"):
-        OuterStep(Linear(), grad_scaler=None)
+    on_ranks(2, _options)

@@ -42,6 +42,44 @@ def test_plans_are_the_same_for_all_kinds_of_arrays(method: str) -> None:
         assert lgreco.plan(others, method=method).settings == made.settings
 
 
+class Packed:
+    """An array that has DLPack alone."""
+
+    def __init__(self, values: Any, device: int = 1) -> None:
+        self.values, self.device = values, device
+
+    def __dlpack__(self) -> Any:
+        return self.values.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_plans_for_dlpack_are_those_for_tensors(dtype: torch.dtype) -> None:
+    tensors = {name: values.to(dtype) for name, values in gradients().items()}
+    made = lgreco.plan(tensors)
+    assert made.settings.keys() == {"fc1.weight", "fc2.weight"}
+    part = torch.zeros(3, 128, 4, 64, dtype=dtype)
+    part[1, :, 2, :] = tensors["fc2.weight"]
+    strided = {**tensors, "fc1.weight": tensors["fc1.weight"].T.contiguous().T, "fc2.weight": part[1, :, 2, :]}
+    assert not strided["fc1.weight"].is_contiguous() and not strided["fc2.weight"].is_contiguous()
+    for others in (tensors, strided):
+        assert str(lgreco.plan({name: Packed(values) for name, values in others.items()})) == str(made)
+    repeated = torch.linspace(-1, 1, 64, dtype=dtype).expand(48, 64)
+    assert str(lgreco.plan({"x": Packed(repeated)})) == str(lgreco.plan({"x": repeated.contiguous()}))
+
+
+def test_dlpack_that_cannot_be_read_is_named() -> None:
+    for values, device, said in (
+        (torch.zeros(40, 40, dtype=torch.int32), 1, "x: .* code 0, 32 bits"),
+        (torch.zeros(40, 40, dtype=torch.float64), 1, "x: .* code 2, 64 bits"),
+        (torch.zeros(40, 40), 2, "x: .* on a device"),
+    ):
+        with pytest.raises(LgrecoError, match=said):
+            lgreco.plan({"x": Packed(values, device)})
+
+
 def test_plans_are_saved_as_the_command_writes_them(tmp_path: pathlib.Path) -> None:
     made = lgreco.plan(gradients(), method="topk", solver="dp", alpha=0.5)
     made.save(tmp_path / "plan.json")

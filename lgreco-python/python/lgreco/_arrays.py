@@ -3,10 +3,11 @@
 import ctypes
 from typing import Any, NamedTuple, TypeAlias
 
+from lgreco._dlpack import read
 from lgreco._lgreco import LgrecoError
 
 Array: TypeAlias = Any
-"""A tensor of torch, an array of numpy, or anything with a buffer of f32 or f16 values, or with DLPack if numpy is there."""
+"""A tensor of torch, an array of numpy, or anything with DLPack or with a buffer of f32 or f16 values."""
 
 
 class Place(NamedTuple):
@@ -33,9 +34,7 @@ def place(name: str, array: Array) -> Place:
         contiguous = numpy.ascontiguousarray(array)
         return Place(list(contiguous.shape), str(contiguous.dtype), contiguous.ctypes.data, contiguous)
     if hasattr(array, "__dlpack__"):
-        import numpy
-
-        return place(name, numpy.from_dlpack(array))
+        return Place(*read(name, array))
     try:
         view = memoryview(array)
     except TypeError:

@@ -2,6 +2,21 @@
 
 from typing import Any, final
 
+__all__ = [
+    "Bucket",
+    "Controller",
+    "LgrecoError",
+    "PlanResult",
+    "PlanTask",
+    "Report",
+    "Request",
+    "__version__",
+    "after_fork",
+    "check_plan",
+    "make_plan",
+    "run_command",
+]
+
 __version__: str
 
 class LgrecoError(ValueError):
@@ -22,7 +37,8 @@ def make_plan(
 ) -> str:
     """Measures layers (name, dims, dtype, address of contiguous values) and plans: the JSON of a plan file.
 
-    Options are ``method``, ``default``, ``candidates``, ``widths``, ``metric``, ``min_elements`` and ``seed``.
+    Options are ``method``, ``default``, ``candidates``, ``widths``, ``metric``, ``workers``, ``min_elements`` and
+    ``seed``.
     """
 
 def check_plan(json: str) -> str:
@@ -88,6 +104,9 @@ class Bucket:
         else, until ``next`` returns None or raises, or the bucket is closed. With ``hold_zeros`` a layer whose gradient is
         all zeros keeps its residual instead of sending it.
         """
+
+    def submit_failure(self, out_of_memory: bool) -> None:
+        """Instead of gradients: tells all ranks that this one's trainer has failed; ``next`` raises on all of them."""
 
     def next(self) -> Request | None:
         """Goes on, once the collective asked for before is done, to the next; None when the gradients are means.

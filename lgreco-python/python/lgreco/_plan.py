@@ -14,9 +14,14 @@ from lgreco._plot import bars
 class Plan:
     """A setting per layer, with what it costs: what ``lgreco plan --json`` writes.
 
-    >>> plan = Plan.load("plan.json")                    # doctest: +SKIP
-    >>> plan.settings["fc1.weight"]                      # doctest: +SKIP
-    'topk 786'
+    >>> import array, pathlib, tempfile
+    >>> values = memoryview(array.array("f", range(4096))).cast("B").cast("f", (64, 64))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "plan.json")
+    ...     plan({"fc1.weight": values}, method="topk", default=0.1).save(path)
+    ...     loaded = Plan.load(path)
+    >>> loaded.settings["fc1.weight"], loaded
+    ('topk 410', <Plan of 1 layers, 8.51 times smaller>)
     """
 
     def __init__(self, text: str) -> None:

@@ -234,6 +234,18 @@ impl Bucket {
         begun
     }
 
+    /// Says in place of [`submit`](Bucket::submit) that this rank has no gradients to give, because its trainer has failed:
+    /// all ranks are told, so that none waits for it. [`next`](Bucket::next), which then takes no gradients, fails on every rank,
+    /// on this one with `failure`.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] when there are gradients already.
+    pub fn submit_failure(&mut self, failure: Error) -> Result<(), Error> {
+        self.expect_open()?;
+        self.failure = self.failure.or(Some(failure));
+        self.begin(&mut [])
+    }
+
     /// 0 where nothing is measured.
     fn now(&self) -> f64 {
         self.clock.map_or(0.0, |clock| clock())

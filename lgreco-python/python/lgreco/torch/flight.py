@@ -5,15 +5,25 @@ import contextlib
 import torch
 import torch.distributed as dist
 
-from lgreco._lgreco import Bucket
+from lgreco._lgreco import Bucket, LgrecoError, Request
 from lgreco.torch.collectives import Started, start
 
 
 class Flight:
-    """The exchange of one bucket: gradients in ``buffer`` become means in ``future``."""
+    """The exchange of one bucket: gradients in ``buffer`` become means in ``future``.
+
+    Without a bucket, in a step that could not begin, they stay as they are. With a ``failure`` of this rank's all ranks are told
+    of it instead.
+    """
 
     def __init__(
-        self, bucket: Bucket, buffer: torch.Tensor, gradients: list[torch.Tensor], group: dist.ProcessGroup, hold_zeros: bool
+        self,
+        bucket: Bucket | None,
+        buffer: torch.Tensor,
+        gradients: list[torch.Tensor],
+        group: dist.ProcessGroup,
+        hold_zeros: bool,
+        failure: Exception | None = None,
     ) -> None:
         self.bucket = bucket
         self.buffer = buffer
@@ -22,24 +32,50 @@ class Flight:
             devices=[buffer.device] if on_device else []
         )
         self._group = group
-        # Compressors work in the host's memory: what is on a device is copied there and back.
-        self._host = buffer.cpu() if on_device else buffer
-        start_of_buffer = buffer.data_ptr()
-        bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
-        self._rounds = bucket.rounds()
+        self._host = buffer
+        self._failure = failure
         self._work: Started | None = None
+        self._rounds = 0
+        if bucket is None:
+            return
+        try:
+            if failure is not None:
+                raise failure
+            if on_device:
+                # Compressors work in the host's memory: what is on a device is copied there and back.
+                self._host = buffer.cpu()
+            start_of_buffer = buffer.data_ptr()
+            bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
+        except Exception as error:
+            self._failure = error
+            bucket.submit_failure(isinstance(error, (MemoryError, torch.OutOfMemoryError)))
+        self._rounds = bucket.rounds()
 
     def go_on(self) -> bool:
         """Waits for the collective under way and starts the next one; False when the gradients are means."""
         if self._work is not None:
             self._work.wait()
-        request = self.bucket.next()
+        request = self._next()
         if request is None:
             self._work = None
             return False
         self._rounds -= 1
         self._work = start(request, self._group)
         return True
+
+    def _next(self) -> Request | None:
+        if self.bucket is None:
+            return None
+        try:
+            return self.bucket.next()
+        except LgrecoError as error:
+            if self._failure is None:
+                raise
+            if isinstance(self._failure, LgrecoError):
+                raise self._failure from None
+            told = LgrecoError(f"{type(self._failure).__name__}: {self._failure}")
+            told.code, told.layer = error.code, error.layer
+            raise told from self._failure
 
     def is_flying(self) -> bool:
         """Whether a collective is under way."""

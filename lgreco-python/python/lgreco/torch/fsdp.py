@@ -1,7 +1,7 @@
 """Compressed gradients for fully_shard (FSDP2)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,25 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+class _Parameter(NamedTuple):
+    """A parameter, sharded."""
+
+    name: str
+    shard: list[int]
+    """The dims of every rank's shard, padded where its own is shorter."""
+    whole: list[int]
+    """Those of all shards together, one after the other; what is padded comes last and is left out."""
+    dtype: torch.dtype
+
+
 class _Unit:
     """The parameters of one FSDP module, as their gradients lie in its buffers: rank by rank, in each parameter by parameter."""
 
-    def __init__(self, parameters: list[tuple[str, list[int], torch.dtype]], first: int) -> None:
+    def __init__(self, parameters: list[_Parameter], first: int) -> None:
         self.parameters = parameters
         self.layers = list(range(first, first + len(parameters)))
-        self.lens = [torch.Size(shape).numel() for _, shape, _ in parameters]
+        self.lens = [torch.Size(parameter.shard).numel() for parameter in parameters]
+        self.wholes = [torch.Size(parameter.whole).numel() for parameter in parameters]
 
 
 class LGreCoShardedState(Training):
@@ -53,7 +65,8 @@ class LGreCoShardedState(Training):
     Raises
     ------
     LgrecoError
-        For modules that are not sharded, or not over one group, and for options that do not fit.
+        For modules that are not sharded, or not over one group, or that FSDP itself replicates (a mesh of two dimensions), whose
+        all-reduce would stay uncompressed; and for options that do not fit.
     """
 
     def __init__(
@@ -68,8 +81,13 @@ class LGreCoShardedState(Training):
         groups: set[dist.ProcessGroup] = set()
         for part in module.modules():
             for group in _param_groups(part):
+                if group.mesh_info.replicate_mesh_dim is not None:
+                    raise LgrecoError(
+                        "the module is replicated by FSDP itself, over a mesh of two dimensions, and its all-reduce would stay "
+                        "uncompressed: fully_shard it over the inner mesh and pass the outer one's group as replicate_group"
+                    )
                 shards = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-                found = [(names[p.sharded_param], list(p.padded_sharded_param_size), _reduced(group, p)) for p in shards]
+                found = [_parameter(names[p.sharded_param], group, p) for p in shards]
                 if found:
                     units.append((part, _Unit(found, sum(len(unit.layers) for _, unit in units))))  # type: ignore[arg-type]
                 groups.add(group._reduce_scatter_process_group)
@@ -128,19 +146,28 @@ class _ReduceScatter:
         by_rank = torch.split(input_tensor.view(world, -1), self._unit.lens, dim=1)
         buffer = torch.cat([part.reshape(-1) for part in by_rank])
         gradients = torch.split(buffer, [world * length for length in self._unit.lens])
-        self._state._exchange(self._unit, buffer, gradients)
+        wholes = [gradient[:length] for gradient, length in zip(gradients, self._unit.wholes)]
+        self._state._exchange(self._unit, buffer, wholes)
         torch.cat([gradient.view(world, -1)[rank] for gradient in gradients], out=output_tensor)
         if op == dist.ReduceOp.SUM:
             output_tensor.mul_(world)
 
 
 def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
-    """Of as many ranks' shards."""
+    """Of as many ranks' shards, or of one's."""
     layers = []
-    for (name, shape, dtype), length in zip(unit.parameters, unit.lens):
-        ends = [length * (rank + 1) for rank in range(ranks)] if sharded else []
-        layers.append(Layer(name, [ranks * shape[0], *shape[1:]], dtype, ends))
+    for parameter, length, whole in zip(unit.parameters, unit.lens, unit.wholes):
+        ends = [min(length * (rank + 1), whole) for rank in range(ranks)] if sharded else []
+        layers.append(Layer(parameter.name, parameter.whole if sharded else parameter.shard, parameter.dtype, ends))
     return layers
+
+
+def _parameter(name: str, group: Any, parameter: Any) -> _Parameter:
+    shard, ranks = list(parameter.padded_sharded_param_size), group._reduce_scatter_process_group.size()
+    # Along other dimensions than the first, parameters are sharded evenly, and their shards lie one below the other.
+    along_rows = parameter.fsdp_placement.dim == 0
+    whole = list(parameter._orig_size) if along_rows else [ranks * shard[0], *shard[1:]]
+    return _Parameter(name, shard, whole, _reduced(group, parameter))
 
 
 def _param_groups(module: torch.nn.Module) -> list[Any]:

@@ -1,12 +1,14 @@
 """Outer steps of local training: what processes have learned apart, averaged compressed (DiLoCo, SparseLoCo)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError
+from lgreco.torch.agreement import agree
+from lgreco.torch.collectives import own_group
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
 from lgreco.torch.training import Layer, Loaded, Training
@@ -46,13 +48,14 @@ class OuterStep(Reports):
         Of the outer step. DiLoCo's momentum is 0.9; under TopK, whose residuals send late what momentum would have repeated, that
         made ``examples/outer.py`` lose what it had learned, where 0.6, MuLoCo's, did not.
     feedback_decay
-        What is remembered is multiplied by it before every outer step: 1 is classic error feedback, 0.95 SparseLoCo's.
+        What is remembered is multiplied by it after every outer step: 1 is classic error feedback, 0.95 SparseLoCo's.
     fragments
         With more than 1, the layers are divided into so many parts of about equal size that are averaged in turn, equally spaced,
         so that less is sent at a time (Streaming DiLoCo).
     process_group, **options
         As in ``LGreCoState``, where a step is an outer one; ``start_iter`` is 2 unless told otherwise, ``period`` 100, ``window`` 1.
-        Steps before the first plan have the uniform setting.
+        Steps before the first plan have the uniform setting. A ``budget`` in bits is for all layers, and each fragment has a share
+        by its elements.
 
     Raises LgrecoError for options and parameters that do not fit.
     """
@@ -70,15 +73,17 @@ class OuterStep(Reports):
         **options: "Unpack[Options]",
     ) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not 1 <= fragments <= min(every, max(1, len(named))):
-            raise ValueError(f"fragments is {fragments}, expected 1 to {min(every, len(named))}: steps and layers there are")
-        if "grad_scaler" in options:
-            raise ValueError("pseudo-gradients are not scaled: leave grad_scaler out")
         told: Options = {"start_iter": 2, "period": 100, "window": 1, **options}
-        settings = options.get("settings")
-        unknown = [name for name in settings or () if name not in dict(named)]
+        failure = None
+        if not 1 <= fragments <= min(every, max(1, len(named))):
+            failure = ValueError(f"fragments is {fragments}, expected 1 to {min(every, len(named))}: steps and layers there are")
+        if "grad_scaler" in options:
+            failure = ValueError("pseudo-gradients are not scaled: leave grad_scaler out")
+        unknown = [name for name in options.get("settings") or () if name not in dict(named)]
         if unknown:
-            raise LgrecoError(f"settings for {unknown[0]!r}, which is no trainable parameter of the model")
+            failure = LgrecoError(f"settings for {unknown[0]!r}, which is no trainable parameter of the model")
+        together = {"every": every, "learning_rate": learning_rate, "momentum": momentum, "feedback_decay": feedback_decay}
+        agree(own_group(process_group), {**together, "fragments": fragments}, failure)
         self.every, self.steps = every, 0
         for _, p in named:
             dist.broadcast(p.detach(), group=process_group, group_src=0)
@@ -89,7 +94,7 @@ class OuterStep(Reports):
                 momentum,
                 feedback_decay,
                 process_group,
-                {**told, "settings": {name: settings[name] for name, _ in part if name in settings}} if settings else told,
+                _options_of(told, part, named),
             )
             for part in _divided(named, fragments)
         ]
@@ -98,7 +103,8 @@ class OuterStep(Reports):
     def step(self) -> bool:
         """To be called after every inner step, on all ranks; whether it has made an outer one.
 
-        Raises LgrecoError on all ranks when a parameter is not finite on one; parameters are then as they were.
+        Raises LgrecoError on all ranks when a parameter is not finite on one, ExchangeError when the network has failed; parameters
+        and residuals are then as they were, and the turn is over.
         """
         self.steps += 1
         count, made = len(self._fragments), False
@@ -133,13 +139,32 @@ class OuterStep(Reports):
         """This rank's state; every rank saves its own, beside its model and inner optimizer. For ``weights_only=True``."""
         return {"steps": self.steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state, with as many fragments; the model and its optimizer are loaded apart."""
-        if len(state["fragments"]) != len(self._fragments):
-            raise ValueError(f"the state has {len(state['fragments'])} fragments, expected {len(self._fragments)}")
-        for fragment, saved in zip(self._fragments, state["fragments"]):
-            fragment.load_state_dict(saved)
+    def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Continues from a state, with as many fragments; the model and its optimizer are loaded apart.
+
+        Workers may leave or join between outer steps: a new ``OuterStep`` is made in the group of those that are there, and all
+        load, with the states whose ``residuals`` they take over. One that stays gives its own as both, and hands on what one that
+        left has remembered by giving that state among ``residuals``, too, or drops it; one that joins gives any rank's state and
+        no residuals (``[]``). With ``residuals`` parameters become what the next outer step starts from; without, they stay.
+
+        Raises ValueError for other fragments or shapes, LgrecoError when a state is damaged; nothing has changed then.
+        """
+        taken = [state] if residuals is None else residuals
+        for other in (state, *taken):
+            if len(other["fragments"]) != len(self._fragments):
+                raise ValueError(f"the state has {len(other['fragments'])} fragments, expected {len(self._fragments)}")
+        before = [fragment.state_dict() for fragment in self._fragments]
+        for index, fragment in enumerate(self._fragments):
+            try:
+                fragment.load_state_dict(state["fragments"][index], [other["fragments"][index] for other in taken])
+            except ValueError:
+                for changed, kept in zip(self._fragments[:index], before):
+                    changed.load_state_dict(kept)
+                raise
         self.steps = state["steps"]
+        if residuals is not None:
+            for fragment in self._fragments:
+                fragment.start_anew()
 
 
 class _Fragment(Training):
@@ -163,18 +188,24 @@ class _Fragment(Training):
         self._velocities = [torch.zeros_like(p) for p in self._parameters]
 
     def average(self) -> None:
-        if self._decay != 1.0:
-            self._controller.rescale_residuals(self._decay)
         moved = [start - p.detach() for start, p in zip(self._starts, self._parameters)]
         buffer = torch.cat([values.reshape(-1) for values in moved])
         means = torch.split(buffer, [values.numel() for values in moved])
         self._begin(list(range(len(means))), buffer, list(means), False)
         self._finish_step()
         self._raise_failed()
+        if self._decay != 1.0:
+            self._controller.rescale_residuals(self._decay)
         for p, start, velocity, mean in zip(self._parameters, self._starts, self._velocities, means):
             mean = mean.view_as(p)
             velocity.mul_(self._momentum).add_(mean)
             start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
+            p.copy_(start)
+
+    @torch.no_grad()
+    def start_anew(self) -> None:
+        """Parameters are again what the next outer step starts from."""
+        for p, start in zip(self._parameters, self._starts):
             p.copy_(start)
 
     def state_dict(self, *, window: bool = True) -> dict[str, Any]:
@@ -182,16 +213,33 @@ class _Fragment(Training):
         return {**super().state_dict(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Any = None) -> Loaded:
+        places = self._starts + self._velocities
+        saved = [*state["starts"], *state["velocities"]]
+        if [values.shape for values in saved] != [place.shape for place in places]:
+            raise ValueError("the state's fragments have other layers")
         loaded = super().load_state_dict(state, residuals)
-        for to, found in ((self._starts, state["starts"]), (self._velocities, state["velocities"])):
-            for place, values in zip(to, found, strict=True):
-                place.copy_(values)
+        for place, values in zip(places, saved):
+            place.copy_(values)
         return loaded
+
+
+def _options_of(told: Options, part: list[tuple[str, torch.nn.Parameter]], named: list[tuple[str, torch.nn.Parameter]]) -> Options:
+    """What the controller of a part of the layers is told."""
+    options: Options = {**told}
+    if isinstance(budget := told.get("budget"), int):
+        options["budget"] = budget * _elements(part) // max(1, _elements(named))
+    if settings := told.get("settings"):
+        options["settings"] = {name: settings[name] for name, _ in part if name in settings}
+    return options
+
+
+def _elements(named: list[tuple[str, torch.nn.Parameter]]) -> int:
+    return sum(p.numel() for _, p in named)
 
 
 def _divided(named: list[tuple[str, torch.nn.Parameter]], parts: int) -> list[list[tuple[str, torch.nn.Parameter]]]:
     """Consecutive layers, about as many elements in each part, none empty."""
-    total = sum(p.numel() for _, p in named)
+    total = _elements(named)
     divided: list[list[tuple[str, torch.nn.Parameter]]] = [[] for _ in range(parts)]
     at = before = 0
     for index, layer in enumerate(named):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lgreco._lgreco import Controller, LgrecoError, PlanResult, Report
+from lgreco.torch.agreement import agree
 from lgreco.torch.collectives import own_group, start
 from lgreco.torch.flight import Flight
 from lgreco.torch.options import Options, Scaler
@@ -38,11 +39,28 @@ class ExchangeError(RuntimeError):
     The step is taken back: residuals are what they were before it, and ``state_dict()`` saves them. Ranks may have got
     differently far with it, so those that go on, in a new group, load the state of one of them, each with its own residuals:
     ``load_state_dict(of_one, [own])``, and whoever takes a dead rank's place that rank's last.
+
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = LGreCoState(None, model, method="topk")
+    >>> model.register_comm_hook(state, lgreco_hook)
+    >>> try:
+    ...     model(torch.ones(1, 64)).sum().backward()
+    ... except ExchangeError:  # on all ranks that are left
+    ...     torch.save({"model": model.module.state_dict(), "lgreco": state.state_dict()}, f"rank{dist.get_rank()}.pt")
+    >>> state.last_report.outcome
+    'exchanged'
     """
 
 
 class Loaded(NamedTuple):
-    """What a state had."""
+    """What a state had.
+
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    >>> state = LGreCoState(None, model, method="topk")
+    >>> longer = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
+    >>> LGreCoState(None, longer, method="topk").load_state_dict(state.state_dict())
+    Loaded(missing=['0.weight', '0.bias', '1.weight', '1.bias'], extra=['weight', 'bias'], misshaped=[], step=0, oldest_residual=0)
+    """
 
     missing: list[str]
     """Layers of the model that the state does not have: they start without residual, uncompressed until the next plan."""
@@ -70,54 +88,80 @@ class Training(Reports):
             reduce_dtype = torch.bfloat16 if halves else torch.float32
         grad_scaler: Scaler | None = told.pop("grad_scaler", None)
         settings: Mapping[str, str] | None = told.pop("settings", None)
+        on_plan: Callable[[Any], None] | None = told.pop("on_plan", None)
         self.names = [layer.name for layer in layers]
         self._group = own_group(group)
         self._scaler, self._scale = grad_scaler, None if grad_scaler is None else grad_scaler.get_scale()
-        self._on_plan: Callable[[Any], None] | None = told.pop("on_plan", None)
+        self._on_plan = on_plan
         self._flights: list[Flight] | None = None
         self._in_backward = False
         self._failed: LgrecoError | None = None
+        self._refused = False
         self._bytes = [0, 0]
         self._timed = options.get("objective") == "seconds"
         self._planner: ThreadPoolExecutor | None = None
         self._planning: Future[PlanResult] | None = None
         self.last_report: Report | None = None
-        if settings is not None:
-            unknown = [name for name in settings if name not in self.names]
-            if unknown:
-                raise LgrecoError(f"settings for {unknown[0]!r}, which is no trainable parameter of the model")
-            told["settings"] = [settings.get(name, "dense") for name in self.names]
-        self._controller = Controller(
-            [(layer.name, layer.shape, name_of(layer.name, layer.dtype), layer.ends) for layer in layers],
-            self._group.rank(),
-            self._group.size(),
-            residual_dtype=name_of("residual_dtype", told.pop("residual_dtype", torch.float32)),
-            reduce_dtype=name_of("reduce_dtype", reduce_dtype),
-            loss_scaling=grad_scaler is not None,
-            seed=told.pop("random_seed", 0),
-            **told,
-        )
+        together = {**told, "settings": settings and sorted(settings.items()), "reduce_dtype": reduce_dtype}
+        together.update(grad_scaler=grad_scaler is not None, metrics_every=None)
+        failure: Exception | None = None
+        try:
+            if settings is not None:
+                unknown = [name for name in settings if name not in self.names]
+                if unknown:
+                    raise LgrecoError(f"settings for {unknown[0]!r}, which is no trainable parameter of the model")
+                told["settings"] = [settings.get(name, "dense") for name in self.names]
+            self._controller = Controller(
+                [(layer.name, layer.shape, name_of(layer.name, layer.dtype), layer.ends) for layer in layers],
+                self._group.rank(),
+                self._group.size(),
+                residual_dtype=name_of("residual_dtype", told.pop("residual_dtype", torch.float32)),
+                reduce_dtype=name_of("reduce_dtype", reduce_dtype),
+                loss_scaling=grad_scaler is not None,
+                seed=told.pop("random_seed", 0),
+                **told,
+            )
+        except Exception as error:
+            failure = error
+        agree(self._group, together, failure)
 
     def _begin(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool) -> Flight:
         """Begins a bucket, and the step with the first."""
+        failure = None
         if self._flights is None:
-            self.follow_scale()
-            self._take_over_plan()
-            self._controller.begin_step(1.0)
-            while (request := self._controller.control()) is not None:
-                try:
-                    start(request, self._group).wait()
-                except RuntimeError as error:
-                    raise self._abandoned(error) from error
+            failure = self._begin_step()
             self._flights = []
             self._in_backward = _queue(self._end_backward)
-        flight = Flight(self._controller.open(layers), buffer, gradients, self._group, hold_zeros)
+        try:
+            bucket = None if self._refused else self._controller.open(layers)
+        except LgrecoError as error:
+            raise self._abandoned(error) from error
+        flight = Flight(bucket, buffer, gradients, self._group, hold_zeros, failure)
         self._flights.append(flight)
         self._go_on(flight)
         for other in self._flights[:-1]:
             if other.can_end():
                 self._go_on(other)
         return flight
+
+    def _begin_step(self) -> LgrecoError | None:
+        """What has gone wrong on this rank alone, to be told by the first bucket; what goes wrong on all is ``_refused``."""
+        failure = None
+        try:
+            self.follow_scale()
+        except LgrecoError as error:
+            failure = error
+        self._take_over_plan()
+        self._controller.begin_step(1.0)
+        try:
+            while (request := self._controller.control()) is not None:
+                start(request, self._group).wait()
+        except LgrecoError as error:
+            # All ranks hear of it: the step has not begun, and nothing is exchanged in it.
+            self._failed, self._refused = error, True
+        except Exception as error:
+            raise self._abandoned(error) from error
+        return failure
 
     def follow_scale(self) -> None:
         """Takes the last step back if the GradScaler has skipped it, and rescales residuals when its scale has changed.
@@ -140,19 +184,23 @@ class Training(Reports):
             # All ranks hear of it, and go on with the other buckets.
             self._failed = self._failed or error
             return False
-        except RuntimeError as error:
+        except Exception as error:
             raise self._abandoned(error) from error
 
-    def _abandoned(self, cause: RuntimeError) -> ExchangeError:
+    def _abandoned(self, cause: Exception) -> ExchangeError:
         """Takes the step back."""
         rank, step = self._group.rank(), self._controller.steps
         error = ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
         flights, self._flights, self._failed = self._flights or [], None, None
         for flight in flights:
             flight.give_up(error)
-            self._controller.close(flight.bucket)
+            self._close(flight)
         self._controller.abandon_step()
         return error
+
+    def _close(self, flight: Flight) -> None:
+        if flight.bucket is not None:
+            self._controller.close(flight.bucket)
 
     def _finish_step(self) -> None:
         if self._flights is None:
@@ -163,8 +211,11 @@ class Training(Reports):
             left = [flight for flight in left if self._go_on(flight)]
         flights, self._flights = self._flights, None
         for flight in flights:
-            self._controller.close(flight.bucket)
+            self._close(flight)
             flight.land()
+        if self._refused:
+            self._refused = False
+            return
         report = self._controller.finish_step()
         self._bytes = [self._bytes[0] + report.bytes_in, self._bytes[1] + report.bytes_out]
         self.last_report = report
@@ -185,7 +236,11 @@ class Training(Reports):
 
     def _take_over_plan(self) -> None:
         if self._planning is not None and self._planning.done():
-            self._controller.hand_in(self._planning.result())
+            if (error := self._planning.exception()) is None:
+                self._controller.hand_in(self._planning.result())
+            else:
+                # A task that is dropped is done during the step of its decision, and what fails then all ranks hear of.
+                _LOG.warning("planning aside has failed, and is done again: %r", error)
             self._planning = None
 
     def _end_backward(self) -> None:
@@ -258,7 +313,7 @@ class Training(Reports):
         (missing, extra, misshaped), step, oldest = self._controller.load(plan, residual_parts)
         loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = list(state["bytes"])
-        self._flights = None
+        self._flights, self._failed, self._refused = None, None, False
         for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):
             if names:
                 _LOG.warning("layers %s the state: %s", what, ", ".join(names))

@@ -321,6 +321,56 @@ fn expected_f32(values: crate::gradient::Values<'_>) -> Vec<f32> {
     }
 }
 
+/// A rank whose trainer has failed says so in a bucket, known to all or new: no rank waits for it, and residuals stay.
+#[test]
+fn a_rank_without_gradients_tells_all() {
+    const NONE: Error = Error::Core(CoreError::OutOfMemory { words: 9 });
+    for (method, route) in [
+        (Method::TopK, Route::AllGather),
+        (Method::PowerSgd, Route::AllGather),
+        (Method::Qsgd, Route::ScatterReduce),
+        (Method::Hybrid, Route::Sharded),
+    ] {
+        on_all(3, |mut worker| {
+            let mut config = config(method, Policy::Uniform);
+            config.route = route;
+            let model = if route == Route::Sharded { sharded(model(), 3) } else { model() };
+            let (mut controller, rank) = (Controller::new(config, model, &worker).unwrap(), worker.rank());
+            for (step, layers) in [&[0][..], &[0], &[0], &[0], &[0, 2], &[0]].into_iter().enumerate() {
+                let mut values = gradients(rank, step as u32, 1.0);
+                if step < 3 {
+                    overlapped(&mut controller, &mut Noting(&mut worker, vec![]), &mut values).0.unwrap();
+                    continue;
+                }
+                let before: Vec<_> = (0..3).map(|layer| residual(&controller, layer)).collect();
+                controller.begin_step(1.0).unwrap();
+                while let Some(request) = controller.control().unwrap() {
+                    request.perform(&mut worker).unwrap();
+                }
+                let mut bucket = controller.open(layers).unwrap();
+                let mut given: Vec<_> = layers.iter().map(|&layer| values[layer].clone()).collect();
+                let mut given = if rank == 1 { vec![] } else { views(&mut given) };
+                match rank {
+                    1 => bucket.submit_failure(NONE),
+                    _ => bucket.submit(&mut given),
+                }
+                .unwrap();
+                assert!(matches!(bucket.submit_failure(NONE), Err(Error::StepOrder { .. })));
+                let error = loop {
+                    match bucket.next(&mut given) {
+                        Ok(request) => request.unwrap().perform(&mut worker).unwrap(),
+                        Err(error) => break error,
+                    }
+                };
+                assert_eq!(error, if rank == 1 { NONE } else { Error::Peer { rank: 1, code: 7 } });
+                controller.close(bucket).unwrap();
+                assert_eq!(controller.finish_step().unwrap().outcome, Outcome::Failed);
+                assert_eq!((0..3).map(|layer| residual(&controller, layer)).collect::<Vec<_>>(), before);
+            }
+        });
+    }
+}
+
 /// Gradients of another length on one rank are named on both, in the bucket that they are in.
 #[test]
 fn a_gradient_of_another_length_is_told_to_all() {

@@ -1,0 +1,247 @@
+"""Whatever goes wrong on one rank is the same exception on all, well within the group's timeout, and training can go on."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from linear import Linear, gradients
+from ranks import TIMEOUT, on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco import LgrecoError
+from lgreco.torch import ExchangeError, LGreCoState, flight, register, training
+
+OPTIONS: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
+STEPS, FAILING = 9, 5
+
+
+def wrapped(kind: str) -> torch.nn.Module:
+    if kind == "ddp":
+        return DDP(Linear(), bucket_cap_mb=0.005)
+    return fully_shard(Linear(), mesh=init_device_mesh("cpu", (2,)))
+
+
+def step(module: torch.nn.Module, rank: int, at: int) -> torch.Tensor:
+    module.zero_grad()
+    module(gradients(rank, at)).backward()
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+def raised(work: Callable[[], Any]) -> Exception:
+    began = time.monotonic()
+    with pytest.raises((LgrecoError, ExchangeError)) as found:
+        work()
+    assert time.monotonic() - began < TIMEOUT.total_seconds() / 4
+    return found.value
+
+
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise MemoryError("no room")
+
+
+class Without:
+    """An object whose method of one name has no memory."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __getattr__(self, name: str) -> Any:
+        return no_memory if name == self.name else getattr(self.of, name)
+
+
+Told = tuple[type[Exception], str, str, list[torch.Tensor], list[torch.Tensor]]
+
+
+def _without_memory(rank: int, kind: str, first: bool) -> Told:
+    """With no room for a bucket's gradients on rank 1."""
+    module = wrapped(kind)
+    state = register(module, **OPTIONS)
+    means, found, kept = [], None, []
+    for at in range(STEPS):
+        if at != FAILING:
+            means.append(step(module, rank, at))
+            continue
+        before = [state.residual(name) for name in state.names]
+        controller, opened = state._controller, []
+
+        class Opening(Without):
+            def open(self, layers: list[int]) -> Any:
+                opened.append(layers)
+                fails = len(opened) == 1 if first else state.names.index("first") in layers
+                bucket = controller.open(layers)
+                return Bucket(bucket) if fails else bucket
+
+            def close(self, bucket: Any) -> None:
+                controller.close(bucket.of if isinstance(bucket, Bucket) else bucket)
+
+        class Bucket(Without):
+            def __init__(self, of: Any) -> None:
+                super().__init__(of, "submit")
+
+        if rank == 1:
+            state._controller = Opening(controller, "")  # type: ignore[assignment]
+        found = raised(lambda: step(module, rank, at))
+        state._controller = controller
+        kept = [torch.equal(state.residual(name), was) for name, was in zip(state.names, before)]
+    assert found is not None and any(kept)
+    return type(found), str(found), repr(found.__cause__), means, [state.residual(name) for name in state.names]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_a_rank_without_memory_is_an_error_on_all(kind: str, first: bool) -> None:
+    (there, elsewhere, _, means, _), (here, own, cause, others, _) = on_ranks(2, _without_memory, kind, first)
+    assert there is here is LgrecoError
+    assert own == "MemoryError: no room" and "MemoryError" in cause and elsewhere == "rank 1 failed with error code 7"
+    if kind == "ddp":
+        assert all(torch.equal(*pair) for pair in zip(means, others, strict=True))
+
+
+def _cut_off(rank: int) -> tuple[str, bool]:
+    """With no room for starting a collective on rank 1, so that rank 0 waits in vain: a group of a short timeout."""
+    module = wrapped("ddp")
+    state = register(module, **OPTIONS)
+    for at in range(FAILING):
+        step(module, rank, at)
+    before = [state.residual(name) for name in state.names]
+    start = flight.start
+    if rank == 1:
+        flight.start = no_memory
+    with pytest.raises(ExchangeError) as found:
+        step(module, rank, FAILING)
+    flight.start = start
+    return str(found.value), all(torch.equal(state.residual(name), was) for name, was in zip(state.names, before))
+
+
+def test_a_collective_that_cannot_be_started_takes_the_step_back_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ranks
+
+    monkeypatch.setattr(ranks, "TIMEOUT", TIMEOUT / 20)
+    (elsewhere, kept), (here, own_kept) = on_ranks(2, _cut_off)
+    assert "step 5: a collective has failed" in elsewhere and "no room" in here and kept and own_kept
+
+
+def _unplanned(rank: int, options: dict[str, Any]) -> tuple[list[str], int]:
+    """Of the steps, those that fail."""
+    module = wrapped("ddp")
+    state = register(module, **{**OPTIONS, **options})
+    told = []
+    for at in range(6):
+        try:
+            step(module, rank, at)
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+    return told, state._controller.steps
+
+
+def test_a_plan_that_cannot_be_made_is_an_error_on_all_at_every_step() -> None:
+    (here, steps), (elsewhere, other_steps) = on_ranks(2, _unplanned, {"budget": 1})
+    assert len(here) == len(elsewhere) == 4 and steps == other_steps == 2
+    assert "the size limit is 1" in here[0] and elsewhere[0].startswith("2: rank 0 failed with error code ")
+
+
+def _misread(rank: int) -> tuple[list[str], torch.Tensor, bool]:
+    """Rank 1 gets a plan that is damaged."""
+    module = wrapped("ddp")
+    state = register(module, **OPTIONS)
+    start, told = training.start, []
+
+    def damaging(request: Any, group: Any) -> Any:
+        started = start(request, group)
+        if rank == 1 and request.kind == "broadcast":
+            started.wait()
+            training.start = start
+            from lgreco.torch.collectives import memory
+
+            memory(request.address, request.length, torch.uint8)[::7].bitwise_xor_(0x55)
+        return started
+
+    training.start = damaging
+    for at in range(6):
+        try:
+            means = step(module, rank, at)
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+    return told, means, state.plan is not None
+
+
+def test_a_plan_that_one_rank_cannot_read_is_an_error_on_all_and_made_again() -> None:
+    (elsewhere, means, planned), (here, others, _) = on_ranks(2, _misread)
+    assert len(elsewhere) == len(here) == 1 and planned and torch.equal(means, others)
+    assert elsewhere[0].startswith("2: rank 1 failed with error code ") and here[0].startswith("2: ")
+
+
+def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:
+    """The thread that plans has no memory, once."""
+    steps: list[int] = []
+    module = wrapped("ddp")
+    state = register(module, on_plan=lambda state: steps.append(state.plan["step"]), **{**OPTIONS, "start_iter": 3, "lead": 1})
+    controller = state._controller
+
+    class Once(Without):
+        def take_plan_task(self) -> Any:
+            task = controller.take_plan_task()
+            if task is None:
+                return None
+            state._controller = controller
+            return Without(task, "run")
+
+    state._controller = Once(controller, "")  # type: ignore[assignment]
+    for at in range(6):
+        means = step(module, rank, at)
+        if state._planning is not None:
+            state._planning.exception()
+    return steps, means
+
+
+def test_planning_aside_that_fails_is_done_again() -> None:
+    (steps, means), (others, other_means) = on_ranks(2, _planned_aside)
+    assert steps == others == [3] and torch.equal(means, other_means)
+
+
+def _differing(rank: int) -> list[str]:
+    ddp = DDP(Linear())
+    told: list[dict[str, Any]] = [
+        {"start_iter": 3}, {"period": 5}, {"policy": "uncompressed"}, {"settings": {"first": "topk 7"}},
+        {"reduce_dtype": torch.bfloat16}, {"settings": {"first": "topk 7 %"}}, {"method": "top-k"}, {"default": 99.0},
+        {"settings": {"fourth": "dense"}}, {"widths": no_memory},
+    ]
+    return [str(raised(lambda: LGreCoState(None, ddp, **OPTIONS | (options if rank == 1 else {})))) for options in told]
+
+
+def test_options_that_differ_by_rank_are_named_on_all() -> None:
+    elsewhere, here = on_ranks(2, _differing)
+    named = ["start_iter", "period", "policy", "settings", "reduce_dtype", "%", "unknown method", "99", "fourth", "widths"]
+    for name, there, own in zip(named, elsewhere, here, strict=True):
+        assert name in own and name in there and "rank 1" in there
+
+
+def _scaled(rank: int) -> list[str]:
+    """A scale that residuals of rank 1 have no room for, for one step."""
+
+    class Scaler:
+        scale = 1.0
+
+        def get_scale(self) -> float:
+            return self.scale
+
+    scaler, told = Scaler(), []
+    module = wrapped("ddp")
+    state = register(module, grad_scaler=scaler, **OPTIONS)
+    for at in range(6):
+        scaler.scale = 1e39 if rank == 1 and at == 4 else 1.0
+        try:
+            step(module, rank, at)
+        except LgrecoError as error:
+            told.append(f"{at}: {error}")
+    assert state.residual("second").any()
+    return told
+
+
+def test_residuals_that_cannot_follow_a_scale_are_an_error_on_all() -> None:
+    (elsewhere,), (here,) = on_ranks(2, _scaled)
+    assert elsewhere.startswith("4: rank 1 failed with error code ") and here.startswith("4: ")
