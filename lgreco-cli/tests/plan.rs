@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{METHODS, Tensor, f32_bytes, file, safetensors, stdout, stdout_in};
+use common::{METHODS, Tensor, f32_bytes, failure_in, file, safetensors, stdout, stdout_in};
 use lgreco_cli::gradients::Gradients;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::file::{PlanFile, TableFile};
@@ -221,6 +221,50 @@ fn a_table_of_any_metric_is_solved_to_its_own_budget() {
     assert_eq!(solve(&["--budget", "4"]).size, 19);
     assert_eq!(solve(&["--budget", "1.5"]).size, 150);
     assert!(stdout_in(folder.path(), &["solve", "table.json"]).contains("coarse"));
+}
+
+/// The same table with defaults and without, both with a budget of their own, which a size takes the place of.
+#[test]
+fn a_table_of_any_metric_is_solved_within_a_size() {
+    let table = |default: &str| {
+        let layers = [("a", 100, 10, 2), ("b", 50, 9, 3)].map(|(name, fine, coarse, error)| {
+            format!(
+                r#"{{"name":"{name}", "elements":100, {default} "options":[{{"label":"fine","size":{fine},"error":0}},
+                {{"label":"coarse","size":{coarse},"error":{error}}}]}}"#
+            )
+        });
+        format!(r#"{{"version":1, "metric":"loss difference", "budget":3.0, "layers":[{}]}}"#, layers.join(","))
+    };
+    let folder = tempfile::tempdir().unwrap();
+    for (name, default) in [("with.json", r#""default":1,"#), ("without.json", "")] {
+        std::fs::write(folder.path().join(name), table(default)).unwrap();
+        let solve = |more: &[&str]| {
+            let json = stdout_in(folder.path(), &[&["solve", name, "--json", "-"], more].concat());
+            PlanFile::parse(json.as_bytes()).unwrap()
+        };
+        for (size, found, error) in [(150, 150, 0.0), (149, 60, 2.0), (60, 60, 2.0), (59, 19, 5.0)] {
+            let plan = solve(&["--size", &size.to_string()]);
+            assert_eq!((plan.size, plan.error, plan.proven), (found, error, true), "{name} {size}");
+            assert_eq!((plan.budget, plan.size_limit), (None, Some(size)), "{name}");
+        }
+        assert!(stdout_in(folder.path(), &["solve", name, "--size", "60"]).contains("of it used; from --size"));
+        let (code, line) = failure_in(folder.path(), &["solve", name, "--size", "18"]);
+        assert!(
+            code == 1 && line.contains("infeasible") && line.contains("smallest achievable size is 19 bits"),
+            "{line}"
+        );
+    }
+    let uniform = |more: &[&str]| {
+        let json = ["solve", "with.json", "--json", "-", "--size", "uniform"];
+        PlanFile::parse(stdout_in(folder.path(), &[&json, more].concat()).as_bytes()).unwrap()
+    };
+    let plan = uniform(&[]);
+    assert_eq!((plan.size, plan.error, plan.size_limit, plan.default_size), (19, 5.0, Some(19), Some(19)));
+    assert_eq!((uniform(&["--alpha", "4"]).size, uniform(&["--alpha", "8"]).size), (60, 150));
+    let report = stdout_in(folder.path(), &["solve", "with.json", "--size", "uniform"]);
+    assert!(report.contains("of it used; the default setting's size"), "{report}");
+    let (code, line) = failure_in(folder.path(), &["solve", "without.json", "--size", "uniform"]);
+    assert!(code == 2 && line.contains("without.json: --size uniform needs a default in every layer"), "{line}");
 }
 
 #[test]

@@ -154,11 +154,11 @@ fn nothing_is_written_over_the_input_or_another_result() {
 }
 
 #[test]
-fn alpha_needs_defaults_even_where_the_table_has_a_budget() {
+fn what_multiplies_or_is_uniform_needs_defaults_even_where_the_table_has_a_budget() {
     let table = r#"{"version":1,"metric":"l2","budget":1,"layers":[{"name":"a","elements":4,"options":
         [{"label":"x","size":8,"error":1}]}]}"#;
     let (folder, _) = file("table.json", table.as_bytes());
-    for (flag, value) in [("--alpha", "2"), ("--budget", "uniform")] {
+    for (flag, value) in [("--alpha", "2"), ("--budget", "uniform"), ("--size", "uniform")] {
         let (code, line) = failure_in(folder.path(), &["solve", "table.json", flag, value]);
         assert!(code == 2 && line.contains(flag) && line.contains("default in every layer"), "{line}");
     }
@@ -176,6 +176,7 @@ fn requests_that_make_no_sense() {
         (&["plan", "--range", "2..8:0"], "step"),
         (&["plan", "--levels", "10"], "--solver dp"),
         (&["plan", "--budget", "3", "--alpha", "2"], "--alpha"),
+        (&["plan", "--size", "99999", "--alpha", "2"], "--alpha"),
     ] {
         let (code, line) = failure_in(folder.path(), args);
         assert_eq!(code, 2, "{line}");
@@ -208,6 +209,9 @@ fn requests_that_make_no_sense() {
         (&["plan", "--method", "a\nb\u{1b}"], &["--method"]),
         (&["compare", "--default", "4"], &["--method"]),
         (&["solve"], &["TABLE"]),
+        (&["plan", "--size", "8", "--budget", "1"], &["--size", "--budget", "cannot be used with"]),
+        (&["solve", "table.json", "--budget", "1", "--size", "8"], &["--size", "--budget", "cannot be used with"]),
+        (&["compare", "--size", "uniform", "--budget", "uniform"], &["--size", "--budget", "cannot be used with"]),
     ] {
         let (code, line) = failure_in(folder.path(), args);
         assert!(code == 2 && line.starts_with("lgreco: ") && !line.contains("error:"), "{line}");
