@@ -26,8 +26,9 @@ class Results:
         return self.runs[key]
 
 
-def step_key(rate: str, world: int, scheme: str, then: str = "", small: bool = False) -> str:
-    return f"{'small, ' if small else ''}steps at {rate}{then and ' then '}{then}, {world} ranks: {scheme}"
+def step_key(rate: str, world: int, scheme: str, then: str = "", small: bool = False, slow: str = "") -> str:
+    link = f"{rate}{then and ' then '}{then}{slow and ', one link of '}{slow}"
+    return f"{'small, ' if small else ''}steps at {link}, {world} ranks: {scheme}"
 
 
 def learning_key(world: int, seed: int, steps: int, scheme: str) -> str:

@@ -10,9 +10,10 @@ import tempfile
 from typing import Any
 
 
-def shape(how: str, rate: str, burst: str = "256kb") -> list[str]:
-    """The command that gives the loopback of this network namespace a rate; larger packets than the burst are lost."""
-    return f"tc qdisc {how} dev lo root tbf rate {rate} burst {burst} latency 200ms".split()
+def shape(how: str, rate: str, burst: str = "256kb", device: str = "lo") -> list[str]:
+    """The command that gives the loopback of this network namespace, or another link, a rate; larger packets than the burst
+    are lost."""
+    return f"tc qdisc {how} dev {device} root tbf rate {rate} burst {burst} latency 200ms".split()
 
 
 def in_namespace(rate: str, told: dict[str, Any]) -> dict[str, Any]:

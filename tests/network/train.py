@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from links import join, leave
 from model import Text, Transformer
 from schemes import SCHEMES, bytes_per_step, bytes_sent
 from shaped import shape
@@ -24,12 +26,23 @@ WARM_UP = 12  # steps that are not timed
 
 
 def _rank(
-    rank: int, world: int, folder: str, scheme: str, steps: int, seed: int, every: int, then: str, small: bool
+    rank: int,
+    joined: Connection | None,
+    world: int,
+    folder: str,
+    scheme: str,
+    steps: int,
+    seed: int,
+    every: int,
+    then: str,
+    small: bool,
+    links: list[str],
 ) -> None:
+    link = leave(rank, links[rank], joined) if joined else "lo"
     torch.set_num_threads(1)
     faulthandler.enable()
     faulthandler.dump_traceback_later(HANGS, exit=True)
-    os.environ["GLOO_SOCKET_IFNAME"], os.environ["OMP_NUM_THREADS"] = "lo", "1"
+    os.environ["GLOO_SOCKET_IFNAME"], os.environ["OMP_NUM_THREADS"] = link, "1"
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     text = Text()
     torch.manual_seed(seed)
@@ -70,16 +83,28 @@ def _rank(
 
 
 def run(
-    scheme: str, world: int, steps: int, seed: int = 1, every: int = 0, then: str = "", small: bool = False
+    scheme: str,
+    world: int,
+    steps: int,
+    seed: int = 1,
+    every: int = 0,
+    then: str = "",
+    small: bool = False,
+    links: list[str] | None = None,
 ) -> dict[str, Any]:
     """``seconds`` and processor seconds (``cpu``) of each step but the first, ``bytes`` per step, a ``curve`` of (step,
-    held-out loss), and lgreco's ``decisions`` in words; from the middle of the steps on the link has the rate ``then``."""
+    held-out loss), and lgreco's ``decisions`` in words; from the middle of the steps on the link has the rate ``then``. With
+    ``links`` each rank has a link of its own, of these rates, in place of the loopback."""
     with tempfile.TemporaryDirectory() as folder:
         context = mp.get_context("fork")
-        arguments = (world, folder, scheme, steps, seed, every, then, small)
-        ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(world)]
+        arguments = (world, folder, scheme, steps, seed, every, then, small, links or [])
+        pipes = [context.Pipe() for _ in links or []]
+        ends = [theirs for _, theirs in pipes] if links else [None] * world
+        ranks = [context.Process(target=_rank, args=(rank, ends[rank], *arguments)) for rank in range(world)]
         for process in ranks:
             process.start()
+        if links:
+            join(links, [ours for ours, _ in pipes])
         while any(process.is_alive() for process in ranks):
             time.sleep(0.1)
             if any(process.exitcode for process in ranks):
