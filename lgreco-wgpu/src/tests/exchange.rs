@@ -1,7 +1,7 @@
 //! Exchanges of buckets on the device: the suite of all spaces, and what is asked of the device.
 
-use super::backend;
 use super::buffers::buffer;
+use super::{backend, backend_with, small};
 use crate::batch::{Batch, Part};
 use crate::kernels::Shader;
 use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
@@ -9,7 +9,7 @@ use lgreco_core::compress::Setting;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_train::Error;
-use lgreco_train::exchange::{Agreement, Collective, Flight, Moment, Request, Route};
+use lgreco_train::exchange::{Agreement, Collective, Flight, Moment, Request, Route, threads};
 use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
 use std::sync::Mutex;
 use wgpu::{Buffer, BufferUsages};
@@ -154,10 +154,28 @@ fn damage_is_found_as_by_the_host() {
 fn no_workgroup_memory_is_read_before_it_is_written() {
     if is_there() {
         check_space(&few(), false, |members, feedback, world| {
-            let mut backend = backend().expect("the device there was before");
+            // With subgroups, and without.
+            let features = if feedback { wgpu::Features::SUBGROUP } else { wgpu::Features::empty() };
+            let mut backend = backend_with(features, |adapter| adapter).expect("the device there was before");
             backend.gpu().kernels.poisoned = true;
             open_on(backend, members, feedback, world)
         });
+    }
+}
+
+#[test]
+fn buckets_beyond_a_dispatch_are_refused() {
+    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
+    let most = backend.gpu().most_groups();
+    let held = buffer(&backend, 4 * 2048 * most as u64 + 4, USAGE);
+    for (values, fits) in [(2048 * most, true), (2048 * most + 1, false)] {
+        let shape = Shape::new(values, 1).unwrap();
+        let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+        let layer = BufferLayer { index: 0, setting: Setting::Dense, gradient };
+        match BufferBucket::new(&mut backend, &[layer], true, 2) {
+            Ok(_) => assert!(fits),
+            Err(error) => assert!(!fits && matches!(error, crate::Error::TooLarge { .. }), "{error}"),
+        }
     }
 }
 
@@ -247,4 +265,42 @@ fn means_are_rounded_as_on_the_host() {
             assert_eq!(found, expected, "{x:e} / {world_size}: {found:x}, not {expected:x}");
         }
     }
+}
+
+/// The flight of a rank that begins with this failure.
+fn fly(on: &mut OnDevice, network: &mut impl Collective, step: u32, failure: Option<Error>) -> Result<(), Error> {
+    let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+    let (rank, world_size) = (network.rank(), network.world_size());
+    let moment = Moment { rank, world_size, route, reduce_dtype, seed: 7, step, terms: 0 };
+    let mut space = on.bucket.on(on.backend.as_mut().unwrap());
+    let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, failure)?;
+    while let Some(request) = flight.next(&mut space)? {
+        request.perform(network)?;
+    }
+    on.bucket.finish(on.backend.as_mut().unwrap())
+}
+
+#[test]
+fn all_ranks_hear_of_one_that_has_failed_or_lost_its_device() {
+    if !is_there() {
+        return;
+    }
+    let results = threads::run(2, |mut network| {
+        let mut on = open(&few(), true, 2);
+        on.is_sound = false;
+        let is_last = network.rank() == 1;
+        let sound = fly(&mut on, &mut network, 0, None);
+        let told = fly(&mut on, &mut network, 1, is_last.then_some(Error::NotFixed));
+        let again = fly(&mut on, &mut network, 1, None);
+        if is_last {
+            on.backend().device().destroy();
+        }
+        let lost = fly(&mut on, &mut network, 2, None);
+        assert_eq!(on.bucket.failure().is_some(), is_last);
+        [sound, told, again, lost]
+    });
+    let of_peer = |code| Err(Error::Peer { rank: 1, code });
+    assert_eq!(results[0], [Ok(()), of_peer(Error::NotFixed.code()), Ok(()), of_peer(9)]);
+    assert_eq!(results[1][..3], [Ok(()), Err(Error::NotFixed), Ok(())]);
+    assert!(matches!(results[1][3], Err(Error::Core(lgreco_core::Error::Device { .. }))), "{:?}", results[1][3]);
 }
