@@ -1,5 +1,6 @@
-//! Rows and payloads of 2^24 f32 values in a buffer of the device, against copying the buffer and against the CPU.
-//! `LGRECO_BENCH_ELEMENTS` takes the place of 2^24.
+//! Rows, payloads, error feedback and exchanges of 2^24 f32 values in a buffer of the device: milliseconds, what share of the
+//! bandwidth of a copy in the same run they reach by the bytes that they have to read and write, and how many times as long the
+//! CPU takes. `LGRECO_BENCH_ELEMENTS` takes the place of 2^24.
 //!
 //! Every figure's answer is asserted. On llvmpipe, which runs shaders on the processor, the figures say nothing of GPUs.
 
@@ -11,7 +12,10 @@ use lgreco_core::compress::{Candidates, Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_wgpu::{BufferGradient, BufferJob, WgpuBackend, wgpu};
+use lgreco_train::exchange::{Agreement, Flight, Host, Input, Layer, Moment, Route, workspace_len};
+use lgreco_train::feedback::Storage;
+use lgreco_train::gradient::ValuesMut;
+use lgreco_wgpu::{BufferBucket, BufferGradient, BufferJob, BufferLayer, BufferResidual, WgpuBackend, wgpu};
 use std::time::Instant;
 
 /// Seconds of the fastest of some runs.
@@ -25,43 +29,82 @@ fn seconds(mut run: impl FnMut()) -> f64 {
     (0..5).map(|_| once()).fold(f64::INFINITY, f64::min)
 }
 
-fn main() {
-    let mut backend = match WgpuBackend::new() {
-        Ok(backend) => backend,
-        Err(error) => return println!("SKIP: {error}"),
-    };
-    let elements = std::env::var("LGRECO_BENCH_ELEMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1 << 24);
-    let shape = Shape::new(elements / 4096, 4096).expect("a matrix");
-    let values: Vec<f32> = uniform(shape.elements(), 1).into_iter().map(|x| x * x * x).collect();
-    let host = Gradient::new(Values::F32(&values), shape).expect("a value per element");
-    let bytes = 4 * shape.elements() as u64;
-    let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
-    let buffer = |backend: &WgpuBackend| {
-        let descriptor = wgpu::BufferDescriptor { label: None, size: bytes, usage, mapped_at_creation: false };
-        backend.device().create_buffer(&descriptor)
-    };
-    let (held, other) = (buffer(&backend), buffer(&backend));
-    backend.queue().write_buffer(&held, 0, bytemuck::cast_slice(&values));
+/// The device, its gradient, and what a copy reaches.
+struct Bench {
+    backend: WgpuBackend,
+    shape: Shape,
+    values: Vec<f32>,
+    held: wgpu::Buffer,
+    other: wgpu::Buffer,
+    /// Bytes per second, read and written.
+    bandwidth: f64,
+}
 
-    let (device, queue) = (backend.device().clone(), backend.queue().clone());
-    let copy = seconds(|| {
+impl Bench {
+    fn new(mut backend: WgpuBackend, shape: Shape) -> Bench {
+        let values: Vec<f32> = uniform(shape.elements(), 1).into_iter().map(|x| x * x * x).collect();
+        let [held, other] = [(); 2].map(|()| buffer(&mut backend, 4 * shape.elements() as u64));
+        let mut bench = Bench { backend, shape, values, held, other, bandwidth: 0.0 };
+        bench.refill();
+        let (device, queue) = (bench.backend.device().clone(), bench.backend.queue().clone());
+        let copy = seconds(|| {
+            let mut encoder = device.create_command_encoder(&Default::default());
+            encoder.copy_buffer_to_buffer(&bench.held, 0, &bench.other, 0, bench.bytes());
+            queue.submit([encoder.finish()]);
+            device.poll(wgpu::PollType::wait_indefinitely()).expect("the copy to end");
+        });
+        bench.bandwidth = 2.0 * bench.bytes() as f64 / copy;
+        bench
+    }
+
+    /// Of the gradient.
+    fn bytes(&self) -> u64 {
+        4 * self.shape.elements() as u64
+    }
+
+    /// Brings the gradient back to its place.
+    fn refill(&self) {
+        self.backend.queue().write_buffer(&self.held, 0, bytemuck::cast_slice(&self.values));
+    }
+
+    fn on_device(&self) -> BufferGradient<'_> {
+        BufferGradient { buffer: &self.held, offset: 0, dtype: Dtype::F32, shape: self.shape }
+    }
+
+    fn host(&self) -> Gradient<'_> {
+        Gradient::new(Values::F32(&self.values), self.shape).expect("a value per element")
+    }
+
+    /// Prints an operation that must move so many bytes.
+    fn line(&self, name: &str, bytes: u64, here: f64, cpu: f64) {
+        let rate = bytes as f64 / here;
+        let share = 100.0 * rate / self.bandwidth;
+        println!("{name:<40} {:>10.3} {:>10.2} {share:>12.1} % {:>12.2}", 1e3 * here, rate / 1e9, cpu / here);
+    }
+
+    /// The values in a buffer.
+    fn read(&self, buffer: &wgpu::Buffer) -> Vec<f32> {
+        let (device, queue) = (self.backend.device(), self.backend.queue());
+        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        let descriptor = wgpu::BufferDescriptor { label: None, size: self.bytes(), usage, mapped_at_creation: false };
+        let staged = device.create_buffer(&descriptor);
         let mut encoder = device.create_command_encoder(&Default::default());
-        encoder.copy_buffer_to_buffer(&held, 0, &other, 0, bytes);
+        encoder.copy_buffer_to_buffer(buffer, 0, &staged, 0, self.bytes());
         queue.submit([encoder.finish()]);
+        staged.map_async(wgpu::MapMode::Read, .., |mapped| mapped.expect("a buffer to read"));
         device.poll(wgpu::PollType::wait_indefinitely()).expect("the copy to end");
-    });
-    // Reads and writes.
-    let bandwidth = 2.0 * bytes as f64 / copy;
-    println!("{}, {} values: a copy moves {:.1} GB/s", adapter_name(), shape.elements(), bandwidth / 1e9);
-    println!("{:<40} {:>10} {:>10} {:>14} {:>12}", "", "ms", "GB/s read", "of the copy", "CPU / this");
+        bytemuck::pod_collect_to_vec(&staged.get_mapped_range(..).expect("what is mapped"))
+    }
+}
 
-    let on_device = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
-    let line = |name: &str, here: f64, cpu: f64| {
-        let read = bytes as f64 / here;
-        let part = 100.0 * read / bandwidth;
-        println!("{name:<40} {:>10.3} {:>10.2} {part:>12.1} % {:>12.2}", 1e3 * here, read / 1e9, cpu / here);
-    };
-    let keeps: Vec<u32> = (1..=100).map(|i| i * (shape.elements() as u32 / 1000)).collect();
+fn buffer(backend: &mut WgpuBackend, size: u64) -> wgpu::Buffer {
+    let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+    backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+}
+
+fn rows(bench: &mut Bench) {
+    let thousandth = bench.shape.elements() as u32 / 1000;
+    let keeps: Vec<u32> = (1..=100).map(|i| i * thousandth).collect();
     for (name, candidates) in [
         ("one read (largest magnitude)", Candidates::Qsgd { base: Qsgd::default(), bits: &[] }),
         ("QSGD row, 7 widths", Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] }),
@@ -69,46 +112,156 @@ fn main() {
         ("PowerSGD row, ranks 1 to 8", Candidates::PowerSgd { iterations: 1, ranks: &[1, 2, 3, 4, 5, 6, 7, 8] }),
     ] {
         let (mut found, mut expected) = (vec![0.0; candidates.len()], vec![0.0; candidates.len()]);
-        let stream = Stream::default();
-        let jobs = [BufferJob { gradient: on_device, candidates, stream }];
-        let here = seconds(|| backend.measure_buffers(&jobs, &mut found).expect("a row"));
-        let jobs = [Job { gradient: host, candidates, stream }];
+        let (stream, held) = (Stream::default(), bench.held.clone());
+        let gradient = BufferGradient { buffer: &held, ..bench.on_device() };
+        let jobs = [BufferJob { gradient, candidates, stream }];
+        let here = seconds(|| bench.backend.measure_buffers(&jobs, &mut found).expect("a row"));
+        let jobs = [Job { gradient: bench.host(), candidates, stream }];
         let mut workspace = vec![0; Portable.workspace_len(&jobs)];
         let cpu = seconds(|| Portable.measure(&jobs, &mut workspace, &mut expected).expect("a row"));
         assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-4 * b), "{found:?}, not {expected:?}");
-        line(name, here, cpu);
+        bench.line(name, bench.bytes(), here, cpu);
     }
+}
+
+fn payloads(bench: &mut Bench) {
+    let keep = bench.shape.elements() as u32 / 100;
     for (name, setting) in [
         ("QSGD 4 bits", Setting::Qsgd(Qsgd::default())),
-        ("TopK 1 %", Setting::TopK(TopK { keep: shape.elements() as u32 / 100, values: Dtype::F32 })),
+        ("TopK 1 %", Setting::TopK(TopK { keep, values: Dtype::F32 })),
         ("PowerSGD rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 })),
     ] {
+        let shape = bench.shape;
         let len = setting.payload_len(shape, Dtype::F32).expect("a size");
         let (mut found, mut expected) = (vec![0; len], vec![0; len]);
         let mut workspace = vec![0; setting.encode_workspace_len(shape, Dtype::F32)];
-        let stream = Stream::default();
+        let (stream, held, other) = (Stream::default(), bench.held.clone(), bench.other.clone());
+        let gradient = BufferGradient { buffer: &held, ..bench.on_device() };
         let here = seconds(|| {
-            backend.encode_buffer(&setting, &on_device, stream, &mut found).expect("a payload");
+            bench.backend.encode_buffer(&setting, &gradient, stream, &mut found).expect("a payload");
         });
         let cpu = seconds(|| {
-            Portable.encode(&setting, &host, stream, &mut workspace, &mut expected).expect("a payload");
+            Portable.encode(&setting, &bench.host(), stream, &mut workspace, &mut expected).expect("a payload");
         });
         let exact = !matches!(setting, Setting::PowerSgd(_));
         assert!(found == expected || !exact, "{name}: another payload");
-        line(&format!("{name}, encode"), here, cpu);
-        let here = seconds(|| backend.decode_to_buffer(&found, &other, 0).expect("its own payload"));
+        let moved = bench.bytes() + len as u64;
+        bench.line(&format!("{name}, encode"), moved, here, cpu);
+        let here = seconds(|| bench.backend.decode_to_buffer(&found, &other, 0).expect("its own payload"));
         let mut values = vec![0.0; shape.elements()];
-        let cpu = seconds(|| Portable.decode(&found, &mut values).expect("a payload"));
-        if !exact {
-            let mut others = vec![0.0; shape.elements()];
-            Portable.decode(&expected, &mut others).expect("a payload");
-            let square = |x: f64| x * x;
-            let norm: f64 = others.iter().map(|&b| square(b.into())).sum();
-            let apart: f64 = values.iter().zip(&others).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
-            assert!(apart <= 1e-8 * norm, "{name}: another matrix, {} of its norm away", (apart / norm).sqrt());
-        }
-        line(&format!("{name}, decode"), here, cpu);
+        let cpu = seconds(|| Portable.decode(&expected, &mut values).expect("a payload"));
+        check_near(name, &bench.read(&other), &values, exact);
+        bench.line(&format!("{name}, decode"), moved, here, cpu);
     }
+}
+
+/// Asserts that values are the expected ones, or nearly so.
+fn check_near(name: &str, found: &[f32], expected: &[f32], exact: bool) {
+    if exact {
+        let differs = found.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!(differs, None, "{name}: other values");
+        return;
+    }
+    let square = |x: f64| x * x;
+    let norm: f64 = expected.iter().map(|&b| square(b.into())).sum();
+    let apart: f64 = found.iter().zip(expected).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
+    assert!(apart <= 1e-8 * norm, "{name}: another matrix, {} of its norm away", (apart / norm).sqrt());
+}
+
+/// A step of error feedback: reads gradient and residual, writes payload and residual.
+fn feedback(bench: &mut Bench) {
+    let setting = Setting::Qsgd(Qsgd::default());
+    let len = setting.payload_len(bench.shape, Dtype::F32).expect("a size");
+    let (bytes, mut payload) = (bench.bytes(), vec![0; len]);
+    let (held, kept) = (bench.held.clone(), buffer(&mut bench.backend, bytes));
+    let gradient = BufferGradient { buffer: &held, ..bench.on_device() };
+    let residual = BufferResidual { buffer: &kept, storage: Storage::F32 };
+    let mut step = || {
+        let done =
+            bench.backend.encode_with_feedback(&setting, &gradient, &residual, 1.0, Stream::default(), &mut payload);
+        done.expect("a payload");
+    };
+    step();
+    let mut decoded = vec![0.0; gradient.shape.elements()];
+    let once = payload.clone();
+    let expected = |values: &[f32]| -> Vec<f32> {
+        let mut decoded = vec![0.0; values.len()];
+        Portable.decode(&once, &mut decoded).expect("a payload");
+        values.iter().zip(&decoded).map(|(x, sent)| x - sent).collect()
+    };
+    check_near("feedback", &bench.read(&kept), &expected(&bench.values), true);
+    let here = seconds(|| {
+        let done =
+            bench.backend.encode_with_feedback(&setting, &gradient, &residual, 1.0, Stream::default(), &mut payload);
+        done.expect("a payload");
+    });
+    let mut workspace = vec![0; setting.encode_workspace_len(bench.shape, Dtype::F32)];
+    let cpu = seconds(|| {
+        Portable.encode(&setting, &bench.host(), Stream::default(), &mut workspace, &mut payload).expect("a payload");
+        Portable.decode(&payload, &mut decoded).expect("a payload");
+    });
+    bench.line("QSGD 4 bits, step with residual", 3 * bytes + len as u64, here, cpu);
+}
+
+/// Exchanges with nobody else: gradient and residual in, mean and residual out, messages to the host and back.
+fn exchanges(bench: &mut Bench) {
+    let keep = bench.shape.elements() as u32 / 100;
+    for (name, setting) in [
+        ("uncompressed", Setting::Dense),
+        ("QSGD 4 bits", Setting::Qsgd(Qsgd::default())),
+        ("TopK 1 %", Setting::TopK(TopK { keep, values: Dtype::F32 })),
+    ] {
+        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+        let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step: 0, terms: 0 };
+        let (shape, held) = (bench.shape, bench.held.clone());
+        let gradient = BufferGradient { buffer: &held, ..bench.on_device() };
+        let layer = BufferLayer { index: 0, setting, gradient };
+        let mut bucket = BufferBucket::new(&mut bench.backend, &[layer], true, 1).expect("a bucket that fits");
+        let on_device = |backend: &mut WgpuBackend, bucket: &mut BufferBucket| {
+            let mut space = bucket.on(backend);
+            let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None).expect("a flight");
+            while flight.next(&mut space).expect("a sound flight").is_some() {}
+            bucket.finish(backend).expect("means");
+        };
+        let words = workspace_len([(setting, shape, Dtype::F32)].into_iter(), route, 1).expect("a setting");
+        let (mut workspace, mut mean) = (vec![0; words], vec![0.0; shape.elements()]);
+        let mut offered = bench.values.clone();
+        let mut on_host = |values: &mut [f32], mean: &mut [f32]| {
+            let (gradient, mean) = (Input::Compensated { values, shape }, ValuesMut::F32(mean));
+            let (fresh, own, late, shards, factor) = (None, None, None, &[][..], &mut [][..]);
+            let layer = Layer { index: 0, setting, gradient, fresh, sent: 0, late, shards, mean, own, factor };
+            let mut host = Host { layers: &mut [layer], workspace: &mut workspace };
+            let mut flight = Flight::begin(&mut host, moment, Agreement::Reached, None).expect("a flight");
+            while flight.next(&mut host).expect("a sound flight").is_some() {}
+        };
+        bench.refill();
+        on_device(&mut bench.backend, &mut bucket);
+        on_host(&mut offered, &mut mean);
+        check_near(name, &bench.read(&held), &mean, true);
+        let (residual, at) = bucket.residual(0).expect("feedback");
+        assert_eq!(at, 0);
+        check_near(name, &bench.read(residual), &offered, true);
+        let here = seconds(|| on_device(&mut bench.backend, &mut bucket));
+        let cpu = seconds(|| on_host(&mut offered, &mut mean));
+        let sent = setting.payload_len(shape, Dtype::F32).expect("a size") as u64;
+        bench.line(&format!("{name}, exchange with residual"), 4 * bench.bytes() + 2 * sent, here, cpu);
+    }
+    bench.refill();
+}
+
+fn main() {
+    let backend = match WgpuBackend::new() {
+        Ok(backend) => backend,
+        Err(error) => return println!("SKIP: {error}"),
+    };
+    let elements = std::env::var("LGRECO_BENCH_ELEMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1 << 24);
+    let mut bench = Bench::new(backend, Shape::new(elements / 4096, 4096).expect("a matrix"));
+    println!("{}, {} values: a copy moves {:.1} GB/s", adapter_name(), elements, bench.bandwidth / 1e9);
+    println!("{:<40} {:>10} {:>10} {:>14} {:>12}", "", "ms", "GB/s", "of the copy", "CPU / this");
+    rows(&mut bench);
+    payloads(&mut bench);
+    feedback(&mut bench);
+    exchanges(&mut bench);
 }
 
 /// The adapter that `WgpuBackend::new` takes, if there is only one.

@@ -154,6 +154,10 @@ impl<'g> Batch<'g> {
         pass.set_bind_group(0, &group, &[]);
         let [x, y, z] = groups.map(|count| count as u32);
         pass.dispatch_workgroups(x, y, z);
+        #[cfg(test)]
+        {
+            self.gpu.dispatches += 1;
+        }
     }
 
     /// Hands over what is recorded.

@@ -9,7 +9,9 @@
 //! to layer, within one submission.
 
 mod bucket;
+mod faults;
 mod image;
+mod memory;
 pub(crate) mod moment;
 mod outcome;
 pub(crate) mod plan;

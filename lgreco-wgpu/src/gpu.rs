@@ -46,6 +46,8 @@ pub(crate) struct Gpu {
     pub(crate) submissions: usize,
     #[cfg(test)]
     pub(crate) reads: usize,
+    #[cfg(test)]
+    pub(crate) dispatches: usize,
     /// Payloads decoded here, not left to the core.
     #[cfg(test)]
     pub(crate) decoded: usize,
@@ -105,6 +107,8 @@ impl Gpu {
             submissions: 0,
             #[cfg(test)]
             reads: 0,
+            #[cfg(test)]
+            dispatches: 0,
             #[cfg(test)]
             decoded: 0,
             lost,

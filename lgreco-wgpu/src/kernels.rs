@@ -94,6 +94,9 @@ pub(crate) struct Kernels {
     /// Whether workgroup memory is filled with rubbish first.
     #[cfg(test)]
     pub(crate) poisoned: bool,
+    /// Text of a shader, and what takes its place: faults that tests have to find.
+    #[cfg(test)]
+    pub(crate) edits: Vec<(Shader, &'static str, &'static str)>,
 }
 
 /// Whether shaders use subgroups: naga numbers them on DirectX as HLSL does not promise (gpuweb#4368).
@@ -107,6 +110,11 @@ impl Kernels {
         self.pipelines.entry(kernel).or_insert_with(|| {
             let module = self.modules.entry(kernel.shader).or_insert_with(|| {
                 let source = kernel.shader.source(subgroups);
+                #[cfg(test)]
+                let source = self.edits.iter().filter(|edit| edit.0 == kernel.shader).fold(source, |source, edit| {
+                    assert!(source.contains(edit.1), "nothing to edit: {}", edit.1);
+                    source.replace(edit.1, edit.2)
+                });
                 #[cfg(test)]
                 let source = if self.poisoned { crate::tests::poisoned(&source) } else { source };
                 device.create_shader_module(wgpu::ShaderModuleDescriptor {

@@ -1,9 +1,9 @@
 //! The memory of a bucket on the device, and what is done in it.
 
+use super::faults::Faults;
+use super::memory::{Memory, USAGES};
 use super::moment;
-use super::outcome::Faults;
 use super::plan::{BufferLayer, Plan};
-use super::space::BufferSpace;
 use crate::Error;
 use crate::backend::WgpuBackend;
 use crate::batch::{Batch, Part};
@@ -12,10 +12,7 @@ use crate::kernels::{Kernel, Shader};
 use crate::tensor::{BufferGradient, Input};
 use lgreco_core::gradient::Bf16;
 use lgreco_train::exchange::{Moment, Slip};
-use std::cell::Cell;
-use wgpu::{Buffer, BufferDescriptor, BufferUsages};
-
-const USAGES: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
+use wgpu::Buffer;
 
 /// A bucket of layers on the device: their residuals, and all else that their exchange needs there and on the host. It is made
 /// once and serves every step; [`on`](BufferBucket::on) makes a [`Space`](lgreco_train::exchange::Space) of it for a
@@ -64,7 +61,7 @@ pub struct BufferBucket {
     pub(super) world: usize,
     pub(super) feedback: bool,
     gradients: Vec<(Buffer, u64)>,
-    device: Memory,
+    pub(super) device: Memory,
     pub(super) host: Staging,
     /// Whether gradients and residuals have been added up for the flight under way.
     pub(super) offered: bool,
@@ -76,34 +73,6 @@ pub struct BufferBucket {
     pub(super) failure: Option<Error>,
     /// What to say of this rank in the next message, if the device says nothing worse.
     pub(super) slip: Slip,
-}
-
-/// Memory of the device.
-#[derive(Debug)]
-struct Memory {
-    layers: Buffer,
-    of_values: Buffer,
-    of_tables: Buffer,
-    of_blocks: Buffer,
-    of_kept: Buffer,
-    /// Gradients, and then means, in the layers' types.
-    values: Buffer,
-    /// What is remembered, and what takes its place when the flight has ended.
-    residual: Buffer,
-    offered: Buffer,
-    extremes: Buffer,
-    grids: Buffer,
-    sums: Buffer,
-    image: Buffer,
-    /// All ranks' images.
-    images: Buffer,
-    totals: Buffer,
-    positions: Buffer,
-    /// By which TopK's largest are found, where they end, and how many there are before each workgroup's values.
-    counts: Buffer,
-    cuts: Buffer,
-    blocks: Buffer,
-    faults: Buffer,
 }
 
 /// Memory of the host, which collectives work on and the device is read into.
@@ -185,42 +154,6 @@ impl BufferBucket {
         })
     }
 
-    /// The bucket as the space of a flight, on the backend that it was made on.
-    pub fn on<'a>(&'a mut self, backend: &'a mut WgpuBackend) -> BufferSpace<'a> {
-        BufferSpace { bucket: self, gpu: backend.gpu(), is_new: Cell::new(false) }
-    }
-
-    /// Ends a step whose flight has ended well: waits for the device; what is left of gradients and residuals then is the
-    /// residuals, and the means are in the gradients' place, in the layers' types.
-    ///
-    /// # Errors
-    /// What the flight could not tell yet: [`Overflow`](lgreco_core::Error::Overflow) when a sum over the workers, or what is to
-    /// be remembered, has left f32, [`ElementOverflow`](lgreco_core::Error::ElementOverflow) when a mean its element type,
-    /// [`PeerMessage`](lgreco_train::Error::PeerMessage) for what no encoder writes;
-    /// [`StepOrder`](lgreco_train::Error::StepOrder) when no flight has ended; those of the device, of which
-    /// [`failure`](BufferBucket::failure) says more. Residuals are then unchanged, and means of no use.
-    pub fn finish(&mut self, backend: &mut WgpuBackend) -> Result<(), lgreco_train::Error> {
-        if self.is_idle() {
-            return Ok(());
-        }
-        if !self.offered || self.due > 0 || self.status.is_some() {
-            let (what, expected) = ("an exchange that has not ended well", "the end of a flight");
-            return Err(lgreco_train::Error::StepOrder { what, expected });
-        }
-        self.offered = false;
-        let gpu = backend.gpu();
-        match self.read(gpu, &[]).and_then(|faults| self.of_means(&faults)) {
-            Ok(None) => {
-                if self.feedback {
-                    std::mem::swap(&mut self.device.residual, &mut self.device.offered);
-                }
-                Ok(())
-            }
-            Ok(Some(error)) => Err(error),
-            Err(error) => Err(self.told(error)),
-        }
-    }
-
     /// Where the residual of a layer is, in the bucket's order: f32 values from this byte of the buffer on, which other buffers
     /// take the place of at every [`finish`](BufferBucket::finish); `None` without feedback. To begin from a saved one, write
     /// it there between steps.
@@ -244,7 +177,7 @@ impl BufferBucket {
     }
 
     /// Whether nothing is ever exchanged, because no layer has elements.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.plan.sums == 0 && self.plan.message == 0
     }
 
@@ -414,55 +347,5 @@ impl BufferBucket {
     pub(super) fn residual_at(&self, layer: usize, index: usize) -> Option<Part> {
         let (buffer, offset) = self.residual(layer)?;
         Some(Part { buffer: buffer.clone(), offset: offset + 4 * index as u64, size: 4 })
-    }
-}
-
-impl Memory {
-    fn new(batch: &mut Batch<'_>, plan: &Plan, world: usize, feedback: bool) -> Result<Memory, Error> {
-        let (flat, topk) = (4 * plan.flat() as u64, plan.kept > 0);
-        let room = |what, bytes: u64| {
-            let largest = batch.gpu.largest_binding();
-            if bytes > largest {
-                return Err(Error::TooLarge { what, bytes, limit: "max_storage_buffer_binding_size", largest });
-            }
-            // Nothing of what is bound may be empty, nor smaller than a layer.
-            let size = bytes.next_multiple_of(4).max(256);
-            let descriptor = BufferDescriptor { label: Some(what), size, usage: USAGES, mapped_at_creation: false };
-            Ok(batch.gpu.device.create_buffer(&descriptor))
-        };
-        let params: Vec<_> = plan.members.iter().map(|member| member.params).collect();
-        let words = |words: usize| 4 * words as u64;
-        let memory = Memory {
-            layers: room("a bucket's layers", size_of_val(&params[..]) as u64)?,
-            of_values: room("a bucket's workgroups", words(plan.of_values.len()))?,
-            of_tables: room("a bucket's workgroups", words(plan.of_tables.len()))?,
-            of_blocks: room("a bucket's workgroups", words(plan.of_blocks.len()))?,
-            of_kept: room("a bucket's workgroups", words(plan.of_kept.len()))?,
-            values: room("a bucket", flat)?,
-            residual: room("a bucket", if feedback { flat } else { 0 })?,
-            offered: room("a bucket", flat)?,
-            extremes: room("a bucket's extremes", words(3 * plan.buckets))?,
-            grids: room("a bucket's grids", words(7 * plan.buckets))?,
-            sums: room("a bucket's sums", words(plan.sums))?,
-            image: room("a bucket's payloads", words(plan.image))?,
-            images: room("all ranks' payloads", words(plan.image * world))?,
-            totals: room("a bucket", if topk { flat } else { 0 })?,
-            positions: room("a bucket's positions", words(plan.kept))?,
-            counts: room("a bucket's histograms", words(4096 * plan.of_tables.len()))?,
-            cuts: room("a bucket's cuts", words(2 * plan.of_tables.len()))?,
-            blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
-            faults: room("a bucket's faults", Faults::bytes(plan, world))?,
-        };
-        batch.write(&memory.layers, 0, bytemuck::cast_slice(&params));
-        for (buffer, of) in [
-            (&memory.of_values, &plan.of_values),
-            (&memory.of_tables, &plan.of_tables),
-            (&memory.of_blocks, &plan.of_blocks),
-            (&memory.of_kept, &plan.of_kept),
-        ] {
-            batch.write(buffer, 0, bytemuck::cast_slice(of));
-        }
-        batch.clear(&memory.residual, memory.residual.size());
-        Ok(memory)
     }
 }

@@ -3,7 +3,7 @@
 use super::plan::{BLOCK, Member, Payload, Plan};
 use lgreco_core::Error as CoreError;
 use lgreco_core::compress::topk::Coding;
-use lgreco_core::compress::wire::{self, HEADER_LEN};
+use lgreco_core::compress::wire::{self, HEADER_LEN, Method};
 use lgreco_core::compress::{Setting, qsgd, topk};
 use lgreco_train::Error;
 
@@ -76,7 +76,8 @@ pub(crate) fn fault(member: &Member, bytes: &[u8]) -> CoreError {
     let other = CoreError::PayloadBody { what: "its header is not that of the layer's setting" };
     let decode = || {
         let payload = wire::Payload::parse(bytes)?;
-        if payload.header.shape != member.shape() {
+        let method = if matches!(member.spec.setting, Setting::Qsgd(_)) { Method::Qsgd } else { Method::TopK };
+        if (payload.header.method, payload.header.shape) != (method, member.shape()) {
             return Err(other);
         }
         lgreco_core::compress::decode(bytes, &mut vec![0.0; member.shape().elements()])

@@ -1,48 +1,49 @@
 //! What the device has found wrong, in the words of the host's exchange.
 
 use super::bucket::BufferBucket;
+use super::faults::Faults;
 use super::image;
-use super::plan::{Member, Plan};
+use super::plan::Member;
 use crate::Error;
+use crate::backend::WgpuBackend;
 use crate::batch::Batch;
 use crate::gpu::Gpu;
 use crate::tensor::Input;
 use lgreco_core::Error as CoreError;
 use lgreco_core::internal::payload::STRETCH;
 
-/// Words of faults per layer.
-pub(super) const FAULTS: usize = 5;
-
-/// What the device has written down of a bucket.
-pub(super) struct Faults {
-    words: Vec<u32>,
-    layers: usize,
-}
-
-impl Faults {
-    /// Bytes of them: per layer, and per rank.
-    pub(super) fn bytes(plan: &Plan, world: usize) -> u64 {
-        4 * (FAULTS * plan.members.len() + world) as u64
-    }
-
-    pub(super) fn new(plan: &Plan, world: usize, read: &[u8]) -> Faults {
-        let words = bytemuck::pod_collect_to_vec(&read[..Faults::bytes(plan, world) as usize]);
-        Faults { words, layers: plan.members.len() }
-    }
-
-    /// The first element at fault.
-    fn first(&self, layer: usize, kind: usize) -> Option<usize> {
-        let word = self.words[FAULTS * layer + kind];
-        (word > 0).then_some(!word as usize)
-    }
-
-    /// Whether no encoder wrote the layer's payload of this rank, nor, it may be, the payloads of layers behind.
-    fn is_of_peer(&self, layer: usize, rank: usize) -> bool {
-        self.words[FAULTS * self.layers + rank] == !(layer as u32)
-    }
-}
-
 impl BufferBucket {
+    /// Ends a step whose flight has ended well: waits for the device; what is left of gradients and residuals then is the
+    /// residuals, and the means are in the gradients' place, in the layers' types.
+    ///
+    /// # Errors
+    /// What the flight could not tell yet: [`Overflow`](lgreco_core::Error::Overflow) when a sum over the workers, or what is to
+    /// be remembered, has left f32, [`ElementOverflow`](lgreco_core::Error::ElementOverflow) when a mean its element type,
+    /// [`PeerMessage`](lgreco_train::Error::PeerMessage) for what no encoder writes;
+    /// [`StepOrder`](lgreco_train::Error::StepOrder) when no flight has ended; those of the device, of which
+    /// [`failure`](BufferBucket::failure) says more. Residuals are then unchanged, and means of no use.
+    pub fn finish(&mut self, backend: &mut WgpuBackend) -> Result<(), lgreco_train::Error> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        if !self.offered || self.due > 0 || self.status.is_some() {
+            let (what, expected) = ("an exchange that has not ended well", "the end of a flight");
+            return Err(lgreco_train::Error::StepOrder { what, expected });
+        }
+        self.offered = false;
+        let gpu = backend.gpu();
+        match self.read(gpu, &[]).and_then(|faults| self.of_means(&faults)) {
+            Ok(None) => {
+                if self.feedback {
+                    std::mem::swap(&mut self.device.residual, &mut self.device.offered);
+                }
+                Ok(())
+            }
+            Ok(Some(error)) => Err(error),
+            Err(error) => Err(self.told(error)),
+        }
+    }
+
     /// What is wrong with this rank's own part, as its compressors would say: uncompressed layers come first.
     pub(super) fn of_own(&self, gpu: &mut Gpu, faults: &Faults) -> Result<Option<lgreco_train::Error>, Error> {
         for dense in [true, false] {

@@ -3,6 +3,7 @@
 use super::bucket::BufferBucket;
 use super::image::{read_message, write_message};
 use crate::Error;
+use crate::backend::WgpuBackend;
 use crate::batch::Batch;
 use crate::gpu::Gpu;
 use lgreco_core::Error as CoreError;
@@ -24,6 +25,13 @@ pub struct BufferSpace<'a> {
     pub(super) gpu: &'a mut Gpu,
     /// Whether a flight has asked if it may begin, and has done nothing yet.
     pub(super) is_new: Cell<bool>,
+}
+
+impl BufferBucket {
+    /// The bucket as the space of a flight, on the backend that it was made on.
+    pub fn on<'a>(&'a mut self, backend: &'a mut WgpuBackend) -> BufferSpace<'a> {
+        BufferSpace { bucket: self, gpu: backend.gpu(), is_new: Cell::new(false) }
+    }
 }
 
 impl BufferSpace<'_> {

@@ -1,11 +1,15 @@
 //! Exchanges of buckets on the device: the suite of all spaces, and what is asked of the device.
 
-use super::backend;
 use super::buffers::buffer;
+use super::{backend, backend_with, small};
 use crate::batch::{Batch, Part};
+use crate::kernels::Shader;
 use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
+use lgreco_core::compress::Setting;
+use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::rng::Stream;
 use lgreco_train::Error;
-use lgreco_train::exchange::{Agreement, Collective, Flight, Moment};
+use lgreco_train::exchange::{Agreement, Collective, Flight, Moment, Request, Route, threads};
 use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
 use std::sync::Mutex;
 use wgpu::{Buffer, BufferUsages};
@@ -19,7 +23,10 @@ static IDLE: Mutex<Vec<WgpuBackend>> = Mutex::new(Vec::new());
 
 /// A bucket, its device, and the gradients' buffers.
 struct OnDevice {
+    /// `None` when it is dropped.
     backend: Option<WgpuBackend>,
+    /// Whether others may have the device afterwards.
+    is_sound: bool,
     bucket: BufferBucket,
     members: Vec<Member>,
     buffers: Vec<Buffer>,
@@ -27,7 +34,10 @@ struct OnDevice {
 
 fn open(members: &[Member], feedback: bool, world: u32) -> OnDevice {
     let idle = IDLE.lock().unwrap().pop();
-    let mut backend = idle.or_else(backend).expect("the device there was before");
+    open_on(idle.or_else(backend).expect("the device there was before"), members, feedback, world)
+}
+
+fn open_on(mut backend: WgpuBackend, members: &[Member], feedback: bool, world: u32) -> OnDevice {
     let bytes = |member: &Member| (member.shape.elements() * member.dtype.bytes()) as u64;
     let buffers: Vec<Buffer> =
         members.iter().map(|member| buffer(&backend, OFFSET + bytes(member).next_multiple_of(4), USAGE)).collect();
@@ -40,7 +50,8 @@ fn open(members: &[Member], feedback: bool, world: u32) -> OnDevice {
         })
         .collect();
     let bucket = BufferBucket::new(&mut backend, &layers, feedback, world).unwrap();
-    OnDevice { backend: Some(backend), bucket, members: members.to_vec(), buffers }
+    let is_sound = backend.gpu().kernels.edits.is_empty() && !backend.gpu().kernels.poisoned;
+    OnDevice { backend: Some(backend), is_sound, bucket, members: members.to_vec(), buffers }
 }
 
 impl OnDevice {
@@ -58,7 +69,7 @@ impl OnDevice {
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
-        if let (Ok(mut idle), Some(backend)) = (IDLE.lock(), self.backend.take()) {
+        if let (Ok(mut idle), Some(backend), true) = (IDLE.lock(), self.backend.take(), self.is_sound) {
             idle.push(backend);
         }
     }
@@ -135,6 +146,161 @@ fn failures_are_the_hosts() {
 #[test]
 fn damage_is_found_as_by_the_host() {
     if is_there() {
-        check_space_damage(1, 6, open);
+        check_space_damage(0, 3, open);
     }
+}
+
+#[test]
+fn no_workgroup_memory_is_read_before_it_is_written() {
+    if is_there() {
+        check_space(&few(), false, |members, feedback, world| {
+            // With subgroups, and without.
+            let features = if feedback { wgpu::Features::SUBGROUP } else { wgpu::Features::empty() };
+            let mut backend = backend_with(features, |adapter| adapter).expect("the device there was before");
+            backend.gpu().kernels.poisoned = true;
+            open_on(backend, members, feedback, world)
+        });
+    }
+}
+
+#[test]
+fn buckets_beyond_a_dispatch_are_refused() {
+    let Some(mut backend) = backend_with(wgpu::Features::empty(), small) else { return };
+    let most = backend.gpu().most_groups();
+    let held = buffer(&backend, 4 * 2048 * most as u64 + 4, USAGE);
+    for (values, fits) in [(2048 * most, true), (2048 * most + 1, false)] {
+        let shape = Shape::new(values, 1).unwrap();
+        let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+        let layer = BufferLayer { index: 0, setting: Setting::Dense, gradient };
+        match BufferBucket::new(&mut backend, &[layer], true, 2) {
+            Ok(_) => assert!(fits),
+            Err(error) => assert!(!fits && matches!(error, crate::Error::TooLarge { .. }), "{error}"),
+        }
+    }
+}
+
+/// Some of the suite's layers, one of each kind with more than one workgroup.
+fn few() -> Vec<Member> {
+    members()
+        .into_iter()
+        .enumerate()
+        .filter(|(layer, _)| [0, 6, 7, 14, 16, 17].contains(layer))
+        .map(|(_, member)| member)
+        .collect()
+}
+
+/// Which check finds it.
+#[derive(Clone, Copy, Debug)]
+enum Check {
+    Steps,
+    Failures,
+    Damage,
+}
+
+#[test]
+fn faults_in_the_shaders_are_found() {
+    if !is_there() {
+        return;
+    }
+    for (check, text, fault) in [
+        (Check::Steps, "residual[params.start + first + i]", "(residual[params.start + first + i] & SIGN)"),
+        (Check::Steps, "let image = rank * moment.image;", "let image = (moment.world - 1u - rank) * moment.image;"),
+        (Check::Steps, "var upper = means[at] >> 16u;", "var upper = 0u;"),
+        (Check::Steps, "in_image(params.starts + block)", "0u"),
+        (Check::Steps, "bits_from(params.high_word + word, params.high_bit)", "bits_from(params.high_word + word, 0u)"),
+        (Check::Steps, "cut.rank - before)", "cut.rank)"),
+        (Check::Steps, "first / ROW * params.bits + i", "i"),
+        (Check::Failures, "fault(0u, first + i);", "fault(0u, i);"),
+        (Check::Failures, "max(params.largest, cut.magnitude)", "SIGN"),
+        (Check::Failures, "if (!is_finite(left)) {", "if (false) {"),
+        (Check::Damage, "positions[params.positions + index - 1u] >= position", "false"),
+        (Check::Damage, "if (!is_finite(bits)) {", "if (false) {"),
+    ] {
+        let open = |members: &[Member], feedback, world| {
+            let mut backend = backend().expect("the device there was before");
+            backend.gpu().kernels.edits.push((Shader::Exchange, text, fault));
+            open_on(backend, members, feedback, world)
+        };
+        let found = std::panic::catch_unwind(|| match check {
+            Check::Steps => check_space(&few(), false, open),
+            Check::Failures => check_space_failures(open),
+            Check::Damage => check_space_damage(0, 3, open),
+        });
+        let message = found.expect_err(&format!("not found: {text}"));
+        let message = message.downcast_ref::<String>().cloned().unwrap_or_default();
+        assert!(!message.contains("Device"), "{text}: {message}");
+    }
+}
+
+/// A rank alone, whose network brings what the others would: sums, and slips like its own.
+#[test]
+fn means_are_rounded_as_on_the_host() {
+    let Some(mut backend) = backend() else { return };
+    let stream = Stream { seed: 3, ..Stream::default() };
+    // Of all magnitudes, subnormal numbers among them, and of few.
+    let bits = (0..1 << 14).map(|i| stream.word(i) % if i % 4 == 0 { 0x80_0000 } else { 0xff80_0000 });
+    let values: Vec<f32> = bits.map(f32::from_bits).filter(|x| x.is_finite()).collect();
+    let shape = Shape::new(values.len(), 1).unwrap();
+    let held = buffer(&backend, 4 * values.len() as u64, USAGE);
+    let gradient = BufferGradient { buffer: &held, offset: 0, dtype: Dtype::F32, shape };
+    let layer = BufferLayer { index: 0, setting: Setting::Dense, gradient };
+    for world_size in [1, 2, 3, 7, 10, 255, 4096, 40_001, 65_535] {
+        backend.queue().write_buffer(&held, 0, bytemuck::cast_slice(&values));
+        let mut bucket = BufferBucket::new(&mut backend, &[layer], false, world_size).unwrap();
+        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+        let moment = Moment { rank: 0, world_size, route, reduce_dtype, seed: 7, step: 0, terms: 0 };
+        let mut space = bucket.on(&mut backend);
+        let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None).unwrap();
+        while let Some(request) = flight.next(&mut space).unwrap() {
+            let Request::AllReduceSum { values: sums } = request else { panic!("{request:?}") };
+            assert_eq!(sums[..values.len()], values);
+            let slip = sums[values.len()];
+            sums[values.len()..].fill(slip);
+        }
+        bucket.finish(&mut backend).unwrap();
+        let part = Part { buffer: held.clone(), offset: 0, size: held.size() };
+        let found: Vec<u32> = bytemuck::pod_collect_to_vec(&Batch::new(backend.gpu()).unwrap().read(&[part]).unwrap());
+        for (&found, x) in found.iter().zip(&values) {
+            let expected = (x / world_size as f32).to_bits();
+            assert_eq!(found, expected, "{x:e} / {world_size}: {found:x}, not {expected:x}");
+        }
+    }
+}
+
+/// The flight of a rank that begins with this failure.
+fn fly(on: &mut OnDevice, network: &mut impl Collective, step: u32, failure: Option<Error>) -> Result<(), Error> {
+    let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+    let (rank, world_size) = (network.rank(), network.world_size());
+    let moment = Moment { rank, world_size, route, reduce_dtype, seed: 7, step, terms: 0 };
+    let mut space = on.bucket.on(on.backend.as_mut().unwrap());
+    let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, failure)?;
+    while let Some(request) = flight.next(&mut space)? {
+        request.perform(network)?;
+    }
+    on.bucket.finish(on.backend.as_mut().unwrap())
+}
+
+#[test]
+fn all_ranks_hear_of_one_that_has_failed_or_lost_its_device() {
+    if !is_there() {
+        return;
+    }
+    let results = threads::run(2, |mut network| {
+        let mut on = open(&few(), true, 2);
+        on.is_sound = false;
+        let is_last = network.rank() == 1;
+        let sound = fly(&mut on, &mut network, 0, None);
+        let told = fly(&mut on, &mut network, 1, is_last.then_some(Error::NotFixed));
+        let again = fly(&mut on, &mut network, 1, None);
+        if is_last {
+            on.backend().device().destroy();
+        }
+        let lost = fly(&mut on, &mut network, 2, None);
+        assert_eq!(on.bucket.failure().is_some(), is_last);
+        [sound, told, again, lost]
+    });
+    let of_peer = |code| Err(Error::Peer { rank: 1, code });
+    assert_eq!(results[0], [Ok(()), of_peer(Error::NotFixed.code()), Ok(()), of_peer(9)]);
+    assert_eq!(results[1][..3], [Ok(()), Err(Error::NotFixed), Ok(())]);
+    assert!(matches!(results[1][3], Err(Error::Core(lgreco_core::Error::Device { .. }))), "{:?}", results[1][3]);
 }

@@ -1,14 +1,15 @@
 //! What a device is asked for: memory once, few submissions, one readback per table.
 
 use super::backend;
-use crate::{BufferGradient, BufferJob, BufferResidual, WgpuBackend};
+use crate::{BufferBucket, BufferGradient, BufferJob, BufferLayer, BufferResidual, Error, WgpuBackend};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
-use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, topk::TopK};
-use lgreco_core::gradient::Dtype;
+use lgreco_core::compress::{Candidates, Compressor, Setting, clt::CltK, qsgd::Qsgd, topk::TopK};
+use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::Tensor;
 use lgreco_core::testing::powersgd::uniform;
+use lgreco_train::exchange::{Agreement, Flight, Moment, Route};
 use lgreco_train::feedback::Storage;
 
 fn noop() -> WgpuBackend {
@@ -155,4 +156,91 @@ fn nothing_is_taken_after_the_first_call() {
         everything(&mut backend, layers, &buffers);
         assert_eq!((backend.gpu().memory.created, backend.held_bytes()), (created, held));
     }
+}
+
+/// Steps of an exchange with itself. What each asks of the device: submissions, readbacks, dispatches and buffers.
+fn exchange(backend: &mut WgpuBackend, layers: &[BufferLayer<'_>]) -> [[usize; 4]; 3] {
+    let mut bucket = BufferBucket::new(backend, layers, true, 1).unwrap();
+    [0, 1, 2].map(|step| {
+        let asked = |backend: &mut WgpuBackend| {
+            let gpu = backend.gpu();
+            [gpu.submissions, gpu.reads, gpu.dispatches, gpu.memory.created]
+        };
+        let before = asked(backend);
+        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+        let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step, terms: 0 };
+        let mut space = bucket.on(backend);
+        let mut flight = Flight::begin(&mut space, moment, Agreement::Reached, None).unwrap();
+        while flight.next(&mut space).unwrap().is_some() {}
+        bucket.finish(backend).unwrap();
+        let after = asked(backend);
+        std::array::from_fn(|i| after[i] - before[i])
+    })
+}
+
+#[test]
+fn an_exchange_asks_as_little_of_the_device_for_many_layers_as_for_few() {
+    let shape = |layer: usize| Shape::new(30 + layer, 40).unwrap();
+    for mut backend in backends() {
+        // The device that does nothing makes no payloads of TopK either, which a rank then refuses.
+        let topk = if backend.device().adapter_info().backend == wgpu::Backend::Noop {
+            Setting::Dense
+        } else {
+            Setting::TopK(TopK { keep: 55, values: Dtype::F16 })
+        };
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let descriptor = wgpu::BufferDescriptor { label: None, size: 4 * 40 * 200, usage, mapped_at_creation: false };
+        let buffers: Vec<wgpu::Buffer> = (0..150).map(|_| backend.device().create_buffer(&descriptor)).collect();
+        let layer = |(layer, buffer)| {
+            let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape: shape(layer) };
+            let setting = [Setting::Qsgd(Qsgd::default()), topk, Setting::Dense][layer % 3];
+            BufferLayer { index: layer as u32, setting, gradient }
+        };
+        let layers: Vec<BufferLayer<'_>> = buffers.iter().enumerate().map(layer).collect();
+        let few = exchange(&mut backend, &layers[..3]);
+        let many = exchange(&mut backend, &layers);
+        for step in 0..3 {
+            let [submissions, reads, dispatches, created] = many[step];
+            // Four ops, two collectives and the end; a readback for each of the latter three.
+            assert_eq!((submissions, reads), (7, 3));
+            assert_eq!(many[step][..3], few[step][..3]);
+            assert!(dispatches <= 16, "{dispatches} dispatches");
+            assert!(created == 0 || step == 0, "{created} buffers in step {step}");
+        }
+    }
+}
+
+#[test]
+fn buckets_that_the_device_cannot_do_are_refused_by_name() {
+    let mut backend = noop();
+    let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+    let descriptor = wgpu::BufferDescriptor { label: None, size: 4 * 4096, usage, mapped_at_creation: false };
+    let buffer = backend.device().create_buffer(&descriptor);
+    let of = |buffer, setting, rows| {
+        let gradient = BufferGradient { buffer, offset: 0, dtype: Dtype::F32, shape: Shape::new(rows, 64).unwrap() };
+        BufferLayer { index: 3, setting, gradient }
+    };
+    let mut refused = |layer, world| BufferBucket::new(&mut backend, &[layer], true, world).unwrap_err();
+    let powersgd = Setting::PowerSgd(PowerSgd { rank: 2, iterations: 1 });
+    assert_eq!(refused(of(&buffer, powersgd, 64), 2), Error::Method("PowerSGD"));
+    assert_eq!(refused(of(&buffer, Setting::CltK(CltK { keep: 2 }), 64), 2), Error::Method("CLT-k"));
+    let short = refused(of(&buffer, Setting::Dense, 65), 2);
+    assert_eq!(short, Error::Buffer { what: "ends before the gradient does" });
+    for world in [0, 65_536] {
+        assert!(matches!(refused(of(&buffer, Setting::Dense, 64), world), Error::Core(_)));
+    }
+    let descriptor = wgpu::BufferDescriptor { usage: wgpu::BufferUsages::STORAGE, ..descriptor };
+    let unreadable = backend.device().create_buffer(&descriptor);
+    let mut refused = |layer| BufferBucket::new(&mut backend, &[layer], true, 2).unwrap_err();
+    assert!(matches!(refused(of(&unreadable, Setting::Dense, 64)), Error::Buffer { .. }));
+
+    let mut bucket = BufferBucket::new(&mut backend, &[of(&buffer, Setting::Dense, 64)], false, 2).unwrap();
+    let reduce_dtype = Dtype::F32;
+    let moment = Moment { rank: 0, world_size: 2, route: Route::AllGather, reduce_dtype, seed: 7, step: 0, terms: 0 };
+    for moment in [Moment { route: Route::ScatterReduce, ..moment }, Moment { world_size: 3, ..moment }] {
+        let begun = Flight::begin(&mut bucket.on(&mut backend), moment, Agreement::Reached, None);
+        assert!(begun.is_err(), "{moment:?}");
+    }
+    assert!(matches!(bucket.finish(&mut backend), Err(lgreco_train::Error::StepOrder { .. })));
+    assert!(bucket.residual(0).is_none());
 }

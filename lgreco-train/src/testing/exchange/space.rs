@@ -293,6 +293,8 @@ pub fn members() -> Vec<Member> {
         (nearest, 33, 31, Dtype::Bf16),
         (Setting::Dense, 7, 9, Dtype::F16),
         (qsgd(2, 1), 5, 7, Dtype::F32),
+        (topk(1501, Dtype::F32), 50, 61, Dtype::Bf16),
+        (topk(1801, Dtype::Bf16), 120, 150, Dtype::F32),
     ];
     let member = |(index, (setting, rows, cols, dtype)): (u32, (Setting, usize, usize, Dtype))| Member {
         index: 3 * index + 1,
@@ -403,7 +405,7 @@ pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(
     };
     let setting = Setting::Qsgd(Qsgd { bits: 3, bucket: 16, ..Qsgd::default() });
     let members =
-        [topk(5, Dtype::F32, 90, 0), topk(23, Dtype::F16, 70, 1), Member { setting, ..topk(0, Dtype::F32, 37, 2) }];
+        [topk(20, Dtype::F32, 290, 0), topk(23, Dtype::F16, 70, 1), Member { setting, ..topk(0, Dtype::F32, 37, 2) }];
     let (mut headers, mut bodies, mut at) = (vec![], vec![], Slip::LEN);
     for member in &members {
         let len = member.setting.payload_len(member.shape, member.dtype).expect("a setting for the shape");
@@ -412,10 +414,12 @@ pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(
         at += len;
     }
     let steps = |places: &[usize]| -> Vec<Step> {
-        let places = places.iter().skip(first).step_by(stride).flat_map(|&at| [(at, 0x01), (at, 0x80), (at, 0xff)]);
+        let places = places.iter().skip(first).step_by(stride).flat_map(|&at| [(at, 0x01), (at, 0x40), (at, 0xff)]);
         let damaged = (0..).zip(places).map(|(number, (at, change))| {
             let damage = Some(Damage { rank: 1, at, change });
-            Step { damage, ..sound(&members, 2, number, Agreement::Reached) }
+            // The largest are between 1 and 2, from where one bit makes them infinite.
+            let gradients = gradients(&members, 2, number, 1.9);
+            Step { gradients, damage, ..sound(&members, 2, number, Agreement::Reached) }
         });
         let mut steps: Vec<Step> = damaged.collect();
         steps.push(sound(&members, 2, steps.len() as u32, Agreement::Reached));

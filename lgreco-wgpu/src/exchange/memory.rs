@@ -1,0 +1,90 @@
+//! What a bucket has on the device.
+
+use super::faults::Faults;
+use super::plan::Plan;
+use crate::Error;
+use crate::batch::Batch;
+use wgpu::{Buffer, BufferDescriptor, BufferUsages};
+
+/// Of all buffers that are worked on.
+pub(super) const USAGES: BufferUsages =
+    BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
+
+/// Memory of the device.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) layers: Buffer,
+    pub(super) of_values: Buffer,
+    pub(super) of_tables: Buffer,
+    pub(super) of_blocks: Buffer,
+    pub(super) of_kept: Buffer,
+    /// Gradients, and then means, in the layers' types.
+    pub(super) values: Buffer,
+    /// What is remembered, and what takes its place when the flight has ended.
+    pub(super) residual: Buffer,
+    pub(super) offered: Buffer,
+    pub(super) extremes: Buffer,
+    pub(super) grids: Buffer,
+    pub(super) sums: Buffer,
+    pub(super) image: Buffer,
+    /// All ranks' images.
+    pub(super) images: Buffer,
+    pub(super) totals: Buffer,
+    pub(super) positions: Buffer,
+    /// By which TopK's largest are found, where they end, and how many there are before each workgroup's values.
+    pub(super) counts: Buffer,
+    pub(super) cuts: Buffer,
+    pub(super) blocks: Buffer,
+    pub(super) faults: Buffer,
+}
+
+impl Memory {
+    /// All of it, with residuals of zeros.
+    pub(super) fn new(batch: &mut Batch<'_>, plan: &Plan, world: usize, feedback: bool) -> Result<Memory, Error> {
+        let (flat, topk) = (4 * plan.flat() as u64, plan.kept > 0);
+        let room = |what, bytes: u64| {
+            let largest = batch.gpu.largest_binding();
+            if bytes > largest {
+                return Err(Error::TooLarge { what, bytes, limit: "max_storage_buffer_binding_size", largest });
+            }
+            // Nothing of what is bound may be empty, nor smaller than a layer.
+            let size = bytes.next_multiple_of(4).max(256);
+            let descriptor = BufferDescriptor { label: Some(what), size, usage: USAGES, mapped_at_creation: false };
+            Ok(batch.gpu.device.create_buffer(&descriptor))
+        };
+        let params: Vec<_> = plan.members.iter().map(|member| member.params).collect();
+        let words = |words: usize| 4 * words as u64;
+        let memory = Memory {
+            layers: room("a bucket's layers", size_of_val(&params[..]) as u64)?,
+            of_values: room("a bucket's workgroups", words(plan.of_values.len()))?,
+            of_tables: room("a bucket's workgroups", words(plan.of_tables.len()))?,
+            of_blocks: room("a bucket's workgroups", words(plan.of_blocks.len()))?,
+            of_kept: room("a bucket's workgroups", words(plan.of_kept.len()))?,
+            values: room("a bucket", flat)?,
+            residual: room("a bucket", if feedback { flat } else { 0 })?,
+            offered: room("a bucket", flat)?,
+            extremes: room("a bucket's extremes", words(3 * plan.buckets))?,
+            grids: room("a bucket's grids", words(7 * plan.buckets))?,
+            sums: room("a bucket's sums", words(plan.sums))?,
+            image: room("a bucket's payloads", words(plan.image))?,
+            images: room("all ranks' payloads", words(plan.image * world))?,
+            totals: room("a bucket", if topk { flat } else { 0 })?,
+            positions: room("a bucket's positions", words(plan.kept))?,
+            counts: room("a bucket's histograms", words(4096 * plan.of_tables.len()))?,
+            cuts: room("a bucket's cuts", words(2 * plan.of_tables.len()))?,
+            blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
+            faults: room("a bucket's faults", Faults::bytes(plan, world))?,
+        };
+        batch.write(&memory.layers, 0, bytemuck::cast_slice(&params));
+        for (buffer, of) in [
+            (&memory.of_values, &plan.of_values),
+            (&memory.of_tables, &plan.of_tables),
+            (&memory.of_blocks, &plan.of_blocks),
+            (&memory.of_kept, &plan.of_kept),
+        ] {
+            batch.write(buffer, 0, bytemuck::cast_slice(of));
+        }
+        batch.clear(&memory.residual, memory.residual.size());
+        Ok(memory)
+    }
+}
