@@ -277,6 +277,34 @@ def test_compression_ramps_up() -> None:
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > 3 * sizes[-1]
 
 
+def _policies(rank: int) -> tuple[list[str], list[dict[str, str]]]:
+    """Settings of the larger layers, decided at steps 2, 4, 6 and 8: Accordion's of one layer, LEGACY's of three."""
+    options: dict[str, Any] = {"method": "topk", "min_elements": 64, "period": 2, "widths": ["full"]}
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    ddp, state = make(policy="accordion", accordion=(0.2, 0.02), optimizer=optimizer, **options)
+    accordion = []
+    for at in range(9):
+        optimizer.param_groups[0]["lr"] = 1.0 if at < 6 else 0.1
+        train(ddp, rank, range(at, at + 1))
+        accordion.append(state.settings["second"])
+    ddp, state = make(policy="legacy", legacy=([2000, 2500], [[0.4, 0.2, 0.1], [0.04, 0.02, 0.01]], 8), **options)
+    legacy = []
+    for at in range(9):
+        train(ddp, rank, range(at, at + 1))
+        legacy.append(state.settings)
+    for policy in ("accordion", "legacy"):
+        with pytest.raises(LgrecoError, match=f"needs its levels as {policy}"):
+            make(policy=policy)
+    return accordion, legacy
+
+
+def test_accordion_and_legacy() -> None:
+    for accordion, legacy in on_ranks(2, _policies):
+        assert accordion == ["dense"] * 2 + ["topk 512"] * 2 + ["topk 51"] * 2 + ["topk 512"] * 2 + ["topk 51"]
+        sizes = [[settings[name] for name in ("first", "third", "second")] for settings in legacy]
+        assert sizes == [["dense"] * 3] * 2 + [["topk 768", "topk 410", "topk 256"]] * 2 + [["topk 77", "topk 41", "topk 26"]] * 5
+
+
 def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:
     steps: list[int] = []
     ddp, state = make(on_plan=lambda state: steps.append(state.plan["step"]), start_iter=3, lead=2)
