@@ -103,6 +103,7 @@ class Training(Reports):
         self._planner: ThreadPoolExecutor | None = None
         self._planning: Future[PlanResult] | None = None
         self.last_report: Report | None = None
+        # What ranks must have been told alike; measuring errors is each one's own affair.
         together = {**told, "settings": settings and sorted(settings.items()), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None)
         failure: Exception | None = None
