@@ -2,7 +2,9 @@
 
 use crate::error::LgrecoError;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{Budget, Config, Feedback, NonFinite, Objective, Policy, RampUp, Schedule};
+use lgreco_train::controller::{
+    Accordion, Budget, Config, Feedback, Legacy, NonFinite, Objective, Policy, RampUp, Schedule,
+};
 use lgreco_train::exchange::Route;
 use lgreco_train::feedback::{Residual, Storage};
 use lgreco_train::gradient::Dtype;
@@ -49,6 +51,22 @@ impl std::fmt::Display for Value {
         match self {
             Value::Number(number) => number.fmt(f),
             Value::Word(word) => word.fmt(f),
+        }
+    }
+}
+
+/// Accordion's two levels, with its thresholds or without.
+#[derive(FromPyObject)]
+enum Levels {
+    All(f64, f64, f64, f64),
+    Two(f64, f64),
+}
+
+impl From<Levels> for Accordion {
+    fn from(levels: Levels) -> Accordion {
+        match levels {
+            Levels::All(low, high, eta, drop) => Accordion { low, high, eta, drop },
+            Levels::Two(low, high) => Accordion::new(low, high),
         }
     }
 }
@@ -114,14 +132,20 @@ impl<'py> Options<'_, 'py> {
             let settings = settings.iter().map(|text| text.parse::<Setting>().map_err(refused));
             return Ok(Policy::Fixed(settings.collect::<PyResult<_>>()?));
         }
+        let accordion = self.get::<Levels>("accordion")?.map(Accordion::from);
+        let legacy = self.get("legacy")?.map(|(sizes, levels, steps)| Legacy { sizes, levels, steps });
         let clusters = self.get("clusters")?.unwrap_or(6);
         let policies = [
-            ("lgreco", Policy::LGreco { solver: Solver::default(), accordion: None }),
-            ("uniform", Policy::Uniform),
-            ("uncompressed", Policy::Uncompressed),
-            ("kmeans", Policy::KMeans { clusters }),
+            ("lgreco", Some(Policy::LGreco { solver: Solver::default(), accordion })),
+            ("uniform", Some(Policy::Uniform)),
+            ("uncompressed", Some(Policy::Uncompressed)),
+            ("kmeans", Some(Policy::KMeans { clusters })),
+            ("accordion", accordion.map(Policy::Accordion)),
+            ("legacy", legacy.map(Policy::Legacy)),
         ];
-        named("policy", &self.get::<String>("policy")?.unwrap_or_else(|| "lgreco".into()), &policies)
+        let name: String = self.get("policy")?.unwrap_or_else(|| "lgreco".into());
+        let levels = || refused(format!("policy is {name:?}, which needs its levels as {name}"));
+        named("policy", &name, &policies)?.ok_or_else(levels)
     }
 
     fn feedback(&self) -> PyResult<Feedback> {
@@ -184,7 +208,7 @@ impl<'py> Options<'_, 'py> {
     }
 }
 
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 27] = [
     "method",
     "default",
     "candidates",
@@ -197,6 +221,8 @@ const KNOWN: [&str; 25] = [
     "settings",
     "policy",
     "clusters",
+    "accordion",
+    "legacy",
     "residual_dtype",
     "error_feedback",
     "budget",

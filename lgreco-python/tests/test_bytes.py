@@ -12,27 +12,43 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lgreco.torch import register
+from lgreco.torch import LGreCoShardedState, register
 
 OPTIONS: dict[str, Any] = {"start_iter": 2, "period": 4, "window": 1, "min_elements": 64}
 SCHEMES: list[dict[str, Any]] = [{"method": "topk", "default": 0.1}, {"method": "qsgd"}, {"method": "powersgd", "default": 2}]
 BIAS = torch.Size(SHAPES["bias"]).numel()
 VALUES = sum(torch.Size(shape).numel() for shape in SHAPES.values())
-DOORS = [("DDP", torch.float32), ("DDP", torch.bfloat16), ("FSDP1", torch.float32), ("FSDP2", torch.bfloat16)]
+DOORS = [
+    ("DDP", torch.float32), ("DDP", torch.bfloat16), ("FSDP1", torch.float32), ("FSDP2", torch.bfloat16),
+    ("HSDP", torch.float32), ("HSDP", torch.bfloat16),
+]
 
 
-def _sent(rank: int, door: str, reduce_dtype: torch.dtype) -> list[list[tuple[int, int]]]:
-    """Bytes of each step, counted and predicted, scheme by scheme."""
+def _registered(door: str, options: dict[str, Any]) -> tuple[torch.nn.Module, Any]:
+    if door == "HSDP":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        sharded = fully_shard(Linear(), mesh=mesh["shard"])
+        return sharded, LGreCoShardedState(sharded, replicate_group=mesh.get_group("replicate"), **options)
     doors = {
         "DDP": lambda: DDP(Linear()),
         "FSDP2": lambda: fully_shard(Linear(), mesh=init_device_mesh("cpu", (dist.get_world_size(),))),
         "FSDP1": lambda: FSDP(Linear(), device_id=torch.device("cpu")),
     }
+    module = doors[door]()
+    return module, register(module, **options)
+
+
+def parts(door: str) -> int:
+    """Into how many layers are divided before they are exchanged."""
+    return 2 if door == "HSDP" else 1
+
+
+def _sent(rank: int, door: str, reduce_dtype: torch.dtype) -> list[list[tuple[int, int]]]:
+    """Bytes of each step, counted and predicted, scheme by scheme."""
     every = []
-    dense, bias = (reduce_dtype.itemsize * values for values in (VALUES, BIAS))
+    dense, bias = (reduce_dtype.itemsize * values // parts(door) for values in (VALUES, BIAS))
     for options in SCHEMES:
-        module = doors[door]()
-        state = register(module, reduce_dtype=reduce_dtype, **OPTIONS, **options)
+        module, state = _registered(door, {"reduce_dtype": reduce_dtype, **OPTIONS, **options})
         steps = []
         for step in range(9):
             before = state.compression_stats()[2]
@@ -45,10 +61,10 @@ def _sent(rank: int, door: str, reduce_dtype: torch.dtype) -> list[list[tuple[in
 
 @pytest.mark.parametrize("door, reduce_dtype", DOORS)
 def test_counted_bytes_are_those_of_plans(door: str, reduce_dtype: torch.dtype) -> None:
-    for schemes in on_ranks(2, _sent, door, reduce_dtype):
+    for schemes in on_ranks(2 * parts(door), _sent, door, reduce_dtype):
         for steps in schemes:
             assert all(counted == predicted for counted, predicted in steps), steps
-            uncompressed = [counted == reduce_dtype.itemsize * VALUES for counted, _ in steps]
+            uncompressed = [counted == reduce_dtype.itemsize * VALUES // parts(door) for counted, _ in steps]
             assert uncompressed == [True] * 2 + [False] * 7
 
 

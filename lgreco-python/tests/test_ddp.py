@@ -15,6 +15,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "powersgd": {"method": "powersgd"},
     "hybrid": {"method": "hybrid"},
     "uniform": {"method": "topk", "default": 0.1, "policy": "uniform"},
+    "kmeans": {"method": "topk", "default": 0.1, "policy": "kmeans", "clusters": 2},
 }
 
 
@@ -64,13 +65,16 @@ def test_uncompressed_is_plain_ddp_bit_for_bit(world: int) -> None:
     assert all(torch.equal(values, expected[0][0]) for values, *_ in found)
 
 
-@pytest.mark.parametrize("view", [False, True])
-def test_ranks_train_alike(view: bool) -> None:
-    expected = on_ranks(2, _train, view, None)
-    for options in SCHEMES.values():
-        found = on_ranks(2, _train, view, options)
-        (first, _, (ratio, gradients, sent)), (second, *_) = found
-        assert torch.equal(first, second) and not torch.equal(first, expected[0][0])
+def _train_all(rank: int, view: bool) -> list[tuple[torch.Tensor, float, tuple[float, int, int]]]:
+    return [_train(rank, view, options) for options in (None, *SCHEMES.values())]
+
+
+@pytest.mark.parametrize("world, view", [(2, False), (2, True), (4, False)])
+def test_ranks_train_alike(world: int, view: bool) -> None:
+    expected, *schemes = zip(*on_ranks(world, _train_all, view))
+    for options, found in zip(SCHEMES.values(), schemes, strict=True):
+        (first, _, (ratio, gradients, sent)) = found[0]
+        assert all(torch.equal(values, first) for values, *_ in found) and not torch.equal(first, expected[0][0])
         assert ratio == gradients / sent > 1.5
         for (_, loss, _), (_, plain, _) in zip(found, expected):
             assert loss < 1.02 * plain, options

@@ -102,23 +102,27 @@ def _saved(rank: int) -> dict[str, Any]:
 
 def _with_fewer(rank: int, saved: list[dict[str, Any]]) -> torch.Tensor:
     _, state = make()
-    state.load_state_dict(saved[rank], [saved[rank], saved[2]] if rank == 0 else None)
+    state.load_state_dict(saved[rank], [saved[rank], saved[-1]] if rank == 0 else None)
+    return _mean_of(state)
+
+
+def _mean_of(state: LGreCoState) -> torch.Tensor:
     residual = state.residual("second")
     dist.all_reduce(residual)
-    return residual / 2
+    return residual / dist.get_world_size()
 
 
 def _mean_residual(rank: int) -> torch.Tensor:
     ddp, state = make()
     train(ddp, rank, range(6))
-    residual = state.residual("second")
-    dist.all_reduce(residual)
-    return residual / 3
+    return _mean_of(state)
 
 
-def test_fewer_workers_take_the_residuals_over() -> None:
-    saved, expected = on_ranks(3, _saved), on_ranks(3, _mean_residual)[0]
-    for found in on_ranks(2, _with_fewer, saved):
+@pytest.mark.parametrize("world", [3, 4])
+def test_one_worker_fewer_takes_the_residuals_over(world: int) -> None:
+    saved, expected = on_ranks(world, _saved), on_ranks(world, _mean_residual)[0]
+    assert expected.any()
+    for found in on_ranks(world - 1, _with_fewer, saved):
         torch.testing.assert_close(found, expected)
 
 
@@ -142,6 +146,35 @@ def test_two_models_in_one_backward_pass() -> None:
     assert torch.equal(one, alone)
 
 
+def _with_collectives(rank: int, between: bool) -> tuple[torch.Tensor, list[str]]:
+    """With a collective of the user's own between two buckets, on DDP's group."""
+    ddp, state = make(method="powersgd", default=2)
+    events: list[str] = []
+    exchange = state.exchange
+
+    def noting(bucket: dist.GradBucket) -> Any:
+        events.append("bucket")
+        return exchange(bucket)
+
+    def sum_up(gradient: torch.Tensor) -> None:
+        events.append("own")
+        total = gradient.sum()
+        dist.all_reduce(total)
+
+    state.exchange = noting  # type: ignore[method-assign]
+    if between:
+        ddp.module.second.register_hook(sum_up)
+    parameters = train(ddp, rank, range(8))
+    return parameters, events[-5:]
+
+
+def test_others_collectives_between_two_buckets() -> None:
+    expected, found = on_ranks(2, _with_collectives, False), on_ranks(2, _with_collectives, True)
+    for (alone, _), (parameters, events) in zip(expected, found):
+        assert torch.equal(parameters, alone)
+        assert events.count("bucket") >= 2 and "bucket,own,bucket" in ",".join(events), events
+
+
 def _many_buckets(rank: int, steps: int) -> torch.Tensor:
     ddp, state = make(method="powersgd", default=1, policy="uniform", min_elements=1)
     parameters = train(ddp, rank, range(steps))
@@ -155,19 +188,38 @@ def test_powersgd_with_several_buckets_goes_on() -> None:
     assert torch.equal(first, second)
 
 
-def _compiled(rank: int) -> torch.Tensor:
-    ddp = DDP(Linear())
-    ddp.register_comm_hook(LGreCoState(None, ddp, **TOPK), lgreco_hook)
+def _compiled(rank: int, compiles: bool) -> tuple[torch.Tensor, int]:
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 5000  # Dynamo refuses a first bucket that is larger than the others
+    ddp, state = make(default=0.2)
+    buckets = []
+    exchange = state.exchange
+
+    def noting(bucket: dist.GradBucket) -> Any:
+        buckets.append(bucket.index())
+        return exchange(bucket)
+
+    state.exchange = noting  # type: ignore[method-assign]
+    parameters = train(torch.compile(ddp, backend="eager") if compiles else ddp, rank, range(8))
+    return parameters, max(buckets)
+
+
+def test_compiled_models_with_several_buckets() -> None:
+    for (expected, _), (found, last) in zip(on_ranks(2, _compiled, False), on_ranks(2, _compiled, True)):
+        assert torch.equal(found, expected) and last >= 1
+
+
+def _python_reducer(rank: int) -> str:
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    ddp, _ = make()
     compiled = torch.compile(ddp, backend="eager")
-    for at in range(6):
-        ddp.zero_grad()
-        compiled(gradients(rank, at)).backward()
-    return torch.cat([p.grad.flatten() for p in ddp.parameters() if p.grad is not None])
+    with pytest.raises(TypeError) as raised, torch._dynamo.utils.maybe_enable_compiled_autograd(True, fullgraph=False):
+        compiled(gradients(rank, 0)).backward()
+    return str(raised.value)
 
 
-def test_compiled_models() -> None:
-    first, second = on_ranks(2, _compiled)
-    assert torch.equal(first, second)
+def test_compiling_in_a_way_that_has_no_buckets_is_told() -> None:
+    for error in on_ranks(2, _python_reducer):
+        assert "optimize_ddp='ddp_optimizer'" in error
 
 
 def _given(rank: int) -> tuple[dict[str, str], list[str]]:
@@ -223,6 +275,34 @@ def test_compression_ramps_up() -> None:
     (plans, _), _ = on_ranks(2, _planned, {"ramp_up": (0.5, 8)})
     sizes = [plan["size"] for plan in plans]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > 3 * sizes[-1]
+
+
+def _policies(rank: int) -> tuple[list[str], list[dict[str, str]]]:
+    """Settings of the larger layers, decided at steps 2, 4, 6 and 8: Accordion's of one layer, LEGACY's of three."""
+    options: dict[str, Any] = {"method": "topk", "min_elements": 64, "period": 2, "widths": ["full"]}
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    ddp, state = make(policy="accordion", accordion=(0.2, 0.02), optimizer=optimizer, **options)
+    accordion = []
+    for at in range(9):
+        optimizer.param_groups[0]["lr"] = 1.0 if at < 6 else 0.1
+        train(ddp, rank, range(at, at + 1))
+        accordion.append(state.settings["second"])
+    ddp, state = make(policy="legacy", legacy=([2000, 2500], [[0.4, 0.2, 0.1], [0.04, 0.02, 0.01]], 8), **options)
+    legacy = []
+    for at in range(9):
+        train(ddp, rank, range(at, at + 1))
+        legacy.append(state.settings)
+    for policy in ("accordion", "legacy"):
+        with pytest.raises(LgrecoError, match=f"needs its levels as {policy}"):
+            make(policy=policy)
+    return accordion, legacy
+
+
+def test_accordion_and_legacy() -> None:
+    for accordion, legacy in on_ranks(2, _policies):
+        assert accordion == ["dense"] * 2 + ["topk 512"] * 2 + ["topk 51"] * 2 + ["topk 512"] * 2 + ["topk 51"]
+        sizes = [[settings[name] for name in ("first", "third", "second")] for settings in legacy]
+        assert sizes == [["dense"] * 3] * 2 + [["topk 768", "topk 410", "topk 256"]] * 2 + [["topk 77", "topk 41", "topk 26"]] * 5
 
 
 def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:

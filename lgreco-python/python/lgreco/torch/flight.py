@@ -48,7 +48,7 @@ class Flight:
             bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
         except Exception as error:
             self._failure = error
-            bucket.submit_failure(isinstance(error, (MemoryError, torch.OutOfMemoryError)))
+            bucket.submit_failure(isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)))
         self._rounds = bucket.rounds()
 
     def go_on(self) -> bool:

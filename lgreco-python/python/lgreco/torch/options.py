@@ -42,3 +42,6 @@ class Options(TypedDict, total=False):
     metrics_every: int
     route: str
     clusters: int
+    accordion: tuple[float, float] | tuple[float, float, float, float]
+    legacy: tuple[list[int], list[list[float]], int]
+    optimizer: torch.optim.Optimizer | None

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class OuterStep(Reports):
     """Averages models that are trained apart, every so many steps, over compressed pseudo-gradients.
 
-    Each process trains by its own optimizer. After ``every`` steps the pseudo-gradient of each layer, its value at the last
-    outer step minus its value now, is compressed with error feedback and averaged, and SGD with Nesterov's momentum makes an
-    outer step of the means, from where all processes go on: Douillard et al., "DiLoCo" (2023); with feedback that decays,
-    SparseLoCo (2025). Inner optimizers keep their state.
+    Each process trains by its own optimizer, which this neither takes nor touches. After ``every`` steps the pseudo-gradient of
+    each layer, its value at the last outer step minus its value now, is compressed with error feedback and averaged, and SGD with
+    Nesterov's momentum makes an outer step of the means, from where all processes go on: Douillard et al., "DiLoCo" (2023); with
+    feedback that decays, SparseLoCo (2025).
 
     >>> model = torch.nn.Linear(64, 64)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

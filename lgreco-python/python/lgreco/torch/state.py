@@ -47,7 +47,8 @@ class LGreCoState(Training):
         followed at the next plan or the one after. Rank 0 logs a line per plan, by ``logging.getLogger("lgreco")``.
     policy
         ``"lgreco"`` plans after ``start_iter`` steps and then every ``period`` steps; ``"uniform"`` uses the default
-        everywhere; ``"kmeans"`` clusters layers as CGX does; ``"uncompressed"`` is plain DDP.
+        everywhere; ``"kmeans"`` clusters layers as CGX does; ``"accordion"`` has two levels, by how gradients' norms change, and
+        ``"legacy"`` levels by the size of a layer and the phase of training; ``"uncompressed"`` is plain DDP.
     settings
         Instead of a policy: a fixed setting per layer, by name, as text (``"topk 786"``, ``"qsgd 4"``, ``"dense"``);
         layers that are left out stay uncompressed.
@@ -77,7 +78,10 @@ class LGreCoState(Training):
     **options
         ``alpha``, ``metric`` (``"squared-l2"`` or the paper's ``"l2"``), ``workers`` (whose mean is taken; those of the group), ``candidates`` (first, last, step), ``widths``
         (of TopK's values: ``"full"`` and 2 to 8 bits, all but 7 unless given), ``min_elements``, ``metrics_every``, ``route``, ``clusters``: as in the
-        Rust crate's ``controller::Config`` and ``search::Search``.
+        Rust crate's ``controller::Config`` and ``search::Search``. Of Accordion ``accordion``, the parameters of critical layers and of the
+        others, then, unless they are 0.5 and 1.5, the change of a norm and the fall of the learning rate that make layers critical,
+        and ``optimizer``, whose first group has that rate; with ``policy="lgreco"`` budgets come from its levels. Of LEGACY
+        ``legacy``: bounds between sizes, a parameter per size for each phase, steps of training.
 
     Raises
     ------

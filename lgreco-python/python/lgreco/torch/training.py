@@ -89,6 +89,7 @@ class Training(Reports):
         grad_scaler: Scaler | None = told.pop("grad_scaler", None)
         settings: Mapping[str, str] | None = told.pop("settings", None)
         on_plan: Callable[[Any], None] | None = told.pop("on_plan", None)
+        self._optimizer: torch.optim.Optimizer | None = told.pop("optimizer", None)
         self.names = [layer.name for layer in layers]
         self._group = own_group(group)
         self._scaler, self._scale = grad_scaler, None if grad_scaler is None else grad_scaler.get_scale()
@@ -102,6 +103,7 @@ class Training(Reports):
         self._planner: ThreadPoolExecutor | None = None
         self._planning: Future[PlanResult] | None = None
         self.last_report: Report | None = None
+        # What ranks must have been told alike; measuring errors is each one's own affair.
         together = {**told, "settings": settings and sorted(settings.items()), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None)
         failure: Exception | None = None
@@ -152,7 +154,7 @@ class Training(Reports):
         except LgrecoError as error:
             failure = error
         self._take_over_plan()
-        self._controller.begin_step(1.0)
+        self._controller.begin_step(1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"]))
         try:
             while (request := self._controller.control()) is not None:
                 start(request, self._group).wait()
