@@ -1,6 +1,6 @@
 //! Trains a convolutional network that is cut in two, with compression at the cut.
 //!
-//! `cargo run --release -p lgreco-cli --example cut`
+//! `cargo run --release -p lgreco-cli --example cut [-- --steps N]`
 //!
 //! The stage above the cut sends its features (512 per image) to the stage below, which sends back the loss's gradient by
 //! them. Every run starts from the same parameters and sees the same images in the same order. After training the
@@ -21,6 +21,8 @@ mod optimiser;
 #[path = "../train/parameters.rs"]
 mod parameters;
 mod stages;
+#[cfg(test)]
+mod tests;
 
 use clap::Parser;
 use lgreco_train::feedback::Residual;
@@ -30,9 +32,12 @@ use stages::{BATCH, FEATURES, Failure, Images, Pipeline};
 
 /// Trains a network that is cut in two, with compression at the cut.
 #[derive(Parser)]
-struct Args {}
+struct Args {
+    /// Steps of training.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = 600)]
+    steps: u32,
+}
 
-const STEPS: u32 = 600;
 const RATE: f32 = 0.05;
 const SEED: u64 = 1;
 
@@ -103,8 +108,8 @@ fn recurring() -> Result<Vec<Row>, lgreco_train::Error> {
 }
 
 fn main() -> Result<(), Failure> {
-    let Args {} = Args::parse();
-    println!("{STEPS} steps of {BATCH} images; loss in nats and accuracy on images that were not trained on");
+    let Args { steps } = Args::parse();
+    println!("{steps} steps of {BATCH} images; loss in nats and accuracy on images that were not trained on");
     for (images, what, rows) in [
         (Images::New, "images under noise that is new in every step", new()?),
         (Images::Recurring, "images that come again as they were", recurring()?),
@@ -114,26 +119,40 @@ fn main() -> Result<(), Failure> {
             "at the cut", "bytes/image", "back", "evaluated so", "uncompressed"
         );
         for row in &rows {
-            println!("{}", line(images, row)?);
+            let Outcome { bytes: [forward, back], evaluated } = train(images, row, steps)?;
+            let [so, plain] = evaluated.map(|(loss, right)| format!("{loss:.4} {:>8.2} %", 100.0 * right));
+            println!("{:<26}{forward:>14}{back:>14}{so:>20}{plain:>20}", row.name);
         }
     }
     Ok(())
 }
 
-/// Trains with a setting and says what it comes to.
-fn line(images: Images, row: &Row) -> Result<String, Failure> {
+/// What training with a setting comes to.
+struct Outcome {
+    /// Per image, forward and back.
+    bytes: [u64; 2],
+    /// Loss and share of right answers, as trained and uncompressed.
+    evaluated: [(f32, f32); 2],
+}
+
+/// Trains with a setting.
+fn train(images: Images, row: &Row, steps: u32) -> Result<Outcome, Failure> {
     let mut setting = CutSetting::new(0, BATCH as u32, FEATURES as u32);
     setting.forward = row.forward;
     setting.backward = Link { codec: row.back, memory: LinkMemory::None };
     let mut pipeline = Pipeline::new(setting, SEED)?;
-    for step in 0..STEPS {
-        let progress = step as f32 / STEPS as f32;
-        let rate = RATE * (20.0 * progress + 0.05).min(1.0 - 0.9 * progress);
-        pipeline.train(images, SEED, step, rate)?;
+    for step in 0..steps {
+        pipeline.train(images, SEED, step, rate(step, steps))?;
     }
-    let [forward, backward] = pipeline.bytes().map(|bytes| bytes / u64::from(STEPS) / BATCH as u64);
-    let [so, plain] = [Evaluation::Compressed, Evaluation::Plain].map(|evaluation| {
-        pipeline.validate(evaluation).map(|(loss, right)| format!("{loss:.4} {:>8.2} %", 100.0 * right))
-    });
-    Ok(format!("{:<26}{forward:>14}{backward:>14}{:>20}{:>20}", row.name, so?, plain?))
+    let bytes = pipeline.bytes().map(|bytes| bytes / u64::from(steps) / BATCH as u64);
+    Ok(Outcome {
+        bytes,
+        evaluated: [pipeline.validate(Evaluation::Compressed)?, pipeline.validate(Evaluation::Plain)?],
+    })
+}
+
+/// The learning rate: a short rise, then a linear fall.
+fn rate(step: u32, steps: u32) -> f32 {
+    let progress = step as f32 / steps as f32;
+    RATE * (20.0 * progress + 0.05).min(1.0 - 0.9 * progress)
 }
