@@ -1,4 +1,5 @@
-//! One exchange of a bucket of layers, under QSGD or uncompressed, without the host: what `exchange.cu` is asked to do.
+//! One exchange of a bucket of layers without the host: what `exchange.cu` is asked to do with those under QSGD. `sums` has
+//! uncompressed ones and those under PowerSGD.
 //!
 //! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
 //! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
@@ -167,9 +168,9 @@ impl CudaBackend {
         Ok(exchange)
     }
 
-    /// Enqueued, in two launches: this rank's message for all layers, `residual + gradient` under each one's setting with
-    /// the random words of the exchange's step, or the values themselves, and what is to be remembered. Bit for bit the core's payloads, each at a
-    /// multiple of 16. May be captured into a graph.
+    /// Enqueued, in two launches: this rank's message for all layers under QSGD, `residual + gradient` under each one's
+    /// setting with the random words of the exchange's step, and what is to be remembered. Bit for bit the core's payloads,
+    /// each at a multiple of 16. Nothing where all layers travel by sums. May be captured into a graph.
     ///
     /// # Errors
     /// [`Error::Memory`] when an address is 0, the message's no multiple of 16, or the gradients' none of their type's size;
@@ -205,7 +206,8 @@ impl CudaBackend {
     }
 
     /// Enqueued, in two launches: the means of all ranks' messages, which lie one after another, in the order of the ranks,
-    /// and the step's end. Where a rank has failed, or is at another step, or has another program, means are what
+    /// and the step's end. Nothing where all layers travel by sums: then
+    /// [`average_exchange`](CudaBackend::average_exchange) ends the step. Where a rank has failed, or is at another step, or has another program, means are what
     /// [`OnFault`] says and residuals stay as they were, on all ranks; so do they where a mean leaves its type. The means may
     /// take the gradients' places. May be captured into a graph.
     ///

@@ -116,13 +116,7 @@ impl Division {
         // Columns must not depend on how many there are, so neither does the division.
         let chunk = inner.div_ceil((SPREAD / tiles.max(1)).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
         // Columns of a block's part, `WIDE` of `factors.cu`.
-        let wide = if columns <= 8 {
-            8
-        } else if columns <= 16 {
-            16
-        } else {
-            32
-        };
+        let wide = if columns <= 8 { 8 } else { 16 };
         Division { chunk, chunks: inner.div_ceil(chunk), across: u64::from(tiles) * u64::from(columns.div_ceil(wide)) }
     }
 

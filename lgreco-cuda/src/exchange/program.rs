@@ -261,7 +261,8 @@ impl ExchangeProgram {
         Ok(ExchangeProgram { head, layers: table, layer_of, params, summed, sums_params, dtype: config.dtype })
     }
 
-    /// Bytes of the memory for the program itself, which begins at a multiple of 16.
+    /// Bytes of the memory for the program itself, which begins at a multiple of 16; of layers under PowerSGD also for what is
+    /// remembered of their factors, twice, and for what their products are made in.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()
     }

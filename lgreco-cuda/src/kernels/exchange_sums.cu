@@ -162,7 +162,7 @@ extern "C" __global__ void prepare(Params p, const Dense* dense, const Factors* 
                                    float* sums) {
     for (u64 piece = blockIdx.x; piece < u64(p.columns) + p.dense_spans; piece += gridDim.x) {
         if (piece < p.columns) {
-            Factors f = all[owner<&Factors::first_column>(all, p.matrices, u32(piece))];
+            const Factors& f = all[owner<&Factors::first_column>(all, p.matrices, u32(piece))];
             start(p, f, u32(piece) - f.first_column, remembered + program->half * program->factors, q);
         } else {
             u64 span = piece - p.columns;
@@ -220,11 +220,11 @@ struct Factor {
 };
 
 // P = M Q.
-extern "C" __global__ void project(Params p, const Factors* all, Program* program, const void* gradients,
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, Program* program, const void* gradients,
                                    float* residuals, const float* q, float* partial, u32* counters, float* sums) {
     __shared__ Room room;
     for (u64 piece = blockIdx.x; piece < p.products; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_product>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_product>(all, p.matrices, u32(piece))];
         Compensated matrix{gradients, p.dtype,  before_of(*program, residuals), after_of(*program, residuals),
                            &program->fault, f.values, f.cols, f.layer};
         multiply<false>(f, u32(piece) - f.first_product, matrix, q + f.q, partial + f.partial,
@@ -247,7 +247,7 @@ extern "C" __global__ void gram(Params p, const Factors* all, Program* program, 
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.grams; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_gram>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_gram>(all, p.matrices, u32(piece))];
         u32 side = (f.columns + EDGE - 1) / EDGE;
         u32 parts = number_of_part(0, side);
         u32 own = u32(piece) - f.first_gram;
@@ -281,7 +281,7 @@ extern "C" __global__ void solve(Params p, const Factors* all, const Program* pr
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.solves; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_solve>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_solve>(all, p.matrices, u32(piece))];
         u64 i = (piece - f.first_solve) * BLOCK + threadIdx.x;
         if (i < f.rows) {
             substitute(sums + f.p, f.rows, f.columns, triangles + f.triangle, i);
@@ -291,14 +291,14 @@ extern "C" __global__ void solve(Params p, const Factors* all, const Program* pr
 }
 
 // Q = the transposed M's product with P.
-extern "C" __global__ void back_project(Params p, const Factors* all, Program* program, float* residuals,
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, const Factors* all, Program* program, float* residuals,
                                         const float* sums, float* partial, u32* counters, float* factors) {
     __shared__ Room room;
     if (!sums_fare_well(*program, sums)) {
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.backs; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_back>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_back>(all, p.matrices, u32(piece))];
         Kept matrix{after_of(*program, residuals) + f.values, f.cols};
         multiply<true>(f, u32(piece) - f.first_back, matrix, sums + f.p, partial + f.partial, counters + f.counter + 1,
                        Factor{factors + f.q, &program->fault, f.layer}, room);
@@ -322,7 +322,7 @@ extern "C" __global__ void take_off(Params p, const Factors* all, Program* progr
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.tiles; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_tile>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_tile>(all, p.matrices, u32(piece))];
         Tile tile(f, u32(piece) - f.first_tile);
         tile.add(f, sums + f.p, Own{factors + f.q}, slabs);
         const float* before = before_of(*program, residuals) + f.values;
@@ -378,7 +378,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
     remembered += (1 - program->half) * program->factors;
     for (u64 piece = blockIdx.x; piece < u64(p.tiles) + p.dense_spans; piece += gridDim.x) {
         if (piece < p.tiles) {
-            Factors f = all[owner<&Factors::first_tile>(all, p.matrices, u32(piece))];
+            const Factors& f = all[owner<&Factors::first_tile>(all, p.matrices, u32(piece))];
             Tile tile(f, u32(piece) - f.first_tile);
             if (good) {
                 Averaged q{factors + f.q, remembered + f.q, world, &program->fault, f.layer};

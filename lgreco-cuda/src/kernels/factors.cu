@@ -59,7 +59,7 @@ __device__ inline bool comes_last(u32* counter, u32 blocks, u32& shared) {
 
 // A block's part of a product: OUTER of its rows, at most WIDEST of its columns, DEPTH terms at a time.
 #define OUTER 64
-#define WIDEST 32
+#define WIDEST 16
 #define DEPTH 32
 // Parts of DEPTH whose terms have sums of their own, whatever thread adds them up.
 #define GROUPS 4
@@ -81,15 +81,16 @@ __device__ inline void add_chunks(const float* partial, u64 apart, u32 chunks, u
 }
 
 // A piece of M F, or of the transposed M's product with F, of up to WIDE columns. A thread has four rows in two columns of
-// GROUPS * WIDE / WIDEST groups. The matrix is read by `from.at(row, col, first)`, for each element once with `first`.
+// WIDE / 8 groups. The matrix is read by `from.at(row, col, first)`, for each element once with `first`.
 template <u32 WIDE, bool TRANSPOSED, class From, class To>
 __device__ inline void multiply(const Factors& f, u32 piece, const From& from, const float* factor, float* partial,
                                 u32* counters, const To& to, Room& room) {
-    const u32 OWN = GROUPS * WIDE / WIDEST;
+    const u32 OWN = WIDE / 8;
     u32 outer = TRANSPOSED ? f.cols : f.rows;
     u32 inner = TRANSPOSED ? f.rows : f.cols;
+    u32 columns = f.columns;
     u32 chunks = TRANSPOSED ? f.back_chunks : f.chunks;
-    u32 panels = (f.columns + WIDE - 1) / WIDE;
+    u32 panels = (columns + WIDE - 1) / WIDE;
     u32 first_column = piece % panels * WIDE;
     u32 chunk = piece / panels % chunks;
     u32 first_o = piece / panels / chunks * OUTER;
@@ -100,7 +101,7 @@ __device__ inline void multiply(const Factors& f, u32 piece, const From& from, c
     u32 set = threadIdx.x / (8 * WIDE);
     float sums[OWN][4][2] = {};
     for (u64 j0 = start; j0 < end; j0 += DEPTH) {
-#pragma unroll
+#pragma unroll 4
         for (u32 at = threadIdx.x; at < DEPTH * OUTER; at += BLOCK) {
             // Neighbouring threads read neighbouring values.
             u32 o = TRANSPOSED ? at % OUTER : at / DEPTH;
@@ -114,14 +115,14 @@ __device__ inline void multiply(const Factors& f, u32 piece, const From& from, c
         for (u32 at = threadIdx.x; at < DEPTH * WIDE; at += BLOCK) {
             u32 column = at / DEPTH;
             u32 j = at % DEPTH;
-            bool inside = first_column + column < f.columns && j0 + j < end;
+            bool inside = first_column + column < columns && j0 + j < end;
             room.slab[j][column] = inside ? factor[u64(first_column + column) * inner + j0 + j] : 0.0f;
         }
         __syncthreads();
 #pragma unroll
         for (u32 k = 0; k < OWN; k++) {
             float parts[4][2] = {};
-#pragma unroll
+#pragma unroll 2
             for (u32 in_group = 0; in_group < DEPTH / GROUPS; in_group++) {
                 u32 j = (set * OWN + k) * (DEPTH / GROUPS) + in_group;
 #pragma unroll
@@ -138,46 +139,54 @@ __device__ inline void multiply(const Factors& f, u32 piece, const From& from, c
         }
         __syncthreads();
     }
-    // The sums of the other sets, one group behind the other.
-    float* others = &room.tile[0][0];
-    if (set > 0) {
+    // The sums of the groups that the first threads do not have, one group behind the other.
+    float* all = &room.tile[0][0];
 #pragma unroll
-        for (u32 k = 0; k < OWN; k++) {
-            u32 group = (set - 1) * OWN + k;
+    for (u32 k = 0; k < OWN; k++) {
 #pragma unroll
-            for (u32 a = 0; a < 8; a++) {
-                others[(group * WIDE + y + WIDE / 2 * (a % 2)) * OUTER + x + 16 * (a / 2)] = sums[k][a / 2][a % 2];
+        for (u32 a = 0; a < 8; a++) {
+            u32 own = (y + WIDE / 2 * (a % 2)) * OUTER + x + 16 * (a / 2);
+            if (set > 0) {
+                all[((set - 1) * OWN + k) * WIDE * OUTER + own] = sums[k][a / 2][a % 2];
             }
         }
     }
     __syncthreads();
-    u64 count = u64(f.columns) * outer;
+    // All groups added up, in order.
     if (set == 0) {
 #pragma unroll
         for (u32 a = 0; a < 8; a++) {
-            u32 o = x + 16 * (a / 2);
-            u32 column = y + WIDE / 2 * (a % 2);
+            u32 own = (y + WIDE / 2 * (a % 2)) * OUTER + x + 16 * (a / 2);
             float sum = sums[0][a / 2][a % 2];
 #pragma unroll
             for (u32 k = 1; k < GROUPS; k++) {
-                sum += k < OWN ? sums[k < OWN ? k : 0][a / 2][a % 2] : others[((k - OWN) * WIDE + column) * OUTER + o];
+                sum += k < OWN ? sums[k < OWN ? k : 0][a / 2][a % 2] : all[(k - OWN) * WIDE * OUTER + own];
             }
-            if (first_o + o < outer && first_column + column < f.columns) {
-                u64 at = u64(first_column + column) * outer + first_o + o;
-                if (chunks == 1) {
-                    to.put(at, sum);
-                } else {
-                    partial[chunk * count + at] = sum;
-                }
+            all[own] = sum;
+        }
+    }
+    __syncthreads();
+    u64 count = u64(columns) * outer;
+#pragma unroll 1
+    for (u32 own = threadIdx.x; own < WIDE * OUTER; own += BLOCK) {
+        u32 o = first_o + own % OUTER;
+        u32 column = first_column + own / OUTER;
+        if (o < outer && column < columns) {
+            u64 at = u64(column) * outer + o;
+            if (chunks == 1) {
+                to.put(at, all[own]);
+            } else {
+                partial[chunk * count + at] = all[own];
             }
         }
     }
     u32 counter = first_o / OUTER * panels + first_column / WIDE;
     if (chunks > 1 && comes_last(counters + counter, chunks, room.last)) {
+#pragma unroll 1
         for (u32 own = threadIdx.x; own < WIDE * OUTER; own += BLOCK) {
             u32 o = first_o + own % OUTER;
             u32 column = first_column + own / OUTER;
-            if (o < outer && column < f.columns) {
+            if (o < outer && column < columns) {
                 add_chunks(partial, count, chunks, u64(column) * outer + o, to);
             }
         }
@@ -192,8 +201,6 @@ __device__ inline void multiply(const Factors& f, u32 piece, const From& from, c
                                 u32* counters, const To& to, Room& room) {
     if (f.columns <= 8) {
         multiply<8, TRANSPOSED>(f, piece, from, factor, partial, counters, to, room);
-    } else if (f.columns <= 16) {
-        multiply<16, TRANSPOSED>(f, piece, from, factor, partial, counters, to, room);
     } else {
         multiply<WIDEST, TRANSPOSED>(f, piece, from, factor, partial, counters, to, room);
     }

@@ -6,6 +6,7 @@ mod cublas;
 mod driver;
 mod enqueued;
 mod exchange;
+mod exchange_faults;
 mod exchange_sums;
 mod faults;
 mod feedback;
