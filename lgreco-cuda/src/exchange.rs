@@ -11,8 +11,8 @@ mod sums;
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::device::{BLOCK, Part};
-use crate::gpu::looping_blocks;
+use crate::device::Part;
+use crate::gpu::looping_pieces;
 use crate::kernels::{Kernel, Module};
 use crate::tensor::checked;
 use bytemuck::Zeroable;
@@ -26,11 +26,6 @@ pub(crate) use summed::{Dense, PEER, Params as SumsParams};
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
-}
-
-/// Blocks for pieces of work, each of which takes one.
-fn looping(pieces: u64) -> u64 {
-    looping_blocks(pieces * u64::from(BLOCK))
 }
 
 /// A program with its memory.
@@ -50,7 +45,7 @@ impl DeviceExchange {
     }
 
     fn blocks(&self) -> u64 {
-        looping(self.program.head.spans.into())
+        looping_pieces(self.program.head.spans.into())
     }
 
     /// The address of an f32 that is 1 after a step that failed on some rank, else 0: what PyTorch's `GradScaler` calls

@@ -31,9 +31,9 @@ struct Factors {
     u32 id;     // of its random words
 };
 
-// The matrix that a piece of work is about: the last whose first piece does not come after it.
-template <u32 Factors::*FIRST>
-__device__ inline u32 owner(const Factors* all, u32 count, u32 piece) {
+// What a piece of work is about: the last of a table's entries whose first piece, a field, does not come after it.
+template <auto FIRST, class Entry>
+__device__ inline u32 owner(const Entry* all, u32 count, u64 piece) {
     u32 number = 0;
     for (u32 base = 0; base < count; base += 32) {
         u32 at = base + threadIdx.x % 32;
@@ -241,32 +241,47 @@ struct Tile {
         return row_of(k) < f.rows && own_col() < f.cols;
     }
 
-    // Adds all columns of the factors; Q is read by `of_cols.at(place, first)`, each element once with `first`. All
-    // threads must come.
+    // Adds columns `from` to `to` of the factors; Q is read by `of_cols.at(place, first)`, each element once with `first`.
+    // All threads must come.
     template <class Q>
-    __device__ void add(const Factors& f, const float* of_rows, const Q& of_cols, Slabs& slabs) {
-        for (u32 first = 0; first < f.columns; first += SLAB) {
-            __syncthreads();
-            for (u32 at = threadIdx.x; at < SLAB * HIGH; at += BLOCK) {
-                u32 c = first + at / HIGH;
-                u32 i = row + at % HIGH;
-                slabs.left[at / HIGH][at % HIGH] = c < f.columns && i < f.rows ? of_rows[u64(c) * f.rows + i] : 0.0f;
+    __device__ void add(const Factors& f, const float* of_rows, const Q& of_cols, u32 from, u32 to, Slabs& slabs) {
+        for (u32 c = from; c < to; c++) {
+            if (c % SLAB == 0) {
+                load(f, of_rows, of_cols, c, slabs);
             }
-            for (u32 at = threadIdx.x; at < SLAB * SIDE; at += BLOCK) {
-                u32 c = first + at / SIDE;
-                u32 i = col + at % SIDE;
-                bool known = c < f.columns && i < f.cols;
-                slabs.right[at / SIDE][at % SIDE] = known ? of_cols.at(u64(c) * f.cols + i, row == 0) : 0.0f;
-            }
-            __syncthreads();
-            for (u32 c = 0; c < min(SLAB, f.columns - first); c++) {
-                float x = slabs.right[c][threadIdx.x % 32];
+            float x = slabs.right[c % SLAB][threadIdx.x % 32];
 #pragma unroll
-                for (u32 k = 0; k < HIGH / WARPS; k++) {
-                    sums[k] += slabs.left[c][threadIdx.x / 32 + WARPS * k] * x;
-                }
+            for (u32 k = 0; k < HIGH / WARPS; k++) {
+                sums[k] += slabs.left[c % SLAB][threadIdx.x / 32 + WARPS * k] * x;
             }
         }
+    }
+
+    // Fetches SLAB columns of both factors.
+    template <class Q>
+    __device__ void load(const Factors& f, const float* of_rows, const Q& of_cols, u32 first, Slabs& slabs) {
+        __syncthreads();
+        for (u32 at = threadIdx.x; at < SLAB * HIGH; at += BLOCK) {
+            u32 c = first + at / HIGH;
+            u32 i = row + at % HIGH;
+            slabs.left[at / HIGH][at % HIGH] = c < f.columns && i < f.rows ? of_rows[u64(c) * f.rows + i] : 0.0f;
+        }
+        for (u32 at = threadIdx.x; at < SLAB * SIDE; at += BLOCK) {
+            u32 c = first + at / SIDE;
+            u32 i = col + at % SIDE;
+            bool known = c < f.columns && i < f.cols;
+            slabs.right[at / SIDE][at % SIDE] = known ? of_cols.at(u64(c) * f.cols + i, row == 0) : 0.0f;
+        }
+        __syncthreads();
+    }
+};
+
+// Q as it is.
+struct Plain {
+    const float* q;
+
+    __device__ float at(u64 place, bool) const {
+        return q[place];
     }
 };
 
@@ -284,6 +299,12 @@ __device__ inline float start_element(u64 at, u32 layer, u32 seed_low, u32 seed_
     u32 word = at % 4 == 0 ? words.word[0] : at % 4 == 1 ? words.word[1] : at % 4 == 2 ? words.word[2] : words.word[3];
     int odd = int(2 * (word >> 8) + 1) - (1 << 24);
     return float(odd) / float(1 << 24);
+}
+
+// x / 2^e, where 2^e brings `largest` into [1, 2), in two steps, since that may be beyond the range of f32.
+__device__ inline float scaled_down(float x, u32 largest) {
+    int e = exponent_of(largest);
+    return x * power_of_two(-(e / 2)) * power_of_two(e / 2 - e);
 }
 
 // The largest magnitude that threads of a block have seen, as bits. All threads must come.

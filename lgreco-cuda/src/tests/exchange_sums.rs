@@ -450,7 +450,7 @@ fn planted_faults_are_found() {
         ("            atomicExch(counter, 0u);\n", ""),
         ("for (u32 k = 1; k < GROUPS; k++)", "for (u32 k = 1; k < GROUPS - 1; k++)"),
         ("bool afresh = found == 0;", "bool afresh = true;"),
-        ("f.columns, own % parts, start", "f.columns, 0, start"),
+        ("f.columns, piece % parts, start", "f.columns, 0, start"),
         ("after[i] - tile.sums[k]", "after[i]"),
         ("program->keep * before[i] + ", ""),
         ("remembered += (1 - program->half)", "remembered += program->half"),

@@ -126,12 +126,14 @@ fn a_table_waits_once_and_qsgds_layers_share_launches() {
     assert_eq!((launches, others, waits), (5 * 150, 2 * 150 + 1, 1));
 }
 
+/// Layers share launches, as long as they share 256 MiB of workspace.
 #[test]
-fn powersgds_launches_do_not_depend_on_the_rank() {
+fn powersgds_layers_share_launches() {
     let powersgd = |iterations, ranks| calls(Candidates::PowerSgd { iterations, ranks });
-    for ranks in [&[1][..], &[1, 2, 4], &[1, 2, 4, 8, 16, 32, 64], &[500]] {
-        assert_eq!(powersgd(1, ranks), [16 * 150, 150 + 1, 1], "{ranks:?}");
-        assert_eq!(powersgd(5, ranks), [(4 + 5 * 12) * 150, 150 + 1, 1], "{ranks:?}");
+    for (ranks, groups) in [(&[1][..], 1), (&[1, 2, 4], 1), (&[1, 2, 4, 8, 16, 32, 64], 1), (&[500], 9)] {
+        // Each with a table, and counters that are cleared.
+        assert_eq!(powersgd(1, ranks), [11 * groups, 2 * groups + 1, 1], "{ranks:?}");
+        assert_eq!(powersgd(5, ranks), [39 * groups, 2 * groups + 1, 1], "{ranks:?}");
     }
 }
 
@@ -188,7 +190,8 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
         of_device.uploads.load(Ordering::Relaxed) - before
     };
     assert_eq!(uploads(Setting::Qsgd(Qsgd::default())), 0);
-    assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 0);
+    // How its work is divided.
+    assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 1);
     // The number of elements to keep.
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
 }
