@@ -225,9 +225,9 @@ extern "C" __attribute__((visibility("default"))) int fake_cuda_replay() {
     queue.insert(queue.end(), graph.begin(), graph.end());
     return int(graph.size());
 }
-// Enqueues for fake_cublas.cpp.
+// Enqueues for fake_cublas.cpp and for tests, into the graph while one is captured.
 extern "C" __attribute__((visibility("default"))) void fake_cuda_enqueue(int (*call)(void*), void* argument) {
-    queue.push_back([=]() { return call(argument); });
+    (capturing ? graph : queue).push_back([=]() { return call(argument); });
 }
 extern "C" __attribute__((visibility("default"))) void* fake_cuda_last_stream() { return last_stream; }
 // For fake_cublas.cpp.

@@ -71,7 +71,8 @@ pub(crate) fn enqueue(
         Setting::Qsgd(c) => qsgd::encode(gpu, &tensor, c, stream, payload, status),
         Setting::TopK(c) => selection::encode(gpu, &tensor, c, payload, status),
         Setting::PowerSgd(c) => {
-            powersgd::encode(gpu, &tensor, input.shape(), (c.rank, c.iterations), stream, payload, status)
+            let layer = powersgd::Layer { tensor: &tensor, shape: input.shape(), stream };
+            powersgd::encode(gpu, &layer, (c.rank, c.iterations), payload, status)
         }
         Setting::QuantisedTopK(_) => Err(NOT_TO_DEVICE),
         _ => Err(NO_ENCODER),

@@ -1,5 +1,5 @@
-//! One exchange of a bucket of layers, under QSGD or TopK or uncompressed, without the host: what `exchange.cu` is asked to
-//! do, and [`selection`](crate::selection) for TopK.
+//! One exchange of a bucket of layers without the host: what `exchange.cu` is asked to do with those under QSGD.
+//! [`selection`](crate::selection) has those under TopK, [`sums`] uncompressed ones and those under PowerSGD.
 //!
 //! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
 //! where no rank has failed. So one read of gradients and residuals makes payloads and new residuals, and a step that turns
@@ -13,8 +13,8 @@ mod sums;
 
 use crate::Error;
 use crate::backend::CudaBackend;
-use crate::device::{BLOCK, Part};
-use crate::gpu::looping_blocks;
+use crate::device::Part;
+use crate::gpu::looping_pieces;
 use crate::kernels::{Kernel, Module};
 use crate::selection;
 use crate::tensor::checked;
@@ -31,11 +31,6 @@ pub(crate) use summed::{Dense, PEER, Params as SumsParams};
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Exchange, entry }
-}
-
-/// Blocks for pieces of work, each of which takes one.
-fn looping(pieces: u64) -> u64 {
-    looping_blocks(pieces * u64::from(BLOCK))
 }
 
 /// A program with its memory.
@@ -65,7 +60,7 @@ impl DeviceExchange {
     }
 
     fn blocks(&self) -> u64 {
-        looping(self.program.head.spans.into())
+        looping_pieces(self.program.head.spans.into())
     }
 
     /// The address of an f32 that is 1 after a step that failed on some rank, else 0: what PyTorch's `GradScaler` calls
@@ -190,9 +185,10 @@ impl CudaBackend {
         Ok(exchange)
     }
 
-    /// Enqueued, in two launches, and with layers under TopK in at most six: this rank's message for all layers, `residual + gradient` under each one's setting with
-    /// the random words of the exchange's step, or the values themselves, and what is to be remembered. Bit for bit the core's payloads, each at a
-    /// multiple of 16. May be captured into a graph.
+    /// Enqueued, in two launches, and with layers under TopK in at most six: this rank's message for all layers under QSGD and
+    /// TopK, `residual + gradient` under each one's setting with the random words of the exchange's step, and what is to be
+    /// remembered. Bit for bit the core's payloads, each at a multiple of 16. Nothing where all layers travel by sums. May be
+    /// captured into a graph.
     ///
     /// # Errors
     /// [`Error::Memory`] when an address is 0, the message's no multiple of 16, or the gradients' none of their type's size;
@@ -232,9 +228,11 @@ impl CudaBackend {
         gpu.launch_capturable(kernel("announce"), program.params, &[head, message], 1)
     }
 
-    /// Enqueued, in two launches, and with layers under TopK in at most four: the means of all ranks' messages, which lie one after another, in the order of the ranks,
-    /// and the step's end. Where a rank has failed, or is at another step, or has another program, or a payload of TopK's
-    /// that no encoder wrote, means are what [`OnFault`] says and residuals stay as they were, on all ranks; so do they where a mean leaves its type. The means may
+    /// Enqueued, in two launches, and with layers under TopK in at most four: the means of all ranks' messages, which lie one
+    /// after another, in the order of the ranks, and the step's end. Nothing where all layers travel by sums: then
+    /// [`average_exchange`](CudaBackend::average_exchange) ends the step. Where a rank has failed, or is at another step, or
+    /// has another program, or a payload of TopK's that no encoder wrote, means are what [`OnFault`] says and residuals stay as
+    /// they were, on all ranks; so do they where a mean leaves its type. The means may
     /// take the gradients' places. May be captured into a graph.
     ///
     /// # Errors

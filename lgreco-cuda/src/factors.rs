@@ -78,8 +78,13 @@ const STRETCHES: u32 = 64;
 /// A block's part of the Gram matrix.
 const EDGE: u32 = 16;
 /// A block's part of the matrix that factors make.
-const HIGH: u32 = 64;
-const SIDE: u32 = 32;
+const HIGH: usize = 64;
+const SIDE: usize = 32;
+
+/// Tiles of the matrix that factors make.
+pub(crate) fn tiles(shape: Shape) -> u64 {
+    shape.rows().div_ceil(HIGH) as u64 * shape.cols().div_ceil(SIDE) as u64
+}
 
 /// How much there is of everything, of all matrices together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,13 +121,7 @@ impl Division {
         // Columns must not depend on how many there are, so neither does the division.
         let chunk = inner.div_ceil((SPREAD / tiles.max(1)).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
         // Columns of a block's part, `WIDE` of `factors.cu`.
-        let wide = if columns <= 8 {
-            8
-        } else if columns <= 16 {
-            16
-        } else {
-            32
-        };
+        let wide = if columns <= 8 { 8 } else { 16 };
         Division { chunk, chunks: inner.div_ceil(chunk), across: u64::from(tiles) * u64::from(columns.div_ceil(wide)) }
     }
 
@@ -206,6 +205,6 @@ impl Table {
         count(&mut all.backs, back.pieces())?;
         count(&mut all.grams, grams)?;
         count(&mut all.solves, if columns > 0 { rows.div_ceil(BLOCK).into() } else { 0 })?;
-        count(&mut all.tiles, u64::from(rows.div_ceil(HIGH)) * u64::from(cols.div_ceil(SIDE)))
+        count(&mut all.tiles, tiles(shape))
     }
 }

@@ -40,7 +40,8 @@ pub(crate) enum Scratch {
     Chunks,
     InnerProducts,
     Triangle,
-    Ranks,
+    Matrices,
+    Counters,
     Matrix,
     Cublas,
 }
@@ -284,4 +285,9 @@ pub(crate) fn blocks(threads: u64) -> u64 {
 /// Blocks for at most `threads` threads, which go over their shares in a loop.
 pub(crate) fn looping_blocks(threads: u64) -> u64 {
     blocks(threads).min(MOST)
+}
+
+/// Blocks for pieces of work, each of which takes one; they go over their shares in a loop.
+pub(crate) fn looping_pieces(pieces: u64) -> u64 {
+    pieces.min(MOST)
 }

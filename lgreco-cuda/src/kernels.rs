@@ -63,6 +63,7 @@ impl Module {
         const BUCKETS: &str = file!("buckets.cu");
         const CODES: &str = file!("codes.cu");
         const PROGRAM: &str = file!("program.cu");
+        const FACTORS: &str = file!("factors.cu");
         const ORTHONORMAL: &str = file!("orthonormal.cu");
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
@@ -72,15 +73,12 @@ impl Module {
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, PROGRAM, file!("exchange.cu")].concat(),
             Module::ExchangeSums => {
-                let own = [file!("factors.cu"), ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat();
-                [DEVICE, VALUES, PHILOX, &own].concat()
+                [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat()
             }
             Module::Selection => [DEVICE, VALUES, PROGRAM, file!("selection.cu"), file!("kept_means.cu")].concat(),
             Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
-            Module::PowerSgd => {
-                [DEVICE, VALUES, PHILOX, "#define DEPTH 32\n", ORTHONORMAL, file!("powersgd.cu")].concat()
-            }
+            Module::PowerSgd => [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, file!("powersgd.cu")].concat(),
         }
     }
 }

@@ -14,7 +14,8 @@
 //! stream, because something comes back. A call that has to enlarge the workspace or to load a
 //! kernel waits too; [`reserve`](CudaBackend::reserve) does that beforehand. Bytes of the host are read before a call returns. A
 //! stream that is being captured into a graph is refused ([`Error::Captured`]) but by the steps of an exchange
-//! ([`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange)).
+//! ([`encode_exchange`](CudaBackend::encode_exchange), [`finish_exchange`](CudaBackend::finish_exchange), and those of what
+//! travels by sums).
 //!
 //! # Exactness
 //! Payloads of QSGD and TopK, and what payloads of all methods decode to, are, bit for bit, those of the core: kernels are
@@ -38,6 +39,7 @@
 //! | `device_payloads`, `pending` | payloads that stay on the device; what has been enqueued and not been checked |
 //! | `rows`, `codec`, `tensor`, `feedback`, `magnitude`, `sums`, `error` | as in lgreco-wgpu |
 //! | `exchange` | the exchange of a bucket without the host: `bucket`, a space of lgreco-train's flights; its program; what is gathered (QSGD here, TopK by `selection`) and what is summed (`sums`) |
+//! | `factors` | tables of matrices and their factors, for launches over many of them |
 //! | `device` | trait `Device`: memory, copies and launches |
 //! | `driver`, `counting`, `simt` | its implementations: the driver; notes of what is asked for; the processor |
 //! | `reserve` | workspace and kernels before there is work: the calls rehearsed on `counting` |
@@ -62,7 +64,8 @@
 //! A method is a pair of files, `NAME.rs` and `kernels/NAME.cu`, and these entries:
 //! * `Module` in `kernels.rs`: name, and the files its source is put together from (`device.cu` has block sums and maxima,
 //!   `values.cu` the three element types, `philox.cu` the random words, `buckets.cu` QSGD's grids, `codes.cu` its codes, `bins.cu` TopK's
-//!   histogram, `orthonormal.cu` PowerSGD's orthonormal columns).
+//!   histogram, `factors.cu` products with PowerSGD's factors, `orthonormal.cu` their orthonormal columns, `program.cu` what
+//!   exchanges have in common).
 //! * `NAME.rs`: a `#[repr(C)]` struct `Params` of 4-byte fields, in the order of the source's, and their `FIELDS` for a
 //!   test; functions that ask `Gpu` for parts of the workspace (`Scratch`, one purpose at a time, content undefined)
 //!   and launch `Kernel { module, entry }` with the parameters, then the addresses of parts of memory. Blocks have `BLOCK`

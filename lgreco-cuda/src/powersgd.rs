@@ -1,16 +1,18 @@
-//! PowerSGD: what `powersgd.cu` is asked to do.
+//! PowerSGD: what `powersgd.cu` is asked to do, for many matrices at once.
 //!
 //! Columns are made orthonormal by CholeskyQR, twice, where the core works by panels and lgreco-wgpu column by
-//! column: that is six launches for any rank instead of six per column. It needs the f64 that WGSL has not, and
+//! column: that is four launches for any rank instead of six per column. It needs the f64 that WGSL has not, and
 //! squares the condition, which f64 bears as long as factors are f32. On columns of exponentially growing dependence
 //! Gram–Schmidt would keep more, but products with random columns have none: rows of fading, rank-deficient,
 //! Hilbert's and Vandermonde's matrices are the core's.
 
-use crate::device::{BLOCK, Gemm, Part};
-use crate::gpu::{Gpu, Scratch, looping_blocks};
+use crate::Error;
+use crate::device::{Gemm, Part};
+use crate::factors::{Table, Totals, tiles};
+use crate::gpu::{Gpu, Scratch, looping_blocks, looping_pieces};
 use crate::kernels::{Kernel, Module};
+use crate::magnitude;
 use crate::tensor::Tensor;
-use crate::{Error, magnitude, sums};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::wire::HEADER_LEN;
@@ -22,20 +24,21 @@ use lgreco_core::rng::Stream;
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
-    dtype: u32,
     rows: u32,
     cols: u32,
-    columns: u32,
-    transposed: u32,
-    chunk: u32,
-    chunks: u32,
-    len: u32,
-    second: u32,
-    stretch: u32,
-    stretches: u32,
-    ranks: u32,
+    rank: u32,
     near_overflow: u32,
-    layer: u32,
+    matrices: u32,
+    columns: u32,
+    products: u32,
+    backs: u32,
+    grams: u32,
+    solves: u32,
+    tiles: u32,
+    runs: u32,
+    second: u32,
+    first_rank: u32,
+    words: u32,
     seed_low: u32,
     seed_high: u32,
 }
@@ -43,47 +46,56 @@ pub(crate) struct Params {
 #[cfg(test)]
 impl Params {
     pub(crate) const FIELDS: &[&'static str] = &[
-        "dtype",
         "rows",
         "cols",
-        "columns",
-        "transposed",
-        "chunk",
-        "chunks",
-        "len",
-        "second",
-        "stretch",
-        "stretches",
-        "ranks",
+        "rank",
         "near_overflow",
-        "layer",
+        "matrices",
+        "columns",
+        "products",
+        "backs",
+        "grams",
+        "solves",
+        "tiles",
+        "runs",
+        "second",
+        "first_rank",
+        "words",
         "seed_low",
         "seed_high",
     ];
 }
 
-/// A block's part of a product, and of the matrix that factors make.
-const OUTER: u32 = 64;
-const WIDE: u32 = 32;
-const DEPTH: u32 = 32;
-const SIDE: u32 = 32;
-/// Most terms of a product that are added in f32, and the blocks that a product is divided among if it has enough terms.
-const CHUNK: u32 = 4096;
-const SPREAD: u32 = 1024;
-/// Least rows of an inner product that a thread adds up, and most parts an inner product has.
-const STRETCH: u32 = 128;
-const STRETCHES: u32 = 64;
-/// A block's part of the Gram matrix; the most columns for which all of it lies in shared memory.
-const EDGE: u32 = 16;
-const MOST_SHARED: u32 = 64;
-/// Threads of a block that substitutes.
-const SOLVERS: u32 = 64;
+/// `Row` of `powersgd.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Row {
+    dtype: u32,
+    first_run: u32,
+    sought: u32,
+    ranks: u32,
+}
+
+#[cfg(test)]
+impl Row {
+    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
+        ("dtype", std::mem::offset_of!(Row, dtype)),
+        ("first_run", std::mem::offset_of!(Row, first_run)),
+        ("sought", std::mem::offset_of!(Row, sought)),
+        ("ranks", std::mem::offset_of!(Row, ranks)),
+    ];
+}
+
 /// Ranks measured together.
 const RANKS: usize = 8;
+/// Tiles whose squared errors have one sum.
+const RUN: u64 = 8;
 /// The largest rank, whose Gram matrix one block factors.
 const LARGEST_RANK: usize = 1024;
 /// The largest side: threads go on from row to row in 32 bits.
 const LARGEST_SIDE: u64 = 1 << 31;
+/// Bytes of workspace from which on no more matrices are measured together.
+pub(crate) const TOGETHER: u64 = 256 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::PowerSgd, entry }
@@ -106,123 +118,170 @@ pub(crate) fn check_sides(shape: Shape) -> Result<(), Error> {
     Err(Error::Method("PowerSGD with a side above 2,147,483,648"))
 }
 
-/// A matrix and the factors of its compression.
-struct Run<'t> {
-    tensor: &'t Tensor,
+/// A matrix to be compressed, and the name of its random words.
+pub(crate) struct Layer<'t> {
+    pub(crate) tensor: &'t Tensor,
+    pub(crate) shape: Shape,
+    pub(crate) stream: Stream,
+}
+
+/// Matrices and the factors of their compression.
+struct Run {
+    totals: Totals,
+    table: Part,
+    rows: Part,
+    sought: Part,
     p: Part,
     q: Part,
-    largest: Part,
-    /// The matrix as cuBLAS reads it, where it makes the products.
+    counters: Part,
+    /// Where the largest magnitudes are, and what is to become of them.
+    results: Part,
+    /// The one matrix as cuBLAS reads it, where it makes the products.
     matrix: Option<Part>,
     /// What every launch is told.
     base: Params,
 }
 
-impl<'t> Run<'t> {
-    /// Enqueued: the start matrix of `stream`, in `q`. The first word of `largest` becomes the largest magnitude.
-    fn start(
-        gpu: &mut Gpu,
-        tensor: &'t Tensor,
-        shape: Shape,
-        rank: u32,
-        stream: Stream,
-        largest: Part,
-    ) -> Result<Self, Error> {
-        magnitude::largest(gpu, tensor, largest)?;
+/// The tables of some matrices.
+#[derive(Default)]
+struct Tables {
+    factors: Table,
+    rows: Vec<Row>,
+    sought: Vec<u32>,
+    runs: u64,
+}
+
+impl Tables {
+    /// Adds a matrix with factors of the last of these ranks.
+    fn add(&mut self, layer: &Layer<'_>, ranks: &[u32]) -> Result<(), Error> {
+        let (shape, number) = (layer.shape, self.rows.len() as u32);
+        let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows: shape.rows(), cols: shape.cols() });
+        self.rows.push(Row {
+            dtype: layer.tensor.dtype as u32,
+            first_run: u32::try_from(self.runs).map_err(too_many)?,
+            sought: self.sought.len() as u32,
+            ranks: ranks.len() as u32,
+        });
+        self.sought.extend(ranks);
+        self.runs += tiles(shape).div_ceil(RUN);
+        let columns = ranks.last().copied().unwrap_or(0);
+        self.factors.add(shape, columns, layer.tensor.part.address, number, layer.stream.layer)
+    }
+
+    /// Bytes of workspace.
+    fn bytes(&self) -> u64 {
+        let Totals { p, q, partial, gram, triangle, .. } = self.factors.totals;
+        4 * (p + q + partial) + 8 * (gram + triangle + RANKS as u64 * self.runs)
+    }
+}
+
+impl Run {
+    /// Enqueued: the tables, and the start matrices in `q`. The results of the matrices are `words` words of 8 bytes apart.
+    fn start(gpu: &mut Gpu, tables: &Tables, seed: u64, results: Part, words: usize) -> Result<Self, Error> {
+        let totals = tables.factors.totals;
+        let factors = bytemuck::cast_slice::<_, u8>(&tables.factors.matrices);
+        let all = [factors, bytemuck::cast_slice(&tables.rows), bytemuck::cast_slice(&tables.sought)];
+        let uploaded = gpu.upload(Scratch::Matrices, &all.concat())?;
+        let [table, rows, sought] = {
+            let rest = uploaded.from(all[0].len() as u64);
+            [uploaded, rest, rest.from(all[1].len() as u64)]
+        };
+        let counters = gpu.scratch(Scratch::Counters, 4 * u64::from(totals.counters))?;
+        gpu.clear(counters)?;
+        let Totals { columns, products, backs, grams, solves, tiles, .. } = totals;
         let base = Params {
-            dtype: tensor.dtype as u32,
-            rows: shape.rows() as u32,
-            cols: shape.cols() as u32,
-            columns: rank,
-            layer: stream.layer,
-            seed_low: stream.seed as u32,
-            seed_high: (stream.seed >> 32) as u32,
+            matrices: tables.rows.len() as u32,
+            columns,
+            products,
+            backs,
+            grams,
+            solves,
+            tiles,
+            runs: tables.runs as u32,
+            words: words as u32,
+            seed_low: seed as u32,
+            seed_high: (seed >> 32) as u32,
             ..Params::default()
         };
-        let factor = |len: u32| 4 * u64::from(len) * u64::from(rank);
-        let (p, q) = (gpu.scratch(Scratch::P, factor(base.rows))?, gpu.scratch(Scratch::Q, factor(base.cols))?);
-        gpu.launch(kernel("start"), base, &[q], looping_blocks((q.bytes / 4).div_ceil(4)))?;
-        Ok(Run { tensor, p, q, largest, matrix: None, base })
+        let (p, q) = (gpu.scratch(Scratch::P, 4 * totals.p)?, gpu.scratch(Scratch::Q, 4 * totals.q)?);
+        let run = Run { totals, table, rows, sought, p, q, counters, results, matrix: None, base };
+        run.launch(gpu, "start", &[table, q], columns)?;
+        Ok(run)
+    }
+
+    /// Enqueued: as many pieces of work.
+    fn launch(&self, gpu: &mut Gpu, entry: &'static str, parts: &[Part], pieces: u32) -> Result<(), Error> {
+        gpu.launch(kernel(entry), self.base, parts, looping_pieces(pieces.into()))
     }
 
     /// Enqueued: power iterations.
     fn iterate(&self, gpu: &mut Gpu, iterations: u32) -> Result<(), Error> {
         for _ in 0..iterations {
-            self.scale(gpu, self.q, self.base.cols)?;
+            self.launch(gpu, "scale_columns", &[self.table, self.q], self.base.columns)?;
             self.multiply(gpu, false)?;
-            self.scale(gpu, self.p, self.base.rows)?;
-            orthonormalise(gpu, self.p, self.base.rows, self.base.columns)?;
+            self.orthonormalise(gpu)?;
             self.multiply(gpu, true)?;
         }
         Ok(())
     }
 
-    /// Enqueued: has the products made by cuBLAS, if the backend has it and the sizes fit its integers.
-    fn by_cublas(mut self, gpu: &mut Gpu) -> Result<Self, Error> {
-        let Params { rows, cols, .. } = self.base;
+    /// Enqueued: has the products of its one matrix made by cuBLAS, if the backend has it and the sizes fit its integers.
+    fn by_cublas(mut self, gpu: &mut Gpu, shape: Shape) -> Result<Self, Error> {
+        let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
         if gpu.has_cublas() && rows.max(cols) <= i32::MAX as u32 {
-            let elements = u64::from(self.tensor.elements);
+            let elements = shape.elements() as u64;
             let matrix = gpu.scratch(Scratch::Matrix, 4 * elements)?;
-            let parts = [self.tensor.part, self.largest, matrix];
-            gpu.launch(kernel("scale_matrix"), self.base, &parts, looping_blocks(elements))?;
+            let params = Params { rows, cols, ..self.base };
+            let parts = [self.table, self.rows, self.results, matrix];
+            gpu.launch(kernel("scale_matrix"), params, &parts, looping_blocks(elements))?;
             self.matrix = Some(matrix);
+            (self.base.rows, self.base.cols) = (rows, cols);
         }
         Ok(self)
     }
 
     /// Enqueued: `product = M' factor`, or `M'ᵀ factor`.
     fn multiply(&self, gpu: &mut Gpu, transposed: bool) -> Result<(), Error> {
-        let Params { rows, cols, columns, .. } = self.base;
-        let (factor, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
-        let (outer, inner) = if transposed { (cols, rows) } else { (rows, cols) };
+        let (right, product) = if transposed { (self.p, self.q) } else { (self.q, self.p) };
         if let Some(left) = self.matrix {
+            let Params { rows, cols, columns, .. } = self.base;
+            let (rows, terms) = if transposed { (cols, rows) } else { (rows, cols) };
             // Rows that lie one after the other are the columns of the transposed matrix.
-            let transposed = !transposed;
-            return gpu.multiply(&Gemm {
-                transposed,
-                rows: outer,
-                cols: columns,
-                terms: inner,
-                left,
-                right: factor,
-                product,
-            });
+            return gpu.multiply(&Gemm { transposed: !transposed, rows, cols: columns, terms, left, right, product });
         }
-        let tiles = outer.div_ceil(OUTER);
-        // Columns must not depend on how many there are, so neither does the division.
-        let chunk = inner.div_ceil((SPREAD / tiles).max(1)).next_multiple_of(DEPTH).clamp(8 * DEPTH, CHUNK);
-        let chunks = inner.div_ceil(chunk);
-        let params = Params { transposed: transposed.into(), chunk, chunks, ..self.base };
-        let count = u64::from(columns) * u64::from(outer);
-        let partial = gpu.scratch(Scratch::Chunks, 4 * u64::from(chunks) * count)?;
-        let grid = [u64::from(tiles) * u64::from(chunks), columns.div_ceil(WIDE).into(), 1];
-        gpu.launch_3d(kernel("multiply"), params, &[self.tensor.part, self.largest, factor, partial], grid, 0)?;
-        gpu.launch(kernel("add_chunks"), params, &[partial, product], looping_blocks(count))
+        let partial = gpu.scratch(Scratch::Chunks, 4 * self.totals.partial)?;
+        let parts = [self.table, self.rows, self.results, right, partial, self.counters, product];
+        match transposed {
+            false => self.launch(gpu, "project", &parts, self.base.products),
+            true => self.launch(gpu, "back_project", &parts, self.base.backs),
+        }
     }
 
-    /// Enqueued: scales the columns of a factor, of `len` rows, by powers of two to magnitudes near 1.
-    fn scale(&self, gpu: &mut Gpu, factor: Part, len: u32) -> Result<(), Error> {
-        let params = Params { len, ..self.base };
-        gpu.launch(kernel("scale_columns"), params, &[factor], self.base.columns.into())
+    /// Enqueued: makes the columns of `p` orthonormal; those that depend on columns before them become zeros.
+    fn orthonormalise(&self, gpu: &mut Gpu) -> Result<(), Error> {
+        let partial = gpu.scratch(Scratch::InnerProducts, 8 * self.totals.gram)?;
+        let triangle = gpu.scratch(Scratch::Triangle, 8 * self.totals.triangle)?;
+        for second in [0, 1] {
+            let params = Params { second, ..self.base };
+            let parts = [self.table, self.p, partial, triangle, self.counters];
+            gpu.launch(kernel("gram"), params, &parts, looping_pieces(params.grams.into()))?;
+            self.launch(gpu, "solve", &[self.table, self.p, triangle], params.solves)?;
+        }
+        Ok(())
     }
-}
 
-/// Enqueued: makes the columns of a factor orthonormal; those that depend on columns before them become zeros.
-pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u32) -> Result<(), Error> {
-    let stretch = rows.div_ceil(STRETCHES).next_multiple_of(DEPTH).max(STRETCH);
-    let stretches = rows.div_ceil(stretch);
-    let side = u64::from(columns.div_ceil(EDGE));
-    let parts = side * (side + 1) / 2;
-    let partial = gpu.scratch(Scratch::InnerProducts, 8 * u64::from(BLOCK) * parts * u64::from(stretches))?;
-    let triangle = gpu.scratch(Scratch::Triangle, 8 * u64::from(columns) * u64::from(columns))?;
-    let shared = 8 * columns * (1 + if columns <= MOST_SHARED { columns } else { 0 });
-    for second in [0, 1] {
-        let params = Params { rows, columns, second, stretch, stretches, ..Params::default() };
-        gpu.launch_3d(kernel("gram"), params, &[factor, partial], [stretches.into(), parts, 1], 0)?;
-        gpu.launch_3d(kernel("cholesky"), params, &[partial, triangle], [1, 1, 1], shared)?;
-        gpu.launch_of(kernel("solve"), params, &[factor, triangle], rows.div_ceil(SOLVERS).into(), SOLVERS)?;
+    /// Enqueued: the squared errors at `ranks` ranks, at the most.
+    fn measure(&self, gpu: &mut Gpu, ranks: usize) -> Result<(), Error> {
+        for first_rank in (0..ranks as u32).step_by(RANKS) {
+            let params = Params { first_rank, ..self.base };
+            let partials = gpu.scratch(Scratch::Partials, 8 * RANKS as u64 * u64::from(params.runs))?;
+            let parts = [self.table, self.rows, self.results, self.p, self.q, self.sought, partials];
+            gpu.launch(kernel("residuals"), params, &parts, looping_pieces(params.runs.into()))?;
+            let parts = [self.rows, partials, self.results];
+            gpu.launch(kernel("add_runs"), params, &parts, looping_pieces(params.matrices.into()))?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Words of results that [`measure`] writes: the largest magnitude, and a record for every eight ranks.
@@ -230,29 +289,33 @@ pub(crate) const fn result_words(ranks: usize) -> usize {
     1 + RANKS * ranks.div_ceil(RANKS)
 }
 
-/// Enqueued: the measurement of `ranks`, of which there are some.
+/// Enqueued: the measurement of `ranks`, of which there are some, of layers whose random words have one seed, as many at a
+/// time as take `together` bytes of workspace. Their results lie one after another, and are zeros before.
 pub(crate) fn measure(
     gpu: &mut Gpu,
-    tensor: &Tensor,
-    shape: Shape,
+    layers: &[Layer<'_>],
     (iterations, ranks): (u32, &[u32]),
-    stream: Stream,
+    together: u64,
     results: Part,
 ) -> Result<(), Error> {
-    let distinct = distinct_ranks(shape, ranks);
-    let rank = distinct.last().copied().unwrap_or(0);
-    let run = Run::start(gpu, tensor, shape, rank, stream, results)?;
-    run.iterate(gpu, iterations)?;
-    let sought = gpu.upload(Scratch::Ranks, bytemuck::cast_slice(&distinct))?;
-    let blocks = looping_blocks(u64::from(BLOCK) * tiles(&run.base));
-    for (index, ranks) in distinct.chunks(RANKS).enumerate() {
-        let params = Params { ranks: ranks.len() as u32, ..run.base };
-        let record = 8 * RANKS as u64;
-        let partials = gpu.scratch(Scratch::Partials, record * blocks)?;
-        let own = sought.cut(4 * (RANKS * index) as u64, 4 * ranks.len() as u64);
-        let parts = [tensor.part, results, run.p, run.q, own, partials];
-        gpu.launch(kernel("residuals"), params, &parts, blocks)?;
-        sums::add(gpu, partials, blocks, RANKS as u32, results.cut(8 + record * index as u64, record))?;
+    let words = result_words(ranks.len());
+    let (mut rest, mut results) = (layers, results);
+    while let Some(first) = rest.first() {
+        let (mut tables, mut most) = (Tables::default(), 0);
+        for layer in rest {
+            let distinct = distinct_ranks(layer.shape, ranks);
+            tables.add(layer, &distinct)?;
+            most = most.max(distinct.len());
+            if tables.bytes() >= together {
+                break;
+            }
+        }
+        let run = Run::start(gpu, &tables, first.stream.seed, results, words)?;
+        run.launch(gpu, "magnitudes", &[run.table, run.rows, results], run.base.tiles)?;
+        run.iterate(gpu, iterations)?;
+        run.measure(gpu, most)?;
+        rest = &rest[tables.rows.len()..];
+        results = results.from(8 * (words * tables.rows.len()) as u64);
     }
     Ok(())
 }
@@ -270,23 +333,24 @@ pub(crate) fn errors(shape: Shape, ranks: &[u32], words: &[u64], row: &mut [f64]
 /// [`fault`] is told.
 pub(crate) fn encode(
     gpu: &mut Gpu,
-    tensor: &Tensor,
-    shape: Shape,
+    layer: &Layer<'_>,
     (rank, iterations): (u32, u32),
-    stream: Stream,
     payload: Part,
     status: Part,
 ) -> Result<(), Error> {
+    let shape = layer.shape;
     check(shape, rank)?;
-    let run = Run::start(gpu, tensor, shape, effective_rank(shape, rank) as u32, stream, status)?.by_cublas(gpu)?;
+    magnitude::largest(gpu, layer.tensor, status)?;
+    let (mut tables, rank) = (Tables::default(), effective_rank(shape, rank) as u32);
+    tables.add(layer, &[rank])?;
+    let run = Run::start(gpu, &tables, layer.stream.seed, status, 0)?.by_cublas(gpu, shape)?;
     run.iterate(gpu, iterations)?;
     let body = payload.from(HEADER_LEN as u64);
     gpu.copy(run.p, body)?;
     let (q, faults) = (body.from(run.p.bytes), status.from(4));
-    gpu.launch(kernel("unscale"), run.base, &[status, run.q, q, faults], looping_blocks(run.q.bytes / 4))?;
-    let params = Params { near_overflow: NEAR_OVERFLOW, ..run.base };
-    let blocks = looping_blocks(u64::from(BLOCK) * tiles(&params));
-    gpu.launch(kernel("check_product"), params, &[status, body, q, faults], blocks)
+    let params = Params { near_overflow: NEAR_OVERFLOW, ..of_one(shape, rank) };
+    gpu.launch(kernel("unscale"), params, &[status, run.q, q, faults], looping_blocks(run.q.bytes / 4))?;
+    gpu.launch(kernel("check_product"), params, &[status, body, q, faults], looping_pieces(params.tiles.into()))
 }
 
 /// What is wrong with a payload, by the second word of its status.
@@ -299,9 +363,10 @@ pub(crate) fn fault(faults: u32) -> Result<(), Error> {
     Err(lgreco_core::Error::Overflow { what }.into())
 }
 
-/// Tiles of the matrix that factors make.
-fn tiles(params: &Params) -> u64 {
-    u64::from(params.rows.div_ceil(SIDE)) * u64::from(params.cols.div_ceil(SIDE))
+/// What launches about one matrix are told.
+fn of_one(shape: Shape, rank: u32) -> Params {
+    let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
+    Params { rows, cols, rank, tiles: tiles(shape) as u32, ..Params::default() }
 }
 
 /// Enqueued: decodes a payload whose header has been checked into `target`. Afterwards the two words of `status` must be 0:
@@ -314,10 +379,20 @@ pub(crate) fn decode(
     target: Part,
     status: Part,
 ) -> Result<(), Error> {
-    let (rows, cols) = (shape.rows() as u32, shape.cols() as u32);
-    let params = Params { rows, cols, columns: rank, ..Params::default() };
+    let params = of_one(shape, rank);
     let body = payload.from(HEADER_LEN as u64);
-    let factors = [body, body.from(4 * u64::from(rank) * u64::from(rows))];
+    let factors = [body, body.from(4 * u64::from(rank) * u64::from(params.rows))];
     gpu.clear(status)?;
-    gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], tiles(&params))
+    gpu.launch(kernel("reconstruct"), params, &[factors[0], factors[1], target, status], params.tiles.into())
+}
+
+/// Enqueued: makes the columns of a factor orthonormal, as those of `P` become.
+#[cfg(test)]
+pub(crate) fn orthonormalise(gpu: &mut Gpu, factor: Part, rows: u32, columns: u32) -> Result<(), Error> {
+    let shape = Shape::new(rows as usize, columns as usize)?;
+    let tensor = Tensor::of_part(factor);
+    let mut tables = Tables::default();
+    tables.add(&Layer { tensor: &tensor, shape, stream: Stream::default() }, &[columns])?;
+    let run = Run::start(gpu, &tables, 0, factor, 0)?;
+    Run { p: factor, ..run }.orthonormalise(gpu)
 }

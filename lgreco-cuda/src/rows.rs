@@ -80,26 +80,34 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError>
             tensors.push(job.gradient.tensor(gpu).map_err(of_job(index + other))?);
         }
         let bytes = 8 * (result_words(job) * alike.len()) as u64;
-        row(gpu, job, &tensors, results.cut(first, bytes)).map_err(of_job(index))?;
+        row(gpu, alike, &tensors, results.cut(first, bytes)).map_err(of_job(index))?;
         last = Some((job.gradient, tensor)).filter(|_| alike.len() == 1);
         (index, first) = (index + alike.len(), first + bytes);
     }
     if total == 0 { Ok(Vec::new()) } else { Ok(gpu.read(results)?) }
 }
 
-/// How many jobs from the first on differ in nothing but the device memory they read, so that one launch can do for them.
+/// How many jobs from the first on differ in nothing but the device memory they read, so that one launch can do for them; of
+/// PowerSGD also in their shapes and layers.
 fn alike(jobs: &[Work<'_>]) -> usize {
-    let Candidates::Qsgd { base, bits } = jobs[0].candidates else { return 1 };
+    let first = &jobs[0];
     let is_alike = |job: &&Work<'_>| {
-        let same = matches!(job.candidates, Candidates::Qsgd { base: b, bits: w } if b == base && w == bits);
-        same && matches!(job.gradient, Input::Device(_)) && job.gradient.shape().elements() > 0 && !bits.is_empty()
+        let same = match (first.candidates, job.candidates) {
+            (Candidates::Qsgd { base, bits }, Candidates::Qsgd { base: b, bits: w }) => b == base && w == bits,
+            (Candidates::PowerSgd { iterations, ranks }, Candidates::PowerSgd { iterations: i, ranks: r }) => {
+                i == iterations && r == ranks && job.stream.seed == first.stream.seed
+            }
+            _ => false,
+        };
+        let some = job.gradient.shape().elements() > 0 && !job.candidates.is_empty();
+        same && some && matches!(job.gradient, Input::Device(_))
     };
     jobs.iter().take_while(is_alike).count().max(1)
 }
 
-/// Enqueued: a job, or those that are alike, by its tensor or theirs.
-fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Result<(), Error> {
-    let tensor = &tensors[0];
+/// Enqueued: jobs that are alike, or one, by their tensors.
+fn row(gpu: &mut Gpu, jobs: &[Work<'_>], tensors: &[Tensor], results: Part) -> Result<(), Error> {
+    let (job, tensor) = (&jobs[0], &tensors[0]);
     if tensor.elements == 0 {
         return Ok(());
     }
@@ -111,7 +119,10 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Resu
         Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
         Candidates::QuantisedTopK { keeps, .. } => topk::measure(gpu, tensor, Dtype::F32, keeps, results),
         Candidates::PowerSgd { iterations, ranks } => {
-            powersgd::measure(gpu, tensor, job.gradient.shape(), (iterations, ranks), job.stream, results)
+            let layer = |(job, tensor): (&Work<'_>, _)| (job.gradient.shape(), job.stream, tensor);
+            let layers = jobs.iter().zip(tensors).map(layer);
+            let layers = layers.map(|(shape, stream, tensor)| powersgd::Layer { tensor, shape, stream });
+            powersgd::measure(gpu, &layers.collect::<Vec<_>>(), (iterations, ranks), powersgd::TOGETHER, results)
         }
         _ => Err(NO_ROW),
     }

@@ -286,7 +286,8 @@ impl ExchangeProgram {
 
     /// Bytes of the memory for the program itself, which begins at a multiple of 16. Of a layer under TopK 16 KiB are for
     /// counts, an eighth of its elements' number and 8 per element kept for what is selected from, and about
-    /// [a thousandth](ExchangeConfig::world) of their number per rank for where spans begin.
+    /// [a thousandth](ExchangeConfig::world) of their number per rank for where spans begin; of one under PowerSGD some are for
+    /// what is remembered of its factors, twice, and for what its products are made in.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()
     }

@@ -3,12 +3,13 @@
 //! Both buffers are those of `lgreco_train`'s exchange: f32 in the order of the layers, uncompressed values and `P` in the
 //! first, `Q` in the second, and behind each one f32 per rank, its slip, by which all hear how each fares.
 
+use super::DeviceExchange;
 use super::program::{ExchangeProgram, PROGRAM};
 use super::summed::Params;
-use super::{DeviceExchange, looping};
 use crate::Error;
 use crate::backend::CudaBackend;
 use crate::device::Part;
+use crate::gpu::looping_pieces;
 use crate::kernels::{Kernel, Module};
 use crate::tensor::checked;
 
@@ -96,7 +97,11 @@ impl CudaBackend {
         let (head, of) = (memory.cut(0, PROGRAM), program.places(*memory));
         let gpu = self.gpu_mut();
         let mut launch = |entry, parts: &[Part], pieces| {
-            if pieces == 0 { Ok(()) } else { gpu.launch_capturable(kernel(entry), params, parts, looping(pieces)) }
+            if pieces == 0 {
+                Ok(())
+            } else {
+                gpu.launch_capturable(kernel(entry), params, parts, looping_pieces(pieces))
+            }
         };
         let parts = [of.dense, of.matrices, head, gradients, *residuals, of.remembered, of.q, sums];
         launch("prepare", &parts, u64::from(params.columns) + u64::from(params.dense_spans))?;
@@ -134,7 +139,7 @@ impl CudaBackend {
         let (head, of) = (memory.cut(0, PROGRAM), program.places(*memory));
         let gpu = self.gpu_mut();
         let mut launch = |entry, params, parts: &[Part], pieces: u32| {
-            gpu.launch_capturable(kernel(entry), params, parts, looping(pieces.into()))
+            gpu.launch_capturable(kernel(entry), params, parts, looping_pieces(pieces.into()))
         };
         for second in [0, 1] {
             let params = Params { second, ..params };
@@ -182,7 +187,7 @@ impl CudaBackend {
         let pieces = u64::from(params.tiles) + u64::from(params.dense_spans);
         let gpu = self.gpu_mut();
         let parts = [of.dense, of.matrices, head, sums, factors, of.remembered, means];
-        gpu.launch_capturable(kernel("means"), params, &parts, looping(pieces))?;
+        gpu.launch_capturable(kernel("means"), params, &parts, looping_pieces(pieces))?;
         gpu.launch_capturable(kernel("settle"), params, &[head, sums, factors], 1)
     }
 }

@@ -107,16 +107,6 @@ __device__ inline float offered(float own, float before, u64* fault, u32 layer, 
     return both;
 }
 
-// The uncompressed layer that a span is of.
-__device__ inline Dense dense_of(const Dense* all, u32 count, u64 span) {
-    u32 number = 0;
-    for (u32 base = 0; base < count; base += 32) {
-        u32 at = base + threadIdx.x % 32;
-        number += __popc(__ballot_sync(FULL, at < count && all[at].first_span <= span));
-    }
-    return all[number - 1];
-}
-
 // A span's values with their residuals into the sums; all of them are sent.
 __device__ inline void widen(const Params& p, const Dense& layer, u64 span, Program* program, const void* gradients,
                              float* residuals, float* sums) {
@@ -149,9 +139,8 @@ __device__ static inline void start(const Params& p, const Factors& f, u32 colum
         __syncthreads();
         found = block_max(found, largest);
     }
-    int e = exponent_of(found);
     for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
-        to[i] = (afresh ? to[i] : last[i]) * power_of_two(-(e / 2)) * power_of_two(e / 2 - e);
+        to[i] = scaled_down(afresh ? to[i] : last[i], found);
     }
     __syncthreads();
 }
@@ -162,11 +151,11 @@ extern "C" __global__ void prepare(Params p, const Dense* dense, const Factors* 
                                    float* sums) {
     for (u64 piece = blockIdx.x; piece < u64(p.columns) + p.dense_spans; piece += gridDim.x) {
         if (piece < p.columns) {
-            Factors f = all[owner<&Factors::first_column>(all, p.matrices, u32(piece))];
+            const Factors& f = all[owner<&Factors::first_column>(all, p.matrices, piece)];
             start(p, f, u32(piece) - f.first_column, remembered + program->half * program->factors, q);
         } else {
             u64 span = piece - p.columns;
-            Dense layer = dense_of(dense, p.dense, span);
+            const Dense& layer = dense[owner<&Dense::first_span>(dense, p.dense, span)];
             widen(p, layer, span - layer.first_span, program, gradients, residuals, sums);
         }
     }
@@ -220,11 +209,11 @@ struct Factor {
 };
 
 // P = M Q.
-extern "C" __global__ void project(Params p, const Factors* all, Program* program, const void* gradients,
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, Program* program, const void* gradients,
                                    float* residuals, const float* q, float* partial, u32* counters, float* sums) {
     __shared__ Room room;
     for (u64 piece = blockIdx.x; piece < p.products; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_product>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_product>(all, p.matrices, piece)];
         Compensated matrix{gradients, p.dtype,  before_of(*program, residuals), after_of(*program, residuals),
                            &program->fault, f.values, f.cols, f.layer};
         multiply<false>(f, u32(piece) - f.first_product, matrix, q + f.q, partial + f.partial,
@@ -240,37 +229,18 @@ extern "C" __global__ void tell_sums(Params p, const Program* program, float* su
 // Inner products of P's columns; the block that comes last for a matrix factors them.
 extern "C" __global__ void gram(Params p, const Factors* all, Program* program, const float* sums, double* partials,
                                 double* triangles, u32* counters) {
-    __shared__ Inner room;
-    __shared__ double shared[MOST_SHARED * MOST_SHARED];
-    __shared__ u32 last;
+    __shared__ GramRoom room;
     if (!sums_fare_well(*program, sums)) {
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.grams; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_gram>(all, p.matrices, u32(piece))];
-        u32 side = (f.columns + EDGE - 1) / EDGE;
-        u32 parts = number_of_part(0, side);
-        u32 own = u32(piece) - f.first_gram;
-        u64 start = u64(own / parts) * f.stretch;
-        u64 end = min(start + f.stretch, u64(f.rows));
-        double* partial = partials + f.gram;
-        double sum = inner_product(sums + f.p, f.rows, f.columns, own % parts, start, end, room);
+        const Factors& f = all[owner<&Factors::first_gram>(all, p.matrices, piece)];
+        double sum = add_to_gram(f, u32(piece) - f.first_gram, p.second != 0, sums + f.p, partials + f.gram,
+                                 triangles + f.triangle, counters + f.counter, room);
         // Sums of squares of f32 do not come near the end of f64.
         if (p.second == 0 && !(fabs(sum) < 1e300)) {
             note(&program->fault, FACTOR_LEFT_F32, f.layer, 0);
         }
-        partial[u64(own) * BLOCK + threadIdx.x] = sum;
-        if (comes_last(counters + f.counter, parts * f.stretches, last)) {
-            double* triangle = triangles + f.triangle;
-            // The room for columns suffices for as many f64 as there are columns at most.
-            double* norms = &room.left[0][0];
-            if (f.columns <= MOST_SHARED) {
-                factorise(f.columns, f.stretches, p.second != 0, partial, triangle, norms, shared);
-            } else {
-                factorise(f.columns, f.stretches, p.second != 0, partial, triangle, norms, triangle);
-            }
-        }
-        __syncthreads();
     }
 }
 
@@ -281,7 +251,7 @@ extern "C" __global__ void solve(Params p, const Factors* all, const Program* pr
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.solves; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_solve>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_solve>(all, p.matrices, piece)];
         u64 i = (piece - f.first_solve) * BLOCK + threadIdx.x;
         if (i < f.rows) {
             substitute(sums + f.p, f.rows, f.columns, triangles + f.triangle, i);
@@ -291,28 +261,19 @@ extern "C" __global__ void solve(Params p, const Factors* all, const Program* pr
 }
 
 // Q = the transposed M's product with P.
-extern "C" __global__ void back_project(Params p, const Factors* all, Program* program, float* residuals,
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, const Factors* all, Program* program, float* residuals,
                                         const float* sums, float* partial, u32* counters, float* factors) {
     __shared__ Room room;
     if (!sums_fare_well(*program, sums)) {
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.backs; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_back>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_back>(all, p.matrices, piece)];
         Kept matrix{after_of(*program, residuals) + f.values, f.cols};
         multiply<true>(f, u32(piece) - f.first_back, matrix, sums + f.p, partial + f.partial, counters + f.counter + 1,
                        Factor{factors + f.q, &program->fault, f.layer}, room);
     }
 }
-
-// This rank's own Q.
-struct Own {
-    const float* q;
-
-    __device__ float at(u64 place, bool) const {
-        return q[place];
-    }
-};
 
 // What is to be remembered of a matrix, if all goes well: what this worker's product of factors leaves.
 extern "C" __global__ void take_off(Params p, const Factors* all, Program* program, float* residuals, const float* sums,
@@ -322,9 +283,9 @@ extern "C" __global__ void take_off(Params p, const Factors* all, Program* progr
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.tiles; piece += gridDim.x) {
-        Factors f = all[owner<&Factors::first_tile>(all, p.matrices, u32(piece))];
+        const Factors& f = all[owner<&Factors::first_tile>(all, p.matrices, piece)];
         Tile tile(f, u32(piece) - f.first_tile);
-        tile.add(f, sums + f.p, Own{factors + f.q}, slabs);
+        tile.add(f, sums + f.p, Plain{factors + f.q}, 0, f.columns, slabs);
         const float* before = before_of(*program, residuals) + f.values;
         float* after = after_of(*program, residuals) + f.values;
 #pragma unroll
@@ -378,11 +339,11 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
     remembered += (1 - program->half) * program->factors;
     for (u64 piece = blockIdx.x; piece < u64(p.tiles) + p.dense_spans; piece += gridDim.x) {
         if (piece < p.tiles) {
-            Factors f = all[owner<&Factors::first_tile>(all, p.matrices, u32(piece))];
+            const Factors& f = all[owner<&Factors::first_tile>(all, p.matrices, piece)];
             Tile tile(f, u32(piece) - f.first_tile);
             if (good) {
                 Averaged q{factors + f.q, remembered + f.q, world, &program->fault, f.layer};
-                tile.add(f, sums + f.p, q, slabs);
+                tile.add(f, sums + f.p, q, 0, f.columns, slabs);
             }
             void* own = static_cast<u8*>(means) + f.values * size;
 #pragma unroll
@@ -394,7 +355,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
             }
         } else {
             u64 span = piece - p.tiles;
-            Dense layer = dense_of(dense, p.dense, span);
+            const Dense& layer = dense[owner<&Dense::first_span>(dense, p.dense, span)];
             void* own = static_cast<u8*>(means) + layer.first * size;
             u64 first = (span - layer.first_span) * SPAN;
             for (u64 i = first + threadIdx.x; i < min(u64(layer.count), first + SPAN); i += BLOCK) {

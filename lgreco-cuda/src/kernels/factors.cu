@@ -31,9 +31,9 @@ struct Factors {
     u32 id;     // of its random words
 };
 
-// The matrix that a piece of work is about: the last whose first piece does not come after it.
-template <u32 Factors::*FIRST>
-__device__ inline u32 owner(const Factors* all, u32 count, u32 piece) {
+// What a piece of work is about: the last of a table's entries whose first piece, a field, does not come after it.
+template <auto FIRST, class Entry>
+__device__ inline u32 owner(const Entry* all, u32 count, u64 piece) {
     u32 number = 0;
     for (u32 base = 0; base < count; base += 32) {
         u32 at = base + threadIdx.x % 32;
@@ -59,7 +59,7 @@ __device__ inline bool comes_last(u32* counter, u32 blocks, u32& shared) {
 
 // A block's part of a product: OUTER of its rows, at most WIDEST of its columns, DEPTH terms at a time.
 #define OUTER 64
-#define WIDEST 32
+#define WIDEST 16
 #define DEPTH 32
 // Parts of DEPTH whose terms have sums of their own, whatever thread adds them up.
 #define GROUPS 4
@@ -81,15 +81,16 @@ __device__ inline void add_chunks(const float* partial, u64 apart, u32 chunks, u
 }
 
 // A piece of M F, or of the transposed M's product with F, of up to WIDE columns. A thread has four rows in two columns of
-// GROUPS * WIDE / WIDEST groups. The matrix is read by `from.at(row, col, first)`, for each element once with `first`.
+// WIDE / 8 groups. The matrix is read by `from.at(row, col, first)`, for each element once with `first`.
 template <u32 WIDE, bool TRANSPOSED, class From, class To>
 __device__ inline void multiply(const Factors& f, u32 piece, const From& from, const float* factor, float* partial,
                                 u32* counters, const To& to, Room& room) {
-    const u32 OWN = GROUPS * WIDE / WIDEST;
+    const u32 OWN = WIDE / 8;
     u32 outer = TRANSPOSED ? f.cols : f.rows;
     u32 inner = TRANSPOSED ? f.rows : f.cols;
+    u32 columns = f.columns;
     u32 chunks = TRANSPOSED ? f.back_chunks : f.chunks;
-    u32 panels = (f.columns + WIDE - 1) / WIDE;
+    u32 panels = (columns + WIDE - 1) / WIDE;
     u32 first_column = piece % panels * WIDE;
     u32 chunk = piece / panels % chunks;
     u32 first_o = piece / panels / chunks * OUTER;
@@ -100,7 +101,7 @@ __device__ inline void multiply(const Factors& f, u32 piece, const From& from, c
     u32 set = threadIdx.x / (8 * WIDE);
     float sums[OWN][4][2] = {};
     for (u64 j0 = start; j0 < end; j0 += DEPTH) {
-#pragma unroll
+#pragma unroll 4
         for (u32 at = threadIdx.x; at < DEPTH * OUTER; at += BLOCK) {
             // Neighbouring threads read neighbouring values.
             u32 o = TRANSPOSED ? at % OUTER : at / DEPTH;
@@ -114,14 +115,14 @@ __device__ inline void multiply(const Factors& f, u32 piece, const From& from, c
         for (u32 at = threadIdx.x; at < DEPTH * WIDE; at += BLOCK) {
             u32 column = at / DEPTH;
             u32 j = at % DEPTH;
-            bool inside = first_column + column < f.columns && j0 + j < end;
+            bool inside = first_column + column < columns && j0 + j < end;
             room.slab[j][column] = inside ? factor[u64(first_column + column) * inner + j0 + j] : 0.0f;
         }
         __syncthreads();
 #pragma unroll
         for (u32 k = 0; k < OWN; k++) {
             float parts[4][2] = {};
-#pragma unroll
+#pragma unroll 2
             for (u32 in_group = 0; in_group < DEPTH / GROUPS; in_group++) {
                 u32 j = (set * OWN + k) * (DEPTH / GROUPS) + in_group;
 #pragma unroll
@@ -138,46 +139,54 @@ __device__ inline void multiply(const Factors& f, u32 piece, const From& from, c
         }
         __syncthreads();
     }
-    // The sums of the other sets, one group behind the other.
-    float* others = &room.tile[0][0];
-    if (set > 0) {
+    // The sums of the groups that the first threads do not have, one group behind the other.
+    float* all = &room.tile[0][0];
 #pragma unroll
-        for (u32 k = 0; k < OWN; k++) {
-            u32 group = (set - 1) * OWN + k;
+    for (u32 k = 0; k < OWN; k++) {
 #pragma unroll
-            for (u32 a = 0; a < 8; a++) {
-                others[(group * WIDE + y + WIDE / 2 * (a % 2)) * OUTER + x + 16 * (a / 2)] = sums[k][a / 2][a % 2];
+        for (u32 a = 0; a < 8; a++) {
+            u32 own = (y + WIDE / 2 * (a % 2)) * OUTER + x + 16 * (a / 2);
+            if (set > 0) {
+                all[((set - 1) * OWN + k) * WIDE * OUTER + own] = sums[k][a / 2][a % 2];
             }
         }
     }
     __syncthreads();
-    u64 count = u64(f.columns) * outer;
+    // All groups added up, in order.
     if (set == 0) {
 #pragma unroll
         for (u32 a = 0; a < 8; a++) {
-            u32 o = x + 16 * (a / 2);
-            u32 column = y + WIDE / 2 * (a % 2);
+            u32 own = (y + WIDE / 2 * (a % 2)) * OUTER + x + 16 * (a / 2);
             float sum = sums[0][a / 2][a % 2];
 #pragma unroll
             for (u32 k = 1; k < GROUPS; k++) {
-                sum += k < OWN ? sums[k < OWN ? k : 0][a / 2][a % 2] : others[((k - OWN) * WIDE + column) * OUTER + o];
+                sum += k < OWN ? sums[k < OWN ? k : 0][a / 2][a % 2] : all[(k - OWN) * WIDE * OUTER + own];
             }
-            if (first_o + o < outer && first_column + column < f.columns) {
-                u64 at = u64(first_column + column) * outer + first_o + o;
-                if (chunks == 1) {
-                    to.put(at, sum);
-                } else {
-                    partial[chunk * count + at] = sum;
-                }
+            all[own] = sum;
+        }
+    }
+    __syncthreads();
+    u64 count = u64(columns) * outer;
+#pragma unroll 1
+    for (u32 own = threadIdx.x; own < WIDE * OUTER; own += BLOCK) {
+        u32 o = first_o + own % OUTER;
+        u32 column = first_column + own / OUTER;
+        if (o < outer && column < columns) {
+            u64 at = u64(column) * outer + o;
+            if (chunks == 1) {
+                to.put(at, all[own]);
+            } else {
+                partial[chunk * count + at] = all[own];
             }
         }
     }
     u32 counter = first_o / OUTER * panels + first_column / WIDE;
     if (chunks > 1 && comes_last(counters + counter, chunks, room.last)) {
+#pragma unroll 1
         for (u32 own = threadIdx.x; own < WIDE * OUTER; own += BLOCK) {
             u32 o = first_o + own % OUTER;
             u32 column = first_column + own / OUTER;
-            if (o < outer && column < f.columns) {
+            if (o < outer && column < columns) {
                 add_chunks(partial, count, chunks, u64(column) * outer + o, to);
             }
         }
@@ -192,8 +201,6 @@ __device__ inline void multiply(const Factors& f, u32 piece, const From& from, c
                                 u32* counters, const To& to, Room& room) {
     if (f.columns <= 8) {
         multiply<8, TRANSPOSED>(f, piece, from, factor, partial, counters, to, room);
-    } else if (f.columns <= 16) {
-        multiply<16, TRANSPOSED>(f, piece, from, factor, partial, counters, to, room);
     } else {
         multiply<WIDEST, TRANSPOSED>(f, piece, from, factor, partial, counters, to, room);
     }
@@ -234,32 +241,47 @@ struct Tile {
         return row_of(k) < f.rows && own_col() < f.cols;
     }
 
-    // Adds all columns of the factors; Q is read by `of_cols.at(place, first)`, each element once with `first`. All
-    // threads must come.
+    // Adds columns `from` to `to` of the factors; Q is read by `of_cols.at(place, first)`, each element once with `first`.
+    // All threads must come.
     template <class Q>
-    __device__ void add(const Factors& f, const float* of_rows, const Q& of_cols, Slabs& slabs) {
-        for (u32 first = 0; first < f.columns; first += SLAB) {
-            __syncthreads();
-            for (u32 at = threadIdx.x; at < SLAB * HIGH; at += BLOCK) {
-                u32 c = first + at / HIGH;
-                u32 i = row + at % HIGH;
-                slabs.left[at / HIGH][at % HIGH] = c < f.columns && i < f.rows ? of_rows[u64(c) * f.rows + i] : 0.0f;
+    __device__ void add(const Factors& f, const float* of_rows, const Q& of_cols, u32 from, u32 to, Slabs& slabs) {
+        for (u32 c = from; c < to; c++) {
+            if (c % SLAB == 0) {
+                load(f, of_rows, of_cols, c, slabs);
             }
-            for (u32 at = threadIdx.x; at < SLAB * SIDE; at += BLOCK) {
-                u32 c = first + at / SIDE;
-                u32 i = col + at % SIDE;
-                bool known = c < f.columns && i < f.cols;
-                slabs.right[at / SIDE][at % SIDE] = known ? of_cols.at(u64(c) * f.cols + i, row == 0) : 0.0f;
-            }
-            __syncthreads();
-            for (u32 c = 0; c < min(SLAB, f.columns - first); c++) {
-                float x = slabs.right[c][threadIdx.x % 32];
+            float x = slabs.right[c % SLAB][threadIdx.x % 32];
 #pragma unroll
-                for (u32 k = 0; k < HIGH / WARPS; k++) {
-                    sums[k] += slabs.left[c][threadIdx.x / 32 + WARPS * k] * x;
-                }
+            for (u32 k = 0; k < HIGH / WARPS; k++) {
+                sums[k] += slabs.left[c % SLAB][threadIdx.x / 32 + WARPS * k] * x;
             }
         }
+    }
+
+    // Fetches SLAB columns of both factors.
+    template <class Q>
+    __device__ void load(const Factors& f, const float* of_rows, const Q& of_cols, u32 first, Slabs& slabs) {
+        __syncthreads();
+        for (u32 at = threadIdx.x; at < SLAB * HIGH; at += BLOCK) {
+            u32 c = first + at / HIGH;
+            u32 i = row + at % HIGH;
+            slabs.left[at / HIGH][at % HIGH] = c < f.columns && i < f.rows ? of_rows[u64(c) * f.rows + i] : 0.0f;
+        }
+        for (u32 at = threadIdx.x; at < SLAB * SIDE; at += BLOCK) {
+            u32 c = first + at / SIDE;
+            u32 i = col + at % SIDE;
+            bool known = c < f.columns && i < f.cols;
+            slabs.right[at / SIDE][at % SIDE] = known ? of_cols.at(u64(c) * f.cols + i, row == 0) : 0.0f;
+        }
+        __syncthreads();
+    }
+};
+
+// Q as it is.
+struct Plain {
+    const float* q;
+
+    __device__ float at(u64 place, bool) const {
+        return q[place];
     }
 };
 
@@ -277,6 +299,12 @@ __device__ inline float start_element(u64 at, u32 layer, u32 seed_low, u32 seed_
     u32 word = at % 4 == 0 ? words.word[0] : at % 4 == 1 ? words.word[1] : at % 4 == 2 ? words.word[2] : words.word[3];
     int odd = int(2 * (word >> 8) + 1) - (1 << 24);
     return float(odd) / float(1 << 24);
+}
+
+// x / 2^e, where 2^e brings `largest` into [1, 2), in two steps, since that may be beyond the range of f32.
+__device__ inline float scaled_down(float x, u32 largest) {
+    int e = exponent_of(largest);
+    return x * power_of_two(-(e / 2)) * power_of_two(e / 2 - e);
 }
 
 // The largest magnitude that threads of a block have seen, as bits. All threads must come.

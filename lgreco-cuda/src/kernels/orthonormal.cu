@@ -146,3 +146,32 @@ __device__ inline void substitute(float* factor, u32 rows, u32 columns, const do
         }
     }
 }
+
+// Shared memory of a block that works on Gram matrices.
+struct GramRoom {
+    Inner inner;
+    double g[MOST_SHARED * MOST_SHARED];
+    u32 last;
+};
+
+// A piece of the Gram matrix of a factor's columns: a part of it, over a stretch of rows. The block that comes last
+// factors the matrix. Returns the thread's sum.
+__device__ inline double add_to_gram(const Factors& f, u32 piece, bool second, const float* factor, double* partial,
+                                     double* triangle, u32* counter, GramRoom& room) {
+    u32 parts = number_of_part(0, (f.columns + EDGE - 1) / EDGE);
+    u64 start = u64(piece / parts) * f.stretch;
+    u64 end = min(start + f.stretch, u64(f.rows));
+    double sum = inner_product(factor, f.rows, f.columns, piece % parts, start, end, room.inner);
+    partial[u64(piece) * BLOCK + threadIdx.x] = sum;
+    if (comes_last(counter, parts * f.stretches, room.last)) {
+        // As many f64 as there are columns at most.
+        double* norms = &room.inner.left[0][0];
+        if (f.columns <= MOST_SHARED) {
+            factorise(f.columns, f.stretches, second, partial, triangle, norms, room.g);
+        } else {
+            factorise(f.columns, f.stretches, second, partial, triangle, norms, triangle);
+        }
+    }
+    __syncthreads();
+    return sum;
+}

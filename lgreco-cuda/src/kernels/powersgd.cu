@@ -1,63 +1,67 @@
-// PowerSGD: products with a matrix and its transpose, orthonormal columns, and what a product of factors leaves.
+// PowerSGD: rows and payloads of matrices that all lie in device memory.
 //
-// The matrix is read as M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows.
-// Factors hold their columns one after the other. Every sum is made in an order that the shape alone decides.
+// A matrix is read as M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows. What
+// launches do for many matrices at once has the same bits as for one alone.
 
 struct Params {
-    u32 dtype;
-    u32 rows;
+    u32 rows;  // of the one matrix that a launch is about
     u32 cols;
-    u32 columns;     // of the factors
-    u32 transposed;  // whether the product is with M' transposed
-    u32 chunk;       // terms of a product that one block adds up, a multiple of DEPTH
-    u32 chunks;
-    u32 len;      // of the columns scaled
-    u32 second;   // whether columns are orthonormalised for the second time
-    u32 stretch;  // rows of an inner product that one thread adds up
-    u32 stretches;
-    u32 ranks;          // of `sought`
+    u32 rank;           // columns of its factors
     u32 near_overflow;  // the magnitude from which on products of factors may leave the range of f32
-    u32 layer;
+    u32 matrices;
+    u32 columns;  // of all factors
+    u32 products;
+    u32 backs;
+    u32 grams;
+    u32 solves;
+    u32 tiles;
+    u32 runs;
+    u32 second;      // whether columns are orthonormalised for the second time
+    u32 first_rank;  // the first of RANKS ranks that are sought
+    u32 words;       // of 8 bytes, from one matrix's results to the next one's
     u32 seed_low;
     u32 seed_high;
 };
 
-// A block's part of a product: OUTER of its rows, WIDE of its columns, DEPTH terms at a time.
-#define OUTER 64
-#define WIDE 32
-// A block's part of the matrix that factors make, and the columns of both fetched at a time.
-#define SIDE 32
-#define SLAB 16
+// What is sought of a matrix.
+struct Row {
+    u32 dtype;
+    u32 first_run;  // the number of its first run of tiles
+    u32 sought;     // where its ranks begin, which ascend
+    u32 ranks;
+};
+
+// Tiles of the matrix that factors make whose squared errors have one sum.
+#define RUN 8
 #define RANKS 8
-
-__device__ inline int exponent_of(u32 largest) {
-    return int(largest >> 23) - 127;
-}
-
-__device__ inline float power_of_two(int exponent) {
-    return __uint_as_float(u32(127 + exponent) << 23);
-}
 
 __device__ inline double wide_power_of_two(int exponent) {
     return __longlong_as_double(u64(1023 + exponent) << 52);
 }
 
-// The matrix, scaled. 2^-e takes two steps, since it may be beyond the range of f32.
-struct Matrix {
+// The bits of a matrix's largest magnitude.
+__device__ inline u32 largest_of(const Params& p, const Factors& f, const u32* results) {
+    return results[2 * u64(p.words) * f.layer];
+}
+
+// The matrix, scaled.
+struct Scaled {
     const void* values;
     u32 dtype;
     u32 cols;
     float first;
     float second;
 
-    __device__ Matrix(const Params& p, const void* all, const u32* largest)
-        : values(all), dtype(p.dtype), cols(p.cols) {
-        int e = exponent_of(*largest);
+    __device__ Scaled(const Factors& f, const Row& row, u32 largest)
+        : values(reinterpret_cast<const void*>(f.values)), dtype(row.dtype), cols(f.cols) {
+        // An address that comes from memory could be of any kind.
+        __builtin_assume(__isGlobal(values));
+        int e = exponent_of(largest);
         first = power_of_two(-(e / 2));
         second = power_of_two(e / 2 - e);
     }
 
-    __device__ float at(u32 row, u32 col) const {
+    __device__ float at(u32 row, u32 col, bool = false) const {
         return element(u64(row) * cols + col);
     }
 
@@ -66,49 +70,77 @@ struct Matrix {
     }
 };
 
+// Where a factor goes.
+struct Factor {
+    float* to;
+
+    __device__ void put(u64 at, float value) const {
+        to[at] = value;
+    }
+};
+
 __device__ inline bool finite(float value) {
     return (__float_as_uint(value) & MAGNITUDE) < INFINITE;
 }
 
-// The start matrix: an odd multiple of 2^-24 per element.
-extern "C" __global__ void start(Params p, float* factor) {
-    u64 count = u64(p.cols) * p.columns;
-    u64 stride = u64(gridDim.x) * BLOCK;
-    for (u64 block = u64(blockIdx.x) * BLOCK + threadIdx.x; block * 4 < count; block += stride) {
-        Words words = philox(u32(block), 0, p.layer, 0xffffffffu, p.seed_low, p.seed_high);
-        for (u32 k = 0; k < 4 && block * 4 + k < count; k++) {
-            int odd = int(2 * (words.word[k] >> 8) + 1) - (1 << 24);
-            factor[block * 4 + k] = float(odd) / float(1 << 24);
+// results = at least the bits of each matrix's largest magnitude.
+extern "C" __global__ void magnitudes(Params p, const Factors* all, const Row* rows, u32* results) {
+    __shared__ u32 largest;
+    for (u64 piece = blockIdx.x; piece < p.tiles; piece += gridDim.x) {
+        u32 number = owner<&Factors::first_tile>(all, p.matrices, piece);
+        const Factors& f = all[number];
+        const void* values = reinterpret_cast<const void*>(f.values);
+        __builtin_assume(__isGlobal(values));
+        Tile tile(f, u32(piece) - f.first_tile);
+        u32 found = 0;
+#pragma unroll
+        for (u32 k = 0; k < HIGH / WARPS; k++) {
+            if (tile.is_inside(f, k)) {
+                u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
+                found = max(found, __float_as_uint(value(values, rows[number].dtype, i)) & MAGNITUDE);
+            }
+        }
+        found = block_max(found, largest);
+        if (threadIdx.x == 0) {
+            atomicMax(results + 2 * u64(p.words) * f.layer, found);
+        }
+        __syncthreads();
+    }
+}
+
+// The start matrices.
+extern "C" __global__ void start(Params p, const Factors* all, float* factors) {
+    for (u64 piece = blockIdx.x; piece < p.columns; piece += gridDim.x) {
+        const Factors& f = all[owner<&Factors::first_column>(all, p.matrices, piece)];
+        u64 first = u64(u32(piece) - f.first_column) * f.cols;
+        for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
+            factors[f.q + first + i] = start_element(first + i, f.id, p.seed_low, p.seed_high);
         }
     }
 }
 
-// Multiplies every column by the power of two that brings its largest magnitude into [1, 2). A block per column.
-extern "C" __global__ void scale_columns(Params p, float* factor) {
+// Multiplies every column of Q by the power of two that brings its largest magnitude into [1, 2).
+extern "C" __global__ void scale_columns(Params p, const Factors* all, float* factors) {
     __shared__ u32 largest;
-    float* column = factor + u64(blockIdx.x) * p.len;
-    if (threadIdx.x == 0) {
-        largest = 0;
-    }
-    __syncthreads();
-    u32 found = 0;
-    for (u32 i = threadIdx.x; i < p.len; i += BLOCK) {
-        found = max(found, __float_as_uint(column[i]) & MAGNITUDE);
-    }
-    found = warp_max(found);
-    if (threadIdx.x % 32 == 0) {
-        atomicMax(&largest, found);
-    }
-    __syncthreads();
-    int e = exponent_of(largest);
-    for (u32 i = threadIdx.x; i < p.len; i += BLOCK) {
-        column[i] = column[i] * power_of_two(-(e / 2)) * power_of_two(e / 2 - e);
+    for (u64 piece = blockIdx.x; piece < p.columns; piece += gridDim.x) {
+        const Factors& f = all[owner<&Factors::first_column>(all, p.matrices, piece)];
+        float* column = factors + f.q + u64(u32(piece) - f.first_column) * f.cols;
+        u32 found = 0;
+        for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
+            found = max(found, __float_as_uint(column[i]) & MAGNITUDE);
+        }
+        found = block_max(found, largest);
+        for (u32 i = threadIdx.x; i < f.cols; i += BLOCK) {
+            column[i] = scaled_down(column[i], found);
+        }
+        __syncthreads();
     }
 }
 
 // The matrix in f32, for products by cuBLAS.
-extern "C" __global__ void scale_matrix(Params p, const void* values, const u32* largest, float* scaled) {
-    Matrix matrix(p, values, largest);
+extern "C" __global__ void scale_matrix(Params p, const Factors* all, const Row* rows, const u32* largest,
+                                        float* scaled) {
+    Scaled matrix(all[0], rows[0], *largest);
     u64 count = u64(p.rows) * p.cols;
     u64 stride = u64(gridDim.x) * BLOCK;
     for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < count; i += stride) {
@@ -116,88 +148,126 @@ extern "C" __global__ void scale_matrix(Params p, const void* values, const u32*
     }
 }
 
-// partial[chunk][column][o] = sum over the chunk's j of M'[o, j] * factor[column][j], or of M'[j, o] when transposed.
-extern "C" __global__ void multiply(Params p, const void* values, const u32* largest, const float* factor,
-                                    float* partial) {
-    __shared__ float tile[DEPTH][OUTER + 1];
-    __shared__ float slab[DEPTH][WIDE + 1];
-    Matrix matrix(p, values, largest);
-    u32 outer = p.transposed ? p.cols : p.rows;
-    u32 inner = p.transposed ? p.rows : p.cols;
-    u32 chunk = blockIdx.x % p.chunks;
-    u32 first_o = blockIdx.x / p.chunks * OUTER;
-    u32 first_column = blockIdx.y * WIDE;
-    u64 start = u64(chunk) * p.chunk;
-    u64 end = min(start + p.chunk, u64(inner));
-    u32 x = threadIdx.x % 16;
-    u32 y = threadIdx.x / 16;
-    float sums[4][2] = {};
-    for (u64 j0 = start; j0 < end; j0 += DEPTH) {
-#pragma unroll
-        for (u32 at = threadIdx.x; at < DEPTH * OUTER; at += BLOCK) {
-            // Neighbouring threads read neighbouring values.
-            u32 o = p.transposed ? at % OUTER : at / DEPTH;
-            u32 j = p.transposed ? at / OUTER : at % DEPTH;
-            bool inside = first_o + o < outer && j0 + j < end;
-            u32 row = p.transposed ? u32(j0) + j : first_o + o;
-            u32 col = p.transposed ? first_o + o : u32(j0) + j;
-            tile[j][o] = inside ? matrix.at(row, col) : 0.0f;
+// P = M' Q.
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void project(Params p, const Factors* all, const Row* rows,
+                                                               const u32* results, const float* of_cols,
+                                                               float* partial, u32* counters, float* of_rows) {
+    __shared__ Room room;
+    for (u64 piece = blockIdx.x; piece < p.products; piece += gridDim.x) {
+        u32 number = owner<&Factors::first_product>(all, p.matrices, piece);
+        const Factors& f = all[number];
+        Scaled matrix(f, rows[number], largest_of(p, f, results));
+        multiply<false>(f, u32(piece) - f.first_product, matrix, of_cols + f.q, partial + f.partial,
+                        counters + f.counter + 1, Factor{of_rows + f.p}, room);
+    }
+}
+
+// Q = the transposed M's product with P.
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, const Factors* all, const Row* rows,
+                                                                    const u32* results, const float* of_rows,
+                                                                    float* partial, u32* counters, float* of_cols) {
+    __shared__ Room room;
+    for (u64 piece = blockIdx.x; piece < p.backs; piece += gridDim.x) {
+        u32 number = owner<&Factors::first_back>(all, p.matrices, piece);
+        const Factors& f = all[number];
+        Scaled matrix(f, rows[number], largest_of(p, f, results));
+        multiply<true>(f, u32(piece) - f.first_back, matrix, of_rows + f.p, partial + f.partial,
+                       counters + f.counter + 1, Factor{of_cols + f.q}, room);
+    }
+}
+
+// Inner products of P's columns; the block that comes last for a matrix factors them.
+extern "C" __global__ void gram(Params p, const Factors* all, const float* of_rows, double* partials,
+                                double* triangles, u32* counters) {
+    __shared__ GramRoom room;
+    for (u64 piece = blockIdx.x; piece < p.grams; piece += gridDim.x) {
+        const Factors& f = all[owner<&Factors::first_gram>(all, p.matrices, piece)];
+        add_to_gram(f, u32(piece) - f.first_gram, p.second != 0, of_rows + f.p, partials + f.gram,
+                    triangles + f.triangle, counters + f.counter, room);
+    }
+}
+
+// P becomes orthonormal, BLOCK rows at a time.
+extern "C" __global__ void solve(Params p, const Factors* all, float* of_rows, const double* triangles) {
+    for (u64 piece = blockIdx.x; piece < p.solves; piece += gridDim.x) {
+        const Factors& f = all[owner<&Factors::first_solve>(all, p.matrices, piece)];
+        u64 i = (piece - f.first_solve) * BLOCK + threadIdx.x;
+        if (i < f.rows) {
+            substitute(of_rows + f.p, f.rows, f.columns, triangles + f.triangle, i);
         }
+        __syncwarp();
+    }
+}
+
+// The squared distance of M from the product of the first columns of the factors, for up to RANKS of the sought ranks;
+// summed over a run of tiles.
+extern "C" __global__ void residuals(Params p, const Factors* all, const Row* rows, const u32* results,
+                                     const float* of_rows, const float* of_cols, const u32* sought,
+                                     double* partials) {
+    __shared__ Slabs slabs;
+    for (u64 piece = blockIdx.x; piece < p.runs; piece += gridDim.x) {
+        u32 number = owner<&Row::first_run>(rows, p.matrices, piece);
+        const Factors& f = all[number];
+        const Row& row = rows[number];
+        Scaled matrix(f, row, largest_of(p, f, results));
+        u32 tiles = (f.rows + HIGH - 1) / HIGH * ((f.cols + SIDE - 1) / SIDE);
+        u32 first = (u32(piece) - row.first_run) * RUN;
+        double squares[RANKS] = {};
+        for (u32 at = first; at < min(first + RUN, tiles); at++) {
+            Tile tile(f, at);
+            float found[HIGH / WARPS];
 #pragma unroll
-        for (u32 at = threadIdx.x; at < DEPTH * WIDE; at += BLOCK) {
-            u32 column = at / DEPTH;
-            u32 j = at % DEPTH;
-            bool inside = first_column + column < p.columns && j0 + j < end;
-            slab[j][column] = inside ? factor[u64(first_column + column) * inner + j0 + j] : 0.0f;
-        }
-        __syncthreads();
-        float parts[4][2] = {};
-        for (u32 j = 0; j < DEPTH; j++) {
+            for (u32 k = 0; k < HIGH / WARPS; k++) {
+                found[k] = tile.is_inside(f, k) ? matrix.at(tile.row_of(k), tile.own_col()) : 0.0f;
+            }
+            u32 done = 0;
 #pragma unroll
-            for (u32 a = 0; a < 4; a++) {
+            for (u32 r = 0; r < RANKS; r++) {
+                if (p.first_rank + r < row.ranks) {
+                    u32 rank = sought[row.sought + p.first_rank + r];
+                    tile.add(f, of_rows + f.p, Plain{of_cols + f.q}, done, rank, slabs);
+                    done = rank;
 #pragma unroll
-                for (u32 b = 0; b < 2; b++) {
-                    parts[a][b] = fmaf(tile[j][x + 16 * a], slab[j][y + 16 * b], parts[a][b]);
+                    for (u32 k = 0; k < HIGH / WARPS; k++) {
+                        double apart = double(found[k]) - double(tile.sums[k]);
+                        squares[r] += apart * apart;
+                    }
                 }
             }
         }
+        double unit = wide_power_of_two(exponent_of(largest_of(p, f, results)));
 #pragma unroll
-        for (u32 a = 0; a < 4; a++) {
-            sums[a][0] += parts[a][0];
-            sums[a][1] += parts[a][1];
-        }
-        __syncthreads();
-    }
-#pragma unroll
-    for (u32 a = 0; a < 4; a++) {
-#pragma unroll
-        for (u32 b = 0; b < 2; b++) {
-            u32 o = first_o + x + 16 * a;
-            u32 column = first_column + y + 16 * b;
-            if (o < outer && column < p.columns) {
-                partial[(u64(chunk) * p.columns + column) * outer + o] = sums[a][b];
+        for (u32 r = 0; r < RANKS; r++) {
+            double sum = block_sum(squares[r]);
+            if (threadIdx.x == 0) {
+                partials[piece * RANKS + r] = sum * unit * unit;
             }
         }
     }
 }
 
-// Adds the chunks up.
-extern "C" __global__ void add_chunks(Params p, const float* partial, float* product) {
-    u64 count = u64(p.transposed ? p.cols : p.rows) * p.columns;
-    u64 stride = u64(gridDim.x) * BLOCK;
-    for (u64 at = u64(blockIdx.x) * BLOCK + threadIdx.x; at < count; at += stride) {
-        double sum = 0.0;
-        for (u32 chunk = 0; chunk < p.chunks; chunk++) {
-            sum += double(partial[chunk * count + at]);
+// The sums of all runs of a matrix, a block for each.
+extern "C" __global__ void add_runs(Params p, const Row* rows, const double* partials, double* results) {
+    for (u32 number = blockIdx.x; number < p.matrices; number += gridDim.x) {
+        u32 end = number + 1 < p.matrices ? rows[number + 1].first_run : p.runs;
+        double* to = results + u64(number) * p.words + 1 + p.first_rank;
+        for (u32 r = 0; r < RANKS; r++) {
+            double sum = 0.0;
+            for (u32 run = rows[number].first_run + threadIdx.x; run < end; run += BLOCK) {
+                sum += partials[u64(run) * RANKS + r];
+            }
+            sum = block_sum(sum);
+            if (threadIdx.x == 0) {
+                to[r] = sum;
+            }
         }
-        product[at] = float(sum);
     }
 }
 
 // output = factor * 2^e, for what is sent. Bit 0 of `faults` becomes 1 when not all of it is finite.
 extern "C" __global__ void unscale(Params p, const u32* largest, const float* factor, float* output, u32* faults) {
     double power = wide_power_of_two(exponent_of(*largest));
-    u64 count = u64(p.cols) * p.columns;
+    u64 count = u64(p.cols) * p.rank;
     u64 stride = u64(gridDim.x) * BLOCK;
     for (u64 at = u64(blockIdx.x) * BLOCK + threadIdx.x; at < count; at += stride) {
         output[at] = float(double(factor[at]) * power);
@@ -207,109 +277,26 @@ extern "C" __global__ void unscale(Params p, const u32* largest, const float* fa
     }
 }
 
-// A tile of the matrix that factors make: a thread has four of its rows in one of its columns. Each element is summed in
-// f32 over the columns of the factors in order, as the core does.
-struct Tile {
-    u32 row;
-    u32 col;
-    float sums[4];
-    float (&left)[SLAB][SIDE];
-    float (&right)[SLAB][SIDE];
-
-    __device__ Tile(const Params& p, u64 number, float (&l)[SLAB][SIDE], float (&r)[SLAB][SIDE])
-        : sums{}, left(l), right(r) {
-        u32 across = (p.cols + SIDE - 1) / SIDE;
-        row = u32(number / across) * SIDE;
-        col = u32(number % across) * SIDE;
-    }
-
-    __device__ u32 row_of(u32 k) const {
-        return row + threadIdx.x / 32 + 8 * k;
-    }
-
-    __device__ u32 own_col() const {
-        return col + threadIdx.x % 32;
-    }
-
-    // Fetches SLAB columns of both factors.
-    __device__ void load(const Params& p, const float* of_rows, const float* of_cols, u32 first) {
-        __syncthreads();
-        for (u32 at = threadIdx.x; at < SLAB * SIDE; at += BLOCK) {
-            u32 c = first + at / SIDE;
-            u32 i = at % SIDE;
-            bool known = c < p.columns;
-            left[at / SIDE][i] = known && row + i < p.rows ? of_rows[u64(c) * p.rows + row + i] : 0.0f;
-            right[at / SIDE][i] = known && col + i < p.cols ? of_cols[u64(c) * p.cols + col + i] : 0.0f;
-        }
-        __syncthreads();
-    }
-
-    // Adds columns `from` to `to` of the factors. All threads must come.
-    __device__ void add(const Params& p, const float* of_rows, const float* of_cols, u32 from, u32 to) {
-        for (u32 c = from; c < to; c++) {
-            if (c % SLAB == 0) {
-                load(p, of_rows, of_cols, c);
-            }
-            float x = right[c % SLAB][threadIdx.x % 32];
-#pragma unroll
-            for (u32 k = 0; k < 4; k++) {
-                sums[k] += left[c % SLAB][threadIdx.x / 32 + 8 * k] * x;
-            }
-        }
-    }
-};
-
-// The squared distance of M from the product of the first columns of the factors, for each of the sought ranks, which
-// ascend; summed over the tiles of a block.
-extern "C" __global__ void residuals(Params p, const void* values, const u32* largest, const float* of_rows,
-                                     const float* of_cols, const u32* sought, double* partials) {
-    __shared__ float left[SLAB][SIDE];
-    __shared__ float right[SLAB][SIDE];
-    Matrix matrix(p, values, largest);
-    u64 tiles = u64((p.rows + SIDE - 1) / SIDE) * ((p.cols + SIDE - 1) / SIDE);
-    double squares[RANKS] = {};
-    for (u64 number = blockIdx.x; number < tiles; number += gridDim.x) {
-        Tile tile(p, number, left, right);
-        float found[4];
-#pragma unroll
-        for (u32 k = 0; k < 4; k++) {
-            bool inside = tile.row_of(k) < p.rows && tile.own_col() < p.cols;
-            found[k] = inside ? matrix.at(tile.row_of(k), tile.own_col()) : 0.0f;
-        }
-        u32 done = 0;
-#pragma unroll
-        for (u32 r = 0; r < RANKS; r++) {
-            if (r < p.ranks) {
-                tile.add(p, of_rows, of_cols, done, sought[r]);
-                done = sought[r];
-#pragma unroll
-                for (u32 k = 0; k < 4; k++) {
-                    double apart = double(found[k]) - double(tile.sums[k]);
-                    squares[r] += apart * apart;
-                }
-            }
-        }
-    }
-    double unit = wide_power_of_two(exponent_of(*largest));
-#pragma unroll
-    for (u32 r = 0; r < RANKS; r++) {
-        double sum = block_sum(squares[r]);
-        if (threadIdx.x == 0) {
-            partials[u64(blockIdx.x) * RANKS + r] = sum * unit * unit;
-        }
-    }
+// What a tile needs of the one matrix.
+__device__ inline Factors of_one(const Params& p) {
+    Factors f = {};
+    f.rows = p.rows;
+    f.cols = p.cols;
+    f.columns = p.rank;
+    return f;
 }
 
 // The matrix that factors make. status[0] becomes 1 when not all of it is finite.
 extern "C" __global__ void reconstruct(Params p, const float* of_rows, const float* of_cols, float* output,
                                        u32* status) {
-    __shared__ float left[SLAB][SIDE];
-    __shared__ float right[SLAB][SIDE];
-    Tile tile(p, blockIdx.x, left, right);
-    tile.add(p, of_rows, of_cols, 0, p.columns);
-    for (u32 k = 0; k < 4; k++) {
-        if (tile.row_of(k) < p.rows && tile.own_col() < p.cols) {
-            output[u64(tile.row_of(k)) * p.cols + tile.own_col()] = tile.sums[k];
+    __shared__ Slabs slabs;
+    Factors f = of_one(p);
+    Tile tile(f, blockIdx.x);
+    tile.add(f, of_rows, Plain{of_cols}, 0, f.columns, slabs);
+#pragma unroll
+    for (u32 k = 0; k < HIGH / WARPS; k++) {
+        if (tile.is_inside(f, k)) {
+            output[u64(tile.row_of(k)) * f.cols + tile.own_col()] = tile.sums[k];
             if (!finite(tile.sums[k])) {
                 atomicMax(status, 1u);
             }
@@ -321,45 +308,19 @@ extern "C" __global__ void reconstruct(Params p, const float* of_rows, const flo
 // magnitude is near the range's end.
 extern "C" __global__ void check_product(Params p, const u32* largest, const float* of_rows, const float* of_cols,
                                          u32* faults) {
-    __shared__ float left[SLAB][SIDE];
-    __shared__ float right[SLAB][SIDE];
+    __shared__ Slabs slabs;
     if (*largest < p.near_overflow) {
         return;
     }
-    u64 tiles = u64((p.rows + SIDE - 1) / SIDE) * ((p.cols + SIDE - 1) / SIDE);
-    for (u64 number = blockIdx.x; number < tiles; number += gridDim.x) {
-        Tile tile(p, number, left, right);
-        tile.add(p, of_rows, of_cols, 0, p.columns);
-        for (u32 k = 0; k < 4; k++) {
+    Factors f = of_one(p);
+    for (u64 number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+        Tile tile(f, u32(number));
+        tile.add(f, of_rows, Plain{of_cols}, 0, f.columns, slabs);
+#pragma unroll
+        for (u32 k = 0; k < HIGH / WARPS; k++) {
             if (!finite(tile.sums[k])) {
                 atomicOr(faults, 2u);
             }
         }
-    }
-}
-
-// partial[stretch][part] = a part of the Gram matrix, summed over a stretch of rows.
-extern "C" __global__ void gram(Params p, const float* factor, double* partial) {
-    __shared__ Inner room;
-    u64 start = u64(blockIdx.x) * p.stretch;
-    u64 end = min(start + p.stretch, u64(p.rows));
-    double sum = inner_product(factor, p.rows, p.columns, blockIdx.y, start, end, room);
-    partial[(u64(blockIdx.x) * gridDim.y + blockIdx.y) * BLOCK + threadIdx.x] = sum;
-}
-
-// One block.
-extern "C" __global__ void cholesky(Params p, const double* partial, double* triangle) {
-    DYN_SHARED(double, room);
-    double* g = p.columns <= MOST_SHARED ? room + p.columns : triangle;
-    factorise(p.columns, p.stretches, p.second != 0, partial, triangle, room, g);
-}
-
-// Threads of a block that substitutes.
-#define SOLVERS 64
-
-extern "C" __global__ void solve(Params p, float* factor, const double* triangle) {
-    u64 i = u64(blockIdx.x) * SOLVERS + threadIdx.x;
-    if (i < p.rows) {
-        substitute(factor, p.rows, p.columns, triangle, i);
     }
 }

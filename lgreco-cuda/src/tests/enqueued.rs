@@ -4,7 +4,7 @@
 
 use super::driver::{State, run, state};
 use super::nvrtc;
-use crate::{CudaBackend, DeviceGradient, Error, ExchangeConfig, ExchangeProgram};
+use crate::{CudaBackend, DeviceExchange, DeviceGradient, Error, ExchangeConfig, ExchangeProgram};
 use cudarc::driver::sys;
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
@@ -277,46 +277,87 @@ fn a_graph_of_an_exchange_replays_as_steps_do() {
     with_the_fake("replayed", &[]);
 }
 
+/// An all-reduce of the buffers at two addresses, in the stream's order.
+struct AllReduce {
+    buffers: [u64; 2],
+    count: usize,
+}
+
+extern "C" fn all_reduce(argument: *mut c_void) -> i32 {
+    // SAFETY: `enqueue_all_reduce` gives one that stays, of memory that is there.
+    unsafe {
+        let AllReduce { buffers, count } = *argument.cast::<AllReduce>();
+        let [one, other] = buffers.map(|address| {
+            std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<f32>(address as usize), count)
+        });
+        one.iter_mut().zip(&*other).for_each(|(sum, x)| *sum += x);
+        other.copy_from_slice(one);
+    }
+    0
+}
+
+fn enqueue_all_reduce(buffers: [u64; 2], count: usize) {
+    let enqueue: unsafe extern "C" fn(extern "C" fn(*mut c_void) -> i32, *mut c_void) = fake("fake_cuda_enqueue");
+    // SAFETY: the function's type; the argument stays.
+    unsafe { enqueue(all_reduce, Box::into_raw(Box::new(AllReduce { buffers, count })).cast()) };
+}
+
+/// A rank of an exchange, and the memory that it lends.
+struct Rank {
+    exchange: DeviceExchange,
+    gradients: u64,
+    sums: u64,
+    factors: u64,
+    means: u64,
+}
+
 #[test]
 #[ignore = "needs the fake driver"]
 fn replayed() {
     let mut backend = beside_a_trainer();
+    let power = Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 });
     let top = Setting::TopK(TopK { keep: 40, values: Dtype::Bf16 });
-    let shape = Shape::new(ROWS, COLS).unwrap();
-    let layers = [(shape, qsgd(4)), (shape, top)];
-    let (elements, config) = (2 * ROWS * COLS, ExchangeConfig { world: 2, ..ExchangeConfig::default() });
+    let layers = [(ROWS, COLS, qsgd(4)), (64, 1, Setting::Dense), (COLS, ROWS, power), (ROWS, COLS, top)]
+        .map(|(rows, cols, setting)| (Shape::new(rows, cols).unwrap(), setting));
+    let (elements, config) = (3 * ROWS * COLS + 64, ExchangeConfig { world: 2, ..ExchangeConfig::default() });
     let program = |rank| {
         let stream = Stream { rank, ..Stream::default() };
         ExchangeProgram::new(&layers, ExchangeConfig { stream, ..config }).unwrap()
     };
+    let (message, sums, factors) = (program(0).message_bytes(), program(0).sum_values(), program(0).factor_values());
     let begin = |backend: &mut CudaBackend, rank| {
-        let (program, message) = (program(rank), program(rank).message_bytes());
+        let program = program(rank);
         let (memory, residuals) = (device(program.memory_bytes() as usize), device(program.residual_bytes() as usize));
         // SAFETY: as large as the program says, and nothing else uses them.
         let exchange = unsafe { backend.begin_exchange(program, memory, residuals) }.unwrap();
-        (exchange, message)
+        let [gradients, sums, factors, means] = [elements, sums, factors, elements].map(|count| device(4 * count));
+        // SAFETY: as many values, which nothing that is enqueued uses yet.
+        let values = unsafe {
+            std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(gradients as usize), elements)
+        };
+        values.copy_from_slice(&uniform(elements, 1 + u64::from(rank)));
+        Rank { exchange, gradients, sums, factors, means }
     };
     let capture: unsafe extern "C" fn(bool) = fake("fake_cuda_capture");
     let replay: unsafe extern "C" fn() -> i32 = fake("fake_cuda_replay");
     let mut all = Vec::new();
     for captured in [false, true] {
-        let (ranks, message) = ([0, 1].map(|rank| begin(&mut backend, rank).0), begin(&mut backend, 0).1);
-        let (gradients, means) = ([0; 2].map(|_| device(4 * elements)), [0; 2].map(|_| device(4 * elements)));
+        let ranks = [0, 1].map(|rank| begin(&mut backend, rank));
         let messages = device(2 * message);
-        for (&address, seed) in gradients.iter().zip(1..) {
-            // SAFETY: as many values, which nothing that is enqueued uses yet.
-            let values = unsafe {
-                std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), elements)
-            };
-            values.copy_from_slice(&uniform(elements, seed));
-        }
         // SAFETY: all is as large as the program says.
         let step = |backend: &mut CudaBackend| unsafe {
-            for ((exchange, &gradients), rank) in ranks.iter().zip(&gradients).zip(0..) {
-                backend.encode_exchange(exchange, gradients, messages + rank * message as u64).unwrap();
+            for (rank, number) in ranks.iter().zip(0..) {
+                backend.encode_exchange(&rank.exchange, rank.gradients, messages + number * message as u64).unwrap();
+                backend.project_exchange(&rank.exchange, rank.gradients, rank.sums).unwrap();
             }
-            for (exchange, &means) in ranks.iter().zip(&means) {
-                backend.finish_exchange(exchange, messages, means).unwrap();
+            enqueue_all_reduce([0, 1].map(|rank| ranks[rank].sums), sums);
+            ranks
+                .iter()
+                .for_each(|rank| backend.back_project_exchange(&rank.exchange, rank.sums, rank.factors).unwrap());
+            enqueue_all_reduce([0, 1].map(|rank| ranks[rank].factors), factors);
+            for rank in &ranks {
+                backend.average_exchange(&rank.exchange, rank.sums, rank.factors, rank.means).unwrap();
+                backend.finish_exchange(&rank.exchange, messages, rank.means).unwrap();
             }
         };
         backend.synchronise().unwrap();
@@ -327,26 +368,24 @@ fn replayed() {
             step(&mut backend);
             // SAFETY: the function's type.
             unsafe { capture(false) };
-            assert_eq!(state().launches - before.launches, 2 * (6 + 4), "six and four for two ranks");
+            assert_eq!(state().launches - before.launches, 2 * 22, "launches of two ranks");
         }
         let mut seen = Vec::new();
         for number in 1u32..=3 {
             if captured {
                 // SAFETY: the function's type.
-                assert_eq!(unsafe { replay() }, 20);
+                assert_eq!(unsafe { replay() }, 2 * 22 + 2);
             } else {
                 step(&mut backend);
             }
             assert_eq!(state().waits - before.waits, 2 * (number as i32 - 1), "only what is asked below waits");
-            let outcomes = [0, 1].map(|rank| backend.exchange_outcome(&ranks[rank]).unwrap());
+            let outcomes = [0, 1].map(|rank| backend.exchange_outcome(&ranks[rank].exchange).unwrap());
             assert!(outcomes.iter().all(|outcome| (outcome.step, outcome.failed) == (number, 0)), "{outcomes:?}");
-            seen.push((values(means[0], elements).to_vec(), values(means[1], elements).to_vec()));
-            seen.push((
-                values(outcomes[0].residuals, elements).to_vec(),
-                values(outcomes[1].residuals, elements).to_vec(),
-            ));
+            seen.push([0, 1].map(|rank| values(ranks[rank].means, elements).to_vec()));
+            seen.push([0, 1].map(|rank| values(outcomes[rank].residuals, elements).to_vec()));
+            assert!(values(outcomes[0].factors, factors - 2) == values(outcomes[1].factors, factors - 2));
         }
-        assert!(seen[0].0 == seen[0].1, "all ranks have the same means");
+        assert!(seen[0][0] == seen[0][1], "all ranks have the same means");
         assert!(seen[0] != seen[2] && seen[2] != seen[4], "every step has random words of its own");
         all.push(seen);
     }

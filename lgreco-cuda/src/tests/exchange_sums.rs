@@ -5,30 +5,30 @@ use super::backend;
 use super::exchange::{Memory, bits, narrowed};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::device::Part;
-use crate::exchange::PEER;
 use crate::kernels::Module;
-use crate::{CudaBackend, DeviceExchange, ExchangeConfig, ExchangeFault, ExchangeOutcome, ExchangeProgram, OnFault};
+use crate::{CudaBackend, DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram, OnFault};
+use lgreco_core::compress::Setting;
 use lgreco_core::compress::powersgd::{
     PowerSgd, back_project, effective_rank, orthonormalise, project, reconstruct, start_matrix, steps_workspace_len,
 };
-use lgreco_core::compress::{Setting, qsgd::Qsgd};
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::{check_orthonormal, uniform};
-use lgreco_train::exchange::Slip;
+use lgreco_train::exchange::{self, Collective, Input, Layer, Route, threads};
+use lgreco_train::gradient::ValuesMut;
 
-type Layers = Vec<(Shape, Setting)>;
+pub(super) type Layers = Vec<(Shape, Setting)>;
 
 /// Ranks, of which one is told apart.
-const WORLD: usize = 3;
+pub(super) const WORLD: usize = 3;
 /// What numbers may be off, as part of the largest of their kind.
 const NEAR: f64 = 1e-4;
 
-fn power(rank: u32) -> Setting {
+pub(super) fn power(rank: u32) -> Setting {
     Setting::PowerSgd(PowerSgd { rank, iterations: 1 })
 }
 
-fn of(layers: &[(usize, usize, Setting)]) -> Layers {
+pub(super) fn of(layers: &[(usize, usize, Setting)]) -> Layers {
     layers.iter().map(|&(rows, cols, setting)| (Shape::new(rows, cols).unwrap(), setting)).collect()
 }
 
@@ -78,23 +78,23 @@ fn places(layers: &Layers) -> Vec<Place> {
 }
 
 /// A rank: its exchange and memory on the device.
-struct Rank {
-    exchange: DeviceExchange,
+pub(super) struct Rank {
+    pub(super) exchange: DeviceExchange,
     _memory: Memory,
     _residuals: Memory,
-    gradients: Memory,
+    pub(super) gradients: Memory,
     message: Memory,
-    sums: Memory,
-    factors: Memory,
-    elements: usize,
+    pub(super) sums: Memory,
+    pub(super) factors: Memory,
+    pub(super) elements: usize,
 }
 
-fn floats(memory: &Memory) -> Vec<f32> {
+pub(super) fn floats(memory: &Memory) -> Vec<f32> {
     bytemuck::cast_slice(memory.bytes()).to_vec()
 }
 
 impl Rank {
-    fn new(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig) -> Rank {
+    pub(super) fn new(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig) -> Rank {
         let program = ExchangeProgram::new(layers, config).unwrap();
         let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
         let (mut memory, mut residuals) = (Memory::new(program.memory_bytes()), Memory::new(program.residual_bytes()));
@@ -112,18 +112,18 @@ impl Rank {
     }
 
     /// Residuals and factors that count.
-    fn remembered(&self, backend: &mut CudaBackend) -> [Vec<f32>; 2] {
+    pub(super) fn remembered(&self, backend: &mut CudaBackend) -> [Vec<f32>; 2] {
         let ExchangeOutcome { residuals, factors, .. } = backend.exchange_outcome(&self.exchange).unwrap();
         let values = (floats(&self.factors).len()).saturating_sub(WORLD);
         [self.read(backend, residuals, self.elements), self.read(backend, factors, values)]
     }
 
-    fn found_inf(&self, backend: &mut CudaBackend) -> f32 {
+    pub(super) fn found_inf(&self, backend: &mut CudaBackend) -> f32 {
         self.read(backend, self.exchange.found_inf_address(), 1)[0]
     }
 }
 
-fn ranks(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig) -> Vec<Rank> {
+pub(super) fn ranks(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig) -> Vec<Rank> {
     let of = |rank| ExchangeConfig { stream: Stream { rank, ..config.stream }, ..config };
     (0..WORLD as u32).map(|rank| Rank::new(backend, layers, of(rank))).collect()
 }
@@ -139,16 +139,20 @@ fn all_reduce(ranks: &mut [Rank], which: impl Fn(&mut Rank) -> &mut Memory) {
 
 /// What goes on between the collectives, for tests to look at.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum After {
+pub(super) enum After {
     Project,
     BackProject,
 }
 
 /// Runs a step on all ranks with these gradients.
-fn step(backend: &mut CudaBackend, ranks: &mut [Rank], mut look: impl FnMut(After, &[Rank], &mut CudaBackend)) {
-    // SAFETY, of all calls: memory of the sizes that the program says.
+pub(super) fn step(
+    backend: &mut CudaBackend,
+    ranks: &mut [Rank],
+    mut look: impl FnMut(After, &[Rank], &mut CudaBackend),
+) {
     for rank in &mut *ranks {
         let (gradients, sums) = (rank.gradients.address(), rank.sums.address());
+        // SAFETY: memory of the sizes that the program says.
         unsafe {
             backend.encode_exchange(&rank.exchange, gradients, rank.message.address()).unwrap();
             backend.project_exchange(&rank.exchange, gradients, sums).unwrap();
@@ -158,6 +162,7 @@ fn step(backend: &mut CudaBackend, ranks: &mut [Rank], mut look: impl FnMut(Afte
     all_reduce(ranks, |rank| &mut rank.sums);
     for rank in &mut *ranks {
         let (sums, factors) = (rank.sums.address(), rank.factors.address());
+        // SAFETY: as before.
         unsafe { backend.back_project_exchange(&rank.exchange, sums, factors) }.unwrap();
     }
     look(After::BackProject, ranks, backend);
@@ -167,6 +172,7 @@ fn step(backend: &mut CudaBackend, ranks: &mut [Rank], mut look: impl FnMut(Afte
     messages.fill(&bytes);
     for rank in &mut *ranks {
         let (sums, factors, means) = (rank.sums.address(), rank.factors.address(), rank.gradients.address());
+        // SAFETY: as before; the means take the gradients' places.
         unsafe {
             backend.average_exchange(&rank.exchange, sums, factors, means).unwrap();
             backend.finish_exchange(&rank.exchange, messages.address(), means).unwrap();
@@ -174,7 +180,7 @@ fn step(backend: &mut CudaBackend, ranks: &mut [Rank], mut look: impl FnMut(Afte
     }
 }
 
-fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
+pub(super) fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
     let stream = Stream { seed: 0x1234_5678_9abc, step: 5, layer: 3, rank: 0 };
     ExchangeConfig { dtype, world: WORLD as u32, stream, gain, on_fault: OnFault::Zeros }
 }
@@ -182,8 +188,8 @@ fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
 /// `Err`, with the text, unless all numbers are near those expected, as part of the largest.
 fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     let largest = expected.iter().fold(0.0f64, |largest, &x| largest.max(f64::from(x).abs()));
-    let off = |(a, b): (&f32, &f32)| !((f64::from(*a) - f64::from(*b)).abs() <= NEAR * largest);
-    match found.iter().zip(expected).position(off) {
+    let close = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() <= NEAR * largest;
+    match found.iter().zip(expected).position(|pair| !close(pair)) {
         Some(at) => Err(format!("{what}: {} at {at}, not {}; up to {largest}", found[at], expected[at])),
         None => Ok(()),
     }
@@ -262,10 +268,9 @@ impl Known<'_> {
 }
 
 /// Runs steps on the device beside the core's; the number of values compared.
-fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Result<usize, String> {
-    let layers = layers();
-    let places = places(&layers);
-    let mut all = ranks(backend, &layers, config);
+fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, steps: u64) -> Result<usize, String> {
+    let places = places(layers);
+    let mut all = ranks(backend, layers, config);
     let mut compared = 0;
     for number in 0..steps {
         let before: Vec<_> = all.iter().map(|rank| rank.remembered(backend)).collect();
@@ -346,10 +351,9 @@ fn steps(backend: &mut CudaBackend, config: ExchangeConfig, steps: u64) -> Resul
             compared += rank.elements;
         }
         // Nothing is lost: what all ranks have sent is what the mean is.
-        let lost = means.iter().zip(contributed).map(|(&mean, sent)| (f64::from(mean) - sent).abs());
-        let most = lost.fold(0.0, f64::max);
-        if !(most < 1e-5) {
-            return Err(format!("step {number}: {most:e} lost"));
+        let kept = means.iter().zip(contributed).all(|(&mean, sent)| (f64::from(mean) - sent).abs() < 1e-5);
+        if !kept {
+            return Err(format!("step {number}: something is lost"));
         }
     }
     Ok(compared)
@@ -360,6 +364,102 @@ fn sums_factors_residuals_and_means_are_the_cores() {
     let elements: usize = layers().iter().map(|(shape, _)| shape.elements()).sum();
     for (dtype, gain, order) in [(Dtype::F32, 1.0, 0), (Dtype::Bf16, 0.6, 1), (Dtype::F16, 1.0, 2)] {
         let Some(mut backend) = backend(flavour(), order) else { return };
-        assert_eq!(steps(&mut backend, config(dtype, gain), 2), Ok(2 * WORLD * elements), "{dtype:?}, {gain}");
+        let found = steps(&mut backend, &layers(), config(dtype, gain), 2);
+        assert_eq!(found, Ok(2 * WORLD * elements), "{dtype:?}, {gain}");
+    }
+}
+
+/// More than a warp looks through at a time.
+#[test]
+fn many_small_layers_find_their_work() {
+    let Some(mut backend) = backend(flavour(), 0) else { return };
+    let small = |number: usize| [(9, 4 + number % 3, power(1 + number as u32 % 3)), (1 + number, 1, Setting::Dense)];
+    let layers = of(&(0..40).flat_map(small).collect::<Vec<_>>());
+    let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
+    assert_eq!(steps(&mut backend, &layers, config(Dtype::F32, 1.0), 1), Ok(WORLD * elements));
+}
+
+/// Steps of the host's exchange: each rank's means.
+fn on_the_host(layers: &Layers, config: ExchangeConfig, gradients: &[Vec<Vec<f32>>]) -> Vec<Vec<Vec<f32>>> {
+    let places = places(layers);
+    let (specs, Stream { seed, step, layer: first, .. }) =
+        (places.iter().map(|place| (place.setting, place.shape, Dtype::F32)), config.stream);
+    let words = exchange::workspace_len(specs, Route::AllGather, WORLD as u32).unwrap();
+    threads::run(WORLD as u32, |mut worker| {
+        let rank = worker.rank() as usize;
+        let mut residual = vec![0.0; gradients[0][rank].len()];
+        let mut factors: Vec<Vec<f32>> = places.iter().map(|place| vec![0.0; place.factors.len()]).collect();
+        let each = gradients.iter().zip(step..).map(|(gradients, step)| {
+            residual.iter_mut().zip(&gradients[rank]).for_each(|(sum, x)| *sum += x);
+            let mut means = vec![f32::NAN; residual.len()];
+            let (mut values, mut rest) = (&mut residual[..], &mut means[..]);
+            let layers = places.iter().zip(&mut factors).zip(first..).map(|((place, factor), index)| {
+                let (own, mean);
+                (own, values) = std::mem::take(&mut values).split_at_mut(place.values.len());
+                (mean, rest) = std::mem::take(&mut rest).split_at_mut(place.values.len());
+                Layer {
+                    index,
+                    setting: place.setting,
+                    gradient: Input::Compensated { values: own, shape: place.shape },
+                    fresh: None,
+                    sent: 0,
+                    late: None,
+                    shards: &[],
+                    mean: ValuesMut::F32(mean),
+                    own: None,
+                    factor,
+                }
+            });
+            let mut layers: Vec<_> = layers.collect();
+            exchange::aggregate(&mut worker, &mut layers, Route::AllGather, seed, step, &mut vec![0; words]).unwrap();
+            means
+        });
+        each.collect()
+    })
+}
+
+#[test]
+fn means_are_those_of_the_hosts_exchange() {
+    let (Some(mut backend), layers, config) = (backend(flavour(), 1), layers(), config(Dtype::F32, 1.0)) else {
+        return;
+    };
+    let mut all = ranks(&mut backend, &layers, config);
+    let gradient = |step: u64, rank: usize| uniform(all[rank].elements, 1000 + 10 * step + rank as u64);
+    let gradients: Vec<Vec<_>> = (0..3).map(|step| (0..WORLD).map(|rank| gradient(step, rank)).collect()).collect();
+    let expected = on_the_host(&layers, config, &gradients);
+    for (number, gradients) in gradients.iter().enumerate() {
+        for (rank, gradient) in all.iter_mut().zip(gradients) {
+            rank.gradients.fill(bytemuck::cast_slice(gradient));
+        }
+        step(&mut backend, &mut all, |_, _, _| ());
+        for (rank, expected) in all.iter().zip(&expected) {
+            let means = floats(&rank.gradients);
+            for place in places(&layers) {
+                let (found, expected) = (&means[place.values.clone()], &expected[number][place.values.clone()]);
+                near(&format!("step {number}, {:?}", place.setting), found, expected).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn planted_faults_are_found() {
+    for (from, to) in [
+        ("float both = before + own;", "float both = own;"),
+        ("atomicAdd(counter, 1u) == blocks - 1", "atomicAdd(counter, 1u) == blocks - 2"),
+        ("            atomicExch(counter, 0u);\n", ""),
+        ("for (u32 k = 1; k < GROUPS; k++)", "for (u32 k = 1; k < GROUPS - 1; k++)"),
+        ("bool afresh = found == 0;", "bool afresh = true;"),
+        ("f.columns, piece % parts, start", "f.columns, 0, start"),
+        ("after[i] - tile.sums[k]", "after[i]"),
+        ("program->keep * before[i] + ", ""),
+        ("remembered += (1 - program->half)", "remembered += program->half"),
+    ] {
+        let edit = Edit { module: Module::ExchangeSums, from, to };
+        let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
+        let mut backend = CudaBackend::on(Box::new(device));
+        let layers = of(&[(60, 300, power(20)), (90, 40, Setting::Dense), (300, 50, power(40))]);
+        let outcome = steps(&mut backend, &layers, config(Dtype::F32, 0.5), 2);
+        assert!(outcome.is_err(), "{from}");
     }
 }

@@ -44,6 +44,8 @@ fn the_suite_passes_under_the_sanitizers() {
         "tests::conformance",
         "tests::exchange::payloads",
         "tests::exchange::faults",
+        "tests::exchange_sums::many",
+        "tests::exchange_faults::faults",
         "tests::exchange_topk::payloads",
         "tests::exchange_topk::damaged",
         "tests::memory",

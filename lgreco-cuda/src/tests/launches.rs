@@ -4,7 +4,9 @@
 use crate::counting::Kernels;
 use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::Kernel;
-use crate::{CudaBackend, DeviceGradient, DeviceJob, DeviceJobError, Error, ExchangeConfig, ExchangeProgram};
+use crate::{
+    CudaBackend, DeviceExchange, DeviceGradient, DeviceJob, DeviceJobError, Error, ExchangeConfig, ExchangeProgram,
+};
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -124,13 +126,52 @@ fn a_table_waits_once_and_qsgds_layers_share_launches() {
     assert_eq!((launches, others, waits), (5 * 150, 2 * 150 + 1, 1));
 }
 
+/// Layers share launches, as long as they share 256 MiB of workspace.
 #[test]
-fn powersgds_launches_do_not_depend_on_the_rank() {
+fn powersgds_layers_share_launches() {
     let powersgd = |iterations, ranks| calls(Candidates::PowerSgd { iterations, ranks });
-    for ranks in [&[1][..], &[1, 2, 4], &[1, 2, 4, 8, 16, 32, 64], &[500]] {
-        assert_eq!(powersgd(1, ranks), [16 * 150, 150 + 1, 1], "{ranks:?}");
-        assert_eq!(powersgd(5, ranks), [(4 + 5 * 12) * 150, 150 + 1, 1], "{ranks:?}");
+    for (ranks, groups) in [(&[1][..], 1), (&[1, 2, 4], 1), (&[1, 2, 4, 8, 16, 32, 64], 1), (&[500], 9)] {
+        // Each with a table, and counters that are cleared.
+        assert_eq!(powersgd(1, ranks), [11 * groups, 2 * groups + 1, 1], "{ranks:?}");
+        assert_eq!(powersgd(5, ranks), [39 * groups, 2 * groups + 1, 1], "{ranks:?}");
     }
+}
+
+/// For buckets of one layer and of many, whatever their shapes and ranks.
+#[test]
+fn what_travels_by_sums_takes_twelve_launches() {
+    let of_device = Arc::new(Calls::default());
+    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let power = |rank| Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+    let layers = |count: usize| -> Vec<_> {
+        let layer = |number: usize| match number % 3 {
+            0 => (Shape::new(768, 3072).unwrap(), power(1 + number as u32)),
+            1 => (Shape::new(768, 1).unwrap(), Setting::Dense),
+            _ => (Shape::new(50_257, 1024).unwrap(), power(1024)),
+        };
+        (0..count).map(layer).collect()
+    };
+    for count in [1, 2, 150] {
+        let program = ExchangeProgram::new(&layers(count), ExchangeConfig::default()).unwrap();
+        // SAFETY: a device that counts looks at no address.
+        let launches = unsafe {
+            let exchange = backend.begin_exchange(program, 4096, 4096).unwrap();
+            let mut launches = |call: &dyn Fn(&mut CudaBackend, &DeviceExchange) -> Result<(), Error>| {
+                let before = [0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed));
+                call(&mut backend, &exchange).unwrap();
+                let after = [0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed));
+                assert_eq!(after[1..], before[1..], "nothing else is enqueued, and nothing waits");
+                after[0] - before[0]
+            };
+            [
+                launches(&|backend, exchange| backend.project_exchange(exchange, 4096, 4096)),
+                launches(&|backend, exchange| backend.back_project_exchange(exchange, 4096, 4096)),
+                launches(&|backend, exchange| backend.average_exchange(exchange, 4096, 4096, 4096)),
+            ]
+        };
+        assert_eq!(launches, [3, 7, 2]);
+    }
+    assert_eq!(of_device.allocations.load(Ordering::Relaxed), 0);
 }
 
 #[test]
@@ -149,7 +190,8 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
         of_device.uploads.load(Ordering::Relaxed) - before
     };
     assert_eq!(uploads(Setting::Qsgd(Qsgd::default())), 0);
-    assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 0);
+    // How its work is divided.
+    assert_eq!(uploads(Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 })), 1);
     // The number of elements to keep.
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
 }

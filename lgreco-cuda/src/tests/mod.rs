@@ -8,6 +8,7 @@ mod cublas;
 mod driver;
 mod enqueued;
 mod exchange;
+mod exchange_faults;
 mod exchange_sums;
 mod exchange_topk;
 mod faults;

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 /// The columns, made orthonormal.
 fn orthonormal(flavour: Flavour, order: i32, columns: &[Vec<f32>]) -> Option<Vec<Vec<f32>>> {
     let mut gpu = Gpu::new(Box::new(Simt::new(flavour, order, None)?));
-    let factor = gpu.upload(Scratch::P, bytemuck::cast_slice(&columns.concat())).unwrap();
+    let factor = gpu.upload(Scratch::Values, bytemuck::cast_slice(&columns.concat())).unwrap();
     let rows = columns[0].len();
     orthonormalise(&mut gpu, factor, rows as u32, columns.len() as u32).unwrap();
     Some(gpu.read::<f32>(factor).unwrap().chunks(rows).map(<[f32]>::to_vec).collect())

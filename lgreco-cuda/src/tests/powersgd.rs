@@ -3,13 +3,17 @@
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend};
 use crate::CudaBackend;
+use crate::device::Part;
+use crate::gpu::{Gpu, Scratch};
 use crate::kernels::Module;
+use crate::powersgd::{Layer, errors, measure, result_words};
+use crate::tensor::Tensor;
 use lgreco_core::backend::{Backend, Job, JobError, Portable};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::{Dtype, Gradient, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_core::testing::backend::{Tensor, check_decode, check_encode, check_powersgd, check_rows};
+use lgreco_core::testing::backend::{Tensor as CoreTensor, check_decode, check_encode, check_powersgd, check_rows};
 use lgreco_core::testing::powersgd::{low_rank, uniform};
 
 fn setting(rank: u32) -> Setting {
@@ -37,7 +41,7 @@ fn columns(payload: &[u8], rows: usize, cols: usize) -> (Vec<Vec<f32>>, Vec<Vec<
 fn shapes_that_many_blocks_share() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
     for (rows, cols) in [(3, 9001), (9001, 3), (300, 201), (1, 5000), (5000, 1)] {
-        let tensor = Tensor::new(&uniform(rows * cols, 1), rows, cols);
+        let tensor = CoreTensor::new(&uniform(rows * cols, 1), rows, cols);
         let gradient = tensor.gradients()[0];
         let ranks = [1, 2, 3, 5, 8, 13, 21, 34, 55, 60];
         let below = rows.min(cols) as u32;
@@ -54,7 +58,7 @@ fn shapes_that_many_blocks_share() {
 fn columns_are_orthonormal_and_do_not_depend_on_later_ones() {
     let Some(mut backend) = backend(flavour(), 1) else { return };
     let (rows, cols) = (500, 70);
-    let tensor = Tensor::new(&uniform(rows * cols, 2), rows, cols);
+    let tensor = CoreTensor::new(&uniform(rows * cols, 2), rows, cols);
     let (p, q) = columns(&encode(&mut backend, 40, &tensor.gradients()[0]).unwrap(), rows, cols);
     let (fewer_p, fewer_q) = columns(&encode(&mut backend, 7, &tensor.gradients()[0]).unwrap(), rows, cols);
     assert!(p.starts_with(&fewer_p) && q.starts_with(&fewer_q));
@@ -76,7 +80,7 @@ fn zero_and_dependent_columns_become_zeros() {
         left[row] * right[col] + left[rows + row] * right[cols + col]
     };
     for (rank, values) in [(0, vec![0.0; rows * cols]), (2, (0..rows * cols).map(of_rank_2).collect())] {
-        let tensor = Tensor::new(&values, rows, cols);
+        let tensor = CoreTensor::new(&values, rows, cols);
         let payload = encode(&mut backend, 9, &tensor.gradients()[0]).unwrap();
         let (p, q) = columns(&payload, rows, cols);
         let zeros = |column: &Vec<f32>| column.iter().all(|&x| x == 0.0);
@@ -107,7 +111,7 @@ fn ill_conditioned_matrices_have_the_cores_rows() {
         ("Vandermonde's", of_element(&|row, col| (row as f32 / 90.0).powi(col))),
         ("all but equal columns", of_element(&|row, col| 1.0 + row as f32 + 1e-3 * noise[(64 * row + col) as usize])),
     ] {
-        let tensor = Tensor::new(&values, 90, 64);
+        let tensor = CoreTensor::new(&values, 90, 64);
         let norm: f64 = values.iter().map(|&x| f64::from(x).powi(2)).sum();
         let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 2, 4, 8, 16, 32] };
         let jobs = [Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() }];
@@ -125,7 +129,7 @@ fn what_leaves_the_range_is_refused_as_in_the_core() {
     let Some(mut backend) = backend(flavour(), 0) else { return };
     for largest in [f32::MAX, 1e20, 1e-38, 1e-44] {
         let values: Vec<f32> = uniform(40 * 30, 5).into_iter().map(|x| x.signum() * largest).collect();
-        let tensor = Tensor::new(&values, 40, 30);
+        let tensor = CoreTensor::new(&values, 40, 30);
         let gradient = tensor.gradients()[0];
         let (found, expected) = (encode(&mut backend, 3, &gradient), encode(&mut Portable, 3, &gradient));
         assert_eq!(found.as_ref().err(), expected.as_ref().err(), "{largest}");
@@ -134,7 +138,7 @@ fn what_leaves_the_range_is_refused_as_in_the_core() {
             check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
         }
     }
-    let tensor = Tensor::new(&uniform(40 * 30, 6), 40, 30);
+    let tensor = CoreTensor::new(&uniform(40 * 30, 6), 40, 30);
     check_encode(&mut backend, &setting(0), &tensor.gradients()[0], Stream::default());
     let payload = encode(&mut Portable, 3, &tensor.gradients()[0]).unwrap();
     let damage = [(2, 1), (3, 1), (4, 1), (8, 1), (19, 0x7f), (payload.len() - 1, 0x7f), (payload.len() - 2, 0xff)];
@@ -161,7 +165,7 @@ fn edited(flavour: Flavour, from: &'static str, to: &'static str) -> Option<Cuda
 }
 
 fn row(backend: &mut dyn Backend) -> Result<Vec<f64>, JobError> {
-    let tensor = Tensor::new(&uniform(100 * 130, 7), 100, 130);
+    let tensor = CoreTensor::new(&uniform(100 * 130, 7), 100, 130);
     let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 5, 40] };
     let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
     let mut row = vec![0.0; 3];
@@ -172,9 +176,12 @@ fn row(backend: &mut dyn Backend) -> Result<Vec<f64>, JobError> {
 #[test]
 fn missing_barriers_are_found() {
     for (from, to) in [
-        ("    __syncthreads();\n    u32 found", "    u32 found"),
-        ("        __syncthreads();\n        float parts", "        float parts"),
-        ("        }\n        __syncthreads();\n    }\n#pragma", "        }\n    }\n#pragma"),
+        ("    __syncthreads();\n    found = warp_max", "    found = warp_max"),
+        (
+            "        __syncthreads();\n#pragma unroll\n        for (u32 k = 0;",
+            "#pragma unroll\n        for (u32 k = 0;",
+        ),
+        ("    // The next piece needs the room.\n    __syncthreads();\n", ""),
         ("        __syncthreads();\n        for (u32 at", "        for (u32 at"),
         ("        __syncthreads();\n        double part", "        double part"),
         ("        sum += part;\n        __syncthreads();", "        sum += part;"),
@@ -184,8 +191,8 @@ fn missing_barriers_are_found() {
             "            }\n        }\n    }\n    for",
         ),
         (
-            "    }\n    __syncthreads();\n    for (u32 at = threadIdx.x; at < p.columns",
-            "    }\n    for (u32 at = threadIdx.x; at < p.columns",
+            "    }\n    __syncthreads();\n    for (u32 at = threadIdx.x; at < columns",
+            "    }\n    for (u32 at = threadIdx.x; at < columns",
         ),
     ] {
         let Some(mut backend) = edited(Flavour::Races, from, to) else { return };
@@ -200,19 +207,13 @@ fn missing_barriers_are_found() {
 fn wrong_numbers_are_found() {
     let expected = row(&mut Portable).unwrap();
     for (from, to) in [
-        (
-            "u64 stride = u64(gridDim.x) * BLOCK;\n    for (u64 at",
-            "u64 stride = u64(gridDim.x) * BLOCK * 2;\n    for (u64 at",
-        ),
-        ("u32(block), 0, p.layer", "u32(block), 1, p.layer"),
+        ("piece < p.columns; piece += gridDim.x", "piece < p.columns; piece += 2 * gridDim.x"),
+        ("u32(at / 4), 0, layer", "u32(at / 4), 1, layer"),
         ("sum += part;", "sum = part;"),
         ("triangle[at] = k == c ? norms[k] : g[at] * norms[k];", "triangle[at] = k == c ? norms[k] : g[at];"),
         ("k < first; k++", "k + 1 < first; k++"),
         ("j0 + j < end;\n            u32 row", "j0 + j + 1 < end;\n            u32 row"),
-        (
-            "number += gridDim.x) {\n        Tile tile(p, number, left, right);\n        float",
-            "number += 2 * gridDim.x) {\n        Tile tile(p, number, left, right);\n        float",
-        ),
+        ("at < min(first + RUN, tiles)", "at + 1 < min(first + RUN, tiles)"),
         ("sum * unit * unit", "sum * unit"),
     ] {
         let Some(mut backend) = edited(Flavour::Plain, from, to) else { return };
@@ -222,12 +223,53 @@ fn wrong_numbers_are_found() {
     }
 }
 
+/// Rows of layers that are measured together are, bit for bit, those of each alone, however many fit the workspace.
+#[test]
+fn rows_do_not_depend_on_other_layers() {
+    let ranks = [3, 1, 2, 4, 5, 6, 7, 8, 9, 40, 17];
+    let shapes = [(90, 300), (130, 20), (7, 5), (300, 33)];
+    let values: Vec<_> = shapes.iter().zip(1..).map(|(&(rows, cols), seed)| uniform(rows * cols, seed)).collect();
+    let stream = |layer: usize| Stream { seed: 5, layer: layer as u32, ..Stream::default() };
+    let measured = |together: u64, chosen: &[usize]| {
+        let mut gpu = Gpu::new(Box::new(Simt::new(flavour(), 1, None)?));
+        let tensor = |&layer: &usize| {
+            let (own, (rows, cols)) = (&values[layer], shapes[layer]);
+            let part = Part { address: own.as_ptr().expose_provenance() as u64, bytes: 4 * own.len() as u64 };
+            (Tensor::of_part(part), Shape::new(rows, cols).unwrap(), layer)
+        };
+        let tensors: Vec<_> = chosen.iter().map(tensor).collect();
+        let layers =
+            tensors.iter().map(|(tensor, shape, layer)| Layer { tensor, shape: *shape, stream: stream(*layer) });
+        let words = result_words(ranks.len());
+        let results = gpu.scratch(Scratch::Results, 8 * (words * chosen.len()) as u64).unwrap();
+        gpu.clear(results).unwrap();
+        measure(&mut gpu, &layers.collect::<Vec<_>>(), (2, &ranks), together, results).unwrap();
+        Some(gpu.read::<u64>(results).unwrap().chunks(words).map(<[u64]>::to_vec).collect::<Vec<_>>())
+    };
+    let Some(together) = measured(u64::MAX, &[0, 1, 2, 3]) else { return };
+    for (layer, row) in together.iter().enumerate() {
+        assert_eq!(measured(u64::MAX, &[layer]).unwrap(), [row.clone()], "layer {layer}");
+        let tensor = CoreTensor::new(&values[layer], shapes[layer].0, shapes[layer].1);
+        let candidates = Candidates::PowerSgd { iterations: 2, ranks: &ranks };
+        let jobs = [Job { gradient: tensor.gradients()[0], candidates, stream: stream(layer) }];
+        let (mut found, mut expected) = ([f64::NAN; 11], [f64::NAN; 11]);
+        errors(tensor.gradients()[0].shape(), &ranks, row, &mut found);
+        Portable.measure(&jobs, &mut vec![0; Portable.workspace_len(&jobs)], &mut expected).unwrap();
+        let norm: f64 = values[layer].iter().map(|&x| f64::from(x).powi(2)).sum();
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= ROWS * b + 1e-10 * norm;
+        assert!(found.iter().zip(&expected).all(near), "layer {layer}: {found:?}, not {expected:?}");
+    }
+    // One at a time, and two.
+    assert_eq!(measured(1, &[0, 1, 2, 3]).unwrap(), together);
+    assert_eq!(measured(400_000, &[3, 2, 1, 0]).unwrap(), together.into_iter().rev().collect::<Vec<_>>());
+}
+
 /// What another type is sent in must not matter: f16 and bf16 are exact in f32.
 #[test]
 fn all_types_make_the_same_payload() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
     let values: Vec<f32> = uniform(70 * 50, 8).into_iter().map(|x| (64.0 * x).round() / 64.0).collect();
-    let tensor = Tensor::new(&values, 70, 50);
+    let tensor = CoreTensor::new(&values, 70, 50);
     let payloads = tensor.gradients().map(|gradient| encode(&mut backend, 4, &gradient).unwrap());
     assert!(payloads.iter().all(|payload| *payload == payloads[Dtype::F32 as usize]));
 }

@@ -55,5 +55,7 @@ fn parameters_are_laid_out_as_in_the_sources() {
     let source = Module::ExchangeSums.source();
     assert_eq!(fields(&source, "Dense"), (exchange::Dense::FIELDS.to_vec(), size_of::<exchange::Dense>()));
     assert_eq!(fields(&source, "Factors"), (factors::Factors::FIELDS.to_vec(), size_of::<factors::Factors>()));
+    let source = Module::PowerSgd.source();
+    assert_eq!(fields(&source, "Row"), (powersgd::Row::FIELDS.to_vec(), size_of::<powersgd::Row>()));
     assert_eq!(fields(&Module::Qsgd.source(), "Layer"), (qsgd::Layer::FIELDS.to_vec(), size_of::<qsgd::Layer>()));
 }
