@@ -59,6 +59,7 @@ impl Module {
         const PHILOX: &str = file!("philox.cu");
         const BUCKETS: &str = file!("buckets.cu");
         const CODES: &str = file!("codes.cu");
+        const BLOCKS: &str = file!("blocks.cu");
         const PROGRAM: &str = file!("program.cu");
         match self {
             Module::Magnitude => [DEVICE, VALUES, file!("magnitude.cu")].concat(),
@@ -67,8 +68,10 @@ impl Module {
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, PROGRAM, file!("exchange.cu")].concat(),
-            Module::Selection => [DEVICE, VALUES, PROGRAM, file!("selection.cu"), file!("kept_means.cu")].concat(),
-            Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
+            Module::Selection => {
+                [DEVICE, VALUES, BLOCKS, PROGRAM, file!("selection.cu"), file!("kept_means.cu")].concat()
+            }
+            Module::TopK => [DEVICE, VALUES, BLOCKS, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu"), file!("orthonormal.cu")].concat(),
         }

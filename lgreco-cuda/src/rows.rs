@@ -79,27 +79,47 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError>
         for (other, job) in alike.iter().enumerate().skip(1) {
             tensors.push(job.gradient.tensor(gpu).map_err(of_job(index + other))?);
         }
-        let bytes = 8 * (result_words(job) * alike.len()) as u64;
-        row(gpu, job, &tensors, results.cut(first, bytes)).map_err(of_job(index))?;
+        let bytes = alike.iter().map(|job| 8 * result_words(job) as u64).sum();
+        row(gpu, alike, &tensors, results.cut(first, bytes)).map_err(of_job(index))?;
         last = Some((job.gradient, tensor)).filter(|_| alike.len() == 1);
         (index, first) = (index + alike.len(), first + bytes);
     }
     if total == 0 { Ok(Vec::new()) } else { Ok(gpu.read(results)?) }
 }
 
-/// How many jobs from the first on differ in nothing but the device memory they read, so that one launch can do for them.
+/// How many jobs from the first on can share launches: all in device memory, under QSGD with the same candidates, or under
+/// TopK with values sent in the same type, which rounds all of them or none.
 fn alike(jobs: &[Work<'_>]) -> usize {
-    let Candidates::Qsgd { base, bits } = jobs[0].candidates else { return 1 };
+    let first = &jobs[0];
     let is_alike = |job: &&Work<'_>| {
-        let same = matches!(job.candidates, Candidates::Qsgd { base: b, bits: w } if b == base && w == bits);
-        same && matches!(job.gradient, Input::Device(_)) && job.gradient.shape().elements() > 0 && !bits.is_empty()
+        let same = match (first.candidates, job.candidates) {
+            (Candidates::Qsgd { base, bits }, Candidates::Qsgd { base: b, bits: w }) => b == base && w == bits,
+            (one, other) => match (sent_by(&one), sent_by(&other)) {
+                (Some(sent), Some(as_well)) => {
+                    let rounds = |job: &Work<'_>| topk::rounds(job.gradient.dtype(), sent);
+                    sent == as_well && rounds(first) == rounds(job)
+                }
+                _ => false,
+            },
+        };
+        let some = job.gradient.shape().elements() > 0 && !job.candidates.is_empty();
+        same && some && matches!(job.gradient, Input::Device(_))
     };
     jobs.iter().take_while(is_alike).count().max(1)
 }
 
+/// The type of values whose row is TopK's.
+fn sent_by(candidates: &Candidates<'_>) -> Option<Dtype> {
+    match *candidates {
+        Candidates::TopK { values, .. } => Some(values),
+        Candidates::QuantisedTopK { .. } => Some(Dtype::F32),
+        _ => None,
+    }
+}
+
 /// Enqueued: a job, or those that are alike, by its tensor or theirs.
-fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Result<(), Error> {
-    let tensor = &tensors[0];
+fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> Result<(), Error> {
+    let (job, tensor) = (&alike[0], &tensors[0]);
     if tensor.elements == 0 {
         return Ok(());
     }
@@ -108,12 +128,17 @@ fn row(gpu: &mut Gpu, job: &Work<'_>, tensors: &[Tensor], results: Part) -> Resu
     }
     match job.candidates {
         Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensors, base, bits, results),
-        Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
-        Candidates::QuantisedTopK { keeps, .. } => topk::measure(gpu, tensor, Dtype::F32, keeps, results),
         Candidates::PowerSgd { iterations, ranks } => {
             powersgd::measure(gpu, tensor, job.gradient.shape(), (iterations, ranks), job.stream, results)
         }
-        _ => Err(NO_ROW),
+        candidates => {
+            let sent = sent_by(&candidates).ok_or(NO_ROW)?;
+            let keeps = alike.iter().filter_map(|job| match job.candidates {
+                Candidates::TopK { keeps, .. } | Candidates::QuantisedTopK { keeps, .. } => Some(keeps),
+                _ => None,
+            });
+            topk::measure(gpu, &tensors.iter().copied().zip(keeps).collect::<Vec<_>>(), sent, results)
+        }
     }
 }
 

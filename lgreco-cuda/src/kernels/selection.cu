@@ -96,33 +96,6 @@ __device__ static inline Sums block_scan(u64 own) {
     return sums;
 }
 
-// Whether `own` parts complete `all`: then this block sees what all others have written, read past its own cache, and `done`
-// begins anew. All threads of the block must come.
-__device__ static inline bool is_last(u32* done, u32 own, u32 all) {
-    __shared__ u32 before;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        before = atomicAdd(done, own);
-        if (before + own == all) {
-            atomicExch(done, 0u);
-        }
-    }
-    __syncthreads();
-    __threadfence();
-    return before + own == all;
-}
-
-// What another block has written in this launch.
-__device__ inline u32 fresh(const u32& word) {
-    return *static_cast<const volatile u32*>(&word);
-}
-
-// The first span of a block's share, which follows its predecessor's.
-__device__ inline u32 share(u32 spans, u32 block) {
-    return u32(u64(spans) * block / gridDim.x);
-}
-
 // Where number `rank` from above is among 2^BITS bins, and its rank there; the bins begin anew. All threads of the block must
 // come.
 template <u32 BITS>

@@ -51,5 +51,6 @@ fn parameters_are_laid_out_as_in_the_sources() {
     assert_eq!((told, size_of::<exchange::Program>() as u64), (Some(selection::TOLD), selection::PROGRAM));
     let source = Module::Selection.source();
     assert_eq!(fields(&source, "Top"), (selection::Top::FIELDS.to_vec(), size_of::<selection::Top>()));
+    assert_eq!(fields(&Module::TopK.source(), "Row"), (topk::Row::FIELDS.to_vec(), size_of::<topk::Row>()));
     assert_eq!(fields(&Module::Qsgd.source(), "Layer"), (qsgd::Layer::FIELDS.to_vec(), size_of::<qsgd::Layer>()));
 }
