@@ -20,14 +20,14 @@ struct Row {
     u32 chunks;
     u32 first_keep;  // its k among all layers'
     u32 keeps;
-
-    __device__ const void* address() const {
-        const void* address = reinterpret_cast<const void*>(values);
-        // An address that comes from memory could be of any kind.
-        __builtin_assume(__isGlobal(address));
-        return address;
-    }
 };
+
+__device__ inline const void* values_of(const Row& row) {
+    const void* values = reinterpret_cast<const void*>(row.values);
+    // An address that comes from memory could be of any kind.
+    __builtin_assume(__isGlobal(values));
+    return values;
+}
 
 #define FRACTION_BITS 23
 #define FRACTION 0x007fffffu
@@ -228,7 +228,7 @@ __device__ inline void fill_bins(const Params& p, const Row& row, u32 first, u32
         shared.room[i] = 0;
     }
     __syncthreads();
-    const void* values = row.address();
+    const void* values = values_of(row);
     u64 start = u64(first) * CHUNK;
     u32 found = 0;
     if (start + threadIdx.x * 4 < row.count) {

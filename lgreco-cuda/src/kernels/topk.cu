@@ -197,7 +197,7 @@ extern "C" __launch_bounds__(READERS) __global__ void refine(Params p, const Row
             continue;
         }
         Row row = rows[number];
-        const void* values = row.address();
+        const void* values = values_of(row);
         const u32* own_slots = slots + number * BINS;
         u32* own_counts = fine_counts + u64(row.first_keep) * PARTS;
         u64* own_errors = fine_errors + (p.rounds ? u64(row.first_keep) * PARTS : 0);
