@@ -68,9 +68,18 @@ impl Module {
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
             Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, PROGRAM, file!("exchange.cu")].concat(),
-            Module::Selection => {
-                [DEVICE, VALUES, BLOCKS, PROGRAM, file!("selection.cu"), file!("kept_means.cu")].concat()
-            }
+            Module::Selection => [
+                DEVICE,
+                VALUES,
+                BLOCKS,
+                PROGRAM,
+                file!("tops.cu"),
+                file!("few_bits.cu"),
+                file!("selection.cu"),
+                file!("kept.cu"),
+                file!("kept_means.cu"),
+            ]
+            .concat(),
             Module::TopK => [DEVICE, VALUES, BLOCKS, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, file!("powersgd.cu"), file!("orthonormal.cu")].concat(),

@@ -5,6 +5,7 @@ use crate::qsgd::{Params, is_fused, sign_magnitude};
 use crate::selection::{Place, Tops};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::qsgd::{Rounding, Scale};
+use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::wire::{HEADER_LEN, Header, Method};
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
@@ -176,7 +177,7 @@ impl ExchangeProgram {
     /// The program for `layers`, whose gradients follow one another without gaps, as in a bucket of DDP.
     ///
     /// # Errors
-    /// [`Error::Method`] for other methods than QSGD, TopK and [`Setting::Dense`], and for buckets of QSGD that are no power
+    /// [`Error::Method`] for other methods than QSGD, TopK in full or in few bits, and [`Setting::Dense`], and for buckets of QSGD that are no power
     /// of two from 64 to 4096;
     /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1] and there are ranks;
     /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
@@ -202,17 +203,19 @@ impl ExchangeProgram {
                 id: config.stream.layer.wrapping_add(number),
                 ..Layer::zeroed()
             };
+            let len = setting.payload_len(shape, config.dtype)? as u64;
             let layer = layer(place, &setting, shape, config.dtype)?;
-            if let Setting::TopK(top) = setting {
-                let header = [layer.header_low, layer.header_high];
-                tops.push(Place { layer: number, first, payload, header }, top, layer.count)?;
-            } else {
+            let header = [layer.header_low, layer.header_high];
+            let top = Place { layer: number, first, payload, header };
+            match setting {
+                Setting::TopK(keep) => tops.push(top, keep.into(), layer.count)?,
+                Setting::QuantisedTopK(keep) => tops.push(top, keep.into(), layer.count)?,
                 // A layer without elements has a header all the same.
-                layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1)));
+                _ => layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1))),
             }
             table.push(layer);
             first += shape.elements() as u64;
-            payload += (setting.payload_len(shape, config.dtype)? as u64).next_multiple_of(MESSAGE_HEADER);
+            payload += len.next_multiple_of(MESSAGE_HEADER);
         }
         let Stream { seed, step, rank, .. } = config.stream;
         let nan = f32::NAN.to_bits();
@@ -269,6 +272,10 @@ fn layer(place: Layer, setting: &Setting, shape: Shape, dtype: Dtype) -> Result<
         Setting::Dense => Header { method: Method::Dense, variant: dtype as u8, parameter: 0, shape },
         Setting::Qsgd(qsgd) if is_fused(qsgd.bucket) => qsgd.header(shape)?,
         Setting::TopK(top) => top.header(shape)?,
+        Setting::QuantisedTopK(few) => {
+            let coding = TopK { keep: few.keep, values: Dtype::F32 }.layout(place.count)?.coding as u8;
+            Header { method: Method::QuantisedTopK, variant: few.bits | coding << 4, parameter: few.keep, shape }
+        }
         Setting::Qsgd(_) => {
             return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
         }
