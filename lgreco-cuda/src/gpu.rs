@@ -28,8 +28,6 @@ pub(crate) enum Scratch {
     Known,
     Statuses,
     Bins,
-    Exponents,
-    Keeps,
     Cuts,
     Records,
     Entries,

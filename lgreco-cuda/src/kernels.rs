@@ -62,6 +62,7 @@ impl Module {
         const PHILOX: &str = file!("philox.cu");
         const BUCKETS: &str = file!("buckets.cu");
         const CODES: &str = file!("codes.cu");
+        const BLOCKS: &str = file!("blocks.cu");
         const PROGRAM: &str = file!("program.cu");
         const FACTORS: &str = file!("factors.cu");
         const ORTHONORMAL: &str = file!("orthonormal.cu");
@@ -75,8 +76,19 @@ impl Module {
             Module::ExchangeSums => {
                 [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat()
             }
-            Module::Selection => [DEVICE, VALUES, PROGRAM, file!("selection.cu"), file!("kept_means.cu")].concat(),
-            Module::TopK => [DEVICE, VALUES, file!("bins.cu"), file!("topk.cu")].concat(),
+            Module::Selection => [
+                DEVICE,
+                VALUES,
+                BLOCKS,
+                PROGRAM,
+                file!("tops.cu"),
+                file!("few_bits.cu"),
+                file!("selection.cu"),
+                file!("kept.cu"),
+                file!("kept_means.cu"),
+            ]
+            .concat(),
+            Module::TopK => [DEVICE, VALUES, BLOCKS, file!("bins.cu"), file!("topk.cu")].concat(),
             Module::Positions => [DEVICE, VALUES, file!("positions.cu")].concat(),
             Module::PowerSgd => [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, file!("powersgd.cu")].concat(),
         }

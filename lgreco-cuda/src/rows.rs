@@ -79,7 +79,7 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError>
         for (other, job) in alike.iter().enumerate().skip(1) {
             tensors.push(job.gradient.tensor(gpu).map_err(of_job(index + other))?);
         }
-        let bytes = 8 * (result_words(job) * alike.len()) as u64;
+        let bytes = alike.iter().map(|job| 8 * result_words(job) as u64).sum();
         row(gpu, alike, &tensors, results.cut(first, bytes)).map_err(of_job(index))?;
         last = Some((job.gradient, tensor)).filter(|_| alike.len() == 1);
         (index, first) = (index + alike.len(), first + bytes);
@@ -87,8 +87,8 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError>
     if total == 0 { Ok(Vec::new()) } else { Ok(gpu.read(results)?) }
 }
 
-/// How many jobs from the first on differ in nothing but the device memory they read, so that one launch can do for them; of
-/// PowerSGD also in their shapes and layers.
+/// How many jobs from the first on can share launches: all in device memory, under QSGD or PowerSGD with the same candidates (and
+/// seed), or under TopK with values sent in the same type, which rounds all of them or none.
 fn alike(jobs: &[Work<'_>]) -> usize {
     let first = &jobs[0];
     let is_alike = |job: &&Work<'_>| {
@@ -97,7 +97,13 @@ fn alike(jobs: &[Work<'_>]) -> usize {
             (Candidates::PowerSgd { iterations, ranks }, Candidates::PowerSgd { iterations: i, ranks: r }) => {
                 i == iterations && r == ranks && job.stream.seed == first.stream.seed
             }
-            _ => false,
+            (one, other) => match (sent_by(&one), sent_by(&other)) {
+                (Some(sent), Some(as_well)) => {
+                    let rounds = |job: &Work<'_>| topk::rounds(job.gradient.dtype(), sent);
+                    sent == as_well && rounds(first) == rounds(job)
+                }
+                _ => false,
+            },
         };
         let some = job.gradient.shape().elements() > 0 && !job.candidates.is_empty();
         same && some && matches!(job.gradient, Input::Device(_))
@@ -105,9 +111,18 @@ fn alike(jobs: &[Work<'_>]) -> usize {
     jobs.iter().take_while(is_alike).count().max(1)
 }
 
+/// The type of values whose row is TopK's.
+fn sent_by(candidates: &Candidates<'_>) -> Option<Dtype> {
+    match *candidates {
+        Candidates::TopK { values, .. } => Some(values),
+        Candidates::QuantisedTopK { .. } => Some(Dtype::F32),
+        _ => None,
+    }
+}
+
 /// Enqueued: jobs that are alike, or one, by their tensors.
-fn row(gpu: &mut Gpu, jobs: &[Work<'_>], tensors: &[Tensor], results: Part) -> Result<(), Error> {
-    let (job, tensor) = (&jobs[0], &tensors[0]);
+fn row(gpu: &mut Gpu, alike: &[Work<'_>], tensors: &[Tensor], results: Part) -> Result<(), Error> {
+    let (job, tensor) = (&alike[0], &tensors[0]);
     if tensor.elements == 0 {
         return Ok(());
     }
@@ -116,15 +131,20 @@ fn row(gpu: &mut Gpu, jobs: &[Work<'_>], tensors: &[Tensor], results: Part) -> R
     }
     match job.candidates {
         Candidates::Qsgd { base, bits } => qsgd::measure(gpu, tensors, base, bits, results),
-        Candidates::TopK { values, keeps } => topk::measure(gpu, tensor, values, keeps, results),
-        Candidates::QuantisedTopK { keeps, .. } => topk::measure(gpu, tensor, Dtype::F32, keeps, results),
         Candidates::PowerSgd { iterations, ranks } => {
             let layer = |(job, tensor): (&Work<'_>, _)| (job.gradient.shape(), job.stream, tensor);
-            let layers = jobs.iter().zip(tensors).map(layer);
+            let layers = alike.iter().zip(tensors).map(layer);
             let layers = layers.map(|(shape, stream, tensor)| powersgd::Layer { tensor, shape, stream });
             powersgd::measure(gpu, &layers.collect::<Vec<_>>(), (iterations, ranks), powersgd::TOGETHER, results)
         }
-        _ => Err(NO_ROW),
+        candidates => {
+            let sent = sent_by(&candidates).ok_or(NO_ROW)?;
+            let keeps = alike.iter().filter_map(|job| match job.candidates {
+                Candidates::TopK { keeps, .. } | Candidates::QuantisedTopK { keeps, .. } => Some(keeps),
+                _ => None,
+            });
+            topk::measure(gpu, &tensors.iter().copied().zip(keeps).collect::<Vec<_>>(), sent, results)
+        }
     }
 }
 

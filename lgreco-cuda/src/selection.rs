@@ -13,9 +13,11 @@ use crate::gpu::{Gpu, Scratch, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::{Coding, TopK};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Dtype;
+use lgreco_core::internal::quantised_topk::in_full;
 
 /// `Params` of `selection.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -41,6 +43,7 @@ pub(crate) struct Top {
     payload: u64,
     header_low: u64,
     header_high: u64,
+    bits_at: u64,
     low_at: u64,
     high_at: u64,
     end: u64,
@@ -56,6 +59,8 @@ pub(crate) struct Top {
     spans: u32,
     first_chunk: u32,
     chunks: u32,
+    bits: u32,
+    few: u32,
     unused: u32,
 }
 
@@ -66,6 +71,7 @@ impl Top {
         ("payload", std::mem::offset_of!(Top, payload)),
         ("header_low", std::mem::offset_of!(Top, header_low)),
         ("header_high", std::mem::offset_of!(Top, header_high)),
+        ("bits_at", std::mem::offset_of!(Top, bits_at)),
         ("low_at", std::mem::offset_of!(Top, low_at)),
         ("high_at", std::mem::offset_of!(Top, high_at)),
         ("end", std::mem::offset_of!(Top, end)),
@@ -81,8 +87,29 @@ impl Top {
         ("spans", std::mem::offset_of!(Top, spans)),
         ("first_chunk", std::mem::offset_of!(Top, first_chunk)),
         ("chunks", std::mem::offset_of!(Top, chunks)),
+        ("bits", std::mem::offset_of!(Top, bits)),
+        ("few", std::mem::offset_of!(Top, few)),
         ("unused", std::mem::offset_of!(Top, unused)),
     ];
+}
+
+/// What a layer keeps: so many values, in full or in `bits`, which are then not 0.
+#[derive(Clone, Copy)]
+pub(crate) struct Keep {
+    pub(crate) top: TopK,
+    pub(crate) bits: u8,
+}
+
+impl From<TopK> for Keep {
+    fn from(top: TopK) -> Keep {
+        Keep { top, bits: 0 }
+    }
+}
+
+impl From<QuantisedTopK> for Keep {
+    fn from(few: QuantisedTopK) -> Keep {
+        Keep { top: in_full(&few), bits: few.bits }
+    }
 }
 
 /// Where a layer's values and its payload begin, and its header.
@@ -95,9 +122,14 @@ pub(crate) struct Place {
 
 impl Top {
     /// The first of layers.
-    fn new(place: Place, top: TopK, count: u32) -> Result<Top, Error> {
+    fn new(place: Place, Keep { top, bits }: Keep, count: u32) -> Result<Top, Error> {
         let layout = top.layout(count)?;
-        let low = HEADER_LEN as u64 + u64::from(top.keep) * top.values.bytes() as u64;
+        let (header, keep) = (HEADER_LEN as u64, u64::from(top.keep));
+        let low = header
+            + match bits {
+                0 => keep * top.values.bytes() as u64,
+                bits => (4 << (bits - 1)) + (keep * u64::from(bits)).div_ceil(8),
+            };
         let chunks = match layout.coding {
             Coding::All => u64::from(count).div_ceil(SPAN),
             _ => layout.high_bytes.div_ceil(CHUNK),
@@ -108,6 +140,7 @@ impl Top {
             payload: place.payload,
             header_low: place.header[0],
             header_high: place.header[1],
+            bits_at: 8 * if bits == 0 { low } else { header + (4 << (bits - 1)) },
             low_at: 8 * low,
             high_at: 8 * (low + layout.low_bytes),
             end: 8 * (low + layout.bytes()),
@@ -120,6 +153,7 @@ impl Top {
             low_bits: layout.low_bits,
             spans: u64::from(count).div_ceil(SPAN).max(1) as u32,
             chunks: chunks.max(1) as u32,
+            bits: bits.into(),
             ..Top::zeroed()
         })
     }
@@ -129,10 +163,11 @@ impl Top {
 const SPAN: u64 = 4096;
 const CHUNK: u64 = 4 * BLOCK as u64;
 const BINS: u64 = 1 << 12;
-/// Bytes of `Cut`, of `Kept` and of an entry.
-const CUT: u64 = 16;
+/// Bytes of `Cut`, of `Kept`, of an entry and of `Few`.
+const CUT: u64 = 32;
 const KEPT: u64 = 24;
 const ENTRY: u64 = 8;
+const FEW: u64 = 20 * 128;
 /// Bytes of `Program`, and where in it what one layer's payload comes to is told.
 pub(crate) const PROGRAM: u64 = 112;
 pub(crate) const TOLD: u64 = 40;
@@ -150,13 +185,13 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Selection, entry }
 }
 
-/// Enqueued, in five launches: the payloads of layers, of which kernels take first the tables, the program, values,
-/// residuals and cuts.
+/// Enqueued, in five launches, and where there are layers with codes in six: the payloads of layers, of which kernels take
+/// first the tables, the program, values, residuals and cuts.
 fn select(
     gpu: &mut Gpu,
-    params: Params,
+    (params, has_codes): (Params, bool),
     common: [Part; 6],
-    [bins, spans, entries, message]: [Part; 4],
+    [bins, spans, entries, few, message]: [Part; 5],
 ) -> Result<(), Error> {
     let mut launch = |entry: &'static str, parts: &[Part]| {
         gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
@@ -164,15 +199,18 @@ fn select(
     launch("offer", &[bins])?;
     launch("gather", &[bins, spans, entries])?;
     launch("refine", &[bins, spans, entries, message])?;
-    launch("count_kept", &[spans, entries])?;
-    launch("write_kept", &[spans, entries, message])
+    launch("count_kept", &[spans, entries, few])?;
+    if has_codes {
+        launch("sum_kept", &[spans, entries, few, message])?;
+    }
+    launch("write_kept", &[spans, entries, few, message])
 }
 
 /// Enqueued, in five launches with two reads of the values: the body of a payload of one layer. The first word of `status`
 /// becomes at least the largest magnitude, the second the k-th largest. `top.keep` is from 1 to the number of elements.
 pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, status: Part) -> Result<(), Error> {
     let place = Place { layer: 0, first: 0, payload: 0, header: [0; 2] };
-    let layer = Top::new(place, top, tensor.elements)?;
+    let layer = Top::new(place, top.into(), tensor.elements)?;
     let table = gpu.upload(Scratch::Layers, bytemuck::bytes_of(&layer))?;
     let state = gpu.scratch(Scratch::Bins, PROGRAM + CUT + 4 * BINS)?;
     gpu.clear(state)?;
@@ -182,20 +220,21 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, s
     // Bits are set in whole words, which payloads do not end with.
     let words = gpu.scratch(Scratch::Bits, payload.bytes.next_multiple_of(4))?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
-    // Neither is there a table of spans, nor are there residuals.
+    // Neither is there a table of spans, nor are there residuals, nor codes.
     let common = [table, table, program, tensor.part, table, cut];
-    select(gpu, params, common, [bins, spans, entries, words])?;
+    select(gpu, (params, false), common, [bins, spans, entries, table, words])?;
     gpu.copy(program.cut(TOLD, 8), status)?;
     let (body, len) = (HEADER_LEN as u64, payload.bytes);
     gpu.copy(words.cut(body, len - body), payload.from(body))
 }
 
 /// The entry points, which are loaded before there is work.
-pub(crate) const KERNELS: [Kernel; 8] = [
+pub(crate) const KERNELS: [Kernel; 9] = [
     kernel("offer"),
     kernel("gather"),
     kernel("refine"),
     kernel("count_kept"),
+    kernel("sum_kept"),
     kernel("write_kept"),
     kernel("count_ones"),
     kernel("check_kept"),
@@ -211,6 +250,8 @@ pub(crate) struct Tops {
     chunk_of: Vec<u32>,
     /// Entries that there is room for.
     room: u64,
+    /// Layers with codes.
+    few: u32,
 }
 
 /// Where everything lies.
@@ -222,6 +263,7 @@ struct Parts {
     bins: Part,
     spans: Part,
     entries: Part,
+    few: Part,
     counts: Part,
     before: Part,
     done: Part,
@@ -234,24 +276,26 @@ impl Tops {
     }
 
     /// Adds a layer of `count` values.
-    pub(crate) fn push(&mut self, place: Place, top: TopK, count: u32) -> Result<(), Error> {
+    pub(crate) fn push(&mut self, place: Place, keep: Keep, count: u32) -> Result<(), Error> {
         let too_many = |_| Error::from(lgreco_core::Error::TooManyElements { rows: count as usize, cols: 1 });
         let number = self.layers.len() as u32;
         let layer = Top {
             room: self.room,
             first_span: u32::try_from(self.top_of.len()).map_err(too_many)?,
             first_chunk: u32::try_from(self.chunk_of.len()).map_err(too_many)?,
-            ..Top::new(place, top, count)?
+            few: self.few,
+            ..Top::new(place, keep, count)?
         };
         self.top_of.extend(std::iter::repeat_n(number, layer.spans as usize));
         self.chunk_of.extend(std::iter::repeat_n(number, layer.chunks as usize));
         self.room += u64::from(layer.room_size);
+        self.few += u32::from(layer.bits != 0);
         self.layers.push(layer);
         Ok(())
     }
 
     /// Bytes of each part, in order.
-    fn sizes(&self, world: u32) -> [u64; 11] {
+    fn sizes(&self, world: u32) -> [u64; 12] {
         let [layers, spans, chunks] = [self.layers.len(), self.top_of.len(), self.chunk_of.len()].map(|len| len as u64);
         let world = u64::from(world);
         [
@@ -262,6 +306,7 @@ impl Tops {
             4 * BINS * layers,
             KEPT * spans,
             ENTRY * self.room,
+            FEW * u64::from(self.few),
             4 * chunks * world,
             4 * chunks * world,
             4 * layers * world,
@@ -276,13 +321,13 @@ impl Tops {
 
     fn parts(&self, world: u32, memory: Part) -> Parts {
         let mut rest = memory;
-        let [layers, top_of, chunk_of, cuts, bins, spans, entries, counts, before, done, starts] =
+        let [layers, top_of, chunk_of, cuts, bins, spans, entries, few, counts, before, done, starts] =
             self.sizes(world).map(|bytes| {
                 let part = rest.cut(0, bytes);
                 rest = rest.from(bytes.next_multiple_of(ALIGN));
                 part
             });
-        Parts { layers, top_of, chunk_of, cuts, bins, spans, entries, counts, before, done, starts }
+        Parts { layers, top_of, chunk_of, cuts, bins, spans, entries, few, counts, before, done, starts }
     }
 
     /// Enqueued: brings the tables to `memory`; counts begin as zeros.
@@ -291,7 +336,7 @@ impl Tops {
         gpu.write(bytemuck::cast_slice(&self.layers), parts.layers)?;
         gpu.write(bytemuck::cast_slice(&self.top_of), parts.top_of)?;
         gpu.write(bytemuck::cast_slice(&self.chunk_of), parts.chunk_of)?;
-        [parts.cuts, parts.bins, parts.done].into_iter().try_for_each(|part| gpu.clear(part))
+        [parts.cuts, parts.bins, parts.few, parts.done].into_iter().try_for_each(|part| gpu.clear(part))
     }
 
     fn params(&self, dtype: Dtype) -> Params {
@@ -299,7 +344,7 @@ impl Tops {
         Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
     }
 
-    /// Enqueued, in five launches: all payloads, and what is to be remembered; then what the other ranks are told of this one.
+    /// Enqueued, in five launches or six: all payloads, and what is to be remembered; then what the other ranks are told of this one.
     pub(crate) fn encode(
         &self,
         gpu: &mut Gpu,
@@ -307,9 +352,9 @@ impl Tops {
         (world, memory): (u32, Part),
         [program, gradients, residuals, message]: [Part; 4],
     ) -> Result<(), Error> {
-        let Parts { layers, top_of, cuts, bins, spans, entries, .. } = self.parts(world, memory);
+        let Parts { layers, top_of, cuts, bins, spans, entries, few, .. } = self.parts(world, memory);
         let common = [layers, top_of, program, gradients, residuals, cuts];
-        select(gpu, self.params(dtype), common, [bins, spans, entries, message])
+        select(gpu, (self.params(dtype), self.few > 0), common, [bins, spans, entries, few, message])
     }
 
     /// Enqueued: whether encoders wrote all payloads, and where in them each span begins. Comes before any mean is written.

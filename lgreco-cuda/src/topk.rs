@@ -1,14 +1,17 @@
-//! TopK's rows, and where the k largest end: what `bins.cu` and `topk.cu` are asked to do.
+//! TopK's rows: what `bins.cu` and `topk.cu` are asked to do.
 //!
-//! TopK selects by three histograms, of 15, 9 and 8 bits, for all k of a row together and without asking the host in
-//! between. Rows take one pass: blocks count by exponent and 7 bits of the significand in shared memory, with sums of
-//! the lower bits, all of them integers. A bin that some k divides is known by count and mean; where that leaves a
-//! row uncertain by more than 2^-14 of itself (ties, few values), a second pass divides such bins further, and
-//! otherwise ends at once.
+//! A row takes one pass over the values, whatever the number of k: blocks count by exponent and 7 bits of the significand
+//! in shared memory, with sums of the lower bits, all of them integers. A bin that some k divides is known by count and mean;
+//! where that leaves a row uncertain by more than 2^-14 of itself (ties, few values), a second pass divides such bins
+//! further, and otherwise ends at once.
+//!
+//! Consecutive layers share their launches, three of them, as many as the bins of which take 48 MiB: 0.6 MB a layer, 0.9 MB
+//! where values are rounded before they are sent, and 1 KiB (3 KiB) for each k. Sums are of integers and rows are made by a
+//! block each, so the number of layers makes no difference to any bit.
 
 use crate::Error;
 use crate::device::Part;
-use crate::gpu::{Gpu, Scratch, looping_blocks};
+use crate::gpu::{Gpu, Scratch};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
@@ -18,35 +21,56 @@ use lgreco_core::gradient::Dtype;
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
-    dtype: u32,
-    count: u32,
     sent: u32,
     rounds: u32,
-    energies: u32,
-    keeps: u32,
-    fine_bits: u32,
+    chunks: u32,
 }
 
 #[cfg(test)]
 impl Params {
-    pub(crate) const FIELDS: &[&'static str] = &["dtype", "count", "sent", "rounds", "energies", "keeps", "fine_bits"];
+    pub(crate) const FIELDS: &[&'static str] = &["sent", "rounds", "chunks"];
 }
 
-const EXPONENTS: u64 = 280;
-const BINS: u64 = 128 * EXPONENTS;
+/// `Row` of `bins.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Row {
+    values: u64,
+    results: u64,
+    dtype: u32,
+    count: u32,
+    first_chunk: u32,
+    chunks: u32,
+    first_keep: u32,
+    keeps: u32,
+}
+
+#[cfg(test)]
+impl Row {
+    pub(crate) const FIELDS: &[(&'static str, usize)] = &[
+        ("values", std::mem::offset_of!(Row, values)),
+        ("results", std::mem::offset_of!(Row, results)),
+        ("dtype", std::mem::offset_of!(Row, dtype)),
+        ("count", std::mem::offset_of!(Row, count)),
+        ("first_chunk", std::mem::offset_of!(Row, first_chunk)),
+        ("chunks", std::mem::offset_of!(Row, chunks)),
+        ("first_keep", std::mem::offset_of!(Row, first_keep)),
+        ("keeps", std::mem::offset_of!(Row, keeps)),
+    ];
+}
+
+const BINS: u64 = 128 * 280;
+/// Parts of a bin that is refined.
+const PARTS: u64 = 256;
 /// Bytes of a `Cut`.
 const CUT: u64 = 16;
-/// Threads of a block that counts, values of a chunk, and chunks that a block takes at most.
+/// Threads of a block, and values of a chunk.
 const READERS: u32 = 1024;
 const CHUNK: u64 = 32 * READERS as u64;
-const TURNS: u64 = 32;
-/// Blocks that count, unless each would take more than its chunks: enough to fill any device. Those for which nothing
-/// is left end at once.
-const READING: u64 = 512;
-/// Warps of a block.
-const WARPS: u64 = 8;
-/// Bits by which bins are refined.
-const ROW_BITS: u32 = 8;
+/// Blocks of a launch at most: enough to fill any device, and so few in tests that each has several layers' chunks.
+const MOST: u64 = if cfg!(test) { 5 } else { 512 };
+/// Bytes of bins of layers that share launches.
+const TOGETHER: u64 = 48 << 20;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::TopK, entry }
@@ -61,107 +85,127 @@ pub(crate) fn overflow(dtype: Dtype) -> u32 {
     }
 }
 
-/// Memory that every kernel begins or ends with.
-struct Tables {
-    lows: Part,
-    errors: Part,
-    counts: Part,
-    slots: Part,
-    next: Part,
-    wanted: Part,
-    exponents: [Part; 3],
-    fine_errors: Part,
-    fine_counts: Part,
-    keeps: Part,
-    cuts: Part,
+/// Whether sending values of this tensor changes them.
+pub(crate) fn rounds(values: Dtype, sent: Dtype) -> bool {
+    sent != Dtype::F32 && values != sent
 }
 
-impl Tables {
-    /// Enqueued: all that adds up begins as zeros.
-    fn new(gpu: &mut Gpu, keeps: &[u32], fine_bits: u32) -> Result<Tables, Error> {
-        let fine = (keeps.len() as u64) << fine_bits;
-        let part = gpu.scratch(Scratch::Bins, 24 * BINS + 8 + 12 * fine)?;
-        gpu.clear(part)?;
-        let (lows, rest) = (part.cut(0, 8 * BINS), part.from(8 * BINS));
-        let (errors, rest) = (rest.cut(0, 8 * BINS), rest.from(8 * BINS));
-        let (fine_errors, rest) = (rest.cut(0, 8 * fine), rest.from(8 * fine));
-        let (counts, rest) = (rest.cut(0, 4 * BINS), rest.from(4 * BINS));
-        let (slots, rest) = (rest.cut(0, 4 * BINS), rest.from(4 * BINS));
-        let (fine_counts, rest) = (rest.cut(0, 4 * fine), rest.from(4 * fine));
-        let exponents = gpu.scratch(Scratch::Exponents, 20 * EXPONENTS)?;
-        let of_exponents = |at: u64, size: u64| exponents.cut(at * EXPONENTS, size * EXPONENTS);
-        Ok(Tables {
-            lows,
-            errors,
-            counts,
-            slots,
-            next: rest.cut(0, 4),
-            wanted: rest.cut(4, 4),
-            exponents: [of_exponents(16, 4), of_exponents(0, 8), of_exponents(8, 8)],
-            fine_errors,
-            fine_counts,
-            keeps: gpu.upload(Scratch::Keeps, bytemuck::cast_slice(keeps))?,
-            cuts: gpu.scratch(Scratch::Cuts, CUT * keeps.len() as u64)?,
-        })
-    }
-}
-
-/// Enqueued: finds the bins in which the k largest end for all `keeps`, and what the values there are. The first word of
-/// `largest` becomes at least the largest magnitude; `rows`, with `params.energies`, has a place for every row.
-fn select(
-    gpu: &mut Gpu,
-    tensor: &Tensor,
-    params: Params,
-    keeps: &[u32],
-    largest: Part,
-    rows: Part,
-) -> Result<Tables, Error> {
-    let tables = Tables::new(gpu, keeps, params.fine_bits)?;
-    let Tables { lows, errors, counts, slots, wanted, exponents, fine_errors, fine_counts, .. } = tables;
-    let count = u64::from(tensor.elements);
-    let chunks = count.div_ceil(CHUNK);
-    let readers = chunks.min(READING.max(chunks.div_ceil(TURNS)));
-    let parts = [tensor.part, tables.next, counts, lows, errors, largest];
-    let entry = match (params.energies, params.rounds) {
-        (0, _) => "count",
-        (_, 0) => "count_exact",
-        _ => "count_rounded",
-    };
-    gpu.launch_of(kernel(entry), params, &parts, readers, READERS)?;
-    let [in_all, energies, rounding] = exponents;
-    let parts = [counts, lows, errors, in_all, energies, rounding];
-    gpu.launch(kernel("exponents"), params, &parts, EXPONENTS / WARPS)?;
-    let parts = [tables.keeps, counts, lows, errors, in_all, energies, rounding, slots, wanted, tables.cuts, rows];
-    gpu.launch(kernel("choose"), params, &parts, (keeps.len() as u64).div_ceil(WARPS))?;
-    let parts = [tensor.part, wanted, slots, fine_counts, fine_errors];
-    gpu.launch(kernel("refine"), params, &parts, looping_blocks(count.div_ceil(4)))?;
-    Ok(tables)
-}
-
-/// Words of results that [`measure`] writes: the largest magnitude, then the rows' numbers.
+/// Words of results that [`measure`] writes of a layer: the largest magnitude, then the row's numbers.
 pub(crate) const fn result_words(keeps: usize) -> usize {
     1 + keeps
 }
 
-/// Enqueued: the measurement of `keeps`, of which there are some, all from 1 to the number of elements.
-pub(crate) fn measure(gpu: &mut Gpu, tensor: &Tensor, sent: Dtype, keeps: &[u32], results: Part) -> Result<(), Error> {
-    let params = Params {
-        dtype: tensor.dtype as u32,
-        count: tensor.elements,
-        sent: sent as u32,
-        rounds: (sent != Dtype::F32 && tensor.dtype != sent) as u32,
-        energies: 1,
-        keeps: keeps.len() as u32,
-        fine_bits: ROW_BITS,
-    };
-    let rows = results.from(8);
-    let tables = select(gpu, tensor, params, keeps, results, rows)?;
-    let Tables { wanted, slots, fine_errors, fine_counts, cuts, .. } = tables;
-    let parts = [wanted, slots, fine_counts, fine_errors, cuts, rows];
-    gpu.launch(kernel("refined_rows"), params, &parts, (keeps.len() as u64).div_ceil(WARPS))
+/// Memory that begins as zeros: sums of 8 bytes, then counts of 4.
+struct Zeros {
+    lows: u64,
+    errors: u64,
+    fine_errors: u64,
+    counts: u64,
+    slots: u64,
+    fine_counts: u64,
+    wanted: u64,
+    done: u64,
 }
 
-/// The squared errors in the words that [`measure`] wrote.
+impl Zeros {
+    fn new(layers: u64, keeps: u64, rounds: bool) -> Zeros {
+        let rounded = u64::from(rounds);
+        Zeros {
+            lows: 8 * BINS * layers,
+            errors: 8 * BINS * layers * rounded,
+            fine_errors: 8 * PARTS * keeps * rounded,
+            counts: 4 * BINS * layers,
+            slots: 4 * BINS * layers,
+            fine_counts: 4 * PARTS * keeps,
+            wanted: 4 * layers,
+            done: 4 * layers,
+        }
+    }
+
+    fn sizes(&self) -> [u64; 8] {
+        let Zeros { lows, errors, fine_errors, counts, slots, fine_counts, wanted, done } = *self;
+        [lows, errors, fine_errors, counts, slots, fine_counts, wanted, done]
+    }
+
+    fn bytes(&self) -> u64 {
+        self.sizes().iter().sum()
+    }
+}
+
+/// Consecutive parts of these sizes.
+fn cut<const N: usize>(mut part: Part, sizes: [u64; N]) -> [Part; N] {
+    sizes.map(|bytes| {
+        let own = part.cut(0, bytes);
+        part = part.from(bytes);
+        own
+    })
+}
+
+/// Enqueued: the measurement of each tensor's keeps, of which there are some, all from 1 to the number of elements; results
+/// follow one another. Sending [`rounds`] the values of all tensors, or of none.
+pub(crate) fn measure(gpu: &mut Gpu, jobs: &[(Tensor, &[u32])], sent: Dtype, results: Part) -> Result<(), Error> {
+    let (mut rest, mut results) = (jobs, results);
+    while let Some((tensor, _)) = rest.first() {
+        let rounds = rounds(tensor.dtype, sent);
+        let (group, others) = rest.split_at(together(rest, rounds));
+        measure_group(gpu, group, (sent, rounds), results)?;
+        let words: usize = group.iter().map(|(_, keeps)| result_words(keeps.len())).sum();
+        (rest, results) = (others, results.from(8 * words as u64));
+    }
+    Ok(())
+}
+
+/// How many from the first on share launches.
+fn together(jobs: &[(Tensor, &[u32])], rounds: bool) -> usize {
+    let mut all_keeps = 0;
+    let fits = |&(index, (_, keeps)): &(usize, &(Tensor, &[u32]))| {
+        all_keeps += keeps.len() as u64;
+        index == 0 || Zeros::new(index as u64 + 1, all_keeps, rounds).bytes() <= TOGETHER
+    };
+    jobs.iter().enumerate().take_while(fits).count()
+}
+
+fn measure_group(
+    gpu: &mut Gpu,
+    jobs: &[(Tensor, &[u32])],
+    (sent, rounds): (Dtype, bool),
+    results: Part,
+) -> Result<(), Error> {
+    let (mut rows, mut row_of, mut keeps, mut words) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for ((tensor, own), number) in jobs.iter().zip(0u32..) {
+        let chunks = u64::from(tensor.elements).div_ceil(CHUNK) as u32;
+        rows.push(Row {
+            values: tensor.part.address,
+            results: words,
+            dtype: tensor.dtype as u32,
+            count: tensor.elements,
+            first_chunk: row_of.len() as u32,
+            chunks,
+            first_keep: keeps.len() as u32,
+            keeps: own.len() as u32,
+        });
+        row_of.extend(std::iter::repeat_n(number, chunks as usize));
+        keeps.extend_from_slice(own);
+        words += result_words(own.len()) as u64;
+    }
+    let tables: [&[u8]; 3] = [bytemuck::cast_slice(&rows), bytemuck::cast_slice(&row_of), bytemuck::cast_slice(&keeps)];
+    let [rows, row_of, all_keeps] = cut(gpu.upload(Scratch::Layers, &tables.concat())?, tables.map(|t| t.len() as u64));
+    let (layers, chunks) = (jobs.len() as u64, tables[1].len() as u64 / 4);
+    let zeros = Zeros::new(layers, keeps.len() as u64, rounds);
+    let part = gpu.scratch(Scratch::Bins, zeros.bytes())?;
+    gpu.clear(part)?;
+    let [lows, errors, fine_errors, counts, slots, fine_counts, wanted, done] = cut(part, zeros.sizes());
+    let cuts = gpu.scratch(Scratch::Cuts, CUT * keeps.len() as u64)?;
+    let params = Params { sent: sent as u32, rounds: rounds.into(), chunks: chunks as u32 };
+    let mut launch = |entry, parts: &[Part], blocks| gpu.launch_of(kernel(entry), params, parts, blocks, READERS);
+    let (count, blocks) = (if rounds { "count_rounded" } else { "count_exact" }, chunks.min(MOST));
+    launch(count, &[rows, row_of, counts, lows, errors, results], blocks)?;
+    launch("choose", &[rows, all_keeps, counts, lows, errors, slots, wanted, cuts, results], layers)?;
+    let parts = [rows, row_of, slots, wanted, done, fine_counts, fine_errors, cuts, results];
+    launch("refine", &parts, blocks)
+}
+
+/// The squared errors in the words that [`measure`] wrote of a layer.
 pub(crate) fn errors(words: &[u64]) -> impl Iterator<Item = f64> + '_ {
     words[1..].iter().map(|&word| f64::from_bits(word))
 }

@@ -9,7 +9,8 @@ use crate::selection::{Place, Tops};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::qsgd::{Rounding, Scale};
-use lgreco_core::compress::wire::HEADER_LEN;
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::wire::{HEADER_LEN, Header, Method};
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -190,8 +191,9 @@ impl ExchangeProgram {
     /// The program for `layers`, whose gradients follow one another without gaps, as in a bucket of DDP.
     ///
     /// # Errors
-    /// [`Error::Method`] for other methods than QSGD, TopK, PowerSGD and [`Setting::Dense`], for buckets of QSGD that are no
-    /// power of two from 64 to 4096, and for ranks and sides of PowerSGD beyond [`takes`](crate::CudaBackend::takes);
+    /// [`Error::Method`] for other methods than QSGD, TopK in full or in few bits, PowerSGD and [`Setting::Dense`], for buckets of
+    /// QSGD that are no power of two from 64 to 4096, and for ranks and sides of PowerSGD beyond
+    /// [`takes`](crate::CudaBackend::takes);
     /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1] and the rank below the number of ranks;
     /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
     /// what [`payload_len`](Compressor::payload_len) refuses.
@@ -231,24 +233,34 @@ impl ExchangeProgram {
             };
             let len = setting.payload_len(shape, config.dtype)? as u64;
             let layer = layer(place, &setting, shape)?;
-            match setting {
-                Setting::Dense => summed.add_dense(layer.count, first, number),
+            let header = [layer.header_low, layer.header_high];
+            let top = Place { layer: number, first, payload, header };
+            let gathered = len.next_multiple_of(MESSAGE_HEADER);
+            payload += match setting {
+                Setting::Dense => {
+                    summed.add_dense(layer.count, first, number);
+                    0
+                }
                 Setting::PowerSgd(power) => {
                     powersgd::check(shape, power.rank)?;
                     let columns = effective_rank(shape, power.rank) as u32;
                     summed.add_matrix(shape, columns, first, (number, id))?;
+                    0
                 }
-                Setting::TopK(top) => {
-                    let header = [layer.header_low, layer.header_high];
-                    tops.push(Place { layer: number, first, payload, header }, top, layer.count)?;
-                    payload += len.next_multiple_of(MESSAGE_HEADER);
+                Setting::TopK(keep) => {
+                    tops.push(top, keep.into(), layer.count)?;
+                    gathered
+                }
+                Setting::QuantisedTopK(keep) => {
+                    tops.push(top, keep.into(), layer.count)?;
+                    gathered
                 }
                 _ => {
                     // A layer without elements has a header all the same.
                     layer_of.extend(std::iter::repeat_n(number, shape.elements().div_ceil(SPAN).max(1)));
-                    payload += len.next_multiple_of(MESSAGE_HEADER);
+                    gathered
                 }
-            }
+            };
             table.push(layer);
             first += shape.elements() as u64;
         }
@@ -336,6 +348,10 @@ fn layer(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer, Error> 
         Setting::Dense | Setting::PowerSgd(_) => return Ok(place),
         Setting::Qsgd(qsgd) if is_fused(qsgd.bucket) => qsgd.header(shape)?,
         Setting::TopK(top) => top.header(shape)?,
+        Setting::QuantisedTopK(few) => {
+            let coding = TopK { keep: few.keep, values: Dtype::F32 }.layout(place.count)?.coding as u8;
+            Header { method: Method::QuantisedTopK, variant: few.bits | coding << 4, parameter: few.keep, shape }
+        }
         Setting::Qsgd(_) => {
             return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
         }

@@ -5,26 +5,42 @@
 // integers, so the order of additions does not matter.
 
 struct Params {
+    u32 sent;    // type of the values in the payload
+    u32 rounds;  // whether that type changes values
+    u32 chunks;  // of all layers
+};
+
+// A layer whose row is measured.
+struct Row {
+    u64 values;   // their address
+    u64 results;  // where its results begin: the bits of the largest magnitude, then an error for each k
     u32 dtype;
     u32 count;
-    u32 sent;      // type of the values in the payload
-    u32 rounds;    // whether that type changes values
-    u32 energies;  // whether rows are wanted, not only the cut
+    u32 first_chunk;  // among all layers'
+    u32 chunks;
+    u32 first_keep;  // its k among all layers'
     u32 keeps;
-    u32 fine_bits;  // of a bin's 16, by which `refine` divides bins
 };
+
+__device__ inline const void* values_of(const Row& row) {
+    const void* values = reinterpret_cast<const void*>(row.values);
+    // An address that comes from memory could be of any kind.
+    __builtin_assume(__isGlobal(values));
+    return values;
+}
 
 #define FRACTION_BITS 23
 #define FRACTION 0x007fffffu
 #define COARSE 16
 #define EXPONENTS 280
 #define PER_EXPONENT 128
+#define BINS (EXPONENTS * PER_EXPONENT)
 #define WIDTH (1.0 / PER_EXPONENT)
 // Bits of a key below its bin that are not summed.
 #define UNSUMMED 4
 #define READERS 1024
 #define CHUNK (READERS * 32)
-// Chunks that a block takes at most, so that no sum in shared memory overflows.
+// Chunks that a block sums up at most, so that no sum in shared memory overflows.
 #define TURNS 32
 #define ROOM 8192
 
@@ -85,31 +101,32 @@ __device__ inline double energy_unit(u32 exponent) {
     return exponent == 0 ? 0.0 : power_of_two(2 * (int(exponent) - 150));
 }
 
-// What is known of the values in each bin.
+// What is known of the values of a layer in each bin; bins of all layers follow one another.
 struct Bins {
     u32* counts;
     u64* lows;    // sums of the keys' upper 12 bits below the bin
-    u64* errors;  // sums of squared errors
+    u64* errors;  // sums of squared errors, where sending rounds
+    u32 first;    // of the layer's
 
     // How far the mean of a bin, as a significand, is above its lower end.
     __device__ double mean(u32 bin) const {
-        return double(lows[bin]) / double(counts[bin]) * (1.0 / (1 << (FRACTION_BITS - UNSUMMED)));
+        return double(lows[first + bin]) / double(counts[first + bin]) * (1.0 / (1 << (FRACTION_BITS - UNSUMMED)));
     }
 
     // The energy of a bin. The spread about the mean is between 0 and mean * (WIDTH - mean); a third of that is right for
     // evenly spread values, and for any other off by 2/3 * 2^-16 of the energy at most.
     __device__ double energy(u32 bin) const {
-        if (counts[bin] == 0) {
+        if (counts[first + bin] == 0) {
             return 0.0;
         }
         double above = mean(bin);
         double x = lower_end(bin) + above;
         double spread = above * max(WIDTH - above, 0.0) / 3.0;
-        return double(counts[bin]) * (x * x + spread) * energy_unit(bin / PER_EXPONENT);
+        return double(counts[first + bin]) * (x * x + spread) * energy_unit(bin / PER_EXPONENT);
     }
 
     __device__ double error(const Params& p, u32 bin) const {
-        return p.rounds ? double(errors[bin]) * error_unit(bin / PER_EXPONENT, p.sent) : 0.0;
+        return p.rounds ? double(errors[first + bin]) * error_unit(bin / PER_EXPONENT, p.sent) : 0.0;
     }
 
     __device__ static double lower_end(u32 bin) {
@@ -122,40 +139,36 @@ __device__ inline u32 bits_of(float value) {
 }
 
 // Adds to bins in device memory.
-template <bool ENERGIES, bool ERRORS>
+template <bool ERRORS>
 __device__ inline void give(const Bins& all, u32 bin, u32 count, u32 low, u64 error) {
-    atomicAdd(&all.counts[bin], count);
-    if (ENERGIES) {
-        atomicAdd(&all.lows[bin], u64(low));
-    }
+    atomicAdd(&all.counts[all.first + bin], count);
+    atomicAdd(&all.lows[all.first + bin], u64(low));
     if (ERRORS && error != 0) {
-        atomicAdd(&all.errors[bin], error);
+        atomicAdd(&all.errors[all.first + bin], error);
     }
 }
 
 // Some of the bins in shared memory: those of the exponents about the largest that the block saw first, but none of
 // subnormal numbers. What is outside of them is rare and goes to device memory.
-template <bool ENERGIES, bool ERRORS>
+template <bool ERRORS>
 struct Window {
-    static const u32 BINS = ROOM / (ERRORS ? 4 : 2);
+    static const u32 SIZE = ROOM / (ERRORS ? 4 : 2);
 
     u32* room;
     u32 bottom;
 
     __device__ Window(u32* shared, u32 largest_key) : room(shared) {
         u32 top = ((largest_key >> FRACTION_BITS) + 2) * PER_EXPONENT;
-        bottom = max(top, 24 * PER_EXPONENT + BINS) - BINS;
+        bottom = max(top, 24 * PER_EXPONENT + SIZE) - SIZE;
     }
 
     // Returns whether the magnitude is 0, which is not counted.
     __device__ bool add(const Params& p, const Bins& all, u32 magnitude) {
         u32 key = magnitude + (23u << FRACTION_BITS);
         u32 at = (key >> COARSE) - bottom;
-        if (at < BINS) {
+        if (at < SIZE) {
             atomicAdd(&room[at], 1u);
-            if (ENERGIES) {
-                atomicAdd(&room[BINS + at], low_of(key));
-            }
+            atomicAdd(&room[SIZE + at], low_of(key));
             if (ERRORS) {
                 add_error(at, squared_error(key, p.sent));
             }
@@ -164,7 +177,7 @@ struct Window {
         key = key_of(magnitude);
         if (key != 0) {
             u64 error = ERRORS ? squared_error(key, p.sent) : 0;
-            give<ENERGIES, ERRORS>(all, key >> COARSE, 1, low_of(key), error);
+            give<ERRORS>(all, key >> COARSE, 1, low_of(key), error);
         }
         return key == 0;
     }
@@ -177,18 +190,18 @@ struct Window {
         if (error == 0) {
             return;
         }
-        u32 before = atomicAdd(&room[2 * BINS + at], u32(error));
+        u32 before = atomicAdd(&room[2 * SIZE + at], u32(error));
         u32 upper = u32(error >> 32) + (before + u32(error) < before ? 1 : 0);
         if (upper != 0) {
-            atomicAdd(&room[3 * BINS + at], upper);
+            atomicAdd(&room[3 * SIZE + at], upper);
         }
     }
 
     __device__ void give_all(const Bins& all) {
-        for (u32 at = threadIdx.x; at < BINS; at += READERS) {
+        for (u32 at = threadIdx.x; at < SIZE; at += READERS) {
             if (room[at] != 0) {
-                u64 error = ERRORS ? u64(room[3 * BINS + at]) << 32 | room[2 * BINS + at] : 0;
-                give<ENERGIES, ERRORS>(all, bottom + at, room[at], room[BINS + at], error);
+                u64 error = ERRORS ? u64(room[3 * SIZE + at]) << 32 | room[2 * SIZE + at] : 0;
+                give<ERRORS>(all, bottom + at, room[at], room[SIZE + at], error);
             }
         }
     }
@@ -196,19 +209,17 @@ struct Window {
 
 struct Shared {
     u32 room[ROOM];
-    u32 chunk;
     u32 seen;  // key of the largest magnitude in the block's first values
     u32 largest;
     u32 zeros;
 };
 
-// Fills the bins. Blocks of READERS threads take chunks of the values from a counter, `next`, which begins at 0.
-// result[0] becomes at least the largest magnitude.
-template <bool ENERGIES, bool ERRORS>
-__device__ inline void fill_bins(const Params& p, const void* values, u32* next, const Bins& all, u32* result,
+// Fills a layer's bins with what is in the chunks from `first` on and before `end`, no more than TURNS. `result` becomes at
+// least the largest magnitude. All threads of the block, which are READERS, must come.
+template <bool ERRORS>
+__device__ inline void fill_bins(const Params& p, const Row& row, u32 first, u32 end, const Bins& all, u32* result,
                                  Shared& shared) {
     if (threadIdx.x == 0) {
-        shared.chunk = atomicAdd(next, 1u);
         shared.seen = 0;
         shared.largest = 0;
         shared.zeros = 0;
@@ -217,14 +228,12 @@ __device__ inline void fill_bins(const Params& p, const void* values, u32* next,
         shared.room[i] = 0;
     }
     __syncthreads();
-    u64 start = u64(shared.chunk) * CHUNK;
-    if (start >= p.count) {
-        return;
-    }
+    const void* values = values_of(row);
+    u64 start = u64(first) * CHUNK;
     u32 found = 0;
-    if (start + threadIdx.x * 4 < p.count) {
+    if (start + threadIdx.x * 4 < row.count) {
         float four[4];
-        load4(values, p.dtype, start + threadIdx.x * 4, p.count, four);
+        load4(values, row.dtype, start + threadIdx.x * 4, row.count, four);
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
             found = max(found, bits_of(four[k]));
@@ -235,16 +244,15 @@ __device__ inline void fill_bins(const Params& p, const void* values, u32* next,
         atomicMax(&shared.seen, key_of(found));
     }
     __syncthreads();
-    Window<ENERGIES, ERRORS> window(shared.room, shared.seen);
+    Window<ERRORS> window(shared.room, shared.seen);
     u32 best = 0;
     u32 none = 0;
-    for (u32 turn = 1;; turn++) {
-        // Asked for early, so that nobody waits for it.
-        u32 later = threadIdx.x == 0 && turn < TURNS ? atomicAdd(next, 1u) : 0;
-        u32 end = u32(min(start + CHUNK, u64(p.count)) - start);
-        for (u32 i = threadIdx.x * 4; i < end; i += READERS * 4) {
+    for (; first < end; first++) {
+        start = u64(first) * CHUNK;
+        u32 left = u32(min(u64(row.count) - start, u64(CHUNK)));
+        for (u32 i = threadIdx.x * 4; i < left; i += READERS * 4) {
             float four[4];
-            u32 here = load4(values, p.dtype, start + i, p.count, four);
+            u32 here = load4(values, row.dtype, start + i, row.count, four);
 #pragma unroll
             for (u32 k = 0; k < 4; k++) {
                 best = max(best, bits_of(four[k]));
@@ -252,18 +260,6 @@ __device__ inline void fill_bins(const Params& p, const void* values, u32* next,
                     none++;
                 }
             }
-        }
-        if (turn == TURNS) {
-            break;
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            shared.chunk = later;
-        }
-        __syncthreads();
-        start = u64(shared.chunk) * CHUNK;
-        if (start >= p.count) {
-            break;
         }
     }
     if (none != 0) {
@@ -278,29 +274,41 @@ __device__ inline void fill_bins(const Params& p, const void* values, u32* next,
     if (threadIdx.x == 0) {
         atomicMax(result, shared.largest);
         if (shared.zeros != 0) {
-            atomicAdd(&all.counts[0], shared.zeros);
+            atomicAdd(&all.counts[all.first], shared.zeros);
         }
     }
 }
 
-// For a cut: the counts alone.
-extern "C" __launch_bounds__(READERS) __global__ void count(Params p, const void* values, u32* next, u32* counts,
-                                                               u64* lows, u64* errors, u32* result) {
-    __shared__ Shared shared;
-    fill_bins<false, false>(p, values, next, Bins{counts, lows, errors}, result, shared);
+// Fills the bins of all layers.
+template <bool ERRORS>
+__device__ inline void count(const Params& p, const Row* rows, const u32* row_of, u32* counts, u64* lows, u64* errors,
+                             u64* results, Shared& shared) {
+    u32 end = share(p.chunks, blockIdx.x + 1);
+    for (u32 chunk = share(p.chunks, blockIdx.x); chunk < end;) {
+        u32 number = row_of[chunk];
+        const Row& row = rows[number];
+        Bins all = {counts, lows, errors, number * BINS};
+        u32 first = chunk - row.first_chunk;
+        u32 own = min(min(end - chunk, row.chunks - first), u32(TURNS));
+        fill_bins<ERRORS>(p, row, first, first + own, all, reinterpret_cast<u32*>(results + row.results), shared);
+        // The next bins take the place of these.
+        __syncthreads();
+        chunk += own;
+    }
 }
 
-// For rows of values that are sent as they are.
-extern "C" __launch_bounds__(READERS) __global__ void count_exact(Params p, const void* values, u32* next,
+// Of values that are sent as they are.
+extern "C" __launch_bounds__(READERS, 2) __global__ void count_exact(Params p, const Row* rows, const u32* row_of,
                                                                      u32* counts, u64* lows, u64* errors,
-                                                                     u32* result) {
+                                                                     u64* results) {
     __shared__ Shared shared;
-    fill_bins<true, false>(p, values, next, Bins{counts, lows, errors}, result, shared);
+    count<false>(p, rows, row_of, counts, lows, errors, results, shared);
 }
 
-// For rows of values that are rounded before they are sent.
-extern "C" __launch_bounds__(READERS) __global__ void count_rounded(Params p, const void* values, u32* next,
-                                                                    u32* counts, u64* lows, u64* errors, u32* result) {
+// Of values that are rounded before they are sent.
+extern "C" __launch_bounds__(READERS, 2) __global__ void count_rounded(Params p, const Row* rows, const u32* row_of,
+                                                                       u32* counts, u64* lows, u64* errors,
+                                                                       u64* results) {
     __shared__ Shared shared;
-    fill_bins<true, true>(p, values, next, Bins{counts, lows, errors}, result, shared);
+    count<true>(p, rows, row_of, counts, lows, errors, results, shared);
 }

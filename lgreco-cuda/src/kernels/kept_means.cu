@@ -37,10 +37,17 @@ struct Payload {
                words[2] == u32(top.header_high) && words[3] == u32(top.header_high >> 32);
     }
 
-    // Whether the packed bits' last byte ends with zeros.
+    // Whether the last bytes of codes and of packed bits end with zeros.
     __device__ bool is_padded() const {
-        u64 used = top.low_at + u64(top.keep) * top.low_bits;
-        return top.placement != 2 || bits_from(words, used, top.high_at) == 0;
+        u64 of_codes = top.bits_at + u64(top.keep) * top.bits;
+        u64 of_positions = top.low_at + u64(top.keep) * top.low_bits;
+        return bits_from(words, of_codes, top.bits != 0 ? top.low_at : 0) == 0 &&
+               bits_from(words, of_positions, top.placement == 2 ? top.high_at : 0) == 0;
+    }
+
+    // Whether a thread's mean, if it has one, is finite and positive.
+    __device__ bool has_mean() const {
+        return top.bits == 0 || threadIdx.x >> (top.bits - 1) != 0 || words[HEADER / 4 + threadIdx.x] < INFINITE;
     }
 
     // Of the bitmap or the bits in unary, from bit `at` on and before `end`.
@@ -53,6 +60,12 @@ struct Payload {
     }
 
     __device__ float kept(u32 index) const {
+        if (top.bits != 0) {
+            u64 at = top.bits_at + u64(index) * top.bits;
+            u32 code = bits_from(words, at, at + top.bits);
+            u32 sign = code >> (top.bits - 1);
+            return __uint_as_float(words[HEADER / 4 + (code ^ sign << (top.bits - 1))] | sign << 31);
+        }
         return value(words + HEADER / 4, top.sent, index);
     }
 
@@ -103,7 +116,7 @@ extern "C" __global__ void count_ones(Params p, const Top* tops, const u32* top_
         if (is_last(&done[u64(rank) * p.layers + number], 1, top.chunks)) {
             u64 first = u64(rank) * p.chunks + top.first_chunk;
             bool complete = add_up(top, counts + first, before + first) || top.placement == 0;
-            if (threadIdx.x == 0 && !(complete && payload.has_header() && payload.is_padded())) {
+            if (!complete || !payload.has_header() || !payload.is_padded() || !payload.has_mean()) {
                 blame(program, rank);
             }
         }

@@ -5,124 +5,6 @@
 //
 // The last block that has been through a layer's spans finds what the next launch needs.
 
-struct Params {
-    u32 dtype;
-    u32 layers;
-    u32 spans;
-    u32 chunks;
-    u32 remembers;  // whether there are residuals
-};
-
-// A layer under TopK.
-struct Top {
-    u64 first;    // its first value
-    u64 payload;  // where its payload begins in a message
-    u64 header_low;
-    u64 header_high;
-    u64 low_at;   // bits of the payload before the packed bits of positions,
-    u64 high_at;  // before the bitmap or the bits in unary,
-    u64 end;      // and in all
-    u64 room;     // where what is gathered of it goes
-    u32 room_size;
-    u32 layer;  // its number in the program
-    u32 count;
-    u32 keep;
-    u32 sent;       // type of the values in the payload
-    u32 placement;  // 0: no positions, 1: bitmap, 2: Elias-Fano
-    u32 low_bits;
-    u32 first_span;  // among all layers'
-    u32 spans;
-    u32 first_chunk;  // among all layers'
-    u32 chunks;
-    u32 unused;
-};
-
-// What is known of where a layer's k largest end.
-struct Cut {
-    u32 prefix;  // upper bits of the k-th largest magnitude; at last all of them
-    u32 rank;    // how many of those with these bits are among the k largest
-    u32 done;    // spans that have been through the launch
-    u32 used;    // entries gathered
-};
-
-// A span: what was gathered of it, which is NOWHERE if there was no room; and how many of that are above and at the cut,
-// here and in the layer's spans before.
-struct Kept {
-    u32 start;
-    u32 size;
-    u32 above;
-    u32 tied;
-    u32 above_before;
-    u32 tied_before;
-};
-
-// Values of a span, those that its threads read at once, and how often they do.
-#define SPAN 4096
-#define STEP (4 * BLOCK)
-#define STEPS (SPAN / STEP)
-#define NOWHERE 0xffffffffu
-// Bits of a magnitude by which each of three launches counts.
-#define FIRST_BITS 12
-#define SECOND_BITS 10
-#define THIRD_BITS 9
-// A layer's counts.
-#define BINS (1u << FIRST_BITS)
-
-// What the threads before this one have, and all of the block.
-struct Sums {
-    u64 before;
-    u64 all;
-};
-
-// All threads of the block must come.
-__device__ static inline Sums block_scan(u64 own) {
-    __shared__ u64 totals[WARPS];
-    u32 warp = threadIdx.x / 32;
-    u64 sum = own;
-    for (u32 reach = 1; reach < 32; reach <<= 1) {
-        u64 other = __shfl_up_sync(FULL, sum, reach);
-        sum += threadIdx.x % 32 >= reach ? other : 0;
-    }
-    __syncthreads();
-    if (threadIdx.x % 32 == 31) {
-        totals[warp] = sum;
-    }
-    __syncthreads();
-    Sums sums = {sum - own, 0};
-    for (u32 other = 0; other < WARPS; other++) {
-        sums.before += other < warp ? totals[other] : 0;
-        sums.all += totals[other];
-    }
-    return sums;
-}
-
-// Whether `own` parts complete `all`: then this block sees what all others have written, read past its own cache, and `done`
-// begins anew. All threads of the block must come.
-__device__ static inline bool is_last(u32* done, u32 own, u32 all) {
-    __shared__ u32 before;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        before = atomicAdd(done, own);
-        if (before + own == all) {
-            atomicExch(done, 0u);
-        }
-    }
-    __syncthreads();
-    __threadfence();
-    return before + own == all;
-}
-
-// What another block has written in this launch.
-__device__ inline u32 fresh(const u32& word) {
-    return *static_cast<const volatile u32*>(&word);
-}
-
-// The first span of a block's share, which follows its predecessor's.
-__device__ inline u32 share(u32 spans, u32 block) {
-    return u32(u64(spans) * block / gridDim.x);
-}
-
 // Where number `rank` from above is among 2^BITS bins, and its rank there; the bins begin anew. All threads of the block must
 // come.
 template <u32 BITS>
@@ -159,9 +41,10 @@ __device__ inline void count_nothing(u32* room) {
     __syncthreads();
 }
 
-// Gives away what was counted of a layer in `own` spans; the last block picks. All threads of the block must come.
+// Gives away what was counted of a layer in `own` spans; the last block picks. Returns whether this is it. All threads of the
+// block must come.
 template <u32 BITS>
-__device__ inline void give_counts(u32* room, u32* bins, u32 own, const Top& top, u32 prefix, u32 rank, Cut* cut) {
+__device__ inline bool give_counts(u32* room, u32* bins, u32 own, const Top& top, u32 prefix, u32 rank, Cut* cut) {
     __syncthreads();
     for (u32 bin = threadIdx.x; bin < 1u << BITS; bin += BLOCK) {
         if (room[bin] != 0) {
@@ -169,36 +52,24 @@ __device__ inline void give_counts(u32* room, u32* bins, u32 own, const Top& top
             room[bin] = 0;
         }
     }
-    if (is_last(&cut->done, own, top.spans)) {
+    bool last = is_last(&cut->done, own, top.spans);
+    if (last) {
         pick<BITS>(bins, prefix, rank, cut);
     }
+    return last;
 }
 
-// Of a layer: what is selected from, and what is remembered.
-struct Offered {
-    const void* values;
-    u32 dtype;
-    const float* before;
-    float* after;  // null where nothing is remembered
-
-    __device__ Offered(const Params& p, const Top& top, const Program* program, const void* gradients, float* residuals) {
-        if (!p.remembers) {
-            before = nullptr;
-            after = nullptr;
-            values = static_cast<const u8*>(gradients) + top.first * (p.dtype == 0 ? 4 : 2);
-            dtype = p.dtype;
-        } else {
-            before = residuals + program->half * program->elements + top.first;
-            after = residuals + (1 - program->half) * program->elements + top.first;
-            values = after;
-            dtype = 0;
-        }
+// The range of what is kept, once all of the cut is known; the next step's begins anew. By one block.
+__device__ inline void end_cut(Cut* cut) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        cut->high = cut->largest;
+        // Where zeros are kept, so is all else.
+        cut->low = cut->prefix != 0 ? cut->prefix : cut->least != 0 ? ~cut->least : cut->largest;
+        cut->largest = 0;
+        cut->least = 0;
     }
-
-    __device__ float stays(const Program* program, u64 i, float offered, float sent) const {
-        return program->keep * before[i] + program->gain * (offered - sent);
-    }
-};
+}
 
 // Four values from i on, or what there is of them up to `count`.
 __device__ inline void store4(float* values, u64 i, u64 count, const float (&four)[4]) {
@@ -229,6 +100,7 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top
         u32 begin = at;
         u32 zeros = 0;
         u32 largest = 0;
+        u32 least = 0;
         for (; at < min(end, top.first_span + top.spans); at++) {
             for (u32 step = 0; step < STEPS; step++) {
                 u64 i = u64(at - top.first_span) * SPAN + step * STEP + threadIdx.x * 4;
@@ -245,10 +117,11 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top
                 for (u32 k = 0; k < 4; k++) {
                     sum[k] = offered.after != nullptr ? sum[k] + own[k] : own[k];
                     u32 magnitude = __float_as_uint(sum[k]) & MAGNITUDE;
-                    largest = max(largest, magnitude);
                     if (k >= here) {
                         continue;
                     }
+                    largest = max(largest, magnitude);
+                    least = max(least, magnitude == 0 ? 0 : ~magnitude);
                     u32 bin = magnitude >> (SECOND_BITS + THIRD_BITS);
                     if (bin == 0) {
                         zeros++;
@@ -268,8 +141,10 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top
             atomicAdd(&room[0], zeros);
         }
         largest = warp_max(largest);
-        if (offered.after == nullptr && threadIdx.x % 32 == 0) {
-            atomicMax(&program->largest, largest);
+        least = warp_max(least);
+        if (threadIdx.x % 32 == 0) {
+            atomicMax(&cuts[number].largest, largest);
+            atomicMax(&cuts[number].least, least);
         }
         give_counts<FIRST_BITS>(room, bins + u64(number) * BINS, at - begin, top, 0, top.keep, &cuts[number]);
     }
@@ -354,27 +229,6 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void gather(Params p, const To
     }
 }
 
-// What a span chooses from, in order of position: what was gathered of it or, where there was no room, all its values.
-struct Choice {
-    const uint2* entries;  // null for all values
-    const Offered& offered;
-    u64 first;
-    u32 size;
-
-    __device__ Choice(const Top& top, const Kept& kept, const Offered& offered, const uint2* all, u32 span)
-        : offered(offered), first(u64(span) * SPAN), size(kept.size) {
-        entries = kept.start == NOWHERE ? nullptr : all + top.room + kept.start;
-    }
-
-    // Position and bits.
-    __device__ uint2 at(u32 i) const {
-        if (entries != nullptr) {
-            return entries[i];
-        }
-        return uint2{u32(first) + i, __float_as_uint(value(offered.values, offered.dtype, first + i))};
-    }
-};
-
 // The last bits of the cut. And words of the payload in which bits will be set become 0.
 extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, const Program* program,
                                   const void* gradients, float* residuals, Cut* cuts, u32* bins, const Kept* spans,
@@ -389,13 +243,13 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
         u32 prefix = cut->prefix;
         u32 rank = cut->rank;
         Offered offered(p, top, program, gradients, residuals);
-        u32* words = reinterpret_cast<u32*>(message + top.payload) + top.low_at / 32;
-        u64 of_positions = (top.end + 31) / 32 - top.low_at / 32;
+        u32* words = reinterpret_cast<u32*>(message + top.payload) + top.bits_at / 32;
+        u64 of_bits = (top.end + 31) / 32 - top.bits_at / 32;
         u32 begin = at;
         for (; at < min(end, top.first_span + top.spans); at++) {
             u32 span = at - top.first_span;
-            u64 next = of_positions * (span + 1) / top.spans;
-            for (u64 word = of_positions * span / top.spans + threadIdx.x; word < next; word += BLOCK) {
+            u64 next = of_bits * (span + 1) / top.spans;
+            for (u64 word = of_bits * span / top.spans + threadIdx.x; word < next; word += BLOCK) {
                 words[word] = 0;
             }
             Choice choice(top, spans[at], offered, entries, span);
@@ -406,13 +260,10 @@ extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, 
                 }
             }
         }
-        give_counts<THIRD_BITS>(room, bins + u64(number) * BINS, at - begin, top, prefix, rank, cut);
+        if (give_counts<THIRD_BITS>(room, bins + u64(number) * BINS, at - begin, top, prefix, rank, cut)) {
+            end_cut(cut);
+        }
     }
-}
-
-// 0x10000 above the cut, 1 at it. Sums over a span fit.
-__device__ inline u32 above_or_tied(u32 magnitude, u32 cut) {
-    return magnitude > cut ? 0x10000u : magnitude == cut ? 1 : 0;
 }
 
 // How many are above the cut and at it before each of a layer's spans, by one block.
@@ -435,23 +286,29 @@ __device__ inline void add_up(const Top& top, Kept* spans) {
     }
 }
 
-// How much of each span is kept.
+// How much of each span is kept; of layers with codes, the exponents of their bins too.
 extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_of, const Program* program,
                                       const void* gradients, float* residuals, Cut* cuts, Kept* spans,
-                                      const uint2* entries) {
+                                      const uint2* entries, Few* few) {
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
         u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
+        CodeBins code_bins(top, *cut);
         Offered offered(p, top, program, gradients, residuals);
         u32 begin = at;
         for (; at < min(end, top.first_span + top.spans); at++) {
             Choice choice(top, spans[at], offered, entries, at - top.first_span);
             u32 own = 0;
             for (u32 i = threadIdx.x; i < choice.size; i += BLOCK) {
-                own += above_or_tied(choice.at(i).y & MAGNITUDE, prefix);
+                u32 magnitude = choice.at(i).y & MAGNITUDE;
+                own += above_or_tied(magnitude, prefix);
+                // Of those at the cut one is kept at least.
+                if (top.bits != 0 && magnitude >= prefix) {
+                    atomicMax(&few[top.few].exponents[code_bins.of(magnitude)], exponent_of(magnitude));
+                }
             }
             u32 all = u32(block_scan(own).all);
             if (threadIdx.x == 0) {
@@ -465,91 +322,5 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
                 cut->used = 0;
             }
         }
-    }
-}
-
-// Sets bits of words that begin as 0.
-__device__ inline void set_bits(u32* words, u64 at, u32 bits) {
-    u32 shift = u32(at % 32);
-    atomicOr(&words[at / 32], bits << shift);
-    if (shift > 0 && bits >> (32 - shift) != 0) {
-        atomicOr(&words[at / 32 + 1], bits >> (32 - shift));
-    }
-}
-
-// Writes a value that is kept, and its position. Returns what it is for those who read it.
-__device__ inline float write_one(const Top& top, u32* words, u32 index, uint2 entry) {
-    float sent = __uint_as_float(entry.y);
-    if (top.sent == 0) {
-        words[HEADER / 4 + index] = entry.y;
-    } else {
-        u32 half = top.sent == 1 ? narrow_f16(entry.y) : narrow_bf16(entry.y);
-        sent = widen(half, top.sent);
-        // Positions may share the last word.
-        if (index + 1 == top.keep && index % 2 == 0) {
-            set_bits(words, 8 * HEADER + u64(index) * 16, half);
-        } else {
-            reinterpret_cast<u16*>(words)[HEADER / 2 + index] = u16(half);
-        }
-    }
-    if (top.placement == 1) {
-        set_bits(words, top.high_at + entry.x, 1);
-    } else if (top.placement == 2) {
-        if (top.low_bits > 0) {
-            set_bits(words, top.low_at + u64(index) * top.low_bits, entry.x & ((1u << top.low_bits) - 1));
-        }
-        set_bits(words, top.high_at + u64(entry.x >> top.low_bits) + index, 1);
-    }
-    return sent;
-}
-
-// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes are
-// the largest and the k-th largest.
-extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_of, Program* program,
-                                      const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
-                                      const uint2* entries, u8* message) {
-    u32 end = share(p.spans, blockIdx.x + 1);
-    for (u32 at = share(p.spans, blockIdx.x); at < end; at++) {
-        u32 number = p.layers == 1 ? 0 : top_of[at];
-        Top top = tops[number];
-        u32 cut = cuts[number].prefix;
-        u32 ties = cuts[number].rank;
-        Offered offered(p, top, program, gradients, residuals);
-        u32* words = reinterpret_cast<u32*>(message + top.payload);
-        if (at == top.first_span && threadIdx.x < HEADER / 4) {
-            u64 half = threadIdx.x < 2 ? top.header_low : top.header_high;
-            words[threadIdx.x] = u32(half >> (threadIdx.x % 2 * 32));
-        }
-        Kept kept = spans[at];
-        Choice choice(top, kept, offered, entries, at - top.first_span);
-        for (u32 first = 0; first < kept.size; first += BLOCK) {
-            u32 i = first + threadIdx.x;
-            bool here = i < kept.size;
-            uint2 entry = here ? choice.at(i) : uint2{0, 0};
-            u32 own = here ? above_or_tied(entry.y & MAGNITUDE, cut) : 0;
-            Sums sums = block_scan(own);
-            u32 tied = kept.tied_before + (u32(sums.before) & 0xffffu);
-            u32 index = kept.above_before + (u32(sums.before) >> 16) + min(tied, ties);
-            // More than k only when the values were written to meanwhile.
-            bool goes = (own > 1 || (own == 1 && tied < ties)) && index < top.keep;
-            float sent = goes ? write_one(top, words, index, entry) : 0.0f;
-            if (here && offered.after != nullptr && (goes || kept.start == NOWHERE)) {
-                float stays = offered.stays(program, entry.x, __uint_as_float(entry.y), sent);
-                offered.after[entry.x] = stays;
-                if (!is_finite(stays)) {
-                    note(&program->fault, REST_LEFT_F32, top.layer, entry.x);
-                }
-            }
-            kept.above_before += u32(sums.all) >> 16;
-            kept.tied_before += u32(sums.all) & 0xffffu;
-        }
-    }
-    if (!is_last(&program->done, 1, gridDim.x) || threadIdx.x != 0) {
-        return;
-    }
-    if (p.remembers) {
-        tell(program, reinterpret_cast<u32*>(message));
-    } else {
-        program->told = u64(cuts[0].prefix) << 32 | program->largest;
     }
 }

@@ -204,7 +204,7 @@ pub(super) fn steps_of(
         for (number, &(shape, setting)) in layers.iter().enumerate() {
             let mut sum = vec![0.0; shape.elements()];
             // What TopK keeps is added to zeros.
-            let begins = !matches!(setting, Setting::TopK(_));
+            let begins = !matches!(setting, Setting::TopK(_) | Setting::QuantisedTopK(_));
             for (payloads, first) in all.iter().zip([begins, false, false]) {
                 let mut decoded = vec![0.0; sum.len()];
                 Portable.decode(&payloads[number], &mut decoded).unwrap();

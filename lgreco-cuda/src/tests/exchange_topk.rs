@@ -7,6 +7,7 @@ use crate::kernels::Module;
 use crate::{CudaBackend, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_core::backend::{Backend, Portable};
 use lgreco_core::compress::qsgd::Qsgd;
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
@@ -15,6 +16,10 @@ use lgreco_core::testing::powersgd::uniform;
 
 fn top(rows: usize, cols: usize, keep: u32, values: Dtype) -> (Shape, Setting) {
     (Shape::new(rows, cols).unwrap(), Setting::TopK(TopK { keep, values }))
+}
+
+fn few(rows: usize, cols: usize, keep: u32, bits: u8) -> (Shape, Setting) {
+    (Shape::new(rows, cols).unwrap(), Setting::QuantisedTopK(QuantisedTopK { keep, bits }))
 }
 
 /// Layers of every layout of positions and type of values: gathered and not, several spans, odd ends, none at all, all of it;
@@ -31,6 +36,12 @@ fn layers() -> Vec<(Shape, Setting)> {
         top(1, 1, 1, Dtype::F32),
         top(20, 1, 5, Dtype::F16),
         top(8192, 1, 4000, Dtype::F32),
+        few(100, 101, 301, 5),
+        few(4100, 3, 1, 8),
+        few(0, 7, 0, 2),
+        few(64, 65, 2001, 2),
+        few(31, 3, 93, 7),
+        few(301, 29, 8700, 3),
     ];
     layers.insert(3, (Shape::new(61, 147).unwrap(), Setting::Qsgd(Qsgd::default())));
     layers
@@ -123,6 +134,8 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
         top(7, 1, 7, Dtype::F16),
         top(4, 4000, 2, Dtype::Bf16),
         top(64, 64, 3001, Dtype::F32),
+        few(90, 101, 301, 3),
+        few(7, 9, 63, 6),
     ];
     let config = ExchangeConfig { world: 2, ..config(Dtype::F32, 1.0) };
     let mut ranks = [0, 1].map(|rank| {

@@ -122,8 +122,15 @@ fn a_table_waits_once_and_qsgds_layers_share_launches() {
     // Eight layers per pair of launches and upload; results are cleared once.
     assert_eq!(qsgd(Qsgd::default()), [2 * 19, 19 + 1, 1]);
     assert_eq!(qsgd(Qsgd { bucket: 1000, ..Qsgd::default() }), [4 * 150, 150 + 1, 1]);
-    let [launches, others, waits] = calls(Candidates::TopK { values: Dtype::F32, keeps: &[10, 100] });
-    assert_eq!((launches, others, waits), (5 * 150, 2 * 150 + 1, 1));
+}
+
+#[test]
+fn topks_layers_share_three_launches() {
+    let keeps: Vec<u32> = (1..=40).collect();
+    for (values, groups) in [(Dtype::F32, 2), (Dtype::F16, 3)] {
+        let [launches, others, waits] = calls(Candidates::TopK { values, keeps: &keeps });
+        assert_eq!((launches, others, waits), (3 * groups, 2 * groups + 1, 1));
+    }
 }
 
 /// Layers share launches, as long as they share 256 MiB of workspace.

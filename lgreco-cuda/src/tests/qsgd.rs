@@ -40,7 +40,7 @@ fn tensor(elements: usize) -> Tensor {
 }
 
 /// Where a gradient lies; the device's memory is the processor's.
-fn part(gradient: &Gradient<'_>) -> Part {
+pub(super) fn part(gradient: &Gradient<'_>) -> Part {
     let bytes: &[u8] = match gradient.values() {
         Values::F32(v) => bytemuck::cast_slice(v),
         Values::F16(v) => bytemuck::cast_slice(v),

@@ -57,5 +57,6 @@ fn parameters_are_laid_out_as_in_the_sources() {
     assert_eq!(fields(&source, "Factors"), (factors::Factors::FIELDS.to_vec(), size_of::<factors::Factors>()));
     let source = Module::PowerSgd.source();
     assert_eq!(fields(&source, "Row"), (powersgd::Row::FIELDS.to_vec(), size_of::<powersgd::Row>()));
+    assert_eq!(fields(&Module::TopK.source(), "Row"), (topk::Row::FIELDS.to_vec(), size_of::<topk::Row>()));
     assert_eq!(fields(&Module::Qsgd.source(), "Layer"), (qsgd::Layer::FIELDS.to_vec(), size_of::<qsgd::Layer>()));
 }

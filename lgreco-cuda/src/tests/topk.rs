@@ -1,9 +1,10 @@
 //! TopK on tensors that several blocks go through, data races, and planted bugs.
 
+use super::qsgd::part;
 use super::simt::{Edit, Flavour, Simt, flavour};
 use super::{ROWS, backend};
-use crate::CudaBackend;
 use crate::kernels::Module;
+use crate::{CudaBackend, DeviceGradient, DeviceJob};
 use lgreco_core::backend::{Backend, Job, JobError, Portable};
 use lgreco_core::compress::{Candidates, Compressor, Setting, topk::TopK};
 use lgreco_core::gradient::{Dtype, Gradient};
@@ -94,56 +95,68 @@ fn edited(flavour: Flavour, module: Module, from: &'static str, to: &'static str
     Some(CudaBackend::on(Box::new(Simt::new(flavour, 0, Some(Edit { module, from, to }))?)))
 }
 
-/// With ties, and values half way between those of f16.
+/// With ties. Every third has more of them, which are not where bins begin.
 fn tensor() -> Tensor {
-    Tensor::new(&(0..9000).map(|i| (bell(i) * 8192.0).round() / 8192.0).collect::<Vec<_>>(), 9000, 1)
+    let rounded = |i: usize, unit: f32| (bell(i) / unit).round() * unit;
+    let value = |i: usize| if i.is_multiple_of(3) { rounded(i, 1e-3) * 1.003 } else { rounded(i, 1.0 / 8192.0) };
+    Tensor::new(&(0..9000).map(value).collect::<Vec<_>>(), 9000, 1)
 }
 
-fn encode(backend: &mut dyn Backend) -> Result<Vec<u8>, lgreco_core::Error> {
+/// Of these, the last leave few values, so that bins are refined.
+const KEEPS: [u32; 7] = [90, 8990, 8975, 8960, 8945, 8930, 8900];
+
+fn row(backend: &mut dyn Backend, values: Dtype) -> Result<[f64; KEEPS.len()], JobError> {
+    let tensor = tensor();
+    let candidates = Candidates::TopK { values, keeps: &KEEPS };
+    let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
+    let mut row = [0.0; KEEPS.len()];
+    let mut workspace = vec![0; backend.workspace_len(&[job])];
+    backend.measure(&[job], &mut workspace, &mut row).map(|()| row)
+}
+
+/// Decodes what the core encodes.
+fn decode(backend: &mut dyn Backend) -> Result<Vec<f32>, lgreco_core::Error> {
     let setting = Setting::TopK(TopK { keep: 1000, values: Dtype::F16 });
     let tensor = tensor();
     let gradient = tensor.gradients()[0];
     let mut payload = vec![0; setting.payload_len(gradient.shape(), Dtype::F32)?];
     let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
-    backend.encode(&setting, &gradient, Stream::default(), &mut workspace, &mut payload)?;
-    Ok(payload)
+    setting.encode(&gradient, Stream::default(), &mut workspace, &mut payload)?;
+    let mut values = vec![0.0; 9000];
+    backend.decode(&payload, &mut values).map(|()| values)
 }
 
-fn row(backend: &mut dyn Backend) -> Result<f64, JobError> {
-    let tensor = tensor();
-    let candidates = Candidates::TopK { values: Dtype::F32, keeps: &[90] };
-    let job = Job { gradient: tensor.gradients()[0], candidates, stream: Stream::default() };
-    let mut row = [0.0];
-    let mut workspace = vec![0; backend.workspace_len(&[job])];
-    backend.measure(&[job], &mut workspace, &mut row).map(|()| row[0])
+/// Whether a race is found in what the module does, and which.
+fn race(module: Module, from: &'static str, to: &'static str) -> Option<String> {
+    let mut backend = edited(Flavour::Races, module, from, to)?;
+    let failed = match module {
+        Module::Positions => decode(&mut backend).is_err(),
+        _ => row(&mut backend, Dtype::F16).is_err(),
+    };
+    assert!(failed, "{from}");
+    Some(backend.failure().expect("a failure").to_string())
 }
 
 #[test]
 fn missing_barriers_are_found() {
     for (module, from, to) in [
-        (Module::TopK, "    __syncthreads();\n    u64 start", "    u64 start"),
+        (Module::TopK, "    __syncthreads();\n    const void* values", "    const void* values"),
         (Module::TopK, "    __syncthreads();\n    window.give_all", "    window.give_all"),
-        (Module::TopK, "    __syncthreads();\n    if (threadIdx.x >= 32)", "    if (threadIdx.x >= 32)"),
-        (Module::Positions, "    __syncthreads();\n    u32 earlier", "    u32 earlier"),
-        (Module::Positions, "    __syncthreads();\n    sum = uint2", "    sum = uint2"),
+        (Module::TopK, "    __syncthreads();\n    const u32* keeps", "    const u32* keeps"),
+        (Module::Positions, "    __syncthreads();\n    u32 index", "    u32 index"),
+        (Module::Positions, "    __syncthreads();\n    sum = 0", "    sum = 0"),
     ] {
-        let Some(mut backend) = edited(Flavour::Races, module, from, to) else { return };
-        assert!(encode(&mut backend).is_err(), "{from}");
-        let said = backend.failure().expect("a failure").to_string();
+        let Some(said) = race(module, from, to) else { return };
         assert!(said.contains("race (") && said.contains("shared memory"), "{from}: {said}");
     }
 }
 
 #[test]
 fn lost_updates_are_found() {
-    for (module, from, to) in [
-        (Module::TopK, "atomicAdd(&room[at], 1u);", "room[at] += 1;"),
-        (Module::TopK, "atomicAdd(&fine_counts[at], 1u);", "fine_counts[at] += 1;"),
-        (Module::Positions, "atomicOr(&words[at / 32], bits << shift);", "words[at / 32] |= bits << shift;"),
-    ] {
-        let Some(mut backend) = edited(Flavour::Races, module, from, to) else { return };
-        assert!(encode(&mut backend).is_err(), "{from}");
-        let said = backend.failure().expect("a failure").to_string();
+    for (from, to) in
+        [("atomicAdd(&room[at], 1u);", "room[at] += 1;"), ("atomicAdd(&own_counts[at], 1u);", "own_counts[at] += 1;")]
+    {
+        let Some(said) = race(Module::TopK, from, to) else { return };
         assert!(said.contains("race ("), "{from}: {said}");
     }
 }
@@ -151,18 +164,73 @@ fn lost_updates_are_found() {
 /// Edits of what a kernel computes change the numbers that the suite compares.
 #[test]
 fn wrong_numbers_are_found() {
-    let expected = (encode(&mut Portable).unwrap(), row(&mut Portable).unwrap());
+    let expected = decode(&mut Portable).unwrap();
+    let expected_rows = [Dtype::F32, Dtype::F16].map(|sent| row(&mut Portable, sent).unwrap()).concat();
     for (module, from, to) in [
-        (Module::TopK, "u64 stride = u64(gridDim.x) * BLOCK * 4", "u64 stride = u64(gridDim.x) * BLOCK * 8"),
-        (Module::TopK, "(key & 0xffffu) >> (COARSE", "(key & 0x7fffu) >> (COARSE"),
+        (Module::TopK, "i < left; i += READERS * 4", "i < left; i += READERS * 8"),
         (Module::TopK, "i < end; i += READERS * 4", "i < end; i += READERS * 8"),
-        (Module::TopK, "other < exponent ? exponent_energies", "other <= 1 ? exponent_energies"),
-        (Module::Positions, "rest == half && (quotient & 1) != 0", "rest == half"),
-        (Module::Positions, "above + min(tied, ties);", "above;"),
+        (Module::TopK, "(part + 0.5) * (WIDTH / PARTS)", "0.0"),
+        (Module::TopK, "other < exponent ? exponents.energies", "other <= 1 ? exponents.energies"),
+        (Module::TopK, "up ? unit - part : part", "part"),
+        (Module::Positions, "= value(kept, p.sent, index);", "= value(kept, p.sent, 0);"),
     ] {
         let Some(mut backend) = edited(Flavour::Plain, module, from, to) else { return };
-        let payload = encode(&mut backend);
-        let near = row(&mut backend).is_ok_and(|row| (row - expected.1).abs() <= ROWS * expected.1);
-        assert!(payload.as_ref() != Ok(&expected.0) || !near, "{from}");
+        let rows =
+            [Dtype::F32, Dtype::F16].map(|sent| row(&mut backend, sent).unwrap_or([f64::NAN; KEEPS.len()])).concat();
+        let near = rows.iter().zip(&expected_rows).all(|(a, b)| (a - b).abs() <= ROWS * b);
+        assert!(decode(&mut backend).as_ref() != Ok(&expected) || !near, "{from}");
     }
+}
+
+/// Layers of all sizes and types, more than share launches: the bits of each alone, and the core's numbers.
+#[test]
+fn layers_share_launches_and_have_the_bits_of_their_own() {
+    let Some(mut backend) = backend(flavour(), 2) else { return };
+    let size = |layer: usize| if layer == 40 { 140_003 } else { layer * 1731 % 5000 + 1 };
+    let tensors: Vec<Tensor> = (0..100)
+        .map(|layer| {
+            let scale = 2f32.powi(layer as i32 % 30 - 15);
+            Tensor::new(&(0..size(layer)).map(|i| bell(i + layer) * scale).collect::<Vec<_>>(), size(layer), 1)
+        })
+        .collect();
+    let keeps: Vec<Vec<u32>> = (0..100)
+        .map(|layer| (0..layer as u32 % 4 + 1).map(|i| size(layer) as u32 >> i).map(|k| k.max(1)).collect())
+        .collect();
+    let candidates = |layer: usize| match layer {
+        70..75 => Candidates::QuantisedTopK { keeps: &keeps[layer][..1], bits: &[4] },
+        75..90 => Candidates::TopK { values: Dtype::Bf16, keeps: &keeps[layer] },
+        _ => Candidates::TopK { values: Dtype::F32, keeps: &keeps[layer] },
+    };
+    let gradients: Vec<Gradient<'_>> = (0..100).map(|layer| tensors[layer].gradients()[layer % 5 % 3]).collect();
+    let job = |layer: usize| DeviceJob {
+        gradient: DeviceGradient::of_part(
+            part(&gradients[layer]),
+            gradients[layer].values().dtype(),
+            gradients[layer].shape(),
+        ),
+        candidates: candidates(layer),
+        stream: Stream::default(),
+    };
+    let jobs: Vec<DeviceJob<'_>> = (0..100).map(job).collect();
+    let mut together = vec![f64::NAN; jobs.iter().map(|job| job.candidates.len()).sum()];
+    backend.measure_device(&jobs, &mut together).unwrap();
+    let mut rest = &together[..];
+    for (layer, job) in jobs.iter().enumerate() {
+        let mut alone = vec![f64::NAN; job.candidates.len()];
+        backend.measure_device(&[*job], &mut alone).unwrap();
+        let (own, others) = rest.split_at(alone.len());
+        assert!(
+            alone.iter().zip(own).all(|(a, b)| a.to_bits() == b.to_bits()),
+            "layer {layer}: {own:?}, not {alone:?}"
+        );
+        let of_host = Job { gradient: gradients[layer], candidates: candidates(layer), stream: Stream::default() };
+        let mut expected = alone.clone();
+        Portable.measure(&[of_host], &mut vec![0; Portable.workspace_len(&[of_host])], &mut expected).unwrap();
+        assert!(
+            own.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= ROWS * b),
+            "layer {layer}: {own:?}, not {expected:?}"
+        );
+        rest = others;
+    }
+    assert!(rest.is_empty());
 }

@@ -1,0 +1,90 @@
+// What is sent of the k largest, and what stays.
+
+// Sets bits of words that begin as 0.
+__device__ inline void set_bits(u32* words, u64 at, u32 bits) {
+    u32 shift = u32(at % 32);
+    atomicOr(&words[at / 32], bits << shift);
+    if (shift > 0 && bits >> (32 - shift) != 0) {
+        atomicOr(&words[at / 32 + 1], bits >> (32 - shift));
+    }
+}
+
+// Writes a value that is kept, and its position. Returns what it is for those who read it.
+__device__ inline float write_one(const Top& top, const Cut& cut, const Few* few, u32* words, u32 index, uint2 entry) {
+    float sent = __uint_as_float(entry.y);
+    if (top.bits != 0) {
+        u32 bin = CodeBins(top, cut).of(entry.y & MAGNITUDE);
+        sent = __uint_as_float(few[top.few].means[bin] | (entry.y & SIGN));
+        set_bits(words, top.bits_at + u64(index) * top.bits, bin | entry.y >> 31 << (top.bits - 1));
+    } else if (top.sent == 0) {
+        words[HEADER / 4 + index] = entry.y;
+    } else {
+        u32 half = top.sent == 1 ? narrow_f16(entry.y) : narrow_bf16(entry.y);
+        sent = widen(half, top.sent);
+        // Positions may share the last word.
+        if (index + 1 == top.keep && index % 2 == 0) {
+            set_bits(words, 8 * HEADER + u64(index) * 16, half);
+        } else {
+            reinterpret_cast<u16*>(words)[HEADER / 2 + index] = u16(half);
+        }
+    }
+    if (top.placement == 1) {
+        set_bits(words, top.high_at + entry.x, 1);
+    } else if (top.placement == 2) {
+        if (top.low_bits > 0) {
+            set_bits(words, top.low_at + u64(index) * top.low_bits, entry.x & ((1u << top.low_bits) - 1));
+        }
+        set_bits(words, top.high_at + u64(entry.x >> top.low_bits) + index, 1);
+    }
+    return sent;
+}
+
+// The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes are
+// the largest and the k-th largest.
+extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_of, Program* program,
+                                      const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
+                                      const uint2* entries, const Few* few, u8* message) {
+    u32 end = share(p.spans, blockIdx.x + 1);
+    for (u32 at = share(p.spans, blockIdx.x); at < end; at++) {
+        u32 number = p.layers == 1 ? 0 : top_of[at];
+        Top top = tops[number];
+        Cut cut = cuts[number];
+        Offered offered(p, top, program, gradients, residuals);
+        u32* words = reinterpret_cast<u32*>(message + top.payload);
+        if (at == top.first_span && threadIdx.x < HEADER / 4) {
+            u64 half = threadIdx.x < 2 ? top.header_low : top.header_high;
+            words[threadIdx.x] = u32(half >> (threadIdx.x % 2 * 32));
+        }
+        Kept kept = spans[at];
+        Choice choice(top, kept, offered, entries, at - top.first_span);
+        for (u32 first = 0; first < kept.size; first += BLOCK) {
+            u32 i = first + threadIdx.x;
+            bool here = i < kept.size;
+            uint2 entry = here ? choice.at(i) : uint2{0, 0};
+            u32 own = here ? above_or_tied(entry.y & MAGNITUDE, cut.prefix) : 0;
+            Sums sums = block_scan(own);
+            u32 tied = kept.tied_before + (u32(sums.before) & 0xffffu);
+            u32 index = kept.above_before + (u32(sums.before) >> 16) + min(tied, cut.rank);
+            // More than k only when the values were written to meanwhile.
+            bool goes = (own > 1 || (own == 1 && tied < cut.rank)) && index < top.keep;
+            float sent = goes ? write_one(top, cut, few, words, index, entry) : 0.0f;
+            if (here && offered.after != nullptr && (goes || kept.start == NOWHERE)) {
+                float stays = offered.stays(program, entry.x, __uint_as_float(entry.y), sent);
+                offered.after[entry.x] = stays;
+                if (!is_finite(stays)) {
+                    note(&program->fault, REST_LEFT_F32, top.layer, entry.x);
+                }
+            }
+            kept.above_before += u32(sums.all) >> 16;
+            kept.tied_before += u32(sums.all) & 0xffffu;
+        }
+    }
+    if (!is_last(&program->done, 1, gridDim.x) || threadIdx.x != 0) {
+        return;
+    }
+    if (p.remembers) {
+        tell(program, reinterpret_cast<u32*>(message));
+    } else {
+        program->told = u64(cuts[0].prefix) << 32 | cuts[0].high;
+    }
+}

@@ -1,0 +1,151 @@
+// Layers under TopK, of an exchange or one alone: what is known of each, and what kernels of all of them share.
+
+struct Params {
+    u32 dtype;
+    u32 layers;
+    u32 spans;
+    u32 chunks;
+    u32 remembers;  // whether there are residuals
+};
+
+// A layer under TopK.
+struct Top {
+    u64 first;    // its first value
+    u64 payload;  // where its payload begins in a message
+    u64 header_low;
+    u64 header_high;
+    u64 bits_at;  // bits of the payload before those that begin as 0: the codes, or what follows,
+    u64 low_at;   // before the packed bits of positions,
+    u64 high_at;  // before the bitmap or the bits in unary,
+    u64 end;      // and in all
+    u64 room;     // where what is gathered of it goes
+    u32 room_size;
+    u32 layer;  // its number in the program
+    u32 count;
+    u32 keep;
+    u32 sent;       // type of the values in the payload
+    u32 placement;  // 0: no positions, 1: bitmap, 2: Elias-Fano
+    u32 low_bits;
+    u32 first_span;  // among all layers'
+    u32 spans;
+    u32 first_chunk;  // among all layers'
+    u32 chunks;
+    u32 bits;  // of a code; 0 where values are sent as `sent`
+    u32 few;   // number among layers with codes
+    u32 unused;
+};
+
+// What is known of where a layer's k largest end.
+struct Cut {
+    u32 prefix;  // upper bits of the k-th largest magnitude; at last all of them
+    u32 rank;    // how many of those with these bits are among the k largest
+    u32 done;    // spans that have been through the launch
+    u32 used;    // entries gathered
+    u32 largest;  // magnitude so far, and complement of the least but 0
+    u32 least;
+    u32 high;  // the largest magnitude, and the least that is kept but 0
+    u32 low;
+};
+
+// A span: what was gathered of it, which is NOWHERE if there was no room; and how many of that are above and at the cut,
+// here and in the layer's spans before.
+struct Kept {
+    u32 start;
+    u32 size;
+    u32 above;
+    u32 tied;
+    u32 above_before;
+    u32 tied_before;
+};
+
+// Values of a span, those that its threads read at once, and how often they do.
+#define SPAN 4096
+#define STEP (4 * BLOCK)
+#define STEPS (SPAN / STEP)
+#define NOWHERE 0xffffffffu
+// Bits of a magnitude by which each of three launches counts.
+#define FIRST_BITS 12
+#define SECOND_BITS 10
+#define THIRD_BITS 9
+// A layer's counts.
+#define BINS (1u << FIRST_BITS)
+
+// What the threads before this one have, and all of the block.
+struct Sums {
+    u64 before;
+    u64 all;
+};
+
+// All threads of the block must come.
+__device__ static inline Sums block_scan(u64 own) {
+    __shared__ u64 totals[WARPS];
+    u32 warp = threadIdx.x / 32;
+    u64 sum = own;
+    for (u32 reach = 1; reach < 32; reach <<= 1) {
+        u64 other = __shfl_up_sync(FULL, sum, reach);
+        sum += threadIdx.x % 32 >= reach ? other : 0;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 31) {
+        totals[warp] = sum;
+    }
+    __syncthreads();
+    Sums sums = {sum - own, 0};
+    for (u32 other = 0; other < WARPS; other++) {
+        sums.before += other < warp ? totals[other] : 0;
+        sums.all += totals[other];
+    }
+    return sums;
+}
+
+// Of a layer: what is selected from, and what is remembered.
+struct Offered {
+    const void* values;
+    u32 dtype;
+    const float* before;
+    float* after;  // null where nothing is remembered
+
+    __device__ Offered(const Params& p, const Top& top, const Program* program, const void* gradients, float* residuals) {
+        if (!p.remembers) {
+            before = nullptr;
+            after = nullptr;
+            values = static_cast<const u8*>(gradients) + top.first * (p.dtype == 0 ? 4 : 2);
+            dtype = p.dtype;
+        } else {
+            before = residuals + program->half * program->elements + top.first;
+            after = residuals + (1 - program->half) * program->elements + top.first;
+            values = after;
+            dtype = 0;
+        }
+    }
+
+    __device__ float stays(const Program* program, u64 i, float offered, float sent) const {
+        return program->keep * before[i] + program->gain * (offered - sent);
+    }
+};
+
+// What a span chooses from, in order of position: what was gathered of it or, where there was no room, all its values.
+struct Choice {
+    const uint2* entries;  // null for all values
+    const Offered& offered;
+    u64 first;
+    u32 size;
+
+    __device__ Choice(const Top& top, const Kept& kept, const Offered& offered, const uint2* all, u32 span)
+        : offered(offered), first(u64(span) * SPAN), size(kept.size) {
+        entries = kept.start == NOWHERE ? nullptr : all + top.room + kept.start;
+    }
+
+    // Position and bits.
+    __device__ uint2 at(u32 i) const {
+        if (entries != nullptr) {
+            return entries[i];
+        }
+        return uint2{u32(first) + i, __float_as_uint(value(offered.values, offered.dtype, first + i))};
+    }
+};
+
+// 0x10000 above the cut, 1 at it. Sums over a span fit.
+__device__ inline u32 above_or_tied(u32 magnitude, u32 cut) {
+    return magnitude > cut ? 0x10000u : magnitude == cut ? 1 : 0;
+}
