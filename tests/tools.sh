@@ -61,13 +61,15 @@ need_vulkan() { has_vulkan || skip wgpu "no Vulkan driver and none could be inst
 # NVIDIA's run-time compiler, from PyPI, compiles CUDA's kernels where there is no GPU.
 cuda_venv=target/cuda/venv
 nvrtc_packages=([12]=nvidia-cuda-nvrtc-cu12==12.9.86 [13]=nvidia-cuda-nvrtc==13.5.37) # 365 MB on disk
+nvdisasm_package=nvidia-cuda-nvdisasm==13.5.37 # reads the machine code of 7.5 and later; 5 MB
 has_nvrtc() { compgen -G "$cuda_venv/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.$1" >/dev/null; }
-nvrtc() { # MAJOR
-    has_nvrtc "$1" && return
+cuda_install() { # PACKAGE
     python3 -m venv "$cuda_venv" || skip cuda "no Python with venv"
-    "$cuda_venv/bin/pip" install --quiet --disable-pip-version-check "${nvrtc_packages[$1]}" ||
-        skip cuda "could not install ${nvrtc_packages[$1]}"
+    "$cuda_venv/bin/pip" install --quiet --disable-pip-version-check "$1" || skip cuda "could not install $1"
 }
+nvrtc() { has_nvrtc "$1" || cuda_install "${nvrtc_packages[$1]}"; } # MAJOR
+has_nvdisasm() { compgen -G "$cuda_venv/lib/python3*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null; }
+nvdisasm() { has_nvdisasm || cuda_install "$nvdisasm_package"; }
 
 # Prints why CUDA's kernels are neither compiled nor run on the processor.
 cuda_reason() {
@@ -86,5 +88,6 @@ required() {
     local kinds=${LGRECO_REQUIRE:-}
     ! has_vulkan || kinds+=,wgpu
     [ -n "$(cuda_reason)" ] || kinds+=,cuda
+    ! has_nvdisasm || kinds+=,nvdisasm
     echo "$kinds"
 }

@@ -1,8 +1,10 @@
-//! A device that only notes what it is asked for, to know a workspace and its kernels before there is work.
+//! A device that only notes what it is asked for, to know a workspace and its kernels before there is work, and how
+//! much of it there is.
 
 use crate::Error;
 use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::Kernel;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Kernels in the order of their first launch.
@@ -26,6 +28,15 @@ impl Kernels {
 #[derive(Default)]
 pub(crate) struct Counting {
     pub(crate) kernels: Kernels,
+    /// How many commands were enqueued: launches, copies, memory filled.
+    pub(crate) commands: Arc<AtomicUsize>,
+}
+
+impl Counting {
+    fn enqueued(&self) -> Result<(), Error> {
+        self.commands.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 impl Device for Counting {
@@ -41,23 +52,24 @@ impl Device for Counting {
     }
 
     fn set(&mut self, _: Part, _: u32) -> Result<(), Error> {
-        Ok(())
+        self.enqueued()
     }
 
     fn upload(&mut self, _: &[u8], _: Part) -> Result<(), Error> {
-        Ok(())
+        self.enqueued()
     }
 
     fn clear(&mut self, _: Part) -> Result<(), Error> {
-        Ok(())
+        self.enqueued()
     }
 
     fn copy(&mut self, _: Part, _: Part) -> Result<(), Error> {
-        Ok(())
+        self.enqueued()
     }
 
     fn launch(&mut self, launch: Launch<'_>) -> Result<(), Error> {
-        self.prepare(launch.kernel)
+        self.prepare(launch.kernel)?;
+        self.enqueued()
     }
 
     fn use_cublas(&mut self, _: Part) -> Result<(), Error> {
@@ -65,7 +77,7 @@ impl Device for Counting {
     }
 
     fn multiply(&mut self, _: &Gemm) -> Result<(), Error> {
-        Ok(())
+        self.enqueued()
     }
 
     fn download(&mut self, _: Part, _: &mut [u8]) -> Result<(), Error> {

@@ -272,8 +272,8 @@ impl Drop for Gpu {
 /// device, and so few in tests that it happens there.
 const MOST: u64 = if cfg!(test) { 3 } else { 2048 };
 
-/// Blocks of a launch over several layers: no more for small ones than for a few large ones.
-pub(crate) const TOGETHER: u64 = 8 * MOST;
+/// Blocks of a launch over several layers, if there is more than one.
+pub(crate) const TOGETHER: u64 = 64 * MOST;
 
 /// Blocks for `threads` threads.
 pub(crate) fn blocks(threads: u64) -> u64 {

@@ -3,13 +3,15 @@
 //! A gradient is read once where buckets are powers of two from 64 to 4096 (twice under max norm for rows of 1 bit
 //! and others: 1 bit has no sign, and so another grid): a block holds 4096 values in shared memory, finds the grids
 //! of their buckets and goes on to the row or the codes. Other buckets end in several blocks, so their grids take a
-//! pass of their own. Both give every value to the same thread, so rows have the same bits.
+//! pass of their own. Both give every value to the same thread, so rows have the same bits. Expectations are summed in closed
+//! form, as n/4 − Σ (f − 1/2)², which rounding puts off by up to 2^-24 of a squared level distance per value.
 //!
-//! Consecutive layers of a table share a launch, a row of its blocks each, as long as that is at most eight times
-//! what one layer may take; where a layer has fewer blocks than the largest, the others leave zeros. In hybrid tables
-//! a layer's rows of all methods follow one another, so no launch is shared.
+//! In the usual case (buckets of 512 under max norm with a sign, rounded at random) a warp holds a bucket in registers.
+//!
+//! Consecutive layers of a table share a launch, each with its own blocks, as long as these are not too many in all. In
+//! hybrid tables a layer's rows of all methods follow one another, so no launch is shared.
 
-use crate::device::Part;
+use crate::device::{BLOCK, Part};
 use crate::gpu::{Gpu, Scratch, TOGETHER, blocks, looping_blocks};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
@@ -69,9 +71,15 @@ impl Params {
     ];
 }
 
-/// Values a thread reads in a tile, and codes.
-const PER_READER: u64 = 16;
+/// Values a block reads before it is worth another, and those a thread codes.
+const PER_READER: u64 = 4 * SPAN;
 const PER_CODER: u64 = 8;
+/// Values of a thread that finds grids before it codes.
+const PER_ENCODER: u64 = 16;
+/// Values of a block's tiles.
+const SPAN: u64 = 4096;
+/// The bucket that a warp holds in registers.
+const TILE: u32 = 512;
 /// Bytes of `Extremes` and of `Grid`.
 const EXTREMES: u64 = 12;
 const GRID: u64 = 24;
@@ -89,6 +97,11 @@ pub(crate) fn is_fused(bucket: u32) -> bool {
 
 pub(crate) fn sign_magnitude(qsgd: Qsgd) -> bool {
     qsgd.scale == Scale::MaxNorm && qsgd.bits > 1
+}
+
+/// Whether this is what `usual` of `buckets.cu` takes for granted.
+fn is_usual(qsgd: Qsgd) -> bool {
+    qsgd.bucket == TILE && sign_magnitude(qsgd) && qsgd.rounding == Rounding::Stochastic
 }
 
 fn params(tensor: &Tensor, qsgd: Qsgd) -> Params {
@@ -127,7 +140,7 @@ const RESULTS: u64 = 8 * RESULT_WORDS as u64;
 
 /// Blocks that read all values, a record of sums each.
 fn reading_blocks(elements: u32) -> u64 {
-    looping_blocks(u64::from(elements).div_ceil(PER_READER))
+    looping_blocks(u64::from(elements).div_ceil(PER_READER) * u64::from(BLOCK))
 }
 
 /// Widths that are measured together: those with a sign, or those without.
@@ -175,62 +188,88 @@ pub(crate) fn rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part)
 #[repr(C)]
 pub(crate) struct Layer {
     values: u64,
-    blocks: u64,
     dtype: u32,
     count: u32,
+    first_block: u32,
+    blocks: u32,
 }
 
 #[cfg(test)]
 impl Layer {
     pub(crate) const FIELDS: &[(&'static str, usize)] = &[
         ("values", std::mem::offset_of!(Layer, values)),
-        ("blocks", std::mem::offset_of!(Layer, blocks)),
         ("dtype", std::mem::offset_of!(Layer, dtype)),
         ("count", std::mem::offset_of!(Layer, count)),
+        ("first_block", std::mem::offset_of!(Layer, first_block)),
+        ("blocks", std::mem::offset_of!(Layer, blocks)),
     ];
 }
 
-/// The [`Strategy`] of one pass, for buckets that a block holds, and of one launch for many small tensors; to the same bits.
+/// The [`Strategy`] of one pass, for buckets that a block holds, and of one launch for many tensors; to the same bits.
 pub(crate) fn fused_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    by_layers(gpu, tensors, kind, results, kind.kernel("fused_row", "fused_row_of_residuals"))
+}
+
+/// The same for buckets that a warp holds in registers, under max norm with a sign, rounded at random. At the end of a layer
+/// sums are rounded otherwise.
+fn usual_rows(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    by_layers(gpu, tensors, kind, results, kernel("usual_row"))
+}
+
+fn by_layers(
+    gpu: &mut Gpu,
+    tensors: &[Tensor],
+    kind: Kind,
+    results: Part,
+    kernel_of_rows: Kernel,
+) -> Result<(), Error> {
     let (mut rest, mut results) = (tensors, results);
     while let Some(first) = rest.first() {
         let (group, others) = rest.split_at(together(rest));
-        let layers: Vec<Layer> = group
-            .iter()
-            .map(|tensor| Layer {
+        let (mut layers, mut layer_of) = (Vec::new(), Vec::new());
+        for (number, tensor) in group.iter().enumerate() {
+            let blocks = reading_blocks(tensor.elements);
+            layers.push(Layer {
                 values: tensor.part.address,
-                blocks: reading_blocks(tensor.elements),
                 dtype: tensor.dtype as u32,
                 count: tensor.elements,
-            })
-            .collect();
-        let blocks = layers.iter().map(|layer| layer.blocks).max().unwrap_or(0);
-        let count = group.len() as u64;
-        let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks * count)?;
-        let layers = gpu.upload(Scratch::Layers, bytemuck::cast_slice(&layers))?;
-        let kernel = kind.kernel("fused_row", "fused_row_of_residuals");
-        gpu.launch_3d(kernel, kind.params(first), &[layers, partials, results], [blocks, count, 1], 0)?;
-        let records = sums::Params { count: blocks as u32, width: WIDTHS, apart: RESULT_WORDS as u32 };
-        sums::add_each(gpu, partials, count, records, results.from(kind.record))?;
+                first_block: layer_of.len() as u32,
+                blocks: blocks as u32,
+            });
+            layer_of.extend(std::iter::repeat_n(number as u32, blocks as usize));
+        }
+        let (count, blocks) = (layers.len() as u64, layer_of.len() as u64);
+        let partials = gpu.scratch(Scratch::Partials, 8 * u64::from(WIDTHS) * blocks)?;
+        let tables = [bytemuck::cast_slice::<_, u8>(&layers), bytemuck::cast_slice(&layer_of)].concat();
+        let tables = gpu.upload(Scratch::Layers, &tables)?;
+        let (layers, layer_of) =
+            (tables.cut(0, size_of::<Layer>() as u64 * count), tables.from(size_of::<Layer>() as u64 * count));
+        gpu.launch(kernel_of_rows, kind.params(first), &[layers, layer_of, partials, results], blocks)?;
+        gpu.launch(kernel("add_records"), kind.params(first), &[layers, partials, results.from(kind.record)], count)?;
         (rest, results) = (others, results.from(RESULTS * count));
     }
     Ok(())
 }
 
-/// How many tensors from the first on one launch works on: as many as take its blocks when all have the blocks of the
-/// largest.
+/// The fastest [`Strategy`] of one pass.
+pub(crate) fn fewest_passes(gpu: &mut Gpu, tensors: &[Tensor], kind: Kind, results: Part) -> Result<(), Error> {
+    let rows = if is_usual(kind.qsgd) { usual_rows } else { fused_rows };
+    rows(gpu, tensors, kind, results)
+}
+
+/// How many tensors from the first on one launch works on.
 fn together(tensors: &[Tensor]) -> usize {
-    let mut most = 0;
+    let mut blocks = 0;
     let fits = |&(index, tensor): &(usize, &Tensor)| {
-        most = most.max(reading_blocks(tensor.elements));
-        index == 0 || most * (index as u64 + 1) <= TOGETHER
+        blocks += reading_blocks(tensor.elements);
+        index == 0 || blocks <= TOGETHER
     };
     tensors.iter().enumerate().take_while(fits).count()
 }
 
 /// Enqueued: the measurement of `bits`, of which there are some, for every tensor; results follow each other.
 pub(crate) fn measure(gpu: &mut Gpu, tensors: &[Tensor], base: Qsgd, bits: &[u8], results: Part) -> Result<(), Error> {
-    measure_by(if is_fused(base.bucket) { fused_rows } else { rows }, gpu, tensors, base, bits, results)
+    measure_by(if is_fused(base.bucket) { fewest_passes } else { rows }, gpu, tensors, base, bits, results)
 }
 
 /// Enqueued: as [`measure`], by this strategy.
@@ -290,7 +329,13 @@ pub(crate) fn encode(
     let codes = payload.from(codes_at(qsgd, tensor.elements));
     if is_fused(params.bucket) {
         let parts = [tensor.part, scales, codes, result];
-        return gpu.launch(kernel("fused_encode"), params, &parts, reading_blocks(params.count));
+        let entry = if is_usual(qsgd) { "usual_encode" } else { "fused_encode" };
+        return gpu.launch(
+            kernel(entry),
+            params,
+            &parts,
+            looping_blocks(u64::from(params.count).div_ceil(PER_ENCODER)),
+        );
     }
     let grids = grids(gpu, tensor, params, result)?;
     gpu.launch(kernel("scales"), params, &[grids, scales], blocks(u64::from(params.buckets)))?;

@@ -100,7 +100,7 @@ impl CudaBackend {
 /// A workspace as `like` begins, after the calls, and the kernels that they launch.
 fn rehearsed(like: &Gpu, jobs: &[DeviceJob<'_>], calls: &[Call]) -> Result<(Gpu, Kernels), DeviceJobError> {
     let kernels = Kernels::default();
-    let mut gpu = like.rehearsal(Counting { kernels: kernels.clone() })?;
+    let mut gpu = like.rehearsal(Counting { kernels: kernels.clone(), ..Counting::default() })?;
     for &call in calls {
         if call == Call::Measure {
             rehearse(&mut gpu, &work(jobs))?;

@@ -15,8 +15,13 @@ use std::sync::{Mutex, PoisonError};
 
 /// Says that something cannot be checked here, and fails when `LGRECO_REQUIRE` names cuda.
 pub(crate) fn unavailable(reason: &str) {
+    unavailable_of("cuda", reason);
+}
+
+/// The same of another kind.
+pub(crate) fn unavailable_of(kind: &str, reason: &str) {
     let required = std::env::var("LGRECO_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|name| name == "cuda"), "{reason}, but LGRECO_REQUIRE");
+    assert!(!required.split(',').any(|name| name == kind), "{reason}, but LGRECO_REQUIRE");
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.into()) {
         // Not by `eprintln!`, which libtest keeps to itself.

@@ -1,6 +1,8 @@
 //! The kernels on the processor, for programs that check them, and compiled for all devices, for the crate.
 
 use crate::CudaBackend;
+#[cfg(feature = "train")]
+pub use crate::roofline::{Gpu, OPERATIONS, Operation, Prediction, ROWS_OF_MODEL, commands_of_rows, report, resnet_50};
 use crate::simt::{Flavour, Simt};
 
 /// A backend whose kernels g++ compiles, once, for the processor.

@@ -194,12 +194,78 @@ __device__ inline Grid make_grid(const Params& p, const Extremes& seen, u32* res
     }
     u32 exponent = seen.largest >> FRACTION_BITS;
     grid.power = __uint_as_float((exponent >= 254 ? 1 : 254 - exponent) << FRACTION_BITS);
-    grid.scaled_low = grid.low * grid.power;
+    grid.scaled_low = p.sign_magnitude ? 0.0f : grid.low * grid.power;
     grid.scaled_high = grid.high * grid.power;
     float length = grid.scaled_high - grid.scaled_low;
     grid.inverse = length > 0.0f ? 1.0f / length : 0.0f;
     return grid;
 }
+
+// The parameters of the usual case: buckets of a tile, under max norm with a sign, rounded at random.
+__device__ inline Params usual(Params p) {
+    p.bucket = TILE;
+    p.sign_magnitude = 1;
+    p.min_max = 0;
+    p.nearest = 0;
+    p.log_levels = p.bits - 1;
+    return p;
+}
+
+// A bucket that fills a warp's tile, in registers: four quads of consecutive values per lane. Beyond the layer's end are
+// zeros.
+struct Bucket {
+    float values[4][4];
+
+    // The lane's quads begin at `first` and after that at `first` + each of `apart`.
+    __device__ Bucket(const Params& p, const void* all, u64 tile, u32 lane_first, const u32 (&apart)[4]) {
+        u64 first = tile * TILE + lane_first;
+        bool whole = (tile + 1) * TILE <= p.count;
+        if (whole && p.dtype == 0 && reinterpret_cast<u64>(all) % 16 == 0) {
+            const uint4* quads = static_cast<const uint4*>(all) + first / 4;
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                uint4 quad = quads[apart[j] / 4];
+                values[j][0] = __uint_as_float(quad.x);
+                values[j][1] = __uint_as_float(quad.y);
+                values[j][2] = __uint_as_float(quad.z);
+                values[j][3] = __uint_as_float(quad.w);
+            }
+        } else if (whole && p.dtype != 0 && reinterpret_cast<u64>(all) % 8 == 0) {
+            const uint2* quads = static_cast<const uint2*>(all) + first / 4;
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                uint2 quad = quads[apart[j] / 4];
+                values[j][0] = widen(quad.x & 0xffffu, p.dtype);
+                values[j][1] = widen(quad.x >> 16, p.dtype);
+                values[j][2] = widen(quad.y & 0xffffu, p.dtype);
+                values[j][3] = widen(quad.y >> 16, p.dtype);
+            }
+        } else {
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+#pragma unroll
+                for (u32 k = 0; k < 4; k++) {
+                    u64 i = first + apart[j] + k;
+                    float own = value(all, p.dtype, min(i, u64(p.count) - 1));
+                    values[j][k] = i < p.count ? own : 0.0f;
+                }
+            }
+        }
+    }
+
+    // As every lane has it.
+    __device__ Grid grid(const Params& p, u32* result) const {
+        u32 largest = 0;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                largest = max(largest, __float_as_uint(values[j][k]) & MAGNITUDE);
+            }
+        }
+        return make_grid(p, Extremes{warp_max(largest), 0, 0}, result);
+    }
+};
 
 // Waits for all threads that share a bucket.
 __device__ inline void meet(const Params& p) {

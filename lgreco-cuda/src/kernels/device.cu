@@ -38,8 +38,12 @@ __device__ static inline double block_sum(double value) {
 
 // The maximum over a warp, which every lane has.
 __device__ inline u32 warp_max(u32 value) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(FULL, value);
+#else
     for (u32 reach = 16; reach > 0; reach >>= 1) {
         value = max(value, __shfl_xor_sync(FULL, value, reach));
     }
     return value;
+#endif
 }

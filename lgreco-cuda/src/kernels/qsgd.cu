@@ -26,8 +26,41 @@ __device__ constexpr double squared_step(u32 log_levels) {
     return log_levels == 0 ? 0.0 : 1.0 / (double((1u << log_levels) - 1) * double((1u << log_levels) - 1));
 }
 
+// The sums over a block of what its threads have, values[k] for thread k, in an order that
+// is always the same. All threads must come.
+__device__ static inline double block_sums(double (&values)[8]) {
+    __shared__ double sums[WARPS][8];
+    u32 lane = threadIdx.x % 32;
+    // Lanes share the places out: each exchange halves those that a lane has.
+#pragma unroll
+    for (u32 places = 4, reach = 16; places > 0; places /= 2, reach /= 2) {
+        bool upper = (lane & reach) != 0;
+#pragma unroll
+        for (u32 k = 0; k < places; k++) {
+            double own = upper ? values[k + places] : values[k];
+            double other = upper ? values[k] : values[k + places];
+            values[k] = own + __shfl_xor_sync(FULL, other, reach);
+        }
+    }
+    double sum = values[0];
+    sum += __shfl_xor_sync(FULL, sum, 2);
+    sum += __shfl_xor_sync(FULL, sum, 1);
+    if (lane % 4 == 0) {
+        sums[threadIdx.x / 32][lane / 4] = sum;
+    }
+    __syncthreads();
+    sum = 0.0;
+    if (threadIdx.x < 8) {
+        for (u32 warp = 0; warp < WARPS; warp++) {
+            sum += sums[warp][threadIdx.x];
+        }
+    }
+    return sum;
+}
+
 // The squared errors of each width that a thread has seen: of one bucket in scaled units, and in all. With CLOSED, the
-// closed form of the expectation, the sum of f (1 - f), holds in every bucket.
+// closed form of the expectation, the sum of f (1 - f), holds in every bucket; it is a quarter of the number of values less the
+// sum of (f - 1/2)^2.
 template <bool CLOSED>
 struct Row {
     const Params& p;
@@ -35,10 +68,11 @@ struct Row {
     u32 bucket;
     bool closed;  // whether it holds in this one
     Grid grid;
+    float quarters;  // a quarter for each value of the bucket
     float in_bucket[8];
     double sums[8];
 
-    __device__ Row(const Params& p, const Grid* grids) : p(p), grids(grids) {
+    __device__ Row(const Params& p, const Grid* grids) : p(p), grids(grids), quarters(0.0f) {
 #pragma unroll
         for (u32 w = 0; w < 8; w++) {
             in_bucket[w] = 0.0f;
@@ -59,16 +93,25 @@ struct Row {
 
     __device__ void add(float value) {
         float x = scaled(p, grid, value);
-        u32 position = position_on(grid, x);
-        if (closed) {
+        if (CLOSED || closed) {
+            quarters += 0.25f;
+            float part = part_of(grid, x);
+            // In units of 2^-32, so that whole levels drop out.
+            u32 position = __float_as_uint(part) << (32 - FRACTION_BITS);
 #pragma unroll
             for (u32 w = 0; w < 8; w++) {
-                u32 at = in_levels(position, w + 1 - p.sign_magnitude);
-                float fraction = __uint_as_float((at & FRACTION) | ONE) - 1.0f;
-                in_bucket[w] += fmaf(-fraction, fraction, fraction);
+                u32 log_levels = w + 1 - p.sign_magnitude;
+                if (log_levels == 0) {
+                    continue;  // a width of 1 has no sign
+                }
+                // Of one level the fraction is the part, and 1 where others begin anew with 0: the square is the same.
+                u32 at = in_levels(position, log_levels) >> (32 - FRACTION_BITS);
+                float from_half = (log_levels == 1 ? part : __uint_as_float(at + ONE)) - 1.5f;
+                in_bucket[w] = fmaf(from_half, from_half, in_bucket[w]);
             }
             return;
         }
+        u32 position = position_on(grid, x);
 #pragma unroll
         for (u32 w = 0; w < 8; w++) {
             if (p.widths >> w & 1) {
@@ -100,27 +143,29 @@ struct Row {
         // 1 / power, which is a power of two.
         u64 exponent = 1023 + 127 - u64(__float_as_uint(grid.power) >> FRACTION_BITS);
         double unit = __longlong_as_double(exponent << 52);
-        if (closed) {
+        if (CLOSED || closed) {
             unit *= double(grid.scaled_high - grid.scaled_low);
         }
+        unit *= unit;
 #pragma unroll
         for (u32 w = 0; w < 8; w++) {
-            if (p.widths >> w & 1) {
-                double steps = p.sign_magnitude ? squared_step(w) : squared_step(w + 1);
-                sums[w] += double(in_bucket[w]) * (unit * unit) * (closed ? steps : 1.0);
+            if (CLOSED || closed) {
+                double steps = CLOSED ? 1.0 : squared_step(w + 1 - p.sign_magnitude);
+                sums[w] = fma(double(quarters - in_bucket[w]) * steps, unit, sums[w]);
+            } else {
+                sums[w] = fma(double(in_bucket[w]), unit, sums[w]);
             }
             in_bucket[w] = 0.0f;
         }
+        quarters = 0.0f;
     }
 
-    // The sums over the block, for which all its threads must come.
+    // The sums over the block, for which all its threads must come; those of other widths are anything.
     __device__ void give(double* partials) {
-#pragma unroll
-        for (u32 w = 0; w < 8; w++) {
-            double sum = block_sum(sums[w]);
-            if (threadIdx.x == 0) {
-                partials[u64(blockIdx.x) * 8 + w] = sum;
-            }
+        double sum = block_sums(sums);
+        if (threadIdx.x < 8) {
+            sum *= CLOSED ? squared_step(threadIdx.x + 1 - p.sign_magnitude) : 1.0;
+            partials[u64(blockIdx.x) * 8 + threadIdx.x] = sum;
         }
     }
 };
@@ -141,35 +186,47 @@ __device__ inline void add_row(const Params& p, const void* values, const Grid* 
 // One of the layers of a launch.
 struct Layer {
     u64 values;  // their address
-    u64 blocks;  // that work on it, of those there are
     u32 dtype;
     u32 count;
+    u32 first_block;
+    u32 blocks;  // that work on it
 };
 
 // Of 8 bytes, of a layer's results.
 #define RESULT_WORDS 17
 
-// The same, grids and all in one pass, for layer blockIdx.y.
-template <bool CLOSED>
-__device__ inline void add_fused_row(Params p, const Layer* layers, Held& held, double* partials, u32* results) {
-    Layer layer = layers[blockIdx.y];
-    partials += u64(blockIdx.y) * gridDim.x * 8;
-    if (blockIdx.x >= layer.blocks) {
-        if (threadIdx.x < 8) {
-            partials[u64(blockIdx.x) * 8 + threadIdx.x] = 0.0;
-        }
-        return;
+// The layer of this block, and where it is.
+struct Share {
+    Params p;
+    const void* values;
+    u64 block;   // among the layer's
+    u64 blocks;
+    u32* result;
+
+    __device__ Share(const Params& all, const Layer* layers, const u32* layer_of, u32* results) : p(all) {
+        u32 number = layer_of[blockIdx.x];
+        Layer layer = layers[number];
+        p.dtype = layer.dtype;
+        p.count = layer.count;
+        values = reinterpret_cast<const void*>(layer.values);
+        // An address that comes from memory could be of any kind.
+        __builtin_assume(__isGlobal(values));
+        block = blockIdx.x - layer.first_block;
+        blocks = layer.blocks;
+        result = results + u64(number) * (2 * RESULT_WORDS);
     }
-    p.dtype = layer.dtype;
-    p.count = layer.count;
-    const void* values = reinterpret_cast<const void*>(layer.values);
-    // An address that comes from memory could be of any kind.
-    __builtin_assume(__isGlobal(values));
-    u32* result = results + u64(blockIdx.y) * (2 * RESULT_WORDS);
+};
+
+// The same, grids and all in one pass, of many layers.
+template <bool CLOSED>
+__device__ inline void add_fused_row(const Params& all, const Layer* layers, const u32* layer_of, Held& held,
+                                     double* partials, u32* results) {
+    Share share(all, layers, layer_of, results);
+    const Params& p = share.p;
     Row<CLOSED> row(p, held.grids);
     hold_nothing(held);
-    for (u64 span = blockIdx.x; span * SPAN < p.count; span += layer.blocks) {
-        hold(p, Everywhere{values}, span, held, result);
+    for (u64 span = share.block; span * SPAN < p.count; span += share.blocks) {
+        hold(p, Everywhere{share.values}, span, held, share.result);
         u64 tile = span * WARPS + threadIdx.x / 32;
         row.begin(held.bucket(p, tile * TILE + threadIdx.x % 32 * 4));
         visit(p, held, tile, row);
@@ -190,16 +247,53 @@ extern "C" __launch_bounds__(BLOCK, 3) __global__ void row_of_residuals(Params p
     add_row<false>(p, values, grids, partials);
 }
 
-extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row(Params p, const Layer* layers, double* partials,
-                                                                 u32* results) {
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void fused_row(Params p, const Layer* layers, const u32* layer_of,
+                                                                 double* partials, u32* results) {
     __shared__ Held held;
-    add_fused_row<true>(p, layers, held, partials, results);
+    add_fused_row<true>(p, layers, layer_of, held, partials, results);
 }
 
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void fused_row_of_residuals(Params p, const Layer* layers,
-                                                                              double* partials, u32* results) {
+                                                                              const u32* layer_of, double* partials,
+                                                                              u32* results) {
     __shared__ Held held;
-    add_fused_row<false>(p, layers, held, partials, results);
+    add_fused_row<false>(p, layers, layer_of, held, partials, results);
+}
+
+// The same of the usual case, a bucket per warp, in registers.
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_row(Params all, const Layer* layers, const u32* layer_of,
+                                                                 double* partials, u32* results) {
+    Share share(all, layers, layer_of, results);
+    Params p = usual(share.p);
+    Row<true> row(p, nullptr);
+    for (u64 tile = share.block * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += share.blocks * WARPS) {
+        Bucket bucket(p, share.values, tile, threadIdx.x % 32 * 4, {0, STRIP, 2 * STRIP, 3 * STRIP});
+        row.grid = bucket.grid(p, share.result);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) {
+                row.add(bucket.values[j][k]);
+            }
+        }
+        row.end();
+    }
+    row.give(partials);
+}
+
+// What the records of each layer's blocks add up to, one block per layer.
+extern "C" __global__ void add_records(Params, const Layer* layers, const double* partials, double* totals) {
+    Layer layer = layers[blockIdx.x];
+    for (u32 w = 0; w < 8; w++) {
+        double sum = 0.0;
+        for (u32 i = threadIdx.x; i < layer.blocks; i += BLOCK) {
+            sum += partials[(u64(layer.first_block) + i) * 8 + w];
+        }
+        sum = block_sum(sum);
+        if (threadIdx.x == 0) {
+            totals[u64(blockIdx.x) * RESULT_WORDS + w] = sum;
+        }
+    }
 }
 
 extern "C" __global__ void scales(Params p, const Grid* grids, float* sent) {
@@ -234,12 +328,54 @@ extern "C" __global__ void fused_encode(Params p, const void* values, float* sen
     }
 }
 
+// The same of the usual case, a bucket per warp, in registers.
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void usual_encode(Params all, const void* values, float* sent,
+                                                                    u8* codes, u32* result) {
+    Params p = usual(all);
+    u32 lane = threadIdx.x % 32;
+    u64 warps = u64(gridDim.x) * WARPS;
+    for (u64 tile = u64(blockIdx.x) * WARPS + threadIdx.x / 32; tile * TILE < p.count; tile += warps) {
+        // Eight values that are coded together, twice.
+        Bucket bucket(p, values, tile, lane * PER_CODER, {0, 4, TILE / 2, TILE / 2 + 4});
+        Grid grid = bucket.grid(p, result);
+        if (lane == 0) {
+            send(p, grid, tile, sent);
+        }
+#pragma unroll
+        for (u32 j = 0; j < 4; j += 2) {
+            u64 first = tile * TILE + lane * PER_CODER + j / 2 * (TILE / 2);
+            u32 low = encode_quad(p, grid, bucket.values[j], first);
+            u32 high = encode_quad(p, grid, bucket.values[j + 1], first + 4);
+            if (first < p.count) {
+                u32 here = p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
+                u64 packed = low | u64(high) << (4 * p.bits);
+                store_codes(codes + first / PER_CODER * p.bits, packed, p.bits, here);
+            }
+        }
+    }
+}
+
 // The values that codes stand for; `sent` is what `scales` made.
 extern "C" __global__ void decode(Params p, const float* sent, const u8* codes, float* output) {
     u64 first = (u64(blockIdx.x) * BLOCK + threadIdx.x) * PER_CODER;
+    if (first >= p.count) {
+        return;
+    }
     float eight[PER_CODER];
     u32 here = decode_eight(p, sent, codes, first, eight);
-    for (u32 k = 0; k < here; k++) {
-        output[first + k] = eight[k];
+    if (here == PER_CODER && reinterpret_cast<u64>(output) % 16 == 0) {
+        uint4* quads = reinterpret_cast<uint4*>(output + first);
+#pragma unroll
+        for (u32 k = 0; k < PER_CODER; k += 4) {
+            quads[k / 4] = uint4{__float_as_uint(eight[k]), __float_as_uint(eight[k + 1]),
+                                 __float_as_uint(eight[k + 2]), __float_as_uint(eight[k + 3])};
+        }
+        return;
+    }
+#pragma unroll
+    for (u32 k = 0; k < PER_CODER; k++) {
+        if (k < here) {
+            output[first + k] = eight[k];
+        }
     }
 }

@@ -173,7 +173,7 @@ fn same_as_on_the_host(
             seed: 77,
             step: number,
         };
-        let before = std::mem::replace(factors, vec![]);
+        let before = std::mem::take(factors);
         let outcomes = threads::run(WORLD as u32, |mut worker| {
             let own = before[worker.rank() as usize].clone();
             case.exchange(&mut worker, own)

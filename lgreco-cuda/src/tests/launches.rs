@@ -4,6 +4,7 @@
 use crate::counting::Kernels;
 use crate::device::{Device, Gemm, Launch, Part};
 use crate::kernels::Kernel;
+use crate::roofline::resnet_50;
 use crate::{
     CudaBackend, DeviceExchange, DeviceGradient, DeviceJob, DeviceJobError, Error, ExchangeConfig, ExchangeProgram,
 };
@@ -106,12 +107,18 @@ impl Device for Counted {
 
 /// What a table of 150 layers takes, each with a launch's most blocks for one.
 fn calls(candidates: Candidates<'_>) -> [usize; 3] {
+    calls_of(&[Shape::new(768, 768).unwrap(); 150], candidates)
+}
+
+fn calls_of(shapes: &[Shape], candidates: Candidates<'_>) -> [usize; 3] {
     let calls = Arc::new(Calls::default());
     let mut backend = CudaBackend::on(Box::new(Counted(calls.clone())));
-    let shape = Shape::new(768, 768).unwrap();
-    let gradient = DeviceGradient::of_part(Part { address: 0, bytes: 4 * 768 * 768 }, Dtype::F32, shape);
-    let jobs = vec![DeviceJob { gradient, candidates, stream: Stream::default() }; 150];
-    let mut rows = vec![0.0; 150 * candidates.len()];
+    let job = |&shape: &Shape| {
+        let part = Part { address: 0, bytes: 4 * shape.elements() as u64 };
+        DeviceJob { gradient: DeviceGradient::of_part(part, Dtype::F32, shape), candidates, stream: Stream::default() }
+    };
+    let jobs: Vec<DeviceJob<'_>> = shapes.iter().map(job).collect();
+    let mut rows = vec![0.0; jobs.len() * candidates.len()];
     backend.measure_device(&jobs, &mut rows).unwrap();
     [0, 1, 2].map(|kind| calls.kinds[kind].load(Ordering::Relaxed))
 }
@@ -119,9 +126,18 @@ fn calls(candidates: Candidates<'_>) -> [usize; 3] {
 #[test]
 fn a_table_waits_once_and_qsgds_layers_share_launches() {
     let qsgd = |base| calls(Candidates::Qsgd { base, bits: &[2, 3, 4, 5, 6, 7, 8] });
-    // Eight layers per pair of launches and upload; results are cleared once.
-    assert_eq!(qsgd(Qsgd::default()), [2 * 19, 19 + 1, 1]);
+    // As many layers per pair of launches and upload as have 192 blocks, of three each; results are cleared once.
+    assert_eq!(qsgd(Qsgd::default()), [2 * 3, 3 + 1, 1]);
     assert_eq!(qsgd(Qsgd { bucket: 1000, ..Qsgd::default() }), [4 * 150, 150 + 1, 1]);
+}
+
+/// Convolutions, biases and a matrix: a pair of launches for those with a sign and one for those without, twice.
+#[test]
+fn layers_of_mixed_sizes_and_shapes_share_launches() {
+    let shapes = resnet_50();
+    let row = |bits| calls_of(&shapes, Candidates::Qsgd { base: Qsgd::default(), bits });
+    assert_eq!((shapes.len(), row(&[2, 3, 4, 5, 6, 7, 8])), (161, [2 * 2, 2 + 1, 1]));
+    assert_eq!(row(&[1, 2, 3, 4, 5, 6, 7, 8]), [2 * 4, 4 + 1, 1]);
 }
 
 #[test]
@@ -271,6 +287,6 @@ fn a_step_of_feedback_adds_two_passes_and_a_copy() {
     // SAFETY: a device that counts looks at no address.
     unsafe { backend.encode_with_feedback(&setting, &gradient, 256, 1.0, Stream::default(), &mut payload) }.unwrap();
     let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
-    assert_eq!(entries, ["offer", "fused_encode", "decode", "remember"]);
+    assert_eq!(entries, ["offer", "usual_encode", "decode", "remember"]);
     assert_eq!([0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed)), [4, 3, 2]);
 }

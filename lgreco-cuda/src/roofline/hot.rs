@@ -1,0 +1,64 @@
+//! The kernels that go over values, and how their values are counted. A new one is one entry.
+
+use crate::kernels::Module;
+
+/// A kernel whose speed matters.
+pub(super) struct Hot {
+    pub(super) module: Module,
+    pub(super) entry: &'static str,
+    /// Threads of a block.
+    pub(super) block: u32,
+    /// Kinds of instructions that hardly any values of a large f32 gradient come by where there is another way.
+    pub(super) cold: &'static [&'static str],
+    /// Loops (or all of the kernel, where none is): a kind of instruction that tells one, and how many values one of them is
+    /// for. Loops inside that are not listed are gone through once.
+    pub(super) loops: &'static [(&'static str, f64)],
+}
+
+impl Hot {
+    /// What `bounds.txt` calls it.
+    pub(super) fn name(&self) -> String {
+        format!("{}/{}", self.module.name().trim_end_matches(".cu"), self.entry)
+    }
+}
+
+/// Loads of single elements and of other types than f32, and what is told of values that are not finite.
+const NARROW: &[&str] = &["LDG1", "LDG2", "LDG4", "LDG8", "RED"];
+/// The same where what is stored is narrow, too.
+const NARROW_STORES: &[&str] = &["LDG1", "LDG2", "LDG4", "LDG8", "RED", "STG1", "STG2"];
+/// The same for TopK: subnormal numbers and those outside of the window.
+const RARE: &[&str] = &["LDG1", "LDG2", "LDG4", "LDG8", "RED", "FLO"];
+/// What only values that are kept come by.
+const KEPT: &[&str] = &["LDG1", "LDG2", "LDG4", "LDG8", "RED", "ATOMG", "STG2", "STG4"];
+/// Codes of a byte or of single elements, and slow divisions.
+const BYTES: &[&str] = &["LDG1", "LDG4", "LDG8", "STG1", "STG4"];
+
+const fn hot(
+    module: Module,
+    entry: &'static str,
+    block: u32,
+    cold: &'static [&'static str],
+    loops: &'static [(&'static str, f64)],
+) -> Hot {
+    Hot { module, entry, block, cold, loops }
+}
+
+pub(super) const HOT: &[Hot] = &[
+    hot(Module::Magnitude, "largest", 256, NARROW, &[("LDG16", 4.0)]),
+    hot(Module::Qsgd, "usual_row", 256, NARROW, &[("LDG16", 4.0)]),
+    hot(Module::Qsgd, "usual_encode", 256, NARROW_STORES, &[("LDG16", 4.0)]),
+    hot(Module::Qsgd, "decode", 256, BYTES, &[("STG16", 4.0)]),
+    hot(Module::Feedback, "offer", 256, &["LDG1", "LDG2"], &[("STG4", 1.0)]),
+    hot(Module::Feedback, "remember", 256, &["LDG1", "LDG2"], &[("STG4", 1.0)]),
+    // Two loads for four values; then codes, which are remembered.
+    hot(Module::Exchange, "encode", 256, NARROW_STORES, &[("LDG16", 2.0), ("STG4", 1.0)]),
+    // A rank's codes for eight values, of eight ranks.
+    hot(Module::Exchange, "average", 256, &["LDG1", "LDG2", "STG2", "RED"], &[("STG4", 1.0), ("I2F", 1.0 / 8.0)]),
+    hot(Module::TopK, "count", 1024, RARE, &[("LDG16", 4.0)]),
+    hot(Module::TopK, "count_exact", 1024, RARE, &[("LDG16", 4.0)]),
+    hot(Module::TopK, "refine", 256, RARE, &[("LDG16", 4.0)]),
+    hot(Module::Positions, "count_kept", 256, NARROW, &[("LDG16", 4.0)]),
+    hot(Module::Positions, "write_kept", 256, KEPT, &[("LDG16", 4.0)]),
+    // 64 x 32 elements of the matrix and 32 x 32 of the factor are put into shared memory; every element meets 32 columns.
+    hot(Module::PowerSgd, "multiply", 256, &["LDG2"], &[("STS4", 2.0 / 3.0), ("FFMA", 1.0 / 32.0)]),
+];

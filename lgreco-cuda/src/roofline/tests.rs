@@ -1,0 +1,144 @@
+use super::bounds::{Counts, bound, counts, measured, written};
+use super::cubin::Facts;
+use super::hot::{HOT, Hot};
+use super::operations::{Gpu, OPERATIONS, resident_warps};
+use super::sass::{Code, kernels};
+use crate::kernels::Module;
+
+/// A loop over two values a turn, in which values that are not finite take a way of their own, and an inner loop.
+const LOOP: &str = "
+.text.sample:
+        /*0000*/                   S2R R0, SR_TID.X ;
+        /*0010*/              @P0 EXIT ;
+.L_x_1:
+        /*0020*/                   LDG.E.64 R2, desc[UR4][R4.64] ;
+        /*0030*/              @P1 BRA `(.L_x_2) ;
+        /*0040*/                   FADD R2, R2, R3 ;
+        /*0050*/                   BRA `(.L_x_3) ;
+.L_x_2:
+        /*0060*/                   RED.E.MAX.STRONG.GPU desc[UR4][R4.64], R2 ;
+        /*0070*/                   FADD R2, R2, R3 ;
+        /*0080*/                   FADD R2, R2, R3 ;
+.L_x_3:
+        /*0090*/                   SHFL.BFLY PT, R6, R2, R6, 0x1f ;
+        /*00a0*/              @P2 BRA `(.L_x_3) ;
+        /*00b0*/                   IMAD.WIDE R4, R6, R7, R4 ;
+        /*00c0*/              @!P3 BRA `(.L_x_1) ;
+        /*00d0*/                   STG.E desc[UR4][R8.64], R2 ;
+        /*00e0*/                   EXIT ;
+.L_x_4:
+        /*00f0*/                   BRA `(.L_x_4) ;
+";
+
+fn sample(cold: &'static [&'static str], loops: &'static [(&'static str, f64)]) -> Hot {
+    Hot { module: Module::Sums, entry: "sample", block: 256, cold, loops }
+}
+
+fn of_sample(text: &str, hot: &Hot) -> Result<Counts, String> {
+    counts(hot, &kernels(text)["sample"], Facts { registers: 40, shared: 512, frame: 0 })
+}
+
+#[test]
+fn the_costliest_way_round_a_loop_is_counted() {
+    let found = of_sample(LOOP, &sample(&["RED"], &[("LDG8", 2.0)])).unwrap();
+    // LDG, BRA, FADD, BRA, SHFL, BRA, IMAD, BRA; the atomic's way only where it is not cold.
+    assert_eq!((found.instructions, found.fma, found.product, found.shared), (4.0, 0.5, 1.0, 0.5));
+    assert_eq!((found.bytes, found.turn, found.once), (4.0, 2.0, 4.0));
+    assert_eq!(of_sample(LOOP, &sample(&[], &[("LDG8", 2.0)])).unwrap().instructions, 4.5);
+    // The inner loop apart: three turns of it for every two values.
+    let found = of_sample(LOOP, &sample(&["RED"], &[("LDG8", 2.0), ("SHFL", 2.0 / 3.0)])).unwrap();
+    assert_eq!((found.instructions, found.shared), (3.0 + 3.0, 1.5));
+}
+
+#[test]
+fn code_without_a_loop_is_counted_whole() {
+    let text = LOOP.replace("@!P3 BRA", "@!P3 NOP");
+    let all = kernels(&text);
+    let code = Code::new(&all["sample"], &["RED"]);
+    assert_eq!((code.way("LDG8", &["LDG8"]).len(), code.once(&["LDG8"])), (12, 0));
+}
+
+#[test]
+fn what_must_not_be_is_said() {
+    let hot = sample(&["RED"], &[("LDG8", 2.0)]);
+    let said = |from: &str, to: &str| of_sample(&LOOP.replace(from, to), &hot).unwrap_err();
+    assert_eq!(said("FADD R2, R2, R3", "LDL R2, [R1]"), "sums/sample: local memory");
+    assert_eq!(said("LDG.E.64", "LDG.E"), "sums/sample: no LDG8 on the costliest way");
+    let spilt = Facts { frame: 8, ..Facts::default() };
+    assert_eq!(counts(&hot, &kernels(LOOP)["sample"], spilt).unwrap_err(), "sums/sample: local memory");
+}
+
+#[test]
+fn what_is_beyond_a_bound_is_said() {
+    let bound = Counts { instructions: 40.0, turn: 16.0, registers: 64.0, ..Counts::default() };
+    assert!(bound.exceeded_by(Counts { instructions: 40.004, turn: 32.0, registers: 63.0, ..bound }).is_empty());
+    let found = Counts { instructions: 41.5, turn: 8.0, registers: 65.0, ..bound };
+    let expected = ["instructions 41.50, not 40.00", "turn 8.00, not 16.00", "registers 65.00, not 64.00"];
+    assert_eq!(bound.exceeded_by(found), expected);
+}
+
+#[test]
+fn warps_of_a_multiprocessor_are_limited_by_what_runs_out_first() {
+    let warps = |registers, shared_bytes, block| {
+        resident_warps(64, 228 << 10, block, &Counts { registers, shared_bytes, ..Counts::default() })
+    };
+    assert_eq!(warps(32.0, 0.0, 256), 64);
+    assert_eq!(warps(33.0, 0.0, 256), 48);
+    assert_eq!(warps(64.0, 0.0, 1024), 32);
+    assert_eq!(warps(32.0, 40000.0, 256), 40);
+}
+
+/// The gate: no hot kernel needs more than `bounds.txt` says.
+#[test]
+fn machine_code_stays_within_its_bounds() {
+    let Some(all) = measured() else { return };
+    let (mut wrong, mut found) = (Vec::new(), Vec::new());
+    for (hot, architecture, outcome) in all {
+        match outcome {
+            Ok(counts) => found.push((hot.name(), architecture, counts)),
+            Err(reason) => wrong.push(format!("sm_{architecture}: {reason}")),
+        }
+    }
+    if std::env::var_os("LGRECO_BLESS").is_some() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/roofline/bounds.txt");
+        std::fs::write(path, written(found.into_iter())).unwrap();
+    } else {
+        for (name, architecture, counts) in found {
+            let beyond = bound(&name, architecture).map(|bound| bound.exceeded_by(counts));
+            for what in beyond.unwrap_or_else(|| vec!["not in bounds.txt".into()]) {
+                wrong.push(format!("sm_{architecture}: {name}: {what}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What the targets are made of; `bounds.txt` alone decides, so this needs no tool.
+#[test]
+fn predictions_reach_their_floors() {
+    let of_copy =
+        |gpu: &Gpu| OPERATIONS.iter().map(|of| (of, of.predict(gpu, (1u64 << 26) as f64, None))).collect::<Vec<_>>();
+    let below = of_copy(&Gpu::ALL[0]).into_iter().filter(|(of, found)| found.of_copy < of.floor);
+    let below: Vec<String> =
+        below.map(|(of, found)| format!("{}: {:.3}, not {}", of.name, found.of_copy, of.floor)).collect();
+    assert!(below.is_empty(), "{below:?}");
+    let (shapes, of_model) = (super::resnet_50(), &super::ROWS_OF_MODEL);
+    let values: usize = shapes.iter().map(|shape| shape.elements()).sum();
+    // Tests have fewer blocks, and so more commands, than the four that the example counts.
+    let found = of_model.predict(&Gpu::ALL[0], values as f64, None);
+    assert!(found.of_copy >= of_model.floor, "{found:?}");
+    // Nothing is faster than memory.
+    for gpu in &Gpu::ALL {
+        assert!(of_copy(gpu).iter().all(|(_, found)| found.of_copy > 0.0 && found.of_copy <= 1.0));
+    }
+}
+
+#[test]
+fn every_kernel_of_the_table_is_there_once() {
+    for (index, hot) in HOT.iter().enumerate() {
+        assert!(super::super::simt::entries(&hot.module.source()).contains(&hot.entry), "{}", hot.name());
+        assert!(HOT[..index].iter().all(|other| other.name() != hot.name()));
+    }
+    let shapes = super::resnet_50();
+    assert_eq!((shapes.len(), shapes.iter().map(|shape| shape.elements()).sum::<usize>()), (161, 25_557_032));
+}
