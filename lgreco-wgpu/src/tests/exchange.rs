@@ -9,7 +9,9 @@ use lgreco_core::compress::Setting;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_train::Error;
-use lgreco_train::exchange::{Agreement, Collective, Flight, Moment, Request, Route, threads};
+use lgreco_train::exchange::{
+    Agreement, Collective, Flight, Moment, Request, Route, threads, threads::ThreadCollective,
+};
 use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
 use std::sync::Mutex;
 use wgpu::{Buffer, BufferUsages};
@@ -303,4 +305,31 @@ fn all_ranks_hear_of_one_that_has_failed_or_lost_its_device() {
     assert_eq!(results[0], [Ok(()), of_peer(Error::NotFixed.code()), Ok(()), of_peer(9)]);
     assert_eq!(results[1][..3], [Ok(()), Err(Error::NotFixed), Ok(())]);
     assert!(matches!(results[1][3], Err(Error::Core(lgreco_core::Error::Device { .. }))), "{:?}", results[1][3]);
+}
+
+#[test]
+fn the_layer_at_fault_is_named() {
+    if !is_there() {
+        return;
+    }
+    let members = members();
+    let mut on = open(&members, true, 1);
+    let mut network = ThreadCollective::group(1).remove(0);
+    let layers = members.len();
+    for (layer, first) in [(1, true), (9, false), (layers - 1, false), (layers, true)] {
+        // Uncompressed layers come first, as on the host; nothing is wrong in the last round.
+        for spoiled in [layer, layers - 1].into_iter().filter(|&spoiled| spoiled < layers && layer < layers) {
+            assert_eq!(members[spoiled].dtype, Dtype::F32);
+            let at = OFFSET + if first { 8 } else { 0 };
+            let buffer = on.buffers[spoiled].clone();
+            on.backend().queue().write_buffer(&buffer, at, &f32::NAN.to_le_bytes());
+        }
+        let result = fly(&mut on, &mut network, 0, None);
+        assert_eq!(on.bucket.faulty_layer(), Some(layer).filter(|&layer| layer < layers));
+        assert_eq!(result.is_err(), layer < layers, "{result:?}");
+        for buffer in on.buffers.clone() {
+            let zeros = vec![0; buffer.size() as usize];
+            on.backend().queue().write_buffer(&buffer, 0, &zeros);
+        }
+    }
 }
