@@ -8,6 +8,7 @@ use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
 use lgreco_core::compress::Setting;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
+use lgreco_core::testing::powersgd::uniform;
 use lgreco_train::Error;
 use lgreco_train::exchange::{
     Agreement, Collective, Flight, Moment, Request, Route, threads, threads::ThreadCollective,
@@ -40,9 +41,16 @@ fn open(members: &[Member], feedback: bool, world: u32) -> OnDevice {
 }
 
 fn open_on(mut backend: WgpuBackend, members: &[Member], feedback: bool, world: u32) -> OnDevice {
+    let (bucket, buffers) = bucket(&mut backend, members, feedback, world);
+    let is_sound = backend.gpu().kernels.edits.is_empty() && !backend.gpu().kernels.poisoned;
+    OnDevice { backend: Some(backend), is_sound, bucket, members: members.to_vec(), buffers }
+}
+
+/// A bucket of these layers, and the gradients' buffers.
+fn bucket(backend: &mut WgpuBackend, members: &[Member], feedback: bool, world: u32) -> (BufferBucket, Vec<Buffer>) {
     let bytes = |member: &Member| (member.shape.elements() * member.dtype.bytes()) as u64;
     let buffers: Vec<Buffer> =
-        members.iter().map(|member| buffer(&backend, OFFSET + bytes(member).next_multiple_of(4), USAGE)).collect();
+        members.iter().map(|member| buffer(backend, OFFSET + bytes(member).next_multiple_of(4), USAGE)).collect();
     let layers: Vec<BufferLayer<'_>> = members
         .iter()
         .zip(&buffers)
@@ -51,9 +59,7 @@ fn open_on(mut backend: WgpuBackend, members: &[Member], feedback: bool, world: 
             BufferLayer { index, setting, gradient }
         })
         .collect();
-    let bucket = BufferBucket::new(&mut backend, &layers, feedback, world).unwrap();
-    let is_sound = backend.gpu().kernels.edits.is_empty() && !backend.gpu().kernels.poisoned;
-    OnDevice { backend: Some(backend), is_sound, bucket, members: members.to_vec(), buffers }
+    (BufferBucket::new(backend, &layers, feedback, world).unwrap(), buffers)
 }
 
 impl OnDevice {
@@ -332,4 +338,54 @@ fn the_layer_at_fault_is_named() {
             on.backend().queue().write_buffer(&buffer, 0, &zeros);
         }
     }
+}
+
+/// Whatever is under way on the same device, a bucket ends with the same bits.
+#[test]
+fn buckets_do_not_meet() {
+    let Some(mut backend) = backend() else { return };
+    let members: Vec<Member> = few().into_iter().filter(|member| member.dtype == Dtype::F32).collect();
+    let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+    let moment = |step| Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step, terms: 0 };
+    let outcomes = [false, true].map(|interleaved| {
+        let mut buckets = [(); 2].map(|()| bucket(&mut backend, &members, true, 1));
+        for step in 0..2 {
+            for (number, (_, buffers)) in (0..).zip(&buckets) {
+                for (buffer, seed) in buffers.iter().zip(10 * number..) {
+                    let values = uniform((buffer.size() / 4) as usize, u64::from(step) + seed);
+                    backend.queue().write_buffer(buffer, 0, bytemuck::cast_slice(&values));
+                }
+            }
+            if !interleaved {
+                for (bucket, _) in &mut buckets {
+                    let mut space = bucket.on(&mut backend);
+                    let mut flight = Flight::begin(&mut space, moment(step), Agreement::Reached, None).unwrap();
+                    while flight.next(&mut space).unwrap().is_some() {}
+                    bucket.finish(&mut backend).unwrap();
+                }
+                continue;
+            }
+            let mut flights = buckets.each_mut().map(|(bucket, _)| {
+                Flight::begin(&mut bucket.on(&mut backend), moment(step), Agreement::Reached, None).unwrap()
+            });
+            let mut under_way = true;
+            while under_way {
+                under_way = false;
+                for ((bucket, _), flight) in buckets.iter_mut().zip(&mut flights) {
+                    under_way |= flight.next(&mut bucket.on(&mut backend)).unwrap().is_some();
+                }
+            }
+            for (bucket, _) in &mut buckets {
+                bucket.finish(&mut backend).unwrap();
+            }
+        }
+        let held = buckets.iter().flat_map(|(bucket, buffers)| {
+            let (residuals, _) = bucket.residual(0).unwrap();
+            buffers.iter().chain([residuals]).cloned()
+        });
+        let whole = |buffer: Buffer| Part { offset: 0, size: buffer.size(), buffer };
+        let parts: Vec<Part> = held.map(whole).collect();
+        Batch::new(backend.gpu()).unwrap().read(&parts).unwrap()
+    });
+    assert!(outcomes[0] == outcomes[1] && outcomes[0].iter().any(|&byte| byte != 0));
 }
