@@ -13,7 +13,8 @@ use lgreco_train::Error;
 use lgreco_train::exchange::{
     Agreement, Collective, Flight, Moment, Request, Route, threads, threads::ThreadCollective,
 };
-use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
+use lgreco_train::testing::exchange::{Bucket, Member, check_message, damaged_members, members};
+use lgreco_train::testing::exchange::{check_space, check_space_damage, check_space_failures};
 use std::sync::Mutex;
 use wgpu::{Buffer, BufferUsages};
 
@@ -388,4 +389,22 @@ fn buckets_do_not_meet() {
         Batch::new(backend.gpu()).unwrap().read(&parts).unwrap()
     });
     assert!(outcomes[0] == outcomes[1] && outcomes[0].iter().any(|&byte| byte != 0));
+}
+
+#[test]
+fn forged_messages_are_decoded_or_refused_as_by_the_host() {
+    if !is_there() {
+        return;
+    }
+    let mut on = open(&damaged_members(), false, 1);
+    let word = |step, i| Stream { seed: 23, step, ..Stream::default() }.word(i);
+    let check = |step| {
+        // Few bits, anywhere or from one place on.
+        let (start, len) = (word(step, 0) as usize % 200, 1 + word(step, 1) as usize % 3);
+        let mut bytes = vec![0; start];
+        bytes.extend((0..len as u64).map(|i| 1u8 << (word(step, 2 + i) % 8)));
+        check_message(&bytes, &mut on)
+    };
+    let good = (0..300).map(check).filter(|&good| good).count();
+    assert!((30..270).contains(&good), "{good} of 300 messages were decoded");
 }
