@@ -18,5 +18,7 @@ pub(crate) mod plan;
 mod space;
 
 pub use bucket::BufferBucket;
+#[cfg(test)]
+pub(crate) use bucket::MOST_RANKS;
 pub use plan::BufferLayer;
 pub use space::BufferSpace;

@@ -69,7 +69,9 @@ pub struct BufferBucket {
     pub(super) due: usize,
     /// What has gone wrong on the device.
     pub(super) status: Option<lgreco_train::Error>,
-    /// The same in full, if it is not about values.
+    /// The place of the layer that it is about.
+    pub(super) faulty: Option<usize>,
+    /// What has gone wrong in full, if it is not about values.
     pub(super) failure: Option<Error>,
     /// What to say of this rank in the next message, if the device says nothing worse.
     pub(super) slip: Slip,
@@ -88,6 +90,9 @@ pub(super) struct Staging {
     pub(super) read: Vec<u8>,
 }
 
+/// Ranks whose codes of QSGD are added up at most: llvmpipe ends loops early.
+pub(crate) const MOST_RANKS: usize = 1024;
+
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { shader: Shader::Exchange, entry }
 }
@@ -102,8 +107,8 @@ impl BufferBucket {
     /// a setting does not fit its shape, and those of the device.
     ///
     /// # Complexity
-    /// Keeps 12 bytes per element, 16 with feedback, 4 more where there is TopK, on the device, and all ranks' messages there
-    /// and, twice, on the host.
+    /// Keeps 8 bytes per element on the device, 4 more with feedback, 4 more where any layer is under TopK, and 4 more of what is
+    /// not compressed; all ranks' messages there and, twice, on the host.
     pub fn new(
         backend: &mut WgpuBackend,
         layers: &[BufferLayer<'_>],
@@ -112,8 +117,10 @@ impl BufferBucket {
     ) -> Result<BufferBucket, Error> {
         let plan = Plan::new(layers, feedback)?;
         let world = world_size as usize;
-        if world == 0 || world > usize::from(u16::MAX) {
-            let (value, expected) = (f64::from(world_size), "from 1 to 65,535");
+        let most = if plan.buckets > 0 { MOST_RANKS } else { u16::MAX.into() };
+        if world == 0 || world > most {
+            let expected = "from 1 to 65,535, to 1,024 for layers under QSGD";
+            let value = f64::from(world_size);
             return Err(lgreco_core::Error::Parameter { what: "number of workers", value, expected }.into());
         }
         let gpu = backend.gpu();
@@ -149,6 +156,7 @@ impl BufferBucket {
             offered: false,
             due: 0,
             status: None,
+            faulty: None,
             failure: None,
             slip: Slip { code: 0, fingerprint: 0 },
         })
@@ -160,6 +168,12 @@ impl BufferBucket {
     pub fn residual(&self, layer: usize) -> Option<(&Buffer, u64)> {
         let member = self.plan.members.get(layer).filter(|_| self.feedback)?;
         Some((&self.device.residual, 4 * u64::from(member.params.start)))
+    }
+
+    /// The place in the bucket's order of the layer in which this rank has found fault, in the last flight or when it was
+    /// [finished](BufferBucket::finish): errors have the element alone.
+    pub fn faulty_layer(&self) -> Option<usize> {
+        self.faulty
     }
 
     /// What the device said, in full, when a flight or [`finish`](BufferBucket::finish) last answered
@@ -183,7 +197,7 @@ impl BufferBucket {
 
     /// Forgets the flight before.
     pub(super) fn begin(&mut self) {
-        (self.offered, self.status) = (false, None);
+        (self.offered, self.status, self.faulty) = (false, None, None);
         self.due = usize::from(self.plan.sums > 0) + usize::from(self.plan.message > 0);
     }
 
@@ -256,7 +270,8 @@ impl BufferBucket {
         }
         let bindings = [&[offered.clone(), cuts.clone(), blocks.clone()], &of_values[..]].concat();
         batch.dispatch(kernel("count_kept"), params, &bindings, values);
-        batch.dispatch(kernel("scan"), params, &[&[blocks.clone()], &of_tables[..]].concat(), tables);
+        let bindings = [std::slice::from_ref(&blocks), &of_tables].concat();
+        batch.dispatch(kernel("scan"), params, &bindings, tables);
         let (faults, payload) = ((10, (&on.faults).into()), (16, (&on.image).into()));
         let bindings = [&[offered, cuts, blocks, faults, payload], &of_values[..]].concat();
         batch.dispatch(kernel("write_kept"), params, &bindings, values);

@@ -12,6 +12,9 @@ use crate::tensor::Input;
 use lgreco_core::Error as CoreError;
 use lgreco_core::internal::payload::STRETCH;
 
+/// A layer's place in the bucket, and what is wrong with it.
+type Fault = (usize, lgreco_train::Error);
+
 impl BufferBucket {
     /// Ends a step whose flight has ended well: waits for the device; what is left of gradients and residuals then is the
     /// residuals, and the means are in the gradients' place, in the layers' types.
@@ -32,30 +35,34 @@ impl BufferBucket {
         }
         self.offered = false;
         let gpu = backend.gpu();
-        match self.read(gpu, &[]).and_then(|faults| self.of_means(&faults)) {
+        match self.read(gpu, &[]).map(|faults| self.of_means(&faults)) {
             Ok(None) => {
                 if self.feedback {
                     std::mem::swap(&mut self.device.residual, &mut self.device.offered);
                 }
                 Ok(())
             }
-            Ok(Some(error)) => Err(error),
+            Ok(Some((layer, error))) => {
+                self.faulty = Some(layer);
+                Err(error)
+            }
             Err(error) => Err(self.told(error)),
         }
     }
 
-    /// What is wrong with this rank's own part, as its compressors would say: uncompressed layers come first.
-    pub(super) fn of_own(&self, gpu: &mut Gpu, faults: &Faults) -> Result<Option<lgreco_train::Error>, Error> {
+    /// What is wrong with this rank's own part, as its compressors would say, and with which layer: uncompressed layers come
+    /// first.
+    pub(super) fn of_own(&self, gpu: &mut Gpu, faults: &Faults) -> Result<Option<Fault>, Error> {
         for dense in [true, false] {
             let layers = self.plan.members.iter().enumerate();
             for (layer, _) in layers.filter(|(_, member)| member.payload.is_none() == dense) {
                 if let Some(index) = faults.first(layer, 0) {
                     let value = self.offered_at(gpu, layer, index)?;
-                    return Ok(Some(CoreError::NonFinite { index, value }.into()));
+                    return Ok(Some((layer, CoreError::NonFinite { index, value }.into())));
                 }
                 if let Some(index) = faults.first(layer, 4) {
                     let value = self.offered_at(gpu, layer, index)?;
-                    return Ok(Some(CoreError::ElementOverflow { index, value }.into()));
+                    return Ok(Some((layer, CoreError::ElementOverflow { index, value }.into())));
                 }
             }
         }
@@ -73,21 +80,22 @@ impl BufferBucket {
     }
 
     /// What is wrong with the means, or else with what is left.
-    pub(super) fn of_means(&self, faults: &Faults) -> Result<Option<lgreco_train::Error>, Error> {
+    fn of_means(&self, faults: &Faults) -> Option<Fault> {
         for dense in [true, false] {
             let layers = self.plan.members.iter().enumerate();
             for (layer, member) in layers.filter(|(_, member)| member.payload.is_none() == dense) {
-                for rank in (0..self.world).filter(|&rank| faults.is_of_peer(layer, rank)) {
+                if let Some(rank) = (0..self.world).find(|&rank| faults.is_of_peer(layer, rank)) {
                     let code = image::fault(member, self.payload_of(member, rank)).code();
-                    return Ok(Some(lgreco_train::Error::PeerMessage { rank: rank as u32, code }));
+                    return Some((layer, lgreco_train::Error::PeerMessage { rank: rank as u32, code }));
                 }
                 if let Some(error) = self.of_mean(layer, member, faults) {
-                    return Ok(Some(error.into()));
+                    return Some((layer, error.into()));
                 }
             }
         }
-        let late = self.feedback && (0..self.plan.members.len()).any(|layer| faults.first(layer, 3).is_some());
-        Ok(late.then_some(CoreError::Overflow { what: "what is to be remembered" }.into()))
+        let late = (0..self.plan.members.len()).find(|&layer| faults.first(layer, 3).is_some());
+        let late = late.filter(|_| self.feedback);
+        late.map(|layer| (layer, CoreError::Overflow { what: "what is to be remembered" }.into()))
     }
 
     /// The same of one layer, whose mean the host makes, and looks at, a stretch at a time.

@@ -52,8 +52,10 @@ impl BufferSpace<'_> {
         let bucket = &mut *self.bucket;
         let of = if part == Part::Sums { bucket.summed() } else { bucket.image() };
         let faults = bucket.read(self.gpu, &[of])?;
-        if bucket.status.is_none() {
-            bucket.status = bucket.of_own(self.gpu, &faults)?;
+        if bucket.status.is_none()
+            && let Some((layer, error)) = bucket.of_own(self.gpu, &faults)?
+        {
+            (bucket.faulty, bucket.status) = (Some(layer), Some(error));
         }
         Ok(())
     }

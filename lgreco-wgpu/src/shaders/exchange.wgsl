@@ -101,6 +101,17 @@ fn begin(number: u32) {
     params.seed_high = moment.seed_high;
 }
 
+// The same for a workgroup, whose first value of the layer is returned; of another method the layer has no values from there on.
+// Where lanes wait for each other, none may leave, whatever its layer is.
+fn begin_if(method: u32, group: u32) -> u32 {
+    begin(layer_of[group]);
+    let first = group * PER_GROUP - params.start;
+    if (params.method != method) {
+        params.count = first;
+    }
+    return first;
+}
+
 fn fault(kind: u32, position: u32) {
     atomicMax(&faults[FAULTS * params.number + kind], ~position);
 }
@@ -113,8 +124,7 @@ fn is_finite(bits: u32) -> bool {
 // rounding has kept from being sent.
 @compute @workgroup_size(64)
 fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let number = layer_of[group.x];
-    begin(number);
+    begin(layer_of[group.x]);
     clear_tops(lane);
     let first = group.x * PER_GROUP - params.start;
     let end = min(PER_GROUP, params.count - first);
@@ -138,8 +148,12 @@ fn offer(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         offered[params.start + first + i] = x;
     }
     workgroupBarrier();
-    if (layers[number].method == QSGD) {
+    if (params.method == QSGD) {
         find_extremes(first, lane);
+    }
+    workgroupBarrier();
+    if (params.method == QSGD) {
+        tell_extremes(first, lane);
     }
 }
 
@@ -172,14 +186,9 @@ fn make_grids(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
 // Codes of QSGD into this rank's image. `values` are what is offered.
 @compute @workgroup_size(64)
 fn encode(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let number = layer_of[group.x];
-    if (layers[number].method != QSGD) {
-        return;
-    }
-    begin(number);
+    let first = begin_if(QSGD, group.x);
     params.dtype = 0u;
     params.offset = params.start;
-    let first = group.x * PER_GROUP - params.start;
     load_tile(first, lane);
     let start = lane * ROW;
     let end = min(start + ROW, params.count - first);

@@ -32,19 +32,15 @@ fn level_start() -> u32 {
 
 @compute @workgroup_size(64)
 fn histogram(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let number = layer_of[group.x];
-    if (layers[number].method != TOP_K) {
-        return;
-    }
-    begin(number);
+    let first = begin_if(TOP_K, group.x);
     for (var bin = lane; bin < level_bins(); bin += 64u) {
         atomicStore(&bins[bin], 0u);
     }
     workgroupBarrier();
     let cut = cuts[params.table].magnitude;
-    let end = min((group.x + 1u) * PER_GROUP, params.start + params.count);
-    for (var i = group.x * PER_GROUP + lane; i < end; i += 64u) {
-        let magnitude = values[i] & MAGNITUDE;
+    let end = min(first + PER_GROUP, params.count);
+    for (var i = first + lane; i < end; i += 64u) {
+        let magnitude = values[params.start + i] & MAGNITUDE;
         let bits = magnitude >> below();
         if (magnitude < INFINITY && (moment.level == 0u || bits / level_bins() == cut)) {
             atomicAdd(&bins[bits % level_bins()], 1u);
@@ -91,12 +87,12 @@ fn choose(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 
 @compute @workgroup_size(64)
 fn count_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    begin(layer_of[group.x]);
+    let first = begin_if(TOP_K, group.x);
     let cut = cuts[params.table].magnitude;
-    let end = min((group.x + 1u) * PER_GROUP, params.start + params.count);
+    let end = min(first + PER_GROUP, params.count);
     var sum = vec2<u32>(0u, 0u);
-    for (var i = group.x * PER_GROUP + lane.index; i < end; i += 64u) {
-        sum += found(values[i], cut);
+    for (var i = first + lane.index; i < end; i += 64u) {
+        sum += found(values[params.start + i], cut);
     }
     sum = sum_of(lane, 64u, sum);
     if (lane.index == 0u) {
@@ -113,14 +109,9 @@ fn scan(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 // Payloads of TopK into this rank's image. `values` are what is offered.
 @compute @workgroup_size(64)
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
-    let number = layer_of[group.x];
-    if (layers[number].method != TOP_K) {
-        return;
-    }
-    begin(number);
+    let first = begin_if(TOP_K, group.x);
     params.dtype = 0u;
     params.offset = params.start;
-    let first = group.x * PER_GROUP - params.start;
     load_tile(first, lane.index);
     let cut = cuts[params.table];
     let known = blocks[group.x];

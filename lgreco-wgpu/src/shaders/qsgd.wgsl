@@ -35,11 +35,16 @@ fn clear_tops(lane: u32) {
     }
 }
 
-// What the tile, of the values from `first` on, adds to `extremes`. All lanes call it, after `clear_tops`.
+// The buckets of the first and the last value of the tile, of the values from `first` on.
+fn buckets_of_tile(first: u32) -> vec2<u32> {
+    let last = params.first + min(first + PER_GROUP, params.count) - 1u;
+    return vec2<u32>(params.first + first, last) / params.bucket;
+}
+
+// Finds the extremes of the tile, of the values from `first` on, after `clear_tops`: of few buckets in `tops`, of many in
+// `extremes`.
 fn find_extremes(first: u32, lane: u32) {
-    let first_bucket = (params.first + first) / params.bucket;
-    let last_bucket = (params.first + min(first + PER_GROUP, params.count) - 1u) / params.bucket;
-    let few = last_bucket - first_bucket < FEW;
+    let buckets = buckets_of_tile(first);
     let start = lane * ROW;
     let end = min(start + ROW, params.count - first);
     let position = params.first + first + start;
@@ -55,8 +60,8 @@ fn find_extremes(first: u32, lane: u32) {
         low = max(low, ~ordered(bits));
         left -= 1u;
         if (left == 0u || i + 1u == end) {
-            if (few) {
-                let at = 3u * (bucket - first_bucket);
+            if (buckets.y - buckets.x < FEW) {
+                let at = 3u * (bucket - buckets.x);
                 atomicMax(&tops[at], largest);
                 atomicMax(&tops[at + 1u], high);
                 atomicMax(&tops[at + 2u], low);
@@ -70,10 +75,14 @@ fn find_extremes(first: u32, lane: u32) {
             low = 0u;
         }
     }
-    workgroupBarrier();
-    if (few && lane <= last_bucket - first_bucket) {
+}
+
+// Brings what is in `tops` to `extremes`, once all lanes have found theirs.
+fn tell_extremes(first: u32, lane: u32) {
+    let buckets = buckets_of_tile(first);
+    if (buckets.y - buckets.x < FEW && lane <= buckets.y - buckets.x) {
         let at = 3u * lane;
-        raise(first_bucket + lane, atomicLoad(&tops[at]), atomicLoad(&tops[at + 1u]), atomicLoad(&tops[at + 2u]));
+        raise(buckets.x + lane, atomicLoad(&tops[at]), atomicLoad(&tops[at + 1u]), atomicLoad(&tops[at + 2u]));
     }
 }
 

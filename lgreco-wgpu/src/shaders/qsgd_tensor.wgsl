@@ -37,6 +37,8 @@ fn extreme_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
     clear_tops(lane);
     load_tile(group.x * PER_GROUP, lane);
     find_extremes(group.x * PER_GROUP, lane);
+    workgroupBarrier();
+    tell_extremes(group.x * PER_GROUP, lane);
 }
 
 // One invocation per bucket. results[result] becomes at least the largest magnitude.

@@ -2,6 +2,7 @@
 
 use super::backend;
 use super::buffers::buffer;
+use crate::exchange::MOST_RANKS;
 use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Kernels, Shader};
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend, factor, orthonormal};
@@ -170,6 +171,10 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("qsgd: 32 values, 8 widths, twice for buckets of one", 32 * (1 + 8 + 8 + 8)),
         ("qsgd: 25 steps of division per bucket", 25),
         ("topk prefixes: 70 bins three times, 256 shares twice", 3 * 70 + 2 * 256),
+        (
+            "topk histograms: 64 values, each of which may find its place just taken, places cleared and told",
+            2 * 64 + 15,
+        ),
         ("topk total: two levels", 512 + 512 + 256),
         ("topk scan: a share of the blocks twice", 2 * blocks.div_ceil(256) + 256),
         ("sums: 64 records of 8", 8 * 64 + 6 * 8),
@@ -177,6 +182,9 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("powersgd: tiles by columns, eight sums", tiles * (rank + rank / 16 + 8) + 100),
         ("topk read: ones of a word, a workgroup's words before it", 32 + 64),
         ("powersgd: columns of 2^22 rows, scaled", 2 * (1 << 22) / 256),
+        ("exchange: means of 32 values of QSGD's most ranks", 32 * MOST_RANKS as u64),
+        ("exchange: grids of 32 buckets, 25 steps of division each", 32 * (1 + 25)),
+        ("exchange: a share of a dispatch's workgroups twice", 2 * 65_535u64.div_ceil(256) + 256),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
     for (what, iterations) in most {

@@ -8,9 +8,13 @@ use crate::{BufferBucket, BufferGradient, BufferLayer, WgpuBackend};
 use lgreco_core::compress::Setting;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
+use lgreco_core::testing::powersgd::uniform;
 use lgreco_train::Error;
-use lgreco_train::exchange::{Agreement, Collective, Flight, Moment, Request, Route, threads};
-use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
+use lgreco_train::exchange::{
+    Agreement, Collective, Flight, Moment, Request, Route, threads, threads::ThreadCollective,
+};
+use lgreco_train::testing::exchange::{Bucket, Member, check_message, damaged_members, members};
+use lgreco_train::testing::exchange::{check_space, check_space_damage, check_space_failures};
 use std::sync::Mutex;
 use wgpu::{Buffer, BufferUsages};
 
@@ -38,9 +42,16 @@ fn open(members: &[Member], feedback: bool, world: u32) -> OnDevice {
 }
 
 fn open_on(mut backend: WgpuBackend, members: &[Member], feedback: bool, world: u32) -> OnDevice {
+    let (bucket, buffers) = bucket(&mut backend, members, feedback, world);
+    let is_sound = backend.gpu().kernels.edits.is_empty() && !backend.gpu().kernels.poisoned;
+    OnDevice { backend: Some(backend), is_sound, bucket, members: members.to_vec(), buffers }
+}
+
+/// A bucket of these layers, and the gradients' buffers.
+fn bucket(backend: &mut WgpuBackend, members: &[Member], feedback: bool, world: u32) -> (BufferBucket, Vec<Buffer>) {
     let bytes = |member: &Member| (member.shape.elements() * member.dtype.bytes()) as u64;
     let buffers: Vec<Buffer> =
-        members.iter().map(|member| buffer(&backend, OFFSET + bytes(member).next_multiple_of(4), USAGE)).collect();
+        members.iter().map(|member| buffer(backend, OFFSET + bytes(member).next_multiple_of(4), USAGE)).collect();
     let layers: Vec<BufferLayer<'_>> = members
         .iter()
         .zip(&buffers)
@@ -49,9 +60,7 @@ fn open_on(mut backend: WgpuBackend, members: &[Member], feedback: bool, world: 
             BufferLayer { index, setting, gradient }
         })
         .collect();
-    let bucket = BufferBucket::new(&mut backend, &layers, feedback, world).unwrap();
-    let is_sound = backend.gpu().kernels.edits.is_empty() && !backend.gpu().kernels.poisoned;
-    OnDevice { backend: Some(backend), is_sound, bucket, members: members.to_vec(), buffers }
+    (BufferBucket::new(backend, &layers, feedback, world).unwrap(), buffers)
 }
 
 impl OnDevice {
@@ -303,4 +312,99 @@ fn all_ranks_hear_of_one_that_has_failed_or_lost_its_device() {
     assert_eq!(results[0], [Ok(()), of_peer(Error::NotFixed.code()), Ok(()), of_peer(9)]);
     assert_eq!(results[1][..3], [Ok(()), Err(Error::NotFixed), Ok(())]);
     assert!(matches!(results[1][3], Err(Error::Core(lgreco_core::Error::Device { .. }))), "{:?}", results[1][3]);
+}
+
+#[test]
+fn the_layer_at_fault_is_named() {
+    if !is_there() {
+        return;
+    }
+    let members = members();
+    let mut on = open(&members, true, 1);
+    let mut network = ThreadCollective::group(1).remove(0);
+    let layers = members.len();
+    for (layer, first) in [(1, true), (9, false), (layers - 1, false), (layers, true)] {
+        // Uncompressed layers come first, as on the host; nothing is wrong in the last round.
+        for spoiled in [layer, layers - 1].into_iter().filter(|&spoiled| spoiled < layers && layer < layers) {
+            assert_eq!(members[spoiled].dtype, Dtype::F32);
+            let at = OFFSET + if first { 8 } else { 0 };
+            let buffer = on.buffers[spoiled].clone();
+            on.backend().queue().write_buffer(&buffer, at, &f32::NAN.to_le_bytes());
+        }
+        let result = fly(&mut on, &mut network, 0, None);
+        assert_eq!(on.bucket.faulty_layer(), Some(layer).filter(|&layer| layer < layers));
+        assert_eq!(result.is_err(), layer < layers, "{result:?}");
+        for buffer in on.buffers.clone() {
+            let zeros = vec![0; buffer.size() as usize];
+            on.backend().queue().write_buffer(&buffer, 0, &zeros);
+        }
+    }
+}
+
+/// Whatever is under way on the same device, a bucket ends with the same bits.
+#[test]
+fn buckets_do_not_meet() {
+    let Some(mut backend) = backend() else { return };
+    let members: Vec<Member> = few().into_iter().filter(|member| member.dtype == Dtype::F32).collect();
+    let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+    let moment = |step| Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step, terms: 0 };
+    let outcomes = [false, true].map(|interleaved| {
+        let mut buckets = [(); 2].map(|()| bucket(&mut backend, &members, true, 1));
+        for step in 0..2 {
+            for (number, (_, buffers)) in (0..).zip(&buckets) {
+                for (buffer, seed) in buffers.iter().zip(10 * number..) {
+                    let values = uniform((buffer.size() / 4) as usize, u64::from(step) + seed);
+                    backend.queue().write_buffer(buffer, 0, bytemuck::cast_slice(&values));
+                }
+            }
+            if !interleaved {
+                for (bucket, _) in &mut buckets {
+                    let mut space = bucket.on(&mut backend);
+                    let mut flight = Flight::begin(&mut space, moment(step), Agreement::Reached, None).unwrap();
+                    while flight.next(&mut space).unwrap().is_some() {}
+                    bucket.finish(&mut backend).unwrap();
+                }
+                continue;
+            }
+            let mut flights = buckets.each_mut().map(|(bucket, _)| {
+                Flight::begin(&mut bucket.on(&mut backend), moment(step), Agreement::Reached, None).unwrap()
+            });
+            let mut under_way = true;
+            while under_way {
+                under_way = false;
+                for ((bucket, _), flight) in buckets.iter_mut().zip(&mut flights) {
+                    under_way |= flight.next(&mut bucket.on(&mut backend)).unwrap().is_some();
+                }
+            }
+            for (bucket, _) in &mut buckets {
+                bucket.finish(&mut backend).unwrap();
+            }
+        }
+        let held = buckets.iter().flat_map(|(bucket, buffers)| {
+            let (residuals, _) = bucket.residual(0).unwrap();
+            buffers.iter().chain([residuals]).cloned()
+        });
+        let whole = |buffer: Buffer| Part { offset: 0, size: buffer.size(), buffer };
+        let parts: Vec<Part> = held.map(whole).collect();
+        Batch::new(backend.gpu()).unwrap().read(&parts).unwrap()
+    });
+    assert!(outcomes[0] == outcomes[1] && outcomes[0].iter().any(|&byte| byte != 0));
+}
+
+#[test]
+fn forged_messages_are_decoded_or_refused_as_by_the_host() {
+    if !is_there() {
+        return;
+    }
+    let mut on = open(&damaged_members(), false, 1);
+    let word = |step, i| Stream { seed: 23, step, ..Stream::default() }.word(i);
+    let check = |step| {
+        // Few bits, anywhere or from one place on.
+        let (start, len) = (word(step, 0) as usize % 200, 1 + word(step, 1) as usize % 3);
+        let mut bytes = vec![0; start];
+        bytes.extend((0..len as u64).map(|i| 1u8 << (word(step, 2 + i) % 8)));
+        check_message(&bytes, &mut on)
+    };
+    let good = (0..300).map(check).filter(|&good| good).count();
+    assert!((30..270).contains(&good), "{good} of 300 messages were decoded");
 }

@@ -226,8 +226,9 @@ fn buckets_that_the_device_cannot_do_are_refused_by_name() {
     assert_eq!(refused(of(&buffer, Setting::CltK(CltK { keep: 2 }), 64), 2), Error::Method("CLT-k"));
     let short = refused(of(&buffer, Setting::Dense, 65), 2);
     assert_eq!(short, Error::Buffer { what: "ends before the gradient does" });
-    for world in [0, 65_536] {
-        assert!(matches!(refused(of(&buffer, Setting::Dense, 64), world), Error::Core(_)));
+    let qsgd = Setting::Qsgd(Qsgd::default());
+    for (setting, world) in [(Setting::Dense, 0), (Setting::Dense, 65_536), (qsgd, 1025)] {
+        assert!(matches!(refused(of(&buffer, setting, 64), world), Error::Core(_)));
     }
     let descriptor = wgpu::BufferDescriptor { usage: wgpu::BufferUsages::STORAGE, ..descriptor };
     let unreadable = backend.device().create_buffer(&descriptor);

@@ -1,8 +1,10 @@
-//! Histograms that workgroups keep in their own memory, where bins of theirs share a place.
+//! What workgroups keep in their own memory: histograms, in which bins share a place, and tiles of values; and faults in it.
 
 use super::{ROWS, backend, check_payload};
+use crate::WgpuBackend;
+use crate::kernels::Shader;
 use lgreco_core::backend::Job;
-use lgreco_core::compress::{Candidates, Setting, topk::TopK};
+use lgreco_core::compress::{Candidates, Setting, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::{Tensor, check_rows};
@@ -21,17 +23,67 @@ fn sharing(elements: usize) -> Vec<f32> {
 #[test]
 fn bins_that_share_a_place_lose_nothing() {
     let Some(mut backend) = backend() else { return };
+    check(&mut backend);
+}
+
+fn check(backend: &mut WgpuBackend) {
     let (rows, cols) = (250, 200);
-    // The same magnitude everywhere is one bin of every level.
-    for values in [sharing(rows * cols), vec![0.3; rows * cols]] {
+    // The same magnitude everywhere is one bin of every level; above the cut its rounding errors add up beyond 32 bits.
+    let mut equal = vec![0.3; rows * cols];
+    let same = equal.clone();
+    equal.iter_mut().step_by(10).zip(uniform(rows * cols, 22)).for_each(|(x, small)| *x = 0.01 * small);
+    for values in [sharing(rows * cols), same, equal] {
         let tensor = Tensor::new(&values, rows, cols);
         let keeps = [1, 100, 9000, 9001, 30_000, 49_999];
         for (gradient, values) in tensor.gradients().into_iter().zip([Dtype::F16, Dtype::F32, Dtype::Bf16]) {
             for keep in keeps {
-                check_payload(&mut backend, &Setting::TopK(TopK { keep, values }), &gradient, Stream::default());
+                check_payload(backend, &Setting::TopK(TopK { keep, values }), &gradient, Stream::default());
             }
             let candidates = Candidates::TopK { values, keeps: &keeps };
-            check_rows(&mut backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
+            check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], ROWS);
         }
+    }
+}
+
+/// Payloads of QSGD in buckets within a workgroup, across, and of few values.
+fn check_tiles(backend: &mut WgpuBackend) {
+    let tensor = Tensor::new(&uniform(61 * 83, 5), 61, 83);
+    for gradient in tensor.gradients() {
+        for (bits, bucket) in [(4, 512), (3, 5000), (8, 7)] {
+            let setting = Setting::Qsgd(Qsgd { bits, bucket, ..Qsgd::default() });
+            check_payload(backend, &setting, &gradient, Stream::default());
+        }
+    }
+}
+
+#[test]
+fn faults_in_workgroups_memory_are_found() {
+    if backend().is_none() {
+        return;
+    }
+    let tallies: fn(&mut WgpuBackend) = check;
+    for (shader, check, text, fault) in [
+        (Shader::TopK, tallies, "(there >> COUNT_BITS) != bin + 1u", "false"),
+        (
+            Shader::TopK,
+            tallies,
+            "let upper = x.y + u32(before + x.x < before);\n    if (upper != 0u)",
+            "let upper = x.y;\n    if (upper != 0u)",
+        ),
+        (Shader::TopK, tallies, "add_to_bin(tally.bin, tally.count,", "add_to_bin(tally.bin, 1u,"),
+        (Shader::TopK, tallies, "sum_before(lane, sum);\n    for (var i", "vec2<u32>(0u, 0u);\n    for (var i"),
+        (Shader::Qsgd, check_tiles, "raise(buckets.x + lane,", "raise(buckets.x,"),
+        (Shader::Qsgd, check_tiles, "atomicMax(&tops[at], largest);", ""),
+        (Shader::Qsgd, check_tiles, "* ROW) + i % params.bits", "* ROW)"),
+        (Shader::Qsgd, check_tiles, "widened(word >> 16u)", "widened(word & 0xffffu)"),
+    ] {
+        let found = std::panic::catch_unwind(|| {
+            let mut backend = backend().expect("the device there was before");
+            backend.gpu().kernels.edits.push((shader, text, fault));
+            check(&mut backend);
+        });
+        let message = found.expect_err(&format!("not found: {text}"));
+        let message = message.downcast_ref::<String>().cloned().unwrap_or_default();
+        assert!(!message.contains("Device") && !message.contains("nothing to edit"), "{text}: {message}");
     }
 }

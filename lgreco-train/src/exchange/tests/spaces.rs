@@ -2,15 +2,17 @@
 
 use super::*;
 use crate::CoreError;
-use crate::testing::exchange::{
-    Bucket, OnHost, check_space, check_space_damage, check_space_failures, members, on_host,
-};
+use crate::testing::exchange::{Bucket, OnHost, check_message, check_space, check_space_damage, check_space_failures};
+use crate::testing::exchange::{damaged_members, members, on_host};
 
 #[test]
 fn the_host_does_as_the_host() {
     check_space(&members(), true, on_host);
     check_space_failures(on_host);
     check_space_damage(0, 7, on_host);
+    for (change, good) in [(&[][..], true), (&[1], false)] {
+        assert_eq!(check_message(change, &mut on_host(&damaged_members(), false, 1)), good);
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

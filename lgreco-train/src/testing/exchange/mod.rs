@@ -17,7 +17,9 @@ mod network;
 mod space;
 
 pub use case::{Case, Outcome};
-pub use space::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
+pub use space::{
+    Bucket, Member, check_message, check_space, check_space_damage, check_space_failures, damaged_members, members,
+};
 #[cfg(test)]
 pub(crate) use space::{OnHost, on_host};
 

@@ -2,7 +2,7 @@
 //! numbers are the core's.
 
 use super::STALE;
-use super::network::{Damage, Network, Sent};
+use super::network::{Damage, Forger, Network, Sent};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::wire::HEADER_LEN;
 use crate::compress::{Compressor, Setting, topk::TopK};
@@ -390,13 +390,8 @@ pub fn check_space_failures<B: Bucket>(open: impl Fn(&[Member], bool, u32) -> B 
     }
 }
 
-/// Asserts that damaged messages end as on the host: named, or decoded to the same means. Every `stride`-th byte of payloads'
-/// bodies is changed, from `first` on. Of damaged headers the host decodes those that say something else of the same length;
-/// another space may name them.
-///
-/// # Panics
-/// When that is not so.
-pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(&[Member], bool, u32) -> B + Sync) {
+/// Layers whose messages are damaged: QSGD, and TopK with positions of both kinds.
+pub fn damaged_members() -> [Member; 3] {
     let topk = |keep, values, rows, index| Member {
         index,
         setting: Setting::TopK(TopK { keep, values }),
@@ -404,8 +399,17 @@ pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(
         dtype: Dtype::F32,
     };
     let setting = Setting::Qsgd(Qsgd { bits: 3, bucket: 16, ..Qsgd::default() });
-    let members =
-        [topk(20, Dtype::F32, 290, 0), topk(23, Dtype::F16, 70, 1), Member { setting, ..topk(0, Dtype::F32, 37, 2) }];
+    [topk(20, Dtype::F32, 290, 0), topk(23, Dtype::F16, 70, 1), Member { setting, ..topk(0, Dtype::F32, 37, 2) }]
+}
+
+/// Asserts that damaged messages end as on the host: named, or decoded to the same means. Every `stride`-th byte of payloads'
+/// bodies is changed, from `first` on. Of damaged headers the host decodes those that say something else of the same length;
+/// another space may name them.
+///
+/// # Panics
+/// When that is not so.
+pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(&[Member], bool, u32) -> B + Sync) {
+    let members = damaged_members();
     let (mut headers, mut bodies, mut at) = (vec![], vec![], Slip::LEN);
     for member in &members {
         let len = member.setting.payload_len(member.shape, member.dtype).expect("a setting for the shape");
@@ -441,4 +445,26 @@ pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(
         }
     }
     compare(&found, &expected);
+}
+
+/// Asserts that a message that anybody may have written, the bits by which it differs from a sound one being `bytes`, ends as on
+/// the host, but that a payload which is not of the layer's setting may be refused; whether it has been decoded. The bucket is
+/// one of [`damaged_members`] of a rank alone, without residuals.
+///
+/// # Panics
+/// When that is not so.
+pub fn check_message(bytes: &[u8], bucket: &mut impl Bucket) -> bool {
+    let members = damaged_members();
+    let gradients = gradients(&members, 1, 0, 1.9).swap_remove(0);
+    let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+    let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 5, step: 0, terms: 0 };
+    let mut host = on_host(&members, false, 1);
+    let expected = host.exchange(&gradients, moment, Agreement::Reached, &mut Forger(bytes));
+    let found = bucket.exchange(&gradients, moment, Agreement::Reached, &mut Forger(bytes));
+    match (found, expected) {
+        (Ok(()), Ok(())) => assert!(bucket.means() == host.means(), "other means"),
+        (Err(Error::PeerMessage { .. }), Ok(())) => {}
+        (found, expected) => assert_eq!(found, expected),
+    }
+    found.is_ok()
 }
