@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._dynamo  # What DDP imports in its first step: here, every process has it already.
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
