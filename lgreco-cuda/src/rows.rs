@@ -87,8 +87,8 @@ fn enqueue(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<Vec<u64>, DeviceJobError>
     if total == 0 { Ok(Vec::new()) } else { Ok(gpu.read(results)?) }
 }
 
-/// How many jobs from the first on differ in nothing but the device memory they read, so that one launch can do for them; of
-/// PowerSGD also in their shapes and layers.
+/// How many jobs from the first on have the same candidates, of PowerSGD also the same seed, and gradients in device memory,
+/// so that one launch can do for them.
 fn alike(jobs: &[Work<'_>]) -> usize {
     let first = &jobs[0];
     let is_alike = |job: &&Work<'_>| {

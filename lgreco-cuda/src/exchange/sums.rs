@@ -34,6 +34,17 @@ pub(super) const KERNELS: [Kernel; 10] = [
 impl ExchangeProgram {
     /// f32 of the first buffer that all ranks sum, their slips included: uncompressed values and PowerSGD's `P`, in the
     /// order of the layers. 0 where there is no such layer.
+    ///
+    /// ```
+    /// use lgreco_core::{compress::{Setting, powersgd::PowerSgd}, gradient::Shape};
+    /// use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
+    /// let power = Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
+    /// let layers = [(Shape::new(512, 256)?, power), (Shape::new(512, 1)?, Setting::Dense)];
+    /// let program = ExchangeProgram::new(&layers, ExchangeConfig { world: 8, ..ExchangeConfig::default() })?;
+    /// assert_eq!((program.sum_values(), program.factor_values()), (4 * 512 + 512 + 8, 4 * 256 + 8));
+    /// assert_eq!(program.message_bytes(), 0);
+    /// # Ok::<(), lgreco_cuda::Error>(())
+    /// ```
     pub fn sum_values(&self) -> usize {
         self.with_slips(self.summed.lens()[0])
     }
@@ -68,6 +79,26 @@ impl CudaBackend {
     /// graph.
     ///
     /// Then all ranks' `sums` are added up, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) f32.
+    ///
+    /// ```no_run
+    /// use lgreco_cuda::{CudaBackend, DeviceExchange, Error};
+    /// /// `all_reduce` adds up f32 in place, on the backend's stream.
+    /// fn step(
+    ///     cuda: &mut CudaBackend,
+    ///     exchange: &DeviceExchange,
+    ///     [gradients, sums, factors]: [u64; 3],
+    ///     all_reduce: impl Fn(u64),
+    /// ) -> Result<(), Error> {
+    ///     // SAFETY: all is large enough, and used on the backend's stream alone.
+    ///     unsafe {
+    ///         cuda.project_exchange(exchange, gradients, sums)?;
+    ///         all_reduce(sums);
+    ///         cuda.back_project_exchange(exchange, sums, factors)?;
+    ///         all_reduce(factors);
+    ///         cuda.average_exchange(exchange, sums, factors, gradients) // the means take the gradients' places
+    ///     }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Memory`] when an address is 0, or no multiple of its type's size; those of the device. What is wrong with values

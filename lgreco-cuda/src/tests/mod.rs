@@ -7,6 +7,7 @@ mod driver;
 mod enqueued;
 mod exchange;
 mod exchange_faults;
+mod exchange_host;
 mod exchange_sums;
 mod faults;
 mod feedback;
