@@ -105,8 +105,8 @@ impl CudaBackend {
     /// is found on the device: see [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
-    /// One read of gradients and residuals, one write of their sum. O(rows · cols · rank); the matrix is read again for
-    /// every 32 columns.
+    /// One read of gradients and residuals, one write of their sum. O(rows · cols · rank); from rank 17 on matrices are read
+    /// again for every 16 columns.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other, and `sums` of that many f32, in the
@@ -151,7 +151,8 @@ impl CudaBackend {
     /// As [`project_exchange`](CudaBackend::project_exchange).
     ///
     /// # Complexity
-    /// Two reads of the matrices and one write. O(rows · cols · rank).
+    /// Two reads of the matrices and one write. O(rows · cols · rank), and O((rows + rank) · rank²) in f64; from rank 17 on
+    /// matrices are read again for every 16 columns.
     ///
     /// # Safety
     /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers.
@@ -198,8 +199,9 @@ impl CudaBackend {
     /// One write of the means. O(rows · cols · rank).
     ///
     /// # Safety
-    /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers, as [`back_project_exchange`](CudaBackend::back_project_exchange)
-    /// and the collectives have left them, and the means of all layers' values.
+    /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers, as
+    /// [`back_project_exchange`](CudaBackend::back_project_exchange) and the collectives have left them, and the means of all
+    /// layers' values.
     pub unsafe fn average_exchange(
         &mut self,
         exchange: &DeviceExchange,
