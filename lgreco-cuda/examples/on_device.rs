@@ -5,7 +5,7 @@
 
 use cudarc::driver::{result, sys};
 use lgreco_core::backend::{Backend, Job, Portable};
-use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::powersgd::{self, PowerSgd};
 use lgreco_core::compress::qsgd::Qsgd;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting};
@@ -124,6 +124,7 @@ impl Bench {
         self.payloads("TopK, 1 %", Setting::TopK(TopK { keep: elements / 100, values: Dtype::F32 }))?;
         self.payloads("PowerSGD, rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }))?;
         self.exchange()?;
+        self.sums()?;
         self.model()
     }
 
@@ -290,6 +291,59 @@ impl Bench {
         assert!(means.iter().zip(&decoded).all(|(found, x)| *found == mean(x)), "the exchange's means");
         self.line_of(&format!("exchange: means of {RANKS} ranks"), 4 * values + RANKS * len, finish, cpu);
         for address in [table, residuals, messages] {
+            // SAFETY: allocated above, and used no more.
+            unsafe { sys::cuMemFree_v2(address) }.result()?;
+        }
+        Ok(())
+    }
+
+    /// Steps of an exchange of PowerSGD's factors with no other rank.
+    fn sums(&mut self) -> Outcome<()> {
+        let (shape, rank, values) = (self.shape, 4, self.values.len());
+        let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+        let program = ExchangeProgram::new(&[(shape, setting)], ExchangeConfig::default())?;
+        let (of_rows, of_cols) = (program.sum_values(), program.factor_values());
+        let (table, residuals) = (memory(program.memory_bytes() as usize)?, memory(program.residual_bytes() as usize)?);
+        let (sums, factors) = (memory(4 * of_rows)?, memory(4 * of_cols)?);
+        // SAFETY: as large as the program says, and used here alone.
+        let exchange = unsafe { self.backend.begin_exchange(program, table, residuals) }?;
+        // No other rank: what is summed stays as it is.
+        let here = seconds(|| {
+            for _ in 0..CALLS {
+                // SAFETY: the gradient, room for both sums and for the means.
+                unsafe {
+                    self.backend.project_exchange(&exchange, self.gradient, sums)?;
+                    self.backend.back_project_exchange(&exchange, sums, factors)?;
+                    self.backend.average_exchange(&exchange, sums, factors, self.other)?;
+                }
+            }
+            Ok(self.backend.synchronise()?)
+        })?;
+        let outcome = self.backend.exchange_outcome(&exchange)?;
+        assert!((outcome.failed, outcome.fault) == (0, None), "{outcome:?}");
+        let (mut p, mut q, mut means) = (vec![0.0f32; of_rows], vec![0.0f32; of_cols], vec![0.0f32; values]);
+        // SAFETY: as long.
+        unsafe {
+            result::memcpy_dtoh_sync(&mut p, sums)?;
+            result::memcpy_dtoh_sync(&mut q, factors)?;
+            result::memcpy_dtoh_sync(&mut means, self.other)?;
+        }
+        let (p, q) = (&p[..shape.rows() * rank as usize], &q[..shape.cols() * rank as usize]);
+        let mut expected = vec![0.0; values];
+        powersgd::reconstruct(shape, rank, p, q, &mut expected)?;
+        assert!(means == expected, "the exchange's means of factors");
+        let host = Gradient::new(Values::F32(&self.values), shape)?;
+        let mut workspace = vec![0; powersgd::steps_workspace_len(shape, rank)];
+        let (mut own_p, mut own_q) = (p.to_vec(), q.to_vec());
+        let start = Instant::now();
+        powersgd::project(&host, rank, q, &mut workspace, &mut own_p)?;
+        powersgd::orthonormalise(shape, rank, &mut workspace, &mut own_p)?;
+        powersgd::back_project(&host, rank, &own_p, &mut workspace, &mut own_q)?;
+        powersgd::take_off(shape, rank, &own_p, &own_q, &mut expected)?;
+        powersgd::reconstruct(shape, rank, &own_p, &own_q, &mut expected)?;
+        // Gradient and residual, their sum written and read twice, the residual and the mean written.
+        self.line_of("exchange: PowerSGD, rank 4, a whole step", 28 * values, here, start.elapsed().as_secs_f64());
+        for address in [table, residuals, sums, factors] {
             // SAFETY: allocated above, and used no more.
             unsafe { sys::cuMemFree_v2(address) }.result()?;
         }

@@ -75,8 +75,7 @@ impl Dense {
     ];
 }
 
-/// The code of [`Error::Peer`](../../../lgreco_train/enum.Error.html) of `lgreco_train`, which a rank tells that found fault with
-/// another.
+/// The code of `lgreco_train::Error::Peer`, which a rank tells that found fault with another.
 pub(crate) const PEER: u32 = 81;
 
 /// Values of an uncompressed layer that a block works on.

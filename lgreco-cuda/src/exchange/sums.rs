@@ -34,6 +34,17 @@ pub(super) const KERNELS: [Kernel; 10] = [
 impl ExchangeProgram {
     /// f32 of the first buffer that all ranks sum, their slips included: uncompressed values and PowerSGD's `P`, in the
     /// order of the layers. 0 where there is no such layer.
+    ///
+    /// ```
+    /// use lgreco_core::{compress::{Setting, powersgd::PowerSgd}, gradient::Shape};
+    /// use lgreco_cuda::{ExchangeConfig, ExchangeProgram};
+    /// let power = Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
+    /// let layers = [(Shape::new(512, 256)?, power), (Shape::new(512, 1)?, Setting::Dense)];
+    /// let program = ExchangeProgram::new(&layers, ExchangeConfig { world: 8, ..ExchangeConfig::default() })?;
+    /// assert_eq!((program.sum_values(), program.factor_values()), (4 * 512 + 512 + 8, 4 * 256 + 8));
+    /// assert_eq!(program.message_bytes(), 0);
+    /// # Ok::<(), lgreco_cuda::Error>(())
+    /// ```
     pub fn sum_values(&self) -> usize {
         self.with_slips(self.summed.lens()[0])
     }
@@ -69,13 +80,33 @@ impl CudaBackend {
     ///
     /// Then all ranks' `sums` are added up, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) f32.
     ///
+    /// ```no_run
+    /// use lgreco_cuda::{CudaBackend, DeviceExchange, Error};
+    /// /// `all_reduce` adds up f32 in place, on the backend's stream.
+    /// fn step(
+    ///     cuda: &mut CudaBackend,
+    ///     exchange: &DeviceExchange,
+    ///     [gradients, sums, factors]: [u64; 3],
+    ///     all_reduce: impl Fn(u64),
+    /// ) -> Result<(), Error> {
+    ///     // SAFETY: all is large enough, and used on the backend's stream alone.
+    ///     unsafe {
+    ///         cuda.project_exchange(exchange, gradients, sums)?;
+    ///         all_reduce(sums);
+    ///         cuda.back_project_exchange(exchange, sums, factors)?;
+    ///         all_reduce(factors);
+    ///         cuda.average_exchange(exchange, sums, factors, gradients) // the means take the gradients' places
+    ///     }
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Memory`] when an address is 0, or no multiple of its type's size; those of the device. What is wrong with values
     /// is found on the device: see [`average_exchange`](CudaBackend::average_exchange).
     ///
     /// # Complexity
-    /// One read of gradients and residuals, one write of their sum. O(rows · cols · rank); the matrix is read again for
-    /// every 32 columns.
+    /// One read of gradients and residuals, one write of their sum. O(rows · cols · rank); from rank 17 on matrices are read
+    /// again for every 16 columns.
     ///
     /// # Safety
     /// The gradients are valid memory of all layers' values, one after the other, and `sums` of that many f32, in the
@@ -120,7 +151,8 @@ impl CudaBackend {
     /// As [`project_exchange`](CudaBackend::project_exchange).
     ///
     /// # Complexity
-    /// Two reads of the matrices and one write. O(rows · cols · rank).
+    /// Two reads of the matrices and one write. O(rows · cols · rank), and O((rows + rank) · rank²) in f64; from rank 17 on
+    /// matrices are read again for every 16 columns.
     ///
     /// # Safety
     /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers.
@@ -167,8 +199,9 @@ impl CudaBackend {
     /// One write of the means. O(rows · cols · rank).
     ///
     /// # Safety
-    /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers, as [`back_project_exchange`](CudaBackend::back_project_exchange)
-    /// and the collectives have left them, and the means of all layers' values.
+    /// As [`project_exchange`](CudaBackend::project_exchange), for both buffers, as
+    /// [`back_project_exchange`](CudaBackend::back_project_exchange) and the collectives have left them, and the means of all
+    /// layers' values.
     pub unsafe fn average_exchange(
         &mut self,
         exchange: &DeviceExchange,

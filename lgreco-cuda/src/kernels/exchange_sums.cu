@@ -209,13 +209,14 @@ struct Factor {
 };
 
 // P = M Q.
-extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, Program* program, const void* gradients,
-                                   float* residuals, const float* q, float* partial, u32* counters, float* sums) {
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, Program* program,
+                                                               const void* gradients, float* residuals, const float* q,
+                                                               float* partial, u32* counters, float* sums) {
     __shared__ Room room;
     for (u64 piece = blockIdx.x; piece < p.products; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_product>(all, p.matrices, piece)];
-        Compensated matrix{gradients, p.dtype,  before_of(*program, residuals), after_of(*program, residuals),
-                           &program->fault, f.values, f.cols, f.layer};
+        Compensated matrix{gradients,       p.dtype,  before_of(*program, residuals), after_of(*program, residuals),
+                           &program->fault, f.values, f.cols,                         f.layer};
         multiply<false>(f, u32(piece) - f.first_product, matrix, q + f.q, partial + f.partial,
                         counters + f.counter + 1, Factor{sums + f.p, &program->fault, f.layer}, room);
     }
@@ -261,8 +262,9 @@ extern "C" __global__ void solve(Params p, const Factors* all, const Program* pr
 }
 
 // Q = the transposed M's product with P.
-extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, const Factors* all, Program* program, float* residuals,
-                                        const float* sums, float* partial, u32* counters, float* factors) {
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, const Factors* all, Program* program,
+                                                                    float* residuals, const float* sums,
+                                                                    float* partial, u32* counters, float* factors) {
     __shared__ Room room;
     if (!sums_fare_well(*program, sums)) {
         return;

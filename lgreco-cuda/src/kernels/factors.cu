@@ -5,7 +5,7 @@
 // Every sum is made in an order that the shape of its matrix alone decides, and no column depends on how many there are.
 
 struct Factors {
-    u64 values;    // where the matrix begins among all values
+    u64 values;    // where the matrix begins: among all values, or in memory
     u64 p;         // where P begins in memory for all of them
     u64 q;         // likewise Q
     u64 partial;   // likewise the chunks of a product

@@ -14,8 +14,6 @@ use lgreco_core::compress::powersgd::{
 use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::{check_orthonormal, uniform};
-use lgreco_train::exchange::{self, Collective, Input, Layer, Route, threads};
-use lgreco_train::gradient::ValuesMut;
 
 pub(super) type Layers = Vec<(Shape, Setting)>;
 
@@ -34,7 +32,7 @@ pub(super) fn of(layers: &[(usize, usize, Setting)]) -> Layers {
 
 /// Layers of every kind: of each width of a product and with several panels, chunks of both products, a Gram matrix that
 /// shared memory does not hold, ranks that the sides cut, odd ends, none at all.
-fn layers() -> Layers {
+pub(super) fn layers() -> Layers {
     of(&[
         (130, 97, power(3)),
         (5001, 1, Setting::Dense),
@@ -50,16 +48,16 @@ fn layers() -> Layers {
 }
 
 /// A layer's places: of its values, and of its `P` and `Q`, or values, in what is summed.
-struct Place {
-    shape: Shape,
-    setting: Setting,
+pub(super) struct Place {
+    pub(super) shape: Shape,
+    pub(super) setting: Setting,
     rank: usize,
-    values: std::ops::Range<usize>,
+    pub(super) values: std::ops::Range<usize>,
     sums: std::ops::Range<usize>,
-    factors: std::ops::Range<usize>,
+    pub(super) factors: std::ops::Range<usize>,
 }
 
-fn places(layers: &Layers) -> Vec<Place> {
+pub(super) fn places(layers: &Layers) -> Vec<Place> {
     let mut at = [0; 3];
     let mut take = |which: usize, len: usize| {
         at[which] += len;
@@ -186,7 +184,7 @@ pub(super) fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
 }
 
 /// `Err`, with the text, unless all numbers are near those expected, as part of the largest.
-fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
+pub(super) fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
     let largest = expected.iter().fold(0.0f64, |largest, &x| largest.max(f64::from(x).abs()));
     let close = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() <= NEAR * largest;
     match found.iter().zip(expected).position(|pair| !close(pair)) {
@@ -377,69 +375,6 @@ fn many_small_layers_find_their_work() {
     let layers = of(&(0..40).flat_map(small).collect::<Vec<_>>());
     let elements: usize = layers.iter().map(|(shape, _)| shape.elements()).sum();
     assert_eq!(steps(&mut backend, &layers, config(Dtype::F32, 1.0), 1), Ok(WORLD * elements));
-}
-
-/// Steps of the host's exchange: each rank's means.
-fn on_the_host(layers: &Layers, config: ExchangeConfig, gradients: &[Vec<Vec<f32>>]) -> Vec<Vec<Vec<f32>>> {
-    let places = places(layers);
-    let (specs, Stream { seed, step, layer: first, .. }) =
-        (places.iter().map(|place| (place.setting, place.shape, Dtype::F32)), config.stream);
-    let words = exchange::workspace_len(specs, Route::AllGather, WORLD as u32).unwrap();
-    threads::run(WORLD as u32, |mut worker| {
-        let rank = worker.rank() as usize;
-        let mut residual = vec![0.0; gradients[0][rank].len()];
-        let mut factors: Vec<Vec<f32>> = places.iter().map(|place| vec![0.0; place.factors.len()]).collect();
-        let each = gradients.iter().zip(step..).map(|(gradients, step)| {
-            residual.iter_mut().zip(&gradients[rank]).for_each(|(sum, x)| *sum += x);
-            let mut means = vec![f32::NAN; residual.len()];
-            let (mut values, mut rest) = (&mut residual[..], &mut means[..]);
-            let layers = places.iter().zip(&mut factors).zip(first..).map(|((place, factor), index)| {
-                let (own, mean);
-                (own, values) = std::mem::take(&mut values).split_at_mut(place.values.len());
-                (mean, rest) = std::mem::take(&mut rest).split_at_mut(place.values.len());
-                Layer {
-                    index,
-                    setting: place.setting,
-                    gradient: Input::Compensated { values: own, shape: place.shape },
-                    fresh: None,
-                    sent: 0,
-                    late: None,
-                    shards: &[],
-                    mean: ValuesMut::F32(mean),
-                    own: None,
-                    factor,
-                }
-            });
-            let mut layers: Vec<_> = layers.collect();
-            exchange::aggregate(&mut worker, &mut layers, Route::AllGather, seed, step, &mut vec![0; words]).unwrap();
-            means
-        });
-        each.collect()
-    })
-}
-
-#[test]
-fn means_are_those_of_the_hosts_exchange() {
-    let (Some(mut backend), layers, config) = (backend(flavour(), 1), layers(), config(Dtype::F32, 1.0)) else {
-        return;
-    };
-    let mut all = ranks(&mut backend, &layers, config);
-    let gradient = |step: u64, rank: usize| uniform(all[rank].elements, 1000 + 10 * step + rank as u64);
-    let gradients: Vec<Vec<_>> = (0..3).map(|step| (0..WORLD).map(|rank| gradient(step, rank)).collect()).collect();
-    let expected = on_the_host(&layers, config, &gradients);
-    for (number, gradients) in gradients.iter().enumerate() {
-        for (rank, gradient) in all.iter_mut().zip(gradients) {
-            rank.gradients.fill(bytemuck::cast_slice(gradient));
-        }
-        step(&mut backend, &mut all, |_, _, _| ());
-        for (rank, expected) in all.iter().zip(&expected) {
-            let means = floats(&rank.gradients);
-            for place in places(&layers) {
-                let (found, expected) = (&means[place.values.clone()], &expected[number][place.values.clone()]);
-                near(&format!("step {number}, {:?}", place.setting), found, expected).unwrap();
-            }
-        }
-    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod driver;
 mod enqueued;
 mod exchange;
 mod exchange_faults;
+mod exchange_host;
 mod exchange_sums;
 mod exchange_topk;
 mod faults;
