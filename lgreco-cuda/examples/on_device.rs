@@ -1,5 +1,6 @@
-//! What has to be seen on a GPU: the conformance suite, then times of rows and payloads against copying. README.md says
-//! how to carry it to a machine that has one. `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values.
+//! What has to be seen on a GPU: the conformance suite, then times of rows and payloads against copying, and against what
+//! the machine code promises where that is known (`src/roofline`). README.md says how to carry it to a machine that has one.
+//! `LGRECO_BENCH_ELEMENTS` takes the place of 2^26 values.
 //!
 //! Every figure's answer is asserted to be the CPU's; of a model's table the rows of two layers.
 
@@ -13,6 +14,7 @@ use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::backend::check_all;
 use lgreco_core::testing::powersgd::uniform;
+use lgreco_cuda::testing::{Gpu, OPERATIONS, Prediction, ROWS_OF_MODEL, commands_of_rows, resnet_50};
 use lgreco_cuda::{Call, CudaBackend, DeviceGradient, DeviceJob, ExchangeConfig, ExchangeProgram, devices};
 use std::error::Error;
 use std::process::ExitCode;
@@ -25,6 +27,8 @@ const ROWS: f64 = 1e-4;
 const NORM: f64 = 1e-4;
 /// Ranks of an exchange.
 const RANKS: usize = 8;
+/// What a measured time may be of its prediction.
+const MISSED: f64 = 1.25;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -61,6 +65,7 @@ fn check() -> Outcome<()> {
         let usable = device.usable.unwrap_or_else(|error| error.to_string());
         println!("{} MiB, {usable}", device.memory >> 20);
     }
+    let gpu = devices()?.first().and_then(|device| Gpu::named(&device.name));
     let mut backend = CudaBackend::new(0)?;
     let start = Instant::now();
     check_all(&mut backend, ROWS);
@@ -68,7 +73,7 @@ fn check() -> Outcome<()> {
 
     // SAFETY: the first device is there; its primary context stays current on this thread.
     unsafe { result::ctx::set_current(result::primary_ctx::retain(result::device::get(0)?)?)? };
-    Bench::new(backend)?.run()
+    Bench::new(backend, gpu)?.run()
 }
 
 /// How far apart two matrices are, of the norm of the first.
@@ -86,10 +91,14 @@ struct Bench {
     other: u64,
     /// Bytes per second that a copy reads and writes.
     bandwidth: f64,
+    /// Whose predictions are set against the figures.
+    gpu: Option<Gpu>,
+    /// Lines that took longer than predicted.
+    missed: Vec<String>,
 }
 
 impl Bench {
-    fn new(backend: CudaBackend) -> Outcome<Self> {
+    fn new(backend: CudaBackend, gpu: Option<Gpu>) -> Outcome<Self> {
         let elements = match std::env::var("LGRECO_BENCH_ELEMENTS") {
             Ok(text) => text.parse().map_err(|error| format!("LGRECO_BENCH_ELEMENTS is {text}: {error}"))?,
             Err(_) => 1usize << 26,
@@ -109,8 +118,12 @@ impl Bench {
         })?;
         let bandwidth = 2.0 * bytes as f64 / copy;
         println!("{} f32 values; a copy of them moves {:.1} GB/s", values.len(), bandwidth / 1e9);
+        match &gpu {
+            Some(gpu) => println!("predictions are for {}, whose copy moves {:.1} GB/s", gpu.name, gpu.copy / 1e9),
+            None => println!("there are no predictions for this device"),
+        }
         println!("{:<40} {:>9} {:>9} {:>9} {:>11}", "", "ms", "GB/s", "of copy", "one core, ms");
-        Ok(Bench { backend, shape, values, gradient, other, bandwidth })
+        Ok(Bench { backend, shape, values, gradient, other, bandwidth, gpu, missed: Vec::new() })
     }
 
     fn run(mut self) -> Outcome<()> {
@@ -125,7 +138,22 @@ impl Bench {
         self.payloads("PowerSGD, rank 4", Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 }))?;
         self.exchange()?;
         self.sums()?;
-        self.model()
+        self.models()?;
+        match &self.missed[..] {
+            [] => println!("\nno prediction was missed"),
+            missed => println!("\npredicted, and missed by more than a quarter: {}", missed.join("; ")),
+        }
+        Ok(())
+    }
+
+    /// What ends a line: the prediction, if there is one, and whether the time misses it.
+    fn against(&mut self, name: &str, here: f64, prediction: Option<Prediction>) -> String {
+        let Some(Prediction { seconds, .. }) = prediction else { return String::new() };
+        let misses = here > MISSED * seconds;
+        if misses {
+            self.missed.push(name.into());
+        }
+        format!("  predicted {:.3} ms{}", 1e3 * seconds, if misses { ", misses" } else { "" })
     }
 
     fn on_device(&self) -> Outcome<DeviceGradient> {
@@ -134,15 +162,18 @@ impl Bench {
     }
 
     /// One line, of a call that reads the gradient at least once.
-    fn line(&self, name: &str, here: f64, cpu: f64) {
+    fn line(&mut self, name: &str, here: f64, cpu: f64) {
         self.line_of(name, 4 * self.values.len(), here, cpu);
     }
 
     /// One line, of a call that has to read and write so many bytes.
-    fn line_of(&self, name: &str, bytes: usize, here: f64, cpu: f64) {
+    fn line_of(&mut self, name: &str, bytes: usize, here: f64, cpu: f64) {
+        let operation = OPERATIONS.iter().find(|operation| operation.name == name);
+        let prediction = self.gpu.zip(operation).map(|(gpu, of)| of.predict(&gpu, self.values.len() as f64, None));
+        let against = self.against(name, here, prediction);
         let read = bytes as f64 / here;
         println!(
-            "{name:<40} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}",
+            "{name:<40} {:>9.3} {:>9.1} {:>7.0} % {:>11.0}{against}",
             1e3 * here,
             read / 1e9,
             100.0 * read / self.bandwidth,
@@ -350,40 +381,76 @@ impl Bench {
         Ok(())
     }
 
-    /// The whole table of a transformer with GPT-2's shapes; `tests/peers/gpu.py` takes the published method's time. Where
-    /// there are fewer values than that takes, one block, of sides an eighth as long.
-    fn model(&mut self) -> Outcome<()> {
-        let (blocks, part) = if self.values.len() < 3072 * 768 { (1, 8) } else { (37, 1) };
+    /// The whole tables of ResNet-50 and of a transformer with GPT-2's shapes; `tests/peers/gpu.py` takes the published method's
+    /// time for the latter. Where there are fewer values than that takes, some layers of the one, and of the other one block, of
+    /// sides an eighth as long.
+    fn models(&mut self) -> Outcome<()> {
+        let is_small = self.values.len() < 3072 * 768;
+        let (blocks, part) = if is_small { (1, 8) } else { (37, 1) };
         let block = [(2304, 768), (768, 768), (3072, 768), (768, 3072)];
         let shapes = [(50257, 768), (1024, 768)].into_iter().chain(std::iter::repeat_n(block, blocks).flatten());
-        let shapes = shapes.map(|(rows, cols)| (rows / part, cols / part));
-        let fits = |&(rows, cols): &(usize, usize)| rows * cols <= self.values.len();
-        let keeps = |(rows, cols): (usize, usize)| (1..=100u32).map(|i| (rows * cols) as u32 / 1000 * i).collect();
-        let shapes: Vec<(usize, usize)> = shapes.filter(fits).collect();
-        let keeps: Vec<Vec<u32>> = shapes.iter().copied().map(keeps).collect();
-        println!();
+        let shapes = shapes.map(|(rows, cols)| Shape::new(rows / part, cols / part)).collect::<Result<Vec<_>, _>>()?;
+        let mut of_resnet = resnet_50();
+        of_resnet.truncate(if is_small { 6 } else { of_resnet.len() });
+        self.tables("ResNet-50", &fitting(of_resnet, self.values.len()))?;
+        self.tables("the transformer", &fitting(shapes, self.values.len()))
+    }
+
+    /// The tables of a model under three methods. Every layer has memory of its own, so that none is in a cache because another
+    /// was read.
+    fn tables(&mut self, model: &str, shapes: &[Shape]) -> Outcome<()> {
+        let keeps = |shape: &Shape| (1..=100u32).map(|i| (shape.elements() as u32 / 1000 * i).max(1)).collect();
+        let keeps: Vec<Vec<u32>> = shapes.iter().map(keeps).collect();
+        let total: usize = shapes.iter().map(|shape| shape.elements()).sum();
+        let memory_of_all = memory(4 * total)?;
+        println!("\n{model}: {} layers, {total} values", shapes.len());
         for (name, options) in [("QSGD", 7), ("TopK", 100), ("PowerSGD", 7)] {
-            let mut jobs = Vec::new();
-            for (&(rows, cols), keeps) in shapes.iter().zip(&keeps) {
+            let (mut jobs, mut at) = (Vec::new(), memory_of_all);
+            for (&shape, keeps) in shapes.iter().zip(&keeps) {
                 let candidates = match name {
                     "QSGD" => Candidates::Qsgd { base: Qsgd::default(), bits: &[2, 3, 4, 5, 6, 7, 8] },
                     "TopK" => Candidates::TopK { values: Dtype::F32, keeps },
                     _ => Candidates::PowerSgd { iterations: 5, ranks: &[1, 2, 4, 8, 16, 32, 64] },
                 };
-                // SAFETY: not more than there are; layers may share values, which are only read.
-                let gradient = unsafe { DeviceGradient::new(self.gradient, Dtype::F32, Shape::new(rows, cols)?) }?;
+                let bytes = 4 * shape.elements();
+                // SAFETY: there are as many values, and the layers together are as long as the memory.
+                let gradient = unsafe {
+                    result::memcpy_dtod_async(at, self.gradient, bytes, std::ptr::null_mut())?;
+                    DeviceGradient::new(at, Dtype::F32, shape)
+                }?;
                 jobs.push(DeviceJob { gradient, candidates, stream: Stream::default() });
+                at += bytes as u64;
             }
+            result::ctx::synchronize()?;
             self.backend.reserve(&jobs, &[Call::Measure])?;
             let mut table = vec![f64::NAN; options * jobs.len()];
             let here = CALLS as f64 * seconds(|| Ok(self.backend.measure_device(&jobs, &mut table)?))?;
-            for layer in [1, shapes.len().saturating_sub(1)].into_iter().filter(|&layer| layer < shapes.len()) {
+            // Of a single column PowerSGD leaves nothing but rounding.
+            let is_matrix = |layer: &usize| shapes[*layer].rows().min(shapes[*layer].cols()) > 1;
+            let matrices: Vec<usize> = (0..shapes.len()).filter(is_matrix).collect();
+            for &layer in matrices.first().into_iter().chain(matrices.last()) {
                 let (shape, row) = (jobs[layer].gradient.shape(), &table[options * layer..][..options]);
                 self.check_rows(name, shape, jobs[layer].candidates, row)?;
             }
             let workspace = self.backend.workspace_bytes(&jobs, &[Call::Measure])? >> 20;
-            println!("{name}: table of {} × {options}: {:.2} ms, workspace {workspace} MiB", jobs.len(), 1e3 * here);
+            let prediction = match self.gpu.filter(|_| name == "QSGD") {
+                Some(gpu) => Some(ROWS_OF_MODEL.predict(&gpu, total as f64, Some(commands_of_rows(shapes)?))),
+                None => None,
+            };
+            let against = self.against(&format!("{name} rows of {model}"), here, prediction);
+            let of_copy = 100.0 * 4.0 * total as f64 / here / self.bandwidth;
+            println!(
+                "{name}: table of {} × {options}: {:.3} ms, {of_copy:.0} % of copy, workspace {workspace} MiB{against}",
+                jobs.len(),
+                1e3 * here
+            );
         }
-        Ok(())
+        // SAFETY: allocated above, and used no more.
+        Ok(unsafe { sys::cuMemFree_v2(memory_of_all) }.result()?)
     }
+}
+
+/// The layers that have as many values at most.
+fn fitting(shapes: Vec<Shape>, most: usize) -> Vec<Shape> {
+    shapes.into_iter().filter(|shape| shape.elements() <= most).collect()
 }

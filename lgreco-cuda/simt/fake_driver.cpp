@@ -105,7 +105,10 @@ CALL(cuDriverGetVersion, (int* version), *version = number("FAKE_CUDA_VERSION", 
 CALL(cuInit, (unsigned), )
 CALL(cuDeviceGetCount, (int* count), *count = 1)
 CALL(cuDeviceGet, (int* device, int ordinal), if (ordinal != 0) return 101; *device = 0)
-CALL(cuDeviceGetName, (char* name, int room, int), snprintf(name, room, "Fake GPU"))
+CALL(cuDeviceGetName, (char* name, int room, int), {
+    const char* asked = getenv("FAKE_CUDA_NAME");
+    snprintf(name, room, "%s", asked ? asked : "Fake GPU");
+})
 CALL(cuDeviceTotalMem_v2, (size_t * bytes, int), *bytes = size_t(8) << 30)
 CALL(cuDeviceGetAttribute, (int* value, int attribute, int), int capability = number("FAKE_CUDA_CAPABILITY", 80);
      *value = attribute == 115 ? 1 : attribute == 75 ? capability / 10 : capability % 10)

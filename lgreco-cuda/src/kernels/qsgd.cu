@@ -242,7 +242,7 @@ extern "C" __launch_bounds__(BLOCK, 2) __global__ void row(Params p, const void*
 }
 
 // For all else.
-extern "C" __launch_bounds__(BLOCK, 3) __global__ void row_of_residuals(Params p, const void* values,
+extern "C" __launch_bounds__(BLOCK, 2) __global__ void row_of_residuals(Params p, const void* values,
                                                                         const Grid* grids, double* partials) {
     add_row<false>(p, values, grids, partials);
 }

@@ -247,7 +247,7 @@ fn failures_of_the_driver_are_said() {
         (("FAKE_CUDA_FAIL", "cuMemAllocAsync=2"), "the device is out of memory: "),
         (("FAKE_CUDA_FAIL", "cuMemcpyHtoDAsync_v2=700"), "the driver failed in cuMemcpyHtoDAsync: code 700"),
         (("FAKE_CUDA_FAIL", "cuModuleLoadData=222"), "the driver failed in cuModuleLoadData: code 222"),
-        (("FAKE_CUDA_FAIL", "cuLaunchKernel=719"), "the driver failed in fused_encode: code 719"),
+        (("FAKE_CUDA_FAIL", "cuLaunchKernel=719"), "the driver failed in usual_encode: code 719"),
         (("FAKE_CUDA_FAIL", "cuStreamSynchronize=700"), "the driver failed in cuStreamSynchronize: code 700"),
     ] {
         let Some(text) = with_the_fake("encoding", &[failing]) else { return };

@@ -83,9 +83,11 @@ fn rows(backend: &mut CudaBackend) -> Result<[f64; 2], JobError> {
 
 #[test]
 fn a_missing_barrier_is_found() {
-    let barrier = "    __syncthreads();\n    if (threadIdx.x == 0) {";
-    for module in [Module::Qsgd, Module::Sums] {
-        let Some(mut backend) = edited(Flavour::Races, module, barrier, "    if (threadIdx.x == 0) {") else { return };
+    for (module, barrier, next) in [
+        (Module::Qsgd, "    __syncthreads();\n    sum = 0.0;", "    sum = 0.0;"),
+        (Module::Sums, "    __syncthreads();\n    if (threadIdx.x == 0) {", "    if (threadIdx.x == 0) {"),
+    ] {
+        let Some(mut backend) = edited(Flavour::Races, module, barrier, next) else { return };
         assert!(rows(&mut backend).is_err());
         let said = backend.failure().expect("a failure").to_string();
         assert!(said.contains("race (") && said.contains("shared memory"), "{said}");
