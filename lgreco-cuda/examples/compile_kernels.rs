@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p lgreco-cuda --features testing --example compile_kernels`, with NVRTC 12 where the crate looks for
 //! it: `pip install nvidia-cuda-nvrtc-cu12` in a virtual environment that is active, or `tests/run nvrtc-12` and
-//! `VIRTUAL_ENV=target/cuda/venv`.
+//! `VIRTUAL_ENV=target/cuda/venv`, and the program xz.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (archive, about) = lgreco_cuda::testing::compiled_kernels()?;

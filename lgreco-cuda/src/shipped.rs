@@ -3,9 +3,10 @@
 
 use crate::compiler::{Architecture, sources_hash};
 use crate::kernels::Module;
-use miniz_oxide::inflate::decompress_to_vec;
+use std::sync::OnceLock;
 
-/// Entries one after another: the length of a name, the name, the length of the compressed code, the code.
+/// Entries one after another, of an architecture each: the length of a name, the name, the length of what follows, and, as LZMA,
+/// such entries of modules, whose code is what follows. What is compressed together is about half as large.
 const ARCHIVE: &[u8] = include_bytes!("../compiled/kernels");
 
 /// What there is machine code for.
@@ -32,25 +33,38 @@ pub(crate) fn name(module: Module, architecture: Architecture) -> String {
     format!("{} {} {:016x}", module.name(), architecture.name(), sources_hash(&module.source()))
 }
 
-/// An entry of an archive, of code before it is compressed.
+/// An entry.
 #[cfg(any(test, all(feature = "testing", feature = "train")))]
-pub(crate) fn entry(name: &str, code: &[u8]) -> Vec<u8> {
-    let code = miniz_oxide::deflate::compress_to_vec(code, 10);
+pub(crate) fn entry(name: &str, bytes: &[u8]) -> Vec<u8> {
     let len = |bytes: &[u8]| (bytes.len() as u32).to_le_bytes();
-    [&len(name.as_bytes())[..], name.as_bytes(), &len(&code), &code].concat()
+    [&len(name.as_bytes())[..], name.as_bytes(), &len(bytes), bytes].concat()
 }
 
 /// A module's code; `None` when there is none of these sources.
 pub(crate) fn code(module: Module, architecture: Architecture) -> Option<Vec<u8>> {
-    find(ARCHIVE, &name(module, architecture))
+    find(modules(architecture)?, &name(module, architecture)).map(<[u8]>::to_vec)
 }
 
-fn find(mut archive: &[u8], wanted: &str) -> Option<Vec<u8>> {
+/// An architecture's entries, which are kept.
+fn modules(architecture: Architecture) -> Option<&'static [u8]> {
+    static OPENED: [OnceLock<Vec<u8>>; SASS.len() + 1] = [const { OnceLock::new() }; SASS.len() + 1];
+    let all = SASS.map(Architecture::Sass).into_iter().chain([Architecture::Ptx(PTX)]);
+    let (_, opened) = all.zip(&OPENED).find(|(known, _)| known.name() == architecture.name())?;
+    Some(opened.get_or_init(|| find(ARCHIVE, &architecture.name()).and_then(decompressed).unwrap_or_default()))
+}
+
+fn decompressed(mut bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut all = Vec::new();
+    lzma_rs::lzma_decompress(&mut bytes, &mut all).ok()?;
+    Some(all)
+}
+
+fn find<'a>(mut archive: &'a [u8], wanted: &str) -> Option<&'a [u8]> {
     loop {
         let (name, rest) = part(archive)?;
-        let (code, rest) = part(rest)?;
+        let (bytes, rest) = part(rest)?;
         if name == wanted.as_bytes() {
-            return decompress_to_vec(code).ok();
+            return Some(bytes);
         }
         archive = rest;
     }
@@ -112,11 +126,15 @@ mod tests {
     #[test]
     fn archives_are_read_and_damage_is_nothing_found() {
         let archive = [entry("one", b"first code"), entry("two", &[7; 1000])].concat();
-        assert_eq!(find(&archive, "one").as_deref(), Some(&b"first code"[..]));
-        assert_eq!(find(&archive, "two").as_deref(), Some(&[7; 1000][..]));
+        assert_eq!(find(&archive, "one"), Some(&b"first code"[..]));
+        assert_eq!(find(&archive, "two"), Some(&[7; 1000][..]));
         assert_eq!(find(&archive, "three"), None);
         for len in 0..archive.len() {
             assert_eq!(find(&archive[..len], "two"), None);
         }
+        let mut compressed = Vec::new();
+        lzma_rs::lzma_compress(&mut &archive[..], &mut compressed).unwrap();
+        assert_eq!(decompressed(&compressed), Some(archive));
+        assert_eq!(decompressed(&compressed[..compressed.len() / 2]), None);
     }
 }

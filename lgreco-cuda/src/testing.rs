@@ -16,22 +16,40 @@ pub fn on_the_processor() -> CudaBackend {
 /// The archive of all modules' code, for `compiled/kernels`, and what made it.
 ///
 /// # Errors
-/// [`NoCompiler`](crate::Error::NoCompiler) and what else is wrong with the NVRTC 12 that is found;
-/// [`Compile`](crate::Error::Compile).
+/// What is wrong with the NVRTC 12 that is found or with `xz`, and what a source is wrong about.
 #[cfg(feature = "train")]
-pub fn compiled_kernels() -> Result<(Vec<u8>, String), crate::Error> {
+pub fn compiled_kernels() -> Result<(Vec<u8>, String), Box<dyn std::error::Error>> {
     use crate::compiler::{Architecture, Compiler};
     use crate::kernels::Module;
     use crate::shipped::{PTX, SASS, entry, name};
     // What the oldest of the devices needs: NVRTC 13 begins with 7.5.
     let (compiler, _) = Compiler::find((12, 9), SASS[0])?;
     let mut archive = Vec::new();
-    for module in Module::ALL {
-        for architecture in SASS.map(Architecture::Sass).into_iter().chain([Architecture::Ptx(PTX)]) {
+    for architecture in SASS.map(Architecture::Sass).into_iter().chain([Architecture::Ptx(PTX)]) {
+        let mut modules = Vec::new();
+        for module in Module::ALL {
             let (code, _) = compiler.compile(module.name(), &module.source(), architecture, &[])?;
-            archive.extend(entry(&name(module, architecture), &code));
+            modules.extend(entry(&name(module, architecture), &code));
         }
+        archive.extend(entry(&architecture.name(), &compressed(&modules)?));
     }
     let (major, minor) = compiler.version;
     Ok((archive, format!("by NVRTC {major}.{minor}")))
+}
+
+/// As LZMA, by the program `xz`.
+#[cfg(feature = "train")]
+fn compressed(bytes: &[u8]) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    let mut xz = Command::new("xz");
+    let mut xz = xz.args(["--format=lzma", "-9e"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut to = xz.stdin.take().ok_or("xz takes no input")?;
+    let output = std::thread::scope(|scope| {
+        let writing = scope.spawn(move || to.write_all(bytes));
+        let output = xz.wait_with_output();
+        writing.join().map_err(|_| "a thread panicked")??;
+        Ok::<_, Box<dyn std::error::Error>>(output?)
+    })?;
+    if output.status.success() { Ok(output.stdout) } else { Err(format!("xz: {}", output.status).into()) }
 }

@@ -54,11 +54,11 @@ pub(super) const HOT: &[Hot] = &[
     hot(Module::Exchange, "encode", 256, NARROW_STORES, &[("LDG16", 2.0), ("STG4", 1.0)]),
     // A rank's codes for eight values, of eight ranks.
     hot(Module::Exchange, "average", 256, &["LDG1", "LDG2", "STG2", "RED"], &[("STG4", 1.0), ("I2F", 1.0 / 8.0)]),
-    hot(Module::TopK, "count", 1024, RARE, &[("LDG16", 4.0)]),
     hot(Module::TopK, "count_exact", 1024, RARE, &[("LDG16", 4.0)]),
-    hot(Module::TopK, "refine", 256, RARE, &[("LDG16", 4.0)]),
-    hot(Module::Positions, "count_kept", 256, NARROW, &[("LDG16", 4.0)]),
-    hot(Module::Positions, "write_kept", 256, KEPT, &[("LDG16", 4.0)]),
-    // 64 x 32 elements of the matrix and 32 x 32 of the factor are put into shared memory; every element meets 32 columns.
-    hot(Module::PowerSgd, "multiply", 256, &["LDG2"], &[("STS4", 2.0 / 3.0), ("FFMA", 1.0 / 32.0)]),
+    hot(Module::Selection, "offer", 256, NARROW_STORES, &[("LDG16", 2.0)]),
+    hot(Module::Selection, "gather", 256, KEPT, &[("LDG16", 4.0)]),
+    // 64 x 32 elements of the matrix and 16 x 32 of the factor are put into shared memory; every element meets 16 columns, also
+    // where the factor has as few as 9. Up to 8 take half as many.
+    hot(Module::PowerSgd, "project", 256, &["LDG2"], &[("STS4", 4.0 / 5.0), ("FFMA", 1.0 / 16.0)]),
+    hot(Module::PowerSgd, "back_project", 256, &["LDG2"], &[("STS4", 4.0 / 5.0), ("FFMA", 1.0 / 16.0)]),
 ];

@@ -143,18 +143,13 @@ pub const OPERATIONS: &[Operation] = &[
     operation("row of QSGD, 7 widths", 4.0, 0.5, 0.7, &[pass("qsgd/usual_row", 4.0, 128.0)]),
     operation("encode QSGD, 4 bits", 4.0 + CODE, 1.0, 0.8, &[pass("qsgd/usual_encode", 4.0 + CODE, 128.0)]),
     operation("decode QSGD, 4 bits", 4.0 + CODE, 1.0, 0.9, &[pass("qsgd/decode", 4.0 + CODE, 8.0)]),
-    operation("row of TopK, 100 densities", 4.0, 7.0, 0.6, &[pass("topk/count_exact", 4.0, 128.0)]),
+    operation("row of TopK, 100 densities", 4.0, 6.0, 0.6, &[pass("topk/count_exact", 4.0, 128.0)]),
     operation(
         "encode TopK, 1 %",
         4.1,
         9.0,
         0.17,
-        &[
-            pass("topk/count", 4.0, 128.0),
-            pass("topk/refine", 4.0, 128.0),
-            pass("positions/count_kept", 4.0, 16.0),
-            pass("positions/write_kept", 4.1, 16.0),
-        ],
+        &[pass("selection/offer", 4.0, 128.0), pass("selection/gather", 4.5, 128.0)],
     ),
     operation("decode TopK, 1 %", 4.1, 5.0, 0.8, &[pass("", 4.1, 1.0)]),
     operation(
@@ -164,8 +159,8 @@ pub const OPERATIONS: &[Operation] = &[
         0.1,
         &[
             pass("magnitude/largest", 4.0, 128.0),
-            pass("powersgd/multiply", 4.0, 1024.0),
-            pass("powersgd/multiply", 4.0, 1024.0),
+            pass("powersgd/project", 4.0, 1024.0),
+            pass("powersgd/back_project", 4.0, 1024.0),
         ],
     ),
     operation(
