@@ -85,7 +85,7 @@ pub struct Source {
     /// [default: for bits and ranks half to twice the default, for densities a tenth to ten times]
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true, value_parser = range)]
     pub range: Option<RangeArg>,
-    /// How TopK may send the values it keeps: `full`, in the gradient's own type, or in 2 to 8 bits each, as in
+    /// How TopK may send the values it keeps: `full`, in the gradient's own type, or in 1 to 8 bits each, as in
     /// `full,8,6,4,3,2`. The default's are full. [default: full]
     #[arg(long, value_name = "full|BITS,...", value_delimiter = ',', value_parser = width)]
     pub widths: Vec<Width>,
@@ -328,7 +328,7 @@ fn range(text: &str) -> Result<RangeArg, String> {
 }
 
 fn width(text: &str) -> Result<Width, String> {
-    text.parse().map_err(|_| "expected `full` or bits per kept value, 2 to 8".into())
+    text.parse().map_err(|_| "expected `full` or bits per kept value, 1 to 8".into())
 }
 
 fn budget(text: &str) -> Result<BudgetArg, String> {

@@ -169,7 +169,7 @@ typedef struct lgreco_setting {
     size_t struct_size;
     // LGRECO_METHOD_DENSE, the default, or another, but not LGRECO_METHOD_HYBRID.
     lgreco_method method;
-    // QSGD: bits per element, 1 to 8; quantised TopK: bits per kept value, 2 to 8; 4 by default.
+    // QSGD: bits per element, 1 to 8; quantised TopK: bits per kept value, 1 to 8; 4 by default.
     uint32_t bits;
     // QSGD: elements per bucket, at least 1; 512 by default.
     uint32_t bucket;
@@ -244,7 +244,7 @@ typedef struct lgreco_search_options {
     size_t min_elements;
     // Seed of random start matrices: give compressors the same; 0 by default.
     uint64_t seed;
-    // TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 2 to 8
+    // TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 1 to 8
     // bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
     uint64_t widths;
     // How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of QSGD with
@@ -1104,7 +1104,7 @@ typedef struct lgreco_cuda_outcome {
 // 4 bits per element, to nearest (LoCo): `group`.
 #define LGRECO_METHOD_LOCO 5
 
-// TopK whose kept values travel in a few bits: `keep`, `bits` (2 to 8, the sign among them). Made on the host.
+// TopK whose kept values travel in a few bits: `keep`, `bits` (1 to 8, the sign among them). Made on the host.
 #define LGRECO_METHOD_QUANTISED_TOPK 6
 
 // TopK at positions that one worker, in turn, chooses for all (CLT-k of ScaleCom): `keep`. TopK's payload.

@@ -103,7 +103,7 @@ def test_sizes_may_be_limited() -> None:
     few = lgreco.plan(gradients(), method="topk", default=0.05, widths=["full", 4, 2])
     assert few.size < by_error.size and any("bits" in setting for setting in few.settings.values())
     both: list[dict[str, Any]] = [
-        {"budget": 1.0, "size": 4000}, {"size": "largest"}, {"size": 4000, "alpha": 2.0}, {"size": 1}, {"widths": [1]},
+        {"budget": 1.0, "size": 4000}, {"size": "largest"}, {"size": 4000, "alpha": 2.0}, {"size": 1}, {"widths": [0]},
     ]
     for options in both:
         with pytest.raises(LgrecoError):

@@ -8,7 +8,7 @@ use lgreco_train::compress::quantised_topk::QuantisedTopK;
 use lgreco_train::compress::{Compressor, Setting};
 use lgreco_train::controller::{Budget, Config, Policy, Schedule, Tensor};
 use lgreco_train::exchange::Collective;
-use lgreco_train::gradient::Dtype;
+use lgreco_train::gradient::{Dtype, Shape};
 use lgreco_train::outer::{Outer, OuterStep};
 use lgreco_train::search::{Method, Range, Search, Width};
 use std::error::Error;
@@ -39,11 +39,13 @@ const WIDTHS: [Width; 7] =
     [Width::Full, Width::Bits(8), Width::Bits(6), Width::Bits(5), Width::Bits(4), Width::Bits(3), Width::Bits(2)];
 
 /// A controller of outer steps.
-fn config(scheme: Scheme, seed: u64, tensors: &[Tensor]) -> Result<Config, lgreco_train::Error> {
+fn config(scheme: Scheme, width: u8, seed: u64, shapes: &[Shape]) -> Result<Config, lgreco_train::Error> {
+    let elements: usize = shapes.iter().map(|shape| shape.elements()).sum();
     let Scheme::Bits(bits) = scheme else {
         let mut config = Config::new(Search::new(Method::TopK));
         config.policy = match scheme {
-            Scheme::Uniform(bits) => Policy::Fixed(uniform(bits, tensors)?),
+            Scheme::Uniform(bits) => Policy::Fixed(uniform(bits, width, shapes)?),
+            Scheme::Joined(bits) => Policy::Fixed(uniform(bits, width, &[Shape::new(elements, 1)?])?),
             _ => Policy::Uncompressed,
         };
         return Ok(config);
@@ -55,33 +57,39 @@ fn config(scheme: Scheme, seed: u64, tensors: &[Tensor]) -> Result<Config, lgrec
         .with_widths(&WIDTHS)?;
     (search.min_elements, search.seed) = (1, seed);
     let mut config = Config::new(search);
-    let elements: usize = tensors.iter().map(|tensor| tensor.shape().elements()).sum();
     config.budget = Budget::Bits((bits * elements as f64) as u64);
     config.schedule = Schedule { warmup: 2, period: 4, window: 2, lead: 0 };
     config.metrics_every = 0;
     Ok(config)
 }
 
-/// The same density of every layer, in two bits per value.
-fn uniform(bits: f64, tensors: &[Tensor]) -> Result<Vec<Setting>, lgreco_train::Error> {
-    let of = |density: f64, tensor: &Tensor| {
-        let keep = (density * tensor.shape().elements() as f64).ceil() as u32;
-        Setting::QuantisedTopK(QuantisedTopK { keep, bits: 2 })
+/// The same density of every layer, in `width` bits per value.
+fn uniform(bits: f64, width: u8, shapes: &[Shape]) -> Result<Vec<Setting>, lgreco_train::Error> {
+    let of = |density: f64, shape: &Shape| {
+        let keep = (density * shape.elements() as f64).ceil() as u32;
+        Setting::QuantisedTopK(QuantisedTopK { keep, bits: width })
     };
-    let most: f64 = bits * tensors.iter().map(|tensor| tensor.shape().elements()).sum::<usize>() as f64;
+    let most: f64 = bits * shapes.iter().map(|shape| shape.elements()).sum::<usize>() as f64;
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..40 {
         let middle = (low + high) / 2.0;
-        let sizes = tensors.iter().map(|tensor| of(middle, tensor).payload_len(tensor.shape(), Dtype::F32));
+        let sizes = shapes.iter().map(|shape| of(middle, shape).payload_len(*shape, Dtype::F32));
         let size: usize = sizes.sum::<Result<usize, _>>()?;
         *if 8.0 * size as f64 <= most { &mut low } else { &mut high } = middle;
     }
-    Ok(tensors.iter().map(|tensor| of(low, tensor)).collect())
+    Ok(shapes.iter().map(|shape| of(low, shape)).collect())
 }
 
 impl<'a, C: Collective> Local<'a, C> {
     /// A worker before the first step.
-    pub fn new(task: &'a Task, seed: u64, scheme: Scheme, outer: Outer, mut collective: C) -> Result<Self, Failure> {
+    pub fn new(
+        task: &'a Task,
+        seed: u64,
+        scheme: Scheme,
+        width: u8,
+        outer: Outer,
+        mut collective: C,
+    ) -> Result<Self, Failure> {
         let model = task.model(seed)?;
         let parameters = model.parameters.all();
         // Vectors are compressed, too: as matrices of one column.
@@ -94,11 +102,12 @@ impl<'a, C: Collective> Local<'a, C> {
         let optimiser = Optimiser::new(task.optimizer, lens());
         let mut values = model.parameters.values()?;
         let averaging = match scheme {
-            Scheme::SparseLoCo => Averaging::SparseLoCo(SparseLoCo::new(dims), values),
+            Scheme::SparseLoCo => Averaging::SparseLoCo(SparseLoCo::new(outer, dims), values),
             _ => {
                 let tensors = parameters.iter().zip(&dims).map(|(p, dims)| Tensor::new(&p.name, dims, Dtype::F32));
                 let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
-                let config = config(scheme, seed, &tensors)?;
+                let shapes: Vec<Shape> = tensors.iter().map(Tensor::shape).collect();
+                let config = config(scheme, width, seed, &shapes)?;
                 let mut views: Vec<&mut [f32]> = values.iter_mut().map(|values| &mut values[..]).collect();
                 Averaging::Outer(Box::new(OuterStep::new(outer, config, tensors, &mut views, &mut collective)?))
             }

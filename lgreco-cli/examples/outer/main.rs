@@ -1,12 +1,14 @@
 //! Workers train apart and average how far they have come, every 30 steps, compressed: what it costs, and what it sends.
 //!
 //! `cargo run --release -p lgreco-cli --example outer [-- --scheme NAME,…] [--seed N,…] [--steps N] [--every N]
-//! [--learning-rate X] [--momentum X] [--decay X] [--fragments N]`
+//! [--learning-rate X] [--momentum X] [--decay X] [--fragments N] [--width N]
+//! [--forget-moved]`
 //!
 //! Four workers, threads of this process, train the transformer of the example `train` by AdamW, each on data of its own, and
 //! take outer steps by pseudo-gradients (`lgreco_train::outer`). `sparseloco` is SparseLoCo's payload by its published
-//! equations, which sends 0.219 bits per parameter and round of a large model; a number is a plan within so many bits. With
-//! `every-step` all workers average all parameters after each step. Losses are means over the seeds.
+//! equations, which sends 0.219 bits per parameter and round of a large model; a number is a plan within so many bits, and
+//! after `joined-` TopK keeps the largest values of all layers within so many, as if they were one. With `every-step` all
+//! workers average all parameters after each step. Losses are means over the seeds.
 
 #[path = "../train/batch.rs"]
 mod batch;
@@ -44,7 +46,8 @@ use task::Task;
 /// Trains a small transformer apart on four workers, which average now and then.
 #[derive(Clone, Parser)]
 struct Args {
-    /// every-step, dense, sparseloco, or bits per parameter and round of a plan or, after `uniform-`, of one density.
+    /// every-step, dense, sparseloco, or bits per parameter and round of a plan or, after `uniform-`, of one density or, after
+    /// `joined-`, of all layers joined.
     #[arg(
         long,
         value_name = "NAME",
@@ -61,10 +64,10 @@ struct Args {
     /// Inner steps between outer ones.
     #[arg(long, value_name = "N", default_value = "30")]
     every: u64,
-    /// Of outer steps, but SparseLoCo's, where it is 1.
+    /// Of outer steps.
     #[arg(long, value_name = "X", default_value = "1")]
     learning_rate: f32,
-    /// Nesterov's, likewise.
+    /// Nesterov's.
     #[arg(long, value_name = "X", default_value = "0")]
     momentum: f32,
     /// What is remembered is multiplied by it before every round.
@@ -73,6 +76,12 @@ struct Args {
     /// Parts of the model that are averaged in turn.
     #[arg(long, value_name = "N", default_value = "1")]
     fragments: usize,
+    /// Bits per value that TopK keeps of one density or of joined layers.
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=8))]
+    width: u8,
+    /// Workers forget what they have not sent of parameters that an outer step moves; not SparseLoCo's.
+    #[arg(long)]
+    forget_moved: bool,
 }
 
 const WORKERS: u32 = 4;
@@ -86,16 +95,20 @@ struct Run {
 }
 
 fn run(task: &Task, args: &Args, scheme: Scheme, seed: u64) -> Result<Run, Failure> {
-    let Args { every, learning_rate, momentum, decay: feedback_decay, fragments, .. } = *args;
+    let Args { every, learning_rate, momentum, decay: feedback_decay, fragments, width, forget_moved, .. } = *args;
+    let joined = matches!(scheme, Scheme::Joined(_));
+    let told = Outer { every, learning_rate, momentum, feedback_decay, fragments, joined, forget_moved };
     let outer = match scheme {
-        Scheme::EveryStep => Outer { every: 1, learning_rate: 1.0, momentum: 0.0, feedback_decay: 1.0, fragments: 1 },
-        _ => Outer { every, learning_rate, momentum, feedback_decay, fragments },
+        Scheme::EveryStep => {
+            Outer { every: 1, learning_rate: 1.0, momentum: 0.0, feedback_decay: 1.0, fragments: 1, ..told }
+        }
+        _ => told,
     };
     let outcomes = threads::run(WORKERS, |collective| {
         // Matrix products on one thread per worker.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
         pool.install(|| {
-            let mut worker = Local::new(task, seed, scheme, outer, collective)?;
+            let mut worker = Local::new(task, seed, scheme, width, outer, collective)?;
             // To the last outer step, after which all are alike.
             let steps = u64::from(task.steps) / outer.every * outer.every;
             worker.train(steps as u32)?;

@@ -13,8 +13,10 @@ pub enum Scheme {
     SparseLoCo,
     /// A plan of TopK's densities and widths of values within so many bits per parameter and round.
     Bits(f64),
-    /// TopK of one density, its values in two bits, within so many.
+    /// TopK of one density within so many.
     Uniform(f64),
+    /// TopK of all layers joined within so many.
+    Joined(f64),
 }
 
 impl std::str::FromStr for Scheme {
@@ -26,15 +28,15 @@ impl std::str::FromStr for Scheme {
             "dense" => Ok(Scheme::Dense),
             "sparseloco" => Ok(Scheme::SparseLoCo),
             bits => {
-                let (number, scheme): (&str, fn(f64) -> Scheme) = match bits.strip_prefix("uniform-") {
-                    Some(number) => (number, Scheme::Uniform),
-                    None => (bits, Scheme::Bits),
-                };
-                match number.parse() {
-                    Ok(bits) if (0.02..=2.0).contains(&bits) => Ok(scheme(bits)),
+                let (kind, number) = bits.split_once('-').unwrap_or(("", bits));
+                let number = number.parse().ok().filter(|bits| (0.02..=2.0).contains(bits));
+                match (kind, number) {
+                    ("", Some(bits)) => Ok(Scheme::Bits(bits)),
+                    ("uniform", Some(bits)) => Ok(Scheme::Uniform(bits)),
+                    ("joined", Some(bits)) => Ok(Scheme::Joined(bits)),
                     _ => Err(
                         "there are every-step, dense, sparseloco, and bits per parameter, 0.02 to 2, of a plan or, \
-                              after `uniform-`, of one density"
+                              after `uniform-`, of one density or, after `joined-`, of all layers joined"
                             .into(),
                     ),
                 }
@@ -51,6 +53,7 @@ impl fmt::Display for Scheme {
             Scheme::SparseLoCo => f.pad("sparseloco"),
             Scheme::Bits(bits) => f.pad(&format!("lgreco {bits}")),
             Scheme::Uniform(bits) => f.pad(&format!("uniform {bits}")),
+            Scheme::Joined(bits) => f.pad(&format!("joined {bits}")),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! deviation they are rounded to four codes, each of which stands for the mean of its values. Positions are 12 bits.
 
 use lgreco_train::exchange::Collective;
+use lgreco_train::outer::Outer;
 
 /// A side's tiles, at most.
 const SIDE: usize = 64;
@@ -15,13 +16,14 @@ const KEPT: usize = 64;
 const BITS: usize = 2 + 12;
 /// Of a tensor's codebook, in f32.
 const CODEBOOK: usize = 4 * 32;
-/// What is remembered is multiplied by it before every round.
-const DECAY: f32 = 0.95;
 
-/// One worker's part: error feedback, and an outer step of 1 without momentum.
+/// One worker's part: error feedback, and the outer step, which is published with a learning rate of 1, a decay of 0.95 and
+/// without momentum.
 pub struct SparseLoCo {
+    outer: Outer,
     dims: Vec<Vec<usize>>,
     residuals: Vec<Vec<f32>>,
+    velocities: Vec<Vec<f32>>,
 }
 
 /// The largest divisor of `side` that is at most `most`.
@@ -74,9 +76,9 @@ fn compressed(dims: &[usize], values: &[f32]) -> (Vec<f32>, usize) {
 
 impl SparseLoCo {
     /// Before the first round.
-    pub fn new(dims: Vec<Vec<usize>>) -> SparseLoCo {
-        let residuals = dims.iter().map(|dims| vec![0.0; dims.iter().product()]).collect();
-        SparseLoCo { dims, residuals }
+    pub fn new(outer: Outer, dims: Vec<Vec<usize>>) -> SparseLoCo {
+        let zeros: Vec<Vec<f32>> = dims.iter().map(|dims| vec![0.0; dims.iter().product()]).collect();
+        SparseLoCo { outer, dims, residuals: zeros.clone(), velocities: zeros }
     }
 
     /// An outer step from `starts`, which become what all workers go on from; the bytes that this one sends.
@@ -86,17 +88,21 @@ impl SparseLoCo {
         starts: &mut [Vec<f32>],
         now: &[Vec<f32>],
     ) -> Result<u64, lgreco_train::Error> {
-        let world = collective.world_size() as f32;
-        let mut bytes = 0;
-        for (((dims, residual), start), now) in self.dims.iter().zip(&mut self.residuals).zip(starts).zip(now) {
+        let (world, mut bytes) = (collective.world_size() as f32, 0);
+        let Outer { learning_rate, momentum, feedback_decay, .. } = self.outer;
+        let memories = self.residuals.iter_mut().zip(&mut self.velocities);
+        for (((dims, (residual, velocity)), start), now) in self.dims.iter().zip(memories).zip(starts).zip(now) {
             for ((e, start), now) in residual.iter_mut().zip(&*start).zip(now) {
-                *e = DECAY * *e + (start - now);
+                *e = feedback_decay * *e + (start - now);
             }
             let (mut mean, bits) = compressed(dims, residual);
             bytes += bits.div_ceil(8) as u64;
             residual.iter_mut().zip(&mean).for_each(|(e, sent)| *e -= sent);
             collective.all_reduce_sum(&mut mean)?;
-            start.iter_mut().zip(mean).for_each(|(x, sum)| *x -= sum / world);
+            for ((x, v), sum) in start.iter_mut().zip(velocity).zip(mean) {
+                *v = momentum * *v + sum / world;
+                *x -= learning_rate * (sum / world + momentum * *v);
+            }
         }
         Ok(bytes)
     }

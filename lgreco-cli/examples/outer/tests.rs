@@ -24,4 +24,9 @@ fn every_scheme_learns_and_keeps_to_its_bits() {
         assert!(plan.loss < 4.5 && plan.loss > dense.loss - 0.5, "{plan:?}, {dense:?}");
     }
     assert!(short(Scheme::Bits(0.4), &["--fragments", "3"]).bits <= 0.4);
+    let joined = short(Scheme::Joined(0.11), &["--width", "1", "--forget-moved"]);
+    assert!(
+        joined.bits <= 0.11 && joined.bits > 0.1 && joined.loss < 4.5 && joined.loss > dense.loss - 0.5,
+        "{joined:?}"
+    );
 }

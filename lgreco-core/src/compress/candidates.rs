@@ -53,7 +53,7 @@ pub enum Candidates<'a> {
     QuantisedTopK {
         /// Numbers of kept elements, 1 to the number of elements.
         keeps: &'a [u32],
-        /// Bits per value, 2 to 8.
+        /// Bits per value, 1 to 8.
         bits: &'a [u8],
     },
     /// PowerSGD at each of `ranks`.

@@ -10,7 +10,7 @@
 //! | [`loco`] | 4 bits per element | its own | shape |
 //! | [`powersgd`] | two thin matrices | its own | shape |
 //! | [`topk`] | the k largest | its own | shape |
-//! | [`quantised_topk`] | the k largest, each in 2 to 8 bits | its own | shape |
+//! | [`quantised_topk`] | the k largest, each in 1 to 8 bits | its own | shape |
 //! | [`clt`] | what stands where one worker's k largest do | TopK's | shape |
 //! | [`hard_threshold`] | what reaches λ | TopK's | the values |
 //! | [`sidco`] | what reaches an estimate of the k-th largest | TopK's | the values |

@@ -30,7 +30,7 @@ use crate::rng::Stream;
 /// |---|---|---|
 /// | `dense` | | |
 /// | `qsgd BITS` | `bucket ELEMENTS`, `max-norm` or `min-max`, `stochastic` or `nearest` | `bucket 512 max-norm stochastic` |
-/// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: the type of the values sent; or `bits NUMBER`, 2 to 8: a sign and a bin | `f32` |
+/// | `topk ELEMENTS` | `f32`, `f16` or `bf16`: the type of the values sent; or `bits NUMBER`, 1 to 8: a sign and a bin | `f32` |
 /// | `powersgd RANK` | `iterations NUMBER` | `iterations 1` |
 /// | `clt-k ELEMENTS` | | |
 /// | `hard-threshold MAGNITUDE` | `f32`, `f16` or `bf16` | `f32` |

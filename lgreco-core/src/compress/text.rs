@@ -150,7 +150,7 @@ impl Words<'_> {
         let (mut values, mut bits) = (None, None);
         while let Some(word) = self.0.next() {
             match (word, dtype(word)) {
-                ("bits", _) if values.is_none() => once(word, &mut bits, self.number("bits per kept value, 2 to 8")?)?,
+                ("bits", _) if values.is_none() => once(word, &mut bits, self.number("bits per kept value, 1 to 8")?)?,
                 (_, Some(dtype)) if bits.is_none() => once(word, &mut values, dtype)?,
                 ("bits", _) | (_, Some(_)) => return Err(wrong(word, "a type or bits, not both")),
                 _ => return Err(unknown(word, &["bits", "f32", "f16", "bf16"])),

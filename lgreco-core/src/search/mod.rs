@@ -286,7 +286,7 @@ impl Search {
     /// ```
     ///
     /// # Errors
-    /// [`Error::UnknownName`] when TopK is not searched; [`Error::Parameter`] when bits are not 2 to 8; [`Error::Length`]
+    /// [`Error::UnknownName`] when TopK is not searched; [`Error::Parameter`] when bits are not 1 to 8; [`Error::Length`]
     /// without any width.
     pub fn with_widths(mut self, widths: &[Width]) -> Result<Self, Error> {
         let widths = Widths::new(widths)?;

@@ -157,13 +157,13 @@ impl FromStr for Metric {
 /// ```
 /// use lgreco_core::search::Width;
 /// assert_eq!(("full".parse(), "4".parse()), (Ok(Width::Full), Ok(Width::Bits(4))));
-/// assert!("1".parse::<Width>().is_err() && "16".parse::<Width>().is_err());
+/// assert!("0".parse::<Width>().is_err() && "16".parse::<Width>().is_err());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
     /// In the gradient's own type.
     Full,
-    /// In 2 to 8 bits, the sign among them.
+    /// In 1 to 8 bits, the sign among them.
     Bits(u8),
 }
 
@@ -173,8 +173,8 @@ impl FromStr for Width {
         match text {
             "full" => Ok(Width::Full),
             _ => match text.parse() {
-                Ok(bits @ 2..=8) => Ok(Width::Bits(bits)),
-                _ => Err(Error::UnknownName { what: "width", expected: "full or bits per kept value, 2 to 8" }),
+                Ok(bits @ 1..=8) => Ok(Width::Bits(bits)),
+                _ => Err(Error::UnknownName { what: "width", expected: "full or bits per kept value, 1 to 8" }),
             },
         }
     }
@@ -196,9 +196,9 @@ impl Widths {
         for &width in widths {
             match width {
                 Width::Full => found.full = true,
-                Width::Bits(bits @ 2..=8) => found.bits |= 1 << bits,
+                Width::Bits(bits @ 1..=8) => found.bits |= 1 << bits,
                 Width::Bits(bits) => {
-                    let expected = "2 to 8";
+                    let expected = "1 to 8";
                     return Err(Error::Parameter { what: "bits per kept value", value: bits.into(), expected });
                 }
             }
@@ -216,7 +216,7 @@ impl Widths {
 
     /// The numbers of bits, descending.
     pub(super) fn bits(self) -> Vec<u8> {
-        (2..=8).rev().filter(|&bits| self.bits >> bits & 1 == 1).collect()
+        (1..=8).rev().filter(|&bits| self.bits >> bits & 1 == 1).collect()
     }
 }
 

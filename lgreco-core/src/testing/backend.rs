@@ -363,7 +363,7 @@ pub fn check_quantised_topk(backend: &mut dyn Backend, relative: f64) {
     for_each_gradient(|number, gradient| {
         let elements = gradient.shape().elements() as u32;
         let keeps = [1, elements / 100, elements / 10, elements / 2, elements].map(|keep| keep.clamp(1, elements));
-        for bits in 2..=8 {
+        for bits in 1..=8 {
             let keep = keeps[(number + bits as usize) % keeps.len()];
             let setting = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
             check_encode(backend, &setting, gradient, Stream::default());
@@ -373,16 +373,16 @@ pub fn check_quantised_topk(backend: &mut dyn Backend, relative: f64) {
                 check_damaged(backend, &payload, elements as usize);
             }
         }
-        let candidates = Candidates::QuantisedTopK { keeps: &keeps, bits: &[8, 2, 3, 5] };
+        let candidates = Candidates::QuantisedTopK { keeps: &keeps, bits: &[8, 2, 1, 3, 5] };
         check_rows(backend, &[Job { gradient: *gradient, candidates, stream: Stream::default() }], relative);
     });
     let tensor = Tensor::new(&values(3000, |i| bell(12, i)), 3000, 1);
     let gradient = tensor.gradients()[0];
-    for (keeps, bits) in [(&[0][..], &[4][..]), (&[3001], &[4]), (&[7], &[1]), (&[7], &[9]), (&[], &[4]), (&[7], &[])] {
+    for (keeps, bits) in [(&[0][..], &[4][..]), (&[3001], &[4]), (&[7], &[0]), (&[7], &[9]), (&[], &[4]), (&[7], &[])] {
         let candidates = Candidates::QuantisedTopK { keeps, bits };
         check_rows(backend, &[Job { gradient, candidates, stream: Stream::default() }], relative);
     }
-    for (keep, bits) in [(0, 4), (3001, 4), (7, 1), (7, 9)] {
+    for (keep, bits) in [(0, 4), (3001, 4), (7, 0), (7, 9)] {
         let setting = Setting::QuantisedTopK(QuantisedTopK { keep, bits });
         check_encode(backend, &setting, &gradient, Stream::default());
     }

@@ -128,7 +128,7 @@ fn read(bytes: &[u8], elements: usize) -> Option<Vec<f32>> {
     let (header, body) = bytes.split_at(HEADER_LEN);
     let keep = u32::from_le_bytes(header[4..8].try_into().unwrap()) as usize;
     let (width, coding) = ((header[3] & 15) as usize, header[3] >> 4);
-    if !(2..=8).contains(&width) || keep > elements || (keep == 0) != (elements == 0) {
+    if !(1..=8).contains(&width) || keep > elements || (keep == 0) != (elements == 0) {
         return None;
     }
     let (means, rest) = body.split_at_checked(4 << (width - 1))?;

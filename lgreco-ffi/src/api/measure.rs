@@ -49,7 +49,7 @@ pub struct lgreco_search_options {
     pub min_elements: usize,
     /// Seed of random start matrices: give compressors the same; 0 by default.
     pub seed: u64,
-    /// TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 2 to 8
+    /// TopK, also within HYBRID: how the values it keeps may be sent, LGRECO_WIDTH_FULL and 1 << bits for each of 1 to 8
     /// bits, added up; 0, the default, for full ones alone. `parameter`'s are full.
     pub widths: u64,
     /// How many workers' payloads are averaged, which decides between methods where they mix: the squared errors of QSGD with

@@ -153,7 +153,7 @@ def plan(
         ``size="uniform"`` it is the size that is at most the uniform setting's, or a number of bits. ``alpha`` multiplies what
         the uniform setting has.
     widths
-        How TopK may send the values that it keeps: ``"full"`` and 2 to 8, bits per value; unless given, full.
+        How TopK may send the values that it keeps: ``"full"`` and 1 to 8, bits per value; unless given, full.
     solver
         ``"exact"``: proved optimal; ``"dp"``: Algorithm 1 of the paper.
     metric

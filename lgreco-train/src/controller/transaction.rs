@@ -112,4 +112,19 @@ impl Controller {
         }
         outcome
     }
+
+    /// Forgets residuals where the means of the last step, layer by layer, are not zero. The step can then no longer be rolled
+    /// back.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Length`](crate::CoreError::Length) for means of another
+    /// length than the layer's.
+    pub(crate) fn forget_moved<'a>(&mut self, means: impl Iterator<Item = &'a [f32]>) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        for (state, mean) in self.states.iter_mut().zip(means) {
+            state.undo = Undo::Nothing;
+            state.memory.iter_mut().try_for_each(|memory| memory.forget(mean))?;
+        }
+        Ok(())
+    }
 }

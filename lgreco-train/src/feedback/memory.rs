@@ -1,7 +1,7 @@
 //! The memory of one layer on one rank.
 
 use super::kernels::{Commit, Distance, Offer, Update};
-use super::{Rule, plain};
+use super::{Rule, plain, storage};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Element, Gradient, Shape, with_elements};
 use crate::rng::Stream;
@@ -138,6 +138,18 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Memory<W> {
             }));
         }
         self.commit::<f32>(Update::Scale { factor }, &[], &[], stream)
+    }
+
+    /// Forgets a residual where `places` is not zero. An estimate stays what it is.
+    ///
+    /// # Errors
+    /// [`CoreError::Length`] when `places` has not one number per element.
+    pub(crate) fn forget(&mut self, places: &[f32]) -> Result<(), Error> {
+        expect_len("memory values", self.shape.elements(), places.len())?;
+        if let Rule::Residual(residual) | Rule::Mixed(residual) = self.rule {
+            storage::clear(residual.storage, self.words.as_mut(), places);
+        }
+        Ok(())
     }
 
     /// Writes what this step is to compress: `m + g`, for EF21 `g − e`. The first half of [`step`](Memory::step).

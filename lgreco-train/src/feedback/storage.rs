@@ -151,6 +151,19 @@ pub(super) fn store(storage: Storage, words: &mut [u64], n: usize, start: usize,
     }
 }
 
+/// Zeros for those of the first elements whose place in `places` is not zero; groups keep their scale.
+pub(super) fn clear(storage: Storage, words: &mut [u64], places: &[f32]) {
+    fn clear<T: bytemuck::Pod>(words: &mut [u64], places: &[f32]) {
+        let elements = bytemuck::cast_slice_mut::<u64, T>(words).iter_mut().zip(places);
+        elements.filter(|(_, place)| **place != 0.0).for_each(|(x, _)| *x = T::zeroed());
+    }
+    match storage {
+        Storage::F32 => clear::<u32>(words, places),
+        Storage::Bf16 => clear::<u16>(words, places),
+        Storage::Int8 => clear::<u8>(words, places),
+    }
+}
+
 /// Bits of the largest magnitude; those of NaN exceed those of infinity.
 #[inline(always)]
 pub(super) fn largest_bits(block: &Block) -> u32 {

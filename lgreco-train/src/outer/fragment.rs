@@ -4,7 +4,7 @@ use super::Outer;
 use crate::Error;
 use crate::controller::{Budget, Config, Controller, Outcome, Policy, Report, Tensor};
 use crate::exchange::Collective;
-use crate::gradient::ValuesMut;
+use crate::gradient::{Dtype, ValuesMut};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -15,8 +15,10 @@ pub(super) struct Fragment {
     /// Parameters after the last outer step, layer by layer.
     pub starts: Vec<Vec<f32>>,
     pub velocities: Vec<Vec<f32>>,
-    /// Room for pseudo-gradients.
-    moved: Vec<Vec<f32>>,
+    /// Room for pseudo-gradients, layer after layer.
+    moved: Vec<f32>,
+    /// Whether the controller has all layers as one.
+    joined: bool,
 }
 
 impl Fragment {
@@ -24,14 +26,17 @@ impl Fragment {
         layers: Range<usize>,
         config: Config,
         tensors: Vec<Tensor>,
+        joined: bool,
         parameters: &[&mut [f32]],
         collective: &C,
     ) -> Result<Self, Error> {
         let starts: Vec<Vec<f32>> = parameters.iter().map(|values| values.to_vec()).collect();
-        let zeros: Vec<Vec<f32>> = starts.iter().map(|values| vec![0.0; values.len()]).collect();
+        let velocities = starts.iter().map(|values| vec![0.0; values.len()]).collect();
+        let moved = vec![0.0; starts.iter().map(Vec::len).sum()];
+        let tensors = if joined { vec![one_of(&tensors)?] } else { tensors };
         let mut controller = Controller::new(config, tensors, collective)?;
         controller.compress_warmup()?;
-        Ok(Fragment { layers, controller, starts, velocities: zeros.clone(), moved: zeros })
+        Ok(Fragment { layers, controller, starts, velocities, moved, joined })
     }
 
     pub(super) fn layers(&self) -> Range<usize> {
@@ -53,19 +58,37 @@ impl Fragment {
         collective: &mut C,
         parameters: &mut [&mut [f32]],
     ) -> Result<Report, Error> {
-        for ((moved, start), now) in self.moved.iter_mut().zip(&self.starts).zip(&*parameters) {
+        let lens = self.starts.iter().map(Vec::len);
+        for ((moved, start), now) in parts(&mut self.moved, lens.clone()).zip(&self.starts).zip(&*parameters) {
             moved.iter_mut().zip(start).zip(&**now).for_each(|((moved, start), now)| *moved = start - now);
         }
-        let mut views: Vec<ValuesMut<'_>> = self.moved.iter_mut().map(|moved| ValuesMut::F32(moved)).collect();
-        let report = self.controller.step(collective, &mut views, outer.learning_rate.into())?;
+        let mut views = match self.joined {
+            true => vec![ValuesMut::F32(&mut self.moved)],
+            false => parts(&mut self.moved, lens.clone()).map(ValuesMut::F32).collect(),
+        };
+        let report = match self.controller.step(collective, &mut views, outer.learning_rate.into()) {
+            Err(Error::NonFiniteGradient { index, value, .. }) if self.joined => {
+                let (layer, index) = place(index, lens);
+                return Err(Error::NonFiniteGradient { layer, index, value });
+            }
+            report => report?,
+        };
         if report.outcome != Outcome::Exchanged {
             return Ok(report);
+        }
+        if outer.forget_moved {
+            let mut means = &self.moved[..];
+            let lens = self.starts.iter().map(Vec::len);
+            let lens = if self.joined { vec![means.len()] } else { lens.collect() };
+            let layers = lens.into_iter().map(|len| means.split_off(..len).unwrap_or_default());
+            self.controller.forget_moved(layers)?;
         }
         if outer.feedback_decay < 1.0 {
             self.controller.rescale_residuals(outer.feedback_decay)?;
         }
-        let layers = self.starts.iter_mut().zip(&mut self.velocities).zip(&self.moved).zip(parameters);
-        for (((start, velocity), mean), now) in layers {
+        let mut means = &self.moved[..];
+        for ((start, velocity), now) in self.starts.iter_mut().zip(&mut self.velocities).zip(parameters) {
+            let mean = means.split_off(..start.len()).unwrap_or_default();
             for ((x, v), mean) in start.iter_mut().zip(velocity).zip(mean) {
                 *v = outer.momentum * *v + mean;
                 *x -= outer.learning_rate * (mean + outer.momentum * *v);
@@ -76,20 +99,49 @@ impl Fragment {
     }
 }
 
-/// What the controller of a part of the layers is told.
-pub(super) fn config_of(config: &Config, lens: &[usize], part: Range<usize>) -> Config {
+/// All layers as one, of one column.
+fn one_of(tensors: &[Tensor]) -> Result<Tensor, Error> {
+    let elements = tensors.iter().map(|tensor| tensor.shape().elements()).sum();
+    Tensor::new("joined", &[elements, 1], Dtype::F32)
+}
+
+/// Consecutive parts of so many values.
+fn parts(mut values: &mut [f32], lens: impl Iterator<Item = usize>) -> impl Iterator<Item = &mut [f32]> {
+    lens.map(move |len| values.split_off_mut(..len).unwrap_or_default())
+}
+
+/// The layer that an element of all belongs to, and its index there.
+fn place(index: usize, lens: impl Iterator<Item = usize>) -> (usize, usize) {
+    let mut first = 0;
+    for (layer, len) in lens.enumerate() {
+        if index - first < len {
+            return (layer, index - first);
+        }
+        first += len;
+    }
+    (0, index)
+}
+
+/// What the controller of a part of the layers is told, which has a range of so many settings.
+pub(super) fn config_of(
+    config: &Config,
+    lens: &[usize],
+    part: Range<usize>,
+    settings: (Range<usize>, usize),
+) -> Config {
     let elements = |lens: &[usize]| lens.iter().map(|&len| len as u128).sum::<u128>();
-    let (own, all) = (elements(&lens[part.clone()]), elements(lens).max(1));
+    let (own, all) = (elements(&lens[part]), elements(lens).max(1));
     let mut config = config.clone();
     config.budget = match config.budget {
         Budget::Bits(bits) => Budget::Bits((u128::from(bits) * own / all) as u64),
         Budget::Seconds(seconds) => Budget::Seconds(seconds * own as f64 / all as f64),
         relative => relative,
     };
+    let (own, count) = settings;
     if let Policy::Fixed(settings) = &mut config.policy
-        && settings.len() == lens.len()
+        && settings.len() == count
     {
-        *settings = settings[part].to_vec();
+        *settings = settings[own].to_vec();
     }
     config
 }

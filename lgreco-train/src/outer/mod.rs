@@ -13,6 +13,10 @@
 //! Douillard et al., "DiLoCo" (2023), is this uncompressed; with decay, TopK and values in few bits it is Sarfi et al., "SparseLoCo"
 //! (2025), which does without momentum. Layers may be averaged in turn, in fragments, so that less travels at a time
 //! (Douillard et al., "Streaming DiLoCo", 2025). Inner optimisers keep their state.
+//!
+//! What the mean moves may be forgotten, `e = 0` where `mean Δ̂ ≠ 0`: workers that train for the same end want the same moves,
+//! and those that others have made need not be made again. Lin et al., "Deep gradient compression" (2018), forget the momentum
+//! of what a worker itself sends, for a similar reason.
 
 mod fragment;
 mod saved;
@@ -46,17 +50,33 @@ pub struct Outer {
     /// Into how many parts of about equal size the layers are divided, which are averaged in turn, equally spaced; from 1 to
     /// the smaller of `every` and the number of layers. 1 unless told otherwise.
     pub fragments: usize,
+    /// Whether the layers of a fragment are compressed as one, of one column and below 2^32 elements, vectors among them. TopK
+    /// then keeps the largest values of all layers, each worker its own and wherever they are this time, where a plan keeps so
+    /// many of each layer until the next one; one header serves all. `false` unless told otherwise.
+    pub joined: bool,
+    /// Whether a worker forgets what it has not sent of an element that the mean moves: others have moved it, and what is left
+    /// would move it too far; it bears a higher learning rate. For TopK, whose mean leaves most elements alone; of an estimate
+    /// (EF21) nothing is forgotten. `false` unless told otherwise.
+    pub forget_moved: bool,
 }
 
 impl Default for Outer {
     fn default() -> Self {
-        Outer { every: 30, learning_rate: 0.7, momentum: 0.6, feedback_decay: 0.95, fragments: 1 }
+        Outer {
+            every: 30,
+            learning_rate: 0.7,
+            momentum: 0.6,
+            feedback_decay: 0.95,
+            fragments: 1,
+            joined: false,
+            forget_moved: false,
+        }
     }
 }
 
 impl Outer {
     fn check(&self, layers: usize) -> Result<(), Error> {
-        let Outer { every, learning_rate, momentum, feedback_decay, fragments } = *self;
+        let Outer { every, learning_rate, momentum, feedback_decay, fragments, joined: _, forget_moved: _ } = *self;
         let most = layers.max(1).min(usize::try_from(every).unwrap_or(usize::MAX));
         let wrong = [
             ("steps between outer steps", every as f64, every > 0, "at least 1"),
@@ -116,11 +136,12 @@ pub struct OuterStep {
 impl OuterStep {
     /// Begins with rank 0's `parameters`, which all ranks get, one f32 slice per tensor. `config` is that of a controller whose
     /// steps are outer steps. There are few of them, so the first ones, before a plan is made, have the default settings instead
-    /// of none ([`Controller::compress_warmup`]). A fixed policy's settings are for all layers, and so is a budget in bits or seconds, of which each
-    /// fragment has a share by its elements.
+    /// of none ([`Controller::compress_warmup`]). A fixed policy's settings are for all layers, or, where these are joined, for all
+    /// fragments, and so is a budget in bits or seconds, of which each fragment has a share by its elements.
     ///
     /// # Errors
     /// [`CoreError::Parameter`] for what `outer` must not be, and for tensors that are not f32;
+    /// [`CoreError::TooManyElements`] for 2^32 elements and more that are joined;
     /// [`Error::LayerMismatch`] when parameters are not those of the tensors; those of [`Controller::new`] and of the
     /// broadcast.
     ///
@@ -146,10 +167,15 @@ impl OuterStep {
         let parts = divided(&lens, outer.fragments);
         let mut tensors = tensors.into_iter();
         let mut fragments = Vec::with_capacity(parts.len());
-        for part in parts {
-            let config = config_of(&config, &lens, part.clone());
+        for (index, part) in parts.into_iter().enumerate() {
+            let settings = match outer.joined {
+                true => (index..index + 1, outer.fragments),
+                false => (part.clone(), lens.len()),
+            };
+            let config = config_of(&config, &lens, part.clone(), settings);
             let tensors = tensors.by_ref().take(part.len()).collect();
-            fragments.push(Fragment::new(part.clone(), config, tensors, &parameters[part], collective)?);
+            let parameters = &parameters[part.clone()];
+            fragments.push(Fragment::new(part, config, tensors, outer.joined, parameters, collective)?);
         }
         Ok(OuterStep { outer, steps: 0, fragments })
     }
@@ -186,7 +212,8 @@ impl OuterStep {
         self.steps
     }
 
-    /// The layers of each fragment, and the controller of their outer steps, for settings, decisions and metrics.
+    /// The layers of each fragment, and the controller of their outer steps, for settings, decisions and metrics; that of joined
+    /// layers has one layer.
     pub fn fragments(&self) -> impl ExactSizeIterator<Item = (core::ops::Range<usize>, &Controller)> {
         self.fragments.iter().map(|fragment| (fragment.layers(), fragment.controller()))
     }

@@ -9,7 +9,15 @@ use crate::search::{Method, Search};
 use std::vec;
 
 const SHAPES: [[usize; 2]; 3] = [[40, 30], [64, 1], [20, 50]];
-const PLAIN: Outer = Outer { every: 1, learning_rate: 1.0, momentum: 0.0, feedback_decay: 1.0, fragments: 1 };
+const PLAIN: Outer = Outer {
+    every: 1,
+    learning_rate: 1.0,
+    momentum: 0.0,
+    feedback_decay: 1.0,
+    fragments: 1,
+    joined: false,
+    forget_moved: false,
+};
 
 fn tensors() -> Vec<Tensor> {
     let named = SHAPES.iter().zip(["fc1", "bias", "fc2"]);
@@ -69,8 +77,10 @@ impl Rank {
     fn residuals(&self) -> Vec<Vec<f32>> {
         let mut all = vec![];
         for (layers, controller) in self.outer.fragments() {
-            for (layer, place) in layers.enumerate() {
-                let mut residual = vec![0.0; SHAPES[place].iter().product()];
+            let lens = layers.map(|place| SHAPES[place].iter().product());
+            let lens: Vec<usize> = if self.outer.outer.joined { vec![lens.sum()] } else { lens.collect() };
+            for (layer, len) in lens.into_iter().enumerate() {
+                let mut residual = vec![0.0; len];
                 controller.residual(layer, &mut residual).unwrap();
                 all.push(residual);
             }
@@ -79,36 +89,42 @@ impl Rank {
     }
 }
 
-/// By the equations, in f64 and without the library's feedback: parameters of all ranks after so many steps.
-fn by_equations(outer: &Outer, world: u32, keep: Option<usize>, steps: u64) -> Vec<Vec<f64>> {
-    let wide = |values: Vec<Vec<f32>>| -> Vec<Vec<f64>> {
-        values.into_iter().map(|values| values.into_iter().map(f64::from).collect()).collect()
-    };
+/// By the equations, in f64 and without the library's feedback: the values of all ranks after so many steps.
+fn by_equations(outer: &Outer, world: u32, keep: Option<usize>, steps: u64) -> Vec<f64> {
+    let wide = |values: Vec<Vec<f32>>| -> Vec<f64> { values.concat().into_iter().map(f64::from).collect() };
     let mut shared = wide(start());
-    let mut velocities: Vec<Vec<f64>> = shared.iter().map(|values| vec![0.0; values.len()]).collect();
-    let mut residuals = vec![velocities.clone(); world as usize];
+    let lens = SHAPES.map(|[rows, cols]| rows * cols);
+    let selected: &[usize] = if outer.joined { &[shared.len()] } else { &lens };
+    let mut velocity = vec![0.0; shared.len()];
+    let mut residuals = vec![velocity.clone(); world as usize];
     let [eta, mu, beta] = [outer.learning_rate, outer.momentum, outer.feedback_decay].map(f64::from);
     for round in 0..steps / outer.every {
-        for layer in 0..SHAPES.len() {
-            let mut mean = vec![0.0; shared[layer].len()];
-            for rank in 0..world {
-                let residual = &mut residuals[rank as usize][layer];
-                for step in round * outer.every..(round + 1) * outer.every {
-                    let noise = noise(layer as u32, rank, step, mean.len());
-                    residual.iter_mut().zip(noise).for_each(|(e, noise)| *e += 0.01 * f64::from(noise));
-                }
-                let mut order: Vec<usize> = (0..residual.len()).collect();
+        let mut mean = vec![0.0; shared.len()];
+        for (rank, residual) in (0..).zip(&mut residuals) {
+            for step in round * outer.every..(round + 1) * outer.every {
+                let noise = wide((0..).zip(lens).map(|(layer, len)| noise(layer, rank, step, len)).collect());
+                residual.iter_mut().zip(noise).for_each(|(e, noise)| *e += 0.01 * noise);
+            }
+            let mut first = 0;
+            for len in selected {
+                let mut order: Vec<usize> = (first..first + len).collect();
                 order.sort_by(|&i, &j| residual[j].abs().total_cmp(&residual[i].abs()));
-                for &i in &order[..keep.unwrap_or(order.len())] {
+                for &i in &order[..keep.unwrap_or(*len)] {
                     mean[i] += residual[i] / f64::from(world);
                     residual[i] = 0.0;
                 }
-                residual.iter_mut().for_each(|e| *e *= beta);
+                first += len;
             }
-            for ((x, v), mean) in shared[layer].iter_mut().zip(&mut velocities[layer]).zip(mean) {
-                *v = mu * *v + mean;
-                *x -= eta * (mean + mu * *v);
+            residual.iter_mut().for_each(|e| *e *= beta);
+        }
+        if outer.forget_moved {
+            for (place, _) in mean.iter().enumerate().filter(|(_, mean)| **mean != 0.0) {
+                residuals.iter_mut().for_each(|residual| residual[place] = 0.0);
             }
+        }
+        for ((x, v), mean) in shared.iter_mut().zip(&mut velocity).zip(mean) {
+            *v = mu * *v + mean;
+            *x -= eta * (mean + mu * *v);
         }
     }
     shared
@@ -121,17 +137,26 @@ fn outer_steps_are_those_of_the_equations() {
         (Outer { every: 3, ..Outer::default() }, None),
         (Outer { every: 3, ..Outer::default() }, Some(8)),
         (Outer { every: 2, momentum: 0.9, feedback_decay: 0.5, ..Outer::default() }, Some(8)),
+        (Outer { every: 3, joined: true, ..Outer::default() }, None),
+        (Outer { every: 2, momentum: 0.9, feedback_decay: 0.5, joined: true, ..Outer::default() }, Some(24)),
+        (Outer { every: 1, forget_moved: true, ..Outer::default() }, Some(40)),
+        (Outer { every: 2, forget_moved: true, joined: true, ..Outer::default() }, Some(700)),
+        (Outer { every: 2, feedback_decay: 1.0, forget_moved: true, ..Outer::default() }, Some(60)),
     ] {
         let expected = by_equations(&outer, 3, keep, 12);
         let found = threads::run(3, |mut worker| {
-            let mut rank = Rank::new(outer, config(keep.map(|keep| settings(keep as u32))), &mut worker);
+            let settings = keep.map(|keep| match outer.joined {
+                true => settings(keep as u32)[..1].to_vec(),
+                false => settings(keep as u32),
+            });
+            let mut rank = Rank::new(outer, config(settings), &mut worker);
             (0..12).for_each(|_| {
                 rank.step(&mut worker).unwrap();
             });
             rank.parameters
         });
         assert!(found.iter().all(|parameters| *parameters == found[0]), "ranks differ");
-        for (found, expected) in found[0].iter().flatten().zip(expected.iter().flatten()) {
+        for (found, expected) in found[0].iter().flatten().zip(&expected) {
             assert!((f64::from(*found) - expected).abs() < 1e-5, "{found}, not {expected}: {outer:?} {keep:?}");
         }
     }
@@ -188,18 +213,40 @@ fn budgets_in_bits_are_for_all_fragments() {
     let lens = [300, 100];
     let mut told = config(Some(settings(1)[..2].to_vec()));
     told.budget = Budget::Bits(1001);
-    let [first, second] = [0..1, 1..2].map(|part| fragment::config_of(&told, &lens, part));
+    let [first, second] = [0..1, 1..2].map(|part| fragment::config_of(&told, &lens, part.clone(), (part, 2)));
     assert_eq!((first.budget, second.budget), (Budget::Bits(750), Budget::Bits(250)));
     assert_eq!(first.policy, Policy::Fixed(settings(1)[..1].to_vec()));
     told.budget = Budget::Size;
-    assert_eq!(fragment::config_of(&told, &lens, 0..1).budget, Budget::Size);
+    assert_eq!(fragment::config_of(&told, &lens, 0..1, (0..1, 2)).budget, Budget::Size);
+}
+
+#[test]
+fn joined_layers_have_a_controller_and_a_setting_per_fragment() {
+    let outer = Outer { every: 4, fragments: 2, joined: true, ..Outer::default() };
+    let told = vec![settings(8)[0], settings(5)[0]];
+    let mut worker = ThreadCollective::group(1).remove(0);
+    let rank = Rank::new(outer, config(Some(told.clone())), &mut worker);
+    let layers: Vec<_> = rank.outer.fragments().map(|(layers, _)| layers).collect();
+    assert_eq!(layers, [0..1, 1..3]);
+    for ((_, controller), setting) in rank.outer.fragments().zip(&told) {
+        assert_eq!(controller.setting(0), *setting);
+    }
+    let mut parameters = start();
+    let refused = OuterStep::new(outer, config(Some(settings(8))), tensors(), &mut views(&mut parameters), &mut worker);
+    assert!(refused.is_err(), "a setting per layer");
 }
 
 #[test]
 fn saved_steps_continue_to_the_bit() {
+    for joined in [false, true] {
+        saved_steps_continue(Outer { every: 3, fragments: 2, joined, ..Outer::default() });
+    }
+}
+
+fn saved_steps_continue(outer: Outer) {
     threads::run(2, |mut worker| {
-        let outer = Outer { every: 3, fragments: 2, ..Outer::default() };
-        let make = |worker: &mut ThreadCollective| Rank::new(outer, config(Some(settings(8))), worker);
+        let settings = settings(8)[..if outer.joined { 2 } else { 3 }].to_vec();
+        let make = |worker: &mut ThreadCollective| Rank::new(outer, config(Some(settings.clone())), worker);
         let mut rank = make(&mut worker);
         (0..7).for_each(|_| {
             rank.step(&mut worker).unwrap();
@@ -265,9 +312,15 @@ fn one_may_leave_and_another_join() {
 
 #[test]
 fn what_is_not_finite_on_one_rank_fails_on_all_and_changes_nothing() {
-    let outer = Outer { every: 2, ..Outer::default() };
+    for joined in [false, true] {
+        what_is_not_finite(Outer { every: 2, joined, ..Outer::default() });
+    }
+}
+
+fn what_is_not_finite(outer: Outer) {
+    let settings = settings(8)[..if outer.joined { 1 } else { 3 }].to_vec();
     let found = threads::run(2, |mut worker| {
-        let mut rank = Rank::new(outer, config(Some(settings(8))), &mut worker);
+        let mut rank = Rank::new(outer, config(Some(settings.clone())), &mut worker);
         (0..3).for_each(|_| {
             rank.step(&mut worker).unwrap();
         });

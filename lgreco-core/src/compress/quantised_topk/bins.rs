@@ -100,7 +100,7 @@ mod tests {
     fn edges_are_where_bins_begin() {
         for (low, high) in [(5, 5), (0, 1), (100, 163), (0x3f80_0000, 0x4123_4567), (1, 0x7f7f_ffff), (0, 0x7f7f_ffff)]
         {
-            for bits in 2..=8 {
+            for bits in 1..=8 {
                 let bins = Bins::new(bits, low, high);
                 assert_eq!((bins.of(low), bins.edge(bins.count())), (0, high + 1));
                 assert!(bins.of(high) < bins.count() && bins.of(0) == 0);
@@ -112,7 +112,7 @@ mod tests {
                     );
                 }
                 // Bins of a bit less are pairs of these.
-                if bits > 2 {
+                if bits > 1 {
                     let pairs = Bins::new(bits - 1, low, high);
                     assert!((1..pairs.count()).all(|bin| pairs.edge(bin) == bins.edge(2 * bin)));
                 }
@@ -124,7 +124,7 @@ mod tests {
     fn a_mean_of_equal_magnitudes_is_that_magnitude() {
         let magnitudes = [0, 1, 2, 3, 0x007f_ffff, 0x0080_0000, 0x0080_0001, 0x04ff_ffff, 0x3f80_0001, 0x7f7f_ffff];
         for magnitude in magnitudes {
-            for bits in 2..=8 {
+            for bits in 1..=8 {
                 let mut sums = Sums::new(Bins::new(bits, magnitude, magnitude), [magnitude].into_iter());
                 let bins: [usize; 3] = core::array::from_fn(|_| sums.add(magnitude));
                 assert_eq!((bins, sums.means().next()), ([0; 3], Some(magnitude)), "{magnitude:x}");

@@ -23,7 +23,7 @@ use crate::error::{expect_len, expect_room};
 /// # Errors
 /// [`Error::Length`] when `values` has not the tensor's length or the body not the header's;
 /// [`Error::PayloadHeader`] when the payload is not of this method or its variant is not the one its numbers imply;
-/// [`Error::Parameter`] when the bits are not 2 to 8 or it keeps none of the elements or more than there are;
+/// [`Error::Parameter`] when the bits are not 1 to 8 or it keeps none of the elements or more than there are;
 /// [`Error::PayloadBody`] when a mean is not finite and ≥ 0, positions do not ascend, leave the tensor or are not as many
 /// as the codes, or padding is not zero.
 ///

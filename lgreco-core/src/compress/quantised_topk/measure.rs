@@ -26,7 +26,7 @@ pub fn measure_workspace_len(shape: Shape, keeps: &[u32]) -> usize {
 ///
 /// # Errors
 /// [`Error::NonFinite`] with the first offender; [`Error::Parameter`] when a `keep` is not between 1 and the number of
-/// elements (0 if there are none) or bits are not 2 to 8; [`Error::Length`] when `squared_errors` has not a place per
+/// elements (0 if there are none) or bits are not 1 to 8; [`Error::Length`] when `squared_errors` has not a place per
 /// candidate or `workspace` is shorter than [`measure_workspace_len`].
 ///
 /// # Complexity
@@ -113,7 +113,7 @@ fn quantised(runs: &Runs<'_>, keep: usize) -> [f64; 9] {
         start = end;
     }
     let mut errors = [0.0; 9];
-    for bits in (2..=8).rev() {
+    for bits in (1..=8).rev() {
         let count = 1 << (bits - 1);
         errors[bits] = stats[..count].iter().map(Stat::squared_error).sum();
         for bin in 0..count / 2 {

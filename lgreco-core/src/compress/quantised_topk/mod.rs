@@ -1,4 +1,4 @@
-//! TopK whose kept values travel in a few bits: a sign, and which of 2 to 128 bins the magnitude is in.
+//! TopK whose kept values travel in a few bits: a sign, and which of 1 to 128 bins the magnitude is in.
 //!
 //! The bins divide the magnitudes from the smallest that is kept (zeros aside) to the largest evenly by their bits as
 //! f32, which is nearly geometrically: an f32's bits are a piecewise linear logarithm. What a bin decodes to is the mean
@@ -7,7 +7,7 @@
 //! mean errs by less than zeros would, so that this is a contraction, as TopK is.
 //!
 //! # Payload body
-//! `parameter` is k. `variant` holds the bits per value, 2 to 8, in bits 0–3, and the position layout of
+//! `parameter` is k. `variant` holds the bits per value, 1 to 8, in bits 0–3, and the position layout of
 //! [`topk`](super::topk) in bits 4–5; the others are 0.
 //!
 //! | bytes | content |
@@ -71,7 +71,7 @@ use crate::select;
 pub struct QuantisedTopK {
     /// Number of elements kept: between 1 and the number of elements, or 0 of a tensor without elements.
     pub keep: u32,
-    /// Bits per value, the sign among them: 2 to 8.
+    /// Bits per value, the sign among them: 1 to 8.
     pub bits: u8,
 }
 
@@ -90,10 +90,10 @@ impl Parts {
 
 impl QuantisedTopK {
     pub(super) fn check(&self) -> Result<(), Error> {
-        if (2..=8).contains(&self.bits) {
+        if (1..=8).contains(&self.bits) {
             return Ok(());
         }
-        Err(Error::Parameter { what: "bits per kept value", value: self.bits.into(), expected: "2 to 8" })
+        Err(Error::Parameter { what: "bits per kept value", value: self.bits.into(), expected: "1 to 8" })
     }
 
     fn parts(&self, elements: usize) -> Result<Parts, Error> {

@@ -42,7 +42,7 @@ fn tensors_of_all_kinds() {
             let finite = crate::compress::check_finite(&gradient).is_ok();
             let keeps = [1, elements / 100, elements / 10, elements - elements / 3, elements];
             let keeps = keeps.map(|keep| keep.clamp(1, elements) as u32);
-            for bits in [2, 5, 8] {
+            for bits in [1, 2, 5, 8] {
                 keeps.iter().for_each(|&keep| check_round_trip(&gradient, QuantisedTopK { keep, bits }));
             }
             if finite {
@@ -73,18 +73,24 @@ fn zeros_are_in_the_lowest_bin() {
 }
 
 #[test]
+fn one_bit_is_a_sign_and_the_mean_of_all() {
+    assert_eq!(decoded(&[3.0, 0.5, -1.0, -8.0, 0.25], 3, 1), [4.0, 0.0, -4.0, -4.0, 0.0]);
+}
+
+#[test]
 fn sizes_are_exact() {
     let shape = Shape::new(1000, 1000).unwrap();
     let len = |keep, bits| QuantisedTopK { keep, bits }.payload_len(shape, Dtype::F32).unwrap();
     assert_eq!(len(10_000, 4), 16 + 4 * 8 + 5000 + 10_703);
     assert_eq!(len(10_000, 2), 16 + 4 * 2 + 2500 + 10_703);
+    assert_eq!(len(10_000, 1), 16 + 4 + 1250 + 10_703);
     assert_eq!(len(1, 8), 16 + 4 * 128 + 1 + 4);
     assert_eq!(len(1_000_000, 3), 16 + 4 * 4 + 375_000);
 }
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    for bits in [0, 1, 9, 255] {
+    for bits in [0, 9, 255] {
         let top = QuantisedTopK { keep: 1, bits };
         let refused = top.payload_len(Shape::new(3, 1).unwrap(), Dtype::F32);
         assert!(matches!(refused, Err(Error::Parameter { what: "bits per kept value", .. })));
@@ -125,7 +131,7 @@ fn what_no_encoder_writes_is_refused() {
         check_payload(&bad);
         decode(&bad, &mut [0.0; 100]).unwrap_err()
     };
-    assert!(matches!(refused(3, 1 | 2 << 4), Error::Parameter { .. })); // one bit
+    assert!(matches!(refused(3, 2 << 4), Error::Parameter { .. })); // no bits
     assert!(matches!(refused(3, 3 | 1 << 4), Error::PayloadHeader { what: "variant", .. })); // another layout
     assert!(matches!(refused(4, 101), Error::Parameter { .. }));
     assert!(matches!(refused(4, 0), Error::Parameter { .. }));
@@ -145,7 +151,7 @@ fn candidates_are_settings() {
     assert_eq!((settings, candidates.len()), (vec![of(3, 8), of(3, 2), of(1, 8), of(1, 2)], 4));
     assert_eq!(Candidates::QuantisedTopK { keeps: &[3, 1], bits: &[] }.setting(0), None);
     assert_eq!("topk 3 bits 8".parse(), Ok(of(3, 8)));
-    for wrong in ["topk 3 bits", "topk 3 bits 9", "topk 3 bits 1", "topk 3 8", "topk 3 bits 4 f16", "topk 3 f16 bits 4"]
+    for wrong in ["topk 3 bits", "topk 3 bits 9", "topk 3 bits 0", "topk 3 8", "topk 3 bits 4 f16", "topk 3 f16 bits 4"]
     {
         assert!(wrong.parse::<Setting>().is_err(), "{wrong}");
     }
@@ -158,7 +164,7 @@ proptest! {
     fn any_magnitudes(
         words in prop::collection::vec(prop_oneof![any::<u32>(), 0x3f00_0000u32..0x4100_0000, Just(0), 0u32..100], 1..300),
         keep in any::<prop::sample::Index>(),
-        bits in 2u8..=8,
+        bits in 1u8..=8,
     ) {
         let values: Vec<f32> = words.iter().map(|&word| f32::from_bits(word)).collect();
         check_round_trip(&vector(&values), QuantisedTopK { keep: keep.index(values.len()) as u32 + 1, bits });
@@ -168,7 +174,7 @@ proptest! {
     fn any_damage(
         elements in 1usize..200,
         keep in any::<prop::sample::Index>(),
-        bits in 2u8..=8,
+        bits in 1u8..=8,
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
         let values: Vec<f32> = (0..elements).map(|i| (i as f32).sin()).collect();

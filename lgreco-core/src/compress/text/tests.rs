@@ -142,7 +142,7 @@ fn what_is_not_understood_is_named() {
         ("qsgd 4 near", "setting: `near` is unknown: is `nearest` meant?"),
         ("qsgd 4 min-max max-norm", "setting: found `max-norm`, expected each parameter once"),
         ("topk k=786", "setting: found `k=786`, expected a number of elements"),
-        ("topk 786 bits 9", "bits per kept value is 9, expected 2 to 8"),
+        ("topk 786 bits 9", "bits per kept value is 9, expected 1 to 8"),
         ("topk 786 4", "setting: found `4`, expected no further number"),
         ("topk 786 f16 bits 4", "setting: found `bits`, expected a type or bits, not both"),
         ("topk 786 fp16", "setting: `fp16` is unknown: is `f16` meant?"),

@@ -62,6 +62,26 @@ fn rounding_is_right_on_average() {
 }
 
 #[test]
+fn what_is_forgotten_is_zero_and_all_else_as_it_was() {
+    let (values, places) = (noise(600, 3), Vec::from_iter((0..600).map(|i| if i % 7 == 2 { -0.5 } else { 0.0 })));
+    let residuals = Storage::ALL.map(|storage| Residual { storage, ..Residual::CLASSIC });
+    let forgetful = residuals.iter().flat_map(|&residual| [Rule::Residual(residual), Rule::Mixed(residual)]);
+    for (rule, forgets) in forgetful.map(|rule| (rule, true)).chain([(Rule::Ef21, false)]) {
+        let mut memory = Memory::owned(rule, vector(600)).unwrap();
+        memory.set(&values, Stream::default()).unwrap();
+        let [mut before, mut after] = [[f32::NAN; 600]; 2];
+        memory.values(&mut before).unwrap();
+        memory.forget(&places).unwrap();
+        memory.values(&mut after).unwrap();
+        for (i, (before, after)) in before.iter().zip(after).enumerate() {
+            let forgotten = forgets && i % 7 == 2;
+            assert_eq!(after.to_bits(), if forgotten { 0 } else { before.to_bits() }, "{rule:?}, element {i}");
+        }
+        assert!(matches!(memory.forget(&places[1..]), Err(Error::Core(CoreError::Length { .. }))));
+    }
+}
+
+#[test]
 fn the_ends_of_the_range() {
     for (storage, largest) in [
         (Storage::F32, f32::MAX),
