@@ -1,5 +1,4 @@
-// What exchanges on the device have in common, whatever the method: what changes from step to step, what goes wrong, and
-// what ranks say of it.
+// What exchanges on the device have in common, whatever the method: what goes wrong, and what ranks say of it.
 
 // What changes from step to step, and what all layers have in common.
 struct Program {
@@ -58,7 +57,8 @@ __device__ inline void tell(Program* program, u32* message) {
     message[3] = 0;
 }
 
-// The first rank that has failed, or is at another step, or compresses otherwise, or has a broken payload; their number for none.
+// The first rank that has failed, or is at another step, or compresses otherwise, or has a broken payload; their number
+// for none.
 __device__ inline u32 first_faulty(const Program& program, const u8* messages) {
     for (u32 rank = 0; rank < program.world; rank++) {
         const u32* words = reinterpret_cast<const u32*>(messages + rank * program.apart);
