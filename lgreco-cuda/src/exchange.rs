@@ -185,10 +185,10 @@ impl CudaBackend {
         Ok(exchange)
     }
 
-    /// Enqueued, in two launches, and with layers under TopK in at most six: this rank's message for all layers under QSGD and
-    /// TopK, `residual + gradient` under each one's setting with the random words of the exchange's step, and what is to be
-    /// remembered. Bit for bit the core's payloads, each at a multiple of 16. Nothing where all layers travel by sums. May be
-    /// captured into a graph.
+    /// Enqueued, in two launches, with layers under TopK in at most six, and in one more where some of them are in few bits:
+    /// this rank's message for all layers under QSGD and TopK, `residual + gradient` under each one's setting with the random
+    /// words of the exchange's step, and what is to be remembered. Bit for bit the core's payloads, each at a multiple of 16.
+    /// Nothing where all layers travel by sums. May be captured into a graph.
     ///
     /// # Errors
     /// [`Error::Memory`] when an address is 0, the message's no multiple of 16, or the gradients' none of their type's size;
@@ -231,15 +231,15 @@ impl CudaBackend {
     /// Enqueued, in two launches, and with layers under TopK in at most four: the means of all ranks' messages, which lie one
     /// after another, in the order of the ranks, and the step's end. Nothing where all layers travel by sums: then
     /// [`average_exchange`](CudaBackend::average_exchange) ends the step. Where a rank has failed, or is at another step, or
-    /// has another program, or a payload of TopK's that no encoder wrote, means are what [`OnFault`] says and residuals stay as
-    /// they were, on all ranks; so do they where a mean leaves its type. The means may
-    /// take the gradients' places. May be captured into a graph.
+    /// has another program, or a payload under TopK that no encoder wrote, means are what [`OnFault`] says and residuals stay
+    /// as they were, on all ranks; so do they where a mean leaves its type. The means may take the gradients' places. May be
+    /// captured into a graph.
     ///
     /// # Errors
     /// As [`encode_exchange`](CudaBackend::encode_exchange).
     ///
     /// # Complexity
-    /// One read of all payloads, one write of the means.
+    /// One read of all payloads, one write of the means; under TopK three reads of the positions.
     ///
     /// # Safety
     /// The messages are valid memory of as many as there are ranks, and the means of all layers' values, in the backend's

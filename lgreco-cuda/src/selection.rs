@@ -1,11 +1,11 @@
-//! TopK's payloads, of all layers of an exchange or of one, and their means: what `selection.cu` and `kept_means.cu` are
-//! asked to do.
+//! TopK's payloads, of all layers of an exchange or of one, and their means: what `selection.cu`, `few_bits.cu`, `kept.cu` and
+//! `kept_means.cu` are asked to do.
 //!
 //! A layer's k largest are found by counts of the upper 12, the next 10 and the last 9 bits of magnitudes. Only the first is
 //! of all values; what may be among the k largest after it is gathered, in order, and the rest is done with that. For the
 //! gathered there is room for k and a 32nd of the layer. What does not fit, where very many magnitudes share 12 bits (all
-//! are equal, say), stays where the sums are and is read there again by each of the three launches that follow; so is the
-//! whole of a layer that keeps a quarter or more, for which that costs less.
+//! are equal, say), stays where the sums are and is read there again by each of the launches that follow; so is the
+//! whole of a layer that keeps more than 7 of 32, for which that costs less.
 
 use crate::Error;
 use crate::device::{BLOCK, Part};
@@ -19,7 +19,7 @@ use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::gradient::Dtype;
 use lgreco_core::internal::quantised_topk::in_full;
 
-/// `Params` of `selection.cu`.
+/// `Params` of `tops.cu`.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Params {
@@ -35,7 +35,7 @@ impl Params {
     pub(crate) const FIELDS: &[&'static str] = &["dtype", "layers", "spans", "chunks", "remembers"];
 }
 
-/// `Top` of `selection.cu`.
+/// `Top` of `tops.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Top {

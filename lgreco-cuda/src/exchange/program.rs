@@ -297,9 +297,10 @@ impl ExchangeProgram {
     }
 
     /// Bytes of the memory for the program itself, which begins at a multiple of 16. Of a layer under TopK 16 KiB are for
-    /// counts, an eighth of its elements' number and 8 per element kept for what is selected from, and about
-    /// [a thousandth](ExchangeConfig::world) of their number per rank for where spans begin; of one under PowerSGD some are for
-    /// what is remembered of its factors, twice, and for what its products are made in.
+    /// counts, or 18.5 KiB in few bits; for what is selected from it there are 8 bytes per element kept and a quarter of one
+    /// for each of its elements, unless it keeps more than 7 of 32; and each of its spans of 4096 elements takes 28 bytes,
+    /// and 4 per rank. Of one under PowerSGD some are for what is remembered of its factors, twice, and for what its products
+    /// are made in.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()
     }

@@ -51,7 +51,7 @@ __device__ inline u32 float_of(u32 digits, u32 exponent) {
     return exponent <= 9 ? digits >> (9 - exponent) : digits << (exponent - 9);
 }
 
-// The means of a layer's bins, those of them at the cut included, to `few` and the payload, by one block. Sums begin anew.
+// The means of a layer's bins, with those at the cut that are kept, to `few` and the payload, by one block. Sums begin anew.
 __device__ inline void make_means(const Top& top, const Cut& cut, const CodeBins& bins, Few* few, u32* words) {
     u32 bin = threadIdx.x;
     if (bin >= 1u << bins.log_count) {

@@ -1,12 +1,12 @@
-// The means of TopK's payloads, in three launches: the ones of bitmaps and bits in unary, counted; whether an encoder wrote the
-// payloads, and where in them each span of a layer begins; the sums of each span in the order of the ranks, in shared
+// The means of TopK's payloads, in three launches: the ones of bitmaps and bits in unary, counted; whether an encoder wrote
+// the payloads, and where in them each span of a layer begins; the sums of each span in the order of the ranks, in shared
 // memory, and the step's end.
 //
 // Payloads come from other ranks: whatever they hold, nothing is read or written elsewhere, and what no encoder writes makes
 // its rank faulty before any mean is written.
 
-// Bits that a thread reads at once, and a block: a chunk. Of layers whose values are all kept, a chunk is as many values as a
-// span.
+// Bits that a block reads at once, 32 per thread: a chunk. Of layers whose values are all kept, a chunk is as many values
+// as a span.
 #define CHUNK (32 * BLOCK)
 // Bits that a thread reads at once where each costs several reads.
 #define FEW 4
@@ -222,8 +222,8 @@ extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_
     }
 }
 
-// Adds to a span's sums what a payload, which has been checked, holds of it. All threads of the block must come; they wait
-// for each other before they add what may be another's.
+// Adds to a span's sums what a payload, which has been checked, holds of it. All threads of the block must come; they
+// wait for each other before they add what may be another's.
 __device__ inline void add_span(const Payload& payload, const u32* starts, u32 span, float* sums) {
     const Top& top = payload.top;
     u64 first = u64(span) * SPAN;

@@ -1,5 +1,5 @@
-// What TopK's payloads hold: the kept values in order of position, and their positions as a bitmap or in Elias-Fano's code. The
-// formats are those of lgreco_core::compress::topk.
+// What TopK's payloads hold: the kept values in order of position, and their positions as a bitmap or in Elias-Fano's code.
+// The formats are those of lgreco_core::compress::topk.
 
 struct Params {
     u32 count;

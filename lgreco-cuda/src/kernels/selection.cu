@@ -1,12 +1,11 @@
-// TopK's payloads of all layers of an exchange, in five launches: sums of gradients and residuals, counted by the upper 12
-// bits of their magnitudes; those that may be among the k largest, gathered and counted by the next 10 bits; the same by
-// the last 9, which makes the cut known; how many of each span are kept; what is kept, and what stays. Selection is integer
-// arithmetic, and places come from counts, so nothing depends on the order of blocks.
-//
-// The last block that has been through a layer's spans finds what the next launch needs.
+// Which values are the k largest, of all layers together. One launch sums up gradients and residuals, and counts by the
+// upper 12 bits of magnitudes; one gathers those that may be among the k largest, and counts by the next 10 bits; one counts
+// these by the last 9 bits, which makes the cut known; and one counts how many of each span are kept. The last block that
+// has been through a layer's spans finds what the next launch needs. Selection is integer arithmetic, and places come from
+// counts, so nothing depends on the order of blocks.
 
-// Where number `rank` from above is among 2^BITS bins, and its rank there; the bins begin anew. All threads of the block must
-// come.
+// Where number `rank` from above is among 2^BITS bins, and its rank there; the bins begin anew. All threads of the block
+// must come.
 template <u32 BITS>
 __device__ inline void pick(u32* bins, u32 prefix, u32 rank, Cut* cut) {
     const u32 OWN = (1u << BITS) / BLOCK;
@@ -41,8 +40,8 @@ __device__ inline void count_nothing(u32* room) {
     __syncthreads();
 }
 
-// Gives away what was counted of a layer in `own` spans; the last block picks. Returns whether this is it. All threads of the
-// block must come.
+// Gives away what was counted of a layer in `own` spans; the last block picks. Returns whether this is it. All threads of
+// the block must come.
 template <u32 BITS>
 __device__ inline bool give_counts(u32* room, u32* bins, u32 own, const Top& top, u32 prefix, u32 rank, Cut* cut) {
     __syncthreads();
@@ -87,8 +86,9 @@ __device__ inline void store4(float* values, u64 i, u64 count, const float (&fou
 }
 
 // Sums of gradients and residuals, and their bins.
-extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top* tops, const u32* top_of, Program* program, const void* gradients,
-                                 float* residuals, Cut* cuts, u32* bins) {
+extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top* tops, const u32* top_of,
+                                                             Program* program, const void* gradients,
+                                                             float* residuals, Cut* cuts, u32* bins) {
     __shared__ u32 room[1u << FIRST_BITS];
     count_nothing<FIRST_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
@@ -151,9 +151,10 @@ extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top
 }
 
 // Those that may be among the k largest, in order within each span.
-extern "C" __launch_bounds__(BLOCK, 3) __global__ void gather(Params p, const Top* tops, const u32* top_of, const Program* program,
-                                  const void* gradients, float* residuals, Cut* cuts, u32* bins, Kept* spans,
-                                  uint2* entries) {
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void gather(Params p, const Top* tops, const u32* top_of,
+                                                              const Program* program, const void* gradients,
+                                                              float* residuals, Cut* cuts, u32* bins, Kept* spans,
+                                                              uint2* entries) {
     __shared__ u32 room[1u << SECOND_BITS];
     __shared__ u32 start;
     count_nothing<SECOND_BITS>(room);

@@ -1,4 +1,4 @@
-// TopK: the energy below the k largest magnitudes, for many k from one pass over the values, and where the k largest end.
+// TopK: the energy below the k largest magnitudes, for many k from one pass over the values.
 // What the bins do not tell, a second pass does. All layers take three launches together.
 
 // Part of a row up to which its cut bin's share may be off before the bin is refined.
@@ -106,8 +106,8 @@ struct Share {
     }
 };
 
-// The bin of each k, and its error unless that bin is to be refined: a block of READERS threads for each layer, a warp for each
-// k. `wanted` becomes 1 when any bin is, and slots[bin] one more than the number of a k in it.
+// The bin of each k, and its error unless that bin is to be refined: a block of READERS threads for each layer, a warp for
+// each k. `wanted` becomes 1 when any bin is, and slots[bin] one more than the number of a k in it.
 extern "C" __launch_bounds__(READERS) __global__ void choose(Params p, const Row* rows, const u32* all_keeps, u32* counts,
                                                              u64* lows, u64* all_errors, u32* all_slots, u32* wanted,
                                                              Cut* all_cuts, u64* results) {

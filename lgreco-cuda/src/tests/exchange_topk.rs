@@ -252,6 +252,8 @@ fn planted_faults_are_found() {
         ("span = span_of((bit - index) << payload.top.low_bits);", ""),
         ("begin = (begin >> top.low_bits) + index;", "begin = begin >> top.low_bits;"),
         ("counts[k] = atomicExch(&bins[first + k], 0u);", "counts[k] = bins[first + k];"),
+        ("count += cut.rank;", ""),
+        ("few->exponents[bin] = 0;", "few->exponents[bin] = 200;"),
     ];
     for (from, to) in edits {
         let edit = Edit { module: Module::Selection, from, to };

@@ -8,6 +8,7 @@ use crate::roofline::resnet_50;
 use crate::{
     CudaBackend, DeviceExchange, DeviceGradient, DeviceJob, DeviceJobError, Error, ExchangeConfig, ExchangeProgram,
 };
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -219,6 +220,22 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
 }
 
+/// Five that encode, and one that would note a fault; besides a header of four words, an upload, two clearings and two
+/// copies.
+#[test]
+fn a_layer_under_topk_takes_six_launches() {
+    let of_device = Arc::new(Calls::default());
+    let mut backend = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let shape = Shape::new(640, 64).unwrap();
+    let gradient = DeviceGradient::of_part(Part { address: 256, bytes: 4 * 640 * 64 }, Dtype::F32, shape);
+    let top = Setting::TopK(TopK { keep: 40, values: Dtype::F32 });
+    // SAFETY: a device that counts looks at no address.
+    unsafe { backend.encode_to_device(&top, &gradient, Stream::default(), 256) }.unwrap();
+    let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
+    assert_eq!(entries, ["offer", "gather", "refine", "count_kept", "write_kept", "fault"]);
+    assert_eq!([0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed)), [6, 4 + 1 + 2 + 2, 0]);
+}
+
 /// However many layers there are, and however mixed.
 #[test]
 fn an_exchange_takes_six_launches_and_four() {
@@ -247,6 +264,10 @@ fn an_exchange_takes_six_launches_and_four() {
     let qsgd = Setting::Qsgd(Qsgd::default());
     assert_eq!(calls(&[top, qsgd, Setting::Dense]), (6, 4));
     assert_eq!(calls(&[top]), (5, 3));
+    // Bins and means of few bits take one more.
+    let few = Setting::QuantisedTopK(QuantisedTopK { keep: 40, bits: 4 });
+    assert_eq!(calls(&[few, top]), (6, 3));
+    assert_eq!(calls(&[few, qsgd]), (7, 4));
     assert_eq!(calls(&[qsgd, Setting::Dense]), (2, 2));
     assert!(of_device.launched.get().iter().all(|kernel| of_device.prepared.get().contains(kernel)));
 }
