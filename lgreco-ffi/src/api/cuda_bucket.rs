@@ -99,7 +99,7 @@ pub struct lgreco_cuda_outcome {
     pub fault: lgreco_status,
     /// Of the first value at fault: its layer, as the bucket numbers them.
     pub layer: usize,
-    /// And its element.
+    /// And its element; 0 where a factor of PowerSGD's is.
     pub element: usize,
 }
 

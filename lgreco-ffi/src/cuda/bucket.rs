@@ -70,6 +70,7 @@ impl OnDeviceBucket for DeviceBucket {
             None => (LGRECO_OK, 0, 0),
             Some(ExchangeFault::NonFinite { layer, index }) => (LGRECO_NON_FINITE, layer, index),
             Some(ExchangeFault::Overflow { layer, index }) => (LGRECO_OVERFLOW, layer, index),
+            Some(ExchangeFault::Factor { layer }) => (LGRECO_OVERFLOW, layer, 0),
         };
         let rank = outcome.rank.unwrap_or(LGRECO_NO_RANK);
         Ok(lgreco_cuda_outcome {
