@@ -39,6 +39,15 @@ pub struct Layer {
     pub elements: usize,
     /// Squared l2 norms of its gradients at every decision.
     pub squared_norms: Vec<f64>,
+    /// By how much noise in its values raised the loss at every second decision, over the noise's energy.
+    pub sensitivities: Vec<f64>,
+}
+
+impl Layer {
+    /// The mean of the sensitivities; none is negative.
+    pub fn sensitivity(&self) -> f64 {
+        (self.sensitivities.iter().sum::<f64>() / self.sensitivities.len() as f64).max(0.0)
+    }
 }
 
 /// A plan, held through training.
@@ -55,7 +64,7 @@ pub struct Plan {
 }
 
 /// Trains uncompressed and looks at one worker's own gradients as its controller would: at eight decisions, at the mean of
-/// up to ten steps before each.
+/// up to ten steps before each, and at every second decision at what noise in each layer does to the loss.
 fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
     let scheme = Scheme { method: "none", name: "uncompressed" };
     let mut all = threads::run(WORKERS, |collective| {
@@ -78,9 +87,14 @@ fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
                     };
                 }
                 worker.step(gradients)?;
-                if lead && since == schedule.period - 1 {
-                    errors.add(&window, worker.tensors())?;
-                    window.clear();
+                if since == schedule.period - 1 {
+                    if lead {
+                        errors.add(&window, worker.tensors())?;
+                        window.clear();
+                    }
+                    if (u64::from(step) + 1 - schedule.warmup) / schedule.period % 2 == 0 {
+                        errors.probe(&mut worker)?;
+                    }
                 }
             }
             Ok::<_, Failure>(errors)
@@ -142,10 +156,22 @@ impl Errors {
                     name: tensor.name().into(),
                     elements: tensor.shape().elements(),
                     squared_norms: vec![],
+                    sensitivities: vec![],
                 })
                 .collect(),
             plans: drawn::NAMES.iter().map(plan).collect::<Result<_, Failure>>()?,
         })
+    }
+
+    /// Adds the layers' sensitivities as they are now.
+    fn probe(&mut self, worker: &mut Worker<impl Collective>) -> Result<(), Failure> {
+        let search = Search::new(Method::Hybrid);
+        let taken: Vec<bool> = worker.tensors().iter().map(|tensor| search.takes(tensor.dims())).collect();
+        let taken = taken.into_iter().enumerate().filter_map(|(index, taken)| taken.then_some(index));
+        for (layer, index) in self.layers.iter_mut().zip(taken) {
+            layer.sensitivities.push(worker.sensitivity(index)?);
+        }
+        Ok(())
     }
 
     /// Adds a decision.

@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `uniform` | nothing: the task's setting everywhere |
 //! | `uniform+ramp` | nothing: a ramp-up from a milder setting to half of the task's, at the same bytes |
-//! | `k-means` | CGX's six clusters, within the uniform setting's error |
+//! | `k-means`, `k-means-bytes` | CGX's six clusters, within the uniform setting's error, at its bytes |
 //! | `accordion` | Accordion's detector, between half and twice the uniform setting |
 //! | `legacy` | LEGACY's rule by size and phase of training, at the uniform setting's bytes |
 //! | `l-greco-dp`, `l-greco` | the cheapest plan within the uniform setting's error: L-GreCo's Algorithm 1, proved optimum |
@@ -27,6 +27,7 @@
 //! | `hybrid-bytes` | the plan of all three methods of least squared error at the bytes of uniform 4-bit QSGD |
 //! | …`+bits` | the same, with TopK's values in full or in 2 to 8 bits |
 //! | …`+bf16` | the same, with factors and uncompressed layers summed as bf16; `l-greco-bytes` at the bytes of uniform f32 factors |
+//! | …`+correction` | the same, with DGC's momentum correction: velocities are exchanged, under SGD alone |
 //! | `drawn/1` … `drawn/24` | nothing: a plan drawn at random and held, only where it is asked for; see `--errors` |
 //! | `scalecom` | nothing: as many elements as uniform TopK, at positions that one worker after the other picks |
 
@@ -36,6 +37,7 @@ mod digits;
 mod drawn;
 mod equal_bytes;
 mod errors;
+mod fitted;
 mod frontier;
 mod optimiser;
 mod parameters;
@@ -152,6 +154,7 @@ fn train(args: &Args) -> Result<Vec<Row>, Failure> {
         .iter()
         .flat_map(|task| args.seed.iter().map(move |&seed| (task, seed)))
         .flat_map(|(task, seed)| schemes.iter().map(move |&scheme| (task, seed, scheme)))
+        .filter(|(task, _, scheme)| task.optimizer == Kind::Sgd || !scheme.corrects())
         .collect();
     let known = |results: &Results, (task, seed, scheme): (&Task, u64, Scheme)| {
         results.rows().iter().find(|row| row.is_of(task, scheme, seed)).cloned()

@@ -25,6 +25,8 @@ impl Kind {
 #[derive(Clone)]
 pub struct Optimiser {
     kind: Kind,
+    /// Whether SGD's velocities are exchanged, in place of gradients.
+    corrected: bool,
     steps: i32,
     /// SGD's velocity, AdamW's first moment.
     first: Vec<Vec<f32>>,
@@ -41,7 +43,27 @@ impl Optimiser {
     /// For tensors with these numbers of elements.
     pub fn new(kind: Kind, lens: impl Iterator<Item = usize>) -> Optimiser {
         let first: Vec<Vec<f32>> = lens.map(|len| vec![0.0; len]).collect();
-        Optimiser { kind, steps: 0, second: if kind == Kind::Adamw { first.clone() } else { vec![] }, first }
+        let second = if kind == Kind::Adamw { first.clone() } else { vec![] };
+        Optimiser { kind, corrected: false, steps: 0, second, first }
+    }
+
+    /// SGD under momentum correction (Lin et al., "Deep Gradient Compression", ICLR 2018): each worker has a velocity of its
+    /// own, [`Optimiser::correct`] makes it what is exchanged, and [`Optimiser::step`] has no momentum.
+    pub fn corrected(self) -> Optimiser {
+        Optimiser { corrected: true, ..self }
+    }
+
+    /// What this worker is to exchange: its velocity after these gradients of its own; without momentum correction they
+    /// themselves.
+    pub fn correct(&mut self, gradients: &mut [Vec<f32>]) {
+        if self.corrected {
+            for (gradients, velocity) in gradients.iter_mut().zip(&mut self.first) {
+                for (g, v) in gradients.iter_mut().zip(velocity) {
+                    *v = MOMENTUM * *v + *g;
+                    *g = *v;
+                }
+            }
+        }
     }
 
     /// One step down `gradients`. SGD: `v = 0.9 v + g`, `x −= rate · v`.
@@ -52,8 +74,12 @@ impl Optimiser {
         }
         for ((values, gradients), velocity) in values.iter_mut().zip(gradients).zip(&mut self.first) {
             for ((x, &g), v) in values.iter_mut().zip(gradients).zip(velocity) {
-                *v = MOMENTUM * *v + g;
-                *x -= rate * *v;
+                if self.corrected {
+                    *x -= rate * g;
+                } else {
+                    *v = MOMENTUM * *v + g;
+                    *x -= rate * *v;
+                }
             }
         }
     }

@@ -8,18 +8,21 @@ use std::ops::Range;
 
 const PANEL: (u32, u32) = (460, 360);
 /// Height of the legend.
-pub const LEGEND: u32 = 106;
+pub const LEGEND: u32 = 172;
+/// Width and height of a scheme in it.
+const ENTRY: (usize, usize) = (215, 22);
 /// Of text.
 pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 /// Of lines behind the data.
 pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
-const COLOURS: [(&str, RGBColor); 21] = [
+const COLOURS: [(&str, RGBColor); 25] = [
     ("uncompressed", RGBColor(0x26, 0x2b, 0x33)),
     ("uniform", RGBColor(0x9a, 0xa3, 0xae)),
     ("uniform+ramp", RGBColor(0x5d, 0x66, 0x73)),
     ("k-means", RGBColor(0xb0, 0x7a, 0x2e)),
+    ("k-means-bytes", RGBColor(0x7d, 0x52, 0x14)),
     ("accordion", RGBColor(0xc8, 0x4b, 0x8f)),
     ("legacy", RGBColor(0x8a, 0x8d, 0x2f)),
     ("l-greco-dp", RGBColor(0x7f, 0xb2, 0xe0)),
@@ -34,6 +37,9 @@ const COLOURS: [(&str, RGBColor); 21] = [
     ("l-greco-30x+bits", RGBColor(0xf7, 0xc9, 0x5c)),
     ("uniform+bf16", RGBColor(0xbe, 0x5a, 0x5a)),
     ("l-greco-bytes+bf16", RGBColor(0x8c, 0x1d, 0x40)),
+    ("uniform+correction", RGBColor(0x4b, 0x8f, 0x8c)),
+    ("l-greco-bytes+bits+correction", RGBColor(0x9b, 0x63, 0xd6)),
+    ("l-greco-bytes+bf16+correction", RGBColor(0x5b, 0x2a, 0x86)),
     ("hybrid", RGBColor(0x2e, 0x8b, 0x57)),
     ("hybrid-bytes", RGBColor(0x14, 0x5c, 0x34)),
     ("scalecom", RGBColor(0xd9, 0x53, 0x3c)),
@@ -86,9 +92,9 @@ pub fn colour(scheme: &str) -> RGBColor {
 /// What the colours of these schemes mean.
 pub fn legend<'a>(area: &Area<'_>, shown: impl Iterator<Item = &'a str> + Clone) -> Result<(), Failure> {
     let shown = COLOURS.iter().filter(|(name, _)| shown.clone().any(|scheme| scheme == *name));
-    let columns = (area.dim_in_pixel().0 as usize / 155).max(1);
+    let columns = (area.dim_in_pixel().0 as usize / ENTRY.0).max(1);
     for (index, (name, colour)) in shown.enumerate() {
-        let (x, y) = (24 + 155 * (index % columns) as i32, 12 + 22 * (index / columns) as i32);
+        let (x, y) = ((24 + ENTRY.0 * (index % columns)) as i32, (12 + ENTRY.1 * (index / columns)) as i32);
         area.draw(&PathElement::new([(x, y + 7), (x + 20, y + 7)], colour.stroke_width(3)))?;
         area.draw(&Text::new(*name, (x + 26, y), ("sans-serif", 14).into_font().color(&INK)))?;
     }

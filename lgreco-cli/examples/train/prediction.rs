@@ -1,6 +1,7 @@
 //! How well errors of compression, made into one number per plan, tell what drawn plans cost in loss.
 
-use crate::errors::{Errors, Plan};
+use crate::errors::{Errors, Layer, Plan};
+use crate::fitted;
 use crate::report::Row;
 use crate::summary::Mean;
 use crate::{WORKERS, drawn};
@@ -22,6 +23,13 @@ const METRICS: [(&str, Term, Term); 9] = [
     ("relative squared, noise by workers", |_, r| r, |_, r| averaged(r)),
     ("squared-l2, noise by workers, bias by delay (1−r)", |n, r| n * r / remaining(r), |n, r| n * averaged(r)),
     ("squared-l2, noise by workers, bias by delay (1−r)²", |n, r| n * r / remaining(r).powi(2), |n, r| n * averaged(r)),
+];
+
+/// The same, times the layer's sensitivity to noise (Malinovskii et al., "HIGGS", NAACL 2025: the loss rises linearly with the
+/// layers' squared errors, by coefficients that noise in one layer after the other tells).
+const PROBED: [(&str, Term, Term); 2] = [
+    ("squared-l2 by sensitivity", |n, r| n * r, |n, r| n * r),
+    ("squared-l2 by sensitivity, noise by workers", |n, r| n * r, |n, r| n * averaged(r)),
 ];
 
 fn averaged(r: f64) -> f64 {
@@ -54,14 +62,31 @@ impl<'a> Measured<'a> {
         self.plans.iter().map(|(_, mean)| mean.mean).collect()
     }
 
+    /// What every plan comes to, summed over the runs.
+    fn predicted(
+        &self,
+        predict: impl Fn(&Errors, &Plan) -> Result<f64, lgreco_train::Error>,
+    ) -> Result<Vec<f64>, lgreco_train::Error> {
+        let predict = |(name, _): &(&str, Mean)| {
+            self.errors.iter().filter_map(|errors| Some(predict(errors, errors.plan(name)?))).sum()
+        };
+        self.plans.iter().map(predict).collect()
+    }
+
     fn spearman(
         &self,
         predict: impl Fn(&Errors, &Plan) -> Result<f64, lgreco_train::Error>,
     ) -> Result<f64, lgreco_train::Error> {
-        let predict = |(name, _): &(&str, Mean)| {
-            self.errors.iter().filter_map(|errors| Some(predict(errors, errors.plan(name)?))).sum()
-        };
-        Ok(spearman(&self.plans.iter().map(predict).collect::<Result<Vec<f64>, _>>()?, &self.losses()))
+        Ok(spearman(&self.predicted(predict)?, &self.losses()))
+    }
+
+    /// Of squared errors on half of the plans: with the noise's weight fitted on the other half, and divided by the workers.
+    fn halves(&self) -> Result<[f64; 2], lgreco_train::Error> {
+        let part =
+            |biased: Term, unbiased: Term| self.predicted(|errors, plan| cost(errors, plan, |_| 1.0, biased, unbiased));
+        let (of_biased, of_unbiased) = (part(|n, r| n * r, |_, _| 0.0)?, part(|_, _| 0.0, |n, r| n * r)?);
+        let parts: Vec<[f64; 2]> = std::iter::zip(of_biased, of_unbiased).map(Into::into).collect();
+        Ok(fitted::halves(&parts, &self.losses(), averaged(1.0)))
     }
 }
 
@@ -97,18 +122,37 @@ pub fn table(rows: &[Row], errors: &[Errors]) -> Result<String, lgreco_train::Er
     let _ = writeln!(text, "|---|{}", "--:|".repeat(models.len()));
     text += &line("the size alone", columns(&|measured| measured.spearman(|_, plan| Ok(-(plan.size as f64))))?);
     for (name, biased, unbiased) in METRICS {
-        let cost = |errors: &Errors, plan: &Plan| cost(errors, plan, biased, unbiased);
+        let cost = |errors: &Errors, plan: &Plan| cost(errors, plan, |_| 1.0, biased, unbiased);
         text += &line(name, columns(&|measured| measured.spearman(cost))?);
+    }
+    for (name, biased, unbiased) in PROBED {
+        let cost = |errors: &Errors, plan: &Plan| cost(errors, plan, Layer::sensitivity, biased, unbiased);
+        text += &line(name, columns(&|measured| measured.spearman(cost))?);
+    }
+    let halves = all.iter().map(Measured::halves).collect::<Result<Vec<_>, _>>()?;
+    for (index, name) in
+        ["squared-l2, noise's weight fitted on the other half of the plans", "the same, noise by workers"]
+            .into_iter()
+            .enumerate()
+    {
+        text += &line(name, halves.iter().map(|halves| halves[index]).collect());
     }
     Ok(text)
 }
 
 /// The sum over layers and decisions.
-fn cost(errors: &Errors, plan: &Plan, biased: Term, unbiased: Term) -> Result<f64, lgreco_train::Error> {
+fn cost(
+    errors: &Errors,
+    plan: &Plan,
+    weight: impl Fn(&Layer) -> f64,
+    biased: Term,
+    unbiased: Term,
+) -> Result<f64, lgreco_train::Error> {
     let mut sum = 0.0;
     for ((layer, setting), relative) in errors.layers.iter().zip(&plan.settings).zip(&plan.errors) {
         let term = if setting.parse::<Setting>()?.is_unbiased() { unbiased } else { biased };
-        sum += std::iter::zip(&layer.squared_norms, relative).map(|(&norm, &error)| term(norm, error)).sum::<f64>();
+        let terms = std::iter::zip(&layer.squared_norms, relative).map(|(&norm, &error)| term(norm, error));
+        sum += weight(layer) * terms.sum::<f64>();
     }
     Ok(sum)
 }

@@ -53,7 +53,7 @@ fn nan_for_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f32, D::Err
 /// The head of the table.
 pub fn head(task: &Task) -> String {
     format!(
-        "\n{:<12}{:<19}{:>6}{:>10}{:>9}{:>8}{:>13}{:>10}{:>8}",
+        "\n{:<12}{:<30}{:>6}{:>10}{:>9}{:>8}{:>13}{:>10}{:>8}",
         task.name, "scheme", "seed", "loss", "", "ratio", "bytes/step", "planning", "time"
     )
 }
@@ -82,7 +82,7 @@ impl Row {
         let change = self.increase(all).map_or(String::new(), |change| format!("{change:+.2} %"));
         let Row { method, scheme, seed, final_loss, bytes, ratio, seconds, steps, planning, .. } = self;
         format!(
-            "{method:<12}{scheme:<19}{seed:>6}{final_loss:>10.4}{change:>9}{ratio:>7.2}×{:>13}{:>8.2} %{seconds:>6.1} s",
+            "{method:<12}{scheme:<30}{seed:>6}{final_loss:>10.4}{change:>9}{ratio:>7.2}×{:>13}{:>8.2} %{seconds:>6.1} s",
             bytes / u64::from(*steps),
             100.0 * planning,
         )

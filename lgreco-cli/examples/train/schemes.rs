@@ -23,8 +23,8 @@ pub struct Scheme {
 }
 
 /// The schemes that every method is tried with.
-pub const NAMES: [&str; 8] =
-    ["uniform", "k-means", "accordion", "legacy", "l-greco-dp", "l-greco", "l-greco+accordion", BYTES];
+pub const NAMES: [&str; 9] =
+    ["uniform", "k-means", "k-means-bytes", "accordion", "legacy", "l-greco-dp", "l-greco", "l-greco+accordion", BYTES];
 /// The methods.
 pub const METHODS: [&str; 3] = ["qsgd", "topk", "powersgd"];
 
@@ -45,6 +45,9 @@ pub const RATIOS: [&str; 4] = ["l-greco-13x", "l-greco-30x", "l-greco-13x+bits",
 /// How the names end under which factors and uncompressed layers travel as bf16.
 const HALVES: &str = "+bf16";
 
+/// How the names end under which velocities are exchanged.
+const CORRECTED: &str = "+correction";
+
 /// ScaleCom's low-pass filter.
 const FILTER: Residual = Residual { gain: 0.5, ..Residual::CLASSIC };
 
@@ -60,6 +63,11 @@ pub fn all() -> Vec<Scheme> {
     }
     all.extend([("powersgd", RATIOS[0]), ("topk", "l-greco-bytes+bits")].map(|(method, name)| Scheme { method, name }));
     all.extend(["uniform+bf16", "l-greco-bytes+bf16"].map(|name| Scheme { method: "powersgd", name }));
+    all.extend(
+        [("topk", "uniform+correction"), ("topk", "l-greco-bytes+bits+correction")]
+            .map(|(method, name)| Scheme { method, name }),
+    );
+    all.extend(["uniform+correction", "l-greco-bytes+bf16+correction"].map(|name| Scheme { method: "powersgd", name }));
     all.extend(["hybrid", "hybrid-bytes"].map(|name| Scheme { method: "hybrid", name }));
     all.push(Scheme { method: "clt-k", name: "scalecom" });
     all
@@ -97,6 +105,11 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
+    /// Whether workers exchange velocities, which an optimiser with momentum has.
+    pub fn corrects(&self) -> bool {
+        self.name.ends_with(CORRECTED)
+    }
+
     /// What a controller is told for `task`, whose model has these tensors.
     pub fn config(&self, task: &Task, seed: u64, tensors: &[Tensor]) -> Result<Config, lgreco_train::Error> {
         let method = match self.method {
@@ -114,8 +127,9 @@ impl Scheme {
         let accordion = Accordion::new(2.0 * default, default / 2.0);
         let mut search = Search::new(method).with_default(default)?;
         search.seed = seed;
-        let halves = self.name.ends_with(HALVES);
-        let name = self.name.strip_suffix(HALVES).unwrap_or(self.name);
+        let name = self.name.strip_suffix(CORRECTED).unwrap_or(self.name);
+        let halves = name.ends_with(HALVES);
+        let name = name.strip_suffix(HALVES).unwrap_or(name);
         let few = name.ends_with(BITS);
         let name = name.strip_suffix(BITS).unwrap_or(name);
         if few {
@@ -149,7 +163,7 @@ impl Scheme {
         config.policy = match name {
             "uncompressed" => Policy::Uncompressed,
             "uniform" | "uniform+ramp" => Policy::Uniform,
-            "k-means" => Policy::KMeans { clusters: 6 },
+            "k-means" | "k-means-bytes" => Policy::KMeans { clusters: 6 },
             "accordion" => Policy::Accordion(accordion),
             "legacy" => Policy::Legacy(bytes.legacy(task.steps)?),
             number if self.method == drawn::METHOD => Policy::Fixed(drawn::plan(number, tensors, &config.search)?),

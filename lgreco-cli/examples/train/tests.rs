@@ -9,7 +9,7 @@ use crate::summary::{Mean, groups, table};
 use crate::task::Task;
 use crate::worker::checkpoint::Checkpoint;
 use crate::worker::{Failure, Worker};
-use crate::{Args, drawn, errors, frontier, picture, prediction, run, schemes, train};
+use crate::{Args, drawn, errors, fitted, frontier, picture, prediction, run, schemes, train};
 use clap::Parser;
 use indicatif::ProgressBar;
 use lgreco_train::compress::Setting;
@@ -77,7 +77,7 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         schemes::all().iter().map(|&scheme| run(&task, scheme, 1, &bar, Some(&mut metrics)).unwrap()).collect();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     let json = json.as_array().unwrap();
-    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 4);
+    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 8);
     for (row, value) in rows.iter().zip(json) {
         let object = value.as_object().unwrap();
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
@@ -233,6 +233,8 @@ fn runs_that_are_in_the_file_are_not_made_again() {
     let adamw = train(&["--scheme", "uncompressed", "--optimizer", "adamw"]).unwrap();
     assert_eq!(adamw.iter().map(key).collect::<Vec<_>>(), [run("none", "uncompressed", 1, "adamw")]);
     assert_ne!(adamw[0].final_loss, made[0].final_loss);
+    // There is no momentum to correct.
+    assert_eq!(train(&["--scheme", "uniform+correction", "--optimizer", "adamw"]).unwrap(), []);
     assert_eq!(Results::read(&path).unwrap().len(), 4);
 
     std::fs::write(&path, "[{}]").unwrap();
@@ -247,7 +249,7 @@ fn schemes_are_chosen_by_name() {
         |name| schemes::all().into_iter().filter(move |scheme| schemes::named(name).unwrap().is(scheme)).count();
     assert_eq!(
         ["topk", "uniform", "topk/uniform", "hybrid"].map(chosen),
-        [NAMES.len() + 2 + RATIOS.len() + 1, METHODS.len(), 1, 2 + RATIOS.len()]
+        [NAMES.len() + 2 + RATIOS.len() + 3, METHODS.len(), 1, 2 + RATIOS.len()]
     );
     let error = schemes::named("topk/hybrid").unwrap_err();
     assert!(error.contains("clt-k/scalecom"), "{error}");
@@ -269,6 +271,28 @@ fn adamw_takes_the_steps_of_its_paper() {
         for (value, (x, ..)) in values[0].iter().zip(expected) {
             assert!((f64::from(*value) - x).abs() < 1e-4, "{step}: {value}, {x}");
         }
+    }
+}
+
+/// Where nothing is compressed the mean of the workers' velocities is the velocity of the mean, but for rounding.
+#[test]
+fn momentum_correction_of_uncompressed_gradients_is_momentum() {
+    let gradients = |rank: usize, step: usize| vec![vec![(rank as f32 - 0.5) * step as f32, 1.0 - step as f32 * 0.25]];
+    let mut plain = Optimiser::new(Kind::Sgd, [2].into_iter());
+    let mut corrected = [(); 2].map(|()| Optimiser::new(Kind::Sgd, [2].into_iter()).corrected());
+    let [mut expected, mut found] = [(); 2].map(|()| vec![vec![0.5f32, -2.0]]);
+    let mean = |parts: [Vec<Vec<f32>>; 2]| {
+        vec![vec![(parts[0][0][0] + parts[1][0][0]) / 2.0, (parts[0][0][1] + parts[1][0][1]) / 2.0]]
+    };
+    for step in 0..4 {
+        let own = [0, 1].map(|rank| gradients(rank, step));
+        plain.step(&mut expected, &mean(own.clone()), 0.1);
+        let mut exchanged = own.clone();
+        exchanged.iter_mut().zip(&mut corrected).for_each(|(own, optimiser)| optimiser.correct(own));
+        assert_eq!(exchanged == own, step == 0, "{step}");
+        corrected[0].step(&mut found, &mean(exchanged), 0.1);
+        let off = expected[0].iter().zip(&found[0]).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        assert!(off < 1e-6, "{step}: {expected:?} {found:?}");
     }
 }
 
@@ -363,6 +387,33 @@ fn predictions_are_told_by_rank() {
     assert!((spearman(&[1.0, 2.0, 2.0, 3.0], &losses) - 0.9f64.sqrt()).abs() < 1e-12);
 }
 
+/// Losses that are a sum of both parts are told in full by its weight, and less well by one that is far off.
+#[test]
+fn a_weight_is_fitted_on_half_of_the_plans_for_the_other_half() {
+    let parts: Vec<[f64; 2]> = (0..24).map(|plan| [f64::from(plan * 7 % 24), f64::from(plan * plan % 24)]).collect();
+    let losses: Vec<f64> = parts.iter().map(|[biased, unbiased]| biased + 0.5 * unbiased).collect();
+    let [fitted, given] = fitted::halves(&parts, &losses, 0.5);
+    assert!(fitted > 0.97 && (given - 1.0).abs() < 1e-9, "{fitted}, {given}");
+    let [again, given] = fitted::halves(&parts, &losses, 8.0);
+    assert!(again == fitted && given < 0.9, "{again}, {given}");
+}
+
+#[test]
+fn probing_leaves_the_model_as_it_was_and_tells_all_workers_the_same() {
+    let task = tiny(Task::convnet(true), 10);
+    let told = threads::run(2, |collective| {
+        let mut worker = Worker::new(&task, 7, scheme("none", "uncompressed"), collective)?;
+        worker.train(4, |_, _| Ok(()))?;
+        let (before, loss) = (worker.parameter_bits()?, worker.validate()?);
+        let told = [worker.sensitivity(0)?, worker.sensitivity(0)?, worker.sensitivity(2)?];
+        assert!(worker.parameter_bits()? == before && worker.validate()? == loss);
+        Ok::<_, Failure>(told)
+    });
+    let told = told.into_iter().collect::<Result<Vec<_>, Failure>>().unwrap();
+    assert!(told[0] == told[1] && told[0][0] == told[0][1] && told[0][0] != told[0][2], "{told:?}");
+    assert!(told[0].iter().all(|sensitivity| sensitivity.is_finite() && *sensitivity != 0.0), "{told:?}");
+}
+
 #[test]
 fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -378,6 +429,9 @@ fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
     let Errors { layers, plans, .. } = &measured[0];
     // Decisions at steps 5, 9 and 13.
     assert!(layers.len() == 4 && layers.iter().all(|layer| layer.squared_norms.len() == 3));
+    // At the first decision and at the third; noise does harm somewhere.
+    assert!(layers.iter().all(|layer| layer.sensitivities.len() == 2));
+    assert!(layers.iter().any(|layer| layer.sensitivity() > 0.0), "{layers:?}");
     for plan in plans {
         for (setting, relative) in plan.settings.iter().zip(&plan.errors) {
             let most = if setting.starts_with("qsgd") { f64::INFINITY } else { 1.0 };
@@ -390,7 +444,7 @@ fn errors_of_drawn_plans_are_measured_once_and_every_metric_has_a_line() {
     let table = prediction::table(&rows, &measured).unwrap();
     assert!(table.starts_with("convnet: 3 plans cost "), "{table}");
     let lines: Vec<&str> = table.lines().filter(|line| line.starts_with("| ")).collect();
-    assert!(lines.len() == 11 && lines[1].starts_with("| the size alone | "), "{table}");
+    assert!(lines.len() == 15 && lines[1].starts_with("| the size alone | "), "{table}");
     let correlations = lines[1..].iter().map(|line| line.rsplit(" | ").next().unwrap().trim_end_matches(" |"));
     assert!(correlations.clone().all(|number| (-1.0..=1.0).contains(&number.parse::<f64>().unwrap())), "{table}");
 }

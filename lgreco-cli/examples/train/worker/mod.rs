@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 pub mod checkpoint;
+mod probe;
 
 use crate::optimiser::Optimiser;
 use crate::schemes::Scheme;
@@ -55,6 +56,7 @@ impl<'a, C: Collective> Worker<'a, C> {
         let model = task.model(seed)?;
         let parameters = model.parameters.all();
         let optimiser = Optimiser::new(task.optimizer, parameters.iter().map(|p| p.dims.iter().product()));
+        let optimiser = if scheme.corrects() { optimiser.corrected() } else { optimiser };
         let tensors: Result<Vec<_>, _> =
             parameters.iter().map(|parameter| Tensor::new(&parameter.name, &parameter.dims, Dtype::F32)).collect();
         let tensors = tensors?;
@@ -88,6 +90,7 @@ impl<'a, C: Collective> Worker<'a, C> {
     /// Exchanges them and takes the step.
     pub fn step(&mut self, mut gradients: Vec<Vec<f32>>) -> Result<Report, Failure> {
         let rate = self.task.rate(self.step);
+        self.optimiser.correct(&mut gradients);
         // So that waiting for the slowest worker does not pass for planning.
         self.collective.all_reduce_sum(&mut [])?;
         let mut views: Vec<ValuesMut> = gradients.iter_mut().map(|g| ValuesMut::from(&mut g[..])).collect();

@@ -8,6 +8,8 @@ use alloc::{vec, vec::Vec};
 use core::ops::RangeInclusive;
 use proptest::prelude::*;
 
+mod rounding;
+
 const STREAM: Stream = Stream { seed: 11, step: 4, layer: 2, rank: 1 };
 
 fn shape(rows: usize, cols: usize) -> Shape {

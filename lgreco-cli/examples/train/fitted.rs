@@ -1,0 +1,28 @@
+//! What fitting a metric to some plans would gain on others.
+
+use crate::prediction::spearman;
+use lgreco_train::rng::Stream;
+
+const SPLITS: u32 = 200;
+
+/// Spearman's correlations with the losses of half of the plans, means over random halves: of the sum of both parts with the
+/// unbiased methods' weighted as correlates best on the other half, and with them weighted by `weight`.
+pub fn halves(parts: &[[f64; 2]], losses: &[f64], weight: f64) -> [f64; 2] {
+    let mut sums = [0.0; 2];
+    for split in 0..SPLITS {
+        let stream = Stream { seed: u64::from_le_bytes(*b"halves  "), step: split, ..Stream::default() };
+        let mut order: Vec<usize> = (0..parts.len()).collect();
+        order.sort_by_cached_key(|&plan| stream.word(plan as u64));
+        let (fitted, others) = order.split_at(parts.len() / 2);
+        let correlation = |plans: &[usize], weight: f64| {
+            let predicted: Vec<f64> = plans.iter().map(|&plan| parts[plan][0] + weight * parts[plan][1]).collect();
+            spearman(&predicted, &plans.iter().map(|&plan| losses[plan]).collect::<Vec<_>>())
+        };
+        let weights = (-20..=8).map(|half| f64::from(half).exp2().sqrt());
+        let best = weights.max_by(|a, b| correlation(fitted, *a).total_cmp(&correlation(fitted, *b))).unwrap_or(weight);
+        for (sum, weight) in sums.iter_mut().zip([best, weight]) {
+            *sum += correlation(others, weight) / f64::from(SPLITS);
+        }
+    }
+    sums
+}
