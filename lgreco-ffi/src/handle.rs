@@ -365,9 +365,13 @@ mod tests {
     #[test]
     fn a_further_handle_is_used_within_a_call() {
         let (mut first, mut second) = (new::<Counter>(3), new::<Counter>(4));
-        // SAFETY: live.
-        let with = |from: *mut Counter, to: *mut Counter| unsafe {
-            super::call(from, |own| super::with(to, |other: &mut u32| Ok(*other += *own)))
+        let with = |from: *mut Counter, to: *mut Counter| {
+            let add = |own: &mut u32, other: &mut u32| {
+                *other += *own;
+                Ok(())
+            };
+            // SAFETY: live.
+            unsafe { super::call(from, |own| super::with(to, |other| add(own, other))) }
         };
         assert_eq!((with(first, second), with(second, second)), (LGRECO_OK, LGRECO_BUSY));
         // SAFETY: live.

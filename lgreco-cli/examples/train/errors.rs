@@ -92,7 +92,7 @@ fn measure(task: &Task, seed: u64) -> Result<Errors, Failure> {
                         errors.add(&window, worker.tensors())?;
                         window.clear();
                     }
-                    if (u64::from(step) + 1 - schedule.warmup) / schedule.period % 2 == 0 {
+                    if ((u64::from(step) + 1 - schedule.warmup) / schedule.period).is_multiple_of(2) {
                         errors.probe(&mut worker)?;
                     }
                 }
