@@ -8,6 +8,7 @@ use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest,
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
@@ -30,6 +31,7 @@ fn settings() -> Vec<(Setting, Shape)> {
         (Setting::TopK(TopK { keep: 2, values: Dtype::F16 }), shape(1, 9)),
         (Setting::PowerSgd(PowerSgd { rank: 3, iterations: 1 }), shape(48, 70)),
         (Setting::Dense, shape(5001, 1)),
+        (Setting::QuantisedTopK(QuantisedTopK { keep: 150, bits: 3 }), shape(50, 40)),
     ]
 }
 
@@ -221,7 +223,7 @@ fn means_and_residuals_are_those_of_the_hosts_exchange() {
     let buckets: [(Vec<(Setting, Shape)>, usize); 4] = [
         (all.clone(), 3),
         (only(|setting| *setting == Setting::Dense), 1),
-        (only(|setting| matches!(setting, Setting::Qsgd(_) | Setting::TopK(_))), 1),
+        (only(|setting| matches!(setting, Setting::Qsgd(_) | Setting::TopK(_) | Setting::QuantisedTopK(_))), 1),
         (only(|setting| matches!(setting, Setting::PowerSgd(_))), 2),
     ];
     for ((layers, collectives), order) in buckets.into_iter().zip([2, 1, 0, 2]) {

@@ -42,6 +42,7 @@ fn layers() -> Vec<(Shape, Setting)> {
         few(64, 65, 2001, 2),
         few(31, 3, 93, 7),
         few(301, 29, 8700, 3),
+        few(77, 51, 203, 1),
     ];
     layers.insert(3, (Shape::new(61, 147).unwrap(), Setting::Qsgd(Qsgd::default())));
     layers
@@ -136,6 +137,7 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
         top(64, 64, 3001, Dtype::F32),
         few(90, 101, 301, 3),
         few(7, 9, 63, 6),
+        few(33, 9, 20, 1),
     ];
     let config = ExchangeConfig { world: 2, ..config(Dtype::F32, 1.0) };
     let mut ranks = [0, 1].map(|rank| {
