@@ -59,6 +59,25 @@ def test_nothing_is_lost(fragments: int) -> None:
         torch.testing.assert_close(whole, expected, atol=1e-4, rtol=1e-4)
 
 
+def _mixed(rank: int) -> list[torch.Tensor]:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4).bfloat16(), torch.nn.LayerNorm(4))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(8.0)
+    outer = OuterStep(model, every=1, learning_rate=1.0, momentum=0.0, policy="uncompressed")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0 + 2.0 * rank)
+    assert outer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def test_parameters_of_several_types_are_averaged_as_what_holds_all() -> None:
+    for parameters in on_ranks(2, _mixed):
+        assert [p.dtype for p in parameters] == 2 * [torch.bfloat16] + 2 * [torch.float32]
+        assert all(torch.equal(p, torch.full_like(p, 10.0)) for p in parameters)
+
+
 def _dense(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Against an outer optimizer of torch's."""
     model, plain = Linear(), Linear()
@@ -270,6 +289,8 @@ def test_states_that_do_not_fit_change_nothing() -> None:
 
 def _options(rank: int) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"), ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"feedback_decay": 0.0}, "feedback_decay is 0.0"), ({"feedback_decay": float("nan")}, "feedback_decay is nan"),
         ({"every": 4, "fragments": 9}, "fragments is 9"), ({"settings": {"fourth": "dense"}}, "fourth"), ({"grad_scaler": None}, "grad_scaler"),
     ]
     for options, said in wrong:

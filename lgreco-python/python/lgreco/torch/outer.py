@@ -1,5 +1,7 @@
 """Outer steps of local training: what processes have learned apart, averaged compressed (DiLoCo, SparseLoCo)."""
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +79,13 @@ class OuterStep(Reports):
         failure = None
         if not 1 <= fragments <= min(every, max(1, len(named))):
             failure = ValueError(f"fragments is {fragments}, expected 1 to {min(every, len(named))}: steps and layers there are")
+        for what, value, holds, expected in (
+            ("learning_rate", learning_rate, 0.0 < learning_rate < math.inf, "above 0 and finite"),
+            ("momentum", momentum, 0.0 <= momentum < 1.0, "from 0 to below 1"),
+            ("feedback_decay", feedback_decay, 0.0 < feedback_decay <= 1.0, "above 0 and at most 1"),
+        ):
+            if not holds:
+                failure = ValueError(f"{what} is {value}, expected {expected}")
         if "grad_scaler" in options:
             failure = ValueError("pseudo-gradients are not scaled: leave grad_scaler out")
         unknown = [name for name in options.get("settings") or () if name not in dict(named)]
@@ -179,7 +188,9 @@ class _Fragment(Training):
         group: dist.ProcessGroup | None,
         options: Options,
     ) -> None:
-        layers = [Layer(name, list(p.shape), p.dtype) for name, p in named]
+        # Layers of different types are exchanged as the type that holds all of them.
+        self._dtype = functools.reduce(torch.promote_types, [p.dtype for _, p in named])
+        layers = [Layer(name, list(p.shape), self._dtype) for name, p in named]
         super().__init__(group, layers, **options)
         self._controller.compress_warmup()  # There are few outer steps, and an uncompressed one costs as much as a hundred.
         self._parameters = [p for _, p in named]
@@ -189,7 +200,7 @@ class _Fragment(Training):
 
     def average(self) -> None:
         moved = [start - p.detach() for start, p in zip(self._starts, self._parameters)]
-        buffer = torch.cat([values.reshape(-1) for values in moved])
+        buffer = torch.cat([values.reshape(-1).to(self._dtype) for values in moved])
         means = torch.split(buffer, [values.numel() for values in moved])
         self._begin(list(range(len(means))), buffer, list(means), False)
         self._finish_step()

@@ -103,6 +103,7 @@ class Training(Reports):
         self._planner: ThreadPoolExecutor | None = None
         self._planning: Future[PlanResult] | None = None
         self.last_report: Report | None = None
+        self._rate = 1.0  # of the last step that has begun with its own
         # What ranks must have been told alike; measuring errors is each one's own affair.
         together = {**told, "settings": settings and sorted(settings.items()), "reduce_dtype": reduce_dtype}
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None)
@@ -154,7 +155,13 @@ class Training(Reports):
         except LgrecoError as error:
             failure = error
         self._take_over_plan()
-        self._controller.begin_step(1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"]))
+        rate = 1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
+        try:
+            self._controller.begin_step(rate)
+            self._rate = rate
+        except LgrecoError as error:
+            failure = error
+            self._controller.begin_step(self._rate)
         try:
             while (request := self._controller.control()) is not None:
                 start(request, self._group).wait()
