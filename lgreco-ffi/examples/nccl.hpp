@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -119,8 +120,9 @@ public:
                                                                         communicator_, stream));
     }
 
+    // After an error the others may be in a collective, for which this would wait.
     ~Nccl() {
-        if (communicator_ != nullptr) library_.find<int (*)(void *)>("ncclCommDestroy")(communicator_);
+        if (communicator_ != nullptr && std::uncaught_exceptions() == 0) library_.find<int (*)(void *)>("ncclCommDestroy")(communicator_);
     }
 
 private:

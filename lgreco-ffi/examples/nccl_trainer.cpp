@@ -149,10 +149,15 @@ bool train(const Scheme &scheme, const Driver &driver, const Nccl &nccl, const M
             if (left == 0) buckets[1]->submit();
         });
         // One collective of each bucket by turns, in the same order on all ranks.
-        for (bool more = true; more;) {
-            more = false;
-            for (const auto &bucket : buckets) more = bucket->advance(nccl, sent) || more;
-        }
+        std::vector<Bucket *> flying;
+        for (const auto &bucket : buckets) flying.push_back(bucket.get());
+        while (!flying.empty())
+            for (std::size_t i = 0; i < flying.size();) {
+                if (flying[i]->advance(nccl, sent))
+                    i++;
+                else
+                    flying.erase(flying.begin() + static_cast<std::ptrdiff_t>(i));
+            }
         for (const auto &bucket : buckets) bucket->finish();
         network.descend();
     }

@@ -866,7 +866,8 @@ typedef struct lgreco_cuda_outcome {
     size_t struct_size;
     // The number of the next step.
     uint32_t step;
-    // Steps that failed so far: their means are what `on_fault` says, residuals stayed as they were, on all ranks.
+    // Steps that failed so far: residuals stayed as they were, on all ranks, and means are what `on_fault` says; but where a mean
+    // has left its type only that one is infinite or NaN.
     uint32_t failed;
     // The first rank at fault in the last step: its gradient was not finite, or it was at another step or had other settings;
     // else LGRECO_NO_RANK.
@@ -875,7 +876,7 @@ typedef struct lgreco_cuda_outcome {
     lgreco_status fault;
     // Of the first value at fault: its layer, as the bucket numbers them.
     size_t layer;
-    // And its element.
+    // And its element; 0 where a factor of PowerSGD's is.
     size_t element;
 } lgreco_cuda_outcome;
 
@@ -2523,7 +2524,8 @@ lgreco_status lgreco_cuda_bucket_submit(struct lgreco_cuda *cuda,
 // them in place; LGRECO_REQUEST_NONE when the making of the means is enqueued. All ranks are asked for the same, and start those of
 // different buckets in the same order.
 //
-// LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit; LGRECO_DEVICE, after which the step is over.
+// LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit; LGRECO_DEVICE in place of LGRECO_REQUEST_NONE when the driver has refused
+// something: all workers have made the same collectives then, and the step has failed on all.
 lgreco_status lgreco_cuda_bucket_next(struct lgreco_cuda *cuda,
                                       struct lgreco_cuda_bucket *bucket,
                                       struct lgreco_request *request);
@@ -2556,8 +2558,8 @@ lgreco_status lgreco_cuda_bucket_set_residuals(struct lgreco_cuda *cuda,
                                                const float *values,
                                                size_t values_len);
 
-// Done: takes over what another bucket of the same layers remembers and how many steps it has taken, between two steps: so layers
-// get other settings. Both are of this lgreco_cuda.
+// Done: takes over the residuals of another bucket of the same layers and how many steps it has taken, between two steps: so layers
+// get other settings. PowerSGD's factors begin afresh. Both are of this lgreco_cuda.
 //
 // LGRECO_LENGTH when the layers have other numbers of elements; LGRECO_BUSY for the same bucket twice; LGRECO_DEVICE.
 lgreco_status lgreco_cuda_bucket_take_over(struct lgreco_cuda *cuda,

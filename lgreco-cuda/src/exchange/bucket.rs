@@ -59,7 +59,9 @@ pub struct DeviceLayer {
 /// stream of its own.
 ///
 /// What goes wrong with values is found on the device and told to all ranks in their messages: means then become what
-/// [`OnFault`](crate::OnFault) says and residuals stay as they were, on every rank. [`outcome`](DeviceBucket::outcome) tells it
+/// [`OnFault`](crate::OnFault) says and residuals stay as they were, on every rank. Where it is a mean itself that leaves its type,
+/// which all ranks find, residuals stay and the step counts as failed, but only that mean is infinite or NaN, and the others are
+/// means. [`outcome`](DeviceBucket::outcome) tells it
 /// to the host, whenever that asks.
 ///
 /// ```no_run
@@ -104,6 +106,8 @@ pub struct DeviceBucket {
     wire: Wire,
     gradients: u64,
     flight: Option<Flight>,
+    /// What the device has refused of this step, which the others are told of.
+    refused: Option<Error>,
 }
 
 /// What a bucket's memory is divided into, each part at a multiple of 16.
@@ -184,7 +188,7 @@ impl DeviceBucket {
         // SAFETY: parts of the memory that the caller promises.
         let exchange = unsafe { cuda.begin_exchange(program, own.address, residuals.address) }?;
         let specs = layers.iter().map(spec).collect();
-        Ok(DeviceBucket { exchange, specs, moment, wire, gradients: 0, flight: None })
+        Ok(DeviceBucket { exchange, specs, moment, wire, gradients: 0, flight: None, refused: None })
     }
 
     /// Enqueued: compresses the gradients of a step, with what is remembered. They must stay where they are until
@@ -216,8 +220,9 @@ impl DeviceBucket {
     /// order.
     ///
     /// # Errors
-    /// [`StepOrder`](lgreco_train::Error::StepOrder) when no step is under way; those of the device, after which the step is
-    /// over on this rank, and on the others if it could be told to them.
+    /// [`StepOrder`](lgreco_train::Error::StepOrder) when no step is under way; those of the device, in place of `None`: all ranks
+    /// have made the same collectives then, and the step has failed on all. At another time only if the device refuses even
+    /// to tell the others, who then wait.
     ///
     /// # Safety
     /// As [`submit`](DeviceBucket::submit); the collective asked for before is enqueued before what is enqueued now.
@@ -236,7 +241,10 @@ impl DeviceBucket {
         })?;
         match request {
             Some(_) => self.flight = Some(flight),
-            None => self.moment.step = self.moment.step.wrapping_add(1),
+            None => {
+                self.moment.step = self.moment.step.wrapping_add(1);
+                self.refused.take().map_or(Ok(()), Err)?;
+            }
         }
         Ok(request)
     }
@@ -291,8 +299,8 @@ impl DeviceBucket {
         cuda.synchronise()
     }
 
-    /// Done: takes over what another bucket of the same layers remembers and how many steps it has taken, between two steps:
-    /// so layers get other settings.
+    /// Done: takes over the residuals of another bucket of the same layers and how many steps it has taken, between two steps:
+    /// so layers get other settings. PowerSGD's factors begin afresh.
     ///
     /// # Errors
     /// [`Length`](lgreco_core::Error::Length) when the layers have other numbers of elements; those of the device.
@@ -356,15 +364,14 @@ impl Enqueuing<'_> {
                     let own = self.message().address;
                     self.cuda.encode_exchange(exchange, *gradients, own)
                 }
-                Op::PutSlip { part: exchange::Part::Sums, slip } if slip.code == 0 => {
+                Op::PutSlip { part: exchange::Part::Sums, .. } => {
                     self.cuda.project_exchange(exchange, *gradients, sums)
                 }
-                Op::PutSlip { part: exchange::Part::Factors, slip } if slip.code == 0 => {
+                Op::PutSlip { part: exchange::Part::Factors, .. } => {
                     self.cuda.back_project_exchange(exchange, sums, factors)
                 }
                 Op::Average => self.cuda.average_exchange(exchange, sums, factors, *gradients),
                 Op::SumPayloads => self.cuda.finish_exchange(exchange, messages, *gradients),
-                Op::PutSlip { part, slip } if slip.code != 0 => self.tell(part, slip),
                 _ => Ok(()),
             }
         }
@@ -392,6 +399,15 @@ impl Enqueuing<'_> {
     }
 }
 
+impl Enqueuing<'_> {
+    /// Keeps what the device has said.
+    fn failed(&mut self, error: Error) -> lgreco_train::Error {
+        let core = error.to_core();
+        self.failure.get_or_insert(error);
+        lgreco_train::Error::Core(core)
+    }
+}
+
 impl Space for Enqueuing<'_> {
     type Values<'a>
         = DeviceMemory
@@ -415,12 +431,17 @@ impl Space for Enqueuing<'_> {
         Ok(())
     }
 
-    fn run(&mut self, op: Op, _: &exchange::Program) -> Result<(), lgreco_train::Error> {
-        self.enqueue(op).map_err(|error| {
-            let core = error.to_core();
-            self.failure.get_or_insert(error);
-            lgreco_train::Error::Core(core)
-        })
+    /// What the device refuses of this rank's part is told to the others, and the step goes on to its end all the same: so
+    /// that all ranks make the same collectives and count the same steps.
+    fn run(&mut self, op: Op, program: &exchange::Program) -> Result<(), lgreco_train::Error> {
+        let is_told = self.bucket.refused.is_some() && matches!(op, Op::Encode | Op::PutSlip { .. });
+        if !is_told && let Err(error) = self.enqueue(op) {
+            self.bucket.refused.get_or_insert(error);
+        }
+        let Op::PutSlip { part, .. } = op else { return Ok(()) };
+        let Some(code) = self.bucket.refused.as_ref().map(|error| error.to_core().code().into()) else { return Ok(()) };
+        let slip = exchange::Slip { code, fingerprint: program.fingerprint };
+        self.tell(part, slip).map_err(|error| self.failed(error))
     }
 
     fn request(

@@ -3,6 +3,7 @@
 
 use super::backend;
 use super::exchange::Memory;
+use super::launches::{Calls, Counted};
 use super::simt::flavour;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, OnFault};
 use lgreco_core::compress::Setting;
@@ -16,6 +17,7 @@ use lgreco_core::testing::powersgd::uniform;
 use lgreco_train::exchange::{Collective, Request, Route, threads};
 use lgreco_train::testing::exchange::Case;
 use std::slice;
+use std::sync::Arc;
 
 const WORLD: usize = 3;
 
@@ -296,4 +298,34 @@ fn steps_have_an_order() {
     // SAFETY: nothing is done.
     out_of_order(unsafe { rank.bucket.submit(&mut cuda, address) });
     assert!(matches!(rank.next(&mut cuda), Some(Request::AllReduceSum { .. })));
+}
+
+/// So that no rank waits for one whose device has refused something, which says so where the step ends.
+#[test]
+fn what_the_device_refuses_changes_no_collective() {
+    let of_device = Arc::new(Calls::default());
+    let mut cuda = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let refused = Error::OutOfMemory { bytes: 7 };
+    let collectives = |cuda: &mut CudaBackend, from: usize| {
+        *of_device.failing.lock().unwrap() = None;
+        let mut rank = Rank::new(cuda, &settings(), 0);
+        let fails = |at: usize| *of_device.failing.lock().unwrap() = (at >= from).then(|| refused.clone());
+        fails(0);
+        let values = vec![0.5; rank.means().len()];
+        rank.submit(cuda, &values);
+        for number in 1.. {
+            fails(number);
+            // SAFETY: a device that counts looks at no address.
+            match unsafe { rank.bucket.next(cuda) } {
+                Ok(Some(_)) => {}
+                Ok(None) => return (number, None),
+                Err(error) => return (number, Some(error)),
+            }
+        }
+        unreachable!()
+    };
+    assert_eq!(collectives(&mut cuda, 9), (4, None));
+    for from in 0..=4 {
+        assert_eq!(collectives(&mut cuda, from), (4, Some(refused.clone())), "from call {from} on");
+    }
 }

@@ -90,7 +90,8 @@ pub struct lgreco_cuda_outcome {
     pub struct_size: usize,
     /// The number of the next step.
     pub step: u32,
-    /// Steps that failed so far: their means are what `on_fault` says, residuals stayed as they were, on all ranks.
+    /// Steps that failed so far: residuals stayed as they were, on all ranks, and means are what `on_fault` says; but where a mean
+    /// has left its type only that one is infinite or NaN.
     pub failed: u32,
     /// The first rank at fault in the last step: its gradient was not finite, or it was at another step or had other settings;
     /// else LGRECO_NO_RANK.
@@ -254,7 +255,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_submit(
 /// them in place; LGRECO_REQUEST_NONE when the making of the means is enqueued. All ranks are asked for the same, and start those of
 /// different buckets in the same order.
 ///
-/// LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit; LGRECO_DEVICE, after which the step is over.
+/// LGRECO_STEP_ORDER before lgreco_cuda_bucket_submit; LGRECO_DEVICE in place of LGRECO_REQUEST_NONE when the driver has refused
+/// something: all workers have made the same collectives then, and the step has failed on all.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     cuda: *mut lgreco_cuda,
@@ -346,8 +348,8 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_set_residuals(
     }
 }
 
-/// Done: takes over what another bucket of the same layers remembers and how many steps it has taken, between two steps: so layers
-/// get other settings. Both are of this lgreco_cuda.
+/// Done: takes over the residuals of another bucket of the same layers and how many steps it has taken, between two steps: so layers
+/// get other settings. PowerSGD's factors begin afresh. Both are of this lgreco_cuda.
 ///
 /// LGRECO_LENGTH when the layers have other numbers of elements; LGRECO_BUSY for the same bucket twice; LGRECO_DEVICE.
 #[unsafe(no_mangle)]
