@@ -1,8 +1,7 @@
 //! What the API asks of a CUDA device about memory of that device. In libraries without the feature `cuda` nothing answers,
 //! and so there is no handle.
 
-use crate::api::{lgreco_cuda_outcome, lgreco_request};
-use crate::status::Failure;
+use crate::status::{Failure, lgreco_status};
 use lgreco_train::compress::{Candidates, Setting};
 use lgreco_train::feedback::Storage;
 use lgreco_train::gradient::{Dtype, Shape};
@@ -58,12 +57,36 @@ pub(crate) struct BucketLayers {
     pub(crate) nan_on_fault: bool,
 }
 
+/// What a bucket asks for, of memory of the device.
+pub(crate) struct Collective {
+    pub(crate) address: u64,
+    /// The type of the values to be summed over ranks; none where the bytes of all ranks are gathered.
+    pub(crate) sum: Option<Dtype>,
+    /// Number of values, or bytes of one rank.
+    pub(crate) len: usize,
+}
+
+/// What has become of a bucket's steps.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    /// The next one.
+    pub(crate) step: u32,
+    /// So many failed.
+    pub(crate) failed: u32,
+    /// The first at fault in the last step.
+    pub(crate) rank: Option<u32>,
+    /// Of the last step on this rank.
+    pub(crate) fault: lgreco_status,
+    /// Of the first value at fault: its layer in the bucket, and its index there.
+    pub(crate) value: (usize, usize),
+}
+
 /// A bucket on a device, which every call is given. Safety of the unsafe calls: the device is the bucket's own, and addresses
 /// are as README.md asks of device pointers.
 pub(crate) trait OnDeviceBucket: Any {
     unsafe fn submit(&mut self, device: &mut dyn OnDevice, gradients: u64) -> Result<(), Failure>;
-    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<lgreco_request, Failure>;
-    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<lgreco_cuda_outcome, Failure>;
+    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>, Failure>;
+    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome, Failure>;
     unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure>;
     unsafe fn set_residuals(&mut self, device: &mut dyn OnDevice, values: &[f32]) -> Result<(), Failure>;
     unsafe fn take_over(&mut self, device: &mut dyn OnDevice, other: &dyn OnDeviceBucket) -> Result<(), Failure>;

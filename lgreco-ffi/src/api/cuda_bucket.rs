@@ -1,8 +1,10 @@
 use super::cuda::lgreco_cuda;
 use super::gradient::lgreco_layer;
-use super::request::lgreco_request;
+use super::request::{
+    LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, lgreco_request,
+};
 use super::setting::lgreco_setting;
-use crate::cuda::{BucketLayers, OnDeviceBucket};
+use crate::cuda::{BucketLayers, Collective, OnDeviceBucket, Outcome};
 use crate::handle::{self, Kind};
 use crate::pointers::{Versioned, address, filled, place, slice, slice_mut, versioned, versioned_array};
 use crate::status::{Failure, LGRECO_OK, lgreco_status};
@@ -115,6 +117,22 @@ impl Default for lgreco_cuda_outcome {
             layer: 0,
             element: 0,
         }
+    }
+}
+
+impl From<Outcome> for lgreco_cuda_outcome {
+    fn from(Outcome { step, failed, rank, fault, value: (layer, element) }: Outcome) -> Self {
+        let rank = rank.unwrap_or(LGRECO_NO_RANK);
+        lgreco_cuda_outcome { step, failed, rank, fault, layer, element, ..Default::default() }
+    }
+}
+
+fn to_request(collective: Option<Collective>) -> lgreco_request {
+    let Some(Collective { address, sum, len }) = collective else { return lgreco_request::default() };
+    match sum {
+        None => lgreco_request::on_cuda(LGRECO_REQUEST_ALL_GATHER, address, 0, len),
+        Some(Dtype::Bf16) => lgreco_request::on_cuda(LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, address, len, 0),
+        Some(_) => lgreco_request::on_cuda(LGRECO_REQUEST_ALL_REDUCE_SUM, address, len, 0),
     }
 }
 
@@ -267,7 +285,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_next(
     unsafe {
         handle::call(cuda, |cuda| {
             let request = filled(request)?;
-            request.fill(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?);
+            request.fill(to_request(handle::with(bucket, |bucket| bucket.next(&mut **cuda))?));
             Ok(())
         })
     }
@@ -286,7 +304,7 @@ pub unsafe extern "C" fn lgreco_cuda_bucket_outcome(
     unsafe {
         handle::call(cuda, |cuda| {
             let outcome = filled(outcome)?;
-            outcome.fill(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?);
+            outcome.fill(handle::with(bucket, |bucket| bucket.outcome(&mut **cuda))?.into());
             Ok(())
         })
     }

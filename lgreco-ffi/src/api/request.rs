@@ -1,6 +1,4 @@
-#[cfg(feature = "cuda")]
-use super::context::LGRECO_DEVICE_CUDA;
-use super::context::{LGRECO_DEVICE_CPU, lgreco_device};
+use super::context::{LGRECO_DEVICE_CPU, LGRECO_DEVICE_CUDA, lgreco_device};
 use crate::pointers::Versioned;
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
@@ -157,8 +155,7 @@ impl lgreco_request {
     }
 
     /// One on a device's memory.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn on_cuda(kind: lgreco_request_kind, address: u64, count: usize, length: usize) -> lgreco_request {
+    pub(super) fn on_cuda(kind: lgreco_request_kind, address: u64, count: usize, length: usize) -> lgreco_request {
         let buffer = core::ptr::with_exposed_provenance_mut(address as usize);
         lgreco_request { kind, memory: LGRECO_DEVICE_CUDA, buffer, count, length, ..Default::default() }
     }

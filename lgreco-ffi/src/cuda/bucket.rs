@@ -1,13 +1,10 @@
 //! A bucket on a CUDA device.
 
-use super::{BucketLayers, OnDevice, OnDeviceBucket};
-use crate::api::{
-    LGRECO_NO_RANK, LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16,
-    lgreco_cuda_outcome, lgreco_request,
-};
+use super::{BucketLayers, Collective, OnDevice, OnDeviceBucket, Outcome};
 use crate::status::{Failure, LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW};
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_train::exchange::Request;
+use lgreco_train::gradient::Dtype;
 use std::any::Any;
 
 fn read(layers: &BucketLayers) -> (Vec<DeviceLayer>, ExchangeConfig) {
@@ -46,42 +43,33 @@ impl OnDeviceBucket for DeviceBucket {
         Ok(unsafe { DeviceBucket::submit(self, cuda(device)?, gradients) }?)
     }
 
-    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<lgreco_request, Failure> {
+    unsafe fn next(&mut self, device: &mut dyn OnDevice) -> Result<Option<Collective>, Failure> {
         // SAFETY: passed on.
         let request = unsafe { DeviceBucket::next(self, cuda(device)?) }?;
         let world_size = self.world_size() as usize;
-        Ok(match request {
-            Some(Request::AllGather { buffer }) => {
-                lgreco_request::on_cuda(LGRECO_REQUEST_ALL_GATHER, buffer.address, 0, buffer.len / world_size)
+        Ok(request.and_then(|request| match request {
+            Request::AllGather { buffer } => {
+                Some(Collective { address: buffer.address, sum: None, len: buffer.len / world_size })
             }
-            Some(Request::AllReduceSum { values }) => {
-                lgreco_request::on_cuda(LGRECO_REQUEST_ALL_REDUCE_SUM, values.address, values.len, 0)
+            Request::AllReduceSum { values } => {
+                Some(Collective { address: values.address, sum: Some(Dtype::F32), len: values.len })
             }
-            Some(Request::AllReduceSumBf16 { values }) => {
-                lgreco_request::on_cuda(LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, values.address, values.len, 0)
+            Request::AllReduceSumBf16 { values } => {
+                Some(Collective { address: values.address, sum: Some(Dtype::Bf16), len: values.len })
             }
-            _ => lgreco_request::default(),
-        })
+            _ => None,
+        }))
     }
 
-    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<lgreco_cuda_outcome, Failure> {
+    unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome, Failure> {
         let outcome = DeviceBucket::outcome(self, cuda(device)?)?;
-        let (fault, layer, element) = match outcome.fault {
-            None => (LGRECO_OK, 0, 0),
-            Some(ExchangeFault::NonFinite { layer, index }) => (LGRECO_NON_FINITE, layer, index),
-            Some(ExchangeFault::Overflow { layer, index }) => (LGRECO_OVERFLOW, layer, index),
-            Some(ExchangeFault::Factor { layer }) => (LGRECO_OVERFLOW, layer, 0),
+        let (fault, value) = match outcome.fault {
+            None => (LGRECO_OK, (0, 0)),
+            Some(ExchangeFault::NonFinite { layer, index }) => (LGRECO_NON_FINITE, (layer, index)),
+            Some(ExchangeFault::Overflow { layer, index }) => (LGRECO_OVERFLOW, (layer, index)),
+            Some(ExchangeFault::Factor { layer }) => (LGRECO_OVERFLOW, (layer, 0)),
         };
-        let rank = outcome.rank.unwrap_or(LGRECO_NO_RANK);
-        Ok(lgreco_cuda_outcome {
-            step: outcome.step,
-            failed: outcome.failed,
-            rank,
-            fault,
-            layer,
-            element,
-            ..Default::default()
-        })
+        Ok(Outcome { step: outcome.step, failed: outcome.failed, rank: outcome.rank, fault, value })
     }
 
     unsafe fn residuals(&self, device: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure> {

@@ -1,7 +1,7 @@
 //! CUDA devices: the calls on one that is not there, for what they do before a device is asked.
 
 use super::{Bytes, ELEMENTS, ROOM, State, gradient, layer, renew, search, setting};
-use crate::cuda::{BucketLayers, Call, DeviceTensor, OnDevice, OnDeviceBucket, Row};
+use crate::cuda::{BucketLayers, Call, Collective, DeviceTensor, OnDevice, OnDeviceBucket, Outcome, Row};
 use crate::handle;
 use crate::status::Failure;
 use crate::*;
@@ -108,12 +108,12 @@ impl OnDeviceBucket for NoBucket {
         Ok(())
     }
 
-    unsafe fn next(&mut self, _: &mut dyn OnDevice) -> Result<lgreco_request, Failure> {
-        Ok(lgreco_request::default())
+    unsafe fn next(&mut self, _: &mut dyn OnDevice) -> Result<Option<Collective>, Failure> {
+        Ok(None)
     }
 
-    unsafe fn outcome(&self, _: &mut dyn OnDevice) -> Result<lgreco_cuda_outcome, Failure> {
-        Ok(lgreco_cuda_outcome::default())
+    unsafe fn outcome(&self, _: &mut dyn OnDevice) -> Result<Outcome, Failure> {
+        Ok(Outcome::default())
     }
 
     unsafe fn residuals(&self, _: &mut dyn OnDevice, values: &mut [f32]) -> Result<(), Failure> {
