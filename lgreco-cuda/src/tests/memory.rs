@@ -238,7 +238,8 @@ fn what_is_enqueued_next_may_overwrite_a_gradient_at_fault() {
             backend.decode_on_device(&mean, gradient.shape(), received, overwritten).unwrap();
             backend.check()
         };
-        let expected = Portable.encode(setting, &gradient, stream, &mut vec![0; 1 << 14], &mut [0; 128]);
+        let mut workspace = vec![0; setting.encode_workspace_len(gradient.shape(), Dtype::F32)];
+        let expected = Portable.encode(setting, &gradient, stream, &mut workspace, &mut [0; 128]);
         refused += usize::from(expected.is_err());
         match (expected, found) {
             (Ok(_), Ok(())) => {}
