@@ -47,18 +47,14 @@ impl OnDeviceBucket for DeviceBucket {
         // SAFETY: passed on.
         let request = unsafe { DeviceBucket::next(self, cuda(device)?) }?;
         let world_size = self.world_size() as usize;
-        Ok(request.and_then(|request| match request {
-            Request::AllGather { buffer } => {
-                Some(Collective { address: buffer.address, sum: None, len: buffer.len / world_size })
-            }
-            Request::AllReduceSum { values } => {
-                Some(Collective { address: values.address, sum: Some(Dtype::F32), len: values.len })
-            }
-            Request::AllReduceSumBf16 { values } => {
-                Some(Collective { address: values.address, sum: Some(Dtype::Bf16), len: values.len })
-            }
-            _ => None,
-        }))
+        let (address, sum, len) = match request {
+            None => return Ok(None),
+            Some(Request::AllGather { buffer }) => (buffer.address, None, buffer.len / world_size),
+            Some(Request::AllReduceSum { values }) => (values.address, Some(Dtype::F32), values.len),
+            Some(Request::AllReduceSumBf16 { values }) => (values.address, Some(Dtype::Bf16), values.len),
+            Some(_) => return Err(Failure::Unavailable { what: "a collective of this kind on devices" }),
+        };
+        Ok(Some(Collective { address, sum, len }))
     }
 
     unsafe fn outcome(&self, device: &mut dyn OnDevice) -> Result<Outcome, Failure> {
