@@ -12,6 +12,7 @@ use lgreco_train::Error;
 use lgreco_train::compress::Setting;
 use lgreco_train::controller::{self, Contents, Tensor};
 use lgreco_train::exchange::{Collective, CollectiveError};
+use lgreco_train::gradient::{Dtype, Values};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -146,6 +147,28 @@ impl Controller {
         let Controller { controller, names, .. } = self;
         let controller = inner(controller);
         detached(py, || controller.rescale_residuals(factor)).map_err(|error| raised(py, error, names))
+    }
+
+    /// Forgets residuals where f32 means at these addresses, one per layer, are not zero.
+    fn forget_moved(&mut self, py: Python<'_>, addresses: Vec<usize>) -> PyResult<()> {
+        let Controller { controller, names, tensors } = self;
+        let controller = inner(controller);
+        let places = tensors.iter().zip(addresses);
+        let mut means =
+            Gradients::new(places.map(|(tensor, address)| (address, Dtype::F32, tensor.shape().elements())))?;
+        let forgotten = detached(py, || {
+            means.with(|means| {
+                let means: Vec<&[f32]> = means
+                    .iter()
+                    .filter_map(|mean| match mean.values() {
+                        Values::F32(mean) => Some(mean),
+                        _ => None,
+                    })
+                    .collect();
+                controller.forget_moved(&means)
+            })
+        });
+        forgotten.map_err(|error| raised(py, error, names))
     }
 
     /// The default settings instead of none before the first decision.

@@ -1,4 +1,4 @@
-//! The only unsafe code of this crate: gradients that are given by address.
+//! The only unsafe code of this crate: gradients and means that are given by address.
 
 use crate::error::LgrecoError;
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Values, ValuesMut};
@@ -65,8 +65,9 @@ impl Gradients {
 
     /// Shows them to `work`.
     pub(crate) fn with<T>(&mut self, work: impl FnOnce(&mut [ValuesMut<'_>]) -> T) -> T {
-        // SAFETY: by the contract of `Bucket.submit` (`_lgreco.pyi`): the caller keeps the memory alive and leaves it alone
-        // until the bucket is done. Places do not overlap, and `&mut self` lets nobody else see them meanwhile.
+        // SAFETY: by the contract of `Bucket.submit` and `Controller.forget_moved` (`_lgreco.pyi`): the caller keeps the
+        // memory alive and leaves it alone until the bucket or the call is done. Places do not overlap, and `&mut self` lets
+        // nobody else see them meanwhile.
         let mut values: Vec<_> = self.0.iter().map(|place| unsafe { place.values() }).collect();
         work(&mut values)
     }

@@ -234,6 +234,58 @@ def test_budgets_in_bits_are_for_all_fragments() -> None:
         assert all(0.9 * share < size <= share for size, share in zip(sizes, shares, strict=True)), sizes
 
 
+class Flat(torch.nn.Module):
+    """The same parameters as one column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = torch.nn.Parameter(torch.zeros(sum(torch.Size(shape).numel() for shape in SHAPES.values()), 1))
+
+
+def _joined(rank: int, forget: bool) -> None:
+    """Layers that are joined, and a model that has them as one."""
+    model, whole = Linear(), Flat()
+    options: dict[str, Any] = {**TOPK, "every": 2, "widths": [1], "learning_rate": 1.0, "momentum": 0.0, "forget_moved": forget}
+    outer, expected = OuterStep(model, joined=True, **options), OuterStep(whole, **options)
+    for step in range(12):
+        if step == 10:
+            start = flat(model)
+        train(model, outer, rank, range(step, step + 1))
+        with torch.no_grad():
+            moved = torch.cat([gradients(rank, step)[name].flatten() for name in SHAPES])
+            whole.whole.sub_(moved[:, None], alpha=0.125)
+        expected.step()
+    assert outer.settings == {"joined.0": expected.settings["whole"]} and outer.settings["joined.0"].startswith("topk")
+    assert torch.equal(flat(model), flat(whole))
+    left = residuals(outer)
+    assert torch.equal(left, expected.residual("whole"))
+    moved = flat(model) != start
+    assert left[~moved].any() and bool(left[moved].any()) != forget
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_joined_layers_are_compressed_as_one(forget: bool) -> None:
+    on_ranks(2, _joined, forget)
+
+
+def _joined_fragments(rank: int) -> None:
+    outer = OuterStep(model := Linear(), every=2, fragments=2, joined=True, settings={"joined.1": "topk 40"}, start_iter=2)
+    train(model, outer, rank, range(12))
+    assert outer.settings == {"joined.0": "dense", "joined.1": "topk 40"}
+    assert not outer.residual("first").any() and outer.residual("third").count_nonzero() >= 2048 - 40
+    again = OuterStep(Linear(), every=2, fragments=2, joined=True, settings={"joined.1": "topk 40"}, start_iter=2)
+    again.load_state_dict(outer.state_dict())
+    assert torch.equal(again.residual("third"), outer.residual("third"))
+    with torch.no_grad():
+        model.third[0, 1] = float("inf")
+    with pytest.raises(LgrecoError, match="joined.1: "):
+        train(model, outer, rank, range(12, 14))
+
+
+def test_joined_layers_of_fragments() -> None:
+    on_ranks(1, _joined_fragments)
+
+
 def _saved(rank: int) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
     model = Linear()
     outer = OuterStep(model, every=1, feedback_decay=1.0, **TOPK)
@@ -291,7 +343,8 @@ def _options(rank: int) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"learning_rate": 0.0}, "learning_rate is 0.0"), ({"momentum": 1.0}, "momentum is 1.0"),
         ({"feedback_decay": 0.0}, "feedback_decay is 0.0"), ({"feedback_decay": float("nan")}, "feedback_decay is nan"),
-        ({"every": 4, "fragments": 9}, "fragments is 9"), ({"settings": {"fourth": "dense"}}, "fourth"), ({"grad_scaler": None}, "grad_scaler"),
+        ({"every": 4, "fragments": 9}, "fragments is 9"), ({"settings": {"fourth": "dense"}}, "fourth"),
+        ({"joined": True, "settings": {"first": "dense"}}, "'first', which is no fragment"), ({"grad_scaler": None}, "grad_scaler"),
     ]
     for options, said in wrong:
         with pytest.raises(ValueError, match=said):

@@ -1,6 +1,8 @@
 """Measurements in a file, the tables and the picture that are made of them."""
 
+import dataclasses
 import json
+import math
 import pathlib
 import statistics
 from typing import Any, Callable
@@ -31,8 +33,10 @@ def step_key(rate: str, world: int, scheme: str, then: str = "", small: bool = F
     return f"{'small, ' if small else ''}steps at {link}, {world} ranks: {scheme}"
 
 
-def learning_key(world: int, seed: int, steps: int, scheme: str) -> str:
-    return f"learning for {steps} steps, {world} ranks, seed {seed}: {scheme}"
+def learning_key(world: int, seed: int, steps: int, scheme: str, rate: str = "none") -> str:
+    """At a rate only where what is sent depends on it."""
+    link = f" at {rate}" if measured(scheme) else ""
+    return f"learning for {steps} steps{link}, {world} ranks, seed {seed}: {scheme}"
 
 
 def median(found: dict[str, Any]) -> float:
@@ -42,7 +46,7 @@ def median(found: dict[str, Any]) -> float:
 def _times(found: dict[str, Any], changes: bool) -> str:
     seconds = found["seconds"]
     if not changes:
-        return f"{min(seconds):.3f} / {median(found):.3f}"
+        return f"{min(seconds):.3f} / {median(found):.3f} / {max(seconds):.3f}"
     half = len(seconds) // 2
     before, after = seconds[:half], seconds[half + half // 2 :]
     return f"{statistics.median(before):.3f} then {statistics.median(after):.3f}"
@@ -51,7 +55,7 @@ def _times(found: dict[str, Any], changes: bool) -> str:
 def steps_table(
     rates: list[str], schemes: list[str], found: Callable[[str, str], dict[str, Any]], changes: bool = False
 ) -> str:
-    """Seconds per step, lowest / median, at every rate; of a link that changes, the medians before it and some steps after."""
+    """Seconds per step, lowest / median / highest, at every rate; of a link that changes, the medians before it and some steps after."""
     lines = ["| scheme | bytes per step | CPU s | " + " | ".join(rates) + " |", "|---|--:|--:|" + "--:|" * len(rates)]
     for scheme in schemes:
         all_rates = [found(rate, scheme) for rate in rates]
@@ -98,37 +102,65 @@ def steps_to(curve: list[tuple[int, float]], target: float) -> float | None:
     return reached
 
 
-def learning_table(
-    rates: list[str],
-    learnt: dict[str, list[dict[str, Any]]],
-    found: Callable[[str, str], dict[str, Any]],
-) -> str:
+@dataclasses.dataclass
+class Learnt:
+    """Runs of one scheme over seeds, of which each has the link's rate where what is sent depends on it."""
+
+    scheme: str
+    runs: dict[str, list[dict[str, Any]]]
+    """By rate."""
+    step: Callable[[str, str], dict[str, Any]]
+    """Times of a step by rate and scheme."""
+
+    def seconds_per_step(self, rate: str) -> float:
+        if not measured(self.scheme):
+            return median(self.step(rate, self.scheme))
+        return statistics.mean(median(run) for run in self.runs[rate])
+
+    def seconds(self, rate: str, target: float) -> str:
+        """To the loss, of the mean of the seeds' curves."""
+        runs = self.runs[rate]
+        needed = steps_to(mean_curve(runs), target)
+        steps = needed or runs[0]["curve"][-1][0]
+        return f"{'' if needed else 'more than '}{steps * self.seconds_per_step(rate):.1f} s"
+
+    def steps(self, target: float) -> str:
+        """To the loss: of the mean of the seeds' curves, from the fewest to the most of all runs."""
+        most = max(run["curve"][-1][0] for runs in self.runs.values() for run in runs)
+        means = [steps_to(mean_curve(runs), target) or math.inf for runs in self.runs.values()]
+        each = [steps_to(run["curve"], target) or math.inf for runs in self.runs.values() for run in runs]
+
+        def text(steps: float) -> str:
+            return f"{steps:.0f}" if steps < math.inf else f"more than {most}"
+
+        fewest, largest = text(min(means)), text(max(means))
+        mean = fewest if fewest == largest else f"{fewest} to {largest}"
+        return f"{mean} ({text(min(each))} to {text(max(each))})"
+
+    def losses(self, steps: int) -> str:
+        """After so many steps: mean, and from the lowest to the highest."""
+        ends = [loss for runs in self.runs.values() for run in runs for step, loss in run["curve"] if step == steps]
+        return f"{statistics.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
+
+
+def learning_table(rates: list[str], all_learnt: list[Learnt]) -> str:
     """Steps and seconds to plain DDP's loss at its end."""
-    steps, reference = mean_curve(learnt[PLAIN])[-1]
+    plain = next(learnt for learnt in all_learnt if learnt.scheme == PLAIN)
+    steps, reference = mean_curve(plain.runs[rates[0]])[-1]
     target = TOLERANCE * reference
     lines = [
         f"The loss to be reached is {target:.3f}, plain DDP's after {steps} steps ({reference:.3f}) and half a per cent.",
         "",
-        f"| scheme | loss after {steps} steps (seeds) | steps to the loss | " + " | ".join(rates) + " |",
+        f"| scheme | loss after {steps} steps (seeds) | steps to the loss (seeds) | " + " | ".join(rates) + " |",
         "|---|--:|--:|" + "--:|" * len(rates),
     ]
-    for scheme, runs in learnt.items():
-        ends = [next(loss for step, loss in run["curve"] if step == steps) for run in runs]
-        needed = steps_to(mean_curve(runs), target)
-        spread = f"{statistics.mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
-        most = runs[0]["curve"][-1][0]
-        more = "" if needed else "more than "
-        times = [f"{more}{(needed or most) * median(found(rate, scheme)):.1f} s" for rate in rates]
-        lines.append(f"| {scheme} | {spread} | {more}{needed or most:.0f} | {' | '.join(times)} |")
+    for learnt in all_learnt:
+        times = " | ".join(learnt.seconds(rate, target) for rate in rates)
+        lines.append(f"| {learnt.scheme} | {learnt.losses(steps)} | {learnt.steps(target)} | {times} |")
     return "\n".join(lines)
 
 
-def draw(
-    path: pathlib.Path,
-    rates: list[str],
-    learnt: dict[str, list[dict[str, Any]]],
-    found: Callable[[str, str], dict[str, Any]],
-) -> None:
+def draw(path: pathlib.Path, rates: list[str], all_learnt: list[Learnt]) -> None:
     """Held-out loss against seconds, a panel per rate."""
     import matplotlib
 
@@ -137,10 +169,10 @@ def draw(
 
     figure, panels = plt.subplots(1, len(rates), figsize=(4.2 * len(rates), 3.8), sharey=True, squeeze=False)
     for rate, panel in zip(rates, panels[0]):
-        for scheme, runs in learnt.items():
-            curve, seconds = mean_curve(runs), median(found(rate, scheme))
-            style = "-" if scheme.startswith("lgreco") else "--"
-            panel.plot([step * seconds for step, _ in curve], [loss for _, loss in curve], style, label=scheme)
+        for learnt in all_learnt:
+            curve, seconds = mean_curve(learnt.runs[rate]), learnt.seconds_per_step(rate)
+            style = "-" if learnt.scheme.startswith("lgreco") else "--"
+            panel.plot([step * seconds for step, _ in curve], [loss for _, loss in curve], style, label=learnt.scheme)
         panel.set_xscale("log")
         panel.set_title("no limit" if rate == "none" else rate)
         panel.set_xlabel("seconds")

@@ -22,7 +22,7 @@
 //! | `l-greco+accordion` | the cheapest plan within the error of Accordion's settings |
 //! | `l-greco-bytes` | the plan of least squared error at the uniform setting's bytes, proved optimum |
 //! | `l-greco-bytes+ramp` | the same, with the ramp-up of `uniform+ramp` |
-//! | `l-greco-13x`, `l-greco-30x` | the plan of least squared error that compresses so much; ten times with the warm-up |
+//! | `l-greco-11.2x`, `l-greco-13x`, `l-greco-30x` | the plan of least squared error that compresses so much; ten times with a warm-up in bf16, in f32, 17 times |
 //! | `hybrid` | the cheapest plan of all three methods within the error of uniform 4-bit QSGD |
 //! | `hybrid-bytes` | the plan of all three methods of least squared error at the bytes of uniform 4-bit QSGD |
 //! | …`+bits` | the same, with TopK's values in full or in 2 to 8 bits |

@@ -62,6 +62,7 @@ pub fn all() -> Vec<Scheme> {
         all.extend(RATIOS.iter().map(|name| Scheme { method, name }));
     }
     all.extend([("powersgd", RATIOS[0]), ("topk", "l-greco-bytes+bits")].map(|(method, name)| Scheme { method, name }));
+    all.push(Scheme { method: "hybrid", name: "l-greco-11.2x+bits+bf16" });
     all.extend(["uniform+bf16", "l-greco-bytes+bf16"].map(|name| Scheme { method: "powersgd", name }));
     all.extend(
         [("topk", "uniform+correction"), ("topk", "l-greco-bytes+bits+correction")]
@@ -143,7 +144,7 @@ impl Scheme {
         if halves {
             let whole = EqualBytes { tensors, search: config.search.clone(), method, default }.ratio()?;
             config.search.reduce_dtype = Dtype::Bf16;
-            if name != "uniform" {
+            if name == BYTES {
                 // As many bytes as uniform's in f32.
                 config.search = config.search.with_range(Range { first: 1.0, last: 16.0, step: 1.0 })?;
                 config.budget = at_ratio(whole, tensors, &config.search)?;

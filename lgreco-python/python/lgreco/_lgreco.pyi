@@ -153,6 +153,9 @@ class Controller:
     def rescale_residuals(self, factor: float) -> None:
         """Multiplies all residuals, because gradients are from now on so many times what they were."""
 
+    def forget_moved(self, addresses: list[int]) -> None:
+        """Forgets residuals where means are not zero; ``addresses`` are those of contiguous float32 values, one per layer."""
+
     def compress_warmup(self) -> None:
         """The default settings instead of none before the first decision; before the first step."""
 

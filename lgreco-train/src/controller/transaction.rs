@@ -2,6 +2,7 @@
 
 use super::Controller;
 use super::layer::Undo;
+use crate::error::expect_len;
 use crate::rng::Stream;
 use crate::{CoreError, Error};
 
@@ -113,14 +114,30 @@ impl Controller {
         outcome
     }
 
-    /// Forgets residuals where the means of the last step, layer by layer, are not zero. The step can then no longer be rolled
-    /// back.
+    /// Forgets residuals where the means of the last step, f32 and one slice per layer, are not zero. An estimate (EF21) stays
+    /// what it is. The step can then no longer be rolled back. [`Outer::forget_moved`](crate::outer::Outer) says what it is for.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// controller.forget_moved(&[&[1.0; 4096], &[0.0; 64]])?;
+    /// assert_eq!(controller.metrics(0).residual_norm, Some(0.0));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::StepOrder`] while a step is under way; [`CoreError::Length`](crate::CoreError::Length) for means of another
-    /// length than the layer's.
-    pub(crate) fn forget_moved<'a>(&mut self, means: impl Iterator<Item = &'a [f32]>) -> Result<(), Error> {
+    /// number or length than the layers: then nothing is forgotten.
+    ///
+    /// # Complexity
+    /// A pass over the means and the residuals.
+    pub fn forget_moved(&mut self, means: &[&[f32]]) -> Result<(), Error> {
         self.control.expect_idle()?;
+        expect_len("means, one per layer", self.states.len(), means.len())?;
+        for (tensor, mean) in self.planner.tensors.iter().zip(means) {
+            expect_len("values of a mean", tensor.shape.elements(), mean.len())?;
+        }
         for (state, mean) in self.states.iter_mut().zip(means) {
             state.undo = Undo::Nothing;
             state.memory.iter_mut().try_for_each(|memory| memory.forget(mean))?;

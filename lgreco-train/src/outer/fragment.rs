@@ -81,7 +81,7 @@ impl Fragment {
             let lens = self.starts.iter().map(Vec::len);
             let lens = if self.joined { vec![means.len()] } else { lens.collect() };
             let layers = lens.into_iter().map(|len| means.split_off(..len).unwrap_or_default());
-            self.controller.forget_moved(layers)?;
+            self.controller.forget_moved(&layers.collect::<Vec<_>>())?;
         }
         if outer.feedback_decay < 1.0 {
             self.controller.rescale_residuals(outer.feedback_decay)?;
