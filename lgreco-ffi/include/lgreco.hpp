@@ -540,6 +540,13 @@ public:
         check(status);
     }
 
+    // Asks for a decision before the schedule's next; the step at which it is due, UINT64_MAX for none. All ranks ask.
+    std::uint64_t replan() {
+        std::uint64_t due = 0;
+        check(lgreco_controller_replan(get(), &due));
+        return due;
+    }
+
     // Other settings for LGRECO_POLICY_FIXED, from the next step on, or from the end of the warm-up. All ranks give them.
     void set_settings(const std::vector<lgreco_setting> &settings) {
         check(lgreco_controller_set_settings(get(), settings.data(), settings.size()));

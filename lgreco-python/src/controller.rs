@@ -185,6 +185,11 @@ impl Controller {
         self.inner().set_settings(settings).map_err(|error| self.raised(py, error))
     }
 
+    /// Asks for a decision before the schedule's next; at which step it is due.
+    fn replan(&mut self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.inner().replan().map_err(|error| self.raised(py, error))
+    }
+
     /// The next decision's work, if it can be done now.
     fn take_plan_task(&mut self) -> Option<PlanTask> {
         self.inner().take_plan_task().map(|task| PlanTask(Some(task)))

@@ -324,6 +324,27 @@ def test_plans_are_made_while_training_goes_on() -> None:
     assert len(steps) >= 2 and steps == other_steps and torch.equal(first, second)
 
 
+def _replanned(rank: int) -> tuple[list[int], list[int | None], str]:
+    steps: list[int] = []
+    ddp, state = make(on_plan=lambda state: steps.append(state.plan["step"]), start_iter=3, period=20, window=2)
+    due = []
+    for at in range(12):
+        due += [state.replan()] if at in (0, 6) else []
+        train(ddp, rank, range(at, at + 1))
+    if rank == 1:
+        state.replan()
+    with pytest.raises(LgrecoError) as raised:
+        train(ddp, rank, range(12, 13))
+    _, fixed = make(settings={"second": "topk 9"})
+    due.append(fixed.replan())
+    return steps, due, str(raised.value)
+
+
+def test_a_plan_may_be_asked_for() -> None:
+    for steps, due, error in on_ranks(2, _replanned):
+        assert steps == [3, 8] and due[:2] == [3, 8] and "rank 1 and rank 0 differ" in error
+
+
 def test_threads_are_had_after_a_fork() -> None:
     """The parent's threads, which have planned, are not in its children."""
     assert lgreco.plan({"second": torch.randn(64, 40)}).proven

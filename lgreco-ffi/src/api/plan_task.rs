@@ -2,7 +2,7 @@ use super::controller::{ControllerState, lgreco_controller};
 use super::setting::lgreco_setting;
 use crate::device::Device;
 use crate::handle::{self, Kind};
-use crate::pointers::versioned_array;
+use crate::pointers::{place, versioned_array};
 use crate::status::{Failure, lgreco_status};
 use core::ffi::c_char;
 use lgreco_train::Error;
@@ -144,6 +144,24 @@ pub unsafe extern "C" fn lgreco_plan_task_destroy(task: *mut *mut lgreco_plan_ta
 pub unsafe extern "C" fn lgreco_plan_task_message(task: *const lgreco_plan_task) -> *const c_char {
     // SAFETY: README.md, handles.
     unsafe { handle::message(task) }
+}
+
+/// Asks for a decision before the schedule's next, because the data or the network have changed: its window begins with the next
+/// step, and it is due `window + lead` steps later, or when it would have been if that is sooner. Tells that step in `due`,
+/// UINT64_MAX under policies that decide nothing any more. All ranks ask, between the same two steps: the next step fails with
+/// LGRECO_PEER_PLAN on every rank when some have not.
+///
+/// LGRECO_STEP_ORDER while a step is under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lgreco_controller_replan(controller: *mut lgreco_controller, due: *mut u64) -> lgreco_status {
+    // SAFETY: README.md, handles and pointers.
+    unsafe {
+        handle::call(controller, |state| {
+            let due = place(due, "due")?;
+            due.write(state.controller.replan().map_err(|error| state.named(error))?.unwrap_or(u64::MAX));
+            Ok(())
+        })
+    }
 }
 
 /// Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and

@@ -283,9 +283,12 @@ static void null_pointers(void) {
     NULL_(lgreco_controller_hand_in(NULL, &no_task));
     OK(lgreco_controller_hand_in(controller, NULL));
     OK(lgreco_controller_hand_in(controller, &no_task));
+    uint64_t due = 0;
     NULL_(lgreco_controller_set_settings(NULL, &setting, 1));
     NULL_(lgreco_controller_set_settings(controller, NULL, 1));
     STATUS(LGRECO_NOT_FIXED, lgreco_controller_set_settings(controller, &setting, 1));
+    NULL_(lgreco_controller_replan(NULL, &due));
+    NULL_(lgreco_controller_replan(controller, NULL));
     NULL_(lgreco_controller_roll_back(NULL));
     NULL_(lgreco_controller_abandon_step(NULL));
     NULL_(lgreco_controller_rescale_residuals(NULL, 1.0f));

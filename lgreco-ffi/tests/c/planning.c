@@ -157,6 +157,9 @@ static void *given(void *argument) {
     CHECK(found.method == LGRECO_METHOD_TOPK && found.keep == 7);
     OK(lgreco_controller_decision(controller, &decision));
     CHECK(decision.step == 5 && decision.cause == LGRECO_CAUSE_CALLER);
+    uint64_t due = 0;
+    OK(lgreco_controller_replan(controller, &due));
+    CHECK(due == UINT64_MAX);
     OK(lgreco_controller_destroy(&controller));
     free(model);
     return NULL;

@@ -212,6 +212,7 @@ static void plan_tasks(const lgreco::Context &context) {
             thread = std::thread([&task] { task.run(); });
         }
     }
+    CHECK(other.replan() == 6 + options.window + options.lead);
     throws(LGRECO_NOT_FIXED, "LGRECO_NOT_FIXED: ", [&] { other.set_settings({lgreco::setting(), lgreco::setting()}); });
 }
 

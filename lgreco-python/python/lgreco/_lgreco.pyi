@@ -162,6 +162,9 @@ class Controller:
     def set_settings(self, settings: list[str]) -> None:
         """Other settings, one per layer, for a controller with fixed ones; they take effect with the next step."""
 
+    def replan(self) -> int | None:
+        """Asks for a decision before the schedule's next; the step at which it is due, None where nothing is left to decide."""
+
     def take_plan_task(self) -> PlanTask | None:
         """The next decision's work, on the rank that measures, where ``lead`` lets it be done beforehand."""
 

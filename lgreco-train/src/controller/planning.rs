@@ -47,6 +47,29 @@ impl Controller {
         self.planner.hand_in(result)
     }
 
+    /// Asks for a decision before the next of the [`Schedule`](super::Schedule), because the data or the network have changed: its
+    /// window begins with the next step, and it is due `window + lead` steps later, or when it would have been if that is sooner.
+    /// Returns that step, `None` under policies that decide nothing any more. The schedule goes on as it would have. All ranks ask,
+    /// between the same two steps; a saved state remembers it.
+    ///
+    /// The next step fails on every rank, by [`Error::PeerPlan`], when some have not asked. In buckets a rank that has not asked does
+    /// not expect what the others ask it first, where the decision is due at the next step.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?; // decisions at 2, 5, 8, ... on two gradients
+    /// (0..3).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// assert_eq!(controller.replan()?, Some(5));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way.
+    pub fn replan(&mut self) -> Result<Option<u64>, Error> {
+        self.control.expect_idle()?;
+        Ok(self.planner.replan())
+    }
+
     /// Gives a controller of [`Policy::Fixed`](super::Policy::Fixed) other settings, one per layer. All ranks do, between the
     /// same two steps, and switch at the next one, or at the end of the warm-up if that comes later (a step after it where a
     /// plan task of the settings before was taken). Residuals and

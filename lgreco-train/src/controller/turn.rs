@@ -129,6 +129,15 @@ impl Planner {
         }
     }
 
+    /// Brings the next decision forward: it looks at the gradients of the steps from this one on, and the schedule goes on as
+    /// it would have. The step at which it is due, `None` where nothing is left to decide.
+    pub fn replan(&mut self) -> Option<u64> {
+        let Schedule { warmup, window, lead, .. } = self.config.schedule;
+        let soonest = self.step.saturating_add(window).saturating_add(lead).max(warmup);
+        self.due = self.due.map(|due| due.min(soonest));
+        self.due
+    }
+
     /// Opens the step; without gradients for the window if some are `broken`.
     pub(super) fn open(&mut self, broken: bool) {
         let Schedule { window, lead, .. } = self.config.schedule;

@@ -265,6 +265,16 @@ class Training(Reports):
         if failed is not None:
             raise failed
 
+    def replan(self) -> int | None:
+        """Asks for a plan before the next one, because the data or the network have changed; the step at which it is due.
+
+        All ranks call it between the same two steps. The plan looks at the gradients of the next ``window`` steps, and those after it come
+        when they would have. None where nothing is left to decide: a fixed or uniform policy.
+
+        Raises LgrecoError while a step is under way; the next step does, on every rank, when some have not called it.
+        """
+        return self._controller.replan()
+
     @property
     def settings(self) -> dict[str, str]:
         """Each layer's setting at the last step, as text."""

@@ -55,6 +55,51 @@ fn decisions_see_the_gradients_before_their_lead() {
     }
 }
 
+/// A decision that is asked for looks at the next gradients, and the schedule goes on.
+#[test]
+fn replanning_looks_at_the_next_gradients() {
+    for lead in [0, 2] {
+        on_all(2, |mut worker| {
+            let mut config = config(Method::TopK, LGRECO);
+            config.schedule = Schedule { warmup: 4, period: 20, window: 2, lead };
+            let mut controller = new(&config, &worker);
+            let [first, second, third] = [[2, 3], [7, 8], [22, 23]];
+            for at in 0..26 {
+                match at {
+                    1 => assert_eq!(controller.replan(), Ok(Some(4)), "not in the warm-up"),
+                    7 => assert_eq!(controller.replan(), Ok(Some(9 + lead))),
+                    23 => assert_eq!(controller.replan(), Ok(Some(24)), "sooner anyway"),
+                    _ => {}
+                }
+                let (report, _) = step(&mut controller, &mut worker);
+                assert_eq!(report.switched, [4, 9 + lead, 24].contains(&at), "step {at}");
+                let seen = match at {
+                    0..4 => continue,
+                    _ if at < 9 + lead => first.map(|step| step - lead),
+                    ..24 => second,
+                    _ => third.map(|step| step - lead),
+                };
+                assert_eq!(settings(&controller), l_greco(Method::TopK, 0, &seen.map(|step| step as u32)).1, "step {at}");
+            }
+        });
+    }
+}
+
+#[test]
+fn all_ranks_ask_for_a_decision_or_none() {
+    on_all(2, |mut worker| {
+        let mut config = config(Method::TopK, LGRECO);
+        config.schedule = Schedule { warmup: 2, period: 10, window: 1, lead: 0 };
+        let mut controller = new(&config, &worker);
+        (0..4).for_each(|_| drop(step(&mut controller, &mut worker)));
+        if worker.rank() == 1 {
+            assert_eq!(controller.replan(), Ok(Some(5)));
+        }
+        let refused = take_step(&mut controller, &mut worker, 1.0, 1.0);
+        assert_eq!(refused.map(drop), Err(Error::PeerPlan { rank: 1 }));
+    });
+}
+
 /// Tasks that are run elsewhere, dropped, or never taken: the same bits, of saved states too.
 #[test]
 fn who_runs_a_task_changes_nothing() {
