@@ -11,8 +11,9 @@ from ranks import on_ranks
 from test_ddp import batch, model
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from lgreco import LgrecoError
 from lgreco.torch import ExchangeError, LGreCoState, lgreco_hook
-from lgreco._lgreco import LgrecoError
+from lgreco.torch.cuda import Cuda, device_of
 
 STEPS = 20
 PLANNED: dict[str, Any] = {"start_iter": 3, "period": 4, "window": 2, "min_elements": 64}
@@ -81,6 +82,24 @@ def test_means_and_residuals_are_those_of_the_host(scheme: str) -> None:
             assert torch.equal(found, expected), step
         assert torch.equal(device[1], host[1])
         assert bool(device[1].any()) == (scheme.split()[0] not in ("qsgd", "without") or scheme == "qsgd and topk")
+
+
+def _switched(rank: int) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
+    """Layers change methods at step 9; what is remembered of one that then has no feedback goes out once."""
+    runs = []
+    for where in ({}, ON_DEVICE):
+        ddp, state = wrapped(FIXED | {"settings": {"0.weight": "topk 300", "2.weight": "qsgd 4", "4.weight": "topk 60"}} | where)
+        means = steps_of(ddp, rank, range(9))
+        after = {"0.weight": "qsgd 4", "2.weight": "topk 400 bits 3"}
+        state._controller.set_settings([after.get(name, "dense") for name in state.names])
+        runs.append((means + steps_of(ddp, rank, range(9, STEPS)), residuals(state)))
+    return runs
+
+
+def test_layers_may_change_their_methods() -> None:
+    for host, device in on_ranks(2, _switched):
+        assert all(torch.equal(found, expected) for found, expected in zip(device[0], host[0], strict=True))
+        assert torch.equal(device[1], host[1]) and device[1].any()
 
 
 def near(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -208,6 +227,15 @@ def test_settings_that_are_not_for_gpus_go_by_the_host() -> None:
         assert all(torch.equal(found, other) for found, other in zip(run[0], expected[rank][0], strict=True))
         assert torch.equal(run[1], expected[rank][1]) and launches > 0
         assert len(lines) == 1 and "does not run on CUDA devices" in lines[0]
+
+
+def _on_gloo(rank: int) -> list[object]:
+    parameters = torch.nn.Linear(3, 3).parameters()
+    return [device_of(parameters), Cuda(torch.device("cuda:0")).lacks(None)]
+
+
+def test_a_model_stays_on_a_gpu_where_there_is_one_and_nccl() -> None:
+    assert on_ranks(1, _on_gloo) == [[None, "a process group without NCCL"]]
 
 
 class Scaler:

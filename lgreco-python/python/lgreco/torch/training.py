@@ -163,7 +163,10 @@ class Training(Reports):
 
     def _begin_step(self) -> LgrecoError | None:
         """What has gone wrong on this rank alone, to be told by the first bucket; what goes wrong on all is ``_refused``."""
-        failure = self._device.fault() if self._device is not None else None
+        try:
+            failure = self._device.fault() if self._device is not None else None
+        except RuntimeError as error:
+            raise self._broken(error) from error
         if failure is not None:
             self._failed, self._refused = failure, True
             return None
@@ -215,8 +218,7 @@ class Training(Reports):
 
     def _abandoned(self, cause: Exception) -> ExchangeError:
         """Takes the step back."""
-        rank, step = self._group.rank(), self._controller.steps
-        error = ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
+        error = self._broken(cause)
         flights, self._flights, self._failed = self._flights or [], None, None
         for flight in flights:
             flight.give_up(error)
@@ -225,6 +227,10 @@ class Training(Reports):
         if self._device is not None:
             self._device.abandon()
         return error
+
+    def _broken(self, cause: Exception) -> ExchangeError:
+        rank, step = self._group.rank(), self._controller.steps
+        return ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
 
     def _close(self, flight: Flight | DeviceFlight) -> None:
         if flight.bucket is not None:
