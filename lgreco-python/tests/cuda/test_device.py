@@ -171,6 +171,31 @@ def test_what_goes_wrong_on_one_rank_all_hear_of_a_step_later() -> None:
     mass_is_kept(device, 2, (6,), {5: "second"})
 
 
+def _broken_window(rank: int) -> Any:
+    """The measuring rank's gradient is not finite in a step that a plan looks at."""
+    ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)
+    steps_of(ddp, rank, range(1))
+    told, plans = [], []
+    for step in range(1, 6):
+        handle = None
+        if step == 2 and rank == 0:
+            handle = next(ddp.module.parameters()).register_hook(lambda gradient: gradient + torch.inf)
+        try:
+            steps_of(ddp, rank, range(step, step + 1))
+        except LgrecoError as error:
+            told.append((step, error.code))
+        if handle is not None:
+            handle.remove()
+        plans.append(None if state.plan is None else state.plan["step"])
+    return told, plans
+
+
+def test_a_window_with_what_is_not_finite_begins_anew() -> None:
+    (here, plans), (elsewhere, others) = on_ranks(2, _broken_window)
+    assert here == [(3, 101)] and elsewhere == [(3, 81)] and plans == others
+    assert plans[-1] == 4  # a step later than without: the plan was made of step 3's gradients
+
+
 def _saved(rank: int, first: dict[str, Any], second: dict[str, Any], stop: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
     ddp, state = wrapped(first)
     steps_of(ddp, rank, range(stop))

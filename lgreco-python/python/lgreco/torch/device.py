@@ -16,6 +16,8 @@ from lgreco.torch.collectives import Started, own_group, start
 from lgreco.torch.cuda import Cuda
 
 _LOG = logging.getLogger("lgreco")
+_NOT_FINITE = 101
+"""The permanent code of a gradient's error."""
 
 
 class _Bucket:
@@ -110,11 +112,18 @@ class Buckets:
 
     def _observe(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> None:
         """Shows the gradients to the controller: they are copied to the host, and that waits for them."""
-        host = buffer.cpu()
+        try:
+            host = buffer.cpu()
+        except (MemoryError, RuntimeError) as error:
+            _LOG.warning("gradients are left out of the next plan, as they cannot be copied to the host: %s", error)
+            return
         addresses = [host.data_ptr() + gradient.data_ptr() - buffer.data_ptr() for gradient in gradients]
-        # What is not finite the device finds too, and tells all ranks.
-        with contextlib.suppress(LgrecoError):
+        try:
             self._controller.observe(layers, addresses)
+        except LgrecoError as error:
+            # What is not finite the device finds too, and tells all ranks.
+            if error.code != _NOT_FINITE:
+                raise
 
     def fault(self) -> LgrecoError | None:
         """Before a step: what has gone wrong on a device in the last one; all ranks hear of it."""
