@@ -10,7 +10,7 @@ use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use lgreco_train::Error;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{self, Contents, Tensor};
+use lgreco_train::controller::{self, Contents, Feedback, Tensor};
 use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::gradient::{Dtype, Values};
 use pyo3::prelude::*;
@@ -18,9 +18,10 @@ use pyo3::types::{PyBytes, PyDict};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A place in a group whose collectives `lgreco.torch` performs.
-struct Place {
-    rank: u32,
-    world_size: u32,
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
 }
 
 impl Collective for Place {
@@ -49,8 +50,13 @@ impl Collective for Place {
 pub(crate) struct Controller {
     /// Used through `&mut self` alone; the lock is never waited for.
     controller: Mutex<controller::Controller>,
-    tensors: Arc<[Tensor]>,
-    names: Arc<[String]>,
+    pub(crate) tensors: Arc<[Tensor]>,
+    pub(crate) names: Arc<[String]>,
+    pub(crate) place: Place,
+    /// Of random numbers.
+    pub(crate) seed: u64,
+    /// What is remembered under each setting.
+    pub(crate) feedback: Feedback,
 }
 
 /// What a panic has left is checked by its own rules, as after any error.
@@ -59,15 +65,15 @@ fn inner(controller: &mut Mutex<controller::Controller>) -> &mut controller::Con
 }
 
 impl Controller {
-    fn inner(&mut self) -> &mut controller::Controller {
+    pub(crate) fn inner(&mut self) -> &mut controller::Controller {
         inner(&mut self.controller)
     }
 
-    fn raised(&self, py: Python<'_>, error: Error) -> PyErr {
+    pub(crate) fn raised(&self, py: Python<'_>, error: Error) -> PyErr {
         raised(py, error, &self.names)
     }
 
-    fn check(&self, layer: usize) -> PyResult<usize> {
+    pub(crate) fn check(&self, layer: usize) -> PyResult<usize> {
         let layers = self.tensors.len();
         let wrong = || LgrecoError::new_err(format!("there is no layer {layer}: the model has {layers}"));
         (layer < layers).then_some(layer).ok_or_else(wrong)
@@ -95,10 +101,10 @@ impl Controller {
                 .map_err(|error| LgrecoError::new_err(format!("{name}: {error}")))
         });
         let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
-        let place = Place { rank, world_size };
+        let (place, seed, feedback) = (Place { rank, world_size }, config.search.seed, config.feedback);
         let made = detached(py, || controller::Controller::new(config, tensors.clone(), &place));
         let controller = made.map_err(|error| raised(py, error, &names))?;
-        Ok(Controller { controller: Mutex::new(controller), tensors: tensors.into(), names })
+        Ok(Controller { controller: Mutex::new(controller), tensors: tensors.into(), names, place, seed, feedback })
     }
 
     /// Begins a step.
@@ -130,6 +136,37 @@ impl Controller {
     /// Ends the step.
     fn finish_step(&mut self, py: Python<'_>) -> PyResult<Report> {
         self.inner().finish_step().map(Report::from).map_err(|error| self.raised(py, error))
+    }
+
+    /// Whether this rank's gradients of the step under way are to be observed.
+    fn watches(&mut self) -> bool {
+        self.inner().watches()
+    }
+
+    /// Takes note of gradients, by address on the host, of layers that are exchanged elsewhere.
+    fn observe(&mut self, py: Python<'_>, layers: Vec<usize>, addresses: Vec<usize>) -> PyResult<()> {
+        if layers.len() != addresses.len() {
+            return Err(LgrecoError::new_err("one address per layer"));
+        }
+        layers.iter().try_for_each(|&layer| self.check(layer).map(drop))?;
+        let Controller { controller, tensors, names, .. } = self;
+        let controller = inner(controller);
+        let places = layers.iter().zip(addresses);
+        let places =
+            places.map(|(&layer, address)| (address, tensors[layer].dtype(), tensors[layer].shape().elements()));
+        let mut gradients = Gradients::new(places)?;
+        let observed = detached(py, || {
+            gradients.with(|values| {
+                let mut layers = layers.iter().zip(values);
+                layers.try_for_each(|(&layer, values)| controller.observe(layer, values.values()))
+            })
+        });
+        observed.map_err(|error| raised(py, error, names))
+    }
+
+    /// Takes note that layers are exchanged elsewhere in the step under way.
+    fn note_exchanged(&mut self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
+        self.inner().note_exchanged(&layers).map_err(|error| self.raised(py, error))
     }
 
     /// Takes back what the last step has done to residuals.

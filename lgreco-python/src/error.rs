@@ -14,15 +14,28 @@ pyo3::create_exception!(
 
 /// The exception for an error, with the name of the layer that it is about.
 pub(crate) fn raised(py: Python<'_>, error: Error, names: &[String]) -> PyErr {
-    let layer = error.layer().and_then(|layer| names.get(layer));
-    let text = match layer {
-        Some(name) => format!("{name}: {error}"),
-        None => error.to_string(),
-    };
+    let layer = error.layer().and_then(|layer| names.get(layer)).map(String::as_str);
+    named(py, of_layer(layer, &error.to_string()), error.code(), layer)
+}
+
+/// A text about a layer.
+pub(crate) fn of_layer(layer: Option<&str>, text: &str) -> String {
+    layer.map_or_else(|| text.into(), |name| format!("{name}: {text}"))
+}
+
+/// The exception with this text, code and layer.
+pub(crate) fn named(py: Python<'_>, text: String, code: u32, layer: Option<&str>) -> PyErr {
     let raised = LgrecoError::new_err(text);
     let value = raised.value(py);
-    match value.setattr("code", error.code()).and_then(|()| value.setattr("layer", layer)) {
+    match value.setattr("code", code).and_then(|()| value.setattr("layer", layer)) {
         Ok(()) => raised,
         Err(other) => other,
     }
+}
+
+/// The error on a rank that another one, with this code, has failed; without a code, that it wants something else.
+#[pyfunction]
+pub(crate) fn peer_error(py: Python<'_>, rank: u32, code: u32) -> Py<PyAny> {
+    let error = if code == 0 { Error::PeerPlan { rank } } else { Error::Peer { rank, code } };
+    raised(py, error, &[]).into_value(py).into_any()
 }

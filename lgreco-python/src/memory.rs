@@ -1,4 +1,4 @@
-//! The only unsafe code of this crate: gradients and means that are given by address.
+//! The only unsafe code of this crate besides `device`: gradients and means that are given by address.
 
 use crate::error::LgrecoError;
 use lgreco_train::gradient::{Bf16, Dtype, Element, F16, Values, ValuesMut};

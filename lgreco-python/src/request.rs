@@ -19,12 +19,14 @@ pub(crate) struct Request {
     received_lens: Vec<u64>,
 }
 
-impl From<exchange::Request<'_>> for Request {
-    fn from(request: exchange::Request<'_>) -> Request {
-        let place = |bytes: &mut [u8]| (bytes.as_mut_ptr().expose_provenance(), bytes.len());
-        let sums = |values: &mut [f32]| (values.as_mut_ptr().expose_provenance(), size_of_val(values));
-        let halves = |values: &mut [Bf16]| (values.as_mut_ptr().expose_provenance(), size_of_val(values));
-        let plain = |kind, (address, length), lens: &[u64], root| Request {
+impl Request {
+    /// On a bucket's memory on a device, whose parts are equal or whole.
+    pub(crate) fn on_device(kind: &'static str, address: u64, length: usize) -> Request {
+        Request::plain(kind, (address as usize, length), &[], 0)
+    }
+
+    fn plain(kind: &'static str, (address, length): (usize, usize), lens: &[u64], root: u32) -> Request {
+        Request {
             kind,
             address,
             length,
@@ -33,7 +35,16 @@ impl From<exchange::Request<'_>> for Request {
             received_address: 0,
             received_length: 0,
             received_lens: Vec::new(),
-        };
+        }
+    }
+}
+
+impl From<exchange::Request<'_>> for Request {
+    fn from(request: exchange::Request<'_>) -> Request {
+        let place = |bytes: &mut [u8]| (bytes.as_mut_ptr().expose_provenance(), bytes.len());
+        let sums = |values: &mut [f32]| (values.as_mut_ptr().expose_provenance(), size_of_val(values));
+        let halves = |values: &mut [Bf16]| (values.as_mut_ptr().expose_provenance(), size_of_val(values));
+        let plain = Request::plain;
         match request {
             exchange::Request::AllReduceSum { values } => plain("all_reduce", sums(values), &[], 0),
             exchange::Request::AllReduceSumBf16 { values } => plain("all_reduce_bf16", halves(values), &[], 0),

@@ -289,6 +289,42 @@ impl DeviceBucket {
         cuda.gpu_mut().read_into(residuals, bytemuck::cast_slice_mut(values))
     }
 
+    /// Done: what was remembered of all layers before step `step`, the last one that has been submitted, however far that has
+    /// come: for who gives it up because a collective has failed. Before a step that has not been submitted it is what
+    /// [`residuals`](DeviceBucket::residuals) gives.
+    ///
+    /// # Errors
+    /// As [`residuals`](DeviceBucket::residuals).
+    pub fn residuals_before(&self, cuda: &mut CudaBackend, step: u32, values: &mut [f32]) -> Result<(), Error> {
+        let counted = self.counted(cuda, values.len())?;
+        let outcome = self.outcome(cuda)?;
+        let has_changed = outcome.step == step.wrapping_add(1) && outcome.rank.is_none() && outcome.fault.is_none();
+        let [first, second] = self.halves();
+        let before = match (has_changed, counted == first) {
+            (true, true) | (false, false) => second,
+            _ => first,
+        };
+        cuda.gpu_mut().read_into(before, bytemuck::cast_slice_mut(values))
+    }
+
+    /// Enqueued: forgets what is remembered of a layer, between two steps; nothing where there is no such layer. For layers
+    /// that are to go without error feedback, after each step that has not failed.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn forget(&mut self, cuda: &mut CudaBackend, layer: usize) -> Result<(), Error> {
+        let Some(spec) = self.specs.get(layer) else { return Ok(()) };
+        let first: usize = self.specs[..layer].iter().map(|spec| spec.shape.elements()).sum();
+        let [start, bytes] = [first, spec.shape.elements()].map(|values| 4 * values as u64);
+        self.halves().into_iter().try_for_each(|half| cuda.gpu_mut().clear(half.cut(start, bytes)))
+    }
+
+    /// Both places for residuals, of which one counts.
+    fn halves(&self) -> [Part; 2] {
+        let bytes = 4 * self.exchange.program.head.elements;
+        [0, bytes].map(|start| self.exchange.residuals.cut(start, bytes))
+    }
+
     /// Done: remembers these values instead, between two steps.
     ///
     /// # Errors

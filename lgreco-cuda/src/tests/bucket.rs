@@ -264,6 +264,52 @@ fn other_settings_go_on_with_residuals_and_steps() {
 }
 
 #[test]
+fn a_step_is_given_up_wherever_it_is_and_layers_are_forgotten() {
+    let Some(mut cuda) = backend(flavour(), 0) else { return };
+    let layers = settings();
+    let mut ranks = ranks(&mut cuda, &layers);
+    same_as_on_the_host(&mut cuda, &mut ranks, &layers, (4, 5, 3), &mut vec![None; WORLD]);
+    let elements = ranks[0].means().len();
+    let draw = |seed: u64| (0..WORLD as u64).map(|rank| uniform(elements, seed + rank)).collect::<Vec<_>>();
+    let before = |cuda: &mut CudaBackend, rank: &Rank, step| {
+        let mut values = vec![f32::NAN; elements];
+        rank.bucket.residuals_before(cuda, step, &mut values).unwrap();
+        bits(&values)
+    };
+    // Before the step, in the middle of it, after it, and after one that has failed.
+    let of_step_5 = bits(&ranks[0].residuals(&mut cuda));
+    assert_eq!(before(&mut cuda, &ranks[0], 5), of_step_5);
+    let gradients = draw(900);
+    ranks.iter_mut().zip(&gradients).for_each(|(rank, values)| rank.submit(&mut cuda, values));
+    assert_eq!(before(&mut cuda, &ranks[0], 5), of_step_5);
+    loop {
+        let requests: Vec<_> = ranks.iter_mut().filter_map(|rank| rank.next(&mut cuda)).collect();
+        if requests.is_empty() {
+            break;
+        }
+        perform(&mut cuda, &requests);
+    }
+    let of_step_6 = bits(&ranks[0].residuals(&mut cuda));
+    assert_ne!(of_step_5, of_step_6);
+    assert_eq!(before(&mut cuda, &ranks[0], 5), of_step_5);
+    assert_eq!(before(&mut cuda, &ranks[0], 6), of_step_6);
+    let mut broken = draw(950);
+    broken[2][7] = f32::NAN;
+    step(&mut cuda, &mut ranks, &broken);
+    assert_eq!(before(&mut cuda, &ranks[0], 6), of_step_6);
+    assert_eq!(bits(&ranks[0].residuals(&mut cuda)), of_step_6);
+
+    let kept = by_layer(&layers, &ranks[0].residuals(&mut cuda));
+    ranks[0].bucket.forget(&mut cuda, 3).unwrap();
+    ranks[0].bucket.forget(&mut cuda, layers.len()).unwrap();
+    let left = by_layer(&layers, &ranks[0].residuals(&mut cuda));
+    for (layer, (kept, left)) in kept.iter().zip(&left).enumerate() {
+        assert_eq!(bits(left), if layer == 3 { vec![0; kept.len()] } else { bits(kept) }, "layer {layer}");
+    }
+    assert!(kept[3].iter().any(|&value| value != 0.0));
+}
+
+#[test]
 fn a_rank_at_fault_is_known_to_all() {
     let Some(mut cuda) = backend(flavour(), 0) else { return };
     let layers = settings();

@@ -5,6 +5,8 @@ from typing import Any, final
 __all__ = [
     "Bucket",
     "Controller",
+    "Device",
+    "DeviceBucket",
     "LgrecoError",
     "PlanResult",
     "PlanTask",
@@ -14,6 +16,7 @@ __all__ = [
     "after_fork",
     "check_plan",
     "make_plan",
+    "peer_error",
     "run_command",
 ]
 
@@ -49,6 +52,9 @@ def run_command(arguments: list[str]) -> int:
 
 def after_fork() -> None:
     """Forgets the threads of the process that this one was forked from."""
+
+def peer_error(rank: int, code: int) -> LgrecoError:
+    """The error on a rank when another has failed with an error of this code; with 0, when that one wants something else."""
 
 @final
 class Request:
@@ -144,6 +150,15 @@ class Controller:
     def finish_step(self) -> Report:
         """Ends the step, when all buckets are closed."""
 
+    def watches(self) -> bool:
+        """Whether this rank's gradients of the step under way are to be observed."""
+
+    def observe(self, layers: list[int], addresses: list[int]) -> None:
+        """Takes note of the gradients, on the host, of layers that are exchanged elsewhere."""
+
+    def note_exchanged(self, layers: list[int]) -> None:
+        """Takes note that layers are exchanged elsewhere in the step under way."""
+
     def roll_back(self) -> None:
         """Takes back what the last step has done to residuals, because its means were not applied."""
 
@@ -189,3 +204,53 @@ class Controller:
     def load(self, plan: list[bytes], residuals: list[bytes]) -> tuple[list[list[str]], int, int]:
         """Continues from one rank's parts, with the residuals of some; layers that are missing, extra, misshaped, the step, the
         oldest residual's."""
+
+@final
+class DeviceBucket:
+    """Layers that are exchanged together in a device's memory, under the settings that their controller had when it was made."""
+
+    @property
+    def found_inf(self) -> int:
+        """The address, on the device, of a float32 that is 1 after a step that failed on some rank, else 0."""
+
+    def suits(self, controller: Controller) -> bool:
+        """Whether its layers still have those settings."""
+
+@final
+class Device:
+    """A stream of a CUDA device, by its handle; both outlive this. The context of the default stream is the current one.
+
+    Calls enqueue, and wait where they say so. Addresses are of device memory, which is used in the order of the stream.
+    """
+
+    def __new__(cls, stream: int) -> Device: ...
+    def bytes(self, controller: Controller, layers: list[int]) -> int:
+        """Bytes of memory for a bucket of these layers; raises LgrecoError for settings that are not exchanged on devices."""
+
+    def bucket(self, controller: Controller, layers: list[int], memory: int) -> DeviceBucket:
+        """Waits: a bucket with the controller's residuals, in ``memory``, which it has for itself until its work is done."""
+
+    def take_over(self, bucket: DeviceBucket, other: DeviceBucket) -> None:
+        """Waits: a bucket takes over residuals and step of another of the same layers, both of this device."""
+
+    def submit(self, bucket: DeviceBucket, gradients: int) -> None:
+        """Takes this step's gradients, adds residuals and compresses.
+
+        They lie one after the other from the address ``gradients`` on, and stay there, used by nobody else, until ``next`` has
+        returned None.
+        """
+
+    def next(self, bucket: DeviceBucket) -> Request | None:
+        """Goes on, once the collective asked for before is enqueued, to the next; None when the making of the means is.
+
+        Raises LgrecoError in place of None when the device has refused something: all ranks have made the same collectives then.
+        """
+
+    def forget(self, bucket: DeviceBucket) -> None:
+        """After a step that has not failed: forgets what was not sent of layers that are to go without error feedback."""
+
+    def fault(self, bucket: DeviceBucket) -> tuple[int | None, LgrecoError | None]:
+        """Waits: the first rank at fault in the last step, and this rank's error."""
+
+    def take_home(self, controller: Controller, bucket: DeviceBucket, before: int) -> None:
+        """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next."""

@@ -59,21 +59,7 @@ impl Controller {
             return Err(Error::Core(CoreError::OutOfMemory { words: layers.len() }));
         }
         for index in layers {
-            let lendable = match self.states.get(index) {
-                None => Err(Error::LayerMismatch {
-                    layer: index,
-                    what: "layers",
-                    expected: self.states.len(),
-                    found: index,
-                }),
-                Some(state) if state.lent != 0 => Err(Error::InFlight { layer: index }),
-                Some(state) if state.fate == Fate::Exchanged => Err(Error::StepOrder {
-                    what: "a layer of the bucket has been exchanged in this step",
-                    expected: "layers that have not",
-                }),
-                Some(_) => Ok(()),
-            };
-            if let Err(error) = lendable {
+            if let Err(error) = self.expect_lendable(index) {
                 self.take_back(arena);
                 return Err(error);
             }
@@ -115,6 +101,22 @@ impl Controller {
         bucket.began = self.now();
         bucket.clock = self.planner.config.clock.filter(|_| self.planner.meter.is_some());
         Ok(bucket)
+    }
+
+    /// Whether the step under way can still exchange a layer.
+    pub(super) fn expect_lendable(&self, index: usize) -> Result<(), Error> {
+        match self.states.get(index) {
+            None => {
+                let expected = self.states.len();
+                Err(Error::LayerMismatch { layer: index, what: "layers", expected, found: index })
+            }
+            Some(state) if state.lent != 0 => Err(Error::InFlight { layer: index }),
+            Some(state) if state.fate == Fate::Exchanged => Err(Error::StepOrder {
+                what: "a layer of the bucket has been exchanged in this step",
+                expected: "layers that have not",
+            }),
+            Some(_) => Ok(()),
+        }
     }
 
     /// Takes a bucket back, wherever it is. One that has not been exchanged leaves the residuals of its layers as they were.

@@ -114,6 +114,7 @@ mod control;
 mod costs;
 mod decide;
 mod decision;
+mod elsewhere;
 mod feedback;
 mod groups;
 mod identity;

@@ -1,6 +1,7 @@
 """The collectives that lgreco asks for, by torch.distributed."""
 
 import ctypes
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -74,8 +75,13 @@ _SUMS = {
 }
 
 
-def start(request: Request, group: dist.ProcessGroup) -> Started:
-    """Starts a collective. Every rank starts the same ones in the same order."""
+Memory = Callable[[int, int, torch.dtype], torch.Tensor]
+"""Makes a tensor over so many bytes at an address."""
+
+
+def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -> Started:
+    """Starts a collective on memory of the host, or of the kind that ``memory`` shows. Every rank starts the same ones in the
+    same order."""
     if request.kind in _SUMS:
         values = memory(request.address, request.length, _SUMS[request.kind])
         if request.lens:
@@ -98,15 +104,15 @@ def start(request: Request, group: dist.ProcessGroup) -> Started:
     return _All([work])
 
 
-def own_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.ProcessGroup:
     """A group of the same ranks for lgreco's collectives alone, so that no order with others' matters.
 
-    It is Gloo's, whatever the group's: what is compressed lies in the host's memory. It waits as long as the group does.
+    It waits as long as the group does. For what is compressed in the host's memory it is Gloo's, whatever the group's.
     """
     of = group if group is not None else dist.group.WORLD
     assert of is not None
     timeout = of._get_backend(of._device_types[0]).options._timeout
     ranks = dist.get_process_group_ranks(of)
-    made = dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=group is not None)
+    made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=group is not None)
     assert isinstance(made, dist.ProcessGroup)
     return made

@@ -21,7 +21,8 @@ def lgreco_hook(state: LGreCoState, bucket: GradBucket) -> torch.futures.Future[
     >>> int(model.module.weight.grad.count_nonzero())  # the others are remembered
     41
 
-    Raises LgrecoError on every rank, out of ``backward``, when a gradient is not finite or something went wrong on one.
+    Raises LgrecoError on every rank, out of ``backward``, when a gradient is not finite or something went wrong on one. Where
+    gradients stay on a GPU that is the next ``backward``; the means of the bucket at fault were zeros.
     """
     if not isinstance(bucket, GradBucket):
         raise TypeError(

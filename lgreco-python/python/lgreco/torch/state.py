@@ -1,6 +1,7 @@
 """The state of lgreco's communication hook for DistributedDataParallel."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -8,8 +9,11 @@ import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
+from lgreco.torch.cuda import Cuda, device_of, obstacle
 from lgreco.torch.options import Scaler
-from lgreco.torch.training import Layer, Training
+from lgreco.torch.training import Layer, Training, reduced
+
+_LOG = logging.getLogger("lgreco")
 
 
 class LGreCoState(Training):
@@ -25,11 +29,17 @@ class LGreCoState(Training):
     >>> state.residual("weight").shape
     torch.Size([4096])
 
+    Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there: they are compressed, exchanged and averaged in its memory,
+    with the same means as on the host. What goes wrong in a step is then an error at the beginning of the next one, which is not
+    taken. They are copied to the host and back, which is logged once, with ``grad_scaler``, ``hold_zeros``,
+    ``objective="seconds"``, another ``residual_dtype`` or ``reduce_dtype`` than float32, another ``route``,
+    ``metrics_every`` or ``optimizer``; so is a bucket whose settings no kernel has, or for which a GPU has no memory.
+
     Parameters
     ----------
     process_group
-        The group that DDP averages over; None is the default group. All its ranks make a state at the same time. Compressed
-        data travels in a Gloo group of the same ranks, made here; gradients on a GPU are copied to the host and back.
+        The group that DDP averages over; None is the default group. All its ranks make a state at the same time. What lgreco
+        sends travels in groups of the same ranks, made here: Gloo's, and for gradients that stay on a GPU NCCL's.
     model
         The module, wrapped in DDP or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
     method
@@ -112,12 +122,13 @@ class LGreCoState(Training):
         random_seed: int = 0,
         hold_zeros: bool | None = None,
         on_plan: Callable[["LGreCoState"], None] | None = None,
+        _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: Any,
     ) -> None:
         parameters = _trainable(model)
-        super().__init__(
-            process_group,
-            [Layer(name, list(p.shape), p.dtype) for name, p in parameters],
+        layers = [Layer(name, list(p.shape), p.dtype) for name, p in parameters]
+        told = dict(
+            options,
             method=method,
             default=default,
             budget=budget,
@@ -135,12 +146,19 @@ class LGreCoState(Training):
             grad_scaler=grad_scaler,
             random_seed=random_seed,
             on_plan=on_plan,
-            **options,
         )
-        self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
-        self._process_group = process_group if process_group is not None else dist.group.WORLD
         self._uncompressed = policy == "uncompressed" and settings is None and reduce_dtype is None
         self._hold_zeros = bool(getattr(model, "find_unused_parameters", False)) if hold_zeros is None else hold_zeros
+        cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
+        if cuda is not None:
+            why = cuda.lacks(process_group) or obstacle(told, reduced(reduce_dtype, layers), self._hold_zeros)
+            if why is not None:
+                cuda = None
+                if dist.get_rank(process_group) == 0:
+                    _LOG.warning("gradients are copied to the host to be compressed, because of %s", why)
+        super().__init__(process_group, layers, cuda, **told)
+        self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
+        self._process_group = process_group if process_group is not None else dist.group.WORLD
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Begins the exchange of a bucket; the future's value is its buffer with the means."""

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from lgreco._lgreco import Controller, LgrecoError, PlanResult, Report
 from lgreco.torch.agreement import agree
 from lgreco.torch.collectives import own_group, start
+from lgreco.torch.cuda import Cuda
+from lgreco.torch.device import Buckets, DeviceFlight
 from lgreco.torch.flight import Flight
 from lgreco.torch.options import Options, Scaler
 from lgreco.torch.reports import Reports
@@ -80,12 +82,12 @@ class Training(Reports):
     A step begins with the first bucket of a backward pass, and ends with the last or with the pass.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, layers: Sequence[Layer], **options: "Unpack[Options]") -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, layers: Sequence[Layer], cuda: Cuda | None = None, **options: "Unpack[Options]"
+    ) -> None:
         told: dict[str, Any] = dict(options)
         reduce_dtype: torch.dtype | None = told.pop("reduce_dtype", None)
-        if reduce_dtype is None:
-            halves = all(layer.dtype == torch.bfloat16 for layer in layers)
-            reduce_dtype = torch.bfloat16 if halves else torch.float32
+        reduce_dtype = reduced(reduce_dtype, layers)
         grad_scaler: Scaler | None = told.pop("grad_scaler", None)
         settings: Mapping[str, str] | None = told.pop("settings", None)
         on_plan: Callable[[Any], None] | None = told.pop("on_plan", None)
@@ -94,7 +96,7 @@ class Training(Reports):
         self._group = own_group(group)
         self._scaler, self._scale = grad_scaler, None if grad_scaler is None else grad_scaler.get_scale()
         self._on_plan = on_plan
-        self._flights: list[Flight] | None = None
+        self._flights: list[Flight | DeviceFlight] | None = None
         self._in_backward = False
         self._failed: LgrecoError | None = None
         self._refused = False
@@ -106,7 +108,7 @@ class Training(Reports):
         self._rate = 1.0  # of the last step that has begun with its own
         # What ranks must have been told alike; measuring errors is each one's own affair.
         together = {**told, "settings": settings and sorted(settings.items()), "reduce_dtype": reduce_dtype}
-        together.update(grad_scaler=grad_scaler is not None, metrics_every=None)
+        together.update(grad_scaler=grad_scaler is not None, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         failure: Exception | None = None
         try:
             if settings is not None:
@@ -127,8 +129,11 @@ class Training(Reports):
         except Exception as error:
             failure = error
         agree(self._group, together, failure)
+        self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group)
 
-    def _begin(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool) -> Flight:
+    def _begin(
+        self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool
+    ) -> Flight | DeviceFlight:
         """Begins a bucket, and the step with the first."""
         failure = None
         if self._flights is None:
@@ -136,10 +141,9 @@ class Training(Reports):
             self._flights = []
             self._in_backward = _queue(self._end_backward)
         try:
-            bucket = None if self._refused else self._controller.open(layers)
-        except LgrecoError as error:
+            flight = self._flight(layers, buffer, gradients, hold_zeros, failure)
+        except (LgrecoError, RuntimeError) as error:
             raise self._abandoned(error) from error
-        flight = Flight(bucket, buffer, gradients, self._group, hold_zeros, failure)
         self._flights.append(flight)
         self._go_on(flight)
         for other in self._flights[:-1]:
@@ -147,9 +151,25 @@ class Training(Reports):
                 self._go_on(other)
         return flight
 
+    def _flight(
+        self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None
+    ) -> Flight | DeviceFlight:
+        if self._device is not None and not self._refused:
+            on_device = self._device.flight(layers, buffer, gradients)
+            if on_device is not None:
+                return on_device
+        bucket = None if self._refused else self._controller.open(layers)
+        return Flight(bucket, buffer, gradients, self._group, hold_zeros, failure)
+
     def _begin_step(self) -> LgrecoError | None:
         """What has gone wrong on this rank alone, to be told by the first bucket; what goes wrong on all is ``_refused``."""
-        failure = None
+        try:
+            failure = self._device.fault() if self._device is not None else None
+        except RuntimeError as error:
+            raise self._broken(error) from error
+        if failure is not None:
+            self._failed, self._refused = failure, True
+            return None
         try:
             self.follow_scale()
         except LgrecoError as error:
@@ -186,7 +206,7 @@ class Training(Reports):
             self._controller.rescale_residuals(scale / self._scale)
             self._scale = scale
 
-    def _go_on(self, flight: Flight) -> bool:
+    def _go_on(self, flight: Flight | DeviceFlight) -> bool:
         try:
             return flight.go_on()
         except LgrecoError as error:
@@ -198,16 +218,21 @@ class Training(Reports):
 
     def _abandoned(self, cause: Exception) -> ExchangeError:
         """Takes the step back."""
-        rank, step = self._group.rank(), self._controller.steps
-        error = ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
+        error = self._broken(cause)
         flights, self._flights, self._failed = self._flights or [], None, None
         for flight in flights:
             flight.give_up(error)
             self._close(flight)
         self._controller.abandon_step()
+        if self._device is not None:
+            self._device.abandon()
         return error
 
-    def _close(self, flight: Flight) -> None:
+    def _broken(self, cause: Exception) -> ExchangeError:
+        rank, step = self._group.rank(), self._controller.steps
+        return ExchangeError(f"rank {rank}, step {step}: a collective has failed, and the step is taken back: {cause}")
+
+    def _close(self, flight: Flight | DeviceFlight) -> None:
         if flight.bucket is not None:
             self._controller.close(flight.bucket)
 
@@ -292,6 +317,7 @@ class Training(Reports):
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """What is known of each layer: setting, steps, bytes, relative error and norm of the residual. Reads residuals."""
+        self._bring_home()
         return {name: self._controller.metrics(layer) for layer, name in enumerate(self.names)}
 
     def compression_stats(self) -> tuple[float, int, int]:
@@ -299,11 +325,17 @@ class Training(Reports):
         gradients, sent = self._bytes
         return (gradients / sent if sent else 1.0, gradients, sent)
 
+    def _bring_home(self) -> None:
+        """Has the controller's residuals be those of the last step, where a GPU has them."""
+        if self._device is not None:
+            self._device.bring_home()
+
     def _plans(self) -> list[dict[str, Any]]:
         return [] if self.plan is None else [self.plan]
 
     def residual(self, name: str) -> torch.Tensor:
         """A copy of a layer's residual on this rank: float32, flat; zeros without one."""
+        self._bring_home()
         values = bytearray(self._controller.residual(self.names.index(name)))
         return torch.frombuffer(values, dtype=torch.float32) if values else torch.empty(0)
 
@@ -312,6 +344,7 @@ class Training(Reports):
 
         Without the ``window`` the gradients for the next plan are left out, as large as the model, which only rank 0 has.
         """
+        self._bring_home()
         parts = self._controller.save(window)
         layers = {name: _tensor(part) for name, part in parts if name is not None}
         run = next(_tensor(part) for name, part in parts if name is None)
@@ -330,6 +363,8 @@ class Training(Reports):
         taken = [state] if residuals is None else residuals
         residual_parts = [_bytes(part) for other in taken for part in other["layers"].values()]
         (missing, extra, misshaped), step, oldest = self._controller.load(plan, residual_parts)
+        if self._device is not None:
+            self._device.forget()
         loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = list(state["bytes"])
         self._flights, self._failed, self._refused = None, None, False
@@ -352,6 +387,13 @@ def _queue(callback: Callable[[], None]) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def reduced(reduce_dtype: torch.dtype | None, layers: Sequence[Layer]) -> torch.dtype:
+    """In which type sums travel."""
+    if reduce_dtype is not None:
+        return reduce_dtype
+    return torch.bfloat16 if all(layer.dtype == torch.bfloat16 for layer in layers) else torch.float32
 
 
 def name_of(what: str, dtype: torch.dtype) -> str:

@@ -19,6 +19,7 @@ mod buckets;
 mod budgets;
 #[cfg(feature = "rayon")]
 mod cores;
+mod elsewhere;
 mod failures;
 mod halves;
 mod measured;

@@ -1,0 +1,82 @@
+"""What exchanges in a GPU's memory need of torch: memory, a stream, numbers that come to the host later."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Cuda:
+    """A CUDA device, and the stream of torch's that was current at the first exchange."""
+
+    backend = "nccl"
+    """Of the group whose collectives work on the device's memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def lacks(self, group: dist.ProcessGroup | None) -> str | None:
+        """What exchanges on the device need of a process group and this one has not; None if it has all."""
+        return None if "cuda:nccl" in dist.get_backend_config(group) else "a process group without NCCL"
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        """Has what follows enqueued in that stream, after what is in the current one; gives the stream's handle."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream = self._stream or current
+        if current != self._stream:
+            self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield self._stream.cuda_stream
+
+    def allocate(self, length: int) -> torch.Tensor:
+        """So many bytes, by torch's caching allocator."""
+        return torch.empty(length, dtype=torch.uint8, device=self._device)
+
+    def part(self, memory: torch.Tensor, address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over ``length`` bytes of ``memory``."""
+        start = address - memory.data_ptr()
+        return memory[start : start + length].view(dtype)
+
+    def later(self, number: torch.Tensor) -> Callable[[], float]:
+        """What the number is after all that is enqueued: the call that it returns waits for that, and for nothing after it."""
+        told = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
+        told.copy_(number, non_blocking=True)
+        done = torch.cuda.current_stream(self._device).record_event()
+
+        def value() -> float:
+            done.synchronize()
+            return told.item()
+
+        return value
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """One whose value is there when what is enqueued is done."""
+        return torch.futures.Future(devices=[self._device])
+
+
+def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
+    """The NVIDIA GPU that all of them are on, if they are on one."""
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) != 1 or torch.version.cuda is None:
+        return None
+    device = devices.pop()
+    return Cuda(device) if device.type == "cuda" else None
+
+
+def obstacle(options: Mapping[str, Any], reduce_dtype: torch.dtype, hold_zeros: bool) -> str | None:
+    """Which of a state's options hinders exchanges in a GPU's memory; None if none does."""
+    obstacles = {
+        "grad_scaler": options.get("grad_scaler") is not None,
+        "hold_zeros (find_unused_parameters)": hold_zeros,
+        'objective="seconds"': options.get("objective") == "seconds",
+        "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
+        "reduce_dtype=torch.bfloat16, the default where all parameters are": reduce_dtype != torch.float32,
+        "route": options.get("route", "all_gather") != "all_gather",
+        "metrics_every": bool(options.get("metrics_every")),
+        "optimizer": options.get("optimizer") is not None,
+    }
+    return next((name for name, there in obstacles.items() if there), None)

@@ -1,0 +1,236 @@
+"""Buckets that stay in a GPU's memory: compressed, summed and averaged there, between torch.distributed's collectives.
+
+The controller decides as it does for buckets on the host, and keeps residuals while no bucket on the device has them. Nothing of
+a step waits for the device, so that what goes wrong there is found when the next step begins.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
+from lgreco.torch.collectives import Started, own_group, start
+from lgreco.torch.cuda import Cuda
+
+_LOG = logging.getLogger("lgreco")
+_NOT_FINITE = 101
+"""The permanent code of a gradient's error."""
+
+
+class _Bucket:
+    """A bucket with its memory."""
+
+    def __init__(self, bucket: DeviceBucket, memory: torch.Tensor, step: int) -> None:
+        self.bucket = bucket
+        self.memory = memory
+        self.step = step
+        """The next one that it takes part in."""
+        self.failed: Callable[[], float] | None = None
+        """Tells whether the last step has failed, until that is known."""
+        self.refusal: LgrecoError | None = None
+        """What the device has refused in the last step, on this rank."""
+
+
+class Buckets:
+    """The buckets of one process on its GPU."""
+
+    def __init__(self, cuda: Cuda, controller: Controller, group: dist.ProcessGroup | None, host: dist.ProcessGroup) -> None:
+        self.cuda = cuda
+        self.group = own_group(group, cuda.backend)
+        self._host = host
+        self._controller = controller
+        self._device: Device | None = None
+        self._buckets: dict[tuple[int, ...], _Bucket] = {}
+        self._refused: set[tuple[int, ...]] = set()
+        self._failed: list[_Bucket] = []
+
+    @property
+    def device(self) -> Device:
+        assert self._device is not None
+        return self._device
+
+    def flight(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> "DeviceFlight | None":
+        """Begins the exchange of a bucket; None, on all ranks, when it must go by the host, where its residuals then are."""
+        key = tuple(layers)
+        if key in self._refused:
+            return None
+        bucket = self._buckets.get(key)
+        if bucket is None or bucket.step != self._controller.steps or not bucket.bucket.suits(self._controller):
+            bucket = self._renewed(key, buffer, gradients)
+        if bucket is None:
+            return None
+        if self._controller.watches():
+            self._observe(layers, buffer, gradients)
+        self._controller.note_exchanged(layers)
+        bucket.step += 1
+        return DeviceFlight(self, bucket, buffer)
+
+    def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> _Bucket | None:
+        """A bucket under new settings, with the residuals of those before; None when some rank cannot make it."""
+        # What lags behind begins again at this step.
+        for other, bucket in list(self._buckets.items()):
+            lags = other == key and bucket.step != self._controller.steps
+            if lags or (other != key and not set(other).isdisjoint(key)):
+                self.device.take_home(self._controller, bucket.bucket, bucket.step)
+                del self._buckets[other]
+        made: _Bucket | None = None
+        why = "another rank cannot"
+        try:
+            made = self._make(key, buffer, gradients)
+        except (LgrecoError, MemoryError, RuntimeError) as error:
+            why = str(error)
+        could = torch.tensor(int(made is not None))
+        dist.all_reduce(could, dist.ReduceOp.MIN, group=self._host)
+        old = self._buckets.pop(key, None)
+        if made is not None and could.item() == 1:
+            self._buckets[key] = made
+            return made
+        if old is not None:
+            self.device.take_home(self._controller, old.bucket, old.step)
+        self._refused.add(key)
+        names = f"{len(key)} layers from number {key[0]} on" if key else "no layers"
+        _LOG.warning("a bucket of %s is copied to the host to be compressed: %s", names, why)
+        return None
+
+    def _make(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> _Bucket:
+        at = buffer.data_ptr()
+        for gradient in gradients:
+            if gradient.data_ptr() != at:
+                raise LgrecoError("its gradients do not follow one another without gaps")
+            at += gradient.nbytes
+        layers = list(key)
+        with self.cuda.stream() as handle:
+            self._device = self._device or Device(handle)
+            memory = self.cuda.allocate(self._device.bytes(self._controller, layers))
+            bucket = self._device.bucket(self._controller, layers, memory.data_ptr())
+            if key in self._buckets:
+                self._device.take_over(bucket, self._buckets[key].bucket)
+        return _Bucket(bucket, memory, self._controller.steps)
+
+    def _observe(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> None:
+        """Shows the gradients to the controller: they are copied to the host, and that waits for them."""
+        try:
+            host = buffer.cpu()
+        except (MemoryError, RuntimeError) as error:
+            _LOG.warning("gradients are left out of the next plan, as they cannot be copied to the host: %s", error)
+            return
+        addresses = [host.data_ptr() + gradient.data_ptr() - buffer.data_ptr() for gradient in gradients]
+        try:
+            self._controller.observe(layers, addresses)
+        except LgrecoError as error:
+            # What is not finite the device finds too, and tells all ranks.
+            if error.code != _NOT_FINITE:
+                raise
+
+    def fault(self) -> LgrecoError | None:
+        """Before a step: what has gone wrong on a device in the last one; all ranks hear of it."""
+        self._settle()
+        if not self._failed:
+            return None
+        rank, own = None, None
+        for bucket in self._failed:
+            first, error = self.device.fault(bucket.bucket)
+            rank, own = first if rank is None else rank, own or bucket.refusal or error
+        codes = torch.zeros(self._host.size(), dtype=torch.int64)
+        dist.all_gather_into_tensor(codes, torch.tensor([0 if own is None else own.code]), group=self._host)
+        self.bring_home()
+        self.forget()
+        if own is not None:
+            return own
+        told = codes.nonzero()
+        rank = int(told[0]) if len(told) > 0 else rank or 0
+        return peer_error(rank, int(codes[rank]))
+
+    def _settle(self) -> None:
+        """Between steps: takes note of how the last one has ended."""
+        for bucket in self._buckets.values():
+            if bucket.failed is None:
+                continue
+            failed, bucket.failed = bucket.failed() != 0, None
+            if failed or bucket.refusal is not None:
+                self._failed.append(bucket)
+            else:
+                self.device.forget(bucket.bucket)
+
+    def bring_home(self) -> None:
+        """Between steps: what is remembered on the device, the controller has too. Waits for the device."""
+        self._settle()
+        for bucket in self._buckets.values():
+            self.device.take_home(self._controller, bucket.bucket, self._controller.steps)
+
+    def abandon(self) -> None:
+        """After a step that was given up: residuals are the controller's, as they were before it."""
+        for bucket in self._buckets.values():
+            self.device.take_home(self._controller, bucket.bucket, self._controller.steps)
+        self.forget()
+
+    def forget(self) -> None:
+        """The next step begins with the controller's residuals."""
+        self._buckets.clear()
+        self._failed.clear()
+
+
+class DeviceFlight:
+    """The exchange of one bucket in the device's memory: gradients in ``buffer`` become means there."""
+
+    bucket = None
+    """None that the controller has lent."""
+
+    def __init__(self, buckets: Buckets, bucket: _Bucket, buffer: torch.Tensor) -> None:
+        self.future = buckets.cuda.future()
+        self._buckets = buckets
+        self._bucket = bucket
+        self._buffer = buffer
+        self._work: Started | None = None
+        with buckets.cuda.stream():
+            buckets.device.submit(bucket.bucket, buffer.data_ptr())
+
+    def go_on(self) -> bool:
+        """Enqueues what comes before the next collective, and that; False when the means are enqueued."""
+        cuda, own = self._buckets.cuda, self._bucket
+
+        def part(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+            return cuda.part(own.memory, address, length, dtype)
+
+        with cuda.stream():
+            if self._work is not None:
+                self._work.wait()
+                self._work = None
+            try:
+                request = self._buckets.device.next(own.bucket)
+            except LgrecoError as error:
+                # The others are told by messages, and all ranks when the next step begins.
+                request, own.refusal = None, error
+            if request is None:
+                own.failed = cuda.later(part(own.bucket.found_inf, 4, torch.float32))
+                return False
+            self._work = start(request, self._buckets.group, part)
+            return True
+
+    def is_flying(self) -> bool:
+        """Whether a collective is under way."""
+        return self._work is not None
+
+    def can_end(self) -> bool:
+        """The means are enqueued at the end of the backward pass, so that the rest of it does not wait for collectives."""
+        return False
+
+    def give_up(self, error: Exception) -> None:
+        """Waits until the engine no longer touches the bucket's memory, as its network has failed."""
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError):
+                self._work.wait()
+            self._work = None
+        if not self.future.done():
+            self.future.set_exception(error)  # type: ignore[arg-type]
+
+    def deliver(self) -> None:
+        """The means are where the gradients were."""
+
+    def land(self) -> None:
+        """Hands the means over."""
+        with self._buckets.cuda.stream():
+            self.future.set_result(self._buffer)

@@ -1,0 +1,218 @@
+//! Buckets that stay in the memory of a CUDA device, on a stream of the trainer's. The only unsafe code of this crate
+//! besides `memory`: device memory that is given by address.
+
+use crate::controller::Controller;
+use crate::cores::detached;
+use crate::error::{LgrecoError, named, of_layer, raised};
+use crate::request::Request;
+use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
+use lgreco_train::compress::Setting;
+use lgreco_train::exchange;
+use lgreco_train::gradient::Dtype;
+use lgreco_train::rng::Stream;
+use lgreco_train::{CoreError, Error};
+use pyo3::prelude::*;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A stream of a CUDA device. Calls enqueue, but where they say that they wait.
+#[pyclass(module = "lgreco._lgreco")]
+pub(crate) struct Device {
+    /// Used through `&mut self` alone; the lock is never waited for.
+    cuda: Mutex<CudaBackend>,
+}
+
+/// Layers that are exchanged together in the device's memory, under the settings that their controller had when it was made.
+#[pyclass(name = "DeviceBucket", module = "lgreco._lgreco")]
+pub(crate) struct Bucket {
+    bucket: DeviceBucket,
+    layers: Vec<usize>,
+    settings: Vec<Setting>,
+    names: Arc<[String]>,
+    /// Places of layers that are to go without error feedback.
+    forgetful: Vec<usize>,
+}
+
+impl Bucket {
+    fn name(&self, place: usize) -> Option<&str> {
+        self.layers.get(place).and_then(|&layer| self.names.get(layer)).map(String::as_str)
+    }
+
+    /// What was wrong with a value of this rank, in the words and with the code of the host's exchange.
+    fn at_fault(&self, py: Python<'_>, fault: ExchangeFault) -> PyErr {
+        let not_finite = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN };
+        let (place, code, text) = match fault {
+            ExchangeFault::NonFinite { layer, index } => {
+                (layer, not_finite.code(), format!("element {index} is infinite or NaN: gradients must be finite"))
+            }
+            ExchangeFault::Overflow { layer, index } => {
+                let overflow = CoreError::Overflow { what: "a gradient with its residual, or the mean" };
+                (layer, overflow.code(), format!("element {index}: {overflow}"))
+            }
+            ExchangeFault::Factor { layer } => {
+                let overflow = CoreError::Overflow { what: "a factor" };
+                (layer, overflow.code(), overflow.to_string())
+            }
+        };
+        let name = self.name(place);
+        named(py, of_layer(name, &text), code, name)
+    }
+}
+
+fn refused(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr {
+    match error {
+        lgreco_cuda::Error::Train(error) => raised(py, error, names),
+        lgreco_cuda::Error::Core(error) => raised(py, error.into(), names),
+        error => named(py, error.to_string(), CoreError::Device { what: "" }.code(), None),
+    }
+}
+
+/// What a bucket of these layers is made of.
+fn described(controller: &mut Controller, layers: &[usize]) -> PyResult<(Vec<DeviceLayer>, ExchangeConfig)> {
+    let tensors = controller.tensors.clone();
+    let mut described = Vec::with_capacity(layers.len());
+    for &layer in layers {
+        let index = controller.check(layer)?;
+        let setting = controller.inner().setting(index);
+        described.push(DeviceLayer { index: index as u32, shape: tensors[index].shape(), setting });
+    }
+    let mut dtypes = layers.iter().map(|&layer| tensors[layer].dtype());
+    let dtype = dtypes.next().unwrap_or(Dtype::F32);
+    if dtypes.any(|other| other != dtype) {
+        return Err(LgrecoError::new_err("layers of one bucket on a device are of one type"));
+    }
+    let step = controller.inner().steps() as u32;
+    let stream = Stream { seed: controller.seed, step, layer: 0, rank: controller.place.rank };
+    let world = controller.place.world_size;
+    Ok((described, ExchangeConfig { dtype, world, stream, gain: 1.0, on_fault: OnFault::Zeros }))
+}
+
+#[pymethods]
+impl Device {
+    /// The stream with this handle, of the context that is current if it is the default stream.
+    #[new]
+    fn new(stream: usize) -> PyResult<Device> {
+        // SAFETY: by the contract of `Device` (`_lgreco.pyi`), stream and context outlive it.
+        let cuda = unsafe { CudaBackend::with_stream(with_exposed_provenance_mut(stream)) };
+        let cuda = cuda.map_err(|error| LgrecoError::new_err(error.to_string()))?;
+        Ok(Device { cuda: Mutex::new(cuda) })
+    }
+
+    /// Bytes of device memory for a bucket of these layers.
+    fn bytes(&self, py: Python<'_>, controller: &mut Controller, layers: Vec<usize>) -> PyResult<u64> {
+        let (described, config) = described(controller, &layers)?;
+        DeviceBucket::bytes(&described, config).map_err(|error| refused(py, error, &controller.names))
+    }
+
+    /// Waits: a bucket of these layers, in that memory, with the controller's residuals.
+    fn bucket(
+        &mut self,
+        py: Python<'_>,
+        controller: &mut Controller,
+        layers: Vec<usize>,
+        memory: u64,
+    ) -> PyResult<Bucket> {
+        let (described, config) = described(controller, &layers)?;
+        let settings: Vec<Setting> = described.iter().map(|layer| layer.setting).collect();
+        let forgets = |&place: &usize| controller.feedback.of(&settings[place]).is_none();
+        let forgetful =
+            (0..settings.len()).filter(forgets).filter(|&place| settings[place] != Setting::Dense).collect();
+        let mut residuals = vec![0f32; described.iter().map(|layer| layer.shape.elements()).sum()];
+        let mut rest = &mut residuals[..];
+        for (&layer, of) in layers.iter().zip(&described) {
+            let (own, others) = std::mem::take(&mut rest).split_at_mut(of.shape.elements());
+            rest = others;
+            controller.inner().residual(layer, own).map_err(|error| controller.raised(py, error))?;
+        }
+        let cuda = self.inner();
+        let bucket = detached(py, || {
+            // SAFETY: by the contract of `Device.bucket` (`_lgreco.pyi`).
+            let mut bucket = unsafe { DeviceBucket::new(cuda, &described, config, memory) }?;
+            bucket.set_residuals(cuda, &residuals)?;
+            Ok(bucket)
+        });
+        let bucket = bucket.map_err(|error| refused(py, error, &controller.names))?;
+        Ok(Bucket { bucket, layers, settings, names: controller.names.clone(), forgetful })
+    }
+
+    /// Waits: the new bucket takes over residuals and step of one with the same layers.
+    fn take_over(&mut self, py: Python<'_>, bucket: &mut Bucket, other: &Bucket) -> PyResult<()> {
+        // SAFETY: by the contract of `Device.take_over` (`_lgreco.pyi`).
+        let taken = unsafe { bucket.bucket.take_over(self.inner(), &other.bucket) };
+        taken.map_err(|error| refused(py, error, &other.names))
+    }
+
+    /// Takes the gradients at this address.
+    fn submit(&mut self, py: Python<'_>, bucket: &mut Bucket, gradients: u64) -> PyResult<()> {
+        // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
+        let submitted = unsafe { bucket.bucket.submit(self.inner(), gradients) };
+        submitted.map_err(|error| refused(py, error, &bucket.names))
+    }
+
+    /// Goes on, once the collective asked for before is enqueued, to the next; None when the means are.
+    fn next(&mut self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<Option<Request>> {
+        // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
+        let next = unsafe { bucket.bucket.next(self.inner()) }.map_err(|error| refused(py, error, &bucket.names))?;
+        next.map(|request| match request {
+            exchange::Request::AllGather { buffer } => Ok(Request::on_device("all_gather", buffer.address, buffer.len)),
+            exchange::Request::AllReduceSum { values } => {
+                Ok(Request::on_device("all_reduce", values.address, 4 * values.len))
+            }
+            _ => Err(LgrecoError::new_err("a bucket on a device asks for a collective that it never has")),
+        })
+        .transpose()
+    }
+
+    /// After a step that has not failed: forgets what was not sent of layers that are to go without error feedback.
+    fn forget(&mut self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<()> {
+        let Bucket { bucket, forgetful, names, .. } = bucket;
+        let cuda = self.inner();
+        let forgotten = forgetful.iter().try_for_each(|&place| bucket.forget(cuda, place));
+        forgotten.map_err(|error| refused(py, error, names))
+    }
+
+    /// Waits: the first rank at fault in the last step, and the error of this one; None for none.
+    fn fault(&mut self, py: Python<'_>, bucket: &Bucket) -> PyResult<(Option<u32>, Option<Py<PyAny>>)> {
+        let outcome = bucket.bucket.outcome(self.inner()).map_err(|error| refused(py, error, &bucket.names))?;
+        let error = outcome.fault.map(|fault| bucket.at_fault(py, fault).into_value(py).into_any());
+        Ok((outcome.rank, error))
+    }
+
+    /// Waits: residuals as they were before this step, the last one submitted or the next, become the controller's.
+    fn take_home(&mut self, py: Python<'_>, controller: &mut Controller, bucket: &Bucket, before: u64) -> PyResult<()> {
+        let elements = |&layer: &usize| controller.tensors[layer].shape().elements();
+        let lens: Vec<usize> = bucket.layers.iter().map(elements).collect();
+        let mut residuals = vec![0f32; lens.iter().sum()];
+        let cuda = self.inner();
+        let read = detached(py, || bucket.bucket.residuals_before(cuda, before as u32, &mut residuals));
+        read.map_err(|error| refused(py, error, &bucket.names))?;
+        let mut rest = &residuals[..];
+        for (&layer, len) in bucket.layers.iter().zip(lens) {
+            let (own, others) = rest.split_at(len);
+            rest = others;
+            controller.inner().set_residual(layer, own).map_err(|error| controller.raised(py, error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    fn inner(&mut self) -> &mut CudaBackend {
+        self.cuda.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Bucket {
+    /// Whether its layers still have the settings that it was made with.
+    fn suits(&self, controller: &mut Controller) -> bool {
+        let controller = controller.inner();
+        self.layers.iter().zip(&self.settings).all(|(&layer, setting)| controller.setting(layer) == *setting)
+    }
+
+    /// The address of an f32 that is 1 after a step that failed on some rank, else 0.
+    #[getter]
+    fn found_inf(&self) -> u64 {
+        self.bucket.found_inf_address()
+    }
+}

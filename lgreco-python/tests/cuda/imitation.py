@@ -1,0 +1,66 @@
+"""A GPU for tests: lgreco-cuda's imitation of a driver (simt/fake_driver.cpp), whose device memory is the processor's."""
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from lgreco.torch.collectives import memory
+from lgreco.torch.cuda import Cuda
+
+
+class Imitation(Cuda):
+    """Tensors are the host's. What is enqueued is done when somebody waits, so that whoever looks at memory waits first."""
+
+    backend = "gloo"
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self._call("cuCtxSetCurrent", context)
+        self._call("cuStreamCreate", ctypes.byref(stream), 1)
+        self._handle = stream
+        self.allocated = 0
+
+    def lacks(self, group: dist.ProcessGroup | None) -> str | None:
+        return None
+
+    def _call(self, function: str, *arguments: object) -> None:
+        assert getattr(self._driver, function)(*arguments) == 0, function
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        yield self._handle.value or 0
+
+    def allocate(self, length: int) -> torch.Tensor:
+        address = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(length))
+        self.allocated += 1
+        return memory(address.value, length, torch.uint8)
+
+    def part(self, memory: torch.Tensor, address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+        self._call("cuStreamSynchronize", self._handle)
+        return super().part(memory, address, length, dtype)
+
+    def later(self, number: torch.Tensor) -> Callable[[], float]:
+        value = number.item()
+        return lambda: value
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        return torch.futures.Future()
+
+    def launches(self) -> int:
+        """Kernels launched in this process so far."""
+        counted = (ctypes.c_int * 9)()
+        self._driver.fake_cuda_state(counted)
+        return counted[7]
+
+
+def imitated(_: Iterable[torch.Tensor]) -> Imitation:
+    """Whatever tensors they are, they are on that device."""
+    return Imitation()

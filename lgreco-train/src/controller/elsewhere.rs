@@ -1,0 +1,134 @@
+//! Layers whose gradients are exchanged elsewhere: in the memory of a device, say. Schedule, window, decisions, settings and
+//! saved states are the controller's all the same; buckets, and between steps residuals, are those of whoever exchanges.
+
+use super::Controller;
+use super::layer::{Fate, Undo};
+use crate::Error;
+use crate::compress::Setting;
+use crate::error::expect_len;
+use crate::feedback::{Memory, Residual, Rule};
+use crate::gradient::Values;
+use crate::rng::Stream;
+
+impl Controller {
+    /// Whether gradients of the step under way are to be [observed](Controller::observe), on this rank.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::alone};
+    /// # let (mut controller, _) = alone(Method::TopK)?; // two steps of warm-up, both of them in the window
+    /// assert!(!controller.watches()); // no step is under way
+    /// controller.begin_step(0.1)?;
+    /// assert!(controller.control()?.is_none() && controller.watches());
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    pub fn watches(&self) -> bool {
+        self.control.expect_open().is_ok() && self.planner.watches()
+    }
+
+    /// Takes note of layer `layer`'s own, uncompressed gradient, which is exchanged elsewhere, as
+    /// [`Planner::observe`](super::Planner::observe) does.
+    ///
+    /// ```
+    /// # use lgreco_train::{gradient::Values, search::Method, testing::controller::alone};
+    /// # let (mut controller, _) = alone(Method::TopK)?;
+    /// controller.begin_step(0.1)?;
+    /// assert!(controller.control()?.is_none());
+    /// controller.observe(0, Values::F32(&[1.0; 4096]))?;
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done; else as
+    /// [`Planner::observe`](super::Planner::observe).
+    ///
+    /// # Complexity
+    /// A pass over the gradient.
+    pub fn observe(&mut self, layer: usize, gradient: Values<'_>) -> Result<(), Error> {
+        self.control.expect_open()?;
+        self.planner.observe(layer, gradient)
+    }
+
+    /// Takes note that layers are exchanged elsewhere in the step under way, under their settings and by
+    /// [`Route::AllGather`](crate::exchange::Route): what they send is counted, and no bucket of the step may have them. Where values decide how long
+    /// a payload is, the longest is counted.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::alone};
+    /// # let (mut controller, _) = alone(Method::TopK)?;
+    /// controller.begin_step(0.1)?;
+    /// assert!(controller.control()?.is_none());
+    /// controller.note_exchanged(&[1])?;
+    /// assert!(controller.open(&[1]).is_err());
+    /// assert_eq!((controller.finish_step()?.bytes_out, controller.metrics(1).steps), (4 * 64, 1));
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] unless a step has begun and its control requests are done, or when a layer has been exchanged in it;
+    /// [`Error::LayerMismatch`] for a layer that there is not, [`Error::InFlight`] for one in a bucket. Layers before that one
+    /// are counted then.
+    pub fn note_exchanged(&mut self, layers: &[usize]) -> Result<(), Error> {
+        self.control.expect_open()?;
+        let reduce_dtype = self.planner.config.search.reduce_dtype;
+        for &layer in layers {
+            self.expect_lendable(layer)?;
+            let (state, tensor) = (&mut self.states[layer], &self.planner.tensors[layer]);
+            let sent = match state.choice.setting {
+                // Without a header.
+                Setting::Dense => tensor.shape.elements() * tensor.dtype.bytes().min(reduce_dtype.bytes()),
+                setting => setting.exchanged_len(tensor.shape, tensor.dtype, reduce_dtype)?,
+            } as u64;
+            state.fate = Fate::Exchanged;
+            state.counts.steps += 1;
+            state.counts.bytes_in += tensor.bytes();
+            state.counts.bytes_out += sent;
+            self.taken.bytes_out += sent;
+        }
+        Ok(())
+    }
+
+    /// Remembers these values of layer `layer` instead, f32, row-major: what was not sent of it elsewhere. Under a setting
+    /// without feedback they go out whole with the next gradient. The last step can then no longer be rolled back.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// let (mut before, mut after) = ([0.0; 4096], [0.0; 4096]);
+    /// controller.residual(0, &mut before)?;
+    /// before[17] += 1.0;
+    /// controller.set_residual(0, &before)?;
+    /// controller.residual(0, &mut after)?;
+    /// assert_eq!(before, after);
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] when the step under way has exchanged the layer, [`Error::InFlight`] while a bucket has it;
+    /// [`Error::LayerMismatch`] for a layer that there is not; [`CoreError::Length`](crate::CoreError::Length) when there is not one value per element; [`CoreError::Overflow`](crate::CoreError::Overflow) when a value is not finite or too large
+    /// for the residual's format; [`CoreError::OutOfMemory`](crate::CoreError::OutOfMemory). Nothing has changed then.
+    pub fn set_residual(&mut self, layer: usize, values: &[f32]) -> Result<(), Error> {
+        if self.control.is_idle() {
+            let layers = self.states.len();
+            let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
+            self.states.get(layer).map(drop).ok_or(missing)?;
+        } else {
+            self.expect_lendable(layer)?;
+        }
+        let (state, shape) = (&mut self.states[layer], self.planner.tensors[layer].shape);
+        expect_len("residual values", shape.elements(), values.len())?;
+        let (seed, step) = (self.planner.config.search.seed, self.planner.step as u32);
+        let stream = Stream { seed, step, layer: layer as u32, rank: self.rank };
+        match &mut state.memory {
+            Some(memory) => memory.set(values, stream)?,
+            None if values.iter().all(|&value| value == 0.0) => {}
+            None => {
+                let mut memory = Memory::owned(Rule::Residual(Residual::CLASSIC), shape)?;
+                memory.set(values, stream)?;
+                state.memory = Some(memory);
+            }
+        }
+        (state.undo, state.spent) = (Undo::Nothing, None);
+        Ok(())
+    }
+}
