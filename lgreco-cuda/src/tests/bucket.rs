@@ -100,7 +100,7 @@ impl Rank {
 ///
 /// # Safety
 /// Nothing that is enqueued uses it.
-unsafe fn seen<'a, T>(memory: DeviceMemory) -> &'a mut [T] {
+pub(super) unsafe fn seen<'a, T>(memory: DeviceMemory) -> &'a mut [T] {
     // SAFETY: the imitated device's memory is the processor's, and is the bucket's.
     unsafe { slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(memory.address as usize), memory.len) }
 }
