@@ -59,6 +59,12 @@ impl DeviceExchange {
         (self.program.head.world, self.memory.from(self.program.table_bytes()))
     }
 
+    /// The `P` that are orthonormal, in f32.
+    #[cfg(test)]
+    pub(crate) fn of_rows(&self) -> Part {
+        self.program.places(self.memory).of_rows
+    }
+
     fn blocks(&self) -> u64 {
         looping_pieces(self.program.head.spans.into())
     }

@@ -12,6 +12,7 @@ use lgreco_core::gradient::Shape;
 pub(crate) struct Factors {
     pub(crate) values: u64,
     p: u64,
+    sum: u64,
     q: u64,
     partial: u64,
     gram: u64,
@@ -41,6 +42,7 @@ impl Factors {
     pub(crate) const FIELDS: &[(&'static str, usize)] = &[
         ("values", std::mem::offset_of!(Factors, values)),
         ("p", std::mem::offset_of!(Factors, p)),
+        ("sum", std::mem::offset_of!(Factors, sum)),
         ("q", std::mem::offset_of!(Factors, q)),
         ("partial", std::mem::offset_of!(Factors, partial)),
         ("gram", std::mem::offset_of!(Factors, gram)),
@@ -143,10 +145,10 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Says where the last matrix has its `P`, if not behind those before.
-    pub(crate) fn place_p(&mut self, at: u64) {
+    /// Says where the last matrix has its `P` in what is summed.
+    pub(crate) fn place_sum(&mut self, at: u64) {
         if let Some(last) = self.matrices.last_mut() {
-            last.p = at;
+            last.sum = at;
         }
     }
 
@@ -165,6 +167,7 @@ impl Table {
         self.matrices.push(Factors {
             values,
             p: all.p,
+            sum: 0,
             q: all.q,
             partial: all.partial,
             gram: all.gram,

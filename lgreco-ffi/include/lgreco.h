@@ -856,8 +856,9 @@ typedef struct lgreco_cuda_bucket_options {
     float gain;
     // LGRECO_ON_FAULT_ZEROS by default.
     lgreco_on_fault on_fault;
-    // Must be 0.
-    uint32_t reserved;
+    // Type in which uncompressed layers and PowerSGD's factors are summed: LGRECO_DTYPE_F32, the default, or BF16. What a worker's
+    // own values lose by it is remembered.
+    lgreco_dtype reduce_dtype;
 } lgreco_cuda_bucket_options;
 
 // What has become of a bucket's steps. Begin with LGRECO_CUDA_OUTCOME_INIT.

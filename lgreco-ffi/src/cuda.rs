@@ -49,6 +49,8 @@ pub(crate) struct BucketLayers {
     pub(crate) layers: Vec<(u32, Shape, Setting)>,
     /// Of all gradients.
     pub(crate) dtype: Dtype,
+    /// Of what is summed.
+    pub(crate) reduce_dtype: Dtype,
     pub(crate) world_size: u32,
     /// Of the first step; the layer in it counts for nothing.
     pub(crate) stream: Stream,

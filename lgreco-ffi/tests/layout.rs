@@ -83,7 +83,7 @@ fn c_and_rust_agree_on_structs_and_their_defaults() {
         step,
         gain,
         on_fault,
-        reserved
+        reduce_dtype
     );
     struct_of!(
         p,

@@ -57,6 +57,8 @@ pub(crate) struct Controller {
     pub(crate) seed: u64,
     /// What is remembered under each setting.
     pub(crate) feedback: Feedback,
+    /// In which type sums travel.
+    pub(crate) reduce_dtype: Dtype,
 }
 
 /// What a panic has left is checked by its own rules, as after any error.
@@ -102,9 +104,11 @@ impl Controller {
         });
         let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
         let (place, seed, feedback) = (Place { rank, world_size }, config.search.seed, config.feedback);
+        let reduce_dtype = config.search.reduce_dtype;
         let made = detached(py, || controller::Controller::new(config, tensors.clone(), &place));
         let controller = made.map_err(|error| raised(py, error, &names))?;
-        Ok(Controller { controller: Mutex::new(controller), tensors: tensors.into(), names, place, seed, feedback })
+        let (controller, tensors) = (Mutex::new(controller), tensors.into());
+        Ok(Controller { controller, tensors, names, place, seed, feedback, reduce_dtype })
     }
 
     /// Begins a step.
@@ -188,7 +192,7 @@ impl Controller {
 
     /// Forgets residuals where f32 means at these addresses, one per layer, are not zero.
     fn forget_moved(&mut self, py: Python<'_>, addresses: Vec<usize>) -> PyResult<()> {
-        let Controller { controller, names, tensors } = self;
+        let Controller { controller, names, tensors, .. } = self;
         let controller = inner(controller);
         let places = tensors.iter().zip(addresses);
         let mut means =

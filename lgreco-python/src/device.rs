@@ -84,7 +84,8 @@ fn described(controller: &mut Controller, layers: &[usize]) -> PyResult<(Vec<Dev
     let step = controller.inner().steps() as u32;
     let stream = Stream { seed: controller.seed, step, layer: 0, rank: controller.place.rank };
     let world = controller.place.world_size;
-    Ok((described, ExchangeConfig { dtype, world, stream, gain: 1.0, on_fault: OnFault::Zeros }))
+    let reduce_dtype = controller.reduce_dtype;
+    Ok((described, ExchangeConfig { dtype, reduce_dtype, world, stream, gain: 1.0, on_fault: OnFault::Zeros }))
 }
 
 #[pymethods]
@@ -114,9 +115,9 @@ impl Device {
     ) -> PyResult<Bucket> {
         let (described, config) = described(controller, &layers)?;
         let settings: Vec<Setting> = described.iter().map(|layer| layer.setting).collect();
-        let forgets = |&place: &usize| controller.feedback.of(&settings[place]).is_none();
-        let forgetful =
-            (0..settings.len()).filter(forgets).filter(|&place| settings[place] != Setting::Dense).collect();
+        let leaves = |setting: &Setting| *setting != Setting::Dense || config.reduce_dtype != Dtype::F32;
+        let forgets = |setting: &Setting| leaves(setting) && controller.feedback.of(setting).is_none();
+        let forgetful = (0..settings.len()).filter(|&place| forgets(&settings[place])).collect();
         let mut residuals = vec![0f32; described.iter().map(|layer| layer.shape.elements()).sum()];
         let mut rest = &mut residuals[..];
         for (&layer, of) in layers.iter().zip(&described) {
@@ -157,6 +158,9 @@ impl Device {
             exchange::Request::AllGather { buffer } => Ok(Request::on_device("all_gather", buffer.address, buffer.len)),
             exchange::Request::AllReduceSum { values } => {
                 Ok(Request::on_device("all_reduce", values.address, 4 * values.len))
+            }
+            exchange::Request::AllReduceSumBf16 { values } => {
+                Ok(Request::on_device("all_reduce_bf16", values.address, 2 * values.len))
             }
             _ => Err(LgrecoError::new_err("a bucket on a device asks for a collective that it never has")),
         })

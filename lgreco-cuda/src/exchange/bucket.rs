@@ -129,7 +129,7 @@ struct Wire {
 /// Bytes of the parts, in order.
 fn sizes(program: &ExchangeProgram) -> [u64; 5] {
     let messages = program.message_bytes() as u64 * u64::from(program.head.world);
-    let [sums, factors] = [program.sum_values(), program.factor_values()].map(|values| 4 * values as u64);
+    let [sums, factors] = [program.sum_values(), program.factor_values()].map(|values| program.summed_bytes(values));
     [program.memory_bytes(), program.residual_bytes(), messages, sums, factors]
 }
 
@@ -182,7 +182,7 @@ impl DeviceBucket {
             let dtype = if setting == Setting::Dense { config.dtype } else { Dtype::F32 };
             Spec { index, setting, shape, dtype, shards: &[] }
         };
-        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+        let (route, reduce_dtype) = (Route::AllGather, config.reduce_dtype);
         let (rank, seed, step) = (stream.rank, stream.seed, stream.step);
         let moment = Moment { rank, world_size, route, reduce_dtype, seed, step, terms: 0 };
         // SAFETY: parts of the memory that the caller promises.
@@ -415,23 +415,28 @@ impl Enqueuing<'_> {
 
     /// Tells the others that the device has refused what this rank's part is made by.
     fn tell(&mut self, part: exchange::Part, slip: exchange::Slip) -> Result<(), Error> {
-        let (program, rank) = (&self.bucket.exchange.program, u64::from(self.bucket.moment.rank));
+        let (program, rank) = (&self.bucket.exchange.program, self.bucket.moment.rank as usize);
         let Wire { sums, factors, .. } = self.bucket.wire;
-        let of_sums = |buffer: Part, values: usize| {
-            let slips = 4 * (values as u64 - u64::from(program.head.world));
-            (buffer.cut(slips + 4 * rank, 4), buffer)
-        };
-        let (own, buffer) = match part {
-            exchange::Part::Sums => of_sums(sums, program.sum_values()),
-            exchange::Part::Factors => of_sums(factors, program.factor_values()),
+        let (buffer, values) = match part {
+            exchange::Part::Sums => (sums, program.sum_values()),
+            exchange::Part::Factors => (factors, program.factor_values()),
             // The first word, of which ranks only ask whether it is 0.
             _ => {
                 let own = self.message();
                 return self.cuda.gpu_mut().write_words(&[slip.code as u32], own);
             }
         };
+        let behind = program.slip_values() * (program.head.world as usize - rank);
+        let at = program.summed_bytes(values - behind);
         self.cuda.gpu_mut().clear(buffer)?;
-        self.cuda.gpu_mut().write_words(&[slip.to_sum().to_bits()], own)
+        if program.reduce_dtype == Dtype::F32 {
+            return self.cuda.gpu_mut().write_words(&[slip.to_sum().to_bits()], buffer.cut(at, 4));
+        }
+        // Whole words, around which all is zero; those of the last rank may end in the padding.
+        let [low, middle, high] = slip.to_bf16_sum().map(|digit| u64::from(digit.0));
+        let digits = (low | middle << 16 | high << 32) << (8 * (at % 4));
+        let words = [digits as u32, (digits >> 32) as u32];
+        self.cuda.gpu_mut().write_words(&words, Part { address: buffer.address + at / 4 * 4, bytes: 8 })
     }
 }
 
@@ -483,14 +488,18 @@ impl Space for Enqueuing<'_> {
     fn request(
         &mut self,
         part: exchange::Part,
-        _: &exchange::Program,
+        program: &exchange::Program,
     ) -> Result<exchange::RequestOf<'_, Self>, lgreco_train::Error> {
         let Wire { messages, sums, factors } = self.bucket.wire;
-        let sum = |Part { address, bytes }: Part| DeviceMemory { address, len: bytes as usize / 4 };
+        let dtype = program.moment.reduce_dtype;
+        let sum = |Part { address, bytes }: Part| {
+            let values = DeviceMemory { address, len: bytes as usize / dtype.bytes() };
+            if dtype == Dtype::F32 { Request::AllReduceSum { values } } else { Request::AllReduceSumBf16 { values } }
+        };
         let Part { address, bytes } = messages;
         Ok(match part {
-            exchange::Part::Sums => Request::AllReduceSum { values: sum(sums) },
-            exchange::Part::Factors => Request::AllReduceSum { values: sum(factors) },
+            exchange::Part::Sums => sum(sums),
+            exchange::Part::Factors => sum(factors),
             _ => Request::AllGather { buffer: DeviceMemory { address, len: bytes as usize } },
         })
     }

@@ -140,6 +140,9 @@ pub enum OnFault {
 pub struct ExchangeConfig {
     /// The type of gradients and means.
     pub dtype: Dtype,
+    /// The type in which what is summed travels, uncompressed layers and PowerSGD's factors: f32 or bf16. What a rank's own
+    /// values, and its own `Q`, lose by it is remembered.
+    pub reduce_dtype: Dtype,
     /// Ranks, at least one.
     pub world: u32,
     /// Random words of the first layer's first step: of the layers after it, and of later steps, the numbers are one
@@ -155,6 +158,7 @@ impl Default for ExchangeConfig {
     fn default() -> Self {
         ExchangeConfig {
             dtype: Dtype::F32,
+            reduce_dtype: Dtype::F32,
             world: 1,
             stream: Stream::default(),
             gain: 1.0,
@@ -185,6 +189,7 @@ pub struct ExchangeProgram {
     pub(super) summed: Summed,
     pub(super) sums_params: summed::Params,
     pub(super) dtype: Dtype,
+    pub(super) reduce_dtype: Dtype,
 }
 
 impl ExchangeProgram {
@@ -194,7 +199,8 @@ impl ExchangeProgram {
     /// [`Error::Method`] for other methods than QSGD, TopK in full or in few bits, PowerSGD and [`Setting::Dense`], for buckets of
     /// QSGD that are no power of two from 64 to 4096, and for ranks and sides of PowerSGD beyond
     /// [`takes`](crate::CudaBackend::takes);
-    /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1] and the rank below the number of ranks;
+    /// [`Parameter`](lgreco_core::Error::Parameter) unless the gain is in (0, 1], the rank below the number of ranks, and
+    /// `reduce_dtype` f32 or bf16;
     /// [`TooManyElements`](lgreco_core::Error::TooManyElements) from 2^32 elements of a layer, or some 2^44 of all, on;
     /// what [`payload_len`](Compressor::payload_len) refuses.
     pub fn new(layers: &[(Shape, Setting)], config: ExchangeConfig) -> Result<Self, Error> {
@@ -216,6 +222,10 @@ impl ExchangeProgram {
         }
         if config.stream.rank >= config.world {
             return Err(parameter("rank", config.stream.rank.into(), "below the number of ranks").into());
+        }
+        if config.reduce_dtype == Dtype::F16 {
+            let code = config.reduce_dtype as u8;
+            return Err(parameter("code of the reduce dtype", code.into(), "f32 (0) or bf16 (2)").into());
         }
         let (mut table, mut layer_of, mut tops) = (Vec::new(), Vec::new(), Tops::default());
         let mut summed = Summed::default();
@@ -291,16 +301,16 @@ impl ExchangeProgram {
         };
         let params = Params::of_exchange(config.dtype, rank, seed);
         let ends = layer_of.is_empty() && tops.is_empty() && sums > 0;
-        let sums_params = summed.params(config.dtype, seed, ends)?;
-        let dtype = config.dtype;
-        Ok(ExchangeProgram { head, layers: table, layer_of, tops, params, summed, sums_params, dtype })
+        let ExchangeConfig { dtype, reduce_dtype, .. } = config;
+        let sums_params = summed.params([dtype, reduce_dtype], seed, ends)?;
+        Ok(ExchangeProgram { head, layers: table, layer_of, tops, params, summed, sums_params, dtype, reduce_dtype })
     }
 
     /// Bytes of the memory for the program itself, which begins at a multiple of 16. Of a layer under TopK 16 KiB are for
     /// counts, or 18.5 KiB in few bits; for what is selected from it there are 8 bytes per element kept and a quarter of one
     /// for each of its elements, unless it keeps more than 7 of 32; and each of its spans of 4096 elements takes 28 bytes,
-    /// and 4 per rank. Of one under PowerSGD some are for what is remembered of its factors, twice, and for what its products
-    /// are made in.
+    /// and 4 per rank. Of one under PowerSGD some are for its factors and what is remembered of them, twice, and for what its
+    /// products are made in.
     pub fn memory_bytes(&self) -> u64 {
         self.summed_at() + self.summed.bytes()
     }
@@ -377,7 +387,8 @@ fn layer(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer, Error> 
 
 /// FNV-1a of what ranks have to agree on.
 fn fingerprint(tables: &[&[u8]], config: ExchangeConfig) -> u32 {
-    let common = [config.dtype as u8, (config.on_fault == OnFault::Nan) as u8];
-    let bytes = tables.iter().copied().flatten().chain(&common);
+    let common = [config.dtype as u8, config.reduce_dtype as u8, (config.on_fault == OnFault::Nan) as u8];
+    let seed = config.stream.seed.to_le_bytes();
+    let bytes = tables.iter().copied().flatten().chain(&common).chain(&seed);
     bytes.fold(0x811c_9dc5, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

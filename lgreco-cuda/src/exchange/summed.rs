@@ -12,6 +12,7 @@ use lgreco_core::gradient::{Dtype, Shape};
 #[repr(C)]
 pub(crate) struct Params {
     pub(super) dtype: u32,
+    pub(super) reduce_dtype: u32,
     pub(super) dense: u32,
     pub(super) dense_spans: u32,
     pub(super) matrices: u32,
@@ -34,6 +35,7 @@ pub(crate) struct Params {
 impl Params {
     pub(crate) const FIELDS: &[&'static str] = &[
         "dtype",
+        "reduce_dtype",
         "dense",
         "dense_spans",
         "matrices",
@@ -87,7 +89,7 @@ pub(super) struct Summed {
     pub(super) dense: Vec<Dense>,
     pub(super) matrices: Table,
     dense_spans: u64,
-    /// f32 of the first sum so far.
+    /// Values of the first sum so far.
     sums: u64,
 }
 
@@ -97,6 +99,8 @@ pub(super) struct Places {
     pub(super) dense: Part,
     pub(super) matrices: Part,
     pub(super) counters: Part,
+    /// The `P` that are orthonormal.
+    pub(super) of_rows: Part,
     /// The `Q` that `P` is made with, and both halves of the remembered ones.
     pub(super) q: Part,
     pub(super) remembered: Part,
@@ -125,23 +129,24 @@ impl Summed {
         (layer, id): (u32, u32),
     ) -> Result<(), Error> {
         self.matrices.add(shape, columns, first, layer, id)?;
-        self.matrices.place_p(self.sums);
+        self.matrices.place_sum(self.sums);
         self.sums += shape.rows() as u64 * u64::from(columns);
         Ok(())
     }
 
-    /// f32 of both sums, without slips.
+    /// Values of both sums, without slips.
     pub(super) fn lens(&self) -> [u64; 2] {
         [self.sums, self.matrices.totals.q]
     }
 
     /// What is the same for all launches; `ends` says whether the step ends with what is summed.
-    pub(super) fn params(&self, dtype: Dtype, seed: u64, ends: bool) -> Result<Params, Error> {
+    pub(super) fn params(&self, [dtype, reduce_dtype]: [Dtype; 2], seed: u64, ends: bool) -> Result<Params, Error> {
         let Totals { columns, products, backs, grams, solves, tiles, .. } = self.matrices.totals;
         let spans = u32::try_from(self.dense_spans);
         let not_finite = lgreco_core::Error::NonFinite { index: 0, value: 0.0 };
         Ok(Params {
             dtype: dtype as u32,
+            reduce_dtype: reduce_dtype as u32,
             dense: self.dense.len() as u32,
             dense_spans: spans.map_err(|_| lgreco_core::Error::TooManyElements { rows: usize::MAX, cols: 1 })?,
             matrices: self.matrices.matrices.len() as u32,
@@ -162,11 +167,11 @@ impl Summed {
     }
 
     /// Bytes of the parts of [`Places`], in order.
-    fn parts(&self) -> [u64; 8] {
-        let Totals { q, partial, gram, triangle, counters, .. } = self.matrices.totals;
+    fn parts(&self) -> [u64; 9] {
+        let Totals { p, q, partial, gram, triangle, counters, .. } = self.matrices.totals;
         let tables = [size_of_val(&*self.dense), size_of::<Factors>() * self.matrices.matrices.len()];
         let [dense, matrices] = tables.map(|bytes| bytes as u64);
-        [dense, matrices, 4 * u64::from(counters), 4 * q, 2 * 4 * q, 4 * partial, 8 * gram, 8 * triangle]
+        [dense, matrices, 4 * u64::from(counters), 4 * p, 4 * q, 2 * 4 * q, 4 * partial, 8 * gram, 8 * triangle]
     }
 
     /// Bytes in a program's memory.
@@ -177,11 +182,12 @@ impl Summed {
     /// Where everything lies in so much memory.
     pub(super) fn places(&self, memory: Part) -> Places {
         let mut at = 0;
-        let [dense, matrices, counters, q, remembered, partial, grams, triangles] = self.parts().map(|bytes| {
-            let part = memory.cut(at, bytes);
-            at += bytes.next_multiple_of(16);
-            part
-        });
-        Places { dense, matrices, counters, q, remembered, partial, grams, triangles }
+        let [dense, matrices, counters, of_rows, q, remembered, partial, grams, triangles] =
+            self.parts().map(|bytes| {
+                let part = memory.cut(at, bytes);
+                at += bytes.next_multiple_of(16);
+                part
+            });
+        Places { dense, matrices, counters, of_rows, q, remembered, partial, grams, triangles }
     }
 }

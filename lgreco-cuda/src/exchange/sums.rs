@@ -1,7 +1,7 @@
 //! What of a bucket travels by sums: uncompressed layers, and PowerSGD's factors. What `exchange_sums.cu` is asked to do.
 //!
-//! Both buffers are those of `lgreco_train`'s exchange: f32 in the order of the layers, uncompressed values and `P` in the
-//! first, `Q` in the second, and behind each one f32 per rank, its slip, by which all hear how each fares.
+//! Both buffers are those of `lgreco_train`'s exchange: f32 or bf16 in the order of the layers, uncompressed values and `P` in
+//! the first, `Q` in the second, and behind each one f32, or three bf16, per rank, its slip, by which all hear how each fares.
 
 use super::DeviceExchange;
 use super::program::{ExchangeProgram, PROGRAM};
@@ -12,6 +12,7 @@ use crate::device::Part;
 use crate::gpu::looping_pieces;
 use crate::kernels::{Kernel, Module};
 use crate::tensor::checked;
+use lgreco_core::gradient::Dtype;
 
 const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::ExchangeSums, entry }
@@ -32,8 +33,8 @@ pub(super) const KERNELS: [Kernel; 10] = [
 ];
 
 impl ExchangeProgram {
-    /// f32 of the first buffer that all ranks sum, their slips included: uncompressed values and PowerSGD's `P`, in the
-    /// order of the layers. 0 where there is no such layer.
+    /// Values of the first buffer that all ranks sum, their slips included, in the [type](crate::ExchangeConfig::reduce_dtype) in which
+    /// they travel: uncompressed values and PowerSGD's `P`, in the order of the layers. 0 where there is no such layer.
     ///
     /// ```
     /// use lgreco_core::{compress::{Setting, powersgd::PowerSgd}, gradient::Shape};
@@ -49,25 +50,35 @@ impl ExchangeProgram {
         self.with_slips(self.summed.lens()[0])
     }
 
-    /// f32 of the second buffer that all ranks sum, likewise: PowerSGD's `Q`.
+    /// Values of the second buffer that all ranks sum, likewise: PowerSGD's `Q`.
     pub fn factor_values(&self) -> usize {
         self.with_slips(self.summed.lens()[1])
     }
 
     fn with_slips(&self, values: u64) -> usize {
-        if values == 0 { 0 } else { values as usize + self.head.world as usize }
+        if values == 0 { 0 } else { values as usize + self.slip_values() * self.head.world as usize }
+    }
+
+    /// Values of a buffer that a rank's slip takes.
+    pub(super) fn slip_values(&self) -> usize {
+        if self.reduce_dtype == Dtype::F32 { 1 } else { 3 }
+    }
+
+    /// Bytes of so many values that are summed.
+    pub(super) fn summed_bytes(&self, values: usize) -> u64 {
+        (values * self.reduce_dtype.bytes()) as u64
     }
 }
 
 impl DeviceExchange {
     /// The buffers that all ranks sum, checked.
     fn buffers(&self, sums: u64, factors: u64) -> Result<[Part; 2], Error> {
-        let program = &self.program;
-        let sums = checked(sums, 4 * program.sum_values() as u64, 4)?;
+        let (program, align) = (&self.program, self.program.summed_bytes(1));
+        let sums = checked(sums, program.summed_bytes(program.sum_values()), align)?;
         if program.factor_values() == 0 {
             return Ok([sums, sums.cut(0, 0)]);
         }
-        Ok([sums, checked(factors, 4 * program.factor_values() as u64, 4)?])
+        Ok([sums, checked(factors, program.summed_bytes(program.factor_values()), align)?])
     }
 }
 
@@ -78,7 +89,8 @@ impl CudaBackend {
     /// [`encode_exchange`](CudaBackend::encode_exchange) comes before. Nothing where nothing is summed. May be captured into a
     /// graph.
     ///
-    /// Then all ranks' `sums` are added up, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) f32.
+    /// Then all ranks' `sums` are added up, by an all-reduce of [`sum_values`](ExchangeProgram::sum_values) f32 or, where
+    /// [`reduce_dtype`](crate::ExchangeConfig::reduce_dtype) says so, bf16.
     ///
     /// ```no_run
     /// use lgreco_cuda::{CudaBackend, DeviceExchange, Error};
@@ -109,8 +121,8 @@ impl CudaBackend {
     /// again for every 16 columns.
     ///
     /// # Safety
-    /// The gradients are valid memory of all layers' values, one after the other, and `sums` of that many f32, in the
-    /// backend's context, apart from each other, which nothing else uses, other than work ordered before or after on the
+    /// The gradients are valid memory of all layers' values, one after the other, and `sums` of that many, in the backend's
+    /// context, apart from each other, which nothing else uses, other than work ordered before or after on the
     /// backend's stream. The exchange was begun on this backend.
     pub unsafe fn project_exchange(
         &mut self,
@@ -124,7 +136,7 @@ impl CudaBackend {
             return Ok(());
         }
         let gradients = checked(gradients, program.value_bytes(), program.dtype.bytes() as u64)?;
-        let sums = checked(sums, 4 * program.sum_values() as u64, 4)?;
+        let sums = checked(sums, program.summed_bytes(program.sum_values()), program.summed_bytes(1))?;
         let (head, of) = (memory.cut(0, PROGRAM), program.places(*memory));
         let gpu = self.gpu_mut();
         let mut launch = |entry, parts: &[Part], pieces| {
@@ -141,11 +153,11 @@ impl CudaBackend {
         launch("tell_sums", &[head, sums], 1)
     }
 
-    /// Enqueued, in seven launches: of the summed `P`, whose columns become orthonormal in place, this rank's part of the
-    /// second sum, `Q = Mᵀ P`, and its slip; and what is to be remembered, what this rank's own `P Qᵀ` leaves of `M`.
+    /// Enqueued, in seven launches: of the summed `P`, whose columns become orthonormal in f32, this rank's part of the second
+    /// sum, `Q = Mᵀ P`, and its slip; and what is to be remembered, what this rank's own `P Qᵀ` leaves of `M`.
     /// Nothing where no layer is under PowerSGD. May be captured into a graph.
     ///
-    /// Then all ranks' `factors` are added up, by an all-reduce of [`factor_values`](ExchangeProgram::factor_values) f32.
+    /// Then all ranks' `factors` are added up, by an all-reduce of [`factor_values`](ExchangeProgram::factor_values), likewise.
     ///
     /// # Errors
     /// As [`project_exchange`](CudaBackend::project_exchange).
@@ -175,13 +187,14 @@ impl CudaBackend {
         };
         for second in [0, 1] {
             let params = Params { second, ..params };
-            let parts = [of.matrices, head, sums, of.grams, of.triangles, of.counters];
+            let parts = [of.matrices, head, sums, of.of_rows, of.grams, of.triangles, of.counters];
             launch("gram", params, &parts, params.grams)?;
-            launch("solve", params, &[of.matrices, head, sums, of.triangles], params.solves)?;
+            launch("solve", params, &[of.matrices, head, sums, of.of_rows, of.triangles], params.solves)?;
         }
-        let parts = [of.matrices, head, *residuals, sums, of.partial, of.counters, factors];
+        let parts = [of.matrices, head, *residuals, sums, of.of_rows, of.partial, of.counters, factors];
         launch("back_project", params, &parts, params.backs)?;
-        launch("take_off", params, &[of.matrices, head, *residuals, sums, factors], params.tiles)?;
+        let parts = [of.matrices, head, *residuals, sums, of.of_rows, factors];
+        launch("take_off", params, &parts, params.tiles)?;
         launch("tell_factors", params, &[head, sums, factors], 1)
     }
 
@@ -189,7 +202,7 @@ impl CudaBackend {
     /// is remembered; and the step's end, unless the program has layers under QSGD: then
     /// [`finish_exchange`](CudaBackend::finish_exchange) comes after. Where a rank has failed, or is at another step, or has
     /// another program, means are what [`OnFault`](crate::OnFault) says, and residuals and remembered factors stay as they
-    /// were, on all ranks; so do they where a sum over the ranks leaves f32 or a mean its type. The same bits on all ranks.
+    /// were, on all ranks; so do they where a sum over the ranks leaves its type or a mean its own. The same bits on all ranks.
     /// The means may take the gradients' places. Nothing where nothing is summed. May be captured into a graph.
     ///
     /// # Errors
@@ -219,7 +232,7 @@ impl CudaBackend {
         let (head, of) = (memory.cut(0, PROGRAM), program.places(*memory));
         let pieces = u64::from(params.tiles) + u64::from(params.dense_spans);
         let gpu = self.gpu_mut();
-        let parts = [of.dense, of.matrices, head, sums, factors, of.remembered, means];
+        let parts = [of.dense, of.matrices, head, sums, of.of_rows, factors, of.remembered, means];
         gpu.launch_capturable(kernel("means"), params, &parts, looping_pieces(pieces))?;
         gpu.launch_capturable(kernel("settle"), params, &[head, sums, factors], 1)
     }

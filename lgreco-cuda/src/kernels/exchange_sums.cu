@@ -1,4 +1,6 @@
-// What of a bucket travels by sums, all on the device: uncompressed values and PowerSGD's P in a first sum, Q in a second.
+// What of a bucket travels by sums, all on the device: uncompressed values and PowerSGD's P in a first sum, Q in a second. Both
+// are f32 or bf16. What rounding to bf16 keeps from being sent of a rank's own values and of its own Q stays with it; P is
+// orthonormal after it is summed, in f32 and in memory of its own.
 //
 // As in exchange.cu residuals lie twice, and so do the remembered Q: a step reads one half and writes the other. The
 // half that is written holds a matrix with its residual from the first call to the second, so that it is read four times
@@ -6,6 +8,7 @@
 
 struct Params {
     u32 dtype;
+    u32 reduce_dtype;  // of what is summed: f32 or bf16
     u32 dense;        // uncompressed layers
     u32 dense_spans;  // their values, SPAN at a time
     u32 matrices;
@@ -43,18 +46,37 @@ __device__ inline float well(const Program& program) {
     return float(FINGERPRINTS + u32((u64(program.fingerprint) + program.step) % (END - FINGERPRINTS)));
 }
 
-// The first rank whose slip does not say that it fares well and does the same; their number for none. All threads must
-// come.
-__device__ static inline u32 first_at_fault(const Program& program, const float* slips) {
+// Places of a sum that a rank's slip takes: an f32, or three digits of base 256 in bf16.
+__device__ inline u32 slip_len(const Params& p) {
+    return p.reduce_dtype == 0 ? 1 : 3;
+}
+
+// What such a place holds of a rank's number or code.
+__device__ inline float digit_of(const Params& p, float code, u32 place) {
+    return p.reduce_dtype == 0 ? code : float(u32(code) >> (8 * place) & 0xffu);
+}
+
+// Writes a value that is summed; returns what it is for those who read it.
+__device__ inline float send(const Params& p, void* values, u64 i, float value) {
+    u32 bits = __float_as_uint(value);
+    u32 sent = p.reduce_dtype == 0 ? bits : narrow_bf16(bits);
+    put(values, p.reduce_dtype, i, sent);
+    return p.reduce_dtype == 0 ? value : widen(sent, 2);
+}
+
+// The first rank whose slip, of those from place `slips` of a sum on, does not say that it fares well and does the same; their
+// number for none. All threads must come.
+__device__ static inline u32 first_at_fault(const Params& p, const Program& program, const void* sums, u64 slips) {
     __shared__ u32 first;
     __syncthreads();
     if (threadIdx.x == 0) {
         first = program.world;
     }
     __syncthreads();
-    for (u32 rank = threadIdx.x; rank < program.world; rank += BLOCK) {
-        if (!(slips[rank] == well(program))) {
-            atomicMin(&first, rank);
+    u32 len = slip_len(p);
+    for (u32 at = threadIdx.x; at < len * program.world; at += BLOCK) {
+        if (!(value(sums, p.reduce_dtype, slips + at) == digit_of(p, well(program), at % len))) {
+            atomicMin(&first, at / len);
         }
     }
     __syncthreads();
@@ -62,23 +84,24 @@ __device__ static inline u32 first_at_fault(const Program& program, const float*
 }
 
 // Of the first sum.
-__device__ inline bool sums_fare_well(const Program& program, const float* sums) {
-    return first_at_fault(program, sums + program.sums) == program.world;
+__device__ inline bool sums_fare_well(const Params& p, const Program& program, const void* sums) {
+    return first_at_fault(p, program, sums, program.sums) == program.world;
 }
 
 // Of both sums, as far as there are: the first at fault.
-__device__ inline u32 judge(const Program& program, const float* sums, const float* factors) {
-    u32 faulty = first_at_fault(program, sums + program.sums);
+__device__ inline u32 judge(const Params& p, const Program& program, const void* sums, const void* factors) {
+    u32 faulty = first_at_fault(p, program, sums, program.sums);
     if (faulty == program.world && program.factors > 0) {
-        faulty = first_at_fault(program, factors + program.factors);
+        faulty = first_at_fault(p, program, factors, program.factors);
     }
     return faulty;
 }
 
-// Writes this rank's slip, and zeros in the places of the others'.
-__device__ inline void tell(const Program& program, float code, float* slips) {
-    for (u32 rank = threadIdx.x; rank < program.world; rank += BLOCK) {
-        slips[rank] = rank == program.rank ? code : 0.0f;
+// Writes this rank's slip behind a sum's values, and zeros in the places of the others'.
+__device__ inline void tell(const Params& p, const Program& program, float code, void* sums, u64 slips) {
+    u32 len = slip_len(p);
+    for (u32 at = threadIdx.x; at < len * program.world; at += BLOCK) {
+        send(p, sums, slips + at, at / len == program.rank ? digit_of(p, code, at % len) : 0.0f);
     }
 }
 
@@ -107,14 +130,24 @@ __device__ inline float offered(float own, float before, u64* fault, u32 layer, 
     return both;
 }
 
-// A span's values with their residuals into the sums; all of them are sent.
-__device__ inline void widen(const Params& p, const Dense& layer, u64 span, Program* program, const void* gradients,
-                             float* residuals, float* sums) {
+// What is to be remembered of a value; notes what is not finite.
+__device__ inline float stays(Program* program, float before, float left, u32 layer, u64 i) {
+    float rest = program->keep == 0.0f ? left : program->keep * before + program->gain * left;
+    if (!is_finite(rest)) {
+        note(&program->fault, REST_LEFT_F32, layer, i);
+    }
+    return rest;
+}
+
+// A span's values with their residuals into the sums. Nothing stays of what is sent.
+__device__ inline void send_span(const Params& p, const Dense& layer, u64 span, Program* program,
+                                 const void* gradients, float* residuals, void* sums) {
     for (u64 i = span * SPAN + threadIdx.x; i < min(u64(layer.count), (span + 1) * SPAN); i += BLOCK) {
         float before = before_of(*program, residuals)[layer.first + i];
         float own = value(gradients, p.dtype, layer.first + i);
-        sums[layer.sum + i] = offered(own, before, &program->fault, layer.layer, i);
-        after_of(*program, residuals)[layer.first + i] = program->keep * before;
+        float both = offered(own, before, &program->fault, layer.layer, i);
+        float left = both - send(p, sums, layer.sum + i, both);
+        after_of(*program, residuals)[layer.first + i] = stays(program, before, left, layer.layer, i);
     }
 }
 
@@ -148,7 +181,7 @@ __device__ static inline void start(const Params& p, const Factors& f, u32 colum
 // What the first sum begins with: uncompressed values, and the Q that P is made with.
 extern "C" __global__ void prepare(Params p, const Dense* dense, const Factors* all, Program* program,
                                    const void* gradients, float* residuals, const float* remembered, float* q,
-                                   float* sums) {
+                                   void* sums) {
     for (u64 piece = blockIdx.x; piece < u64(p.columns) + p.dense_spans; piece += gridDim.x) {
         if (piece < p.columns) {
             const Factors& f = all[owner<&Factors::first_column>(all, p.matrices, piece)];
@@ -156,7 +189,7 @@ extern "C" __global__ void prepare(Params p, const Dense* dense, const Factors* 
         } else {
             u64 span = piece - p.columns;
             const Dense& layer = dense[owner<&Dense::first_span>(dense, p.dense, span)];
-            widen(p, layer, span - layer.first_span, program, gradients, residuals, sums);
+            send_span(p, layer, span - layer.first_span, program, gradients, residuals, sums);
         }
     }
 }
@@ -194,50 +227,67 @@ struct Kept {
     }
 };
 
-// Where a factor goes, which must be finite.
+// Where a factor goes that is to be summed, which must be finite.
 struct Factor {
-    float* to;
+    const Params& p;
+    void* sums;
+    u64 first;
     u64* fault;
     u32 layer;
 
     __device__ void put(u64 at, float value) const {
-        to[at] = value;
-        if (!is_finite(value)) {
+        if (!is_finite(send(p, sums, first + at, value))) {
             note(fault, FACTOR_LEFT_F32, layer, 0);
         }
     }
 };
 
+// A factor as it is summed.
+struct Summed {
+    const void* sums;
+    u32 dtype;
+    u64 first;
+
+    __device__ float at(u64 place, bool = true) const {
+        return value(sums, dtype, first + place);
+    }
+};
+
+// P's columns: as they were summed or, when they become orthonormal for the second time, as the first has left them.
+__device__ inline Summed columns_of(const Params& p, const Factors& f, const void* sums, const float* of_rows) {
+    return p.second != 0 ? Summed{of_rows, 0, f.p} : Summed{sums, p.reduce_dtype, f.sum};
+}
+
 // P = M Q.
 extern "C" __launch_bounds__(BLOCK, 3) __global__ void project(Params p, const Factors* all, Program* program,
                                                                const void* gradients, float* residuals, const float* q,
-                                                               float* partial, u32* counters, float* sums) {
+                                                               float* partial, u32* counters, void* sums) {
     __shared__ Room room;
     for (u64 piece = blockIdx.x; piece < p.products; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_product>(all, p.matrices, piece)];
         Compensated matrix{gradients,       p.dtype,  before_of(*program, residuals), after_of(*program, residuals),
                            &program->fault, f.values, f.cols,                         f.layer};
         multiply<false>(f, u32(piece) - f.first_product, matrix, q + f.q, partial + f.partial,
-                        counters + f.counter + 1, Factor{sums + f.p, &program->fault, f.layer}, room);
+                        counters + f.counter + 1, Factor{p, sums, f.sum, &program->fault, f.layer}, room);
     }
 }
 
 // What the first sum tells of this rank.
-extern "C" __global__ void tell_sums(Params p, const Program* program, float* sums) {
-    tell(*program, own_code(p, *program), sums + program->sums);
+extern "C" __global__ void tell_sums(Params p, const Program* program, void* sums) {
+    tell(p, *program, own_code(p, *program), sums, program->sums);
 }
 
 // Inner products of P's columns; the block that comes last for a matrix factors them.
-extern "C" __global__ void gram(Params p, const Factors* all, Program* program, const float* sums, double* partials,
-                                double* triangles, u32* counters) {
+extern "C" __global__ void gram(Params p, const Factors* all, Program* program, const void* sums,
+                                const float* of_rows, double* partials, double* triangles, u32* counters) {
     __shared__ GramRoom room;
-    if (!sums_fare_well(*program, sums)) {
+    if (!sums_fare_well(p, *program, sums)) {
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.grams; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_gram>(all, p.matrices, piece)];
-        double sum = add_to_gram(f, u32(piece) - f.first_gram, p.second != 0, sums + f.p, partials + f.gram,
-                                 triangles + f.triangle, counters + f.counter, room);
+        double sum = add_to_gram(f, u32(piece) - f.first_gram, p.second != 0, columns_of(p, f, sums, of_rows),
+                                 partials + f.gram, triangles + f.triangle, counters + f.counter, room);
         // Sums of squares of f32 do not come near the end of f64.
         if (p.second == 0 && !(fabs(sum) < 1e300)) {
             note(&program->fault, FACTOR_LEFT_F32, f.layer, 0);
@@ -246,16 +296,16 @@ extern "C" __global__ void gram(Params p, const Factors* all, Program* program, 
 }
 
 // P becomes orthonormal, BLOCK rows at a time.
-extern "C" __global__ void solve(Params p, const Factors* all, const Program* program, float* sums,
-                                 const double* triangles) {
-    if (!sums_fare_well(*program, sums)) {
+extern "C" __global__ void solve(Params p, const Factors* all, const Program* program, const void* sums,
+                                 float* of_rows, const double* triangles) {
+    if (!sums_fare_well(p, *program, sums)) {
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.solves; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_solve>(all, p.matrices, piece)];
         u64 i = (piece - f.first_solve) * BLOCK + threadIdx.x;
         if (i < f.rows) {
-            substitute(sums + f.p, f.rows, f.columns, triangles + f.triangle, i);
+            substitute(columns_of(p, f, sums, of_rows), of_rows + f.p, f.rows, f.columns, triangles + f.triangle, i);
         }
         __syncwarp();
     }
@@ -263,64 +313,60 @@ extern "C" __global__ void solve(Params p, const Factors* all, const Program* pr
 
 // Q = the transposed M's product with P.
 extern "C" __launch_bounds__(BLOCK, 2) __global__ void back_project(Params p, const Factors* all, Program* program,
-                                                                    float* residuals, const float* sums,
-                                                                    float* partial, u32* counters, float* factors) {
+                                                                    float* residuals, const void* sums,
+                                                                    const float* of_rows, float* partial,
+                                                                    u32* counters, void* factors) {
     __shared__ Room room;
-    if (!sums_fare_well(*program, sums)) {
+    if (!sums_fare_well(p, *program, sums)) {
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.backs; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_back>(all, p.matrices, piece)];
         Kept matrix{after_of(*program, residuals) + f.values, f.cols};
-        multiply<true>(f, u32(piece) - f.first_back, matrix, sums + f.p, partial + f.partial, counters + f.counter + 1,
-                       Factor{factors + f.q, &program->fault, f.layer}, room);
+        multiply<true>(f, u32(piece) - f.first_back, matrix, of_rows + f.p, partial + f.partial,
+                       counters + f.counter + 1, Factor{p, factors, f.q, &program->fault, f.layer}, room);
     }
 }
 
 // What is to be remembered of a matrix, if all goes well: what this worker's product of factors leaves.
-extern "C" __global__ void take_off(Params p, const Factors* all, Program* program, float* residuals, const float* sums,
-                                    const float* factors) {
+extern "C" __global__ void take_off(Params p, const Factors* all, Program* program, float* residuals, const void* sums,
+                                    const float* of_rows, const void* factors) {
     __shared__ Slabs slabs;
-    if (!sums_fare_well(*program, sums)) {
+    if (!sums_fare_well(p, *program, sums)) {
         return;
     }
     for (u64 piece = blockIdx.x; piece < p.tiles; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_tile>(all, p.matrices, piece)];
         Tile tile(f, u32(piece) - f.first_tile);
-        tile.add(f, sums + f.p, Plain{factors + f.q}, 0, f.columns, slabs);
+        tile.add(f, of_rows + f.p, Summed{factors, p.reduce_dtype, f.q}, 0, f.columns, slabs);
         const float* before = before_of(*program, residuals) + f.values;
         float* after = after_of(*program, residuals) + f.values;
 #pragma unroll
         for (u32 k = 0; k < HIGH / WARPS; k++) {
             if (tile.is_inside(f, k)) {
                 u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
-                float left = after[i] - tile.sums[k];
-                float stays = program->keep == 0.0f ? left : program->keep * before[i] + program->gain * left;
-                after[i] = stays;
-                if (!is_finite(stays)) {
-                    note(&program->fault, REST_LEFT_F32, f.layer, i);
-                }
+                after[i] = stays(program, before[i], after[i] - tile.sums[k], f.layer, i);
             }
         }
     }
 }
 
 // What the second sum tells of this rank: also that another has failed before.
-extern "C" __global__ void tell_factors(Params p, const Program* program, const float* sums, float* factors) {
-    bool good = program->fault != 0 || sums_fare_well(*program, sums);
-    tell(*program, good ? own_code(p, *program) : float(p.peer), factors + program->factors);
+extern "C" __global__ void tell_factors(Params p, const Program* program, const void* sums, void* factors) {
+    bool good = program->fault != 0 || sums_fare_well(p, *program, sums);
+    tell(p, *program, good ? own_code(p, *program) : float(p.peer), factors, program->factors);
 }
 
 // The mean of all ranks' Q, which is to be remembered.
 struct Averaged {
-    const float* sums;
+    Summed sums;
     float* remembered;
     float world;
     u64* fault;
     u32 layer;
 
     __device__ float at(u64 place, bool first) const {
-        float mean = sums[place] / world;
+        float mean = sums.at(place) / world;
         if (first) {
             remembered[place] = mean;
             if (!is_finite(mean)) {
@@ -332,10 +378,10 @@ struct Averaged {
 };
 
 // The means of what was summed; `fill` where a rank is at fault.
-extern "C" __global__ void means(Params p, const Dense* dense, const Factors* all, Program* program, const float* sums,
-                                 const float* factors, float* remembered, void* means) {
+extern "C" __global__ void means(Params p, const Dense* dense, const Factors* all, Program* program, const void* sums,
+                                 const float* of_rows, const void* factors, float* remembered, void* means) {
     __shared__ Slabs slabs;
-    bool good = judge(*program, sums, factors) == program->world;
+    bool good = judge(p, *program, sums, factors) == program->world;
     u64 size = p.dtype == 0 ? 4 : 2;
     float world = float(program->world);
     remembered += (1 - program->half) * program->factors;
@@ -344,8 +390,8 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
             const Factors& f = all[owner<&Factors::first_tile>(all, p.matrices, piece)];
             Tile tile(f, u32(piece) - f.first_tile);
             if (good) {
-                Averaged q{factors + f.q, remembered + f.q, world, &program->fault, f.layer};
-                tile.add(f, sums + f.p, q, 0, f.columns, slabs);
+                Averaged q{{factors, p.reduce_dtype, f.q}, remembered + f.q, world, &program->fault, f.layer};
+                tile.add(f, of_rows + f.p, q, 0, f.columns, slabs);
             }
             void* own = static_cast<u8*>(means) + f.values * size;
 #pragma unroll
@@ -361,15 +407,16 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
             void* own = static_cast<u8*>(means) + layer.first * size;
             u64 first = (span - layer.first_span) * SPAN;
             for (u64 i = first + threadIdx.x; i < min(u64(layer.count), first + SPAN); i += BLOCK) {
-                give(p.dtype, program, good, layer.layer, own, i, sums[layer.sum + i] / world);
+                float sum = value(sums, p.reduce_dtype, layer.sum + i);
+                give(p.dtype, program, good, layer.layer, own, i, sum / world);
             }
         }
     }
 }
 
 // What the ranks have said by what was summed; the step's end where nothing else travels. One block.
-extern "C" __global__ void settle(Params p, Program* program, const float* sums, const float* factors) {
-    u32 faulty = judge(*program, sums, factors);
+extern "C" __global__ void settle(Params p, Program* program, const void* sums, const void* factors) {
+    u32 faulty = judge(p, *program, sums, factors);
     if (threadIdx.x == 0) {
         if (p.ends) {
             end_step(program, faulty);

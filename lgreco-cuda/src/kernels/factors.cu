@@ -7,6 +7,7 @@
 struct Factors {
     u64 values;    // where the matrix begins: among all values, or in memory
     u64 p;         // where P begins in memory for all of them
+    u64 sum;       // and where in what is summed
     u64 q;         // likewise Q
     u64 partial;   // likewise the chunks of a product
     u64 gram;      // likewise the parts of a Gram matrix
@@ -276,12 +277,12 @@ struct Tile {
     }
 };
 
-// Q as it is.
+// A factor as it is.
 struct Plain {
-    const float* q;
+    const float* factor;
 
-    __device__ float at(u64 place, bool) const {
-        return q[place];
+    __device__ float at(u64 place, bool = true) const {
+        return factor[place];
     }
 };
 

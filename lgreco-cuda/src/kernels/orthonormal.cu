@@ -32,8 +32,10 @@ __device__ inline u32 number_of_part(u32 above, u32 beside) {
     return beside * (beside + 1) / 2 + above;
 }
 
-// The sum over rows `start` to `end` of one of a part's inner products, of which a thread has one.
-__device__ inline double inner_product(const float* factor, u32 rows, u32 columns, u32 part, u64 start, u64 end,
+// The sum over rows `start` to `end` of one of a part's inner products, of which a thread has one. The factor is read by
+// `factor.at(place)`.
+template <class From>
+__device__ inline double inner_product(const From& factor, u32 rows, u32 columns, u32 part, u64 start, u64 end,
                                        Inner& room) {
     u32 beside = 0;
     while (number_of_part(0, beside + 1) <= part) {
@@ -51,8 +53,8 @@ __device__ inline double inner_product(const float* factor, u32 rows, u32 column
             bool known = i0 + i < end;
             bool is_left = known && first_left + c < columns;
             bool is_right = known && first_right + c < columns;
-            room.left[i][c] = is_left ? double(factor[u64(first_left + c) * rows + i0 + i]) : 0.0;
-            room.right[i][c] = is_right ? double(factor[u64(first_right + c) * rows + i0 + i]) : 0.0;
+            room.left[i][c] = is_left ? double(factor.at(u64(first_left + c) * rows + i0 + i)) : 0.0;
+            room.right[i][c] = is_right ? double(factor.at(u64(first_right + c) * rows + i0 + i)) : 0.0;
         }
         __syncthreads();
         double part = 0.0;
@@ -115,8 +117,10 @@ __device__ inline void factorise(u32 columns, u32 stretches, bool second, const 
     }
 }
 
-// Row i of factor = factor * R⁻¹: substitutes forwards, from columns as they are stored.
-__device__ inline void substitute(float* factor, u32 rows, u32 columns, const double* triangle, u64 i) {
+// Row i of factor = from * R⁻¹, where both may be the same memory: substitutes forwards, from columns as they are stored.
+template <class From>
+__device__ inline void substitute(const From& from, float* factor, u32 rows, u32 columns, const double* triangle,
+                                  u64 i) {
     for (u32 first = 0; first < columns; first += PANEL) {
         double sums[PANEL] = {};
         for (u32 k = 0; k < first; k++) {
@@ -132,10 +136,10 @@ __device__ inline void substitute(float* factor, u32 rows, u32 columns, const do
 #pragma unroll
         for (u32 k = 0; k < PANEL; k++) {
             if (first + k < columns) {
-                float* own = factor + u64(first + k) * rows + i;
+                u64 own = u64(first + k) * rows + i;
                 const double* row = triangle + (first + k) * columns;
-                float x = float((double(*own) - sums[k]) * row[first + k]);
-                *own = x;
+                float x = float((double(from.at(own)) - sums[k]) * row[first + k]);
+                factor[own] = x;
 #pragma unroll
                 for (u32 c = k + 1; c < PANEL; c++) {
                     if (first + c < columns) {
@@ -156,7 +160,8 @@ struct GramRoom {
 
 // A piece of the Gram matrix of a factor's columns: a part of it, over a stretch of rows. The block that comes last
 // factors the matrix. Returns the thread's sum.
-__device__ inline double add_to_gram(const Factors& f, u32 piece, bool second, const float* factor, double* partial,
+template <class From>
+__device__ inline double add_to_gram(const Factors& f, u32 piece, bool second, const From& factor, double* partial,
                                      double* triangle, u32* counter, GramRoom& room) {
     u32 parts = number_of_part(0, (f.columns + EDGE - 1) / EDGE);
     u64 start = u64(piece / parts) * f.stretch;

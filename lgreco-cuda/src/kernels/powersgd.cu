@@ -182,7 +182,7 @@ extern "C" __global__ void gram(Params p, const Factors* all, const float* of_ro
     __shared__ GramRoom room;
     for (u64 piece = blockIdx.x; piece < p.grams; piece += gridDim.x) {
         const Factors& f = all[owner<&Factors::first_gram>(all, p.matrices, piece)];
-        add_to_gram(f, u32(piece) - f.first_gram, p.second != 0, of_rows + f.p, partials + f.gram,
+        add_to_gram(f, u32(piece) - f.first_gram, p.second != 0, Plain{of_rows + f.p}, partials + f.gram,
                     triangles + f.triangle, counters + f.counter, room);
     }
 }
@@ -193,7 +193,7 @@ extern "C" __global__ void solve(Params p, const Factors* all, float* of_rows, c
         const Factors& f = all[owner<&Factors::first_solve>(all, p.matrices, piece)];
         u64 i = (piece - f.first_solve) * BLOCK + threadIdx.x;
         if (i < f.rows) {
-            substitute(of_rows + f.p, f.rows, f.columns, triangles + f.triangle, i);
+            substitute(Plain{of_rows + f.p}, of_rows + f.p, f.rows, f.columns, triangles + f.triangle, i);
         }
         __syncwarp();
     }

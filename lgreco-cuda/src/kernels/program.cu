@@ -5,8 +5,8 @@
 struct Program {
     u64 elements;  // of all layers
     u64 apart;     // bytes from one rank's message to the next
-    u64 sums;      // f32 that are summed first, before the ranks' slips
-    u64 factors;   // f32 that are summed after these, likewise
+    u64 sums;      // values that are summed first, before the ranks' slips
+    u64 factors;   // those that are summed after these, likewise
     u64 fault;     // of this step so far: the complement of kind, layer and index; 0 for none
     u64 told;      // the last step's
     u32 step;

@@ -3,17 +3,21 @@
 use super::cubin::{self, Facts};
 use super::disassembler::disassemble;
 use super::hot::{HOT, Hot};
+use super::occupancy;
 use super::sass::{self, Code, Instruction, Pipe};
 use crate::compiler::Architecture;
 use crate::shipped;
 use std::fmt::Write as _;
 
-/// The compute capabilities of the code that nvdisasm reads: that of CUDA 13 no longer knows 7.0.
+/// The compute capabilities of the code that nvdisasm reads. No nvdisasm on PyPI knows 7.0: the oldest there is that of CUDA 13.2.
 pub(super) const READ: [u32; 5] = [75, 80, 90, 100, 120];
+
+/// Those of which only what cubins tell is known: registers, shared memory and, by these, warps.
+const UNREAD: [u32; 1] = [70];
 
 const BOUNDS: &str = include_str!("bounds.txt");
 
-/// Of one kernel for one compute capability: per value and thread, but for the last four.
+/// Of one kernel for one compute capability: per value and thread, but for the last five. What is not known is NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Counts {
     pub(super) instructions: f64,
@@ -31,9 +35,11 @@ pub(super) struct Counts {
     pub(super) once: f64,
     pub(super) registers: f64,
     pub(super) shared_bytes: f64,
+    /// That a multiprocessor holds at once.
+    pub(super) warps: f64,
 }
 
-const WIDTH: usize = 12;
+const WIDTH: usize = 13;
 
 /// The names of the columns of `bounds.txt`, in the order of [`Counts::columns`].
 const COLUMNS: [&str; WIDTH] = [
@@ -49,6 +55,7 @@ const COLUMNS: [&str; WIDTH] = [
     "once",
     "registers",
     "shared_bytes",
+    "warps",
 ];
 
 impl Counts {
@@ -66,8 +73,9 @@ impl Counts {
             once,
             registers,
             shared_bytes,
+            warps,
         } = self;
-        [instructions, fma, product, alu, special, double, shared, bytes, turn, once, registers, shared_bytes]
+        [instructions, fma, product, alu, special, double, shared, bytes, turn, once, registers, shared_bytes, warps]
     }
 
     pub(super) fn values(mut self) -> [f64; WIDTH] {
@@ -77,23 +85,37 @@ impl Counts {
     /// Where `found` is beyond this bound, and by how much.
     pub(super) fn exceeded_by(self, found: Counts) -> Vec<String> {
         let pairs = COLUMNS.iter().zip(self.values().into_iter().zip(found.values()));
-        // Fewer bytes asked for at once make a kernel wait; all else is the better the less it is.
-        let beyond = |name: &str, bound: f64, found: f64| if name == "turn" { found < bound } else { found > bound };
+        // Fewer bytes asked for at once and fewer warps make a kernel wait; all else is the better the less it is.
+        let beyond = |name: &str, bound: f64, found: f64| match name {
+            "turn" | "warps" => found < bound,
+            _ => found > bound,
+        };
         let beyond = pairs.filter(|(name, (bound, found))| beyond(name, *bound, (100.0 * found).round() / 100.0));
         beyond.map(|(name, (bound, found))| format!("{name} {found:.2}, not {bound:.2}")).collect()
     }
 }
 
+/// What is known of a kernel without its code. `Err` says that it has local memory.
+pub(super) fn resources(hot: &Hot, facts: Facts, architecture: u32) -> Result<Counts, String> {
+    if facts.frame != 0 {
+        return Err(format!("{}: local memory", hot.name()));
+    }
+    let warps = occupancy::of_code(architecture).resident(hot.block, facts.registers, facts.shared);
+    let mut counts = Counts::default();
+    counts.columns().into_iter().for_each(|column| *column = f64::NAN);
+    let (registers, shared_bytes) = (facts.registers.into(), facts.shared.into());
+    Ok(Counts { registers, shared_bytes, warps: warps.into(), ..counts })
+}
+
 /// What a kernel's code comes to. `Err` says what is not as its entry of [`HOT`] says.
-pub(super) fn counts(hot: &Hot, code: &[Instruction], facts: Facts) -> Result<Counts, String> {
+pub(super) fn counts(hot: &Hot, code: &[Instruction], facts: Facts, architecture: u32) -> Result<Counts, String> {
     let entry = hot.name();
-    if facts.frame != 0
-        || code.iter().any(|instruction| ["LDL", "STL"].iter().any(|&it| instruction.kind().starts_with(it)))
-    {
+    let Counts { registers, shared_bytes, warps, .. } = resources(hot, facts, architecture)?;
+    if code.iter().any(|instruction| ["LDL", "STL"].iter().any(|&it| instruction.kind().starts_with(it))) {
         return Err(format!("{entry}: local memory"));
     }
     let warm = Code::new(code, hot.cold);
-    let mut all = Counts { registers: facts.registers.into(), shared_bytes: facts.shared.into(), ..Counts::default() };
+    let mut all = Counts { registers, shared_bytes, warps, ..Counts::default() };
     let anchors: Vec<&str> = hot.loops.iter().map(|&(anchor, _)| anchor).collect();
     for &(anchor, of_one) in hot.loops {
         let way = warm.way(anchor, &anchors);
@@ -133,7 +155,8 @@ pub(super) fn bound(entry: &str, architecture: u32) -> Option<Counts> {
         words.next() == Some(entry) && words.next() == Some(&format!("sm_{architecture}"))
     };
     let line = lines.find(own)?;
-    let mut numbers = line.split_whitespace().skip(2).map(|word| word.parse::<f64>());
+    let number = |word: &str| if word == "-" { Ok(f64::NAN) } else { word.parse() };
+    let mut numbers = line.split_whitespace().skip(2).map(number);
     let mut counts = Counts::default();
     for column in counts.columns() {
         *column = numbers.next()?.ok()?;
@@ -150,12 +173,19 @@ pub(super) fn measured() -> Option<Vec<Measured>> {
     let mut modules: Vec<_> = HOT.iter().map(|hot| hot.module).collect();
     modules.dedup();
     for module in modules {
-        for architecture in READ {
+        for architecture in UNREAD.into_iter().chain(READ) {
             let cubin = shipped::code(module, Architecture::Sass(architecture)).expect("code of these sources");
+            let facts = cubin::facts(&cubin).expect("a cubin");
+            let of_module = HOT.iter().filter(|hot| hot.module == module);
+            if UNREAD.contains(&architecture) {
+                all.extend(of_module.map(|hot| (hot, architecture, resources(hot, facts[hot.entry], architecture))));
+                continue;
+            }
             let text = disassemble(&format!("{}-sm_{architecture}", module.name()), &cubin)?;
-            let (kernels, facts) = (sass::kernels(&text), cubin::facts(&cubin).expect("a cubin"));
-            for hot in HOT.iter().filter(|hot| hot.module == module) {
-                all.push((hot, architecture, counts(hot, &kernels[hot.entry], facts[hot.entry])));
+            let kernels = sass::kernels(&text);
+            for hot in of_module {
+                let found = counts(hot, &kernels[hot.entry], facts[hot.entry], architecture);
+                all.push((hot, architecture, found));
             }
         }
     }
@@ -169,7 +199,9 @@ pub(super) fn written(all: impl Iterator<Item = (String, u32, Counts)>) -> Strin
     let names = COLUMNS.map(|name| format!("{name:>12}")).concat();
     writeln!(text, "# {:<24} {:<6}{names}", "kernel", "code").expect("memory");
     for (entry, architecture, counts) in all {
-        let numbers = counts.values().map(|number| format!("{:>12}", (100.0 * number).round() / 100.0)).concat();
+        let text_of =
+            |number: f64| if number.is_nan() { "-".into() } else { ((100.0 * number).round() / 100.0).to_string() };
+        let numbers = counts.values().map(|number| format!("{:>12}", text_of(number))).concat();
         writeln!(text, "{entry:<26} sm_{architecture:<3}{numbers}").expect("memory");
     }
     text

@@ -4,8 +4,9 @@
 //! way round its loop is followed (`sass`), and what is executed on it is divided by the values that it is for. Code
 //! that `HOT` calls cold (for other types of elements, ends of layers, rare values) is left out where there is another way. That
 //! gives instructions per value, in all and by the unit that executes them, and bytes of device memory per value; the
-//! cubin tells registers and shared memory (`cubin`), and these how many warps a multiprocessor holds. `bounds.txt` has all
-//! of it: a test fails where a kernel has come to need more. `LGRECO_BLESS=1` writes it anew.
+//! cubin tells registers and shared memory (`cubin`), and these how many warps a multiprocessor holds (`occupancy`). `bounds.txt`
+//! has all of it: a test fails where a kernel has come to need more, or to have fewer warps. `LGRECO_BLESS=1` writes it anew. Of
+//! code for 7.0, which the disassembler does not read, it has what the cubin tells.
 //!
 //! # The model of time
 //! A pass over values takes the longest of
@@ -22,6 +23,7 @@ mod bounds;
 mod cubin;
 mod disassembler;
 mod hot;
+mod occupancy;
 mod operations;
 mod sass;
 #[cfg(test)]

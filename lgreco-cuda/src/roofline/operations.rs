@@ -2,6 +2,7 @@
 
 use super::bounds::{Counts, bound};
 use super::hot::HOT;
+use super::occupancy::{self, Multiprocessor};
 use crate::counting::Counting;
 use crate::device::Part;
 use crate::{CudaBackend, DeviceGradient, DeviceJob, Error};
@@ -35,9 +36,7 @@ pub struct Gpu {
     /// Cycles of a scheduler that a warp's conversion and a sum in f64 take.
     special: f64,
     double: f64,
-    /// Of a multiprocessor: warps, registers and bytes of shared memory at most.
-    warps: u32,
-    shared: u32,
+    each: Multiprocessor,
 }
 
 impl Gpu {
@@ -52,8 +51,7 @@ impl Gpu {
             latency: 8e-7,
             special: 8.0,
             double: 2.0,
-            warps: 64,
-            shared: 228 << 10,
+            each: occupancy::of_code(90),
         },
         Gpu {
             name: "RTX 4090",
@@ -64,8 +62,7 @@ impl Gpu {
             latency: 7e-7,
             special: 8.0,
             double: 64.0,
-            warps: 48,
-            shared: 100 << 10,
+            each: occupancy::of_code(89),
         },
     ];
 
@@ -87,21 +84,15 @@ impl Gpu {
         ];
         let cycles = cycles.into_iter().fold(0.0, f64::max);
         let computing = values * cycles / (self.multiprocessors * SCHEDULERS * LANES * self.clock);
-        let warps = resident_warps(self.warps, self.shared, block, counts);
+        let warps = self.resident(block, counts);
         let waiting = values / counts.turn * self.latency / (f64::from(warps) * LANES * self.multiprocessors);
         (values * pass.bytes / self.copy).max(computing).max(waiting)
     }
-}
 
-/// Warps that a multiprocessor holds at once.
-pub(super) fn resident_warps(most: u32, shared: u32, block: u32, counts: &Counts) -> u32 {
-    const REGISTERS: u32 = 1 << 16;
-    const BLOCKS: u32 = 32;
-    let warps = block / 32;
-    let of_warp = (32 * counts.registers as u32).next_multiple_of(256);
-    let by_registers = REGISTERS / of_warp / warps;
-    let by_shared = shared.checked_div(counts.shared_bytes as u32).unwrap_or(BLOCKS);
-    warps * by_registers.min(by_shared).min(most / warps).min(BLOCKS)
+    /// Warps that a multiprocessor holds at once.
+    fn resident(&self, block: u32, counts: &Counts) -> u32 {
+        self.each.resident(block, counts.registers as u32, counts.shared_bytes as u32)
+    }
 }
 
 /// A pass of an operation over all values.
@@ -215,6 +206,9 @@ impl Operation {
     }
 }
 
+/// The code that there is a floor of warps for.
+const CODES: [u32; 6] = [70, 75, 80, 90, 100, 120];
+
 /// A kernel's threads per block, and its bound.
 fn known(kernel: &str, code: u32) -> (u32, Counts) {
     let hot = HOT.iter().find(|hot| hot.name() == kernel).unwrap_or_else(|| panic!("no hot kernel is called {kernel}"));
@@ -282,11 +276,17 @@ pub fn report() -> Result<String, Error> {
         lines.push(format!("\n{:<24} {:>12} {:>9} {:>6}", "", "instructions", "registers", "warps"));
         for hot in HOT {
             let (block, counts) = known(&hot.name(), gpu.code);
-            let warps = resident_warps(gpu.warps, gpu.shared, block, &counts);
+            let warps = gpu.resident(block, &counts);
             let Counts { instructions, registers, .. } = counts;
             lines.push(format!("{:<24} {instructions:>12.1} {registers:>9} {warps:>6}", hot.name()));
         }
         lines.push(String::new());
+    }
+    let codes = CODES.map(|code| format!("{:>7}", format!("sm_{code}"))).concat();
+    lines.push(format!("{:<24}{codes}", "warps at least, code for"));
+    for hot in HOT {
+        let warps = CODES.map(|code| format!("{:>7}", known(&hot.name(), code).1.warps)).concat();
+        lines.push(format!("{:<24}{warps}", hot.name()));
     }
     Ok(lines.join("\n"))
 }

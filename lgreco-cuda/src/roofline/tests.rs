@@ -1,7 +1,8 @@
 use super::bounds::{Counts, bound, counts, measured, written};
 use super::cubin::Facts;
 use super::hot::{HOT, Hot};
-use super::operations::{Gpu, OPERATIONS, resident_warps};
+use super::occupancy;
+use super::operations::{Gpu, OPERATIONS};
 use super::sass::{Code, kernels};
 use crate::kernels::Module;
 
@@ -35,7 +36,7 @@ fn sample(cold: &'static [&'static str], loops: &'static [(&'static str, f64)]) 
 }
 
 fn of_sample(text: &str, hot: &Hot) -> Result<Counts, String> {
-    counts(hot, &kernels(text)["sample"], Facts { registers: 40, shared: 512, frame: 0 })
+    counts(hot, &kernels(text)["sample"], Facts { registers: 40, shared: 512, frame: 0 }, 90)
 }
 
 #[test]
@@ -65,27 +66,35 @@ fn what_must_not_be_is_said() {
     assert_eq!(said("FADD R2, R2, R3", "LDL R2, [R1]"), "sums/sample: local memory");
     assert_eq!(said("LDG.E.64", "LDG.E"), "sums/sample: no LDG8 on the costliest way");
     let spilt = Facts { frame: 8, ..Facts::default() };
-    assert_eq!(counts(&hot, &kernels(LOOP)["sample"], spilt).unwrap_err(), "sums/sample: local memory");
+    assert_eq!(counts(&hot, &kernels(LOOP)["sample"], spilt, 90).unwrap_err(), "sums/sample: local memory");
 }
 
 #[test]
 fn what_is_beyond_a_bound_is_said() {
-    let bound = Counts { instructions: 40.0, turn: 16.0, registers: 64.0, ..Counts::default() };
-    assert!(bound.exceeded_by(Counts { instructions: 40.004, turn: 32.0, registers: 63.0, ..bound }).is_empty());
-    let found = Counts { instructions: 41.5, turn: 8.0, registers: 65.0, ..bound };
-    let expected = ["instructions 41.50, not 40.00", "turn 8.00, not 16.00", "registers 65.00, not 64.00"];
+    let bound = Counts { instructions: 40.0, turn: 16.0, registers: 64.0, warps: 32.0, ..Counts::default() };
+    let better = Counts { instructions: 40.004, turn: 32.0, registers: 63.0, warps: 40.0, ..bound };
+    assert!(bound.exceeded_by(better).is_empty());
+    let found = Counts { instructions: 41.5, turn: 8.0, registers: 65.0, warps: 24.0, ..bound };
+    let expected = [
+        "instructions 41.50, not 40.00",
+        "turn 8.00, not 16.00",
+        "registers 65.00, not 64.00",
+        "warps 24.00, not 32.00",
+    ];
     assert_eq!(bound.exceeded_by(found), expected);
 }
 
 #[test]
 fn warps_of_a_multiprocessor_are_limited_by_what_runs_out_first() {
-    let warps = |registers, shared_bytes, block| {
-        resident_warps(64, 228 << 10, block, &Counts { registers, shared_bytes, ..Counts::default() })
-    };
-    assert_eq!(warps(32.0, 0.0, 256), 64);
-    assert_eq!(warps(33.0, 0.0, 256), 48);
-    assert_eq!(warps(64.0, 0.0, 1024), 32);
-    assert_eq!(warps(32.0, 40000.0, 256), 40);
+    let warps = |registers, shared_bytes, block| occupancy::of_code(90).resident(block, registers, shared_bytes);
+    assert_eq!(warps(32, 0, 256), 64);
+    assert_eq!(warps(33, 0, 256), 48);
+    assert_eq!(warps(64, 0, 1024), 32);
+    assert_eq!(warps(32, 40000, 256), 40);
+    assert_eq!(warps(16, 0, 32), 32); // of 32 blocks
+    // What the system keeps: without it there would be room for five.
+    assert_eq!(occupancy::of_code(80).resident(256, 32, 32 << 10), 32);
+    assert_eq!(occupancy::of_code(75).resident(256, 32, 0), 32);
 }
 
 /// The gate: no hot kernel needs more than `bounds.txt` says.

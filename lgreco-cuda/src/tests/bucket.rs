@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::backend;
-use super::exchange::Memory;
+use super::exchange::{Memory, narrowed};
 use super::launches::{Calls, Counted};
 use super::simt::flavour;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, OnFault};
@@ -11,11 +11,12 @@ use lgreco_core::compress::powersgd::PowerSgd;
 use lgreco_core::compress::qsgd::{Qsgd, Scale};
 use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::topk::TopK;
-use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::uniform;
-use lgreco_train::exchange::{Collective, Request, Route, threads};
+use lgreco_train::exchange::{Collective, Request, Route, Slip, threads};
 use lgreco_train::testing::exchange::Case;
+use std::collections::BTreeMap;
 use std::slice;
 use std::sync::Arc;
 
@@ -42,6 +43,8 @@ struct Rank {
     bucket: DeviceBucket,
     gradients: Memory,
     _memory: Memory,
+    dtype: Dtype,
+    elements: usize,
 }
 
 fn config(rank: u32) -> ExchangeConfig {
@@ -51,17 +54,22 @@ fn config(rank: u32) -> ExchangeConfig {
 
 impl Rank {
     fn new(cuda: &mut CudaBackend, layers: &[(Setting, Shape)], rank: u32) -> Rank {
+        Rank::of(cuda, layers, config(rank))
+    }
+
+    fn of(cuda: &mut CudaBackend, layers: &[(Setting, Shape)], config: ExchangeConfig) -> Rank {
         let layer = |(index, &(setting, shape))| DeviceLayer { index, shape, setting };
         let layers: Vec<DeviceLayer> = (0..).zip(layers).map(layer).collect();
-        let mut memory = Memory::new(DeviceBucket::bytes(&layers, config(rank)).unwrap());
+        let mut memory = Memory::new(DeviceBucket::bytes(&layers, config).unwrap());
         let elements: usize = layers.iter().map(|layer| layer.shape.elements()).sum();
         // SAFETY: the memory lives as long as the bucket, and is large enough.
-        let bucket = unsafe { DeviceBucket::new(cuda, &layers, config(rank), memory.address()) }.unwrap();
-        Rank { bucket, gradients: Memory::new(4 * elements as u64), _memory: memory }
+        let bucket = unsafe { DeviceBucket::new(cuda, &layers, config, memory.address()) }.unwrap();
+        let (dtype, gradients) = (config.dtype, Memory::new((elements * config.dtype.bytes()) as u64));
+        Rank { bucket, gradients, _memory: memory, dtype, elements }
     }
 
     fn submit(&mut self, cuda: &mut CudaBackend, values: &[f32]) {
-        self.gradients.fill(bytemuck::cast_slice(values));
+        self.gradients.fill(&narrowed(values, self.dtype).0);
         // SAFETY: large enough, and nothing else uses them until the step has ended.
         unsafe { self.bucket.submit(cuda, self.gradients.address()) }.unwrap();
     }
@@ -71,12 +79,18 @@ impl Rank {
         unsafe { self.bucket.next(cuda) }.unwrap()
     }
 
-    fn means(&self) -> &[f32] {
-        bytemuck::cast_slice(self.gradients.bytes())
+    fn means(&self) -> Vec<f32> {
+        let bytes = self.gradients.bytes();
+        let halves = || bytes.as_chunks().0.iter().map(|&bytes| u16::from_ne_bytes(bytes));
+        match self.dtype {
+            Dtype::F32 => bytemuck::cast_slice(bytes).to_vec(),
+            Dtype::F16 => halves().map(|half| F16(half).to_f32()).collect(),
+            Dtype::Bf16 => halves().map(|half| Bf16(half).to_f32()).collect(),
+        }
     }
 
     fn residuals(&self, cuda: &mut CudaBackend) -> Vec<f32> {
-        let mut values = vec![0.0; self.means().len()];
+        let mut values = vec![0.0; self.elements];
         self.bucket.residuals(cuda, &mut values).unwrap();
         values
     }
@@ -86,7 +100,7 @@ impl Rank {
 ///
 /// # Safety
 /// Nothing that is enqueued uses it.
-unsafe fn seen<'a, T>(memory: DeviceMemory) -> &'a mut [T] {
+pub(super) unsafe fn seen<'a, T>(memory: DeviceMemory) -> &'a mut [T] {
     // SAFETY: the imitated device's memory is the processor's, and is the bucket's.
     unsafe { slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(memory.address as usize), memory.len) }
 }
@@ -116,6 +130,19 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest]) {
             let mut buffers: Vec<&mut [f32]> = buffers.collect();
             let sum = |at: usize| buffers[1..].iter().fold(buffers[0][at], |sum, buffer| sum + buffer[at]);
             let sums: Vec<f32> = (0..buffers[0].len()).map(sum).collect();
+            buffers.iter_mut().for_each(|buffer| buffer.copy_from_slice(&sums));
+        }
+        Request::AllReduceSumBf16 { .. } => {
+            let buffers = requests.iter().map(|request| match request {
+                // SAFETY: all is done that is enqueued.
+                &Request::AllReduceSumBf16 { values } => unsafe { seen::<Bf16>(values) },
+                other => panic!("{other:?} beside a sum of bf16"),
+            });
+            let mut buffers: Vec<&mut [Bf16]> = buffers.collect();
+            // Each addition is rounded.
+            let add = |sum: Bf16, x: Bf16| Bf16::from_f32(sum.to_f32() + x.to_f32());
+            let sum = |at: usize| buffers[1..].iter().fold(buffers[0][at], |sum, buffer| add(sum, buffer[at]));
+            let sums: Vec<Bf16> = (0..buffers[0].len()).map(sum).collect();
             buffers.iter_mut().for_each(|buffer| buffer.copy_from_slice(&sums));
         }
         ref other => panic!("{other:?}"),
@@ -158,11 +185,12 @@ fn same_as_on_the_host(
     ranks: &mut [Rank],
     layers: &[(Setting, Shape)],
     (from, until, collectives): (u32, u32, usize),
+    reduce_dtype: Dtype,
     factors: &mut Factors,
 ) {
-    let elements = ranks[0].means().len();
+    let (elements, dtype) = (ranks[0].elements, ranks[0].dtype);
     for number in from..until {
-        let draw = |rank| uniform(elements, 100 * u64::from(number) + rank);
+        let draw = |rank| narrowed(&uniform(elements, 100 * u64::from(number) + rank), dtype).1;
         let gradients: Vec<Vec<f32>> = (0..WORLD as u64).map(draw).collect();
         let offered: Vec<Vec<f32>> = ranks
             .iter()
@@ -173,7 +201,7 @@ fn same_as_on_the_host(
             layers: layers.to_vec(),
             gradients: offered.iter().map(|values| by_layer(layers, values)).collect(),
             route: Route::AllGather,
-            reduce_dtype: Dtype::F32,
+            reduce_dtype,
             seed: 77,
             step: number,
         };
@@ -185,17 +213,18 @@ fn same_as_on_the_host(
         assert_eq!(step(cuda, ranks, &gradients), collectives);
         for ((rank, outcome), offered) in ranks.iter().zip(outcomes).zip(&offered) {
             let outcome = outcome.unwrap();
-            assert_eq!(bits(rank.means()), bits(ranks[0].means()));
-            let (means, residuals) = (by_layer(layers, rank.means()), by_layer(layers, &rank.residuals(cuda)));
+            assert_eq!(bits(&rank.means()), bits(&ranks[0].means()));
+            let (means, residuals) = (by_layer(layers, &rank.means()), by_layer(layers, &rank.residuals(cuda)));
             for (layer, (setting, _)) in layers.iter().enumerate() {
                 let offered = &by_layer(layers, offered)[layer];
                 let rest: Vec<f32> = offered.iter().zip(&outcome.own[layer]).map(|(x, own)| x - own).collect();
                 let what = format!("step {number}, layer {layer}");
+                let (_, mean) = narrowed(&outcome.mean[layer], dtype);
                 if let Setting::PowerSgd(_) = setting {
-                    near(&means[layer], &outcome.mean[layer], &what);
+                    near(&means[layer], &mean, &what);
                     near(&residuals[layer], &rest, &what);
                 } else {
-                    assert_eq!(bits(&means[layer]), bits(&outcome.mean[layer]), "{what}");
+                    assert_eq!(bits(&means[layer]), bits(&mean), "{what}");
                     assert_eq!(bits(&residuals[layer]), bits(&rest), "{what}");
                 }
             }
@@ -231,7 +260,24 @@ fn means_and_residuals_are_those_of_the_hosts_exchange() {
     for ((layers, collectives), order) in buckets.into_iter().zip([2, 1, 0, 2]) {
         let Some(mut cuda) = backend(flavour(), order) else { return };
         let mut ranks = ranks(&mut cuda, &layers);
-        same_as_on_the_host(&mut cuda, &mut ranks, &layers, (4, 7, collectives), &mut vec![None; WORLD]);
+        let steps = (4, 7, collectives);
+        same_as_on_the_host(&mut cuda, &mut ranks, &layers, steps, Dtype::F32, &mut vec![None; WORLD]);
+    }
+}
+
+#[test]
+fn so_they_are_in_other_types_and_by_sums_of_bf16() {
+    let layers = settings();
+    for (dtype, reduce_dtype, order) in [
+        (Dtype::F16, Dtype::F32, 0),
+        (Dtype::Bf16, Dtype::Bf16, 1),
+        (Dtype::F32, Dtype::Bf16, 2),
+        (Dtype::F16, Dtype::Bf16, 2),
+    ] {
+        let Some(mut cuda) = backend(flavour(), order) else { return };
+        let of = |rank| ExchangeConfig { dtype, reduce_dtype, ..config(rank) };
+        let mut ranks: Vec<Rank> = (0..WORLD as u32).map(|rank| Rank::of(&mut cuda, &layers, of(rank))).collect();
+        same_as_on_the_host(&mut cuda, &mut ranks, &layers, (4, 7, 3), reduce_dtype, &mut vec![None; WORLD]);
     }
 }
 
@@ -240,7 +286,7 @@ fn other_settings_go_on_with_residuals_and_steps() {
     let Some(mut cuda) = backend(flavour(), 1) else { return };
     let before = settings();
     let mut old = ranks(&mut cuda, &before);
-    same_as_on_the_host(&mut cuda, &mut old, &before, (4, 5, 3), &mut vec![None; WORLD]);
+    same_as_on_the_host(&mut cuda, &mut old, &before, (4, 5, 3), Dtype::F32, &mut vec![None; WORLD]);
     let mut after = before.clone();
     after[0].0 = Setting::Qsgd(Qsgd { bits: 3, ..Qsgd::default() });
     after[3].0 = Setting::TopK(TopK { keep: 100, values: Dtype::F32 });
@@ -251,7 +297,7 @@ fn other_settings_go_on_with_residuals_and_steps() {
         assert_eq!(bits(&new.residuals(&mut cuda)), bits(&old.residuals(&mut cuda)));
     }
     // PowerSGD's factors begin afresh.
-    same_as_on_the_host(&mut cuda, &mut new, &after, (5, 7, 3), &mut vec![None; WORLD]);
+    same_as_on_the_host(&mut cuda, &mut new, &after, (5, 7, 3), Dtype::F32, &mut vec![None; WORLD]);
     // A saved state goes on likewise.
     let mut third = Rank::new(&mut cuda, &after, 0);
     let values = new[0].residuals(&mut cuda);
@@ -314,7 +360,7 @@ fn a_rank_at_fault_is_known_to_all() {
     let Some(mut cuda) = backend(flavour(), 0) else { return };
     let layers = settings();
     let mut ranks = ranks(&mut cuda, &layers);
-    let mut gradients: Vec<Vec<f32>> = (0..3).map(|rank| uniform(ranks[0].means().len(), rank)).collect();
+    let mut gradients: Vec<Vec<f32>> = (0..3).map(|rank| uniform(ranks[0].elements, rank)).collect();
     gradients[1][130 * 97 + 3] = f32::INFINITY;
     step(&mut cuda, &mut ranks, &gradients);
     for (rank, number) in ranks.iter().zip(0..) {
@@ -339,7 +385,7 @@ fn steps_have_an_order() {
     // SAFETY: nothing is done.
     let refused = unsafe { rank.bucket.submit(&mut cuda, address + 2) };
     assert!(matches!(refused, Err(Error::Memory { .. })), "{refused:?}");
-    let values = vec![0.5; rank.means().len()];
+    let values = vec![0.5; rank.elements];
     rank.submit(&mut cuda, &values);
     // SAFETY: nothing is done.
     out_of_order(unsafe { rank.bucket.submit(&mut cuda, address) });
@@ -357,7 +403,7 @@ fn what_the_device_refuses_changes_no_collective() {
         let mut rank = Rank::new(cuda, &settings(), 0);
         let fails = |at: usize| *of_device.failing.lock().unwrap() = (at >= from).then(|| refused.clone());
         fails(0);
-        let values = vec![0.5; rank.means().len()];
+        let values = vec![0.5; rank.elements];
         rank.submit(cuda, &values);
         for number in 1.. {
             fails(number);
@@ -373,5 +419,42 @@ fn what_the_device_refuses_changes_no_collective() {
     assert_eq!(collectives(&mut cuda, 9), (4, None));
     for from in 0..=4 {
         assert_eq!(collectives(&mut cuda, from), (4, Some(refused.clone())), "from call {from} on");
+    }
+}
+
+/// By the slip behind what is summed, wherever in a word that begins.
+#[test]
+fn what_the_device_refuses_is_told_to_the_others() {
+    let of_device = Arc::new(Calls::default());
+    let mut cuda = CudaBackend::on(Box::new(Counted(of_device.clone())));
+    let refused = Error::OutOfMemory { bytes: 7 };
+    let layers = |values| [(Setting::Dense, Shape::new(values, 1).unwrap())];
+    for (reduce_dtype, rank, values) in [Dtype::F32, Dtype::Bf16]
+        .into_iter()
+        .flat_map(|dtype| (0..WORLD as u32).flat_map(move |rank| [(dtype, rank, 6), (dtype, rank, 7)]))
+    {
+        *of_device.failing.lock().unwrap() = None;
+        let mut own = Rank::of(&mut cuda, &layers(values), ExchangeConfig { reduce_dtype, ..config(rank) });
+        *of_device.failing.lock().unwrap() = Some(refused.clone());
+        of_device.words.lock().unwrap().clear();
+        own.submit(&mut cuda, &vec![0.5; values]);
+        let Some(Request::AllReduceSum { values: memory } | Request::AllReduceSumBf16 { values: memory }) =
+            own.next(&mut cuda)
+        else {
+            panic!("not a sum")
+        };
+        let (size, slip) = (reduce_dtype.bytes() as u64, Slip::values(reduce_dtype));
+        assert_eq!(memory.len, values + WORLD * slip);
+        let words = of_device.words.lock().unwrap();
+        let bytes = words.iter().flat_map(|(&at, word)| (at..).zip(word.to_ne_bytes()));
+        let set: BTreeMap<u64, u8> = bytes.filter(|&(_, byte)| byte != 0).collect();
+        let first = memory.address + size * (values + rank as usize * slip) as u64;
+        let half = |at: u64| u16::from_ne_bytes([at, at + 1].map(|at| set.get(&at).copied().unwrap_or(0)));
+        let told = match reduce_dtype {
+            Dtype::F32 => Slip::of_sum(f32::from_bits(u32::from(half(first + 2)) << 16 | u32::from(half(first)))),
+            _ => Slip::of_bf16_sum([0, 2, 4].map(|at| Bf16(half(first + at)))),
+        };
+        assert_eq!(told.code, u64::from(refused.to_core().code()), "{reduce_dtype:?}, rank {rank}, {values} values");
+        assert!(set.keys().all(|at| (first..first + size * slip as u64).contains(at)), "the places of others");
     }
 }

@@ -234,7 +234,7 @@ pub(super) fn steps_of(
 
 pub(super) fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
     let stream = Stream { seed: 0x1234_5678_9abc, step: 5, layer: 3, rank: 0 };
-    ExchangeConfig { dtype, world: WORLD as u32, stream, gain, on_fault: OnFault::Zeros }
+    ExchangeConfig { dtype, world: WORLD as u32, stream, gain, ..ExchangeConfig::default() }
 }
 
 #[test]

@@ -3,13 +3,13 @@
 
 use super::backend;
 use super::exchange::{Memory, bits, narrowed};
-use super::exchange_sums::{After, Layers, Rank, WORLD, config, floats, of, power, ranks, step};
+use super::exchange_sums::{After, Layers, Rank, WORLD, config, floats, of, power, ranks, step, summed};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::exchange::PEER;
 use crate::kernels::Module;
 use crate::{CudaBackend, Error, ExchangeConfig, ExchangeFault, ExchangeProgram, OnFault};
 use lgreco_core::compress::{Setting, qsgd::Qsgd};
-use lgreco_core::gradient::Dtype;
+use lgreco_core::gradient::{Bf16, Dtype, Element};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::uniform;
 use lgreco_train::CoreError;
@@ -20,10 +20,19 @@ fn layers() -> Layers {
     of(&[(30, 20, power(4)), (50, 1, Setting::Dense), (33, 31, Setting::Qsgd(Qsgd::default())), (25, 300, power(3))])
 }
 
-/// What ranks are told by the slips of one of their buffers.
-fn slips(memory: &Memory) -> Vec<f32> {
-    let values = floats(memory);
-    values[values.len() - WORLD..].to_vec()
+/// What the places of all ranks' slips in a buffer hold, which one rank has written.
+fn slips(memory: &Memory, reduce_dtype: Dtype) -> Vec<Vec<f32>> {
+    let (values, len) = (summed(memory, reduce_dtype), Slip::values(reduce_dtype));
+    values[values.len() - WORLD * len..].chunks(len).map(<[f32]>::to_vec).collect()
+}
+
+/// What such places tell of a rank.
+fn told(slip: &[f32]) -> Slip {
+    match *slip {
+        [whole] => Slip::of_sum(whole),
+        [low, middle, high] => Slip::of_bf16_sum([low, middle, high].map(Bf16::from_f32)),
+        _ => panic!("{slip:?}"),
+    }
 }
 
 const NOT_FINITE: u64 = CoreError::NonFinite { index: 0, value: 0.0 }.code() as u64;
@@ -56,14 +65,16 @@ fn spoiled_step(
     step(backend, ranks, |after, ranks, _| {
         for (number, rank) in ranks.iter().enumerate() {
             let (own, is_spoiled) = (number, spoiled.contains(&number));
-            let told = slips(if after == After::Project { &rank.sums } else { &rank.factors });
-            assert!(told.iter().enumerate().all(|(rank, &slip)| rank == own || slip == 0.0), "{told:?}");
+            let buffer = if after == After::Project { &rank.sums } else { &rank.factors };
+            let all = slips(buffer, config.reduce_dtype);
+            let zeros = |slip: &[f32]| slip.iter().all(|&value| value == 0.0);
+            assert!(all.iter().enumerate().all(|(rank, slip)| rank == own || zeros(slip)), "{all:?}");
             let expected = match after {
                 _ if is_spoiled => code,
                 After::BackProject if code != 0 && !spoiled.is_empty() => PEER.into(),
                 _ => 0,
             };
-            assert_eq!(Slip::of_sum(told[own]).code, expected, "{after:?}, rank {number} of {spoiled:?}");
+            assert_eq!(told(&all[own]).code, expected, "{after:?}, rank {number} of {spoiled:?}");
         }
     });
     let fails = !spoiled.is_empty();
@@ -89,8 +100,10 @@ fn faults_of_one_rank_change_nothing_on_any() {
     let Some(mut backend) = backend(flavour(), 2) else { return };
     let not_finite = |layer, index| (NOT_FINITE, Some(ExchangeFault::NonFinite { layer, index }));
     let overflow = |layer, index| Some(ExchangeFault::Overflow { layer, index });
-    for on_fault in [OnFault::Zeros, OnFault::Nan] {
-        let config = ExchangeConfig { on_fault, ..config(Dtype::F32, 1.0) };
+    for (on_fault, reduce_dtype) in
+        [(OnFault::Zeros, Dtype::F32), (OnFault::Nan, Dtype::F32), (OnFault::Nan, Dtype::Bf16)]
+    {
+        let config = ExchangeConfig { on_fault, reduce_dtype, ..config(Dtype::F32, 1.0) };
         let mut ranks = ranks(&mut backend, &layers(), config);
         for (seed, (spoiled, told)) in (0..).step_by(10).zip([
             ((&[][..], 0, 0.0), (0, None)),
@@ -125,8 +138,9 @@ fn a_sum_that_leaves_f32_fails_on_all() {
     }
     step(&mut backend, &mut ranks, |after, ranks, _| {
         let wells = ranks.iter().enumerate().filter(|(number, rank)| {
-            let told = slips(if after == After::Project { &rank.sums } else { &rank.factors })[*number];
-            Slip::of_sum(told).code == if after == After::Project { 0 } else { OVERFLOW }
+            let buffer = if after == After::Project { &rank.sums } else { &rank.factors };
+            told(&slips(buffer, config.reduce_dtype)[*number]).code
+                == if after == After::Project { 0 } else { OVERFLOW }
         });
         assert_eq!(wells.count(), WORLD, "{after:?}");
         if after == After::Project {
@@ -148,8 +162,17 @@ fn ranks_that_disagree_fail_on_all() {
     let at_home = config(Dtype::F32, 1.0);
     let late = ExchangeConfig { stream: Stream { step: 6, rank: 1, ..at_home.stream }, ..at_home };
     let other = ExchangeConfig { on_fault: OnFault::Nan, stream: Stream { rank: 1, ..at_home.stream }, ..at_home };
-    for (layers, second) in [(layers(), late), (of(&[(12, 1, Setting::Dense)]), other)] {
-        let mut ranks = ranks(&mut backend, &layers, at_home);
+    // PowerSGD's start matrices are drawn by the seed.
+    let drawn = ExchangeConfig { stream: Stream { seed: 6, rank: 1, ..at_home.stream }, ..at_home };
+    let halves = |config| ExchangeConfig { reduce_dtype: Dtype::Bf16, ..config };
+    for (layers, first, second) in [
+        (layers(), at_home, late),
+        (of(&[(12, 1, Setting::Dense)]), at_home, other),
+        (layers(), at_home, drawn),
+        (layers(), halves(at_home), halves(late)),
+        (of(&[(12, 1, Setting::Dense)]), halves(at_home), halves(other)),
+    ] {
+        let mut ranks = ranks(&mut backend, &layers, first);
         ranks[1] = Rank::new(&mut backend, &layers, second);
         for rank in &mut ranks {
             let values = uniform(rank.elements, 1);
@@ -171,10 +194,15 @@ fn what_cannot_be_summed_is_refused() {
     let refused = |layers: &Layers, config| ExchangeProgram::new(layers, config).map(drop).unwrap_err();
     let rank = ExchangeConfig { stream: Stream { rank: WORLD as u32, ..usual.stream }, ..usual };
     assert!(matches!(refused(&layers(), rank), Error::Core(CoreError::Parameter { what: "rank", .. })));
+    let narrow = refused(&layers(), ExchangeConfig { reduce_dtype: Dtype::F16, ..usual });
+    assert!(matches!(narrow, Error::Core(CoreError::Parameter { what: "code of the reduce dtype", .. })), "{narrow}");
     assert!(matches!(refused(&of(&[(2000, 2000, power(1500))]), usual), Error::Method(_)));
     assert!(matches!(refused(&of(&[(20, 20, power(0))]), usual), Error::Core(CoreError::Parameter { .. })));
     let program = ExchangeProgram::new(&of(&[(20, 30, power(2)), (7, 1, Setting::Dense)]), usual).unwrap();
     assert_eq!((program.sum_values(), program.factor_values(), program.message_bytes()), (40 + 7 + 3, 60 + 3, 0));
+    let narrow = ExchangeConfig { reduce_dtype: Dtype::Bf16, ..usual };
+    let program = ExchangeProgram::new(&of(&[(20, 30, power(2)), (7, 1, Setting::Dense)]), narrow).unwrap();
+    assert_eq!((program.sum_values(), program.factor_values()), (40 + 7 + 9, 60 + 9));
     let program = ExchangeProgram::new(&of(&[(64, 64, Setting::Qsgd(Qsgd::default()))]), usual).unwrap();
     assert_eq!((program.sum_values(), program.factor_values()), (0, 0));
 }

@@ -6,12 +6,12 @@ use super::exchange::{Memory, bits, narrowed};
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::device::Part;
 use crate::kernels::Module;
-use crate::{CudaBackend, DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram, OnFault};
+use crate::{CudaBackend, DeviceExchange, ExchangeConfig, ExchangeOutcome, ExchangeProgram};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::powersgd::{
     PowerSgd, back_project, effective_rank, orthonormalise, project, reconstruct, start_matrix, steps_workspace_len,
 };
-use lgreco_core::gradient::{Dtype, Gradient, Shape, Values};
+use lgreco_core::gradient::{Bf16, Dtype, Element, Gradient, Shape, Values};
 use lgreco_core::rng::Stream;
 use lgreco_core::testing::powersgd::{check_orthonormal, uniform};
 
@@ -47,18 +47,19 @@ pub(super) fn layers() -> Layers {
     ])
 }
 
-/// A layer's places: of its values, and of its `P` and `Q`, or values, in what is summed.
+/// A layer's places: of its values, of its `P` and `Q`, or values, in what is summed, and of its `P` among the orthonormal ones.
 pub(super) struct Place {
     pub(super) shape: Shape,
     pub(super) setting: Setting,
     rank: usize,
     pub(super) values: std::ops::Range<usize>,
     sums: std::ops::Range<usize>,
+    of_rows: std::ops::Range<usize>,
     pub(super) factors: std::ops::Range<usize>,
 }
 
 pub(super) fn places(layers: &Layers) -> Vec<Place> {
-    let mut at = [0; 3];
+    let mut at = [0; 4];
     let mut take = |which: usize, len: usize| {
         at[which] += len;
         at[which] - len..at[which]
@@ -70,7 +71,8 @@ pub(super) fn places(layers: &Layers) -> Vec<Place> {
         };
         let sums = if setting == Setting::Dense { shape.elements() } else { shape.rows() * rank };
         let (values, sums) = (take(0, shape.elements()), take(1, sums));
-        Place { shape, setting, rank, values, sums, factors: take(2, shape.cols() * rank) }
+        let (factors, of_rows) = (take(2, shape.cols() * rank), take(3, shape.rows() * rank));
+        Place { shape, setting, rank, values, sums, of_rows, factors }
     };
     layers.iter().map(place).collect()
 }
@@ -85,10 +87,17 @@ pub(super) struct Rank {
     pub(super) sums: Memory,
     pub(super) factors: Memory,
     pub(super) elements: usize,
+    reduce_dtype: Dtype,
 }
 
 pub(super) fn floats(memory: &Memory) -> Vec<f32> {
     bytemuck::cast_slice(memory.bytes()).to_vec()
+}
+
+/// What is summed, and its slips, widened.
+pub(super) fn summed(memory: &Memory, dtype: Dtype) -> Vec<f32> {
+    let halves = || memory.bytes().as_chunks().0.iter().map(|&bytes| Bf16(u16::from_ne_bytes(bytes)));
+    if dtype == Dtype::F32 { floats(memory) } else { halves().map(Bf16::to_f32).collect() }
 }
 
 impl Rank {
@@ -98,11 +107,13 @@ impl Rank {
         let (mut memory, mut residuals) = (Memory::new(program.memory_bytes()), Memory::new(program.residual_bytes()));
         let gradients = Memory::new((elements * config.dtype.bytes()) as u64);
         let [sums, factors] =
-            [program.sum_values(), program.factor_values()].map(|values| Memory::new(4 * values as u64));
+            [program.sum_values(), program.factor_values()].map(|values| values * config.reduce_dtype.bytes());
+        let [sums, factors] = [sums, factors].map(|bytes| Memory::new(bytes as u64));
         let message = Memory::new(program.message_bytes() as u64);
         // SAFETY: the memory lives as long, and has the sizes that the program says.
         let exchange = unsafe { backend.begin_exchange(program, memory.address(), residuals.address()) }.unwrap();
-        Rank { exchange, _memory: memory, _residuals: residuals, gradients, message, sums, factors, elements }
+        let (_memory, _residuals, reduce_dtype) = (memory, residuals, config.reduce_dtype);
+        Rank { exchange, _memory, _residuals, gradients, message, sums, factors, elements, reduce_dtype }
     }
 
     fn read(&self, backend: &mut CudaBackend, address: u64, values: usize) -> Vec<f32> {
@@ -112,8 +123,15 @@ impl Rank {
     /// Residuals and factors that count.
     pub(super) fn remembered(&self, backend: &mut CudaBackend) -> [Vec<f32>; 2] {
         let ExchangeOutcome { residuals, factors, .. } = backend.exchange_outcome(&self.exchange).unwrap();
-        let values = (floats(&self.factors).len()).saturating_sub(WORLD);
+        let slip = if self.reduce_dtype == Dtype::F32 { 1 } else { 3 };
+        let values = summed(&self.factors, self.reduce_dtype).len().saturating_sub(slip * WORLD);
         [self.read(backend, residuals, self.elements), self.read(backend, factors, values)]
+    }
+
+    /// What is summed: in the first sum and in the second; and the orthonormal `P`.
+    fn parts(&self, backend: &mut CudaBackend) -> [Vec<f32>; 3] {
+        let [sums, factors] = [&self.sums, &self.factors].map(|memory| summed(memory, self.reduce_dtype));
+        [sums, factors, backend.gpu_mut().read(self.exchange.of_rows()).unwrap()]
     }
 
     pub(super) fn found_inf(&self, backend: &mut CudaBackend) -> f32 {
@@ -126,13 +144,20 @@ pub(super) fn ranks(backend: &mut CudaBackend, layers: &Layers, config: Exchange
     (0..WORLD as u32).map(|rank| Rank::new(backend, layers, of(rank))).collect()
 }
 
+/// The sum of all ranks' parts, rounded after each addition to the type in which they travel.
+fn sum_of(parts: impl Iterator<Item = Vec<f32>>, dtype: Dtype) -> Vec<f32> {
+    let add = |sum: Vec<f32>, part: Vec<f32>| {
+        let both: Vec<f32> = sum.iter().zip(part).map(|(sum, x)| sum + x).collect();
+        narrowed(&both, dtype).1
+    };
+    parts.reduce(add).unwrap()
+}
+
 /// What a rank's part is until it is summed.
 fn all_reduce(ranks: &mut [Rank], which: impl Fn(&mut Rank) -> &mut Memory) {
-    let mut sum: Vec<f32> = floats(which(&mut ranks[0]));
-    for rank in &mut ranks[1..] {
-        sum.iter_mut().zip(floats(which(rank))).for_each(|(sum, x)| *sum += x);
-    }
-    ranks.iter_mut().for_each(|rank| which(rank).fill(bytemuck::cast_slice(&sum)));
+    let dtype = ranks[0].reduce_dtype;
+    let sum = sum_of(ranks.iter_mut().map(|rank| summed(which(rank), dtype)), dtype);
+    ranks.iter_mut().for_each(|rank| which(rank).fill(&narrowed(&sum, dtype).0));
 }
 
 /// What goes on between the collectives, for tests to look at.
@@ -180,13 +205,19 @@ pub(super) fn step(
 
 pub(super) fn config(dtype: Dtype, gain: f32) -> ExchangeConfig {
     let stream = Stream { seed: 0x1234_5678_9abc, step: 5, layer: 3, rank: 0 };
-    ExchangeConfig { dtype, world: WORLD as u32, stream, gain, on_fault: OnFault::Zeros }
+    ExchangeConfig { dtype, world: WORLD as u32, stream, gain, ..ExchangeConfig::default() }
 }
 
 /// `Err`, with the text, unless all numbers are near those expected, as part of the largest.
 pub(super) fn near(what: &str, found: &[f32], expected: &[f32]) -> Result<(), String> {
+    near_as(what, found, expected, Dtype::F32)
+}
+
+/// The same of numbers of this type, which rounding may bring to another neighbour.
+fn near_as(what: &str, found: &[f32], expected: &[f32], dtype: Dtype) -> Result<(), String> {
     let largest = expected.iter().fold(0.0f64, |largest, &x| largest.max(f64::from(x).abs()));
-    let close = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() <= NEAR * largest;
+    let apart = |x: f32| if dtype == Dtype::F32 { 0.0 } else { f64::from(x).abs() / 128.0 };
+    let close = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() <= NEAR * largest + apart(*b);
     match found.iter().zip(expected).position(|pair| !close(pair)) {
         Some(at) => Err(format!("{what}: {} at {at}, not {}; up to {largest}", found[at], expected[at])),
         None => Ok(()),
@@ -214,12 +245,14 @@ struct Known<'a> {
     place: &'a Place,
     offered: &'a [f32],
     before: &'a [f32],
+    reduce_dtype: Dtype,
 }
 
 impl<'a> Known<'a> {
     /// Of all that a rank offers and has remembered.
-    fn new(place: &'a Place, offered: &'a [f32], before: &'a [f32]) -> Known<'a> {
-        Known { place, offered: &offered[place.values.clone()], before: &before[place.values.clone()] }
+    fn new(place: &'a Place, offered: &'a [f32], before: &'a [f32], reduce_dtype: Dtype) -> Known<'a> {
+        let [offered, before] = [offered, before].map(|values| &values[place.values.clone()]);
+        Known { place, offered, before, reduce_dtype }
     }
 }
 
@@ -235,15 +268,15 @@ impl Known<'_> {
     /// What the first sum must have of it.
     fn check_sums(&self, found: &[f32], stream: Stream, last: &[f32]) -> Result<(), String> {
         if self.place.setting == Setting::Dense {
-            return same("values", found, self.offered);
+            return same("values", found, &narrowed(self.offered, self.reduce_dtype).1);
         }
         let mut p = vec![0.0; found.len()];
         let (rank, q) = (self.place.rank as u32, start(self.place, stream, last));
         project(&self.gradient(), rank, &q, &mut self.workspace(), &mut p).unwrap();
-        near("P", found, &p)
+        near_as("P", found, &narrowed(&p, self.reduce_dtype).1, self.reduce_dtype)
     }
 
-    /// The factors that come of the sum, which must have been `p` before its columns became orthonormal.
+    /// The factors that come of the sum: `p`, whose columns are orthonormal, and what is summed next.
     fn check_factors(&self, sum: &[f32], p: &[f32], q: &[f32]) -> Result<(), String> {
         let Place { shape, rank, .. } = *self.place;
         let (mut expected_p, mut expected_q) = (sum.to_vec(), vec![0.0; q.len()]);
@@ -251,12 +284,12 @@ impl Known<'_> {
         near("orthonormal P", p, &expected_p)?;
         check_orthonormal(&p.chunks(shape.rows()).map(<[f32]>::to_vec).collect::<Vec<_>>(), rank);
         back_project(&self.gradient(), rank as u32, p, &mut self.workspace(), &mut expected_q).unwrap();
-        near("Q", q, &expected_q)
+        near_as("Q", q, &narrowed(&expected_q, self.reduce_dtype).1, self.reduce_dtype)
     }
 
     /// What is to be remembered when these are the factors.
     fn residual(&self, gain: f32, p: &[f32], q: &[f32]) -> Vec<f32> {
-        let mut sent = self.offered.to_vec();
+        let (_, mut sent) = narrowed(self.offered, self.reduce_dtype);
         if self.place.setting != Setting::Dense {
             reconstruct(self.place.shape, self.place.rank as u32, p, q, &mut sent).unwrap();
         }
@@ -279,17 +312,19 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
             offered.push(before[0].iter().zip(values).map(|(residual, x)| residual + x).collect::<Vec<_>>());
         }
         let (mut outcome, mut sum, mut own) = (Ok(()), Vec::<f32>::new(), Vec::new());
-        step(backend, &mut all, |after, ranks, _| {
+        let reduce_dtype = config.reduce_dtype;
+        step(backend, &mut all, |after, ranks, backend| {
+            let parts: Vec<_> = ranks.iter().map(|rank| rank.parts(backend)).collect();
             let check = |place: &Place, layer: u32| {
                 let stream = Stream { layer: config.stream.layer + layer, ..config.stream };
-                for (number, rank) in ranks.iter().enumerate() {
-                    let known = Known::new(place, &offered[number], &before[number][0]);
-                    let (sums, factors) = (floats(&rank.sums), floats(&rank.factors));
-                    let found = &sums[place.sums.clone()];
+                for (number, [sums, factors, p]) in parts.iter().enumerate() {
+                    let known = Known::new(place, &offered[number], &before[number][0], reduce_dtype);
                     if after == After::Project {
-                        known.check_sums(found, stream, &before[number][1][place.factors.clone()])?;
+                        let last = &before[number][1][place.factors.clone()];
+                        known.check_sums(&sums[place.sums.clone()], stream, last)?;
                     } else if place.rank > 0 {
-                        known.check_factors(&sum[place.sums.clone()], found, &factors[place.factors.clone()])?;
+                        let (p, q) = (&p[place.of_rows.clone()], &factors[place.factors.clone()]);
+                        known.check_factors(&sum[place.sums.clone()], p, q)?;
                     }
                 }
                 Ok(())
@@ -299,27 +334,27 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
             });
             outcome = outcome.clone().and_then(|()| checked.collect());
             if after == After::Project {
-                sum = floats(&ranks[0].sums);
-                for rank in &ranks[1..] {
-                    sum.iter_mut().zip(floats(&rank.sums)).for_each(|(sum, x)| *sum += x);
-                }
+                sum = sum_of(parts.iter().map(|[sums, ..]| sums.clone()), reduce_dtype);
             } else {
-                own = ranks.iter().map(|rank| (floats(&rank.sums), floats(&rank.factors))).collect();
+                own = parts.into_iter().map(|[_, factors, p]| (p, factors)).collect();
             }
         });
         outcome?;
-        let (p, factors) = (&own[0].0, floats(&all[0].factors));
-        for (rank, (sums, _)) in own.iter().enumerate() {
-            same(&format!("P of rank {rank} and 0"), sums, p)?;
+        let (p, factors) = (&own[0].0, summed(&all[0].factors, reduce_dtype));
+        for (rank, (own, _)) in own.iter().enumerate() {
+            same(&format!("P of rank {rank} and 0"), own, p)?;
         }
-        let mean_q: Vec<f32> = factors[..factors.len() - WORLD].iter().map(|x| x / WORLD as f32).collect();
+        let q_values = places.iter().map(|place| place.factors.len()).sum();
+        let mean_q: Vec<f32> = factors[..q_values].iter().map(|x| x / WORLD as f32).collect();
         let mut means = vec![0.0; all[0].elements];
         for place in &places {
-            let (mean, p) = (&mut means[place.values.clone()], &p[place.sums.clone()]);
+            let mean = &mut means[place.values.clone()];
             if place.setting == Setting::Dense {
-                mean.iter_mut().zip(p).for_each(|(mean, sum)| *mean = sum / WORLD as f32);
+                let sum = &sum[place.sums.clone()];
+                mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean = sum / WORLD as f32);
             } else {
-                reconstruct(place.shape, place.rank as u32, p, &mean_q[place.factors.clone()], mean).unwrap();
+                let (p, q) = (&p[place.of_rows.clone()], &mean_q[place.factors.clone()]);
+                reconstruct(place.shape, place.rank as u32, p, q, mean).unwrap();
             }
         }
         let (narrow, _) = narrowed(&means, config.dtype);
@@ -332,9 +367,9 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
             let [residuals, remembered] = rank.remembered(backend);
             same(&context("remembered factors"), &remembered, &mean_q)?;
             for (place, layer) in places.iter().zip(0..) {
-                let known = Known::new(place, &offered[number_of_rank], &before[number_of_rank][0]);
+                let known = Known::new(place, &offered[number_of_rank], &before[number_of_rank][0], reduce_dtype);
                 let (p, q) = (&own[number_of_rank].0, &own[number_of_rank].1[place.factors.clone()]);
-                let expected = known.residual(config.gain, &p[place.sums.clone()], q);
+                let expected = known.residual(config.gain, &p[place.of_rows.clone()], q);
                 same(&context(&format!("residual of layer {layer}")), &residuals[place.values.clone()], &expected)?;
             }
             let offered = offered[number_of_rank].iter().zip(residuals).zip(&before[number_of_rank][0]);
@@ -348,8 +383,9 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
             assert_eq!((outcome.rank, outcome.fault, rank.found_inf(backend)), (None, None, 0.0));
             compared += rank.elements;
         }
-        // Nothing is lost: what all ranks have sent is what the mean is.
-        let kept = means.iter().zip(contributed).all(|(&mean, sent)| (f64::from(mean) - sent).abs() < 1e-5);
+        // Nothing is lost: what all ranks have sent is what the mean is, but for what the sum is rounded by.
+        let apart = if reduce_dtype == Dtype::F32 { 1e-5 } else { 3e-2 };
+        let kept = means.iter().zip(contributed).all(|(&mean, sent)| (f64::from(mean) - sent).abs() < apart);
         if !kept {
             return Err(format!("step {number}: something is lost"));
         }
@@ -360,10 +396,17 @@ fn steps(backend: &mut CudaBackend, layers: &Layers, config: ExchangeConfig, ste
 #[test]
 fn sums_factors_residuals_and_means_are_the_cores() {
     let elements: usize = layers().iter().map(|(shape, _)| shape.elements()).sum();
-    for (dtype, gain, order) in [(Dtype::F32, 1.0, 0), (Dtype::Bf16, 0.6, 1), (Dtype::F16, 1.0, 2)] {
+    for (dtype, reduce_dtype, gain, order) in [
+        (Dtype::F32, Dtype::F32, 1.0, 0),
+        (Dtype::Bf16, Dtype::F32, 0.6, 1),
+        (Dtype::F16, Dtype::F32, 1.0, 2),
+        (Dtype::F32, Dtype::Bf16, 1.0, 2),
+        (Dtype::Bf16, Dtype::Bf16, 0.6, 0),
+    ] {
         let Some(mut backend) = backend(flavour(), order) else { return };
-        let found = steps(&mut backend, &layers(), config(dtype, gain), 2);
-        assert_eq!(found, Ok(2 * WORLD * elements), "{dtype:?}, {gain}");
+        let config = ExchangeConfig { reduce_dtype, ..config(dtype, gain) };
+        let found = steps(&mut backend, &layers(), config, 2);
+        assert_eq!(found, Ok(2 * WORLD * elements), "{dtype:?}, {reduce_dtype:?}, {gain}");
     }
 }
 
@@ -387,14 +430,17 @@ fn planted_faults_are_found() {
         ("bool afresh = found == 0;", "bool afresh = true;"),
         ("f.columns, piece % parts, start", "f.columns, 0, start"),
         ("after[i] - tile.sums[k]", "after[i]"),
-        ("program->keep * before[i] + ", ""),
+        ("program->keep * before + ", ""),
         ("remembered += (1 - program->half)", "remembered += program->half"),
+        ("both - send(p, sums, layer.sum + i, both)", "0.0f * send(p, sums, layer.sum + i, both)"),
+        ("bits : narrow_bf16(bits);", "bits : bits >> 16;"),
     ] {
         let edit = Edit { module: Module::ExchangeSums, from, to };
         let Some(device) = Simt::new(Flavour::Plain, 0, Some(edit)) else { return };
         let mut backend = CudaBackend::on(Box::new(device));
         let layers = of(&[(60, 300, power(20)), (90, 40, Setting::Dense), (300, 50, power(40))]);
-        let outcome = steps(&mut backend, &layers, config(Dtype::F32, 0.5), 2);
+        let config = ExchangeConfig { reduce_dtype: Dtype::Bf16, ..config(Dtype::F32, 0.5) };
+        let outcome = steps(&mut backend, &layers, config, 2);
         assert!(outcome.is_err(), "{from}");
     }
 }

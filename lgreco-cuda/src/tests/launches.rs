@@ -12,6 +12,7 @@ use lgreco_core::compress::quantised_topk::QuantisedTopK;
 use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_core::rng::Stream;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -26,6 +27,8 @@ pub(super) struct Calls {
     /// What all launches answer, if not that they are done.
     pub(super) failing: Mutex<Option<Error>>,
     pub(super) uploads: AtomicUsize,
+    /// Words that were set, by address.
+    pub(super) words: Mutex<BTreeMap<u64, u32>>,
     /// Launches; other work that is enqueued; waits.
     kinds: [AtomicUsize; 3],
     pub(super) prepared: Kernels,
@@ -54,7 +57,8 @@ impl Device for Counted {
         Ok(())
     }
 
-    fn set(&mut self, _: Part, _: u32) -> Result<(), Error> {
+    fn set(&mut self, part: Part, word: u32) -> Result<(), Error> {
+        self.0.words.lock().unwrap().insert(part.address, word);
         self.0.add(1);
         Ok(())
     }

@@ -23,6 +23,8 @@ mod powersgd;
 mod qsgd;
 mod reserve;
 mod sources;
+#[cfg(feature = "train")]
+mod space;
 mod topk;
 
 use crate::CudaBackend;

@@ -1,5 +1,5 @@
 use super::cuda::lgreco_cuda;
-use super::gradient::lgreco_layer;
+use super::gradient::{LGRECO_DTYPE_F32, dtype, lgreco_dtype, lgreco_layer};
 use super::request::{
     LGRECO_REQUEST_ALL_GATHER, LGRECO_REQUEST_ALL_REDUCE_SUM, LGRECO_REQUEST_ALL_REDUCE_SUM_BF16, lgreco_request,
 };
@@ -55,8 +55,9 @@ pub struct lgreco_cuda_bucket_options {
     pub gain: f32,
     /// LGRECO_ON_FAULT_ZEROS by default.
     pub on_fault: lgreco_on_fault,
-    /// Must be 0.
-    pub reserved: u32,
+    /// Type in which uncompressed layers and PowerSGD's factors are summed: LGRECO_DTYPE_F32, the default, or BF16. What a worker's
+    /// own values lose by it is remembered.
+    pub reduce_dtype: lgreco_dtype,
 }
 
 impl Default for lgreco_cuda_bucket_options {
@@ -70,7 +71,7 @@ impl Default for lgreco_cuda_bucket_options {
             step: 0,
             gain: 1.0,
             on_fault: LGRECO_ON_FAULT_ZEROS,
-            reserved: 0,
+            reduce_dtype: LGRECO_DTYPE_F32,
         }
     }
 }
@@ -155,10 +156,6 @@ unsafe fn read(
         let (layers, settings) = (versioned_array(layers, layers_len)?, versioned_array(settings, layers_len)?);
         (layers, settings, versioned(options)?)
     };
-    if options.reserved != 0 {
-        let (what, found) = ("reserved field of the cuda bucket options", options.reserved);
-        return Err(Failure::UnknownConstant { what, found });
-    }
     let nan_on_fault = match options.on_fault {
         LGRECO_ON_FAULT_ZEROS => false,
         LGRECO_ON_FAULT_NAN => true,
@@ -170,11 +167,12 @@ unsafe fn read(
         // SAFETY: passed on.
         unsafe { slice(options.indices, layers_len, "indices") }?.to_vec()
     };
-    let (mut layers, mut dtype) = (Vec::with_capacity(layers_len), None);
+    let reduce_dtype = dtype(options.reduce_dtype)?;
+    let (mut layers, mut common) = (Vec::with_capacity(layers_len), None);
     for ((layer, setting), index) in described.iter().zip(&settings).zip(indices) {
         // SAFETY: passed on.
         let tensor = unsafe { layer.tensor() }?;
-        if *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
+        if *common.get_or_insert(tensor.dtype) != tensor.dtype {
             let expected = "that of the bucket's first layer";
             let other =
                 CoreError::Parameter { what: "code of the element type", value: tensor.dtype as u8 as f64, expected };
@@ -184,8 +182,8 @@ unsafe fn read(
     }
     let lgreco_cuda_bucket_options { seed, world_size, rank, step, gain, .. } = options;
     let stream = Stream { seed, step, layer: 0, rank };
-    let dtype = dtype.unwrap_or(Dtype::F32);
-    Ok(BucketLayers { layers, dtype, world_size, stream, gain, nan_on_fault })
+    let dtype = common.unwrap_or(Dtype::F32);
+    Ok(BucketLayers { layers, dtype, reduce_dtype, world_size, stream, gain, nan_on_fault })
 }
 
 /// Tells the bytes of device memory that a bucket of these layers works in: some 8 per element, and messages. `values` of

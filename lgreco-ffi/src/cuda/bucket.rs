@@ -8,10 +8,11 @@ use lgreco_train::gradient::Dtype;
 use std::any::Any;
 
 fn read(layers: &BucketLayers) -> (Vec<DeviceLayer>, ExchangeConfig) {
-    let BucketLayers { dtype, world_size, stream, gain, nan_on_fault, .. } = *layers;
+    let BucketLayers { dtype, reduce_dtype, world_size: world, stream, gain, nan_on_fault, .. } = *layers;
     let layer = |&(index, shape, setting)| DeviceLayer { index, shape, setting };
     let on_fault = if nan_on_fault { OnFault::Nan } else { OnFault::Zeros };
-    (layers.layers.iter().map(layer).collect(), ExchangeConfig { dtype, world: world_size, stream, gain, on_fault })
+    let config = ExchangeConfig { dtype, reduce_dtype, world, stream, gain, on_fault };
+    (layers.layers.iter().map(layer).collect(), config)
 }
 
 pub(super) fn bytes(layers: &BucketLayers) -> Result<u64, Failure> {

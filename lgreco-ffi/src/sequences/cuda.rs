@@ -147,7 +147,7 @@ unsafe fn on_bucket(
     (values, values_len): (*mut f32, usize),
 ) -> lgreco_status {
     let mut options = lgreco_cuda_bucket_options { on_fault: u32::from(bytes.below(3)), ..Default::default() };
-    options.reserved = u32::from(bytes.below(8) / 7);
+    options.reduce_dtype = u32::from(bytes.below(4));
     let options = bytes.maybe(&raw const options);
     let layers = usize::from(bytes.below(4) > 0);
     let (mut number, mut request, mut outcome, mut found) =

@@ -436,6 +436,11 @@ static void buckets(void) {
     options.on_fault = 2;
     STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
     options.on_fault = LGRECO_ON_FAULT_NAN;
+    options.reduce_dtype = 3;
+    STATUS(LGRECO_UNKNOWN_CONSTANT, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    options.reduce_dtype = LGRECO_DTYPE_F16;
+    STATUS(LGRECO_PARAMETER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    options.reduce_dtype = LGRECO_DTYPE_F32;
     STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, NULL));
     STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, NULL, &bytes));
     STATUS(LGRECO_NULL_POINTER, lgreco_cuda_bucket_bytes(cuda, NULL, settings, 2, &options, &bytes));
@@ -501,6 +506,30 @@ static void buckets(void) {
     OK(lgreco_cuda_bucket_destroy(&bucket));
     OK(lgreco_cuda_bucket_destroy(&other));
     CHECK(bucket == NULL && other == NULL);
+
+    // Uncompressed but for bf16, which the worker's own rounding errors outlive.
+    settings[0].method = settings[1].method = LGRECO_METHOD_DENSE;
+    options.reduce_dtype = LGRECO_DTYPE_BF16;
+    OK(lgreco_cuda_bucket_bytes(cuda, layers, settings, 2, &options, &bytes));
+    CHECK(bytes <= BUCKET_ROOM);
+    OK(lgreco_cuda_bucket_create(cuda, layers, settings, 2, &options, memory, bytes, &bucket));
+    fill(gradient, BUCKET, 9);
+    to_device(bucket_values, gradient, sizeof gradient);
+    OK(lgreco_cuda_bucket_submit(cuda, bucket, bucket_values));
+    OK(lgreco_cuda_bucket_next(cuda, bucket, &asked));
+    CHECK(asked.kind == LGRECO_REQUEST_ALL_REDUCE_SUM_BF16 && asked.memory == LGRECO_DEVICE_CUDA);
+    CHECK(asked.count == BUCKET + 3);
+    OK(lgreco_cuda_bucket_next(cuda, bucket, &asked));
+    CHECK(asked.kind == LGRECO_REQUEST_NONE);
+    to_host(mean, bucket_values, sizeof mean);
+    OK(lgreco_cuda_bucket_get_residuals(cuda, bucket, rest, BUCKET));
+    int rounded = 0;
+    for (int i = 0; i < BUCKET; i++) {
+        CHECK(rest[i] == gradient[i] - mean[i] && fabsf(rest[i]) <= fabsf(gradient[i]) / 256);
+        rounded += rest[i] != 0;
+    }
+    CHECK(rounded > BUCKET / 2);
+    OK(lgreco_cuda_bucket_destroy(&bucket));
 }
 
 static void in_the_primary_context(void) {

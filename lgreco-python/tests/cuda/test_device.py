@@ -24,7 +24,9 @@ FIXED: dict[str, Any] = {"start_iter": 2, "reduce_dtype": torch.float32}
 SCHEMES: dict[str, dict[str, Any]] = {
     "qsgd": PLANNED | {"method": "qsgd"},
     "topk": PLANNED | {"method": "topk", "default": 0.1},
-    "topk in bfloat16": PLANNED | {"method": "topk", "default": 0.1, "reduce_dtype": torch.float32},
+    "topk in bfloat16": PLANNED | {"method": "topk", "default": 0.1},
+    "topk, summed in float32, in bfloat16": PLANNED | {"method": "topk", "default": 0.1, "reduce_dtype": torch.float32},
+    "topk, summed in halves": PLANNED | {"method": "topk", "default": 0.1, "reduce_dtype": torch.bfloat16},
     "qsgd in float16": PLANNED | {"method": "qsgd"},
     "qsgd and topk": FIXED | {"settings": {"0.weight": "qsgd 4", "2.weight": "topk 300", "4.weight": "qsgd 3"}},
     "without feedback": PLANNED | {"method": "topk", "default": 0.1, "error_feedback": False},
@@ -268,7 +270,7 @@ class Scaler:
         return 1.0
 
 
-@pytest.mark.parametrize("option", [{"grad_scaler": Scaler()}, {"residual_dtype": torch.int8}, {"reduce_dtype": torch.bfloat16}])
+@pytest.mark.parametrize("option", [{"grad_scaler": Scaler()}, {"residual_dtype": torch.int8}, {"route": "scatter_reduce"}])
 def test_options_that_are_not_for_gpus_go_by_the_host(option: dict[str, Any]) -> None:
     options = FIXED | {"settings": {"0.weight": "topk 300"}} | option
     for rank, (run, lines, launches) in enumerate(on_ranks(2, _logged, options, "")):

@@ -148,7 +148,7 @@ fn means_residuals_and_messages_are_the_hosts() {
 #[test]
 fn failures_are_the_hosts() {
     if is_there() {
-        check_space_failures(open);
+        check_space_failures(&members(), open);
     }
 }
 
@@ -232,7 +232,7 @@ fn faults_in_the_shaders_are_found() {
         };
         let found = std::panic::catch_unwind(|| match check {
             Check::Steps => check_space(&few(), false, open),
-            Check::Failures => check_space_failures(open),
+            Check::Failures => check_space_failures(&members(), open),
             Check::Damage => check_space_damage(0, 3, open),
         });
         let message = found.expect_err(&format!("not found: {text}"));

@@ -67,14 +67,13 @@ def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
     return Cuda(device) if device.type == "cuda" else None
 
 
-def obstacle(options: Mapping[str, Any], reduce_dtype: torch.dtype, hold_zeros: bool) -> str | None:
+def obstacle(options: Mapping[str, Any], hold_zeros: bool) -> str | None:
     """Which of a state's options hinders exchanges in a GPU's memory; None if none does."""
     obstacles = {
         "grad_scaler": options.get("grad_scaler") is not None,
         "hold_zeros (find_unused_parameters)": hold_zeros,
         'objective="seconds"': options.get("objective") == "seconds",
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
-        "reduce_dtype=torch.bfloat16, the default where all parameters are": reduce_dtype != torch.float32,
         "route": options.get("route", "all_gather") != "all_gather",
         "metrics_every": bool(options.get("metrics_every")),
         "optimizer": options.get("optimizer") is not None,

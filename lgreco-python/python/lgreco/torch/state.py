@@ -11,7 +11,7 @@ from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
 from lgreco.torch.cuda import Cuda, device_of, obstacle
 from lgreco.torch.options import Scaler
-from lgreco.torch.training import Layer, Training, reduced
+from lgreco.torch.training import Layer, Training
 
 _LOG = logging.getLogger("lgreco")
 
@@ -32,7 +32,7 @@ class LGreCoState(Training):
     Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there: they are compressed, exchanged and averaged in its memory,
     with the same means as on the host. What goes wrong in a step is then an error at the beginning of the next one, which is not
     taken. They are copied to the host and back, which is logged once, with ``grad_scaler``, ``hold_zeros``,
-    ``objective="seconds"``, another ``residual_dtype`` or ``reduce_dtype`` than float32, another ``route``,
+    ``objective="seconds"``, another ``residual_dtype`` than float32, another ``route``,
     ``metrics_every`` or ``optimizer``; so is a bucket whose settings no kernel has, or for which a GPU has no memory.
 
     Parameters
@@ -151,7 +151,7 @@ class LGreCoState(Training):
         self._hold_zeros = bool(getattr(model, "find_unused_parameters", False)) if hold_zeros is None else hold_zeros
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
         if cuda is not None:
-            why = cuda.lacks(process_group) or obstacle(told, reduced(reduce_dtype, layers), self._hold_zeros)
+            why = cuda.lacks(process_group) or obstacle(told, self._hold_zeros)
             if why is not None:
                 cuda = None
                 if dist.get_rank(process_group) == 0:

@@ -87,7 +87,9 @@ class Training(Reports):
     ) -> None:
         told: dict[str, Any] = dict(options)
         reduce_dtype: torch.dtype | None = told.pop("reduce_dtype", None)
-        reduce_dtype = reduced(reduce_dtype, layers)
+        if reduce_dtype is None:
+            halves = all(layer.dtype == torch.bfloat16 for layer in layers)
+            reduce_dtype = torch.bfloat16 if halves else torch.float32
         grad_scaler: Scaler | None = told.pop("grad_scaler", None)
         settings: Mapping[str, str] | None = told.pop("settings", None)
         on_plan: Callable[[Any], None] | None = told.pop("on_plan", None)
@@ -387,13 +389,6 @@ def _queue(callback: Callable[[], None]) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def reduced(reduce_dtype: torch.dtype | None, layers: Sequence[Layer]) -> torch.dtype:
-    """In which type sums travel."""
-    if reduce_dtype is not None:
-        return reduce_dtype
-    return torch.bfloat16 if all(layer.dtype == torch.bfloat16 for layer in layers) else torch.float32
 
 
 def name_of(what: str, dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ use crate::testing::exchange::{damaged_members, members, on_host};
 #[test]
 fn the_host_does_as_the_host() {
     check_space(&members(), true, on_host);
-    check_space_failures(on_host);
+    check_space_failures(&members(), on_host);
     check_space_damage(0, 7, on_host);
     for (change, good) in [(&[][..], true), (&[1], false)] {
         assert_eq!(check_message(change, &mut on_host(&damaged_members(), false, 1)), good);
@@ -29,13 +29,15 @@ enum Fault {
     Damage,
 }
 
-/// The host's, with a fault.
-struct Erring {
+/// The host's, with a fault; what it sends is looked at byte by byte, or as what is sent in a form of its own.
+struct Erring<const AS_HOST: bool> {
     host: OnHost,
-    fault: Fault,
+    fault: Option<Fault>,
 }
 
-impl Bucket for Erring {
+impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
+    const SENDS_AS_HOST: bool = AS_HOST;
+
     fn exchange(
         &mut self,
         gradients: &[Vec<u8>],
@@ -43,23 +45,23 @@ impl Bucket for Erring {
         agreement: Agreement,
         collective: &mut impl Collective,
     ) -> Result<(), Error> {
-        moment.seed ^= u64::from(self.fault == Fault::Message);
+        moment.seed ^= u64::from(self.fault == Some(Fault::Message));
         match (self.host.exchange(gradients, moment, agreement, collective), self.fault) {
-            (Err(error), Fault::Failure) => {
+            (Err(error), Some(Fault::Failure)) => {
                 self.host.residuals.iter_mut().flatten().flatten().for_each(|x| *x += 1.0);
                 Err(error)
             }
-            (Err(Error::Core(CoreError::NonFinite { value, .. })), Fault::Error) => {
+            (Err(Error::Core(CoreError::NonFinite { value, .. })), Some(Fault::Error)) => {
                 Err(Error::Core(CoreError::NonFinite { index: 0, value }))
             }
-            (Err(Error::PeerMessage { .. }), Fault::Damage) => Ok(()),
+            (Err(Error::PeerMessage { .. }), Some(Fault::Damage)) => Ok(()),
             (result, _) => result,
         }
     }
 
     fn means(&mut self) -> Vec<Vec<u8>> {
         let mut means = self.host.means();
-        if self.fault == Fault::Mean {
+        if self.fault == Some(Fault::Mean) {
             means[0][1] ^= 1;
         }
         means
@@ -67,15 +69,25 @@ impl Bucket for Erring {
 
     fn residuals(&mut self) -> Option<Vec<Vec<f32>>> {
         let mut residuals = self.host.residuals();
-        if let (Fault::Residual, Some(residuals)) = (self.fault, &mut residuals) {
+        if let (Some(Fault::Residual), Some(residuals)) = (self.fault, &mut residuals) {
             residuals[0][1] = f32::from_bits(residuals[0][1].to_bits() ^ 1);
         }
         residuals
     }
 }
 
+fn run<const AS_HOST: bool>(fault: Option<Fault>, check: &str) {
+    let open = |members: &[_], feedback, world| Erring::<AS_HOST> { host: on_host(members, feedback, world), fault };
+    match check {
+        "steps" => check_space(&members(), true, open),
+        "failures" => check_space_failures(&members(), open),
+        _ => check_space_damage(0, 7, open),
+    }
+}
+
 #[test]
 fn spaces_that_err_are_found() {
+    ["steps", "failures", "damage"].into_iter().for_each(|check| run::<false>(None, check));
     for (fault, check) in [
         (Fault::Mean, "steps"),
         (Fault::Residual, "steps"),
@@ -84,12 +96,8 @@ fn spaces_that_err_are_found() {
         (Fault::Error, "failures"),
         (Fault::Damage, "damage"),
     ] {
-        let open = |members: &[_], feedback, world| Erring { host: on_host(members, feedback, world), fault };
-        let found = std::panic::catch_unwind(|| match check {
-            "steps" => check_space(&members(), false, open),
-            "failures" => check_space_failures(open),
-            _ => check_space_damage(0, 7, open),
-        });
-        assert!(found.is_err(), "{fault:?} was not found");
+        assert!(std::panic::catch_unwind(|| run::<true>(Some(fault), check)).is_err(), "{fault:?} was not found");
+        let found = std::panic::catch_unwind(|| run::<false>(Some(fault), check));
+        assert!(found.is_err(), "{fault:?} was not found in messages of another form");
     }
 }

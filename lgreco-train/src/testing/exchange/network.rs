@@ -5,6 +5,10 @@ use crate::exchange::{Collective, CollectiveError, Slip};
 use crate::gradient::Bf16;
 use alloc::vec::Vec;
 
+const GATHERED: &str = "all-gather";
+const SUMMED: &str = "all-reduce";
+const SUMMED_BF16: &str = "all-reduce of bf16";
+
 /// What a rank has brought to a collective.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
@@ -18,6 +22,51 @@ impl Sent {
         let same = (self.call, self.bytes.len()) == (other.call, other.bytes.len());
         let at = self.bytes.iter().zip(&other.bytes).position(|(a, b)| a != b);
         (self.call, if same { at } else { Some(self.bytes.len()) })
+    }
+
+    /// The same without fingerprints. `message` says whether the head of a gathered message tells that its rank fares well, and
+    /// what payloads it has; behind sums the rank's slip must tell that, and the others' places must be zeros.
+    pub(super) fn content(&self, place: Place, message: impl FnOnce(&[u8]) -> (bool, Vec<u8>)) -> Content {
+        let (fares_well, bytes) = match self.call {
+            GATHERED => message(&self.bytes),
+            SUMMED => place.of_sum::<f32, 1>(&self.bytes, |[sum]| Slip::of_sum(sum)),
+            SUMMED_BF16 => place.of_sum::<Bf16, 3>(&self.bytes, Slip::of_bf16_sum),
+            _ => (true, self.bytes.clone()),
+        };
+        Content { call: self.call, fares_well, bytes }
+    }
+}
+
+/// What a rank has brought to a collective, but for what says what ranks agree on.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Content {
+    call: &'static str,
+    fares_well: bool,
+    bytes: Vec<u8>,
+}
+
+/// A rank, and the number of them.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) rank: usize,
+    pub(super) world: usize,
+}
+
+impl Place {
+    /// What the slips behind a sum tell, and the bytes before them.
+    fn of_sum<T: bytemuck::Pod, const LEN: usize>(
+        self,
+        bytes: &[u8],
+        slip: impl FnOnce([T; LEN]) -> Slip,
+    ) -> (bool, Vec<u8>) {
+        let len = LEN * size_of::<T>();
+        let (values, slips) = bytes.split_at(bytes.len() - len * self.world);
+        let (before, own) = slips.split_at(len * self.rank);
+        let (own, after) = own.split_at(len);
+        let alone = before.iter().chain(after).all(|&byte| byte == 0);
+        let own =
+            core::array::from_fn(|at| bytemuck::pod_read_unaligned(&own[at * size_of::<T>()..][..size_of::<T>()]));
+        (alone && slip(own).code == 0, values.to_vec())
     }
 }
 
@@ -64,18 +113,18 @@ impl Collective for Network {
     }
 
     fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
-        self.remember("all-reduce", bytemuck::cast_slice(values));
+        self.remember(SUMMED, bytemuck::cast_slice(values));
         self.worker.all_reduce_sum(values)
     }
 
     fn all_reduce_sum_bf16(&mut self, values: &mut [Bf16]) -> Result<(), CollectiveError> {
-        self.remember("all-reduce of bf16", bytemuck::cast_slice(values));
+        self.remember(SUMMED_BF16, bytemuck::cast_slice(values));
         self.worker.all_reduce_sum_bf16(values)
     }
 
     fn all_gather(&mut self, buffer: &mut [u8]) -> Result<(), CollectiveError> {
         let len = buffer.len() / self.world_size() as usize;
-        self.remember("all-gather", &buffer[self.rank() as usize * len..][..len]);
+        self.remember(GATHERED, &buffer[self.rank() as usize * len..][..len]);
         self.worker.all_gather(buffer)?;
         if let Some(Damage { rank, at, change }) = self.damage.filter(|damage| damage.at < len) {
             buffer[rank * len + at] ^= change;

@@ -2,7 +2,7 @@
 //! numbers are the core's.
 
 use super::STALE;
-use super::network::{Damage, Forger, Network, Sent};
+use super::network::{Content, Damage, Forger, Network, Place, Sent};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
 use crate::compress::wire::HEADER_LEN;
 use crate::compress::{Compressor, Setting, topk::TopK};
@@ -11,6 +11,7 @@ use crate::exchange::{Agreement, Collective, Flight, Host, Input, Layer, Moment,
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, ValuesMut};
 use crate::rng::Stream;
 use crate::{CoreError, Error};
+use alloc::string::String;
 use alloc::vec::Vec;
 use alloc::{format, vec};
 
@@ -29,6 +30,26 @@ pub struct Member {
 
 /// One rank's memory of one bucket as the suite sees it: residuals stay in it from step to step.
 pub trait Bucket {
+    /// Whether it can be without residuals.
+    const FORGETS: bool = true;
+    /// Whether what it sends is what the host sends, byte by byte, with greetings before the first step. If not, it sends no
+    /// greetings, [`message`](Bucket::message) reads its messages, and its slips have fingerprints of their own.
+    const SENDS_AS_HOST: bool = true;
+    /// Whether it tells the others, too, that what is left of a rank's values is beyond f32, as though the gradient had not been
+    /// finite. On the host that rank alone fails.
+    const TELLS_OF_REST: bool = false;
+
+    /// Whether the head of a message of its own, sent to be gathered, tells that its rank fares well; and the payloads in it, in
+    /// the order of the layers and without gaps.
+    fn message(&self, message: &[u8]) -> (bool, Vec<u8>) {
+        (Slip::read(message).code == 0, message[Slip::LEN..].to_vec())
+    }
+
+    /// What it tells where the host's exchange ends with this error; two that it cannot tell apart have the same text.
+    fn tells(error: &Error) -> String {
+        format!("{error:?}")
+    }
+
     /// One exchange: brings the gradients, little-endian bytes of each layer's type, into the memory, and makes the
     /// collectives that the flight asks for, on the host's memory, by `collective`. The means are then in the gradients'
     /// place, and residuals are what is left. Whatever fails changes no residual.
@@ -190,6 +211,7 @@ struct Step {
 struct Outcome {
     result: Result<(), Error>,
     sent: Vec<Sent>,
+    contents: Vec<Content>,
     means: Option<Vec<Vec<u8>>>,
     residuals: Option<Vec<Vec<u32>>>,
 }
@@ -209,7 +231,9 @@ fn run<B: Bucket>(open: impl Fn() -> B + Sync, steps: &[Step], reduce_dtype: Dty
             let residuals = bucket.residuals().map(|residuals| residuals.into_iter().map(bits).collect());
             // Means of an exchange that has failed are of no use.
             let means = result.is_ok().then(|| bucket.means());
-            Outcome { result, sent: network.sent(), means, residuals }
+            let (sent, place) = (network.sent(), Place { rank: rank as usize, world: world_size as usize });
+            let contents = sent.iter().map(|sent| sent.content(place, |message| bucket.message(message))).collect();
+            Outcome { result, sent, contents, means, residuals }
         };
         (0..).zip(steps).map(step).collect()
     })
@@ -243,22 +267,30 @@ fn gradients(members: &[Member], world: u32, step: u32, scale: f32) -> Vec<Vec<V
     (0..world).map(|rank| members.iter().map(|member| layer(rank, member)).collect()).collect()
 }
 
+/// What the first step of a bucket begins with.
+fn first_agreement<B: Bucket>() -> Agreement {
+    if B::SENDS_AS_HOST { Agreement::Needed } else { Agreement::Reached }
+}
+
 fn sound(members: &[Member], world: u32, number: u32, agreement: Agreement) -> Step {
     let gradients = gradients(members, world, number, 1.0);
     Step { gradients, agreement, seeds: vec![5; world as usize], damage: None }
 }
 
 /// Compares outcomes of the space with those of the host; what they send as well, unless a rank has failed.
-fn compare(found: &[Vec<Outcome>], expected: &[Vec<Outcome>]) {
+fn compare<B: Bucket>(found: &[Vec<Outcome>], expected: &[Vec<Outcome>]) {
     for (rank, (found, expected)) in found.iter().zip(expected).enumerate() {
         for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
-            // As text, in which NaN is NaN.
-            let [result, as_expected] = [found, expected].map(|outcome| format!("{:?}", outcome.result));
+            let [result, as_expected] = [found, expected].map(|outcome| outcome.result.as_ref().map_err(B::tells));
             assert_eq!(result, as_expected, "rank {rank}, step {step}");
             assert!(found.residuals == expected.residuals, "rank {rank}, step {step}: other residuals");
             if expected.result.is_ok() {
                 assert!(found.means == expected.means, "rank {rank}, step {step}: other means");
                 assert_eq!(found.sent.len(), expected.sent.len(), "rank {rank}, step {step}: collectives");
+                if !B::SENDS_AS_HOST {
+                    assert!(found.contents == expected.contents, "rank {rank}, step {step}: other content");
+                    continue;
+                }
                 for (found, expected) in found.sent.iter().zip(&expected.sent) {
                     let (call, at) = expected.differs(found);
                     assert_eq!(at, None, "rank {rank}, step {step}: other bytes, {call}");
@@ -322,28 +354,29 @@ pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[
         if reduce_dtype == Dtype::Bf16 && !halves {
             continue;
         }
-        let agreement = |number| if number == 0 { Agreement::Needed } else { Agreement::Reached };
+        let feedback = feedback || !B::FORGETS;
+        let agreement = |number| if number == 0 { first_agreement::<B>() } else { Agreement::Reached };
         let steps: Vec<Step> = (0..3).map(|number| sound(members, world, number, agreement(number))).collect();
         let expected = run(|| on_host(members, feedback, world), &steps, reduce_dtype);
         assert!(expected.iter().flatten().all(|outcome| outcome.result == Ok(())));
-        compare(&run(|| open(members, feedback, world), &steps, reduce_dtype), &expected);
+        compare::<B>(&run(|| open(members, feedback, world), &steps, reduce_dtype), &expected);
     }
 }
 
 /// Asserts that what goes wrong ends as on the host, on all ranks, and changes no residual, so that the next step is sound: values
-/// that are not finite, values beyond the type they are sent in, sums beyond f32, ranks that disagree.
+/// that are not finite, values beyond the type they are sent in, sums beyond f32, ranks that disagree. The layers are [`members`],
+/// but that their types and their buckets of values may be others.
 ///
 /// # Panics
 /// When that is not so.
-pub fn check_space_failures<B: Bucket>(open: impl Fn(&[Member], bool, u32) -> B + Sync) {
-    let members = members();
+pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Member], bool, u32) -> B + Sync) {
     let spoil = |layer: usize, element: usize, value: f32| {
-        let mut step = sound(&members, 2, 1, Agreement::Reached);
+        let mut step = sound(members, 2, 1, Agreement::Reached);
         assert_eq!(members[layer].dtype, Dtype::F32);
         step.gradients[1][layer][4 * element..][..4].copy_from_slice(&value.to_le_bytes());
         step
     };
-    let disagreeing = |agreement| Step { seeds: vec![5, 6], ..sound(&members, 2, 1, agreement) };
+    let disagreeing = |agreement| Step { seeds: vec![5, 6], ..sound(members, 2, 1, agreement) };
     let large = [Setting::Dense, Setting::TopK(TopK { keep: 60, values: Dtype::F32 }), Setting::Qsgd(Qsgd::default())];
     let large = large.map(|setting| {
         let shape = Shape::new(60, 1).expect("a small shape");
@@ -358,28 +391,37 @@ pub fn check_space_failures<B: Bucket>(open: impl Fn(&[Member], bool, u32) -> B 
     for element in 1..60 {
         late.gradients[1][9][4 * element..][..4].copy_from_slice(&1e38f32.to_le_bytes());
     }
+    if B::TELLS_OF_REST {
+        let steps =
+            |second| [sound(members, 2, 0, first_agreement::<B>()), second, sound(members, 2, 2, Agreement::Reached)];
+        let mut expected = run(|| on_host(members, true, 2), &steps(spoil(9, 0, f32::NAN)), Dtype::F32);
+        expected[1][1].result = Err(Error::Core(CoreError::Overflow { what: "" }));
+        compare::<B>(&run(|| open(members, true, 2), &steps(late.clone()), Dtype::F32), &expected);
+    }
     let mut codes = Vec::new();
     let mut check = |members: &[Member], failing: Step| {
-        let steps = [sound(members, 2, 0, Agreement::Needed), failing, sound(members, 2, 2, Agreement::Reached)];
-        for feedback in [true, false] {
+        let steps = [sound(members, 2, 0, first_agreement::<B>()), failing, sound(members, 2, 2, Agreement::Reached)];
+        for feedback in [true, false].into_iter().filter(|feedback| *feedback || B::FORGETS) {
             let expected = run(|| on_host(members, feedback, 2), &steps, Dtype::F32);
             assert!(expected.iter().all(|rank| rank[2].result.is_ok()));
             codes.extend(expected.iter().filter_map(|rank| rank[1].result.err()).map(|error| error.code()));
-            compare(&run(|| open(members, feedback, 2), &steps, Dtype::F32), &expected);
+            compare::<B>(&run(|| open(members, feedback, 2), &steps, Dtype::F32), &expected);
         }
     };
     for (layer, element, value) in [(0, 4099, f32::NAN), (1, 2, f32::INFINITY), (7, 3000, f32::NEG_INFINITY)] {
-        check(&members, spoil(layer, element, value));
+        check(members, spoil(layer, element, value));
     }
     // More than f16 can hold.
-    check(&members, spoil(7, 1111, 65520.0));
-    for agreement in [Agreement::Needed, Agreement::Reached] {
-        check(&members, disagreeing(agreement));
+    check(members, spoil(7, 1111, 65520.0));
+    for agreement in [first_agreement::<B>(), Agreement::Reached] {
+        check(members, disagreeing(agreement));
     }
     for one in &large {
         check(one, overflowing(one));
     }
-    check(&members, late);
+    if !B::TELLS_OF_REST {
+        check(members, late);
+    }
     for code in [
         CoreError::NonFinite { index: 0, value: 0.0 }.code(),
         CoreError::ElementOverflow { index: 0, value: 0.0 }.code(),
@@ -433,7 +475,7 @@ pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(
     let expected = run(|| on_host(&members, true, 2), &of_bodies, Dtype::F32);
     let failed = expected[0].iter().filter(|outcome| outcome.result.is_err()).count();
     assert!(failed > 0 && failed + 1 < of_bodies.len(), "{failed} of {} fail", of_bodies.len());
-    compare(&run(|| open(&members, true, 2), &of_bodies, Dtype::F32), &expected);
+    compare::<B>(&run(|| open(&members, true, 2), &of_bodies, Dtype::F32), &expected);
 
     let of_headers = steps(&headers);
     let expected = run(|| on_host(&members, false, 2), &of_headers, Dtype::F32);
@@ -444,7 +486,7 @@ pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(
             *found = expected.clone();
         }
     }
-    compare(&found, &expected);
+    compare::<B>(&found, &expected);
 }
 
 /// Asserts that a message that anybody may have written, the bits by which it differs from a sound one being `bytes`, ends as on

@@ -1,0 +1,219 @@
+//! Buckets on the device in the suite of all spaces.
+#![allow(unsafe_code)]
+
+use super::backend;
+use super::bucket::seen;
+use super::exchange::Memory;
+use super::simt::{Edit, Flavour, Simt, flavour};
+use crate::kernels::Module;
+use crate::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, ExchangeOutcome};
+use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16};
+use lgreco_core::rng::Stream;
+use lgreco_train::exchange::{Agreement, Collective, Moment, Request};
+use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_failures, members};
+use lgreco_train::{CoreError, Error};
+
+/// Bytes of a message before its payloads, each of which begins at a multiple of as many.
+const HEAD: usize = 16;
+
+/// The suite's layers in one type; buckets of values have as many as the device takes.
+fn members_of(dtype: Dtype) -> Vec<Member> {
+    let fitting = |setting| match setting {
+        Setting::Qsgd(qsgd) => Setting::Qsgd(Qsgd { bucket: qsgd.bucket.next_power_of_two().max(64), ..qsgd }),
+        other => other,
+    };
+    members().into_iter().map(|member| Member { setting: fitting(member.setting), dtype, ..member }).collect()
+}
+
+/// A rank's bucket, which is made when its first step says where it is.
+struct OnDevice {
+    cuda: CudaBackend,
+    members: Vec<Member>,
+    gradients: Memory,
+    made: Option<(DeviceBucket, Memory, ExchangeConfig)>,
+}
+
+impl OnDevice {
+    fn new(cuda: CudaBackend, members: &[Member]) -> OnDevice {
+        let bytes: usize = members.iter().map(|member| member.shape.elements() * member.dtype.bytes()).sum();
+        OnDevice { cuda, members: members.to_vec(), gradients: Memory::new(bytes as u64), made: None }
+    }
+
+    fn make(&mut self, moment: Moment) {
+        let Moment { rank, world_size, reduce_dtype, seed, step, .. } = moment;
+        let stream = Stream { seed, step, layer: 0, rank };
+        let dtype = self.members[0].dtype;
+        let config = ExchangeConfig { dtype, reduce_dtype, world: world_size, stream, ..ExchangeConfig::default() };
+        let layer = |&Member { index, shape, setting, .. }: &Member| DeviceLayer { index, shape, setting };
+        let layers: Vec<DeviceLayer> = self.members.iter().map(layer).collect();
+        let mut memory = Memory::new(DeviceBucket::bytes(&layers, config).unwrap());
+        // SAFETY: the memory lives as long as the bucket, and is large enough.
+        let mut bucket = unsafe { DeviceBucket::new(&mut self.cuda, &layers, config, memory.address()) }.unwrap();
+        if let Some((before, ..)) = &self.made {
+            // SAFETY: both are of this backend.
+            unsafe { bucket.take_over(&mut self.cuda, before) }.unwrap();
+        }
+        self.made = Some((bucket, memory, config));
+    }
+
+    fn outcome(&mut self) -> ExchangeOutcome {
+        let (bucket, ..) = self.made.as_ref().unwrap();
+        bucket.outcome(&mut self.cuda).unwrap()
+    }
+
+    /// A value of a layer's gradient.
+    fn value(&self, bytes: &[u8], layer: usize, index: usize) -> f32 {
+        let dtype = self.members[layer].dtype;
+        let at = &bytes[index * dtype.bytes()..];
+        let half = || u16::from_le_bytes([at[0], at[1]]);
+        match dtype {
+            Dtype::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+            Dtype::F16 => F16(half()).to_f32(),
+            Dtype::Bf16 => Bf16(half()).to_f32(),
+        }
+    }
+}
+
+impl Bucket for OnDevice {
+    const FORGETS: bool = false;
+    const SENDS_AS_HOST: bool = false;
+    const TELLS_OF_REST: bool = true;
+
+    fn exchange(
+        &mut self,
+        gradients: &[Vec<u8>],
+        moment: Moment,
+        agreement: Agreement,
+        collective: &mut impl Collective,
+    ) -> Result<(), Error> {
+        assert_eq!(agreement, Agreement::Reached);
+        // The seed is of the bucket, and so is what sums travel in.
+        if self.made.as_ref().is_none_or(|(_, _, config)| config.stream.seed != moment.seed) {
+            self.make(moment);
+        }
+        let before = self.outcome();
+        assert_eq!(before.step, moment.step);
+        self.gradients.fill(&gradients.concat());
+        let (bucket, ..) = self.made.as_mut().unwrap();
+        // SAFETY: large enough, and nothing else uses it until the step has ended.
+        unsafe { bucket.submit(&mut self.cuda, self.gradients.address()) }.unwrap();
+        // SAFETY: the collective asked for before is done.
+        while let Some(request) = unsafe { bucket.next(&mut self.cuda) }.unwrap() {
+            self.cuda.synchronise().unwrap();
+            // SAFETY: all is done that is enqueued.
+            let performed = unsafe {
+                match request {
+                    Request::AllGather { buffer } => collective.all_gather(seen(buffer)),
+                    Request::AllReduceSum { values } => collective.all_reduce_sum(seen(values)),
+                    Request::AllReduceSumBf16 { values } => collective.all_reduce_sum_bf16(seen(values)),
+                    other => panic!("{other:?}"),
+                }
+            };
+            performed?;
+        }
+        let after = self.outcome();
+        if after.failed == before.failed {
+            return Ok(());
+        }
+        Err(match (after.fault, after.rank) {
+            (Some(ExchangeFault::NonFinite { layer, index }), _) => {
+                let value = self.value(&gradients[layer], layer, index);
+                Error::Core(CoreError::NonFinite { index, value })
+            }
+            (Some(_), _) => Error::Core(CoreError::Overflow { what: "" }),
+            (None, Some(rank)) if rank != moment.rank => Error::Peer { rank, code: 0 },
+            (None, rank) => panic!("rank {}: {rank:?} is at fault, but with nothing", moment.rank),
+        })
+    }
+
+    fn message(&self, message: &[u8]) -> (bool, Vec<u8>) {
+        let (mut at, mut payloads) = (HEAD, Vec::new());
+        for Member { setting, shape, dtype, .. } in &self.members {
+            if !matches!(setting, Setting::Dense) {
+                let len = setting.payload_len(*shape, *dtype).unwrap();
+                payloads.extend_from_slice(&message[at..at + len]);
+                at += len.next_multiple_of(HEAD);
+            }
+        }
+        assert_eq!(at, message.len());
+        (message[..4] == [0; 4], payloads)
+    }
+
+    /// Whose value is too large for what is left unsaid, and so is what is wrong with another rank, of which there is one.
+    fn tells(error: &Error) -> String {
+        match error {
+            Error::Core(CoreError::Overflow { .. } | CoreError::ElementOverflow { .. }) => "too large".into(),
+            Error::Peer { .. } | Error::PeerPlan { .. } => "another rank".into(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    fn means(&mut self) -> Vec<Vec<u8>> {
+        let mut rest = self.gradients.bytes();
+        let cut = |member: &Member| rest.split_off(..member.shape.elements() * member.dtype.bytes()).unwrap().to_vec();
+        self.members.iter().map(cut).collect()
+    }
+
+    fn residuals(&mut self) -> Option<Vec<Vec<f32>>> {
+        let mut values = vec![0.0; self.members.iter().map(|member| member.shape.elements()).sum()];
+        let (bucket, ..) = self.made.as_ref().unwrap();
+        bucket.residuals(&mut self.cuda, &mut values).unwrap();
+        let mut rest = &values[..];
+        let cut = |member: &Member| rest.split_off(..member.shape.elements()).unwrap().to_vec();
+        Some(self.members.iter().map(cut).collect())
+    }
+}
+
+/// Whether kernels can be run.
+fn is_there() -> bool {
+    backend(flavour(), 0).is_some()
+}
+
+fn open(members: &[Member], _: bool, world: u32) -> OnDevice {
+    // Threads of a block run in another order where there are more ranks.
+    OnDevice::new(backend(flavour(), world as i32 - 1).expect("g++, as before"), members)
+}
+
+#[test]
+fn means_residuals_and_messages_are_the_hosts() {
+    if is_there() {
+        [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().for_each(|dtype| check_space(&members_of(dtype), true, open));
+    }
+}
+
+#[test]
+fn failures_are_the_hosts() {
+    if is_there() {
+        check_space_failures(&members_of(Dtype::F32), open);
+    }
+}
+
+#[test]
+fn faults_in_the_kernels_are_found() {
+    if !is_there() {
+        return;
+    }
+    for (module, from, to, fails) in [
+        (Module::Exchange, "float sent = decoded(", "float sent = 0.0f * decoded(", false),
+        (Module::Selection, "message[0] = atomicMax(&program->fault, 0ull) != 0;", "message[0] = 7;", false),
+        (
+            Module::ExchangeSums,
+            "rank ? digit_of(p, code, at % len) : 0.0f",
+            "rank ? digit_of(p, code, 0) : 0.0f",
+            false,
+        ),
+        (Module::ExchangeSums, "bits : narrow_bf16(bits);", "bits : bits >> 16;", false),
+        (Module::Selection, "program->half ^= !failed;", "program->half ^= 1;", true),
+    ] {
+        let open = |members: &[Member], _, _| {
+            let device = Simt::new(Flavour::Plain, 0, Some(Edit { module, from, to })).expect("g++, as before");
+            OnDevice::new(CudaBackend::on(Box::new(device)), members)
+        };
+        let members = members_of(Dtype::F32);
+        let found = std::panic::catch_unwind(|| {
+            if fails { check_space_failures(&members, open) } else { check_space(&members, true, open) }
+        });
+        assert!(found.is_err(), "not found: {to}");
+    }
+}
