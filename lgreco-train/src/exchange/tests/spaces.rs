@@ -18,6 +18,8 @@ fn the_host_does_as_the_host() {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     Mean,
+    /// Of a layer under PowerSGD.
+    Product,
     Residual,
     /// Random bits of another seed.
     Message,
@@ -62,6 +64,10 @@ impl Bucket for Erring {
         if self.fault == Fault::Mean {
             means[0][1] ^= 1;
         }
+        if self.fault == Fault::Product {
+            // The sign of a value.
+            means[18][3] ^= 0x80;
+        }
         means
     }
 
@@ -78,6 +84,7 @@ impl Bucket for Erring {
 fn spaces_that_err_are_found() {
     for (fault, check) in [
         (Fault::Mean, "steps"),
+        (Fault::Product, "steps"),
         (Fault::Residual, "steps"),
         (Fault::Message, "steps"),
         (Fault::Failure, "failures"),

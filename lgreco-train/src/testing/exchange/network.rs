@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 /// What a rank has brought to a collective.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
-    call: &'static str,
-    bytes: Vec<u8>,
+    pub(super) call: &'static str,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Sent {
