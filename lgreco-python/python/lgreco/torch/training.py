@@ -139,8 +139,12 @@ class Training(Reports):
             bucket = None if self._refused else self._controller.open(layers)
         except LgrecoError as error:
             raise self._abandoned(error) from error
-        flight = Flight(bucket, buffer, gradients, self._group, hold_zeros, failure)
+        flight = Flight(bucket, buffer, self._group)
         self._flights.append(flight)
+        try:
+            flight.submit(gradients, hold_zeros, failure)
+        except Exception as error:
+            raise self._abandoned(error) from error
         self._go_on(flight)
         for other in self._flights[:-1]:
             if other.can_end():
