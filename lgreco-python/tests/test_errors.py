@@ -101,27 +101,39 @@ def test_a_rank_without_memory_is_an_error_on_all(kind: str, first: bool) -> Non
         assert all(torch.equal(*pair) for pair in zip(means, others, strict=True))
 
 
-def _cut_off(rank: int) -> tuple[str, bool]:
-    """With no room for starting a collective on rank 1, so that rank 0 waits in vain: a group of a short timeout."""
+def _cut_off(rank: int, told: bool) -> tuple[str, bool]:
+    """With no room on rank 1 for starting a collective, or even for telling of it, so that rank 0 waits in vain: a group of a
+    short timeout."""
     module = wrapped("ddp")
     state = register(module, **OPTIONS)
     for at in range(FAILING):
         step(module, rank, at)
     before = [state.residual(name) for name in state.names]
-    start = flight.start
-    if rank == 1:
+    start, controller = flight.start, state._controller
+
+    class Opening(Without):
+        def open(self, layers: list[int]) -> Any:
+            return Without(Without(controller.open(layers), "submit"), "submit_failure")
+
+        def close(self, bucket: Any) -> None:
+            controller.close(bucket.of.of)
+
+    if rank == 1 and told:
         flight.start = no_memory
+    elif rank == 1:
+        state._controller = Opening(controller, "")  # type: ignore[assignment]
     with pytest.raises(ExchangeError) as found:
         step(module, rank, FAILING)
-    flight.start = start
+    flight.start, state._controller = start, controller
     return str(found.value), all(torch.equal(state.residual(name), was) for name, was in zip(state.names, before))
 
 
-def test_a_collective_that_cannot_be_started_takes_the_step_back_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_a_collective_that_cannot_be_started_takes_the_step_back_on_all(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
     import ranks
 
     monkeypatch.setattr(ranks, "TIMEOUT", TIMEOUT / 20)
-    (elsewhere, kept), (here, own_kept) = on_ranks(2, _cut_off)
+    (elsewhere, kept), (here, own_kept) = on_ranks(2, _cut_off, told)
     assert "step 5: a collective has failed" in elsewhere and "no room" in here and kept and own_kept
 
 

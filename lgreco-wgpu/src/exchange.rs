@@ -5,17 +5,20 @@
 //! the gradients are. Between messages and what shaders read are [images](plan).
 //!
 //! A dispatch works on all layers of the bucket. For that, gradients are copied from the embedder's buffers into memory where
-//! they follow one another, and means back: wgpu can bind but eight buffers at a time. TopK's selection alone goes from layer
-//! to layer, within one submission.
+//! they follow one another, and means back: wgpu can bind but eight buffers at a time. Whatever the host is to do with PowerSGD's
+//! summed factors, which it has anyway, it does: to see whether they are finite, and to make means of them.
 
 mod bucket;
+pub(crate) mod factors;
 mod faults;
 mod image;
+pub(crate) mod matrices;
 mod memory;
 pub(crate) mod moment;
 mod outcome;
 pub(crate) mod plan;
 mod space;
+mod summed;
 
 pub use bucket::BufferBucket;
 #[cfg(test)]

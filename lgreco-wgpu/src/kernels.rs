@@ -18,6 +18,8 @@ pub(crate) enum Shader {
     Feedback,
     #[cfg(feature = "train")]
     Exchange,
+    #[cfg(feature = "train")]
+    ExchangeFactors,
 }
 
 impl Shader {
@@ -31,6 +33,10 @@ impl Shader {
         const WIDE: &str = include_str!("shaders/wide.wgsl");
         const RECORD: &str = include_str!("shaders/record.wgsl");
         const PHILOX: &str = include_str!("shaders/philox.wgsl");
+        const FACTORS: &str = include_str!("shaders/factors.wgsl");
+        const ORTHONORMAL: &str = include_str!("shaders/orthonormal.wgsl");
+        #[cfg(feature = "train")]
+        const FAULTS: &str = include_str!("shaders/faults.wgsl");
         let lanes =
             if subgroups { include_str!("shaders/lanes_subgroups.wgsl") } else { include_str!("shaders/lanes.wgsl") };
         match self {
@@ -55,20 +61,24 @@ impl Shader {
                 let (bucket, topk) =
                     (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
                 let select = include_str!("shaders/exchange_select.wgsl");
-                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, lanes, bucket, select, topk].concat()
+                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bucket, select, topk].concat()
+            }
+            #[cfg(feature = "train")]
+            Shader::ExchangeFactors => {
+                let bucket = include_str!("shaders/exchange_factors.wgsl");
+                [FLOAT, PHILOX, FACTORS, ORTHONORMAL, FAULTS, lanes, bucket].concat()
             }
             Shader::PowerSgd => {
                 let (factors, multiply) =
                     (include_str!("shaders/powersgd.wgsl"), include_str!("shaders/powersgd_multiply.wgsl"));
-                let orthonormal = include_str!("shaders/powersgd_orthonormal.wgsl");
                 let residual = include_str!("shaders/powersgd_residual.wgsl");
-                [FLOAT, WIDE, RECORD, VALUES, PHILOX, lanes, factors, multiply, orthonormal, residual].concat()
+                [FLOAT, WIDE, RECORD, VALUES, PHILOX, FACTORS, ORTHONORMAL, lanes, factors, multiply, residual].concat()
             }
         }
     }
 
     #[cfg(test)]
-    pub(crate) const ALL: [Shader; 7] = [
+    pub(crate) const ALL: [Shader; 8] = [
         Shader::Magnitude,
         Shader::Sums,
         Shader::Qsgd,
@@ -76,6 +86,7 @@ impl Shader {
         Shader::PowerSgd,
         Shader::Feedback,
         Shader::Exchange,
+        Shader::ExchangeFactors,
     ];
 }
 

@@ -38,14 +38,14 @@
 //! | `tensor`, `rectangles`, `factor` | values, matrices and factors in pieces that fit a binding and a dispatch |
 //! | `qsgd`, `topk`, `powersgd`, `orthonormal` | what the shaders of the same names are asked to do |
 //! | `feedback`, `magnitude`, `sums` | the same |
-//! | `exchange` | a bucket of layers as the space of a flight: `plan` (what is where), `memory`, `bucket` (what is done in it), `image` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
+//! | `exchange` | a bucket of layers as the space of a flight: `plan` and `matrices` (what is where), `memory`, `bucket` and `factors` (what is done in it), `image` and `summed` (messages there and back), `faults` and `outcome` (what is found wrong), `space` |
 //! | `positions`, `reconstruct` | TopK's payloads; PowerSGD's payloads read |
 //! | `adapters`, `error`, `methods` | what there is; what went wrong; what has no kernels |
 //!
 //! In `shaders/`, `float` is f32 arithmetic on bits, `wide` sums with separate exponents, `record` eight of them per
 //! workgroup, `values` f32, f16 and bf16, `tile` a workgroup's values, `tally` its histograms; `lanes` and `lanes_subgroups` are
-//! the same sums of whole numbers, without and with subgroups. `qsgd` and `topk_write` are what one tensor and a bucket of
-//! layers have in common.
+//! the same sums of whole numbers, without and with subgroups. `qsgd`, `topk_write`, `factors` and `orthonormal` are what one tensor
+//! and a bucket of layers have in common.
 #![forbid(unsafe_code)]
 
 mod adapters;

@@ -1,4 +1,4 @@
-//! How `powersgd_orthonormal.wgsl` is divided into workgroups and dispatches.
+//! How `orthonormal.wgsl` is divided into workgroups and dispatches.
 //!
 //! Gram–Schmidt is a list of steps that begin with the inner products of the step before. A workgroup that has all
 //! rows runs many steps per dispatch, up to 40,000 iterations of its loops; several workgroups take a dispatch per
@@ -17,19 +17,27 @@ pub(crate) fn chunk_rows(rows: usize, height: usize, rank: usize, most_groups: u
     rows.min(height)
 }
 
-/// The steps of orthonormalisation that run in one dispatch each: one where several workgroups have to wait for each
-/// other, else as many as loops are allowed.
-pub(crate) fn dispatches(rows: usize, rank: usize, chunk_rows: usize) -> Vec<Range<usize>> {
-    let steps = 3 * rank + 1;
-    if chunk_rows < rows {
-        return (0..steps).map(|step| step..step + 1).collect();
-    }
+/// A factor that is made orthonormal, and how many of its rows a workgroup has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tall {
+    pub(crate) rows: usize,
+    pub(crate) rank: usize,
+    pub(crate) chunk_rows: usize,
+}
+
+/// The steps of orthonormalisation that run in one dispatch each, of all factors together: one where several workgroups of a
+/// factor have to wait for each other, else as many as loops are allowed.
+pub(crate) fn dispatches(factors: &[Tall]) -> Vec<Range<usize>> {
+    let takes = |factor: &&Tall, step: usize| step <= 3 * factor.rank;
+    let steps = factors.iter().map(|factor| 3 * factor.rank + 1).max().unwrap_or(0);
     let mut dispatches: Vec<Range<usize>> = Vec::new();
     let mut left = 0;
     for step in 0..steps {
-        let cost = iterations(chunk_rows, 1, step / 3);
+        let having = || factors.iter().filter(|factor| takes(factor, step));
+        let waits = having().any(|factor| factor.chunk_rows < factor.rows);
+        let cost = having().map(|factor| iterations(factor.chunk_rows, 1, step / 3)).max().unwrap_or(0);
         match dispatches.last_mut() {
-            Some(last) if cost <= left => last.end = step + 1,
+            Some(last) if !waits && cost <= left => last.end = step + 1,
             _ => {
                 dispatches.push(step..step + 1);
                 left = MOST_ITERATIONS;

@@ -6,7 +6,7 @@ use crate::factor::{Band, Factor, SIDE};
 use crate::kernels::{Kernel, Shader};
 use crate::magnitude;
 use crate::memory::Scratch;
-use crate::orthonormal;
+use crate::orthonormal::{self, Tall};
 use crate::params::params;
 use crate::rectangles::{Rectangle, rectangles};
 use crate::sums::{self, RECORD};
@@ -138,7 +138,7 @@ impl Run<'_> {
         let chunk_rows = orthonormal::chunk_rows(rows, self.p.height(), self.rank, batch.gpu.most_groups());
         let chunks: usize = self.p.bands().iter().map(|band| band.rows.div_ceil(chunk_rows)).sum();
         let inner = batch.scratch(Scratch::Inner, 4 * (2 * chunks * self.rank + 2) as u64)?;
-        for steps in orthonormal::dispatches(rows, self.rank, chunk_rows) {
+        for steps in orthonormal::dispatches(&[Tall { rows, rank: self.rank, chunk_rows }]) {
             let mut first_chunk = 0;
             for band in self.p.bands() {
                 let params = Params {

@@ -314,7 +314,7 @@ fn a_step_is_given_up_wherever_it_is_and_layers_are_forgotten() {
     let Some(mut cuda) = backend(flavour(), 0) else { return };
     let layers = settings();
     let mut ranks = ranks(&mut cuda, &layers);
-    same_as_on_the_host(&mut cuda, &mut ranks, &layers, (4, 5, 3), &mut vec![None; WORLD]);
+    same_as_on_the_host(&mut cuda, &mut ranks, &layers, (4, 5, 3), Dtype::F32, &mut vec![None; WORLD]);
     let elements = ranks[0].means().len();
     let draw = |seed: u64| (0..WORLD as u64).map(|rank| uniform(elements, seed + rank)).collect::<Vec<_>>();
     let before = |cuda: &mut CudaBackend, rank: &Rank, step| {

@@ -3,23 +3,25 @@
 use super::faults::Faults;
 use super::memory::{Memory, USAGES};
 use super::moment;
-use super::plan::{BufferLayer, Plan};
+use super::plan::{BufferLayer, Plan, Source};
+use super::summed::Summed;
 use crate::Error;
 use crate::backend::WgpuBackend;
 use crate::batch::{Batch, Part};
 use crate::gpu::Gpu;
 use crate::kernels::{Kernel, Shader};
 use crate::tensor::{BufferGradient, Input};
-use lgreco_core::gradient::Bf16;
 use lgreco_train::exchange::{Moment, Slip};
 use wgpu::Buffer;
 
-/// A bucket of layers on the device: their residuals, and all else that their exchange needs there and on the host. It is made
+/// A bucket of layers on the device: their residuals, PowerSGD's factors of the last step, and all else that their exchange needs there and on the host. It is made
 /// once and serves every step; [`on`](BufferBucket::on) makes a [`Space`](lgreco_train::exchange::Space) of it for a
 /// [`Flight`](lgreco_train::exchange::Flight), and [`finish`](BufferBucket::finish) ends the step.
 ///
-/// QSGD, TopK and uncompressed layers, by the route of [all-gathers](lgreco_train::exchange::Route::AllGather). Means,
-/// residuals and messages have the bits of the host's exchange. Residuals are f32, of error feedback with gain 1.
+/// QSGD, TopK, PowerSGD and uncompressed layers, by the route of [all-gathers](lgreco_train::exchange::Route::AllGather). Means,
+/// residuals and messages have the bits of the host's exchange; those of layers under PowerSGD are within 1e-4 of it and have the
+/// same bits on all ranks where all have the same device and driver, which the embedder has to see to, and ranks on the host are
+/// refused as disagreeing. Residuals are f32, of error feedback with gain 1.
 ///
 /// ```
 /// use lgreco_core::compress::{Setting, qsgd::Qsgd};
@@ -81,9 +83,8 @@ pub struct BufferBucket {
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     pub(super) greetings: Vec<u8>,
-    /// Values, then slips.
-    pub(super) sums: Vec<f32>,
-    pub(super) halves: Vec<Bf16>,
+    pub(super) sums: Summed,
+    pub(super) factors: Summed,
     /// All ranks'.
     pub(super) messages: Vec<u8>,
     pub(super) images: Vec<u32>,
@@ -102,13 +103,14 @@ impl BufferBucket {
     /// workers. All memory is taken now.
     ///
     /// # Errors
-    /// [`Error::Method`] with the name of a method that is not exchanged on the device, [`Error::Buffer`] when a gradient's
+    /// [`Error::Method`] with the name of a method that is not exchanged on the device, or of a matrix that is beyond the kernels, [`Error::Buffer`] when a gradient's
     /// buffer cannot be used, [`Error::TooLarge`] when the bucket or all ranks' messages do not fit a binding, the core's when
     /// a setting does not fit its shape, and those of the device.
     ///
     /// # Complexity
-    /// Keeps 8 bytes per element on the device, 4 more with feedback, 4 more where any layer is under TopK, and 4 more of what is
-    /// not compressed; all ranks' messages there and, twice, on the host.
+    /// Keeps 8 bytes per element on the device, 4 more with feedback, 4 more where any layer is under TopK or PowerSGD, and 4 more of
+    /// what is not compressed; PowerSGD's factors some four times, more for sides beyond 1024; all ranks' messages there and, twice,
+    /// on the host. A step is O(rows · cols · rank) under PowerSGD.
     pub fn new(
         backend: &mut WgpuBackend,
         layers: &[BufferLayer<'_>],
@@ -141,7 +143,8 @@ impl BufferBucket {
         let device = Memory::new(&mut batch, &plan, world, feedback)?;
         batch.read(&[])?;
         let host = Staging {
-            sums: vec![0.0; plan.sums + world],
+            sums: Summed::new(plan.sums, world),
+            factors: Summed::new(plan.table.q, world),
             messages: vec![0; plan.message * world],
             images: vec![0; plan.image * world],
             ..Staging::default()
@@ -198,7 +201,8 @@ impl BufferBucket {
     /// Forgets the flight before.
     pub(super) fn begin(&mut self) {
         (self.offered, self.status, self.faulty) = (false, None, None);
-        self.due = usize::from(self.plan.sums > 0) + usize::from(self.plan.message > 0);
+        let made = [self.plan.sums > 0, self.plan.table.q > 0, self.plan.message > 0];
+        self.due = made.map(usize::from).iter().sum();
     }
 
     /// A layer's gradient, or its mean.
@@ -279,8 +283,13 @@ impl BufferBucket {
 
     /// Records the means of uncompressed layers, of the sums in [`Staging::sums`].
     pub(super) fn average(&self, batch: &mut Batch<'_>, moment: &Moment) {
-        batch.write(&self.device.sums, 0, bytemuck::cast_slice(&self.host.sums[..self.plan.sums]));
-        self.means(batch, moment::Params { dense: 1, ..moment::Params::of(moment, &self.plan, self.feedback) });
+        // For PowerSGD they have gone to the device before.
+        if self.plan.table.q == 0 {
+            batch.write(&self.device.sums, 0, bytemuck::cast_slice(&self.host.sums.values[..self.plan.sums]));
+        }
+        if self.plan.dense > 0 {
+            self.means(batch, moment::Params::of(moment, &self.plan, self.feedback), Source::Sums);
+        }
     }
 
     /// Records the means of payloads, of the images in [`Staging::images`].
@@ -312,12 +321,13 @@ impl BufferBucket {
             ];
             batch.dispatch(kernel("add_kept"), params, &bindings, plan.of_kept.len());
         }
-        self.means(batch, params);
+        self.means(batch, params, Source::Payloads);
     }
 
     /// Records the making of means, and their copying to where the gradients were.
-    fn means(&self, batch: &mut Batch<'_>, params: moment::Params) {
+    pub(super) fn means(&self, batch: &mut Batch<'_>, params: moment::Params, source: Source) {
         let (plan, on) = (&self.plan, &self.device);
+        let params = moment::Params { source: source as u32, ..params };
         let bindings = [
             (4, (&on.images).into()),
             (5, (&on.layers).into()),
@@ -330,7 +340,7 @@ impl BufferBucket {
         ];
         batch.dispatch(kernel("average"), params, &bindings, plan.of_values.len());
         for (member, (buffer, offset)) in plan.members.iter().zip(&self.gradients) {
-            if member.payload.is_none() == (params.dense == 1) {
+            if member.source() == source {
                 let bytes = (member.shape().elements() * member.dtype.bytes()) as u64;
                 batch.copy(&on.values, 4 * u64::from(member.params.start), buffer, *offset, bytes);
             }
@@ -348,9 +358,14 @@ impl BufferBucket {
         done.map(|()| Faults::new(&self.plan, self.world, &self.host.read))
     }
 
-    /// The values that are summed.
+    /// The values that are summed first.
     pub(super) fn summed(&self) -> Part {
         Part { buffer: self.device.sums.clone(), offset: 0, size: 4 * self.plan.sums as u64 }
+    }
+
+    /// PowerSGD's `Q`.
+    pub(super) fn second(&self) -> Part {
+        Part { buffer: self.device.factors.clone(), offset: 0, size: 4 * self.plan.table.q as u64 }
     }
 
     /// This rank's image.

@@ -3,7 +3,7 @@
 use super::plan::Plan;
 
 /// Words of faults per layer.
-const FAULTS: usize = 5;
+const FAULTS: usize = 6;
 
 /// What the device has written down of a bucket.
 pub(super) struct Faults {

@@ -36,12 +36,21 @@ pub(super) struct Memory {
     pub(super) cuts: Buffer,
     pub(super) blocks: Buffer,
     pub(super) faults: Buffer,
+    /// PowerSGD's layers, and of each workgroup what it works on.
+    pub(super) matrices: Buffer,
+    pub(super) pieces: Buffer,
+    /// The last step's mean `Q`, and this step's, which takes its place when the flight has ended. `P` is among the sums.
+    pub(super) remembered: Buffer,
+    pub(super) factors: Buffer,
+    pub(super) partial: Buffer,
+    pub(super) inner: Buffer,
 }
 
 impl Memory {
-    /// All of it, with residuals of zeros.
+    /// All of it, with residuals and factors of zeros.
     pub(super) fn new(batch: &mut Batch<'_>, plan: &Plan, world: usize, feedback: bool) -> Result<Memory, Error> {
-        let (flat, topk) = (4 * plan.flat() as u64, plan.kept > 0);
+        let (flat, topk, table) = (4 * plan.flat() as u64, plan.kept > 0, &plan.table);
+        let pieces = table.all_pieces();
         let room = |what, bytes: u64| {
             let largest = batch.gpu.largest_binding();
             if bytes > largest {
@@ -68,12 +77,18 @@ impl Memory {
             sums: room("a bucket's sums", words(plan.sums))?,
             image: room("a bucket's payloads", words(plan.image))?,
             images: room("all ranks' payloads", words(plan.image * world))?,
-            totals: room("a bucket", if topk { flat } else { 0 })?,
+            totals: room("a bucket", if plan.has_totals() { flat } else { 0 })?,
             positions: room("a bucket's positions", words(plan.kept))?,
             counts: room("a bucket's histograms", words(4096 * plan.of_tables.len()))?,
             cuts: room("a bucket's cuts", words(2 * plan.of_tables.len()))?,
             blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
             faults: room("a bucket's faults", Faults::bytes(plan, world))?,
+            matrices: room("a bucket's layers", size_of_val(&table.matrices[..]) as u64)?,
+            pieces: room("a bucket's workgroups", size_of_val(&pieces[..]) as u64)?,
+            remembered: room("a bucket's factors", words(table.q))?,
+            factors: room("a bucket's factors", words(table.q))?,
+            partial: room("a bucket's products", words(table.partial))?,
+            inner: room("a bucket's inner products", words(table.inner))?,
         };
         batch.write(&memory.layers, 0, bytemuck::cast_slice(&params));
         for (buffer, of) in [
@@ -84,7 +99,10 @@ impl Memory {
         ] {
             batch.write(buffer, 0, bytemuck::cast_slice(of));
         }
+        batch.write(&memory.matrices, 0, bytemuck::cast_slice(&table.matrices));
+        batch.write(&memory.pieces, 0, bytemuck::cast_slice(&pieces));
         batch.clear(&memory.residual, memory.residual.size());
+        batch.clear(&memory.remembered, memory.remembered.size());
         Ok(memory)
     }
 }

@@ -7,7 +7,7 @@ use lgreco_train::gradient::Dtype;
 
 params! {
     /// `Moment` of `exchange.wgsl`.
-    step, rank, seed_low, seed_high, world, image, layers, feedback, halves, dense, sender,
+    step, rank, seed_low, seed_high, world, image, layers, feedback, halves, source, sender,
     level,
 }
 

@@ -3,28 +3,34 @@
 use super::bucket::BufferBucket;
 use super::faults::Faults;
 use super::image;
-use super::plan::Member;
+use super::plan::{Member, Source};
 use crate::Error;
 use crate::backend::WgpuBackend;
-use crate::batch::Batch;
+use crate::batch::{self, Batch};
 use crate::gpu::Gpu;
 use crate::tensor::Input;
 use lgreco_core::Error as CoreError;
 use lgreco_core::internal::payload::STRETCH;
+use lgreco_train::exchange::Part;
+
+/// Rows of a product of factors that the host makes at a time.
+const ROWS: usize = 32;
 
 /// A layer's place in the bucket, and what is wrong with it.
 type Fault = (usize, lgreco_train::Error);
 
 impl BufferBucket {
     /// Ends a step whose flight has ended well: waits for the device; what is left of gradients and residuals then is the
-    /// residuals, and the means are in the gradients' place, in the layers' types.
+    /// residuals, this step's mean `Q` of PowerSGD is what the next step starts with, and the means are in the gradients' place,
+    /// in the layers' types.
     ///
     /// # Errors
-    /// What the flight could not tell yet: [`Overflow`](lgreco_core::Error::Overflow) when a sum over the workers, or what is to
-    /// be remembered, has left f32, [`ElementOverflow`](lgreco_core::Error::ElementOverflow) when a mean its element type,
+    /// What the flight could not tell yet: [`Overflow`](lgreco_core::Error::Overflow) when a sum over the workers, a product of
+    /// PowerSGD's mean factors or what is to be remembered has left f32, [`ElementOverflow`](lgreco_core::Error::ElementOverflow) when a mean its element type,
     /// [`PeerMessage`](lgreco_train::Error::PeerMessage) for what no encoder writes;
     /// [`StepOrder`](lgreco_train::Error::StepOrder) when no flight has ended; those of the device, of which
-    /// [`failure`](BufferBucket::failure) says more. Residuals are then unchanged, and means of no use.
+    /// [`failure`](BufferBucket::failure) says more. Residuals are then unchanged, and means of no use. Factors are unchanged too,
+    /// unless it is what is to be remembered that has left f32, of which other ranks do not know.
     pub fn finish(&mut self, backend: &mut WgpuBackend) -> Result<(), lgreco_train::Error> {
         if self.is_idle() {
             return Ok(());
@@ -35,30 +41,34 @@ impl BufferBucket {
         }
         self.offered = false;
         let gpu = backend.gpu();
-        match self.read(gpu, &[]).map(|faults| self.of_means(&faults)) {
-            Ok(None) => {
-                if self.feedback {
-                    std::mem::swap(&mut self.device.residual, &mut self.device.offered);
-                }
-                Ok(())
-            }
-            Ok(Some((layer, error))) => {
-                self.faulty = Some(layer);
-                Err(error)
-            }
-            Err(error) => Err(self.told(error)),
+        let found = self.read(gpu, &[]).and_then(|faults| Ok((self.of_means(gpu, &faults)?, faults)));
+        let (of_means, faults) = found.map_err(|error| self.told(error))?;
+        if of_means.is_none() {
+            std::mem::swap(&mut self.device.remembered, &mut self.device.factors);
         }
+        if let Some((layer, error)) = of_means.or_else(|| self.of_rest(&faults)) {
+            self.faulty = Some(layer);
+            return Err(error);
+        }
+        if self.feedback {
+            std::mem::swap(&mut self.device.residual, &mut self.device.offered);
+        }
+        Ok(())
     }
 
-    /// What is wrong with this rank's own part, as its compressors would say, and with which layer: uncompressed layers come
-    /// first.
-    pub(super) fn of_own(&self, gpu: &mut Gpu, faults: &Faults) -> Result<Option<Fault>, Error> {
-        for dense in [true, false] {
+    /// What is wrong with this rank's own part, as far as it has been sent, as its compressors would say, and with which layer:
+    /// uncompressed layers come first, then those under PowerSGD.
+    pub(super) fn of_own(&self, gpu: &mut Gpu, faults: &Faults, part: Part) -> Result<Option<Fault>, Error> {
+        for source in Source::SENT {
             let layers = self.plan.members.iter().enumerate();
-            for (layer, _) in layers.filter(|(_, member)| member.payload.is_none() == dense) {
+            for (layer, _) in layers.filter(|(_, member)| member.source() == source) {
                 if let Some(index) = faults.first(layer, 0) {
                     let value = self.offered_at(gpu, layer, index)?;
                     return Ok(Some((layer, CoreError::NonFinite { index, value }.into())));
+                }
+                if faults.first(layer, 5).is_some() {
+                    let what = if part == Part::Sums { "PowerSGD factor P" } else { "PowerSGD factor Q" };
+                    return Ok(Some((layer, CoreError::Overflow { what }.into())));
                 }
                 if let Some(index) = faults.first(layer, 4) {
                     let value = self.offered_at(gpu, layer, index)?;
@@ -79,34 +89,65 @@ impl BufferBucket {
         Ok(words.get(1).map_or(gradient, |&residual| f32::from_bits(residual) + gradient))
     }
 
-    /// What is wrong with the means, or else with what is left.
-    fn of_means(&self, faults: &Faults) -> Option<Fault> {
-        for dense in [true, false] {
+    /// What is wrong with the means.
+    fn of_means(&self, gpu: &mut Gpu, faults: &Faults) -> Result<Option<Fault>, Error> {
+        for source in Source::MADE {
             let layers = self.plan.members.iter().enumerate();
-            for (layer, member) in layers.filter(|(_, member)| member.payload.is_none() == dense) {
+            for (layer, member) in layers.filter(|(_, member)| member.source() == source) {
                 if let Some(rank) = (0..self.world).find(|&rank| faults.is_of_peer(layer, rank)) {
                     let code = image::fault(member, self.payload_of(member, rank)).code();
-                    return Some((layer, lgreco_train::Error::PeerMessage { rank: rank as u32, code }));
+                    return Ok(Some((layer, lgreco_train::Error::PeerMessage { rank: rank as u32, code })));
                 }
-                if let Some(error) = self.of_mean(layer, member, faults) {
-                    return Some((layer, error.into()));
+                if let Some(error) = self.of_mean(gpu, layer, faults)? {
+                    return Ok(Some((layer, error.into())));
                 }
             }
         }
+        Ok(None)
+    }
+
+    /// What is wrong with what is left.
+    fn of_rest(&self, faults: &Faults) -> Option<Fault> {
         let late = (0..self.plan.members.len()).find(|&layer| faults.first(layer, 3).is_some());
         let late = late.filter(|_| self.feedback);
         late.map(|layer| (layer, CoreError::Overflow { what: "what is to be remembered" }.into()))
     }
 
     /// The same of one layer, whose mean the host makes, and looks at, a stretch at a time.
-    fn of_mean(&self, layer: usize, member: &Member, faults: &Faults) -> Option<CoreError> {
+    fn of_mean(&self, gpu: &mut Gpu, layer: usize, faults: &Faults) -> Result<Option<CoreError>, Error> {
+        let member = &self.plan.members[layer];
+        let (what, stretch) = match member.source() {
+            Source::Factors => ("the product of the factors", ROWS * member.shape().cols().max(1)),
+            _ => ("the sum over the workers", STRETCH),
+        };
         match (faults.first(layer, 1), faults.first(layer, 2)) {
-            (None, None) => None,
-            (Some(infinite), other) if other.is_none_or(|index| infinite / STRETCH <= index / STRETCH) => {
-                Some(CoreError::Overflow { what: "the sum over the workers" })
+            (Some(infinite), other) if other.is_none_or(|index| infinite / stretch <= index / stretch) => {
+                Ok(Some(CoreError::Overflow { what }))
             }
-            (_, index) => index.map(|index| CoreError::ElementOverflow { index, value: self.mean_at(member, index) }),
+            (_, Some(index)) => {
+                let value = match member.source() {
+                    Source::Factors => self.product_at(gpu, layer, index)?,
+                    _ => self.mean_at(member, index),
+                };
+                Ok(Some(CoreError::ElementOverflow { index, value }))
+            }
+            (_, None) => Ok(None),
         }
+    }
+
+    /// An element of the product of PowerSGD's mean factors.
+    fn product_at(&self, gpu: &mut Gpu, layer: usize, index: usize) -> Result<f32, Error> {
+        let Some(matrix) = self.plan.table.matrices.iter().find(|matrix| matrix.number as usize == layer) else {
+            return Ok(f32::NAN);
+        };
+        let [rows, cols] = [matrix.all_rows, matrix.all_cols].map(|side| side as usize);
+        let columns = matrix.columns as usize;
+        let (offset, size) = (4 * u64::from(matrix.p), 4 * (rows * columns) as u64);
+        let part = batch::Part { buffer: self.device.sums.clone(), offset, size };
+        let p: Vec<f32> = bytemuck::pod_collect_to_vec(&Batch::new(gpu)?.read(&[part])?);
+        let q = &self.host.factors.values[matrix.q as usize..];
+        let (row, col) = (index / cols, index % cols);
+        Ok((0..columns).map(|c| p[c * rows + row] * q[c * cols + col]).sum())
     }
 
     fn payload_of(&self, member: &Member, rank: usize) -> &[u8] {
@@ -117,7 +158,7 @@ impl BufferBucket {
     /// An element of the mean, in f32, from what has been received.
     fn mean_at(&self, member: &Member, index: usize) -> f32 {
         let total = if member.payload.is_none() {
-            self.host.sums[member.params.sums as usize + index]
+            self.host.sums.values[member.params.sums as usize + index]
         } else {
             let mut decoded = vec![0.0f32; member.shape().elements()];
             let held = (0..self.world).map(|rank| {

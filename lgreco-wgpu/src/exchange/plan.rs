@@ -4,16 +4,19 @@
 //! whatever a shader reads begins with a word, and where TopK's positions come with how many there are before each block: the
 //! host, which has the messages anyway, brings bytes into their places.
 
+use super::matrices::Table;
 use crate::Error;
 use crate::gpu::PER_GROUP;
 use crate::methods;
 use crate::params::params;
 use crate::tensor::BufferGradient;
+use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::topk::{Coding, TopK};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
 use lgreco_train::exchange::{Slip, Spec};
+use std::ops::Range;
 
 params! {
     /// `Params` of `exchange.wgsl`.
@@ -54,6 +57,22 @@ pub(crate) struct Payload {
     pub(crate) header: [u8; HEADER_LEN],
 }
 
+/// What a layer's mean is made of, which is also what travels for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Payloads,
+    Sums,
+    /// PowerSGD's.
+    Factors,
+}
+
+impl Source {
+    /// In the order in which the host makes what is sent.
+    pub(crate) const SENT: [Source; 3] = [Source::Sums, Source::Factors, Source::Payloads];
+    /// In the order in which means are made.
+    pub(crate) const MADE: [Source; 3] = [Source::Factors, Source::Sums, Source::Payloads];
+}
+
 /// A layer, and its place among others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
@@ -61,13 +80,21 @@ pub(crate) struct Member {
     /// Of the gradient and its mean.
     pub(crate) dtype: Dtype,
     pub(crate) params: Params,
-    /// `None` of what is not compressed.
+    /// `None` of what is summed.
     pub(crate) payload: Option<Payload>,
 }
 
 impl Member {
     pub(crate) fn shape(&self) -> Shape {
         self.spec.shape
+    }
+
+    pub(crate) fn source(&self) -> Source {
+        match self.spec.setting {
+            Setting::Dense => Source::Sums,
+            Setting::PowerSgd(_) => Source::Factors,
+            _ => Source::Payloads,
+        }
     }
 }
 
@@ -82,8 +109,13 @@ pub(crate) struct Plan {
     pub(crate) of_kept: Vec<u32>,
     /// Buckets of QSGD.
     pub(crate) buckets: usize,
-    /// Values that are summed on the wire.
+    /// Of what is not compressed.
+    pub(crate) dense: usize,
+    /// Values that are summed on the wire first: those, and PowerSGD's `P`.
     pub(crate) sums: usize,
+    /// PowerSGD's layers, and the steps in which each dispatch makes their `P` orthonormal.
+    pub(crate) table: Table,
+    pub(crate) steps: Vec<Range<usize>>,
     /// Words of an image.
     pub(crate) image: usize,
     /// Values that TopK keeps.
@@ -105,6 +137,7 @@ impl Plan {
         if plan.message == Slip::LEN {
             plan.message = 0;
         }
+        plan.steps = plan.table.steps();
         Ok(plan)
     }
 
@@ -129,6 +162,14 @@ impl Plan {
             Setting::Dense => {
                 params.sums = self.sums as u32;
                 self.sums += elements;
+                self.dense += elements;
+            }
+            Setting::PowerSgd(c) => {
+                setting.payload_len(shape, of)?;
+                let rank = effective_rank(shape, c.rank);
+                params.method = 3;
+                self.table.add(shape, rank, (number, layer.index), (start, self.sums))?;
+                self.sums += shape.rows() * rank;
             }
             Setting::Qsgd(c) => {
                 c.header(shape)?.write(&mut header)?;
@@ -159,7 +200,7 @@ impl Plan {
             _ => return Err(Error::Method(methods::of_setting(&setting))),
         }
         let payload = match setting {
-            Setting::Dense => None,
+            Setting::Dense | Setting::PowerSgd(_) => None,
             _ => {
                 let len = setting.payload_len(shape, of)?;
                 let at = self.message;
@@ -219,6 +260,11 @@ impl Plan {
     /// Values of flat memory.
     pub(crate) fn flat(&self) -> usize {
         self.of_values.len() * PER_GROUP
+    }
+
+    /// Whether totals of layers in f32 come before their means.
+    pub(crate) fn has_totals(&self) -> bool {
+        self.kept > 0 || self.table.q > 0
     }
 
     /// Layers with payloads, and these.

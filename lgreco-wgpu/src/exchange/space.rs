@@ -1,13 +1,13 @@
 //! The memory of a bucket on the device as an exchange's space.
 
-use super::bucket::BufferBucket;
+use super::bucket::{BufferBucket, Staging};
 use super::image::{read_message, write_message};
 use crate::Error;
 use crate::backend::WgpuBackend;
 use crate::batch::Batch;
 use crate::gpu::Gpu;
 use lgreco_core::Error as CoreError;
-use lgreco_core::gradient::{Bf16, Dtype, Element};
+use lgreco_core::gradient::Bf16;
 use lgreco_core::internal::checksum::Hash;
 use lgreco_train::exchange::{Moment, Op, Part, Program, Request, RequestOf, Route, Slip, Space, Spec, judge};
 use std::cell::Cell;
@@ -50,10 +50,14 @@ impl BufferSpace<'_> {
     /// Waits for what this rank is to send, and for what is wrong with it.
     fn wait(&mut self, part: Part) -> Result<(), Error> {
         let bucket = &mut *self.bucket;
-        let of = if part == Part::Sums { bucket.summed() } else { bucket.image() };
+        let of = match part {
+            Part::Sums => bucket.summed(),
+            Part::Factors => bucket.second(),
+            _ => bucket.image(),
+        };
         let faults = bucket.read(self.gpu, &[of])?;
         if bucket.status.is_none()
-            && let Some((layer, error)) = bucket.of_own(self.gpu, &faults)?
+            && let Some((layer, error)) = bucket.of_own(self.gpu, &faults, part)?
         {
             (bucket.faulty, bucket.status) = (Some(layer), Some(error));
         }
@@ -66,29 +70,9 @@ impl BufferSpace<'_> {
         Slip { code: self.bucket.status.map_or(code, |error| error.code().into()), fingerprint }
     }
 
-    /// Begins the sums with this rank's values, and puts slips behind them.
-    fn put_sums(&mut self, moment: &Moment) {
-        let slip = self.slip();
-        let (sums, rank, world) = (self.bucket.plan.sums, moment.rank as usize, self.bucket.world);
-        let host = &mut self.bucket.host;
-        // Nothing has been read where this rank has failed before.
-        if let Some(from) = host.read.len().checked_sub(4 * sums) {
-            bytemuck::cast_slice_mut(&mut host.sums[..sums]).copy_from_slice(&host.read[from..]);
-        }
-        if moment.reduce_dtype == Dtype::Bf16 {
-            host.halves.resize(sums + 3 * world, Bf16(0));
-            host.halves.iter_mut().zip(&host.sums[..sums]).for_each(|(half, &value)| *half = Bf16::from_f32(value));
-            host.halves[sums..].fill(Bf16(0));
-            host.halves[sums + 3 * rank..][..3].copy_from_slice(&slip.to_bf16_sum());
-        } else {
-            host.sums[sums..].fill(0.0);
-            host.sums[sums + rank] = slip.to_sum();
-        }
-    }
-
     /// Puts this rank's message among all.
-    fn put_message(&mut self, moment: &Moment) {
-        let (slip, plan) = (self.slip(), &self.bucket.plan);
+    fn put_message(&mut self, moment: &Moment, slip: Slip) {
+        let plan = &self.bucket.plan;
         let host = &mut self.bucket.host;
         let message = &mut host.messages[moment.rank as usize * plan.message..][..plan.message];
         if let Some(from) = host.read.len().checked_sub(4 * plan.image) {
@@ -130,13 +114,8 @@ impl BufferSpace<'_> {
                 }
                 Ok(())
             }
-            Part::Sums if moment.reduce_dtype == Dtype::Bf16 => {
-                let (values, slips) = host.halves.split_at(plan.sums);
-                judge(own, slips.as_chunks().0.iter().map(|&slip| Slip::of_bf16_sum(slip)))?;
-                host.sums.iter_mut().zip(values).for_each(|(value, half)| *value = half.to_f32());
-                Ok(())
-            }
-            Part::Sums => judge(own, host.sums[plan.sums..].iter().map(|&slip| Slip::of_sum(slip))),
+            Part::Sums => host.sums.judge(own, moment),
+            Part::Factors => host.factors.judge(own, moment),
             Part::Payloads => judge(own, host.messages.chunks_exact(plan.message).map(Slip::read)),
             _ => Ok(()),
         }
@@ -161,9 +140,10 @@ impl Space for BufferSpace<'_> {
         self.bucket.plan.members.iter().map(|member| member.spec)
     }
 
-    /// That of no factors, so that ranks may have their buckets on the host.
+    /// That of no factors, so that ranks may have their buckets on the host; 0 where there are some, so that they may not: factors
+    /// of other arithmetic make other means.
     fn remembered(&self) -> u64 {
-        Hash::START.0
+        if self.bucket.plan.table.q > 0 { 0 } else { Hash::START.0 }
     }
 
     fn check(&self, program: &Program) -> Result<(), lgreco_train::Error> {
@@ -190,6 +170,24 @@ impl Space for BufferSpace<'_> {
             Op::Encode => self.enqueue(|bucket, batch| {
                 bucket.offer(batch, &moment);
                 bucket.encode(batch, &moment);
+                Ok(())
+            }),
+            Op::Project => self.enqueue(|bucket, batch| {
+                bucket.offer(batch, &moment);
+                bucket.project(batch, &moment);
+                Ok(())
+            }),
+            Op::BackProject => {
+                self.bucket.check_summed()?;
+                self.enqueue(|bucket, batch| {
+                    bucket.back_project(batch, &moment);
+                    Ok(())
+                })
+            }
+            Op::AverageFactors => self.bucket.average_factors(),
+            Op::Reconstruct => self.enqueue(|bucket, batch| {
+                bucket.reconstruct(batch, &moment);
+                bucket.due -= 1;
                 Ok(())
             }),
             Op::Average => self.enqueue(|bucket, batch| {
@@ -234,19 +232,14 @@ impl Space for BufferSpace<'_> {
             let failure = self.bucket.told(error);
             self.bucket.status = self.bucket.status.or(Some(failure));
         }
-        match (part, program.moment.reduce_dtype) {
-            (Part::Payloads, _) => {
-                self.put_message(&program.moment);
-                Ok(Request::AllGather { buffer: &mut self.bucket.host.messages })
-            }
-            (_, Dtype::Bf16) => {
-                self.put_sums(&program.moment);
-                Ok(Request::AllReduceSumBf16 { values: &mut self.bucket.host.halves })
-            }
-            _ => {
-                self.put_sums(&program.moment);
-                Ok(Request::AllReduceSum { values: &mut self.bucket.host.sums })
-            }
+        let slip = self.slip();
+        if part == Part::Payloads {
+            self.put_message(&program.moment, slip);
+            return Ok(Request::AllGather { buffer: &mut self.bucket.host.messages });
         }
+        let Staging { sums, factors, read, .. } = &mut self.bucket.host;
+        let summed = if part == Part::Factors { factors } else { sums };
+        summed.put(read, slip, &program.moment);
+        Ok(summed.request(&program.moment))
     }
 }

@@ -1,7 +1,7 @@
 // A bucket of layers that are exchanged together, of which a dispatch works on all. Layers lie one after the other in flat
 // memory, each from a multiple of 2048 values on, so that a workgroup's values belong to one.
 //
-// `exchange_select.wgsl` makes TopK's payloads, `exchange_topk.wgsl` adds them up.
+// `exchange_select.wgsl` makes TopK's payloads, `exchange_topk.wgsl` adds them up; `exchange_factors.wgsl` has PowerSGD's factors.
 
 // Of a layer; the fields up to `seed_high` are what the functions for single tensors ask for.
 struct Params {
@@ -61,7 +61,7 @@ struct Moment {
     layers: u32,
     feedback: u32, // whether there are residuals
     halves: u32, // whether sums travel as bf16
-    dense: u32, // whether means are those of uncompressed layers, not those of payloads
+    source: u32, // what the means that are made come of: payloads, sums or factors
     sender: u32, // the rank whose positions and values are read
     level: u32, // of TopK's histograms, from 0 on
 }
@@ -69,11 +69,7 @@ struct Moment {
 const DENSE = 0u;
 const QSGD = 1u;
 const TOP_K = 2u;
-
-// Of each layer complements of the first positions at fault: what is offered, the mean, and the mean in the layer's type are not
-// finite, nor is what is left, nor what is sent in its type. Behind the layers', of each rank: the complement of the first layer
-// whose payload no encoder wrote.
-const FAULTS = 5u;
+const POWER_SGD = 3u;
 
 @group(0) @binding(0) var<uniform> moment: Moment;
 @group(0) @binding(2) var<storage, read_write> extremes: array<atomic<u32>>;
@@ -85,7 +81,6 @@ const FAULTS = 5u;
 @group(0) @binding(7) var<storage, read> residual: array<u32>;
 @group(0) @binding(8) var<storage, read_write> offered: array<u32>;
 @group(0) @binding(9) var<storage, read_write> sums: array<u32>;
-@group(0) @binding(10) var<storage, read_write> faults: array<atomic<u32>>;
 @group(0) @binding(11) var<storage, read_write> means: array<u32>;
 @group(0) @binding(12) var<storage, read_write> totals: array<u32>;
 @group(0) @binding(13) var<storage, read_write> positions: array<u32>;
@@ -110,14 +105,6 @@ fn begin_if(method: u32, group: u32) -> u32 {
         params.count = first;
     }
     return first;
-}
-
-fn fault(kind: u32, position: u32) {
-    atomicMax(&faults[FAULTS * params.number + kind], ~position);
-}
-
-fn is_finite(bits: u32) -> bool {
-    return (bits & MAGNITUDE) < INFINITY;
 }
 
 // offered = residual + gradient, with its extremes; what is not compressed goes into the sums, and of it `offered` keeps what
@@ -207,7 +194,7 @@ fn mean_of(i: u32) -> u32 {
     var total: u32;
     if (params.method == DENSE) {
         total = sums[params.sums + i];
-    } else if (params.method == TOP_K) {
+    } else if (params.method == TOP_K || params.method == POWER_SGD) {
         total = totals[params.start + i];
     } else {
         let bucket = i / params.bucket;
@@ -226,7 +213,11 @@ fn mean_of(i: u32) -> u32 {
             }
         }
     }
-    let mean = divide(total, moment.world);
+    var mean = total;
+    // Of PowerSGD the factors are means.
+    if (params.method != POWER_SGD) {
+        mean = divide(total, moment.world);
+    }
     if (!is_finite(mean)) {
         fault(1u, i);
     }
@@ -260,7 +251,8 @@ fn half_of(i: u32) -> u32 {
 @compute @workgroup_size(64)
 fn average(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     begin(layer_of[group.x]);
-    if ((params.method == DENSE) != (moment.dense != 0u)) {
+    let source = select(select(0u, 2u, params.method == POWER_SGD), 1u, params.method == DENSE);
+    if (source != moment.source) {
         return;
     }
     let first = group.x * PER_GROUP - params.start;

@@ -1,6 +1,6 @@
-// PowerSGD: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the matrix,
-// `powersgd_orthonormal.wgsl` makes columns orthonormal, `powersgd_residual.wgsl` compares the factors' product with
-// it.
+// PowerSGD of a tensor: parameters, the scaled matrix, and factors. `powersgd_multiply.wgsl` has the products with the matrix,
+// `powersgd_residual.wgsl` compares the factors' product with it. `factors.wgsl` and `orthonormal.wgsl` are what a bucket of layers
+// has too.
 //
 // The matrix is read as M' = M / 2^e, where 2^e brings its largest magnitude into [1, 2), so that nothing overflows.
 // Factors lie in bands of rows that fit a binding, which hold their columns one after the other.
@@ -48,8 +48,6 @@ struct Params {
 // Eight ranks, ascending.
 @group(0) @binding(7) var<storage, read_write> sought: array<u32>;
 
-const SIDE = 16u;
-const DEPTH = 32u;
 const CHUNK = 4096u;
 
 // e, for `results`.
@@ -61,22 +59,24 @@ fn exponent_of_matrix() -> i32 {
     return i32(unpack(largest).y) - 127;
 }
 
-// x * 2^-e; 0 when that is no normal number.
-fn scaled(bits: u32, e: i32) -> f32 {
-    let magnitude = bits & MAGNITUDE;
-    if (magnitude == 0u) {
-        return 0.0;
-    }
-    let x = unpack(magnitude);
-    let exponent = i32(x.y) - e;
-    if (exponent < 1 || exponent > 254) {
-        return 0.0;
-    }
-    return bitcast<f32>((bits & SIGN) | (u32(exponent) << 23u) | (x.x & 0x007fffffu));
+// e of the matrix, once a kernel has read it.
+var<private> exponent: i32;
+
+fn element(row: u32, col: u32) -> f32 {
+    return scaled(value(row * params.stride + col), exponent);
 }
 
-fn matrix(row: u32, col: u32, e: i32) -> f32 {
-    return scaled(value(row * params.stride + col), e);
+// Bands begin where their bindings do.
+fn in_factor(i: u32) -> u32 {
+    return i;
+}
+
+fn in_product(i: u32) -> u32 {
+    return i;
+}
+
+fn in_inner(i: u32) -> u32 {
+    return i;
 }
 
 // The start matrix, an odd multiple of 2^-24 per element: `rows` rows of it from `row` on, of `all_cols`.
@@ -134,4 +134,12 @@ fn unscale(@builtin(global_invocation_id) id: vec3<u32>) {
     for (var at = id.x; at < params.columns * params.all_cols; at += params.groups * 256u) {
         output[at] = multiply(bitcast<u32>(product[at]), power);
     }
+}
+
+// Steps of a band's rows, in chunks.
+@compute @workgroup_size(256)
+fn orthonormalise(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let start = group.x * params.chunk_rows;
+    let end = min(start + params.chunk_rows, params.all_rows);
+    take_steps(params.first_step, params.last_step, params.first_chunk + group.x, start, end, lane);
 }

@@ -1,38 +1,10 @@
 // The factors' product: how far the matrix is from it, and its values.
 
-// Element (row, col) of the tile's product, summed over columns from .. to.
-fn dot_tile(sum: f32, from_column: u32, to_column: u32, row: u32, col: u32) -> f32 {
-    var total = sum;
-    for (var c = from_column; c < to_column; c++) {
-        total += tile[(c % SIDE) * SIDE + row] * slab[(c % SIDE) * SIDE + col];
-    }
-    return total;
-}
-
-// Loads 16 columns of both factors, the parts a tile of the product needs. `factor` holds P, `product` holds Q.
-fn load_slabs(first_column: u32, first_row: u32, first_col: u32, lane: u32) {
-    let c = first_column + lane / SIDE;
-    let row = first_row + lane % SIDE;
-    let col = first_col + lane % SIDE;
-    var x = 0.0;
-    var y = 0.0;
-    if (c < params.columns && row < params.all_rows) {
-        x = factor[c * params.all_rows + row];
-    }
-    if (c < params.columns && col < params.all_cols) {
-        y = product[c * params.all_cols + col];
-    }
-    workgroupBarrier();
-    tile[lane] = x;
-    slab[lane] = y;
-    workgroupBarrier();
-}
-
 // The squared distance of M' from the product of the first columns of the factors, for each of the sought ranks; M''s
 // exponent is put back. A workgroup goes through `tiles` tiles next to each other.
 @compute @workgroup_size(256)
 fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let e = exponent_of_matrix();
+    exponent = exponent_of_matrix();
     let row = group.x * SIDE + lane / SIDE;
     var sums: array<Wide, 8>;
     for (var t = 0u; t < params.tiles; t++) {
@@ -41,7 +13,7 @@ fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         let inside = row < params.rows && col < params.cols;
         var x = 0.0;
         if (inside) {
-            x = matrix(row, col, e);
+            x = element(row, col);
         }
         var sum = 0.0;
         var next = 0u;
@@ -80,7 +52,7 @@ fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         for (var w = 0u; w < 8u; w++) {
             let at = (params.record + group.y * params.groups + group.x) * 16u + w;
             output[at] = bitcast<u32>(mantissas[w * 64u]);
-            output[at + 8u] = bitcast<u32>(exponents[w * 64u] + 2 * e);
+            output[at + 8u] = bitcast<u32>(exponents[w * 64u] + 2 * exponent);
         }
     }
 }
@@ -90,11 +62,7 @@ fn residuals(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
 fn reconstruct(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let row = group.x * SIDE + lane / SIDE;
     let col = group.y * SIDE + lane % SIDE;
-    var sum = 0.0;
-    for (var c = 0u; c < params.columns; c += SIDE) {
-        load_slabs(c, params.row + group.x * SIDE, params.col + group.y * SIDE, lane);
-        sum = dot_tile(sum, c, min(c + SIDE, params.columns), lane / SIDE, lane % SIDE);
-    }
+    let sum = tile_of_product(params.row + group.x * SIDE, params.col + group.y * SIDE, lane);
     if (row < params.rows && col < params.cols) {
         output[params.offset + row * params.stride + col] = multiply(bitcast<u32>(sum), params.exponent << 23u);
     }

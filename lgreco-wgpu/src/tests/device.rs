@@ -5,6 +5,7 @@ use super::buffers::buffer;
 use crate::exchange::MOST_RANKS;
 use crate::gpu::PER_GROUP;
 use crate::kernels::{Kernel, Kernels, Shader};
+use crate::orthonormal::Tall;
 use crate::{BufferGradient, BufferResidual, Error, WgpuBackend, factor, orthonormal};
 use lgreco_core::backend::{Backend, Job};
 use lgreco_core::compress::{Candidates, Compressor, Setting, qsgd::Qsgd, sidco::Fit, sidco::Sidco};
@@ -185,6 +186,8 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
         ("exchange: means of 32 values of QSGD's most ranks", 32 * MOST_RANKS as u64),
         ("exchange: grids of 32 buckets, 25 steps of division each", 32 * (1 + 25)),
         ("exchange: a share of a dispatch's workgroups twice", 2 * 65_535u64.div_ceil(256) + 256),
+        ("exchange: a column of 2^22 rows, remembered or started, and scaled", 3 * (1 << 22) / 256),
+        ("exchange: chunks of 2^22 terms", (1 << 22) / 1024),
         ("lanes: places and sums of a workgroup of 256", 2 * 256),
     ];
     for (what, iterations) in most {
@@ -196,7 +199,7 @@ fn no_kernel_comes_near_the_iterations_at_which_loops_are_cut() {
             let height = factor::height(window, rank).min(rows);
             let chunk_rows = orthonormal::chunk_rows(rows, height, rank, groups);
             let chunks = rows / height * height.div_ceil(chunk_rows) + (rows % height).div_ceil(chunk_rows);
-            for steps in orthonormal::dispatches(rows, rank, chunk_rows) {
+            for steps in orthonormal::dispatches(&[Tall { rows, rank, chunk_rows }]) {
                 let columns = steps.clone().map(|step| step / 3);
                 let iterations: usize = columns.map(|column| orthonormal::iterations(chunk_rows, chunks, column)).sum();
                 let what = format!("steps {steps:?} of {rows} x {rank} in bands of {height}");

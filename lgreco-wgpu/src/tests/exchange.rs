@@ -18,32 +18,34 @@ use lgreco_train::testing::exchange::{check_space, check_space_damage, check_spa
 use std::sync::Mutex;
 use wgpu::{Buffer, BufferUsages};
 
-const USAGE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
+pub(super) const USAGE: BufferUsages =
+    BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 /// Where a layer's gradient begins in its buffer.
-const OFFSET: u64 = 132;
+pub(super) const OFFSET: u64 = 132;
 
 /// Devices that no bucket is on: kernels are compiled once for each.
 static IDLE: Mutex<Vec<WgpuBackend>> = Mutex::new(Vec::new());
 
 /// A bucket, its device, and the gradients' buffers.
-struct OnDevice {
+pub(super) struct OnDevice {
     /// `None` when it is dropped.
     backend: Option<WgpuBackend>,
     /// Whether others may have the device afterwards.
     is_sound: bool,
-    bucket: BufferBucket,
+    pub(super) bucket: BufferBucket,
     members: Vec<Member>,
     buffers: Vec<Buffer>,
 }
 
-fn open(members: &[Member], feedback: bool, world: u32) -> OnDevice {
+pub(super) fn open(members: &[Member], feedback: bool, world: u32) -> OnDevice {
     let idle = IDLE.lock().unwrap().pop();
     open_on(idle.or_else(backend).expect("the device there was before"), members, feedback, world)
 }
 
-fn open_on(mut backend: WgpuBackend, members: &[Member], feedback: bool, world: u32) -> OnDevice {
+pub(super) fn open_on(mut backend: WgpuBackend, members: &[Member], feedback: bool, world: u32) -> OnDevice {
     let (bucket, buffers) = bucket(&mut backend, members, feedback, world);
-    let is_sound = backend.gpu().kernels.edits.is_empty() && !backend.gpu().kernels.poisoned;
+    let gpu = backend.gpu();
+    let is_sound = gpu.kernels.edits.is_empty() && !gpu.kernels.poisoned && gpu.most_groups() > 64;
     OnDevice { backend: Some(backend), is_sound, bucket, members: members.to_vec(), buffers }
 }
 
@@ -64,7 +66,7 @@ fn bucket(backend: &mut WgpuBackend, members: &[Member], feedback: bool, world: 
 }
 
 impl OnDevice {
-    fn backend(&mut self) -> &mut WgpuBackend {
+    pub(super) fn backend(&mut self) -> &mut WgpuBackend {
         self.backend.as_mut().unwrap()
     }
 
@@ -131,7 +133,7 @@ impl Bucket for OnDevice {
 }
 
 /// Whether there is a device.
-fn is_there() -> bool {
+pub(super) fn is_there() -> bool {
     let found = backend();
     let there = found.is_some();
     IDLE.lock().unwrap().extend(found);
@@ -188,12 +190,12 @@ fn buckets_beyond_a_dispatch_are_refused() {
     }
 }
 
-/// Some of the suite's layers, one of each kind with more than one workgroup.
+/// Some of the suite's layers, one of each kind with more than one workgroup; those under PowerSGD come last.
 fn few() -> Vec<Member> {
     members()
         .into_iter()
         .enumerate()
-        .filter(|(layer, _)| [0, 6, 7, 14, 16, 17].contains(layer))
+        .filter(|(layer, _)| [0, 6, 7, 14, 16, 17, 18, 19].contains(layer))
         .map(|(_, member)| member)
         .collect()
 }
@@ -211,7 +213,7 @@ fn faults_in_the_shaders_are_found() {
     if !is_there() {
         return;
     }
-    for (check, text, fault) in [
+    let in_bucket = [
         (Check::Steps, "residual[params.start + first + i]", "(residual[params.start + first + i] & SIGN)"),
         (Check::Steps, "let image = rank * moment.image;", "let image = (moment.world - 1u - rank) * moment.image;"),
         (Check::Steps, "var upper = means[at] >> 16u;", "var upper = 0u;"),
@@ -224,14 +226,27 @@ fn faults_in_the_shaders_are_found() {
         (Check::Failures, "if (!is_finite(left)) {", "if (false) {"),
         (Check::Damage, "positions[params.positions + index - 1u] >= position", "false"),
         (Check::Damage, "if (!is_finite(bits)) {", "if (false) {"),
-    ] {
+    ];
+    let in_factors = [
+        (Check::Steps, "let afresh = largest_of(lane, 256u, largest) == 0u;", "let afresh = true;"),
+        (Check::Steps, "params.step = 0u;", "params.step = 1u;"),
+        (Check::Steps, "scaled(bitcast<u32>(product[first + i]), e)", "scaled(bitcast<u32>(product[first + i]), 0)"),
+        (Check::Steps, "chunk * CHUNK < shape.inner", "chunk < 1u"),
+        (Check::Steps, "job.transposed != 0u && job.halves != 0u", "false"),
+        (Check::Steps, "bitcast<u32>(held) ^ SIGN", "bitcast<u32>(held)"),
+        (Check::Failures, "if (!is_finite(bitcast<u32>(sum))) {", "if (false) {"),
+    ];
+    let faults = in_bucket.map(|fault| (Shader::Exchange, fault)).into_iter();
+    let faults = faults.chain(in_factors.map(|fault| (Shader::ExchangeFactors, fault)));
+    for (shader, (check, text, fault)) in faults {
         let open = |members: &[Member], feedback, world| {
             let mut backend = backend().expect("the device there was before");
-            backend.gpu().kernels.edits.push((Shader::Exchange, text, fault));
+            backend.gpu().kernels.edits.push((shader, text, fault));
             open_on(backend, members, feedback, world)
         };
         let found = std::panic::catch_unwind(|| match check {
-            Check::Steps => check_space(&few(), false, open),
+            Check::Steps if shader == Shader::ExchangeFactors => check_space(&few()[6..], true, open),
+            Check::Steps => check_space(&few()[..6], false, open),
             Check::Failures => check_space_failures(&members(), open),
             Check::Damage => check_space_damage(0, 3, open),
         });
@@ -322,18 +337,24 @@ fn the_layer_at_fault_is_named() {
     let members = members();
     let mut on = open(&members, true, 1);
     let mut network = ThreadCollective::group(1).remove(0);
-    let layers = members.len();
-    for (layer, first) in [(1, true), (9, false), (layers - 1, false), (layers, true)] {
-        // Uncompressed layers come first, as on the host; nothing is wrong in the last round.
-        for spoiled in [layer, layers - 1].into_iter().filter(|&spoiled| spoiled < layers && layer < layers) {
+    // Uncompressed layers come first, then those under PowerSGD, as on the host; nothing is wrong in the last round.
+    let (dense, qsgd, topk, powersgd) = (1, 9, 17, 22);
+    for (layer, other, element) in [
+        (Some(dense), Some(powersgd), 2),
+        (Some(powersgd), Some(qsgd), 0),
+        (Some(qsgd), Some(topk), 0),
+        (Some(topk), None, 0),
+        (None, None, 0),
+    ] {
+        for spoiled in [layer, other].into_iter().flatten() {
             assert_eq!(members[spoiled].dtype, Dtype::F32);
-            let at = OFFSET + if first { 8 } else { 0 };
+            let at = OFFSET + 4 * element;
             let buffer = on.buffers[spoiled].clone();
             on.backend().queue().write_buffer(&buffer, at, &f32::NAN.to_le_bytes());
         }
         let result = fly(&mut on, &mut network, 0, None);
-        assert_eq!(on.bucket.faulty_layer(), Some(layer).filter(|&layer| layer < layers));
-        assert_eq!(result.is_err(), layer < layers, "{result:?}");
+        assert_eq!(on.bucket.faulty_layer(), layer);
+        assert_eq!(result.is_err(), layer.is_some(), "{result:?}");
         for buffer in on.buffers.clone() {
             let zeros = vec![0; buffer.size() as usize];
             on.backend().queue().write_buffer(&buffer, 0, &zeros);

@@ -4,6 +4,7 @@ mod buffers;
 mod conformance;
 mod device;
 mod exchange;
+mod factors;
 mod feedback;
 mod large;
 mod memory;

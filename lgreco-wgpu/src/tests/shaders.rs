@@ -1,6 +1,6 @@
 //! Every shader, without a device.
 
-use crate::exchange::{moment, plan};
+use crate::exchange::{factors, matrices, moment, plan};
 use crate::kernels::Shader;
 use crate::{feedback, magnitude, powersgd, qsgd, sums, topk};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
@@ -51,6 +51,7 @@ fn parameters_are_laid_out_as_in_the_shaders() {
     for shader in Shader::ALL {
         let (fields, size) = match shader {
             Shader::Exchange => (plan::Params::FIELDS, size_of::<plan::Params>()),
+            Shader::ExchangeFactors => (matrices::Params::FIELDS, size_of::<matrices::Params>()),
             Shader::Feedback => (feedback::Params::FIELDS, size_of::<feedback::Params>()),
             Shader::Magnitude => (magnitude::Params::FIELDS, size_of::<magnitude::Params>()),
             Shader::Sums => (sums::Params::FIELDS, size_of::<sums::Params>()),
@@ -61,6 +62,7 @@ fn parameters_are_laid_out_as_in_the_shaders() {
         check_layout(shader, "Params", fields, size);
     }
     check_layout(Shader::Exchange, "Moment", moment::Params::FIELDS, size_of::<moment::Params>());
+    check_layout(Shader::ExchangeFactors, "Job", factors::Params::FIELDS, size_of::<factors::Params>());
 }
 
 /// Asserts that the shader's struct of this name has these fields, of four bytes each.

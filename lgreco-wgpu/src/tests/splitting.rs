@@ -2,6 +2,7 @@
 
 use super::{ROWS, backend, backend_with, check_payload, cut, small};
 use crate::factor::SIDE;
+use crate::orthonormal::Tall;
 use crate::{WgpuBackend, orthonormal};
 use lgreco_core::backend::{Backend, Job, Portable};
 use lgreco_core::compress::powersgd::PowerSgd;
@@ -163,7 +164,7 @@ fn columns_are_orthonormal_whoever_works_on_them() {
     {
         let chunk_rows = orthonormal::chunk_rows(rows, rows, rank, 65_535);
         assert_eq!(rows.div_ceil(chunk_rows), workgroups);
-        assert_eq!(orthonormal::dispatches(rows, rank, chunk_rows).len(), dispatches, "{rows} x {rank}");
+        assert_eq!(orthonormal::dispatches(&[Tall { rows, rank, chunk_rows }]).len(), dispatches, "{rows} x {rank}");
         let tensor = Tensor::new(&uniform(rows * cols, 7), rows, cols);
         let gradient = tensor.gradients()[0];
         let candidates = Candidates::PowerSgd { iterations: 2, ranks: &[1, 3, rank as u32] };

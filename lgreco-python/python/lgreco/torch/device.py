@@ -185,8 +185,11 @@ class DeviceFlight:
         self._bucket = bucket
         self._buffer = buffer
         self._work: Started | None = None
-        with buckets.cuda.stream():
-            buckets.device.submit(bucket.bucket, buffer.data_ptr())
+
+    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: Exception | None) -> None:
+        """Compresses the buffer, whose parts the gradients are; what has failed on a rank all have heard of before."""
+        with self._buckets.cuda.stream():
+            self._buckets.device.submit(self._bucket.bucket, self._buffer.data_ptr())
 
     def go_on(self) -> bool:
         """Enqueues what comes before the next collective, and that; False when the means are enqueued."""

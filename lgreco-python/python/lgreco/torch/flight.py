@@ -12,44 +12,42 @@ from lgreco.torch.collectives import Started, start
 class Flight:
     """The exchange of one bucket: gradients in ``buffer`` become means in ``future``.
 
-    Without a bucket, in a step that could not begin, they stay as they are. With a ``failure`` of this rank's all ranks are told
-    of it instead.
+    Without a bucket, in a step that could not begin, they stay as they are.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket | None,
-        buffer: torch.Tensor,
-        gradients: list[torch.Tensor],
-        group: dist.ProcessGroup,
-        hold_zeros: bool,
-        failure: Exception | None = None,
-    ) -> None:
+    def __init__(self, bucket: Bucket | None, buffer: torch.Tensor, group: dist.ProcessGroup) -> None:
         self.bucket = bucket
         self.buffer = buffer
-        on_device = buffer.device.type != "cpu"
+        self._on_device = buffer.device.type != "cpu"
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
-            devices=[buffer.device] if on_device else []
+            devices=[buffer.device] if self._on_device else []
         )
         self._group = group
         self._host = buffer
-        self._failure = failure
+        self._is_delivered = False
+        self._failure: Exception | None = None
         self._work: Started | None = None
         self._rounds = 0
-        if bucket is None:
+
+    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: Exception | None) -> None:
+        """Compresses the gradients, parts of the buffer. Of a ``failure`` of this rank's all ranks are told instead.
+
+        Raises what keeps this rank from telling them.
+        """
+        if self.bucket is None:
             return
         try:
             if failure is not None:
                 raise failure
-            if on_device:
+            if self._on_device:
                 # Compressors work in the host's memory: what is on a device is copied there and back.
-                self._host = buffer.cpu()
-            start_of_buffer = buffer.data_ptr()
-            bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
+                self._host = self.buffer.cpu()
+            start_of_buffer = self.buffer.data_ptr()
+            self.bucket.submit([self._host.data_ptr() + g.data_ptr() - start_of_buffer for g in gradients], hold_zeros)
         except Exception as error:
             self._failure = error
-            bucket.submit_failure(isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)))
-        self._rounds = bucket.rounds()
+            self.bucket.submit_failure(isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)))
+        self._rounds = self.bucket.rounds()
 
     def go_on(self) -> bool:
         """Waits for the collective under way and starts the next one; False when the gradients are means."""
@@ -95,9 +93,10 @@ class Flight:
             self.future.set_exception(error)  # type: ignore[arg-type]
 
     def deliver(self) -> None:
-        """Puts the means where the gradients were."""
-        if self._host is not self.buffer:
+        """Puts the means where the gradients were, once: later the trainer has made something else of them."""
+        if self._host is not self.buffer and not self._is_delivered:
             self.buffer.copy_(self._host)
+        self._is_delivered = True
 
     def land(self) -> None:
         """Hands the means over."""

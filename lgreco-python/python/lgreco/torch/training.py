@@ -143,25 +143,27 @@ class Training(Reports):
             self._flights = []
             self._in_backward = _queue(self._end_backward)
         try:
-            flight = self._flight(layers, buffer, gradients, hold_zeros, failure)
+            flight = self._flight(layers, buffer, gradients)
         except (LgrecoError, RuntimeError) as error:
             raise self._abandoned(error) from error
         self._flights.append(flight)
+        try:
+            flight.submit(gradients, hold_zeros, failure)
+        except Exception as error:
+            raise self._abandoned(error) from error
         self._go_on(flight)
         for other in self._flights[:-1]:
             if other.can_end():
                 self._go_on(other)
         return flight
 
-    def _flight(
-        self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None
-    ) -> Flight | DeviceFlight:
+    def _flight(self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> Flight | DeviceFlight:
         if self._device is not None and not self._refused:
             on_device = self._device.flight(layers, buffer, gradients)
             if on_device is not None:
                 return on_device
         bucket = None if self._refused else self._controller.open(layers)
-        return Flight(bucket, buffer, gradients, self._group, hold_zeros, failure)
+        return Flight(bucket, buffer, self._group)
 
     def _begin_step(self) -> LgrecoError | None:
         """What has gone wrong on this rank alone, to be told by the first bucket; what goes wrong on all is ``_refused``."""

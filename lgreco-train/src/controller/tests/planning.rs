@@ -79,7 +79,11 @@ fn replanning_looks_at_the_next_gradients() {
                     ..24 => second,
                     _ => third.map(|step| step - lead),
                 };
-                assert_eq!(settings(&controller), l_greco(Method::TopK, 0, &seen.map(|step| step as u32)).1, "step {at}");
+                assert_eq!(
+                    settings(&controller),
+                    l_greco(Method::TopK, 0, &seen.map(|step| step as u32)).1,
+                    "step {at}"
+                );
             }
         });
     }

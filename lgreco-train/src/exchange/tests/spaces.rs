@@ -18,6 +18,8 @@ fn the_host_does_as_the_host() {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     Mean,
+    /// Of a layer under PowerSGD.
+    Product,
     Residual,
     /// Random bits of another seed.
     Message,
@@ -64,6 +66,10 @@ impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
         if self.fault == Some(Fault::Mean) {
             means[0][1] ^= 1;
         }
+        if self.fault == Fault::Product {
+            // The sign of a value.
+            means[18][3] ^= 0x80;
+        }
         means
     }
 
@@ -90,6 +96,7 @@ fn spaces_that_err_are_found() {
     ["steps", "failures", "damage"].into_iter().for_each(|check| run::<false>(None, check));
     for (fault, check) in [
         (Fault::Mean, "steps"),
+        (Fault::Product, "steps"),
         (Fault::Residual, "steps"),
         (Fault::Message, "steps"),
         (Fault::Failure, "failures"),

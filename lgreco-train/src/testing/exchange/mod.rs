@@ -13,13 +13,14 @@ use alloc::vec::Vec;
 
 mod case;
 mod device;
+mod members;
+mod near;
 mod network;
 mod space;
 
 pub use case::{Case, Outcome};
-pub use space::{
-    Bucket, Member, check_message, check_space, check_space_damage, check_space_failures, damaged_members, members,
-};
+pub use members::{Member, damaged_members, members};
+pub use space::{Bucket, check_message, check_space, check_space_damage, check_space_failures};
 #[cfg(test)]
 pub(crate) use space::{OnHost, on_host};
 

@@ -12,8 +12,8 @@ const SUMMED_BF16: &str = "all-reduce of bf16";
 /// What a rank has brought to a collective.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
-    call: &'static str,
-    bytes: Vec<u8>,
+    pub(super) call: &'static str,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl Sent {

@@ -2,10 +2,12 @@
 //! numbers are the core's.
 
 use super::STALE;
+use super::members::{Member, damaged_members, factor_lens, is_near};
+use super::near::{near, near_sent, widened};
 use super::network::{Content, Damage, Forger, Network, Place, Sent};
-use crate::compress::qsgd::{Qsgd, Rounding, Scale};
+use crate::compress::qsgd::Qsgd;
 use crate::compress::wire::HEADER_LEN;
-use crate::compress::{Compressor, Setting, topk::TopK};
+use crate::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
 use crate::exchange::threads;
 use crate::exchange::{Agreement, Collective, Flight, Host, Input, Layer, Moment, Route, Slip, Spec, workspace_len};
 use crate::gradient::{Bf16, Dtype, Element, F16, Gradient, Shape, Values, ValuesMut};
@@ -14,19 +16,6 @@ use crate::{CoreError, Error};
 use alloc::string::String;
 use alloc::vec::Vec;
 use alloc::{format, vec};
-
-/// A layer of the bucket that is exchanged.
-#[derive(Clone, Copy, Debug)]
-pub struct Member {
-    /// Index of the layer in the model.
-    pub index: u32,
-    /// How it is compressed.
-    pub setting: Setting,
-    /// Rows and columns.
-    pub shape: Shape,
-    /// Of the gradient and its mean.
-    pub dtype: Dtype,
-}
 
 /// One rank's memory of one bucket as the suite sees it: residuals stay in it from step to step.
 pub trait Bucket {
@@ -76,6 +65,8 @@ pub(crate) struct OnHost {
     members: Vec<Member>,
     means: Vec<Vec<u8>>,
     pub(crate) residuals: Option<Vec<Vec<f32>>>,
+    /// PowerSGD's, of the last step.
+    factors: Vec<Vec<f32>>,
 }
 
 /// Values of a type in memory that is aligned to them.
@@ -118,14 +109,6 @@ impl Typed {
             Typed::Bf16(v) => bytemuck::cast_slice(v).to_vec(),
         }
     }
-
-    fn widened(&self) -> Vec<f32> {
-        match self {
-            Typed::F32(v) => v.clone(),
-            Typed::F16(v) => v.iter().map(|x| x.to_f32()).collect(),
-            Typed::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
-        }
-    }
 }
 
 impl Bucket for OnHost {
@@ -136,19 +119,20 @@ impl Bucket for OnHost {
         agreement: Agreement,
         collective: &mut impl Collective,
     ) -> Result<(), Error> {
+        let mut offered: Option<Vec<Vec<f32>>> = self.residuals.as_ref().map(|residuals| {
+            let sum = |((residual, member), bytes): ((&Vec<f32>, &Member), &Vec<u8>)| {
+                residual.iter().zip(widened(member.dtype, bytes)).map(|(r, x)| r + x).collect()
+            };
+            residuals.iter().zip(&self.members).zip(gradients).map(sum).collect()
+        });
         let gradients: Vec<Typed> =
             self.members.iter().zip(gradients).map(|(member, bytes)| Typed::new(member.dtype, bytes)).collect();
         let mut means: Vec<Typed> =
             gradients.iter().zip(&self.members).map(|(g, m)| Typed::new(m.dtype, &g.bytes())).collect();
-        let mut offered: Option<Vec<Vec<f32>>> = self.residuals.as_ref().map(|residuals| {
-            let sum = |(residual, gradient): (&Vec<f32>, &Typed)| {
-                residual.iter().zip(gradient.widened()).map(|(r, x)| r + x).collect()
-            };
-            residuals.iter().zip(&gradients).map(sum).collect()
-        });
         let mut left = offered.iter_mut().flatten();
         let mut layers = Vec::new();
-        for ((member, gradient), mean) in self.members.iter().zip(&gradients).zip(&mut means) {
+        let buffers = means.iter_mut().zip(&mut self.factors);
+        for ((member, gradient), (mean, factor)) in self.members.iter().zip(&gradients).zip(buffers) {
             let &Member { index, setting, shape, .. } = member;
             let gradient = match left.next() {
                 Some(values) => Input::Compensated { values, shape },
@@ -164,7 +148,7 @@ impl Bucket for OnHost {
                 shards: &[],
                 mean: mean.values_mut(),
                 own: None,
-                factor: &mut [],
+                factor,
             });
         }
         let specs = self.members.iter().map(|m| Spec { index: m.index, ..Spec::from((m.setting, m.shape, m.dtype)) });
@@ -278,73 +262,67 @@ fn sound(members: &[Member], world: u32, number: u32, agreement: Agreement) -> S
 }
 
 /// Compares outcomes of the space with those of the host; what they send as well, unless a rank has failed.
-fn compare<B: Bucket>(found: &[Vec<Outcome>], expected: &[Vec<Outcome>]) {
-    for (rank, (found, expected)) in found.iter().zip(expected).enumerate() {
-        for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+fn compare<B: Bucket>(members: &[Member], found: &[Vec<Outcome>], expected: &[Vec<Outcome>], reduce_dtype: Dtype) {
+    for (rank, (of_space, expected)) in found.iter().zip(expected).enumerate() {
+        for (step, (found, expected)) in of_space.iter().zip(expected).enumerate() {
+            let what = format!("rank {rank}, step {step}");
             let [result, as_expected] = [found, expected].map(|outcome| outcome.result.as_ref().map_err(B::tells));
-            assert_eq!(result, as_expected, "rank {rank}, step {step}");
-            assert!(found.residuals == expected.residuals, "rank {rank}, step {step}: other residuals");
+            assert_eq!(result, as_expected, "{what}");
+            if expected.result.is_err() && step > 0 {
+                assert!(found.residuals == of_space[step - 1].residuals, "{what}: residuals have changed");
+            }
+            for (layer, member) in members.iter().enumerate() {
+                compare_layer(member, layer, found, expected, reduce_dtype, &what);
+            }
             if expected.result.is_ok() {
-                assert!(found.means == expected.means, "rank {rank}, step {step}: other means");
-                assert_eq!(found.sent.len(), expected.sent.len(), "rank {rank}, step {step}: collectives");
+                assert_eq!(found.sent.len(), expected.sent.len(), "{what}: collectives");
                 if !B::SENDS_AS_HOST {
-                    assert!(found.contents == expected.contents, "rank {rank}, step {step}: other content");
+                    assert!(found.contents == expected.contents, "{what}: other content");
+                    continue;
+                }
+                if members.iter().any(|member| factor_lens(member) != [0; 2]) {
+                    near_sent(members, &found.sent, &expected.sent, reduce_dtype, &what);
                     continue;
                 }
                 for (found, expected) in found.sent.iter().zip(&expected.sent) {
                     let (call, at) = expected.differs(found);
-                    assert_eq!(at, None, "rank {rank}, step {step}: other bytes, {call}");
+                    assert_eq!(at, None, "{what}: other bytes, {call}");
                 }
             }
         }
     }
 }
 
-/// A bucket of all that travels in payloads of fixed lengths or is not compressed, by QSGD of several widths and buckets, TopK
-/// with positions of every kind, in all types; layers of several thousand elements, of few, and of none.
-pub fn members() -> Vec<Member> {
-    let base = Qsgd::default();
-    let qsgd = |bits, bucket| Setting::Qsgd(Qsgd { bits, bucket, ..base });
-    let min_max = Setting::Qsgd(Qsgd { bits: 3, bucket: 700, scale: Scale::MinMax, ..base });
-    let nearest = Setting::Qsgd(Qsgd { bits: 5, bucket: 1024, rounding: Rounding::Nearest, ..base });
-    let topk = |keep, values| Setting::TopK(TopK { keep, values });
-    let layers = [
-        (qsgd(4, 512), 65, 79, Dtype::F32),
-        (Setting::Dense, 2500, 1, Dtype::F32),
-        (topk(30, Dtype::F32), 61, 47, Dtype::Bf16),
-        (qsgd(8, 64), 7, 1, Dtype::Bf16),
-        (Setting::Dense, 3, 5, Dtype::Bf16),
-        (qsgd(3, 64), 0, 5, Dtype::F32),
-        (min_max, 61, 45, Dtype::F16),
-        (topk(601, Dtype::F16), 50, 61, Dtype::F32),
-        (Setting::Dense, 0, 3, Dtype::F32),
-        (qsgd(1, 100), 64, 33, Dtype::F32),
-        (topk(2101, Dtype::Bf16), 2101, 1, Dtype::F16),
-        (topk(1, Dtype::F32), 1, 1, Dtype::F32),
-        (topk(0, Dtype::F32), 0, 2, Dtype::F32),
-        (nearest, 33, 31, Dtype::Bf16),
-        (Setting::Dense, 7, 9, Dtype::F16),
-        (qsgd(2, 1), 5, 7, Dtype::F32),
-        (topk(1501, Dtype::F32), 50, 61, Dtype::Bf16),
-        (topk(1801, Dtype::Bf16), 120, 150, Dtype::F32),
-    ];
-    let member = |(index, (setting, rows, cols, dtype)): (u32, (Setting, usize, usize, Dtype))| Member {
-        index: 3 * index + 1,
-        setting,
-        shape: Shape::new(rows, cols).expect("a small shape"),
-        dtype,
-    };
-    (0..).zip(layers).map(member).collect()
+/// The same of a layer's mean and residual.
+fn compare_layer(member: &Member, layer: usize, found: &Outcome, expected: &Outcome, reduce_dtype: Dtype, what: &str) {
+    let [mean, as_expected] = [found, expected].map(|outcome| outcome.means.as_ref().map(|means| &means[layer]));
+    let residual = |outcome: &Outcome| outcome.residuals.as_ref().map(|residuals| residuals[layer].clone());
+    let [left, to_be_left] = [found, expected].map(residual);
+    if !is_near(member) {
+        assert!(left == to_be_left, "{what}, layer {layer}: another residual");
+        assert!(mean == as_expected, "{what}, layer {layer}: another mean");
+        return;
+    }
+    let (Some(mean), Some(as_expected)) = (mean, as_expected) else { return };
+    let [mean, as_expected] = [mean, as_expected].map(|bytes| widened(member.dtype, bytes));
+    near(&mean, &as_expected, &[], [member.dtype, reduce_dtype], &format!("{what}, mean of layer {layer}"));
+    assert_eq!(left.is_some(), to_be_left.is_some(), "{what}, layer {layer}: residuals");
+    let floats = |bits: Option<Vec<u32>>| bits.into_iter().flatten().map(f32::from_bits).collect::<Vec<f32>>();
+    let [left, to_be_left] = [left, to_be_left].map(floats);
+    // Of what is rounding alone little is left that could be compared.
+    near(&left, &to_be_left, &as_expected, [Dtype::F32, reduce_dtype], &format!("{what}, residual of layer {layer}"));
 }
 
 pub(crate) fn on_host(members: &[Member], feedback: bool, _: u32) -> OnHost {
     let zeros = |member: &Member| vec![0.0; member.shape.elements()];
     let residuals = feedback.then(|| members.iter().map(zeros).collect());
-    OnHost { members: members.to_vec(), means: vec![], residuals }
+    let factors = members.iter().map(|member| vec![0.0; factor_lens(member)[1]]).collect();
+    OnHost { members: members.to_vec(), means: vec![], residuals, factors }
 }
 
 /// Asserts that means, residuals and messages of some steps are the host's, bit for bit, with two and three ranks, with
-/// residuals and without, with sums of f32 and of bf16 if the space has them. `open` makes a rank's bucket, with residuals of
+/// residuals and without, with sums of f32 and of bf16 if the space has them; those of layers under PowerSGD within 1e-4 of their
+/// norm, or within 2^-8 where they are 16 bits. `open` makes a rank's bucket, with residuals of
 /// zeros or without, for so many ranks.
 ///
 /// # Panics
@@ -359,13 +337,14 @@ pub fn check_space<B: Bucket>(members: &[Member], halves: bool, open: impl Fn(&[
         let steps: Vec<Step> = (0..3).map(|number| sound(members, world, number, agreement(number))).collect();
         let expected = run(|| on_host(members, feedback, world), &steps, reduce_dtype);
         assert!(expected.iter().flatten().all(|outcome| outcome.result == Ok(())));
-        compare::<B>(&run(|| open(members, feedback, world), &steps, reduce_dtype), &expected);
+        let found = run(|| open(members, feedback, world), &steps, reduce_dtype);
+        compare::<B>(members, &found, &expected, reduce_dtype);
     }
 }
 
 /// Asserts that what goes wrong ends as on the host, on all ranks, and changes no residual, so that the next step is sound: values
-/// that are not finite, values beyond the type they are sent in, sums beyond f32, ranks that disagree. The layers are [`members`],
-/// but that their types and their buckets of values may be others.
+/// that are not finite, values beyond the type they are sent in, sums beyond f32, ranks that disagree. The layers are
+/// [`members`](super::members()), but that their types and their buckets of values may be others, and those under PowerSGD may be missing.
 ///
 /// # Panics
 /// When that is not so.
@@ -377,13 +356,18 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         step
     };
     let disagreeing = |agreement| Step { seeds: vec![5, 6], ..sound(members, 2, 1, agreement) };
-    let large = [Setting::Dense, Setting::TopK(TopK { keep: 60, values: Dtype::F32 }), Setting::Qsgd(Qsgd::default())];
+    let large = [
+        Setting::Dense,
+        Setting::TopK(TopK { keep: 60, values: Dtype::F32 }),
+        Setting::Qsgd(Qsgd::default()),
+        Setting::PowerSgd(PowerSgd { rank: 1, iterations: 1 }),
+    ];
     let large = large.map(|setting| {
         let shape = Shape::new(60, 1).expect("a small shape");
         [Member { index: 2, setting, shape, dtype: Dtype::F32 }]
     });
-    let overflowing = |members: &[Member]| {
-        let gradients = gradients(members, 2, 1, 3.3e38);
+    let overflowing = |members: &[Member], scale| {
+        let gradients = gradients(members, 2, 1, scale);
         Step { gradients, ..sound(members, 2, 1, Agreement::Reached) }
     };
     // Of one bit the wrong end of the grid may be drawn, and what is left of the largest numbers is then beyond f32.
@@ -396,7 +380,8 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
             |second| [sound(members, 2, 0, first_agreement::<B>()), second, sound(members, 2, 2, Agreement::Reached)];
         let mut expected = run(|| on_host(members, true, 2), &steps(spoil(9, 0, f32::NAN)), Dtype::F32);
         expected[1][1].result = Err(Error::Core(CoreError::Overflow { what: "" }));
-        compare::<B>(&run(|| open(members, true, 2), &steps(late.clone()), Dtype::F32), &expected);
+        let found = run(|| open(members, true, 2), &steps(late.clone()), Dtype::F32);
+        compare::<B>(members, &found, &expected, Dtype::F32);
     }
     let mut codes = Vec::new();
     let mut check = |members: &[Member], failing: Step| {
@@ -405,10 +390,12 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
             let expected = run(|| on_host(members, feedback, 2), &steps, Dtype::F32);
             assert!(expected.iter().all(|rank| rank[2].result.is_ok()));
             codes.extend(expected.iter().filter_map(|rank| rank[1].result.err()).map(|error| error.code()));
-            compare::<B>(&run(|| open(members, feedback, 2), &steps, Dtype::F32), &expected);
+            let found = run(|| open(members, feedback, 2), &steps, Dtype::F32);
+            compare::<B>(members, &found, &expected, Dtype::F32);
         }
     };
-    for (layer, element, value) in [(0, 4099, f32::NAN), (1, 2, f32::INFINITY), (7, 3000, f32::NEG_INFINITY)] {
+    let (dense, topk) = (1, 7);
+    for (layer, element, value) in [(0, 4099, f32::NAN), (dense, 2, f32::INFINITY), (topk, 3000, f32::NEG_INFINITY)] {
         check(members, spoil(layer, element, value));
     }
     // More than f16 can hold.
@@ -416,8 +403,14 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     for agreement in [first_agreement::<B>(), Agreement::Reached] {
         check(members, disagreeing(agreement));
     }
-    for one in &large {
-        check(one, overflowing(one));
+    let factors = members.iter().position(is_near);
+    for one in large.iter().filter(|[one]| factors.is_some() || !is_near(one)) {
+        check(one, overflowing(one, 3.3e38));
+    }
+    if let Some(layer) = factors {
+        check(members, spoil(layer, members[layer].shape.elements() - 1, f32::NAN));
+        // Not yet each rank's factor, but their sum.
+        check(&large[3], overflowing(&large[3], 1.7e38));
     }
     if !B::TELLS_OF_REST {
         check(members, late);
@@ -430,18 +423,6 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
     ] {
         assert!(codes.contains(&code), "no case ends with {code}");
     }
-}
-
-/// Layers whose messages are damaged: QSGD, and TopK with positions of both kinds.
-pub fn damaged_members() -> [Member; 3] {
-    let topk = |keep, values, rows, index| Member {
-        index,
-        setting: Setting::TopK(TopK { keep, values }),
-        shape: Shape::new(rows, 1).expect("a small shape"),
-        dtype: Dtype::F32,
-    };
-    let setting = Setting::Qsgd(Qsgd { bits: 3, bucket: 16, ..Qsgd::default() });
-    [topk(20, Dtype::F32, 290, 0), topk(23, Dtype::F16, 70, 1), Member { setting, ..topk(0, Dtype::F32, 37, 2) }]
 }
 
 /// Asserts that damaged messages end as on the host: named, or decoded to the same means. Every `stride`-th byte of payloads'
@@ -475,7 +456,7 @@ pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(
     let expected = run(|| on_host(&members, true, 2), &of_bodies, Dtype::F32);
     let failed = expected[0].iter().filter(|outcome| outcome.result.is_err()).count();
     assert!(failed > 0 && failed + 1 < of_bodies.len(), "{failed} of {} fail", of_bodies.len());
-    compare::<B>(&run(|| open(&members, true, 2), &of_bodies, Dtype::F32), &expected);
+    compare::<B>(&members, &run(|| open(&members, true, 2), &of_bodies, Dtype::F32), &expected, Dtype::F32);
 
     let of_headers = steps(&headers);
     let expected = run(|| on_host(&members, false, 2), &of_headers, Dtype::F32);
@@ -486,7 +467,7 @@ pub fn check_space_damage<B: Bucket>(first: usize, stride: usize, open: impl Fn(
             *found = expected.clone();
         }
     }
-    compare::<B>(&found, &expected);
+    compare::<B>(&members, &found, &expected, Dtype::F32);
 }
 
 /// Asserts that a message that anybody may have written, the bits by which it differs from a sound one being `bytes`, ends as on

@@ -7,14 +7,14 @@
 // products of all chunks. One that has all rows goes through many steps in a dispatch.
 
 // Of each chunk: inner products of the last step and of the one before; then the squared norms of a column before its
-// first projection was subtracted, and between both.
+// first projection was subtracted, and between both. Whoever includes this says where in the binding they begin, by `in_inner`.
 @group(0) @binding(8) var<storage, read_write> inner: array<f32>;
 
 var<workgroup> sums: array<vec4<f32>, 256>;
 var<workgroup> products: array<f32, 1024>;
 
 fn inner_at(step: u32, chunk: u32, c: u32) -> u32 {
-    return (step % 2u * params.chunks + chunk) * params.columns + c;
+    return in_inner((step % 2u * params.chunks + chunk) * params.columns + c);
 }
 
 // products[c] = the inner product of the step before, for c from .. to.
@@ -32,14 +32,14 @@ fn gather(step: u32, from_column: u32, to_column: u32, lane: u32) {
 
 // Brings a column to norm 1, or to 0 when either projection took too much of it: what is left is rounding then.
 fn normalise(column: u32, start: u32, end: u32, lane: u32) {
-    let norms = 2u * params.chunks * params.columns;
+    let norms = in_inner(2u * params.chunks * params.columns);
     let left = products[column];
     var factor = 0.0;
     if (inner[norms + 1u] > inner[norms] * 0x1p-40f && left > inner[norms + 1u] * 0.25) {
         factor = 1.0 / sqrt(left);
     }
     for (var i = start + lane; i < end; i += 256u) {
-        product[column * params.all_rows + i] *= factor;
+        product[in_product(column * params.all_rows + i)] *= factor;
     }
 }
 
@@ -49,22 +49,22 @@ fn subtract_projection(column: u32, start: u32, end: u32, lane: u32) {
         var sum = 0.0;
         var c = 0u;
         for (; c + 4u <= column; c += 4u) {
-            let at = c * rows + i;
+            let at = in_product(c * rows + i);
             let four = vec4<f32>(product[at], product[at + rows], product[at + 2u * rows], product[at + 3u * rows]);
             sum += dot(vec4<f32>(products[c], products[c + 1u], products[c + 2u], products[c + 3u]), four);
         }
         for (; c < column; c++) {
-            sum += products[c] * product[c * rows + i];
+            sum += products[c] * product[in_product(c * rows + i)];
         }
-        product[column * rows + i] -= sum;
+        product[in_product(column * rows + i)] -= sum;
     }
 }
 
 // Four columns at a time; of the last four some may lie beyond `column`.
 fn inner_products(step: u32, chunk: u32, column: u32, start: u32, end: u32, lane: u32) {
-    let own = column * params.all_rows;
+    let own = in_product(column * params.all_rows);
     for (var c = 0u; c <= column; c += 4u) {
-        let at = min(vec4<u32>(c, c + 1u, c + 2u, c + 3u), vec4<u32>(column)) * params.all_rows;
+        let at = in_product(0u) + min(vec4<u32>(c, c + 1u, c + 2u, c + 3u), vec4<u32>(column)) * params.all_rows;
         var sum = vec4<f32>();
         for (var i = start + lane; i < end; i += 256u) {
             let four = vec4<f32>(product[at.x + i], product[at.y + i], product[at.z + i], product[at.w + i]);
@@ -85,18 +85,15 @@ fn inner_products(step: u32, chunk: u32, column: u32, start: u32, end: u32, lane
     }
 }
 
-@compute @workgroup_size(256)
-fn orthonormalise(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
-    let own = params.first_chunk + group.x;
-    let start = group.x * params.chunk_rows;
-    let end = min(start + params.chunk_rows, params.all_rows);
-    for (var step = params.first_step; step < params.last_step; step++) {
+// The steps from .. to of the chunk with number `own`, which has the rows start .. end. All 256 lanes call it.
+fn take_steps(from_step: u32, to_step: u32, own: u32, start: u32, end: u32, lane: u32) {
+    for (var step = from_step; step < to_step; step++) {
         let column = step / 3u;
         let phase = step % 3u;
         if (phase > 0u) {
             gather(step, 0u, column + 1u, lane);
             if (own == 0u && lane == 0u) {
-                inner[2u * params.chunks * params.columns + phase - 1u] = products[column];
+                inner[in_inner(2u * params.chunks * params.columns) + phase - 1u] = products[column];
             }
             subtract_projection(column, start, end, lane);
         } else if (column > 0u) {

@@ -1,0 +1,104 @@
+//! Buckets with layers under PowerSGD, beyond what the suite of all spaces has.
+
+use super::exchange::{OnDevice, is_there, open, open_on};
+use super::{backend_with, small};
+use lgreco_core::Error as CoreError;
+use lgreco_core::compress::{Setting, powersgd::PowerSgd};
+use lgreco_core::gradient::{Dtype, Element, F16, Shape};
+use lgreco_train::Error;
+use lgreco_train::exchange::threads::ThreadCollective;
+use lgreco_train::exchange::{Agreement, Moment, Route, Space};
+use lgreco_train::testing::exchange::{Bucket, Member, check_space};
+
+fn member(index: u32, rank: u32, (rows, cols): (usize, usize), dtype: Dtype) -> Member {
+    let setting = Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
+    Member { index, setting, shape: Shape::new(rows, cols).unwrap(), dtype }
+}
+
+/// Factors that one workgroup makes orthonormal, with one dispatch or several, beside one that several share.
+#[test]
+fn factors_of_all_lengths_are_made_orthonormal_together() {
+    if is_there() {
+        let f32 = Dtype::F32;
+        let members =
+            [member(0, 8, (8300, 11), f32), member(1, 2, (40, 30), f32), member(2, 40, (300, 45), Dtype::Bf16)];
+        check_space(&members, false, open);
+    }
+}
+
+/// More workgroups than a dimension of a dispatch has.
+#[test]
+fn dispatches_have_two_dimensions_where_one_is_short() {
+    if backend_with(wgpu::Features::empty(), small).is_some() {
+        let members = [member(0, 3, (150, 170), Dtype::F32), member(1, 4, (33, 2070), Dtype::F16)];
+        check_space(&members, true, |members, feedback, world| {
+            let backend = backend_with(wgpu::Features::empty(), small).expect("the device there was before");
+            open_on(backend, members, feedback, world)
+        });
+    }
+}
+
+/// A step of a rank alone with these values of its only layer.
+fn step(on: &mut OnDevice, values: &[F16]) -> Result<Vec<f32>, Error> {
+    let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+    let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step: 0, terms: 0 };
+    let mut network = ThreadCollective::group(1).remove(0);
+    let gradients = [bytemuck::cast_slice(values).to_vec()];
+    on.exchange(&gradients, moment, Agreement::Reached, &mut network)?;
+    Ok(bytemuck::pod_collect_to_vec::<u8, F16>(&on.means()[0]).iter().map(|x| x.to_f32()).collect())
+}
+
+/// The residual makes a sum of it that f16 has not.
+#[test]
+fn a_mean_beyond_its_type_is_an_error_with_its_place_and_changes_nothing() {
+    if !is_there() {
+        return;
+    }
+    let mut on = open(&[member(3, 1, (40, 1), Dtype::F16)], true, 1);
+    let mut residual = vec![0.0f32; 40];
+    residual[5] = 50_000.0;
+    let (buffer, offset) = on.bucket.residual(0).map(|(buffer, offset)| (buffer.clone(), offset)).unwrap();
+    on.backend().queue().write_buffer(&buffer, offset, bytemuck::cast_slice(&residual));
+    let mut values = vec![F16::from_f32(1.0); 40];
+    values[5] = F16::from_f32(60_000.0);
+    match step(&mut on, &values) {
+        Err(Error::Core(CoreError::ElementOverflow { index: 5, value })) => {
+            assert!((value - 110_000.0).abs() < 11.0, "{value}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((on.bucket.faulty_layer(), on.residuals()), (Some(0), Some(vec![residual])));
+    values[5] = F16::from_f32(-60_000.0);
+    // A column is a matrix of rank 1, so nothing is left.
+    let means = step(&mut on, &values).unwrap();
+    assert!((means[5] + 10_000.0).abs() < 10.0 && (means[0] - 1.0).abs() < 1e-3, "{means:?}");
+    let left = on.residuals().unwrap().remove(0);
+    assert!(left.iter().all(|x| x.abs() < 0.1), "{left:?}");
+}
+
+/// A host's factors come of other sums, so its means would be others.
+#[test]
+fn ranks_on_the_host_have_other_fingerprints() {
+    if is_there() {
+        let mut on = open(&[member(3, 1, (40, 1), Dtype::F32)], true, 1);
+        let mut backend = super::backend().expect("the device there was before");
+        assert_eq!(on.bucket.on(&mut backend).remembered(), 0);
+        let dense = Member { setting: Setting::Dense, ..member(3, 1, (40, 1), Dtype::F32) };
+        let host = lgreco_core::internal::checksum::Hash::START.0;
+        assert_eq!(open(&[dense], true, 1).bucket.on(&mut backend).remembered(), host);
+    }
+}
+
+/// Zeros leave no factor to start from.
+#[test]
+fn gradients_of_zeros_start_the_next_step_afresh() {
+    if !is_there() {
+        return;
+    }
+    let mut on = open(&[member(3, 1, (40, 1), Dtype::F16)], true, 1);
+    let ones = vec![F16::from_f32(1.0); 40];
+    for values in [&ones, &vec![F16::from_f32(0.0); 40], &ones] {
+        let means = step(&mut on, values).unwrap();
+        assert!(means.iter().zip(values).all(|(mean, x)| (mean - x.to_f32()).abs() < 1e-3), "{means:?}");
+    }
+}
