@@ -66,7 +66,7 @@ impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
         if self.fault == Some(Fault::Mean) {
             means[0][1] ^= 1;
         }
-        if self.fault == Fault::Product {
+        if self.fault == Some(Fault::Product) {
             // The sign of a value.
             means[18][3] ^= 0x80;
         }
