@@ -15,6 +15,7 @@ mod exchange_topk;
 mod faults;
 mod feedback;
 mod hostile;
+mod large;
 mod launches;
 mod memory;
 mod nvrtc;

@@ -1,0 +1,39 @@
+//! Layers of more than 2^31 elements. Kernels count elements, spans and bits of positions by 64 bits or, as shapes do, by 32 that
+//! suffice for fewer than 2^32.
+
+use super::exchange::{WORLD, config};
+use crate::ExchangeProgram;
+use lgreco_core::compress::powersgd::PowerSgd;
+use lgreco_core::compress::qsgd::Qsgd;
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::topk::TopK;
+use lgreco_core::compress::{Compressor, Setting};
+use lgreco_core::gradient::{Dtype, Shape};
+
+/// Where everything lies is computed without loss, up to the most elements that a shape has; beyond, shapes refuse.
+#[test]
+fn layers_of_more_than_2_31_elements_have_their_places() {
+    let qsgd = Setting::Qsgd(Qsgd::default());
+    let top = |keep| Setting::TopK(TopK { keep, values: Dtype::F32 });
+    let few = |keep| Setting::QuantisedTopK(QuantisedTopK { keep, bits: 4 });
+    let config = config(Dtype::F16, 1.0);
+    for (rows, cols) in [(1 << 16, (1 << 15) + 1), (65535, 65537)] {
+        let (shape, n) = (Shape::new(rows, cols).unwrap(), rows as u64 * cols as u64);
+        for setting in [qsgd, top(1 << 20), top(n as u32), few(n as u32), Setting::Dense] {
+            let small = (Shape::new(64, 64).unwrap(), qsgd);
+            let program = ExchangeProgram::new(&[(shape, setting), small], config).unwrap();
+            let payload =
+                |shape, setting: Setting| setting.payload_len(shape, config.dtype).unwrap().next_multiple_of(16);
+            let gathered = if setting == Setting::Dense { 0 } else { payload(shape, setting) };
+            assert_eq!(program.message_bytes(), 16 + gathered + payload(small.0, small.1), "{setting}");
+            assert_eq!(program.residual_bytes(), 8 * (n + 4096));
+            let summed = if setting == Setting::Dense { n as usize + WORLD } else { 0 };
+            assert_eq!(program.sum_values(), summed);
+        }
+        let power = Setting::PowerSgd(PowerSgd { rank: 4, iterations: 1 });
+        let program = ExchangeProgram::new(&[(shape, power)], config).unwrap();
+        assert_eq!((program.sum_values(), program.factor_values()), (4 * rows + WORLD, 4 * cols + WORLD));
+    }
+    let beyond = Shape::new(1 << 16, 1 << 16).unwrap_err();
+    assert_eq!(beyond, lgreco_core::Error::TooManyElements { rows: 1 << 16, cols: 1 << 16 });
+}
