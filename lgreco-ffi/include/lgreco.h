@@ -1969,6 +1969,15 @@ lgreco_status lgreco_plan_task_destroy(struct lgreco_plan_task **task);
 // the controller's (lgreco_controller_message).
 const char *lgreco_plan_task_message(const struct lgreco_plan_task *task);
 
+// Asks for a decision before the schedule's next, because the data or the network have changed: its window begins with the next
+// step, and it is due `window + lead` steps later, or when it would have been if that is sooner. Tells that step in `due`,
+// UINT64_MAX under policies that decide nothing any more. All ranks ask, between the same two steps: the next step fails with
+// LGRECO_PEER_PLAN on every rank when some have not.
+//
+// LGRECO_STEP_ORDER while a step is under way.
+lgreco_status lgreco_controller_replan(struct lgreco_controller *controller,
+                                       uint64_t *due);
+
 // Gives a controller of LGRECO_POLICY_FIXED other settings, one per layer. All ranks do, between the same two steps, and
 // switch at the next one, or at the end of the warm-up if that comes later. What is remembered of the layers stays. The
 // step fails with LGRECO_PEER_PLAN on every rank when ranks have given different settings. In buckets
