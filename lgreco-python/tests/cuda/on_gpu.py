@@ -1,0 +1,96 @@
+"""lgreco.torch on real GPUs, a process for each: torchrun --nproc-per-node N lgreco-python/tests/cuda/on_gpu.py
+
+Trains twice by every scheme, with gradients that stay in the GPU's memory and with such that are copied to the host, and compares the
+means of every step and what is remembered: bit for bit, of PowerSGD within 1e-4, of more than two processes' sums as bf16, which are
+rounded in another order, within 2^-7. A gradient that is not finite must then be an error on all ranks. With --imitated this file is
+tried on an imitation of a GPU.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from linear import Linear, gradients
+
+from lgreco import LgrecoError
+from lgreco.torch import LGreCoState, lgreco_hook
+
+STEPS = 20
+PLANNED: dict[str, Any] = {"start_iter": 3, "period": 4, "window": 2, "min_elements": 64}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "QSGD": {"method": "qsgd"},
+    "TopK": {"method": "topk", "default": 0.1, "widths": ["full"]},
+    "TopK in few bits": {"method": "topk", "default": 0.1},
+    "TopK, sums as bf16": {"method": "topk", "default": 0.1, "reduce_dtype": torch.bfloat16},
+    "PowerSGD": {"settings": {"first": "powersgd 2", "second": "powersgd 4"}, "start_iter": 2},
+}
+
+
+def train(options: dict[str, Any], device: torch.device, steps: int, spoilt: int | None = None) -> tuple[Any, ...]:
+    """The state, the means of each step, the seconds of the last ones, and the error of the step after the spoilt one."""
+    ddp = DDP(Linear().to(device), bucket_cap_mb=0.005)
+    state = LGreCoState(None, ddp, **PLANNED | options)
+    ddp.register_comm_hook(state, lgreco_hook)
+    means, seconds, error = [], [], None
+    for step in range(steps):
+        own = {name: gradient.to(device) for name, gradient in gradients(dist.get_rank(), step).items()}
+        if step == spoilt and dist.get_rank() == dist.get_world_size() - 1:
+            own["second"][3, 5] = torch.inf
+        ddp.zero_grad()
+        start = time.perf_counter()
+        try:
+            ddp(own).backward()
+        except LgrecoError as raised:
+            error = str(raised)
+            break
+        means.append(torch.cat([p.grad.flatten().cpu() for p in ddp.parameters()]))  # type: ignore[union-attr]
+        seconds.append(time.perf_counter() - start)
+    return state, means, min(seconds[steps // 2 :], default=0.0), error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--imitated", action="store_true")
+    arguments = parser.parse_args()
+    stays: dict[str, Any] = {}
+    device = torch.device("cpu")
+    if arguments.imitated:
+        from imitation import imitated
+
+        stays = {"_device_of": imitated}
+        dist.init_process_group("gloo")
+    else:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    copied: dict[str, Any] = {"_device_of": lambda parameters: None}
+    apart = {"PowerSGD": 1e-4} | ({"TopK, sums as bf16": 2**-7} if dist.get_world_size() > 2 else {})
+    for scheme, options in SCHEMES.items():
+        on_device, found, seconds, error = train(options | stays, device, STEPS)
+        on_host, expected, seconds_copied, error_copied = train(options | copied, device, STEPS)
+        assert error is None and error_copied is None, (error, error_copied)
+        assert on_device._device is not None and on_host._device is None, f"{scheme}: it was not exchanged where it should be"
+        assert on_device.settings == on_host.settings and set(on_host.settings.values()) != {"dense"}, scheme
+        pairs = [*zip(found, expected, strict=True)]
+        pairs += [(on_device.residual(name), on_host.residual(name)) for name in on_host.names]
+        for at, (value, other) in enumerate(pairs):
+            near = (value - other).norm() <= apart.get(scheme, 0.0) * other.norm()
+            assert near if scheme in apart else torch.equal(value, other), f"{scheme}: step or residual {at} differs"
+        if dist.get_rank() == 0:
+            print(f"{scheme}: as on the host; a step's backward pass {seconds:.5f} s, copied to the host {seconds_copied:.5f} s")
+    _, means, _, error = train({"method": "qsgd"} | stays, device, STEPS, spoilt=10)
+    assert len(means) == 11 and error is not None, f"{len(means)} steps, {error}"
+    print(f"rank {dist.get_rank()}: {error}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
