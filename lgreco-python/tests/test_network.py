@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "network"))
-from results import Results, added_table, learning_key, learning_table, mean_curve, step_key, steps_table, steps_to  # noqa: E402
+from results import Learnt, Results, added_table, learning_key, learning_table, mean_curve, step_key, steps_table, steps_to  # noqa: E402
 from schemes import ALONE, PLAIN, SCHEMES  # noqa: E402
 
 
@@ -32,19 +32,31 @@ def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.
         found = {scheme: results.get(step_key("1gbit", 2, scheme), lambda: steps(scheme)) for scheme in (PLAIN, ours)}
     assert made == [PLAIN, ours] and learning_key(2, 1, 20, ours) not in results.runs
     table = steps_table(["1gbit"], [PLAIN, ours], lambda rate, scheme: found[scheme])
-    assert f"| {PLAIN} | 500 | 0.250 | 2.000 / 2.000 |" in table and f"| {ours} | 2,000 | 0.250 | 0.500 / 0.500 |" in table
+    assert f"| {PLAIN} | 500 | 0.250 | 2.000 / 2.000 / 6.000 |" in table
+    assert f"| {ours} | 2,000 | 0.250 | 0.500 / 0.500 / 1.500 |" in table
     table = added_table(["1gbit"], [ours], lambda rate, scheme: {ALONE: {"seconds": [0.25]}}.get(scheme, found[ours]))
     assert f"| {ours} | 0.250 |" in table
 
-    learnt = {
-        PLAIN: [{"curve": [(10, 3.0), (20, 2.0)]}],
-        ours: [{"curve": [(10, 3.5), (20, 2.51), (30, 1.51)]}],
-        "never": [{"curve": [(10, 3.5), (20, 3.0), (30, 2.5)]}],
-    }
-    table = learning_table(["1gbit"], learnt, lambda rate, scheme: found.get(scheme, found[ours]))
+    def runs(*curves: list[tuple[int, float]], each: float = 9.0) -> list[dict[str, Any]]:
+        return [{"curve": curve, "seconds": [each]} for curve in curves]
+
+    rates, seconds = ["1gbit", "100mbit"], "lgreco, seconds"
+    of_ours = runs([(10, 3.5), (20, 2.61), (30, 1.61)], [(10, 3.5), (20, 2.41), (30, 1.41)])
+    learnt = [
+        Learnt(scheme, dict(zip(rates, by_rate)), lambda rate, scheme: found.get(scheme, found[ours]))
+        for scheme, by_rate in {
+            PLAIN: [runs([(10, 3.0), (20, 2.0)])] * 2,
+            ours: [of_ours] * 2,
+            seconds: [runs([(10, 3.0), (20, 1.01)], each=1.0), runs([(10, 3.01), (20, 2.01), (30, 1.0)], each=4.0)],
+            "never": [runs([(10, 3.5), (20, 3.0), (30, 2.5)])] * 2,
+        }.items()
+    ]
+    table = learning_table(rates, learnt)
     assert "The loss to be reached is 2.010" in table
-    assert f"| {PLAIN} | 2.000 (2.000 to 2.000) | 20 | 39.8 s |" in table, table
-    assert f"| {ours} | 2.510 (2.510 to 2.510) | 25 | 12.5 s |" in table, table
-    assert "| never | 3.000 (3.000 to 3.000) | more than 30 | more than 15.0 s |" in table
+    assert f"| {PLAIN} | 2.000 (2.000 to 2.000) | 20 (20 to 20) | 39.8 s | 39.8 s |" in table, table
+    assert f"| {ours} | 2.510 (2.410 to 2.610) | 25 (24 to 26) | 12.5 s | 12.5 s |" in table, table
+    # By the seconds of its own steps, at each rate.
+    assert f"| {seconds} | 1.510 (1.010 to 2.010) | 15 to 20 (15 to 20) | 15.0 s | 80.0 s |" in table, table
+    assert "| never | 3.000 (3.000 to 3.000) | more than 30 (more than 30 to more than 30) | more than 15.0 s |" in table, table
     with pytest.raises(KeyError):
         steps_table(["1gbit"], ["none such"], lambda rate, scheme: found[scheme])

@@ -221,8 +221,9 @@ impl DeviceBucket {
     ///
     /// # Errors
     /// [`StepOrder`](lgreco_train::Error::StepOrder) when no step is under way; those of the device, in place of `None`: all ranks
-    /// have made the same collectives then, and the step has failed on all. At another time only if the device refuses even
-    /// to tell the others, who then wait.
+    /// have made the same collectives then, and the step has failed on all, unless the device refused what comes after the last
+    /// collective: of that this rank alone knows. At another time only if the device refuses even to tell the others, who then
+    /// wait.
     ///
     /// # Safety
     /// As [`submit`](DeviceBucket::submit); the collective asked for before is enqueued before what is enqueued now.

@@ -77,7 +77,8 @@ def main() -> None:
         on_device, found, seconds, error = train(options | stays, device, STEPS)
         on_host, expected, seconds_copied, error_copied = train(options | copied, device, STEPS)
         assert error is None and error_copied is None, (error, error_copied)
-        assert on_device._device is not None and on_host._device is None, f"{scheme}: it was not exchanged where it should be"
+        stayed = on_device._device is not None and on_device._device._buckets and not on_device._device._refused
+        assert stayed and on_host._device is None, f"{scheme}: it was not exchanged where it should be"
         assert on_device.settings == on_host.settings and set(on_host.settings.values()) != {"dense"}, scheme
         pairs = [*zip(found, expected, strict=True)]
         pairs += [(on_device.residual(name), on_host.residual(name)) for name in on_host.names]

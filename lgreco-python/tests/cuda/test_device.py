@@ -55,6 +55,11 @@ def steps_of(ddp: DDP, rank: int, steps: range) -> list[torch.Tensor]:
     return means
 
 
+def stayed(state: LGreCoState) -> bool:
+    """Whether no bucket went by the host; who compares with the host would otherwise compare that with itself."""
+    return state._device is not None and bool(state._device._buckets) and not state._device._refused
+
+
 def residuals(state: LGreCoState) -> torch.Tensor:
     return torch.cat([state.residual(name) for name in state.names])
 
@@ -66,8 +71,7 @@ def _train(rank: int, options: dict[str, Any], dtype: torch.dtype) -> Run:
     ddp, state = wrapped(options, dtype)
     means = steps_of(ddp, rank, range(STEPS))
     known = [{name: one[name] for name in ("steps", "bytes_in", "bytes_out")} for one in state.metrics().values()]
-    launched = state._device is not None and state._device.cuda.launches() > STEPS
-    return means, residuals(state), state.settings, (state.compression_stats(), known), launched
+    return means, residuals(state), state.settings, (state.compression_stats(), known), stayed(state)
 
 
 def _both(rank: int, options: dict[str, Any], dtype: torch.dtype) -> tuple[Run, Run]:
@@ -95,6 +99,7 @@ def _switched(rank: int) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
         after = {"0.weight": "qsgd 4", "2.weight": "topk 400 bits 3"}
         state._controller.set_settings([after.get(name, "dense") for name in state.names])
         runs.append((means + steps_of(ddp, rank, range(9, STEPS)), residuals(state)))
+        assert stayed(state) == (where == ON_DEVICE)
     return runs
 
 
@@ -134,6 +139,7 @@ def _linear(rank: int, options: dict[str, Any], steps: int, at_fault: int | None
         except LgrecoError as error:
             means.append(None)
             told.append((step, error.code, error.layer, str(error)))
+    assert stayed(state) == ("_device_of" in options)
     return means, told, {name: state.residual(name) for name in state.names}
 
 
@@ -207,6 +213,7 @@ def _saved(rank: int, first: dict[str, Any], second: dict[str, Any], stop: int) 
     loaded = state.load_state_dict(saved)
     assert loaded.step == stop and not loaded.missing + loaded.extra + loaded.misshaped
     means = steps_of(ddp, rank, range(stop, STEPS))
+    assert stayed(state) == ("_device_of" in second)
     return torch.cat(means), residuals(state), state.settings
 
 
@@ -333,3 +340,37 @@ def test_a_step_whose_network_fails_is_taken_back(moment: str) -> None:
     for (means, (before, after, rest), failed), (all_means, all_rest, *_) in zip(found, expected, strict=True):
         assert failed and before.any() and torch.equal(before, after)
         assert all(torch.equal(own, other) for own, other in zip(means, all_means, strict=True)) and torch.equal(rest, all_rest)
+
+
+def _untold(rank: int) -> None:
+    """The device refuses rank 1's means, when there is no message left to tell rank 0 by."""
+    from lgreco.torch import device
+
+    ddp, state = wrapped(SCHEMES["topk"] | ON_DEVICE)
+    steps_of(ddp, rank, range(8))
+    own = device.Buckets.device.fget
+
+    class Refusing:
+        def __init__(self, device: Any) -> None:
+            self.device = device
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.device, name)
+
+        def next(self, bucket: Any) -> Any:
+            request = self.device.next(bucket)
+            if request is None:
+                raise LgrecoError("out of memory")
+            return request
+
+    if rank == 1:
+        device.Buckets.device = property(lambda buckets: Refusing(own(buckets)))  # type: ignore[method-assign]
+    steps_of(ddp, rank, range(8, 9))
+    device.Buckets.device = property(own)  # type: ignore[method-assign]
+    if rank == 1:
+        with pytest.raises(ExchangeError, match="out of memory"):
+            steps_of(ddp, rank, range(9, 10))
+
+
+def test_what_one_rank_alone_knows_of_is_an_error_there_before_its_next_collective() -> None:
+    on_ranks(2, _untold)

@@ -46,6 +46,8 @@ class Buckets:
         self._buckets: dict[tuple[int, ...], _Bucket] = {}
         self._refused: set[tuple[int, ...]] = set()
         self._failed: list[_Bucket] = []
+        self._untold: LgrecoError | None = None
+        """What the device has refused when there was no message left to tell the others by."""
 
     @property
     def device(self) -> Device:
@@ -126,8 +128,16 @@ class Buckets:
                 raise
 
     def fault(self) -> LgrecoError | None:
-        """Before a step: what has gone wrong on a device in the last one; all ranks hear of it."""
+        """Before a step: what has gone wrong on a device in the last one; all ranks hear of it.
+
+        Raises RuntimeError for what this rank alone knows of.
+        """
         self._settle()
+        if self._untold is not None:
+            untold, self._untold = self._untold, None
+            self.bring_home()
+            self.forget()
+            raise RuntimeError(str(untold))
         if not self._failed:
             return None
         rank, own = None, None
@@ -150,8 +160,10 @@ class Buckets:
             if bucket.failed is None:
                 continue
             failed, bucket.failed = bucket.failed() != 0, None
-            if failed or bucket.refusal is not None:
+            if failed:
                 self._failed.append(bucket)
+            elif bucket.refusal is not None:
+                self._untold = bucket.refusal
             else:
                 self.device.forget(bucket.bucket)
 
@@ -163,9 +175,11 @@ class Buckets:
 
     def abandon(self) -> None:
         """After a step that was given up: residuals are the controller's, as they were before it."""
-        for bucket in self._buckets.values():
-            self.device.take_home(self._controller, bucket.bucket, self._controller.steps)
-        self.forget()
+        try:
+            for bucket in self._buckets.values():
+                self.device.take_home(self._controller, bucket.bucket, self._controller.steps)
+        finally:
+            self.forget()
 
     def forget(self) -> None:
         """The next step begins with the controller's residuals."""
@@ -224,7 +238,7 @@ class DeviceFlight:
     def give_up(self, error: Exception) -> None:
         """Waits until the engine no longer touches the bucket's memory, as its network has failed."""
         if self._work is not None:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError), self._buckets.cuda.stream():
                 self._work.wait()
             self._work = None
         if not self.future.done():

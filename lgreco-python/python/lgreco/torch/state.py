@@ -30,10 +30,11 @@ class LGreCoState(Training):
     torch.Size([4096])
 
     Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there: they are compressed, exchanged and averaged in its memory,
-    with the same means as on the host. What goes wrong in a step is then an error at the beginning of the next one, which is not
-    taken. They are copied to the host and back, which is logged once, with ``grad_scaler``, ``hold_zeros``,
+    with the same means as on the host (of more than two processes sums are rounded in another order). What goes wrong in a step is
+    then an error at the beginning of the next one, which is not taken. They are copied to the host and back, which is logged once, with ``grad_scaler``, ``hold_zeros``,
     ``objective="seconds"``, another ``residual_dtype`` than float32, another ``route``,
-    ``metrics_every`` or ``optimizer``; so is a bucket whose settings no kernel has, or for which a GPU has no memory.
+    ``metrics_every`` or ``optimizer``; so is, from then on, a bucket for whose settings there is no kernel,
+    or for which a GPU has no memory.
 
     Parameters
     ----------
@@ -69,8 +70,8 @@ class LGreCoState(Training):
         torch.int8.
     reduce_dtype
         What is summed on the network travels as torch.float32 or, in half the bytes, as torch.bfloat16: PowerSGD's factors and
-        layers that stay uncompressed. What rounding a process's own values loses stays in its residuals. The default is
-        bfloat16 where all parameters are, as in plain DDP, and else float32.
+        layers that stay uncompressed. What rounding loses of a process's own factors stays in its residuals, of layers that stay
+        uncompressed it is lost, as in plain DDP of bfloat16. The default is bfloat16 where all parameters are, as in plain DDP, and else float32.
     grad_scaler
         The GradScaler of mixed precision. Steps that it skips are taken back, residuals follow its scale, and gradients
         that are not finite reach it on all ranks instead of being an error.

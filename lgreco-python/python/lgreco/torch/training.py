@@ -169,7 +169,7 @@ class Training(Reports):
         """What has gone wrong on this rank alone, to be told by the first bucket; what goes wrong on all is ``_refused``."""
         try:
             failure = self._device.fault() if self._device is not None else None
-        except RuntimeError as error:
+        except (LgrecoError, RuntimeError) as error:
             raise self._broken(error) from error
         if failure is not None:
             self._failed, self._refused = failure, True
@@ -300,7 +300,8 @@ class Training(Reports):
         All ranks call it between the same two steps. The plan looks at the gradients of the next ``window`` steps, and those after it come
         when they would have. None where nothing is left to decide: a fixed or uniform policy.
 
-        Raises LgrecoError while a step is under way; the next step does, on every rank, when some have not called it.
+        Raises LgrecoError while a step is under way; the next step does, on every rank, when some have not called it. Of gradients
+        that stay on a GPU, and with ``objective="seconds"`` and a ``window`` of 1, ranks then wait for each other until the group's timeout.
         """
         return self._controller.replan()
 
