@@ -73,11 +73,15 @@ fn replanning_looks_at_the_next_gradients() {
                 }
                 let (report, _) = step(&mut controller, &mut worker);
                 assert_eq!(report.switched, [4, 9 + lead, 24].contains(&at), "step {at}");
-                let seen = match at {
-                    0..4 => continue,
-                    _ if at < 9 + lead => first.map(|step| step - lead),
-                    ..24 => second,
-                    _ => third.map(|step| step - lead),
+                if at < 4 {
+                    continue;
+                }
+                let seen = if at < 9 + lead {
+                    first.map(|step| step - lead)
+                } else if at < 24 {
+                    second
+                } else {
+                    third.map(|step| step - lead)
                 };
                 assert_eq!(
                     settings(&controller),
