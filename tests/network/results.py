@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 from schemes import ALONE, PLAIN, measured
 
+TEXT = "novel"  # which runs have learned, so that those of another are never taken for them
 TOLERANCE = 1.005  # a loss is reached within half a per cent
 
 
@@ -30,13 +31,13 @@ class Results:
 
 def step_key(rate: str, world: int, scheme: str, then: str = "", small: bool = False, slow: str = "") -> str:
     link = f"{rate}{then and ' then '}{then}{slow and ', one link of '}{slow}"
-    return f"{'small, ' if small else ''}steps at {link}, {world} ranks: {scheme}"
+    return f"{TEXT}, {'small, ' if small else ''}steps at {link}, {world} ranks: {scheme}"
 
 
 def learning_key(world: int, seed: int, steps: int, scheme: str, rate: str = "none") -> str:
     """At a rate only where what is sent depends on it."""
     link = f" at {rate}" if measured(scheme) else ""
-    return f"learning for {steps} steps{link}, {world} ranks, seed {seed}: {scheme}"
+    return f"{TEXT}, learning for {steps} steps{link}, {world} ranks, seed {seed}: {scheme}"
 
 
 def median(found: dict[str, Any]) -> float:

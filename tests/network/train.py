@@ -21,7 +21,7 @@ from shaped import shape
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-HANGS = 1200  # seconds after which a rank says where it is, and ends
+HANGS = 300  # seconds of a step after which a rank says where it is, and ends
 WARM_UP = 12  # steps that are not timed
 
 
@@ -41,7 +41,6 @@ def _rank(
     link = leave(rank, links[rank], joined) if joined else "lo"
     torch.set_num_threads(1)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(HANGS, exit=True)
     os.environ["GLOO_SOCKET_IFNAME"], os.environ["OMP_NUM_THREADS"] = link, "1"
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     text = Text()
@@ -54,6 +53,7 @@ def _rank(
     seconds, cpu, curve, decisions = [], [], [], []
     before: int | None = 0
     for step in range(WARM_UP + steps):
+        faulthandler.dump_traceback_later(HANGS, exit=True)
         x, y = text.batch(draw)
         if then and rank == 0 and step == WARM_UP + steps // 2:
             subprocess.run(shape("change", then), check=True)

@@ -146,7 +146,7 @@ pub struct ExchangeConfig {
     /// Ranks, at least one.
     pub world: u32,
     /// Random words of the first layer's first step: of the layers after it, and of later steps, the numbers are one
-    /// higher each.
+    /// higher each. All ranks have the same seed and step.
     pub stream: Stream,
     /// Share of the error that is remembered, in (0, 1].
     pub gain: f32,

@@ -11,6 +11,7 @@ use crate::batch::{Batch, Part};
 use crate::gpu::Gpu;
 use crate::kernels::{Kernel, Shader};
 use crate::tensor::{BufferGradient, Input};
+use core::sync::atomic::AtomicBool;
 use lgreco_train::exchange::{Moment, Slip};
 use wgpu::Buffer;
 
@@ -77,6 +78,8 @@ pub struct BufferBucket {
     pub(super) failure: Option<Error>,
     /// What to say of this rank in the next message, if the device says nothing worse.
     pub(super) slip: Slip,
+    /// Whether a flight has asked if it may begin, and has done nothing yet.
+    pub(super) is_new: AtomicBool,
 }
 
 /// Memory of the host, which collectives work on and the device is read into.
@@ -159,6 +162,7 @@ impl BufferBucket {
             offered: false,
             due: 0,
             status: None,
+            is_new: AtomicBool::new(false),
             faulty: None,
             failure: None,
             slip: Slip { code: 0, fingerprint: 0 },

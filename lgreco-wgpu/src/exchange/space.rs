@@ -6,11 +6,11 @@ use crate::Error;
 use crate::backend::WgpuBackend;
 use crate::batch::Batch;
 use crate::gpu::Gpu;
+use core::sync::atomic::Ordering::Relaxed;
 use lgreco_core::Error as CoreError;
 use lgreco_core::gradient::Bf16;
 use lgreco_core::internal::checksum::Hash;
 use lgreco_train::exchange::{Moment, Op, Part, Program, Request, RequestOf, Route, Slip, Space, Spec, judge};
-use std::cell::Cell;
 
 /// Bytes of a greeting: a slip, and the length of the rank's message.
 const GREETING: usize = Slip::LEN + 8;
@@ -23,14 +23,12 @@ const GREETING: usize = Slip::LEN + 8;
 pub struct BufferSpace<'a> {
     pub(super) bucket: &'a mut BufferBucket,
     pub(super) gpu: &'a mut Gpu,
-    /// Whether a flight has asked if it may begin, and has done nothing yet.
-    pub(super) is_new: Cell<bool>,
 }
 
 impl BufferBucket {
     /// The bucket as the space of a flight, on the backend that it was made on.
     pub fn on<'a>(&'a mut self, backend: &'a mut WgpuBackend) -> BufferSpace<'a> {
-        BufferSpace { bucket: self, gpu: backend.gpu(), is_new: Cell::new(false) }
+        BufferSpace { bucket: self, gpu: backend.gpu() }
     }
 }
 
@@ -153,13 +151,13 @@ impl Space for BufferSpace<'_> {
             return Err(CoreError::Parameter { what: "route", value, expected }.into());
         }
         lgreco_core::internal::error::expect_len("workers of the bucket", self.bucket.world, world_size as usize)?;
-        self.is_new.set(true);
+        self.bucket.is_new.store(true, Relaxed);
         Ok(())
     }
 
     fn run(&mut self, op: Op, program: &Program) -> Result<(), lgreco_train::Error> {
         let moment = program.moment;
-        if self.is_new.replace(false) {
+        if self.bucket.is_new.swap(false, Relaxed) {
             self.bucket.begin();
         }
         match op {

@@ -21,7 +21,8 @@ use alloc::{format, vec};
 pub trait Bucket {
     /// Whether it can be without residuals.
     const FORGETS: bool = true;
-    /// Whether what it sends is what the host sends, byte by byte, with greetings before the first step. If not, it sends no
+    /// Whether what it sends is what the host sends, byte by byte (but for fingerprints and slips behind sums in buckets with layers
+    /// under PowerSGD, whose factors are in them), with greetings before the first step. If not, it sends no
     /// greetings, [`message`](Bucket::message) reads its messages, and its slips have fingerprints of their own.
     const SENDS_AS_HOST: bool = true;
     /// Whether it tells the others, too, that what is left of a rank's values is beyond f32, as though the gradient had not been
