@@ -191,10 +191,10 @@ impl CudaBackend {
         Ok(exchange)
     }
 
-    /// Enqueued, in two launches, with layers under TopK in at most six, and in one more where some of them are in few bits:
-    /// this rank's message for all layers under QSGD and TopK, `residual + gradient` under each one's setting with the random
-    /// words of the exchange's step, and what is to be remembered. Bit for bit the core's payloads, each at a multiple of 16.
-    /// Nothing where all layers travel by sums. May be captured into a graph.
+    /// Enqueued, in two launches, and with layers under TopK in at most six: this rank's message for all layers under QSGD and
+    /// TopK, `residual + gradient` under each one's setting with the random words of the exchange's step, and what is to be
+    /// remembered. Bit for bit the core's payloads, each at a multiple of 16. Nothing where all layers travel by sums. May be
+    /// captured into a graph.
     ///
     /// # Errors
     /// [`Error::Memory`] when an address is 0, the message's no multiple of 16, or the gradients' none of their type's size;

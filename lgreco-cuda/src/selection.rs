@@ -185,11 +185,11 @@ const fn kernel(entry: &'static str) -> Kernel {
     Kernel { module: Module::Selection, entry }
 }
 
-/// Enqueued, in five launches, and where there are layers with codes in six: the payloads of layers, of which kernels take
-/// first the tables, the program, values, residuals and cuts.
+/// Enqueued, in five launches: the payloads of layers, of which kernels take first the tables, the program, values, residuals
+/// and cuts.
 fn select(
     gpu: &mut Gpu,
-    (params, has_codes): (Params, bool),
+    params: Params,
     common: [Part; 6],
     [bins, spans, entries, few, message]: [Part; 5],
 ) -> Result<(), Error> {
@@ -199,10 +199,7 @@ fn select(
     launch("offer", &[bins])?;
     launch("gather", &[bins, spans, entries])?;
     launch("refine", &[bins, spans, entries, message])?;
-    launch("count_kept", &[spans, entries, few])?;
-    if has_codes {
-        launch("sum_kept", &[spans, entries, few, message])?;
-    }
+    launch("count_kept", &[spans, entries, few, message])?;
     launch("write_kept", &[spans, entries, few, message])
 }
 
@@ -222,19 +219,18 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, s
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
     // Neither is there a table of spans, nor are there residuals, nor codes.
     let common = [table, table, program, tensor.part, table, cut];
-    select(gpu, (params, false), common, [bins, spans, entries, table, words])?;
+    select(gpu, params, common, [bins, spans, entries, table, words])?;
     gpu.copy(program.cut(TOLD, 8), status)?;
     let (body, len) = (HEADER_LEN as u64, payload.bytes);
     gpu.copy(words.cut(body, len - body), payload.from(body))
 }
 
 /// The entry points, which are loaded before there is work.
-pub(crate) const KERNELS: [Kernel; 9] = [
+pub(crate) const KERNELS: [Kernel; 8] = [
     kernel("offer"),
     kernel("gather"),
     kernel("refine"),
     kernel("count_kept"),
-    kernel("sum_kept"),
     kernel("write_kept"),
     kernel("count_ones"),
     kernel("check_kept"),
@@ -344,7 +340,7 @@ impl Tops {
         Params { dtype: dtype as u32, layers, spans, chunks, remembers: 1 }
     }
 
-    /// Enqueued, in five launches or six: all payloads, and what is to be remembered; then what the other ranks are told of this one.
+    /// Enqueued, in five launches: all payloads, and what is to be remembered; then what the other ranks are told of this one.
     pub(crate) fn encode(
         &self,
         gpu: &mut Gpu,
@@ -354,7 +350,7 @@ impl Tops {
     ) -> Result<(), Error> {
         let Parts { layers, top_of, cuts, bins, spans, entries, few, .. } = self.parts(world, memory);
         let common = [layers, top_of, program, gradients, residuals, cuts];
-        select(gpu, (self.params(dtype), self.few > 0), common, [bins, spans, entries, few, message])
+        select(gpu, self.params(dtype), common, [bins, spans, entries, few, message])
     }
 
     /// Enqueued: whether encoders wrote all payloads, and where in them each span begins. Comes before any mean is written.

@@ -4,7 +4,7 @@
 // Most bins of a layer: those of 8 bits.
 #define CODE_BINS 128
 
-// Sums of the magnitudes in each bin, in units of its largest one's, and their means.
+// Sums of the magnitudes in each bin, in units that `BinUnits` tells of, and their means.
 struct Few {
     u64 sums[CODE_BINS];
     u32 exponents[CODE_BINS];
@@ -51,70 +51,84 @@ __device__ inline u32 float_of(u32 digits, u32 exponent) {
     return exponent <= 9 ? digits >> (9 - exponent) : digits << (exponent - 9);
 }
 
-// The means of a layer's bins, with those at the cut that are kept, to `few` and the payload, by one block. Sums begin anew.
-__device__ inline void make_means(const Top& top, const Cut& cut, const CodeBins& bins, Few* few, u32* words) {
+// What sums of a layer's bins are in units of, which must not depend on who adds them up. At last they are those of the bin's
+// largest magnitude, to which magnitudes are rounded down one by one. A single bin's is the layer's. Where bins span few powers
+// of two, units of the least magnitude that a bin may have do until the largest is known: all its magnitudes are integers in them.
+struct BinUnits {
+    // Powers of two that digits of magnitudes have room for.
+    static const u32 ROOM = 8;
+    CodeBins bins;
+
+    // Whether magnitudes may be added up before it is known which is their bin's largest.
+    __device__ bool at_once() const {
+        return bins.log_count == 0 || bins.span >> bins.log_count < (ROOM - 1) << 23;
+    }
+
+    __device__ u32 least_exponent(u32 bin) const {
+        return exponent_of(bins.low + u32((u64(bin) * bins.span) >> bins.log_count));
+    }
+
+    // What a magnitude other than 0 then adds.
+    __device__ u64 first_digits(u32 magnitude, u32 bin) const {
+        if (bins.log_count == 0) {
+            return digits_of(magnitude, exponent_of(bins.low + bins.span - 1));
+        }
+        u32 exponent = exponent_of(magnitude);
+        return digits_of(magnitude, exponent) >> ROOM << (exponent - least_exponent(bin));
+    }
+
+    // A sum of these, once the exponent of the bin's largest magnitude is known.
+    __device__ u64 last_digits(u64 sum, u32 bin, u32 exponent) const {
+        return bins.log_count == 0 ? sum : sum << (ROOM - (exponent - least_exponent(bin)));
+    }
+};
+
+// What a block has added up of a layer's bins.
+struct BinSums {
+    u64 sums[CODE_BINS];
+    u32 counts[CODE_BINS];
+
+    __device__ void clear() {
+        if (threadIdx.x < CODE_BINS) {
+            sums[threadIdx.x] = 0;
+            counts[threadIdx.x] = 0;
+        }
+        __syncthreads();
+    }
+
+    __device__ void add(u32 bin, u64 magnitude) {
+        atomicAdd(&sums[bin], magnitude);
+        atomicAdd(&counts[bin], 1u);
+    }
+
+    // Gives it away. All threads of the block must come.
+    __device__ void give(Few* few) {
+        __syncthreads();
+        if (threadIdx.x < CODE_BINS && counts[threadIdx.x] != 0) {
+            atomicAdd(&few->sums[threadIdx.x], sums[threadIdx.x]);
+            atomicAdd(&few->counts[threadIdx.x], counts[threadIdx.x]);
+        }
+        clear();
+    }
+};
+
+// The means of a layer's bins, with those at the cut that are kept, to `few` and the payload, by the last block. Sums begin anew.
+__device__ inline void make_means(const Top& top, const Cut& cut, const BinUnits& units, Few* few, u32* words) {
     u32 bin = threadIdx.x;
-    if (bin >= 1u << bins.log_count) {
+    if (bin >= 1u << units.bins.log_count) {
         return;
     }
-    u32 exponent = few->exponents[bin];
+    u32 exponent = atomicExch(&few->exponents[bin], 0u);
     u64 sum = atomicExch(&few->sums[bin], 0ull);
     u32 count = atomicExch(&few->counts[bin], 0u);
-    if (bin == bins.of(cut.prefix)) {
+    if (units.at_once() && count != 0) {
+        sum = units.last_digits(sum, bin, exponent);
+    }
+    if (bin == units.bins.of(cut.prefix)) {
         sum += digits_of(cut.prefix, exponent) * cut.rank;
         count += cut.rank;
     }
     u32 mean = count == 0 ? 0 : float_of(u32(sum / count), exponent);
     few->means[bin] = mean;
-    few->exponents[bin] = 0;
     words[HEADER / 4 + bin] = mean;
-}
-
-// The means of all layers with codes.
-extern "C" __global__ void sum_kept(Params p, const Top* tops, const u32* top_of, const Program* program,
-                                    const void* gradients, float* residuals, Cut* cuts, const Kept* spans,
-                                    const uint2* entries, Few* few, u8* message) {
-    __shared__ u64 sums[CODE_BINS];
-    __shared__ u32 counts[CODE_BINS];
-    if (threadIdx.x < CODE_BINS) {
-        sums[threadIdx.x] = 0;
-        counts[threadIdx.x] = 0;
-    }
-    __syncthreads();
-    u32 end = share(p.spans, blockIdx.x + 1);
-    for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        Top top = tops[top_of[at]];
-        u32 begin = at;
-        u32 stop = min(end, top.first_span + top.spans);
-        if (top.bits == 0) {
-            at = stop;
-            continue;
-        }
-        Cut* cut = &cuts[top_of[at]];
-        u32 prefix = cut->prefix;
-        CodeBins bins(top, *cut);
-        Few* own = &few[top.few];
-        Offered offered(p, top, program, gradients, residuals);
-        for (; at < stop; at++) {
-            Choice choice(top, spans[at], offered, entries, at - top.first_span);
-            for (u32 i = threadIdx.x; i < choice.size; i += BLOCK) {
-                u32 magnitude = choice.at(i).y & MAGNITUDE;
-                if (magnitude > prefix) {
-                    u32 bin = bins.of(magnitude);
-                    atomicAdd(&sums[bin], digits_of(magnitude, own->exponents[bin]));
-                    atomicAdd(&counts[bin], 1u);
-                }
-            }
-        }
-        __syncthreads();
-        if (threadIdx.x < CODE_BINS && counts[threadIdx.x] != 0) {
-            atomicAdd(&own->sums[threadIdx.x], sums[threadIdx.x]);
-            atomicAdd(&own->counts[threadIdx.x], counts[threadIdx.x]);
-            sums[threadIdx.x] = 0;
-            counts[threadIdx.x] = 0;
-        }
-        if (is_last(&cut->done, at - begin, top.spans)) {
-            make_means(top, *cut, bins, own, reinterpret_cast<u32*>(message + top.payload));
-        }
-    }
 }

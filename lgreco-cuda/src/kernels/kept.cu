@@ -17,7 +17,7 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
         sent = __uint_as_float(few[top.few].means[bin] | (entry.y & SIGN));
         set_bits(words, top.bits_at + u64(index) * top.bits, bin | entry.y >> 31 << (top.bits - 1));
     } else if (top.sent == 0) {
-        words[HEADER / 4 + index] = entry.y;
+        words[HEADER / 4 + u64(index)] = entry.y;
     } else {
         u32 half = top.sent == 1 ? narrow_f16(entry.y) : narrow_bf16(entry.y);
         sent = widen(half, top.sent);
@@ -25,7 +25,7 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
         if (index + 1 == top.keep && index % 2 == 0) {
             set_bits(words, 8 * HEADER + u64(index) * 16, half);
         } else {
-            reinterpret_cast<u16*>(words)[HEADER / 2 + index] = u16(half);
+            reinterpret_cast<u16*>(words)[HEADER / 2 + u64(index)] = u16(half);
         }
     }
     if (top.placement == 1) {

@@ -287,10 +287,33 @@ __device__ inline void add_up(const Top& top, Kept* spans) {
     }
 }
 
-// How much of each span is kept; of layers with codes, the exponents of their bins too.
+// Adds up the magnitudes above the cut in a layer's bins, in units of the bins' largest ones, by the last block.
+__device__ inline void add_bins(const Top& top, u32 prefix, const CodeBins& bins, const Offered& offered,
+                                const Kept* spans, const uint2* entries, Few* few, BinSums& sums) {
+    for (u32 span = 0; span < top.spans; span++) {
+        const Kept& kept = spans[top.first_span + span];
+        if (fresh(kept.above) == 0) {
+            continue;
+        }
+        Choice choice(top, kept, offered, entries, span);
+        for (u32 i = threadIdx.x; i < choice.size; i += BLOCK) {
+            u32 magnitude = choice.at(i).y & MAGNITUDE;
+            if (magnitude > prefix) {
+                u32 bin = bins.of(magnitude);
+                sums.add(bin, digits_of(magnitude, fresh(few->exponents[bin])));
+            }
+        }
+    }
+    sums.give(few);
+}
+
+// How much of each span is kept; of layers with codes, the means of their bins too. Where bins span many powers of two, which
+// takes magnitudes 2^14 apart or more, the last block goes over what is kept once more.
 extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_of, const Program* program,
                                       const void* gradients, float* residuals, Cut* cuts, Kept* spans,
-                                      const uint2* entries, Few* few) {
+                                      const uint2* entries, Few* few, u8* message) {
+    __shared__ BinSums sums;
+    sums.clear();
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
         u32 number = p.layers == 1 ? 0 : top_of[at];
@@ -298,6 +321,7 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
         Cut* cut = &cuts[number];
         u32 prefix = cut->prefix;
         CodeBins code_bins(top, *cut);
+        BinUnits units{code_bins};
         Offered offered(p, top, program, gradients, residuals);
         u32 begin = at;
         for (; at < min(end, top.first_span + top.spans); at++) {
@@ -308,7 +332,11 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
                 own += above_or_tied(magnitude, prefix);
                 // Of those at the cut one is kept at least.
                 if (top.bits != 0 && magnitude >= prefix) {
-                    atomicMax(&few[top.few].exponents[code_bins.of(magnitude)], exponent_of(magnitude));
+                    u32 bin = code_bins.of(magnitude);
+                    atomicMax(&few[top.few].exponents[bin], exponent_of(magnitude));
+                    if (units.at_once() && magnitude > prefix) {
+                        sums.add(bin, units.first_digits(magnitude, bin));
+                    }
                 }
             }
             u32 all = u32(block_scan(own).all);
@@ -317,10 +345,19 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
                 spans[at].tied = all & 0xffffu;
             }
         }
+        if (top.bits != 0) {
+            sums.give(&few[top.few]);
+        }
         if (is_last(&cut->done, at - begin, top.spans)) {
             add_up(top, spans);
             if (threadIdx.x == 0) {
                 cut->used = 0;
+            }
+            if (top.bits != 0) {
+                if (!units.at_once()) {
+                    add_bins(top, prefix, code_bins, offered, spans, entries, &few[top.few], sums);
+                }
+                make_means(top, *cut, units, &few[top.few], reinterpret_cast<u32*>(message + top.payload));
             }
         }
     }

@@ -214,12 +214,18 @@ fn means_of(layers: &[(Shape, Setting)], bytes: &[u8], original: &[u8], apart: u
 /// Steps with an edited kernel.
 fn edited(flavour: Flavour, steps: u64, edit: Option<Edit>) -> Option<Result<usize, String>> {
     let mut backend = CudaBackend::on(Box::new(Simt::new(flavour, 2, edit)?));
-    // Ties, and more of them than there is room for.
+    let layers = layers();
+    // Ties, and more of them than there is room for; in two bits magnitudes that are far apart.
+    let two_bits = layers
+        .iter()
+        .position(|(_, setting)| matches!(setting, Setting::QuantisedTopK(few) if few.keep > 0 && few.bits == 2));
+    let before = layers[..two_bits.unwrap()].iter().map(|(shape, _)| shape.elements()).sum::<usize>();
     let values = |count: usize, seed: u64| {
         let tied = |(i, x): (usize, f32)| if i % 9000 < 5000 { x } else { (4.0 * x).round() };
-        uniform(count, seed).into_iter().enumerate().map(tied).collect()
+        let mut values: Vec<_> = uniform(count, seed).into_iter().enumerate().map(tied).collect();
+        values[before..before + 4000].iter_mut().step_by(9).for_each(|x| *x *= 2f32.powi(20));
+        values
     };
-    let layers = layers();
     let outcome =
         std::panic::AssertUnwindSafe(|| steps_of(&mut backend, &layers, config(Dtype::F32, 0.5), steps, values));
     Some(
@@ -255,7 +261,10 @@ fn planted_faults_are_found() {
         ("begin = (begin >> top.low_bits) + index;", "begin = begin >> top.low_bits;"),
         ("counts[k] = atomicExch(&bins[first + k], 0u);", "counts[k] = bins[first + k];"),
         ("count += cut.rank;", ""),
-        ("few->exponents[bin] = 0;", "few->exponents[bin] = 200;"),
+        ("atomicExch(&few->exponents[bin], 0u)", "atomicExch(&few->exponents[bin], 200u)"),
+        ("exponent_of(bins.low + bins.span - 1)", "exponent_of(bins.low)"),
+        ("sum << (ROOM - (exponent - least_exponent(bin)))", "sum << ROOM"),
+        ("if (!units.at_once()) {", "if (false) {"),
     ];
     for (from, to) in edits {
         let edit = Edit { module: Module::Selection, from, to };
