@@ -77,7 +77,7 @@ fn every_scheme_runs_and_the_json_says_what_it_sent() {
         schemes::all().iter().map(|&scheme| run(&task, scheme, 1, &bar, Some(&mut metrics)).unwrap()).collect();
     let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     let json = json.as_array().unwrap();
-    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 8);
+    assert_eq!(json.len(), 2 + METHODS.len() * NAMES.len() + 2 * RAMPED.len() + 2 + 2 * RATIOS.len() + 9);
     for (row, value) in rows.iter().zip(json) {
         let object = value.as_object().unwrap();
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
@@ -249,7 +249,7 @@ fn schemes_are_chosen_by_name() {
         |name| schemes::all().into_iter().filter(move |scheme| schemes::named(name).unwrap().is(scheme)).count();
     assert_eq!(
         ["topk", "uniform", "topk/uniform", "hybrid"].map(chosen),
-        [NAMES.len() + 2 + RATIOS.len() + 3, METHODS.len(), 1, 2 + RATIOS.len()]
+        [NAMES.len() + 2 + RATIOS.len() + 3, METHODS.len(), 1, 3 + RATIOS.len()]
     );
     let error = schemes::named("topk/hybrid").unwrap_err();
     assert!(error.contains("clt-k/scalecom"), "{error}");
