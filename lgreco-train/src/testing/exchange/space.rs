@@ -412,6 +412,12 @@ pub fn check_space_failures<B: Bucket>(members: &[Member], open: impl Fn(&[Membe
         check(members, spoil(layer, members[layer].shape.elements() - 1, f32::NAN));
         // Not yet each rank's factor, but their sum.
         check(&large[3], overflowing(&large[3], 1.7e38));
+        // A mean of another layer, when factors have been exchanged: the next step tells which of them remain.
+        let mut beyond = sound(members, 2, 1, Agreement::Reached);
+        for gradients in &mut beyond.gradients {
+            gradients[dense][8..12].copy_from_slice(&3e38f32.to_le_bytes());
+        }
+        check(members, beyond);
     }
     if !B::TELLS_OF_REST {
         check(members, late);
