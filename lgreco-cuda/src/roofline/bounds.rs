@@ -192,6 +192,18 @@ pub(super) fn measured() -> Option<Vec<Measured>> {
     Some(all)
 }
 
+/// What cubins alone tell of all hot kernels, for all compute capabilities.
+pub(super) fn of_cubins() -> Vec<Measured> {
+    let of = |architecture| {
+        HOT.iter().map(move |hot| {
+            let cubin = shipped::code(hot.module, Architecture::Sass(architecture)).expect("code of these sources");
+            let facts = cubin::facts(&cubin).expect("a cubin");
+            (hot, architecture, resources(hot, facts[hot.entry], architecture))
+        })
+    };
+    UNREAD.into_iter().chain(READ).flat_map(of).collect()
+}
+
 /// `bounds.txt` as it should be for these counts.
 pub(super) fn written(all: impl Iterator<Item = (String, u32, Counts)>) -> String {
     let mut text =

@@ -1,4 +1,4 @@
-use super::bounds::{Counts, bound, counts, measured, written};
+use super::bounds::{Counts, bound, counts, measured, of_cubins, written};
 use super::cubin::Facts;
 use super::hot::{HOT, Hot};
 use super::occupancy;
@@ -67,6 +67,17 @@ fn what_must_not_be_is_said() {
     assert_eq!(said("LDG.E.64", "LDG.E"), "sums/sample: no LDG8 on the costliest way");
     let spilt = Facts { frame: 8, ..Facts::default() };
     assert_eq!(counts(&hot, &kernels(LOOP)["sample"], spilt, 90).unwrap_err(), "sums/sample: local memory");
+}
+
+#[test]
+fn registers_and_warps_are_within_their_bounds_where_nothing_disassembles() {
+    let all = of_cubins();
+    assert_eq!(all.len(), 6 * HOT.len());
+    for (hot, architecture, found) in all {
+        let bound = bound(&hot.name(), architecture).expect("a line of bounds.txt");
+        let beyond = bound.exceeded_by(found.unwrap());
+        assert!(beyond.is_empty() && bound.warps > 0.0, "{}, sm_{architecture}: {}", hot.name(), beyond.join(", "));
+    }
 }
 
 #[test]
