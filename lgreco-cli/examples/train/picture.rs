@@ -17,7 +17,7 @@ pub const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
 pub const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 
 /// A colour per scheme.
-const COLOURS: [(&str, RGBColor); 25] = [
+const COLOURS: [(&str, RGBColor); 26] = [
     ("uncompressed", RGBColor(0x26, 0x2b, 0x33)),
     ("uniform", RGBColor(0x9a, 0xa3, 0xae)),
     ("uniform+ramp", RGBColor(0x5d, 0x66, 0x73)),
@@ -33,6 +33,7 @@ const COLOURS: [(&str, RGBColor); 25] = [
     ("l-greco-bytes+bits", RGBColor(0xd0, 0x8a, 0x00)),
     ("l-greco-13x", RGBColor(0x3b, 0x9d, 0xd6)),
     ("l-greco-13x+bits", RGBColor(0xf2, 0xa6, 0x1f)),
+    ("l-greco-11.2x+bits+bf16", RGBColor(0x1e, 0x6b, 0x3a)),
     ("l-greco-30x", RGBColor(0x63, 0xc2, 0xe8)),
     ("l-greco-30x+bits", RGBColor(0xf7, 0xc9, 0x5c)),
     ("uniform+bf16", RGBColor(0xbe, 0x5a, 0x5a)),
