@@ -194,6 +194,9 @@ impl Controller {
     fn forget_moved(&mut self, py: Python<'_>, addresses: Vec<usize>) -> PyResult<()> {
         let Controller { controller, names, tensors, .. } = self;
         let controller = inner(controller);
+        if addresses.len() != tensors.len() {
+            return Err(LgrecoError::new_err("one address per layer"));
+        }
         let places = tensors.iter().zip(addresses);
         let mut means =
             Gradients::new(places.map(|(tensor, address)| (address, Dtype::F32, tensor.shape().elements())))?;

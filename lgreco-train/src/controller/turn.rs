@@ -129,8 +129,8 @@ impl Planner {
         }
     }
 
-    /// Brings the next decision forward: it looks at the gradients of the steps from this one on, and the schedule goes on as
-    /// it would have. The step at which it is due, `None` where nothing is left to decide.
+    /// Between two steps, on all ranks: brings the next decision forward, as [`Controller::replan`](super::Controller::replan)
+    /// does, and returns the step at which it is due, `None` where nothing is left to decide. O(1).
     pub fn replan(&mut self) -> Option<u64> {
         let Schedule { warmup, window, lead, .. } = self.config.schedule;
         let soonest = self.step.saturating_add(window).saturating_add(lead).max(warmup);
