@@ -215,6 +215,29 @@ impl DeviceBucket {
         Ok(())
     }
 
+    /// Enqueued: says in place of [`submit`](DeviceBucket::submit) that this rank has no gradients to give. All ranks are told: the
+    /// step fails on all, and on this one [`next`](DeviceBucket::next) returns `failure` in place of `None`.
+    ///
+    /// # Errors
+    /// As [`submit`](DeviceBucket::submit).
+    ///
+    /// # Safety
+    /// As [`submit`](DeviceBucket::submit); `gradients` are not read, and replaced as those of any step that fails.
+    pub unsafe fn submit_failure(
+        &mut self,
+        cuda: &mut CudaBackend,
+        gradients: u64,
+        failure: Error,
+    ) -> Result<(), Error> {
+        let refused = self.refused.replace(failure);
+        // SAFETY: as the caller promises.
+        let submitted = unsafe { self.submit(cuda, gradients) };
+        if submitted.is_err() {
+            self.refused = refused;
+        }
+        submitted
+    }
+
     /// Enqueued: goes on, once the collective asked for before is enqueued, until the next one; `None` when the making of the
     /// means is enqueued. All ranks are asked for the same collectives, and must start those of different buckets in the same
     /// order.

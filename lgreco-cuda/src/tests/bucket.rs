@@ -152,6 +152,11 @@ fn perform(cuda: &mut CudaBackend, requests: &[DeviceRequest]) {
 /// A step of all ranks; how many collectives it took.
 fn step(cuda: &mut CudaBackend, ranks: &mut [Rank], gradients: &[Vec<f32>]) -> usize {
     ranks.iter_mut().zip(gradients).for_each(|(rank, values)| rank.submit(cuda, values));
+    finish(cuda, ranks)
+}
+
+/// What is left of a step whose gradients have been submitted.
+fn finish(cuda: &mut CudaBackend, ranks: &mut [Rank]) -> usize {
     for collectives in 0.. {
         let requests: Vec<_> = ranks.iter_mut().filter_map(|rank| rank.next(cuda)).collect();
         if requests.is_empty() {
@@ -368,6 +373,52 @@ fn a_rank_at_fault_is_known_to_all() {
         assert_eq!((outcome.rank, outcome.failed, outcome.fault.is_some()), (Some(1), 1, number == 1));
         assert!(rank.means().iter().all(|mean| mean.is_nan()));
         assert!(rank.residuals(&mut cuda).iter().all(|&residual| residual == 0.0));
+    }
+}
+
+#[test]
+fn a_rank_without_gradients_is_an_error_there_and_known_to_all() {
+    let failure = Error::Core(lgreco_core::Error::Overflow { what: "a residual" });
+    for (wanted, order) in [(0..9, 0), (2..3, 1), (0..2, 2)] {
+        let Some(mut cuda) = backend(flavour(), order) else { return };
+        let layers = &settings()[wanted];
+        let mut ranks = ranks(&mut cuda, layers);
+        let draw = |seed| uniform(layers.iter().map(|(_, shape)| shape.elements()).sum(), seed);
+        step(&mut cuda, &mut ranks, &[draw(1), draw(2), draw(3)]);
+        let before: Vec<_> = ranks.iter().map(|rank| bits(&rank.residuals(&mut cuda))).collect();
+        ranks[0].submit(&mut cuda, &draw(4));
+        ranks[2].submit(&mut cuda, &draw(5));
+        let Rank { bucket, gradients, .. } = &mut ranks[1];
+        // SAFETY: large enough, and nothing else uses them until the step has ended.
+        unsafe { bucket.submit_failure(&mut cuda, gradients.address(), failure.clone()) }.unwrap();
+        loop {
+            // SAFETY: the collective asked for before is done.
+            let next = |rank: &mut Rank| unsafe { rank.bucket.next(&mut cuda) };
+            let requests: Vec<_> = ranks.iter_mut().map(next).collect();
+            if let [Ok(None), own, Ok(None)] = &requests[..] {
+                assert_eq!(own.as_ref().unwrap_err(), &failure);
+                break;
+            }
+            let requests: Vec<_> = requests.into_iter().map(|request| request.unwrap().unwrap()).collect();
+            perform(&mut cuda, &requests);
+        }
+        for (rank, before) in ranks.iter().zip(before) {
+            let outcome = rank.bucket.outcome(&mut cuda).unwrap();
+            assert_eq!((outcome.step, outcome.failed, outcome.rank, outcome.fault), (6, 1, Some(1), None));
+            assert!(rank.means().iter().all(|mean| mean.is_nan()));
+            assert_eq!(bits(&rank.residuals(&mut cuda)), before);
+        }
+        step(&mut cuda, &mut ranks, &[draw(6), draw(7), draw(8)]);
+        assert!(ranks.iter().all(|rank| rank.means().iter().all(|mean| mean.is_finite())));
+        // Out of order, and what it was given is not kept.
+        ranks[0].submit(&mut cuda, &draw(9));
+        let Rank { bucket, gradients, .. } = &mut ranks[0];
+        // SAFETY: nothing is done.
+        let refused = unsafe { bucket.submit_failure(&mut cuda, gradients.address(), failure.clone()) };
+        assert!(matches!(refused, Err(Error::Train(lgreco_train::Error::StepOrder { .. }))), "{refused:?}");
+        let rest = [draw(10), draw(11)];
+        ranks[1..].iter_mut().zip(&rest).for_each(|(rank, values)| rank.submit(&mut cuda, values));
+        finish(&mut cuda, &mut ranks);
     }
 }
 

@@ -48,6 +48,36 @@ impl Controller {
         self.planner.observe(layer, gradient)
     }
 
+    /// Between two steps: collects gradients for the next decision anew, because the last step, whose gradients were
+    /// [observed](Controller::observe), has failed elsewhere. A task that is out is not waited for.
+    ///
+    /// ```
+    /// # use lgreco_train::{gradient::Values, search::Method, testing::controller::alone_with_lead};
+    /// # let (mut controller, _) = alone_with_lead(Method::TopK, 1)?;
+    /// for _ in 0..2 { // the second is one to plan by
+    ///     controller.begin_step(0.1)?;
+    ///     assert!(controller.control()?.is_none());
+    ///     controller.observe(0, Values::F32(&[1.0; 4096]))?;
+    ///     controller.note_exchanged(&[0, 1])?;
+    ///     controller.finish_step()?;
+    /// }
+    /// assert!(controller.take_plan_task().is_some());
+    /// controller.forget_observed()?;
+    /// assert!(controller.take_plan_task().is_none());
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way.
+    ///
+    /// # Complexity
+    /// A pass over the collected gradients.
+    pub fn forget_observed(&mut self) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        self.planner.forget();
+        Ok(())
+    }
+
     /// Takes note that layers are exchanged elsewhere in the step under way, under their settings and by
     /// [`Route::AllGather`](crate::exchange::Route): what they send is counted, and no bucket of the step may have them. Where values decide how long
     /// a payload is, the longest is counted.

@@ -19,6 +19,54 @@ fn step_elsewhere(controller: &mut Controller, worker: &mut ThreadCollective) ->
     controller.finish_step().unwrap()
 }
 
+fn step_in_a_bucket(
+    controller: &mut Controller,
+    worker: &mut ThreadCollective,
+    mut gradients: Vec<Vec<f32>>,
+) -> Outcome {
+    controller.begin_step(0.1).unwrap();
+    while let Some(request) = controller.control().unwrap() {
+        request.perform(worker).unwrap();
+    }
+    let mut bucket = controller.open(&[0, 1, 2]).unwrap();
+    bucket.exchange(worker, &mut views(&mut gradients)).unwrap();
+    controller.close(bucket).unwrap();
+    controller.finish_step().unwrap().outcome
+}
+
+/// The other rank's gradient was not finite in a window's last step, which this one hears of when that has ended.
+#[test]
+fn a_window_with_a_step_that_has_failed_elsewhere_begins_anew() {
+    for lead in [0, 1] {
+        let mut config = config(Method::TopK, LGRECO);
+        (config.non_finite, config.schedule) =
+            (NonFinite::PassThrough, Schedule { warmup: 4, period: 4, window: 2, lead });
+        let decided = on_all(2, |mut worker| {
+            let made = |worker: &ThreadCollective| Controller::new(config.clone(), model(), worker).unwrap();
+            let (mut own, mut elsewhere) = (made(&worker), made(&worker));
+            for step in 0..6 {
+                let breaks = step == 3 - lead;
+                let mut gradients = gradients(worker.rank(), step as u32, 1.0);
+                if breaks && worker.rank() == 1 {
+                    gradients[1][3] = f32::INFINITY;
+                }
+                assert_eq!(step_in_a_bucket(&mut own, &mut worker, gradients) == Outcome::PassedThrough, breaks);
+                step_elsewhere(&mut elsewhere, &mut worker);
+                if breaks {
+                    let task = elsewhere.take_plan_task();
+                    assert_eq!(task.is_some(), lead > 0 && worker.rank() == 0);
+                    elsewhere.forget_observed().unwrap();
+                    assert!(task.is_none_or(|task| !elsewhere.hand_in(task.run(&mut Portable))));
+                }
+                assert_eq!(elsewhere.decision(), own.decision());
+            }
+            own.decision().map(|decision| decision.step)
+        });
+        // Of the gradients of the step after.
+        assert_eq!(decided, Some(5 - lead));
+    }
+}
+
 #[test]
 fn decisions_counts_and_what_comes_after_are_the_same() {
     for method in [Method::TopK, Method::Qsgd] {
