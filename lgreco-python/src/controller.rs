@@ -10,7 +10,7 @@ use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use lgreco_train::Error;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{self, Contents, Feedback, Tensor};
+use lgreco_train::controller::{self, Contents, Feedback, NonFinite, Tensor};
 use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::gradient::{Dtype, Values};
 use pyo3::prelude::*;
@@ -59,6 +59,8 @@ pub(crate) struct Controller {
     pub(crate) feedback: Feedback,
     /// In which type sums travel.
     pub(crate) reduce_dtype: Dtype,
+    /// What becomes of gradients that are not finite.
+    pub(crate) non_finite: NonFinite,
 }
 
 /// What a panic has left is checked by its own rules, as after any error.
@@ -104,11 +106,11 @@ impl Controller {
         });
         let tensors: Vec<Tensor> = tensors.collect::<PyResult<_>>()?;
         let (place, seed, feedback) = (Place { rank, world_size }, config.search.seed, config.feedback);
-        let reduce_dtype = config.search.reduce_dtype;
+        let (reduce_dtype, non_finite) = (config.search.reduce_dtype, config.non_finite);
         let made = detached(py, || controller::Controller::new(config, tensors.clone(), &place));
         let controller = made.map_err(|error| raised(py, error, &names))?;
         let (controller, tensors) = (Mutex::new(controller), tensors.into());
-        Ok(Controller { controller, tensors, names, place, seed, feedback, reduce_dtype })
+        Ok(Controller { controller, tensors, names, place, seed, feedback, reduce_dtype, non_finite })
     }
 
     /// Begins a step.
@@ -166,6 +168,11 @@ impl Controller {
             })
         });
         observed.map_err(|error| raised(py, error, names))
+    }
+
+    /// Collects gradients for the next decision anew, as the last step has failed elsewhere.
+    fn forget_observed(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.inner().forget_observed().map_err(|error| self.raised(py, error))
     }
 
     /// Takes note that layers are exchanged elsewhere in the step under way.

@@ -7,6 +7,7 @@ use crate::error::{LgrecoError, named, of_layer, raised};
 use crate::request::Request;
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_train::compress::Setting;
+use lgreco_train::controller::NonFinite;
 use lgreco_train::exchange;
 use lgreco_train::gradient::Dtype;
 use lgreco_train::rng::Stream;
@@ -85,7 +86,29 @@ fn described(controller: &mut Controller, layers: &[usize]) -> PyResult<(Vec<Dev
     let stream = Stream { seed: controller.seed, step, layer: 0, rank: controller.place.rank };
     let world = controller.place.world_size;
     let reduce_dtype = controller.reduce_dtype;
-    Ok((described, ExchangeConfig { dtype, reduce_dtype, world, stream, gain: 1.0, on_fault: OnFault::Zeros }))
+    let on_fault = match controller.non_finite {
+        NonFinite::PassThrough => OnFault::Nan,
+        _ => OnFault::Zeros,
+    };
+    Ok((described, ExchangeConfig { dtype, reduce_dtype, world, stream, gain: 1.0, on_fault }))
+}
+
+/// What the controller remembers of these layers, one after the other.
+fn remembered(py: Python<'_>, controller: &mut Controller, layers: &[usize]) -> PyResult<Vec<f32>> {
+    let lens = lens(controller, layers);
+    let mut residuals = vec![0f32; lens.iter().sum()];
+    let mut rest = &mut residuals[..];
+    for (&layer, len) in layers.iter().zip(lens) {
+        let (own, others) = std::mem::take(&mut rest).split_at_mut(len);
+        rest = others;
+        controller.inner().residual(layer, own).map_err(|error| controller.raised(py, error))?;
+    }
+    Ok(residuals)
+}
+
+/// Their numbers of elements.
+fn lens(controller: &Controller, layers: &[usize]) -> Vec<usize> {
+    layers.iter().map(|&layer| controller.tensors[layer].shape().elements()).collect()
 }
 
 #[pymethods]
@@ -118,13 +141,7 @@ impl Device {
         let leaves = |setting: &Setting| *setting != Setting::Dense || config.reduce_dtype != Dtype::F32;
         let forgets = |setting: &Setting| leaves(setting) && controller.feedback.of(setting).is_none();
         let forgetful = (0..settings.len()).filter(|&place| forgets(&settings[place])).collect();
-        let mut residuals = vec![0f32; described.iter().map(|layer| layer.shape.elements()).sum()];
-        let mut rest = &mut residuals[..];
-        for (&layer, of) in layers.iter().zip(&described) {
-            let (own, others) = std::mem::take(&mut rest).split_at_mut(of.shape.elements());
-            rest = others;
-            controller.inner().residual(layer, own).map_err(|error| controller.raised(py, error))?;
-        }
+        let residuals = remembered(py, controller, &layers)?;
         let cuda = self.inner();
         let bucket = detached(py, || {
             // SAFETY: by the contract of `Device.bucket` (`_lgreco.pyi`).
@@ -147,6 +164,14 @@ impl Device {
     fn submit(&mut self, py: Python<'_>, bucket: &mut Bucket, gradients: u64) -> PyResult<()> {
         // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
         let submitted = unsafe { bucket.bucket.submit(self.inner(), gradients) };
+        submitted.map_err(|error| refused(py, error, &bucket.names))
+    }
+
+    /// Tells all ranks instead that this one has failed; the gradients' place is left alone.
+    fn submit_failure(&mut self, py: Python<'_>, bucket: &mut Bucket, gradients: u64) -> PyResult<()> {
+        let failure = Error::StepOrder { what: "the trainer has failed", expected: "gradients" };
+        // SAFETY: by the contract of `Device.submit` (`_lgreco.pyi`).
+        let submitted = unsafe { bucket.bucket.submit_failure(self.inner(), gradients, failure.into()) };
         submitted.map_err(|error| refused(py, error, &bucket.names))
     }
 
@@ -184,8 +209,7 @@ impl Device {
 
     /// Waits: residuals as they were before this step, the last one submitted or the next, become the controller's.
     fn take_home(&mut self, py: Python<'_>, controller: &mut Controller, bucket: &Bucket, before: u64) -> PyResult<()> {
-        let elements = |&layer: &usize| controller.tensors[layer].shape().elements();
-        let lens: Vec<usize> = bucket.layers.iter().map(elements).collect();
+        let lens = lens(controller, &bucket.layers);
         let mut residuals = vec![0f32; lens.iter().sum()];
         let cuda = self.inner();
         let read = detached(py, || bucket.bucket.residuals_before(cuda, before as u32, &mut residuals));
@@ -197,6 +221,14 @@ impl Device {
             controller.inner().set_residual(layer, own).map_err(|error| controller.raised(py, error))?;
         }
         Ok(())
+    }
+
+    /// Waits: the controller's residuals become the bucket's, between two steps.
+    fn take_out(&mut self, py: Python<'_>, controller: &mut Controller, bucket: &mut Bucket) -> PyResult<()> {
+        let residuals = remembered(py, controller, &bucket.layers)?;
+        let Bucket { bucket, names, .. } = bucket;
+        let cuda = self.inner();
+        detached(py, || bucket.set_residuals(cuda, &residuals)).map_err(|error| refused(py, error, names))
     }
 }
 

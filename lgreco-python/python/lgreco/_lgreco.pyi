@@ -156,6 +156,9 @@ class Controller:
     def observe(self, layers: list[int], addresses: list[int]) -> None:
         """Takes note of the gradients, on the host, of layers that are exchanged elsewhere."""
 
+    def forget_observed(self) -> None:
+        """Between two steps: collects gradients for the next plan anew, as the last step has failed elsewhere."""
+
     def note_exchanged(self, layers: list[int]) -> None:
         """Takes note that layers are exchanged elsewhere in the step under way."""
 
@@ -240,6 +243,9 @@ class Device:
         returned None.
         """
 
+    def submit_failure(self, bucket: DeviceBucket, gradients: int) -> None:
+        """In place of ``submit``: all ranks are told that this one has failed; ``next`` raises that in place of None."""
+
     def next(self, bucket: DeviceBucket) -> Request | None:
         """Goes on, once the collective asked for before is enqueued, to the next; None when the making of the means is.
 
@@ -254,3 +260,6 @@ class Device:
 
     def take_home(self, controller: Controller, bucket: DeviceBucket, before: int) -> None:
         """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next."""
+
+    def take_out(self, controller: Controller, bucket: DeviceBucket) -> None:
+        """Waits: the controller's residuals become the bucket's, between two steps."""

@@ -2,8 +2,8 @@
 
 Trains twice by every scheme, with gradients that stay in the GPU's memory and with such that are copied to the host, and compares the
 means of every step and what is remembered: bit for bit, of PowerSGD within 1e-4, of more than two processes' sums as bf16, which are
-rounded in another order, within 2^-7. A gradient that is not finite must then be an error on all ranks. With --imitated this file is
-tried on an imitation of a GPU.
+rounded in another order, within 2^-7. A gradient that is not finite must then be an error on all ranks, and under a GradScaler a step
+that is skipped. With --imitated this file is tried on an imitation of a GPU.
 """
 
 import argparse
@@ -34,26 +34,35 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
-def train(options: dict[str, Any], device: torch.device, steps: int, spoilt: int | None = None) -> tuple[Any, ...]:
+def train(options: dict[str, Any], device: torch.device, spoilt: int | None = None, scaled: bool = False) -> tuple[Any, ...]:
     """The state, the means of each step, the seconds of the last ones, and the error of the step after the spoilt one."""
     ddp = DDP(Linear().to(device), bucket_cap_mb=0.005)
-    state = LGreCoState(None, ddp, **PLANNED | options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=6, enabled=scaled)
+    state = LGreCoState(None, ddp, grad_scaler=scaler if scaled else None, **PLANNED | options)
     ddp.register_comm_hook(state, lgreco_hook)
     means, seconds, error = [], [], None
-    for step in range(steps):
+    for step in range(STEPS):
         own = {name: gradient.to(device) for name, gradient in gradients(dist.get_rank(), step).items()}
         if step == spoilt and dist.get_rank() == dist.get_world_size() - 1:
             own["second"][3, 5] = torch.inf
         ddp.zero_grad()
         start = time.perf_counter()
         try:
-            ddp(own).backward()
+            scaler.scale(ddp(own)).backward()
         except LgrecoError as raised:
             error = str(raised)
             break
         means.append(torch.cat([p.grad.flatten().cpu() for p in ddp.parameters()]))  # type: ignore[union-attr]
         seconds.append(time.perf_counter() - start)
-    return state, means, min(seconds[steps // 2 :], default=0.0), error
+        scaler.step(optimizer)
+        scaler.update()
+    state.follow_scale()
+    return state, means, min(seconds[STEPS // 2 :], default=0.0), error
+
+
+def stayed(state: LGreCoState) -> bool:
+    return state._device is not None and bool(state._device._buckets) and not state._device._refused
 
 
 def main() -> None:
@@ -74,11 +83,10 @@ def main() -> None:
     copied: dict[str, Any] = {"_device_of": lambda parameters: None}
     apart = {"PowerSGD": 1e-4} | ({"TopK, sums as bf16": 2**-7} if dist.get_world_size() > 2 else {})
     for scheme, options in SCHEMES.items():
-        on_device, found, seconds, error = train(options | stays, device, STEPS)
-        on_host, expected, seconds_copied, error_copied = train(options | copied, device, STEPS)
+        on_device, found, seconds, error = train(options | stays, device)
+        on_host, expected, seconds_copied, error_copied = train(options | copied, device)
         assert error is None and error_copied is None, (error, error_copied)
-        stayed = on_device._device is not None and on_device._device._buckets and not on_device._device._refused
-        assert stayed and on_host._device is None, f"{scheme}: it was not exchanged where it should be"
+        assert stayed(on_device) and not stayed(on_host), f"{scheme}: it was not exchanged where it should be"
         assert on_device.settings == on_host.settings and set(on_host.settings.values()) != {"dense"}, scheme
         pairs = [*zip(found, expected, strict=True)]
         pairs += [(on_device.residual(name), on_host.residual(name)) for name in on_host.names]
@@ -87,9 +95,17 @@ def main() -> None:
             assert near if scheme in apart else torch.equal(value, other), f"{scheme}: step or residual {at} differs"
         if dist.get_rank() == 0:
             print(f"{scheme}: as on the host; a step's backward pass {seconds:.5f} s, copied to the host {seconds_copied:.5f} s")
-    _, means, _, error = train({"method": "qsgd"} | stays, device, STEPS, spoilt=10)
+    _, means, _, error = train({"method": "qsgd"} | stays, device, spoilt=10)
     assert len(means) == 11 and error is not None, f"{len(means)} steps, {error}"
     print(f"rank {dist.get_rank()}: {error}")
+    runs = [train(SCHEMES["TopK"] | where, device, spoilt=10, scaled=True) for where in (stays, copied)]
+    (on_device, found, _, error), (on_host, expected, _, error_copied) = runs
+    assert error is None and error_copied is None and stayed(on_device) and not stayed(on_host), (error, error_copied)
+    finite = [means.isfinite() for means in found]
+    assert [bool(mask.all()) for mask in finite] == [step != 10 for step in range(STEPS)]
+    for step, (mask, value, other) in enumerate(zip(finite, found, expected, strict=True)):
+        assert torch.equal(mask, other.isfinite()) and torch.equal(value[mask], other[mask]), f"scaled: step {step} differs"
+    assert all(torch.equal(on_device.residual(name), on_host.residual(name)) for name in on_host.names), "scaled: residuals differ"
     dist.destroy_process_group()
 
 

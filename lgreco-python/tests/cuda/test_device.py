@@ -272,12 +272,7 @@ def test_a_model_stays_on_a_gpu_where_there_is_one_and_nccl() -> None:
     assert on_ranks(1, _on_gloo) == [[None, "a process group without NCCL"]]
 
 
-class Scaler:
-    def get_scale(self) -> float:
-        return 1.0
-
-
-@pytest.mark.parametrize("option", [{"grad_scaler": Scaler()}, {"residual_dtype": torch.int8}, {"route": "scatter_reduce"}])
+@pytest.mark.parametrize("option", [{"residual_dtype": torch.int8}, {"route": "scatter_reduce"}])
 def test_options_that_are_not_for_gpus_go_by_the_host(option: dict[str, Any]) -> None:
     options = FIXED | {"settings": {"0.weight": "topk 300"}} | option
     for rank, (run, lines, launches) in enumerate(on_ranks(2, _logged, options, "")):

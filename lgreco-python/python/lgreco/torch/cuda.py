@@ -15,7 +15,7 @@ class Cuda:
     """Of the group whose collectives work on the device's memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._stream: torch.cuda.Stream | None = None
 
     def lacks(self, group: dist.ProcessGroup | None) -> str | None:
@@ -25,7 +25,7 @@ class Cuda:
     @contextmanager
     def stream(self) -> Iterator[int]:
         """Has what follows enqueued in that stream, after what is in the current one; gives the stream's handle."""
-        current = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(self.device)
         self._stream = self._stream or current
         if current != self._stream:
             self._stream.wait_stream(current)
@@ -34,7 +34,7 @@ class Cuda:
 
     def allocate(self, length: int) -> torch.Tensor:
         """So many bytes, by torch's caching allocator."""
-        return torch.empty(length, dtype=torch.uint8, device=self._device)
+        return torch.empty(length, dtype=torch.uint8, device=self.device)
 
     def part(self, memory: torch.Tensor, address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor over ``length`` bytes of ``memory``."""
@@ -45,7 +45,7 @@ class Cuda:
         """What the number is after all that is enqueued: the call that it returns waits for that, and for nothing after it."""
         told = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
         told.copy_(number, non_blocking=True)
-        done = torch.cuda.current_stream(self._device).record_event()
+        done = torch.cuda.current_stream(self.device).record_event()
 
         def value() -> float:
             done.synchronize()
@@ -55,7 +55,7 @@ class Cuda:
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """One whose value is there when what is enqueued is done."""
-        return torch.futures.Future(devices=[self._device])
+        return torch.futures.Future(devices=[self.device])
 
 
 def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
@@ -70,7 +70,6 @@ def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
 def obstacle(options: Mapping[str, Any], hold_zeros: bool) -> str | None:
     """Which of a state's options hinders exchanges in a GPU's memory; None if none does."""
     obstacles = {
-        "grad_scaler": options.get("grad_scaler") is not None,
         "hold_zeros (find_unused_parameters)": hold_zeros,
         'objective="seconds"': options.get("objective") == "seconds",
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,

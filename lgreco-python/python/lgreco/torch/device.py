@@ -2,6 +2,10 @@
 
 The controller decides as it does for buckets on the host, and keeps residuals while no bucket on the device has them. Nothing of
 a step waits for the device, so that what goes wrong there is found when the next step begins.
+
+With a GradScaler gradients that are not finite are no error: on all ranks the means of their bucket are NaN, by which the scaler
+finds them. Where it has changed its scale, which is seldom, residuals come to the host, are taken back and rescaled there, and
+return.
 """
 
 import contextlib
@@ -37,8 +41,11 @@ class _Bucket:
 class Buckets:
     """The buckets of one process on its GPU."""
 
-    def __init__(self, cuda: Cuda, controller: Controller, group: dist.ProcessGroup | None, host: dist.ProcessGroup) -> None:
+    def __init__(
+        self, cuda: Cuda, controller: Controller, group: dist.ProcessGroup | None, host: dist.ProcessGroup, is_scaled: bool
+    ) -> None:
         self.cuda = cuda
+        self._is_scaled = is_scaled
         self.group = own_group(group, cuda.backend)
         self._host = host
         self._controller = controller
@@ -46,6 +53,8 @@ class Buckets:
         self._buckets: dict[tuple[int, ...], _Bucket] = {}
         self._refused: set[tuple[int, ...]] = set()
         self._failed: list[_Bucket] = []
+        self._has_observed = False
+        """Whether the last step's gradients are to be planned by."""
         self._untold: LgrecoError | None = None
         """What the device has refused when there was no message left to tell the others by."""
 
@@ -65,6 +74,7 @@ class Buckets:
         if bucket is None:
             return None
         if self._controller.watches():
+            self._has_observed = True
             self._observe(layers, buffer, gradients)
         self._controller.note_exchanged(layers)
         bucket.step += 1
@@ -138,23 +148,37 @@ class Buckets:
             self.bring_home()
             self.forget()
             raise RuntimeError(str(untold))
-        if not self._failed:
+        failed, self._failed = self._failed, []
+        if not failed:
             return None
-        rank, own = None, None
-        for bucket in self._failed:
-            first, error = self.device.fault(bucket.bucket)
-            rank, own = first if rank is None else rank, own or bucket.refusal or error
-        codes = torch.zeros(self._host.size(), dtype=torch.int64)
-        dist.all_gather_into_tensor(codes, torch.tensor([0 if own is None else own.code]), group=self._host)
-        self.bring_home()
-        self.forget()
-        if own is not None:
-            return own
-        told = codes.nonzero()
-        rank = int(told[0]) if len(told) > 0 else rank or 0
-        return peer_error(rank, int(codes[rank]))
+        error = self._worst(failed)
+        for bucket in failed:
+            bucket.refusal = None
+        if error is not None:
+            self.bring_home()
+            self.forget()
+        return error
 
-    def _settle(self) -> None:
+    def _worst(self, failed: list[_Bucket]) -> LgrecoError | None:
+        """What has gone wrong first in buckets whose step has failed on some rank; all ranks hear of it.
+
+        None for gradients that are not finite where the loss is scaled.
+        """
+        found = [self.device.fault(bucket.bucket) for bucket in failed]
+        own = [bucket.refusal or error for bucket, (_, error) in zip(failed, found)]
+        codes = torch.zeros(self._host.size() * len(failed), dtype=torch.int64)
+        told = torch.tensor([0 if error is None else error.code for error in own])
+        dist.all_gather_into_tensor(codes, told, group=self._host)
+        for of_ranks, mine, (first, _) in zip(codes.view(-1, len(failed)).T.tolist(), own, found):
+            at_fault = [rank for rank, code in enumerate(of_ranks) if code != 0]
+            worse = [rank for rank in at_fault if of_ranks[rank] != _NOT_FINITE]
+            if self._is_scaled and at_fault and not worse:
+                continue
+            named = worse or at_fault or [first or 0]
+            return mine if mine is not None and self._host.rank() in named else peer_error(named[0], of_ranks[named[0]])
+        return None
+
+    def _settle(self, taken_back: bool = False) -> None:
         """Between steps: takes note of how the last one has ended."""
         for bucket in self._buckets.values():
             if bucket.failed is None:
@@ -164,14 +188,25 @@ class Buckets:
                 self._failed.append(bucket)
             elif bucket.refusal is not None:
                 self._untold = bucket.refusal
-            else:
+            elif not taken_back:
                 self.device.forget(bucket.bucket)
+        if self._has_observed and self._failed:
+            self._controller.forget_observed()
+        self._has_observed = False
 
-    def bring_home(self) -> None:
-        """Between steps: what is remembered on the device, the controller has too. Waits for the device."""
-        self._settle()
+    def bring_home(self, taken_back: bool = False) -> None:
+        """Between steps: what is remembered on the device, the controller has too. Waits for the device.
+
+        What was remembered before the last step, where that is ``taken_back``.
+        """
+        self._settle(taken_back)
         for bucket in self._buckets.values():
-            self.device.take_home(self._controller, bucket.bucket, self._controller.steps)
+            self.device.take_home(self._controller, bucket.bucket, self._controller.steps - int(taken_back))
+
+    def take_out(self) -> None:
+        """Between steps: what the controller remembers, the device does too. Waits for the device."""
+        for bucket in self._buckets.values():
+            self.device.take_out(self._controller, bucket.bucket)
 
     def abandon(self) -> None:
         """After a step that was given up: residuals are the controller's, as they were before it."""
@@ -185,6 +220,7 @@ class Buckets:
         """The next step begins with the controller's residuals."""
         self._buckets.clear()
         self._failed.clear()
+        self._has_observed = False
 
 
 class DeviceFlight:
@@ -200,10 +236,15 @@ class DeviceFlight:
         self._buffer = buffer
         self._work: Started | None = None
 
-    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: Exception | None) -> None:
-        """Compresses the buffer, whose parts the gradients are; what has failed on a rank all have heard of before."""
+    def submit(self, gradients: list[torch.Tensor], hold_zeros: bool, failure: LgrecoError | None) -> None:
+        """Compresses the buffer, whose parts the gradients are. Of a ``failure`` of this rank's all ranks are told instead."""
+        device, own, address = self._buckets.device, self._bucket, self._buffer.data_ptr()
         with self._buckets.cuda.stream():
-            self._buckets.device.submit(self._bucket.bucket, self._buffer.data_ptr())
+            if failure is None:
+                device.submit(own.bucket, address)
+                return
+            device.submit_failure(own.bucket, address)
+            own.refusal = failure
 
     def go_on(self) -> bool:
         """Enqueues what comes before the next collective, and that; False when the means are enqueued."""
@@ -220,7 +261,7 @@ class DeviceFlight:
                 request = self._buckets.device.next(own.bucket)
             except LgrecoError as error:
                 # The others are told by messages, and all ranks when the next step begins.
-                request, own.refusal = None, error
+                request, own.refusal = None, own.refusal or error
             if request is None:
                 own.failed = cuda.later(part(own.bucket.found_inf, 4, torch.float32))
                 return False

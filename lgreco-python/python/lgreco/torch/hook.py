@@ -22,7 +22,8 @@ def lgreco_hook(state: LGreCoState, bucket: GradBucket) -> torch.futures.Future[
     41
 
     Raises LgrecoError on every rank, out of ``backward``, when a gradient is not finite or something went wrong on one. Where
-    gradients stay on a GPU that is the next ``backward``; the means of the bucket at fault were zeros.
+    gradients stay on a GPU that is the next ``backward``; the means of the bucket at fault were zeros. With ``grad_scaler`` gradients
+    that are not finite reach that instead, on every rank.
     """
     if not isinstance(bucket, GradBucket):
         raise TypeError(

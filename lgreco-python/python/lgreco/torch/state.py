@@ -31,8 +31,8 @@ class LGreCoState(Training):
 
     Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there: they are compressed, exchanged and averaged in its memory,
     with the same means as on the host (of more than two processes sums are rounded in another order). What goes wrong in a step is
-    then an error at the beginning of the next one, which is not taken. They are copied to the host and back, which is logged once, with ``grad_scaler``, ``hold_zeros``,
-    ``objective="seconds"``, another ``residual_dtype`` than float32, another ``route``,
+    then an error at the beginning of the next one, which is not taken. They are copied to the host and back, which is logged once,
+    with ``hold_zeros``, ``objective="seconds"``, another ``residual_dtype`` than float32, another ``route``,
     ``metrics_every`` or ``optimizer``; so is, from then on, a bucket for whose settings there is no kernel,
     or for which a GPU has no memory.
 
@@ -74,7 +74,8 @@ class LGreCoState(Training):
         uncompressed it is lost, as in plain DDP of bfloat16. The default is bfloat16 where all parameters are, as in plain DDP, and else float32.
     grad_scaler
         The GradScaler of mixed precision. Steps that it skips are taken back, residuals follow its scale, and gradients
-        that are not finite reach it on all ranks instead of being an error.
+        that are not finite reach it on all ranks instead of being an error. On a GPU a step waits for nothing to know the
+        scale where ``model`` is wrapped in DDP; one after a change of the scale waits for residuals, which the host rescales.
     hold_zeros
         Layers whose gradient is all zeros keep their residual. For ``find_unused_parameters=True``, where DDP drops the
         mean of parameters that no rank has used; the default is whether ``model`` is such a DDP.
@@ -160,6 +161,9 @@ class LGreCoState(Training):
         super().__init__(process_group, layers, cuda, **told)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._process_group = process_group if process_group is not None else dist.group.WORLD
+        if cuda is not None and self._scale is not None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            gpu, scale = cuda, self._scale
+            model.register_forward_pre_hook(lambda *_: scale.note(gpu))
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Begins the exchange of a bucket; the future's value is its buffer with the means."""

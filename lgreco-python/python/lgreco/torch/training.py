@@ -17,6 +17,7 @@ from lgreco.torch.device import Buckets, DeviceFlight
 from lgreco.torch.flight import Flight
 from lgreco.torch.options import Options, Scaler
 from lgreco.torch.reports import Reports
+from lgreco.torch.scale import Scale
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,7 +97,9 @@ class Training(Reports):
         self._optimizer: torch.optim.Optimizer | None = told.pop("optimizer", None)
         self.names = [layer.name for layer in layers]
         self._group = own_group(group)
-        self._scaler, self._scale = grad_scaler, None if grad_scaler is None else grad_scaler.get_scale()
+        self._scale = None if grad_scaler is None else Scale(grad_scaler)
+        self._scaled = 1.0 if self._scale is None else self._scale.now()
+        """What the gradients that are remembered were multiplied by."""
         self._on_plan = on_plan
         self._flights: list[Flight | DeviceFlight] | None = None
         self._in_backward = False
@@ -131,7 +134,7 @@ class Training(Reports):
         except Exception as error:
             failure = error
         agree(self._group, together, failure)
-        self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group)
+        self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, self._scale is not None)
 
     def _begin(
         self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool
@@ -167,17 +170,18 @@ class Training(Reports):
 
     def _begin_step(self) -> LgrecoError | None:
         """What has gone wrong on this rank alone, to be told by the first bucket; what goes wrong on all is ``_refused``."""
-        try:
-            failure = self._device.fault() if self._device is not None else None
-        except (LgrecoError, RuntimeError) as error:
-            raise self._broken(error) from error
-        if failure is not None:
-            self._failed, self._refused = failure, True
-            return None
+        failure = None
         try:
             self.follow_scale()
         except LgrecoError as error:
             failure = error
+        try:
+            fault = self._device.fault() if self._device is not None else None
+        except (LgrecoError, RuntimeError) as error:
+            raise self._broken(error) from error
+        if fault is not None:
+            self._failed, self._refused = fault, True
+            return None
         self._take_over_plan()
         rate = 1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
         try:
@@ -201,14 +205,19 @@ class Training(Reports):
 
         Every step begins with it; call it before saving states, after ``scaler.update()``.
         """
-        if self._scaler is None or self._scale is None:
+        scale, before = 1.0 if self._scale is None else self._scale.now(), self._scaled
+        if scale == before:
             return
-        scale = self._scaler.get_scale()
-        if scale < self._scale:
+        if self._device is not None:
+            self._device.bring_home(taken_back=scale < before)
+        if scale < before:
             self._controller.roll_back()
-        if scale != self._scale:
-            self._controller.rescale_residuals(scale / self._scale)
-            self._scale = scale
+        try:
+            self._controller.rescale_residuals(scale / before)
+        finally:
+            if self._device is not None:
+                self._device.take_out()
+        self._scaled = scale
 
     def _go_on(self, flight: Flight | DeviceFlight) -> bool:
         try:
@@ -353,7 +362,7 @@ class Training(Reports):
         parts = self._controller.save(window)
         layers = {name: _tensor(part) for name, part in parts if name is not None}
         run = next(_tensor(part) for name, part in parts if name is None)
-        return {"run": run, "layers": layers, "bytes": list(self._bytes)}
+        return {"run": run, "layers": layers, "bytes": list(self._bytes), "scale": self._scaled}
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> Loaded:
         """Continues from a state, between two steps, on all ranks; what it had is also logged where something is lost.
@@ -372,6 +381,8 @@ class Training(Reports):
             self._device.forget()
         loaded = Loaded(missing, extra, misshaped, step, oldest)
         self._bytes = list(state["bytes"])
+        # Residuals follow the scaler's at the next step, whether that is loaded before or after. Older states have none.
+        self._scaled = state.get("scale", self._scaled)
         self._flights, self._failed, self._refused = None, None, False
         for what, names in (("missing in", loaded.missing), ("too much in", loaded.extra), ("of another shape in", loaded.misshaped)):
             if names:
