@@ -41,7 +41,7 @@ pub mod topk {
 
 /// Payloads of TopK in few bits, of those in full.
 pub mod quantised_topk {
-    pub use crate::compress::quantised_topk::whole::{from_topk, in_full, measure_from_topk, to_topk};
+    pub use crate::compress::quantised_topk::whole::{check, from_topk, header, in_full, measure_from_topk, to_topk};
 }
 
 /// Loops on several cores.

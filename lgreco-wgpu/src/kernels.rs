@@ -61,7 +61,8 @@ impl Shader {
                 let (bucket, topk) =
                     (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
                 let select = include_str!("shaders/exchange_select.wgsl");
-                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bucket, select, topk].concat()
+                let (bins, few) = (include_str!("shaders/bins.wgsl"), include_str!("shaders/exchange_bins.wgsl"));
+                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bins, bucket, select, few, topk].concat()
             }
             #[cfg(feature = "train")]
             Shader::ExchangeFactors => {

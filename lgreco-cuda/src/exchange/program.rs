@@ -9,10 +9,10 @@ use crate::selection::{Place, Tops};
 use bytemuck::{Pod, Zeroable};
 use lgreco_core::compress::powersgd::effective_rank;
 use lgreco_core::compress::qsgd::{Rounding, Scale};
-use lgreco_core::compress::topk::TopK;
-use lgreco_core::compress::wire::{HEADER_LEN, Header, Method};
+use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::internal::quantised_topk;
 use lgreco_core::rng::Stream;
 
 /// `Program` of `program.cu`.
@@ -359,10 +359,7 @@ fn layer(place: Layer, setting: &Setting, shape: Shape) -> Result<Layer, Error> 
         Setting::Dense | Setting::PowerSgd(_) => return Ok(place),
         Setting::Qsgd(qsgd) if is_fused(qsgd.bucket) => qsgd.header(shape)?,
         Setting::TopK(top) => top.header(shape)?,
-        Setting::QuantisedTopK(few) => {
-            let coding = TopK { keep: few.keep, values: Dtype::F32 }.layout(place.count)?.coding as u8;
-            Header { method: Method::QuantisedTopK, variant: few.bits | coding << 4, parameter: few.keep, shape }
-        }
+        Setting::QuantisedTopK(few) => quantised_topk::header(&few, shape)?,
         Setting::Qsgd(_) => {
             return Err(Error::Method("exchanges of QSGD buckets that are no power of two from 64 to 4096"));
         }

@@ -19,7 +19,7 @@ use wgpu::Buffer;
 /// once and serves every step; [`on`](BufferBucket::on) makes a [`Space`](lgreco_train::exchange::Space) of it for a
 /// [`Flight`](lgreco_train::exchange::Flight), and [`finish`](BufferBucket::finish) ends the step.
 ///
-/// QSGD, TopK, PowerSGD and uncompressed layers, by the route of [all-gathers](lgreco_train::exchange::Route::AllGather). Means,
+/// QSGD, TopK in full and in few bits, PowerSGD and uncompressed layers, by the route of [all-gathers](lgreco_train::exchange::Route::AllGather). Means,
 /// residuals and messages have the bits of the host's exchange; those of layers under PowerSGD are within 1e-4 of it and have the
 /// same bits on all ranks where all have the same device and driver, which the embedder has to see to, and ranks on the host are
 /// refused as disagreeing. Residuals are f32, of error feedback with gain 1.
@@ -276,12 +276,21 @@ impl BufferBucket {
             let bindings = [&[counts.clone(), cuts.clone()], &of_tables[..]].concat();
             batch.dispatch(kernel("choose"), params, &bindings, tables);
         }
-        let bindings = [&[offered.clone(), cuts.clone(), blocks.clone()], &of_values[..]].concat();
+        let bins = (18, Part::from(&on.bins));
+        batch.clear(&on.bins, on.bins.size());
+        let bindings = [&[offered.clone(), cuts.clone(), blocks.clone(), bins.clone()], &of_values[..]].concat();
         batch.dispatch(kernel("count_kept"), params, &bindings, values);
         let bindings = [std::slice::from_ref(&blocks), &of_tables].concat();
         batch.dispatch(kernel("scan"), params, &bindings, tables);
+        if plan.few > 0 {
+            let bindings = [&[offered.clone(), cuts.clone(), bins.clone()], &of_values[..]].concat();
+            batch.dispatch(kernel("find_exponents"), params, &bindings, values);
+            batch.dispatch(kernel("add_to_bins"), params, &bindings, values);
+            let bindings = [&[(4, (&on.image).into()), cuts.clone(), bins.clone()], &of_tables[..]].concat();
+            batch.dispatch(kernel("make_means"), params, &bindings, tables);
+        }
         let (faults, payload) = ((10, (&on.faults).into()), (16, (&on.image).into()));
-        let bindings = [&[offered, cuts, blocks, faults, payload], &of_values[..]].concat();
+        let bindings = [&[offered, cuts, blocks, bins, faults, payload], &of_values[..]].concat();
         batch.dispatch(kernel("write_kept"), params, &bindings, values);
     }
 

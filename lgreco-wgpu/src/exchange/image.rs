@@ -5,6 +5,7 @@ use lgreco_core::Error as CoreError;
 use lgreco_core::compress::topk::Coding;
 use lgreco_core::compress::wire::{self, HEADER_LEN, Method};
 use lgreco_core::compress::{Setting, qsgd, topk};
+use lgreco_core::internal::quantised_topk;
 use lgreco_train::Error;
 
 /// Where the parts of a payload's body are: its length in bytes, and a word of the image.
@@ -50,7 +51,7 @@ pub(crate) fn read_message(plan: &Plan, rank: u32, message: &[u8], image: &mut [
             bytemuck::cast_slice_mut(words)[..len].copy_from_slice(part);
             body = rest;
         }
-        if matches!(member.spec.setting, Setting::TopK(_)) {
+        if method(member) != Method::Qsgd {
             count(member, &bytes[HEADER_LEN..], image)
                 .then_some(())
                 .ok_or_else(|| Error::PeerMessage { rank, code: fault(member, bytes).code() })?;
@@ -65,9 +66,19 @@ fn check(member: &Member, payload: &Payload, bytes: &[u8]) -> Result<(), CoreErr
         return Err(fault(member, bytes));
     }
     let parsed = wire::Payload::parse(bytes)?;
-    match member.spec.setting {
-        Setting::Qsgd(_) => qsgd::of_payload(&parsed).map(|_| ()),
+    match method(member) {
+        Method::Qsgd => qsgd::of_payload(&parsed).map(|_| ()),
+        Method::QuantisedTopK => quantised_topk::check(&parsed),
         _ => topk::of_payload(&parsed).map(|_| ()),
+    }
+}
+
+/// The method of a layer's payloads.
+fn method(member: &Member) -> Method {
+    match member.spec.setting {
+        Setting::Qsgd(_) => Method::Qsgd,
+        Setting::QuantisedTopK(_) => Method::QuantisedTopK,
+        _ => Method::TopK,
     }
 }
 
@@ -76,8 +87,7 @@ pub(crate) fn fault(member: &Member, bytes: &[u8]) -> CoreError {
     let other = CoreError::PayloadBody { what: "its header is not that of the layer's setting" };
     let decode = || {
         let payload = wire::Payload::parse(bytes)?;
-        let method = if matches!(member.spec.setting, Setting::Qsgd(_)) { Method::Qsgd } else { Method::TopK };
-        if (payload.header.method, payload.header.shape) != (method, member.shape()) {
+        if (payload.header.method, payload.header.shape) != (method(member), member.shape()) {
             return Err(other);
         }
         lgreco_core::compress::decode(bytes, &mut vec![0.0; member.shape().elements()])

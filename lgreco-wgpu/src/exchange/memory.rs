@@ -10,6 +10,9 @@ use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 pub(super) const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
+/// Words of `Bins` of `exchange_bins.wgsl`.
+const BINS: usize = 2 + 4 * 128;
+
 /// Memory of the device.
 #[derive(Debug)]
 pub(super) struct Memory {
@@ -35,6 +38,8 @@ pub(super) struct Memory {
     pub(super) counts: Buffer,
     pub(super) cuts: Buffer,
     pub(super) blocks: Buffer,
+    /// And, where values travel in few bits, of which magnitudes they are.
+    pub(super) bins: Buffer,
     pub(super) faults: Buffer,
     /// PowerSGD's layers, and of each workgroup what it works on.
     pub(super) matrices: Buffer,
@@ -82,6 +87,7 @@ impl Memory {
             counts: room("a bucket's histograms", words(4096 * plan.of_tables.len()))?,
             cuts: room("a bucket's cuts", words(2 * plan.of_tables.len()))?,
             blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
+            bins: room("a bucket's bins", words(BINS * plan.few.max(1)))?,
             faults: room("a bucket's faults", Faults::bytes(plan, world))?,
             matrices: room("a bucket's layers", size_of_val(&table.matrices[..]) as u64)?,
             pieces: room("a bucket's workgroups", size_of_val(&pieces[..]) as u64)?,

@@ -15,6 +15,7 @@ use lgreco_core::compress::topk::{Coding, TopK};
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
+use lgreco_core::internal::quantised_topk::{self, in_full};
 use lgreco_train::exchange::{Slip, Spec};
 use std::ops::Range;
 
@@ -22,9 +23,9 @@ params! {
     /// `Params` of `exchange.wgsl`.
     offset, dtype, first, count, bucket, first_bucket, sign_magnitude, min_max, nearest, bits,
     log_levels, inverse_levels, step, layer, rank, seed_low, seed_high, method, number, start,
-    sums, scales, codes, values_word, starts, table, keep, sent, largest, placement, low_bits,
-    low_word, low_bit, high_word, high_bit, high_len, first_block, first_kept, positions, window,
-    window_len,
+    sums, scales, codes, values_word, starts, table, bins, keep, sent, largest, placement,
+    low_bits, low_word, low_bit, high_word, high_bit, high_len, first_block, first_kept,
+    positions, window, window_len,
 }
 
 /// Bytes of a block of bits whose ones are positions.
@@ -118,8 +119,9 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Range<usize>>,
     /// Words of an image.
     pub(crate) image: usize,
-    /// Values that TopK keeps.
+    /// Values that TopK keeps, and its layers in few bits.
     pub(crate) kept: usize,
+    pub(crate) few: usize,
     /// Bytes of a message.
     pub(crate) message: usize,
 }
@@ -195,7 +197,12 @@ impl Plan {
             }
             Setting::TopK(c) => {
                 c.header(shape)?.write(&mut header)?;
-                params = self.add_topk(c, setting.payload_len(shape, of)? - HEADER_LEN, params)?;
+                params = self.add_topk(c, 0, setting.payload_len(shape, of)? - HEADER_LEN, params)?;
+            }
+            Setting::QuantisedTopK(c) => {
+                quantised_topk::header(&c, shape)?.write(&mut header)?;
+                let body = setting.payload_len(shape, of)? - HEADER_LEN;
+                params = self.add_topk(in_full(&c), c.bits, body, params)?;
             }
             _ => return Err(Error::Method(methods::of_setting(&setting))),
         }
@@ -212,20 +219,28 @@ impl Plan {
         Ok(())
     }
 
-    fn add_topk(&mut self, top: TopK, body: usize, params: Params) -> Result<Params, Error> {
+    /// Adds a layer that keeps so many values, in full or in `bits`, which are then not 0.
+    fn add_topk(&mut self, top: TopK, bits: u8, body: usize, params: Params) -> Result<Params, Error> {
         let layout = top.layout(params.count)?;
         let (keep, number) = (top.keep as usize, params.number);
         let words = self.take(body);
-        let low = keep * top.values.bytes();
+        let (means, sent) = match bits {
+            0 => (0, keep * top.values.bytes()),
+            bits => (4 << (bits - 1), (keep * usize::from(bits)).div_ceil(8)),
+        };
+        let low = means + sent;
         let high = low + layout.low_bytes as usize;
         let blocks = if layout.coding == Coding::All { 0 } else { (body - high).div_ceil(BLOCK) };
         let place = |byte: usize| (words + (byte / 4) as u32, (byte % 4 * 8) as u32);
         let ((low_word, low_bit), (high_word, high_bit)) = (place(low), place(high));
         let params = Params {
             method: 2,
+            bits: bits.into(),
             values_word: words,
+            codes: words + (means / 4) as u32,
             starts: self.take(4 * blocks),
             table: self.of_tables.len() as u32,
+            bins: self.few as u32,
             keep: top.keep,
             sent: top.values as u32,
             largest: crate::topk::overflow(top.values),
@@ -247,6 +262,7 @@ impl Plan {
         // Of a layer without elements nothing is looked for.
         self.of_tables.extend((keep > 0).then_some(number));
         self.kept += keep;
+        self.few += usize::from(bits > 0);
         Ok(params)
     }
 

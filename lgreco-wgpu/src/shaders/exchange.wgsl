@@ -1,7 +1,8 @@
 // A bucket of layers that are exchanged together, of which a dispatch works on all. Layers lie one after the other in flat
 // memory, each from a multiple of 2048 values on, so that a workgroup's values belong to one.
 //
-// `exchange_select.wgsl` makes TopK's payloads, `exchange_topk.wgsl` adds them up; `exchange_factors.wgsl` has PowerSGD's factors.
+// `exchange_select.wgsl` makes TopK's payloads, with `exchange_bins.wgsl` where values travel in few bits, `exchange_topk.wgsl` adds
+// them up; `exchange_factors.wgsl` has PowerSGD's factors.
 
 // Of a layer; the fields up to `seed_high` are what the functions for single tensors ask for.
 struct Params {
@@ -14,7 +15,7 @@ struct Params {
     sign_magnitude: u32,
     min_max: u32,
     nearest: u32,
-    bits: u32,
+    bits: u32, // of a code; 0 of TopK in full
     log_levels: u32,
     inverse_levels: u32,
     step: u32,
@@ -26,13 +27,14 @@ struct Params {
     number: u32, // in the bucket of layers
     start: u32, // its first value in flat memory
     sums: u32, // and among what is summed on the wire
-    // Words of a rank's image: scales and codes of QSGD; of TopK values, and how many ones there are before each block of 2048
-    // bits of its positions.
+    // Words of a rank's image: scales and codes of QSGD; of TopK values, or in few bits means and then codes, and how many ones
+    // there are before each block of 2048 bits of its positions.
     scales: u32,
     codes: u32,
     values_word: u32,
     starts: u32,
     table: u32, // of TopK's, by which the k largest are found
+    bins: u32, // among those of all layers in few bits
     keep: u32,
     sent: u32,
     largest: u32, // bits of the magnitude from which on values become infinite when they are sent

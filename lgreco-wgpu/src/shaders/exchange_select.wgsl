@@ -85,18 +85,32 @@ fn choose(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     }
 }
 
+// How many there are above the cut and at it, and of which magnitudes.
 @compute @workgroup_size(64)
 fn count_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     let first = begin_if(TOP_K, group.x);
     let cut = cuts[params.table].magnitude;
     let end = min(first + PER_GROUP, params.count);
     var sum = vec2<u32>(0u, 0u);
+    var lowest = 0u;
+    var highest = 0u;
     for (var i = first + lane.index; i < end; i += 64u) {
-        sum += found(values[params.start + i], cut);
+        let bits = values[params.start + i];
+        sum += found(bits, cut);
+        let magnitude = bits & MAGNITUDE;
+        if (magnitude >= max(cut, 1u)) {
+            lowest = max(lowest, ~magnitude);
+            highest = max(highest, magnitude);
+        }
     }
     sum = sum_of(lane, 64u, sum);
+    lowest = largest_of(lane, 64u, lowest);
+    highest = largest_of(lane, 64u, highest);
     if (lane.index == 0u) {
         blocks[group.x] = sum;
+        if (params.bits != 0u && params.method == TOP_K) {
+            widen_range(lowest, highest);
+        }
     }
 }
 

@@ -60,6 +60,12 @@ fn read_positions(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
 }
 
 fn kept_value(index: u32) -> u32 {
+    if (params.bits != 0u) {
+        let at = field(params.codes, 0u, index, params.bits);
+        let code = bits_from(at.x, at.y);
+        let sign = 1u << (params.bits - 1u);
+        return in_image(params.values_word + (code & (sign - 1u))) | select(0u, SIGN, (code & sign) != 0u);
+    }
     if (params.sent == 0u) {
         return in_image(params.values_word + index);
     }

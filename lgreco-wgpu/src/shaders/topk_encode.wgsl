@@ -19,6 +19,10 @@ fn scan(lane: Lane) {
     scan_blocks(0u, params.blocks, lane);
 }
 
+fn put_kept(index: u32, bits: u32) {
+    put_in_full(index, bits);
+}
+
 @compute @workgroup_size(64)
 fn write_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     let first = group.x * PER_GROUP;

@@ -1,4 +1,5 @@
-// TopK's payloads, wherever tensors and payloads lie: what is above the cut or at it, and where it is written.
+// TopK's payloads, wherever tensors and payloads lie: what is above the cut or at it, and where it is written. How a value is sent
+// is `put_kept`'s to say.
 
 // What a value adds to the number of elements above the cut, and of those at it.
 fn found(bits: u32, cut: u32) -> vec2<u32> {
@@ -44,16 +45,21 @@ fn write_tile(first: u32, cut: u32, ties: u32, known: vec2<u32>, lane: Lane) {
     }
 }
 
-fn write_one(index: u32, position: u32, bits: u32) {
+// A kept value in full.
+fn put_in_full(index: u32, bits: u32) {
     if (params.sent == 0u) {
         put(params.values_word + index, 0u, bits);
-    } else {
-        var sent = narrow_bf16(bits);
-        if (params.sent == 1u) {
-            sent = narrow_f16(bits);
-        }
-        put(params.values_word + (index >> 1u), 16u * (index & 1u), sent);
+        return;
     }
+    var sent = narrow_bf16(bits);
+    if (params.sent == 1u) {
+        sent = narrow_f16(bits);
+    }
+    put(params.values_word + (index >> 1u), 16u * (index & 1u), sent);
+}
+
+fn write_one(index: u32, position: u32, bits: u32) {
+    put_kept(index, bits);
     if (params.placement == 0u) {
         return;
     }

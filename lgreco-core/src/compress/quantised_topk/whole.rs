@@ -1,5 +1,6 @@
-//! To and from payloads of TopK in full, for backends that select on a device: what is kept is little, and its bins and
-//! means are integers, so that the host finishes with the same bytes.
+//! For backends that select on a device. To and from payloads of TopK in full: what is kept is little, and its bins and
+//! means are integers, so that the host finishes with the same bytes. And of payloads that the device finishes, what goes before
+//! their values.
 
 use super::decode::Body;
 use super::encode::quantise;
@@ -9,13 +10,29 @@ use super::{QuantisedTopK, measure_workspace_len};
 use crate::Error;
 use crate::compress::Compressor;
 use crate::compress::topk::{self, TopK};
-use crate::compress::wire::{HEADER_LEN, Payload};
+use crate::compress::wire::{HEADER_LEN, Header, Payload};
 use crate::error::{expect_len, expect_room};
 use crate::gradient::{Dtype, Shape};
 
 /// What selects the same elements.
 pub fn in_full(top: &QuantisedTopK) -> TopK {
     TopK { keep: top.keep, values: Dtype::F32 }
+}
+
+/// The header of a payload.
+///
+/// # Errors
+/// [`Error::Parameter`] unless bits and elements kept are such as the shape allows.
+pub fn header(top: &QuantisedTopK, shape: Shape) -> Result<Header, Error> {
+    Ok(top.header(shape, top.parts(shape.elements())?.layout))
+}
+
+/// Finds fault with a payload where [`decode`](super::decode) does without looking at each value.
+///
+/// # Errors
+/// As there, but for the positions.
+pub fn check(payload: &Payload<'_>) -> Result<(), Error> {
+    Body::of(payload).map(|_| ())
 }
 
 /// The values that a payload of TopK in f32 keeps, as their bits.

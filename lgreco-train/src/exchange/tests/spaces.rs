@@ -68,7 +68,7 @@ impl<const AS_HOST: bool> Bucket for Erring<AS_HOST> {
         }
         if self.fault == Some(Fault::Product) {
             // The sign of a value.
-            means[18][3] ^= 0x80;
+            means[23][3] ^= 0x80;
         }
         means
     }

@@ -2,7 +2,7 @@
 
 use crate::compress::powersgd::{PowerSgd, effective_rank};
 use crate::compress::qsgd::{Qsgd, Rounding, Scale};
-use crate::compress::{Setting, topk::TopK};
+use crate::compress::{Setting, quantised_topk::QuantisedTopK, topk::TopK};
 use crate::gradient::{Dtype, Shape};
 use alloc::vec::Vec;
 
@@ -34,7 +34,7 @@ pub(super) fn is_near(member: &Member) -> bool {
 }
 
 /// A bucket of all that travels in payloads of fixed lengths, is not compressed or is a product of factors: QSGD of several widths
-/// and buckets, TopK with positions of every kind, PowerSGD of ranks below the sides and at them, in all types; layers of several
+/// and buckets, TopK with positions of every kind, in full and in few bits, PowerSGD of ranks below the sides and at them, in all types; layers of several
 /// thousand elements, of few, and of none.
 pub fn members() -> Vec<Member> {
     let base = Qsgd::default();
@@ -42,6 +42,7 @@ pub fn members() -> Vec<Member> {
     let min_max = Setting::Qsgd(Qsgd { bits: 3, bucket: 700, scale: Scale::MinMax, ..base });
     let nearest = Setting::Qsgd(Qsgd { bits: 5, bucket: 1024, rounding: Rounding::Nearest, ..base });
     let topk = |keep, values| Setting::TopK(TopK { keep, values });
+    let few = |keep, bits| Setting::QuantisedTopK(QuantisedTopK { keep, bits });
     let powersgd = |rank| Setting::PowerSgd(PowerSgd { rank, iterations: 1 });
     let layers = [
         (qsgd(4, 512), 65, 79, Dtype::F32),
@@ -62,6 +63,11 @@ pub fn members() -> Vec<Member> {
         (qsgd(2, 1), 5, 7, Dtype::F32),
         (topk(1501, Dtype::F32), 50, 61, Dtype::Bf16),
         (topk(1801, Dtype::Bf16), 120, 150, Dtype::F32),
+        (few(1501, 3), 50, 61, Dtype::F32),
+        (few(2101, 8), 2101, 1, Dtype::Bf16),
+        (few(30, 1), 61, 47, Dtype::F16),
+        (few(0, 4), 0, 2, Dtype::F32),
+        (few(1801, 5), 120, 150, Dtype::F32),
         (powersgd(3), 61, 47, Dtype::F32),
         (powersgd(2), 5, 2050, Dtype::Bf16),
         (powersgd(9), 7, 5, Dtype::F16),
@@ -77,8 +83,8 @@ pub fn members() -> Vec<Member> {
     (0..).zip(layers).map(member).collect()
 }
 
-/// Layers whose messages are damaged: QSGD, and TopK with positions of both kinds.
-pub fn damaged_members() -> [Member; 3] {
+/// Layers whose messages are damaged: QSGD, and TopK with positions of both kinds and in few bits.
+pub fn damaged_members() -> [Member; 4] {
     let topk = |keep, values, rows, index| Member {
         index,
         setting: Setting::TopK(TopK { keep, values }),
@@ -86,5 +92,11 @@ pub fn damaged_members() -> [Member; 3] {
         dtype: Dtype::F32,
     };
     let setting = Setting::Qsgd(Qsgd { bits: 3, bucket: 16, ..Qsgd::default() });
-    [topk(20, Dtype::F32, 290, 0), topk(23, Dtype::F16, 70, 1), Member { setting, ..topk(0, Dtype::F32, 37, 2) }]
+    let few = Setting::QuantisedTopK(QuantisedTopK { keep: 21, bits: 3 });
+    [
+        topk(20, Dtype::F32, 290, 0),
+        topk(23, Dtype::F16, 70, 1),
+        Member { setting, ..topk(0, Dtype::F32, 37, 2) },
+        Member { setting: few, ..topk(0, Dtype::F32, 90, 3) },
+    ]
 }

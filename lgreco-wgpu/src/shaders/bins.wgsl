@@ -1,0 +1,83 @@
+// TopK in few bits: the bins of what is kept and their means, in integers alone, as in lgreco_core::compress::quantised_topk.
+
+// Most bins of a layer: those of 8 bits.
+const MOST_BINS = 128u;
+
+// The range of magnitudes that 2^log_count bins divide evenly; `span` is at most 2^31.
+struct Range {
+    low: u32,
+    span: u32,
+    log_count: u32,
+}
+
+// The bin of a magnitude that is not above the range: ((magnitude - low) << log_count) / span, a bit at a time.
+fn bin_of(range: Range, magnitude: u32) -> u32 {
+    var rest = magnitude - min(magnitude, range.low);
+    var bin = 0u;
+    for (var i = 0u; i < range.log_count; i++) {
+        rest <<= 1u;
+        bin <<= 1u;
+        if (rest >= range.span) {
+            rest -= range.span;
+            bin |= 1u;
+        }
+    }
+    return bin;
+}
+
+// Numbers below the normal ones have the least normal ones' exponent.
+fn exponent_of(magnitude: u32) -> u32 {
+    return max(magnitude >> 23u, 1u);
+}
+
+// A magnitude in units of 2^-31 of the power of two that the exponent is of, rounded down; its own is not larger.
+fn digits_of(magnitude: u32, exponent: u32) -> u32 {
+    let shift = exponent - exponent_of(magnitude);
+    if (shift > 31u) {
+        return 0u;
+    }
+    let implied = select(0u, 0x00800000u, magnitude >= 0x00800000u);
+    return (((magnitude & 0x007fffffu) | implied) << 8u) >> shift;
+}
+
+// sum / count, rounded down; it has 32 bits, and count fewer.
+fn quotient(sum: vec2<u32>, count: u32) -> u32 {
+    var rest = sum.y;
+    var bits = 0u;
+    for (var bit = 32u; bit > 0u; bit--) {
+        rest = (rest << 1u) | ((sum.x >> (bit - 1u)) & 1u);
+        bits <<= 1u;
+        if (rest >= count) {
+            rest -= count;
+            bits |= 1u;
+        }
+    }
+    return bits;
+}
+
+// The bits of digits * 2^(exponent - 158), rounded down.
+fn float_of(digits: u32, exponent: u32) -> u32 {
+    if (digits == 0u) {
+        return 0u;
+    }
+    let highest = 31u - countLeadingZeros(digits);
+    if (exponent + highest <= 31u) {
+        if (exponent > 9u) {
+            return digits << (exponent - 9u);
+        }
+        return digits >> (9u - exponent);
+    }
+    var mantissa = digits;
+    if (highest >= 23u) {
+        mantissa >>= highest - 23u;
+    } else {
+        mantissa <<= 23u - highest;
+    }
+    return ((exponent + highest - 31u) << 23u) | (mantissa & 0x007fffffu);
+}
+
+// A sum of 64 bits, low word first, and a word.
+fn plus_wide(sum: vec2<u32>, word: u32) -> vec2<u32> {
+    let lower = sum.x + word;
+    return vec2<u32>(lower, sum.y + u32(lower < word));
+}
