@@ -215,12 +215,22 @@ fn orthonormalise(
     take_steps(job.first_step, min(job.last_step, 3u * params.columns + 1u), own, start, end, lane);
 }
 
-fn first_row(piece: u32) -> u32 {
-    return piece / ((params.all_cols + SIDE - 1u) / SIDE) * SIDE;
+// An element of the factors' product.
+struct Element {
+    at: u32, // its place in the matrix, `NONE` outside of it
+    bits: u32,
 }
 
-fn first_col(piece: u32) -> u32 {
-    return piece % ((params.all_cols + SIDE - 1u) / SIDE) * SIDE;
+// A lane's element of a piece. All lanes call it.
+fn element_of_product(piece: u32, lane: u32) -> Element {
+    let across = (params.all_cols + SIDE - 1u) / SIDE;
+    let first_row = piece / across * SIDE;
+    let first_col = piece % across * SIDE;
+    let bits = bitcast<u32>(tile_of_product(first_row, first_col, lane));
+    let row = first_row + lane / SIDE;
+    let col = first_col + lane % SIDE;
+    let is_inside = row < params.all_rows && col < params.all_cols;
+    return Element(select(NONE, row * params.all_cols + col, is_inside), bits);
 }
 
 // Takes this worker's product off what it has offered.
@@ -234,16 +244,13 @@ fn take_off(
     if (piece == NONE) {
         return;
     }
-    let held = tile_of_product(first_row(piece), first_col(piece), lane);
-    let row = first_row(piece) + lane / SIDE;
-    let col = first_col(piece) + lane % SIDE;
-    if (row < params.all_rows && col < params.all_cols) {
-        let i = row * params.all_cols + col;
-        let left = sum(offered[params.start + i], bitcast<u32>(held) ^ SIGN);
+    let held = element_of_product(piece, lane);
+    if (held.at != NONE) {
+        let left = sum(offered[params.start + held.at], held.bits ^ SIGN);
         if (!is_finite(left)) {
-            fault(3u, i);
+            fault(3u, held.at);
         }
-        offered[params.start + i] = left;
+        offered[params.start + held.at] = left;
     }
 }
 
@@ -258,10 +265,8 @@ fn reconstruct(
     if (piece == NONE) {
         return;
     }
-    let mean = tile_of_product(first_row(piece), first_col(piece), lane);
-    let row = first_row(piece) + lane / SIDE;
-    let col = first_col(piece) + lane % SIDE;
-    if (row < params.all_rows && col < params.all_cols) {
-        totals[params.start + row * params.all_cols + col] = bitcast<u32>(mean);
+    let mean = element_of_product(piece, lane);
+    if (mean.at != NONE) {
+        totals[params.start + mean.at] = mean.bits;
     }
 }

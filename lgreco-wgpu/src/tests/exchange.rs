@@ -1,6 +1,7 @@
 //! Exchanges of buckets on the device: the suite of all spaces, and what is asked of the device.
 
 use super::buffers::buffer;
+use super::factors::check_beyond;
 use super::{backend, backend_with, small};
 use crate::batch::{Batch, Part};
 use crate::kernels::Shader;
@@ -210,6 +211,8 @@ enum Check {
     Steps,
     Failures,
     Damage,
+    /// Of layers under PowerSGD alone.
+    Beyond,
 }
 
 #[test]
@@ -239,6 +242,7 @@ fn faults_in_the_shaders_are_found() {
         (Check::Failures, "if (!is_finite(left)) {", "if (false) {"),
         (Check::Damage, "positions[params.positions + index - 1u] >= position", "false"),
         (Check::Damage, "if (!is_finite(bits)) {", "if (false) {"),
+        (Check::Beyond, "if (!is_finite(mean)) {", "if (!is_finite(mean) && params.method != POWER_SGD) {"),
     ];
     let in_factors = [
         (Check::Steps, "let afresh = largest_of(lane, 256u, largest) == 0u;", "let afresh = true;"),
@@ -246,7 +250,9 @@ fn faults_in_the_shaders_are_found() {
         (Check::Steps, "scaled(bitcast<u32>(product[first + i]), e)", "scaled(bitcast<u32>(product[first + i]), 0)"),
         (Check::Steps, "chunk * CHUNK < shape.inner", "chunk < 1u"),
         (Check::Steps, "job.transposed != 0u && job.halves != 0u", "false"),
-        (Check::Steps, "bitcast<u32>(held) ^ SIGN", "bitcast<u32>(held)"),
+        (Check::Steps, "held.bits ^ SIGN", "held.bits"),
+        (Check::Steps, "col < params.all_cols;", "true;"),
+        (Check::Beyond, "if (!is_finite(left)) {", "if (false) {"),
         (Check::Failures, "if (!is_finite(bitcast<u32>(sum))) {", "if (false) {"),
     ];
     let faults = in_bucket.map(|fault| (Shader::Exchange, fault)).into_iter();
@@ -262,6 +268,7 @@ fn faults_in_the_shaders_are_found() {
             Check::Steps => check_space(&few()[..9], false, open),
             Check::Failures => check_space_failures(&members(), open),
             Check::Damage => check_space_damage(0, 3, open),
+            Check::Beyond => check_beyond(open),
         });
         let message = found.expect_err(&format!("not found: {text}"));
         let message = message.downcast_ref::<String>().cloned().unwrap_or_default();

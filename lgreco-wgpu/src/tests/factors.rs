@@ -7,7 +7,7 @@ use lgreco_core::compress::{Setting, powersgd::PowerSgd};
 use lgreco_core::gradient::{Dtype, Element, F16, Shape};
 use lgreco_train::Error;
 use lgreco_train::exchange::threads::ThreadCollective;
-use lgreco_train::exchange::{Agreement, Moment, Route, Space};
+use lgreco_train::exchange::{Agreement, Collective, CollectiveError, Moment, Route, Space};
 use lgreco_train::testing::exchange::{Bucket, Member, check_space};
 
 fn member(index: u32, rank: u32, (rows, cols): (usize, usize), dtype: Dtype) -> Member {
@@ -74,6 +74,69 @@ fn a_mean_beyond_its_type_is_an_error_with_its_place_and_changes_nothing() {
     assert!((means[5] + 10_000.0).abs() < 10.0 && (means[0] - 1.0).abs() < 1e-3, "{means:?}");
     let left = on.residuals().unwrap().remove(0);
     assert!(left.iter().all(|x| x.abs() < 0.1), "{left:?}");
+}
+
+/// A network that brings other sums than the one rank's own: one after the other, where it has any.
+struct Forger(Vec<Vec<f32>>);
+
+impl Collective for Forger {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn world_size(&self) -> u32 {
+        1
+    }
+
+    fn all_reduce_sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        if !self.0.is_empty() {
+            let sums = self.0.remove(0);
+            values[..sums.len()].copy_from_slice(&sums);
+        }
+        Ok(())
+    }
+
+    fn all_gather(&mut self, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    fn all_gather_each(&mut self, _: &[u64], _: &mut [u8]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+
+    fn broadcast(&mut self, _: u32, _: &mut [u8]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+}
+
+/// Asserts that a product of mean factors beyond f32, and what is left beyond f32 though factors and product are not, are told,
+/// and change no residual.
+pub(super) fn check_beyond(open: impl Fn(&[Member], bool, u32) -> OnDevice) {
+    // Both columns of P, once they are orthonormal, in the first row have the same sign, and so has all of the mean Q.
+    let product = (member(3, 2, (2, 3), Dtype::F32), vec![1e20; 6], vec![vec![1.0, 1.0, 1.0, -1.0], vec![3e38; 6]]);
+    // P points away from the first value and to all others, so that its own is sent with the wrong sign.
+    let mut values = vec![1.6e38f32; 16];
+    values[0] = -1.6e38;
+    let mut p = vec![0.714 / 15f32.sqrt(); 16];
+    p[0] = 0.7;
+    let rest = (member(3, 1, (16, 1), Dtype::F32), values, vec![p]);
+    for ((member, values, sums), what) in [(product, "the product of the factors"), (rest, "what is to be remembered")]
+    {
+        let mut on = open(&[member], true, 1);
+        let (route, reduce_dtype) = (Route::AllGather, Dtype::F32);
+        let moment = Moment { rank: 0, world_size: 1, route, reduce_dtype, seed: 7, step: 0, terms: 0 };
+        let gradients = [bytemuck::cast_slice(&values).to_vec()];
+        let result = on.exchange(&gradients, moment, Agreement::Reached, &mut Forger(sums));
+        assert_eq!(result, Err(Error::Core(CoreError::Overflow { what })));
+        assert_eq!((on.bucket.faulty_layer(), on.residuals()), (Some(0), Some(vec![vec![0.0; values.len()]])));
+    }
+}
+
+#[test]
+fn products_and_residuals_beyond_f32_are_told_and_change_nothing() {
+    if is_there() {
+        check_beyond(open);
+    }
 }
 
 /// A host's factors come of other sums, so its means would be others.
