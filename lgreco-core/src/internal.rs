@@ -39,7 +39,7 @@ pub mod topk {
     pub use crate::compress::topk::encode::encode_body;
 }
 
-/// Payloads of TopK in few bits, of those in full.
+/// Payloads of TopK in few bits: of those in full, and what of them goes before their values.
 pub mod quantised_topk {
     pub use crate::compress::quantised_topk::whole::{check, from_topk, header, in_full, measure_from_topk, to_topk};
 }

@@ -7,12 +7,10 @@ use crate::memory::Scratch;
 use crate::tensor::{Input, Tensor};
 use crate::{Error, methods, positions, powersgd, qsgd, reconstruct, topk};
 use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
-use lgreco_core::compress::{
-    Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, quantised_topk::QuantisedTopK, topk::TopK,
-};
+use lgreco_core::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
-use lgreco_core::internal::quantised_topk::{from_topk, in_full, to_topk};
+use lgreco_core::internal::quantised_topk::{self, to_topk};
 use lgreco_core::rng::Stream;
 
 /// [`Compressor::encode`], of values on either side.
@@ -31,17 +29,16 @@ pub(crate) fn encode(
     }
     let header = match *setting {
         Setting::Dense => return encode_dense(gpu, input, stream, payload),
-        Setting::QuantisedTopK(c) => {
-            let whole = encode_in_full(gpu, c, input, stream)?;
-            return Ok(from_topk(&c, &whole, &mut vec![0; c.keep as usize], payload)?);
-        }
         Setting::Qsgd(c) => c.header(shape)?,
         Setting::TopK(c) => c.header(shape)?,
+        Setting::QuantisedTopK(c) => quantised_topk::header(&c, shape)?,
         Setting::PowerSgd(c) => c.header(shape)?,
         _ => return Err(Error::Method(methods::of_setting(setting))),
     };
     header.write(payload)?;
     if shape.elements() == 0 {
+        // The means of empty bins.
+        payload[HEADER_LEN..len].fill(0);
         return Ok(len);
     }
     let mut batch = Batch::new(gpu)?;
@@ -51,7 +48,10 @@ pub(crate) fn encode(
     let mut parts = vec![Part { buffer: results.clone(), offset: 0, size: 16 }];
     match *setting {
         Setting::Qsgd(c) => parts.extend(body(&qsgd::encode(&mut batch, &tensor, c, stream, len, &results)?)),
-        Setting::TopK(c) => parts.extend(body(&positions::encode(&mut batch, &tensor, c, len, &results)?)),
+        Setting::TopK(c) => parts.extend(body(&positions::encode(&mut batch, &tensor, c.into(), len, &results)?)),
+        Setting::QuantisedTopK(c) => {
+            parts.extend(body(&positions::encode(&mut batch, &tensor, c.into(), len, &results)?));
+        }
         Setting::PowerSgd(c) => {
             let rank = effective_rank(shape, c.rank);
             parts.extend(powersgd::encode(&mut batch, &tensor, shape, (rank, c.iterations), stream, &results)?);
@@ -72,20 +72,6 @@ pub(crate) fn encode(
         check_product(&payload[..len], shape.elements())?;
     }
     Ok(len)
-}
-
-/// The payload of TopK in full of what `top` keeps: the device selects and places that, and the core's own functions make bins,
-/// means and codes of that little on the host, so that the bytes are the core's.
-pub(crate) fn encode_in_full(
-    gpu: &mut Gpu,
-    top: QuantisedTopK,
-    input: &Input<'_>,
-    stream: Stream,
-) -> Result<Vec<u8>, Error> {
-    let full = in_full(&top);
-    let mut whole = vec![0; full.payload_len(input.shape(), Dtype::F32)?];
-    encode(gpu, &Setting::TopK(full), input, stream, &mut whole)?;
-    Ok(whole)
 }
 
 /// Where a payload's words are, behind the header.

@@ -28,7 +28,11 @@ impl Shader {
         const FLOAT: &str = include_str!("shaders/float.wgsl");
         const VALUES: &str = include_str!("shaders/values.wgsl");
         const TILE: &str = include_str!("shaders/tile.wgsl");
-        const TOPK_WRITE: &str = include_str!("shaders/topk_write.wgsl");
+        const TOPK_WRITE: &str = concat!(
+            include_str!("shaders/topk_write.wgsl"),
+            include_str!("shaders/bins.wgsl"),
+            include_str!("shaders/few_bits.wgsl")
+        );
         const QSGD: &str = include_str!("shaders/qsgd.wgsl");
         const WIDE: &str = include_str!("shaders/wide.wgsl");
         const RECORD: &str = include_str!("shaders/record.wgsl");
@@ -61,8 +65,8 @@ impl Shader {
                 let (bucket, topk) =
                     (include_str!("shaders/exchange.wgsl"), include_str!("shaders/exchange_topk.wgsl"));
                 let select = include_str!("shaders/exchange_select.wgsl");
-                let (bins, few) = (include_str!("shaders/bins.wgsl"), include_str!("shaders/exchange_bins.wgsl"));
-                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bins, bucket, select, few, topk].concat()
+                let bins = include_str!("shaders/exchange_bins.wgsl");
+                [FLOAT, VALUES, TILE, PHILOX, QSGD, TOPK_WRITE, FAULTS, lanes, bucket, select, bins, topk].concat()
             }
             #[cfg(feature = "train")]
             Shader::ExchangeFactors => {

@@ -15,8 +15,9 @@
 //! The defaults of WebGPU are enough. Tensors, payloads and factors of PowerSGD that are larger than a binding, a buffer
 //! or a dispatch are worked on in pieces. A gradient that lies on the device is one buffer, and error feedback takes two
 //! of four bytes per element; what does not fit is [`Error::TooLarge`]. QSGD, TopK and PowerSGD (sides up to 2^22, ranks
-//! up to 1024) have kernels; TopK in few bits selects on the device and makes its bins of what is kept on the host; the
-//! core's other methods are refused by name ([`Error::Method`]).
+//! up to 1024) have kernels; TopK in few bits has them for payloads and exchanges, while rows come of what is kept, on the
+//! host, which also turns codes into values where a payload is decoded by itself; the core's other methods are refused by name
+//! ([`Error::Method`]).
 //!
 //! # Memory
 //! Buffers of the device are taken on first use, or beforehand by [`WgpuBackend::reserve`], and kept for calls of like
@@ -60,6 +61,7 @@ mod factor;
 #[cfg(feature = "train")]
 mod feedback;
 mod gpu;
+mod keep;
 mod kernels;
 mod magnitude;
 mod memory;

@@ -20,6 +20,7 @@ pub(crate) enum Scratch {
     Prefix,
     State,
     Blocks,
+    FewBits,
     /// Of factors of PowerSGD, by the number of the band.
     P(usize),
     Q(usize),

@@ -7,6 +7,7 @@
 use crate::Error;
 use crate::batch::{Batch, Part};
 use crate::gpu::PER_GROUP;
+use crate::keep::{BINS, Keep};
 use crate::memory::Scratch;
 use crate::tensor::{Piece, Tensor};
 use crate::topk::{Params, kernel, select};
@@ -19,9 +20,11 @@ use wgpu::{Buffer, BufferUsages};
 const BLOCK: usize = PER_GROUP / 8;
 
 /// The parameters that say where the parts of a payload lie.
-fn places(top: TopK, elements: usize) -> Result<Params, Error> {
+fn places(kept: Keep, elements: usize) -> Result<Params, Error> {
+    let Keep { top, bits } = kept;
     let layout = top.layout(elements as u32)?;
-    let low = HEADER_LEN + top.keep as usize * top.values.bytes();
+    let [means, sent] = kept.bytes();
+    let low = HEADER_LEN + means + sent;
     let high = low + layout.low_bytes as usize;
     Ok(Params {
         sent: top.values as u32,
@@ -29,6 +32,8 @@ fn places(top: TopK, elements: usize) -> Result<Params, Error> {
         placement: layout.coding as u32,
         low_bits: layout.low_bits,
         values_word: (HEADER_LEN / 4) as u32,
+        bits: bits.into(),
+        codes: ((HEADER_LEN + means) / 4) as u32,
         low_word: (low / 4) as u32,
         low_bit: (low % 4 * 8) as u32,
         high_word: (high / 4) as u32,
@@ -48,24 +53,26 @@ fn check_reach(payload_len: usize) -> Result<(), Error> {
 }
 
 /// Records the encoding of all but the header; returns the payload's words, header included. Word 0 of `results`
-/// becomes the largest magnitude, word 1 the bits of the k-th largest. `top.keep` is at least 1.
+/// becomes the largest magnitude, word 1 the bits of the k-th largest. At least one value is kept.
 pub(crate) fn encode(
     batch: &mut Batch<'_>,
     tensor: &Tensor,
-    top: TopK,
+    kept: Keep,
     payload_len: usize,
     results: &Buffer,
 ) -> Result<Tensor, Error> {
     check_reach(payload_len)?;
-    let tables = select(batch, tensor, top.values, &[top.keep], false, results, 0)?;
+    let tables = select(batch, tensor, kept.top.values, &[kept.top.keep], false, results, 0)?;
     let state = &tables.state;
+    let bins = batch.scratch(Scratch::FewBits, BINS)?;
+    batch.clear(&bins, BINS);
     // The magnitude in `Keep`.
     batch.copy(state, 4 * 5, results, 4, 4);
     let pieces = tensor.all(batch);
     let total_blocks: usize = pieces.iter().map(Piece::groups).sum();
     let blocks = batch.scratch(Scratch::Blocks, 8 * total_blocks as u64)?;
     let payload = Tensor::room(batch, payload_len.div_ceil(4))?;
-    let base = Params { dtype: tensor.dtype as u32, ..places(top, tensor.elements)? };
+    let base = Params { dtype: tensor.dtype as u32, ..places(kept, tensor.elements)? };
     let mut parts = Vec::new();
     let mut first_block = 0;
     for piece in pieces {
@@ -77,19 +84,32 @@ pub(crate) fn encode(
             ..base
         };
         first_block += piece.groups();
-        let bindings = [(1, piece.part.clone()), (6, state.into()), (7, (&blocks).into())];
+        let bindings = [(1, piece.part.clone()), (6, state.into()), (7, (&blocks).into()), (18, (&bins).into())];
         batch.dispatch(kernel("count_block"), params, &bindings, piece.groups());
         parts.push((params, piece));
     }
     let params = Params { blocks: total_blocks as u32, ..base };
     batch.dispatch(kernel("scan"), params, &[(7, (&blocks).into())], 1);
+    for entry in if kept.bits > 0 { &["find_exponents", "add_to_bins"][..] } else { &[] } {
+        for (params, piece) in &parts {
+            let bindings = [(1, piece.part.clone()), (6, state.into()), (18, (&bins).into())];
+            batch.dispatch(kernel(entry), *params, &bindings, piece.groups());
+        }
+    }
     let mut window = 0;
     for part in payload.parts() {
         batch.clear(&part.buffer, part.size);
         let window_len = (part.size / 4) as u32;
+        if kept.bits > 0 {
+            let params = Params { window, window_len, ..base };
+            let bindings = [(6, state.into()), (8, part.clone()), (18, (&bins).into())];
+            batch.dispatch(kernel("make_means"), params, &bindings, 1);
+        }
         for (params, piece) in &parts {
             let params = Params { window, window_len, ..*params };
-            let bindings = [(1, piece.part.clone()), (6, state.into()), (7, (&blocks).into()), (8, part.clone())];
+            let blocks = (7, (&blocks).into());
+            let bindings =
+                [(1, piece.part.clone()), (6, state.into()), blocks, (8, part.clone()), (18, (&bins).into())];
             batch.dispatch(kernel("write_kept"), params, &bindings, piece.groups());
         }
         window += window_len;

@@ -1,7 +1,7 @@
 //! Batches of rows: recorded together, read back at once.
 
 use crate::batch::{Batch, Part};
-use crate::codec::{encode, encode_in_full};
+use crate::codec::encode;
 use crate::error::{BufferJobError, of_job};
 use crate::gpu::Gpu;
 use crate::magnitude::{check_finite, overflow};
@@ -9,8 +9,8 @@ use crate::memory::Scratch;
 use crate::sums::RECORD;
 use crate::tensor::{Input, Tensor, Work};
 use crate::{Error, magnitude, methods, powersgd, qsgd, topk};
-use lgreco_core::compress::quantised_topk::{QuantisedTopK, measure_workspace_len};
-use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd};
+use lgreco_core::compress::quantised_topk::measure_workspace_len;
+use lgreco_core::compress::{Candidates, Compressor, Setting, powersgd::PowerSgd, topk::TopK};
 use lgreco_core::gradient::Dtype;
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
 use lgreco_core::internal::quantised_topk::measure_from_topk;
@@ -84,8 +84,10 @@ fn record_again(gpu: &mut Gpu, jobs: &[Work<'_>]) -> Result<(), BufferJobError> 
 
 /// The payload in full of the most of TopK's `keeps`.
 fn encode_most(gpu: &mut Gpu, job: &Work<'_>, keeps: &[u32]) -> Result<Vec<u8>, Error> {
-    let keep = keeps.iter().copied().max().unwrap_or(0);
-    encode_in_full(gpu, QuantisedTopK { keep, bits: 2 }, &job.gradient, job.stream)
+    let most = TopK { keep: keeps.iter().copied().max().unwrap_or(0), values: Dtype::F32 };
+    let mut whole = vec![0; most.payload_len(job.gradient.shape(), Dtype::F32)?];
+    encode(gpu, &Setting::TopK(most), &job.gradient, job.stream, &mut whole)?;
+    Ok(whole)
 }
 
 /// Runs all jobs and returns the words of their results.

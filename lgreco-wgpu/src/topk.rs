@@ -16,8 +16,8 @@ use wgpu::Buffer;
 params! {
     /// `Params` of `topk.wgsl`.
     offset, dtype, first, count, sent, rounds, energies, first_keep, keeps, blocks, first_block,
-    result, elements, placement, low_bits, values_word, low_word, low_bit, high_word, high_bit,
-    window, window_len,
+    result, elements, placement, low_bits, values_word, bits, codes, bins, low_word, low_bit,
+    high_word, high_bit, window, window_len,
 }
 
 /// Words of a bin of level 1.

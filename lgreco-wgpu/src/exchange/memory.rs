@@ -4,14 +4,12 @@ use super::faults::Faults;
 use super::plan::Plan;
 use crate::Error;
 use crate::batch::Batch;
+use crate::keep::BINS;
 use wgpu::{Buffer, BufferDescriptor, BufferUsages};
 
 /// Of all buffers that are worked on.
 pub(super) const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
-
-/// Words of `Bins` of `exchange_bins.wgsl`.
-const BINS: usize = 2 + 4 * 128;
 
 /// Memory of the device.
 #[derive(Debug)]
@@ -87,7 +85,7 @@ impl Memory {
             counts: room("a bucket's histograms", words(4096 * plan.of_tables.len()))?,
             cuts: room("a bucket's cuts", words(2 * plan.of_tables.len()))?,
             blocks: room("a bucket's counts", if topk { words(2 * plan.of_values.len()) } else { 0 })?,
-            bins: room("a bucket's bins", words(BINS * plan.few.max(1)))?,
+            bins: room("a bucket's bins", BINS * plan.few.max(1) as u64)?,
             faults: room("a bucket's faults", Faults::bytes(plan, world))?,
             matrices: room("a bucket's layers", size_of_val(&table.matrices[..]) as u64)?,
             pieces: room("a bucket's workgroups", size_of_val(&pieces[..]) as u64)?,

@@ -7,15 +7,16 @@
 use super::matrices::Table;
 use crate::Error;
 use crate::gpu::PER_GROUP;
+use crate::keep::Keep;
 use crate::methods;
 use crate::params::params;
 use crate::tensor::BufferGradient;
 use lgreco_core::compress::powersgd::effective_rank;
-use lgreco_core::compress::topk::{Coding, TopK};
+use lgreco_core::compress::topk::Coding;
 use lgreco_core::compress::wire::HEADER_LEN;
 use lgreco_core::compress::{Compressor, Setting};
 use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::internal::quantised_topk::{self, in_full};
+use lgreco_core::internal::quantised_topk;
 use lgreco_train::exchange::{Slip, Spec};
 use std::ops::Range;
 
@@ -197,12 +198,12 @@ impl Plan {
             }
             Setting::TopK(c) => {
                 c.header(shape)?.write(&mut header)?;
-                params = self.add_topk(c, 0, setting.payload_len(shape, of)? - HEADER_LEN, params)?;
+                params = self.add_topk(c.into(), setting.payload_len(shape, of)? - HEADER_LEN, params)?;
             }
             Setting::QuantisedTopK(c) => {
                 quantised_topk::header(&c, shape)?.write(&mut header)?;
                 let body = setting.payload_len(shape, of)? - HEADER_LEN;
-                params = self.add_topk(in_full(&c), c.bits, body, params)?;
+                params = self.add_topk(c.into(), body, params)?;
             }
             _ => return Err(Error::Method(methods::of_setting(&setting))),
         }
@@ -219,15 +220,12 @@ impl Plan {
         Ok(())
     }
 
-    /// Adds a layer that keeps so many values, in full or in `bits`, which are then not 0.
-    fn add_topk(&mut self, top: TopK, bits: u8, body: usize, params: Params) -> Result<Params, Error> {
+    fn add_topk(&mut self, kept: Keep, body: usize, params: Params) -> Result<Params, Error> {
+        let Keep { top, bits } = kept;
         let layout = top.layout(params.count)?;
         let (keep, number) = (top.keep as usize, params.number);
         let words = self.take(body);
-        let (means, sent) = match bits {
-            0 => (0, keep * top.values.bytes()),
-            bits => (4 << (bits - 1), (keep * usize::from(bits)).div_ceil(8)),
-        };
+        let [means, sent] = kept.bytes();
         let low = means + sent;
         let high = low + layout.low_bytes as usize;
         let blocks = if layout.coding == Coding::All { 0 } else { (body - high).div_ceil(BLOCK) };

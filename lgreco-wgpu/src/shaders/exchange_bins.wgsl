@@ -1,137 +1,34 @@
-// Layers under TopK in few bits: their bins' means into this rank's image, and the codes of what they keep.
+// Bins of the layers under TopK in few bits, of all together.
 
-// Of such a layer, found step by step. All of it begins as zeros.
-struct Bins {
-    lowest: atomic<u32>, // complement of the smallest magnitude that is kept, zeros aside
-    highest: atomic<u32>,
-    // Per bin the exponent of its largest magnitude, and of those above the cut how many there are and what their digits add up to.
-    exponents: array<atomic<u32>, 128>,
-    counts: array<atomic<u32>, 128>,
-    lower: array<atomic<u32>, 128>,
-    upper: array<atomic<u32>, 128>,
-}
-
-@group(0) @binding(18) var<storage, read_write> bins_of: array<Bins>;
-
-var<workgroup> exponents: array<atomic<u32>, 128>;
-var<workgroup> counted: array<atomic<u32>, 128>;
-// Sums of digits' lower and upper 16 bits.
-var<workgroup> lower_halves: array<atomic<u32>, 128>;
-var<workgroup> upper_halves: array<atomic<u32>, 128>;
-
-// `begin_if` of TopK in few bits.
+// `begin_if` of TopK in few bits. `values` are what is offered.
 fn begin_few(group: u32) -> u32 {
     let first = begin_if(TOP_K, group);
+    params.dtype = 0u;
+    params.offset = params.start;
     if (params.bits == 0u) {
         params.count = first;
     }
     return first;
 }
 
-// Widens a layer's range by what a workgroup keeps: its largest magnitude, and the complement of its smallest other than 0.
-fn widen_range(lowest: u32, highest: u32) {
-    atomicMax(&bins_of[params.bins].lowest, lowest);
-    atomicMax(&bins_of[params.bins].highest, highest);
-}
-
-fn range() -> Range {
-    let high = atomicLoad(&bins_of[params.bins].highest);
-    // Where zeros alone are kept, no lowest is known.
-    let low = min(~atomicLoad(&bins_of[params.bins].lowest), high);
-    return Range(low, high - low + 1u, params.bits - 1u);
-}
-
 @compute @workgroup_size(64)
 fn find_exponents(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let first = begin_few(group.x);
-    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
-        atomicStore(&exponents[bin], 0u);
-    }
-    workgroupBarrier();
-    let range = range();
-    let cut = cuts[params.table].magnitude;
-    let end = min(first + PER_GROUP, params.count);
-    for (var i = first + lane; i < end; i += 64u) {
-        let magnitude = values[params.start + i] & MAGNITUDE;
-        if (magnitude >= cut) {
-            atomicMax(&exponents[bin_of(range, magnitude)], exponent_of(magnitude));
-        }
-    }
-    workgroupBarrier();
-    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
-        let exponent = atomicLoad(&exponents[bin]);
-        if (exponent != 0u) {
-            atomicMax(&bins_of[params.bins].exponents[bin], exponent);
-        }
-    }
+    find_exponents_from(first, cuts[params.table].magnitude, lane);
 }
 
-// Adds up what is above the cut.
 @compute @workgroup_size(64)
 fn add_to_bins(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let first = begin_few(group.x);
-    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
-        atomicStore(&counted[bin], 0u);
-        atomicStore(&lower_halves[bin], 0u);
-        atomicStore(&upper_halves[bin], 0u);
-    }
-    workgroupBarrier();
-    let range = range();
-    let cut = cuts[params.table].magnitude;
-    let end = min(first + PER_GROUP, params.count);
-    for (var i = first + lane; i < end; i += 64u) {
-        let magnitude = values[params.start + i] & MAGNITUDE;
-        if (magnitude > cut) {
-            let bin = bin_of(range, magnitude);
-            let digits = digits_of(magnitude, atomicLoad(&bins_of[params.bins].exponents[bin]));
-            atomicAdd(&counted[bin], 1u);
-            atomicAdd(&lower_halves[bin], digits & 0xffffu);
-            atomicAdd(&upper_halves[bin], digits >> 16u);
-        }
-    }
-    workgroupBarrier();
-    for (var bin = lane; bin < MOST_BINS; bin += 64u) {
-        let count = atomicLoad(&counted[bin]);
-        if (count != 0u) {
-            let upper_half = atomicLoad(&upper_halves[bin]);
-            let sum = plus_wide(vec2<u32>(atomicLoad(&lower_halves[bin]), upper_half >> 16u), upper_half << 16u);
-            let before = atomicAdd(&bins_of[params.bins].lower[bin], sum.x);
-            atomicAdd(&bins_of[params.bins].upper[bin], plus_wide(vec2<u32>(before, sum.y), sum.x).y);
-            atomicAdd(&bins_of[params.bins].counts[bin], count);
-        }
-    }
+    add_to_bins_from(first, cuts[params.table].magnitude, lane);
 }
 
-// Means, with those at the cut that are kept; a workgroup per layer under TopK.
+// Means into this rank's image; a workgroup per layer under TopK.
 @compute @workgroup_size(128)
 fn make_means(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) bin: u32) {
     begin(layer_of[group.x]);
-    if (params.bits == 0u || bin >> (params.bits - 1u) != 0u) {
-        return;
+    if (params.bits != 0u && bin >> (params.bits - 1u) == 0u) {
+        let cut = cuts[params.table];
+        words[params.values_word + bin] = mean_of_bin(bin, cut.magnitude, cut.rank);
     }
-    let cut = cuts[params.table];
-    let exponent = atomicLoad(&bins_of[params.bins].exponents[bin]);
-    var count = atomicLoad(&bins_of[params.bins].counts[bin]);
-    var sum = vec2<u32>(atomicLoad(&bins_of[params.bins].lower[bin]), atomicLoad(&bins_of[params.bins].upper[bin]));
-    if (bin_of(range(), cut.magnitude) == bin) {
-        let ties = mul_wide(digits_of(cut.magnitude, exponent), cut.rank);
-        sum = plus_wide(vec2<u32>(sum.x, sum.y + ties.y), ties.x);
-        count += cut.rank;
-    }
-    var mean = 0u;
-    if (count != 0u) {
-        mean = float_of(quotient(sum, count), exponent);
-    }
-    words[params.values_word + bin] = mean;
-}
-
-// A kept value as it is sent.
-fn put_kept(index: u32, bits: u32) {
-    if (params.bits == 0u) {
-        put_in_full(index, bits);
-        return;
-    }
-    let code = bin_of(range(), bits & MAGNITUDE) | ((bits >> 31u) << (params.bits - 1u));
-    let at = field(params.codes, 0u, index, params.bits);
-    put(at.x, at.y, code);
 }

@@ -91,25 +91,15 @@ fn count_kept(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     let first = begin_if(TOP_K, group.x);
     let cut = cuts[params.table].magnitude;
     let end = min(first + PER_GROUP, params.count);
-    var sum = vec2<u32>(0u, 0u);
-    var lowest = 0u;
-    var highest = 0u;
+    var kept = Kept();
     for (var i = first + lane.index; i < end; i += 64u) {
-        let bits = values[params.start + i];
-        sum += found(bits, cut);
-        let magnitude = bits & MAGNITUDE;
-        if (magnitude >= max(cut, 1u)) {
-            lowest = max(lowest, ~magnitude);
-            highest = max(highest, magnitude);
-        }
+        add_found(&kept, values[params.start + i], cut);
     }
-    sum = sum_of(lane, 64u, sum);
-    lowest = largest_of(lane, 64u, lowest);
-    highest = largest_of(lane, 64u, highest);
+    kept = kept_of(lane, kept);
     if (lane.index == 0u) {
-        blocks[group.x] = sum;
+        blocks[group.x] = kept.sum;
         if (params.bits != 0u && params.method == TOP_K) {
-            widen_range(lowest, highest);
+            widen_range(kept.lowest, kept.highest);
         }
     }
 }

@@ -1,5 +1,6 @@
 // TopK: parameters, tables, and the keys that magnitudes are compared by. `topk_select.wgsl` finds the k-th largest,
-// `topk_energy.wgsl` what is lost below them, `topk_encode.wgsl` and `topk_decode.wgsl` make and read payloads.
+// `topk_energy.wgsl` what is lost below them, `topk_encode.wgsl` and `topk_decode.wgsl` make and read payloads. The bins here are
+// those of selection, the ones of values in few bits are in `few_bits.wgsl`.
 
 struct Params {
     offset: u32,
@@ -18,7 +19,10 @@ struct Params {
     placement: u32, // 0: no positions, 1: bitmap, 2: Elias-Fano
     low_bits: u32,
     // First bit of each part of the payload, as word and bit.
-    values_word: u32,
+    values_word: u32, // of values, or in few bits of means
+    bits: u32, // of a code; 0 in full
+    codes: u32,
+    bins: u32, // of one layer: 0
     low_word: u32,
     low_bit: u32,
     high_word: u32,

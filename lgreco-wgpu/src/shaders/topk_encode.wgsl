@@ -4,23 +4,40 @@
 fn count_block(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
     let cut = state[0].magnitude;
     let end = min((group.x + 1u) * PER_GROUP, params.count);
-    var sum = vec2<u32>(0u, 0u);
+    var kept = Kept();
     for (var i = group.x * PER_GROUP + lane.index; i < end; i += 64u) {
-        sum += found(value(i), cut);
+        add_found(&kept, value(i), cut);
     }
-    sum = sum_of(lane, 64u, sum);
+    kept = kept_of(lane, kept);
     if (lane.index == 0u) {
-        blocks[params.first_block + group.x] = sum;
+        blocks[params.first_block + group.x] = kept.sum;
+        if (params.bits != 0u) {
+            widen_range(kept.lowest, kept.highest);
+        }
+    }
+}
+
+// In few bits: what is in each bin, and the means into the payload.
+@compute @workgroup_size(64)
+fn find_exponents(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    find_exponents_from(group.x * PER_GROUP, state[0].magnitude, lane);
+}
+
+@compute @workgroup_size(64)
+fn add_to_bins(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    add_to_bins_from(group.x * PER_GROUP, state[0].magnitude, lane);
+}
+
+@compute @workgroup_size(128)
+fn make_means(@builtin(local_invocation_index) bin: u32) {
+    if (bin >> (params.bits - 1u) == 0u) {
+        put(params.values_word + bin, 0u, mean_of_bin(bin, state[0].magnitude, state[0].ties));
     }
 }
 
 @compute @workgroup_size(256)
 fn scan(lane: Lane) {
     scan_blocks(0u, params.blocks, lane);
-}
-
-fn put_kept(index: u32, bits: u32) {
-    put_in_full(index, bits);
 }
 
 @compute @workgroup_size(64)

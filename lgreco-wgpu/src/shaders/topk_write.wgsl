@@ -7,6 +7,30 @@ fn found(bits: u32, cut: u32) -> vec2<u32> {
     return vec2<u32>(u32(magnitude > cut), u32(magnitude == cut));
 }
 
+// What some values add to these numbers, and the range of magnitudes that are kept of them: the complement of the smallest other
+// than 0, and the largest.
+struct Kept {
+    sum: vec2<u32>,
+    lowest: u32,
+    highest: u32,
+}
+
+fn add_found(kept: ptr<function, Kept>, bits: u32, cut: u32) {
+    let magnitude = bits & MAGNITUDE;
+    (*kept).sum += found(bits, cut);
+    if (magnitude >= max(cut, 1u)) {
+        (*kept).lowest = max((*kept).lowest, ~magnitude);
+        (*kept).highest = max((*kept).highest, magnitude);
+    }
+}
+
+// The same of all 64 lanes' values.
+fn kept_of(lane: Lane, own: Kept) -> Kept {
+    let sum = sum_of(lane, 64u, own.sum);
+    let lowest = largest_of(lane, 64u, own.lowest);
+    return Kept(sum, lowest, largest_of(lane, 64u, own.highest));
+}
+
 // The sums of some blocks become those of all before each. All 256 lanes of a workgroup call it.
 fn scan_blocks(first: u32, count: u32, lane: Lane) {
     let place = place(lane);
