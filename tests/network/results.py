@@ -29,9 +29,15 @@ class Results:
         return self.runs[key]
 
 
-def step_key(rate: str, world: int, scheme: str, then: str = "", small: bool = False, slow: str = "") -> str:
+def step_key(rate: str, world: int, scheme: str, turn: int, then: str = "", small: bool = False, slow: str = "") -> str:
     link = f"{rate}{then and ' then '}{then}{slow and ', one link of '}{slow}"
-    return f"{TEXT}, {'small, ' if small else ''}steps at {link}, {world} ranks: {scheme}"
+    return f"{TEXT}, {'small, ' if small else ''}steps at {link}, {world} ranks, round {turn}: {scheme}"
+
+
+def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """All steps of a scheme's rounds, which others came between, so that how fast the machine is at a time favours none."""
+    steps = {what: [value for run in runs for value in run[what]] for what in ("seconds", "cpu")}
+    return {**runs[0], **steps}
 
 
 def learning_key(world: int, seed: int, steps: int, scheme: str, rate: str = "none") -> str:

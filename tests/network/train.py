@@ -70,8 +70,10 @@ def _rank(
         plan = getattr(state, "plan", None)
         if plan and plan["why"] not in decisions:
             decisions.append(plan["why"])
-        if rank == 0 and every and (step + 1) % every == 0:
-            curve.append((step + 1, text.held_out_loss(ddp.module)))
+        if every and (step + 1) % every == 0:
+            loss = text.held_out_loss(ddp.module, rank, world)
+            dist.all_reduce(loss)
+            curve.append((step + 1, loss.item()))
     after = bytes_sent(scheme, state, parameters)
     if rank == 0:
         counted = None if after is None or before is None else (after - before) / steps
