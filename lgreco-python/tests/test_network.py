@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests" / "network"))
-from results import Learnt, Results, added_table, learning_key, learning_table, mean_curve, step_key, steps_table, steps_to  # noqa: E402
+from results import (  # noqa: E402
+    Learnt,
+    Results,
+    added_table,
+    learning_key,
+    learning_table,
+    mean_curve,
+    step_key,
+    steps_table,
+    steps_to,
+    together,
+)
 from schemes import ALONE, PLAIN, SCHEMES  # noqa: E402
 
 
@@ -29,8 +40,11 @@ def test_runs_are_made_once_and_times_are_steps_times_medians(tmp_path: pathlib.
 
     for _ in range(2):
         results = Results(tmp_path / "runs.json")
-        found = {scheme: results.get(step_key("1gbit", 2, scheme), lambda: steps(scheme)) for scheme in (PLAIN, ours)}
+        found = {scheme: results.get(step_key("1gbit", 2, scheme, 1), lambda: steps(scheme)) for scheme in (PLAIN, ours)}
     assert made == [PLAIN, ours] and learning_key(2, 1, 20, ours) not in results.runs
+    rounds = [{"seconds": [1.0, 2.0], "cpu": [0.5], "bytes": 8}, {"seconds": [3.0], "cpu": [0.25], "bytes": 8}]
+    assert together(rounds) == {"seconds": [1.0, 2.0, 3.0], "cpu": [0.5, 0.25], "bytes": 8}
+    assert step_key("1gbit", 2, ours, 1) != step_key("1gbit", 2, ours, 2)
     table = steps_table(["1gbit"], [PLAIN, ours], lambda rate, scheme: found[scheme])
     assert f"| {PLAIN} | 500 | 0.250 | 2.000 / 2.000 / 6.000 |" in table
     assert f"| {ours} | 2,000 | 0.250 | 0.500 / 0.500 / 1.500 |" in table
