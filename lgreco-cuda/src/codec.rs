@@ -13,7 +13,7 @@ use lgreco_core::compress::{
     topk::TopK,
 };
 use lgreco_core::gradient::{Dtype, Shape};
-use lgreco_core::internal::quantised_topk::{from_topk, in_full, to_topk};
+use lgreco_core::internal::quantised_topk::{from_topk, in_full, to_topk, whole_len};
 use lgreco_core::rng::Stream;
 
 /// Bytes of a status: two words, the first the bits of the largest magnitude (or 0 where it is known to be finite), the
@@ -202,10 +202,9 @@ pub(crate) fn encode_in_full(
 /// and done, when that is left to the core: dense payloads, those that hold nothing, and those that no encoder writes.
 pub(crate) fn decode(gpu: &mut Gpu, bytes: &[u8], payload: &Payload<'_>, target: Part) -> Result<bool, Error> {
     if payload.header.method == Method::QuantisedTopK {
-        let mut whole = vec![0; HEADER_LEN + 4 * payload.header.parameter as usize + payload.body.len()];
-        let len = to_topk(payload, &mut whole)?;
-        let whole = &whole[..len];
-        return decode(gpu, whole, &Payload::parse(whole)?, target);
+        let mut whole = vec![0; whole_len(payload)?];
+        to_topk(payload, &mut whole)?;
+        return decode(gpu, &whole, &Payload::parse(&whole)?, target);
     }
     let Some(setting) = setting_of(payload)? else { return Ok(false) };
     let bytes = gpu.upload(Scratch::Payload, bytes)?;

@@ -10,7 +10,7 @@ use lgreco_core::compress::wire::{HEADER_LEN, Method, Payload};
 use lgreco_core::compress::{Compressor, Setting, dense::Dense, powersgd::effective_rank, qsgd::Qsgd, topk::TopK};
 use lgreco_core::gradient::{Bf16, Dtype, F16, Gradient, Values};
 use lgreco_core::internal::powersgd::NEAR_OVERFLOW;
-use lgreco_core::internal::quantised_topk::{self, to_topk};
+use lgreco_core::internal::quantised_topk::{self, to_topk, whole_len};
 use lgreco_core::rng::Stream;
 
 /// [`Compressor::encode`], of values on either side.
@@ -147,9 +147,9 @@ impl<'p> Body<'p> {
 /// [`Body::of`], and what only the device finds wrong.
 pub(crate) fn decode(gpu: &mut Gpu, payload: &Payload<'_>, target: Option<Tensor>) -> Result<Option<Vec<u8>>, Error> {
     if payload.header.method == Method::QuantisedTopK {
-        let mut whole = vec![0; HEADER_LEN + 4 * payload.header.parameter as usize + payload.body.len()];
-        let len = to_topk(payload, &mut whole)?;
-        return decode(gpu, &Payload::parse(&whole[..len])?, target);
+        let mut whole = vec![0; whole_len(payload)?];
+        to_topk(payload, &mut whole)?;
+        return decode(gpu, &Payload::parse(&whole)?, target);
     }
     let Some(body) = Body::of(payload)? else { return Ok(None) };
     let mut batch = Batch::new(gpu)?;

@@ -40,14 +40,15 @@ fn digits_of(magnitude: u32, exponent: u32) -> u32 {
     return (((magnitude & 0x007fffffu) | implied) << 8u) >> shift;
 }
 
-// sum / count, rounded down; it has 32 bits, and count fewer.
+// sum / count, rounded down; it has 32 bits.
 fn quotient(sum: vec2<u32>, count: u32) -> u32 {
     var rest = sum.y;
     var bits = 0u;
     for (var bit = 32u; bit > 0u; bit--) {
+        let carry = rest >> 31u;
         rest = (rest << 1u) | ((sum.x >> (bit - 1u)) & 1u);
         bits <<= 1u;
-        if (rest >= count) {
+        if (carry != 0u || rest >= count) {
             rest -= count;
             bits |= 1u;
         }

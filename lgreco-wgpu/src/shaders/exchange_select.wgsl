@@ -71,6 +71,8 @@ fn choose(@builtin(workgroup_id) group: vec3<u32>, lane: Lane) {
         sum += atomicLoad(&counts[last - i]);
     }
     var before = sum_before(lane, vec2<u32>(sum, 0u)).x;
+    // All have read the cut before one of them writes it.
+    storageBarrier();
     if (before >= cut.rank || before + sum < cut.rank) {
         return;
     }

@@ -35,6 +35,14 @@ pub fn check(payload: &Payload<'_>) -> Result<(), Error> {
     Body::of(payload).map(|_| ())
 }
 
+/// Bytes of the payload that [`to_topk`] makes.
+///
+/// # Errors
+/// As [`check`]: what a header says is not allocated before it has been looked at.
+pub fn whole_len(payload: &Payload<'_>) -> Result<usize, Error> {
+    in_full(&Body::of(payload)?.top).payload_len(payload.header.shape, Dtype::F32)
+}
+
 /// The values that a payload of TopK in f32 keeps, as their bits.
 fn kept<'a>(whole: &'a [u8]) -> Result<(Shape, topk::Body<'a>, impl Iterator<Item = u32> + 'a), Error> {
     let payload = Payload::parse(whole)?;
