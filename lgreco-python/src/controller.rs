@@ -2,7 +2,7 @@
 
 use crate::arguments::{Options, dtype};
 use crate::bucket::Bucket;
-use crate::cores::detached;
+use crate::cores::{detached, on_cores};
 use crate::error::{LgrecoError, raised};
 use crate::memory::Gradients;
 use crate::report::Report;
@@ -10,7 +10,7 @@ use crate::request::Request;
 use crate::task::{PlanResult, PlanTask};
 use lgreco_train::Error;
 use lgreco_train::compress::Setting;
-use lgreco_train::controller::{self, Contents, Feedback, NonFinite, Tensor};
+use lgreco_train::controller::{self, Contents, Feedback, Metrics, NonFinite, Tensor};
 use lgreco_train::exchange::{Collective, CollectiveError};
 use lgreco_train::gradient::{Dtype, Values};
 use pyo3::prelude::*;
@@ -46,9 +46,9 @@ impl Collective for Place {
 }
 
 /// Which settings layers have, what is remembered of them, and when to decide anew.
-#[pyclass(module = "lgreco._lgreco")]
+#[pyclass(frozen, module = "lgreco._lgreco")]
 pub(crate) struct Controller {
-    /// Used through `&mut self` alone; the lock is never waited for.
+    /// Whoever waits for it has let go of the interpreter's lock, and so has whoever has it: nobody waits in a circle.
     controller: Mutex<controller::Controller>,
     pub(crate) tensors: Arc<[Tensor]>,
     pub(crate) names: Arc<[String]>,
@@ -63,14 +63,33 @@ pub(crate) struct Controller {
     pub(crate) non_finite: NonFinite,
 }
 
-/// What a panic has left is checked by its own rules, as after any error.
-fn inner(controller: &mut Mutex<controller::Controller>) -> &mut controller::Controller {
-    controller.get_mut().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Controller {
-    pub(crate) fn inner(&mut self) -> &mut controller::Controller {
-        inner(&mut self.controller)
+    /// What `work` tells of the controller, which no other thread has meanwhile.
+    pub(crate) fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut controller::Controller) -> T + Send,
+    ) -> T {
+        // What a panic has left is checked by its own rules, as after any error.
+        py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// As [`Controller::with`], for work that raises errors.
+    pub(crate) fn attempt<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut controller::Controller) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        self.with(py, work).map_err(|error| self.raised(py, error))
+    }
+
+    /// The same on all cores.
+    fn on_cores<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut controller::Controller) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        self.attempt(py, |controller| on_cores(|| work(controller)))
     }
 
     pub(crate) fn raised(&self, py: Python<'_>, error: Error) -> PyErr {
@@ -114,100 +133,92 @@ impl Controller {
     }
 
     /// Begins a step.
-    fn begin_step(&mut self, py: Python<'_>, learning_rate: f64) -> PyResult<()> {
-        self.inner().begin_step(learning_rate).map_err(|error| self.raised(py, error))
+    fn begin_step(&self, py: Python<'_>, learning_rate: f64) -> PyResult<()> {
+        self.attempt(py, |controller| controller.begin_step(learning_rate))
     }
 
     /// What ranks have to say to each other before the step's buckets; None at once at most steps.
-    fn control(&mut self, py: Python<'_>) -> PyResult<Option<Request>> {
-        let Controller { controller, names, .. } = self;
-        let controller = inner(controller);
-        detached(py, || controller.control().map(|request| request.map(Request::from)))
-            .map_err(|error| raised(py, error, names))
+    fn control(&self, py: Python<'_>) -> PyResult<Option<Request>> {
+        self.on_cores(py, |controller| controller.control().map(|request| request.map(Request::from)))
     }
 
     /// Lends these layers.
-    fn open(&mut self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Bucket> {
-        let bucket = self.inner().open(&layers).map_err(|error| self.raised(py, error))?;
+    fn open(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Bucket> {
+        let bucket = self.attempt(py, |controller| controller.open(&layers))?;
         let (tensors, names) = (self.tensors.clone(), self.names.clone());
         Ok(Bucket { bucket: Some(bucket), tensors, names, gradients: Gradients::default() })
     }
 
     /// Takes them back.
-    fn close(&mut self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<()> {
+    fn close(&self, py: Python<'_>, bucket: &mut Bucket) -> PyResult<()> {
         let bucket = bucket.bucket.take().ok_or_else(|| LgrecoError::new_err("the bucket has been closed"))?;
-        self.inner().close(bucket).map_err(|error| self.raised(py, error))
+        self.attempt(py, |controller| controller.close(bucket))
     }
 
     /// Ends the step.
-    fn finish_step(&mut self, py: Python<'_>) -> PyResult<Report> {
-        self.inner().finish_step().map(Report::from).map_err(|error| self.raised(py, error))
+    fn finish_step(&self, py: Python<'_>) -> PyResult<Report> {
+        self.attempt(py, |controller| controller.finish_step()).map(Report::from)
     }
 
     /// Whether this rank's gradients of the step under way are to be observed.
-    fn watches(&mut self) -> bool {
-        self.inner().watches()
+    fn watches(&self, py: Python<'_>) -> bool {
+        self.with(py, |controller| controller.watches())
     }
 
     /// Takes note of gradients, by address on the host, of layers that are exchanged elsewhere.
-    fn observe(&mut self, py: Python<'_>, layers: Vec<usize>, addresses: Vec<usize>) -> PyResult<()> {
+    fn observe(&self, py: Python<'_>, layers: Vec<usize>, addresses: Vec<usize>) -> PyResult<()> {
         if layers.len() != addresses.len() {
             return Err(LgrecoError::new_err("one address per layer"));
         }
         layers.iter().try_for_each(|&layer| self.check(layer).map(drop))?;
-        let Controller { controller, tensors, names, .. } = self;
-        let controller = inner(controller);
+        let tensors = &self.tensors;
         let places = layers.iter().zip(addresses);
         let places =
             places.map(|(&layer, address)| (address, tensors[layer].dtype(), tensors[layer].shape().elements()));
         let mut gradients = Gradients::new(places)?;
-        let observed = detached(py, || {
+        self.on_cores(py, |controller| {
             gradients.with(|values| {
                 let mut layers = layers.iter().zip(values);
                 layers.try_for_each(|(&layer, values)| controller.observe(layer, values.values()))
             })
-        });
-        observed.map_err(|error| raised(py, error, names))
+        })
     }
 
     /// Collects gradients for the next decision anew, as the last step has failed elsewhere.
-    fn forget_observed(&mut self, py: Python<'_>) -> PyResult<()> {
-        self.inner().forget_observed().map_err(|error| self.raised(py, error))
+    fn forget_observed(&self, py: Python<'_>) -> PyResult<()> {
+        self.attempt(py, |controller| controller.forget_observed())
     }
 
     /// Takes note that layers are exchanged elsewhere in the step under way.
-    fn note_exchanged(&mut self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
-        self.inner().note_exchanged(&layers).map_err(|error| self.raised(py, error))
+    fn note_exchanged(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<()> {
+        self.attempt(py, |controller| controller.note_exchanged(&layers))
     }
 
     /// Takes back what the last step has done to residuals.
-    fn roll_back(&mut self, py: Python<'_>) -> PyResult<()> {
-        self.inner().roll_back().map_err(|error| self.raised(py, error))
+    fn roll_back(&self, py: Python<'_>) -> PyResult<()> {
+        self.attempt(py, |controller| controller.roll_back())
     }
 
     /// Gives up the step under way.
-    fn abandon_step(&mut self, py: Python<'_>) -> PyResult<()> {
-        self.inner().abandon_step().map_err(|error| self.raised(py, error))
+    fn abandon_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.attempt(py, |controller| controller.abandon_step())
     }
 
     /// Multiplies all residuals.
-    fn rescale_residuals(&mut self, py: Python<'_>, factor: f32) -> PyResult<()> {
-        let Controller { controller, names, .. } = self;
-        let controller = inner(controller);
-        detached(py, || controller.rescale_residuals(factor)).map_err(|error| raised(py, error, names))
+    fn rescale_residuals(&self, py: Python<'_>, factor: f32) -> PyResult<()> {
+        self.on_cores(py, |controller| controller.rescale_residuals(factor))
     }
 
     /// Forgets residuals where f32 means at these addresses, one per layer, are not zero.
-    fn forget_moved(&mut self, py: Python<'_>, addresses: Vec<usize>) -> PyResult<()> {
-        let Controller { controller, names, tensors, .. } = self;
-        let controller = inner(controller);
+    fn forget_moved(&self, py: Python<'_>, addresses: Vec<usize>) -> PyResult<()> {
+        let tensors = &self.tensors;
         if addresses.len() != tensors.len() {
             return Err(LgrecoError::new_err("one address per layer"));
         }
         let places = tensors.iter().zip(addresses);
         let mut means =
             Gradients::new(places.map(|(tensor, address)| (address, Dtype::F32, tensor.shape().elements())))?;
-        let forgotten = detached(py, || {
+        self.on_cores(py, |controller| {
             means.with(|means| {
                 let means: Vec<&[f32]> = means
                     .iter()
@@ -218,56 +229,52 @@ impl Controller {
                     .collect();
                 controller.forget_moved(&means)
             })
-        });
-        forgotten.map_err(|error| raised(py, error, names))
+        })
     }
 
     /// The default settings instead of none before the first decision.
-    fn compress_warmup(&mut self, py: Python<'_>) -> PyResult<()> {
-        let Controller { controller, names, .. } = self;
-        let controller = inner(controller);
-        detached(py, || controller.compress_warmup()).map_err(|error| raised(py, error, names))
+    fn compress_warmup(&self, py: Python<'_>) -> PyResult<()> {
+        self.on_cores(py, |controller| controller.compress_warmup())
     }
 
     /// Other settings for a fixed policy, one per layer.
-    fn set_settings(&mut self, py: Python<'_>, settings: Vec<String>) -> PyResult<()> {
+    fn set_settings(&self, py: Python<'_>, settings: Vec<String>) -> PyResult<()> {
         let parsed = settings.iter().map(|text| text.parse::<Setting>()).collect::<Result<_, _>>();
         let settings = parsed.map_err(|error| LgrecoError::new_err(error.to_string()))?;
-        self.inner().set_settings(settings).map_err(|error| self.raised(py, error))
+        self.attempt(py, |controller| controller.set_settings(settings))
     }
 
     /// Asks for a decision before the schedule's next; at which step it is due.
-    fn replan(&mut self, py: Python<'_>) -> PyResult<Option<u64>> {
-        self.inner().replan().map_err(|error| self.raised(py, error))
+    fn replan(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.attempt(py, |controller| controller.replan())
     }
 
     /// The next decision's work, if it can be done now.
-    fn take_plan_task(&mut self) -> Option<PlanTask> {
-        self.inner().take_plan_task().map(|task| PlanTask(Some(task)))
+    fn take_plan_task(&self, py: Python<'_>) -> Option<PlanTask> {
+        self.with(py, |controller| controller.take_plan_task()).map(|task| PlanTask(Some(task)))
     }
 
     /// Takes its result; whether anybody still waits for it.
-    fn hand_in(&mut self, result: &mut PlanResult) -> PyResult<bool> {
+    fn hand_in(&self, py: Python<'_>, result: &mut PlanResult) -> PyResult<bool> {
         let result = result.0.take().ok_or_else(|| LgrecoError::new_err("the result has been handed in"))?;
-        Ok(self.inner().hand_in(result))
+        Ok(self.with(py, |controller| controller.hand_in(result)))
     }
 
     /// Steps taken.
     #[getter]
-    fn steps(&mut self) -> u64 {
-        self.inner().steps()
+    pub(crate) fn steps(&self, py: Python<'_>) -> u64 {
+        self.with(py, |controller| controller.steps())
     }
 
     /// Settings as text, one per layer.
-    fn settings(&mut self) -> Vec<String> {
+    fn settings(&self, py: Python<'_>) -> Vec<String> {
         let layers = 0..self.tensors.len();
-        let controller = self.inner();
-        layers.map(|layer| controller.setting(layer).to_string()).collect()
+        self.with(py, |controller| layers.map(|layer| controller.setting(layer).to_string()).collect())
     }
 
     /// The last decision; None before the first.
-    fn decision<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(decision) = self.inner().decision() else { return Ok(None) };
+    fn decision<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(decision) = self.with(py, |controller| controller.decision().copied()) else { return Ok(None) };
         let all = PyDict::new(py);
         all.set_item("step", decision.step)?;
         all.set_item("default_size", decision.default_size)?;
@@ -294,52 +301,55 @@ impl Controller {
     }
 
     /// What is known of a layer.
-    fn metrics<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyDict>> {
+    fn metrics<'py>(&self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyDict>> {
         let layer = self.check(layer)?;
-        let metrics = self.inner().metrics(layer);
+        let (setting, uncompressed, counts, norms) = self.with(py, |controller| {
+            let Metrics { setting, uncompressed, steps, bytes_in, bytes_out, relative_error, residual_norm, .. } =
+                controller.metrics(layer);
+            (setting, uncompressed, (steps, bytes_in, bytes_out), (relative_error, residual_norm))
+        });
         let all = PyDict::new(py);
-        all.set_item("setting", metrics.setting.to_string())?;
-        all.set_item("uncompressed", metrics.uncompressed.map(|reason| reason.name()))?;
-        all.set_item("steps", metrics.steps)?;
-        all.set_item("bytes_in", metrics.bytes_in)?;
-        all.set_item("bytes_out", metrics.bytes_out)?;
-        all.set_item("relative_error", metrics.relative_error)?;
-        all.set_item("residual_norm", metrics.residual_norm)?;
+        all.set_item("setting", setting.to_string())?;
+        all.set_item("uncompressed", uncompressed.map(|reason| reason.name()))?;
+        all.set_item("steps", counts.0)?;
+        all.set_item("bytes_in", counts.1)?;
+        all.set_item("bytes_out", counts.2)?;
+        all.set_item("relative_error", norms.0)?;
+        all.set_item("residual_norm", norms.1)?;
         Ok(all)
     }
 
     /// A layer's residual as the bytes of f32 values.
-    fn residual<'py>(&mut self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyBytes>> {
+    fn residual<'py>(&self, py: Python<'py>, layer: usize) -> PyResult<Bound<'py, PyBytes>> {
         let mut values = vec![0f32; self.tensors[self.check(layer)?].shape().elements()];
-        self.inner().residual(layer, &mut values).map_err(|error| self.raised(py, error))?;
+        self.attempt(py, |controller| controller.residual(layer, &mut values))?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
         Ok(PyBytes::new(py, &bytes))
     }
 
     /// This rank's state in parts: (None, what belongs to no layer), then (name, bytes) per layer.
-    fn save<'py>(&mut self, py: Python<'py>, window: bool) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
+    fn save<'py>(&self, py: Python<'py>, window: bool) -> PyResult<Vec<(Option<String>, Bound<'py, PyBytes>)>> {
         let contents = if window { Contents::Everything } else { Contents::WithoutWindow };
-        let Controller { controller, names, .. } = self;
-        let parts = inner(controller).save_parts(contents).map_err(|error| raised(py, error, names))?;
-        Ok(parts.map(|(name, bytes)| (name.map(String::from), PyBytes::new(py, &bytes))).collect())
+        let parts = self.attempt(py, |controller| {
+            let parts = controller.save_parts(contents)?;
+            Ok(parts.map(|(name, bytes)| (name.map(String::from), bytes)).collect::<Vec<_>>())
+        })?;
+        Ok(parts.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
 
     /// Continues from `plan`, one rank's parts, with the residuals of `residuals`; (missing, extra, misshaped) layers, the step
     /// and that of the oldest residual.
     fn load(
-        &mut self,
+        &self,
         py: Python<'_>,
         plan: Vec<Vec<u8>>,
         residuals: Vec<Vec<u8>>,
     ) -> PyResult<([Vec<String>; 3], u64, u64)> {
-        let Controller { controller, names, .. } = self;
-        let controller = inner(controller);
-        let loaded = detached(py, || {
+        let loaded = self.on_cores(py, |controller| {
             let (plan, residuals): (Vec<&[u8]>, Vec<&[u8]>) =
                 (plan.iter().map(Vec::as_slice).collect(), residuals.iter().map(Vec::as_slice).collect());
             controller.load_parts(&plan, &residuals)
-        });
-        let loaded = loaded.map_err(|error| raised(py, error, names))?;
+        })?;
         Ok(([loaded.missing, loaded.extra, loaded.misshaped], loaded.step, loaded.oldest_residual))
     }
 }

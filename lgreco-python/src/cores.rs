@@ -8,13 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Those of this process: of one that has forked, a child has none, and would wait for them for ever.
 static POOL: Mutex<Option<Arc<ThreadPool>>> = Mutex::new(None);
 
-/// Does `work` without the interpreter's lock, on as many threads as RAYON_NUM_THREADS or else OMP_NUM_THREADS says, which torchrun sets to 1 where it is not
-/// set, or else on all cores; on the calling thread alone where none can be had.
+/// Does `work` without the interpreter's lock, as [`on_cores`].
 pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
-    py.detach(|| match pool() {
+    py.detach(|| on_cores(work))
+}
+
+/// Does `work` on as many threads as RAYON_NUM_THREADS or else OMP_NUM_THREADS says, which torchrun sets to 1 where it is
+/// not set, or else on all cores; on the calling thread alone where none can be had. It waits for no lock: the thread that
+/// has it may do this work while it waits for its own.
+pub(crate) fn on_cores<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    match pool() {
         Some(pool) => pool.install(work),
         None => work(),
-    })
+    }
 }
 
 fn pool() -> Option<Arc<ThreadPool>> {

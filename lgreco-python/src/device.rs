@@ -69,12 +69,16 @@ fn refused(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr
 }
 
 /// What a bucket of these layers is made of.
-fn described(controller: &mut Controller, layers: &[usize]) -> PyResult<(Vec<DeviceLayer>, ExchangeConfig)> {
+fn described(
+    py: Python<'_>,
+    controller: &Controller,
+    layers: &[usize],
+) -> PyResult<(Vec<DeviceLayer>, ExchangeConfig)> {
     let tensors = controller.tensors.clone();
     let mut described = Vec::with_capacity(layers.len());
     for &layer in layers {
         let index = controller.check(layer)?;
-        let setting = controller.inner().setting(index);
+        let setting = controller.with(py, |controller| controller.setting(index));
         described.push(DeviceLayer { index: index as u32, shape: tensors[index].shape(), setting });
     }
     let mut dtypes = layers.iter().map(|&layer| tensors[layer].dtype());
@@ -82,7 +86,7 @@ fn described(controller: &mut Controller, layers: &[usize]) -> PyResult<(Vec<Dev
     if dtypes.any(|other| other != dtype) {
         return Err(LgrecoError::new_err("layers of one bucket on a device are of one type"));
     }
-    let step = controller.inner().steps() as u32;
+    let step = controller.steps(py) as u32;
     let stream = Stream { seed: controller.seed, step, layer: 0, rank: controller.place.rank };
     let world = controller.place.world_size;
     let reduce_dtype = controller.reduce_dtype;
@@ -94,15 +98,17 @@ fn described(controller: &mut Controller, layers: &[usize]) -> PyResult<(Vec<Dev
 }
 
 /// What the controller remembers of these layers, one after the other.
-fn remembered(py: Python<'_>, controller: &mut Controller, layers: &[usize]) -> PyResult<Vec<f32>> {
+fn remembered(py: Python<'_>, controller: &Controller, layers: &[usize]) -> PyResult<Vec<f32>> {
     let lens = lens(controller, layers);
     let mut residuals = vec![0f32; lens.iter().sum()];
-    let mut rest = &mut residuals[..];
-    for (&layer, len) in layers.iter().zip(lens) {
-        let (own, others) = std::mem::take(&mut rest).split_at_mut(len);
-        rest = others;
-        controller.inner().residual(layer, own).map_err(|error| controller.raised(py, error))?;
-    }
+    controller.attempt(py, |controller| {
+        let mut rest = &mut residuals[..];
+        layers.iter().zip(lens).try_for_each(|(&layer, len)| {
+            let (own, others) = std::mem::take(&mut rest).split_at_mut(len);
+            rest = others;
+            controller.residual(layer, own)
+        })
+    })?;
     Ok(residuals)
 }
 
@@ -123,20 +129,14 @@ impl Device {
     }
 
     /// Bytes of device memory for a bucket of these layers.
-    fn bytes(&self, py: Python<'_>, controller: &mut Controller, layers: Vec<usize>) -> PyResult<u64> {
-        let (described, config) = described(controller, &layers)?;
+    fn bytes(&self, py: Python<'_>, controller: &Controller, layers: Vec<usize>) -> PyResult<u64> {
+        let (described, config) = described(py, controller, &layers)?;
         DeviceBucket::bytes(&described, config).map_err(|error| refused(py, error, &controller.names))
     }
 
     /// Waits: a bucket of these layers, in that memory, with the controller's residuals.
-    fn bucket(
-        &mut self,
-        py: Python<'_>,
-        controller: &mut Controller,
-        layers: Vec<usize>,
-        memory: u64,
-    ) -> PyResult<Bucket> {
-        let (described, config) = described(controller, &layers)?;
+    fn bucket(&mut self, py: Python<'_>, controller: &Controller, layers: Vec<usize>, memory: u64) -> PyResult<Bucket> {
+        let (described, config) = described(py, controller, &layers)?;
         let settings: Vec<Setting> = described.iter().map(|layer| layer.setting).collect();
         let leaves = |setting: &Setting| *setting != Setting::Dense || config.reduce_dtype != Dtype::F32;
         let forgets = |setting: &Setting| leaves(setting) && controller.feedback.of(setting).is_none();
@@ -207,24 +207,37 @@ impl Device {
         Ok((outcome.rank, error))
     }
 
-    /// Waits: residuals as they were before this step, the last one submitted or the next, become the controller's.
-    fn take_home(&mut self, py: Python<'_>, controller: &mut Controller, bucket: &Bucket, before: u64) -> PyResult<()> {
+    /// Waits: residuals as they were before this step, the last one submitted or the next, become the controller's; zeros of
+    /// layers that are to go without error feedback, if `forgets`.
+    #[pyo3(signature = (controller, bucket, before, forgets = false))]
+    fn take_home(
+        &mut self,
+        py: Python<'_>,
+        controller: &Controller,
+        bucket: &Bucket,
+        before: u64,
+        forgets: bool,
+    ) -> PyResult<()> {
         let lens = lens(controller, &bucket.layers);
         let mut residuals = vec![0f32; lens.iter().sum()];
         let cuda = self.inner();
         let read = detached(py, || bucket.bucket.residuals_before(cuda, before as u32, &mut residuals));
         read.map_err(|error| refused(py, error, &bucket.names))?;
-        let mut rest = &residuals[..];
-        for (&layer, len) in bucket.layers.iter().zip(lens) {
-            let (own, others) = rest.split_at(len);
-            rest = others;
-            controller.inner().set_residual(layer, own).map_err(|error| controller.raised(py, error))?;
-        }
-        Ok(())
+        controller.attempt(py, |controller| {
+            let mut rest = &mut residuals[..];
+            bucket.layers.iter().zip(lens).enumerate().try_for_each(|(place, (&layer, len))| {
+                let (own, others) = std::mem::take(&mut rest).split_at_mut(len);
+                rest = others;
+                if forgets && bucket.forgetful.contains(&place) {
+                    own.fill(0.0);
+                }
+                controller.set_residual(layer, own)
+            })
+        })
     }
 
     /// Waits: the controller's residuals become the bucket's, between two steps.
-    fn take_out(&mut self, py: Python<'_>, controller: &mut Controller, bucket: &mut Bucket) -> PyResult<()> {
+    fn take_out(&mut self, py: Python<'_>, controller: &Controller, bucket: &mut Bucket) -> PyResult<()> {
         let residuals = remembered(py, controller, &bucket.layers)?;
         let Bucket { bucket, names, .. } = bucket;
         let cuda = self.inner();
@@ -241,9 +254,9 @@ impl Device {
 #[pymethods]
 impl Bucket {
     /// Whether its layers still have the settings that it was made with.
-    fn suits(&self, controller: &mut Controller) -> bool {
-        let controller = controller.inner();
-        self.layers.iter().zip(&self.settings).all(|(&layer, setting)| controller.setting(layer) == *setting)
+    fn suits(&self, py: Python<'_>, controller: &Controller) -> bool {
+        let mut layers = self.layers.iter().zip(&self.settings);
+        controller.with(py, |controller| layers.all(|(&layer, setting)| controller.setting(layer) == *setting))
     }
 
     /// The address of an f32 that is 1 after a step that failed on some rank, else 0.

@@ -89,11 +89,18 @@ def test_shards_are_compressed_between_nodes(options: dict[str, Any]) -> None:
             torch.testing.assert_close(found[name], expected, atol=1e-4, rtol=1e-4)
 
 
-def _layers(rank: int, replicated: bool, compressed: bool) -> torch.Tensor:
+POLICIES: dict[str, dict[str, torch.dtype]] = {
+    "reduced in bfloat16": {"reduce_dtype": torch.bfloat16},
+    "computed in bfloat16": {"param_dtype": torch.bfloat16},  # reduced in float32 since PyTorch 2.15
+    "both": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16},
+}
+
+
+def _layers(rank: int, replicated: bool, compressed: bool, precision: str) -> torch.Tensor:
     """Several FSDP modules, gradients in bfloat16; with replicas, two nodes of two."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh()) for _ in range(3)])
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    policy = MixedPrecisionPolicy(**POLICIES[precision])
     mesh = init_device_mesh("cpu", (2, 2) if replicated else (1, 2), mesh_dim_names=("replicate", "shard"))
     inner = mesh if replicated and not compressed else mesh["shard"]
     for part in model:
@@ -116,10 +123,11 @@ def _layers(rank: int, replicated: bool, compressed: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("replicated", [False, True])
-def test_several_modules_in_bfloat16(replicated: bool) -> None:
+@pytest.mark.parametrize("precision", POLICIES)
+def test_several_modules_in_bfloat16(replicated: bool, precision: str) -> None:
     """With replicas, against FSDP's own on a mesh of two dimensions."""
     world = 4 if replicated else 2
-    plain, compressed = (on_ranks(world, _layers, replicated, compressed) for compressed in (False, True))
+    plain, compressed = (on_ranks(world, _layers, replicated, compressed, precision) for compressed in (False, True))
     for expected, found in zip(plain, compressed):
         torch.testing.assert_close(found, expected, atol=0.0, rtol=0.02)
         assert found != expected

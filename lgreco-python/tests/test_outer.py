@@ -30,15 +30,17 @@ def flat(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def _whole(rank: int, fragments: int) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
+def _whole(rank: int, fragments: int, delay: int) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
     """Without momentum and decay: what the model has moved by, plus the mean residual."""
     model = Linear()
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(float(rank))  # rank 0's is everybody's
-    outer = OuterStep(model, every=4, learning_rate=1.0, momentum=0.0, feedback_decay=1.0, fragments=fragments, **TOPK)
+    options: dict[str, Any] = {"every": 4, "fragments": fragments, "delay": delay, **TOPK}
+    outer = OuterStep(model, learning_rate=1.0, momentum=0.0, feedback_decay=1.0, **options)
     assert torch.equal(flat(model), torch.zeros_like(flat(model)))
     made = train(model, outer, rank, range(40))
+    outer.finish()
     assert any(setting != "dense" for setting in outer.settings.values())
     assert outer.compression_stats()[0] > 2
     residual = torch.cat([outer.residual(name) for name in SHAPES])
@@ -47,13 +49,14 @@ def _whole(rank: int, fragments: int) -> tuple[torch.Tensor, torch.Tensor, list[
     return flat(model), flat(model) - residual / 2, made
 
 
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_nothing_is_lost(fragments: int) -> None:
-    (first, whole, made), (second, _, _) = on_ranks(2, _whole, fragments)
+@pytest.mark.parametrize("fragments, delay", [(1, 0), (2, 0), (1, 3), (2, 1)])
+def test_nothing_is_lost(fragments: int, delay: int) -> None:
+    (first, whole, made), (second, _, _) = on_ranks(2, _whole, fragments, delay)
     expected = torch.cat([
         -0.125 * sum(gradients(rank, step)[name] for rank in range(2) for step in range(40)).flatten() / 2 for name in SHAPES
     ])
-    assert made == [(step + 1) % (4 // fragments) == 0 for step in range(40)]
+    apart = 4 // fragments
+    assert made == [step + 1 > delay and (step + 1 - delay) % apart == 0 and step + 1 - delay >= apart for step in range(40)]
     if fragments == 1:
         assert torch.equal(first, second)
         torch.testing.assert_close(whole, expected, atol=1e-4, rtol=1e-4)
@@ -98,26 +101,66 @@ def test_the_outer_step_is_sgd_with_nesterovs_momentum() -> None:
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def _resumed(rank: int, stop: int) -> torch.Tensor:
+def _delayed(rank: int) -> None:
+    """Between sending and averaging each process trains on, and keeps what it learns."""
     model = Linear()
-    outer = OuterStep(model, every=4, fragments=2, **TOPK)
+    outer = OuterStep(model, every=3, delay=2, learning_rate=1.0, momentum=0.0, policy="uncompressed")
+    start = torch.zeros_like(flat(model))
+    own = torch.cat([torch.cat([gradients(rank, step)[name].flatten() for name in SHAPES])[None] for step in range(12)]) * -0.125
+    for step in range(12):
+        train(model, outer, rank, range(step, step + 1))
+        sent = step - 1
+        if sent % 3 != 0 or sent < 3:
+            continue
+        mean = own[sent - 3 : sent].sum(0)
+        dist.all_reduce(mean)
+        start += mean / 2
+        torch.testing.assert_close(flat(model), start + own[sent : step + 1].sum(0), atol=1e-5, rtol=1e-5)
+
+
+def test_means_that_come_late_find_what_has_been_learned_since() -> None:
+    on_ranks(2, _delayed)
+
+
+def _on_its_way(rank: int) -> torch.Tensor:
+    model = Linear()
+    outer = OuterStep(model, every=4, delay=3, **TOPK)
+    train(model, outer, rank, range(9))
+    with pytest.raises(LgrecoError, match="on its way"):
+        outer.state_dict()
+    outer.finish()
+    outer.state_dict()
+    return flat(model)
+
+
+def test_states_are_saved_when_nothing_is_on_its_way() -> None:
+    first, second = on_ranks(2, _on_its_way)
+    assert first.any() and not torch.equal(first, second)  # each has learned something since
+
+
+def _resumed(rank: int, stop: int, delay: int, saves: bool) -> torch.Tensor:
+    model = Linear()
+    outer = OuterStep(model, every=4, fragments=2, delay=delay, **TOPK)
     train(model, outer, rank, range(stop))
-    if stop < 40:
+    outer.finish()
+    if not saves:
+        train(model, outer, rank, range(stop, 40))
+    else:
         file = io.BytesIO()
         torch.save({"model": model.state_dict(), "outer": outer.state_dict()}, file)
         file.seek(0)
         saved = torch.load(file, weights_only=True)
         model = Linear()
-        outer = OuterStep(model, every=4, fragments=2, **TOPK)
+        outer = OuterStep(model, every=4, fragments=2, delay=delay, **TOPK)
         outer.load_state_dict(saved["outer"])
         model.load_state_dict(saved["model"])
         train(model, outer, rank, range(stop, 40))
     return flat(model)
 
 
-@pytest.mark.parametrize("stop", [17, 30])
-def test_resuming_continues_bit_for_bit(stop: int) -> None:
-    for expected, found in zip(on_ranks(2, _resumed, 40), on_ranks(2, _resumed, stop)):
+@pytest.mark.parametrize("stop, delay", [(17, 0), (30, 0), (17, 3), (29, 1)])
+def test_resuming_continues_bit_for_bit(stop: int, delay: int) -> None:
+    for expected, found in zip(on_ranks(2, _resumed, stop, delay, False), on_ranks(2, _resumed, stop, delay, True)):
         assert torch.equal(found, expected)
 
 
@@ -343,7 +386,7 @@ def _options(rank: int) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"learning_rate": 0.0}, "learning_rate is 0.0"), ({"momentum": 1.0}, "momentum is 1.0"),
         ({"feedback_decay": 0.0}, "feedback_decay is 0.0"), ({"feedback_decay": float("nan")}, "feedback_decay is nan"),
-        ({"every": 4, "fragments": 9}, "fragments is 9"), ({"settings": {"fourth": "dense"}}, "fourth"),
+        ({"every": 4, "fragments": 9}, "fragments is 9"), ({"every": 4, "delay": 4}, "delay is 4"), ({"settings": {"fourth": "dense"}}, "fourth"),
         ({"joined": True, "settings": {"first": "dense"}}, "'first', which is no fragment"), ({"grad_scaler": None}, "grad_scaler"),
     ]
     for options, said in wrong:

@@ -30,6 +30,8 @@ SCHEMES = [
     "every 30, dense",
     "every 30, lgreco TopK 1 % in few bits",
     f"every 30, lgreco TopK of {BITS} bits",
+    f"every 30, lgreco TopK of {BITS} bits, sums as bf16",
+    f"every 30, lgreco TopK of {BITS} bits, sums as bf16, 10 steps late",
 ]
 
 
@@ -45,8 +47,12 @@ def _made(scheme: str, model: torch.nn.Module) -> tuple[torch.nn.Module, Callabl
         ddp.register_comm_hook(state, lgreco_hook)
         return ddp, lambda: None, lambda: state.compression_stats()[2]
     options: dict[str, Any] = TOPK if "lgreco" in scheme else {"policy": "uncompressed"}
-    if scheme == SCHEMES[-1]:
+    if f"{BITS} bits" in scheme:
         options = {**TOPK, "default": 0.004, "budget": int(BITS * sum(p.numel() for p in model.parameters()))}
+    if "bf16" in scheme:
+        options["reduce_dtype"] = torch.bfloat16
+    if scheme == SCHEMES[-1]:
+        options["delay"] = 10
     outer = OuterStep(model, every=EVERY, **options)
     return model, outer.step, lambda: outer.compression_stats()[2]
 

@@ -258,8 +258,11 @@ class Device:
     def fault(self, bucket: DeviceBucket) -> tuple[int | None, LgrecoError | None]:
         """Waits: the first rank at fault in the last step, and this rank's error."""
 
-    def take_home(self, controller: Controller, bucket: DeviceBucket, before: int) -> None:
-        """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next."""
+    def take_home(self, controller: Controller, bucket: DeviceBucket, before: int, forgets: bool = False) -> None:
+        """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next.
+
+        Zeros of layers that are to go without error feedback, if it ``forgets``.
+        """
 
     def take_out(self, controller: Controller, bucket: DeviceBucket) -> None:
         """Waits: the controller's residuals become the bucket's, between two steps."""

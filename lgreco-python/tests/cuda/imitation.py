@@ -37,6 +37,9 @@ class Imitation(Cuda):
     def stream(self) -> Iterator[int]:
         yield self._handle.value or 0
 
+    def rejoin(self) -> None:
+        self._call("cuStreamSynchronize", self._handle)
+
     def allocate(self, length: int) -> torch.Tensor:
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(length))

@@ -3,7 +3,7 @@
 Trains twice by every scheme, with gradients that stay in the GPU's memory and with such that are copied to the host, and compares the
 means of every step and what is remembered: bit for bit, of PowerSGD within 1e-4, of more than two processes' sums as bf16, which are
 rounded in another order, within 2^-7. A gradient that is not finite must then be an error on all ranks, and under a GradScaler a step
-that is skipped. With --imitated this file is tried on an imitation of a GPU.
+that is skipped. Then the shards' means of HSDP, of a node for each process. With --imitated this file is tried on an imitation of a GPU.
 """
 
 import argparse
@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from linear import Linear, gradients
 
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoState, lgreco_hook
+from lgreco.torch import LGreCoShardedState, LGreCoState, lgreco_hook
 
 STEPS = 20
 PLANNED: dict[str, Any] = {"start_iter": 3, "period": 4, "window": 2, "min_elements": 64}
@@ -61,7 +63,20 @@ def train(options: dict[str, Any], device: torch.device, spoilt: int | None = No
     return state, means, min(seconds[STEPS // 2 :], default=0.0), error
 
 
-def stayed(state: LGreCoState) -> bool:
+def hsdp(options: dict[str, Any], device: torch.device) -> tuple[LGreCoShardedState, list[torch.Tensor]]:
+    """The state, and the means of each step."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))
+    module = fully_shard(Linear().to(device), mesh=mesh["shard"])
+    state = LGreCoShardedState(module, replicate_group=mesh.get_group("replicate"), **PLANNED | options)
+    means = []
+    for step in range(STEPS):
+        module.zero_grad()
+        module({name: gradient.to(device) for name, gradient in gradients(dist.get_rank(), step).items()}).backward()
+        means.append(torch.cat([p.grad.to_local().flatten().cpu() for p in module.parameters()]))  # type: ignore[union-attr]
+    return state, means
+
+
+def stayed(state: LGreCoState | LGreCoShardedState) -> bool:
     return state._device is not None and bool(state._device._buckets) and not state._device._refused
 
 
@@ -106,6 +121,11 @@ def main() -> None:
     for step, (mask, value, other) in enumerate(zip(finite, found, expected, strict=True)):
         assert torch.equal(mask, other.isfinite()) and torch.equal(value[mask], other[mask]), f"scaled: step {step} differs"
     assert all(torch.equal(on_device.residual(name), on_host.residual(name)) for name in on_host.names), "scaled: residuals differ"
+    (on_device, found), (on_host, expected) = (hsdp(SCHEMES["TopK"] | where, device) for where in (stays, copied))
+    assert stayed(on_device) and not stayed(on_host) and on_device.settings == on_host.settings, on_device.settings
+    for step, (value, other) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(value, other), f"HSDP: step {step} differs"
+    assert all(torch.equal(on_device.residual(name), on_host.residual(name)) for name in on_host.names), "HSDP: residuals differ"
     dist.destroy_process_group()
 
 

@@ -132,8 +132,11 @@ def test_steps_are_skipped_and_taken_back_as_on_the_host(scheme: str, look: bool
         assert look or device[4] == 2
 
 
-def _switched(rank: int) -> list[Any]:
-    """Step 9 is skipped, in which what is remembered of a layer goes out that is no longer to have feedback."""
+def _switched(rank: int, look: bool) -> list[Any]:
+    """Step 9 is skipped, in which what is remembered of a layer goes out that is no longer to have feedback.
+
+    Who looks then, before the scale is followed, changes nothing.
+    """
     runs = []
     for where in ({}, ON_DEVICE):
         run = Trained(FIXED | {"settings": SETTINGS} | where)
@@ -141,6 +144,8 @@ def _switched(rank: int) -> list[Any]:
         before = residuals(run.state)
         run.state._controller.set_settings(["qsgd 4" if name == "first" else SETTINGS.get(name, "dense") for name in run.state.names])
         run.steps(rank, range(9, 10), {9: (1, "third")})
+        if look:
+            assert not run.state.residual("first").any()
         run.state.follow_scale()
         assert torch.equal(residuals(run.state), before / 2) and run.state.residual("first").any()
         run.steps(rank, range(10, STEPS), {})
@@ -149,8 +154,31 @@ def _switched(rank: int) -> list[Any]:
     return runs
 
 
-def test_what_went_out_once_is_taken_back_too() -> None:
-    for host, device in on_ranks(2, _switched):
+@pytest.mark.parametrize("look", [False, True])
+def test_what_went_out_once_is_taken_back_too(look: bool) -> None:
+    for host, device in on_ranks(2, _switched, look):
+        assert same(device[0], host[0]) and same(device[1], host[1]) and device[2] == host[2] and device[3]
+
+
+def _lowered_again(rank: int, spoilt: bool) -> list[Any]:
+    """The scale falls once more, or rises and falls, before the next step."""
+    runs = []
+    for where in ({}, ON_DEVICE):
+        run = Trained(FIXED | {"settings": SETTINGS} | where)
+        run.steps(rank, range(6), {5: (1, "third")} if spoilt else {})
+        for scale in (None, 2.0, 1.0) if spoilt else (64.0, 8.0):
+            if scale is not None:
+                run.scaler.update(scale)
+            run.state.follow_scale()
+        run.remembered.append(residuals(run.state))
+        run.steps(rank, range(6, 12), {})
+        runs.append(run.all())
+    return runs
+
+
+@pytest.mark.parametrize("spoilt", [True, False])
+def test_no_step_is_taken_back_twice(spoilt: bool) -> None:
+    for host, device in on_ranks(2, _lowered_again, spoilt):
         assert same(device[0], host[0]) and same(device[1], host[1]) and device[2] == host[2] and device[3]
 
 

@@ -1,11 +1,15 @@
 """What exchanges in a GPU's memory need of torch: memory, a stream, numbers that come to the host later."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+
+_LOG = logging.getLogger("lgreco")
 
 
 class Cuda:
@@ -31,6 +35,12 @@ class Cuda:
             self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             yield self._stream.cuda_stream
+
+    def rejoin(self) -> None:
+        """Has what is enqueued in the current stream from now on come after what is in that stream."""
+        current = torch.cuda.current_stream(self.device)
+        if self._stream is not None and current != self._stream:
+            current.wait_stream(self._stream)
 
     def allocate(self, length: int) -> torch.Tensor:
         """So many bytes, by torch's caching allocator."""
@@ -67,7 +77,19 @@ def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
     return Cuda(device) if device.type == "cuda" else None
 
 
-def obstacle(options: Mapping[str, Any], hold_zeros: bool) -> str | None:
+def where_they_stay(
+    device: Cuda | None, group: dist.ProcessGroup | None, options: Mapping[str, Any], hold_zeros: bool = False
+) -> Cuda | None:
+    """The device that gradients are on if they are exchanged in its memory. None if they are copied to the host, which is logged."""
+    why = None if device is None else device.lacks(group) or _obstacle(options, hold_zeros)
+    if why is None:
+        return device
+    if dist.get_rank(group) == 0:
+        _LOG.warning("gradients are copied to the host to be compressed, because of %s", why)
+    return None
+
+
+def _obstacle(options: Mapping[str, Any], hold_zeros: bool) -> str | None:
     """Which of a state's options hinders exchanges in a GPU's memory; None if none does."""
     obstacles = {
         "hold_zeros (find_unused_parameters)": hold_zeros,

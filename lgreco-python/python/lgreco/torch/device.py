@@ -36,6 +36,8 @@ class _Bucket:
         """Tells whether the last step has failed, until that is known."""
         self.refusal: LgrecoError | None = None
         """What the device has refused in the last step, on this rank."""
+        self.is_to_forget = False
+        """Whether what the last step has not sent of layers without error feedback is still there."""
 
 
 class Buckets:
@@ -57,6 +59,8 @@ class Buckets:
         """Whether the last step's gradients are to be planned by."""
         self._untold: LgrecoError | None = None
         """What the device has refused when there was no message left to tell the others by."""
+        self._taken_out: int | None = None
+        """Before which step the controller's residuals have become the device's last."""
 
     @property
     def device(self) -> Device:
@@ -143,6 +147,10 @@ class Buckets:
         Raises RuntimeError for what this rank alone knows of.
         """
         self._settle()
+        for bucket in self._buckets.values():
+            if bucket.is_to_forget:
+                self.device.forget(bucket.bucket)
+                bucket.is_to_forget = False
         if self._untold is not None:
             untold, self._untold = self._untold, None
             self.bring_home()
@@ -178,7 +186,7 @@ class Buckets:
             return mine if mine is not None and self._host.rank() in named else peer_error(named[0], of_ranks[named[0]])
         return None
 
-    def _settle(self, taken_back: bool = False) -> None:
+    def _settle(self) -> None:
         """Between steps: takes note of how the last one has ended."""
         for bucket in self._buckets.values():
             if bucket.failed is None:
@@ -188,8 +196,8 @@ class Buckets:
                 self._failed.append(bucket)
             elif bucket.refusal is not None:
                 self._untold = bucket.refusal
-            elif not taken_back:
-                self.device.forget(bucket.bucket)
+            else:
+                bucket.is_to_forget = True
         if self._has_observed and self._failed:
             self._controller.forget_observed()
         self._has_observed = False
@@ -197,16 +205,20 @@ class Buckets:
     def bring_home(self, taken_back: bool = False) -> None:
         """Between steps: what is remembered on the device, the controller has too. Waits for the device.
 
-        What was remembered before the last step, where that is ``taken_back``.
+        What was remembered before the last step, where that is ``taken_back``; no step is twice.
         """
-        self._settle(taken_back)
+        self._settle()
+        taken_back = taken_back and self._taken_out != self._controller.steps
         for bucket in self._buckets.values():
-            self.device.take_home(self._controller, bucket.bucket, self._controller.steps - int(taken_back))
+            before = self._controller.steps - int(taken_back)
+            self.device.take_home(self._controller, bucket.bucket, before, bucket.is_to_forget and not taken_back)
 
     def take_out(self) -> None:
         """Between steps: what the controller remembers, the device does too. Waits for the device."""
+        self._taken_out = self._controller.steps
         for bucket in self._buckets.values():
             self.device.take_out(self._controller, bucket.bucket)
+            bucket.is_to_forget = False
 
     def abandon(self) -> None:
         """After a step that was given up: residuals are the controller's, as they were before it."""
@@ -221,6 +233,7 @@ class Buckets:
         self._buckets.clear()
         self._failed.clear()
         self._has_observed = False
+        self._untold = self._taken_out = None
 
 
 class DeviceFlight:
@@ -286,7 +299,8 @@ class DeviceFlight:
             self.future.set_exception(error)  # type: ignore[arg-type]
 
     def deliver(self) -> None:
-        """The means are where the gradients were."""
+        """The means are where the gradients were, for what the current stream does from now on."""
+        self._buckets.cuda.rejoin()
 
     def land(self) -> None:
         """Hands the means over."""

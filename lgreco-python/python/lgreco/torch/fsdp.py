@@ -1,6 +1,7 @@
 """Compressed gradients for fully_shard (FSDP2)."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from lgreco._lgreco import LgrecoError
+from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.options import Options
 from lgreco.torch.training import Layer, Training
 
@@ -24,6 +26,7 @@ class _Parameter(NamedTuple):
     whole: list[int]
     """Those of all shards together, one after the other; what is padded comes last and is left out."""
     dtype: torch.dtype
+    """Of its gradients."""
 
 
 class _Unit:
@@ -34,6 +37,8 @@ class _Unit:
         self.layers = list(range(first, first + len(parameters)))
         self.lens = [torch.Size(parameter.shard).numel() for parameter in parameters]
         self.wholes = [torch.Size(parameter.whole).numel() for parameter in parameters]
+        # A module's gradients travel together, as what holds all.
+        self.dtype = functools.reduce(torch.promote_types, [parameter.dtype for parameter in parameters])
 
 
 class LGreCoShardedState(Training):
@@ -41,7 +46,8 @@ class LGreCoShardedState(Training):
 
     Without ``replicate_group`` gradients are reduced and scattered compressed: each rank gets the mean of its own shard. With it
     they are reduced and scattered as FSDP does, within a node say, and the shards' means over ``replicate_group``, between
-    nodes, are made of compressed gradients: HSDP, where ``module`` is sharded over the inner group alone.
+    nodes, are made of compressed gradients: HSDP, where ``module`` is sharded over the inner group alone. On an NVIDIA GPU, in a
+    ``replicate_group`` of NCCL's, these then stay in its memory, as under ``LGreCoState``, and nothing waits for the host.
 
     >>> model = torch.nn.Linear(64, 64)
     >>> fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))  # doctest: +ELLIPSIS
@@ -59,8 +65,8 @@ class LGreCoShardedState(Training):
     replicate_group
         The ranks that hold the same shard.
     **options
-        As in ``LGreCoState``. Every FSDP module is a bucket, exchanged when its gradients are there; the backward pass waits
-        for it.
+        As in ``LGreCoState``. Every FSDP module is a bucket, exchanged when its gradients are there; on the host the backward
+        pass waits for it.
 
     Raises
     ------
@@ -74,6 +80,7 @@ class LGreCoShardedState(Training):
         module: torch.nn.Module,
         *,
         replicate_group: dist.ProcessGroup | None = None,
+        _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: "Unpack[Options]",
     ) -> None:
         names = {parameter: name for name, parameter in module.named_parameters()}
@@ -98,7 +105,10 @@ class LGreCoShardedState(Training):
             options.setdefault("route", "sharded")
         ranks = groups.copy().pop().size() if sharded else 1
         group = replicate_group if replicate_group is not None else groups.pop()
-        super().__init__(group, [layer for _, unit in units for layer in _layers(unit, ranks, sharded)], **options)
+        route = {} if replicate_group is not None else {"route": "sharded"}
+        cuda = where_they_stay(_device_of(module.parameters()), group, {**options, **route})
+        super().__init__(group, [layer for _, unit in units for layer in _layers(unit, ranks, sharded)], cuda, **options)
+        self._note_scales(module)
         for owner, unit in units:
             if replicate_group is not None:
                 owner.set_all_reduce_hook(_AllReduce(self, unit))
@@ -106,6 +116,8 @@ class LGreCoShardedState(Training):
                 owner.set_custom_reduce_scatter(_ReduceScatter(self, unit))  # type: ignore[arg-type]
 
     def _exchange(self, unit: _Unit, buffer: torch.Tensor, gradients: Sequence[torch.Tensor]) -> None:
+        if buffer.dtype != unit.dtype:
+            raise LgrecoError(f"{unit.parameters[0].name}: the gradient is {buffer.dtype}, expected {unit.dtype}")
         flight = self._begin(unit.layers, buffer, list(gradients), False)
         while flight.is_flying() and self._go_on(flight):
             pass
@@ -142,6 +154,9 @@ class _ReduceScatter:
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise LgrecoError(f"FSDP asks for {op}: lgreco knows means and sums, so leave the gradient divide factor alone")
         world, rank = group.size(), group.rank()
+        if world == 1:  # older PyTorch asks even then
+            output_tensor.copy_(input_tensor)
+            return
         # From rank by rank to layer by layer.
         by_rank = torch.split(input_tensor.view(world, -1), self._unit.lens, dim=1)
         buffer = torch.cat([part.reshape(-1) for part in by_rank])
@@ -158,7 +173,7 @@ def _layers(unit: _Unit, ranks: int, sharded: bool) -> list[Layer]:
     layers = []
     for parameter, length, whole in zip(unit.parameters, unit.lens, unit.wholes):
         ends = [min(length * (rank + 1), whole) for rank in range(ranks)] if sharded else []
-        layers.append(Layer(parameter.name, parameter.whole if sharded else parameter.shard, parameter.dtype, ends))
+        layers.append(Layer(parameter.name, parameter.whole if sharded else parameter.shard, unit.dtype, ends))
     return layers
 
 
@@ -173,9 +188,16 @@ def _parameter(name: str, group: Any, parameter: Any) -> _Parameter:
 def _param_groups(module: torch.nn.Module) -> list[Any]:
     if not isinstance(module, FSDPModule):
         return []
-    return list(module._get_fsdp_state()._fsdp_param_groups)
+    state = module._get_fsdp_state()
+    # In older PyTorch a module has one group, or none.
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
 
 
 def _reduced(group: Any, parameter: Any) -> torch.dtype:
     policy = parameter.mp_policy if hasattr(parameter, "mp_policy") else group.mp_policy  # older PyTorch
-    return policy.reduce_dtype or policy.param_dtype or parameter.sharded_param.dtype  # type: ignore[no-any-return]
+    own = parameter.sharded_param.dtype
+    if not hasattr(type(parameter), "unsharded_grad_dtype"):  # before PyTorch 2.15
+        return policy.reduce_dtype or policy.param_dtype or own  # type: ignore[no-any-return]
+    chosen = parameter.sharded_grad_dtype if parameter._has_sharded_grad_dtype_override else own
+    return policy.reduce_dtype or chosen or own  # type: ignore[no-any-return]

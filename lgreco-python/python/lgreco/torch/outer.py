@@ -54,6 +54,10 @@ class OuterStep(Reports):
     fragments
         With more than 1, the layers are divided into so many parts of about equal size that are averaged in turn, equally spaced,
         so that less is sent at a time (Streaming DiLoCo).
+    delay
+        Inner steps that are taken while what has been sent is on its way, below ``every``: the mean is then of the models as they were
+        when it was sent, and what a process has learned since is added to where all go on from. The network so has the time of
+        ``delay`` steps; without a delay processes wait for it. Of PowerSGD's two sums the second one is waited for.
     joined
         Whether the layers of a fragment are compressed as one, vectors among them, named ``joined.0`` and so on by the fragment in
         ``settings``, ``metrics()`` and errors. TopK then keeps the largest values of all layers, wherever they are this time, and
@@ -79,6 +83,7 @@ class OuterStep(Reports):
         momentum: float = 0.6,
         feedback_decay: float = 0.95,
         fragments: int = 1,
+        delay: int = 0,
         joined: bool = False,
         forget_moved: bool = False,
         process_group: dist.ProcessGroup | None = None,
@@ -89,6 +94,8 @@ class OuterStep(Reports):
         failure = None
         if not 1 <= fragments <= min(every, max(1, len(named))):
             failure = ValueError(f"fragments is {fragments}, expected 1 to {min(every, len(named))}: steps and layers there are")
+        if not 0 <= delay < every:
+            failure = ValueError(f"delay is {delay}, expected 0 to {every - 1}: the next outer step begins after {every}")
         for what, value, holds, expected in (
             ("learning_rate", learning_rate, 0.0 < learning_rate < math.inf, "above 0 and finite"),
             ("momentum", momentum, 0.0 <= momentum < 1.0, "from 0 to below 1"),
@@ -104,9 +111,9 @@ class OuterStep(Reports):
             what = "fragment whose layers are joined" if joined else "trainable parameter of the model"
             failure = LgrecoError(f"settings for {unknown[0]!r}, which is no {what}")
         together = {"every": every, "learning_rate": learning_rate, "momentum": momentum, "feedback_decay": feedback_decay}
-        together.update(fragments=fragments, joined=joined, forget_moved=forget_moved)
+        together.update(fragments=fragments, delay=delay, joined=joined, forget_moved=forget_moved)
         agree(own_group(process_group), together, failure)
-        self.every, self.steps = every, 0
+        self.every, self.delay, self.steps = every, delay, 0
         for _, p in named:
             dist.broadcast(p.detach(), group=process_group, group_src=0)
         self._fragments = [
@@ -133,10 +140,22 @@ class OuterStep(Reports):
         self.steps += 1
         count, made = len(self._fragments), False
         for index, fragment in enumerate(self._fragments):
-            if (self.steps + index * self.every // count) % self.every == 0:
-                fragment.average()
+            turn = self.steps + index * self.every // count
+            if turn % self.every == 0:
+                fragment.send()
+            if fragment.has_sent and (turn - self.delay) % self.every == 0:
+                fragment.receive()
                 made = True
         return made
+
+    def finish(self) -> None:
+        """Ends the outer steps that a ``delay`` has left on their way, on all ranks: before the model is used, or its state saved.
+
+        Raises as ``step``.
+        """
+        for fragment in self._fragments:
+            if fragment.has_sent:
+                fragment.receive()
 
     @property
     def settings(self) -> dict[str, str]:
@@ -160,7 +179,10 @@ class OuterStep(Reports):
         return next(fragment.residual_of(name) for fragment in self._fragments if name in fragment.layers)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state; every rank saves its own, beside its model and inner optimizer. For ``weights_only=True``."""
+        """This rank's state; every rank saves its own, beside its model and inner optimizer. For ``weights_only=True``.
+
+        Raises LgrecoError while outer steps are on their way: ``finish`` them first.
+        """
         return {"steps": self.steps, "fragments": [fragment.state_dict() for fragment in self._fragments]}
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Sequence[Mapping[str, Any]] | None = None) -> None:
@@ -216,30 +238,51 @@ class _Fragment(Training):
         self._joined, self._forget_moved = joined is not None, forget_moved
         self._starts = [p.detach().clone() for p in self._parameters]
         self._velocities = [torch.zeros_like(p) for p in self._parameters]
+        self._sent: tuple[list[torch.Tensor], torch.Tensor] | None = None
+        """Parameters, and what becomes the mean of their pseudo-gradients."""
 
-    def average(self) -> None:
-        moved = [start - p.detach() for start, p in zip(self._starts, self._parameters)]
-        buffer = torch.cat([values.reshape(-1).to(self._dtype) for values in moved])
-        means = torch.split(buffer, [values.numel() for values in moved])
-        exchanged = [buffer] if self._joined else list(means)
+    @property
+    def has_sent(self) -> bool:
+        """Whether an outer step is on its way."""
+        return self._sent is not None
+
+    def send(self) -> None:
+        sent = [p.detach().clone() for p in self._parameters]
+        buffer = torch.cat([(start - p).reshape(-1).to(self._dtype) for start, p in zip(self._starts, sent)])
+        exchanged = self._exchanged(buffer)
         self._begin(list(range(len(exchanged))), buffer, exchanged, False)
+        self._sent = sent, buffer
+
+    @torch.no_grad()
+    def receive(self) -> None:
+        """Waits for the means, and makes the outer step."""
+        assert self._sent is not None
+        (sent, buffer), self._sent = self._sent, None
         self._finish_step()
         self._raise_failed()
+        means, exchanged = self._parts(buffer), self._exchanged(buffer)
         if self._forget_moved:
             on_host = [mean.to("cpu", torch.float32) for mean in exchanged]
             self._controller.forget_moved([mean.data_ptr() for mean in on_host])
         if self._decay != 1.0:
             self._controller.rescale_residuals(self._decay)
-        for p, start, velocity, mean in zip(self._parameters, self._starts, self._velocities, means):
+        for p, before, start, velocity, mean in zip(self._parameters, sent, self._starts, self._velocities, means):
+            learned_since = p - before
             mean = mean.view_as(p)
             velocity.mul_(self._momentum).add_(mean)
             start.sub_(mean + self._momentum * velocity, alpha=self._learning_rate)
-            p.copy_(start)
+            p.copy_(start + learned_since)
+
+    def _parts(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.split(buffer, [p.numel() for p in self._parameters]))
+
+    def _exchanged(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        return [buffer] if self._joined else self._parts(buffer)
 
     def residual_of(self, layer: str) -> torch.Tensor:
         if not self._joined:
             return self.residual(layer)
-        parts = torch.split(self.residual(self.names[0]), [p.numel() for p in self._parameters])
+        parts = self._parts(self.residual(self.names[0]))
         return parts[self.layers.index(layer)]
 
     @torch.no_grad()
@@ -249,6 +292,8 @@ class _Fragment(Training):
             p.copy_(start)
 
     def state_dict(self, *, window: bool = True) -> dict[str, Any]:
+        if self.has_sent:
+            raise LgrecoError("an outer step is on its way: finish() it before states are saved or loaded")
         outer = {"starts": self._starts, "velocities": self._velocities}
         return {**super().state_dict(window=window), **{name: [x.clone() for x in values] for name, values in outer.items()}}
 

@@ -1,6 +1,5 @@
 """The state of lgreco's communication hook for DistributedDataParallel."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,11 +8,9 @@ import torch.distributed as dist
 
 from lgreco._lgreco import LgrecoError
 from lgreco.torch.bucket import GradBucket
-from lgreco.torch.cuda import Cuda, device_of, obstacle
+from lgreco.torch.cuda import Cuda, device_of, where_they_stay
 from lgreco.torch.options import Scaler
 from lgreco.torch.training import Layer, Training
-
-_LOG = logging.getLogger("lgreco")
 
 
 class LGreCoState(Training):
@@ -152,18 +149,12 @@ class LGreCoState(Training):
         self._uncompressed = policy == "uncompressed" and settings is None and reduce_dtype is None
         self._hold_zeros = bool(getattr(model, "find_unused_parameters", False)) if hold_zeros is None else hold_zeros
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
-        if cuda is not None:
-            why = cuda.lacks(process_group) or obstacle(told, self._hold_zeros)
-            if why is not None:
-                cuda = None
-                if dist.get_rank(process_group) == 0:
-                    _LOG.warning("gradients are copied to the host to be compressed, because of %s", why)
+        cuda = where_they_stay(cuda, process_group, told, self._hold_zeros)
         super().__init__(process_group, layers, cuda, **told)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._process_group = process_group if process_group is not None else dist.group.WORLD
-        if cuda is not None and self._scale is not None and isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            gpu, scale = cuda, self._scale
-            model.register_forward_pre_hook(lambda *_: scale.note(gpu))
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            self._note_scales(model)
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Begins the exchange of a bucket; the future's value is its buffer with the means."""

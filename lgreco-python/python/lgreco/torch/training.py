@@ -136,6 +136,12 @@ class Training(Reports):
         agree(self._group, together, failure)
         self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, self._scale is not None)
 
+    def _note_scales(self, module: torch.nn.Module) -> None:
+        """Has the scale noted before each of the module's forward passes, where gradients stay on a GPU."""
+        if self._device is not None and self._scale is not None:
+            cuda, scale = self._device.cuda, self._scale
+            module.register_forward_pre_hook(lambda *_: scale.note(cuda))
+
     def _begin(
         self, layers: list[int], buffer: torch.Tensor, gradients: list[torch.Tensor], hold_zeros: bool
     ) -> Flight | DeviceFlight:
@@ -260,6 +266,9 @@ class Training(Reports):
         for flight in flights:
             self._close(flight)
             flight.land()
+        if self._device is not None:
+            # What is on its way is kept alive by flights, which are gone now.
+            self._device.cuda.rejoin()
         if self._refused:
             self._refused = False
             return
