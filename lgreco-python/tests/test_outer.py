@@ -1,6 +1,7 @@
 """Outer steps over compressed pseudo-gradients."""
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -136,6 +137,103 @@ def _on_its_way(rank: int) -> torch.Tensor:
 def test_states_are_saved_when_nothing_is_on_its_way() -> None:
     first, second = on_ranks(2, _on_its_way)
     assert first.any() and not torch.equal(first, second)  # each has learned something since
+
+
+def _both_collectives(rank: int) -> None:
+    """Biases are summed first, payloads gathered then: neither waits for the outer step."""
+    model = Linear()
+    outer = OuterStep(model, every=4, delay=3, min_elements=64, **TOPK)
+    started, start = [], flight.start
+
+    def counted(*arguments: Any) -> Any:
+        started.append(arguments[0].kind)
+        return start(*arguments)
+
+    flight.start = counted
+    train(model, outer, rank, range(11))
+    started.clear()
+    train(model, outer, rank, range(11, 12))
+    (fragment,) = outer._fragments
+    (sent,) = fragment._flights or []
+    until = time.monotonic() + 60
+    for step in (12, 13):
+        while not sent.is_done():
+            assert time.monotonic() < until
+        train(model, outer, rank, range(step, step + 1))
+    assert fragment.has_sent and not sent.is_flying() and started == ["all_reduce", "all_gather"]
+    flight.start = start
+    assert train(model, outer, rank, range(14, 15)) == [True]
+
+
+def test_all_collectives_are_on_their_way_meanwhile() -> None:
+    on_ranks(2, _both_collectives)
+
+
+def _cut_on_its_way(rank: int) -> list[torch.Tensor]:
+    """The network fails when a fragment is sent and another is on its way."""
+    model = Linear()
+    outer = OuterStep(model, every=4, fragments=2, delay=3, **TOPK)
+    train(model, outer, rank, range(9))
+    outer.finish()
+    before = residuals(outer)
+    train(model, outer, rank, range(9, 11))
+    assert [fragment.has_sent for fragment in outer._fragments] == [False, True]
+    start = flight.start
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("Connection reset by peer")
+
+    flight.start = fails
+    with pytest.raises(ExchangeError, match="Connection reset"):
+        train(model, outer, rank, range(11, 12))
+    flight.start = start
+    assert not any(fragment.has_sent for fragment in outer._fragments) and torch.equal(residuals(outer), before)
+    outer.state_dict()
+    train(model, outer, rank, range(12, 24))
+    outer.finish()
+    return [start for fragment in outer.state_dict()["fragments"] for start in fragment["starts"]]
+
+
+def test_without_a_network_nothing_is_on_its_way() -> None:
+    first, second = on_ranks(2, _cut_on_its_way)
+    assert all(map(torch.equal, first, second)) and all(start.any() for start in first)
+
+
+def _not_finite_in_one(rank: int) -> list[dict[str, int]]:
+    """Of two fragments that have their turns in the same step."""
+    model = Linear()
+    outer = OuterStep(model, every=4, fragments=2, delay=2, **TOPK)
+    if rank == 1:
+        with torch.no_grad():
+            model.first[0, 0] = torch.nan
+    with pytest.raises(LgrecoError, match="first|rank 1"):
+        train(model, outer, rank, range(6))
+    assert [fragment.has_sent for fragment in outer._fragments] == [False, True]
+    outer.finish()
+    return [{name: layer["steps"] for name, layer in fragment.metrics().items()} for fragment in outer._fragments]
+
+
+def test_an_error_of_one_fragment_costs_no_other_its_turn() -> None:
+    for _, second in on_ranks(2, _not_finite_in_one):
+        assert set(second.values()) == {2}
+
+
+def _told_of_plans(rank: int) -> list[int]:
+    """A state that is saved when a plan is told of has the outer step."""
+    model, told = Linear(), []
+
+    def on_plan(_: Any) -> None:
+        assert torch.equal(flat(model), torch.cat([s.flatten() for s in outer.state_dict()["fragments"][0]["starts"]]))
+        told.append(outer.steps)
+
+    outer = OuterStep(model, every=2, on_plan=on_plan, **TOPK)
+    train(model, outer, rank, range(12))
+    return told
+
+
+def test_plans_are_told_of_when_the_outer_step_is_made() -> None:
+    for told in on_ranks(2, _told_of_plans):
+        assert told and all(step % 2 == 0 for step in told)
 
 
 def _resumed(rank: int, stop: int, delay: int, saves: bool) -> torch.Tensor:

@@ -285,6 +285,10 @@ class DeviceFlight:
         """Whether a collective is under way."""
         return self._work is not None
 
+    def is_done(self) -> bool:
+        """Whether going on would not wait: it enqueues."""
+        return self._work is not None
+
     def can_end(self) -> bool:
         """The means are enqueued at the end of the backward pass, so that the rest of it does not wait for collectives."""
         return False

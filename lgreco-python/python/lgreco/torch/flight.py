@@ -79,9 +79,13 @@ class Flight:
         """Whether a collective is under way."""
         return self._work is not None
 
+    def is_done(self) -> bool:
+        """Whether going on would not wait."""
+        return self._work is not None and self._work.is_completed()
+
     def can_end(self) -> bool:
         """Whether going on would neither wait nor start another collective, on this rank."""
-        return self._rounds <= 0 and self._work is not None and self._work.is_completed()
+        return self._rounds <= 0 and self.is_done()
 
     def give_up(self, error: Exception) -> None:
         """Waits until the engine no longer touches the bucket's memory, as its network has failed."""

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from lgreco.torch.agreement import agree
 from lgreco.torch.collectives import own_group
 from lgreco.torch.options import Options
 from lgreco.torch.reports import Reports
-from lgreco.torch.training import Layer, Loaded, Training
+from lgreco.torch.training import ExchangeError, Layer, Loaded, Training
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,7 +57,7 @@ class OuterStep(Reports):
     delay
         Inner steps that are taken while what has been sent is on its way, below ``every``: the mean is then of the models as they were
         when it was sent, and what a process has learned since is added to where all go on from. The network so has the time of
-        ``delay`` steps; without a delay processes wait for it. Of PowerSGD's two sums the second one is waited for.
+        ``delay`` steps; without a delay processes wait for it. What is sent in several collectives needs a step for each.
     joined
         Whether the layers of a fragment are compressed as one, vectors among them, named ``joined.0`` and so on by the fragment in
         ``settings``, ``metrics()`` and errors. TopK then keeps the largest values of all layers, wherever they are this time, and
@@ -130,32 +130,52 @@ class OuterStep(Reports):
             for index, part in enumerate(_divided(named, fragments))
         ]
 
-    @torch.no_grad()
     def step(self) -> bool:
         """To be called after every inner step, on all ranks; whether it has made an outer one.
 
-        Raises LgrecoError on all ranks when a parameter is not finite on one, ExchangeError when the network has failed; parameters
-        and residuals are then as they were, and the turn is over.
+        Raises LgrecoError on all ranks when a parameter was not finite on one, ExchangeError when the network has failed: with a
+        ``delay`` when the means would come. Parameters and residuals are then as they were, and the turn is over; after an
+        ExchangeError so are those that are on their way.
         """
         self.steps += 1
-        count, made = len(self._fragments), False
-        for index, fragment in enumerate(self._fragments):
-            turn = self.steps + index * self.every // count
-            if turn % self.every == 0:
+        count, received = len(self._fragments), []
+
+        def turn(fragment: _Fragment, index: int) -> None:
+            at = self.steps + index * self.every // count
+            if at % self.every == 0:
                 fragment.send()
-            if fragment.has_sent and (turn - self.delay) % self.every == 0:
-                fragment.receive()
-                made = True
-        return made
+            if fragment.has_sent:
+                if (at - self.delay) % self.every == 0:
+                    received.append(index)
+                    fragment.receive()
+                else:
+                    fragment.go_on()
+
+        self._all(turn)
+        return bool(received)
 
     def finish(self) -> None:
         """Ends the outer steps that a ``delay`` has left on their way, on all ranks: before the model is used, or its state saved.
 
         Raises as ``step``.
         """
-        for fragment in self._fragments:
-            if fragment.has_sent:
-                fragment.receive()
+        self._all(lambda fragment, _: fragment.receive() if fragment.has_sent else None)
+
+    @torch.no_grad()
+    def _all(self, do: Callable[["_Fragment", int], None]) -> None:
+        """What one fragment's error is, which all ranks hear of, costs no other its turn; without a network all turns are over."""
+        failed: LgrecoError | None = None
+        for index, fragment in enumerate(self._fragments):
+            try:
+                do(fragment, index)
+            except ExchangeError as error:
+                for other in self._fragments:
+                    other.give_up(error)
+                raise
+            except LgrecoError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     @property
     def settings(self) -> dict[str, str]:
@@ -168,14 +188,17 @@ class OuterStep(Reports):
         return (gradients / sent if sent else 1.0, int(gradients), int(sent))
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """What is known of each layer: setting, outer steps, bytes, relative error and norm of the residual. Reads residuals."""
+        """What is known of each layer: setting, outer steps, bytes, relative error and norm of the residual. Reads residuals.
+
+        Norms of what is on its way are None.
+        """
         return {name: layer for fragment in self._fragments for name, layer in fragment.metrics().items()}
 
     def _plans(self) -> list[dict[str, Any]]:
         return [plan for fragment in self._fragments for plan in fragment._plans()]
 
     def residual(self, name: str) -> torch.Tensor:
-        """A copy of a layer's residual on this rank: float32, flat; zeros without one."""
+        """A copy of a layer's residual on this rank: float32, flat; zeros without one. Raises LgrecoError while it is on its way."""
         return next(fragment.residual_of(name) for fragment in self._fragments if name in fragment.layers)
 
     def state_dict(self) -> dict[str, Any]:
@@ -231,6 +254,8 @@ class _Fragment(Training):
         self._dtype = functools.reduce(torch.promote_types, [p.dtype for _, p in named])
         self.layers = [name for name, _ in named]
         layers = [Layer(name, list(p.shape), self._dtype) for name, p in named]
+        self._told_of_plans = options.get("on_plan")
+        options = {**options, "on_plan": self._note_plan}
         super().__init__(group, [Layer(joined, [_elements(named), 1], self._dtype)] if joined else layers, **options)
         self._controller.compress_warmup()  # There are few outer steps, and an uncompressed one costs as much as a hundred.
         self._parameters = [p for _, p in named]
@@ -240,6 +265,7 @@ class _Fragment(Training):
         self._velocities = [torch.zeros_like(p) for p in self._parameters]
         self._sent: tuple[list[torch.Tensor], torch.Tensor] | None = None
         """Parameters, and what becomes the mean of their pseudo-gradients."""
+        self._has_planned = False
 
     @property
     def has_sent(self) -> bool:
@@ -247,19 +273,48 @@ class _Fragment(Training):
         return self._sent is not None
 
     def send(self) -> None:
+        if self.has_sent:
+            return  # by a step that is taken again, because another fragment's turn has failed
         sent = [p.detach().clone() for p in self._parameters]
         buffer = torch.cat([(start - p).reshape(-1).to(self._dtype) for start, p in zip(self._starts, sent)])
         exchanged = self._exchanged(buffer)
         self._begin(list(range(len(exchanged))), buffer, exchanged, False)
         self._sent = sent, buffer
 
-    @torch.no_grad()
+    def go_on(self) -> None:
+        """Starts the next collective if the one before is done; waits for none."""
+        for flight in self._flights or []:
+            try:
+                while flight.is_done() and self._go_on(flight):
+                    pass
+            except ExchangeError:
+                self._sent = None
+                raise
+
+    def give_up(self, error: ExchangeError) -> None:
+        """Takes back what is on its way, as the network has failed."""
+        if self.has_sent:
+            self._abandoned(error)
+            self._sent = None
+
     def receive(self) -> None:
         """Waits for the means, and makes the outer step."""
         assert self._sent is not None
-        (sent, buffer), self._sent = self._sent, None
-        self._finish_step()
-        self._raise_failed()
+        try:
+            self._finish_step()
+            self._raise_failed()
+            self._make(*self._sent)
+        finally:
+            self._sent = None
+        if self._has_planned and self._told_of_plans is not None:
+            self._has_planned = False
+            self._told_of_plans(self)
+
+    def _note_plan(self, _: Any) -> None:
+        """Who is told of plans is so when the outer step is made, and may save it."""
+        self._has_planned = True
+
+    def _make(self, sent: list[torch.Tensor], buffer: torch.Tensor) -> None:
         means, exchanged = self._parts(buffer), self._exchanged(buffer)
         if self._forget_moved:
             on_host = [mean.to("cpu", torch.float32) for mean in exchanged]
