@@ -14,8 +14,8 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
 }
 
 /// Does `work` on as many threads as RAYON_NUM_THREADS or else OMP_NUM_THREADS says, which torchrun sets to 1 where it is
-/// not set, or else on all cores; on the calling thread alone where none can be had. It waits for no lock: the thread that
-/// has it may do this work while it waits for its own.
+/// not set, or else on all cores; on the calling thread alone where none can be had. `work` must not take a lock: a thread
+/// of the pool that holds it may take up this work meanwhile.
 pub(crate) fn on_cores<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     match pool() {
         Some(pool) => pool.install(work),

@@ -163,7 +163,10 @@ class OuterStep(Reports):
 
     @torch.no_grad()
     def _all(self, do: Callable[["_Fragment", int], None]) -> None:
-        """What one fragment's error is, which all ranks hear of, costs no other its turn; without a network all turns are over."""
+        """Has each fragment ``do`` its turn; the first error is raised at the end, and a failed network ends all turns at once.
+
+        Other errors are the same on all ranks, which so go through the same turns.
+        """
         failed: LgrecoError | None = None
         for index, fragment in enumerate(self._fragments):
             try:
