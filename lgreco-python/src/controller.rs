@@ -103,6 +103,12 @@ impl Controller {
     }
 }
 
+/// Settings as text, one per layer.
+pub(crate) fn parsed(settings: &[String]) -> PyResult<Vec<Setting>> {
+    let parsed = settings.iter().map(|text| text.parse::<Setting>()).collect::<Result<_, _>>();
+    parsed.map_err(|error| LgrecoError::new_err(error.to_string()))
+}
+
 #[pymethods]
 impl Controller {
     /// Of layers (name, dims, dtype, where ranks' shards end), for one rank of a group; options by name.
@@ -194,6 +200,38 @@ impl Controller {
         self.attempt(py, |controller| controller.note_exchanged(&layers))
     }
 
+    /// Whether seconds are, from the next step on, those that are recorded.
+    fn meter_elsewhere(&self, py: Python<'_>, elsewhere: bool) -> PyResult<()> {
+        self.attempt(py, |controller| controller.meter_elsewhere(elsewhere))
+    }
+
+    /// How many bytes a probe gathers in the step under way, if that is the one for it and for trials.
+    fn probe_bytes(&self, py: Python<'_>) -> Option<usize> {
+        self.with(py, |controller| controller.probe_bytes())
+    }
+
+    /// What the last step took.
+    fn record_exchange(&self, py: Python<'_>, wire_bytes: f64, seconds: f64, computing: f64) -> PyResult<()> {
+        self.attempt(py, |controller| controller.record_exchange(wire_bytes, seconds, computing))
+    }
+
+    /// The shortest seconds of gathering next to nothing, and a probe.
+    fn record_probe(&self, py: Python<'_>, nothing: f64, all: f64) -> PyResult<()> {
+        self.attempt(py, |controller| controller.record_probe([nothing, all]))
+    }
+
+    /// Settings to be tried out, of each kind of method one per layer.
+    fn trials(&self, py: Python<'_>, layers: Vec<usize>) -> PyResult<Vec<Vec<String>>> {
+        let trials = self.attempt(py, |controller| controller.trials(&layers))?;
+        Ok(trials.iter().map(|settings| settings.iter().map(Setting::to_string).collect()).collect())
+    }
+
+    /// What one of them took.
+    fn record_trial(&self, py: Python<'_>, layers: Vec<usize>, settings: Vec<String>, seconds: f64) -> PyResult<()> {
+        let settings = parsed(&settings)?;
+        self.attempt(py, |controller| controller.record_trial(&layers, &settings, seconds))
+    }
+
     /// Takes back what the last step has done to residuals.
     fn roll_back(&self, py: Python<'_>) -> PyResult<()> {
         self.attempt(py, |controller| controller.roll_back())
@@ -239,8 +277,7 @@ impl Controller {
 
     /// Other settings for a fixed policy, one per layer.
     fn set_settings(&self, py: Python<'_>, settings: Vec<String>) -> PyResult<()> {
-        let parsed = settings.iter().map(|text| text.parse::<Setting>()).collect::<Result<_, _>>();
-        let settings = parsed.map_err(|error| LgrecoError::new_err(error.to_string()))?;
+        let settings = parsed(&settings)?;
         self.attempt(py, |controller| controller.set_settings(settings))
     }
 

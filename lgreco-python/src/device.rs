@@ -1,7 +1,7 @@
 //! Buckets that stay in the memory of a CUDA device, on a stream of the trainer's. The only unsafe code of this crate
 //! besides `memory`: device memory that is given by address.
 
-use crate::controller::Controller;
+use crate::controller::{Controller, parsed};
 use crate::cores::detached;
 use crate::error::{LgrecoError, named, of_layer, raised};
 use crate::request::Request;
@@ -68,17 +68,25 @@ fn refused(py: Python<'_>, error: lgreco_cuda::Error, names: &[String]) -> PyErr
     }
 }
 
-/// What a bucket of these layers is made of.
+/// What a bucket of these layers is made of, under these settings or the controller's.
 fn described(
     py: Python<'_>,
     controller: &Controller,
     layers: &[usize],
+    settings: Option<&[String]>,
 ) -> PyResult<(Vec<DeviceLayer>, ExchangeConfig)> {
     let tensors = controller.tensors.clone();
+    let given = settings.map(parsed).transpose()?;
+    if given.as_ref().is_some_and(|given| given.len() != layers.len()) {
+        return Err(LgrecoError::new_err("one setting per layer"));
+    }
     let mut described = Vec::with_capacity(layers.len());
-    for &layer in layers {
+    for (place, &layer) in layers.iter().enumerate() {
         let index = controller.check(layer)?;
-        let setting = controller.with(py, |controller| controller.setting(index));
+        let setting = match &given {
+            Some(given) => given[place],
+            None => controller.with(py, |controller| controller.setting(index)),
+        };
         described.push(DeviceLayer { index: index as u32, shape: tensors[index].shape(), setting });
     }
     let mut dtypes = layers.iter().map(|&layer| tensors[layer].dtype());
@@ -129,24 +137,44 @@ impl Device {
     }
 
     /// Bytes of device memory for a bucket of these layers.
-    fn bytes(&self, py: Python<'_>, controller: &Controller, layers: Vec<usize>) -> PyResult<u64> {
-        let (described, config) = described(py, controller, &layers)?;
+    #[pyo3(signature = (controller, layers, settings = None))]
+    fn bytes(
+        &self,
+        py: Python<'_>,
+        controller: &Controller,
+        layers: Vec<usize>,
+        settings: Option<Vec<String>>,
+    ) -> PyResult<u64> {
+        let (described, config) = described(py, controller, &layers, settings.as_deref())?;
         DeviceBucket::bytes(&described, config).map_err(|error| refused(py, error, &controller.names))
     }
 
-    /// Waits: a bucket of these layers, in that memory, with the controller's residuals.
-    fn bucket(&mut self, py: Python<'_>, controller: &Controller, layers: Vec<usize>, memory: u64) -> PyResult<Bucket> {
-        let (described, config) = described(py, controller, &layers)?;
+    /// Waits: a bucket of these layers, in that memory, with the controller's residuals, or of its own settings and without any.
+    #[pyo3(signature = (controller, layers, memory, settings = None))]
+    fn bucket(
+        &mut self,
+        py: Python<'_>,
+        controller: &Controller,
+        layers: Vec<usize>,
+        memory: u64,
+        settings: Option<Vec<String>>,
+    ) -> PyResult<Bucket> {
+        let (described, config) = described(py, controller, &layers, settings.as_deref())?;
+        let residuals = match settings {
+            Some(_) => None,
+            None => Some(remembered(py, controller, &layers)?),
+        };
         let settings: Vec<Setting> = described.iter().map(|layer| layer.setting).collect();
         let leaves = |setting: &Setting| *setting != Setting::Dense || config.reduce_dtype != Dtype::F32;
         let forgets = |setting: &Setting| leaves(setting) && controller.feedback.of(setting).is_none();
         let forgetful = (0..settings.len()).filter(|&place| forgets(&settings[place])).collect();
-        let residuals = remembered(py, controller, &layers)?;
         let cuda = self.inner();
         let bucket = detached(py, || {
             // SAFETY: by the contract of `Device.bucket` (`_lgreco.pyi`).
             let mut bucket = unsafe { DeviceBucket::new(cuda, &described, config, memory) }?;
-            bucket.set_residuals(cuda, &residuals)?;
+            if let Some(residuals) = residuals {
+                bucket.set_residuals(cuda, &residuals)?;
+            }
             Ok(bucket)
         });
         let bucket = bucket.map_err(|error| refused(py, error, &controller.names))?;

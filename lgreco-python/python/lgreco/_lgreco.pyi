@@ -162,6 +162,24 @@ class Controller:
     def note_exchanged(self, layers: list[int]) -> None:
         """Takes note that layers are exchanged elsewhere in the step under way."""
 
+    def meter_elsewhere(self, elsewhere: bool) -> None:
+        """Between two steps, with ``objective="seconds"``: whether seconds are, from the next step on, those that are recorded."""
+
+    def probe_bytes(self) -> int | None:
+        """In a step, on all ranks: how many bytes a probe gathers in all, if this is the step for it and for trials."""
+
+    def record_exchange(self, wire_bytes: float, seconds: float, computing: float) -> None:
+        """Between two steps: what the last one took where layers are exchanged elsewhere, ``computing`` seconds of it compressing."""
+
+    def record_probe(self, nothing: float, all: float) -> None:
+        """Between two steps: the shortest seconds of gathering 8 bytes of each rank, and a probe's."""
+
+    def trials(self, layers: list[int]) -> list[list[str]]:
+        """Settings to be tried out on layers that are exchanged together: a list of one per layer for each kind of method."""
+
+    def record_trial(self, layers: list[int], settings: list[str], seconds: float) -> None:
+        """Between two steps: seconds of compressing them so once, and of decompressing what all ranks would have sent."""
+
     def roll_back(self) -> None:
         """Takes back what the last step has done to residuals, because its means were not applied."""
 
@@ -227,11 +245,17 @@ class Device:
     """
 
     def __new__(cls, stream: int) -> Device: ...
-    def bytes(self, controller: Controller, layers: list[int]) -> int:
-        """Bytes of memory for a bucket of these layers; raises LgrecoError for settings that are not exchanged on devices."""
+    def bytes(self, controller: Controller, layers: list[int], settings: list[str] | None = None) -> int:
+        """Bytes of memory for a bucket of these layers, under these settings or the controller's.
 
-    def bucket(self, controller: Controller, layers: list[int], memory: int) -> DeviceBucket:
-        """Waits: a bucket with the controller's residuals, in ``memory``, which it has for itself until its work is done."""
+        Raises LgrecoError for settings that are not exchanged on devices.
+        """
+
+    def bucket(self, controller: Controller, layers: list[int], memory: int, settings: list[str] | None = None) -> DeviceBucket:
+        """Waits: a bucket with the controller's residuals, in ``memory``, which it has for itself until its work is done.
+
+        Under ``settings`` of its own, one per layer, it remembers nothing.
+        """
 
     def take_over(self, bucket: DeviceBucket, other: DeviceBucket) -> None:
         """Waits: a bucket takes over residuals and step of another of the same layers, both of this device."""

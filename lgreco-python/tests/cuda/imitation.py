@@ -1,6 +1,7 @@
 """A GPU for tests: lgreco-cuda's imitation of a driver (simt/fake_driver.cpp), whose device memory is the processor's."""
 
 import ctypes
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -53,6 +54,16 @@ class Imitation(Cuda):
     def later(self, number: torch.Tensor) -> Callable[[], float]:
         value = number.item()
         return lambda: value
+
+    def mark(self) -> float:  # type: ignore[override]
+        self._call("cuStreamSynchronize", self._handle)
+        return self.now()
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:  # type: ignore[override]
+        return end - start
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         return torch.futures.Future()

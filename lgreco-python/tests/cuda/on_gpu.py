@@ -3,7 +3,7 @@
 Trains twice by every scheme, with gradients that stay in the GPU's memory and with such that are copied to the host, and compares the
 means of every step and what is remembered: bit for bit, of PowerSGD within 1e-4, of more than two processes' sums as bf16, which are
 rounded in another order, within 2^-7. A gradient that is not finite must then be an error on all ranks, and under a GradScaler a step
-that is skipped. Then the shards' means of HSDP, of a node for each process. With --imitated this file is tried on an imitation of a GPU.
+that is skipped. Then the shards' means of HSDP, of a node for each process, and plans by seconds, which rank 0 says the reasons of. With --imitated this file is tried on an imitation of a GPU.
 """
 
 import argparse
@@ -126,6 +126,13 @@ def main() -> None:
     for step, (value, other) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(value, other), f"HSDP: step {step} differs"
     assert all(torch.equal(on_device.residual(name), on_host.residual(name)) for name in on_host.names), "HSDP: residuals differ"
+    timed, _, _, error = train({"method": "qsgd", "objective": "seconds"} | stays, device)
+    plans: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(plans, (timed.plan, timed.settings))
+    assert error is None and stayed(timed) and timed.plan is not None and timed.plan["measured_seconds"] > 0, (error, timed.plan)
+    assert all(plan == plans[0] for plan in plans), plans
+    if dist.get_rank() == 0:
+        print(timed.plan["why"])
     dist.destroy_process_group()
 
 

@@ -211,6 +211,9 @@ pub enum Objective {
     /// second knows. In the last step of a decision's window ranks gather twice a MiB in all, or as much as the model has, to
     /// find out whether the link has changed: a hundredth of the time until the next if `period` is some hundred steps.
     ///
+    /// Seconds of buckets that are [exchanged elsewhere](super::Controller::note_exchanged), on a device, whoever exchanges them
+    /// [brings](super::Controller::meter_elsewhere).
+    ///
     /// Under [`Budget::Error`] plans are as fast as the error allows, under [`Budget::Size`] as exact as possible in the
     /// seconds of the default settings. For a [`Controller`](super::Controller) alone: a [`Planner`](super::Planner)
     /// exchanges nothing that it could measure.

@@ -135,7 +135,7 @@ impl Controller {
     /// Decides if it is time to.
     fn after_agreement(&mut self) -> Result<Stage, Error> {
         Ok(match self.planner.next(self.planner.rate)? {
-            Turn::Nothing if self.probes() => {
+            Turn::Nothing if self.probes() && self.planner.meter.as_ref().is_some_and(|meter| !meter.elsewhere) => {
                 self.control.probe = Some(Probe::new(self.probe_words(), self.world));
                 Stage::Probe
             }
@@ -145,14 +145,19 @@ impl Controller {
         })
     }
 
-    /// Whether this step begins with a probe: the last one before the next decision's task.
+    /// Whether this step begins with a probe.
     fn probes(&self) -> bool {
+        self.world > 1 && self.is_last_before_task()
+    }
+
+    /// Whether seconds are measured and this step is the last one before the next decision's task.
+    pub(super) fn is_last_before_task(&self) -> bool {
         let Planner { due, step, config, meter, .. } = &self.planner;
-        meter.is_some() && self.world > 1 && *due == step.checked_add(config.schedule.lead.saturating_add(1))
+        meter.is_some() && *due == step.checked_add(config.schedule.lead.saturating_add(1))
     }
 
     /// On all ranks together, and no more than an uncompressed step sends.
-    fn probe_words(&self) -> usize {
+    pub(super) fn probe_words(&self) -> usize {
         let model = self.planner.tensors.iter().map(|tensor| tensor.bytes() / 8).sum::<u64>();
         let each = model.min(PROBED) / u64::from(self.world);
         each.max(2) as usize * self.world as usize

@@ -21,6 +21,8 @@ pub(super) struct Costs {
     pub route: Route,
     pub reduce_dtype: Dtype,
     pub world: u32,
+    /// Whether the task tries methods out; else who exchanges elsewhere has.
+    pub tries: bool,
     /// Settings that were decided before, by layer.
     pub present: Option<Vec<Setting>>,
     /// Of a typical step's exchange.

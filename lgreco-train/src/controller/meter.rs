@@ -19,6 +19,10 @@ pub(super) struct Meter {
     pub compute: Compute,
     /// The settings of the layers.
     pub present: Vec<Setting>,
+    /// Whether who exchanges elsewhere measures.
+    pub elsewhere: bool,
+    /// Whether the recent steps are of a window.
+    in_window: bool,
 }
 
 /// An exchanged step.
@@ -53,7 +57,22 @@ impl Meter {
             link: Link::default(),
             compute: Compute::default(),
             present,
+            elsewhere: false,
+            in_window: false,
         }
+    }
+
+    /// Records a step that was exchanged elsewhere. Those of a window, which wait until their gradients are on the host, count where
+    /// there are no others.
+    pub(super) fn record_elsewhere(&mut self, sample: Sample, in_window: bool) {
+        if in_window && !self.in_window && !self.recent.is_empty() {
+            return;
+        }
+        if self.in_window != in_window {
+            self.clear();
+        }
+        self.in_window = in_window;
+        self.record(sample);
     }
 
     pub(super) fn record(&mut self, sample: Sample) {
@@ -67,6 +86,10 @@ impl Meter {
     /// Begins anew under these settings.
     pub(super) fn switch(&mut self, present: Vec<Setting>) {
         self.present = present;
+        self.clear();
+    }
+
+    fn clear(&mut self) {
         self.recent.clear();
         self.at = 0;
     }
@@ -135,6 +158,7 @@ impl Meter {
             route: config.route,
             reduce_dtype: config.search.reduce_dtype,
             world,
+            tries: !self.elsewhere,
             present: decided.then(|| self.present.clone()),
             measured: typical.map_or(0.0, |typical| typical.seconds * self.slowest.seconds),
             computing,
@@ -164,6 +188,18 @@ mod tests {
         meter.switch(vec![]);
         meter.record(sample(3.0));
         assert_eq!(meter.typical(), Some(sample(3.0)));
+    }
+
+    #[test]
+    fn steps_of_a_window_elsewhere_count_where_there_are_no_others() {
+        let mut meter = Meter::new(vec![]);
+        let mut typical = |seconds: f64, in_window: bool| {
+            meter.record_elsewhere(sample(seconds), in_window);
+            meter.typical().map(|typical| typical.seconds)
+        };
+        let steps = [(9.0, true), (8.0, true), (1.0, false), (9.0, true), (2.0, false), (2.0, false)];
+        let found = steps.map(|(seconds, in_window)| typical(seconds, in_window));
+        assert_eq!(found, [9.0, 9.0, 1.0, 1.0, 2.0, 2.0].map(Some));
     }
 
     #[test]

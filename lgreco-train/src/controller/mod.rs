@@ -128,6 +128,7 @@ mod line;
 mod link;
 mod message;
 mod meter;
+mod metered;
 mod metrics;
 mod offers;
 #[cfg(feature = "json")]

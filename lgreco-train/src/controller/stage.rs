@@ -81,12 +81,15 @@ impl Probe {
         self.left == 0
     }
 
-    /// Seconds per byte of each rank. What cannot be told from nothing is little.
+    /// Seconds per byte of each rank.
     pub(super) fn seconds_per_byte(&self, share_of_others: f64) -> f64 {
-        let [nothing, all] = self.least;
-        let bytes = (8 * (self.words.len() - self.world)) as f64 * share_of_others;
-        (all - nothing).max(1e-3 * nothing) / bytes
+        seconds_per_byte(self.least, 8 * (self.words.len() - self.world), share_of_others)
     }
+}
+
+/// Of the shortest times of nothing and of so many bytes more. What cannot be told from nothing is little.
+pub(super) fn seconds_per_byte([nothing, all]: [f64; 2], bytes: usize, share_of_others: f64) -> f64 {
+    (all - nothing).max(1e-3 * nothing) / (bytes as f64 * share_of_others)
 }
 
 /// What the buckets of a step have come to.
@@ -105,6 +108,9 @@ pub(super) struct Taken {
     /// Bytes that this rank has put on the wire, and seconds that it has computed, where they are measured.
     pub wire: f64,
     pub computing: f64,
+    /// Whether a step that was exchanged elsewhere waits for its seconds, and whether it was one of a window.
+    pub unmetered: bool,
+    pub in_window: bool,
 }
 
 impl Control {

@@ -274,6 +274,7 @@ impl Controller {
 
     /// Other settings take other times.
     fn begin_metering(&mut self) {
+        self.taken.unmetered = false;
         if let Some(meter) = &mut self.planner.meter {
             meter.switch(self.states.iter().map(|state| state.choice.setting).collect());
         }
@@ -329,9 +330,15 @@ impl Controller {
         let seconds = taken.planned.zip(self.now());
         let seconds = seconds.map(|((planning, start), end)| Seconds { planning, exchange: end - start });
         let exchanged = outcome == Outcome::Exchanged && self.states.iter().any(|state| state.fate == Fate::Exchanged);
-        if let (Some(meter), Some(seconds), true) = (&mut self.planner.meter, seconds, exchanged) {
-            let Taken { wire: bytes, computing, .. } = taken;
-            meter.record(Sample { bytes, seconds: seconds.exchange, computing });
+        match (&mut self.planner.meter, seconds) {
+            (Some(meter), _) if meter.elsewhere => {
+                (self.taken.unmetered, self.taken.in_window) = (exchanged, self.planner.watches);
+            }
+            (Some(meter), Some(seconds)) if exchanged => {
+                let Taken { wire: bytes, computing, .. } = taken;
+                meter.record(Sample { bytes, seconds: seconds.exchange, computing });
+            }
+            _ => {}
         }
         self.end_step();
         Ok(Report { step, outcome, switched, bytes_in, bytes_out: taken.bytes_out, seconds })

@@ -184,7 +184,7 @@ impl PlanTask {
                 (bits / 8) as f64 * per_byte + compute(setting, self.tensors[layer].shape)
             })?,
             (_, Some((costs, trials)), _) => {
-                if let Some(clock) = self.config.clock {
+                if let Some(clock) = self.config.clock.filter(|_| costs.tries) {
                     *trials = costs.try_out(offers.options(), &self.tensors, means, clock, backend)?;
                 }
                 offers.cost_seconds(|layer, setting, bits| {

@@ -89,8 +89,7 @@ def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -
         return _All([dist.all_reduce(values, group=group, async_op=True)])
     sent = memory(request.address, request.length, torch.uint8)
     if request.kind == "all_gather":
-        own = sent.chunk(group.size())[group.rank()].clone()
-        return _All([dist.all_gather_into_tensor(sent, own, group=group, async_op=True)])
+        return gather(sent, group)
     if request.kind == "all_gather_each":
         # A broadcast per rank needs no padding: lengths differ, and Gloo gathers equal ones alone.
         parts = enumerate(torch.split(sent, request.lens))
@@ -102,6 +101,12 @@ def start(request: Request, group: dist.ProcessGroup, memory: Memory = memory) -
     received = memory(request.received_address, request.received_length, torch.uint8)
     work = dist.all_to_all_single(received, sent, request.received_lens, request.lens, group=group, async_op=True)
     return _All([work])
+
+
+def gather(parts: torch.Tensor, group: dist.ProcessGroup) -> Started:
+    """Starts the all-gather of equal parts, of which this rank's is in its place."""
+    own = parts.chunk(group.size())[group.rank()].clone()
+    return _All([dist.all_gather_into_tensor(parts, own, group=group, async_op=True)])
 
 
 def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.ProcessGroup:

@@ -1,4 +1,4 @@
-"""What exchanges in a GPU's memory need of torch: memory, a stream, numbers that come to the host later."""
+"""What exchanges in a GPU's memory need of torch: memory, a stream and its events, numbers that come to the host later."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +63,17 @@ class Cuda:
 
         return value
 
+    def mark(self) -> torch.cuda.Event:
+        """A moment between what is enqueued and what will be."""
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """From one moment to a later one. Waits for that."""
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """One whose value is there when what is enqueued is done."""
         return torch.futures.Future(devices=[self.device])
@@ -93,7 +104,6 @@ def _obstacle(options: Mapping[str, Any], hold_zeros: bool) -> str | None:
     """Which of a state's options hinders exchanges in a GPU's memory; None if none does."""
     obstacles = {
         "hold_zeros (find_unused_parameters)": hold_zeros,
-        'objective="seconds"': options.get("objective") == "seconds",
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
         "route": options.get("route", "all_gather") != "all_gather",
         "metrics_every": bool(options.get("metrics_every")),

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
 from lgreco.torch.collectives import Started, own_group, start
 from lgreco.torch.cuda import Cuda
+from lgreco.torch.times import Times
 
 _LOG = logging.getLogger("lgreco")
 _NOT_FINITE = 101
@@ -44,11 +45,18 @@ class Buckets:
     """The buckets of one process on its GPU."""
 
     def __init__(
-        self, cuda: Cuda, controller: Controller, group: dist.ProcessGroup | None, host: dist.ProcessGroup, is_scaled: bool
+        self,
+        cuda: Cuda,
+        controller: Controller,
+        group: dist.ProcessGroup | None,
+        host: dist.ProcessGroup,
+        is_scaled: bool,
+        is_timed: bool,
     ) -> None:
         self.cuda = cuda
         self._is_scaled = is_scaled
         self.group = own_group(group, cuda.backend)
+        self.times = Times(cuda, controller, self.group) if is_timed else None
         self._host = host
         self._controller = controller
         self._device: Device | None = None
@@ -79,6 +87,9 @@ class Buckets:
             return None
         if self._controller.watches():
             self._has_observed = True
+            if self.times is not None:
+                with self.cuda.stream():
+                    self.times.keep(layers, gradients)
             self._observe(layers, buffer, gradients)
         self._controller.note_exchanged(layers)
         bucket.step += 1
@@ -141,6 +152,27 @@ class Buckets:
             if error.code != _NOT_FINITE:
                 raise
 
+    def begin_step(self) -> None:
+        """When ranks have agreed on a step, before its first bucket."""
+        if self.times is not None:
+            self.times.begin()
+
+    def finish_step(self, was_copied: bool) -> None:
+        """When all means are enqueued, or there; some of them were copied to the host and back if ``was_copied``."""
+        if self.times is not None:
+            if was_copied:
+                with self.cuda.stream():
+                    self.times.end()
+            if self._device is not None:
+                self.times.try_out(self._device)
+        self.cuda.rejoin()
+
+    def tell_times(self) -> None:
+        """Before a step, when it is known that the last one has not failed: what that took."""
+        if self.times is not None:
+            self.times.tell()
+            self._controller.meter_elsewhere(bool(self._buckets) or not self._refused)
+
     def fault(self) -> LgrecoError | None:
         """Before a step: what has gone wrong on a device in the last one; all ranks hear of it.
 
@@ -198,6 +230,8 @@ class Buckets:
                 self._untold = bucket.refusal
             else:
                 bucket.is_to_forget = True
+        if self._failed and self.times is not None:
+            self.times.forget_step()
         if self._has_observed and self._failed:
             self._controller.forget_observed()
         self._has_observed = False
@@ -234,6 +268,12 @@ class Buckets:
         self._failed.clear()
         self._has_observed = False
         self._untold = self._taken_out = None
+        if self.times is not None:
+            self.times.forget()
+
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """What is enqueued meanwhile compresses or decompresses."""
+        return contextlib.nullcontext() if self.times is None else self.times.computing()
 
 
 class DeviceFlight:
@@ -254,14 +294,15 @@ class DeviceFlight:
         device, own, address = self._buckets.device, self._bucket, self._buffer.data_ptr()
         with self._buckets.cuda.stream():
             if failure is None:
-                device.submit(own.bucket, address)
+                with self._buckets.computing():
+                    device.submit(own.bucket, address)
                 return
             device.submit_failure(own.bucket, address)
             own.refusal = failure
 
     def go_on(self) -> bool:
         """Enqueues what comes before the next collective, and that; False when the means are enqueued."""
-        cuda, own = self._buckets.cuda, self._bucket
+        cuda, own, times = self._buckets.cuda, self._bucket, self._buckets.times
 
         def part(address: int, length: int, dtype: torch.dtype) -> torch.Tensor:
             return cuda.part(own.memory, address, length, dtype)
@@ -271,13 +312,18 @@ class DeviceFlight:
                 self._work.wait()
                 self._work = None
             try:
-                request = self._buckets.device.next(own.bucket)
+                with self._buckets.computing():
+                    request = self._buckets.device.next(own.bucket)
             except LgrecoError as error:
                 # The others are told by messages, and all ranks when the next step begins.
                 request, own.refusal = None, own.refusal or error
             if request is None:
+                if times is not None:
+                    times.end()
                 own.failed = cuda.later(part(own.bucket.found_inf, 4, torch.float32))
                 return False
+            if times is not None:
+                times.sends(request)
             self._work = start(request, self._buckets.group, part)
             return True
 

@@ -134,7 +134,8 @@ class Training(Reports):
         except Exception as error:
             failure = error
         agree(self._group, together, failure)
-        self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, self._scale is not None)
+        scaled = self._scale is not None
+        self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, scaled, self._timed)
 
     def _note_scales(self, module: torch.nn.Module) -> None:
         """Has the scale noted before each of the module's forward passes, where gradients stay on a GPU."""
@@ -189,6 +190,10 @@ class Training(Reports):
             self._failed, self._refused = fault, True
             return None
         self._take_over_plan()
+        if self._device is not None:
+            self._device.tell_times()
+            # What the last step took is known now.
+            self._plan_aside()
         rate = 1.0 if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
         try:
             self._controller.begin_step(rate)
@@ -199,6 +204,8 @@ class Training(Reports):
         try:
             while (request := self._controller.control()) is not None:
                 start(request, self._group).wait()
+            if self._device is not None:
+                self._device.begin_step()
         except LgrecoError as error:
             # All ranks hear of it: the step has not begun, and nothing is exchanged in it.
             self._failed, self._refused = error, True
@@ -268,14 +275,15 @@ class Training(Reports):
             flight.land()
         if self._device is not None:
             # What is on its way is kept alive by flights, which are gone now.
-            self._device.cuda.rejoin()
+            self._device.finish_step(was_copied=any(flight.bucket is not None for flight in flights))
         if self._refused:
             self._refused = False
             return
         report = self._controller.finish_step()
         self._bytes = [self._bytes[0] + report.bytes_in, self._bytes[1] + report.bytes_out]
         self.last_report = report
-        self._plan_aside()
+        if self._device is None:
+            self._plan_aside()
         if report.switched:
             plan = self.plan
             if self._timed and plan is not None and self._group.rank() == 0:

@@ -34,6 +34,8 @@ struct World {
     burst: f64,
     /// Seconds by which a collective is late, at most.
     jitter: f64,
+    /// Whether the controller is told its seconds.
+    elsewhere: bool,
     config: Config,
 }
 
@@ -56,6 +58,7 @@ impl World {
             noise: 0.0,
             burst: 0.0,
             jitter: 0.0,
+            elsewhere: false,
             config,
         }
     }
@@ -90,7 +93,8 @@ impl World {
 
     fn controller(&self, worker: &ThreadCollective) -> Controller {
         let tensors = (0..LAYERS).map(|l| Tensor::new(&std::format!("fc{l}"), &[SIDE, SIDE], Dtype::F32).unwrap());
-        let controller = Controller::new(self.config.clone(), tensors.collect(), worker).unwrap();
+        let mut controller = Controller::new(self.config.clone(), tensors.collect(), worker).unwrap();
+        controller.meter_elsewhere(self.elsewhere).unwrap();
         controller.with_backend(std::boxed::Box::new(Trying(self.clone())))
     }
 
@@ -103,6 +107,15 @@ impl World {
             request.perform(worker).unwrap();
             NOW.set(self.arrival(worker, step, NOW.get(), 0.0, bytes));
         }
+        let probed = controller.probe_bytes().map(|bytes| {
+            let mut gather = |bytes| {
+                let start = NOW.get();
+                NOW.set(self.arrival(worker, step, start, 0.0, bytes as f64 / 2.0));
+                NOW.get() - start
+            };
+            let [first, second] = [0; 2].map(|_| [gather(16), gather(bytes)]);
+            [first[0].min(second[0]), first[1].min(second[1])]
+        });
         let (mut free, mut flights) = (0.0, vec![]);
         for layer in 0..LAYERS {
             let cost = self.computing(worker.rank(), &controller.setting(layer));
@@ -128,7 +141,20 @@ impl World {
         }
         let compressed = (0..LAYERS).filter(|&layer| controller.setting(layer) != Setting::Dense).count();
         let report = controller.finish_step().unwrap();
-        (report.seconds.unwrap().exchange, compressed)
+        let seconds = report.seconds.unwrap().exchange;
+        if self.elsewhere {
+            controller.record_exchange(0.0, seconds, 0.0).unwrap();
+            controller.record_exchange(0.0, 1e6, 1e6).unwrap(); // there is no step left to tell of
+        }
+        if let Some(least) = probed {
+            controller.record_probe(least).unwrap();
+            let layers: Vec<usize> = (0..LAYERS).collect();
+            for settings in controller.trials(&layers).unwrap() {
+                let computing: f64 = settings.iter().map(|setting| self.computing(0, setting)).sum();
+                controller.record_trial(&layers, &settings, computing / 1.3).unwrap();
+            }
+        }
+        (seconds, compressed)
     }
 
     /// Starts the bucket's next collective; when it will be done.
@@ -228,6 +254,43 @@ fn at_every_rate(method: Method) {
             }
         }
     }
+}
+
+#[test]
+fn whoever_measures_the_same_is_decided() {
+    for (method, rate, compresses) in
+        [(Method::Qsgd, 1e13, false), (Method::TopK, 1.25e7, true), (Method::Hybrid, 1.25e7, true)]
+    {
+        let mut world = World::new(method, move |_, _| rate);
+        // In the first step ranks find out which layers are together, and the last two are of a window.
+        (world.elsewhere, world.config.schedule.warmup) = (true, 8);
+        let (_, compressed) = expect_the_best(&world, 8 + 5 + 1);
+        assert!(if compresses { compressed >= LAYERS - 1 } else { compressed == 0 }, "{method:?}: {compressed}");
+        let (found, told) = (world.run(8 + 1).1.unwrap(), World { elsewhere: false, ..world }.run(8 + 1).1.unwrap());
+        let (found, told) = (found.timing.unwrap(), told.timing.unwrap());
+        let pairs = [(found.uncompressed, told.uncompressed), (found.plan, told.plan), (found.default, told.default)];
+        assert!(pairs.iter().all(|(own, other)| (own - other).abs() <= 0.05 * other), "{method:?}: {found} {told}");
+    }
+}
+
+#[test]
+fn what_cannot_be_a_time_is_refused_and_nothing_is_told_of_a_step_under_way() {
+    let world = World { elsewhere: true, ..World::new(Method::TopK, |_, _| 1e9) };
+    on_all(1, |worker| {
+        let mut controller = world.controller(&worker);
+        for wrong in [f64::NAN, f64::INFINITY, -1.0] {
+            assert!(controller.record_exchange(0.0, wrong, 0.0).is_err());
+            assert!(
+                controller.record_probe([0.0, wrong]).is_err() && controller.record_trial(&[], &[], wrong).is_err()
+            );
+        }
+        let settings = controller.trials(&[0, LAYERS - 1]).unwrap();
+        assert_eq!(settings.len(), 1);
+        assert!(controller.trials(&[LAYERS]).is_err());
+        assert!(controller.record_trial(&[LAYERS], &settings[0], 1.0).is_err());
+        controller.begin_step(0.1).unwrap();
+        assert!(controller.meter_elsewhere(true).is_err() && controller.record_exchange(0.0, 1.0, 0.5).is_err());
+    });
 }
 
 #[test]

@@ -1,0 +1,164 @@
+//! Seconds of exchanges [elsewhere](super::Controller::note_exchanged), in the memory of a device say, where the controller's clock
+//! sees that work is enqueued, not how long it takes. Who exchanges measures there and hands in what the controller would measure
+//! itself: seconds of each step, of a probe of the link that carries the buckets, and of trials of methods that no step has used yet.
+//! What is made of them is the same, so that decisions are.
+//!
+//! All of it is handed in between two steps: whoever measures may read a step's clocks when the next one begins, and waits for
+//! nothing. Trials come before the decision's task, as a task runs on any thread and knows no device.
+
+use super::compute::{DENSE, FAMILIES, family, work};
+use super::costs::Costs;
+use super::meter::Sample;
+use super::stage::seconds_per_byte;
+use super::{Controller, Policy};
+use crate::compress::Setting;
+use crate::exchange::share_of_others;
+use crate::{CoreError, Error};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::mem::take;
+
+impl Controller {
+    /// Between two steps, on all ranks alike: whether seconds are, from the next step on, those that the caller brings. Nothing
+    /// changes but under [`Objective::MeasuredSeconds`](super::Objective).
+    ///
+    /// ```
+    /// # use lgreco_train::controller::{Config, Controller, Objective, Tensor};
+    /// # use lgreco_train::{exchange::{Collective, threads}, gradient::{Dtype, Values}, search::{Method, Search}};
+    /// let compressed = threads::run(2, |mut worker| {
+    ///     let mut config = Config::new(Search::new(Method::Qsgd));
+    ///     (config.schedule.warmup, config.schedule.window) = (4, 1);
+    ///     config.objective = Objective::MeasuredSeconds;
+    ///     config.clock = Some(|| 0.0);
+    ///     let layers = vec![Tensor::new("fc1", &[64, 64], Dtype::F32)?];
+    ///     let mut controller = Controller::new(config, layers, &worker)?;
+    ///     controller.meter_elsewhere(true)?;
+    ///     for _ in 0..5 {
+    ///         controller.begin_step(0.1)?;
+    ///         while let Some(request) = controller.control()? {
+    ///             request.perform(&mut worker)?;
+    ///         }
+    ///         let probed = controller.probe_bytes().is_some();
+    ///         controller.observe(0, Values::F32(&[0.5; 4096]))?;
+    ///         controller.note_exchanged(&[0])?; // 2 ms, of which .1 compressing, on a link of 10 MB/s
+    ///         controller.finish_step()?;
+    ///         controller.record_exchange(16384.0, 2e-3, 1e-4)?;
+    ///         if probed {
+    ///             controller.record_probe([1e-4, 1e-4 + 4096.0 * 1e-7])?;
+    ///             for settings in controller.trials(&[0])? {
+    ///                 controller.record_trial(&[0], &settings, 2e-4)?;
+    ///             }
+    ///         }
+    ///     }
+    ///     Ok::<_, lgreco_train::Error>(controller.decision().and_then(|decision| decision.timing).unwrap().compressed)
+    /// });
+    /// assert_eq!(compressed, [Ok(1), Ok(1)]);
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way.
+    pub fn meter_elsewhere(&mut self, elsewhere: bool) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        if let Some(meter) = &mut self.planner.meter {
+            meter.elsewhere = elsewhere;
+        }
+        Ok(())
+    }
+
+    /// In a step that has begun and whose control requests are done, on all ranks alike: whether it is the one of a decision in
+    /// which the caller probes the link and tries methods out, and how many bytes, on all ranks together, a probe gathers.
+    pub fn probe_bytes(&self) -> Option<usize> {
+        let elsewhere = self.planner.meter.as_ref().is_some_and(|meter| meter.elsewhere);
+        (elsewhere && self.control.expect_open().is_ok() && self.is_last_before_task()).then(|| 8 * self.probe_words())
+    }
+
+    /// Between two steps: what the last one took, from its first bucket to its last mean: bytes that this rank has put on the wire
+    /// elsewhere, seconds, and of them those of compressing and decompressing. Of buckets that the controller has lent the bytes and
+    /// the computing are added. A step that was not exchanged counts for nothing.
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way; [`CoreError::Parameter`] for numbers that are not finite or negative.
+    pub fn record_exchange(&mut self, wire_bytes: f64, seconds: f64, computing: f64) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        [wire_bytes, seconds, computing].into_iter().try_for_each(check)?;
+        let taken = &mut self.taken;
+        if let (Some(meter), true) = (&mut self.planner.meter, take(&mut taken.unmetered)) {
+            let sample = Sample { bytes: taken.wire + wire_bytes, seconds, computing: taken.computing + computing };
+            meter.record_elsewhere(sample, taken.in_window);
+        }
+        Ok(())
+    }
+
+    /// Between two steps: the shortest seconds of gathering 8 bytes per rank, and of gathering [as many as a probe
+    /// has](Controller::probe_bytes).
+    ///
+    /// # Errors
+    /// As [`record_exchange`](Controller::record_exchange).
+    pub fn record_probe(&mut self, least: [f64; 2]) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        least.into_iter().try_for_each(check)?;
+        let bytes = 8 * (self.probe_words() - self.world as usize);
+        if let Some(meter) = &mut self.planner.meter {
+            meter.link.note_probe(seconds_per_byte(least, bytes, share_of_others(self.world)));
+        }
+        Ok(())
+    }
+
+    /// What is to be tried out before a decision on these layers, which are exchanged together: of each method that costs otherwise
+    /// than the rest a setting per layer; uncompressed are layers for which it is not offered.
+    ///
+    /// # Errors
+    /// [`Error::LayerMismatch`] for a layer that there is not; those of the search.
+    ///
+    /// # Complexity
+    /// O(candidates). Allocates.
+    pub fn trials(&self, layers: &[usize]) -> Result<Vec<Vec<Setting>>, Error> {
+        let mut kinds: [_; FAMILIES] = core::array::from_fn(|_| vec![Setting::Dense; layers.len()]);
+        for (place, &layer) in layers.iter().enumerate() {
+            let (search, expected) = (&self.planner.config.search, self.states.len());
+            let missing = Error::LayerMismatch { layer, what: "layers", expected, found: layer };
+            let tensor = self.planner.tensors.get(layer).ok_or(missing)?;
+            if !search.takes(&tensor.dims)
+                || !matches!(self.planner.config.policy, Policy::LGreco { .. } | Policy::KMeans { .. })
+            {
+                continue;
+            }
+            let offer = search.offer([(&*tensor.name, &*tensor.dims, tensor.dtype)]).map_err(|named| named.error)?;
+            for setting in offer.rows().filter_map(|row| row.candidates.setting(row.candidates.len() / 2)) {
+                kinds[family(&setting)][place] = setting;
+            }
+        }
+        Ok(kinds.into_iter().filter(|settings| settings.iter().any(|&setting| setting != Setting::Dense)).collect())
+    }
+
+    /// Between two steps: how many seconds compressing these layers under these settings took once, and decompressing what all
+    /// ranks would have sent. Uncompressed ones among them do not count.
+    ///
+    /// # Errors
+    /// As [`record_exchange`](Controller::record_exchange), and as [`trials`](Controller::trials).
+    pub fn record_trial(&mut self, layers: &[usize], settings: &[Setting], seconds: f64) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        check(seconds)?;
+        let payloads = Costs::payloads(self.planner.config.route, self.world);
+        let mut works = [0.0; FAMILIES];
+        for (&layer, setting) in layers.iter().zip(settings) {
+            let (expected, found) = (self.states.len(), layer);
+            let missing = Error::LayerMismatch { layer, what: "layers", expected, found };
+            let shape = self.planner.tensors.get(layer).ok_or(missing)?.shape;
+            works[family(setting)] += work(setting, shape, payloads);
+        }
+        let tried = (DENSE + 1..FAMILIES).find(|&family| works[family] > 0.0);
+        if let (Some(meter), Some(family)) = (&mut self.planner.meter, tried) {
+            meter.compute.try_out(family, works[family], seconds);
+        }
+        Ok(())
+    }
+}
+
+fn check(value: f64) -> Result<(), Error> {
+    if value.is_finite() && value >= 0.0 {
+        return Ok(());
+    }
+    let (what, expected) = ("seconds or bytes that were measured", "a finite number >= 0");
+    Err(CoreError::Parameter { what, value, expected }.into())
+}
