@@ -236,15 +236,15 @@ impl Device {
     }
 
     /// Waits: residuals as they were before this step, the last one submitted or the next, become the controller's; zeros of
-    /// layers that are to go without error feedback, if `forgets`.
-    #[pyo3(signature = (controller, bucket, before, forgets = false))]
+    /// layers in the places `forgotten`.
+    #[pyo3(signature = (controller, bucket, before, forgotten = None))]
     fn take_home(
         &mut self,
         py: Python<'_>,
         controller: &Controller,
         bucket: &Bucket,
         before: u64,
-        forgets: bool,
+        forgotten: Option<Vec<usize>>,
     ) -> PyResult<()> {
         let lens = lens(controller, &bucket.layers);
         let mut residuals = vec![0f32; lens.iter().sum()];
@@ -256,7 +256,7 @@ impl Device {
             bucket.layers.iter().zip(lens).enumerate().try_for_each(|(place, (&layer, len))| {
                 let (own, others) = std::mem::take(&mut rest).split_at_mut(len);
                 rest = others;
-                if forgets && bucket.forgetful.contains(&place) {
+                if forgotten.as_ref().is_some_and(|forgotten| forgotten.contains(&place)) {
                     own.fill(0.0);
                 }
                 controller.set_residual(layer, own)
@@ -285,6 +285,18 @@ impl Bucket {
     fn suits(&self, py: Python<'_>, controller: &Controller) -> bool {
         let mut layers = self.layers.iter().zip(&self.settings);
         controller.with(py, |controller| layers.all(|(&layer, setting)| controller.setting(layer) == *setting))
+    }
+
+    /// Where residuals lie, twice, and the address of an i32 that says which of them counts.
+    #[getter]
+    fn residuals(&self) -> (u64, u64) {
+        self.bucket.residual_addresses()
+    }
+
+    /// Places of layers that are to go without error feedback.
+    #[getter]
+    fn forgetful(&self) -> Vec<usize> {
+        self.forgetful.clone()
     }
 
     /// The address of an f32 that is 1 after a step that failed on some rank, else 0.

@@ -296,6 +296,13 @@ impl DeviceBucket {
         self.exchange.found_inf_address()
     }
 
+    /// Where what is remembered of all layers lies, in f32, one after the other: twice, the second place behind the first, and the
+    /// address of a u32 that says which of them counts, 0 or 1, after what is enqueued. For work that is enqueued between two steps.
+    pub fn residual_addresses(&self) -> (u64, u64) {
+        let half = self.exchange.head().cut(std::mem::offset_of!(Program, half) as u64, 4);
+        (self.exchange.residuals.address, half.address)
+    }
+
     /// Done: what has become of the bucket's steps so far; layers are numbered as they were given.
     ///
     /// # Errors

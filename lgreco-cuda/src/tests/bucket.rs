@@ -5,6 +5,7 @@ use super::backend;
 use super::exchange::{Memory, narrowed};
 use super::launches::{Calls, Counted};
 use super::simt::flavour;
+use crate::device::Part;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, DeviceMemory, DeviceRequest, Error, ExchangeConfig, OnFault};
 use lgreco_core::compress::Setting;
 use lgreco_core::compress::powersgd::PowerSgd;
@@ -300,6 +301,13 @@ fn other_settings_go_on_with_residuals_and_steps() {
         // SAFETY: both are of this backend.
         unsafe { new.bucket.take_over(&mut cuda, &old.bucket) }.unwrap();
         assert_eq!(bits(&new.residuals(&mut cuda)), bits(&old.residuals(&mut cuda)));
+        let (first, which) = old.bucket.residual_addresses();
+        let mut second = [0];
+        cuda.gpu_mut()
+            .read_into(Part { address: which, bytes: 4 }, bytemuck::cast_slice_mut::<u32, u8>(&mut second))
+            .unwrap();
+        let bytes = 4 * old.residuals(&mut cuda).len() as u64;
+        assert_eq!(first + u64::from(second[0]) * bytes, old.bucket.outcome(&mut cuda).unwrap().residuals);
     }
     // PowerSGD's factors begin afresh.
     same_as_on_the_host(&mut cuda, &mut new, &after, (5, 7, 3), Dtype::F32, &mut vec![None; WORLD]);

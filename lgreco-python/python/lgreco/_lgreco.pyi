@@ -234,6 +234,15 @@ class DeviceBucket:
     def found_inf(self) -> int:
         """The address, on the device, of a float32 that is 1 after a step that failed on some rank, else 0."""
 
+    @property
+    def residuals(self) -> tuple[int, int]:
+        """The address of what is remembered of all layers, float32, one after the other, and of as much behind it; and that of an
+        int32 that says which of both counts between two steps, 0 or 1."""
+
+    @property
+    def forgetful(self) -> list[int]:
+        """The places of layers that are to go without error feedback."""
+
     def suits(self, controller: Controller) -> bool:
         """Whether its layers still have those settings."""
 
@@ -282,10 +291,10 @@ class Device:
     def fault(self, bucket: DeviceBucket) -> tuple[int | None, LgrecoError | None]:
         """Waits: the first rank at fault in the last step, and this rank's error."""
 
-    def take_home(self, controller: Controller, bucket: DeviceBucket, before: int, forgets: bool = False) -> None:
+    def take_home(self, controller: Controller, bucket: DeviceBucket, before: int, forgotten: list[int] | None = None) -> None:
         """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next.
 
-        Zeros of layers that are to go without error feedback, if it ``forgets``.
+        Zeros of layers in the places that are ``forgotten``.
         """
 
     def take_out(self, controller: Controller, bucket: DeviceBucket) -> None:

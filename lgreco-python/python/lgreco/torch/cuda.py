@@ -88,11 +88,9 @@ def device_of(parameters: Iterable[torch.Tensor]) -> Cuda | None:
     return Cuda(device) if device.type == "cuda" else None
 
 
-def where_they_stay(
-    device: Cuda | None, group: dist.ProcessGroup | None, options: Mapping[str, Any], hold_zeros: bool = False
-) -> Cuda | None:
+def where_they_stay(device: Cuda | None, group: dist.ProcessGroup | None, options: Mapping[str, Any]) -> Cuda | None:
     """The device that gradients are on if they are exchanged in its memory. None if they are copied to the host, which is logged."""
-    why = None if device is None else device.lacks(group) or _obstacle(options, hold_zeros)
+    why = None if device is None else device.lacks(group) or _obstacle(options)
     if why is None:
         return device
     if dist.get_rank(group) == 0:
@@ -100,10 +98,9 @@ def where_they_stay(
     return None
 
 
-def _obstacle(options: Mapping[str, Any], hold_zeros: bool) -> str | None:
+def _obstacle(options: Mapping[str, Any]) -> str | None:
     """Which of a state's options hinders exchanges in a GPU's memory; None if none does."""
     obstacles = {
-        "hold_zeros (find_unused_parameters)": hold_zeros,
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
         "route": options.get("route", "all_gather") != "all_gather",
         "metrics_every": bool(options.get("metrics_every")),

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
 from lgreco.torch.collectives import Started, own_group, start
 from lgreco.torch.cuda import Cuda
+from lgreco.torch.held import Held
 from lgreco.torch.times import Times
 
 _LOG = logging.getLogger("lgreco")
@@ -39,6 +40,12 @@ class _Bucket:
         """What the device has refused in the last step, on this rank."""
         self.is_to_forget = False
         """Whether what the last step has not sent of layers without error feedback is still there."""
+        self.held: Held | None = None
+        """What layers without a gradient in the last step have kept."""
+
+    def forgotten(self) -> list[int]:
+        """Waits where layers are held: the places of which nothing is to be remembered of the last step."""
+        return [place for place in self.bucket.forgetful if self.held is None or not self.held.holds(place)]
 
 
 class Buckets:
@@ -180,9 +187,12 @@ class Buckets:
         """
         self._settle()
         for bucket in self._buckets.values():
-            if bucket.is_to_forget:
+            if bucket.is_to_forget and bucket.held is not None:
+                with self.cuda.stream():
+                    bucket.held.forget()
+            elif bucket.is_to_forget:
                 self.device.forget(bucket.bucket)
-                bucket.is_to_forget = False
+            bucket.is_to_forget, bucket.held = False, None
         if self._untold is not None:
             untold, self._untold = self._untold, None
             self.bring_home()
@@ -245,7 +255,8 @@ class Buckets:
         taken_back = taken_back and self._taken_out != self._controller.steps
         for bucket in self._buckets.values():
             before = self._controller.steps - int(taken_back)
-            self.device.take_home(self._controller, bucket.bucket, before, bucket.is_to_forget and not taken_back)
+            forgotten = bucket.forgotten() if bucket.is_to_forget and not taken_back else []
+            self.device.take_home(self._controller, bucket.bucket, before, forgotten)
 
     def take_out(self) -> None:
         """Between steps: what the controller remembers, the device does too. Waits for the device."""
@@ -295,6 +306,8 @@ class DeviceFlight:
         with self._buckets.cuda.stream():
             if failure is None:
                 with self._buckets.computing():
+                    if hold_zeros:
+                        own.held = Held(self._buckets.cuda, own.bucket, own.memory, gradients)
                     device.submit(own.bucket, address)
                 return
             device.submit_failure(own.bucket, address)
@@ -318,6 +331,8 @@ class DeviceFlight:
                 # The others are told by messages, and all ranks when the next step begins.
                 request, own.refusal = None, own.refusal or error
             if request is None:
+                if own.held is not None:
+                    own.held.put_back()
                 if times is not None:
                     times.end()
                 own.failed = cuda.later(part(own.bucket.found_inf, 4, torch.float32))
@@ -345,6 +360,9 @@ class DeviceFlight:
             with contextlib.suppress(RuntimeError), self._buckets.cuda.stream():
                 self._work.wait()
             self._work = None
+        if self._bucket.held is not None:
+            with self._buckets.cuda.stream():
+                self._bucket.held.put_back()
         if not self.future.done():
             self.future.set_exception(error)  # type: ignore[arg-type]
 

@@ -29,7 +29,7 @@ class LGreCoState(Training):
     Gradients on an NVIDIA GPU, in a process group of NCCL's, stay there: they are compressed, exchanged and averaged in its memory,
     with the same means as on the host (of more than two processes sums are rounded in another order). What goes wrong in a step is
     then an error at the beginning of the next one, which is not taken. They are copied to the host and back, which is logged once,
-    with ``hold_zeros``, another ``residual_dtype`` than float32, another ``route``, ``metrics_every`` or ``optimizer``; so is, from
+    with another ``residual_dtype`` than float32, another ``route``, ``metrics_every`` or ``optimizer``; so is, from
     then on, a bucket for whose settings there is no kernel, or for which a GPU has no memory. With ``objective="seconds"`` what a
     step takes is measured on the GPU, by events in its stream that no step waits for.
 
@@ -149,7 +149,7 @@ class LGreCoState(Training):
         self._uncompressed = policy == "uncompressed" and settings is None and reduce_dtype is None
         self._hold_zeros = bool(getattr(model, "find_unused_parameters", False)) if hold_zeros is None else hold_zeros
         cuda = None if self._uncompressed else _device_of(p for _, p in parameters)
-        cuda = where_they_stay(cuda, process_group, told, self._hold_zeros)
+        cuda = where_they_stay(cuda, process_group, told)
         super().__init__(process_group, layers, cuda, **told)
         self._layers: dict[torch.Tensor, int] = {p: layer for layer, (_, p) in enumerate(parameters)}
         self._process_group = process_group if process_group is not None else dist.group.WORLD
