@@ -23,16 +23,20 @@ pub(super) struct Costs {
     pub world: u32,
     /// Whether the task tries methods out; else who exchanges elsewhere has.
     pub tries: bool,
-    /// Settings that were decided before, by layer.
-    pub present: Option<Vec<Setting>>,
+    /// Settings of now, by layer.
+    pub present: Vec<Setting>,
+    /// Elements of all layers.
+    pub elements: f64,
     /// Of a typical step's exchange.
     pub measured: f64,
     /// Of them, computing.
     pub computing: f64,
 }
 
-/// To compress a layer that is not, or the other way round, must pay by this part of its seconds.
+/// To compress a layer that is not must pay by this part of its seconds,
 const MARGIN: f64 = 0.1;
+/// and all layers together by this part of what a step's exchange takes now.
+const GAIN: f64 = 0.03;
 /// Elements of a trial's layer, at most, if there is one so small.
 const TRIAL: usize = 1 << 18;
 
@@ -86,11 +90,15 @@ impl Costs {
         self.wire_bytes(setting, tensor, bits) * self.line.per_byte + self.computing(setting, tensor)
     }
 
-    /// The same, with what a change must pay.
+    /// The same, with what compressing a layer that is not compressed now must pay.
     pub(super) fn seconds_with_margin(&self, layer: usize, setting: &Setting, tensor: &Tensor, bits: u64) -> f64 {
+        let seconds = self.seconds(setting, tensor, bits);
         let is_dense = |setting: &Setting| *setting == Setting::Dense;
-        let changes = self.present.as_ref().is_some_and(|present| is_dense(&present[layer]) != is_dense(setting));
-        self.seconds(setting, tensor, bits) * if changes { 1.0 + MARGIN } else { 1.0 }
+        if !is_dense(&self.present[layer]) || is_dense(setting) {
+            return seconds;
+        }
+        let share = tensor.shape.elements() as f64 / self.elements.max(1.0);
+        seconds * (1.0 + MARGIN) + GAIN * self.measured * share
     }
 
     /// Encodes and decodes some layer by each family of `options`, which are layers with settings, on the backend that plans.

@@ -137,9 +137,9 @@ impl Meter {
     /// Learns from the steps since the last switch what the next decision is to go by; `None` before the first step.
     ///
     /// The rank that computes longest waits for nobody, so that the rest of its time is the wire's.
-    pub(super) fn costs(&mut self, config: &Config, tensors: &[Tensor], world: u32, decided: bool) -> Option<Costs> {
+    pub(super) fn costs(&mut self, config: &Config, tensors: &[Tensor], world: u32) -> Option<Costs> {
         // Steps before a change count for nothing, and it may have been just now.
-        let typical = if self.link.has_changed() { self.median(3) } else { self.typical() };
+        let typical = if self.link.may_have_changed() { self.median(3) } else { self.typical() };
         let payloads = Costs::payloads(config.route, world);
         let mut computing = 0.0;
         if let Some(Sample { bytes, seconds, computing: own }) = typical {
@@ -159,7 +159,8 @@ impl Meter {
             reduce_dtype: config.search.reduce_dtype,
             world,
             tries: !self.elsewhere,
-            present: decided.then(|| self.present.clone()),
+            present: self.present.clone(),
+            elements: tensors.iter().map(|tensor| tensor.shape.elements() as f64).sum(),
             measured: typical.map_or(0.0, |typical| typical.seconds * self.slowest.seconds),
             computing,
         })

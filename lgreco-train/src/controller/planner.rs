@@ -325,9 +325,9 @@ impl Planner {
         if self.watches || self.window.steps == 0 || !self.measures() {
             return None;
         }
-        let (means, decided) = (self.window.share()?, self.decision.is_some());
+        let means = self.window.share()?;
         let meter = self.meter.as_mut();
-        let costs = meter.and_then(|meter| meter.costs(&self.config, &self.tensors, self.world, decided));
+        let costs = meter.and_then(|meter| meter.costs(&self.config, &self.tensors, self.world));
         Some(PlanTask {
             means,
             costs,

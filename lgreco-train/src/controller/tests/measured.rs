@@ -314,6 +314,34 @@ fn several_methods_are_within_a_tenth_of_the_best_at_every_rate() {
 }
 
 #[test]
+fn one_wrong_probe_is_not_believed_for_ever() {
+    for wrong in [1e11, 1e5] {
+        // That of the first decision, taken before step 3, or of a later one.
+        for at in [2, 12] {
+            let world = World::new(Method::Qsgd, move |_, step| if step == at { wrong } else { 1.25e8 });
+            expect_the_best(&world, at + 3 * 5 + 2);
+        }
+    }
+}
+
+#[test]
+fn collectives_that_cost_more_than_their_bytes_are_given_up() {
+    let world = World { latency: 5e-3, ..World::new(Method::PowerSgd, |_, _| 2.5e7) };
+    let (_, compressed) = expect_the_best(&world, 43);
+    assert_eq!(compressed, 0);
+}
+
+#[test]
+fn a_link_that_changes_by_less_than_a_factor_of_two_is_followed() {
+    for (before, after) in [(3.5e8, 6.5e8), (6.5e8, 3.5e8), (2e8, 1.2e8)] {
+        for backward in [0.0, 1e-4] {
+            let rate = move |_, step| if step < 26 { before } else { after };
+            expect_the_best(&World { backward, ..World::new(Method::Qsgd, rate) }, 28 + 5 * 5 + 1);
+        }
+    }
+}
+
+#[test]
 fn a_rate_that_changes_is_followed_after_two_decisions() {
     for (before, after) in [(1e13, 1.25e7), (1.25e7, 1e13), (1.25e8, 1.25e7), (1.25e7, 1e9), (1e9, 1.25e8)] {
         for method in [Method::Qsgd, Method::TopK] {
