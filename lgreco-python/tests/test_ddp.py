@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from lgreco import LgrecoError
 from lgreco.torch import LGreCoState, lgreco_hook
 
 SCHEMES: dict[str, dict[str, Any]] = {
@@ -78,3 +80,28 @@ def test_ranks_train_alike(world: int, view: bool) -> None:
         assert ratio == gradients / sent > 1.5
         for (_, loss, _), (_, plain, _) in zip(found, expected):
             assert loss < 1.02 * plain, options
+
+
+def _of_part(rank: int) -> tuple[torch.Tensor, torch.Tensor, str]:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    own, other = groups[rank // 2], dist.new_group([rank], use_local_synchronization=True)
+    plain, ddp = DDP(model(), process_group=own), DDP(model(), process_group=own)
+    ddp.register_comm_hook(LGreCoState(None, ddp, policy="uncompressed"), lgreco_hook)
+    for module in (plain, ddp):
+        train(module, rank, range(4))
+    with pytest.raises(LgrecoError) as raised:
+        LGreCoState(other, ddp)
+    return flat(plain), flat(ddp), str(raised.value)
+
+
+def test_means_are_those_of_the_models_own_group() -> None:
+    found = on_ranks(4, _of_part)
+    for expected, parameters, _ in found:
+        assert torch.equal(parameters, expected)
+    assert not torch.equal(found[0][0], found[2][0])
+    assert found[3][2] == "process_group has ranks [3], the group over which DDP averages has [2, 3]"
+
+
+def test_a_process_group_is_needed() -> None:
+    with pytest.raises(LgrecoError, match="call torch.distributed.init_process_group first"):
+        LGreCoState(None, model())

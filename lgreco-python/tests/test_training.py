@@ -1,5 +1,6 @@
 """What trainers do besides: mixed types, saved states, several models, other collectives, compiled models, bad input."""
 
+import copy
 import io
 import pathlib
 import time
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import lgreco
 from lgreco import LgrecoError
-from lgreco.torch import LGreCoState, flight, lgreco_hook
+from lgreco.torch import LGreCoState, empty_state_dict, flight, lgreco_hook
 
 TOPK: dict[str, Any] = {"method": "topk", "default": 0.1, "start_iter": 2, "period": 4, "window": 1}
 
@@ -75,17 +76,19 @@ def test_resuming_continues_bit_for_bit(stop: int) -> None:
 
 
 def _checkpointed(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
-    ddp, state = make()
+    ddp, state = make(method="powersgd", default=2)
     train(ddp, rank, range(6))
-    checkpoint.save({f"rank{rank}": state.state_dict()}, checkpoint_id=folder)
+    own, parameters = f"rank{rank}", copy.deepcopy(ddp.module.state_dict())
+    checkpoint.save({own: state.state_dict()}, checkpoint_id=folder)
     expected = train(ddp, rank, range(6, 10))
-    ddp, state = make()
-    train(ddp, rank, range(6))
-    found = state.state_dict()
-    for part in found["layers"].values():
-        part.zero_()
-    checkpoint.load({f"rank{rank}": found}, checkpoint_id=folder)
-    state.load_state_dict(found)
+    ddp, state = make(method="powersgd", default=2)
+    ddp.module.load_state_dict(parameters)
+    reader = checkpoint.FileSystemReader(folder)
+    found = {own: empty_state_dict(reader.read_metadata(), own)}
+    checkpoint.load(found, storage_reader=reader)
+    state.load_state_dict(found[own])
+    with pytest.raises(LgrecoError, match="the checkpoint has no rank7.layers"):
+        empty_state_dict(reader.read_metadata(), "rank7", "layers")
     return expected, train(ddp, rank, range(6, 10))
 
 
@@ -303,6 +306,45 @@ def test_accordion_and_legacy() -> None:
         assert accordion == ["dense"] * 2 + ["topk 512"] * 2 + ["topk 51"] * 2 + ["topk 512"] * 2 + ["topk 51"]
         sizes = [[settings[name] for name in ("first", "third", "second")] for settings in legacy]
         assert sizes == [["dense"] * 3] * 2 + [["topk 768", "topk 410", "topk 256"]] * 2 + [["topk 77", "topk 41", "topk 26"]] * 5
+
+
+def _callback_fails(rank: int) -> tuple[list[int], torch.Tensor]:
+    failed = []
+
+    def on_plan(state: LGreCoState) -> None:
+        if rank == 1:
+            raise KeyError("of the user's own")
+
+    ddp, _ = make(on_plan=on_plan)
+    for at in range(8):
+        try:
+            train(ddp, rank, range(at, at + 1))
+        except KeyError:
+            failed.append(at)
+    train(ddp, rank, range(8, 9))
+    return failed, torch.cat([p.grad.flatten() for p in ddp.parameters()])
+
+
+def test_a_callback_that_fails_does_so_out_of_backward() -> None:
+    (none, first), (failed, second) = on_ranks(2, _callback_fails)
+    assert none == [] and failed == [2, 6] and torch.equal(first, second)
+
+
+def test_callbacks_and_optimizers_are_checked() -> None:
+    for failed in on_ranks(2, _no_callback):
+        assert failed == [
+            "TypeError: on_plan is 3, which cannot be called",
+            "TypeError: optimizer is 3, which is no torch.optim.Optimizer",
+        ]
+
+
+def _no_callback(rank: int) -> list[str]:
+    failed = []
+    for options in ({"on_plan": 3}, {"optimizer": 3}):
+        with pytest.raises(LgrecoError) as raised:
+            make(**options)
+        failed.append(str(raised.value))
+    return failed
 
 
 def _planned_aside(rank: int) -> tuple[list[int], torch.Tensor]:

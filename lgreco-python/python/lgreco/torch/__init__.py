@@ -10,6 +10,7 @@ Processes are started, and find each other, as PyTorch's do: by ``torchrun`` and
 {'weight': 'dense', 'bias': 'dense'}
 """
 
+from lgreco.torch.checkpoint import empty_state_dict
 from lgreco.torch.fsdp import LGreCoShardedState
 from lgreco.torch.fsdp1 import LGreCoFSDP1State
 from lgreco.torch.hook import lgreco_hook
@@ -25,6 +26,7 @@ __all__ = [
     "LGreCoState",
     "Loaded",
     "OuterStep",
+    "empty_state_dict",
     "lgreco_hook",
     "register",
 ]

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from lgreco._lgreco import Request
+from lgreco._lgreco import LgrecoError, Request
 
 
 class Started(Protocol):
@@ -113,9 +113,11 @@ def own_group(group: dist.ProcessGroup | None, backend: str = "gloo") -> dist.Pr
     """A group of the same ranks for lgreco's collectives alone, so that no order with others' matters.
 
     It waits as long as the group does. For what is compressed in the host's memory it is Gloo's, whatever the group's.
+    Raises LgrecoError where there is no process group.
     """
     of = group if group is not None else dist.group.WORLD
-    assert of is not None
+    if of is None:
+        raise LgrecoError("there is no process group: call torch.distributed.init_process_group first")
     timeout = of._get_backend(of._device_types[0]).options._timeout
     ranks = dist.get_process_group_ranks(of)
     made = dist.new_group(ranks, timeout, backend=backend, use_local_synchronization=group is not None)

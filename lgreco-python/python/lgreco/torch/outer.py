@@ -305,7 +305,7 @@ class _Fragment(Training):
         assert self._sent is not None
         try:
             self._finish_step()
-            self._raise_failed()
+            self._end_step()
             self._make(*self._sent)
         finally:
             self._sent = None

@@ -36,15 +36,17 @@ class LGreCoState(Training):
     Parameters
     ----------
     process_group
-        The group that DDP averages over; None is the default group. All its ranks make a state at the same time. What lgreco
-        sends travels in groups of the same ranks, made here: Gloo's, and for gradients that stay on a GPU NCCL's.
+        The group that DDP averages over; None is the one of a ``model`` that is wrapped in DDP, and else the default group. All its
+        ranks make a state at the same time. What lgreco sends travels in groups of the same ranks, made here: Gloo's, and for
+        gradients that stay on a GPU NCCL's.
     model
         The module, wrapped in DDP or not. Its trainable parameters, float32, float16 or bfloat16, are the layers.
     method
         ``"qsgd"`` (bits, default 4), ``"topk"`` (density, default 0.01), ``"powersgd"`` (rank, default 4), or
         ``"hybrid"``: any of them per layer.
     default
-        The method's parameter in the uniform setting that plans are held to, and around which they search.
+        The method's parameter in the uniform setting that plans are held to, and around which they search. Layers of fewer than
+        1024 elements (``min_elements``), and vectors of any length, biases and norms, stay uncompressed.
     budget
         ``"size"``: plans have at most the bytes of the uniform setting, and the least error; ``"error"``: at most its error, and
         the fewest bytes, as in the paper; or so many bits per step and process. Sizes cost less of the final loss.
@@ -95,7 +97,8 @@ class LGreCoState(Training):
     Raises
     ------
     LgrecoError
-        For options and parameters that do not fit, with the name of the layer.
+        For options and parameters that do not fit, with the name of the layer; where ``process_group`` has other ranks than the
+        group over which DDP averages ``model``.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class LGreCoState(Training):
         _device_of: Callable[[Iterable[torch.Tensor]], Cuda | None] = device_of,
         **options: Any,
     ) -> None:
+        process_group = _group_of(model, process_group)
         parameters = _trainable(model)
         layers = [Layer(name, list(p.shape), p.dtype) for name, p in parameters]
         told = dict(
@@ -166,7 +170,7 @@ class LGreCoState(Training):
         if bucket.is_last():
             self._finish_step()
             if not self._in_backward:
-                self._raise_failed()
+                self._end_step()
         return flight.future
 
     def _average(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -184,6 +188,19 @@ class LGreCoState(Training):
             name = self.names[layer]
             raise LgrecoError(f"{name}: the gradient is {gradient.dtype}, the parameter {parameter.dtype}")
         return layer
+
+
+def _group_of(model: torch.nn.Module, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """The group that DDP averages over; None for the default group."""
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return group
+    its: dist.ProcessGroup | None = None if model.process_group is dist.group.WORLD else model.process_group
+    if group is None:
+        return its
+    given, expected = dist.get_process_group_ranks(group), dist.get_process_group_ranks(its)
+    if given != expected:
+        raise LgrecoError(f"process_group has ranks {given}, the group over which DDP averages has {expected}")
+    return group
 
 
 def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

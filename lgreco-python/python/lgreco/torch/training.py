@@ -101,6 +101,8 @@ class Training(Reports):
         self._scaled = 1.0 if self._scale is None else self._scale.now()
         """What the gradients that are remembered were multiplied by."""
         self._on_plan = on_plan
+        self._switched = False
+        """In the step that ends, of which ``on_plan`` has not been told."""
         self._flights: list[Flight | DeviceFlight] | None = None
         self._in_backward = False
         self._failed: LgrecoError | None = None
@@ -116,6 +118,10 @@ class Training(Reports):
         together.update(grad_scaler=grad_scaler is not None, metrics_every=None, gradients="on a GPU" if cuda else "on the host")
         failure: Exception | None = None
         try:
+            if on_plan is not None and not callable(on_plan):
+                raise TypeError(f"on_plan is {on_plan!r}, which cannot be called")
+            if self._optimizer is not None and not isinstance(self._optimizer, torch.optim.Optimizer):
+                raise TypeError(f"optimizer is {self._optimizer!r}, which is no torch.optim.Optimizer")
             if settings is not None:
                 unknown = [name for name in settings if name not in self.names]
                 if unknown:
@@ -288,8 +294,7 @@ class Training(Reports):
             plan = self.plan
             if self._timed and plan is not None and self._group.rank() == 0:
                 _LOG.info("%s", plan["why"])
-            if self._on_plan is not None:
-                self._on_plan(self)
+            self._switched = self._on_plan is not None
 
     def _plan_aside(self) -> None:
         """With ``lead`` steps to go, and on the rank that measures, plans on a thread while training goes on."""
@@ -311,14 +316,20 @@ class Training(Reports):
         # Where the last bucket is not known, or does not come: DDP leaves the last ones out where nobody uses their
         # parameters and skip_all_reduce_unused_params is set.
         self._finish_step()
-        if self._failed is not None:
-            # After DDP's own callback, which ends its step: it can then go on after the error.
-            _queue(self._raise_failed)
+        if self._failed is not None or self._switched:
+            # After DDP's own callback, which ends its step: it can then go on after an error.
+            _queue(self._end_step)
 
-    def _raise_failed(self) -> None:
+    def _end_step(self) -> None:
+        """Tells of a plan, and raises what all ranks have been told of."""
+        switched, self._switched = self._switched, False
         failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        try:
+            if switched and self._on_plan is not None:
+                self._on_plan(self)
+        finally:
+            if failed is not None:
+                raise failed
 
     def replan(self) -> int | None:
         """Asks for a plan before the next one, because the data or the network have changed; the step at which it is due.
