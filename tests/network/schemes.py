@@ -21,10 +21,13 @@ def _waited(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> torc
     return done
 
 
-def _power(ddp: DDP) -> Any:
-    state = powerSGD_hook.PowerSGDState(None, 4, start_powerSGD_iter=UNCOMPRESSED, min_compression_rate=1)
-    ddp.register_comm_hook(state, _waited)
-    return state
+def _power(rank: int) -> Any:
+    def register(ddp: DDP) -> Any:
+        state = powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=UNCOMPRESSED, min_compression_rate=1)
+        ddp.register_comm_hook(state, _waited)
+        return state
+
+    return register
 
 
 def _alone(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -54,7 +57,8 @@ SCHEMES: dict[str, Any] = {
     PLAIN: lambda ddp: None,
     "bf16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
     "fp16_compress_hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
-    "powerSGD_hook 4": _power,
+    "powerSGD_hook 4": _power(4),
+    "powerSGD_hook 8": _power(8),
     "lgreco uncompressed": _ours(policy="uncompressed"),
     "lgreco QSGD 4, uniform": _ours(method="qsgd", policy="uniform"),
     "lgreco QSGD 4": _ours(method="qsgd"),
