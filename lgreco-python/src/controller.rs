@@ -70,8 +70,15 @@ impl Controller {
         py: Python<'_>,
         work: impl FnOnce(&mut controller::Controller) -> T + Send,
     ) -> T {
+        let (mut work, mut done) = (Some(work), None);
+        self.lock(py, &mut |controller| done = work.take().map(|work| work(controller)));
+        done.expect("work is called")
+    }
+
+    /// As [`Controller::with`], compiled once and not for each work: wheels have a limit.
+    fn lock(&self, py: Python<'_>, work: &mut (dyn FnMut(&mut controller::Controller) + Send)) {
         // What a panic has left is checked by its own rules, as after any error.
-        py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)))
+        py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)));
     }
 
     /// As [`Controller::with`], for work that raises errors.
