@@ -239,6 +239,11 @@ impl Controller {
         self.attempt(py, |controller| controller.record_trial(&layers, &settings, seconds))
     }
 
+    /// The relative squared error of what a layer was compressed to elsewhere in the last step.
+    fn record_error(&self, py: Python<'_>, layer: usize, relative_error: f64) -> PyResult<()> {
+        self.attempt(py, |controller| controller.record_error(layer, relative_error))
+    }
+
     /// Takes back what the last step has done to residuals.
     fn roll_back(&self, py: Python<'_>) -> PyResult<()> {
         self.attempt(py, |controller| controller.roll_back())
