@@ -70,8 +70,15 @@ impl Controller {
         py: Python<'_>,
         work: impl FnOnce(&mut controller::Controller) -> T + Send,
     ) -> T {
+        let (mut work, mut done) = (Some(work), None);
+        self.lock(py, &mut |controller| done = work.take().map(|work| work(controller)));
+        done.expect("work is called")
+    }
+
+    /// As [`Controller::with`], compiled once and not for each work: wheels have a limit.
+    fn lock(&self, py: Python<'_>, work: &mut (dyn FnMut(&mut controller::Controller) + Send)) {
         // What a panic has left is checked by its own rules, as after any error.
-        py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)))
+        py.detach(|| work(&mut self.controller.lock().unwrap_or_else(PoisonError::into_inner)));
     }
 
     /// As [`Controller::with`], for work that raises errors.
@@ -230,6 +237,11 @@ impl Controller {
     fn record_trial(&self, py: Python<'_>, layers: Vec<usize>, settings: Vec<String>, seconds: f64) -> PyResult<()> {
         let settings = parsed(&settings)?;
         self.attempt(py, |controller| controller.record_trial(&layers, &settings, seconds))
+    }
+
+    /// The relative squared error of what a layer was compressed to elsewhere in the last step.
+    fn record_error(&self, py: Python<'_>, layer: usize, relative_error: f64) -> PyResult<()> {
+        self.attempt(py, |controller| controller.record_error(layer, relative_error))
     }
 
     /// Takes back what the last step has done to residuals.

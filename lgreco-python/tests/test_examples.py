@@ -20,7 +20,7 @@ import lgreco
 import lgreco.torch
 
 MODULES = ["lgreco.torch", *(f"lgreco.torch.{module.name}" for module in pkgutil.iter_modules(lgreco.torch.__path__))]
-WITHOUT = {"agreement", "bucket", "collectives", "cuda", "device", "flight", "held", "options", "reports", "scale", "times"}
+WITHOUT = {"agreement", "bucket", "collectives", "cuda", "device", "errors", "flight", "held", "options", "remembered", "reports", "scale", "times"}
 """Of the package's own use, and what other classes inherit."""
 
 

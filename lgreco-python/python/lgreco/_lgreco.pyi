@@ -180,6 +180,9 @@ class Controller:
     def record_trial(self, layers: list[int], settings: list[str], seconds: float) -> None:
         """Between two steps: seconds of compressing them so once, and of decompressing what all ranks would have sent."""
 
+    def record_error(self, layer: int, relative_error: float) -> None:
+        """Between two steps: the relative squared error of what a layer was compressed to elsewhere in the last one."""
+
     def roll_back(self) -> None:
         """Takes back what the last step has done to residuals, because its means were not applied."""
 

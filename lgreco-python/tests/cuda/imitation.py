@@ -51,9 +51,9 @@ class Imitation(Cuda):
         self._call("cuStreamSynchronize", self._handle)
         return super().part(memory, address, length, dtype)
 
-    def later(self, number: torch.Tensor) -> Callable[[], float]:
-        value = number.item()
-        return lambda: value
+    def later(self, numbers: torch.Tensor) -> Callable[[], list[float]]:
+        values = [float(number) for number in numbers.flatten().tolist()]
+        return lambda: values
 
     def mark(self) -> float:  # type: ignore[override]
         self._call("cuStreamSynchronize", self._handle)

@@ -59,7 +59,7 @@ class Clocked(Imitation):
     def later(self, number: torch.Tensor) -> Any:
         value, marked = super().later(number), self.marked
 
-        def known() -> float:
+        def known() -> list[float]:
             self.known = max(self.known, marked)
             return value()
 

@@ -3,12 +3,12 @@
 
 use super::Controller;
 use super::layer::{Fate, Undo};
-use crate::Error;
 use crate::compress::Setting;
 use crate::error::expect_len;
 use crate::feedback::{Memory, Residual, Rule};
 use crate::gradient::Values;
 use crate::rng::Stream;
+use crate::{CoreError, Error};
 
 impl Controller {
     /// Whether gradients of the step under way are to be [observed](Controller::observe), on this rank.
@@ -113,6 +113,38 @@ impl Controller {
             state.counts.bytes_in += tensor.bytes();
             state.counts.bytes_out += sent;
             self.taken.bytes_out += sent;
+        }
+        Ok(())
+    }
+
+    /// Between two steps: the relative squared error of what a layer was compressed to elsewhere in the last one, as
+    /// [`Metrics::relative_error`](super::Metrics) has it. Layers that are sent uncompressed have none.
+    ///
+    /// ```
+    /// # use lgreco_train::{search::Method, testing::controller::{alone, step_alone}};
+    /// # let (mut controller, mut worker) = alone(Method::TopK)?;
+    /// # (0..4).try_for_each(|_| step_alone(&mut controller, &mut worker).map(drop))?;
+    /// controller.record_error(0, 0.25)?;
+    /// controller.record_error(1, 0.25)?; // the bias
+    /// assert_eq!([0, 1].map(|layer| controller.metrics(layer).relative_error), [Some(0.25), None]);
+    /// assert!(controller.record_error(0, f64::NAN).is_err() && controller.record_error(2, 0.0).is_err());
+    /// # Ok::<(), lgreco_train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::StepOrder`] while a step is under way; [`Error::LayerMismatch`] for a layer that there is not;
+    /// [`CoreError::Parameter`](crate::CoreError::Parameter) for what is not finite or negative.
+    pub fn record_error(&mut self, layer: usize, relative_error: f64) -> Result<(), Error> {
+        self.control.expect_idle()?;
+        let layers = self.states.len();
+        let missing = Error::LayerMismatch { layer, what: "layers", expected: layers, found: layer };
+        let state = self.states.get_mut(layer).ok_or(missing)?;
+        if !(relative_error.is_finite() && relative_error >= 0.0) {
+            let (what, expected) = ("a relative error", "a finite number >= 0");
+            return Err(CoreError::Parameter { what, value: relative_error, expected }.into());
+        }
+        if state.choice.uncompressed.is_none() {
+            state.relative_error = Some(relative_error);
         }
         Ok(())
     }

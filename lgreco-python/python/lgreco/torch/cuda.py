@@ -51,17 +51,17 @@ class Cuda:
         start = address - memory.data_ptr()
         return memory[start : start + length].view(dtype)
 
-    def later(self, number: torch.Tensor) -> Callable[[], float]:
-        """What the number is after all that is enqueued: the call that it returns waits for that, and for nothing after it."""
-        told = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
-        told.copy_(number, non_blocking=True)
+    def later(self, numbers: torch.Tensor) -> Callable[[], list[float]]:
+        """What the numbers are after all that is enqueued: the call that it returns waits for that, and for nothing after it."""
+        told = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        told.copy_(numbers, non_blocking=True)
         done = torch.cuda.current_stream(self.device).record_event()
 
-        def value() -> float:
+        def values() -> list[float]:
             done.synchronize()
-            return told.item()
+            return [float(number) for number in told.flatten().tolist()]
 
-        return value
+        return values
 
     def mark(self) -> torch.cuda.Event:
         """A moment between what is enqueued and what will be."""
@@ -103,7 +103,6 @@ def _obstacle(options: Mapping[str, Any]) -> str | None:
     obstacles = {
         "residual_dtype": options.get("residual_dtype", torch.float32) != torch.float32,
         "route": options.get("route", "all_gather") != "all_gather",
-        "metrics_every": bool(options.get("metrics_every")),
         "optimizer": options.get("optimizer") is not None,
     }
     return next((name for name, there in obstacles.items() if there), None)

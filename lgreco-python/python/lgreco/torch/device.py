@@ -18,7 +18,9 @@ import torch.distributed as dist
 from lgreco._lgreco import Controller, Device, DeviceBucket, LgrecoError, peer_error
 from lgreco.torch.collectives import Started, own_group, start
 from lgreco.torch.cuda import Cuda
+from lgreco.torch.errors import Errors
 from lgreco.torch.held import Held
+from lgreco.torch.remembered import Remembered
 from lgreco.torch.times import Times
 
 _LOG = logging.getLogger("lgreco")
@@ -34,7 +36,7 @@ class _Bucket:
         self.memory = memory
         self.step = step
         """The next one that it takes part in."""
-        self.failed: Callable[[], float] | None = None
+        self.failed: Callable[[], list[float]] | None = None
         """Tells whether the last step has failed, until that is known."""
         self.refusal: LgrecoError | None = None
         """What the device has refused in the last step, on this rank."""
@@ -42,6 +44,8 @@ class _Bucket:
         """Whether what the last step has not sent of layers without error feedback is still there."""
         self.held: Held | None = None
         """What layers without a gradient in the last step have kept."""
+        self.errors: Errors | None = None
+        """Of the last step, until they are told."""
 
     def forgotten(self) -> list[int]:
         """Waits where layers are held: the places of which nothing is to be remembered of the last step."""
@@ -59,9 +63,11 @@ class Buckets:
         host: dist.ProcessGroup,
         is_scaled: bool,
         is_timed: bool,
+        metrics_every: int,
     ) -> None:
         self.cuda = cuda
         self._is_scaled = is_scaled
+        self._metrics_every = metrics_every
         self.group = own_group(group, cuda.backend)
         self.times = Times(cuda, controller, self.group) if is_timed else None
         self._host = host
@@ -99,8 +105,9 @@ class Buckets:
                     self.times.keep(layers, gradients)
             self._observe(layers, buffer, gradients)
         self._controller.note_exchanged(layers)
+        is_measured = self._metrics_every > 0 and bucket.step % self._metrics_every == 0
         bucket.step += 1
-        return DeviceFlight(self, bucket, buffer)
+        return DeviceFlight(self, bucket, buffer, is_measured)
 
     def _renewed(self, key: tuple[int, ...], buffer: torch.Tensor, gradients: list[torch.Tensor]) -> _Bucket | None:
         """A bucket under new settings, with the residuals of those before; None when some rank cannot make it."""
@@ -189,7 +196,7 @@ class Buckets:
         for bucket in self._buckets.values():
             if bucket.is_to_forget and bucket.held is not None:
                 with self.cuda.stream():
-                    bucket.held.forget()
+                    bucket.held.forget(bucket.bucket.forgetful)
             elif bucket.is_to_forget:
                 self.device.forget(bucket.bucket)
             bucket.is_to_forget, bucket.held = False, None
@@ -230,10 +237,16 @@ class Buckets:
 
     def _settle(self) -> None:
         """Between steps: takes note of how the last one has ended."""
-        for bucket in self._buckets.values():
+        for layers, bucket in self._buckets.items():
             if bucket.failed is None:
                 continue
-            failed, bucket.failed = bucket.failed() != 0, None
+            failed, bucket.failed = bucket.failed()[0] != 0, None
+            errors, bucket.errors = bucket.errors, None
+            if errors is not None and not failed:
+                # On the host layers that are held are not measured either.
+                for layer, error in zip(layers, errors.told(0.0 if bucket.held is None else None)):
+                    if error is not None:
+                        self._controller.record_error(layer, error)
             if failed:
                 self._failed.append(bucket)
             elif bucket.refusal is not None:
@@ -293,7 +306,8 @@ class DeviceFlight:
     bucket = None
     """None that the controller has lent."""
 
-    def __init__(self, buckets: Buckets, bucket: _Bucket, buffer: torch.Tensor) -> None:
+    def __init__(self, buckets: Buckets, bucket: _Bucket, buffer: torch.Tensor, is_measured: bool) -> None:
+        self._is_measured = is_measured
         self.future = buckets.cuda.future()
         self._buckets = buckets
         self._bucket = bucket
@@ -305,9 +319,12 @@ class DeviceFlight:
         device, own, address = self._buckets.device, self._bucket, self._buffer.data_ptr()
         with self._buckets.cuda.stream():
             if failure is None:
+                remembered = Remembered(self._buckets.cuda, own.bucket, own.memory, [gradient.numel() for gradient in gradients])
                 with self._buckets.computing():
                     if hold_zeros:
-                        own.held = Held(self._buckets.cuda, own.bucket, own.memory, gradients)
+                        own.held = Held(remembered, gradients)
+                    if self._is_measured:
+                        own.errors = Errors(remembered, gradients)
                     device.submit(own.bucket, address)
                 return
             device.submit_failure(own.bucket, address)
@@ -331,6 +348,8 @@ class DeviceFlight:
                 # The others are told by messages, and all ranks when the next step begins.
                 request, own.refusal = None, own.refusal or error
             if request is None:
+                if own.errors is not None:
+                    own.errors.measure(cuda)
                 if own.held is not None:
                     own.held.put_back()
                 if times is not None:

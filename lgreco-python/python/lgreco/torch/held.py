@@ -7,38 +7,29 @@ and whether a GradScaler has it taken back later, it is there. The host does not
 
 import torch
 
-from lgreco._lgreco import DeviceBucket
-from lgreco.torch.cuda import Cuda
+from lgreco.torch.remembered import Remembered
 
 
 class Held:
     """The residuals of a bucket's layers whose gradient is all zeros in a step, and zeros in their place."""
 
-    def __init__(self, cuda: Cuda, bucket: DeviceBucket, memory: torch.Tensor, gradients: list[torch.Tensor]) -> None:
-        self._cuda = cuda
-        self._bucket = bucket
-        self._memory = memory
-        self._lens = [gradient.numel() for gradient in gradients]
+    def __init__(self, remembered: Remembered, gradients: list[torch.Tensor]) -> None:
+        self._remembered = remembered
         self._is_zero = [gradient.any().logical_not() for gradient in gradients]
-        self._mask = torch.cat([zero.expand(length) for zero, length in zip(self._is_zero, self._lens)])
-        second = cuda.part(memory, bucket.residuals[1], 4, torch.int32)
-        residuals = self._residuals()
-        self._kept = torch.where(second == 0, residuals[0], residuals[1])
-        residuals.masked_fill_(self._mask, 0.0)
-
-    def _residuals(self) -> torch.Tensor:
-        return self._cuda.part(self._memory, self._bucket.residuals[0], 8 * sum(self._lens), torch.float32).view(2, -1)
+        self._mask = torch.cat([zero.expand(length) for zero, length in zip(self._is_zero, remembered.lens)])
+        self._kept = remembered.counted()
+        remembered.both().masked_fill_(self._mask, 0.0)
 
     def put_back(self) -> None:
         """When the means are enqueued, or will never be."""
-        residuals = self._residuals()
-        torch.where(self._mask, self._kept, residuals, out=residuals)
+        both = self._remembered.both()
+        torch.where(self._mask, self._kept, both, out=both)
 
-    def forget(self) -> None:
-        """Forgets what the step has not sent of layers that are to go without error feedback, but for those that are held."""
-        residuals = torch.split(self._residuals(), self._lens, dim=1)
-        for place in self._bucket.forgetful:
-            residuals[place].masked_fill_(self._is_zero[place].logical_not(), 0.0)
+    def forget(self, places: list[int]) -> None:
+        """Forgets what the step has not sent of these layers, but for those that are held."""
+        layers = torch.split(self._remembered.both(), self._remembered.lens, dim=1)
+        for place in places:
+            layers[place].masked_fill_(self._is_zero[place].logical_not(), 0.0)
 
     def holds(self, place: int) -> bool:
         """Waits: whether the layer in this place is held."""

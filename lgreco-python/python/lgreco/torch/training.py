@@ -140,8 +140,9 @@ class Training(Reports):
         except Exception as error:
             failure = error
         agree(self._group, together, failure)
+        every: int = options.get("metrics_every") or 0
         scaled = self._scale is not None
-        self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, scaled, self._timed)
+        self._device = None if cuda is None else Buckets(cuda, self._controller, group, self._group, scaled, self._timed, every)
 
     def _note_scales(self, module: torch.nn.Module) -> None:
         """Has the scale noted before each of the module's forward passes, where gradients stay on a GPU."""

@@ -1,0 +1,75 @@
+"""Errors of what is compressed on an imitated GPU, as measured there and on the host."""
+
+from typing import Any
+
+import pytest
+import torch
+from linear import Linear, gradients
+from ranks import on_ranks
+from test_device import FIXED, ON_DEVICE, SCHEMES, stayed, steps_of, wrapped
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lgreco.torch import LGreCoState, lgreco_hook
+
+STEPS = 12
+MEASURED: dict[str, Any] = {
+    scheme: SCHEMES[scheme] for scheme in ("qsgd", "topk", "topk in bfloat16", "qsgd in float16", "without feedback")
+} | {"powersgd": FIXED | {"settings": {"0.weight": "powersgd 2", "2.weight": "powersgd 4"}}}
+
+Found = list[dict[str, float | None]]
+
+
+def _errors(rank: int, options: dict[str, Any], dtype: torch.dtype) -> list[Found]:
+    runs = []
+    for where in ({}, ON_DEVICE):
+        ddp, state = wrapped(options | {"metrics_every": 3} | where, dtype)
+        found: Found = []
+        for step in range(STEPS):
+            steps_of(ddp, rank, range(step, step + 1))
+            found.append({name: layer["relative_error"] for name, layer in state.metrics().items()})
+        assert stayed(state) == bool(where)
+        runs.append(found)
+    return runs
+
+
+def expect_alike(host: Found, device: Found) -> None:
+    for found, expected in zip(device, host, strict=True):
+        assert found.keys() == expected.keys()
+        for name, error in expected.items():
+            assert found[name] == (None if error is None else pytest.approx(error, rel=1e-3)), name
+
+
+@pytest.mark.parametrize("scheme", MEASURED)
+def test_errors_are_those_of_the_host(scheme: str) -> None:
+    dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(scheme.split()[-1], torch.float32)
+    for host, device in on_ranks(2, _errors, MEASURED[scheme], dtype):
+        expect_alike(host, device)
+        last = [error for error in device[-1].values() if error is not None]
+        assert last and all(0 < error < 1 for error in last) and device[-2] == device[-3] != device[-4]
+
+
+def _held(rank: int) -> tuple[list[Found], list[float | None]]:
+    """In a step that is measured a layer has no gradient: its error is still that of the one before."""
+    runs = []
+    for where in ({}, ON_DEVICE):
+        ddp = DDP(Linear(), bucket_cap_mb=0.005)
+        settings = {"first": "topk 100", "second": "topk 90", "third": "qsgd 4"}
+        state = LGreCoState(None, ddp, **FIXED, settings=settings, metrics_every=2, hold_zeros=True, **where)
+        ddp.register_comm_hook(state, lgreco_hook)
+        found: Found = []
+        for step in range(8):
+            given = gradients(rank, step)
+            if step == 6:
+                given["second"].zero_()
+            ddp.zero_grad()
+            ddp(given).backward()
+            found.append({name: layer["relative_error"] for name, layer in state.metrics().items()})
+        assert stayed(state) == bool(where)
+        runs.append(found)
+    return runs, [step["second"] for step in runs[1]]
+
+
+def test_of_a_layer_without_a_gradient_nothing_is_measured() -> None:
+    for (host, device), second in on_ranks(2, _held):
+        expect_alike(host, device)
+        assert second[5] == second[7] != second[3] and device[7]["first"] != device[5]["first"]
