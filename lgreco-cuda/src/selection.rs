@@ -1,11 +1,17 @@
 //! TopK's payloads, of all layers of an exchange or of one, and their means: what `selection.cu`, `few_bits.cu`, `kept.cu` and
 //! `kept_means.cu` are asked to do.
 //!
-//! A layer's k largest are found by counts of the upper 12, the next 10 and the last 9 bits of magnitudes. Only the first is
-//! of all values; what may be among the k largest after it is gathered, in order, and the rest is done with that. For the
-//! gathered there is room for k and a 32nd of the layer. What does not fit, where very many magnitudes share 12 bits (all
-//! are equal, say), stays where the sums are and is read there again by each of the launches that follow; so is the
-//! whole of a layer that keeps more than 7 of 32, for which that costs less.
+//! All values are read once. Before that a sample of a layer (all of it, up to 65,536 values; else as many at random, others in each
+//! step of an exchange) tells a magnitude that at least k values reach but for a chance of less than one in 10^8, and few others: the bound.
+//! What reaches it is gathered, in order, and counted in 4096 bins, of which the narrow ones, of 8192 magnitudes each, span four
+//! powers of two. What is in the k-th largest's bin is counted by magnitude. The rest is done with what was gathered. For that
+//! there is room for k and a 32nd of the layer. What does not fit stays where the sums are and is read there again by each of the
+//! launches that follow; so is the whole of a layer that keeps more than 7 of 32, for which that costs less.
+//!
+//! Whatever the sample, the bits are the same. Where fewer than k values reach the bound, or the k-th largest's bin is not a
+//! narrow one, one block finds the cut: in the first case, or where not everything was gathered, among all values, which it reads
+//! three times, with no help from other multiprocessors. Of large layers that may come to pass where all but a few in ten thousand
+//! are kept, or about as many as are not zero.
 
 use crate::Error;
 use crate::device::{BLOCK, Part};
@@ -162,15 +168,16 @@ impl Top {
 /// As in the sources: values of a span, bytes of ones in a chunk, bins of a layer.
 const SPAN: u64 = 4096;
 const CHUNK: u64 = 4 * BLOCK as u64;
-const BINS: u64 = 1 << 12;
+const BINS: u64 = 1 << 13;
+/// Blocks that draw a layer's sample.
+const DRAWS: u64 = 64;
 /// Bytes of `Cut`, of `Kept`, of an entry and of `Few`.
-const CUT: u64 = 32;
-const KEPT: u64 = 24;
+pub(crate) const CUT: u64 = 48;
+pub(crate) const KEPT: u64 = 24;
 const ENTRY: u64 = 8;
 const FEW: u64 = 20 * 128;
-/// Bytes of `Program`, and where in it what one layer's payload comes to is told.
+/// Bytes of `Program`.
 pub(crate) const PROGRAM: u64 = 112;
-pub(crate) const TOLD: u64 = 40;
 /// Parts begin at multiples of it.
 const ALIGN: u64 = 16;
 
@@ -193,17 +200,18 @@ fn select(
     common: [Part; 6],
     [bins, spans, entries, few, message]: [Part; 5],
 ) -> Result<(), Error> {
+    let sampling = looping_blocks(u64::from(params.layers) * DRAWS * u64::from(BLOCK));
+    gpu.launch_capturable(kernel("sample"), params, &[&common[..], &[bins]].concat(), sampling)?;
     let mut launch = |entry: &'static str, parts: &[Part]| {
         gpu.launch_capturable(kernel(entry), params, &[&common, parts].concat(), params.blocks())
     };
-    launch("offer", &[bins])?;
-    launch("gather", &[bins, spans, entries])?;
+    launch("offer", &[bins, spans, entries])?;
     launch("refine", &[bins, spans, entries, message])?;
     launch("count_kept", &[spans, entries, few, message])?;
     launch("write_kept", &[spans, entries, few, message])
 }
 
-/// Enqueued, in five launches with two reads of the values: the body of a payload of one layer. The first word of `status`
+/// Enqueued, in five launches with one read of the values: the body of a payload of one layer. The first word of `status`
 /// becomes at least the largest magnitude, the second the k-th largest. `top.keep` is from 1 to the number of elements.
 pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, status: Part) -> Result<(), Error> {
     let place = Place { layer: 0, first: 0, payload: 0, header: [0; 2] };
@@ -218,17 +226,16 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, s
     let words = gpu.scratch(Scratch::Bits, payload.bytes.next_multiple_of(4))?;
     let params = Params { dtype: tensor.dtype as u32, layers: 1, spans: layer.spans, chunks: 0, remembers: 0 };
     // Neither is there a table of spans, nor are there residuals, nor codes.
-    let common = [table, table, program, tensor.part, table, cut];
+    let common = [table, table, program, tensor.part, status, cut];
     select(gpu, params, common, [bins, spans, entries, table, words])?;
-    gpu.copy(program.cut(TOLD, 8), status)?;
     let (body, len) = (HEADER_LEN as u64, payload.bytes);
     gpu.copy(words.cut(body, len - body), payload.from(body))
 }
 
 /// The entry points, which are loaded before there is work.
 pub(crate) const KERNELS: [Kernel; 8] = [
+    kernel("sample"),
     kernel("offer"),
-    kernel("gather"),
     kernel("refine"),
     kernel("count_kept"),
     kernel("write_kept"),

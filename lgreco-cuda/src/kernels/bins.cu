@@ -214,10 +214,10 @@ struct Shared {
     u32 zeros;
 };
 
-// Fills a layer's bins with what is in the chunks from `first` on and before `end`, no more than TURNS. `result` becomes at
-// least the largest magnitude. All threads of the block, which are READERS, must come.
+// Fills a layer's bins with what is in those of all chunks from `chunk` on and before `end`, no more than TURNS. The first
+// result becomes at least the largest magnitude. All threads of the block, which are READERS, must come.
 template <bool ERRORS>
-__device__ inline void fill_bins(const Params& p, const Row& row, u32 first, u32 end, const Bins& all, u32* result,
+__device__ inline void fill_bins(const Params& p, const Row& row, u32 chunk, u32 end, const Bins& all, u64* results,
                                  Shared& shared) {
     if (threadIdx.x == 0) {
         shared.seen = 0;
@@ -229,7 +229,7 @@ __device__ inline void fill_bins(const Params& p, const Row& row, u32 first, u32
     }
     __syncthreads();
     const void* values = values_of(row);
-    u64 start = u64(first) * CHUNK;
+    u64 start = u64(chunk - row.first_chunk) * CHUNK;
     u32 found = 0;
     if (start + threadIdx.x * 4 < row.count) {
         float four[4];
@@ -247,18 +247,34 @@ __device__ inline void fill_bins(const Params& p, const Row& row, u32 first, u32
     Window<ERRORS> window(shared.room, shared.seen);
     u32 best = 0;
     u32 none = 0;
-    for (; first < end; first++) {
-        start = u64(first) * CHUNK;
-        u32 left = u32(min(u64(row.count) - start, u64(CHUNK)));
+    for (; chunk < end; chunk++) {
+        u32 begin = (chunk - row.first_chunk) * CHUNK;
+        u32 left = min(row.count - begin, u32(CHUNK));
+        // Those that are loaded by fours without a look at where they end.
+        u32 whole = row.dtype == 0 && reinterpret_cast<u64>(values) % 16 == 0 ? left / 4 * 4 : 0;
         for (u32 i = threadIdx.x * 4; i < left; i += READERS * 4) {
             float four[4];
-            u32 here = load4(values, row.dtype, start + i, row.count, four);
+            if (i < whole) {
+                uint4 bits = static_cast<const uint4*>(values)[(begin + i) / 4];
+                four[0] = __uint_as_float(bits.x);
+                four[1] = __uint_as_float(bits.y);
+                four[2] = __uint_as_float(bits.z);
+                four[3] = __uint_as_float(bits.w);
+            } else if (row.dtype != 0) {
+                // Those that are not there will be counted as zeros.
+                none -= 4 - load4(values, row.dtype, begin + i, row.count, four);
+            } else {
+                u32 here = min(left - i, 4u);
+                none -= 4 - here;
+#pragma unroll
+                for (u32 k = 0; k < 4; k++) {
+                    four[k] = k < here ? static_cast<const float*>(values)[begin + i + k] : 0.0f;
+                }
+            }
 #pragma unroll
             for (u32 k = 0; k < 4; k++) {
                 best = max(best, bits_of(four[k]));
-                if (window.add(p, all, bits_of(four[k])) && k < here) {
-                    none++;
-                }
+                none += window.add(p, all, bits_of(four[k])) ? 1 : 0;
             }
         }
     }
@@ -272,7 +288,7 @@ __device__ inline void fill_bins(const Params& p, const Row& row, u32 first, u32
     __syncthreads();
     window.give_all(all);
     if (threadIdx.x == 0) {
-        atomicMax(result, shared.largest);
+        atomicMax(reinterpret_cast<u32*>(results + row.results), shared.largest);
         if (shared.zeros != 0) {
             atomicAdd(&all.counts[all.first], shared.zeros);
         }
@@ -288,12 +304,11 @@ __device__ inline void count(const Params& p, const Row* rows, const u32* row_of
         u32 number = row_of[chunk];
         const Row& row = rows[number];
         Bins all = {counts, lows, errors, number * BINS};
-        u32 first = chunk - row.first_chunk;
-        u32 own = min(min(end - chunk, row.chunks - first), u32(TURNS));
-        fill_bins<ERRORS>(p, row, first, first + own, all, reinterpret_cast<u32*>(results + row.results), shared);
+        u32 stop = min(min(end, row.first_chunk + row.chunks), chunk + TURNS);
+        fill_bins<ERRORS>(p, row, chunk, stop, all, results, shared);
         // The next bins take the place of these.
         __syncthreads();
-        chunk += own;
+        chunk = stop;
     }
 }
 

@@ -40,31 +40,40 @@ __device__ inline float write_one(const Top& top, const Cut& cut, const Few* few
 }
 
 // The payloads, and what stays. Then what the other ranks are told of this one or, of a layer on its own, which magnitudes
-// are the largest and the k-th largest.
+// are the largest and the k-th largest, in place of residuals.
 extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_of, Program* program,
                                       const void* gradients, float* residuals, const Cut* cuts, const Kept* spans,
                                       const uint2* entries, const Few* few, u8* message) {
+    u32 lane = threadIdx.x % 32;
     u32 end = share(p.spans, blockIdx.x + 1);
-    for (u32 at = share(p.spans, blockIdx.x); at < end; at++) {
+    for (u32 at = share(p.spans, blockIdx.x) + threadIdx.x / 32; at < end; at += WARPS) {
         u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Cut cut = cuts[number];
         Offered offered(p, top, program, gradients, residuals);
         u32* words = reinterpret_cast<u32*>(message + top.payload);
-        if (at == top.first_span && threadIdx.x < HEADER / 4) {
-            u64 half = threadIdx.x < 2 ? top.header_low : top.header_high;
-            words[threadIdx.x] = u32(half >> (threadIdx.x % 2 * 32));
+        if (at == top.first_span && lane < HEADER / 4) {
+            u64 half = lane < 2 ? top.header_low : top.header_high;
+            words[lane] = u32(half >> (lane % 2 * 32));
         }
         Kept kept = spans[at];
         Choice choice(top, kept, offered, entries, at - top.first_span);
-        for (u32 first = 0; first < kept.size; first += BLOCK) {
-            u32 i = first + threadIdx.x;
+        if (offered.after != nullptr && program->keep != 0.0f && choice.entries != nullptr) {
+            // What is not sent stays as part of what was remembered, too.
+            u64 stop = min(choice.first + SPAN, u64(top.count));
+            for (u64 i = choice.first + lane; i < stop; i += 32) {
+                offered.after[i] = offered.stays(program, i, offered.after[i], 0.0f);
+            }
+            __syncwarp();
+        }
+        for (u32 first = 0; first < kept.size; first += 32) {
+            u32 i = first + lane;
             bool here = i < kept.size;
             uint2 entry = here ? choice.at(i) : uint2{0, 0};
             u32 own = here ? above_or_tied(entry.y & MAGNITUDE, cut.prefix) : 0;
-            Sums sums = block_scan(own);
-            u32 tied = kept.tied_before + (u32(sums.before) & 0xffffu);
-            u32 index = kept.above_before + (u32(sums.before) >> 16) + min(tied, cut.rank);
+            u32 sum = warp_scan(own);
+            u32 tied = kept.tied_before + (sum - own & 0xffffu);
+            u32 index = kept.above_before + (sum - own >> 16) + min(tied, cut.rank);
             // More than k only when the values were written to meanwhile.
             bool goes = (own > 1 || (own == 1 && tied < cut.rank)) && index < top.keep;
             float sent = goes ? write_one(top, cut, few, words, index, entry) : 0.0f;
@@ -75,8 +84,9 @@ extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_
                     note(&program->fault, REST_LEFT_F32, top.layer, entry.x);
                 }
             }
-            kept.above_before += u32(sums.all) >> 16;
-            kept.tied_before += u32(sums.all) & 0xffffu;
+            sum = __shfl_sync(FULL, sum, 31);
+            kept.above_before += sum >> 16;
+            kept.tied_before += sum & 0xffffu;
         }
     }
     if (!is_last(&program->done, 1, gridDim.x) || threadIdx.x != 0) {
@@ -85,6 +95,8 @@ extern "C" __global__ void write_kept(Params p, const Top* tops, const u32* top_
     if (p.remembers) {
         tell(program, reinterpret_cast<u32*>(message));
     } else {
-        program->told = u64(cuts[0].prefix) << 32 | cuts[0].high;
+        u32* told = reinterpret_cast<u32*>(residuals);
+        told[0] = cuts[0].high;
+        told[1] = cuts[0].prefix;
     }
 }

@@ -1,267 +1,239 @@
-// Which values are the k largest, of all layers together. One launch sums up gradients and residuals, and counts by the
-// upper 12 bits of magnitudes; one gathers those that may be among the k largest, and counts by the next 10 bits; one counts
-// these by the last 9 bits, which makes the cut known; and one counts how many of each span are kept. The last block that
-// has been through a layer's spans finds what the next launch needs. Selection is integer arithmetic, and places come from
-// counts, so nothing depends on the order of blocks.
-
-// Where number `rank` from above is among 2^BITS bins, and its rank there; the bins begin anew. All threads of the block
-// must come.
-template <u32 BITS>
-__device__ inline void pick(u32* bins, u32 prefix, u32 rank, Cut* cut) {
-    const u32 OWN = (1u << BITS) / BLOCK;
-    u32 counts[OWN];
-    u32 first = (BLOCK - 1 - threadIdx.x) * OWN;
-    u32 sum = 0;
-#pragma unroll
-    for (u32 k = 0; k < OWN; k++) {
-        counts[k] = atomicExch(&bins[first + k], 0u);
-        sum += counts[k];
-    }
-    u32 above = u32(block_scan(sum).before);
-    if (above >= rank || rank - above > sum) {
-        return;
-    }
-#pragma unroll
-    for (u32 k = OWN; k > 0; k--) {
-        if (above < rank && rank - above <= counts[k - 1]) {
-            cut->prefix = prefix << BITS | (first + k - 1);
-            cut->rank = rank - above;
-        }
-        above += counts[k - 1];
-    }
-}
-
-// The values of a launch counted in shared memory, by 2^BITS kinds.
-template <u32 BITS>
-__device__ inline void count_nothing(u32* room) {
-    for (u32 bin = threadIdx.x; bin < 1u << BITS; bin += BLOCK) {
-        room[bin] = 0;
-    }
-    __syncthreads();
-}
-
-// Gives away what was counted of a layer in `own` spans; the last block picks. Returns whether this is it. All threads of
-// the block must come.
-template <u32 BITS>
-__device__ inline bool give_counts(u32* room, u32* bins, u32 own, const Top& top, u32 prefix, u32 rank, Cut* cut) {
-    __syncthreads();
-    for (u32 bin = threadIdx.x; bin < 1u << BITS; bin += BLOCK) {
-        if (room[bin] != 0) {
-            atomicAdd(&bins[bin], room[bin]);
-            room[bin] = 0;
-        }
-    }
-    bool last = is_last(&cut->done, own, top.spans);
-    if (last) {
-        pick<BITS>(bins, prefix, rank, cut);
-    }
-    return last;
-}
+// Which values are the k largest, of all layers together. After the sample one launch goes over all values: it sums up gradients
+// and residuals, gathers what reaches the sample's bound, in order within each span, and counts that in narrow bins. One launch
+// counts what is in the bin that has the k-th largest by magnitude, which makes the cut known, and one counts how many of each
+// span are kept. The last block that has been through a layer's spans finds what the next launch needs. Selection is integer
+// arithmetic, and places come from counts, so nothing depends on the order of blocks, nor on the sample: where its bound is too
+// high, or the bin too wide to tell its magnitudes apart, the last block finds the cut by itself.
 
 // The range of what is kept, once all of the cut is known; the next step's begins anew. By one block.
 __device__ inline void end_cut(Cut* cut) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        cut->high = cut->largest;
+        // This block may have changed them.
+        u32 largest = atomicExch(&cut->largest, 0u);
+        u32 least = atomicExch(&cut->least, 0u);
+        cut->high = largest;
         // Where zeros are kept, so is all else.
-        cut->low = cut->prefix != 0 ? cut->prefix : cut->least != 0 ? ~cut->least : cut->largest;
-        cut->largest = 0;
-        cut->least = 0;
+        cut->low = cut->prefix != 0 ? cut->prefix : least != 0 ? ~least : largest;
     }
 }
 
-// Four values from i on, or what there is of them up to `count`.
-__device__ inline void store4(float* values, u64 i, u64 count, const float (&four)[4]) {
-    if (count - i >= 4 && reinterpret_cast<u64>(values) % 16 == 0) {
-        reinterpret_cast<uint4*>(values)[i / 4] = uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
-                                                        __float_as_uint(four[2]), __float_as_uint(four[3])};
-        return;
-    }
-#pragma unroll
-    for (u32 k = 0; k < 4; k++) {
-        if (i + k < count) {
-            values[i + k] = four[k];
-        }
-    }
-}
-
-// Sums of gradients and residuals, and their bins.
-extern "C" __launch_bounds__(BLOCK, 4) __global__ void offer(Params p, const Top* tops, const u32* top_of,
+// Sums of gradients and residuals; those that may be among the k largest, in order within each span, and their bins.
+extern "C" __launch_bounds__(BLOCK, 3) __global__ void offer(Params p, const Top* tops, const u32* top_of,
                                                              Program* program, const void* gradients,
-                                                             float* residuals, Cut* cuts, u32* bins) {
+                                                             float* residuals, Cut* cuts, u32* bins, Kept* spans,
+                                                             uint2* entries) {
     __shared__ u32 room[1u << FIRST_BITS];
+    __shared__ u32 totals[WARPS];
+    __shared__ u32 place;
     count_nothing<FIRST_BITS>(room);
-    u32 end = share(p.spans, blockIdx.x + 1);
-    for (u32 at = share(p.spans, blockIdx.x); at < end;) {
-        u32 number = p.layers == 1 ? 0 : top_of[at];
-        Top top = tops[number];
-        Offered offered(p, top, program, gradients, residuals);
-        const void* gradient = static_cast<const u8*>(gradients) + top.first * (p.dtype == 0 ? 4 : 2);
-        u32 begin = at;
-        u32 zeros = 0;
-        u32 largest = 0;
-        u32 least = 0;
-        for (; at < min(end, top.first_span + top.spans); at++) {
-            for (u32 step = 0; step < STEPS; step++) {
-                u64 i = u64(at - top.first_span) * SPAN + step * STEP + threadIdx.x * 4;
-                if (i >= top.count) {
-                    break;
-                }
-                float own[4];
-                float sum[4];
-                u32 here = load4(gradient, p.dtype, i, top.count, own);
-                if (offered.after != nullptr) {
-                    load4(offered.before, 0, i, top.count, sum);
-                }
-#pragma unroll
-                for (u32 k = 0; k < 4; k++) {
-                    sum[k] = offered.after != nullptr ? sum[k] + own[k] : own[k];
-                    u32 magnitude = __float_as_uint(sum[k]) & MAGNITUDE;
-                    if (k >= here) {
-                        continue;
-                    }
-                    largest = max(largest, magnitude);
-                    least = max(least, magnitude == 0 ? 0 : ~magnitude);
-                    u32 bin = magnitude >> (SECOND_BITS + THIRD_BITS);
-                    if (bin == 0) {
-                        zeros++;
-                    } else {
-                        atomicAdd(&room[bin], 1u);
-                    }
-                    if (magnitude >= INFINITE) {
-                        note(&program->fault, is_finite(own[k]) ? SUM_LEFT_F32 : NOT_FINITE, top.layer, i + k);
-                    }
-                }
-                if (offered.after != nullptr) {
-                    store4(offered.after, i, top.count, sum);
-                }
-            }
-        }
-        if (zeros != 0) {
-            atomicAdd(&room[0], zeros);
-        }
-        largest = warp_max(largest);
-        least = warp_max(least);
-        if (threadIdx.x % 32 == 0) {
-            atomicMax(&cuts[number].largest, largest);
-            atomicMax(&cuts[number].least, least);
-        }
-        give_counts<FIRST_BITS>(room, bins + u64(number) * BINS, at - begin, top, 0, top.keep, &cuts[number]);
-    }
-}
-
-// Those that may be among the k largest, in order within each span.
-extern "C" __launch_bounds__(BLOCK, 3) __global__ void gather(Params p, const Top* tops, const u32* top_of,
-                                                              const Program* program, const void* gradients,
-                                                              float* residuals, Cut* cuts, u32* bins, Kept* spans,
-                                                              uint2* entries) {
-    __shared__ u32 room[1u << SECOND_BITS];
-    __shared__ u32 start;
-    count_nothing<SECOND_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
         u32 number = p.layers == 1 ? 0 : top_of[at];
         const Top& top = tops[number];
         Cut* cut = &cuts[number];
-        u32 prefix = cut->prefix;
-        u32 rank = cut->rank;
+        u32 base = cut->base;
+        float bound = __uint_as_float(cut->bound);
         Offered offered(p, top, program, gradients, residuals);
+        bool is_simple = p.dtype == 0 && has_fours(offered.gradient) && has_fours(offered.before) &&
+                         has_fours(offered.after);
+        u32 count = top.count;
+        uint2* own_entries = entries + top.room;
+        u32 room_size = top.room_size;
+        u32 stop = min(end, top.first_span + top.spans);
         u32 begin = at;
-        for (; at < min(end, top.first_span + top.spans); at++) {
-            u64 first = u64(at - top.first_span) * SPAN + threadIdx.x * 4;
-            float values[STEPS][4];
-            u64 found = 0;
+        u32 zeros = 0;
+        u32 largest = 0;
+        u32 least = 0;
+        for (; at < stop; at++) {
+            u64 span = u64(at - top.first_span) * SPAN;
+            u64 first = span + threadIdx.x / 32 * OF_WARP + threadIdx.x % 32 * 4;
+            Strips strips;
+            if (is_simple && span + SPAN <= count) {
+                strips.load_simple(offered, first);
+            } else {
+                strips.load(offered, first, count);
+            }
+            u32 mask = 0;
 #pragma unroll
-            for (u32 step = 0; step < STEPS; step++) {
-                u64 i = first + step * STEP;
-                u32 here = i < top.count ? load4(offered.values, offered.dtype, i, top.count, values[step]) : 0;
+            for (u32 strip = 0; strip < STRIPS; strip++) {
 #pragma unroll
                 for (u32 k = 0; k < 4; k++) {
-                    u32 upper = (__float_as_uint(values[step][k]) & MAGNITUDE) >> (SECOND_BITS + THIRD_BITS);
-                    found += k < here && upper >= prefix ? 1ull << (16 * step) : 0;
+                    // What is no number reaches every bound.
+                    mask |= fabsf(strips.values[strip][k]) < bound ? 0 : 1u << (4 * strip + k);
                 }
             }
-            Sums sums = block_scan(found);
-            u32 total = 0;
-#pragma unroll
-            for (u32 step = 0; step < STEPS; step++) {
-                total += u32(sums.all >> (16 * step)) & 0xffffu;
-            }
+            mask &= strips.there;
+            Positions positions(mask, totals);
             if (threadIdx.x == 0) {
-                u32 used = atomicAdd(&cut->used, total);
-                start = used + total <= top.room_size ? used : NOWHERE;
-                u32 here = u32(min(top.count - (first < top.count ? first : top.count), u64(SPAN)));
-                spans[at] = Kept{start, start == NOWHERE ? here : total, 0, 0, 0, 0};
+                u32 used = atomicAdd(&cut->used, positions.all);
+                bool fits = used + positions.all <= room_size;
+                place = fits ? used : NOWHERE;
+                u32 size = fits ? positions.all : u32(min(count - min(span, u64(count)), u64(SPAN)));
+                spans[at] = Kept{place, size, 0, 0, 0, 0};
             }
             __syncthreads();
-            u32 index = start;
-#pragma unroll
-            for (u32 step = 0; step < STEPS; step++) {
-                u64 i = first + step * STEP;
-                u32 place = index + (u32(sums.before >> (16 * step)) & 0xffffu);
-                index += u32(sums.all >> (16 * step)) & 0xffffu;
-                float stays[4];
-#pragma unroll
-                for (u32 k = 0; k < 4; k++) {
-                    if (i + k >= top.count) {
-                        break;
-                    }
-                    float own = values[step][k];
-                    u32 magnitude = __float_as_uint(own) & MAGNITUDE;
-                    u32 upper = magnitude >> (SECOND_BITS + THIRD_BITS);
-                    if (upper == prefix) {
-                        atomicAdd(&room[magnitude >> THIRD_BITS & ((1u << SECOND_BITS) - 1)], 1u);
-                    }
-                    if (upper >= prefix && start != NOWHERE) {
-                        entries[top.room + place] = uint2{u32(i) + k, __float_as_uint(own)};
-                        place++;
-                    }
-                    if (offered.after != nullptr && program->keep != 0.0f) {
-                        stays[k] = offered.stays(program, i + k, own, 0.0f);
-                    }
+            u32 to = place;
+            for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+                u32 bit = __ffs(rest) - 1;
+                u32 strip = bit / 4;
+                u64 i = first + strip * STRIP + bit % 4;
+                u32 bits = __float_as_uint(value(offered.values, offered.dtype, i));
+                u32 magnitude = bits & MAGNITUDE;
+                if (magnitude == 0) {
+                    zeros++;
+                } else {
+                    atomicAdd(&room[bin_of(magnitude, base)], 1u);
                 }
-                // Where all is remembered, what is not sent stays as it is.
-                if (offered.after != nullptr && program->keep != 0.0f && start != NOWHERE && i < top.count) {
-                    store4(offered.after, i, top.count, stays);
+                largest = max(largest, magnitude);
+                least = max(least, magnitude == 0 ? 0 : ~magnitude);
+                if (magnitude >= INFINITE) {
+                    bool good = is_finite(value(offered.gradient, offered.gradient_dtype, i));
+                    note(&program->fault, good ? SUM_LEFT_F32 : NOT_FINITE, top.layer, i);
+                }
+                if (to != NOWHERE) {
+                    u32 earlier = __popc(mask & ((1u << bit) - (1u << (4 * strip))));
+                    own_entries[to + positions.of(strip) + earlier] = uint2{u32(i), bits};
                 }
             }
         }
-        give_counts<SECOND_BITS>(room, bins + u64(number) * BINS, at - begin, top, prefix, rank, cut);
+        if (zeros != 0) {
+            atomicAdd(&room[bin_of(0, base)], zeros);
+        }
+        largest = warp_max(largest);
+        least = warp_max(least);
+        if (threadIdx.x % 32 == 0) {
+            atomicMax(&cut->largest, largest);
+            atomicMax(&cut->least, least);
+        }
+        u32* counts = bins + u64(number) * BINS;
+        if (give_counts<FIRST_BITS>(room, counts, at - begin, top.spans, cut)) {
+            Picked found = pick(counts, 1u << FIRST_BITS, top.keep);
+            if (threadIdx.x == 0) {
+                cut->bin = found.bin;
+                cut->rank = found.rank;
+                cut->prefix = start_of(found.bin, *cut);
+            }
+            forget_counts(counts);
+        }
     }
 }
 
-// The last bits of the cut. And words of the payload in which bits will be set become 0.
+// Makes a layer's spans choose from all their values, by one block.
+__device__ inline void forget_gathered(const Top& top, Kept* spans) {
+    for (u32 span = threadIdx.x; span < top.spans; span += BLOCK) {
+        u32 size = u32(min(top.count - u64(span) * SPAN, u64(SPAN)));
+        spans[top.first_span + span] = Kept{NOWHERE, size, 0, 0, 0, 0};
+    }
+}
+
+// Finds the cut whatever the sample was, by one block: among what was gathered or, where there was no room for all of it or
+// fewer than k values reach the bound, among all values. `room` has 2^SECOND_BITS zeros.
+__device__ inline void settle(const Top& top, const Offered& offered, Cut* cut, Kept* spans, const uint2* entries,
+                              u32* room) {
+    bool missed = cut->bin == NOWHERE;
+    bool gathered = !missed && cut->used <= top.room_size;
+    u32 size = gathered ? cut->used : top.count;
+    bool is_narrow = !gathered && offered.dtype != 0;
+    const u32* words = gathered ? &entries[top.room].y : static_cast<const u32*>(offered.values);
+    u64 apart = gathered ? 2 : 1;
+    Picked found = {0, top.keep};
+    u32 prefix = 0;
+    u32 largest = 0;
+    u32 least = 0;
+#pragma unroll 1
+    for (u32 shift = 31; shift > 0;) {
+        u32 bits = min(shift, u32(SECOND_BITS));
+        shift -= bits;
+        auto add = [&](float own) {
+            u32 magnitude = __float_as_uint(own) & MAGNITUDE;
+            largest = max(largest, magnitude);
+            least = max(least, magnitude == 0 ? 0 : ~magnitude);
+            if (u64(magnitude) >> (shift + bits) == prefix) {
+                atomicAdd(&room[magnitude >> shift & ((1u << bits) - 1)], 1u);
+            }
+        };
+#pragma unroll 1
+        for (u64 i = threadIdx.x; is_narrow && i < size; i += BLOCK) {
+            add(widen(static_cast<const u16*>(offered.values)[i], offered.dtype));
+        }
+#pragma unroll 4
+        for (u64 i = threadIdx.x; !is_narrow && i < size; i += BLOCK) {
+            add(__uint_as_float(words[i * apart]));
+        }
+        __syncthreads();
+        found = pick(room, 1u << SECOND_BITS, found.rank);
+        count_nothing<SECOND_BITS>(room);
+        prefix = prefix << bits | found.bin;
+    }
+    if (missed) {
+        forget_gathered(top, spans);
+    }
+    atomicMax(&cut->largest, largest);
+    atomicMax(&cut->least, least);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        cut->prefix = prefix;
+        cut->rank = found.rank;
+    }
+}
+
+// The cut. And words of the payload in which bits will be set become 0.
 extern "C" __global__ void refine(Params p, const Top* tops, const u32* top_of, const Program* program,
-                                  const void* gradients, float* residuals, Cut* cuts, u32* bins, const Kept* spans,
+                                  const void* gradients, float* residuals, Cut* cuts, u32* bins, Kept* spans,
                                   const uint2* entries, u8* message) {
-    __shared__ u32 room[1u << THIRD_BITS];
-    count_nothing<THIRD_BITS>(room);
+    __shared__ u32 room[1u << SECOND_BITS];
+    count_nothing<SECOND_BITS>(room);
     u32 end = share(p.spans, blockIdx.x + 1);
     for (u32 at = share(p.spans, blockIdx.x); at < end;) {
         u32 number = p.layers == 1 ? 0 : top_of[at];
         Top top = tops[number];
         Cut* cut = &cuts[number];
-        u32 prefix = cut->prefix;
+        u32 bin = cut->bin;
+        u32 base = cut->base;
+        u32 start = cut->prefix;
         u32 rank = cut->rank;
         Offered offered(p, top, program, gradients, residuals);
         u32* words = reinterpret_cast<u32*>(message + top.payload) + top.bits_at / 32;
         u64 of_bits = (top.end + 31) / 32 - top.bits_at / 32;
         u32 begin = at;
-        for (; at < min(end, top.first_span + top.spans); at++) {
-            u32 span = at - top.first_span;
+        at = min(end, top.first_span + top.spans);
+        for (u32 of_warp = begin + threadIdx.x / 32; of_warp < at; of_warp += WARPS) {
+            u32 span = of_warp - top.first_span;
             u64 next = of_bits * (span + 1) / top.spans;
-            for (u64 word = of_bits * span / top.spans + threadIdx.x; word < next; word += BLOCK) {
+#pragma unroll 1
+            for (u64 word = of_bits * span / top.spans + threadIdx.x % 32; word < next; word += 32) {
                 words[word] = 0;
             }
-            Choice choice(top, spans[at], offered, entries, span);
-            for (u32 i = threadIdx.x; i < choice.size; i += BLOCK) {
+            Choice choice(top, spans[of_warp], offered, entries, span);
+#pragma unroll 1
+            for (u32 i = threadIdx.x % 32; i < choice.size; i += 32) {
                 u32 magnitude = choice.at(i).y & MAGNITUDE;
-                if (magnitude >> THIRD_BITS == prefix) {
-                    atomicAdd(&room[magnitude & ((1u << THIRD_BITS) - 1)], 1u);
+                // The first bin and the last one may have more magnitudes than there are counts.
+                if (bin_of(magnitude, base) == bin && magnitude >= start) {
+                    atomicAdd(&room[min(magnitude - start, BINS - 1)], 1u);
                 }
             }
         }
-        if (give_counts<THIRD_BITS>(room, bins + u64(number) * BINS, at - begin, top, prefix, rank, cut)) {
+        u32* counts = bins + u64(number) * BINS;
+        if (give_counts<SECOND_BITS>(room, counts, at - begin, top.spans, cut)) {
+            Picked found = pick(counts, 1u << SECOND_BITS, rank);
+            forget_counts(counts);
+            bool is_narrow = bin != 0 && bin < LAST_BIN;
+            if (is_narrow || (bin != NOWHERE && found.bin < BINS - 1)) {
+                if (threadIdx.x == 0) {
+                    cut->prefix = start + found.bin;
+                    cut->rank = found.rank;
+                }
+            } else if (bin != NOWHERE && top.keep == top.count) {
+                // All are above zero, or that would have been found.
+                if (threadIdx.x == 0) {
+                    cut->prefix = 0;
+                    cut->rank = 0;
+                }
+            } else {
+                settle(top, offered, cut, spans, entries, room);
+            }
             end_cut(cut);
         }
     }
@@ -296,6 +268,7 @@ __device__ inline void add_bins(const Top& top, u32 prefix, const CodeBins& bins
             continue;
         }
         Choice choice(top, kept, offered, entries, span);
+#pragma unroll 1
         for (u32 i = threadIdx.x; i < choice.size; i += BLOCK) {
             u32 magnitude = choice.at(i).y & MAGNITUDE;
             if (magnitude > prefix) {
@@ -324,10 +297,12 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
         BinUnits units{code_bins};
         Offered offered(p, top, program, gradients, residuals);
         u32 begin = at;
-        for (; at < min(end, top.first_span + top.spans); at++) {
-            Choice choice(top, spans[at], offered, entries, at - top.first_span);
+        at = min(end, top.first_span + top.spans);
+        for (u32 of_warp = begin + threadIdx.x / 32; of_warp < at; of_warp += WARPS) {
+            Choice choice(top, spans[of_warp], offered, entries, of_warp - top.first_span);
             u32 own = 0;
-            for (u32 i = threadIdx.x; i < choice.size; i += BLOCK) {
+#pragma unroll 1
+            for (u32 i = threadIdx.x % 32; i < choice.size; i += 32) {
                 u32 magnitude = choice.at(i).y & MAGNITUDE;
                 own += above_or_tied(magnitude, prefix);
                 // Of those at the cut one is kept at least.
@@ -339,10 +314,10 @@ extern "C" __global__ void count_kept(Params p, const Top* tops, const u32* top_
                     }
                 }
             }
-            u32 all = u32(block_scan(own).all);
-            if (threadIdx.x == 0) {
-                spans[at].above = all >> 16;
-                spans[at].tied = all & 0xffffu;
+            own = warp_scan(own);
+            if (threadIdx.x % 32 == 31) {
+                spans[of_warp].above = own >> 16;
+                spans[of_warp].tied = own & 0xffffu;
             }
         }
         if (top.bits != 0) {

@@ -37,14 +37,18 @@ struct Top {
 
 // What is known of where a layer's k largest end.
 struct Cut {
-    u32 prefix;  // upper bits of the k-th largest magnitude; at last all of them
-    u32 rank;    // how many of those with these bits are among the k largest
-    u32 done;    // spans that have been through the launch
-    u32 used;    // entries gathered
-    u32 largest;  // magnitude so far, and complement of the least but 0
+    u32 prefix;  // where the bin begins that has the k-th largest magnitude; at last this magnitude
+    u32 rank;    // how many of that bin are among the k largest
+    u32 done;    // parts that have been through the launch
+    u32 used;    // entries gathered, or that there was no room for
+    u32 largest;  // magnitude so far, and complement of the least but 0, of those from `bound` on
     u32 least;
     u32 high;  // the largest magnitude, and the least that is kept but 0
     u32 low;
+    u32 bound;  // from which on magnitudes are gathered and counted,
+    u32 base;   // and narrow bins begin
+    u32 bin;    // that has the k-th largest; NOWHERE if fewer than k values reach the bound
+    u32 unused;
 };
 
 // A span: what was gathered of it, which is NOWHERE if there was no room; and how many of that are above and at the cut,
@@ -58,17 +62,24 @@ struct Kept {
     u32 tied_before;
 };
 
-// Values of a span, those that its threads read at once, and how often they do.
+// Values of a span.
 #define SPAN 4096
-#define STEP (4 * BLOCK)
-#define STEPS (SPAN / STEP)
 #define NOWHERE 0xffffffffu
-// Bits of a magnitude by which each of three launches counts.
+// 2^FIRST_BITS bins of magnitudes are counted first, then as many kinds as are in one of them: 2^SECOND_BITS.
 #define FIRST_BITS 12
-#define SECOND_BITS 10
-#define THIRD_BITS 9
+#define SECOND_BITS 13
 // A layer's counts.
-#define BINS (1u << FIRST_BITS)
+#define BINS (1u << SECOND_BITS)
+
+// The sum over the lanes up to this one.
+__device__ inline u32 warp_scan(u32 sum) {
+#pragma unroll
+    for (u32 reach = 1; reach < 32; reach <<= 1) {
+        u32 other = __shfl_up_sync(FULL, sum, reach);
+        sum += threadIdx.x % 32 >= reach ? other : 0;
+    }
+    return sum;
+}
 
 // What the threads before this one have, and all of the block.
 struct Sums {
@@ -100,23 +111,32 @@ __device__ static inline Sums block_scan(u64 own) {
 
 // Of a layer: what is selected from, and what is remembered.
 struct Offered {
-    const void* values;
-    u32 dtype;
+    const void* gradient;
+    u32 gradient_dtype;
     const float* before;
     float* after;  // null where nothing is remembered
+    const void* values;  // of the gradient or, where something is, the sums, once they are there
+    u32 dtype;
 
-    __device__ Offered(const Params& p, const Top& top, const Program* program, const void* gradients, float* residuals) {
-        if (!p.remembers) {
-            before = nullptr;
-            after = nullptr;
-            values = static_cast<const u8*>(gradients) + top.first * (p.dtype == 0 ? 4 : 2);
-            dtype = p.dtype;
-        } else {
+    __device__ Offered(const Params& p, const Top& top, const Program* program, const void* gradients, float* residuals)
+        : gradient(static_cast<const u8*>(gradients) + top.first * (p.dtype == 0 ? 4 : 2)),
+          gradient_dtype(p.dtype),
+          before(nullptr),
+          after(nullptr),
+          values(gradient),
+          dtype(p.dtype) {
+        if (p.remembers) {
             before = residuals + program->half * program->elements + top.first;
             after = residuals + (1 - program->half) * program->elements + top.first;
             values = after;
             dtype = 0;
         }
+    }
+
+    // What will be selected from, before it is there.
+    __device__ float sum(u64 i) const {
+        float own = value(gradient, gradient_dtype, i);
+        return after != nullptr ? before[i] + own : own;
     }
 
     __device__ float stays(const Program* program, u64 i, float offered, float sent) const {

@@ -28,8 +28,6 @@ const NARROW: &[&str] = &["LDG1", "LDG2", "LDG4", "LDG8", "RED"];
 const NARROW_STORES: &[&str] = &["LDG1", "LDG2", "LDG4", "LDG8", "RED", "STG1", "STG2"];
 /// The same for TopK: subnormal numbers and those outside of the window.
 const RARE: &[&str] = &["LDG1", "LDG2", "LDG4", "LDG8", "RED", "FLO"];
-/// What only values that are kept come by.
-const KEPT: &[&str] = &["LDG1", "LDG2", "LDG4", "LDG8", "RED", "ATOMG", "STG2", "STG4"];
 /// Codes of a byte or of single elements, and slow divisions.
 const BYTES: &[&str] = &["LDG1", "LDG4", "LDG8", "STG1", "STG4"];
 
@@ -55,8 +53,10 @@ pub(super) const HOT: &[Hot] = &[
     // A rank's codes for eight values, of eight ranks.
     hot(Module::Exchange, "average", 256, &["LDG1", "LDG2", "STG2", "RED"], &[("STG4", 1.0), ("I2F", 1.0 / 8.0)]),
     hot(Module::TopK, "count_exact", 1024, RARE, &[("LDG16", 4.0)]),
-    hot(Module::Selection, "offer", 256, NARROW_STORES, &[("LDG16", 2.0)]),
-    hot(Module::Selection, "gather", 256, KEPT, &[("LDG16", 4.0)]),
+    // Single values at random.
+    hot(Module::Selection, "sample", 256, &["LDG2"], &[("ATOMS", 1.0)]),
+    // Two loads for four values; then what is gathered, of which a thread has two of its sixteen values at most, where it is 1.5 %.
+    hot(Module::Selection, "offer", 256, NARROW_STORES, &[("LDG16", 2.0), ("ATOMS", 8.0)]),
     // 64 x 32 elements of the matrix and 16 x 32 of the factor are put into shared memory; every element meets 16 columns, also
     // where the factor has as few as 9. Up to 8 take half as many.
     hot(Module::PowerSgd, "project", 256, &["LDG2"], &[("STS4", 4.0 / 5.0), ("FFMA", 1.0 / 16.0)]),

@@ -97,12 +97,14 @@ impl Gpu {
 
 /// A pass of an operation over all values.
 struct Pass {
-    /// As `bounds.txt` names it, or empty where memory is filled.
+    /// As `bounds.txt` names it, or empty where memory alone counts.
     kernel: &'static str,
     /// Bytes of device memory that a value takes there, on average.
     bytes: f64,
     /// Values of a thread, where there are 2^26.
     of_thread: f64,
+    /// Where it is over a sample: how many there are.
+    sampled: Option<f64>,
 }
 
 /// What the backend is asked for.
@@ -119,7 +121,12 @@ pub struct Operation {
 }
 
 const fn pass(kernel: &'static str, bytes: f64, of_thread: f64) -> Pass {
-    Pass { kernel, bytes, of_thread }
+    Pass { kernel, bytes, of_thread, sampled: None }
+}
+
+/// TopK's sample, with the bytes of one value: those of whole sectors of memory, of 32 bytes, which single values are read in.
+const fn sample(bytes: f64) -> Pass {
+    Pass { kernel: "selection/sample", bytes, of_thread: 4.0, sampled: Some(65536.0) }
 }
 
 const fn operation(name: &'static str, bytes: f64, commands: f64, floor: f64, passes: &'static [Pass]) -> Operation {
@@ -129,18 +136,25 @@ const fn operation(name: &'static str, bytes: f64, commands: f64, floor: f64, pa
 /// Bytes of a code of 4 bits with its share of a bucket's scale.
 const CODE: f64 = 0.5 + 4.0 / 512.0;
 
+/// Bytes of a value's share of what is gathered where 1 % are kept: entries of 8 bytes for 1.5 %. They are written once, and read by
+/// three launches.
+const GATHERED: f64 = 0.015 * 8.0;
+/// And of the payload: values and positions, and words of these that are zeroed first.
+const KEPT: f64 = 0.06;
+
 /// The operations that there is a prediction for.
 pub const OPERATIONS: &[Operation] = &[
     operation("row of QSGD, 7 widths", 4.0, 0.5, 0.7, &[pass("qsgd/usual_row", 4.0, 128.0)]),
     operation("encode QSGD, 4 bits", 4.0 + CODE, 1.0, 0.8, &[pass("qsgd/usual_encode", 4.0 + CODE, 128.0)]),
     operation("decode QSGD, 4 bits", 4.0 + CODE, 1.0, 0.9, &[pass("qsgd/decode", 4.0 + CODE, 8.0)]),
-    operation("row of TopK, 100 densities", 4.0, 6.0, 0.6, &[pass("topk/count_exact", 4.0, 128.0)]),
+    operation("row of TopK, 100 densities", 4.0, 6.0, 0.7, &[pass("topk/count_exact", 4.0, 128.0)]),
     operation(
         "encode TopK, 1 %",
         4.1,
-        9.0,
-        0.17,
-        &[pass("selection/offer", 4.0, 128.0), pass("selection/gather", 4.5, 128.0)],
+        8.0,
+        0.7,
+        // The payload is made in the workspace, and copied.
+        &[sample(32.0), pass("selection/offer", 4.0 + GATHERED, 128.0), pass("", 3.0 * GATHERED + 3.0 * KEPT, 1.0)],
     ),
     operation("decode TopK, 1 %", 4.1, 5.0, 0.8, &[pass("", 4.1, 1.0)]),
     operation(
@@ -169,6 +183,18 @@ pub const OPERATIONS: &[Operation] = &[
         &[pass("exchange/average", 4.0 + 8.0 * CODE, 128.0)],
     ),
     operation(
+        "exchange: feedback and TopK, 1 %",
+        12.1,
+        5.0,
+        0.8,
+        // Of residuals of what is kept two sectors take part.
+        &[
+            sample(64.0),
+            pass("selection/offer", 12.0 + GATHERED, 128.0),
+            pass("", 3.0 * GATHERED + KEPT + 0.01 * 64.0, 1.0),
+        ],
+    ),
+    operation(
         "feedback without the codec",
         28.0,
         2.0,
@@ -193,9 +219,9 @@ pub struct Prediction {
 impl Operation {
     /// What is predicted for so many values in `commands` commands, or in those of one layer.
     pub fn predict(&self, gpu: &Gpu, values: f64, commands: Option<usize>) -> Prediction {
-        let passes = self.passes.iter().map(|pass| match pass.kernel {
-            "" => values * pass.bytes / gpu.copy,
-            kernel => {
+        let passes = self.passes.iter().map(|pass| match (pass.kernel, pass.sampled.unwrap_or(values)) {
+            ("", values) => values * pass.bytes / gpu.copy,
+            (kernel, values) => {
                 let (block, counts) = known(kernel, gpu.code);
                 gpu.pass(pass, &counts, block, values)
             }

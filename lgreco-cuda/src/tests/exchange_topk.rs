@@ -24,7 +24,7 @@ fn few(rows: usize, cols: usize, keep: u32, bits: u8) -> (Shape, Setting) {
 
 /// Layers of every layout of positions and type of values: gathered and not, several spans, odd ends, none at all, all of it;
 /// among others.
-fn layers() -> Vec<(Shape, Setting)> {
+pub(super) fn layers() -> Vec<(Shape, Setting)> {
     let mut layers = vec![
         top(130, 97, 126, Dtype::F32),
         top(0, 5, 0, Dtype::F32),
@@ -48,7 +48,7 @@ fn layers() -> Vec<(Shape, Setting)> {
     layers
 }
 
-fn of(layers: &[(Shape, Setting)]) -> usize {
+pub(super) fn of(layers: &[(Shape, Setting)]) -> usize {
     WORLD * layers.iter().map(|(shape, _)| shape.elements()).sum::<usize>()
 }
 
@@ -239,9 +239,9 @@ fn no_race_is_found_until_one_is_planted() {
     let Some(outcome) = edited(Flavour::Races, 1, None) else { return };
     assert_eq!(outcome, Ok(of(&layers())));
     for (from, to) in [
-        ("            __syncthreads();\n            u32 index = start;", "            u32 index = start;"),
+        ("            __syncthreads();\n            u32 to = place;", "            u32 to = place;"),
         ("        __syncthreads();\n        void* own", "        void* own"),
-        ("atomicAdd(&room[bin], 1u);", "room[bin] += 1;"),
+        ("atomicAdd(&room[bin_of(magnitude, base)], 1u);", "room[bin_of(magnitude, base)] += 1;"),
         ("index + 1 == top.keep && index % 2 == 0", "false"),
     ] {
         let edit = Edit { module: Module::Selection, from, to };
@@ -255,11 +255,11 @@ fn planted_faults_are_found() {
     let edits = [
         // A place for two bits is a place for one.
         ("atomicOr(&words[at / 32 + 1], bits >> (32 - shift));", ""),
-        ("start == NOWHERE ? here : total", "total"),
+        ("u32 size = fits ? positions.all : ", "u32 size = true ? positions.all : "),
         ("goes || kept.start == NOWHERE", "goes"),
         ("span = span_of((bit - index) << payload.top.low_bits);", ""),
         ("begin = (begin >> top.low_bits) + index;", "begin = begin >> top.low_bits;"),
-        ("counts[k] = atomicExch(&bins[first + k], 0u);", "counts[k] = bins[first + k];"),
+        ("offered.after != nullptr && program->keep != 0.0f && choice.entries", "false && choice.entries"),
         ("count += cut.rank;", ""),
         ("atomicExch(&few->exponents[bin], 0u)", "atomicExch(&few->exponents[bin], 200u)"),
         ("exponent_of(bins.low + bins.span - 1)", "exponent_of(bins.low)"),

@@ -224,8 +224,8 @@ fn payloads_for_the_device_need_next_to_nothing_of_the_hosts_memory() {
     assert_eq!(uploads(Setting::TopK(TopK { keep: 40, values: Dtype::F32 })), 1);
 }
 
-/// Five that encode, and one that would note a fault; besides a header of four words, an upload, two clearings and two
-/// copies.
+/// Five that encode, and one that would note a fault; besides a header of four words, an upload, two clearings and a
+/// copy.
 #[test]
 fn a_layer_under_topk_takes_six_launches() {
     let of_device = Arc::new(Calls::default());
@@ -236,8 +236,8 @@ fn a_layer_under_topk_takes_six_launches() {
     // SAFETY: a device that counts looks at no address.
     unsafe { backend.encode_to_device(&top, &gradient, Stream::default(), 256) }.unwrap();
     let entries: Vec<&str> = of_device.launched.get().iter().map(|kernel| kernel.entry).collect();
-    assert_eq!(entries, ["offer", "gather", "refine", "count_kept", "write_kept", "fault"]);
-    assert_eq!([0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed)), [6, 4 + 1 + 2 + 2, 0]);
+    assert_eq!(entries, ["sample", "offer", "refine", "count_kept", "write_kept", "fault"]);
+    assert_eq!([0, 1, 2].map(|kind| of_device.kinds[kind].load(Ordering::Relaxed)), [6, 4 + 1 + 2 + 1, 0]);
 }
 
 /// However many layers there are, and however mixed.

@@ -23,6 +23,7 @@ mod orthonormal;
 mod powersgd;
 mod qsgd;
 mod reserve;
+mod sample;
 mod sources;
 #[cfg(feature = "train")]
 mod space;
