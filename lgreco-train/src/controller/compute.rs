@@ -69,13 +69,18 @@ impl Compute {
 
     /// Takes note of how many seconds a step's layers took, of which this is the work by family.
     pub(super) fn note(&mut self, work: [f64; FAMILIES], seconds: f64) {
-        let expected: [f64; FAMILIES] = core::array::from_fn(|family| work[family] * self.factor(family));
+        let mut expected: [f64; FAMILIES] = core::array::from_fn(|family| work[family] * self.factor(family));
+        let mut left = seconds;
+        if expected[DENSE + 1..].iter().any(|&part| part > 0.0) {
+            // What layers cost that stay uncompressed, steps without compressed ones tell.
+            left -= core::mem::take(&mut expected[DENSE]);
+        }
         let total: f64 = expected.iter().sum();
-        let ratio = seconds / total;
+        let ratio = left / total;
         if !(ratio > 0.0 && ratio.is_finite()) {
             return;
         }
-        let judged = expected.map(|part| part >= SHARE * total);
+        let judged = expected.map(|part| part > 0.0 && part >= SHARE * total);
         let new: [_; FAMILIES] = core::array::from_fn(|family| match judged[family] {
             true => Some(self.overhead(family) * ratio),
             false => self.overheads[family],
@@ -161,6 +166,18 @@ mod tests {
         compute.note(work_of(&[Setting::Dense]), 1.0);
         assert_eq!(compute.seconds(&QSGD, shape(), 2.0), before);
         assert!((compute.seconds(&Setting::Dense, shape(), 2.0) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn compressed_steps_say_nothing_of_uncompressed_layers() {
+        let mut compute = Compute::default();
+        let seconds = |compute: &Compute, setting| compute.seconds(&setting, shape(), 2.0);
+        let dense = seconds(&compute, Setting::Dense);
+        compute.note(work_of(&[QSGD, Setting::Dense]), dense + 1.0);
+        assert_eq!(seconds(&compute, Setting::Dense), dense);
+        assert!((seconds(&compute, QSGD) - 1.0).abs() < 1e-12);
+        compute.note(work_of(&[QSGD, Setting::Dense]), dense / 2.0); // there is nothing left for what is compressed
+        assert!((seconds(&compute, QSGD) - 1.0).abs() < 1e-12);
     }
 
     #[test]
