@@ -1,4 +1,5 @@
-//! One exchange of a bucket of layers without the host: what `exchange.cu` is asked to do with those under QSGD.
+//! One exchange of a bucket of layers without the host: what `exchange.cu` is asked to do with those under QSGD, whose payloads
+//! `check_payloads` of `kept_means.cu` looks at with TopK's.
 //! [`selection`](crate::selection) has those under TopK, [`sums`] uncompressed ones and those under PowerSGD.
 //!
 //! Residuals lie twice in the device's memory: a step reads one half and writes the other, and which half counts changes
@@ -76,7 +77,7 @@ impl DeviceExchange {
     }
 }
 
-/// What was wrong with a value of this rank.
+/// What was wrong with a value of this rank, or with what it got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExchangeFault {
     /// The gradient's element is infinite or NaN.
@@ -98,6 +99,12 @@ pub enum ExchangeFault {
         /// Index of the layer in the program.
         layer: usize,
     },
+    /// No encoder wrote the payload of the [rank](ExchangeOutcome::rank) at fault: its header is not the layer's, a scale is not finite,
+    /// positions are out of order, say. It was damaged on its way, or that rank is not what it says.
+    Payload {
+        /// Index of the layer in the program.
+        layer: usize,
+    },
 }
 
 /// What an exchange knows of itself.
@@ -108,9 +115,10 @@ pub struct ExchangeOutcome {
     /// Steps that failed since the beginning: residuals stayed as they were.
     pub failed: u32,
     /// The first rank at fault in the last step, if one was: not finite, at another step, with another program, or with a
-    /// payload under TopK that no encoder wrote.
+    /// payload that no encoder wrote.
     pub rank: Option<u32>,
-    /// What was wrong on this rank in the last step, if anything was: its first layer and element.
+    /// What was wrong on this rank in the last step, if anything was: its first layer and element. Of a payload that no encoder
+    /// wrote all ranks tell the same.
     pub fault: Option<ExchangeFault>,
     /// The address of the residuals that count: f32, layer after layer.
     pub residuals: u64,
@@ -170,8 +178,12 @@ impl CudaBackend {
         let residuals = checked(residuals, program.residual_bytes(), 16)?;
         let exchange = DeviceExchange { program, memory, residuals };
         let gpu = self.gpu_mut();
-        let gathering = ["encode", "announce", "average", "finish"].map(kernel);
-        gathering.into_iter().chain(sums::KERNELS).try_for_each(|kernel| gpu.prepare(kernel))?;
+        let gathering = ["encode", "announce", "average"].map(kernel);
+        gathering
+            .into_iter()
+            .chain([selection::CHECK])
+            .chain(sums::KERNELS)
+            .try_for_each(|kernel| gpu.prepare(kernel))?;
         let tops = &exchange.program.tops;
         if !tops.is_empty() {
             selection::KERNELS.into_iter().try_for_each(|kernel| gpu.prepare(kernel))?;
@@ -238,15 +250,15 @@ impl CudaBackend {
     /// Enqueued, in two launches, and with layers under TopK in at most four: the means of all ranks' messages, which lie one
     /// after another, in the order of the ranks, and the step's end. Nothing where all layers travel by sums: then
     /// [`average_exchange`](CudaBackend::average_exchange) ends the step. Where a rank has failed, or is at another step, or
-    /// has another program, or a payload under TopK that no encoder wrote, means are what [`OnFault`] says and residuals stay
-    /// as they were, on all ranks; so do they where a mean leaves its type. The means may take the gradients' places. May be
+    /// has another program, or a payload that no encoder wrote, the means of all layers are what [`OnFault`] says and residuals
+    /// stay as they were, on all ranks; so do they where a mean leaves its type. The means may take the gradients' places. May be
     /// captured into a graph.
     ///
     /// # Errors
     /// As [`encode_exchange`](CudaBackend::encode_exchange).
     ///
     /// # Complexity
-    /// One read of all payloads, one write of the means; under TopK three reads of the positions.
+    /// One read of all payloads, and one of QSGD's scales before; one write of the means; under TopK three reads of the positions.
     ///
     /// # Safety
     /// The messages are valid memory of as many as there are ranks, and the means of all layers' values, in the backend's
@@ -266,17 +278,16 @@ impl CudaBackend {
         let means = checked(means, program.value_bytes(), program.dtype.bytes() as u64)?;
         let [layers, layer_of, head] = exchange.parts();
         let gpu = self.gpu_mut();
+        let spans = program.head.spans;
+        program.tops.check(gpu, exchange.of_tops(), (spans, [head, messages, layers, layer_of]))?;
         if !program.tops.is_empty() {
-            program.tops.check(gpu, exchange.of_tops(), [head, messages])?;
+            program.tops.average(gpu, program.dtype, exchange.of_tops(), [head, messages, means])?;
+            if spans == 0 {
+                return Ok(());
+            }
         }
-        if program.head.spans > 0 {
-            let parts = [layers, layer_of, head, messages, means];
-            gpu.launch_capturable(kernel("average"), program.params, &parts, exchange.blocks())?;
-        }
-        if !program.tops.is_empty() {
-            return program.tops.average(gpu, program.dtype, exchange.of_tops(), [head, messages, means]);
-        }
-        gpu.launch_capturable(kernel("finish"), program.params, &[head, messages], 1)
+        let parts = [layers, layer_of, head, messages, means];
+        gpu.launch_capturable(kernel("average"), program.params, &parts, exchange.blocks().max(1))
     }
 
     /// Done: what has become of the exchange's steps so far.
@@ -294,10 +305,13 @@ impl CudaBackend {
             match key >> 61 {
                 0 => ExchangeFault::NonFinite { layer, index },
                 2 => ExchangeFault::Factor { layer },
+                5 => ExchangeFault::Payload { layer },
                 _ => ExchangeFault::Overflow { layer, index },
             }
         });
-        let rank = (faulty_rank < exchange.program.head.world).then_some(faulty_rank);
+        // The first layer's rank, as on the host; on the device it is the first rank's.
+        let broken = matches!(fault, Some(ExchangeFault::Payload { .. })).then_some(!told as u32);
+        let rank = broken.or((faulty_rank < exchange.program.head.world).then_some(faulty_rank));
         let residuals = exchange.residuals.address + 4 * elements * u64::from(half);
         let remembered = exchange.program.places(exchange.memory).remembered;
         let factors = remembered.address + remembered.bytes / 2 * u64::from(half);

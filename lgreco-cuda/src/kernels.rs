@@ -64,6 +64,7 @@ impl Module {
         const CODES: &str = file!("codes.cu");
         const BLOCKS: &str = file!("blocks.cu");
         const PROGRAM: &str = file!("program.cu");
+        const LAYERS: &str = file!("layers.cu");
         const FACTORS: &str = file!("factors.cu");
         const ORTHONORMAL: &str = file!("orthonormal.cu");
         match self {
@@ -72,7 +73,9 @@ impl Module {
             Module::Qsgd => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, file!("qsgd.cu")].concat(),
             #[cfg(feature = "train")]
             Module::Feedback => [DEVICE, VALUES, PHILOX, file!("feedback.cu")].concat(),
-            Module::Exchange => [DEVICE, VALUES, PHILOX, BUCKETS, CODES, PROGRAM, file!("exchange.cu")].concat(),
+            Module::Exchange => {
+                [DEVICE, VALUES, PHILOX, BUCKETS, CODES, BLOCKS, PROGRAM, LAYERS, file!("exchange.cu")].concat()
+            }
             Module::ExchangeSums => {
                 [DEVICE, VALUES, PHILOX, FACTORS, ORTHONORMAL, PROGRAM, file!("exchange_sums.cu")].concat()
             }
@@ -82,6 +85,7 @@ impl Module {
                 BLOCKS,
                 PROGRAM,
                 file!("tops.cu"),
+                LAYERS,
                 file!("few_bits.cu"),
                 file!("counts.cu"),
                 file!("sample.cu"),

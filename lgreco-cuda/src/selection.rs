@@ -15,7 +15,7 @@
 
 use crate::Error;
 use crate::device::{BLOCK, Part};
-use crate::gpu::{Gpu, Scratch, looping_blocks};
+use crate::gpu::{Gpu, Scratch, looping_blocks, looping_pieces};
 use crate::kernels::{Kernel, Module};
 use crate::tensor::Tensor;
 use bytemuck::{Pod, Zeroable};
@@ -171,6 +171,8 @@ const CHUNK: u64 = 4 * BLOCK as u64;
 const BINS: u64 = 1 << 13;
 /// Blocks that draw a layer's sample.
 const DRAWS: u64 = 64;
+/// Spans under QSGD that a block looks at together.
+const WARP: u64 = 32;
 /// Bytes of `Cut`, of `Kept`, of an entry and of `Few`.
 pub(crate) const CUT: u64 = 48;
 pub(crate) const KEPT: u64 = 24;
@@ -232,14 +234,16 @@ pub(crate) fn encode(gpu: &mut Gpu, tensor: &Tensor, top: TopK, payload: Part, s
     gpu.copy(words.cut(body, len - body), payload.from(body))
 }
 
-/// The entry points, which are loaded before there is work.
-pub(crate) const KERNELS: [Kernel; 8] = [
+/// What looks at the payloads of all exchanges, whether they have layers under TopK or not.
+pub(crate) const CHECK: Kernel = kernel("check_payloads");
+
+/// The other entry points, which are loaded before there is work.
+pub(crate) const KERNELS: [Kernel; 7] = [
     kernel("sample"),
     kernel("offer"),
     kernel("refine"),
     kernel("count_kept"),
     kernel("write_kept"),
-    kernel("count_ones"),
     kernel("check_kept"),
     kernel("average_kept"),
 ];
@@ -360,23 +364,29 @@ impl Tops {
         select(gpu, self.params(dtype), common, [bins, spans, entries, few, message])
     }
 
-    /// Enqueued: whether encoders wrote all payloads, and where in them each span begins. Comes before any mean is written.
+    /// Enqueued: whether encoders wrote all payloads, also those of `spans` spans under QSGD, whose tables come last, and where in
+    /// TopK's each span begins. Comes before any mean is written.
     pub(crate) fn check(
         &self,
         gpu: &mut Gpu,
         (world, memory): (u32, Part),
-        [program, messages]: [Part; 2],
+        (spans, [program, messages, of_layers, layer_of]): (u32, [Part; 4]),
     ) -> Result<(), Error> {
         let Parts { layers, chunk_of, counts, before, done, starts, .. } = self.parts(world, memory);
         let chunks = self.chunk_of.len() as u64 * u64::from(world);
-        let (params, blocks) = (self.params(Dtype::F32), looping_blocks(chunks * u64::from(BLOCK)));
+        let params = self.params(Dtype::F32);
         let common = [layers, chunk_of, program, messages];
-        let parts = [&common[..], &[counts, before, done]].concat();
-        gpu.launch_capturable(kernel("count_ones"), params, &parts, blocks)?;
-        gpu.launch_capturable(kernel("check_kept"), params, &[&common[..], &[before, starts]].concat(), blocks)
+        let parts = [&common[..], &[counts, before, done, of_layers, layer_of]].concat();
+        let pieces = chunks.max(u64::from(spans).div_ceil(WARP)).max(1);
+        gpu.launch_capturable(CHECK, params, &parts, looping_pieces(pieces))?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        let parts = [&common[..], &[before, starts]].concat();
+        gpu.launch_capturable(kernel("check_kept"), params, &parts, looping_pieces(chunks))
     }
 
-    /// Enqueued: the means, and the step's end.
+    /// Enqueued: the means, and the step's end where there is nothing under QSGD.
     pub(crate) fn average(
         &self,
         gpu: &mut Gpu,

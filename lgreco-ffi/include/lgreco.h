@@ -870,14 +870,15 @@ typedef struct lgreco_cuda_outcome {
     // Steps that failed so far: residuals stayed as they were, on all ranks, and means are what `on_fault` says; but where a mean
     // has left its type only that one is infinite or NaN.
     uint32_t failed;
-    // The first rank at fault in the last step: its gradient was not finite, or it was at another step or had other settings;
-    // else LGRECO_NO_RANK.
+    // The first rank at fault in the last step: its gradient was not finite, or it was at another step or had other settings, or its
+    // payload cannot be decoded; else LGRECO_NO_RANK.
     uint32_t rank;
-    // What was wrong on this rank in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW, or LGRECO_OK.
+    // What was wrong on this rank in the last step: LGRECO_NON_FINITE, LGRECO_OVERFLOW, or LGRECO_OK; on all ranks alike
+    // LGRECO_PEER_MESSAGE where that rank's payload cannot be decoded.
     lgreco_status fault;
     // Of the first value at fault: its layer, as the bucket numbers them.
     size_t layer;
-    // And its element; 0 where a factor of PowerSGD's is.
+    // And its element; 0 where a factor of PowerSGD's is, or a payload.
     size_t element;
 } lgreco_cuda_outcome;
 

@@ -39,8 +39,9 @@ impl Bucket {
         self.layers.get(place).and_then(|&layer| self.names.get(layer)).map(String::as_str)
     }
 
-    /// What was wrong with a value of this rank, in the words and with the code of the host's exchange.
-    fn at_fault(&self, py: Python<'_>, fault: ExchangeFault) -> PyErr {
+    /// What was wrong with a value of this rank, or with a payload of the rank at fault, in the words and with the code of the host's
+    /// exchange.
+    fn at_fault(&self, py: Python<'_>, rank: Option<u32>, fault: ExchangeFault) -> PyErr {
         let not_finite = Error::NonFiniteGradient { layer: 0, index: 0, value: f32::NAN };
         let (place, code, text) = match fault {
             ExchangeFault::NonFinite { layer, index } => {
@@ -53,6 +54,11 @@ impl Bucket {
             ExchangeFault::Factor { layer } => {
                 let overflow = CoreError::Overflow { what: "a factor" };
                 (layer, overflow.code(), overflow.to_string())
+            }
+            ExchangeFault::Payload { layer } => {
+                let code = CoreError::PayloadBody { what: "" }.code();
+                let broken = Error::PeerMessage { rank: rank.unwrap_or_default(), code };
+                (layer, broken.code(), broken.to_string())
             }
         };
         let name = self.name(place);
@@ -228,10 +234,10 @@ impl Device {
         forgotten.map_err(|error| refused(py, error, names))
     }
 
-    /// Waits: the first rank at fault in the last step, and the error of this one; None for none.
+    /// Waits: the first rank at fault in the last step, and the error of this one, or of a payload of that one; None for none.
     fn fault(&mut self, py: Python<'_>, bucket: &Bucket) -> PyResult<(Option<u32>, Option<Py<PyAny>>)> {
         let outcome = bucket.bucket.outcome(self.inner()).map_err(|error| refused(py, error, &bucket.names))?;
-        let error = outcome.fault.map(|fault| bucket.at_fault(py, fault).into_value(py).into_any());
+        let error = outcome.fault.map(|fault| bucket.at_fault(py, outcome.rank, fault).into_value(py).into_any());
         Ok((outcome.rank, error))
     }
 

@@ -2,23 +2,6 @@
 // read of gradients and residuals; the means of all ranks' payloads in one read of these. Nothing comes from the host, so
 // that a graph of these launches can be replayed: the step and which half of the residuals counts are in `Program`.
 
-struct Layer {
-    u64 first;    // its first value
-    u64 payload;  // where its payload begins in a message
-    u64 header_low;
-    u64 header_high;
-    u32 first_span;
-    u32 count;
-    u32 bucket;
-    u32 buckets;
-    u32 sign_magnitude;
-    u32 min_max;
-    u32 nearest;
-    u32 bits;
-    u32 log_levels;
-    u32 id;
-};
-
 __device__ inline Params of_layer(Params p, const Layer& layer, u32 step) {
     p.count = layer.count;
     p.bucket = layer.bucket;
@@ -123,13 +106,13 @@ extern "C" __global__ void announce(Params, Program* program, u32* message) {
 }
 
 // The means of a span of codes.
-__device__ inline void average_codes(const Params& p, Program* program, bool good, u32 layer, const u8* payloads,
-                                     u64 span, void* means) {
+__device__ inline void average_codes(const Params& p, Program* program, u32 layer, const u8* payloads, u64 span,
+                                     void* means) {
     for (u32 in_span = threadIdx.x * PER_CODER; in_span < SPAN; in_span += BLOCK * PER_CODER) {
         u64 first = span * SPAN + in_span;
         u32 here = first >= p.count ? 0 : p.count - first < PER_CODER ? u32(p.count - first) : PER_CODER;
         float sums[PER_CODER] = {};
-        for (u32 rank = 0; good && rank < program->world; rank++) {
+        for (u32 rank = 0; rank < program->world; rank++) {
             const u8* payload = payloads + rank * program->apart;
             float values[PER_CODER] = {};
             decode_eight(p, reinterpret_cast<const float*>(payload), payload + codes_at(p), first, values);
@@ -141,31 +124,31 @@ __device__ inline void average_codes(const Params& p, Program* program, bool goo
 #pragma unroll
         for (u32 k = 0; k < PER_CODER; k++) {
             if (k < here) {
-                give(p.dtype, program, good, layer, means, first + k, sums[k] / float(program->world));
+                give(p.dtype, program, layer, means, first + k, sums[k] / float(program->world));
             }
         }
     }
 }
 
-// The means of what all ranks' payloads hold, added up in the order of the ranks; `fill` where a rank is at fault.
+// The means of what all ranks' payloads hold, added up in the order of the ranks; `fill` where a rank is at fault. Then the
+// step's end.
 extern "C" __global__ void average(Params p, const Layer* layers, const u32* layer_of, Program* program,
                                    const u8* messages, void* means) {
     bool good = first_faulty(*program, messages) == program->world;
+    if (!good) {
+        fill(*program, p.dtype, means);
+    }
     u64 size = p.dtype == 0 ? 4 : 2;
-    for (u64 at = blockIdx.x; at < program->spans; at += gridDim.x) {
+    for (u64 at = blockIdx.x; good && at < program->spans; at += gridDim.x) {
         u32 number = layer_of[at];
         Layer layer = layers[number];
         p = of_layer(p, layer, 0);
         u64 span = at - layer.first_span;
         const u8* payloads = messages + layer.payload + HEADER;
         void* own = static_cast<u8*>(means) + layer.first * size;
-        average_codes(p, program, good, number, payloads, span, own);
+        average_codes(p, program, number, payloads, span, own);
     }
-}
-
-// What the step comes to.
-extern "C" __global__ void finish(Params, Program* program, const u8* messages) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
+    if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0) {
         end_step(program, first_faulty(*program, messages));
     }
 }

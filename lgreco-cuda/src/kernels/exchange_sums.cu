@@ -381,7 +381,10 @@ struct Averaged {
 extern "C" __global__ void means(Params p, const Dense* dense, const Factors* all, Program* program, const void* sums,
                                  const float* of_rows, const void* factors, float* remembered, void* means) {
     __shared__ Slabs slabs;
-    bool good = judge(p, *program, sums, factors) == program->world;
+    if (judge(p, *program, sums, factors) != program->world) {
+        fill(*program, p.dtype, means);
+        return;
+    }
     u64 size = p.dtype == 0 ? 4 : 2;
     float world = float(program->world);
     remembered += (1 - program->half) * program->factors;
@@ -389,16 +392,14 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
         if (piece < p.tiles) {
             const Factors& f = all[owner<&Factors::first_tile>(all, p.matrices, piece)];
             Tile tile(f, u32(piece) - f.first_tile);
-            if (good) {
-                Averaged q{{factors, p.reduce_dtype, f.q}, remembered + f.q, world, &program->fault, f.layer};
-                tile.add(f, of_rows + f.p, q, 0, f.columns, slabs);
-            }
+            Averaged q{{factors, p.reduce_dtype, f.q}, remembered + f.q, world, &program->fault, f.layer};
+            tile.add(f, of_rows + f.p, q, 0, f.columns, slabs);
             void* own = static_cast<u8*>(means) + f.values * size;
 #pragma unroll
             for (u32 k = 0; k < HIGH / WARPS; k++) {
                 if (tile.is_inside(f, k)) {
                     u64 i = u64(tile.row_of(k)) * f.cols + tile.own_col();
-                    give(p.dtype, program, good, f.layer, own, i, tile.sums[k]);
+                    give(p.dtype, program, f.layer, own, i, tile.sums[k]);
                 }
             }
         } else {
@@ -408,7 +409,7 @@ extern "C" __global__ void means(Params p, const Dense* dense, const Factors* al
             u64 first = (span - layer.first_span) * SPAN;
             for (u64 i = first + threadIdx.x; i < min(u64(layer.count), first + SPAN); i += BLOCK) {
                 float sum = value(sums, p.reduce_dtype, layer.sum + i);
-                give(p.dtype, program, good, layer.layer, own, i, sum / world);
+                give(p.dtype, program, layer.layer, own, i, sum / world);
             }
         }
     }

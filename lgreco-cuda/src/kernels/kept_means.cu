@@ -1,6 +1,6 @@
-// The means of TopK's payloads, in three launches: the ones of bitmaps and bits in unary, counted; whether an encoder wrote
-// the payloads, and where in them each span of a layer begins; the sums of each span in the order of the ranks, in shared
-// memory, and the step's end.
+// Whether encoders wrote the payloads of an exchange: QSGD's in one launch, TopK's in two, of which the first counts the ones of
+// bitmaps and bits in unary and the second finds where in them each span of a layer begins. Then the means of TopK's: the sums of
+// each span in the order of the ranks, in shared memory.
 //
 // Payloads come from other ranks: whatever they hold, nothing is read or written elsewhere, and what no encoder writes makes
 // its rank faulty before any mean is written.
@@ -79,10 +79,6 @@ struct Payload {
     }
 };
 
-__device__ inline void blame(Program* program, u32 rank) {
-    atomicMax(&program->broken, ~rank);
-}
-
 // How many ones there are before each chunk of a payload, by one block; whether they are `keep`.
 __device__ inline bool add_up(const Top& top, const u32* counts, u32* before) {
     u32 first = u32(u64(top.chunks) * threadIdx.x / BLOCK);
@@ -100,9 +96,14 @@ __device__ inline bool add_up(const Top& top, const u32* counts, u32* before) {
     return sums.all == top.keep;
 }
 
-// The ones of each chunk of all ranks' payloads, and those before it.
-extern "C" __global__ void count_ones(Params p, const Top* tops, const u32* top_of, Program* program, const u8* messages,
-                                      u32* counts, u32* before, u32* done) {
+// QSGD's payloads; the ones of each chunk of TopK's, and those before it.
+extern "C" __global__ void check_payloads(Params p, const Top* tops, const u32* top_of, Program* program,
+                                          const u8* messages, u32* counts, u32* before, u32* done, const Layer* layers,
+                                          const u32* layer_of) {
+    if (first_failed(*program, messages) < program->world) {
+        return;
+    }
+    check_scales(layers, layer_of, program, messages);
     for (u64 item = blockIdx.x; item < u64(p.chunks) * program->world; item += gridDim.x) {
         u32 rank = u32(item / p.chunks);
         u32 number = top_of[item % p.chunks];
@@ -117,7 +118,7 @@ extern "C" __global__ void count_ones(Params p, const Top* tops, const u32* top_
             u64 first = u64(rank) * p.chunks + top.first_chunk;
             bool complete = add_up(top, counts + first, before + first) || top.placement == 0;
             if (!complete || !payload.has_header() || !payload.is_padded() || !payload.has_mean()) {
-                blame(program, rank);
+                blame(program, rank, top.layer);
             }
         }
     }
@@ -183,6 +184,9 @@ struct Walk {
 // Whether an encoder wrote the payloads, and how many values of each are kept before each span.
 extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_of, Program* program, const u8* messages,
                                       const u32* before, u32* starts) {
+    if (first_failed(*program, messages) < program->world) {
+        return;
+    }
     for (u64 item = blockIdx.x; item < u64(p.chunks) * program->world; item += gridDim.x) {
         u32 rank = u32(item / p.chunks);
         u32 number = top_of[item % p.chunks];
@@ -192,7 +196,7 @@ extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_
         if (top.placement == 0) {
             for (u64 i = chunk * SPAN + threadIdx.x; i < min(u64(top.keep), (chunk + 1) * SPAN); i += BLOCK) {
                 if (!is_finite(payload.kept(u32(i)))) {
-                    blame(program, rank);
+                    blame(program, rank, top.layer);
                 }
             }
             continue;
@@ -217,7 +221,7 @@ extern "C" __global__ void check_kept(Params p, const Top* tops, const u32* top_
             walk.end();
         }
         if (!walk.good) {
-            blame(program, rank);
+            blame(program, rank, top.layer);
         }
     }
 }
@@ -260,19 +264,22 @@ __device__ inline void add_span(const Payload& payload, const u32* starts, u32 s
     }
 }
 
-// The means, added up in the order of the ranks; `fill` where a rank is at fault. Then the step's end.
+// The means, added up in the order of the ranks; `fill` where a rank is at fault. Then the step's end, unless QSGD's means come.
 extern "C" __global__ void average_kept(Params p, const Top* tops, const u32* top_of, Program* program,
                                         const u8* messages, const u32* starts, void* means) {
     __shared__ float sums[SPAN];
     bool good = first_faulty(*program, messages) == program->world;
-    for (u32 at = blockIdx.x; at < p.spans; at += gridDim.x) {
+    if (!good) {
+        fill(*program, p.dtype, means);
+    }
+    for (u32 at = blockIdx.x; good && at < p.spans; at += gridDim.x) {
         u32 number = top_of[at];
         Top top = tops[number];
         u32 span = at - top.first_span;
         for (u32 i = threadIdx.x; i < SPAN; i += BLOCK) {
             sums[i] = 0.0f;
         }
-        for (u32 rank = 0; good && rank < program->world; rank++) {
+        for (u32 rank = 0; rank < program->world; rank++) {
             const u32* own = starts + u64(rank) * (u64(p.spans) + p.layers) + top.first_span + number;
             add_span(Payload(top, program, messages, rank), own, span, sums);
         }
@@ -280,10 +287,10 @@ extern "C" __global__ void average_kept(Params p, const Top* tops, const u32* to
         void* own = static_cast<u8*>(means) + top.first * (p.dtype == 0 ? 4 : 2);
         u64 first = u64(span) * SPAN;
         for (u32 i = threadIdx.x; i < SPAN && first + i < top.count; i += BLOCK) {
-            give(p.dtype, program, good, top.layer, own, first + i, sums[i] / float(program->world));
+            give(p.dtype, program, top.layer, own, first + i, sums[i] / float(program->world));
         }
     }
-    if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0) {
+    if (is_last(&program->done, 1, gridDim.x) && threadIdx.x == 0 && program->spans == 0) {
         end_step(program, first_faulty(*program, messages));
     }
 }

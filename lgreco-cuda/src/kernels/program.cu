@@ -36,11 +36,18 @@ struct Program {
 #define FACTOR_LEFT_F32 2u
 #define REST_LEFT_F32 3u
 #define MEAN_LEFT_ITS_TYPE 4u
+#define BROKEN_PAYLOAD 5u  // of which the index is the rank
 #define KIND_SHIFT 61
 
 // The first fault by kind, layer and index is what stays.
 __device__ inline void note(u64* fault, u32 kind, u32 layer, u64 index) {
     atomicMax(fault, ~(u64(kind) << KIND_SHIFT | u64(layer) << 32 | index));
+}
+
+// No encoder wrote a rank's payload of a layer.
+__device__ inline void blame(Program* program, u32 rank, u32 layer) {
+    atomicMax(&program->broken, ~rank);
+    note(&program->fault, BROKEN_PAYLOAD, layer, rank);
 }
 
 __device__ inline bool is_finite(float value) {
@@ -64,20 +71,25 @@ __device__ inline void tell(Program* program, u32* message) {
     message[3] = 0;
 }
 
-// The first rank at fault by what was summed, or else one that has failed, or is at another step, or compresses otherwise, or has
-// a broken payload; their number for none.
-__device__ inline u32 first_faulty(const Program& program, const u8* messages) {
+// The first rank at fault by what was summed, or else one that has failed, or is at another step, or compresses otherwise; their
+// number for none. What is wrong with payloads is not looked for then.
+__device__ inline u32 first_failed(const Program& program, const u8* messages) {
     if (program.judged < program.world) {
         return program.judged;
     }
     for (u32 rank = 0; rank < program.world; rank++) {
         const u32* words = reinterpret_cast<const u32*>(messages + rank * program.apart);
-        if (words[0] != 0 || words[1] != program.step || words[2] != program.fingerprint ||
-            rank == ~program.broken) {
+        if (words[0] != 0 || words[1] != program.step || words[2] != program.fingerprint) {
             return rank;
         }
     }
     return program.world;
+}
+
+// The same, or else the first with a broken payload.
+__device__ inline u32 first_faulty(const Program& program, const u8* messages) {
+    u32 failed = first_failed(program, messages);
+    return failed == program.world && program.broken != 0 ? ~program.broken : failed;
 }
 
 // Returns whether what is written is finite.
@@ -88,10 +100,16 @@ __device__ inline bool write_mean(void* means, u32 dtype, u64 i, u32 bits) {
     return (narrow & infinite) != infinite;
 }
 
-// Writes a mean, or what stands for it; `note`s one that leaves its type.
-__device__ inline void give(u32 dtype, Program* program, bool good, u32 layer, void* means, u64 i, float mean) {
-    u32 bits = good ? __float_as_uint(mean) : program->fill;
-    if (!write_mean(means, dtype, i, bits) && good) {
+// Writes what means of all layers become where a step fails.
+__device__ inline void fill(const Program& program, u32 dtype, void* means) {
+    for (u64 i = u64(blockIdx.x) * BLOCK + threadIdx.x; i < program.elements; i += u64(gridDim.x) * BLOCK) {
+        write_mean(means, dtype, i, program.fill);
+    }
+}
+
+// Writes a mean; `note`s one that leaves its type.
+__device__ inline void give(u32 dtype, Program* program, u32 layer, void* means, u64 i, float mean) {
+    if (!write_mean(means, dtype, i, __float_as_uint(mean))) {
         note(&program->fault, MEAN_LEFT_ITS_TYPE, layer, i);
     }
 }

@@ -180,7 +180,8 @@ pub const OPERATIONS: &[Operation] = &[
         4.0 + 8.0 * CODE,
         2.0,
         0.17,
-        &[pass("exchange/average", 4.0 + 8.0 * CODE, 128.0)],
+        // Scales are read before.
+        &[pass("", 8.0 * 4.0 / 512.0, 1.0), pass("exchange/average", 4.0 + 8.0 * CODE, 128.0)],
     ),
     operation(
         "exchange: feedback and TopK, 1 %",

@@ -274,7 +274,7 @@ pub(super) fn spoiled_step(
         let fault = outcome.fault.map(|fault| match fault {
             ExchangeFault::NonFinite { layer, index } => (false, layer, index),
             ExchangeFault::Overflow { layer, index } => (true, layer, index),
-            ExchangeFault::Factor { .. } => panic!("{outcome:?}"),
+            ExchangeFault::Factor { .. } | ExchangeFault::Payload { .. } => panic!("{outcome:?}"),
         });
         let told = fault.map(|(overflow, layer, index)| {
             (overflow, layers[..layer].iter().map(|(shape, _)| shape.elements()).sum::<usize>() + index)

@@ -138,6 +138,7 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
         few(90, 101, 301, 3),
         few(7, 9, 63, 6),
         few(33, 9, 20, 1),
+        (Shape::new(13, 7).unwrap(), Setting::Qsgd(Qsgd { bucket: 64, ..Qsgd::default() })),
     ];
     let config = ExchangeConfig { world: 2, ..config(Dtype::F32, 1.0) };
     let mut ranks = [0, 1].map(|rank| {
@@ -154,9 +155,10 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
         let mut bytes = original.clone();
         let random = Stream { seed: 23, step, ..Stream::default() };
         let culprit = random.word(0) as usize % 2;
+        let number = random.word(2) as usize % layers.len();
         for flip in 0..1 + random.word(1) as u64 % 3 {
             // Within one payload, so that bits that change places are found too.
-            let (number, within) = (random.word(2) as usize % layers.len(), random.word(3 + flip) as usize);
+            let within = random.word(3 + flip) as usize;
             let (at, len) = place_of(&layers, number);
             bytes[apart * culprit + at + within / 8 % len] ^= 1 << (within % 8);
         }
@@ -178,6 +180,7 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
             }
             None => {
                 assert_eq!((outcome.rank, outcome.failed), (Some(culprit as u32), before.failed + 1), "{step}");
+                assert_eq!(outcome.fault, Some(ExchangeFault::Payload { layer: number }), "{step}");
                 assert!(means.iter().all(|&mean| mean.to_bits() == 0), "means of step {step}");
                 assert_eq!(outcome.residuals, before.residuals);
                 broken += 1;
@@ -188,14 +191,14 @@ fn damaged_payloads_are_decoded_as_by_the_core_or_their_ranks_fault() {
 }
 
 /// Where a layer's payload is in a message, and how long it is.
-fn place_of(layers: &[(Shape, Setting)], number: usize) -> (usize, usize) {
+pub(super) fn place_of(layers: &[(Shape, Setting)], number: usize) -> (usize, usize) {
     let len = |(shape, setting): &(Shape, Setting)| setting.payload_len(*shape, Dtype::F32).unwrap();
     let before = layers[..number].iter().map(|layer| len(layer).next_multiple_of(16));
     (16 + before.sum::<usize>(), len(&layers[number]))
 }
 
 /// The means of two messages, if the core decodes all their payloads under the headers that they had.
-fn means_of(layers: &[(Shape, Setting)], bytes: &[u8], original: &[u8], apart: usize) -> Option<Vec<f32>> {
+pub(super) fn means_of(layers: &[(Shape, Setting)], bytes: &[u8], original: &[u8], apart: usize) -> Option<Vec<f32>> {
     let mut means = Vec::new();
     for (number, &(shape, _)) in layers.iter().enumerate() {
         let (at, len) = place_of(layers, number);

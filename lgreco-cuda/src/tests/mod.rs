@@ -8,6 +8,7 @@ mod cublas;
 mod driver;
 mod enqueued;
 mod exchange;
+mod exchange_damage;
 mod exchange_faults;
 mod exchange_host;
 mod exchange_sums;

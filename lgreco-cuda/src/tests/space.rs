@@ -7,11 +7,13 @@ use super::exchange::Memory;
 use super::simt::{Edit, Flavour, Simt, flavour};
 use crate::kernels::Module;
 use crate::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, ExchangeOutcome};
-use lgreco_core::compress::{Compressor, Setting, qsgd::Qsgd};
-use lgreco_core::gradient::{Bf16, Dtype, Element, F16};
+use lgreco_core::compress::qsgd::{Qsgd, Rounding, Scale};
+use lgreco_core::compress::quantised_topk::QuantisedTopK;
+use lgreco_core::compress::{Compressor, Setting, powersgd::PowerSgd, topk::TopK};
+use lgreco_core::gradient::{Bf16, Dtype, Element, F16, Shape};
 use lgreco_core::rng::Stream;
-use lgreco_train::exchange::{Agreement, Collective, Moment, Request};
-use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_failures, members};
+use lgreco_train::exchange::{Agreement, Collective, Moment, Request, Slip};
+use lgreco_train::testing::exchange::{Bucket, Member, check_space, check_space_damage, check_space_failures, members};
 use lgreco_train::{CoreError, Error};
 
 /// Bytes of a message before its payloads, each of which begins at a multiple of as many.
@@ -26,6 +28,58 @@ fn members_of(dtype: Dtype) -> Vec<Member> {
     };
     let members = members().into_iter().filter(|member| !matches!(member.setting, Setting::PowerSgd(_)));
     members.map(|member| Member { setting: fitting(member.setting), dtype, ..member }).collect()
+}
+
+fn few_of(layers: &[(Setting, usize, usize)]) -> Vec<Member> {
+    let member = |(index, &(setting, rows, cols))| {
+        let shape = Shape::new(rows, cols).unwrap();
+        Member { index, setting, shape, dtype: Dtype::F32 }
+    };
+    (0..).zip(layers).map(member).collect()
+}
+
+/// Layers under QSGD whose messages are damaged: one scale per bucket and two, several buckets. None fills its last byte, and all
+/// bodies are of even lengths, so that every other byte is the last of a scale and of all.
+fn damaged_qsgd() -> Vec<Member> {
+    let base = Qsgd { bits: 3, bucket: 64, ..Qsgd::default() };
+    let min_max = Qsgd { bits: 5, scale: Scale::MinMax, rounding: Rounding::Nearest, ..base };
+    few_of(&[
+        (Setting::Qsgd(base), 69, 1),
+        (Setting::Qsgd(min_max), 67, 1),
+        (Setting::Qsgd(Qsgd { bits: 1, rounding: Rounding::Nearest, ..base }), 73, 1),
+    ])
+}
+
+/// Layers of every kind whose messages are damaged, TopK with positions of all kinds, and none, in full and in few bits; and what does
+/// not travel in messages, but must have no mean where one of them is damaged. (PowerSGD of all columns, which leaves nothing:
+/// what is left would grow apart.)
+fn damaged() -> Vec<Member> {
+    few_of(&[
+        (Setting::TopK(TopK { keep: 20, values: Dtype::F32 }), 290, 1),
+        (Setting::Dense, 70, 1),
+        (Setting::Qsgd(Qsgd { bits: 3, bucket: 64, ..Qsgd::default() }), 69, 1),
+        (Setting::TopK(TopK { keep: 23, values: Dtype::F16 }), 70, 1),
+        (Setting::PowerSgd(PowerSgd { rank: 7, iterations: 1 }), 40, 7),
+        (Setting::QuantisedTopK(QuantisedTopK { keep: 21, bits: 3 }), 90, 1),
+        (Setting::TopK(TopK { keep: 9, values: Dtype::Bf16 }), 9, 1),
+    ])
+}
+
+/// Where in a message of the device's a byte of the host's is.
+fn place_of(members: &[Member], byte: usize) -> usize {
+    let (mut own, mut of_host) = (HEAD, Slip::LEN);
+    for Member { setting, shape, dtype, .. } in members {
+        if matches!(setting, Setting::Dense | Setting::PowerSgd(_)) {
+            continue;
+        }
+        let len = setting.payload_len(*shape, *dtype).unwrap();
+        if byte < of_host + len {
+            return own + byte - of_host;
+        }
+        own += len.next_multiple_of(HEAD);
+        of_host += len;
+    }
+    panic!("byte {byte} of {of_host}")
 }
 
 /// A rank's bucket, which is made when its first step says where it is.
@@ -81,6 +135,7 @@ impl Bucket for OnDevice {
     const FORGETS: bool = false;
     const SENDS_AS_HOST: bool = false;
     const TELLS_OF_REST: bool = true;
+    const READS_ITS_OWN: bool = false;
 
     fn exchange(
         &mut self,
@@ -119,6 +174,11 @@ impl Bucket for OnDevice {
             return Ok(());
         }
         Err(match (after.fault, after.rank) {
+            (Some(ExchangeFault::Payload { layer }), Some(rank)) => {
+                assert!(!matches!(self.members[layer].setting, Setting::Dense | Setting::PowerSgd(_)));
+                assert!(self.gradients.bytes().iter().all(|&byte| byte == 0), "means, though a payload is broken");
+                Error::PeerMessage { rank, code: 0 }
+            }
             (Some(ExchangeFault::NonFinite { layer, index }), _) => {
                 let value = self.value(&gradients[layer], layer, index);
                 Error::Core(CoreError::NonFinite { index, value })
@@ -132,7 +192,7 @@ impl Bucket for OnDevice {
     fn message(&self, message: &[u8]) -> (bool, Vec<u8>) {
         let (mut at, mut payloads) = (HEAD, Vec::new());
         for Member { setting, shape, dtype, .. } in &self.members {
-            if !matches!(setting, Setting::Dense) {
+            if !matches!(setting, Setting::Dense | Setting::PowerSgd(_)) {
                 let len = setting.payload_len(*shape, *dtype).unwrap();
                 payloads.extend_from_slice(&message[at..at + len]);
                 at += len.next_multiple_of(HEAD);
@@ -142,11 +202,17 @@ impl Bucket for OnDevice {
         (message[..4] == [0; 4], payloads)
     }
 
-    /// Whose value is too large for what is left unsaid, and so is what is wrong with another rank, of which there is one.
+    fn place_of(&self, byte: usize) -> usize {
+        place_of(&self.members, byte)
+    }
+
+    /// Whose value is too large for what is left unsaid, and so is what is wrong with another rank, of which there is one, unless it
+    /// is its payload.
     fn tells(error: &Error) -> String {
         match error {
             Error::Core(CoreError::Overflow { .. } | CoreError::ElementOverflow { .. }) => "too large".into(),
             Error::Peer { .. } | Error::PeerPlan { .. } => "another rank".into(),
+            Error::PeerMessage { rank, .. } => format!("a payload of rank {rank}"),
             other => format!("{other:?}"),
         }
     }
@@ -192,29 +258,51 @@ fn failures_are_the_hosts() {
 }
 
 #[test]
+fn damage_is_found_as_by_the_host() {
+    if is_there() {
+        check_space_damage(&damaged_qsgd(), 1, 2, open);
+        check_space_damage(&damaged(), 1, 11, open);
+    }
+}
+
+/// Which check finds it.
+#[derive(Clone, Copy, Debug)]
+enum Check {
+    Steps,
+    Failures,
+    Damage,
+}
+
+#[test]
 fn faults_in_the_kernels_are_found() {
     if !is_there() {
         return;
     }
-    for (module, from, to, fails) in [
-        (Module::Exchange, "float sent = decoded(", "float sent = 0.0f * decoded(", false),
-        (Module::Selection, "message[0] = atomicMax(&program->fault, 0ull) != 0;", "message[0] = 7;", false),
+    for (module, from, to, check) in [
+        (Module::Exchange, "float sent = decoded(", "float sent = 0.0f * decoded(", Check::Steps),
+        (Module::Selection, "message[0] = atomicMax(&program->fault, 0ull) != 0;", "message[0] = 7;", Check::Steps),
         (
             Module::ExchangeSums,
             "rank ? digit_of(p, code, at % len) : 0.0f",
             "rank ? digit_of(p, code, 0) : 0.0f",
-            false,
+            Check::Steps,
         ),
-        (Module::ExchangeSums, "bits : narrow_bf16(bits);", "bits : bits >> 16;", false),
-        (Module::Selection, "program->half ^= !failed;", "program->half ^= 1;", true),
+        (Module::ExchangeSums, "bits : narrow_bf16(bits);", "bits : bits >> 16;", Check::Steps),
+        (Module::Selection, "program->half ^= !failed;", "program->half ^= 1;", Check::Failures),
+        (Module::Selection, "low <= high && ", "", Check::Damage),
+        (Module::Selection, "payload[used / 8] >> used % 8 == 0", "true", Check::Damage),
+        (Module::Selection, "atomicMax(&program->broken, ~rank);", "", Check::Damage),
+        (Module::Exchange, "program->half ^= !failed;", "program->half ^= 1;", Check::Damage),
     ] {
         let open = |members: &[Member], _, _| {
             let device = Simt::new(Flavour::Plain, 0, Some(Edit { module, from, to })).expect("g++, as before");
             OnDevice::new(CudaBackend::on(Box::new(device)), members)
         };
         let members = members_of(Dtype::F32);
-        let found = std::panic::catch_unwind(|| {
-            if fails { check_space_failures(&members, open) } else { check_space(&members, true, open) }
+        let found = std::panic::catch_unwind(|| match check {
+            Check::Steps => check_space(&members, true, open),
+            Check::Failures => check_space_failures(&members, open),
+            Check::Damage => check_space_damage(&damaged_qsgd(), 1, 2, open),
         });
         assert!(found.is_err(), "not found: {to}");
     }

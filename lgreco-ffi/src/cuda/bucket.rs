@@ -1,7 +1,7 @@
 //! A bucket on a CUDA device.
 
 use super::{BucketLayers, Collective, OnDevice, OnDeviceBucket, Outcome};
-use crate::status::{Failure, LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW};
+use crate::status::{Failure, LGRECO_NON_FINITE, LGRECO_OK, LGRECO_OVERFLOW, LGRECO_PEER_MESSAGE};
 use lgreco_cuda::{CudaBackend, DeviceBucket, DeviceLayer, ExchangeConfig, ExchangeFault, OnFault};
 use lgreco_train::exchange::Request;
 use lgreco_train::gradient::Dtype;
@@ -65,6 +65,7 @@ impl OnDeviceBucket for DeviceBucket {
             Some(ExchangeFault::NonFinite { layer, index }) => (LGRECO_NON_FINITE, (layer, index)),
             Some(ExchangeFault::Overflow { layer, index }) => (LGRECO_OVERFLOW, (layer, index)),
             Some(ExchangeFault::Factor { layer }) => (LGRECO_OVERFLOW, (layer, 0)),
+            Some(ExchangeFault::Payload { layer }) => (LGRECO_PEER_MESSAGE, (layer, 0)),
         };
         Ok(Outcome { step: outcome.step, failed: outcome.failed, rank: outcome.rank, fault, value })
     }

@@ -292,7 +292,7 @@ class Device:
         """After a step that has not failed: forgets what was not sent of layers that are to go without error feedback."""
 
     def fault(self, bucket: DeviceBucket) -> tuple[int | None, LgrecoError | None]:
-        """Waits: the first rank at fault in the last step, and this rank's error."""
+        """Waits: the first rank at fault in the last step, and this rank's error, or that of the other's payload."""
 
     def take_home(self, controller: Controller, bucket: DeviceBucket, before: int, forgotten: list[int] | None = None) -> None:
         """Waits: residuals become the controller's, as they were before this step, the last one submitted or the next.

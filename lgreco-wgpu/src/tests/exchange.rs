@@ -162,7 +162,7 @@ fn failures_are_the_hosts() {
 #[test]
 fn damage_is_found_as_by_the_host() {
     if is_there() {
-        check_space_damage(0, 3, open);
+        check_space_damage(&damaged_members(), 0, 3, open);
     }
 }
 
@@ -267,7 +267,7 @@ fn faults_in_the_shaders_are_found() {
             Check::Steps if shader == Shader::ExchangeFactors => check_space(&few()[9..], true, open),
             Check::Steps => check_space(&few()[..9], false, open),
             Check::Failures => check_space_failures(&members(), open),
-            Check::Damage => check_space_damage(0, 3, open),
+            Check::Damage => check_space_damage(&damaged_members(), 0, 3, open),
             Check::Beyond => check_beyond(open),
         });
         let message = found.expect_err(&format!("not found: {text}"));

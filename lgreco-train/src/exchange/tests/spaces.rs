@@ -9,7 +9,7 @@ use crate::testing::exchange::{damaged_members, members, on_host};
 fn the_host_does_as_the_host() {
     check_space(&members(), true, on_host);
     check_space_failures(&members(), on_host);
-    check_space_damage(0, 7, on_host);
+    check_space_damage(&damaged_members(), 0, 7, on_host);
     for (change, good) in [(&[][..], true), (&[1], false)] {
         assert_eq!(check_message(change, &mut on_host(&damaged_members(), false, 1)), good);
     }
@@ -87,7 +87,7 @@ fn run<const AS_HOST: bool>(fault: Option<Fault>, check: &str) {
     match check {
         "steps" => check_space(&members(), true, open),
         "failures" => check_space_failures(&members(), open),
-        _ => check_space_damage(0, 7, open),
+        _ => check_space_damage(&damaged_members(), 0, 7, open),
     }
 }
 

@@ -2,11 +2,12 @@
 //! which each space adds up in an order of its own, nearly the same values.
 
 use super::members::{Member, factor_lens, is_near};
-use super::network::Sent;
+use super::network::{Content, Sent};
 use crate::compress::Setting;
 use crate::exchange::Slip;
 use crate::gradient::{Bf16, Dtype, Element, F16};
 use crate::num::sqrt;
+use alloc::format;
 use alloc::vec::Vec;
 
 /// How far values may be apart, as a part of the norm of all.
@@ -55,22 +56,52 @@ pub(super) fn near_sent(members: &[Member], found: &[Sent], expected: &[Sent], r
             assert!(found.bytes[Slip::LEN..] == expected.bytes[Slip::LEN..], "{what}: other bytes, {call}");
             continue;
         }
-        let [found, expected] = [found, expected].map(|sent| widened(reduce_dtype, &sent.bytes));
-        let mut at = 0;
-        for member in members {
-            let len = match member.setting {
-                Setting::Dense if sums == 0 => member.shape.elements(),
-                _ => factor_lens(member)[sums],
-            };
-            let [found, expected] = [&found, &expected].map(|values| &values[at..at + len]);
-            if is_near(member) {
-                near(found, expected, &[], [Dtype::F32, reduce_dtype], &alloc::format!("{what}, factor {sums} sent"));
-            } else {
-                assert!(super::bits(found) == super::bits(expected), "{what}: other values, {call}");
-            }
-            at += len;
-        }
+        near_sums(members, sums, [&found.bytes, &expected.bytes], reduce_dtype, &format!("{what}, {call}"));
         sums += 1;
     }
     assert_eq!(sums, 2, "{what}: sums");
+}
+
+/// The same of what they have sent without what ranks agree on.
+///
+/// # Panics
+/// When they have not.
+pub(super) fn near_contents(
+    members: &[Member],
+    found: &[Content],
+    expected: &[Content],
+    reduce_dtype: Dtype,
+    what: &str,
+) {
+    let mut sums = 0;
+    for (found, expected) in found.iter().zip(expected) {
+        let call = expected.call;
+        assert_eq!((found.call, found.fares_well), (call, expected.fares_well), "{what}: another collective");
+        if call == "all-gather" {
+            assert!(found.bytes == expected.bytes, "{what}: other bytes, {call}");
+            continue;
+        }
+        near_sums(members, sums, [&found.bytes, &expected.bytes], reduce_dtype, &format!("{what}, {call}"));
+        sums += 1;
+    }
+    assert_eq!(sums, 2, "{what}: sums");
+}
+
+/// The same of the values of a sum, the first or the second.
+fn near_sums(members: &[Member], number: usize, sent: [&[u8]; 2], reduce_dtype: Dtype, what: &str) {
+    let [found, expected] = sent.map(|bytes| widened(reduce_dtype, bytes));
+    let mut at = 0;
+    for member in members {
+        let len = match member.setting {
+            Setting::Dense if number == 0 => member.shape.elements(),
+            _ => factor_lens(member)[number],
+        };
+        let [found, expected] = [&found, &expected].map(|values| &values[at..at + len]);
+        if is_near(member) {
+            near(found, expected, &[], [Dtype::F32, reduce_dtype], &format!("{what}: factor {number}"));
+        } else {
+            assert!(super::bits(found) == super::bits(expected), "{what}: other values");
+        }
+        at += len;
+    }
 }

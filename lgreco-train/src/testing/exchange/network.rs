@@ -40,9 +40,9 @@ impl Sent {
 /// What a rank has brought to a collective, but for what says what ranks agree on.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Content {
-    call: &'static str,
-    fares_well: bool,
-    bytes: Vec<u8>,
+    pub(super) call: &'static str,
+    pub(super) fares_well: bool,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// A rank, and the number of them.
